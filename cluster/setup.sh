@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what lambert needs on this machine to be built, run and tested, and nothing that is there already.
-# Idempotent: a second run needs no network and changes nothing. Called by every target of the Makefile.
+# Installs missing requirements for building, running and testing lambert on this machine. Idempotent: a second run
+# needs no network and changes nothing. All Makefile targets call it.
 #
 #   Open MPI, libclang   Debian packages, unless mpicc (any MPI) and libclang are there
 #   libtorch, CPU        a folder in the per-user cache, unless LIBTORCH names one
@@ -20,7 +20,7 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/lambert
 say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
-# Where bindgen, which reads mpi.h at build time, looks for libclang (libclang-cpp is another library).
+# Folders in which bindgen, which reads mpi.h at build time, searches libclang (libclang-cpp is another library).
 have_libclang() {
     [ -n "${LIBCLANG_PATH:-}" ] || ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/*/libclang*.so* \
         /usr/lib64/libclang*.so* /usr/local/lib/libclang*.so* 2>/dev/null | grep -v libclang-cpp | grep -q .
@@ -47,7 +47,7 @@ if [ -n "$packages" ]; then
     DEBIAN_FRONTEND=noninteractive $root apt-get -qq install -y $packages >/dev/null
 fi
 
-# 2. libtorch: the parts of the published wheels that a CPU build and run needs, in one folder.
+# 2. libtorch: the parts of the published wheels that CPU builds and runs need, in one folder.
 # NAME VERSION SHA256 WHEEL-TAG
 wheel() {
     pip=pip; have pip || pip=pip3
@@ -73,10 +73,10 @@ if [ -z "${LIBTORCH:-}" ]; then
         for lib in libtorch_cpu.so libc10.so libgomp.so.1; do
             unzip -q -j "$torch" "torch/lib/$lib" -d "$work/libtorch/lib"
         done
-        # libtorch_cpu.so names these two, and needs neither without a GPU.
+        # libtorch_cpu.so is linked to these two, and uses neither without a GPU.
         unzip -q -j "$cupti" '*/libcupti.so.13' -d "$work/libtorch/lib"
         unzip -q -j "$cudart" '*/libcudart.so.13' -d "$work/libtorch/lib"
-        # torch-sys links `torch`, which in this library is only a name for torch_cpu.
+        # torch-sys links `torch`; here that is only another name for torch_cpu.
         echo | cc -shared -o "$work/libtorch/lib/libtorch.so" -x c - -L"$work/libtorch/lib" \
             -Wl,--no-as-needed -ltorch_cpu -Wl,-rpath,'$ORIGIN' -Wl,--allow-shlib-undefined
         echo $TORCH > "$work/libtorch/build-version"
@@ -88,14 +88,14 @@ if [ -z "${LIBTORCH:-}" ]; then
 fi
 [ -d "$LIBTORCH/lib" ] || die "LIBTORCH=$LIBTORCH has no lib folder; it must name a libtorch $TORCH"
 
-# 3. Plain cargo commands then find it too.
+# 3. Configuration of plain cargo commands.
 config="# Written by cluster/setup.sh.
 [env]
 LIBTORCH = \"$LIBTORCH\""
 mkdir -p "$top/.cargo"
 [ "$(cat "$top/.cargo/config.toml" 2>/dev/null)" = "$config" ] || echo "$config" > "$top/.cargo/config.toml"
 
-# 4. What a GPU needs, in the places that the wheels' libraries look for each other.
+# 4. GPU libraries, in the folders in which the wheels' libraries search for each other.
 cuda=$cache/libtorch-$TORCH-cuda
 if [ "${1:-}" = --cuda ] && [ ! -f "$cuda/torch/version.py" ]; then
     say "fetching the CUDA half of libtorch $TORCH (2.3 GB, once for this user) to $cuda"

@@ -1,12 +1,12 @@
-//! Whatever comes in wrong: exit code 1 or 2, one clear message, no panic, and nothing that existed is lost.
+//! Bad input yields exit code 1 or 2, one clear message and no panic, and leaves existing files unchanged.
 
 use std::io::Write;
 use std::path::Path;
 
-use crate::support::{self, Place, Ran, checkpoints, done, run, tree};
+use crate::support::{self, CommandOutput, TestDir, checkpoints, done, run, tree};
 
-/// A refusal: this exit code and one message that holds all `words`.
-fn refused(ran: &Ran, code: i32, words: &[&str]) {
+/// Asserts this exit code and a single error message that contains all `words`.
+fn refused(ran: &CommandOutput, code: i32, words: &[&str]) {
     assert_eq!(ran.code, code, "{}", ran.err);
     assert_eq!(ran.err.matches("error: ").count(), 1, "one message: {}", ran.err);
     for word in ["panicked", "RUST_BACKTRACE", "[1,0]", "mpirun noticed"] {
@@ -17,8 +17,8 @@ fn refused(ran: &Ran, code: i32, words: &[&str]) {
     }
 }
 
-/// `lambert prep` of one source; the output folder, one for each source, holds something already that has to stay.
-fn prep(place: &Place, source: &str, format: &str, sets: &[&str]) -> Ran {
+/// Runs `lambert prep` on one source. The output folder holds a file beforehand, which must survive.
+fn prep(place: &TestDir, source: &str, format: &str, sets: &[&str]) -> CommandOutput {
     let output = format!("{source}-data");
     let keep = format!("{output}/keep.txt");
     let config = format!(
@@ -35,7 +35,7 @@ fn prep(place: &Place, source: &str, format: &str, sets: &[&str]) -> Ran {
     let ran = run(&arguments);
     assert_eq!(std::fs::read(&keep).unwrap(), b"this was here before");
     for dataset in ["train", "held-out"] {
-        assert!(!Path::new(&output).join(dataset).join("manifest.json").exists(), "a dataset of nothing");
+        assert!(!Path::new(&output).join(dataset).join("manifest.json").exists(), "a dataset was written");
     }
     ran
 }
@@ -54,8 +54,8 @@ fn dump() -> Vec<u8> {
 }
 
 #[test]
-fn corpora_that_cannot_be_read() {
-    let place = Place::new();
+fn unreadable_corpora_are_rejected() {
+    let place = TestDir::new();
     let missing = place.path("nothing.txt");
     refused(&prep(&place, &missing, "text", &[]), 2, &["source.0.path", "nothing.txt"]);
     let mut dump = dump();
@@ -74,8 +74,8 @@ fn corpora_that_cannot_be_read() {
 }
 
 #[test]
-fn configurations_with_faults() {
-    let place = Place::new();
+fn invalid_configurations_are_rejected() {
+    let place = TestDir::new();
     let config = place.config(4, 2);
     let start = |arguments: &[&str]| run(&[&["run", "--run", &place.path("run")], arguments].concat());
     refused(&start(&["--config", &place.path("no.toml")]), 2, &["cannot read", "no.toml"]);
@@ -106,12 +106,12 @@ fn configurations_with_faults() {
     refused(&start(&["--config", &config, sets[4], sets[5]]), 2, &keys[3..]);
     let other = place.file("not.toml", "[model\nlayers = 2");
     refused(&start(&["--config", &other]), 2, &["not.toml", "line 1"]);
-    assert!(!Path::new(&place.path("run")).exists(), "a refused run left something behind");
+    assert!(!Path::new(&place.path("run")).exists(), "a rejected run left files");
 }
 
 #[test]
-fn impossible_runs_are_refused_with_all_that_is_wrong_at_once() {
-    let place = Place::new();
+fn an_invalid_run_is_rejected_with_all_errors() {
+    let place = TestDir::new();
     let (config, run_url, other) = (place.config(4, 2), place.path("run"), place.path("other"));
     let vocabulary = place.path("other.txt");
     done(&["vocab", "--input", &place.path("corpus.txt"), "--size", "200", "--output", &vocabulary]);
@@ -136,19 +136,19 @@ fn impossible_runs_are_refused_with_all_that_is_wrong_at_once() {
         "on this host, which has ",
     ];
     refused(&run(&start), 2, &words);
-    assert!(!Path::new(&run_url).exists(), "a refused run left something behind");
+    assert!(!Path::new(&run_url).exists(), "a rejected run left files");
     done(&["run", "--run", &run_url, "--config", &config]);
     let sets = ["--set", &format!("stage.0.data={other}/train"), "--allow-change", "stage.0.data"].map(str::to_owned);
     let start = [&["run", "--run", &run_url, "--config", &config][..], &sets.each_ref().map(String::as_str)].concat();
     refused(&run(&start), 2, &["stage.0.data: does not have the vocabulary of the model"]);
 }
 
-/// Another start may find it, and a job is queued again for exit code 1.
+/// A retry may find the dataset; Slurm requeues a job that exits with code 1.
 #[test]
-fn a_dataset_out_of_reach_is_no_fault_of_the_configuration() {
-    let place = Place::new();
+fn an_unreachable_dataset_is_not_a_configuration_error() {
+    let place = TestDir::new();
     let (config, run_url, away) = (place.config(4, 1), place.path("run"), place.path("away"));
-    // Not missing: it cannot be looked at.
+    // Inaccessible, not missing.
     std::os::unix::fs::symlink(&away, &away).unwrap();
     let set = format!("stage.0.data={away}");
     let start = ["run", "--run", &run_url, "--config", &config, "--set", &set];
@@ -161,10 +161,10 @@ fn a_dataset_out_of_reach_is_no_fault_of_the_configuration() {
     assert!(!Path::new(&run_url).exists());
 }
 
-/// A limit on the address space of all that is started, of which the formula knows nothing.
+/// Limits the address space of all processes, which the memory formula does not know.
 #[test]
-fn memory_that_runs_out_in_a_step() {
-    let place = Place::new();
+fn out_of_memory_in_a_step_ends_the_run() {
+    let place = TestDir::new();
     let config = place.config(4, 1);
     let sets = ["model.intermediate=65536", "stage.0.global_batch=512", "stage.0.micro_batch_tokens=6000"];
     let sets: String = sets.map(|set| format!(" --set {set}")).concat();
@@ -175,8 +175,11 @@ fn memory_that_runs_out_in_a_step() {
         place.path("run")
     );
     let ended = std::process::Command::new("sh").args(["-c", &line]).output().unwrap();
-    let ran =
-        Ran { code: ended.status.code().unwrap(), out: String::new(), err: String::from_utf8(ended.stderr).unwrap() };
+    let ran = CommandOutput {
+        code: ended.status.code().unwrap(),
+        out: String::new(),
+        err: String::from_utf8(ended.stderr).unwrap(),
+    };
     let words = [
         "out of memory: cannot allocate ",
         " GiB in a step",
@@ -185,12 +188,12 @@ fn memory_that_runs_out_in_a_step() {
         "stage.0.recompute = true (false now)",
     ];
     refused(&ran, 70, &words);
-    assert!(!ran.err.contains("attempt 2"), "the same step needs the same memory: {}", ran.err);
+    assert!(!ran.err.contains("attempt 2"), "retried, although the step needs the same memory: {}", ran.err);
 }
 
 #[test]
-fn datasets_that_are_damaged() {
-    let place = Place::new();
+fn damaged_datasets_are_rejected() {
+    let place = TestDir::new();
     let (config, run_url) = (place.config(4, 2), place.path("run"));
     let shard = place.path("data/train/shard-00001-of-00002.parquet");
     let good = std::fs::read(&shard).unwrap();
@@ -201,7 +204,7 @@ fn datasets_that_are_damaged() {
     refused(&run(&["inspect", &place.path("data/train"), "--verify"]), 1, &words);
     let ran = run(&["run", "--config", &config, "--run", &run_url]);
     refused(&ran, 70, &words);
-    assert!(!ran.err.contains("attempt 2"), "what is damaged stays damaged: {}", ran.err);
+    assert!(!ran.err.contains("attempt 2"), "retried with a damaged dataset: {}", ran.err);
     std::fs::write(&shard, &good[..good.len() - 1]).unwrap();
     let ran = run(&["run", "--config", &config, "--run", &run_url]);
     refused(&ran, 2, &["shard-00001-of-00002.parquet", "bytes"]);
@@ -210,8 +213,8 @@ fn datasets_that_are_damaged() {
 }
 
 #[test]
-fn a_run_of_another_configuration() {
-    let place = Place::new();
+fn a_run_with_another_configuration_is_rejected() {
+    let place = TestDir::new();
     let (config, run_url) = (place.config(4, 2), place.path("run"));
     done(&["run", "--config", &config, "--run", &run_url]);
     let before = tree(Path::new(&run_url));
@@ -224,9 +227,9 @@ fn a_run_of_another_configuration() {
 }
 
 #[test]
-fn checkpoints_that_are_damaged() {
-    let place = Place::new();
-    // Enough steps for three checkpoints however slow the disk is.
+fn damaged_checkpoints_are_skipped() {
+    let place = TestDir::new();
+    // Enough steps for three checkpoints even on a slow disk.
     let (config, run_url) = (place.config(200, 2), place.path("run"));
     done(&["run", "--config", &config, "--run", &run_url]);
     let [newest, second, third] = checkpoints(&run_url).try_into().unwrap();
@@ -243,7 +246,7 @@ fn checkpoints_that_are_damaged() {
     refused(&run(&["checkpoint", "verify", &run_url]), 1, &["2 of 3 checkpoints"]);
     let exported = run(&["export", &run_url, "--output", &place.path("exported")]);
     assert_eq!(exported.code, 0, "{}", exported.err);
-    // The damaged ones stay, however many are saved after them.
+    // Damaged checkpoints are not pruned.
     let resumed = run(&["run", "--config", &config, "--run", &run_url, "--set", "checkpoint.keep=9"]);
     assert_eq!(resumed.code, 0, "{}", resumed.err);
     for log in [&exported.err, &resumed.err] {
@@ -259,7 +262,8 @@ fn checkpoints_that_are_damaged() {
     let named = run(&["export", &format!("{run_url}/checkpoints/{newest}"), "--output", &place.path("x")]);
     refused(&named, 1, &[&newest, "model.safetensors"]);
 
-    // With none left that is sound the run is not begun anew, which would prune them one by one; nor by an older program.
+    // Without a usable checkpoint the run does not start over, which would prune the damaged ones; an older program
+    // does not either.
     let manifest = object("step-000000200-a0002", "manifest.json");
     let newer = std::fs::read_to_string(&manifest).unwrap().replacen("\"format\": ", "\"format\": 9", 1);
     std::fs::write(&manifest, newer).unwrap();
@@ -274,10 +278,10 @@ fn checkpoints_that_are_damaged() {
     assert_eq!(checkpoints(&run_url), before);
 }
 
-/// Programs that start in a folder that is gone fail in ways of their own.
+/// Programs that start in a removed directory fail in different ways.
 #[test]
-fn a_working_directory_that_was_removed_is_refused() {
-    let place = Place::new();
+fn a_removed_working_directory_is_rejected() {
+    let place = TestDir::new();
     for ranks in [1, 2] {
         let script = format!("mkdir {0} && cd {0} && rmdir {0} && exec \"$@\"", place.path("gone"));
         let mut command = std::process::Command::new("sh");
@@ -285,6 +289,6 @@ fn a_working_directory_that_was_removed_is_refused() {
         let arguments = ["run", "--config", &place.config(3, ranks), "--run", &place.path("run")];
         let output = command.args(arguments).output().unwrap();
         let (code, err) = (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned());
-        refused(&Ran { code, out: String::new(), err }, 2, &["the working directory was removed"]);
+        refused(&CommandOutput { code, out: String::new(), err }, 2, &["the working directory was removed"]);
     }
 }

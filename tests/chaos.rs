@@ -1,64 +1,64 @@
-//! A run that is killed at random moments, again and again: rank by rank, all ranks at once, the coordinator; a third of
-//! the kills inside a save or a load. It must end with the same bits, or under changing worlds with the same samples.
+//! Runs killed repeatedly at random rng: one rank, all ranks, or the coordinator. A third of the kills fall inside
+//! a save or a load. The run must end with the same bits or, with changing world sizes, with the same samples.
 //!
-//! The short form runs with all tests. The long ones: CONTRIBUTING.md.
+//! The short tests run by default. CONTRIBUTING.md lists the long ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::s3_server::{self, Fault, Server, Weather};
+use crate::s3_server::{self, Fault, RandomFaults, Server};
 use crate::support::{
-    self, Place, Running, assert_same_bits, assert_same_weights, checkpoints, done, kill_if_there, open_mpi_5, tree,
+    self, Running, TestDir, assert_same_bits, assert_same_weights, checkpoints, done, kill_if_there, open_mpi_5, tree,
     workers,
 };
 use lambert_control::StepRecord;
 use lambert_dataset::random::{Key, Rng};
 
-/// Steps between checkpoints, in support's configuration.
+/// Steps between checkpoints in the configuration of `support`.
 const INTERVAL: u64 = 7;
 
-/// More steps than any run here gets to before its last kill.
+/// More steps than any run completes before its last kill.
 const ENDLESS: u64 = 1_000_000;
 
-/// A run to be disturbed.
+/// Run that is killed and restarted.
 struct Trial<'a> {
-    place: &'a Place,
-    /// Its last step, once that is known.
+    place: &'a TestDir,
+    /// Total steps, once known.
     steps: Option<u64>,
-    /// Where it lives, as `lambert` is told.
+    /// URL of the run.
     url: String,
-    /// Where its objects lie on this machine.
+    /// Local folder with the run's objects.
     folder: PathBuf,
-    /// Ranks of the first start, the second, ...; over and over.
+    /// World sizes of successive starts, repeated cyclically.
     worlds: &'a [usize],
-    moments: Rng,
+    rng: Rng,
     starts: usize,
     /// More arguments of `lambert run`.
     more: &'a [&'a str],
-    /// The MPI of every other start, if not the installed one.
+    /// Environment with another MPI for every other start; empty for the installed one.
     other_mpi: Vec<(&'static str, String)>,
     tally: BTreeMap<&'static str, usize>,
-    /// Checkpoints in which a byte was flipped.
+    /// Checkpoints with a flipped byte.
     damaged: BTreeSet<String>,
     log: String,
 }
 
 impl<'a> Trial<'a> {
-    fn new(place: &'a Place, name: &str, worlds: &'a [usize]) -> Self {
+    fn new(place: &'a TestDir, name: &str, worlds: &'a [usize]) -> Self {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_nanos() as u64;
         let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
-        eprintln!("{name}: moments from LAMBERT_TEST_SEED={seed}");
+        eprintln!("{name}: random kills from LAMBERT_TEST_SEED={seed}");
         let (url, folder) = (place.path(name), place.path(name).into());
-        let (moments, tally, log) = (Key::new(seed).rng(), BTreeMap::new(), String::new());
+        let (rng, tally, log) = (Key::new(seed).rng(), BTreeMap::new(), String::new());
         Self {
             place,
             steps: None,
             url,
             folder,
             worlds,
-            moments,
+            rng,
             starts: 0,
             more: &[],
             other_mpi: Vec::new(),
@@ -72,18 +72,18 @@ impl<'a> Trial<'a> {
         let world = self.worlds[self.starts % self.worlds.len()];
         self.starts += 1;
         let config = self.place.config(self.steps.unwrap_or(ENDLESS), world);
-        // Kills that lead nowhere are the point here, and no reason to give up.
+        // Kills without progress are intended and must not exhaust the restart limit.
         let more = ["--set", "cluster.restart.limit=100000", "--allow-change", "stage"];
         let mpi = if self.starts.is_multiple_of(2) { &self.other_mpi[..] } else { &[] };
-        Running::start_in(&config, &self.url, &[&STEADY[..], &more, self.more].concat(), mpi)
+        Running::start_in(&config, &self.url, &[&CONSTANT_RATE[..], &more, self.more].concat(), mpi)
     }
 
     fn below(&mut self, bound: u64) -> u64 {
-        self.moments.below(bound)
+        self.rng.below(bound)
     }
 
-    /// Kills `kills` times, and lets the run come to an end a few checkpoints later. Returns its steps.
-    fn disturb(&mut self, kills: usize) -> u64 {
+    /// Kills `kills` times, then lets the run finish a few checkpoints later. Returns its total steps.
+    fn kill_repeatedly(&mut self, kills: usize) -> u64 {
         let mut running = self.start();
         for kill in 0..kills {
             self.wait(&mut running, kill);
@@ -98,10 +98,10 @@ impl<'a> Trial<'a> {
         assert_eq!(ended.code, Some(0), "{}", ended.log);
         self.log += &ended.log;
         let resumes = self.log.matches("resuming from").count();
-        let anew = self.log.matches("starting at step 0 of").count();
+        let restarts_from_zero = self.log.matches("starting at step 0 of").count();
         let attempts = self.log.matches(": starting ").count();
         eprintln!("{kills} kills {:?}", self.tally);
-        eprintln!("{attempts} attempts, {resumes} resumes, {anew} from nothing; {steps} steps");
+        eprintln!("{attempts} attempts, {resumes} resumes, {restarts_from_zero} from nothing; {steps} steps");
         steps
     }
 
@@ -109,7 +109,7 @@ impl<'a> Trial<'a> {
         *self.tally.entry(what).or_default() += 1;
     }
 
-    /// Until the moment of the next kill: one in six inside a save, one in six while the ranks start and load.
+    /// Waits until the next kill: one in six inside a save, one in six while the ranks start and load.
     fn wait(&mut self, running: &mut Running, kill: usize) {
         match kill % 6 {
             0 => {
@@ -131,12 +131,12 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// One rank, all ranks, or the coordinator, which is then started again.
+    /// Kills one rank, all ranks, or the coordinator, which is then restarted.
     fn kill(&mut self, mut running: Running) -> Running {
         wait_for_workers(&mut running, &self.url);
         let victims: Vec<u32> = workers(&self.url).into_values().collect();
-        let drawn = if self.worlds.len() > 1 { 5 } else { self.below(6) };
-        match drawn {
+        let choice = if self.worlds.len() > 1 { 5 } else { self.below(6) };
+        match choice {
             0..3 => {
                 let one = victims[self.below(victims.len() as u64) as usize];
                 kill_if_there(one);
@@ -152,16 +152,16 @@ impl<'a> Trial<'a> {
                 running.kill_coordinator("-9");
                 self.count("of the coordinator");
                 let ended = running.end();
-                assert_eq!(ended.code, None, "the run was over before its last kill: {}", ended.log);
+                assert_eq!(ended.code, None, "the run ended before its last kill: {}", ended.log);
                 self.log += &ended.log;
                 support::wait_for_no_workers(&self.url);
-                self.start_over()
+                self.restart()
             }
         }
     }
 
-    /// Starts the run again; now and then with a flipped byte in its newest checkpoint, which must be skipped.
-    fn start_over(&mut self) -> Running {
+    /// Restarts the run, sometimes with a flipped bit in its newest checkpoint, which must be skipped.
+    fn restart(&mut self) -> Running {
         let mut sound = checkpoints(&self.url);
         sound.retain(|name| !self.damaged.contains(name));
         if sound.len() < 2 || self.below(3) > 0 {
@@ -176,53 +176,53 @@ impl<'a> Trial<'a> {
         std::fs::write(folder.join(&name), bytes).unwrap();
         self.count("with damage");
         let mut running = self.start();
-        let Some(_) = running.record() else { panic!("it did not come up again: {}", running.end().log) };
+        let Some(_) = running.record() else { panic!("the run did not restart: {}", running.end().log) };
         running.kill_coordinator("-9");
         let ended = running.end();
         support::wait_for_no_workers(&self.url);
-        let goes_on = |name: &String| ended.log.contains(&format!("resuming from {name}"));
-        assert!(goes_on(&sound[1]) && !goes_on(&sound[0]), "{} at {at}: {}", name.display(), ended.log);
+        let resumes_from = |name: &String| ended.log.contains(&format!("resuming from {name}"));
+        assert!(resumes_from(&sound[1]) && !resumes_from(&sound[0]), "{} at {at}: {}", name.display(), ended.log);
         assert!(ended.log.contains(&format!("skipped checkpoint {}", sound[0])), "{}", ended.log);
         self.log += &ended.log;
         self.start()
     }
 
-    /// The records of the steps as they went into the final state: of each step those of the last attempt that did it.
+    /// Step records that led to the final state: for each step, the record of its last attempt.
     fn history(&self) -> Vec<StepRecord> {
-        let mut sheets = tree(&self.folder.join("metrics"));
-        sheets.retain(|name, _| name.extension().is_some_and(|end| end == "jsonl"));
+        let mut logs = tree(&self.folder.join("metrics"));
+        logs.retain(|name, _| name.extension().is_some_and(|end| end == "jsonl"));
         let mut attempts = BTreeMap::<u64, Vec<(u64, Vec<u8>)>>::new();
-        for (name, text) in sheets {
+        for (name, text) in logs {
             let name = name.to_str().unwrap();
             let (attempt, from) =
                 name.trim_end_matches(".jsonl").trim_start_matches("attempt-").split_once("-from-").unwrap();
             attempts.entry(attempt.parse().unwrap()).or_default().push((from.parse().unwrap(), text));
         }
         let (mut history, mut bound) = (Vec::new(), u64::MAX);
-        for sheets in attempts.into_values().rev() {
-            let lines = sheets.iter().flat_map(|(_, text)| text.split(|byte| *byte == b'\n'));
+        for logs in attempts.into_values().rev() {
+            let lines = logs.iter().flat_map(|(_, text)| text.split(|byte| *byte == b'\n'));
             let records = lines.filter_map(|line| serde_json::from_slice::<StepRecord>(line).ok());
             history.extend(records.filter(|record| record.step <= bound));
-            bound = bound.min(sheets.iter().map(|(from, _)| *from).min().unwrap());
+            bound = bound.min(logs.iter().map(|(from, _)| *from).min().unwrap());
         }
         history.sort_by_key(|record| record.step);
         history
     }
 
-    /// Every step once, each with the samples and masks of the undisturbed run.
-    fn check_history(&self, undisturbed: &[StepRecord]) {
+    /// Asserts that every step is there once, with the samples and masks of the undisturbed run.
+    fn assert_history(&self, undisturbed: &[StepRecord]) {
         let facts = |r: &StepRecord| (r.step, r.batch.digest, r.batch.samples, r.batch.masked_tokens);
         let (found, expected): (Vec<_>, Vec<_>) =
             (self.history().iter().map(facts).collect(), undisturbed.iter().map(facts).collect());
-        assert_eq!(Some(found.len() as u64), self.steps, "steps that are missing or were done twice");
+        assert_eq!(Some(found.len() as u64), self.steps, "missing or repeated steps");
         let other = found.iter().zip(&expected).find(|(found, expected)| found != expected);
-        assert!(other.is_none(), "some batch was another: {other:?}");
+        assert!(other.is_none(), "a batch differs: {other:?}");
     }
 
-    /// What pruning leaves is what belongs there.
-    fn check_leftovers(&self) {
+    /// Asserts that pruning leaves no unexpected files.
+    fn assert_no_leftovers(&self) {
         for name in tree(&self.folder).keys().filter(|name| name.to_str().unwrap().contains('#')) {
-            // Half-written files outside of checkpoints go by age.
+            // Partial files outside checkpoints are pruned by age.
             let file = File::options().write(true).open(self.folder.join(name)).unwrap();
             file.set_modified(SystemTime::now() - Duration::from_secs(7200)).unwrap();
         }
@@ -236,12 +236,12 @@ impl<'a> Trial<'a> {
         };
         let all = tree(&self.folder);
         let left: Vec<_> = all.keys().map(|name| name.to_str().unwrap()).filter(|name| !belongs(name)).collect();
-        assert_eq!(left, [""; 0], "left behind");
+        assert_eq!(left, [""; 0], "unexpected files");
         if self.folder == Path::new(&self.url) {
-            // A bucket has no folders; the server behind it may keep empty ones.
+            // A bucket has no folders; the S3 server may keep empty ones.
             let folders = std::fs::read_dir(self.folder.join("checkpoints")).unwrap();
             let folders: Vec<_> = folders.map(|entry| entry.unwrap().file_name()).collect();
-            assert_eq!(folders, [newest.as_str()], "left behind");
+            assert_eq!(folders, [newest.as_str()], "unexpected files");
         }
         done(&["checkpoint", "verify", &self.url]);
     }
@@ -250,68 +250,68 @@ impl<'a> Trial<'a> {
 fn wait_for_workers(running: &mut Running, url: &str) {
     let start = Instant::now();
     while workers(url).is_empty() {
-        if let Some(words) = running.last_words() {
-            panic!("the run was over before its last kill: {words}");
+        if let Some(words) = running.log_if_ended() {
+            panic!("the run ended before its last kill: {words}");
         }
-        assert!(start.elapsed() < Duration::from_secs(120), "no worker of {url} comes up");
+        assert!(start.elapsed() < Duration::from_secs(120), "no worker of {url} has started");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// A schedule that does not depend on the number of steps, which is known only after the last kill.
-const STEADY: [&str; 4] = ["--set", "stage.0.warmup=0.0", "--set", "stage.0.decay=constant"];
+/// Schedule that does not depend on the total steps, which are known only after the last kill.
+const CONSTANT_RATE: [&str; 4] = ["--set", "stage.0.warmup=0.0", "--set", "stage.0.decay=constant"];
 
-/// The step of a checkpoint of this name.
+/// Returns the step in a checkpoint's name.
 fn step_of(name: &str) -> u64 {
     name.split('-').nth(1).unwrap().parse().unwrap()
 }
 
-fn undisturbed(place: &Place, steps: u64, more: &[&str]) -> (String, Vec<StepRecord>) {
+fn undisturbed(place: &TestDir, steps: u64, more: &[&str]) -> (String, Vec<StepRecord>) {
     let run = place.path("undisturbed");
-    let ended = Running::start_with(&place.config(steps, 2), &run, &[&STEADY[..], more].concat()).end();
+    let ended = Running::start_with(&place.config(steps, 2), &run, &[&CONSTANT_RATE[..], more].concat()).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert_eq!(ended.records.len() as u64, steps, "the machine has disturbed it: {}", ended.log);
+    assert_eq!(ended.records.len() as u64, steps, "the reference run was restarted: {}", ended.log);
     (run, ended.records)
 }
 
-/// Kills of one world, in a folder, under Open MPI 4 and 5 in turn: the same bits in the end.
-fn in_a_folder(kills: usize) {
-    let place = Place::new();
+/// Kills a run of two ranks in a folder, alternating between Open MPI 4 and 5. The final bits must be the same.
+fn kill_in_a_folder(kills: usize) {
+    let place = TestDir::new();
     let mut trial = Trial::new(&place, "killed", &[2]);
     trial.other_mpi = open_mpi_5().into_iter().flatten().collect();
-    let steps = trial.disturb(kills);
+    let steps = trial.kill_repeatedly(kills);
     let (reference, records) = undisturbed(&place, steps, &[]);
-    trial.check_history(&records);
+    trial.assert_history(&records);
     assert_same_bits(&reference, &trial.url);
-    trial.check_leftovers();
+    trial.assert_no_leftovers();
 }
 
-/// Kills after which another number of ranks goes on: the same samples in every global batch.
-fn with_changing_worlds(kills: usize) {
-    let place = Place::new();
+/// Kills a run whose world size changes at each restart. Every global batch must have the same samples.
+fn kill_with_changing_worlds(kills: usize) {
+    let place = TestDir::new();
     let mut trial = Trial::new(&place, "worlds", &[2, 3, 1]);
-    let steps = trial.disturb(kills);
+    let steps = trial.kill_repeatedly(kills);
     let (_, records) = undisturbed(&place, steps, &[]);
-    trial.check_history(&records);
-    trial.check_leftovers();
+    trial.assert_history(&records);
+    trial.assert_no_leftovers();
 }
 
-/// The same where all worlds compute alike: the same bits in the end.
-fn with_canonical_worlds(kills: usize) {
+/// Like [`kill_with_changing_worlds`], in canonical mode. The final bits must be the same.
+fn kill_with_canonical_worlds(kills: usize) {
     const CANONICAL: [&str; 2] = ["--set", "cluster.all_reduce.canonical=true"];
-    let place = Place::new();
+    let place = TestDir::new();
     let mut trial = Trial::new(&place, "canonical", &[2, 3, 1]);
     trial.more = &CANONICAL;
-    let steps = trial.disturb(kills);
+    let steps = trial.kill_repeatedly(kills);
     let (reference, records) = undisturbed(&place, steps, &CANONICAL);
-    trial.check_history(&records);
+    trial.assert_history(&records);
     assert_same_weights(&reference, &trial.url);
-    trial.check_leftovers();
+    trial.assert_no_leftovers();
 }
 
-/// Kills of a run in a bucket, behind a proxy that spoils every tenth request.
-fn in_a_bucket(kills: usize) {
-    let place = Place::new();
+/// Kills a run in a bucket behind a proxy that fails every tenth request.
+fn kill_in_a_bucket(kills: usize) {
+    let place = TestDir::new();
     let server = Server::start(Path::new(&place.path("s3")), 0);
     support::ENVIRONMENT.set(server.environment());
     let faults = vec![
@@ -322,50 +322,50 @@ fn in_a_bucket(kills: usize) {
         Fault::CutBody,
         Fault::Stall(Duration::from_millis(700)),
     ];
-    server.weather(Some(Weather { per_mille: 100, faults, seed: 7 }));
+    server.random_faults(Some(RandomFaults { per_mille: 100, faults, seed: 7 }));
     let mut trial = Trial::new(&place, "bucket", &[2]);
     trial.url = format!("s3://{}/killed", s3_server::BUCKET);
     trial.folder = Path::new(&place.path("s3")).join(s3_server::BUCKET).join("killed");
-    let steps = trial.disturb(kills);
+    let steps = trial.kill_repeatedly(kills);
     eprintln!("{} requests were spoilt", server.clear());
     let (reference, records) = undisturbed(&place, steps, &[]);
-    trial.check_history(&records);
+    trial.assert_history(&records);
     let local = place.path("copy");
     support::copy(&trial.folder, Path::new(&local));
     assert_same_bits(&reference, &local);
-    trial.check_leftovers();
+    trial.assert_no_leftovers();
 }
 
 #[test]
-fn a_few_kills_change_no_bit() {
-    in_a_folder(6);
+fn a_few_kills_leave_the_result_unchanged() {
+    kill_in_a_folder(6);
 }
 
 #[test]
 #[ignore = "an hour: CONTRIBUTING.md"]
-fn many_kills_change_no_bit() {
-    in_a_folder(std::env::var("LAMBERT_TEST_KILLS").map_or(500, |kills| kills.parse().unwrap()));
+fn many_kills_leave_the_result_unchanged() {
+    kill_in_a_folder(std::env::var("LAMBERT_TEST_KILLS").map_or(500, |kills| kills.parse().unwrap()));
 }
 
 #[test]
 #[ignore = "minutes: CONTRIBUTING.md"]
-fn forty_kills_with_changing_worlds_change_no_batch() {
-    with_changing_worlds(40);
+fn forty_kills_with_changing_worlds_leave_the_batches_unchanged() {
+    kill_with_changing_worlds(40);
 }
 
 #[test]
-fn a_few_kills_with_canonical_worlds_change_no_bit() {
-    with_canonical_worlds(4);
-}
-
-#[test]
-#[ignore = "minutes: CONTRIBUTING.md"]
-fn forty_kills_with_canonical_worlds_change_no_bit() {
-    with_canonical_worlds(40);
+fn a_few_kills_with_canonical_worlds_leave_the_result_unchanged() {
+    kill_with_canonical_worlds(4);
 }
 
 #[test]
 #[ignore = "minutes: CONTRIBUTING.md"]
-fn forty_kills_over_a_bad_network_change_no_bit() {
-    in_a_bucket(40);
+fn forty_kills_with_canonical_worlds_leave_the_result_unchanged() {
+    kill_with_canonical_worlds(40);
+}
+
+#[test]
+#[ignore = "minutes: CONTRIBUTING.md"]
+fn forty_kills_with_store_faults_leave_the_result_unchanged() {
+    kill_in_a_bucket(40);
 }

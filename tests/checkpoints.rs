@@ -1,8 +1,8 @@
-//! Checkpoints of a run: which are kept, where they are copied to, and what may change between them.
+//! Checkpoints of a run: retention, copies, and configuration changes between them.
 
 use std::path::Path;
 
-use crate::support::{self, Place, Running, checkpoints, done, final_state, run, tree};
+use crate::support::{self, Running, TestDir, checkpoints, done, final_state, run, tree};
 use lambert_store::{Store, checkpoint, hash};
 
 fn steps(run: &str) -> Vec<u64> {
@@ -14,7 +14,7 @@ fn manifest(run: &str, name: &str) -> checkpoint::Manifest {
     checkpoint::verify(&Store::open(run).unwrap(), name).unwrap().manifest
 }
 
-/// Runs to the end with these settings; gives the log.
+/// Runs to the end with these settings; returns the log.
 fn train(config: &str, run_url: &str, more: &[&str]) -> String {
     let ran = run(&[&["run", "--config", config, "--run", run_url], more].concat());
     assert_eq!(ran.code, 0, "{}", ran.err);
@@ -22,11 +22,11 @@ fn train(config: &str, run_url: &str, more: &[&str]) -> String {
 }
 
 #[test]
-fn the_last_every_nth_and_the_best_are_kept() {
-    let place = Place::new();
+fn the_last_every_nth_and_the_best_are_retained() {
+    let place = TestDir::new();
     let (config, url, held_out) = (place.config(40, 2), place.path("run"), place.path("data/held-out"));
     let evaluation = format!("evaluation.data={held_out}");
-    // Nothing is learnt where the loss goes up: the best is the first evaluation, long before the end.
+    // The loss rises, so the best checkpoint is that of the first evaluation, long before the end.
     let sets = [
         &evaluation,
         "evaluation.every_steps=10",
@@ -44,13 +44,13 @@ fn the_last_every_nth_and_the_best_are_kept() {
     let losses: Vec<f64> = evaluations(&url);
     assert_eq!(losses.len(), 4);
     assert!((best.loss - losses.iter().copied().fold(f64::INFINITY, f64::min)).abs() < 1e-9);
-    // JSON is read back to within the last bit.
+    // JSON round trips may change the last bit.
     let same = |a: f64, b: f64| (a - b).abs() <= 1e-12 * a.abs();
     assert!(newest.step == 40 && same(newest.held_out_loss.unwrap(), losses[3]));
     let best_step = steps_of(&best.checkpoint);
-    assert!(best_step < 40, "the best is the last: {losses:?}");
+    assert!(best_step < 40, "the best checkpoint is the last: {losses:?}");
     assert_eq!(manifest(&url, &best.checkpoint).held_out_loss, Some(best.loss));
-    // A checkpoint that is due while another is being written comes as soon as it is: on a slow disk some steps later.
+    // A checkpoint that becomes due during a save is saved next; on a slow disk that is some steps later.
     let saved: Vec<u64> = log.split("saved checkpoint ").skip(1).map(steps_of).collect();
     assert_eq!(saved.first(), Some(&7), "{log}");
     let milestones = [14..28, 28..40].map(|range| saved.iter().copied().find(|step| range.contains(step)));
@@ -59,14 +59,14 @@ fn the_last_every_nth_and_the_best_are_kept() {
     kept.dedup();
     assert_eq!(steps(&url), kept);
     done(&["checkpoint", "prune", &url]);
-    assert_eq!(steps(&url), kept, "the command keeps what the run keeps");
+    assert_eq!(steps(&url), kept, "prune and the run retain different checkpoints");
 }
 
 fn steps_of(name: &str) -> u64 {
     name["step-".len()..][..9].parse().unwrap()
 }
 
-/// Losses of the evaluations among the run's records.
+/// Losses of the evaluations in the run's records.
 fn evaluations(url: &str) -> Vec<f64> {
     let lines = tree(&Path::new(url).join("metrics"))
         .into_values()
@@ -80,12 +80,12 @@ fn evaluations(url: &str) -> Vec<f64> {
 }
 
 #[test]
-fn a_new_run_begins_with_the_weights_of_another() {
-    let place = Place::new();
+fn a_new_run_starts_from_the_weights_of_another() {
+    let place = TestDir::new();
     let (config, first) = (place.config(14, 2), place.path("first"));
     train(&config, &first, &[]);
     let from = format!("{first}/checkpoints/{}", checkpoints(&first)[0]);
-    // A learning rate of next to nothing, so that the weights are still those of the first run after a step.
+    // The learning rate is close to zero, so the weights after one step are still those of the first run.
     let still = ["--set", "stage.0.learning_rate=1e-30", "--set", "stage.0.steps=1", "--from", &from];
     let weights = |run: &str| final_state(run)[Path::new("model.safetensors")].clone();
     let (bare, whole) = (place.path("bare"), place.path("whole"));
@@ -95,7 +95,7 @@ fn a_new_run_begins_with_the_weights_of_another() {
     let updates = |run: &str| manifest(run, &checkpoints(run)[0]).state["updates"]["bert.embeddings"].as_u64().unwrap();
     assert_eq!((updates(&bare), updates(&whole)), (1, 15));
     assert_eq!(manifest(&bare, &checkpoints(&bare)[0]).step, 1);
-    // The same command, and the one without --from, go on.
+    // Resumes with the same command, and without --from.
     train(&config, &bare, &still);
     train(&config, &bare, &still[..4]);
 
@@ -103,7 +103,7 @@ fn a_new_run_begins_with_the_weights_of_another() {
         let ran = run(&[&["run", "--config", &config, "--run", &place.path("refused")], more].concat());
         assert_eq!(ran.code, 2, "{}", ran.err);
         words.iter().for_each(|word| assert!(ran.err.contains(word), "no {word:?} in {}", ran.err));
-        assert!(!Path::new(&place.path("refused")).exists(), "a refused run left something behind");
+        assert!(!Path::new(&place.path("refused")).exists(), "a rejected run left files");
     };
     refused(&["--from", &from, "--set", "model.hidden=64"], &["run.from", "hidden = 32, the configuration 64"]);
     refused(&["--from", &first], &["run.from", "is not a checkpoint", "checkpoints/step-"]);
@@ -112,8 +112,8 @@ fn a_new_run_begins_with_the_weights_of_another() {
 }
 
 #[test]
-fn changes_are_refused_unless_they_are_named() {
-    let place = Place::new();
+fn configuration_changes_need_permission() {
+    let place = TestDir::new();
     let (config, url) = (place.config(7, 2), place.path("run"));
     train(&config, &url, &[]);
     let change = ["--set", "stage.0.steps=14", "--set", "model.dropout=0.2"];
@@ -126,22 +126,23 @@ fn changes_are_refused_unless_they_are_named() {
         train(&config, &url, &[&change[..], &["--allow-change", "stage.0.steps", "--allow-change", "model"]].concat());
     assert!(log.contains("taken over: stage.0.steps: 7 in the run, 14 now"), "{log}");
     assert!(log.contains("resuming from step-000000007-a0001"), "{log}");
-    // A width that no checkpoint has does not start the run anew.
+    // A hidden size that no checkpoint has does not restart the run at step 0.
     let wide = ["--set", "stage.0.steps=14", "--set", "model.hidden=64", "--set", "model.dropout=0.2"];
-    let misfit = run(&[&["run", "--config", &config, "--run", &url, "--allow-change", "model"], &wide[..]].concat());
-    assert_eq!(misfit.code, 2, "{}", misfit.err);
-    assert!(misfit.err.contains("model.hidden: 32 in the run, 64 now"), "{}", misfit.err);
+    let incompatible =
+        run(&[&["run", "--config", &config, "--run", &url, "--allow-change", "model"], &wide[..]].concat());
+    assert_eq!(incompatible.code, 2, "{}", incompatible.err);
+    assert!(incompatible.err.contains("model.hidden: 32 in the run, 64 now"), "{}", incompatible.err);
     assert_eq!(steps(&url)[0], 14);
-    // Other micro-batches need no permission, and are said.
+    // A change of micro-batches needs no permission and is reported.
     let small = ["--set", "stage.0.micro_batch_tokens=128", "--set", "stage.0.steps=14", "--set", "model.dropout=0.2"];
     let log = train(&config, &url, &small);
     assert!(log.contains("rounded otherwise from here on"), "{log}");
 }
 
-/// Sound, but of another model: skipped where the run has another, and no reason to start anew where it has none.
+/// Intact checkpoints of another model are skipped; if all are, the run does not start over.
 #[test]
-fn checkpoints_that_do_not_fit_are_passed_over() {
-    let place = Place::new();
+fn incompatible_checkpoints_are_skipped() {
+    let place = TestDir::new();
     let (config, wide, url) = (place.config(7, 2), place.path("wide"), place.path("run"));
     train(&config, &wide, &["--set", "model.intermediate=128", "--set", "stage.0.steps=14"]);
     train(&config, &url, &[]);
@@ -160,8 +161,8 @@ fn checkpoints_that_do_not_fit_are_passed_over() {
 }
 
 #[test]
-fn a_copy_is_a_run_of_its_own() {
-    let place = Place::new();
+fn a_copy_is_an_independent_run() {
+    let place = TestDir::new();
     let (config, url, copied) = (place.config(14, 2), place.path("run"), place.path("copied"));
     train(&config, &url, &[]);
     train(&config, &url, &["--set", "stage.0.steps=21", "--allow-change", "stage"]);
@@ -169,29 +170,29 @@ fn a_copy_is_a_run_of_its_own() {
     assert_eq!(newest, "step-000000021-a0002");
     done(&["checkpoint", "copy", &format!("{url}/checkpoints/{newest}"), &copied]);
     assert_eq!(final_state(&copied), final_state(&url));
-    // The copied checkpoint has a higher attempt than a first start: what follows must come after it all the same.
+    // The copied checkpoint has a higher attempt than a first start; later checkpoints must still sort after it.
     train(&config, &copied, &["--set", "stage.0.steps=28", "--allow-change", "stage"]);
     assert_eq!(checkpoints(&copied), ["step-000000028-a0003", newest.as_str()]);
-    // One of another run would be read with this one's model.
+    // A checkpoint of another run would be read with this run's model.
     let other = place.path("other");
     train(&config, &other, &["--set", "model.activation=gelu-tanh"]);
     let of_other = format!("{other}/checkpoints/{}", checkpoints(&other)[0]);
     let mixed = run(&["checkpoint", "copy", &of_other, &copied]);
     assert_eq!(mixed.code, 2, "{}", mixed.err);
     assert!(mixed.err.contains("model.activation is \"gelu\" there and \"gelu-tanh\" here"), "{}", mixed.err);
-    assert_eq!(checkpoints(&copied).len(), 2, "nothing of it was copied");
+    assert_eq!(checkpoints(&copied).len(), 2, "objects were copied");
     let deeper = place.path("deeper");
     train(&config, &deeper, &["--set", "stage.0.layers=3"]);
     let mixed = run(&["checkpoint", "copy", &format!("{deeper}/checkpoints/{}", checkpoints(&deeper)[0]), &copied]);
     assert_eq!(mixed.code, 2, "{}", mixed.err);
     assert!(mixed.err.contains("stage.0.layers is"), "{}", mixed.err);
-    // A run that was trained, or is being trained, would go on from the copy.
+    // A run that was or is being trained would resume from the copy.
     let other_step = format!("{url}/checkpoints/step-000000014-a0001");
     let refused = run(&["checkpoint", "copy", &other_step, &copied]);
     assert_eq!(refused.code, 2, "{}", refused.err);
     assert!(refused.err.contains("has been trained") && refused.err.contains("lease-000003"), "{}", refused.err);
-    assert_eq!(checkpoints(&copied).len(), 2, "nothing of it was copied");
-    // A copy that ended behind its first object can be made again, and another of the same run may come beside it.
+    assert_eq!(checkpoints(&copied).len(), 2, "objects were copied");
+    // A copy interrupted after its first object can be repeated, and another checkpoint of the same run can be added.
     let archive = place.path("archive");
     done(&["checkpoint", "copy", &format!("{url}/checkpoints/{newest}"), &archive]);
     std::fs::remove_file(format!("{archive}/vocab.txt")).unwrap();
@@ -203,8 +204,8 @@ fn a_copy_is_a_run_of_its_own() {
 }
 
 #[test]
-fn a_checkpoint_can_be_asked_for() {
-    let place = Place::new();
+fn a_checkpoint_is_saved_on_request() {
+    let place = TestDir::new();
     let (config, url) = (place.config(100_000, 2), place.path("run"));
     let mut running = Running::start_with(&config, &url, &["--set", "checkpoint.every_steps=0"]);
     running.reach(1);
@@ -220,8 +221,8 @@ fn a_checkpoint_can_be_asked_for() {
 }
 
 #[test]
-fn checkpoints_come_by_the_minute() {
-    let place = Place::new();
+fn checkpoints_are_saved_at_time_intervals() {
+    let place = TestDir::new();
     let (config, url) = (place.config(100_000, 2), place.path("run"));
     let sets = ["--set", "checkpoint.every_steps=0", "--set", "checkpoint.every_minutes=0.005"];
     let mut running = Running::start_with(&config, &url, &sets);
@@ -230,17 +231,17 @@ fn checkpoints_come_by_the_minute() {
     assert_eq!(running.end().code, Some(75));
 }
 
-/// Replaces `from` by `to` in a checkpoint's manifest and seals it again, as anybody who knows the format can.
+/// Replaces `from` by `to` in a checkpoint's manifest and updates its checksum, as anyone who knows the format can.
 fn forge(manifest: &Path, from: &str, to: &str) {
     let text = std::fs::read_to_string(manifest).unwrap();
     assert!(text.contains(from), "no {from} in {text}");
     std::fs::write(manifest, support::seal(&text.replacen(from, to, 1))).unwrap();
 }
 
-/// A checkpoint that somebody has made up, with all checksums right, is refused for what it is.
+/// A forged checkpoint with valid checksums is rejected for its content.
 #[test]
-fn an_adversarys_checkpoint_is_passed_over() {
-    let place = Place::new();
+fn a_forged_checkpoint_is_skipped() {
+    let place = TestDir::new();
     let (config, url) = (place.config(14, 1), place.path("run"));
     train(&config, &url, &[]);
     let newest = checkpoints(&url).remove(0);
@@ -275,7 +276,7 @@ fn an_adversarys_checkpoint_is_passed_over() {
         let line = ran.err.lines().find(|line| line.contains(&format!("skipped checkpoint {newest}")));
         assert!(line.is_some_and(|line| line.contains(word)), "no {word:?} in {}", ran.err);
         assert!(ran.err.contains("resuming from step-000000007-a0001"), "{}", ran.err);
-        // As it was before, for the next trick.
+        // Restores the checkpoint for the next case.
         let later = checkpoints(&url).into_iter().filter(|name| *name != newest && !name.ends_with("a0001"));
         later.for_each(|name| std::fs::remove_dir_all(Path::new(&url).join("checkpoints").join(name)).unwrap());
         whole.iter().for_each(|(name, bytes)| std::fs::write(folder.join(name), bytes).unwrap());

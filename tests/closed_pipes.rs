@@ -1,18 +1,18 @@
-//! `lambert ... | head`: a reader that has seen enough is no failure, whatever was still to be said.
+//! A closed output, as in `lambert ... | head`, is not an error.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::support::{self, Place, done};
+use crate::support::{self, TestDir, done};
 
-/// A pipe that nobody reads.
+/// A pipe without a reader.
 fn closed() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     writer.into()
 }
 
-/// Runs a program with its standard output closed, and its standard error too; gives what it says otherwise.
+/// Runs a program with its standard output closed, then also its standard error.
 fn unread(program: &Path, arguments: &[&str]) {
     let command = || {
         let mut command = Command::new(program);
@@ -28,8 +28,8 @@ fn unread(program: &Path, arguments: &[&str]) {
 }
 
 #[test]
-fn what_nobody_reads_is_no_failure() {
-    let place = Place::new();
+fn closed_outputs_are_not_an_error() {
+    let place = TestDir::new();
     let (config, run) = (place.config(4, 1), place.path("run"));
     done(&["run", "--config", &config, "--run", &run]);
     let data = place.path("data/held-out");
@@ -49,10 +49,10 @@ fn what_nobody_reads_is_no_failure() {
     unread(&support::lambert(), &["run", "--config", &config, "--run", &place.path("second"), "--json"]);
 }
 
-/// The records of a worker that is started by hand go to its standard output.
+/// A worker started directly writes its records to standard output.
 #[test]
-fn training_goes_on_when_nobody_reads_the_records() {
-    let place = Place::new();
+fn training_continues_with_a_closed_output() {
+    let place = TestDir::new();
     let (config, run) = (place.config(4, 1), place.path("run"));
     done(&["run", "--config", &config, "--run", &run, "--set", "cluster.all_reduce.backend=local"]);
     let worker = support::lambert().with_file_name("lambert-worker");

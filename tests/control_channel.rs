@@ -1,4 +1,4 @@
-//! The control channel with somebody on the network between the ranks and their coordinator.
+//! The control channel with an attacker on the network between the ranks and their coordinator.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
-use crate::support::{Place, Running, done, with_worker};
+use crate::support::{Running, TestDir, done, with_worker};
 
-/// A program between the ranks and the coordinator: it reads every message, repeats each, sends a changed copy of each, and gives
-/// every fourth answer in the coordinator's place.
-struct Eavesdropper {
+/// Proxy between the ranks and the coordinator. It reads every message, replays each, sends a modified copy of each,
+/// and forges every fourth response.
+struct Attacker {
     port: u16,
     seen: Arc<Mutex<Seen>>,
 }
@@ -18,14 +18,14 @@ struct Eavesdropper {
 #[derive(Default)]
 struct Seen {
     messages: Vec<Vec<u8>>,
-    /// What the coordinator answered to copies, by the code.
+    /// Status codes of the coordinator's responses to copies.
     repeated: Vec<u16>,
     changed: Vec<u16>,
     answered: usize,
 }
 
-impl Eavesdropper {
-    /// Stands between the ranks and the coordinator whose address is in `file`, once it is there.
+impl Attacker {
+    /// Intercepts the coordinator's address once it is in `file`.
     fn start(file: PathBuf) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (port, seen) = (listener.local_addr().unwrap().port(), Arc::new(Mutex::new(Seen::default())));
@@ -40,7 +40,7 @@ impl Eavesdropper {
     }
 }
 
-/// Serves one connection of a rank, until either end closes it.
+/// Serves one connection of a rank until either end closes it.
 fn pass_on(mut client: &TcpStream, file: &Path, seen: &Mutex<Seen>) -> Option<()> {
     loop {
         let request = message(client)?;
@@ -60,12 +60,12 @@ fn pass_on(mut client: &TcpStream, file: &Path, seen: &Mutex<Seen>) -> Option<()
         let is_ours = seen.repeated.len().is_multiple_of(4);
         seen.answered += usize::from(is_ours);
         drop(seen);
-        client.write_all(&if is_ours { answer_like(&genuine) } else { genuine }).ok()?;
+        client.write_all(&if is_ours { forged_response(&genuine) } else { genuine }).ok()?;
     }
 }
 
-/// The head of a genuine answer over another body, which acknowledges everything and stops the run.
-fn answer_like(genuine: &[u8]) -> Vec<u8> {
+/// Response with the head of a genuine one and a forged body that acknowledges everything and stops the run.
+fn forged_response(genuine: &[u8]) -> Vec<u8> {
     let body = r#"{"acknowledged":1000000,"order":{"number":7,"directive":"checkpoint-and-stop"}}"#;
     let text = String::from_utf8_lossy(genuine);
     let (head, _) = text.split_once("\r\n\r\n").unwrap();
@@ -80,7 +80,7 @@ fn exchange(address: &str, request: &[u8]) -> Option<Vec<u8>> {
     message(&stream)
 }
 
-/// A request or an answer, head and body.
+/// Reads a request or a response, head and body.
 fn message(stream: &TcpStream) -> Option<Vec<u8>> {
     let (mut lines, mut whole, mut length) = (BufReader::new(stream), String::new(), 0);
     loop {
@@ -105,11 +105,11 @@ fn code(answer: &[u8]) -> u16 {
 }
 
 #[test]
-fn whoever_is_on_the_network_learns_no_secret_and_disturbs_nothing() {
+fn an_attacker_learns_no_secret_and_has_no_effect() {
     const STEPS: u64 = 60;
-    let place = Place::new();
+    let place = TestDir::new();
     let (address, secret) = (place.path("address"), place.path("secret"));
-    let between = Eavesdropper::start(address.clone().into());
+    let between = Attacker::start(address.clone().into());
     let script = format!(
         "echo $LAMBERT_CONTROL_URL >{address}.$$; mv {address}.$$ {address}; echo $LAMBERT_CONTROL_TOKEN >{secret}
          export LAMBERT_CONTROL_URL=http://127.0.0.1:{}; exec $WORKER \"$@\"",
@@ -124,7 +124,7 @@ fn whoever_is_on_the_network_learns_no_secret_and_disturbs_nothing() {
     let (seen, secret) = (between.seen.lock().unwrap(), std::fs::read_to_string(secret).unwrap());
     let secret = secret.trim();
     assert_eq!(secret.len(), 64);
-    assert!(seen.answered > 2, "{} answers were forged", seen.answered);
+    assert!(seen.answered > 2, "{} responses were forged", seen.answered);
     assert!(seen.repeated.iter().all(|code| *code == 409), "repeated reports: {:?}", seen.repeated);
     assert!(seen.changed.iter().all(|code| *code == 401 || *code == 409), "changed reports: {:?}", seen.changed);
     let sent = seen.messages.iter().filter(|message| String::from_utf8_lossy(message).contains(secret)).count();
@@ -140,10 +140,10 @@ fn whoever_is_on_the_network_learns_no_secret_and_disturbs_nothing() {
     );
 }
 
-/// A coordinator of the protocol before asks for the secret, which a rank never sends.
+/// A coordinator with the previous protocol asks for the secret, which a rank never sends.
 #[test]
-fn a_rank_ends_under_a_coordinator_of_the_protocol_before() {
-    let place = Place::new();
+fn a_rank_exits_under_a_coordinator_with_the_previous_protocol() {
+    let place = TestDir::new();
     let (config, run) = (place.config(3, 1), place.path("run"));
     done(&["run", "--config", &config, "--run", &run]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -162,10 +162,10 @@ fn a_rank_ends_under_a_coordinator_of_the_protocol_before() {
     assert!(log.contains("it is a coordinator of another version"), "{log}");
 }
 
-/// Ranks that speak the protocol before send what they always sent.
+/// Emulates ranks with the previous protocol.
 #[test]
-fn ranks_of_the_protocol_before_are_a_mixture_of_programs() {
-    let place = Place::new();
+fn ranks_with_the_previous_protocol_are_a_version_mismatch() {
+    let place = TestDir::new();
     let script = r#"exec bash -c '
         address=${LAMBERT_CONTROL_URL#http://}
         exec 3<>/dev/tcp/${address%:*}/${address##*:}

@@ -1,4 +1,4 @@
-//! The coordinator over the real programs: signals, requests for checkpoints, processes that hang.
+//! The coordinator with the real programs: signals, checkpoint requests, hanging processes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::support::preload::library;
 use crate::support::{
-    self, ENDLESS, Ended, Place, Running, assert_same_bits, checkpoints, lambert, read_json, seconds,
+    self, ENDLESS, Ended, Running, TestDir, assert_same_bits, checkpoints, lambert, read_json, seconds,
     wait_for_no_workers, with_worker, workers,
 };
 
-/// The processes of a run are gone, and it can go on.
+/// Asserts that a run has stopped with this exit code, and that none of its workers is left.
 fn stopped(run: &str, ended: &Ended, code: i32, word: &str) {
     assert_eq!(ended.code, Some(code), "{}", ended.log);
     assert!(ended.log.contains(word), "no {word:?} in {}", ended.log);
@@ -19,11 +19,11 @@ fn stopped(run: &str, ended: &Ended, code: i32, word: &str) {
 }
 
 #[test]
-fn hangup_and_the_first_user_signal_save_and_stop() {
-    let place = Place::new();
+fn sighup_and_sigusr1_save_a_checkpoint_and_stop() {
+    let place = TestDir::new();
     for (number, signal) in ["-HUP", "-USR1"].into_iter().enumerate() {
         let run = place.path(&format!("run-{number}"));
-        // Whoever started the tests may have told them to ignore SIGHUP.
+        // The test runner may ignore SIGHUP.
         let mut command = Command::new("env");
         command.arg("--default-signal=HUP").arg(lambert());
         let mut running = Running::start_by(command, &place.config(ENDLESS, 2), &run, &[]);
@@ -33,16 +33,16 @@ fn hangup_and_the_first_user_signal_save_and_stop() {
         let ended = running.end();
         seconds(signal, start);
         stopped(&run, &ended, 75, "stopped: step");
-        // More, where it had come to a multiple of the interval.
+        // More than one if the run had reached a multiple of the interval.
         assert!(!checkpoints(&run).is_empty(), "{}", ended.log);
         assert_eq!(read_json(&run, "status.json")["state"], "stopped");
     }
 }
 
-/// A terminal that is closed behind a Ctrl-C takes the checkpoint not back; a shell and the kernel may both tell of it.
+/// A terminal closed after Ctrl-C does not cancel the checkpoint; the shell and the kernel may both send SIGHUP.
 #[test]
-fn a_hangup_is_no_second_signal() {
-    let place = Place::new();
+fn sighup_after_sigint_does_not_cancel_the_checkpoint() {
+    let place = TestDir::new();
     let run = place.path("run");
     let mut command = Command::new("env");
     command.arg("--default-signal=HUP").arg(lambert());
@@ -54,7 +54,7 @@ fn a_hangup_is_no_second_signal() {
     std::thread::sleep(Duration::from_millis(300));
     running.kill_coordinator("-HUP");
     stopped(&run, &running.end(), 76, "stopped: step");
-    // The next start knows where the run is before its ranks do.
+    // The status has the run's position before the ranks report.
     let newest = checkpoints(&run).remove(0);
     let running = Running::start_in(&place.config(ENDLESS, 2), &run, &[], &[slow.preload, slow.trigger]);
     until(&run, "\"starting\"");
@@ -65,10 +65,10 @@ fn a_hangup_is_no_second_signal() {
     assert!(status["step"].as_u64() >= Some(3), "{status}");
 }
 
-/// `timeout` signals its child and then the whole group. Nothing is lost by an end before the first step.
+/// `timeout` signals its child and then the whole group. Before the first step there is nothing to save.
 #[test]
-fn a_stop_before_the_first_step_is_heeded_at_once() {
-    let place = Place::new();
+fn a_stop_before_the_first_step_ends_the_run_at_once() {
+    let place = TestDir::new();
     let (config, run, slow) = (place.config(20, 2), place.path("run"), slow_reads(&place));
     let running = Running::start_in(&config, &run, &[], &[slow.preload, slow.trigger]);
     until(&run, "\"training\"");
@@ -78,13 +78,13 @@ fn a_stop_before_the_first_step_is_heeded_at_once() {
     let took = seconds("from SIGTERM in the first step to the end", start);
     stopped(&run, &ended, 75, "no checkpoint saved");
     assert!(took < 20.0, "{}", ended.log);
-    assert_eq!(Running::start(&config, &run).end().code, Some(0), "it begins again");
+    assert_eq!(Running::start(&config, &run).end().code, Some(0), "the run does not start again");
 }
 
-/// Such a run was started again five times, and failed.
+/// Regression test: such a run was restarted five times and then failed.
 #[test]
-fn a_crash_after_the_end_leaves_the_result() {
-    let place = Place::new();
+fn a_crash_after_the_end_does_not_change_the_result() {
+    let place = TestDir::new();
     let run = place.path("run");
     let ended = Running::start_in(&place.config(20, 2), &run, &[], &[library(&place, "abort_at_exit")]).end();
     stopped(&run, &ended, 0, "was killed by signal 6; the work was done before, and the result stands");
@@ -92,10 +92,10 @@ fn a_crash_after_the_end_leaves_the_result() {
     assert_eq!(read_json(&run, "status.json")["state"], "finished");
 }
 
-/// After a reboot, or in another container, a process of the same number is somebody else.
+/// After a reboot, or in another container, another process may have the same process id.
 #[test]
-fn a_coordinator_is_known_by_more_than_its_number() {
-    let place = Place::new();
+fn a_coordinator_is_identified_by_more_than_its_process_id() {
+    let place = TestDir::new();
     let run = place.path("run");
     let mut running = Running::start(&place.config(ENDLESS, 1), &run);
     running.reach(3);
@@ -112,10 +112,10 @@ fn a_coordinator_is_known_by_more_than_its_number() {
     assert_eq!(save.code, 1, "{}", save.err);
 }
 
-/// nohup's way: the run outlives the terminal.
+/// As under nohup: the run outlives the terminal.
 #[test]
-fn a_hangup_that_was_ignored_before_stays_ignored() {
-    let place = Place::new();
+fn an_ignored_sighup_stays_ignored() {
+    let place = TestDir::new();
     let run = place.path("run");
     let line =
         format!("trap '' HUP; exec {} run --config {} --run {run}", lambert().display(), place.config(ENDLESS, 1));
@@ -129,10 +129,11 @@ fn a_hangup_that_was_ignored_before_stays_ignored() {
     assert_eq!(coordinator.wait().unwrap().code(), Some(75));
 }
 
-/// A stopped process says nothing; the attempt is ended after the limit, and the run goes on with the same bits.
+/// A stopped process sends no heartbeats; the attempt is ended after the timeout, and the run resumes with the same
+/// bits.
 #[test]
-fn a_stopped_rank_is_noticed_and_the_run_goes_on() {
-    let place = Place::new();
+fn a_stopped_rank_is_detected_and_the_run_resumes() {
+    let place = TestDir::new();
     let (config, run, reference) = (place.config(120, 2), place.path("run"), place.path("undisturbed"));
     assert_eq!(Running::start(&config, &reference).end().code, Some(0));
     let mut running = Running::start_with(&config, &run, &["--set", "cluster.limits.silence_seconds=6"]);
@@ -148,7 +149,7 @@ fn a_stopped_rank_is_noticed_and_the_run_goes_on() {
     assert!(read_json(&run, "coordinator.json")["restarts"][0]["cause"].as_str().unwrap().contains("silent"));
 }
 
-/// Waits until the run's status says so.
+/// Waits until the run's status contains `word`.
 fn until(run: &str, word: &str) {
     let start = Instant::now();
     while !std::fs::read_to_string(Path::new(run).join("status.json")).unwrap_or_default().contains(word) {
@@ -157,10 +158,10 @@ fn until(run: &str, word: &str) {
     }
 }
 
-/// What the status says of the ranks is what they do, at a healthy run's every step.
+/// The status of a healthy run has the actual phase of each rank at every step.
 #[test]
-fn nobody_saves_where_nothing_is_saved() {
-    let place = Place::new();
+fn the_status_shows_no_save_without_a_save() {
+    let place = TestDir::new();
     let run = place.path("run");
     let mut running = Running::start_with(&place.config(ENDLESS, 2), &run, &["--set", "checkpoint.every_steps=0"]);
     running.reach(5);
@@ -177,10 +178,10 @@ fn nobody_saves_where_nothing_is_saved() {
     assert_eq!(running.end().code, Some(75));
 }
 
-/// All ranks report, and no step is made: not silence, but a hang.
+/// All ranks report but make no progress: a hang, not a lost heartbeat.
 #[test]
-fn a_reader_that_hangs_is_noticed_and_named() {
-    let place = Place::new();
+fn a_hanging_reader_is_detected_and_named() {
+    let place = TestDir::new();
     let (run, slow) = (place.path("run"), slow_reads(&place));
     let sets = ["--set", "cluster.limits.first_step_seconds=6"];
     let mut running = Running::start_in(&place.config(ENDLESS, 2), &run, &sets, &[slow.preload, slow.trigger]);
@@ -194,7 +195,7 @@ fn a_reader_that_hangs_is_noticed_and_named() {
     let ended = running.end();
     assert_eq!(ended.code, Some(75), "{}", ended.log);
     assert!(ended.log.contains(" hangs: waiting for samples (step 1) for 6 s; the limit is 6 s"), "{}", ended.log);
-    assert!(ended.log.contains(" is slow: waiting for samples"), "slow is said before hung: {}", ended.log);
+    assert!(ended.log.contains(" is slow: waiting for samples"), "no warning before the timeout: {}", ended.log);
 }
 
 struct SlowReads {
@@ -203,17 +204,17 @@ struct SlowReads {
     file: PathBuf,
 }
 
-/// A library in whose presence reads of shards hang while a file exists.
-fn slow_reads(place: &Place) -> SlowReads {
+/// Library that makes reads of shards hang while a file exists.
+fn slow_reads(place: &TestDir) -> SlowReads {
     let file = PathBuf::from(place.file("hang", "until it is gone"));
     let trigger = ("LAMBERT_TEST_HANG", file.to_str().unwrap().to_owned());
     SlowReads { preload: library(place, "hanging_reads"), trigger, file }
 }
 
-/// A process in an uninterruptible state cannot be ended by anybody: it is reported after a limit, and left.
+/// A process in uninterruptible sleep cannot be killed; it is reported after a timeout and left.
 #[test]
-fn what_cannot_be_ended_is_reported_and_left() {
-    let place = Place::new();
+fn an_unkillable_process_is_reported_and_left() {
+    let place = TestDir::new();
     let Some(frozen) = Frozen::new(&place) else { return };
     let script = format!("echo gone > {}/file", frozen.folder);
     let program = with_worker(&place, &script);
@@ -232,13 +233,13 @@ fn what_cannot_be_ended_is_reported_and_left() {
     drop(frozen);
 }
 
-/// A file system that hangs every write until it is dropped.
+/// File system on which every write hangs until it is dropped.
 struct Frozen {
     folder: String,
 }
 
 impl Frozen {
-    fn new(place: &Place) -> Option<Self> {
+    fn new(place: &TestDir) -> Option<Self> {
         let (image, folder) = (place.path("image"), place.path("frozen"));
         let script = format!(
             "truncate -s 8M {image} && mkfs.ext4 -q {image} && mkdir {folder} && mount -o loop {image} {folder} && \
@@ -259,16 +260,16 @@ impl Drop for Frozen {
     }
 }
 
-/// A request for a checkpoint lives as long as a step takes.
+/// A checkpoint request stays valid for the duration of a step.
 #[test]
-fn a_request_for_a_checkpoint_is_honoured_by_slow_steps() {
-    let place = Place::new();
+fn a_checkpoint_request_outlasts_a_slow_step() {
+    let place = TestDir::new();
     let (run, slow) = (place.path("run"), slow_reads(&place));
     let sets = ["--set", "checkpoint.every_steps=0"];
     let running = Running::start_in(&place.config(ENDLESS, 2), &run, &sets, &[slow.preload, slow.trigger]);
     until(&run, "\"training\"");
     support::done(&["checkpoint", "save", &run]);
-    // Longer than any request was remembered once.
+    // Longer than requests were once kept.
     std::thread::sleep(Duration::from_secs(10));
     std::fs::remove_file(&slow.file).unwrap();
     let start = Instant::now();
@@ -280,15 +281,15 @@ fn a_request_for_a_checkpoint_is_honoured_by_slow_steps() {
     assert_eq!(running.end().code, Some(75));
 }
 
-/// What a rank says as it crashes is in its host's file, though nobody could ask it any more.
+/// The output of a crashing rank is in its host's log file, although the control channel does not carry it.
 #[test]
-fn the_last_words_of_a_crash_are_kept() {
-    let place = Place::new();
+fn the_output_of_a_crash_is_logged() {
+    let place = TestDir::new();
     let (run, folder) = (place.path("run"), place.path("logs"));
     let logs = format!("cluster.log_folder={folder:?}");
     let mut running = Running::start_with(&place.config(ENDLESS, 2), &run, &["--set", &logs]);
     running.reach(5);
-    // Open MPI's handler prints the stack, and ends the process by the same signal.
+    // Open MPI's handler prints the stack and ends the process with the same signal.
     running.kill_rank(1, "-ABRT");
     let start = Instant::now();
     while !printed(&folder).contains("Signal: Aborted (6)") {
@@ -302,7 +303,7 @@ fn the_last_words_of_a_crash_are_kept() {
     seconds("a rank crashes", start);
 }
 
-/// What rank 1 has printed in the first attempt.
+/// Output of rank 1 in the first attempt.
 fn printed(folder: &str) -> String {
     let files = support::tree(Path::new(folder));
     let first = |path: &Path| path.ends_with("attempt-000001/rank-00001.log");

@@ -1,8 +1,8 @@
-//! A shard that turns out to be damaged in mid-run: it is named, and the run stops with a checkpoint or goes around it.
+//! A shard found damaged during training: the run names it and stops with a checkpoint, or skips its samples.
 
 use std::collections::BTreeMap;
 
-use crate::support::{Ended, Place, Running, assert_same_bits, checkpoints, done};
+use crate::support::{Ended, Running, TestDir, assert_same_bits, checkpoints, done};
 use lambert_dataset::Dataset;
 use lambert_worker::data::order::EpochOrder;
 use serde_json::Value;
@@ -10,8 +10,8 @@ use serde_json::Value;
 const STEPS: u64 = 60;
 const BATCH: u64 = 16;
 
-/// A dataset of many small shards, the shard of it that is drawn last, and the step that needs it first.
-fn prepare(place: &Place) -> (String, usize, u64) {
+/// Returns a dataset of many small shards, the shard that is read last, and the first step that needs it.
+fn prepare(place: &TestDir) -> (String, usize, u64) {
     let url = place.path("small");
     let sets = [format!("output.url={url}"), "output.shards=60".into(), "output.rows_per_group=16".into()];
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
@@ -25,7 +25,7 @@ fn prepare(place: &Place) -> (String, usize, u64) {
     (url, shard, needed(shard))
 }
 
-fn start(place: &Place, name: &str, data: &str, ranks: usize, more: &[&str]) -> Running {
+fn start(place: &TestDir, name: &str, data: &str, ranks: usize, more: &[&str]) -> Running {
     let data = format!("stage.0.data={data}/train");
     let arguments = [&["--set", &data][..], more].concat();
     Running::start_with(&place.config(STEPS, ranks), &place.path(name), &arguments)
@@ -36,15 +36,15 @@ fn finished(ended: Ended) -> Ended {
     ended
 }
 
-/// What no checksum tells: the bytes are those that the manifest names, and are no samples.
+/// Undetected by checksums: the bytes match the manifest but do not decode.
 #[test]
-fn a_shard_that_cannot_be_decoded_is_named_and_gone_around() {
-    let place = Place::new();
+fn an_undecodable_shard_is_named_and_skipped() {
+    let place = TestDir::new();
     let (data, shard, step) = prepare(&place);
     let name = format!("shard-{shard:05}-of-00060.parquet");
     let path = format!("{data}/train/{name}");
     let mut bad = std::fs::read(&path).unwrap();
-    // The pages of all columns, but neither the magic numbers nor the footer.
+    // Data pages of all columns, without the magic numbers and the footer.
     let half = bad.len() / 2;
     bad[4..half].fill(0xee);
     std::fs::write(&path, &bad).unwrap();
@@ -56,7 +56,11 @@ fn a_shard_that_cannot_be_decoded_is_named_and_gone_around() {
     let stopped = start(&place, "stopped", &data, 2, &[]).end();
     assert_eq!(stopped.code, Some(70), "{}", stopped.log);
     assert!(stopped.log.contains(&name), "{}", stopped.log);
-    assert!(stopped.log.contains("another rank could not read its samples"), "both ranks read it: {}", stopped.log);
+    assert!(
+        stopped.log.contains("another rank could not read its samples"),
+        "both ranks read the shard: {}",
+        stopped.log
+    );
     assert_eq!(stopped.records.len() as u64, step - 1, "{}", stopped.log);
     let around = start(&place, "around", &data, 2, &["--set", "guard.damaged_shard=skip"]).end();
     let around = finished(around);
@@ -64,7 +68,7 @@ fn a_shard_that_cannot_be_decoded_is_named_and_gone_around() {
     assert!(around.records[step as usize - 1].skipped.samples > 0);
 }
 
-/// The evaluations that a run keeps among its records: step and loss.
+/// Evaluations in the run's records: loss by step.
 fn evaluations(run: &str) -> BTreeMap<u64, f64> {
     let files = std::fs::read_dir(format!("{run}/metrics")).unwrap().map(|entry| entry.unwrap().path());
     let lines: String = files.map(|path| std::fs::read_to_string(path).unwrap()).collect();
@@ -73,14 +77,14 @@ fn evaluations(run: &str) -> BTreeMap<u64, f64> {
     evaluations.map(|record| (record["step"].as_u64().unwrap(), record["mlm_loss"].as_f64().unwrap())).collect()
 }
 
-/// Nothing of the steps before is lost, and no rank waits for another. The evaluation is made up for, which here decides when the stage
-/// ends.
+/// Earlier steps are kept and no rank blocks. The missed evaluation, which determines the end of the stage here, is
+/// repeated.
 #[test]
-fn a_damaged_held_out_shard_ends_a_run_with_a_checkpoint() {
-    let place = Place::new();
+fn a_damaged_held_out_shard_stops_the_run_with_a_checkpoint() {
+    let place = TestDir::new();
     let (data, _, _) = prepare(&place);
     let held_out = format!("evaluation.data={data}/held-out");
-    // No loss falls by 10 nats: the stage ends with the fifth evaluation.
+    // The loss never falls by 10 nats, so the stage ends with the fifth evaluation.
     let plateau = "stage.0.plateau={ evaluations = 4, min_delta = 10.0 }";
     let sets =
         [&held_out, plateau, "evaluation.every_steps=10", "checkpoint.every_steps=0", "checkpoint.keep_best=true"];
@@ -110,8 +114,8 @@ fn a_damaged_held_out_shard_ends_a_run_with_a_checkpoint() {
 }
 
 #[test]
-fn a_damaged_shard_is_named_and_stopped_at_or_gone_around() {
-    let place = Place::new();
+fn a_damaged_shard_stops_the_run_or_is_skipped() {
+    let place = TestDir::new();
     let (data, shard, step) = prepare(&place);
     let path = format!("{data}/train/shard-{shard:05}-of-00060.parquet");
     let good = std::fs::read(&path).unwrap();
@@ -124,10 +128,10 @@ fn a_damaged_shard_is_named_and_stopped_at_or_gone_around() {
     assert_eq!(stopped.code, Some(70), "{}", stopped.log);
     let named = format!("shard-{shard:05}-of-00060.parquet is damaged: sha256 is");
     assert!(stopped.log.contains(&named), "{}", stopped.log);
-    assert!(!stopped.log.contains("attempt 2"), "what is damaged stays damaged: {}", stopped.log);
+    assert!(!stopped.log.contains("attempt 2"), "retried with a damaged shard: {}", stopped.log);
     assert_eq!(stopped.records.len() as u64, step - 1);
     let newest = checkpoints(&place.path("stopped")).remove(0);
-    assert_eq!(newest, format!("step-{:09}-a0001", step - 1), "it stopped with a checkpoint");
+    assert_eq!(newest, format!("step-{:09}-a0001", step - 1), "no checkpoint of the last step");
 
     let skip = ["--set", "guard.damaged_shard=skip"];
     let around = finished(start(&place, "around", &data, 2, &skip).end());
@@ -138,9 +142,9 @@ fn a_damaged_shard_is_named_and_stopped_at_or_gone_around() {
     let manifest: Value = serde_json::from_slice(&std::fs::read(manifest).unwrap()).unwrap();
     assert_eq!(manifest["state"]["skipped_samples"].as_u64(), skipped.last().copied());
     let cursor = manifest["cursor"].as_object().unwrap().values().next().unwrap().as_u64().unwrap();
-    assert_eq!(cursor, STEPS * BATCH + skipped.last().unwrap(), "exactly once");
+    assert_eq!(cursor, STEPS * BATCH + skipped.last().unwrap(), "samples read twice or not at all");
 
-    // Stopped behind the discovery: the same samples, though the shard is whole again.
+    // Stopped after the discovery, then resumed with the shard restored: the same samples are skipped.
     let mut running = start(&place, "resumed", &data, 2, &skip);
     running.reach(step + 2);
     running.kill_coordinator("-TERM");
@@ -148,13 +152,13 @@ fn a_damaged_shard_is_named_and_stopped_at_or_gone_around() {
     std::fs::write(&path, &good).unwrap();
     finished(start(&place, "resumed", &data, 2, &skip).end());
     assert_same_bits(&place.path("around"), &place.path("resumed"));
-    // In another world: the same samples.
+    // The same samples with another world size.
     std::fs::write(&path, &bad).unwrap();
     let alone = finished(start(&place, "alone", &data, 1, &skip).end());
     let digests = |ended: &Ended| ended.records.iter().map(|record| record.batch.digest).collect::<Vec<_>>();
     assert_eq!(digests(&alone), digests(&around));
 
-    // Brought back, the run that stopped goes on and ends as if nothing had been.
+    // With the shard restored, the stopped run resumes and ends like an undisturbed one.
     std::fs::write(&path, &good).unwrap();
     finished(start(&place, "stopped", &data, 2, &[]).end());
     assert_same_bits(&place.path("good"), &place.path("stopped"));

@@ -1,4 +1,4 @@
-//! The example of the collective crate's README.
+//! Example of the collective crate's README.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use crate::support::lambert;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The losses that the example prints on so many ranks.
+/// Losses that the example prints on `ranks` ranks.
 fn losses(ranks: usize) -> Vec<f64> {
     let example = lambert().with_file_name("examples").join("data_parallel");
     assert!(example.is_file(), "{} is not there: `cargo build --release --example data_parallel`", example.display());
@@ -24,7 +24,7 @@ fn losses(ranks: usize) -> Vec<f64> {
 }
 
 #[test]
-fn the_example_trains_the_same_on_one_two_and_three_ranks() {
+fn the_example_gives_the_same_losses_on_one_two_and_three_ranks() {
     let alone = losses(1);
     assert_eq!(alone.len(), 5);
     assert!(alone[4] < 0.5 * alone[0], "{alone:?}");
@@ -41,5 +41,5 @@ fn the_readme_shows_the_example() {
     let example = std::fs::read_to_string(folder.join("examples/data_parallel.rs")).unwrap();
     let (_, code) = example.split_once("\n\n").unwrap();
     let readme = std::fs::read_to_string(folder.join("README.md")).unwrap();
-    assert!(readme.contains(&format!("```rust\n{code}```\n")), "the example and the README's differ");
+    assert!(readme.contains(&format!("```rust\n{code}```\n")), "the README differs from the example");
 }

@@ -1,4 +1,4 @@
-//! `make demo` in each form that README.md shows, with fewer steps. It makes its own folder and builds nothing.
+//! `make demo` in each form shown in README.md, with fewer steps, in a separate folder and without a build.
 
 use std::io::Write;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::support::lambert;
 
-/// The command of README.md in a code span or block that begins so; its corpus as a list of names.
+/// Commands in code spans or blocks of `file`; for each, its corpus arguments.
 fn shown(file: &str) -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
     let forms = text.match_indices("make demo").map(|(at, _)| {
@@ -20,7 +20,7 @@ fn shown(file: &str) -> Vec<Vec<String>> {
     forms
 }
 
-/// Text of the grammar, documents apart.
+/// Generated documents.
 fn documents(folder: &Path, count: u32, seed: u32) -> Vec<String> {
     let path = folder.join("generated.txt");
     let arguments = ["--documents", &count.to_string(), "--seed", &seed.to_string(), "--output"];
@@ -29,7 +29,7 @@ fn documents(folder: &Path, count: u32, seed: u32) -> Vec<String> {
     std::fs::read_to_string(path).unwrap().trim_end().split("\n\n").map(str::to_owned).collect()
 }
 
-/// Puts an input of the kind that its name says there: a folder of books, a dump, a text.
+/// Writes an input of the kind that its name implies: a folder of books, a dump, a text file.
 fn write(folder: &Path, name: &str) {
     let path = folder.join(name);
     if name.ends_with('/') {
@@ -49,18 +49,18 @@ fn write(folder: &Path, name: &str) {
     } else if name == "one-document.txt" {
         std::fs::write(&path, documents(folder, 20, 5).join("\n")).unwrap();
     } else {
-        assert!(name.ends_with(".txt"), "no such input is made here: {name}");
+        assert!(name.ends_with(".txt"), "unknown kind of input: {name}");
         std::fs::write(&path, documents(folder, 300, 4).join("\n\n")).unwrap();
     }
 }
 
-/// `make demo` as it is typed, but with the inputs in a folder of this test and 40 steps.
+/// Runs `make demo` with the inputs in a temporary folder and 40 steps.
 fn demo(corpus: &[String]) -> String {
     let folder = tempfile::tempdir().unwrap();
     corpus.iter().for_each(|name| write(folder.path(), name));
     let inputs: Vec<String> = corpus.iter().map(|name| format!("{}/{name}", folder.path().display())).collect();
     let mut make = Command::new("make");
-    // The programs are those of this test run.
+    // The programs of this test run.
     make.args(["-o", "build", "demo", &format!("CORPUS={}", inputs.join(" "))]);
     make.arg(format!("DEMO={}", folder.path().join("demo").display()));
     make.arg(format!("RELEASE={}", lambert().parent().unwrap().display()));
@@ -76,7 +76,7 @@ fn demo(corpus: &[String]) -> String {
 }
 
 #[test]
-fn every_form_that_is_shown_works() {
+fn every_documented_form_works() {
     let forms: Vec<Vec<String>> = [shown("README.md"), shown("Makefile")].concat();
     let own = forms.iter().filter(|corpus| !corpus.is_empty());
     assert!(forms.iter().any(Vec::is_empty) && own.count() >= 2, "{forms:?}");
@@ -86,9 +86,9 @@ fn every_form_that_is_shown_works() {
     forms.iter().for_each(|corpus| drop(demo(corpus)));
 }
 
-/// Too little text to train on: what is doubtful is said, and what is held out is a twentieth.
+/// With too little text to train on, the run warns, and a twentieth is held out.
 #[test]
-fn one_short_document_is_divided_and_warned_about() {
+fn one_short_document_is_split_with_warnings() {
     let said = demo(&["one-document.txt".to_owned()]);
     let line = |start: &str| {
         said.lines().find(|line| line.contains(start)).unwrap_or_else(|| panic!("no {start:?} in {said}"))

@@ -1,22 +1,22 @@
 #!/bin/sh
-# The whole of lambert in a few minutes: corpus, vocabulary, dataset, two ranks, one of them killed half-way, the
-# restart, the end, an exported model. `make demo` calls it.
+# Demonstration in a few minutes: corpus, vocabulary, dataset, training on two ranks, one of which is killed half-way,
+# the restart, an exported model. `make demo` calls it.
 #
-#   demo.sh PROGRAMS FOLDER [CORPUS...]    PROGRAMS holds lambert and lambert-worker; FOLDER is made anew
+#   demo.sh PROGRAMS FOLDER [CORPUS...]    PROGRAMS holds lambert and lambert-worker; FOLDER is recreated
 #
-# DEMO_STEPS in the environment: fewer steps than configs/demo.toml has, for a test.
+# DEMO_STEPS in the environment reduces the steps of configs/demo.toml, for tests.
 set -eu
 
 programs=$1; demo=$2; shift 2
 lambert=$programs/lambert
 say() { printf '\n== %s\n' "$*"; }
-# The first number of that key in JSON on standard input: number KEY
+# First number of a key in JSON on standard input: number KEY
 number() { grep -o "\"$1\": *[-0-9.e]*" | head -n 1 | sed 's/.*: *//'; }
 
 rm -rf "$demo"
 mkdir -p "$demo"
 
-# 1. Text: the user's, or a generated one.
+# 1. Text: the user's, or generated.
 if [ $# -eq 0 ]; then
     say "Corpus: drawn from a small grammar in which words far apart agree"
     "$lambert" generate --documents 4000 --seed 1 --output "$demo/corpus.txt"
@@ -26,7 +26,7 @@ else
     documents=file; length=128
 fi
 
-# 2. Vocabulary and dataset. What each file holds shows in its first bytes.
+# 2. Vocabulary and dataset. File formats are detected from the first bytes.
 say "Vocabulary"
 "$lambert" vocab --size 8000 --output "$demo/vocab.txt" --input "$@"
 say "Dataset"
@@ -46,7 +46,7 @@ held_out = 0.05
 TOML
 "$lambert" prep --config "$demo/prep.toml"
 
-# 3. Training on two ranks; half-way rank 1 is killed as a lost machine would be.
+# 3. Training on two ranks; half-way rank 1 is killed, as by the loss of a machine.
 say "Training: 2 ranks, LAMB"
 steps=${DEMO_STEPS:-$(sed -n 's/^steps = //p' configs/demo.toml)}
 "$lambert" run --config configs/demo.toml --run "$demo/run" \
@@ -69,7 +69,7 @@ done
 wait $run
 [ -n "$killed" ] || { echo "demo: the run ended before a rank could be killed" >&2; exit 1; }
 
-# 4. What came out.
+# 4. Results.
 say "Held-out evaluation and export"
 "$lambert" eval "$demo/run" --data "$demo/data/held-out" --json > "$demo/eval.json"
 "$lambert" export "$demo/run" --output "$demo/model"
@@ -88,7 +88,7 @@ awk "BEGIN { exit !($held_out > $entropy) }" \
     && echo 'the held-out loss is above the unigram baseline: too little text, or too many steps for it'
 printf 'lost to the kill at step %-12s %.1f s\n' "$killed" "$lost"
 printf 'exported for transformers             %s\n' "$demo/model"
-# Held-out text, of which one word between the third and the last is masked.
+# Held-out text with one masked word between the third and the last.
 say "Fill-mask"
 "$lambert" inspect "$demo/data/held-out" --samples 30 --json | grep -o '"first":"[^"\\]*"' | sed 's/^"first":"//; s/"$//' \
     | awk 'NF >= 6 && !/\[UNK\]/ && $5 ~ /^[a-z]+$/ { word = $5; $5 = "[MASK]"; text = $1

@@ -1,4 +1,4 @@
-//! The rules of direction in docs/design/architecture.md, proved over cargo's own dependency graph and over the sources.
+//! Checks the dependency rules of docs/design/architecture.md against cargo's dependency graph and the sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,7 +10,7 @@ use crate::modules::CRATES;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// The crates that a crate of the workspace links, by name, and by name and version as `bzip2 0.6`.
+/// Dependencies of a workspace crate, by name, and by name and version as `bzip2 0.6`.
 fn linked(name: &str) -> BTreeSet<String> {
     let tree = cargo(&["tree", "--package", name, "--edges", "normal", "--prefix", "none", "--locked", "--offline"]);
     let mut names = BTreeSet::new();
@@ -25,7 +25,7 @@ fn linked(name: &str) -> BTreeSet<String> {
     names
 }
 
-/// The names of the workspace's crates.
+/// Names of the workspace's crates.
 fn members() -> BTreeSet<String> {
     let metadata: Value =
         serde_json::from_str(&cargo(&["metadata", "--format-version", "1", "--no-deps", "--offline"])).unwrap();
@@ -48,7 +48,7 @@ fn cargo(arguments: &[&str]) -> String {
 fn crates_depend_in_one_direction() {
     const TENSORS: &[&str] = &["tch", "torch-sys"];
     const MPI: &[&str] = &["mpi", "mpi-sys"];
-    // Parsers and segmenters of text, which only a preparation needs. (tch links another bzip2.)
+    // Text parsers and segmenters, needed for preparation only. (tch depends on another bzip2.)
     const TEXT: &[&str] = &["bzip2 0.6", "lzma-rust2", "icu_segmenter", "html-escape", "infer", "encoding_rs"];
     const PROGRAMS: &[&str] = &["lambert", "lambert-worker"];
     const DATA: &[&str] = &["lambert-data-prep", "lambert-dataset"];
@@ -73,13 +73,13 @@ fn crates_depend_in_one_direction() {
         broken.extend(found.map(|other| format!("{name} -> {other}")));
     }
     assert!(broken.is_empty(), "{broken:?}");
-    // The graph was really read: these edges are there.
+    // These edges prove that the graph was read.
     assert!(reached["lambert-worker"].contains("tch") && reached["lambert-worker"].contains("mpi"));
     assert!(reached["lambert"].contains("lambert-store"));
     assert!(TEXT.iter().all(|name| reached["lambert-data-prep"].contains(*name)));
 }
 
-/// Every source file below `folder` of the repository, a file itself too, with its text.
+/// All source files below `folder` (or the file itself), with their text.
 fn files_below(folder: &str) -> Vec<(String, String)> {
     let path = Path::new(ROOT).join(folder);
     if path.is_file() {
@@ -93,13 +93,13 @@ fn files_below(folder: &str) -> Vec<(String, String)> {
     files
 }
 
-/// The same below src/.
+/// All source files below `folder` of src/.
 fn sources(folder: &str) -> Vec<(String, String)> {
     let files = files_below(&format!("src/{folder}")).into_iter();
     files.map(|(name, text)| (name.strip_prefix("src/").unwrap().to_owned(), text)).collect()
 }
 
-/// What of a source file is neither comment nor test.
+/// Text of a source file without comments and tests.
 fn code(text: &str) -> String {
     let tests = ["#[cfg(test)]\nmod tests {", "#[cfg(test)]\npub(crate) mod tests {"];
     let before_tests = tests.iter().fold(text, |text, tests| text.split(tests).next().unwrap_or_default());
@@ -107,8 +107,8 @@ fn code(text: &str) -> String {
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// Files below `folders` whose code has one of `words`, but for those of `home`; and whether the home has each word.
-fn strays(folders: &[&str], home: &str, words: &[&str]) -> Vec<String> {
+/// Files outside `home` below `folders` whose code contains one of `words`, and each word that `home` lacks.
+fn violations(folders: &[&str], home: &str, words: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     let at_home: String = files_below(home).iter().map(|(_, text)| code(text)).collect();
     for word in words {
@@ -125,8 +125,8 @@ fn strays(folders: &[&str], home: &str, words: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn each_fact_has_one_home() {
-    // The names of a run's objects. (A dataset has a vocab.txt and a manifest.json of its own.)
+fn each_name_is_defined_in_one_module() {
+    // Object names of a run. (Datasets have a separate vocab.txt and manifest.json.)
     let of_runs = [
         "\"run.toml\"",
         "\"vocab.txt\"",
@@ -142,22 +142,22 @@ fn each_fact_has_one_home() {
         "\"lease-",
         "\"step-",
     ];
-    let mut broken = strays(&["src", "launcher/src", "cluster/store/src"], "cluster/store/src/run.rs", &of_runs);
-    // The names of what a run has on its hosts.
+    let mut broken = violations(&["src", "launcher/src", "cluster/store/src"], "cluster/store/src/run.rs", &of_runs);
+    // File names of a run on its hosts.
     let on_hosts = ["lambert-logs-", "lambert-mpirun-", "/var/tmp/lambert", "\"attempt-", "\"rank-{"];
     let folders = ["src", "launcher/src", "data-prep/dataset/src", "cluster/store/src"];
-    broken.extend(strays(&folders, "cluster/store/src/host_paths.rs", &on_hosts));
-    const KNOWING: [&str; 5] = ["src", "launcher/src", "configs/src", "configs/plan/src", "cluster/control/src"];
-    // The names of a model's tensors.
+    broken.extend(violations(&folders, "cluster/store/src/host_paths.rs", &on_hosts));
+    const SEARCHED: [&str; 5] = ["src", "launcher/src", "configs/src", "configs/plan/src", "cluster/control/src"];
+    // Tensor names of a model.
     let of_models = ["\"bert.", "\"cls.", "attention.self", ".word_embeddings", "LayerNorm\"", "\"ln\""];
-    broken.extend(strays(&KNOWING, "configs/plan/src/architecture/", &of_models));
-    // What is learnt.
+    broken.extend(violations(&SEARCHED, "configs/plan/src/architecture/", &of_models));
+    // Names of the objectives.
     let of_objectives = ["\"mlm\"", "\"pair\"", "\"MLM\""];
-    broken.extend(strays(&KNOWING, "configs/plan/src/objectives.rs", &of_objectives));
-    // The input formats. (`text` and `sentences` are ordinary words, too.)
+    broken.extend(violations(&SEARCHED, "configs/plan/src/objectives.rs", &of_objectives));
+    // Input formats. (`text` and `sentences` are also ordinary words.)
     let of_formats = ["\"wikipedia\"", "\"jsonl\"", "\"parquet\""];
     let folders = ["data-prep/src", "configs/src", "launcher/src"];
-    broken.extend(strays(&folders, "data-prep/src/source/formats/", &of_formats));
+    broken.extend(violations(&folders, "data-prep/src/source/formats/", &of_formats));
     for folder in ["src/train", "src/objective/totals.rs", "cluster/control/src"] {
         let known = |(file, text): (String, String)| {
             let text = code(&text).to_lowercase();
@@ -169,13 +169,13 @@ fn each_fact_has_one_home() {
     assert!(broken.is_empty(), "{broken:#?}");
     for (file, text) in ["src", "launcher/src", "cluster/store/src"].iter().flat_map(|folder| files_below(folder)) {
         let apart = code(&text).contains("/checkpoints/");
-        assert!(!apart || file == "cluster/store/src/run.rs", "{file} takes URLs of checkpoints apart");
+        assert!(!apart || file == "cluster/store/src/run.rs", "{file} parses checkpoint URLs");
     }
 }
 
 #[test]
-fn unsafe_code_of_the_collectives_is_in_the_thinnest_layers() {
-    const THIN: [&str; 6] =
+fn unsafe_code_of_the_collectives_is_in_the_lowest_layers() {
+    const LOWEST_LAYERS: [&str; 6] =
         ["bucket.rs", "mpi/library.rs", "nccl/communicator.rs", "nccl/library.rs", "nccl/reducer.rs", "reducer.rs"];
     let has_unsafe = |(file, text): (String, String)| {
         let found = UNSAFE.iter().any(|form| code(&text).contains(form));
@@ -183,34 +183,37 @@ fn unsafe_code_of_the_collectives_is_in_the_thinnest_layers() {
     };
     let mut found: Vec<String> = files_below("cluster/collective/src").into_iter().filter_map(has_unsafe).collect();
     found.sort();
-    assert_eq!(found, THIN);
+    assert_eq!(found, LOWEST_LAYERS);
 }
 
-/// Changing the environment while another thread reads it is undefined behaviour: it is done in one place, before there are threads.
+/// Changing the environment while another thread reads it is undefined behaviour, so only one module does, before
+/// threads exist.
 #[test]
-fn the_environment_is_changed_in_one_place() {
+fn the_environment_is_changed_in_one_module() {
     let changes = |text: &str| ["set_var(", "remove_var(", "setenv(", "putenv("].iter().any(|call| text.contains(call));
     let files = CRATES.iter().flat_map(|folder| files_below(folder));
     let found: Vec<String> = files.filter(|(_, text)| changes(&code(text))).map(|(file, _)| file).collect();
     assert_eq!(found, ["src/worker/environment.rs"]);
 }
 
-/// All source files of the engine, with their texts.
+/// All source files of the engine, with their text.
 fn all_sources() -> Vec<(String, String)> {
     let entries = std::fs::read_dir(Path::new(ROOT).join("src")).unwrap();
     entries.flat_map(|entry| sources(&entry.unwrap().file_name().into_string().unwrap())).collect()
 }
 
-/// Unsafe code stays in the layers over libtorch, NVIDIA's libraries, main memory and the allocator, and slices of tensors in one
-/// file; one more gives their places to a card. (meta.rs, meta/, emulator.rs and loss_curve.rs are tests.)
+/// Restricts unsafe code to the layers over libtorch, NVIDIA's libraries, host memory and the allocator. Only one file
+/// accesses tensors as slices, and one more passes their addresses to a GPU. (meta.rs, meta/, emulator.rs and
+/// loss_curve.rs are tests.)
 #[test]
-fn main_memory_is_the_host_s() {
+fn unsafe_code_and_host_memory_access_are_restricted() {
     let mut broken = Vec::new();
     let is_test = |file: &str| {
         [
             "kernels/meta.rs",
             "kernels/meta/memory.rs",
             "kernels/tests.rs",
+            "kernels/tests/operations.rs",
             "kernels/cuda/emulator.rs",
             "train/loss_curve.rs",
         ]
@@ -267,14 +270,14 @@ fn main_memory_is_the_host_s() {
 
 const UNSAFE: [&str; 4] = ["unsafe {", "unsafe extern", "unsafe fn", "unsafe impl"];
 
-/// Every source file below `folder` of the project.
+/// All source files below `folder` of the project.
 fn sources_of(folder: &str) -> Vec<(String, String)> {
     sources(&format!("../{folder}"))
 }
 
-/// What decides has neither clock nor I/O nor thread, and only launchers know a starter's flags and prose.
+/// The decision has no clock, I/O or threads, and only launchers know the flags and output of mpirun and srun.
 #[test]
-fn the_coordinator_keeps_its_layers() {
+fn coordinator_layers_are_separate() {
     let mut broken = Vec::new();
     let decides = [sources_of("launcher/src/decide.rs"), sources_of("launcher/src/decide")].concat();
     assert!(decides.len() > 5, "the sources of the decision were not found");
@@ -299,9 +302,9 @@ fn the_coordinator_keeps_its_layers() {
 }
 
 #[test]
-fn the_engine_keeps_its_layers() {
+fn engine_layers_are_separate() {
     let mut broken = Vec::new();
-    // What computes knows neither ranks nor files nor the network. (A test of the model saves checkpoints.)
+    // Computation has no ranks, files or network. (One test of the model saves checkpoints.)
     for place in ["model", "objective", "optim", "masking", "state", "kernels", "train/step.rs"] {
         for (file, text) in sources(place).into_iter().filter(|(file, _)| file != "model/tests/mod.rs") {
             for word in ["lambert_store", "lambert_collective", "std::fs", "std::net", "crate::worker"] {
@@ -317,7 +320,7 @@ fn the_engine_keeps_its_layers() {
     assert!(broken.is_empty(), "{broken:?}");
 }
 
-/// Whether there is such a file or folder, or several whose names begin so.
+/// True if `path` exists, or files or folders whose names start with it.
 fn exists(path: &str) -> bool {
     let path = Path::new(ROOT).join(path);
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
@@ -327,16 +330,16 @@ fn exists(path: &str) -> bool {
     path.exists() || entries.any(|entry| entry.file_name().to_string_lossy().starts_with(name))
 }
 
-/// Files and folders that the documents name from the root of the repository.
+/// Files and folders that the documentation names, relative to the repository root.
 #[test]
-fn what_documents_name_is_there() {
+fn paths_in_the_documentation_exist() {
     const TOP: [&str; 8] = ["src/", "configs/", "data-prep/", "cluster/", "launcher/", "tests/", "docs/", "benches/"];
     let is_word = |c: char| c.is_ascii_alphanumeric() || "_-./*".contains(c);
     let (mut missing, mut found) = (Vec::new(), 0);
     let documents = files_below("README.md").into_iter().chain(files_below("docs"));
     for (document, text) in documents.filter(|(file, _)| file.ends_with(".md")) {
         for word in text.split(|c| !is_word(c)).map(|word| word.trim_end_matches(['.', '-'])) {
-            // NAME stands for any, and a pattern for several.
+            // NAME is a placeholder, and `*` a pattern.
             let is_path =
                 TOP.iter().any(|top| word.starts_with(top)) && !word.contains(['*']) && !word.contains("NAME");
             if is_path {

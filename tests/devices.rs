@@ -1,18 +1,18 @@
-//! Devices that a machine has, and those that it lacks: what is said, and what the program exits with.
+//! Available and missing devices: messages and exit codes.
 
 use std::path::{Path, PathBuf};
 
-use crate::support::{self, Place, run_in};
+use crate::support::{self, TestDir, run_in};
 use lambert_worker::gpu::{Driver, DriverError, Libtorch};
 use lambert_worker::torch;
 
-/// What a run on a GPU with the libtorch of `folder` says and exits with.
-fn on_a_gpu(place: &Place, folder: &str, environment: &[(&'static str, String)]) -> (i32, String) {
+/// Exit code and output of a run on a GPU with the libtorch in `folder`.
+fn on_a_gpu(place: &TestDir, folder: &str, environment: &[(&'static str, String)]) -> (i32, String) {
     on_gpus(place, folder, environment, "auto")
 }
 
-/// The same with a backend.
-fn on_gpus(place: &Place, folder: &str, environment: &[(&'static str, String)], backend: &str) -> (i32, String) {
+/// Like [`on_a_gpu`], with an all-reduce backend.
+fn on_gpus(place: &TestDir, folder: &str, environment: &[(&'static str, String)], backend: &str) -> (i32, String) {
     let (config, run) = (place.config(9, 1), place.path("run"));
     let libtorch = format!("device.libtorch={folder:?}");
     let backend = format!("cluster.all_reduce.backend={backend:?}");
@@ -22,32 +22,32 @@ fn on_gpus(place: &Place, folder: &str, environment: &[(&'static str, String)], 
     (ran.code, ran.err)
 }
 
-/// A folder that looks like a libtorch of this version.
-fn libtorch(place: &Place, name: &str, version: &str) -> String {
+/// Folder that looks like a libtorch of this version.
+fn libtorch(place: &TestDir, name: &str, version: &str) -> String {
     place.file(&format!("{name}/lib/libtorch_cuda.so"), "no library");
     place.file(&format!("{name}/version.py"), format!("__version__ = '{version}'\ncuda: Optional[str] = '13.0'\n"));
     place.path(name)
 }
 
 #[test]
-fn what_a_gpu_lacks_is_told_in_one_message() {
-    let place = Place::new();
+fn a_missing_gpu_library_is_reported_in_one_message() {
+    let place = TestDir::new();
     let (code, said) = on_a_gpu(&place, &place.path("data"), &[]);
     assert!(said.contains("libtorch_cuda.so not found in") && said.contains("(set by device.libtorch)"), "{said}");
     assert_eq!(code, 2, "{said}");
     let (code, said) = on_a_gpu(&place, &libtorch(&place, "other", "2.9.1+cu128"), &[]);
     assert!(said.contains("is 2.9.1+cu128; this program was built with 2."), "{said}");
     assert_eq!(code, 2, "{said}");
-    // The environment names one where the configuration does not.
+    // The environment variable applies if the configuration names no libtorch.
     let (code, said) = on_a_gpu(&place, "", &[("LAMBERT_LIBTORCH", place.path("nothing"))]);
     assert!(said.contains("libtorch_cuda.so not found in") && said.contains("(set by LAMBERT_LIBTORCH)"), "{said}");
     assert_eq!(code, 2, "{said}");
 }
 
-/// Without a driver, too: what can be mended without the machine's operator is told first.
+/// Also without a driver: errors that users can fix themselves are reported first.
 #[test]
-fn what_sums_between_gpus_lack_is_told_in_one_message() {
-    let place = Place::new();
+fn missing_nccl_is_reported_in_one_message() {
+    let place = TestDir::new();
     let folder = libtorch(&place, "right", &format!("{}+cu130", torch::BUILT_WITH));
     let (code, said) = on_gpus(&place, &folder, &[], "nccl");
     let expected =
@@ -67,18 +67,18 @@ fn what_sums_between_gpus_lack_is_told_in_one_message() {
 }
 
 #[test]
-fn a_machine_without_a_driver_says_so() {
+fn a_missing_driver_is_reported() {
     if !matches!(Driver::open(), Err(DriverError::Absent(_))) {
         eprintln!("SKIPPED: this machine has an NVIDIA driver");
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let folder = libtorch(&place, "right", &format!("{}+cu130", torch::BUILT_WITH));
     let (code, said) = on_a_gpu(&place, &folder, &[]);
     assert!(said.contains("this machine has no NVIDIA driver: libcuda.so.1"), "{said}");
     assert!(!said.contains("backtrace") && !said.contains("started again"), "{said}");
     assert_eq!(code, 2, "{said}");
-    // Nobody asked for a card.
+    // No GPU was requested.
     let ran = run_in(
         &["run", "--config", &place.config(9, 1), "--run", &place.path("run"), "--set", "device.kind=\"auto\""],
         &[],
@@ -93,24 +93,24 @@ fn build(source: &str, library: &str) {
     assert!(built.success());
 }
 
-/// A folder that looks like a libtorch of the right version, whose library says that it was loaded.
-fn telling_libtorch(place: &Place, name: &str) -> String {
+/// Folder that looks like a matching libtorch, whose library records that it was loaded.
+fn recording_libtorch(place: &TestDir, name: &str) -> String {
     let folder = libtorch(place, name, &format!("{}+cu130", torch::BUILT_WITH));
     place.file(&format!("{name}/__init__.py"), "");
     build("loaded.c", &format!("{folder}/lib/libtorch_cuda.so"));
     folder
 }
 
-/// Who reads a run with a GPU in the machine loads a library of their own choice: neither the one that the run's configuration
-/// names, nor one that lies in the working directory.
+/// Commands that read a GPU run use only a library chosen by their user, neither the one that the run's configuration
+/// names nor one in the working directory.
 #[test]
-fn readers_load_no_library_that_somebody_else_chose() {
-    let place = Place::new();
+fn readers_load_only_libraries_chosen_by_their_user() {
+    let place = TestDir::new();
     let run = place.path("run");
     support::done(&["run", "--config", &place.config(2, 1), "--run", &run]);
     build("driver.c", &place.path("driver/libcuda.so.1"));
-    let theirs = telling_libtorch(&place, "theirs");
-    telling_libtorch(&place, "here/torch");
+    let theirs = recording_libtorch(&place, "theirs");
+    recording_libtorch(&place, "here/torch");
     let loaded = PathBuf::from(place.path("loaded"));
     let (data, path) = (place.path("data/held-out"), std::env::var("LD_LIBRARY_PATH").unwrap_or_default());
     let reads = |more: &[(&str, String)]| {
@@ -134,7 +134,7 @@ fn readers_load_no_library_that_somebody_else_chose() {
     for (loaded, said) in reads(&[]) {
         assert!(!loaded, "the library that the run names was loaded: {said}");
     }
-    // One's own choices still count.
+    // The user's own settings still apply.
     for own in [("LAMBERT_LIBTORCH", theirs), ("PYTHONPATH", place.path("here"))] {
         for (loaded, said) in reads(std::slice::from_ref(&own)) {
             assert!(loaded, "{own:?}: {said}");
@@ -142,9 +142,9 @@ fn readers_load_no_library_that_somebody_else_chose() {
     }
 }
 
-/// The real library loads without a driver, and finds no card.
+/// The real library loads without a driver, and finds no GPU.
 #[test]
-fn the_cuda_half_of_libtorch_loads() {
+fn libtorch_cuda_loads_without_a_driver() {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cache"))).unwrap();
     let folder = cache.join(format!("lambert/libtorch-{}-cuda/torch", torch::BUILT_WITH));
@@ -155,7 +155,7 @@ fn the_cuda_half_of_libtorch_loads() {
     let found = Libtorch::find(folder.to_str().unwrap(), torch::BUILT_WITH).unwrap();
     found.load().unwrap();
     assert_eq!(tch::Cuda::is_available(), Driver::open().is_ok_and(|driver| driver.device_count().unwrap() > 0));
-    // Its own words; the other half knows no such device.
+    // The message of libtorch_cuda; libtorch for CPUs does not know the device.
     let made = torch::guard(|| tch::Tensor::zeros([1], (tch::Kind::Float, tch::Device::Cuda(0))));
     assert!(
         made.as_ref().is_ok() || made.as_ref().is_err_and(|error| error.to_string().contains("no NVIDIA driver")),
@@ -165,10 +165,10 @@ fn the_cuda_half_of_libtorch_loads() {
     assert!(found.nvidia_folders().iter().any(|folder| folder.join("libnccl.so.2").exists()));
 }
 
-/// What `lambert-worker bench` prints of a stage, and what a user gets wrong.
+/// Output of `lambert-worker bench` for a stage, and its usage errors.
 #[test]
-fn a_stage_is_measured() {
-    let place = Place::new();
+fn bench_measures_a_stage() {
+    let place = TestDir::new();
     let config = place.config(9, 1);
     let bench = |more: &[&str]| {
         let line = [&["bench", "--config", &config, "--steps", "3", "--warmup", "1"][..], more].concat();

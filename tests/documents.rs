@@ -1,4 +1,4 @@
-//! The documents: every link in them leads to a file that is there, and to a heading of it.
+//! Every link in the documentation leads to an existing file and heading.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +20,7 @@ fn documents() -> Vec<PathBuf> {
     pages
 }
 
-/// What stands between the brackets of `](...)`, outside code.
+/// Targets of `](...)`.
 fn links(text: &str) -> Vec<String> {
     let parts = text.split("](").skip(1);
     let targets = parts.filter_map(|part| part.split_once(')').map(|(target, _)| target.to_owned()));
@@ -36,7 +36,7 @@ fn anchors(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn every_link_leads_somewhere() {
+fn every_link_has_a_target() {
     let (mut seen, mut broken) = (0, Vec::new());
     for document in documents() {
         let text = std::fs::read_to_string(&document).unwrap();

@@ -1,21 +1,21 @@
-//! Runs whose model grows: the same bits and samples whatever is killed around a boundary, what stands on either side of one,
-//! and what is refused.
+//! Runs whose model grows: kills around a growth boundary leave the result unchanged, the checkpoints on both sides of
+//! it, and rejected configurations.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use crate::support::{self, Ended, Place, Running, assert_same_bits, checkpoints, done, run};
+use crate::support::{self, Ended, Running, TestDir, assert_same_bits, checkpoints, done, run};
 use lambert_control::StepRecord;
 use lambert_dataset::random::Key;
 use safetensors::SafeTensors;
 
-/// Stages of one, two and four layers, of so many steps each; but the second ends at a plateau before them.
+/// Steps of each of the stages with one, two and four layers; the second one ends early at a plateau.
 const STEPS: u64 = 20;
-/// Steps after which the stages end.
+/// Steps at which the stages end.
 const ENDS: [u64; 3] = [STEPS, STEPS + 12, STEPS + 12 + STEPS];
 
-fn config(place: &Place, ranks: usize) -> String {
+fn config(place: &TestDir, ranks: usize) -> String {
     let (data, held_out) = (place.path("data/train"), place.path("data/held-out"));
     let stage = |layers: usize, more: &str| {
         format!(
@@ -28,7 +28,7 @@ fn config(place: &Place, ranks: usize) -> String {
          {}{}{}[evaluation]\ndata = {held_out:?}\nevery_steps = 4\nsamples = 32\n[checkpoint]\nevery_steps = 7\nkeep = 100\n\
          [cluster]\nranks = {ranks}\nall_reduce.backend = \"mpi\"\n[device]\nkind = \"cpu\"\n",
         stage(1, ""),
-        // No loss falls by 10 nats: after the first evaluation all are flat.
+        // The loss never falls by 10 nats, so the plateau is found after the first evaluation.
         stage(
             2,
             "growth.moments = \"zero\"\ngrowth.new_layers_only = 4\nplateau = { evaluations = 2, min_delta = 10.0 }\n",
@@ -43,12 +43,12 @@ fn finished(ended: Ended) -> Ended {
     ended
 }
 
-/// The tensors of a checkpoint's model, by name.
+/// Tensors of a checkpoint's model, by name.
 fn model(run: &str, step: u64) -> BTreeMap<String, Vec<u8>> {
     model_among(run, step..=step)
 }
 
-/// The same of the newest checkpoint after one of these steps: on a slow disk one that is due comes a little later.
+/// Tensors of the newest checkpoint within `steps`. On a slow disk a checkpoint is saved a few steps late.
 fn model_among(run: &str, steps: RangeInclusive<u64>) -> BTreeMap<String, Vec<u8>> {
     let name = checkpoints(run).into_iter().find(|name| steps.contains(&name[5..14].parse().unwrap())).unwrap();
     let bytes = std::fs::read(format!("{run}/checkpoints/{name}/model.safetensors")).unwrap();
@@ -62,8 +62,8 @@ fn layers(model: &BTreeMap<String, Vec<u8>>) -> usize {
 }
 
 #[test]
-fn a_growing_model_is_the_same_whatever_is_killed() {
-    let place = Place::new();
+fn kills_leave_a_growing_model_unchanged() {
+    let place = TestDir::new();
     let reference = place.path("reference");
     let whole = finished(Running::start(&config(&place, 2), &reference).end());
     assert!(whole.log.contains("growing the model from 1 to 2 layers after step 20"), "{}", whole.log);
@@ -73,14 +73,14 @@ fn a_growing_model_is_the_same_whatever_is_killed() {
     let steps = |stage: &str| whole.records.iter().filter(|record| record.stage == stage).count() as u64;
     assert_eq!(["1", "2", "4"].map(steps), [STEPS, 12, STEPS]);
     let (first, last) = (&whole.records[0], whole.records.last().unwrap());
-    assert!(last.loss < 0.97 * first.loss, "nothing was learnt: {} to {}", first.loss, last.loss);
-    both_sides(&place, &reference);
+    assert!(last.loss < 0.97 * first.loss, "the loss did not fall: {} to {}", first.loss, last.loss);
+    assert_boundary_checkpoints(&place, &reference);
 
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
     eprintln!("moments from LAMBERT_TEST_SEED={seed}");
     let mut moments = Key::new(seed).rng();
-    // Ranks are killed around one of the boundaries, the coordinator around the other.
+    // Kills ranks around one boundary and the coordinator around the other.
     let turn = moments.below(2) as usize;
     for (trial, boundary) in [ENDS[turn], ENDS[1 - turn]].into_iter().enumerate() {
         let name = place.path(&format!("killed-{trial}"));
@@ -99,7 +99,7 @@ fn a_growing_model_is_the_same_whatever_is_killed() {
         assert_same_bits(&reference, &name);
     }
 
-    // Another world behind the boundary: the same samples.
+    // Another world size after the boundary gives the same samples.
     let moved = place.path("moved");
     let mut running = Running::start(&config(&place, 2), &moved);
     running.reach(STEPS - 3);
@@ -114,12 +114,12 @@ fn a_growing_model_is_the_same_whatever_is_killed() {
     assert_eq!(rest.records.last().unwrap().step, ENDS[2]);
 }
 
-/// The checkpoints around the boundaries: before one the model is as deep as before, and behind it only new layers change for
-/// a while.
-fn both_sides(place: &Place, run: &str) {
+/// Checks the checkpoints around the boundaries: before one the depth is unchanged, and after it only new layers train
+/// at first.
+fn assert_boundary_checkpoints(place: &TestDir, run: &str) {
     let [before, frozen, after, end] = [20..=20, 21..=24, 25..=31, 52..=52].map(|steps| model_among(run, steps));
     assert_eq!([&before, &frozen, &after, &end].map(layers), [1, 2, 2, 4]);
-    assert_eq!(layers(&model(run, 32)), 2, "the boundary is a checkpoint");
+    assert_eq!(layers(&model(run, 32)), 2, "no checkpoint at the boundary");
     let old = |name: &String| !name.starts_with("bert.encoder.layer.1.");
     assert!(before.iter().all(|(name, data)| *data == frozen[name]), "an old layer was trained");
     assert!(
@@ -128,8 +128,8 @@ fn both_sides(place: &Place, run: &str) {
             .filter(|(name, _)| !old(name))
             .any(|(name, data)| { *data != before[&name.replace("layer.1.", "layer.0.")] })
     );
-    assert!(before.iter().any(|(name, data)| *data != after[name]), "old layers were not freed");
-    // The exported folder says how deep it is.
+    assert!(before.iter().any(|(name, data)| *data != after[name]), "old layers stayed frozen");
+    // The exported configuration has the depth.
     for (step, layers) in [(20, 1), (32, 2), (52, 4)] {
         let name = checkpoints(run).into_iter().find(|name| name.starts_with(&format!("step-{step:09}"))).unwrap();
         let folder = place.path(&format!("export-{layers}"));
@@ -140,10 +140,10 @@ fn both_sides(place: &Place, run: &str) {
     }
 }
 
-/// A run of two layers that begins with the weights of a checkpoint with one.
+/// A run of two layers that starts from the weights of a checkpoint with one layer.
 #[test]
-fn a_model_grows_from_another_runs_checkpoint() {
-    let place = Place::new();
+fn a_model_grows_from_the_checkpoint_of_another_run() {
+    let place = TestDir::new();
     let config = config(&place, 1);
     let first = place.path("first");
     finished(Running::start_with(&config, &first, &["--set", "stage.0.steps=10", "--set", "stage.0.name=other"]).end());
@@ -166,11 +166,11 @@ fn a_model_grows_from_another_runs_checkpoint() {
     let (whole, killed) = (place.path("whole"), place.path("killed"));
     let ended = finished(Running::start_with(&config, &whole, &arguments).end());
     assert!(ended.log.contains("growing the model from 1 to 2 layers after step 0"), "{}", ended.log);
-    // Until step 12 only the new layer is trained.
+    // Only the new layer is trained until step 12.
     let [start, frozen, freed] =
         [(&first, 10..=10), (&whole, 1..=12), (&whole, 13..=19)].map(|(run, steps)| model_among(run, steps));
     assert!(start.iter().all(|(name, data)| *data == frozen[name]), "an old layer was trained");
-    assert!(start.iter().any(|(name, data)| *data != freed[name]), "old layers were not freed");
+    assert!(start.iter().any(|(name, data)| *data != freed[name]), "old layers stayed frozen");
     let mut running = Running::start_with(&config, &killed, &arguments);
     running.reach(9);
     support::workers(&killed).into_values().for_each(support::kill_if_there);
@@ -184,7 +184,7 @@ fn a_model_grows_from_another_runs_checkpoint() {
         let ran = run(&[&["run", "--config", &config, "--run", &url][..], &arguments].concat());
         assert_eq!(ran.code, 2, "{}", ran.err);
         assert!(ran.err.contains(word), "no {word:?} in {}", ran.err);
-        assert!(!std::path::Path::new(&url).exists(), "a refused run left something behind");
+        assert!(!std::path::Path::new(&url).exists(), "a rejected run left files");
     };
     refused(&deep, &[], "stage.0.layers: 1 layers after 4: the number of layers cannot decrease");
     let moments = [&more[..], &["--set", "stage.0.growth.moments=scale"]].concat();
@@ -198,10 +198,10 @@ fn a_model_grows_from_another_runs_checkpoint() {
     refused(&shallow, &with, "run.from_optimizer: ");
 }
 
-/// The shipped configuration of BERT-base, narrower and with fewer steps: three depths, and behind them longer samples.
+/// The shipped configuration of BERT-base, narrower and with fewer steps: three depths, then longer samples.
 #[test]
 fn a_shipped_configuration_runs_from_end_to_end() {
-    let place = Place::new();
+    let place = TestDir::new();
     let (short, long) = (place.path("data/train"), place.path("long/train"));
     let prep = format!(
         "[[source]]\npath = {:?}\ndocuments = \"blank-line\"\n[output]\nurl = {:?}\n[vocabulary]\nfile = {:?}\n\
@@ -244,10 +244,10 @@ fn a_shipped_configuration_runs_from_end_to_end() {
     assert_eq!([3, 6, 9, 12].map(|step| layers(&model(&url, step))), [3, 6, 12, 12]);
 }
 
-/// What happens once at the beginning of a stage happens although the stage before now ends earlier than the run has come.
+/// Transitions into a stage take place even if the previous stage is shortened to end before the run's current step.
 #[test]
-fn a_stage_that_is_cut_short_behind_its_end_is_left_as_any_other() {
-    let place = Place::new();
+fn a_stage_shortened_below_the_current_step_still_ends_with_growth() {
+    let place = TestDir::new();
     let (config, url) = (config(&place, 1), place.path("cut"));
     let mut running = Running::start(&config, &url);
     running.reach(15);
@@ -262,8 +262,8 @@ fn a_stage_that_is_cut_short_behind_its_end_is_left_as_any_other() {
 }
 
 #[test]
-fn growth_that_cannot_be_is_refused() {
-    let place = Place::new();
+fn invalid_growth_is_rejected() {
+    let place = TestDir::new();
     let config = config(&place, 1);
     let url = place.path("refused");
     let refused = |sets: &[&str], words: &[&str]| {
@@ -271,7 +271,7 @@ fn growth_that_cannot_be_is_refused() {
         let ran = run(&[&["run", "--config", &config, "--run", &url][..], &sets].concat());
         assert_eq!(ran.code, 2, "{}", ran.err);
         words.iter().for_each(|word| assert!(ran.err.contains(word), "no {word:?} in {}", ran.err));
-        assert!(!std::path::Path::new(&url).exists(), "a refused run left something behind");
+        assert!(!std::path::Path::new(&url).exists(), "a rejected run left files");
     };
     refused(&["stage.2.layers=1"], &["stage.2.layers: 1 layers after 2: the number of layers cannot decrease"]);
     refused(&["stage.2.layers=3"], &["stage.2.growth.order: 3 layers after 2: interleave requires a multiple of 2"]);

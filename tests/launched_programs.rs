@@ -1,26 +1,26 @@
-//! The programs that the coordinator starts: workers that fail at once, other versions and makes of MPI, a proxy in their
-//! environment.
+//! Programs that the coordinator starts: workers that fail at once, other versions and implementations of MPI, a proxy
+//! in their environment.
 
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
 use crate::support::{
-    self, ENDLESS, Place, Running, assert_same_bits, install, open_mpi_5, run_in, seconds, with_worker,
+    self, ENDLESS, Running, TestDir, assert_same_bits, install, open_mpi_5, run_in, seconds, with_worker,
 };
 
-/// Runs such a copy to its end: its exit code and its log.
-fn run_with_worker(place: &Place, script: &str) -> (i32, String) {
+/// Runs a copy of `lambert` with this worker script to its end; returns exit code and log.
+fn run_with_worker(place: &TestDir, script: &str) -> (i32, String) {
     let config = place.config(ENDLESS, 2);
     let arguments = ["run", "--config", &config, "--run", &place.path("run")];
     let output = Command::new(with_worker(place, script)).args(arguments).output().unwrap();
     (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// A worker that fails before it trains says why, in `status` too.
+/// The error of a worker that fails before training is in the log and in `status`.
 #[test]
-fn a_failure_at_the_start_is_told_in_words() {
-    let place = Place::new();
+fn a_failure_at_startup_is_reported() {
+    let place = TestDir::new();
     let (code, log) = run_with_worker(&place, "exec $WORKER train --run $3 --attempt $5 --world 3");
     let why = "failed: the attempt has 3 ranks, but 2 process(es) were started together";
     assert_eq!(code, 2, "{log}");
@@ -29,11 +29,11 @@ fn a_failure_at_the_start_is_told_in_words() {
     assert!(status.contains("failed       rank ") && status.contains(why), "{status}");
 }
 
-/// One rank has another MPI than the other: refused before they try to find each other.
+/// Two ranks with different MPI versions are rejected before they connect.
 #[test]
-fn a_mixture_of_versions_is_refused() {
+fn a_version_mismatch_is_rejected() {
     let Some([_, (name, library)]) = open_mpi_5() else { return };
-    let place = Place::new();
+    let place = TestDir::new();
     let script = format!("[ $OMPI_COMM_WORLD_RANK = 0 ] || export {name}={library}\nexec $WORKER \"$@\"");
     let start = Instant::now();
     let (code, log) = run_with_worker(&place, &script);
@@ -43,10 +43,10 @@ fn a_mixture_of_versions_is_refused() {
     assert!(log.contains("MPI library") && log.contains("Open MPI v4") && log.contains("Open MPI v5"), "{log}");
 }
 
-/// mpirun's place is taken by the MPI of another house.
+/// mpirun of another MPI implementation.
 #[test]
-fn another_mpi_is_refused_by_name() {
-    let place = Place::new();
+fn another_mpi_is_rejected_by_name() {
+    let place = TestDir::new();
     let text = place.file("mpirun.sh", "#!/bin/sh\necho 'HYDRA build details:'\necho '    Version: 4.0.2'\n");
     install(Path::new(&text), &place.path("bin/mpirun"));
     let path = format!("{}:{}", place.path("bin"), std::env::var("PATH").unwrap());
@@ -55,11 +55,11 @@ fn another_mpi_is_refused_by_name() {
     assert!(ran.err.contains("bin/mpirun is not Open MPI 4 or 5") && ran.err.contains("HYDRA"), "{}", ran.err);
 }
 
-/// A kill under Open MPI 5, and the same bits.
+/// A rank is killed under Open MPI 5; the final bits are the same.
 #[test]
 fn open_mpi_5_starts_and_restarts() {
     let Some(environment) = open_mpi_5() else { return };
-    let place = Place::new();
+    let place = TestDir::new();
     let (config, run, reference) = (place.config(120, 2), place.path("run"), place.path("undisturbed"));
     let ended = Running::start_in(&config, &reference, &[], &environment).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
@@ -72,12 +72,12 @@ fn open_mpi_5_starts_and_restarts() {
     assert_same_bits(&reference, &run);
 }
 
-/// The control channel goes to the coordinator, whatever the environment says of the way to the world.
+/// The control channel bypasses proxies from the environment.
 #[test]
-fn a_proxy_is_not_for_the_control_channel() {
-    let place = Place::new();
+fn the_control_channel_uses_no_proxy() {
+    let place = TestDir::new();
     let proxies = ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"];
-    // Nobody listens there.
+    // Nothing listens on this port.
     let environment = proxies.map(|name| (name, "http://127.0.0.1:9".to_owned()));
     let ended = Running::start_in(&place.config(20, 2), &place.path("run"), &[], &environment).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);

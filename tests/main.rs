@@ -1,9 +1,10 @@
-//! End-to-end tests of the two programs, one file a subject. One test program for all of them: it is linked once, and the
-//! small dataset that they share is made once.
+//! End-to-end tests of the two programs, one module per subject. A single test program links once and prepares the
+//! shared dataset once.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 mod bad_input;
+mod batch_ramp;
 mod chaos;
 mod checkpoints;
 mod closed_pipes;
@@ -13,21 +14,17 @@ mod damaged_shards;
 mod data_parallel;
 mod demo;
 mod dependencies;
-mod derail;
 mod devices;
+mod divergence;
 mod documents;
+mod failures;
 mod growth;
 mod hosts;
-mod idle_parts;
 mod launched_programs;
-mod live_store;
 mod memory;
-mod mishaps;
 mod modules;
-mod noise;
+mod noise_scale;
 mod padded_vocabulary;
-mod planted;
-mod ramp;
 mod rank_environment;
 mod reference;
 mod replicas;
@@ -35,15 +32,19 @@ mod resume;
 #[path = "../cluster/store/tests/s3_server/mod.rs"]
 mod s3_server;
 mod saves;
+mod scratch_ownership;
 mod several_hosts;
 mod shipped_configs;
 mod signals;
 mod slurm;
 mod stage_change;
+mod store_changes;
 mod store_outages;
 mod support;
 mod takeover;
 mod trace;
 mod tune;
 mod unresponsive;
+mod unused_modules;
+mod words;
 mod worlds;

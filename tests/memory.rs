@@ -1,20 +1,20 @@
-//! The formula for a worker's memory against what workers have had at the most.
+//! The memory formula compared with the measured peak of a worker.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{self, Place, Running};
+use crate::support::{self, Running, TestDir};
 use lambert_config::Layers;
 use lambert_dataset::Dataset;
 use lambert_plan::memory;
 
-/// How far the formula, which refuses runs, may be above the truth: never below.
+/// Allowed excess of the formula, which rejects runs, over the peak. It must never be below.
 const MARGIN: f64 = 0.15;
-/// What the program itself needs less on some types of processors, bytes.
+/// Variation of the program's base memory between processor types, bytes.
 const PROGRAM: f64 = 64e6;
 
-/// The peak of the memory of a run's only worker after three steps, in bytes, and what the formula says.
-fn measure(place: &Place, name: &str, sets: &[&str]) -> (f64, f64) {
+/// Measured peak and formula, bytes, of a run with a single worker after three steps.
+fn measure(place: &TestDir, name: &str, sets: &[&str]) -> (f64, f64) {
     let data = place.path("data/train");
     let text = format!(
         "[model]\nlayers = 4\nhidden = 128\nheads = 4\nintermediate = 512\npositions = 64\npad_vocabulary_to = 1024\n\
@@ -37,8 +37,8 @@ fn measure(place: &Place, name: &str, sets: &[&str]) -> (f64, f64) {
 }
 
 #[test]
-fn the_formula_is_little_above_the_measured_peak() {
-    holds_for(&[
+fn the_formula_is_close_to_the_measured_peak() {
+    assert_close_for(&[
         ("plain", &[]),
         ("recomputed", &["stage.0.recompute=true"]),
         ("pre-norm-bf16", &["model.norm=pre", "model.precision=bf16"]),
@@ -47,8 +47,8 @@ fn the_formula_is_little_above_the_measured_peak() {
 
 #[test]
 #[ignore = "two minutes: CONTRIBUTING.md"]
-fn the_formula_is_little_above_the_measured_peak_of_other_shapes() {
-    holds_for(&[
+fn the_formula_is_close_to_the_measured_peak_for_other_shapes() {
+    assert_close_for(&[
         ("bf16", &["model.precision=bf16"]),
         ("bf16-small-micro-batch", &["model.precision=bf16", "stage.0.micro_batch_tokens=2048"]),
         ("bf16-no-dropout", &["model.precision=bf16", "model.dropout=0.0"]),
@@ -69,8 +69,8 @@ fn the_formula_is_little_above_the_measured_peak_of_other_shapes() {
 }
 
 /// Compares formula and peak for runs with these settings.
-fn holds_for(cases: &[(&str, &[&str])]) {
-    let place = Place::new();
+fn assert_close_for(cases: &[(&str, &[&str])]) {
+    let place = TestDir::new();
     let mut far = Vec::new();
     for (name, sets) in cases {
         let (peak, formula) = measure(&place, name, sets);
@@ -83,8 +83,8 @@ fn holds_for(cases: &[(&str, &[&str])]) {
 }
 
 #[test]
-fn micro_batches_that_are_left_open_are_kept_by_attempt_and_are_the_default_in_main_memory() {
-    let place = Place::new();
+fn automatic_micro_batches_are_recorded_per_attempt_and_use_the_default_on_cpus() {
+    let place = TestDir::new();
     let config = place.config(3, 1);
     let run = |name: &str, tokens: &str| {
         let (url, set) = (place.path(name), format!("stage.0.micro_batch_tokens={tokens}"));
@@ -102,7 +102,7 @@ fn micro_batches_that_are_left_open_are_kept_by_attempt_and_are_the_default_in_m
     assert_eq!((losses(&auto).len(), losses(&auto)), (3, losses(&fixed)));
 }
 
-/// Bytes of main memory that a process has now.
+/// Resident host memory of a process, bytes.
 fn resident(pid: u32) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
@@ -110,28 +110,28 @@ fn resident(pid: u32) -> f64 {
 }
 
 #[test]
-fn memory_is_flat_over_steps_of_changing_shapes() {
-    flat_over(500, 400);
+fn memory_is_constant_over_changing_shapes() {
+    assert_memory_is_constant(500, 400);
 }
 
 #[test]
 #[ignore = "three minutes: CONTRIBUTING.md"]
-fn memory_is_flat_over_thousands_of_steps() {
-    flat_over(6000, 8000);
+fn memory_is_constant_over_thousands_of_steps() {
+    assert_memory_is_constant(6000, 8000);
 }
 
-/// Steps come in ever other shapes, and every hundredth is saved: a worker has no more memory after `steps` more of them than after
-/// the first `first`. The caches of allocator and libraries grow by some 30 MB over the first 5,000 steps.
-fn flat_over(first: u64, steps: u64) {
+/// Asserts that a worker's memory after `steps` more steps is that after the first `first`. Shapes vary, and every
+/// hundredth step is saved. Caches of the allocator and libraries grow by about 30 MB over the first 5,000 steps.
+fn assert_memory_is_constant(first: u64, steps: u64) {
     const MEAN: u64 = 100;
-    let place = Place::new();
+    let place = TestDir::new();
     let end = first + steps + 3 * MEAN;
     let ramp = format!("stage.0.batch_ramp={{ start = 12, steps = {end} }}");
     let sets = [&*ramp, "checkpoint.every_steps=100", "cluster.all_reduce.backend=local", "device.threads=1"];
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let (config, run) = (place.config(end, 1), place.path("run"));
     let mut running = Running::start_with(&config, &run, &sets);
-    // The mean over some steps: the allocator gives back in its own time.
+    // Averages over steps, because the allocator returns memory with a delay.
     let mut mean = |from: u64| {
         running.reach(from);
         let worker = support::workers(&run).remove(&0).unwrap();
@@ -141,11 +141,11 @@ fn flat_over(first: u64, steps: u64) {
     };
     let (early, late) = (mean(first), mean(first + steps));
     println!("{:.1} MB after {first} steps, {:.1} MB after {steps} more", early / 1e6, late / 1e6);
-    // Arenas of the allocator come and go, 11 MB on a busy machine. What each step leaves behind is more: 40 KB of each of 400.
+    // Allocator arenas vary by 11 MB on a busy machine. A leak per step is larger: 40 KB in each of 400 steps.
     assert!(late < early + 16e6, "{early} bytes became {late}");
 }
 
-/// A control group with a memory limit, and one in it without; they go when it is dropped.
+/// A control group with a memory limit, and a child of it without. Both are removed on drop.
 struct LimitedGroup(PathBuf);
 
 impl LimitedGroup {
@@ -174,11 +174,11 @@ impl Drop for LimitedGroup {
     }
 }
 
-/// The limit of a job holds for what its steps start, in groups of their own.
+/// The limit of a job also applies to the child groups of its steps.
 #[test]
-fn a_run_that_does_not_fit_into_its_control_group_is_refused() {
+fn a_run_larger_than_its_control_group_is_rejected() {
     let Some(group) = LimitedGroup::new(300 << 20) else { return };
-    let place = Place::new();
+    let place = TestDir::new();
     let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", group.0.display());
     let mut command = Command::new("sh");
     command.args(["-c", &script, "sh"]).arg(support::lambert());

@@ -1,5 +1,5 @@
-//! The model and its options against Hugging Face transformers: the golden values were written by
-//! tests/golden/make_bert.py. Padded rows and rows of one segment are among the inputs.
+//! Compares the model and its options with Hugging Face transformers. tests/golden/make_bert.py wrote the golden
+//! values. Inputs include padded rows and rows with a single segment.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -41,10 +41,10 @@ const TINY: Model = Model {
     layer_norm_eps: 1e-12,
 };
 
-/// Pieces of the small models' vocabulary.
+/// Vocabulary size of the small models.
 const PIECES: usize = 96;
 
-/// Every golden model: its name, its shape and options, its values.
+/// All golden models: name, shape and options, values.
 fn golden() -> [(&'static str, Golden); 5] {
     let padded = Model { pad_vocabulary_to: 100, ..TINY };
     let padded_untied = Model { activation: Activation::GeluTanh, tied_decoder: false, pad_vocabulary_to: 64, ..TINY };
@@ -108,13 +108,13 @@ impl Golden {
         }
     }
 
-    /// The model with the golden weights; its names are theirs, or this panics. Rows that stand for no piece get weights
+    /// The model with the golden weights. Panics if the tensor names differ. Padding rows of the vocabulary get weights
     /// that would be predicted.
     fn model(&self) -> Parameters {
         let parameters =
             Parameters::zeros(Arc::new(Host), Architecture::new(&self.model, self.model.layers, self.pieces));
         let theirs = self.floats.keys().filter(|name| name.starts_with("weight:")).count();
-        assert_eq!(theirs, parameters.specs().len(), "another number of parameters");
+        assert_eq!(theirs, parameters.specs().len(), "the number of parameters differs");
         for spec in parameters.specs() {
             let mut weights = self.floats[&format!("weight:{}", spec.name)].clone();
             weights.resize(spec.count(), 3.0);
@@ -154,9 +154,9 @@ fn logits(name: &str, golden: &Golden) {
     assert!(mlm < 1e-4 && pair < 1e-4, "{name}: {mlm:e} {pair:e}");
 }
 
-/// The published shapes, from the files of tests/golden/make_bert.py in the folder that LAMBERT_GOLDEN names. By libtorch's
-/// own products, then by oneDNN's, where gradients that almost cancel (keys' and queries' of deep layers) are compared with
-/// float64.
+/// Published shapes, from the files of tests/golden/make_bert.py in the folder LAMBERT_GOLDEN. Uses libtorch's matrix
+/// products, then oneDNN's; with the latter, gradients that almost cancel (keys and queries of deep layers) are
+/// compared with float64.
 #[test]
 #[ignore = "needs the files that tests/golden/make_bert.py writes"]
 fn published_shapes_equal_transformers() {
@@ -185,9 +185,10 @@ fn losses_and_gradients_equal_transformers() {
     }
 }
 
-/// 8 bits of a number are 0.4 % of it: losses and gradients are near, and not the same. With recomputed activations too.
+/// bf16 has a relative precision of 0.4 %: losses and gradients are close, but not equal. Also tests recomputed
+/// activations.
 #[test]
-fn bf16_comes_near() {
+fn bf16_is_close_to_transformers() {
     for (name, golden) in golden() {
         let bf16 = Golden { model: Model { precision: Precision::Bf16, ..golden.model.clone() }, ..golden };
         for recompute in [false, true] {
@@ -245,17 +246,17 @@ fn losses_and_gradients(name: &str, golden: &Golden, onednn: bool) {
     for spec in state.parameters.specs() {
         let theirs = &golden.floats[&format!("gradient:{}", spec.name)];
         let (ours, padding) = gradients[spec.range()].split_at(theirs.len());
-        assert!(padding.iter().all(|gradient| *gradient == 0.0), "{name}, {}: padding is learnt", spec.name);
+        assert!(padding.iter().all(|gradient| *gradient == 0.0), "{name}, {}: padding has gradients", spec.name);
         let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
         let difference = norm(&mut ours.iter().zip(theirs).map(|(a, b)| f64::from(a - b)));
         let size = norm(&mut theirs.iter().map(|value| f64::from(*value)));
-        // The keys' bias shifts all scores of a query alike: its gradient is zero but for rounding.
+        // The keys' bias shifts all scores of a query alike, so its gradient is zero except for rounding.
         let limit = if spec.name.ends_with("key.bias") { 1e-6 } else { 1e-4 * size };
         if let Some(exact) = golden.floats.get(&format!("gradient64:{}", spec.name))
             && difference > limit
             && onednn
         {
-            // What is left is rounding, of both: ours may be little farther from what float64 gives.
+            // The remainder is rounding on both sides; ours may be slightly farther from float64.
             let far = |values: &[f32]| norm(&mut values.iter().zip(exact).map(|(a, b)| f64::from(a - b)));
             let (ours, theirs) = (far(ours), far(theirs));
             assert!(ours < 2.0 * theirs, "{name}, {}: {ours:e}, theirs {theirs:e}", spec.name);

@@ -1,10 +1,10 @@
-//! Modules import each other in one direction: neither the children of a crate's root nor those of a module form a cycle. What a parent
-//! and its own children take from each other does not count, and tests do not.
+//! Modules have no import cycles, neither at a crate's root nor among the children of a module. Imports between a
+//! module and its own children are allowed. Tests are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The sources of all crates.
+/// Source folders of all crates.
 pub const CRATES: [&str; 9] = [
     "src",
     "configs/src",
@@ -17,10 +17,10 @@ pub const CRATES: [&str; 9] = [
     "launcher/src",
 ];
 
-/// A module's path from the root of its crate.
+/// Path of a module from the root of its crate.
 type Module = Vec<String>;
 
-/// The modules of a crate, without those of tests, and their code without comments and tests.
+/// Modules of a crate except tests, with their code without comments and tests.
 fn modules(crate_folder: &str) -> BTreeMap<Module, String> {
     let mut modules = BTreeMap::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(crate_folder);
@@ -35,7 +35,7 @@ fn read(file: &Path, folder: &Path, module: Module, modules: &mut BTreeMap<Modul
     let mut code = String::new();
     for (number, line) in lines.iter().enumerate() {
         let is_test = number > 0 && lines[number - 1].starts_with("#[cfg(test)]");
-        // Tests in the file itself end it.
+        // A test module ends its file.
         if is_test && line.ends_with("mod tests {") {
             break;
         }
@@ -56,12 +56,12 @@ fn read(file: &Path, folder: &Path, module: Module, modules: &mut BTreeMap<Modul
     modules.insert(module, code);
 }
 
-/// The paths that the code of `module` names, from the root of the crate.
+/// Paths that the code of `module` imports, from the root of the crate.
 fn imports(module: &Module, code: &str) -> Vec<Module> {
     let mut paths = Vec::new();
     for start in ["crate::", "super::"] {
         for (at, _) in code.match_indices(start) {
-            // Not in the middle of a longer path, such as super::super.
+            // Excludes the middle of a longer path, such as super::super.
             if !code[..at].ends_with("::") {
                 paths.extend(tree(&code[at..]));
             }
@@ -76,7 +76,7 @@ fn imports(module: &Module, code: &str) -> Vec<Module> {
     paths.into_iter().map(from_root).collect()
 }
 
-/// The paths of `a::b` or of `a::{b, c::d}` at the beginning of a text.
+/// Paths of `a::b` or of `a::{b, c::d}` at the beginning of a text.
 fn tree(text: &str) -> Vec<Vec<String>> {
     let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
     let (name, rest) = text.split_at(end);
@@ -88,7 +88,7 @@ fn tree(text: &str) -> Vec<Vec<String>> {
     below.into_iter().map(|path| [vec![name.to_owned()], path].concat()).collect()
 }
 
-/// The items of a group whose opening brace has been read.
+/// Items of a group after its opening brace.
 fn items(group: &str) -> Vec<&str> {
     let (mut depth, mut begin, mut items) = (0, 0, Vec::new());
     for (at, c) in group.char_indices() {
@@ -108,7 +108,7 @@ fn items(group: &str) -> Vec<&str> {
     items.into_iter().filter(|item| !item.is_empty()).collect()
 }
 
-/// Which children of `parent` import which of their siblings, with one example of each.
+/// Import edges between the children of `parent`, with one example each.
 fn between_children(parent: &[String], modules: &BTreeMap<Module, String>) -> BTreeMap<[String; 2], String> {
     let child = |path: &[String]| path.strip_prefix(parent).and_then(|rest| rest.first()).cloned();
     let mut edges = BTreeMap::new();
@@ -125,7 +125,7 @@ fn between_children(parent: &[String], modules: &BTreeMap<Module, String>) -> BT
     edges
 }
 
-/// Edges that lie on a cycle.
+/// Examples of edges that are on a cycle.
 fn on_cycles(edges: &BTreeMap<[String; 2], String>) -> Vec<&String> {
     let reaches = |from: &String, goal: &String| {
         let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
@@ -142,7 +142,7 @@ fn on_cycles(edges: &BTreeMap<[String; 2], String>) -> Vec<&String> {
 }
 
 #[test]
-fn modules_form_no_cycle() {
+fn modules_have_no_import_cycles() {
     let mut broken = Vec::new();
     let mut imported = 0;
     for crate_folder in CRATES {
@@ -163,7 +163,7 @@ fn parent(path: &Module) -> Module {
 }
 
 #[test]
-fn a_cycle_is_found() {
+fn cycles_are_detected() {
     let module = |path: &str| path.split("::").filter(|name| !name.is_empty()).map(str::to_owned).collect::<Module>();
     let cycle = |code: &str| {
         let modules = BTreeMap::from([

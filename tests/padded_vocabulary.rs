@@ -1,41 +1,41 @@
-//! Rows that fill up the vocabulary change nothing: neither what is learnt nor what is exported.
+//! Padding rows of the vocabulary affect neither training nor export.
 
-use crate::support::{Ended, Place, Running, done};
+use crate::support::{Ended, Running, TestDir, done};
 use safetensors::SafeTensors;
 
-/// Pieces of support's vocabulary.
-const PIECES: usize = 300;
+/// Vocabulary size in the configuration of `support`.
+const VOCABULARY: usize = 300;
 
-fn train(place: &Place, name: &str, rows: usize) -> Ended {
+fn train(place: &TestDir, name: &str, rows: usize) -> Ended {
     let set = format!("model.pad_vocabulary_to={rows}");
     let ended = Running::start_with(&place.config(20, 2), &place.path(name), &["--set", &set]).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     ended
 }
 
-/// The exported table of token embeddings: its shape and its bytes.
-fn exported(place: &Place, name: &str) -> (Vec<usize>, Vec<u8>) {
+/// Shape and bytes of the exported token embeddings.
+fn exported(place: &TestDir, name: &str) -> (Vec<usize>, Vec<u8>) {
     let folder = place.path(&format!("{name}-model"));
     done(&["export", &place.path(name), "--output", &folder]);
     let config = std::fs::read_to_string(format!("{folder}/config.json")).unwrap();
     assert!(config.contains("\"vocab_size\": 300"), "{config}");
     let bytes = std::fs::read(format!("{folder}/model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    assert_eq!(file.tensor("cls.predictions.bias").unwrap().shape(), [PIECES]);
+    assert_eq!(file.tensor("cls.predictions.bias").unwrap().shape(), [VOCABULARY]);
     let table = file.tensor("bert.embeddings.word_embeddings.weight").unwrap();
     (table.shape().to_vec(), table.data().to_vec())
 }
 
 #[test]
-fn rows_without_a_piece_change_nothing() {
-    let place = Place::new();
+fn padding_rows_have_no_effect() {
+    let place = TestDir::new();
     let (plain, padded) = (train(&place, "plain", 1), train(&place, "padded", 64));
     for (plain, padded) in plain.records.iter().zip(&padded.records) {
         assert_eq!(plain.batch.digest, padded.batch.digest);
         assert!((plain.loss - padded.loss).abs() < 1e-4, "{} and {}", plain.loss, padded.loss);
     }
     let ((shape, plain), (same, padded)) = (exported(&place, "plain"), exported(&place, "padded"));
-    assert_eq!((shape, same), (vec![PIECES, 32], vec![PIECES, 32]));
+    assert_eq!((shape, same), (vec![VOCABULARY, 32], vec![VOCABULARY, 32]));
     let numbers = |bytes: &[u8]| -> Vec<f32> {
         bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
     };

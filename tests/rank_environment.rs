@@ -1,8 +1,8 @@
-//! The environment of the ranks: what libraries of a GPU read there.
+//! Environment variables that the ranks set for GPU libraries.
 
 use std::process::Command;
 
-use crate::support::{Place, with_worker};
+use crate::support::{TestDir, with_worker};
 
 const NAMES: [&str; 6] = [
     "CUBLAS_WORKSPACE_CONFIG",
@@ -13,9 +13,9 @@ const NAMES: [&str; 6] = [
     "NCCL_RUNTIME_CONNECT",
 ];
 
-/// What of [`NAMES`] rank 1 of a run has, as `NAME=VALUE`.
-fn of_rank_1(settings: &[&str], environment: &[(&str, &str)]) -> Vec<String> {
-    let place = Place::new();
+/// Variables in [`NAMES`] that rank 1 of a run has, as `NAME=VALUE`.
+fn variables_of_rank_1(settings: &[&str], environment: &[(&str, &str)]) -> Vec<String> {
+    let place = TestDir::new();
     let script = format!("env >{}.$OMPI_COMM_WORLD_RANK; exit 2", place.path("env"));
     let (config, run) = (place.config(9, 2), place.path("run"));
     let mut command = Command::new(with_worker(&place, &script));
@@ -31,22 +31,22 @@ fn of_rank_1(settings: &[&str], environment: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn ranks_that_may_have_a_gpu_are_prepared_for_its_libraries() {
+fn ranks_with_a_gpu_have_the_variables_of_its_libraries() {
     let gpu = r#"device.kind="auto""#;
     let log = ["NCCL_DEBUG=INFO", "NCCL_DEBUG_FILE=/proc/self/fd/250", "NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH"];
-    let found = of_rank_1(&[gpu, "device.deterministic=true"], &[]);
+    let found = variables_of_rank_1(&[gpu, "device.deterministic=true"], &[]);
     let fixed = ["CUBLAS_WORKSPACE_CONFIG=:4096:8", "NCCL_ALGO=^NVLS,NVLSTree"];
     assert_eq!(found, [&fixed[..], &log, &["NCCL_RUNTIME_CONNECT=0"]].concat());
-    // What the user has set goes before, and a deterministic order has its price.
-    let found = of_rank_1(&[gpu], &[("NCCL_DEBUG", "WARN"), ("NCCL_ALGO", "Ring")]);
+    // The user's settings take precedence, and without `device.deterministic` cuBLAS has its default.
+    let found = variables_of_rank_1(&[gpu], &[("NCCL_DEBUG", "WARN"), ("NCCL_ALGO", "Ring")]);
     assert_eq!(found, ["NCCL_ALGO=Ring", "NCCL_DEBUG=WARN", "NCCL_RUNTIME_CONNECT=0"]);
-    assert_eq!(of_rank_1(&[r#"device.kind="cpu""#], &[]), [""; 0]);
+    assert_eq!(variables_of_rank_1(&[r#"device.kind="cpu""#], &[]), [""; 0]);
 }
 
-/// Commands without a coordinator prepare themselves, before they have threads.
+/// Commands without a coordinator set the variables themselves, before they start threads.
 #[test]
-fn a_worker_by_itself_is_prepared_too() {
-    let told = |environment: &[(&str, &str)]| {
+fn a_worker_without_a_coordinator_sets_the_variables() {
+    let variables_set = |environment: &[(&str, &str)]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lambert-worker"));
         command.args(["eval", "/nowhere", "--data", "/nowhere"]).env("RUST_LOG", "debug");
         for name in NAMES {
@@ -56,7 +56,14 @@ fn a_worker_by_itself_is_prepared_too() {
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
         NAMES.map(|name| log.contains(&format!("set {name}=")))
     };
-    assert_eq!(told(&[]), [true; 6]);
-    assert_eq!(told(&[("NCCL_DEBUG", "WARN"), ("NCCL_ALGO", "Ring")]), [true, false, false, false, false, true]);
-    assert_eq!(told(&[("LAMBERT_CONTROL_URL", "http://127.0.0.1:1")]), [false; 6], "its coordinator has done that");
+    assert_eq!(variables_set(&[]), [true; 6]);
+    assert_eq!(
+        variables_set(&[("NCCL_DEBUG", "WARN"), ("NCCL_ALGO", "Ring")]),
+        [true, false, false, false, false, true]
+    );
+    assert_eq!(
+        variables_set(&[("LAMBERT_CONTROL_URL", "http://127.0.0.1:1")]),
+        [false; 6],
+        "set although the coordinator does that"
+    );
 }

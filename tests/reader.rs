@@ -1,4 +1,5 @@
-//! Global batches as a rank reads them: each row group is decoded once, on any number of threads with the same result.
+//! Global batches as a rank reads them: each row group is decoded once, and the result does not depend on the number of
+//! threads.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -31,7 +32,7 @@ fn reader(dataset: &Arc<Dataset>, shuffle: bool) -> BatchReader {
     BatchReader::new(SampleSource { dataset: Arc::clone(dataset), objective, seed: 1, shuffle, test }).unwrap()
 }
 
-fn demand(rank: usize, world: usize) -> LoaderOptions {
+fn options(rank: usize, world: usize) -> LoaderOptions {
     let (cursor, skipped) = (0, SkippedSamples::default());
     LoaderOptions {
         cursor,
@@ -45,23 +46,23 @@ fn demand(rank: usize, world: usize) -> LoaderOptions {
     }
 }
 
-/// Batches of `size` samples from number 0 to `end`.
-fn read(reader: &mut BatchReader, demand: &LoaderOptions, size: usize, end: u64, threads: usize) -> Vec<GlobalBatch> {
+/// Batches of `size` samples, for samples 0 to `end`.
+fn read(reader: &mut BatchReader, options: &LoaderOptions, size: usize, end: u64, threads: usize) -> Vec<GlobalBatch> {
     let starts = (0..end).step_by(size);
-    starts.map(|start| reader.global_batch(demand, start, BatchRequest::whole(size), threads).unwrap()).collect()
+    starts.map(|start| reader.global_batch(options, start, BatchRequest::whole(size), threads).unwrap()).collect()
 }
 
 #[test]
-fn batches_do_not_depend_on_threads_and_hold_each_sample_once() {
+fn batches_do_not_depend_on_threads_and_have_each_sample_once() {
     let folder = tempfile::tempdir().unwrap();
     let dataset = dataset(folder.path());
     for size in [7, 100, 300] {
-        let (end, alone) = (2 * ROWS, demand(0, 1));
+        let (end, alone) = (2 * ROWS, options(0, 1));
         let one = read(&mut reader(&dataset, true), &alone, size, end, 1);
         assert_eq!(one, read(&mut reader(&dataset, true), &alone, size, end, 4));
         let digest = |batch: &GlobalBatch| batch.micro_batches.iter().map(|micro| micro.digest).sum::<u64>();
         let ranks: Vec<_> =
-            (0..3).map(|rank| read(&mut reader(&dataset, true), &demand(rank, 3), size, end, 2)).collect();
+            (0..3).map(|rank| read(&mut reader(&dataset, true), &options(rank, 3), size, end, 2)).collect();
         for (step, batch) in one.iter().enumerate() {
             assert_eq!(digest(batch), ranks.iter().map(|rank| digest(&rank[step])).sum::<u64>());
             assert!(
@@ -80,28 +81,28 @@ fn no_row_group_is_decoded_twice_in_a_step() {
     let groups = dataset.row_groups().len();
     let sizes: Vec<u64> = dataset.row_groups().iter().map(|group| group.rows).collect();
     let order = EpochOrder::new(&sizes, 1, 0);
-    // Three windows and a bit: more groups than are kept.
+    // More than three windows: more groups than the cache keeps.
     let size = 260;
     let mut large = reader(&dataset, true);
     for start in [0, size] {
         let before = large.decoded_row_groups();
-        large.global_batch(&demand(0, 1), start, BatchRequest::whole(size as usize), 2).unwrap();
+        large.global_batch(&options(0, 1), start, BatchRequest::whole(size as usize), 2).unwrap();
         let touched: BTreeSet<usize> = (start..(start + size).min(ROWS)).map(|at| order.at(at).row_group).collect();
         assert!(touched.len() > 3 * WINDOW && touched.len() < groups);
         let decoded = (large.decoded_row_groups() - before) as usize;
         assert!(decoded <= touched.len() + WINDOW, "{decoded} decoded for {}", touched.len());
         assert!(start > 0 || decoded == touched.len(), "{decoded} decoded for {}", touched.len());
     }
-    // Small batches, most of which lie within a window: an epoch decodes each group once, and so does one in order.
+    // Small batches mostly lie within a window: an epoch decodes each group once, shuffled or not.
     for shuffle in [true, false] {
         let mut small = reader(&dataset, shuffle);
-        read(&mut small, &demand(0, 1), 10, ROWS, 2);
+        read(&mut small, &options(0, 1), 10, ROWS, 2);
         assert_eq!(small.decoded_row_groups() as usize, groups, "shuffled: {shuffle}");
     }
 }
 
 #[test]
-fn the_first_damaged_row_group_is_the_error_on_any_number_of_threads() {
+fn the_first_damaged_row_group_is_reported_on_any_number_of_threads() {
     let folder = tempfile::tempdir().unwrap();
     let dataset = dataset(folder.path());
     for shard in &dataset.manifest().shards {
@@ -112,7 +113,7 @@ fn the_first_damaged_row_group_is_the_error_on_any_number_of_threads() {
     }
     let errors = [1, 2, 4].map(|threads| {
         let error =
-            reader(&dataset, true).global_batch(&demand(0, 1), 0, BatchRequest::whole(300), threads).unwrap_err();
+            reader(&dataset, true).global_batch(&options(0, 1), 0, BatchRequest::whole(300), threads).unwrap_err();
         assert_eq!(dataset.damaged_shard(&error), Some(0));
         error.to_string()
     });
@@ -121,17 +122,17 @@ fn the_first_damaged_row_group_is_the_error_on_any_number_of_threads() {
 }
 
 #[test]
-fn halves_of_a_batch_hold_each_sample_once_whatever_the_world() {
+fn half_batches_have_each_sample_once_in_any_world() {
     let folder = tempfile::tempdir().unwrap();
     let dataset = dataset(folder.path());
     let wanted = BatchRequest { samples: 61, split_key: Some(Key::new(4)) };
     let of_world = |world: usize| {
         let mut halves = [Vec::new(), Vec::new()];
         for rank in 0..world {
-            let batch = reader(&dataset, true).global_batch(&demand(rank, world), 0, wanted, 2).unwrap();
+            let batch = reader(&dataset, true).global_batch(&options(rank, world), 0, wanted, 2).unwrap();
             assert_eq!(batch.whole().micro_batches.len(), batch.micro_batches.len());
             for (all, half) in halves.iter_mut().zip(batch.halves()) {
-                assert_eq!(half.shard_micro_batches.len(), 1, "a rank has one part of each half");
+                assert_eq!(half.shard_micro_batches.len(), 1, "a rank has several shards of a half batch");
                 assert_eq!(half.shards().map(<[_]>::len).sum::<usize>(), half.micro_batches.len());
                 all.extend(half.micro_batches.iter().flat_map(|micro| micro.sample_indices.iter().copied()));
             }

@@ -1,39 +1,39 @@
-//! Whole runs against what they once were, bit for bit: worlds of one and two, LAMB and AdamW, with dropout, growth and a
-//! rollback. A change to the engine that is to change no bit passes; one that moves roundings writes the references anew
-//! (`LAMBERT_WRITE_REFERENCE=1`) and says by how much the losses moved.
+//! Compares whole runs bit for bit with stored references: one and two ranks, LAMB and AdamW, with dropout, growth and
+//! a rollback. A change to the engine that keeps all bits passes. One that changes rounding updates the references
+//! (`LAMBERT_WRITE_REFERENCE=1`), and its commit states by how much the losses changed.
 //!
-//! Bits are those of one type of processor: on another, the losses are compared instead.
+//! The bits are those of one processor type; on another, the losses are compared.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::support::{self, Place, Running, checkpoints};
+use crate::support::{self, Running, TestDir, checkpoints};
 use lambert_dataset::Dataset;
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
 
 const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/reference.json");
-/// Losses on another type of processor differ by less than this.
+/// Upper bound of the difference of losses on another processor type.
 const NEAR: f64 = 1e-3;
 /// Steps of the stages with one and two layers.
 const STEPS: [u64; 2] = [25, 35];
 const BATCH: u64 = 16;
-/// The step whose loss is falsified, so that the run rolls back.
-const DERAILED: u64 = 45;
+/// Step with a falsified loss, which causes a rollback.
+const FALSIFIED_STEP: u64 = 45;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct References {
-    /// The type of processor that they were computed on.
+    /// Processor type on which they were computed.
     processor: String,
-    /// By optimizer and ranks, as `lamb-2`.
+    /// References by optimizer and ranks, as `lamb-2`.
     runs: BTreeMap<String, Reference>,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct Reference {
-    /// The loss of each step, nats.
+    /// Loss of each step, nats.
     losses: Vec<f64>,
-    /// sha256 of each object of the final checkpoint.
+    /// SHA-256 of each object of the final checkpoint.
     objects: BTreeMap<String, String>,
 }
 
@@ -45,7 +45,7 @@ fn processor() -> String {
     format!("{} {wide}", family.join(" "))
 }
 
-fn config(place: &Place, optimizer: &str, ranks: usize) -> String {
+fn config(place: &TestDir, optimizer: &str, ranks: usize) -> String {
     let data = place.path("data/train");
     let stage = |index: usize| {
         format!(
@@ -62,12 +62,12 @@ fn config(place: &Place, optimizer: &str, ranks: usize) -> String {
          [cluster]\nranks = {ranks}\nall_reduce.backend = \"mpi\"\nrestart.limit = 1000\n[device]\nkind = \"cpu\"\n",
         stage(0),
         stage(1),
-        support::rows(place, &[(DERAILED - 1) * BATCH + 3]),
+        support::rows(place, &[(FALSIFIED_STEP - 1) * BATCH + 3]),
     );
     place.file(&format!("reference-{optimizer}-{ranks}.toml"), text)
 }
 
-/// The sha256 of each object of a run's newest checkpoint.
+/// SHA-256 of each object of a run's newest checkpoint.
 fn objects(run: &str) -> BTreeMap<String, String> {
     let path = Path::new(run).join("checkpoints").join(&checkpoints(run)[0]).join("manifest.json");
     let manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -80,7 +80,7 @@ fn objects(run: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn train(place: &Place, optimizer: &str, ranks: usize) -> Reference {
+fn train(place: &TestDir, optimizer: &str, ranks: usize) -> Reference {
     let run = place.path(&format!("{optimizer}-{ranks}"));
     let ended = Running::start(&config(place, optimizer, ranks), &run).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
@@ -91,13 +91,13 @@ fn train(place: &Place, optimizer: &str, ranks: usize) -> Reference {
     Reference { losses: losses.into_values().collect(), objects: objects(&run) }
 }
 
-/// A run that an older version of lambert began: its run.toml, its checkpoint after 10 of 40 steps in format 2, and the weights
-/// with which that version ended it. `LAMBERT_WRITE_OLD_RUN=1` makes it anew with the version at hand.
+/// Run of an older version of lambert: its run.toml, its checkpoint after 10 of 40 steps in format 2, and its final
+/// weights. `LAMBERT_WRITE_OLD_RUN=1` recreates it with the current version.
 const OLD_RUN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/format-2");
-/// Where the datasets of a test lie, in the stored run.toml.
+/// Placeholder for the folder of the datasets in the stored run.toml.
 const PLACE: &str = "PLACE";
 
-fn old_config(place: &Place) -> String {
+fn old_config(place: &TestDir) -> String {
     let stage = |layers: usize| {
         format!(
             "[[stage]]\nname = \"{layers}\"\nlayers = {layers}\ndata = {:?}\nsteps = 20\nglobal_batch = 16\n\
@@ -114,13 +114,13 @@ fn old_config(place: &Place) -> String {
     place.file("old.toml", text)
 }
 
-/// The file with the weights of a run's checkpoint after `step` steps.
+/// Weights file of a run's checkpoint after `step` steps.
 fn weights(run: &str, step: u64) -> Vec<u8> {
     let name = checkpoints(run).into_iter().find(|name| name.starts_with(&format!("step-{step:09}"))).unwrap();
     std::fs::read(Path::new(run).join("checkpoints").join(name).join("model.safetensors")).unwrap()
 }
 
-fn write_old_run(place: &Place) {
+fn write_old_run(place: &TestDir) {
     let run = place.path("old");
     let ended = Running::start(&old_config(place), &run).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
@@ -133,8 +133,8 @@ fn write_old_run(place: &Place) {
     std::fs::write(old.join("final.safetensors"), weights(&run, 40)).unwrap();
 }
 
-/// The greatest difference between two models' weights.
-fn apart(one: &[u8], other: &[u8]) -> f32 {
+/// Largest difference between the weights of two models.
+fn max_difference(one: &[u8], other: &[u8]) -> f32 {
     let (one, other) = (SafeTensors::deserialize(one).unwrap(), SafeTensors::deserialize(other).unwrap());
     let floats =
         |data: &[u8]| data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect::<Vec<_>>();
@@ -146,9 +146,9 @@ fn apart(one: &[u8], other: &[u8]) -> f32 {
     differences.max_by(f32::total_cmp).unwrap()
 }
 
-/// Lets the stored checkpoint's cursor count in this test's dataset: its samples are the same, but its manifest, which says by
-/// which version it was prepared, is not.
-fn same_dataset(place: &Place, run: &str) {
+/// Makes the stored checkpoint's cursor refer to this test's dataset: the samples are the same, but the manifest has
+/// the version of the program that prepared it.
+fn replace_dataset(place: &TestDir, run: &str) {
     let path = Path::new(run).join("checkpoints").join(&checkpoints(run)[0]).join("manifest.json");
     let text = std::fs::read_to_string(&path).unwrap();
     let manifest: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -158,8 +158,8 @@ fn same_dataset(place: &Place, run: &str) {
 }
 
 #[test]
-fn an_older_version_s_run_goes_on_to_what_that_version_made_of_it() {
-    let place = Place::new();
+fn a_run_of_an_older_version_resumes_with_the_same_result() {
+    let place = TestDir::new();
     if std::env::var_os("LAMBERT_WRITE_OLD_RUN").is_some() {
         write_old_run(&place);
     }
@@ -168,20 +168,20 @@ fn an_older_version_s_run_goes_on_to_what_that_version_made_of_it() {
     let config = std::fs::read_to_string(Path::new(&run).join("run.toml")).unwrap();
     std::fs::write(Path::new(&run).join("run.toml"), config.replace(PLACE, &place.path(""))).unwrap();
     std::fs::copy(place.path("data/train/vocab.txt"), Path::new(&run).join("vocab.txt")).unwrap();
-    same_dataset(&place, &run);
+    replace_dataset(&place, &run);
     let ended = Running::start(&old_config(&place), &run).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert!(ended.log.contains("goes on from step-000000010"), "{}", ended.log);
     let (is, was) = (weights(&run, 40), std::fs::read(Path::new(OLD_RUN).join("final.safetensors")).unwrap());
-    let apart = apart(&is, &was);
+    let apart = max_difference(&is, &was);
     println!("the weights after 40 steps differ by at most {apart:.1e}");
-    // Sums have been rounded in another order since; before that the bits were the same.
+    // The order of summation has changed since; before that the bits were the same.
     assert!(apart < 1e-5, "{apart:e}");
 }
 
 #[test]
-fn whole_runs_are_what_they_were() {
-    let place = Place::new();
+fn whole_runs_match_the_references() {
+    let place = TestDir::new();
     let mut runs = BTreeMap::new();
     for optimizer in ["lamb", "adamw"] {
         for ranks in [1, 2] {

@@ -1,11 +1,11 @@
-//! A bit of one rank's weights flips: the next save names the rank, nothing is committed, and the run goes on from the
-//! checkpoint before to the end that it would have had.
+//! A bit of one rank's weights flips: the next save names the rank and is not committed, and the run resumes from the
+//! previous checkpoint with the same final result.
 
-use crate::support::{Ended, Place, Running, assert_same_bits};
+use crate::support::{Ended, Running, TestDir, assert_same_bits};
 
 const STEPS: u64 = 21;
 
-fn train(place: &Place, name: &str, ranks: usize, sets: &[&str]) -> Ended {
+fn train(place: &TestDir, name: &str, ranks: usize, sets: &[&str]) -> Ended {
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let ended = Running::start_with(&place.config(STEPS, ranks), &place.path(name), &sets).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
@@ -14,8 +14,8 @@ fn train(place: &Place, name: &str, ranks: usize, sets: &[&str]) -> Ended {
 
 #[test]
 fn ranks_whose_weights_differ_are_found_at_the_next_save() {
-    let place = Place::new();
-    // A checkpoint after every seventh step.
+    let place = TestDir::new();
+    // One checkpoint every seven steps.
     let flip = "test.flipped_weights=[[1, 10]]";
     for (ranks, expected) in [
         (3, "the weights of rank(s) 1 differ from those of the majority (2 ranks)"),
@@ -24,12 +24,12 @@ fn ranks_whose_weights_differ_are_found_at_the_next_save() {
         let [clean, flipped] = ["clean", "flipped"].map(|name| format!("{name}-{ranks}"));
         train(&place, &clean, ranks, &[]);
         let found = train(&place, &flipped, ranks, &[flip]);
-        // Where it is known which rank is wrong, it is the one that is said to have failed.
+        // The error names the rank if it is known which one is wrong.
         let who = if ranks == 3 { "rank 1 (pid" } else { "failed: " };
         let told = |line: &str| line.contains(expected) && line.contains(who) && line.contains("failed: ");
         assert!(found.log.lines().any(told), "{}", found.log);
         assert_eq!(found.log.matches("restarting all workers").count(), 1, "{}", found.log);
-        // Nothing that holds the flipped bit was committed; on a slow disk there may be no checkpoint from before it.
+        // No checkpoint with the flipped bit was committed. On a slow disk there may be no earlier checkpoint.
         let goes_on = found.log.contains("goes on from step-000000007-a0001");
         assert_eq!(goes_on, found.log.contains("saved checkpoint step-000000007-a0001"), "{}", found.log);
         assert!(!found.log.contains("step-000000014-a0001"), "{}", found.log);

@@ -1,23 +1,23 @@
-//! Whatever is killed, the run ends with the bits of one that nobody disturbed.
+//! Kills leave the final bits of a run unchanged.
 
 use std::time::Duration;
 
-use crate::support::{self, Place, Running, assert_same_bits, checkpoints, final_state, workers};
+use crate::support::{self, Running, TestDir, assert_same_bits, checkpoints, final_state, workers};
 use lambert_control::StepRecord;
 use lambert_dataset::random::{Key, Rng};
 
 const STEPS: u64 = 120;
 
-/// Moments differ from test run to test run; the seed is printed, so that a failure can be repeated.
-fn moments() -> Rng {
+/// Random kill times differ between test runs; the seed is printed, so that a failure can be repeated.
+fn kill_times() -> Rng {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
     eprintln!("moments from LAMBERT_TEST_SEED={seed}");
     Key::new(seed).rng()
 }
 
-/// The run that nobody disturbs.
-fn undisturbed(place: &Place) -> String {
+/// Runs without a disturbance; returns the URL.
+fn undisturbed(place: &TestDir) -> String {
     let run = place.path("undisturbed");
     let ended = Running::start(&place.config(STEPS, 2), &run).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
@@ -27,24 +27,24 @@ fn undisturbed(place: &Place) -> String {
 }
 
 #[test]
-fn killed_ranks_and_coordinators_change_no_bit() {
-    let place = Place::new();
+fn killed_ranks_and_coordinators_leave_the_result_unchanged() {
+    let place = TestDir::new();
     let reference = undisturbed(&place);
-    let mut moments = moments();
-    killed_ranks(&place, &reference, &mut moments);
-    killed_coordinators(&place, &reference, &mut moments);
-    off_by_one(&place, &reference);
+    let mut kill_times = kill_times();
+    kill_ranks(&place, &reference, &mut kill_times);
+    kill_coordinators(&place, &reference, &mut kill_times);
+    assert_a_shifted_cursor_is_detected(&place, &reference);
 }
 
-/// Three times in one run, a rank each, before and after checkpoints.
-fn killed_ranks(place: &Place, reference: &str, moments: &mut Rng) {
+/// Kills one rank three times in a run, before and after checkpoints.
+fn kill_ranks(place: &TestDir, reference: &str, kill_times: &mut Rng) {
     let run = place.path("killed-ranks");
     let mut running = Running::start(&place.config(STEPS, 2), &run);
     let mut killed = Vec::new();
     for (first, rank) in [(1, 1), (25, 0), (50, 1)] {
-        let step = first + moments.below(15);
+        let step = first + kill_times.below(15);
         running.reach(step);
-        std::thread::sleep(Duration::from_millis(moments.below(30)));
+        std::thread::sleep(Duration::from_millis(kill_times.below(30)));
         eprintln!("kill -9 of rank {rank} after step {step}");
         running.kill_rank(rank, "-9");
         killed.push(rank);
@@ -62,14 +62,14 @@ fn killed_ranks(place: &Place, reference: &str, moments: &mut Rng) {
     assert_same_bits(reference, &run);
 }
 
-/// Twice; its workers end by themselves, and the same command goes on.
-fn killed_coordinators(place: &Place, reference: &str, moments: &mut Rng) {
+/// Kills the coordinator twice. Its workers exit, and the same command resumes the run.
+fn kill_coordinators(place: &TestDir, reference: &str, kill_times: &mut Rng) {
     let run = place.path("killed-coordinators");
     for first in [1, 30] {
         let mut running = Running::start(&place.config(STEPS, 2), &run);
-        let step = first + moments.below(20);
+        let step = first + kill_times.below(20);
         running.reach(step);
-        std::thread::sleep(Duration::from_millis(moments.below(30)));
+        std::thread::sleep(Duration::from_millis(kill_times.below(30)));
         assert_eq!(workers(&run).len(), 2);
         eprintln!("kill -9 of the coordinator after step {step}");
         running.kill_coordinator("-9");
@@ -81,8 +81,8 @@ fn killed_coordinators(place: &Place, reference: &str, moments: &mut Rng) {
     assert_same_bits(reference, &run);
 }
 
-/// The control: were the data cursor lost by one sample, the comparison above would show it.
-fn off_by_one(place: &Place, reference: &str) {
+/// Negative control: a data cursor shifted by one sample must fail the comparison above.
+fn assert_a_shifted_cursor_is_detected(place: &TestDir, reference: &str) {
     let run = place.path("off-by-one");
     let mut running = Running::start(&place.config(STEPS, 2), &run);
     running.reach(20);
@@ -92,14 +92,14 @@ fn off_by_one(place: &Place, reference: &str) {
     shift_cursor(&run);
     let ended = Running::start(&place.config(STEPS, 2), &run).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert!(!ended.log.contains("skipped checkpoint"), "the changed manifest was not taken: {}", ended.log);
+    assert!(!ended.log.contains("skipped checkpoint"), "the changed manifest was rejected: {}", ended.log);
     assert_ne!(final_state(&run), final_state(reference), "another order of samples gave the same weights");
 }
 
-/// A checkpoint that is moved to a later step goes on with the batches that belong there: nothing but the cursor decides.
+/// A checkpoint moved to a later step resumes with that step's batches: only the cursor determines them.
 #[test]
-fn the_cursor_alone_decides_the_next_batches() {
-    let place = Place::new();
+fn the_cursor_alone_determines_the_next_batches() {
+    let place = TestDir::new();
     let batches =
         |records: &[StepRecord]| records.iter().map(|r| (r.step, r.epoch, r.batch.digest)).collect::<Vec<_>>();
     let straight = Running::start(&place.config(STEPS, 2), &place.path("straight")).end();
@@ -114,7 +114,7 @@ fn the_cursor_alone_decides_the_next_batches() {
     assert_eq!(batches(&moved.records), batches(&straight.records)[STEPS as usize - 30..]);
 }
 
-/// Adds one to the cursor in the newest checkpoint's manifest, and seals it again as its writer does.
+/// Adds one to the cursor in the newest checkpoint's manifest and updates its checksum.
 fn shift_cursor(run: &str) {
     let path = format!("{run}/checkpoints/{}/manifest.json", checkpoints(run)[0]);
     let text = std::fs::read_to_string(&path).unwrap();

@@ -1,24 +1,24 @@
-//! Saves that cannot end well: a write that never returns, a state that no start would load, a stop in the middle of something
-//! long. The ranks decide alike, in time, and no good checkpoint is lost.
+//! Saves that cannot complete: a write that never returns, a non-finite state, a stop during a long operation. The
+//! ranks decide alike and in time, and no intact checkpoint is lost.
 
 use std::time::{Duration, Instant};
 
 use crate::support::preload::BlockingFsync;
-use crate::support::{Ended, Place, Running, assert_same_bits, checkpoints, wait_for_no_workers};
+use crate::support::{Ended, Running, TestDir, assert_same_bits, checkpoints, wait_for_no_workers};
 use lambert_store::{Store, checkpoint};
 
-/// More steps than any run here makes before it is ended.
+/// More steps than any run completes before a test ends it.
 const ENDLESS: u64 = 1_000_000;
 
-/// No run here that is to end goes on for so long.
+/// Upper bound of the time until a run ends.
 const LONGEST_END: Duration = Duration::from_secs(60);
 
-/// Settings as arguments.
+/// Converts settings to arguments.
 fn sets(sets: &[&str]) -> Vec<String> {
     sets.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]).collect()
 }
 
-fn start(place: &Place, stuck: &BlockingFsync, name: &str, more: &[&str]) -> Running {
+fn start(place: &TestDir, stuck: &BlockingFsync, name: &str, more: &[&str]) -> Running {
     let more = sets(more);
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
     Running::start_in(&place.config(ENDLESS, 2), &place.path(name), &more, &stuck.environment)
@@ -28,22 +28,22 @@ fn says(ended: &Ended, words: &[&str]) {
     words.iter().for_each(|word| assert!(ended.log.contains(word), "no {word:?} in {}", ended.log));
 }
 
-fn within(seconds: u64, since: Instant) {
+fn assert_within(seconds: u64, since: Instant) {
     let took = since.elapsed();
     eprintln!("took {:.1} s", took.as_secs_f64());
     assert!(took < Duration::from_secs(seconds), "{took:?}");
 }
 
 #[test]
-fn a_write_that_never_returns_ends_the_run() {
-    let place = Place::new();
+fn a_hanging_write_ends_the_run() {
+    let place = TestDir::new();
     let (stuck, url) = (BlockingFsync::new(&place), place.path("run"));
     let mut running = start(&place, &stuck, "run", &["checkpoint.give_up_minutes=0.1"]);
-    first_checkpoint(&mut running, &url);
+    wait_for_checkpoint(&mut running, &url);
     stuck.block("optimizer-00001");
     let begun = Instant::now();
     let ended = running.end_within(LONGEST_END);
-    within(30, begun);
+    assert_within(30, begun);
     assert_eq!(ended.code, Some(1), "{}", ended.log);
     says(&ended, &[" s: rank 1 is writing ", "optimizer-00001-of-00002.safetensors; the run ends if it is not saved"]);
     says(&ended, &["cannot save checkpoint", "not saved within 0.1 minutes (checkpoint.give_up_minutes): rank 1 is"]);
@@ -53,8 +53,8 @@ fn a_write_that_never_returns_ends_the_run() {
 }
 
 #[test]
-fn a_stop_does_not_wait_for_a_write_that_never_returns() {
-    let place = Place::new();
+fn a_stop_does_not_wait_for_a_hanging_write() {
+    let place = TestDir::new();
     let (stuck, url) = (BlockingFsync::new(&place), place.path("run"));
     let mut running = start(&place, &stuck, "run", &["cluster.limits.stop_seconds=2", "checkpoint.every_steps=3"]);
     running.reach(2);
@@ -63,16 +63,16 @@ fn a_stop_does_not_wait_for_a_write_that_never_returns() {
     running.kill_coordinator("-TERM");
     let begun = Instant::now();
     let ended = running.end_within(LONGEST_END);
-    within(20, begun);
+    assert_within(20, begun);
     assert_eq!(ended.code, Some(1), "{}", ended.log);
     says(&ended, &["not saved within 2 s of the request to stop (cluster.limits.stop_seconds): rank 0 is writing "]);
     wait_for_no_workers(&url);
 }
 
-/// Zero minutes end a run at the first failure, and no save that is merely under way.
+/// A limit of zero minutes ends a run at the first failed save, but not during a slow one.
 #[test]
-fn zero_minutes_wait_for_a_slow_save() {
-    let place = Place::new();
+fn a_limit_of_zero_minutes_tolerates_a_slow_save() {
+    let place = TestDir::new();
     let stuck = BlockingFsync::new(&place);
     let mut running = start(&place, &stuck, "run", &["checkpoint.give_up_minutes=0"]);
     stuck.block("optimizer-00001");
@@ -86,10 +86,10 @@ fn zero_minutes_wait_for_a_slow_save() {
     says(&ended, &["saved checkpoint step-000000007-a0001"]);
 }
 
-/// A stop that comes while the checkpoint before a growth is written: the deeper model is not begun.
+/// A stop during the save before a growth: the deeper model is not started.
 #[test]
-fn a_stop_before_a_growth_makes_no_step_of_the_deeper_model() {
-    let place = Place::new();
+fn a_stop_before_growth_does_not_train_the_deeper_model() {
+    let place = TestDir::new();
     let (stuck, url) = (BlockingFsync::new(&place), place.path("run"));
     let deeper = format!(
         "stage=[{{name=\"one\",data={0:?},steps=6,global_batch=16,layers=1}},\
@@ -100,7 +100,7 @@ fn a_stop_before_a_growth_makes_no_step_of_the_deeper_model() {
     let mut running = start(&place, &stuck, "run", &[&deeper]);
     running.reach(6);
     running.kill_coordinator("-TERM");
-    // An order takes up to two seconds to reach a rank.
+    // A command takes up to two seconds to reach a rank.
     std::thread::sleep(Duration::from_secs(3));
     stuck.release();
     let ended = running.end();
@@ -109,15 +109,15 @@ fn a_stop_before_a_growth_makes_no_step_of_the_deeper_model() {
     assert_eq!(checkpoints(&url), ["step-000000006-a0001"]);
 }
 
-fn train(place: &Place, name: &str, more: &[&str]) -> Ended {
+fn train(place: &TestDir, name: &str, more: &[&str]) -> Ended {
     let more = sets(more);
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
     Running::start_with(&place.config(21, 2), &place.path(name), &more).end()
 }
 
 #[test]
-fn a_state_that_is_not_finite_is_not_saved_and_the_run_goes_on_from_the_last_good_one() {
-    let place = Place::new();
+fn a_nonfinite_state_is_not_saved_and_the_run_resumes_from_the_previous_checkpoint() {
+    let place = TestDir::new();
     let clean = train(&place, "clean", &[]);
     let spoilt = train(&place, "spoilt", &["test.infinite_moments=[10]", "checkpoint.keep=1"]);
     assert_eq!((clean.code, spoilt.code), (Some(0), Some(0)), "{}", spoilt.log);
@@ -130,10 +130,10 @@ fn a_state_that_is_not_finite_is_not_saved_and_the_run_goes_on_from_the_last_goo
     assert_same_bits(&place.path("clean"), &place.path("spoilt"));
 }
 
-/// A stop waits for no store that could mend it.
+/// A stop does not wait for the store, which cannot fix the state.
 #[test]
-fn a_stop_with_a_state_that_is_not_finite_ends_at_once() {
-    let place = Place::new();
+fn a_stop_with_a_nonfinite_state_ends_at_once() {
+    let place = TestDir::new();
     let more = sets(&["test.infinite_moments=[3]", "checkpoint.every_steps=0"]);
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
     let mut running = Running::start_with(&place.config(ENDLESS, 2), &place.path("run"), &more);
@@ -141,20 +141,20 @@ fn a_stop_with_a_state_that_is_not_finite_ends_at_once() {
     running.kill_coordinator("-TERM");
     let begun = Instant::now();
     let ended = running.end_within(LONGEST_END);
-    within(20, begun);
+    assert_within(20, begun);
     assert_eq!(ended.code, Some(1), "{}", ended.log);
     says(&ended, &["is not finite on rank 1"]);
 }
 
-/// Workers that nobody answers end by themselves, without a crash, and nobody is blamed.
+/// Workers without responses exit cleanly, and no rank is blamed.
 #[test]
-fn a_suspended_coordinator_costs_no_restart() {
-    let place = Place::new();
+fn a_suspended_coordinator_does_not_count_as_a_failure() {
+    let place = TestDir::new();
     let url = place.path("run");
     let more = sets(&["cluster.limits.coordinator_seconds=2", "cluster.restart.limit=0"]);
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
     let mut running = Running::start_with(&place.config(ENDLESS, 2), &url, &more);
-    first_checkpoint(&mut running, &url);
+    wait_for_checkpoint(&mut running, &url);
     running.kill_coordinator("-STOP");
     wait_for_no_workers(&url);
     running.kill_coordinator("-CONT");
@@ -167,13 +167,13 @@ fn a_suspended_coordinator_costs_no_restart() {
     assert!(!ended.log.contains("killed by signal"), "{}", ended.log);
 }
 
-/// The last evaluation may take hours: a stop leaves it to the next start, and no bit is lost.
+/// The last evaluation may take hours: after a stop the next start runs it, with the same final bits.
 #[test]
-fn a_stop_in_an_evaluation_leaves_it_to_the_next_start() {
-    let place = Place::new();
+fn an_evaluation_interrupted_by_a_stop_runs_at_the_next_start() {
+    let place = TestDir::new();
     let (url, reference) = (place.path("run"), place.path("undisturbed"));
     let data = format!("evaluation.data={}", place.path("data/train"));
-    // An order takes up to two seconds to reach a rank: the evaluation is longer.
+    // A command takes up to two seconds to reach a rank; the evaluation takes longer.
     let model = ["model.layers=3", "model.hidden=256", "model.intermediate=1024"];
     let more = sets(&[&[&*data, "evaluation.samples=0"], &model[..]].concat());
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
@@ -199,8 +199,8 @@ fn a_stop_in_an_evaluation_leaves_it_to_the_next_start() {
     assert_same_bits(&reference, &url);
 }
 
-/// Waits until there is a checkpoint to go on from.
-fn first_checkpoint(running: &mut Running, url: &str) {
+/// Waits until there is a checkpoint to resume from.
+fn wait_for_checkpoint(running: &mut Running, url: &str) {
     running.reach(8);
     while checkpoints(url).is_empty() {
         running.reach_now(1);

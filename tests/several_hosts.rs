@@ -1,13 +1,14 @@
-//! docs/guides/several-hosts.md, "From one host to several": its lines as they stand, and what it says of faults.
+//! Runs the commands of docs/guides/several-hosts.md, "From one host to several", and checks the messages it quotes for
+//! faults.
 
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
 use crate::support::hosts::Network;
-use crate::support::{Place, lambert};
+use crate::support::{TestDir, lambert};
 
-/// What follows a heading of the page, up to the next one.
+/// Text below a heading of the page, up to the next heading.
 fn section(heading: &str) -> String {
     let page =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guides/several-hosts.md")).unwrap();
@@ -15,8 +16,8 @@ fn section(heading: &str) -> String {
     rest.split("\n#").next().unwrap().to_owned()
 }
 
-/// Two hosts with the page's `/srv`, and its configuration with so many steps.
-fn hosts(place: &Place, steps: u64) -> Option<Network> {
+/// Two hosts with the page's `/srv`, and its configuration with `steps` steps.
+fn hosts(place: &TestDir, steps: u64) -> Option<Network> {
     let network = Network::new(place, 2)?;
     let key = place.path("ssh-key");
     place.file("ssh", format!("#!/bin/sh\nexec dbclient -y -y -i {key} \"$@\"\n"));
@@ -27,7 +28,7 @@ fn hosts(place: &Place, steps: u64) -> Option<Network> {
          mount --bind {folder} /srv"
     );
     for host in 0..2 {
-        assert!(on(&network, host, &script).0);
+        assert!(run_on(&network, host, &script).0);
     }
     let text = std::fs::read_to_string(place.config(steps, 2)).unwrap();
     let (model, _) = text.split_once("[cluster]").unwrap();
@@ -36,11 +37,11 @@ fn hosts(place: &Place, steps: u64) -> Option<Network> {
     Some(network)
 }
 
-/// A script on a host: whether it ended well, and all that it said.
-fn on(network: &Network, host: usize, script: &str) -> (bool, String) {
+/// Runs a script on a host; returns whether it succeeded, and its output.
+fn run_on(network: &Network, host: usize, script: &str) -> (bool, String) {
     let path = format!("/srv:/srv/bin:{}", std::env::var("PATH").unwrap());
     let output = network
-        .host_of(host)
+        .host_at(host)
         .command(Path::new("sh"))
         .args(["-ec", script])
         .envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"), ("PATH", &path)])
@@ -50,8 +51,8 @@ fn on(network: &Network, host: usize, script: &str) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Both hosts take TCP connections for ssh and these ports only, and packets of those that they began. There may be no firewall in
-/// the kernel: routes do as well.
+/// Restricts both hosts to TCP connections for ssh and these ports, and to packets of connections that they opened.
+/// Uses routes, because the kernel may lack a firewall.
 fn close_all_but(network: &Network, open: &[&str]) {
     let mut script = "ip rule add pref 100 lookup local; ip rule del pref 0\n".to_owned();
     for ports in ["22"].iter().chain(open) {
@@ -61,14 +62,14 @@ fn close_all_but(network: &Network, open: &[&str]) {
     }
     script += "ip rule add pref 50 iif eth0 ipproto tcp blackhole";
     for host in 0..2 {
-        let (done, said) = on(network, host, &script);
+        let (done, said) = run_on(network, host, &script);
         assert!(done, "{said}");
     }
 }
 
 #[test]
-fn the_lines_of_the_page_run_as_they_stand() {
-    let place = Place::new();
+fn the_commands_of_the_page_work() {
+    let place = TestDir::new();
     let Some(network) = hosts(&place, 50) else { return };
     close_all_but(&network, &["41000-41023"]);
     let page = section("## From one host to several");
@@ -77,10 +78,10 @@ fn the_lines_of_the_page_run_as_they_stand() {
     assert_eq!(lines.len(), 8, "{lines:?}");
     for line in lines {
         let begun = Instant::now();
-        let (done, said) = on(&network, 0, line);
+        let (done, said) = run_on(&network, 0, line);
         assert!(done, "{line}: {said}");
         eprintln!("{line}: {:.1} s", begun.elapsed().as_secs_f64());
-        let second = &network.host_of(1).name;
+        let second = &network.host_at(1).name;
         let expected = match line.split_whitespace().next().unwrap() {
             "getent" => "10.212.",
             "mpirun" => second,
@@ -95,24 +96,24 @@ fn the_lines_of_the_page_run_as_they_stand() {
     }
 }
 
-/// What `lambert run` says within so many seconds, which the page must say of this fault, too.
+/// Asserts that `lambert run` prints the expected messages within `seconds`, and that the page quotes them.
 fn says(network: &Network, seconds: u64, more: &str, expected: &[&str]) {
     let page = section("## What a fault looks like");
     let line = format!(
         "timeout {seconds} lambert run --config /srv/run.toml --run /srv/runs/$$ --ranks 2 --set cluster.limits.join_seconds=10 {more}"
     );
-    let (_, said) = on(network, 0, &format!("{line} || echo exit code $?"));
+    let (_, said) = run_on(network, 0, &format!("{line} || echo exit code $?"));
     for expected in expected {
-        assert!(page.contains(expected), "the page does not say: {expected}");
+        assert!(page.contains(expected), "the page does not quote: {expected}");
         let expected = expected.replace("600 s", "10 s");
-        assert!(said.contains(&expected), "{more}: not said: {expected}; but {said}");
+        assert!(said.contains(&expected), "{more}: no {expected} in {said}");
     }
 }
 
 #[test]
 #[ignore = "two minutes of faults"]
-fn faults_look_as_the_page_says() {
-    let place = Place::new();
+fn faults_print_the_messages_of_the_page() {
+    let place = TestDir::new();
     let Some(network) = hosts(&place, 1_000_000) else { return };
     says(&network, 5, r#"--set 'cluster.hosts=["a:1", "nosuch:1"]'"#, &["Temporary failure in name resolution"]);
     let key = place.path("ssh-key");
@@ -120,12 +121,12 @@ fn faults_look_as_the_page_says() {
     says(&network, 5, "", &["No auth methods could be used"]);
     std::fs::rename(place.path("hidden"), &key).unwrap();
     let programs = lambert().parent().unwrap().to_str().unwrap().to_owned();
-    assert!(on(&network, 1, &format!("mount -t tmpfs tmpfs {programs}")).0);
+    assert!(run_on(&network, 1, &format!("mount -t tmpfs tmpfs {programs}")).0);
     says(&network, 8, "", &["could not access or execute an executable"]);
-    assert!(on(&network, 1, &format!("umount {programs}")).0);
-    assert!(on(&network, 1, "orted=$(readlink -f $(command -v orted)); mount --bind /bin/false $orted").0);
+    assert!(run_on(&network, 1, &format!("umount {programs}")).0);
+    assert!(run_on(&network, 1, "orted=$(readlink -f $(command -v orted)); mount --bind /bin/false $orted").0);
     says(&network, 5, "", &["unable to reliably start one or more daemons"]);
-    assert!(on(&network, 1, "umount $(readlink -f $(command -v orted))").0);
+    assert!(run_on(&network, 1, "umount $(readlink -f $(command -v orted))").0);
     let arguments = |daemons: &str, sums: &str| {
         format!(
             "--set 'cluster.mpirun_arguments=[\"--mca\", \"oob_tcp_if_include\", \"{daemons}\", \"--mca\", \"btl_tcp_if_include\", \
@@ -142,17 +143,17 @@ fn faults_look_as_the_page_says() {
         (&["41000-41015"], &["is slow: joining the other ranks", "hangs: joining the other ranks for 600 s"]),
         (&["41008-41023"], &["rank 1 has not reported within 600 s of its start"]),
     ] {
-        let place = Place::new();
+        let place = TestDir::new();
         let Some(network) = hosts(&place, 1_000_000) else { return };
         close_all_but(&network, open);
         says(&network, 25, "", expected);
     }
 }
 
-/// The starters that the ranks themselves refuse.
+/// MPI launchers that the ranks reject.
 #[test]
-fn other_starters_are_refused_by_name() {
-    let place = Place::new();
+fn unsupported_launchers_are_rejected_by_name() {
+    let place = TestDir::new();
     let (config, run) = (place.config(5, 1), place.path("run"));
     assert_eq!(crate::support::Running::start(&config, &run).end().code, Some(0));
     let worker = lambert().with_file_name("lambert-worker");

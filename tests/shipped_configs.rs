@@ -1,4 +1,5 @@
-//! Every configuration in configs/ and docs/ parses and passes the checks: `prep*.toml` as preparations, the others as runs.
+//! Every configuration in configs/ and docs/ parses and passes the checks: `prep*.toml` as preparations, the others as
+//! runs.
 
 use std::path::Path;
 
@@ -37,7 +38,7 @@ fn shipped(name: &str) -> RunConfig {
     Layers::default().load(&path).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Steps, samples and highest learning rate of each stage.
+/// Steps, samples and peak learning rate of each stage.
 fn plan(config: &RunConfig) -> Vec<(u64, u64, f64)> {
     config.stage.iter().map(|stage| (stage.steps, timeline::samples(stage), stage.learning_rate)).collect()
 }
@@ -48,7 +49,7 @@ fn parameters(config: &RunConfig) -> u64 {
 }
 
 #[test]
-fn lamb_has_the_constants_of_its_recipe() {
+fn lamb_has_the_published_constants() {
     for (name, size) in [("bert-base-lamb", 110_106_428), ("bert-large-lamb", 336_226_108)] {
         let config = shipped(name);
         assert_eq!(config.optimizer.kind, OptimizerKind::Lamb);
@@ -59,7 +60,7 @@ fn lamb_has_the_constants_of_its_recipe() {
 }
 
 #[test]
-fn adam_follows_the_published_line_through_both_phases() {
+fn adam_has_the_published_schedule_in_both_phases() {
     for (name, size) in [("bert-base-adam", 110_106_428), ("bert-large-adam", 336_226_108)] {
         let config = shipped(name);
         assert_eq!(

@@ -1,21 +1,21 @@
-//! Signals as they come from `timeout`, from systemd and from the kernel: to all processes at once.
+//! Signals from `timeout`, systemd and the kernel, sent to all processes at once.
 
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Duration;
 
 use crate::support::preload::BlockingFsync;
-use crate::support::{Place, Running, checkpoints, lambert, workers};
+use crate::support::{Running, TestDir, checkpoints, lambert, workers};
 
-/// More steps than any run here makes before it is ended.
+/// More steps than any run completes before a test ends it.
 const ENDLESS: u64 = 1_000_000;
 
-/// A process and all that descend from it.
-fn family(pid: u32) -> Vec<u32> {
+/// A process and all its descendants.
+fn process_tree(pid: u32) -> Vec<u32> {
     let mut parents = BTreeMap::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        // The name, in parentheses, may hold anything.
+        // The name, in parentheses, may contain any character.
         let Some((pid, rest)) = stat.split_once(' ').zip(stat.rsplit_once(')')).map(|(head, tail)| (head.0, tail.1))
         else {
             continue;
@@ -31,20 +31,20 @@ fn family(pid: u32) -> Vec<u32> {
     found
 }
 
-/// As systemd stops a service whose KillMode is control-group.
+/// As systemd stops a service with KillMode=control-group.
 #[test]
-fn sigterm_to_every_process_is_a_stop_with_a_checkpoint() {
-    let place = Place::new();
+fn sigterm_to_every_process_saves_a_checkpoint_and_stops() {
+    let place = TestDir::new();
     let slow = BlockingFsync::new(&place);
     for (ranks, backend) in [(2, "mpi"), (1, "local")] {
         let run = place.path(&format!("run-{ranks}"));
         let sets = ["--set", &format!("cluster.all_reduce.backend={backend}"), "--set", "checkpoint.every_steps=0"];
         let mut running = Running::start_in(&place.config(ENDLESS, ranks), &run, &sets, &slow.environment);
         running.reach(3);
-        // A launcher that ends its ranks does so before a save of some seconds has ended.
+        // mpirun would end its ranks before a save of some seconds is done.
         slow.block("optimizer-00000");
-        let all: Vec<String> = family(running.pid()).iter().map(u32::to_string).collect();
-        assert!(all.len() > 2 * ranks, "the coordinator, the ranks and what keeps their output: {all:?}");
+        let all: Vec<String> = process_tree(running.pid()).iter().map(u32::to_string).collect();
+        assert!(all.len() > 2 * ranks, "expected coordinator, ranks and output writers: {all:?}");
         let _ = Command::new("kill").arg("-TERM").args(&all).status().unwrap();
         std::thread::sleep(Duration::from_secs(4));
         slow.release();
@@ -56,11 +56,11 @@ fn sigterm_to_every_process_is_a_stop_with_a_checkpoint() {
     }
 }
 
-/// `timeout` signals the program that it has started, and the group of both: that is one request. (The second one may come before
-/// the first is taken, and then is none: so first two that are.)
+/// `timeout` signals its child and the process group of both, which counts as one request. (The kernel may merge the
+/// two signals, so the test first sends two distinct ones.)
 #[test]
 fn the_two_signals_of_timeout_are_one_request() {
-    let place = Place::new();
+    let place = TestDir::new();
     let (run, sets) =
         (place.path("run"), ["--set", "cluster.all_reduce.backend=local", "--set", "checkpoint.every_steps=0"]);
     let mut running = Running::start_with(&place.config(ENDLESS, 1), &run, &sets);

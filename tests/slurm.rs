@@ -1,10 +1,10 @@
-//! Runs in the queue of a real Slurm: submitted, killed, preempted, stopped.
+//! Runs under a real Slurm: submitted, killed, preempted, stopped.
 
-mod causes;
 mod long;
 mod memory;
 mod prep;
 mod queue;
+mod requeues;
 mod secrets;
 
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use std::process::Command;
 use std::time::Instant;
 
 use crate::support::slurm::Sandbox;
-use crate::support::{self, Place, Running, assert_same_bits, copy, signal};
+use crate::support::{self, Running, TestDir, assert_same_bits, copy, signal};
 
-/// A run of two ranks on two nodes, as the user of the sandbox reads it.
-fn config(place: &Place, sandbox: &Sandbox, steps: u64) -> String {
+/// Configuration of two ranks on two nodes, readable by the sandbox's user.
+fn config(place: &TestDir, sandbox: &Sandbox, steps: u64) -> String {
     let text = std::fs::read_to_string(place.config(steps, 2)).unwrap();
     let text = text.replace(&place.path("data/train"), &sandbox.path("data/train"));
     let text = format!("{text}[slurm]\nnodes = 2\ntime = \"30\"\n");
@@ -23,9 +23,9 @@ fn config(place: &Place, sandbox: &Sandbox, steps: u64) -> String {
     sandbox.path("run.toml")
 }
 
-/// What happens to a job happens to this one: a rank is killed, the coordinator is, and another job goes first. It ends with
-/// the bits of an undisturbed run under mpirun.
-fn survives(place: &Place, sandbox: &Sandbox) {
+/// Kills a rank, kills the coordinator and preempts the job. The run ends with the bits of an undisturbed run under
+/// mpirun.
+fn result_is_unchanged_after_kills_and_preemption(place: &TestDir, sandbox: &Sandbox) {
     const STEPS: u64 = 300;
     let local = std::thread::scope(|scope| {
         let local = scope.spawn(|| {
@@ -39,26 +39,26 @@ fn survives(place: &Place, sandbox: &Sandbox) {
     assert_same_bits(&local, &sandbox.path("runs/it's a \"run\""));
 }
 
-fn disturb(place: &Place, sandbox: &Sandbox, steps: u64) {
+fn disturb(place: &TestDir, sandbox: &Sandbox, steps: u64) {
     let run = sandbox.path("runs/it's a \"run\"");
     let name = ["--set", r#"run.name="it's a \"run\"""#];
     let job = sandbox.submit(&config(place, sandbox, steps), &run, &name);
     assert_eq!(sandbox.run("squeue", &["-h", "-j", &job, "-o", "%j"]).out, "it's a \"run\"");
-    sandbox.say(&job, 0, "\nstep 5/");
+    sandbox.wait_for_log(&job, 0, "\nstep 5/");
 
     let ranks = sandbox.processes(&sandbox.path("bin/lambert-worker train"));
     assert_eq!(ranks.len(), 2, "{ranks:?}");
     let begun = Instant::now();
     signal(*ranks.last().unwrap(), "-9");
-    let seen = sandbox.say(&job, 0, "was killed by signal 9; restarting all workers");
-    let seen = sandbox.say(&job, seen, "recovered to step");
+    let seen = sandbox.wait_for_log(&job, 0, "was killed by signal 9; restarting all workers");
+    let seen = sandbox.wait_for_log(&job, seen, "recovered to step");
     eprintln!("a rank killed: as far again after {:.1} s", begun.elapsed().as_secs_f64());
 
     let coordinator = sandbox.processes(&sandbox.path("bin/lambert run"));
     let begun = Instant::now();
     signal(coordinator[0], "-9");
-    let seen = sandbox.say(&job, seen, "the coordinator was killed by signal 9");
-    let seen = sandbox.say(&job, seen, "\nstep ");
+    let seen = sandbox.wait_for_log(&job, seen, "the coordinator was killed by signal 9");
+    let seen = sandbox.wait_for_log(&job, seen, "\nstep ");
     eprintln!("the coordinator killed: steps again after {:.1} s", begun.elapsed().as_secs_f64());
 
     let begun = Instant::now();
@@ -66,9 +66,9 @@ fn disturb(place: &Place, sandbox: &Sandbox, steps: u64) {
     let first = sandbox.run("srun", &urgent);
     assert_eq!(first.code, 0, "{}", first.err);
     eprintln!("the job that goes first was done after {:.1} s", begun.elapsed().as_secs_f64());
-    let seen = sandbox.say(&job, seen, "(preempted by another job)");
-    let seen = sandbox.say(&job, seen, "the job is queued again");
-    sandbox.say(&job, seen, "\nstep ");
+    let seen = sandbox.wait_for_log(&job, seen, "(preempted by another job)");
+    let seen = sandbox.wait_for_log(&job, seen, "the job is queued again");
+    sandbox.wait_for_log(&job, seen, "\nstep ");
     eprintln!("preempted: steps again after {:.1} s", begun.elapsed().as_secs_f64());
     assert_eq!(sandbox.ended(&job), "COMPLETED|0:0", "{}", sandbox.log(&job));
     let told = sandbox.lambert(&["status", &run]).out;
@@ -82,18 +82,18 @@ fn disturb(place: &Place, sandbox: &Sandbox, steps: u64) {
     }
     let user = sandbox.run("id", &["-u"]).out;
     let shared = Command::new("find").args(["/dev/shm", "-user", &user]).output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&shared.stdout), "", "ranks that were killed have left memory behind");
+    assert_eq!(String::from_utf8_lossy(&shared.stdout), "", "killed ranks left shared memory");
     assert!(sandbox.log(&job).contains("starting 2 workers"), "the log was truncated: {}", sandbox.log(&job));
 }
 
-/// Ends that are meant: nobody queues the job again, and a checkpoint of the last step is there.
-fn ends(place: &Place, sandbox: &Sandbox) {
+/// A requested end does not requeue the job and leaves a checkpoint of the last step.
+fn requested_ends_are_not_requeued(place: &TestDir, sandbox: &Sandbox) {
     let file = config(place, sandbox, 1_000_000);
     let (stopped, cancelled) = (sandbox.path("runs/stopped"), sandbox.path("runs/cancelled"));
     let one = sandbox.submit(&file, &stopped, &[]);
     let other = sandbox.submit(&file, &cancelled, &[]);
     for job in [&one, &other] {
-        sandbox.say(job, 0, "\nstep 5/");
+        sandbox.wait_for_log(job, 0, "\nstep 5/");
     }
     assert_eq!(sandbox.lambert(&["stop", &stopped]).code, 0);
     assert_eq!(sandbox.run("scancel", &[&other]).code, 0);
@@ -107,21 +107,21 @@ fn ends(place: &Place, sandbox: &Sandbox) {
     }
 }
 
-/// A step that is asked to end, and its job not: what a preemption is without the user signal.
-fn ranks_are_asked_first(place: &Place, sandbox: &Sandbox) {
+/// Signals the ranks' step but not the job, as a preemption without the user signal does.
+fn sigterm_to_the_step_stops_the_run(place: &TestDir, sandbox: &Sandbox) {
     let run = sandbox.path("runs/asked");
     let job = sandbox.submit(&config(place, sandbox, 1_000_000), &run, &[]);
-    sandbox.say(&job, 0, "\nstep 5/");
+    sandbox.wait_for_log(&job, 0, "\nstep 5/");
     assert_eq!(sandbox.run("scancel", &["--signal=TERM", &format!("{job}.0")]).code, 0);
-    let seen = sandbox.say(&job, 0, "stopping: the workers save a checkpoint");
-    let seen = sandbox.say(&job, seen, "the job is queued again");
-    sandbox.say(&job, seen, "\nstep ");
+    let seen = sandbox.wait_for_log(&job, 0, "stopping: the workers save a checkpoint");
+    let seen = sandbox.wait_for_log(&job, seen, "the job is queued again");
+    sandbox.wait_for_log(&job, seen, "\nstep ");
     assert_eq!(sandbox.run("scancel", &[&job]).code, 0);
     assert!(sandbox.ended(&job).starts_with("CANCELLED"), "{}", sandbox.log(&job));
 }
 
-/// What could never start is refused, each fault with its key, and nothing is queued or written.
-fn refuses(place: &Place, sandbox: &Sandbox) {
+/// Jobs that could never start are rejected with an error per key; nothing is queued or written.
+fn impossible_jobs_are_rejected(place: &TestDir, sandbox: &Sandbox) {
     let file = config(place, sandbox, 10);
     let (sum, run) = ("slurm.", sandbox.path("runs/refused"));
     for (set, message) in [
@@ -145,50 +145,50 @@ fn refuses(place: &Place, sandbox: &Sandbox) {
     assert_eq!(ran.code, 2, "{}", ran.err);
     assert!(ran.err.contains("slurm.nodes: 4 are asked for; partition batch has 3"), "{}", ran.err);
     assert_eq!(sandbox.run("squeue", &["-h"]).out, "");
-    assert!(!Path::new(&run).exists(), "a refused job has written its run");
+    assert!(!Path::new(&run).exists(), "a rejected job wrote its run");
 }
 
-/// A name for people, and what happens.
-type Scene = (&'static str, fn(&Place, &Sandbox));
+/// Name for output, and the test.
+type Case = (&'static str, fn(&TestDir, &Sandbox));
 
 #[test]
-fn runs_in_a_queue() {
+fn jobs_run_in_a_real_slurm() {
     let Some(sandbox) = Sandbox::start() else { return };
-    let place = Place::new();
+    let place = TestDir::new();
     copy(Path::new(&place.path("data")), Path::new(&sandbox.path("data")));
     std::fs::create_dir(sandbox.path("runs")).unwrap();
-    ["data", "runs"].iter().for_each(|name| drop(sandbox.give(name)));
-    let scenes: [Scene; 13] = [
-        ("refuses", refuses),
-        ("survives", survives),
-        ("ends", ends),
-        ("ranks are asked first", ranks_are_asked_first),
-        ("requests hold", queue::requests_hold),
-        ("one of two submissions", queue::one_of_two_submissions),
-        ("ranks share memory", memory::is_shared),
-        ("causes decide", causes::decide),
-        ("a comment of others", causes::count_beside_a_comment),
-        ("a count that is not kept", causes::count_that_is_not_kept),
-        ("asked in the prologue", causes::asked_in_the_prologue),
-        ("a preparation", prep::an_array_and_its_join),
-        ("secrets stay", secrets::stay),
+    ["data", "runs"].iter().for_each(|name| drop(sandbox.give_to_user(name)));
+    let cases: [Case; 13] = [
+        ("impossible jobs", impossible_jobs_are_rejected),
+        ("kills and preemption", result_is_unchanged_after_kills_and_preemption),
+        ("requested ends", requested_ends_are_not_requeued),
+        ("SIGTERM to the step", sigterm_to_the_step_stops_the_run),
+        ("stop of inactive jobs", queue::stop_requests_apply_to_inactive_jobs),
+        ("concurrent submissions", queue::one_of_two_concurrent_submissions_succeeds),
+        ("shared memory", memory::is_shared),
+        ("transient and permanent failures", requeues::failures_decide),
+        ("comment of the site", requeues::the_failure_count_keeps_other_comments),
+        ("rejected failure count", requeues::a_rejected_failure_count_ends_the_job),
+        ("preemption in the prologue", requeues::preemption_in_the_prologue),
+        ("array of preparations", prep::an_array_and_its_join),
+        ("secrets", secrets::secrets_are_not_exposed),
     ];
-    for (name, scene) in scenes {
+    for (name, case) in cases {
         let begun = Instant::now();
-        scene(&place, &sandbox);
+        case(&place, &sandbox);
         eprintln!("{name}: {:.1} s", begun.elapsed().as_secs_f64());
     }
     let folder = sandbox.folder().to_owned();
     let user = folder.file_name().unwrap().to_owned();
     drop(sandbox);
-    assert!(!folder.exists(), "{} is left", folder.display());
-    assert!(!Command::new("id").arg(user).output().unwrap().status.success(), "the user is left");
+    assert!(!folder.exists(), "{} was not removed", folder.display());
+    assert!(!Command::new("id").arg(user).output().unwrap().status.success(), "the user was not removed");
 }
 
-/// Without a Slurm nothing is queued, and the script can be had all the same.
+/// Without Slurm nothing is queued, but `--dry-run` still prints the script.
 #[test]
-fn a_machine_without_slurm() {
-    let place = Place::new();
+fn submit_without_slurm_fails_and_dry_run_works() {
+    let place = TestDir::new();
     let (file, run) = (place.config(10, 1), place.path("run"));
     let environment = [("PATH", place.path("nothing"))];
     let ran = support::run_in(&["submit", "--config", &file, "--run", &run], &environment);
@@ -200,10 +200,10 @@ fn a_machine_without_slurm() {
     assert!(!Path::new(&run).exists());
 }
 
-/// What a run does at the moment, and how long its checkpoints take, decide whether it is queued.
+/// The run's current state and the duration of its checkpoints determine whether it is queued.
 #[test]
-fn a_run_under_way_is_not_queued_and_neither_is_a_short_lead() {
-    let place = Place::new();
+fn submit_rejects_an_active_run_and_a_short_lead_time() {
+    let place = TestDir::new();
     let (file, run) = (place.config(1_000_000, 1), place.path("run"));
     let submit = |more: &[&str]| {
         let line = [&["submit", "--config", &file, "--run", &run], more].concat();
@@ -219,7 +219,7 @@ fn a_run_under_way_is_not_queued_and_neither_is_a_short_lead() {
     running.kill_coordinator("-TERM");
     assert_eq!(running.end().code, Some(75));
     let later = submit(&[]);
-    assert!(later.err.contains("cannot start sinfo"), "it is not under way any more: {}", later.err);
+    assert!(later.err.contains("cannot start sinfo"), "the run is still active: {}", later.err);
 
     let object = Path::new(&run).join("coordinator.json");
     let mut memory: serde_json::Value = serde_json::from_slice(&std::fs::read(&object).unwrap()).unwrap();
@@ -234,10 +234,10 @@ fn a_run_under_way_is_not_queued_and_neither_is_a_short_lead() {
     assert!(long.err.contains("cannot start sinfo"), "{}", long.err);
 }
 
-/// A name with a line break would begin a line of the batch script.
+/// A name with a line break would add a line to the batch script.
 #[test]
-fn a_line_break_in_a_name_reaches_no_script() {
-    let place = Place::new();
+fn a_line_break_in_a_name_is_rejected() {
+    let place = TestDir::new();
     let (file, run) = (place.config(10, 1), place.path("run"));
     let folder = place.path("two\nlines");
     std::fs::create_dir(&folder).unwrap();
@@ -259,7 +259,7 @@ fn a_line_break_in_a_name_reaches_no_script() {
 }
 
 #[test]
-fn shellcheck_finds_nothing_in_the_sandbox() {
+fn shellcheck_finds_no_issue_in_the_sandbox() {
     let scripts =
         ["up.sh", "down.sh", "packages.sh", "demo.sh"].map(|name| PathBuf::from("cluster/slurm-sandbox").join(name));
     match Command::new("shellcheck").args(scripts).output() {

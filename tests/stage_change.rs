@@ -1,5 +1,5 @@
-//! From one stage to the next: moments and counters go on, or both begin anew. Neither makes an update larger or smaller
-//! than the schedule says.
+//! Stage transitions: moments and counters either continue or are both reset. The size of updates follows the schedule
+//! in both cases.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ const STEPS: u64 = 40;
 
 fn config(kind: OptimizerKind, restart_optimizer: bool) -> RunConfig {
     let model = Model { layers: 1, hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
-    // A tenth of the rate in the second stage: the schedule's own jump.
+    // The second stage has a tenth of the learning rate: the schedule's own change.
     let stage = |learning_rate, restart_optimizer| Stage {
         steps: STEPS,
         warmup: 0.0,
@@ -37,12 +37,12 @@ fn config(kind: OptimizerKind, restart_optimizer: bool) -> RunConfig {
     }
 }
 
-/// The root mean square of each update over its learning rate, with gradients that keep their direction.
-fn sizes(config: &RunConfig) -> (Vec<f64>, u64) {
+/// Root mean square of each update divided by its learning rate, with gradients of constant direction.
+fn relative_update_sizes(config: &RunConfig) -> (Vec<f64>, u64) {
     let specs = Architecture::new(&config.model, 1, 50);
     let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), specs, 1, 0.02));
     let mut rng = Key::new(3).rng();
-    let mut sizes = Vec::new();
+    let mut relative_update_sizes = Vec::new();
     while let Some(place) = timeline::position(config, &state.stages.early_stops, state.step) {
         stages::enter(&mut state, config, &place).unwrap();
         let rate = schedule::learning_rate(place.stage, place.done);
@@ -56,13 +56,13 @@ fn sizes(config: &RunConfig) -> (Vec<f64>, u64) {
         assert_eq!(outcome.conclude(&mut state, &config.guard), GuardVerdict::Apply);
         let after = state.read(Buffer::Weights, 0..before.len());
         let squares = after.iter().zip(&before).map(|(after, before)| f64::from(after - before).powi(2));
-        sizes.push((squares.sum::<f64>() / before.len() as f64).sqrt() / rate);
+        relative_update_sizes.push((squares.sum::<f64>() / before.len() as f64).sqrt() / rate);
     }
-    (sizes, state.updates["bert.pooler"])
+    (relative_update_sizes, state.updates["bert.pooler"])
 }
 
 #[test]
-fn an_update_is_as_large_as_the_schedule_says() {
+fn updates_follow_the_schedule_across_stages() {
     for (kind, restart) in [
         (OptimizerKind::Adamw, false),
         (OptimizerKind::Adamw, true),
@@ -70,9 +70,10 @@ fn an_update_is_as_large_as_the_schedule_says() {
         (OptimizerKind::Lamb, false),
         (OptimizerKind::Lamb, true),
     ] {
-        let (sizes, updates) = sizes(&config(kind, restart));
+        let (relative_update_sizes, updates) = relative_update_sizes(&config(kind, restart));
         let change = STEPS as usize;
-        let ratios: Vec<f64> = (change..change + 10).map(|step| sizes[step] / sizes[change - 1]).collect();
+        let ratios: Vec<f64> =
+            (change..change + 10).map(|step| relative_update_sizes[step] / relative_update_sizes[change - 1]).collect();
         println!(
             "{kind:?}, restarted: {restart}: the first updates of the second stage are {ratios:.3?} times the last"
         );

@@ -1,15 +1,15 @@
-//! Saves to a store that takes nothing for a while: a bucket that refuses, a folder that is read-only or full.
+//! Saves to an unavailable store: a bucket that rejects requests, a folder that is read-only or full.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::s3_server::{self, Fault, Rule, Server};
-use crate::support::{self, Place, Running, checkpoints, done, tree};
+use crate::support::{self, Running, TestDir, checkpoints, done, tree};
 
-/// What a bucket refuses is a warning that says why; saves go on when it does not refuse any more.
+/// A rejected save is a warning with the reason; saves resume when the bucket accepts them again.
 #[test]
-fn a_bucket_that_refuses_delays_checkpoints() {
-    let place = Place::new();
+fn a_rejecting_bucket_delays_checkpoints() {
+    let place = TestDir::new();
     let server = Server::start(Path::new(&place.path("s3")), 0);
     support::ENVIRONMENT.set(server.environment());
     let (config, url) = (place.config(100_000, 2), format!("s3://{}/run", s3_server::BUCKET));
@@ -42,7 +42,7 @@ fn a_bucket_that_refuses_delays_checkpoints() {
     done(&["checkpoint", "verify", &url]);
 }
 
-/// A file system of its own, or `None` where this process may not mount one.
+/// A separate file system, or `None` if this process may not mount one.
 struct Disk(tempfile::TempDir);
 
 impl Disk {
@@ -74,11 +74,11 @@ fn mount(arguments: &[&str], on: &Path) -> bool {
     Command::new("mount").args(arguments).arg(on).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-/// A folder that becomes read-only delays checkpoints, and nothing else; the saves go on when it can be written again.
+/// A read-only folder only delays checkpoints; saves resume when it is writable again.
 #[test]
-fn training_goes_on_while_the_store_takes_nothing() {
+fn training_continues_while_the_store_is_read_only() {
     let Some(disk) = Disk::mount("size=64m") else { return };
-    let place = Place::new();
+    let place = TestDir::new();
     let (config, url) = (place.config(100_000, 2), disk.url());
     let mut running = Running::start(&config, &url);
     running.wait_until(|| !checkpoints(&url).is_empty());
@@ -97,11 +97,11 @@ fn training_goes_on_while_the_store_takes_nothing() {
     }
 }
 
-/// A disk that stays full ends the run when the limit has passed, with one message, and the checkpoints before stand.
+/// A full disk ends the run after the timeout with one message, and earlier checkpoints are kept.
 #[test]
-fn a_store_that_stays_down_stops_the_run() {
+fn a_permanent_outage_ends_the_run() {
     let Some(disk) = Disk::mount("size=1m") else { return };
-    let place = Place::new();
+    let place = TestDir::new();
     let (config, url) = (place.config(100_000, 2), disk.url());
     let more = ["--set", "checkpoint.give_up_minutes=0.05", "--set", "checkpoint.keep=100"];
     let ended = Running::start_with(&config, &url, &more).end();
@@ -109,12 +109,12 @@ fn a_store_that_stays_down_stops_the_run() {
     for word in ["No space left on device", "checkpoint.give_up_minutes = 0.05", "was not saved; training continues"] {
         assert!(ended.log.contains(word), "no {word:?} in {}", ended.log);
     }
-    assert_eq!(ended.log.matches("attempt 2").count(), 0, "it is not started again: {}", ended.log);
+    assert_eq!(ended.log.matches("attempt 2").count(), 0, "the workers were restarted: {}", ended.log);
     assert_eq!(ended.log.matches("lambert: error: ").count(), 1, "{}", ended.log);
     done(&["checkpoint", "verify", &url]);
     let (there, all) = (checkpoints(&url), tree(&Path::new(&url).join("checkpoints")));
     assert!(!there.is_empty());
     let orphans: Vec<_> =
         all.keys().filter(|name| !there.iter().any(|checkpoint| name.starts_with(checkpoint))).collect();
-    assert!(orphans.is_empty(), "what failed saves have written fills the disk: {orphans:?}");
+    assert!(orphans.is_empty(), "failed saves left files: {orphans:?}");
 }

@@ -1,15 +1,15 @@
-//! Coordinators and the lease of a run: another one takes it over, its answer is lost, the store gives none.
+//! Coordinators and the lease of a run: a takeover, a lost response, a store without leases.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::s3_server::{BUCKET, Fault, Rule, Server};
-use crate::support::{ENDLESS, Place, Running, read_json, seconds};
+use crate::support::{ENDLESS, Running, TestDir, read_json, seconds};
 
-/// One coordinator loses its workers while another has begun: it leaves, and takes the run from nobody.
+/// A coordinator whose workers fail after another one took over exits and does not take the run back.
 #[test]
-fn one_that_comes_back_leaves_the_run_to_its_successor() {
-    let place = Place::new();
+fn a_replaced_coordinator_does_not_take_the_run_back() {
+    let place = TestDir::new();
     let (config, run) = (place.config(ENDLESS, 2), place.path("run"));
     let mut first = Running::start(&config, &run);
     first.reach(3);
@@ -26,14 +26,14 @@ fn one_that_comes_back_leaves_the_run_to_its_successor() {
     second.kill_coordinator("-TERM");
     let ended = second.end();
     assert_eq!(ended.code, Some(75), "{}", ended.log);
-    assert!(!ended.log.contains("started again"), "the successor was disturbed: {}", ended.log);
+    assert!(!ended.log.contains("started again"), "the successor's workers were restarted: {}", ended.log);
     assert_eq!(read_json(&run, "status.json")["attempt"], 2);
 }
 
-/// The answer to the creation of a lease is lost, again and again, while the poller sees the lease.
+/// The response to a lease creation is lost repeatedly while the poller sees the lease.
 #[test]
-fn a_lost_answer_to_a_lease_is_no_eviction() {
-    let place = Place::new();
+fn a_lost_response_to_a_lease_is_not_a_takeover() {
+    let place = TestDir::new();
     let server = Server::start(Path::new(&place.path("s3")), 0);
     let url = format!("s3://{BUCKET}/run");
     let mut running = Running::start_in(&place.config(100, 2), &url, &[], &server.environment());
@@ -49,10 +49,10 @@ fn a_lost_answer_to_a_lease_is_no_eviction() {
     assert!(ended.log.contains("attempt 2: starting") && !ended.log.contains("attempt 3"), "{}", ended.log);
 }
 
-/// Whoever waits for a lease hears a signal.
+/// A coordinator that waits for a lease handles signals.
 #[test]
-fn a_signal_is_heeded_while_a_lease_is_awaited() {
-    let place = Place::new();
+fn a_signal_ends_a_coordinator_that_waits_for_a_lease() {
+    let place = TestDir::new();
     let server = Server::start(Path::new(&place.path("s3")), 0);
     let url = format!("s3://{BUCKET}/run");
     let fault = Fault::Refuse(503, "SlowDown");
@@ -60,7 +60,7 @@ fn a_signal_is_heeded_while_a_lease_is_awaited() {
     let running = Running::start_in(&place.config(ENDLESS, 2), &url, &[], &server.environment());
     let start = Instant::now();
     while server.hits() < 2 {
-        assert!(start.elapsed() < Duration::from_secs(60), "nobody wants a lease");
+        assert!(start.elapsed() < Duration::from_secs(60), "no lease was requested");
         std::thread::sleep(Duration::from_millis(20));
     }
     let start = Instant::now();
@@ -68,6 +68,6 @@ fn a_signal_is_heeded_while_a_lease_is_awaited() {
     let ended = running.end();
     let took = seconds("from SIGTERM to the end, without a lease", start);
     assert_eq!(ended.code, Some(75), "{}", ended.log);
-    // The store is given three minutes.
+    // Store requests have a timeout of three minutes.
     assert!(took < 60.0, "{}", ended.log);
 }

@@ -1,14 +1,14 @@
-//! Traces of chosen steps.
+//! Traces of selected steps.
 
 use std::path::Path;
 
-use crate::support::{self, Place, Running};
+use crate::support::{self, Running, TestDir};
 use serde_json::Value;
 
-/// Each rank's file has the steps that were asked for, and what happens within them.
+/// Each rank's file has the requested steps and the spans within them.
 #[test]
-fn chosen_steps_are_traced() {
-    let place = Place::new();
+fn selected_steps_are_traced() {
+    let place = TestDir::new();
     let (run, logs) = (place.path("run"), place.path("logs"));
     let sets = [
         &format!("cluster.log_folder={logs:?}"),

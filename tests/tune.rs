@@ -1,14 +1,14 @@
-//! `lambert tune`: runs side by side, a kill in between, the best of them, and what cannot be made.
+//! `lambert tune`: concurrent runs, a kill, the best run, and rejected sweeps.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::support::{self, Place, lambert};
+use crate::support::{self, TestDir, lambert};
 
-/// A configuration of one rank with held-out samples.
-fn config(place: &Place, steps: u64) -> String {
+/// Configuration of one rank with held-out samples.
+fn config(place: &TestDir, steps: u64) -> String {
     let text =
         std::fs::read_to_string(place.config(steps, 1)).unwrap().replace("backend = \"mpi\"", "backend = \"auto\"");
     let more =
@@ -20,7 +20,7 @@ fn start(arguments: &[&str]) -> Child {
     Command::new(lambert()).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// The exit code of a tuning that is to end.
+/// Waits for a tuning to end; returns its exit code.
 fn code(mut tuning: Child) -> Option<i32> {
     let begun = Instant::now();
     loop {
@@ -29,22 +29,22 @@ fn code(mut tuning: Child) -> Option<i32> {
         }
         if begun.elapsed() > Duration::from_secs(60) {
             tuning.kill().unwrap();
-            panic!("a tuning does not end");
+            panic!("the tuning did not end");
         }
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// Runs that take longer than anybody waits, two at a time.
+/// Tuning of runs that never finish, two at a time.
 struct Endless {
-    place: Place,
+    place: TestDir,
     config: String,
     runs: String,
 }
 
 impl Endless {
     fn new() -> Self {
-        let place = Place::new();
+        let place = TestDir::new();
         let (config, runs) = (config(&place, 1_000_000), place.path("runs"));
         Self { place, config, runs }
     }
@@ -54,8 +54,8 @@ impl Endless {
         [&fixed[..], &["run.seed=1,2,3"]].concat()
     }
 
-    /// The two that are begun first.
-    fn first(&self) -> [String; 2] {
+    /// URLs of the first two runs.
+    fn first_runs(&self) -> [String; 2] {
         ["seed=1", "seed=2"].map(|name| self.place.path(&format!("runs/{name}")))
     }
 
@@ -64,46 +64,45 @@ impl Endless {
         let begun = Instant::now();
         let trains =
             |run: &String| std::path::Path::new(run).join("status.json").exists() && !support::workers(run).is_empty();
-        while !self.first().iter().all(trains) || self.first().iter().any(|run| support::checkpoints(run).is_empty()) {
-            assert!(begun.elapsed() < Duration::from_secs(100), "two runs do not train");
+        while !self.first_runs().iter().all(trains)
+            || self.first_runs().iter().any(|run| support::checkpoints(run).is_empty())
+        {
+            assert!(begun.elapsed() < Duration::from_secs(100), "the two runs have not started");
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 
-    /// Both have ended with a checkpoint, and there is no third.
-    fn are_over(&self) {
-        for run in self.first() {
+    /// Asserts that both have ended and that there is no third run.
+    fn assert_ended(&self) {
+        for run in self.first_runs() {
             assert!(support::workers(&run).is_empty(), "{run} has workers");
         }
         assert!(!std::path::Path::new(&self.place.path("runs/seed=3")).exists());
-        assert!(
-            !std::path::Path::new(&self.place.path("runs/tune.json")).exists(),
-            "a run that was stopped is no result"
-        );
+        assert!(!std::path::Path::new(&self.place.path("runs/tune.json")).exists(), "a stopped run is in the results");
     }
 }
 
 #[test]
-fn signals_go_on_to_the_runs() {
+fn signals_are_forwarded_to_the_runs() {
     let endless = Endless::new();
     let script = r#"trap '' HUP; exec "$0" "$@""#;
     let mut nohup = Command::new("sh");
     nohup.args(["-c", script]).arg(lambert()).args(endless.line()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut tuning = nohup.spawn().unwrap();
     endless.wait();
-    // Started as nohup starts it.
+    // As under nohup.
     support::signal(tuning.id(), "-HUP");
     std::thread::sleep(Duration::from_secs(1));
-    assert!(tuning.try_wait().unwrap().is_none(), "an ignored signal has ended it");
+    assert!(tuning.try_wait().unwrap().is_none(), "an ignored signal ended the tuning");
     support::signal(tuning.id(), "-TERM");
     assert_eq!(code(tuning), Some(75));
-    endless.are_over();
+    endless.assert_ended();
 
     let tuning = start(&endless.line());
     endless.wait();
     support::signal(tuning.id(), "-INT");
     assert_eq!(code(tuning), Some(76));
-    endless.are_over();
+    endless.assert_ended();
 
     let temporary = endless.place.path("tmp");
     std::fs::create_dir(&temporary).unwrap();
@@ -113,14 +112,14 @@ fn signals_go_on_to_the_runs() {
     endless.wait();
     support::signal(tuning.id(), "-9");
     assert_eq!(code(tuning), None);
-    endless.first().iter().for_each(|run| support::wait_for_no_workers(run));
-    endless.are_over();
+    endless.first_runs().iter().for_each(|run| support::wait_for_no_workers(run));
+    endless.assert_ended();
     let left: Vec<_> = std::fs::read_dir(&temporary).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert!(left.is_empty(), "{left:?} is left behind");
+    assert!(left.is_empty(), "left behind: {left:?}");
 }
 
 #[test]
-fn a_second_tuning_at_the_same_place_takes_over() {
+fn a_second_tuning_in_the_same_folder_takes_over() {
     let endless = Endless::new();
     let first = start(&endless.line());
     endless.wait();
@@ -129,12 +128,12 @@ fn a_second_tuning_at_the_same_place_takes_over() {
     endless.wait();
     support::signal(second.id(), "-TERM");
     assert_eq!(code(second), Some(75));
-    endless.are_over();
+    endless.assert_ended();
 }
 
 #[test]
-fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
-    let place = Place::new();
+fn a_killed_tuning_resumes_and_finds_the_best_run() {
+    let place = TestDir::new();
     let (config, runs) = (config(&place, 60), place.path("runs"));
     let line = [
         "tune",
@@ -153,7 +152,7 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
     let mut tuning = start(&line);
     let begun = Instant::now();
     while !std::path::Path::new(&place.path("runs/tune.json")).exists() {
-        assert!(begun.elapsed() < Duration::from_secs(100), "no run ends");
+        assert!(begun.elapsed() < Duration::from_secs(100), "no run has ended");
         std::thread::sleep(Duration::from_millis(50));
     }
     tuning.kill().unwrap();
@@ -177,14 +176,14 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
     assert!(table.lines().nth(1).unwrap().starts_with(&format!("\"{}\",", best["name"].as_str().unwrap())), "{table}");
     let svg = std::fs::read_to_string(place.path("runs/tune.svg")).unwrap();
     assert!(svg.contains("stage.0.learning_rate") && svg.contains("optimizer.kind"));
-    // The best one's configuration makes the same run, without more words.
+    // The best run's configuration alone reproduces the run.
     let best_config = place.path("runs/best.toml");
     let ended = support::Running::start(&best_config, &place.path("again")).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     support::assert_same_bits(&format!("{runs}/{}", best["name"].as_str().unwrap()), &place.path("again"));
     let third = support::run(&line);
     assert!(third.err.starts_with("5 runs, 0 to be made"), "{}", third.err);
-    // New runs that are judged otherwise, or train something else in a key that is not tuned, are not ranked with these.
+    // New runs with another criterion, or another value of an untuned key, are not ranked with these.
     let grid = ["tune", "--config", &config, "--runs", &runs, "--grid", "stage.0.learning_rate=3e-3", "--set"];
     for (set, differs) in
         [("evaluation.samples=50", "evaluation.samples: "), ("optimizer.beta2=0.9", "optimizer.beta2: ")]
@@ -193,11 +192,11 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
         assert_eq!(other.code, 2, "{}", other.err);
         assert!(other.err.contains("made with another configuration") && other.err.contains(differs), "{}", other.err);
     }
-    // A run whose place was removed is made again.
+    // A removed run is repeated.
     std::fs::remove_dir_all(format!("{runs}/{}", best["name"].as_str().unwrap())).unwrap();
     let remade = support::run(&line);
     assert!(remade.err.starts_with("5 runs, 1 to be made"), "{}", remade.err);
-    // Whoever lost the table finds finished runs, and what they were measured to be.
+    // Without the results table, finished runs and their losses are still found.
     std::fs::remove_file(place.path("runs/tune.json")).unwrap();
     let fourth = support::run(&line);
     assert!(fourth.err.starts_with("5 runs, 5 to be made"), "{}", fourth.err);
@@ -212,13 +211,13 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
 }
 
 #[test]
-fn the_file_may_be_edited_once_the_first_run_has_started() {
-    let place = Place::new();
+fn the_configuration_file_may_be_edited_after_the_first_start() {
+    let place = TestDir::new();
     let (config, runs) = (config(&place, 40), place.path("runs"));
     let tuning = start(&["tune", "--config", &config, "--runs", &runs, "--parallel", "1", "--grid", "run.seed=1,2"]);
     let begun = Instant::now();
     while !std::path::Path::new(&place.path("runs/seed=1/run.toml")).exists() {
-        assert!(begun.elapsed() < Duration::from_secs(100), "no run starts");
+        assert!(begun.elapsed() < Duration::from_secs(100), "no run has started");
         std::thread::sleep(Duration::from_millis(20));
     }
     std::fs::write(&config, "no configuration any more").unwrap();
@@ -226,7 +225,7 @@ fn the_file_may_be_edited_once_the_first_run_has_started() {
     let second = std::fs::read_to_string(place.path("runs/seed=2/run.toml")).unwrap();
     let first = std::fs::read_to_string(place.path("runs/seed=1/run.toml")).unwrap();
     assert_eq!(second.replace("seed = 2", "seed = 1"), first);
-    // Before a run has ended, too, another configuration is not for this place.
+    // Another configuration is rejected even before a run has ended.
     std::fs::remove_file(place.path("runs/tune.json")).unwrap();
     let other = self::config(&place, 50);
     let refused = support::run(&["tune", "--config", &other, "--runs", &runs, "--grid", "run.seed=3"]);
@@ -235,8 +234,8 @@ fn the_file_may_be_edited_once_the_first_run_has_started() {
 }
 
 #[test]
-fn what_cannot_be_made_is_refused_before_anything_runs() {
-    let place = Place::new();
+fn an_invalid_sweep_is_rejected_before_any_run() {
+    let place = TestDir::new();
     let (config, runs) = (config(&place, 10), place.path("runs"));
     let refused = |more: &[&str], expected: &str| {
         let ran = support::run(&[&["tune", "--config", &config, "--runs", &runs], more].concat());

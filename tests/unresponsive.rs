@@ -1,4 +1,4 @@
-//! Things that never answer the coordinator: a reader of its output, a write to the run's store, a thread of its own.
+//! Blocked parts of the coordinator: a reader of its output, a write to the store, one of its threads.
 
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter};
 use std::path::Path;
@@ -8,25 +8,25 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::support::preload::{BlockingFsync, FailingThreads};
-use crate::support::{self, Place, Running, lambert, wait_for_no_workers};
+use crate::support::{self, Running, TestDir, lambert, wait_for_no_workers};
 
-/// More steps than any run here makes before it is ended.
+/// More steps than any run completes before a test ends it.
 const ENDLESS: u64 = 1_000_000;
 
-/// A pipe that has room for a few records only.
+/// A pipe with room for a few records only.
 fn small_pipe() -> (PipeReader, PipeWriter) {
     let (reader, writer) = std::io::pipe().unwrap();
     rustix::pipe::fcntl_setpipe_size(&writer, 4096).unwrap();
     (reader, writer)
 }
 
-/// The status of the run at `run`; null while there is none.
+/// Status of the run at `run`; null if there is none.
 fn status(run: &str) -> Value {
     let text = std::fs::read(Path::new(run).join("status.json")).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
         assert!(start.elapsed() < Duration::from_secs(60), "{what}");
@@ -34,7 +34,7 @@ fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// The exit code of a coordinator that ends soon.
+/// Waits for a coordinator to end within `limit`; returns its exit code.
 fn code(coordinator: &mut Child, limit: Duration) -> Option<i32> {
     let start = Instant::now();
     while start.elapsed() < limit {
@@ -48,8 +48,8 @@ fn code(coordinator: &mut Child, limit: Duration) -> Option<i32> {
     panic!("the coordinator has not ended within {limit:?}");
 }
 
-/// A run of which nobody reads the output, and the readers.
-fn unread(place: &Place, run: &str) -> (Child, PipeReader, PipeReader) {
+/// Starts a run whose output is not read; returns it and the readers.
+fn unread(place: &TestDir, run: &str) -> (Child, PipeReader, PipeReader) {
     let (output, error) = (small_pipe(), small_pipe());
     let mut command = Command::new(lambert());
     command.args(["run", "--config", &place.config(ENDLESS, 1), "--run", run, "--json"]);
@@ -58,14 +58,14 @@ fn unread(place: &Place, run: &str) -> (Child, PipeReader, PipeReader) {
 }
 
 #[test]
-fn a_reader_that_stalls_keeps_no_run_waiting() {
-    let place = Place::new();
+fn a_stalled_reader_does_not_block_the_run() {
+    let place = TestDir::new();
     let run = place.path("run");
     let (mut coordinator, output, error) = unread(&place, &run);
-    until("the status has stopped at a step of which the output has no room", || {
+    wait_until("the status has stopped at a step of which the output has no room", || {
         status(&run)["step"].as_u64() > Some(100)
     });
-    // The readers are back: nothing is lost, and nothing out of order.
+    // After the readers continue, the output is complete and in order.
     let log = std::thread::spawn(move || std::io::read_to_string(error).unwrap());
     let lines = std::thread::spawn(move || BufReader::new(output).lines().map_while(Result::ok).collect::<Vec<_>>());
     support::done(&["stop", &run]);
@@ -80,11 +80,11 @@ fn a_reader_that_stalls_keeps_no_run_waiting() {
 }
 
 #[test]
-fn a_reader_that_never_returns_keeps_no_process() {
-    let place = Place::new();
+fn a_reader_that_never_continues_does_not_keep_the_process() {
+    let place = TestDir::new();
     let run = place.path("run");
     let (mut coordinator, _output, _error) = unread(&place, &run);
-    until("the status has stopped at a step of which the output has no room", || {
+    wait_until("the status has stopped at a step of which the output has no room", || {
         status(&run)["step"].as_u64() > Some(50)
     });
     support::signal(coordinator.id(), "-TERM");
@@ -93,10 +93,10 @@ fn a_reader_that_never_returns_keeps_no_process() {
     assert!(support::workers(&run).is_empty());
 }
 
-/// The file server is away when the run ends: the verdict is printed, and the process ends with it.
+/// The file server is unavailable at the end: the result is printed, and the process exits with it.
 #[test]
-fn a_status_that_is_never_written_keeps_no_process() {
-    let place = Place::new();
+fn a_blocked_status_write_does_not_keep_the_process() {
+    let place = TestDir::new();
     let (run, fsync) = (place.path("run"), BlockingFsync::new(&place));
     let mut running = Running::start_in(&place.config(40, 1), &run, &[], &fsync.environment);
     running.reach(5);
@@ -110,20 +110,20 @@ fn a_status_that_is_never_written_keeps_no_process() {
     assert!(start.elapsed() < Duration::from_secs(60), "{}", ended.log);
 }
 
-/// The thread that looks for requests panics, because the system gives the store no thread for them.
+/// The thread that polls for requests panics, because the system refuses the store a new thread.
 #[test]
 fn a_panic_on_another_thread_ends_the_run_with_one_line() {
-    let place = Place::new();
+    let place = TestDir::new();
     let (run, fsync, threads) = (place.path("run"), BlockingFsync::new(&place), FailingThreads::new(&place));
     let preload = format!("{}:{}", fsync.environment[0].1, threads.environment[0].1);
     let environment = [("LD_PRELOAD", preload), fsync.environment[1].clone(), threads.environment[1].clone()];
     let mut running = Running::start_in(&place.config(ENDLESS, 1), &run, &[], &environment);
     running.reach(5);
-    // One thread of the store waits here; the next request wants another.
+    // One thread of the store blocks here; the next request needs another one.
     fsync.block("status.json");
     std::thread::sleep(Duration::from_secs(4));
     threads.fail();
-    // Threads of the store that have nothing to do leave after ten seconds: while the coordinator is stopped, requests keep none of them.
+    // Idle threads of the store exit after ten seconds; stopping the coordinator keeps requests from using them.
     for _ in 0..5 {
         if support::workers(&run).is_empty() {
             break;

@@ -1,16 +1,16 @@
-//! Invariant 1: a global batch holds the same samples, under the same masks, for every world size; and the losses agree
-//! within the rounding of the order of summation.
+//! Invariant 1: a global batch has the same samples and masks in every world. Losses agree within the rounding of the
+//! order of summation.
 
-use crate::support::{Place, Running, assert_same_weights};
+use crate::support::{Running, TestDir, assert_same_weights};
 use lambert_control::StepRecord;
 
 const STEPS: u64 = 20;
 
-fn train(place: &Place, ranks: usize, more: &[&str]) -> Vec<StepRecord> {
+fn train(place: &TestDir, ranks: usize, more: &[&str]) -> Vec<StepRecord> {
     train_for(STEPS, place, ranks, more)
 }
 
-fn train_for(steps: u64, place: &Place, ranks: usize, more: &[&str]) -> Vec<StepRecord> {
+fn train_for(steps: u64, place: &TestDir, ranks: usize, more: &[&str]) -> Vec<StepRecord> {
     let run = place.path(&format!("world-{ranks}"));
     let ended = Running::start_with(&place.config(steps, ranks), &run, more).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
@@ -18,12 +18,12 @@ fn train_for(steps: u64, place: &Place, ranks: usize, more: &[&str]) -> Vec<Step
     ended.records
 }
 
-/// The worlds' losses over so many steps are within `tolerance` of one rank's, relatively. Sixteen samples among three ranks: one
-/// has six at least.
-fn train_alike(steps: u64, others: &[(usize, f64)], tolerance: f64) {
-    let place = Place::new();
+/// Asserts that losses over `steps` steps are within the relative `tolerance` of those of one rank. With three ranks
+/// and sixteen samples, one rank has at least six.
+fn assert_equal_losses(steps: u64, others: &[(usize, f64)], tolerance: f64) {
+    let place = TestDir::new();
     let one = train_for(steps, &place, 1, &[]);
-    assert!(one.windows(2).all(|pair| pair[0].batch.digest != pair[1].batch.digest), "every batch is another");
+    assert!(one.windows(2).all(|pair| pair[0].batch.digest != pair[1].batch.digest), "two batches are equal");
     let padding = |records: &[StepRecord]| records.iter().map(|record| record.batch.padding).collect::<Vec<_>>();
     assert!(padding(&one).iter().any(|share| *share > 0.0));
     assert!(one.iter().all(|record| record.batch.imbalance == 1.0));
@@ -54,20 +54,20 @@ fn train_alike(steps: u64, others: &[(usize, f64)], tolerance: f64) {
 }
 
 #[test]
-fn worlds_of_one_two_and_three_train_alike() {
-    train_alike(STEPS, &[(2, 1.05), (3, 1.25)], 1e-5);
+fn worlds_of_one_two_and_three_have_equal_losses() {
+    assert_equal_losses(STEPS, &[(2, 1.05), (3, 1.25)], 1e-5);
 }
 
 #[test]
 #[ignore = "a minute"]
-fn worlds_of_one_to_four_train_alike_for_two_hundred_steps() {
-    train_alike(200, &[(2, 1.1), (3, 1.4), (4, 1.3)], 1e-4);
+fn worlds_of_one_to_four_have_equal_losses_for_two_hundred_steps() {
+    assert_equal_losses(200, &[(2, 1.1), (3, 1.4), (4, 1.3)], 1e-4);
 }
 
-/// Measuring takes the samples in another order and nothing else; every world finds the same.
+/// Measuring changes the order of the samples only, and every world measures the same.
 #[test]
-fn noise_and_trust_ratios_are_measured_in_any_world() {
-    let place = Place::new();
+fn noise_and_trust_ratios_do_not_depend_on_the_world() {
+    let place = TestDir::new();
     let plain = train(&place, 2, &[]);
     std::fs::remove_dir_all(place.path("world-2")).unwrap();
     let every = ["metrics.noise_scale_every_steps=4", "metrics.trust_ratios_every_steps=10"];
@@ -94,7 +94,10 @@ fn noise_and_trust_ratios_are_measured_in_any_world() {
     }
     let ratios = &of[0][9].update.trust_ratios;
     assert!(ratios.contains_key("bert.encoder.layer.1.attention.self.query.weight"), "{ratios:?}");
-    assert!(!ratios.keys().any(|name| name.ends_with("bias")), "what does not decay has no ratio: {ratios:?}");
+    assert!(
+        !ratios.keys().any(|name| name.ends_with("bias")),
+        "a parameter without weight decay has a trust ratio: {ratios:?}"
+    );
     let status = crate::support::done(&["status", &place.path("world-3"), "--json"]);
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
     assert_eq!(status["status"]["noise"]["estimates"], 5, "{status}");
@@ -102,7 +105,7 @@ fn noise_and_trust_ratios_are_measured_in_any_world() {
 
 #[test]
 fn canonical_worlds_end_with_the_same_bits() {
-    let place = Place::new();
+    let place = TestDir::new();
     let evaluation = format!("evaluation.data={:?}", place.path("data/held-out"));
     let sets = [
         "cluster.all_reduce.canonical=true",
@@ -123,7 +126,7 @@ fn canonical_worlds_end_with_the_same_bits() {
     };
     let bits = |ranks: usize| train(&place, ranks, &more).iter().map(facts).collect::<Vec<_>>();
     let one = bits(1);
-    assert!(one.iter().any(|(.., noise)| noise.is_some()), "no step has measured the noise");
+    assert!(one.iter().any(|(.., noise)| noise.is_some()), "no step measured the noise scale");
     for ranks in [2, 3, 4] {
         assert_eq!(one, bits(ranks), "{ranks} ranks");
         assert_same_weights(&place.path("world-1"), &place.path(&format!("world-{ranks}")));

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A run in the queue of a Slurm on this machine: submitted, preempted by another job, queued again, finished. Run it as root, on
-# Debian, after `make build`. Everything is taken down again at the end.
+# Demonstrates a run under a local Slurm: submitted, preempted by another job, requeued, finished. Run it as root, on
+# Debian, after `make build`. Everything is removed at the end.
 #
 #   cluster/slurm-sandbox/demo.sh [FOLDER]     /tmp/lambert-slurm if absent
 set -eu
@@ -18,7 +18,7 @@ trap '"$here/down.sh" "$folder"' EXIT
 trap 'exit 1' INT TERM
 "$here/up.sh" "$folder"
 
-# The user of the sandbox reads its own copies.
+# Copies that the sandbox's user may read.
 mkdir "$home/bin"
 cp "$root/target/release/lambert" "$root/target/release/lambert-worker" "$home/bin"
 cp -r "$libtorch/lib" "$home/lib"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Takes down what up.sh has brought up, whatever is running there: processes, files and the user. The packages stay.
+# Stops and removes everything that up.sh has created: processes, files and the user. The packages stay.
 #
 #   cluster/slurm-sandbox/down.sh [FOLDER]     /tmp/lambert-slurm if absent
 set -eu
@@ -11,7 +11,7 @@ folder=${1:-/tmp/lambert-slurm}
 [ -f "$folder/user" ] || { echo "slurm-sandbox: there is none in $folder" >&2; exit 0; }
 user=$(cat "$folder/user")
 
-# PATTERN SIGNAL: to all processes that have this in their environment.
+# PATTERN SIGNAL: signals all processes whose environment contains PATTERN.
 signal() {
     grep -lsz "^$1\$" /proc/[0-9]*/environ | while IFS=/ read -r _ _ pid _; do
         kill "-$2" "$pid" 2>/dev/null || true
@@ -19,7 +19,7 @@ signal() {
 }
 alive() { grep -qsz "^LAMBERT_SLURM_SANDBOX=$folder\$" /proc/[0-9]*/environ; }
 
-# Jobs first, and theirs what they started: their environment is the user's own, and names the configuration.
+# Jobs first, with their child processes, whose environment is the user's and names the configuration.
 if [ -f "$folder/slurmctld.pid" ]; then
     SLURM_CONF=$folder/slurm.conf timeout 5 scancel --full --signal=KILL --user="$user" 2>/dev/null || true
     SLURM_CONF=$folder/slurm.conf timeout 5 scancel --user="$user" 2>/dev/null || true
@@ -38,7 +38,7 @@ while ps -u "$user" >/dev/null 2>&1; do
     for pid in $(ps -o pid= -u "$user"); do kill -9 "$pid" 2>/dev/null || true; done
     sleep 0.1
 done
-# The logs of its runs, and what else it has made where everybody may.
+# Logs of its runs, and its files in world-writable folders.
 find /tmp /dev/shm -maxdepth 1 -user "$user" -exec rm -rf {} + 2>/dev/null || true
 userdel "$user" 2>/dev/null || true
 rm -rf "$folder"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the Debian packages that the sandbox is made of, and nothing that is there already. Needs root.
+# Installs missing Debian packages of the sandbox. Needs root.
 set -eu
 
 missing=
@@ -8,7 +8,7 @@ for package in munge slurmctld slurmd slurmdbd slurm-client mariadb-server; do
 done
 [ -n "$missing" ] || exit 0
 command -v apt-get >/dev/null || { echo "slurm-sandbox: missing:$missing (Debian's names), and no apt-get" >&2; exit 1; }
-# Their own services must not start: this file is what Debian asks before it starts one.
+# Prevents the packages' services from starting: Debian runs this file before it starts one.
 if [ ! -e /usr/sbin/policy-rc.d ]; then
     trap 'rm -f /usr/sbin/policy-rc.d' EXIT
     printf '#!/bin/sh\nexit 101\n' > /usr/sbin/policy-rc.d

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Brings up a real Slurm on this machine, in a folder of its own: munge, slurmdbd with MariaDB, slurmctld and some slurmd.
-# Run it as root, on Debian; packages.sh installs what is missing. down.sh takes everything away again but these.
+# Starts a real Slurm on this machine in one folder: munge, slurmdbd with MariaDB, slurmctld and some slurmd. Run it as
+# root, on Debian; packages.sh installs missing packages. down.sh removes everything except these.
 #
 #   cluster/slurm-sandbox/up.sh [FOLDER]     /tmp/lambert-slurm if absent; its last part is the user's name, too
 #   FOLDER/as-user sinfo                     a command as the unprivileged user that jobs belong to
@@ -16,7 +16,7 @@ user=$(basename "$folder")
 here=$(cd "$(dirname "$0")" && pwd)
 
 die() { echo "slurm-sandbox: $*" >&2; exit 1; }
-# NAME COMMAND...: tries the command a hundred times, 20 s at least.
+# NAME COMMAND...: retries the command a hundred times, for at least 20 s.
 await() {
     name=$1 tries=100
     shift
@@ -54,7 +54,7 @@ SlurmctldHost=$host(127.0.0.1)
 SlurmUser=root
 SlurmctldPort=$((port))
 AuthType=auth/munge
-# A requeued job starts when the credential of its last start has expired: two minutes unless told otherwise.
+# Slurm starts a requeued job once the credential of its last start has expired, by default after two minutes.
 AuthInfo=socket=$folder/munge/socket,cred_expire=5
 StateSaveLocation=$folder/state
 SlurmctldPidFile=$folder/slurmctld.pid
@@ -62,7 +62,7 @@ SlurmctldLogFile=$folder/log/slurmctld
 SlurmdPidFile=$folder/slurmd.%n.pid
 SlurmdLogFile=$folder/log/slurmd.%n
 SlurmdSpoolDir=$folder/spool.%n
-# Not shared: PMIx makes a folder there with the name of the step.
+# Not shared: PMIx creates a folder there, named after the step.
 TmpFS=$folder/tmp.%n
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
@@ -91,7 +91,7 @@ $(for node in $(seq "$nodes"); do echo "NodeName=n$node NodeHostname=$host NodeA
 PartitionName=batch Nodes=ALL Default=YES PriorityTier=1 GraceTime=20 DefaultTime=10 MaxTime=60
 PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF DefaultTime=10 MaxTime=60
 CONF
-# Without device files the nodes would be drained. These are /dev/null's; nothing opens them.
+# Without device files the nodes would be drained. These are copies of /dev/null; nothing opens them.
 echo "NodeName=n[1-$nodes] Name=gpu File=$folder/gpu[0-1]" > "$folder/gres.conf"
 mknod "$folder/gpu0" c 1 3
 mknod "$folder/gpu1" c 1 3
@@ -113,7 +113,7 @@ StorageLoc=slurm
 CONF
 )
 
-# 4. Daemons. By the variable down.sh knows what descends from them.
+# 4. Daemons. down.sh identifies their descendants by this variable.
 export SLURM_CONF="$folder/slurm.conf" LAMBERT_SLURM_SANDBOX="$folder"
 (umask 077 && head -c 128 /dev/urandom > "$folder/munge/key")
 munged --key-file="$folder/munge/key" --socket="$folder/munge/socket" --pid-file="$folder/munged.pid" \
@@ -140,13 +140,13 @@ sacctmgr -i add user "$user" Account=lab QOS=normal,patient DefaultQOS=normal >/
 slurmctld
 for node in $(seq "$nodes"); do
     mkdir "$folder/spool.n$node"
-    # As /tmp is: each user's own files.
+    # Sticky like /tmp.
     mkdir -m 1777 "$folder/tmp.n$node"
     slurmd -N "n$node"
 done
 # shellcheck disable=SC2016  # the inner shell expands these two
 await Slurm sh -c '[ "$(sinfo --noheader --Node --partition=batch --states=idle | wc -l)" = "$0" ]' "$nodes"
-# slurmctld knows the user when slurmdbd has told it.
+# slurmctld accepts the user after an update from slurmdbd.
 # shellcheck disable=SC2016
 await "the user's account" sh -c 'scontrol show assoc_mgr flags=users | grep -q "UserName=$0"' "$user"
 echo "slurm-sandbox: $nodes nodes are up; $folder/as-user COMMAND is a command there, $folder/down takes it down"

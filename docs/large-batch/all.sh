@@ -1,6 +1,6 @@
 #!/bin/sh
-# Every run of the study, a line for each table's cell, in a folder with data/ (docs/experiments/learning-rate-and-batch.md). The same command goes on
-# after a kill, and makes only what is missing. About 24 hours of one processor core; lines can be run by themselves.
+# All runs of the study (docs/experiments/learning-rate-and-batch.md), one line per table cell, in a folder with data/. After a
+# kill the same command resumes and runs only what is missing. About 24 core hours; lines can be run separately.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs of several lengths at a constant rate with a cool-down in the last fifth, from which critical.py has the samples to a given loss.
-# Warm-up is a fifth of what comes before the cool-down. The same command goes on after a kill, and makes only what is missing.
+# Warm-up is a fifth of the steps before the cool-down. After a kill the same command resumes and runs only what is missing.
 #
 #   docs/large-batch/critical.sh OPTIMIZER BATCH RATE "SAMPLES SAMPLES" [MORE]     in a folder with data/; MORE: arguments of lambert tune
 set -eu

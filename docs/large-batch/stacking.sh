@@ -1,6 +1,6 @@
 #!/bin/sh
 # Full depth or stacked under LAMB: docs/stacking's models and samples in batches of 256, 1,000 updates, one warm-up over the first 200 and
-# one line down to 0. The same command goes on after a kill, and makes only what is missing.
+# one line down to 0. After a kill the same command resumes and runs only what is missing.
 #
 #   docs/large-batch/stacking.sh full RATE SEED,SEED [MORE]        in a folder with data/; MORE: arguments of lambert tune
 #   docs/large-batch/stacking.sh stacked RATE SEED,SEED [MORE]     2 layers for 600 updates, 4 for 400

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The study's runs of one cell: an optimizer at a batch, tuned over its rates. The same command goes on after a kill, and makes only what
-# is missing.
+# Runs of one cell of the study: an optimizer and a batch size, tuned over learning rates. After a kill the same command resumes and
+# runs only what is missing.
 #
 #   docs/large-batch/study.sh OPTIMIZER BATCH RATE,RATE [MORE]     in a folder with data/; MORE: arguments of lambert tune
 #

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Weak scaling on one host of two processors: two runs of one rank at the same time beside two ranks, by lambert and by torch's
-# DistributedDataParallel over gloo. A line a round: seconds of a step of each, and both efficiencies.
+# Weak scaling on one host with two processors: two concurrent runs of one rank compared with two ranks, for lambert and for
+# torch's DistributedDataParallel over gloo. Prints a line per round: seconds per step of each, and both efficiencies.
 #
 #   docs/scaling/weak.sh FOLDER [ROUNDS] [PYTHON]      lambert is target/release/lambert; PYTHON has torch
 set -eu

@@ -74,7 +74,7 @@ def main():
         label, runs = arm.split("=", 1)
         arms[label] = [curve(Path(run), seconds) for run in runs.split(",")]
 
-    # Each seed by itself, and the mean of the seeds.
+    # Each seed, and the mean of the seeds.
     rows = {label: [*curves, mean(curves)] for label, curves in arms.items()}
     full = next(iter(rows.values()))
     print("| | final held-out MLM loss: seeds, mean | operations | seconds | full depth's end is reached after, of its time |")

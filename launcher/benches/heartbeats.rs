@@ -1,5 +1,5 @@
-//! What a report of a rank costs its coordinator, by the number of ranks: real HTTP over the loopback interface, the server
-//! and the decision of `lambert run`. `cargo bench -p lambert-launcher --bench heartbeats`.
+//! Cost of a worker's heartbeat for its coordinator, by number of ranks: real HTTP over the loopback interface, the
+//! server and the decision of `lambert run`. `cargo bench -p lambert-launcher --bench heartbeats`.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a bench reports")]
 
@@ -15,7 +15,7 @@ use lambert_config::RunConfig;
 use lambert_config::run::ControlChannel;
 use lambert_control::{REPORT_PATH, SigningKey, WorkerPhase, WorkerReport};
 
-/// Reports in all, for each number of ranks.
+/// Total reports for each number of ranks.
 const REPORTS: usize = 40_000;
 
 fn main() {
@@ -55,7 +55,7 @@ fn measure(ranks: usize) {
     );
 }
 
-/// What `lambert run` does with the events; its CPU time, and the reports.
+/// Handles events as `lambert run` does; returns the CPU time and the number of reports.
 fn attend(ranks: usize, inbox: &Receiver<Event>) -> (Duration, usize) {
     let mut config = RunConfig::default();
     config.cluster.ranks = ranks;
@@ -87,7 +87,7 @@ fn request(rank: usize, sequence: u64, address: &str, key: &SigningKey) -> Strin
     )
 }
 
-/// Every rank reports once, and reads its answer.
+/// Sends one report of each rank and reads the response.
 fn round(streams: &mut [TcpStream], requests: &[String]) {
     streams.iter_mut().zip(requests).for_each(|(stream, request)| stream.write_all(request.as_bytes()).unwrap());
     for stream in streams {
@@ -99,7 +99,7 @@ fn round(streams: &mut [TcpStream], requests: &[String]) {
     }
 }
 
-/// CPU time of this process's threads of a name, by the kernel's count of nanoseconds.
+/// CPU time of this process's threads with this name, from the kernel's nanosecond counters.
 fn cpu_of(name: &str) -> Duration {
     let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let of_name = threads

@@ -1,6 +1,6 @@
-//! The rate at which a preparation reads an object of a bucket, beside plain downloads of the same object, from an S3 server on
-//! this machine: `cargo bench --workspace --bench inputs [-- MEBIBYTES]`. Each line is the median of the rounds, which are
-//! interleaved. (The server reads a whole object for each request, so the object is small, and is read several times.)
+//! Rate at which a preparation reads an object of a bucket, compared with plain downloads of the same object, from a
+//! local S3 server: `cargo bench --workspace --bench inputs [-- MEBIBYTES]`. Each line is the median of interleaved
+//! rounds. (The server reads the whole object for each request, so the object is small and is read several times.)
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -21,20 +21,20 @@ use s3_server::{BUCKET, Server};
 use tokio::task::JoinSet;
 
 const OBJECT: &str = "corpus/text.txt";
-/// How often the object is read in a round.
+/// Reads of the object per round.
 const TIMES: u64 = 4;
 
 #[derive(Parser)]
 struct Arguments {
-    /// The size of the object
+    /// Size of the object
     #[arg(default_value_t = 32)]
     mebibytes: u64,
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// The bytes of the object that a server of the environment has
+    /// Bytes of the object on the server from the environment
     #[arg(long, hide = true)]
     measure: Option<u64>,
-    /// What cargo passes to every benchmark
+    /// Passed by cargo to every benchmark
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -52,7 +52,7 @@ fn main() {
     let lines = line.repeat((bytes / line.len() as u64) as usize);
     std::fs::write(&path, &lines).unwrap();
     let server = Server::start(folder.path(), 0);
-    // A program of its own finds the server as every preparation does.
+    // A child process finds the server through its environment, as every preparation does.
     let mut measuring = Command::new(std::env::current_exe().unwrap());
     measuring.args(["--rounds", &arguments.rounds.to_string(), "--measure", &lines.len().to_string()]);
     measuring.envs(server.environment()).env("AWS_ALLOW_HTTP", "true");
@@ -100,7 +100,7 @@ async fn whole(client: &AmazonS3) -> u64 {
     client.get(&OBJECT.into()).await.unwrap().bytes().await.unwrap().len() as u64
 }
 
-/// All ranges of the object, `parallel` of them under way at a time; what has come is dropped.
+/// Downloads all ranges of the object, `parallel` at a time, and discards the data.
 async fn download(client: &Arc<AmazonS3>, bytes: u64, part: u64, parallel: usize) -> u64 {
     let (mut under_way, mut sum) = (JoinSet::new(), 0);
     for start in (0..bytes).step_by(part as usize) {

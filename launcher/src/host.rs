@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stat_lines_with_odd_names() {
+    fn process_names_may_contain_any_character() {
         assert_eq!(stat("12 (a) R 9 (b)) S 7 12 12 0"), Some(('S', 7)));
         assert_eq!(stat("12 (a"), None);
     }

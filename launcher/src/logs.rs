@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_configuration_says_where_the_logs_go() {
+    fn the_log_folder_comes_from_the_configuration() {
         let of = |log_folder: &str| {
             let cluster = Cluster { log_folder: log_folder.to_owned(), ..Cluster::default() };
             folder(&cluster, "/data/run", 3)

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_panic_is_one_line() {
+    fn a_panic_is_printed_as_one_line() {
         assert_eq!(
             message("lease", "src/lease.rs:33:9", "left != right\n  left: 1\n right: 2"),
             "internal error in thread lease at src/lease.rs:33:9; please report it: left != right left: 1 right: 2"

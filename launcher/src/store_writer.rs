@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_is_written() {
+    fn the_newest_object_is_written() {
         let store = Store::open("memory://writer/newest").unwrap();
         let writer = StoreWriter::start(store.clone()).unwrap();
         for step in 0..100_u64 {
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_discarded_is_not_written_and_what_is_removed_is_gone() {
+    fn discarded_objects_are_not_written_and_removed_ones_are_deleted() {
         let store = Store::open("memory://writer/discarded").unwrap();
         let writer = StoreWriter::start(store.clone()).unwrap();
         // After a write the thread sleeps for a period.

@@ -1,4 +1,4 @@
-//! The real `lambert` from outside: exit codes, where output goes, one message an error.
+//! Command line of the real `lambert`: exit codes, output streams, error messages.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -7,22 +7,22 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-struct Ran {
+struct CommandOutput {
     code: i32,
     out: String,
     err: String,
 }
 
-/// Runs `lambert` in `folder`, with one thread and no configuration from the environment.
-fn lambert(folder: &Path, arguments: &[&str]) -> Ran {
+/// Runs `lambert` in `folder` with one thread and without configuration from the environment.
+fn lambert(folder: &Path, arguments: &[&str]) -> CommandOutput {
     let Output { status, stdout, stderr } =
         Command::new(env!("CARGO_BIN_EXE_lambert")).args(arguments).current_dir(folder).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    Ran { code: status.code().unwrap(), out: text(stdout), err: text(stderr) }
+    CommandOutput { code: status.code().unwrap(), out: text(stdout), err: text(stderr) }
 }
 
-/// What a refusal looks like: this exit code, nothing on standard output, one line that begins with the program's name.
-fn refused(ran: &Ran, code: i32, words: &[&str]) {
+/// Asserts this exit code, an empty standard output, and a single error message that contains all `words`.
+fn refused(ran: &CommandOutput, code: i32, words: &[&str]) {
     assert_eq!(ran.code, code, "{}", ran.err);
     assert_eq!(ran.out, "");
     assert_eq!(ran.err.matches("lambert: error: ").count(), 1, "{}", ran.err);
@@ -37,7 +37,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 #[test]
-fn help_is_a_result_and_tells_the_exit_codes() {
+fn help_goes_to_standard_output_and_lists_the_exit_codes() {
     let ran = lambert(folder().path(), &["--help"]);
     assert_eq!((ran.code, ran.err.as_str()), (0, ""));
     for word in ["prep", "run", "status", "stop", "checkpoint", "export", "75 stopped"] {
@@ -46,7 +46,7 @@ fn help_is_a_result_and_tells_the_exit_codes() {
 }
 
 #[test]
-fn what_cannot_be_a_command_line_is_a_usage_error() {
+fn invalid_command_lines_are_usage_errors() {
     let here = folder();
     for arguments in [
         &[][..],
@@ -65,7 +65,7 @@ fn what_cannot_be_a_command_line_is_a_usage_error() {
 }
 
 #[test]
-fn places_without_a_run_are_refused() {
+fn locations_without_a_run_are_rejected() {
     let here = folder();
     for arguments in [
         &["status", "r"][..],
@@ -78,7 +78,7 @@ fn places_without_a_run_are_refused() {
         refused(&lambert(here.path(), arguments), 2, &["is not a run: it has no run.toml"]);
     }
     refused(&lambert(here.path(), &["status", "nonsense://r"]), 2, &["nonsense://r"]);
-    assert_eq!(std::fs::read_dir(here.path()).unwrap().count(), 0, "something was written");
+    assert_eq!(std::fs::read_dir(here.path()).unwrap().count(), 0, "files were written");
 }
 
 #[test]
@@ -89,9 +89,9 @@ fn missing_files_are_named() {
     refused(&lambert(here.path(), &["vocab", "--input", "t.txt", "--output", "v.txt"]), 2, &["t.txt"]);
 }
 
-/// A variable of any name, one that speaks of a secret, and one that every store reads.
+/// A variable with an unknown name, one with a secret, and one that every store reads.
 #[test]
-fn variables_that_are_not_utf_8_are_none_of_our_business() {
+fn foreign_variables_need_not_be_utf8() {
     let here = folder();
     for name in ["ODD", "ODD_SECRET", "AWS_ACCESS_KEY_ID", "RUST_LOG", "HTTP_PROXY"] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lambert"));
@@ -99,14 +99,14 @@ fn variables_that_are_not_utf_8_are_none_of_our_business() {
         let Output { status, stdout, stderr } =
             command.env(name, OsStr::from_bytes(b"caf\xe9 au lait")).output().unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        let ran = Ran { code: status.code().unwrap(), out: text(stdout), err: text(stderr) };
+        let ran = CommandOutput { code: status.code().unwrap(), out: text(stdout), err: text(stderr) };
         refused(&ran, 2, &["nonsense://r"]);
     }
 }
 
-/// Ours is: what it would have set is not guessed.
+/// A configuration variable must be UTF-8; it is not ignored.
 #[test]
-fn a_setting_that_is_not_utf_8_is_refused_by_name() {
+fn a_configuration_variable_must_be_utf8() {
     let here = folder();
     std::fs::write(here.path().join("p.toml"), "").unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_lambert"));
@@ -118,7 +118,7 @@ fn a_setting_that_is_not_utf_8_is_refused_by_name() {
 }
 
 #[test]
-fn all_faults_of_a_preparation_are_listed() {
+fn all_errors_of_a_preparation_are_listed() {
     let here = folder();
     std::fs::write(here.path().join("p.toml"), "[samples]\npasses = 'x'\nsize = 3\n[output]\nshards = 0\n").unwrap();
     let ran = lambert(here.path(), &["prep", "--config", "p.toml", "--set", "samples.held_out=2"]);
@@ -127,7 +127,7 @@ fn all_faults_of_a_preparation_are_listed() {
 }
 
 #[test]
-fn a_generated_corpus_becomes_a_dataset() {
+fn a_generated_corpus_is_prepared() {
     let here = folder();
     let path = here.path();
     let generated = lambert(path, &["generate", "--documents", "60", "--output", "corpus.txt", "--json"]);

@@ -1,4 +1,4 @@
-//! The coordinator's decision from outside: scene by scene, and by random sequences of events.
+//! The coordinator's decision function: chosen scenarios and random sequences of events.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -12,5 +12,5 @@ mod random;
 mod requests;
 #[path = "decision/results.rs"]
 mod results;
-#[path = "decision/scene.rs"]
-mod scene;
+#[path = "decision/scenario.rs"]
+mod scenario;

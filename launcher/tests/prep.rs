@@ -1,5 +1,5 @@
-//! `lambert prep` from outside where the machine fails: a full disk, a file that may not be read, an object store that
-//! is down for a while, a second process, SIGKILL at any moment.
+//! `lambert prep` with failures of the machine: a full disk, an unreadable file, a temporary outage of the object
+//! store, a second process, SIGKILL at any moment.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -21,10 +21,10 @@ use tree::{Tree, assert_same, tree};
 
 const LAMBERT: &str = env!("CARGO_BIN_EXE_lambert");
 
-/// A folder with a generated corpus, a vocabulary and a configuration.
-struct Place(tempfile::TempDir);
+/// Temporary folder with a generated corpus, a vocabulary and a configuration.
+struct TestDir(tempfile::TempDir);
 
-impl Place {
+impl TestDir {
     fn new(documents: u64) -> Self {
         let place = Self(tempfile::tempdir().unwrap());
         place.done(&["generate", "--documents", &documents.to_string(), "--output", "corpus.txt"]);
@@ -56,14 +56,14 @@ impl Place {
         assert!(status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&stderr));
     }
 
-    /// What an undisturbed preparation makes.
+    /// Datasets of an undisturbed preparation.
     fn undisturbed(&self) -> Tree {
         self.done(&["prep", "--config", "prep.toml", "--set", "output.url=undisturbed", "--threads", "1"]);
         tree(&self.path("undisturbed"))
     }
 }
 
-/// One message, this exit code, all `words` in it.
+/// Asserts this exit code and a single error message that contains all `words`.
 fn refused(output: &Output, code: i32, words: &[&str]) {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{text}");
@@ -73,11 +73,10 @@ fn refused(output: &Output, code: i32, words: &[&str]) {
 }
 
 #[test]
-fn a_full_disk_is_one_message_and_the_work_goes_on_when_there_is_room() {
-    let place = Place::new(6_000);
+fn a_full_disk_is_reported_and_the_work_resumes_with_free_space() {
+    let place = TestDir::new(6_000);
     std::fs::create_dir(place.path("disk")).unwrap();
-    // A file system of its own, in a mount name space of its own: 16 MiB, of which a filler leaves two.
-    // That there is not enough room would be said beforehand.
+    // A separate file system of 16 MiB in a mount namespace, with 2 MiB free. The check of free space is off.
     let script = "set -e; mount -t tmpfs -o size=16m tmpfs disk; head -c 14680064 /dev/zero > disk/filler; set +e
         \"$0\" prep --config prep.toml --set output.url=disk/data --set output.check_space=false --threads 2 2> first.log; echo $? > first.code
         rm disk/filler
@@ -99,15 +98,15 @@ fn a_full_disk_is_one_message_and_the_work_goes_on_when_there_is_room() {
 }
 
 #[test]
-fn a_file_that_may_not_be_read_is_named() {
-    let place = Place::new(100);
+fn an_unreadable_file_is_named() {
+    let place = TestDir::new(100);
     let allow = |name: &str, mode: u32| {
         std::fs::set_permissions(place.path(name), PermissionsExt::from_mode(mode)).unwrap();
     };
     std::fs::create_dir(place.path("out")).unwrap();
     [("", 0o755), ("corpus.txt", 0), ("out", 0o777)].iter().for_each(|(name, mode)| allow(name, *mode));
     let mut command = place.command(&["prep", "--config", "prep.toml", "--set", "output.url=out/data"]);
-    // Root may read everything; nobody may not.
+    // Root may read everything, so the test runs as `nobody`.
     if std::fs::read(place.path("corpus.txt")).is_ok() {
         command.uid(65_534).gid(65_534);
     }
@@ -117,8 +116,8 @@ fn a_file_that_may_not_be_read_is_named() {
 }
 
 #[test]
-fn a_damaged_block_is_refused_by_name_or_counted() {
-    let place = Place::new(4_000);
+fn a_damaged_block_is_rejected_or_skipped_and_counted() {
+    let place = TestDir::new(4_000);
     let text = std::fs::read(place.path("corpus.txt")).unwrap();
     let mut packed = bzip2::write::BzEncoder::new(Vec::new(), bzip2::Compression::fast());
     packed.write_all(&text).unwrap();
@@ -137,8 +136,8 @@ fn a_damaged_block_is_refused_by_name_or_counted() {
 }
 
 #[test]
-fn odd_names_are_names() {
-    let place = Place::new(100);
+fn unusual_file_names_work() {
+    let place = TestDir::new(100);
     std::fs::create_dir(place.path("-in.txt")).unwrap();
     let names = ["with space.txt", "quo'te\".txt", "-dash.txt", "ümläut 文字 [1].txt", "*.txt", "folder.gz/inner.txt"];
     std::fs::create_dir(place.path("-in.txt/folder.gz")).unwrap();
@@ -154,8 +153,8 @@ fn odd_names_are_names() {
 }
 
 #[test]
-fn a_store_that_answers_503_for_a_while_is_waited_for() {
-    let place = Place::new(400);
+fn a_temporary_outage_of_the_store_is_retried() {
+    let place = TestDir::new(400);
     let server = Server::start(&place.path("bucket"), 0);
     let corpus = std::fs::read(place.path("corpus.txt")).unwrap();
     server.store("in").put("books/corpus.txt", corpus.into()).unwrap();
@@ -177,25 +176,25 @@ fn a_store_that_answers_503_for_a_while_is_waited_for() {
     };
     let output = prep(&[]);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    assert!(server.clear() >= 12, "the faults were met");
+    assert!(server.clear() >= 12, "faults were not hit");
     let store = server.store("out");
     for (name, bytes) in place.undisturbed() {
         let name = name.to_str().unwrap();
         assert!(store.get(name).unwrap() == bytes, "{name} differs");
     }
-    // Up to date: the object is known by its tag and not read again.
+    // Up to date: an unchanged ETag identifies the object, which is not read.
     server.requests();
     let again = prep(&[]);
     assert!(String::from_utf8_lossy(&again.stdout).contains("nothing to do"), "{again:?}");
-    assert!(!server.requests().iter().any(|request| request.contains("books/corpus.txt")), "it was read again");
+    assert!(!server.requests().iter().any(|request| request.contains("books/corpus.txt")), "the object was read again");
 }
 
 #[test]
-fn of_two_processes_one_works_and_parts_go_side_by_side() {
-    let place = Place::new(3_000);
+fn a_second_process_is_locked_out_and_parts_run_concurrently() {
+    let place = TestDir::new(3_000);
     let mut first = place.command(&["prep", "--config", "prep.toml"]).stderr(Stdio::null()).spawn().unwrap();
     while !place.path("data.work/job.json").exists() {
-        assert!(first.try_wait().unwrap().is_none(), "it was over before the second one began");
+        assert!(first.try_wait().unwrap().is_none(), "the first process ended too early");
         std::thread::sleep(Duration::from_millis(1));
     }
     let signal = |number: &str| {
@@ -222,8 +221,8 @@ fn of_two_processes_one_works_and_parts_go_side_by_side() {
     assert_same(&whole, &tree(&place.path("parted")));
 }
 
-/// A library that makes locks what they are on other file systems, in every program that is told to load it.
-fn odd_locks(place: &Place) -> PathBuf {
+/// Compiles a preload library that emulates the locks of other file systems.
+fn odd_locks(place: &TestDir) -> PathBuf {
     let library = place.path("locks.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/support/odd_locks.c");
     let mut compiler = Command::new("cc");
@@ -232,8 +231,8 @@ fn odd_locks(place: &Place) -> PathBuf {
 }
 
 #[test]
-fn locks_of_nfs_and_no_locks_at_all_are_lived_with() {
-    let place = Place::new(100);
+fn nfs_locks_and_missing_locks_are_supported() {
+    let place = TestDir::new(100);
     let library = odd_locks(&place);
     let whole = place.undisturbed();
     let prep = |kind: &str, output: &str, more: &[&str]| {
@@ -242,7 +241,7 @@ fn locks_of_nfs_and_no_locks_at_all_are_lived_with() {
         command.env("LD_PRELOAD", &library).env("ODD_LOCKS", kind).output().unwrap()
     };
     for kind in ["nfs", "none"] {
-        // The second looks at the lock of the first, and the third at both.
+        // The second call checks the lock of the first, and the third checks both.
         for more in [&["--part", "0/2"][..], &["--part", "1/2"], &[]] {
             let output = prep(kind, kind, more);
             let said = String::from_utf8_lossy(&output.stderr);
@@ -253,11 +252,11 @@ fn locks_of_nfs_and_no_locks_at_all_are_lived_with() {
     }
 }
 
-/// What another process of this number, in another container, may have made.
+/// Files of a process with the same id in another container.
 #[test]
-fn temporary_names_are_nobody_elses() {
-    let place = Place::new(100);
-    // The shell becomes the program, so its number is the program's.
+fn temporary_names_do_not_collide() {
+    let place = TestDir::new(100);
+    // `exec` keeps the process id of the shell.
     let script = "mkdir -p data.work/documents/run-000000-000000.unfinished data.work/job.json.$$.unfinished
         exec \"$0\" prep --config prep.toml";
     let ended = Command::new("sh").args(["-c", script, LAMBERT]).current_dir(place.0.path()).output().unwrap();
@@ -265,16 +264,16 @@ fn temporary_names_are_nobody_elses() {
     assert_same(&place.undisturbed(), &tree(&place.path("data")));
 }
 
-/// All development corpora in one job. `cargo test --release -p lambert --test prep -- --ignored --nocapture`.
+/// All development corpora in one preparation. `cargo test --release -p lambert --test prep -- --ignored --nocapture`.
 #[test]
 #[ignore = "minutes long"]
-fn thirty_kills_threads_and_parts_of_a_real_job() {
+fn thirty_kills_threads_and_parts_leave_the_datasets_unchanged() {
     let corpora = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/corpora");
     if !corpora.is_dir() {
         eprintln!("SKIPPED: no development corpora at {}", corpora.display());
         return;
     }
-    let place = Place(tempfile::tempdir().unwrap());
+    let place = TestDir(tempfile::tempdir().unwrap());
     let path = |name: &str| corpora.join(name).display().to_string();
     let text = format!(
         "[[source]]\npath = {:?}\n[[source]]\npath = {:?}\nformat = \"wikipedia\"\n[documents]\nremove_duplicates = true\n\
@@ -315,7 +314,7 @@ fn thirty_kills_threads_and_parts_of_a_real_job() {
         let mut child = prep("2", &[]).spawn().unwrap();
         std::thread::sleep(allowed);
         if let Some(status) = child.try_wait().unwrap() {
-            assert!(status.success(), "it failed after a kill");
+            assert!(status.success(), "the preparation failed after a kill");
             assert_same(&whole, &tree(&place.path("data")));
             std::fs::remove_dir_all(place.path("data")).unwrap();
             finished += 1;

@@ -1,5 +1,5 @@
-//! How the runs of a tuning are started, stopped and told apart by their ends. Not among the library's tests: some of those wait for
-//! any child of their process, and would take the ends of these.
+//! Execution of a tuning's runs: start, stop, results. A separate test program, because some library tests wait for any
+//! child process and would reap these.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -9,8 +9,8 @@ use lambert::tune::runs::{FinishedRun, PlannedRun, StopCause, execute};
 use lambert::tune::slots::RunSlot;
 use signal_hook::consts::SIGINT;
 
-/// What a shell makes of runs: each of `scripts` in the place of one.
-fn make_of(scripts: &[&str], slots: Vec<RunSlot>) -> (StopCause, Vec<(String, FinishedRun)>) {
+/// Executes shell scripts in place of runs.
+fn execute_scripts(scripts: &[&str], slots: Vec<RunSlot>) -> (StopCause, Vec<(String, FinishedRun)>) {
     let planned = |script: &&str| PlannedRun {
         name: (*script).to_owned(),
         settings: Vec::new(),
@@ -26,36 +26,36 @@ fn make_of(scripts: &[&str], slots: Vec<RunSlot>) -> (StopCause, Vec<(String, Fi
 }
 
 #[test]
-fn each_end_is_told_with_its_words() {
+fn each_run_has_its_exit_status_and_last_message() {
     let slots = vec![RunSlot { gpus: None }];
-    let (stopped, ends) = make_of(&["echo much >&2; exit 3", "kill -9 $$", "exit 0"], slots);
+    let (stopped, ends) = execute_scripts(&["echo much >&2; exit 3", "kill -9 $$", "exit 0"], slots);
     assert_eq!(stopped, StopCause::No);
-    let told: Vec<_> = ends.iter().map(|(_, end)| (end.code, &*end.how, &*end.said, end.stopping)).collect();
+    let results: Vec<_> = ends.iter().map(|(_, end)| (end.code, &*end.how, &*end.said, end.stopping)).collect();
     let expected =
         [(Some(3), "exit code 3", "much", false), (None, "signal 9", "", false), (Some(0), "exit code 0", "", false)];
-    assert_eq!(told, expected);
+    assert_eq!(results, expected);
 }
 
 #[test]
-fn each_has_its_cards() {
+fn each_run_has_its_gpus() {
     let slots = ["4,5", "6,7"].map(|gpus| RunSlot { gpus: Some(gpus.into()) });
     let script = "echo $CUDA_VISIBLE_DEVICES >&2; sleep 0.5";
-    let (_, ends) = make_of(&[script, script, script], slots.into());
+    let (_, ends) = execute_scripts(&[script, script, script], slots.into());
     let mut gpus: Vec<_> = ends.iter().map(|(_, end)| &*end.said).collect();
     gpus[..2].sort_unstable();
     assert_eq!(gpus[..2], ["4,5", "6,7"]);
-    assert!(["4,5", "6,7"].contains(&gpus[2]), "a slot is used again");
+    assert!(["4,5", "6,7"].contains(&gpus[2]), "a slot is not reused");
 }
 
 #[test]
-fn one_that_was_stopped_or_taken_over_stops_the_rest() {
+fn a_stopped_or_replaced_run_stops_the_others() {
     let two = vec![RunSlot { gpus: None }; 2];
-    let patient = "trap 'exit 75' TERM; while :; do sleep 0.05; done";
+    let long_running = "trap 'exit 75' TERM; while :; do sleep 0.05; done";
     for (code, expected) in [(76, StopCause::By(SIGINT)), (77, StopCause::Replaced("sleep 0.5; exit 77".to_owned()))] {
         let first = format!("sleep 0.5; exit {code}");
-        let (stopped, ends) = make_of(&[&first, patient, "exit 0"], two.clone());
+        let (stopped, ends) = execute_scripts(&[&first, long_running, "exit 0"], two.clone());
         assert_eq!(stopped, expected);
-        let told: Vec<_> = ends.iter().map(|(name, end)| (&**name, end.code, end.stopping)).collect();
-        assert_eq!(told, [(&*first, Some(code), false), (patient, Some(75), true)], "no third is begun");
+        let results: Vec<_> = ends.iter().map(|(name, end)| (&**name, end.code, end.stopping)).collect();
+        assert_eq!(results, [(&*first, Some(code), false), (long_running, Some(75), true)], "a third run was started");
     }
 }

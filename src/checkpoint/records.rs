@@ -77,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pause_lowers_the_rates() {
+    fn pauses_reduce_the_rates() {
         let throughput = Throughput { samples_per_second: 256.0, tokens_per_second: 1024.0, flops_utilization: 0.5 };
         let times = StepTimes { seconds: 1.0, ..StepTimes::default() };
         let mut record = StepRecord { times, throughput, ..StepRecord::default() };

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use crate::kernels::cuda::Emulator;
 use crate::kernels::{Cuda, Host, Reference};
-use curve::{Curve, Golden, train, train_in, worst};
+use curve::{Curve, Golden, max_difference, train, train_in};
 use lambert_config::run::{OptimizerKind, Precision};
 
 const OWN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/own_curve.json");
@@ -30,7 +30,7 @@ fn loss_curve_matches_pytorch_and_the_stored_curve() {
         let theirs: Curve = golden.floats(&format!("losses:{name}")).into_iter().map(f64::from).collect();
         assert_eq!((curve.len(), theirs.len(), own[name].len()), (50, 50, 50));
         assert!(curve[49] < 0.8 * curve[0], "{name} learns nothing: {curve:?}");
-        let (torch, kept) = (worst(curve, &theirs), worst(curve, &own[name]));
+        let (torch, kept) = (max_difference(curve, &theirs), max_difference(curve, &own[name]));
         println!(
             "{name}: loss {:.4} to {:.4}; off PyTorch by {torch:.1e}, off the stored curve by {kept:.1e}",
             curve[0], curve[49]
@@ -46,7 +46,7 @@ fn loss_curve_matches_pytorch_and_the_stored_curve() {
 fn reference_kernels_give_the_same_loss_curve() {
     for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
         let reference = Arc::new(Reference::new(tch::Device::Cpu));
-        let difference = worst(&train_in(reference, Precision::Fp32, kind, rate).0, &train(kind, rate));
+        let difference = max_difference(&train_in(reference, Precision::Fp32, kind, rate).0, &train(kind, rate));
         println!("{kind:?}: reference kernels differ by at most {difference:.1e}");
         assert!(difference < 1e-5, "{kind:?}: {difference:e}");
     }
@@ -57,7 +57,7 @@ fn reference_kernels_give_the_same_loss_curve() {
 fn emulated_gpu_gives_the_same_loss_curve() {
     for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
         let gpu = Arc::new(Cuda::new(Arc::new(Emulator::default())));
-        let difference = worst(&train_in(gpu, Precision::Fp32, kind, rate).0, &train(kind, rate));
+        let difference = max_difference(&train_in(gpu, Precision::Fp32, kind, rate).0, &train(kind, rate));
         println!("{kind:?}: the emulated GPU differs by at most {difference:.1e}");
         assert!(difference < 1e-5, "{kind:?}: {difference:e}");
     }
@@ -68,7 +68,7 @@ fn emulated_gpu_gives_the_same_loss_curve() {
 fn bf16_loss_curve_is_close_to_f32() {
     for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
         let (curve, weights) = train_in(Arc::new(Host), Precision::Bf16, kind, rate);
-        let difference = worst(&curve, &train(kind, rate));
+        let difference = max_difference(&curve, &train(kind, rate));
         println!("{kind:?}: bf16 ends at {:.4}, off f32 by at most {difference:.1e}", curve[49]);
         assert!((1e-6..0.03).contains(&difference), "{kind:?}: {difference:e}");
         let coarse = weights.iter().filter(|weight| weight.to_bits().trailing_zeros() >= 16).count();

@@ -1,5 +1,5 @@
-//! What only a GPU shows: the real card against the host. Each test prints its figure as `POINT name: ...`, which tests/gpu/run.sh
-//! collects. Without a card they say SKIPPED.
+//! GPU tests: compares a real GPU with the host. Each test prints its result as `POINT name: ...`, which
+//! tests/gpu/run.sh collects. Without a GPU the tests print SKIPPED.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -9,7 +9,7 @@ mod curve;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
-use curve::{train, train_in, worst};
+use curve::{max_difference, train, train_in};
 use lambert_collective::nccl::{self, NcclLibrary, NcclOptions, WireFormat};
 use lambert_collective::{Bucket, local};
 use lambert_config::run::{Backend, Device, DeviceKind, Model, Optimizer, OptimizerKind, Precision};
@@ -22,53 +22,53 @@ use lambert_worker::optim;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
 use tch::Kind;
 
-/// The first card; all tests together load what it needs, before anything else asks libtorch.
-fn card() -> Option<Arc<dyn Kernels>> {
-    opened().map(|(kernels, _)| kernels)
+/// First GPU. Loads the libraries of all tests before libtorch is used.
+fn first_gpu() -> Option<Arc<dyn Kernels>> {
+    open_gpu().map(|(kernels, _)| kernels)
 }
 
-/// The same with what is known of it.
-fn opened() -> Option<(Arc<dyn Kernels>, Gpu)> {
-    static CARD: OnceLock<Option<(Arc<dyn Kernels>, Gpu)>> = OnceLock::new();
+/// First GPU with its properties.
+fn open_gpu() -> Option<(Arc<dyn Kernels>, Gpu)> {
+    static GPU: OnceLock<Option<(Arc<dyn Kernels>, Gpu)>> = OnceLock::new();
     let open = || match Driver::open() {
         Err(error) if error.has_no_device() => None,
         opened => {
             opened.unwrap();
             let device = Device { kind: DeviceKind::Cuda, ..Device::default() };
-            let (kernels, card) =
+            let (kernels, gpu) =
                 ComputeDevice::load(&device, Backend::Auto).unwrap().kernels(None, Precision::Fp32).unwrap();
-            let card = card.unwrap();
-            eprintln!("{card}");
-            Some((kernels, card))
+            let gpu = gpu.unwrap();
+            eprintln!("{gpu}");
+            Some((kernels, gpu))
         }
     };
-    let card = CARD.get_or_init(open).clone();
-    if card.is_none() {
+    let gpu = GPU.get_or_init(open).clone();
+    if gpu.is_none() {
         eprintln!("SKIPPED: there is no GPU");
     }
-    card
+    gpu
 }
 
 #[test]
-fn fifty_steps_lose_what_they_should() {
-    let Some(card) = card() else { return };
+fn fifty_steps_match_the_reference_losses() {
+    let Some(gpu) = first_gpu() else { return };
     for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {
         let host = train(kind, rate);
         for (precision, most) in [(Precision::Fp32, 1e-4), (Precision::Bf16, 0.03)] {
-            let apart = worst(&train_in(card.clone(), precision, kind, rate).0, &host);
+            let apart = max_difference(&train_in(gpu.clone(), precision, kind, rate).0, &host);
             println!("POINT golden steps, {kind:?}, {precision:?}: {apart:.1e} (at most {most:.0e})");
             assert!(apart < most, "{kind:?}, {precision:?}: {apart:e}");
         }
     }
 }
 
-/// Rows, heads, width and length, as they are in use.
+/// Rows, heads, width and length of dropout tensors, as used by the model.
 const SHAPES: [&[i64]; 6] =
     [&[5, 7, 16], &[3, 130, 768], &[2, 512, 1024], &[2, 4, 33, 33], &[2, 12, 128, 128], &[1, 16, 512, 512]];
 
 #[test]
-fn dropout_draws_what_the_host_draws() {
-    let Some(card) = card() else { return };
+fn dropout_matches_the_host() {
+    let Some(gpu) = first_gpu() else { return };
     let factors = |kernels: &dyn Kernels, shape: &[i64]| {
         let samples: Vec<i32> = (0..shape[0] as i32).map(|row| 70_001 * row + 3).collect();
         let samples = kernels.upload(Values::I32(&samples)).to_kind(Kind::Int64);
@@ -79,23 +79,23 @@ fn dropout_draws_what_the_host_draws() {
         bytes
     };
     for shape in SHAPES {
-        assert!(factors(&*card, shape) == factors(&Host, shape), "{shape:?}: other factors");
+        assert!(factors(&*gpu, shape) == factors(&Host, shape), "{shape:?}: dropout factors differ");
     }
     println!("POINT dropout masks: equal bits over {} shapes", SHAPES.len());
 }
 
-/// A state whose weights, and whose gradients of a step, are the same on every device.
+/// State with the same weights and gradients on every device.
 fn state(kernels: Arc<dyn Kernels>, model: &Model) -> TrainState {
     TrainState::new(Parameters::initialize(kernels, Architecture::new(model, 2, 1000), 1, 0.02))
 }
 
 #[test]
-fn updates_are_the_host_s() {
-    let Some(card) = card() else { return };
+fn updates_match_the_host() {
+    let Some(gpu) = first_gpu() else { return };
     let model = Model { hidden: 256, heads: 4, intermediate: 1024, positions: 128, ..Model::default() };
     for kind in [OptimizerKind::Lamb, OptimizerKind::Adamw, OptimizerKind::AdamBert] {
         let settings = Optimizer { kind, ..Optimizer::default() };
-        let (mut host, mut there) = (state(Arc::new(Host), &model), state(card.clone(), &model));
+        let (mut host, mut there) = (state(Arc::new(Host), &model), state(gpu.clone(), &model));
         let mut rng = Key::new(9).rng();
         for _ in 0..100 {
             let gradients: Vec<f32> = (0..host.elements()).map(|_| (rng.unit_f64() - 0.5) as f32).collect();
@@ -115,24 +115,24 @@ fn updates_are_the_host_s() {
 }
 
 #[test]
-fn weights_are_digested_to_the_host_s_number() {
-    let Some(card) = card() else { return };
+fn the_weight_digest_matches_the_host() {
+    let Some(gpu) = first_gpu() else { return };
     let digest = |kernels: Arc<dyn Kernels>| {
         let (mut digest, state) = ([0; 8], state(kernels.clone(), &Model::default()));
         let start = Instant::now();
         kernels.read(&state.digest(), 0, &mut digest);
         (u64::from_ne_bytes(digest), 1e3 * start.elapsed().as_secs_f64())
     };
-    let (host, (there, milliseconds)) = (digest(Arc::new(Host)), digest(card));
+    let (host, (there, milliseconds)) = (digest(Arc::new(Host)), digest(gpu));
     assert_eq!(there, host.0);
     println!("POINT digest of the weights: the host's, in {milliseconds:.1} ms");
 }
 
-/// A snapshot is begun at once, holds what was there, and training goes on meanwhile.
+/// A snapshot starts at once and has the values of that moment, while training continues.
 #[test]
-fn a_snapshot_is_taken_beside_the_computing() {
-    let Some(card) = card() else { return };
-    let mut state = state(card, &Model::default());
+fn snapshots_overlap_with_training() {
+    let Some(gpu) = first_gpu() else { return };
+    let mut state = state(gpu, &Model::default());
     let mut snapshot = Snapshot::new(&state.parameters, 0, 1).unwrap();
     for round in 0..3 {
         let before = state.read(Buffer::Weights, 0..state.elements());
@@ -143,10 +143,10 @@ fn a_snapshot_is_taken_beside_the_computing() {
         let _ = optim::update(&mut state, &Optimizer::default(), 1e-2);
         let objects = snapshot.finish(copying);
         let whole = start.elapsed().as_secs_f64();
-        // The last parameter's last elements stand at the end of the file of the weights.
+        // The last elements of the last parameter are at the end of the weights file.
         let last = state.parameters.specs().iter().last().unwrap().range();
         let bytes: Vec<u8> = before[last].iter().flat_map(|weight| weight.to_le_bytes()).collect();
-        assert!(objects[1].bytes.ends_with(&bytes), "the snapshot has what came after it");
+        assert!(objects[1].bytes.ends_with(&bytes), "the snapshot has later values");
         let size = objects.iter().map(|object| object.bytes.len()).sum::<usize>();
         let rate = size as f64 / whole / 1e9;
         println!(
@@ -158,15 +158,15 @@ fn a_snapshot_is_taken_beside_the_computing() {
     }
 }
 
-/// A world of one: its sum is what the computing stream has made before, however long that takes.
+/// World of one rank: the all-reduce waits for pending work of the compute stream.
 #[test]
-fn sums_wait_for_what_was_computed_before() {
-    let Some((kernels, card)) = opened() else { return };
+fn the_all_reduce_waits_for_pending_computation() {
+    let Some((kernels, gpu)) = open_gpu() else { return };
     const COUNT: usize = 1 << 24;
-    let library = Arc::new(NcclLibrary::open(&card.libtorch.nvidia_folders()).unwrap());
+    let library = Arc::new(NcclLibrary::open(&gpu.libtorch.nvidia_folders()).unwrap());
     for wire in [WireFormat::F32, WireFormat::Bf16] {
         let mut ends = local::single();
-        let stream = CommStream::new(card.index, card.kernels.clone().unwrap()).unwrap();
+        let stream = CommStream::new(gpu.index, gpu.kernels.clone().unwrap()).unwrap();
         let options = NcclOptions { wire, ..NcclOptions::default() };
         let mut reducer = nccl::init(&mut *ends.group, ends.reducer, &library, stream, options).unwrap();
         let mut values = kernels.zeros(&[COUNT as i64], Kind::Float);
@@ -174,8 +174,8 @@ fn sums_wait_for_what_was_computed_before() {
             let _ = values.g_add_scalar_(1.0);
         }
         let address = kernels.address(&values, 0).unwrap();
-        // SAFETY: `values` live to the end, and are touched only after the sum was awaited.
-        let bucket = unsafe { Bucket::device(address.pointer.as_ptr(), COUNT, card.index) };
+        // SAFETY: `values` outlive the all-reduce and are accessed only after waiting for it.
+        let bucket = unsafe { Bucket::device(address.pointer.as_ptr(), COUNT, gpu.index) };
         let start = Instant::now();
         reducer.start(bucket).unwrap().wait(None).unwrap();
         let milliseconds = 1e3 * start.elapsed().as_secs_f64();

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Whether a cluster sums by NCCL as it should: who the ranks are, what joins them, how fast the sum is beside the links' published rate,
-# whether the losses are one card's, and what a killed rank costs. Builds nothing; lambert, lambert-worker and what a card needs
-# (docs/guides/gpus.md) are on every host under the same names.
+# Tests NCCL on a cluster: ranks and transports, bandwidth compared with the published rate of the links, losses
+# compared with one GPU, recovery time after a killed rank. Builds nothing; lambert, lambert-worker and the GPU
+# libraries (docs/guides/gpus.md) must be on every host at the same paths.
 #
 #   tests/gpu/nodes.sh --shared FOLDER --ranks N [--hosts '"a:8", "b:8"'] [--gbits RATE] [--share S]
 #
@@ -55,7 +55,7 @@ sequence_length = 128
 TOML
 lambert prep --config "$work/prep.toml" > /dev/null 2>&1
 
-# BERT-base, whose gradients are some 370 MB with this vocabulary.
+# BERT-base, with about 370 MB of gradients for this vocabulary.
 cat > "$work/run.toml" <<TOML
 [model]
 layers = 12
@@ -85,7 +85,7 @@ run() {
     name=$1; shift
     lambert run --config "$work/run.toml" --run "$work/$name" "$@" > "$work/$name.log" 2>&1
 }
-# The same on all ranks.
+# Same run on all ranks.
 everywhere() {
     name=$1; shift
     run "$name" --ranks "$ranks" --set "cluster.hosts=[$hosts]" "$@"
@@ -123,7 +123,7 @@ apart=$(python3 "$here/records.py" apart "$work/alone" "$work/all" 2>&1) || true
 if awk -v apart="$apart" 'BEGIN { exit !(apart + 0 < 1e-4 && apart ~ /e/) }'; then passed=passed; else passed=FAILED; fi
 point "losses of one card" "$passed" "apart by $apart at most (1e-4)"
 
-# The weights in the newest checkpoint are as many as the gradients.
+# The weights in the newest checkpoint have the size of the gradients.
 bytes=$(find "$work/all/checkpoints" -name model.safetensors -size +1M -exec wc -c {} + | awk '$1 > most && $2 != "total" { most = $1 } END { print most }')
 sum=$(python3 "$here/records.py" rate "$work/all" "$bytes" "$ranks")
 bus=${sum#* }

@@ -1,8 +1,8 @@
 #!/bin/sh
-# What tests/gpu/run.sh needs on a machine that builds nothing, in one folder (some 60 MB): the programs and the test program
-# without their symbols, and Open MPI 5.
+# Collects in one folder (about 60 MB) everything that tests/gpu/run.sh needs on a machine without a build: the stripped
+# programs and test program, and Open MPI 5.
 #
-#   tests/gpu/pack.sh [FOLDER]    FOLDER (.gpu) is made anew
+#   tests/gpu/pack.sh [FOLDER]    FOLDER (.gpu) is recreated
 set -eu
 cd "$(dirname "$0")/../.."
 folder=${1:-.gpu}

@@ -1,6 +1,6 @@
-"""Trains transformers' BertForPreTraining on the batches that `lambert-worker bench --batches FILE` has written, on the first
-card: bf16 autocast, scaled dot product attention, fused AdamW, micro-batches added up; as it is and compiled. Prints a line of
-JSON for each: seconds of a step (median), samples a second.
+"""Trains transformers' BertForPreTraining on the batches of `lambert-worker bench --batches FILE`, on the first GPU: bf16
+autocast, scaled dot product attention, fused AdamW, accumulated micro-batches; eager and compiled. Prints a JSON line for each:
+median seconds per step, samples per second.
 
     peers.py FILE [eager] [compiled]
 """

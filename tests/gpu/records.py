@@ -1,8 +1,8 @@
-"""What a run's step records say. RUN is a folder.
+"""Evaluates the step records of a run. RUN is a folder.
 
-    records.py apart RUN OTHER        the largest difference of two runs' losses, relative, over all steps
-    records.py rate RUN BYTES RANKS   GB/s of the sum of BYTES over RANKS ranks, at best: seconds, and the rate of the bus as nccl-tests
-                                      has it, 2 (n - 1) / n of the bytes a second
+    records.py apart RUN OTHER        largest relative difference of two runs' losses over all steps
+    records.py rate RUN BYTES RANKS   best all-reduce of BYTES over RANKS ranks: seconds, and the bus bandwidth of nccl-tests in GB/s,
+                                      2 (n - 1) / n of the bytes per second
 """
 
 import glob

@@ -1,5 +1,5 @@
-"""The rate of torch's all-reduce by NCCL between two processes, each with MEGABYTES of f32 on the first card: seconds at best, and the
-rate of the bus in GB/s. NCCL takes the two for ranks of two hosts.
+"""Measures torch's NCCL all-reduce between two processes, each with MEGABYTES of f32 on the first GPU: best time in seconds, and bus
+bandwidth in GB/s. NCCL treats the two as ranks on two hosts.
 
     reduce.py MEGABYTES
 """

@@ -1,12 +1,16 @@
 #!/bin/sh
-# What only a GPU shows, on a machine with a driver and a python3 that has torch 2.11.0 for CUDA. Builds nothing: what
-# tests/gpu/pack.sh has made is enough.
+# GPU tests, for a machine with a driver and a python3 with torch 2.11.0 for CUDA. Builds nothing: the folder from
+# tests/gpu/pack.sh is enough.
 #
 #   tests/gpu/run.sh [--packed FOLDER] [--output FOLDER] [PART...]
 #
-# Parts, each below 8 minutes: `points` (kernels, golden steps, snapshots), `resume` (a kill changes no bit), `two` (two ranks on
-# one card over MPI), `nccl` (a world of one by NCCL, a card that is named twice, two ranks on one card where NCCL lets them), `base` and `large` (BERT-base and BERT-large at 128 and 512 tokens, beside transformers where python3 has
-# it). All of them without a name. Ends with a table and OUTPUT/points.json; exits with 1 where a point fails.
+# Parts, each below 8 minutes; by default all of them:
+#   points       kernels, golden steps, snapshots
+#   resume       a kill leaves the result unchanged
+#   two          two ranks on one GPU over MPI
+#   nccl         NCCL with one rank, with a GPU that is listed twice, and with two ranks on one GPU if NCCL permits it
+#   base, large  BERT-base and BERT-large at 128 and 512 tokens, compared with transformers if python3 has it
+# Ends with a table and OUTPUT/points.json; exits with 1 if a point fails.
 set -eu
 command -v pkill > /dev/null || { echo "$0: pkill (Debian: procps), which kills ranks here, is missing" >&2; exit 2; }
 packed=.gpu; output=${TMPDIR:-/tmp}/lambert-gpu
@@ -43,12 +47,12 @@ export PATH="$packed:$packed/openmpi/bin:$PATH" OPAL_PREFIX="$packed/openmpi"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv || true
 
-# A dataset of LENGTH tokens, of text that is generated: dataset NAME LENGTH DOCUMENTS
+# Dataset of generated text with LENGTH tokens per sample: dataset NAME LENGTH DOCUMENTS
 dataset() {
     [ -e "$work/vocab.txt" ] || {
         lambert generate --documents 20000 --seed 1 --output "$work/corpus.txt" 2>/dev/null
         lambert vocab --size 8000 --output "$work/vocab.txt" --input "$work/corpus.txt" 2>/dev/null
-        # As many pieces as BERT has: the logits take their time.
+        # Vocabulary of BERT's size, because it determines the time of the logits.
         pieces=$(wc -l < "$work/vocab.txt")
         seq "$pieces" 30521 | sed 's/^/unused-/' >> "$work/vocab.txt"
     }
@@ -69,7 +73,7 @@ TOML
     lambert prep --config "$work/$1.toml" 2>/dev/null >&2
 }
 
-# A run of a small model: configuration NAME RANKS
+# Configuration of a small model: configuration NAME RANKS
 configuration() {
     cat > "$work/$1.toml" <<TOML
 [model]
@@ -98,7 +102,7 @@ ranks = $2
 TOML
 }
 
-# The newest step of a run's records.
+# Newest step in a run's records.
 step() {
     lambert status "$1" --json 2>/dev/null |
         python3 -c 'import json, sys; print((json.load(sys.stdin).get("status") or {}).get("step") or 0)' 2>/dev/null || echo 0
@@ -154,18 +158,18 @@ two() {
     fi
 }
 
-# Bytes of the gradients of a run: its weights, as a checkpoint has them.
+# Bytes of a run's gradients, from the size of its weights in a checkpoint.
 gradients() {
     find "$1/checkpoints" -name model.safetensors -exec wc -c {} + | awk '$2 != "total" { bytes = $1 } END { print bytes }'
 }
 
-# What sums took: rate RUN RANKS
+# Duration and bandwidth of the all-reduce: rate RUN RANKS
 rate() {
     python3 "$here/records.py" rate "$1" "$(gradients "$1")" "$2" |
         awk -v bytes="$(gradients "$1")" '{ printf "%.0f MB in %s s at best, bus %s GB/s\n", bytes / 1e6, $1, $2 }'
 }
 
-# The files of NCCL's shared memory.
+# Files of NCCL's shared memory.
 segments() { find /dev/shm -maxdepth 1 -name 'nccl-*' 2>/dev/null | wc -l; }
 
 nccl() {
@@ -177,7 +181,7 @@ nccl() {
         > "$output/one.log" 2>&1 || true
     cat "$work/one/nccl/attempt-0001.json" 2>/dev/null || tail -n 20 "$output/one.log"
     apart=$(python3 "$here/records.py" apart "$work/alone" "$work/one" 2>&1) || true
-    # One rank's sum is its own gradients.
+    # The all-reduce of one rank returns its own gradients.
     if [ "$apart" = "0.0e+00" ]; then passed=passed; else passed=FAILED; fi
     point "a world of one by NCCL" "$passed" "losses apart from those without: $apart"
 
@@ -189,7 +193,8 @@ nccl() {
     two_by_nccl
 }
 
-# NCCL takes two ranks for ranks of two hosts where NCCL_HOSTID says so. What it makes of one card is reported; nothing is expected.
+# With different values of NCCL_HOSTID, NCCL treats two ranks as on two hosts. The result with a single GPU is reported
+# and not checked.
 two_by_nccl() {
     mkdir -p "$work/apart"
     cp "$packed/lambert" "$work/apart/lambert"
@@ -274,7 +279,7 @@ PYTHON
     beside_transformers "$1" "$2" "$6"
 }
 
-# On the same samples: beside_transformers SHAPE LENGTH AIM
+# Runs transformers on the same samples: beside_transformers SHAPE LENGTH AIM
 beside_transformers() {
     if ! python3 -c 'import transformers' 2>/dev/null; then
         echo "SKIPPED: python3 has no transformers"
@@ -301,7 +306,7 @@ datasets() {
     [ -e "$work/d512" ] || dataset d512 512
 }
 
-# Samples a step, tokens a micro-batch, share of the peak, times transformers.
+# Samples per step, tokens per micro-batch, share of the peak, speed relative to transformers.
 base() {
     say "BERT-base, bf16"
     datasets

@@ -1,25 +1,25 @@
-//! Memory that the ranks of a node share, in a directory that goes with the step.
+//! Shared memory of the ranks of a node, in a directory that is removed with the step.
 
 use std::collections::BTreeSet;
 
 use crate::slurm::config;
 use crate::support::slurm::Sandbox;
-use crate::support::{Place, signal};
+use crate::support::{TestDir, signal};
 
-/// Two ranks on one node map each other's segments, at every start.
-pub fn is_shared(place: &Place, sandbox: &Sandbox) {
+/// Two ranks on one node map each other's segments after every start.
+pub fn is_shared(place: &TestDir, sandbox: &Sandbox) {
     starts(place, sandbox, 3);
 }
 
-/// So many starts of a run: after each a rank is killed.
-pub fn starts(place: &Place, sandbox: &Sandbox, starts: usize) {
+/// Starts a run `starts` times, killing a rank after each start.
+pub fn starts(place: &TestDir, sandbox: &Sandbox, starts: usize) {
     let run = sandbox.path("runs/shared");
     let more = ["--set", "slurm.nodes=1", "--set", "cluster.restart.limit=1000"];
     let job = sandbox.submit(&config(place, sandbox, 1_000_000), &run, &more);
     let (mut seen, mut without) = (0, Vec::new());
     for start in 1..=starts {
-        seen = sandbox.say(&job, seen, "starting 2 workers");
-        seen = sandbox.say(&job, seen, "\nstep ");
+        seen = sandbox.wait_for_log(&job, seen, "starting 2 workers");
+        seen = sandbox.wait_for_log(&job, seen, "\nstep ");
         let ranks = sandbox.processes(&format!("{} train --run {run}", sandbox.path("bin/lambert-worker")));
         assert_eq!(ranks.len(), 2, "{ranks:?}");
         let segments: Vec<_> = ranks.iter().map(|rank| segments(*rank)).collect();
@@ -36,7 +36,7 @@ pub fn starts(place: &Place, sandbox: &Sandbox, starts: usize) {
     sandbox.ended(&job);
 }
 
-/// The files of the step's directory that a process has mapped, and that are still there.
+/// Existing files of the step's directory that a process has mapped.
 fn segments(pid: u32) -> BTreeSet<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let files = maps.lines().filter_map(|line| line.find("/dev/shm/lambert-mpirun-").map(|at| line[at..].to_owned()));

@@ -1,14 +1,14 @@
-//! Preparations in the queue.
+//! Preparations under Slurm.
 
 use std::path::Path;
 
 use crate::support::slurm::Sandbox;
-use crate::support::{Place, tree};
+use crate::support::{TestDir, tree};
 
-/// An array of four, one of which fails and is submitted again alone; joined, the datasets are those of one process.
-pub fn an_array_and_its_join(place: &Place, sandbox: &Sandbox) {
+/// Array of four parts, one of which fails and is resubmitted alone. The joined datasets equal those of one process.
+pub fn an_array_and_its_join(place: &TestDir, sandbox: &Sandbox) {
     let text = std::fs::read_to_string(place.path("prep.toml")).unwrap();
-    // The file names the folder that its paths were made in.
+    // Paths in the file are relative to its folder.
     let was = text.split("path = \"").nth(1).unwrap().split("/corpus.txt").next().unwrap();
     let text = text.replace(was, &sandbox.path("prep"));
     for name in ["corpus.txt", "vocab.txt"] {
@@ -24,7 +24,7 @@ pub fn an_array_and_its_join(place: &Place, sandbox: &Sandbox) {
         ["array", "join"].map(|name| jobs[name].as_str().unwrap().to_owned())
     };
     let [array, join] = submit(&[]);
-    assert!(sandbox.ended(&join).starts_with("CANCELLED"), "a join without its parts");
+    assert!(sandbox.ended(&join).starts_with("CANCELLED"), "the join ran without its parts");
     let ended = |task: usize| sandbox.ended(&format!("{array}_{task}"));
     assert_eq!((0..4).map(ended).filter(|end| end == "COMPLETED|0:0").count(), 3);
     assert_eq!(ended(2), "FAILED|3:0");

@@ -1,30 +1,30 @@
-//! Requests to jobs that do not run: pending, suspended, put back into the queue.
+//! Requests for jobs that are not running: pending, suspended, requeued.
 
 use std::path::Path;
 
 use crate::slurm::config;
 use crate::support::slurm::Sandbox;
-use crate::support::{Place, checkpoints};
+use crate::support::{TestDir, checkpoints};
 
-/// A run at the bottom of the queue: `lambert status` knows why, `lambert stop` takes it out.
-pub fn requests_hold(place: &Place, sandbox: &Sandbox) {
+/// Pending run: `lambert status` prints the reason, and `lambert stop` cancels the job.
+pub fn stop_requests_apply_to_inactive_jobs(place: &TestDir, sandbox: &Sandbox) {
     let file = config(place, sandbox, 1_000_000);
     let (suspended, requeued) = (sandbox.path("runs/suspended"), sandbox.path("runs/requeued"));
     let one = sandbox.submit(&file, &suspended, &[]);
     let other = sandbox.submit(&file, &requeued, &[]);
-    pending(sandbox, &file);
-    held(sandbox, &file);
-    between_two_starts(sandbox, &requeued, &other);
-    in_the_middle(sandbox, &suspended, &one);
+    stop_pending(sandbox, &file);
+    stop_while_held(sandbox, &file);
+    stop_requeued(sandbox, &requeued, &other);
+    stop_suspended(sandbox, &suspended, &one);
 }
 
-fn pending(sandbox: &Sandbox, file: &str) {
+fn stop_pending(sandbox: &Sandbox, file: &str) {
     let run = sandbox.path("runs/pending");
     let later = ["--set", "slurm.options=[\"--begin=now+1hour\"]"];
     let job = sandbox.submit(file, &run, &later);
     let told = sandbox.lambert(&["status", &run]).out;
     assert!(told.contains("no coordinator has written a status yet"), "{told}");
-    // The reason is BeginTime, or Resources where the scheduler has not looked yet.
+    // BeginTime, or Resources before the scheduler has evaluated the job.
     for text in [format!("job          {job}: pending ("), "), expected to start 20".to_owned()] {
         assert!(told.contains(&text), "no {text:?} in {told}");
     }
@@ -38,24 +38,24 @@ fn pending(sandbox: &Sandbox, file: &str) {
     assert_eq!(again.code, 1, "{}", again.out);
 }
 
-/// A request that nobody could honour yet is honoured by the coordinator that comes, before it starts a rank.
-fn held(sandbox: &Sandbox, file: &str) {
+/// A stop request for a pending job is honoured by its coordinator before any rank starts.
+fn stop_while_held(sandbox: &Sandbox, file: &str) {
     let run = sandbox.path("runs/held");
     let job = sandbox.submit(file, &run, &["--set", "slurm.options=[\"--hold\"]"]);
-    // What `lambert stop` leaves where it may not cancel the job: another user's, say.
+    // Effect of `lambert stop` if it may not cancel the job, for example another user's.
     sandbox.file("runs/held/control/stop", "asked\n");
     assert_eq!(sandbox.run("scontrol", &["release", &job]).code, 0);
     assert_eq!(sandbox.ended(&job), "FAILED|76:0", "{}", sandbox.log(&job));
     assert!(!sandbox.log(&job).contains("starting 2 workers"), "{}", sandbox.log(&job));
 }
 
-/// The job was put back into the queue by hand; before it starts again the run is stopped.
-fn between_two_starts(sandbox: &Sandbox, run: &str, job: &str) {
-    sandbox.say(job, 0, "\nstep 5/");
+/// The job was requeued manually; the run is stopped before the job starts again.
+fn stop_requeued(sandbox: &Sandbox, run: &str, job: &str) {
+    sandbox.wait_for_log(job, 0, "\nstep 5/");
     assert_eq!(sandbox.run("scontrol", &["requeue", job]).code, 0);
-    sandbox.say(job, 0, "(put back into the queue)");
-    sandbox.state(job, "PENDING");
-    // Slurm has no reason before its scheduler has looked at the job.
+    sandbox.wait_for_log(job, 0, "(put back into the queue)");
+    sandbox.wait_for_state(job, "PENDING");
+    // Slurm has no reason before its scheduler has evaluated the job.
     sandbox.wait("a status with the reason why the job waits", || {
         let told = sandbox.lambert(&["status", run]).out;
         let texts = ["and queued again", "requeued 1 time(s)", "ago: put back into the queue", ": pending ("];
@@ -68,22 +68,22 @@ fn between_two_starts(sandbox: &Sandbox, run: &str, job: &str) {
     assert_eq!(sandbox.log(job).matches("starting 2 workers").count(), 1, "{}", sandbox.log(job));
 }
 
-fn in_the_middle(sandbox: &Sandbox, run: &str, job: &str) {
-    sandbox.say(job, 0, "\nstep 5/");
-    sandbox.administer("scontrol", &["suspend", job]);
-    sandbox.state(job, "SUSPENDED");
+fn stop_suspended(sandbox: &Sandbox, run: &str, job: &str) {
+    sandbox.wait_for_log(job, 0, "\nstep 5/");
+    sandbox.run_as_root("scontrol", &["suspend", job]);
+    sandbox.wait_for_state(job, "SUSPENDED");
     let told = sandbox.lambert(&["status", run]).out;
     assert!(told.contains("and suspended with its job"), "{told}");
     let stopped = sandbox.lambert(&["stop", run]);
     assert!(stopped.out.contains(&format!("job {job} is suspended")), "{}{}", stopped.out, stopped.err);
-    sandbox.administer("scontrol", &["resume", job]);
+    sandbox.run_as_root("scontrol", &["resume", job]);
     assert_eq!(sandbox.ended(job), "FAILED|76:0", "{}", sandbox.log(job));
     assert!(!checkpoints(run).is_empty());
     assert_eq!(sandbox.log(job).matches("starting 2 workers").count(), 1, "{}", sandbox.log(job));
 }
 
-/// Two that look at the same time find no job, and only one may queue it.
-pub fn one_of_two_submissions(place: &Place, sandbox: &Sandbox) {
+/// Two concurrent submissions both find no job; only one may queue it.
+pub fn one_of_two_concurrent_submissions_succeeds(place: &TestDir, sandbox: &Sandbox) {
     let (file, run) = (config(place, sandbox, 1_000_000), sandbox.path("runs/twice"));
     let more = ["--set", "slurm.options=[\"--hold\"]", "--set", "run.name='twice'"];
     let line = [&["submit", "--config", &file, "--run", &run], &more[..]].concat();

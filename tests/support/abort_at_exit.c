@@ -1,4 +1,4 @@
-/* Loaded before libc: rank 1 of lambert-worker aborts when its main function has returned, as a library's destructor may. */
+/* Preloaded: rank 1 of lambert-worker aborts after its main function returns, as a library's destructor may. */
 
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,5 +1,5 @@
-// Makes fsync and fdatasync block while the file named by LAMBERT_TEST_BLOCK_FSYNC exists, as on a file system whose server is
-// away. The file's content is a part of the paths that are affected; empty: all. For tests, by LD_PRELOAD.
+// Preloaded: fsync and fdatasync block while the file named by LAMBERT_TEST_BLOCK_FSYNC exists, as on an unavailable
+// file server. The file contains a substring of the affected paths; an empty file matches all.
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-// Whether the trigger exists and applies to `fd`.
+// True if the trigger exists and applies to `fd`.
 static int blocked(int fd) {
   const char *trigger = getenv("LAMBERT_TEST_BLOCK_FSYNC");
   int file = trigger ? open(trigger, O_RDONLY | O_CLOEXEC) : -1;

@@ -18,22 +18,22 @@ use lambert_worker::train::step;
 use safetensors::SafeTensors;
 
 const STEPS: u64 = 50;
-const PIECES: usize = 96;
-/// Rows of a global batch and its columns; the second half of the rows is a micro-batch of `NARROW` columns.
+const VOCABULARY: usize = 96;
+/// Rows of a global batch and their width; the second half of the rows is a micro-batch of width `NARROW`.
 const ROWS: usize = 8;
 const WIDTH: usize = 16;
 const NARROW: usize = 12;
-const THEIRS: &[u8] = include_bytes!("../golden/curve.safetensors");
+const REFERENCE: &[u8] = include_bytes!("../golden/curve.safetensors");
 
-/// A loss a step.
+/// Loss of each step.
 pub type Curve = Vec<f64>;
 
-/// What tests/golden/make_curve.py has written.
+/// Tensors written by tests/golden/make_curve.py.
 pub struct Golden(SafeTensors<'static>);
 
 impl Golden {
     pub fn read() -> Self {
-        Self(SafeTensors::deserialize(THEIRS).unwrap())
+        Self(SafeTensors::deserialize(REFERENCE).unwrap())
     }
 
     pub fn floats(&self, name: &str) -> Vec<f32> {
@@ -41,7 +41,7 @@ impl Golden {
         data.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
     }
 
-    /// The part of an integer tensor \[batches, rows\] or \[batches, rows, width\] that belongs to `batch` and `rows`.
+    /// Slice for `batch` and `rows` of an integer tensor \[batches, rows\] or \[batches, rows, width\].
     fn integers(&self, name: &str, batch: usize, rows: std::ops::Range<usize>) -> Vec<Vec<i32>> {
         let tensor = self.0.tensor(name).unwrap();
         let words = tensor.data().chunks_exact(8);
@@ -90,12 +90,12 @@ impl Golden {
     }
 }
 
-/// The losses of the fifty steps.
+/// Losses of the fifty steps.
 pub fn train(kind: OptimizerKind, learning_rate: f64) -> Curve {
     train_in(Arc::new(Host), Precision::Fp32, kind, learning_rate).0
 }
 
-/// The same, with other kernels or another precision; and the weights in the end.
+/// Losses of the fifty steps and final weights, with given kernels and precision.
 pub fn train_in(
     kernels: Arc<dyn Kernels>,
     precision: Precision,
@@ -107,7 +107,7 @@ pub fn train_in(
     let model = Model { dropout: 0.0, precision, ..shape };
     let optimizer = Optimizer { kind, ..Optimizer::default() };
     let config = RunConfig { model, optimizer, ..RunConfig::default() };
-    let parameters = Parameters::zeros(kernels, Architecture::new(&config.model, 2, PIECES));
+    let parameters = Parameters::zeros(kernels, Architecture::new(&config.model, 2, VOCABULARY));
     for spec in parameters.specs() {
         parameters.write(spec, &golden.floats(&format!("weight:{}", spec.name)));
     }
@@ -129,7 +129,7 @@ pub fn train_in(
     (curve, state.read(Buffer::Weights, 0..state.elements()))
 }
 
-/// The greatest difference.
-pub fn worst<'a>(one: &Curve, other: impl IntoIterator<Item = &'a f64>) -> f64 {
+/// Largest difference.
+pub fn max_difference<'a>(one: &Curve, other: impl IntoIterator<Item = &'a f64>) -> f64 {
     one.iter().zip(other).map(|(one, other)| (one - other).abs()).max_by(f64::total_cmp).unwrap()
 }

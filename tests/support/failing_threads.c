@@ -1,4 +1,4 @@
-// Refuses new threads to the program `lambert` while the file named by LAMBERT_TEST_FAIL_THREADS exists. For tests, by LD_PRELOAD.
+// Preloaded: thread creation fails in `lambert` while the file named by LAMBERT_TEST_FAIL_THREADS exists.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

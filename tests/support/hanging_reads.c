@@ -1,4 +1,4 @@
-// Lets reads of a dataset's shards hang while the file named by LAMBERT_TEST_HANG exists. For tests, by LD_PRELOAD.
+// Preloaded: reads of a dataset's shards hang while the file named by LAMBERT_TEST_HANG exists.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,50 +1,50 @@
-//! Several hosts out of this one: each a namespace of its own for network, names, processes and mounts, with its own `/tmp`,
-//! its own `/dev/shm` and a server for ssh, joined by a bridge. Links can be cut, hosts can be lost.
+//! Emulates several hosts: each has its own namespaces for network, host name, processes and mounts, its own `/tmp` and
+//! `/dev/shm`, and an ssh server. A bridge connects them. Links can be cut, and hosts stopped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Place, lambert, tree};
+use super::{TestDir, lambert, tree};
 
-/// What bridges are named; the process that made them follows.
+/// Prefix of bridge names, followed by the process id of the creator.
 const BRIDGE: &str = "lmb";
 
-/// Hosts on a network of their own.
+/// Hosts on a private network.
 pub struct Network {
     hosts: Vec<Host>,
     number: u32,
     bridge: String,
     key: String,
-    /// Variables that all processes there have, where they are not those of this machine.
+    /// Variables of all processes on the hosts, if different from this machine's.
     environment: Vec<(&'static str, String)>,
 }
 
-/// One of them.
+/// One of the hosts.
 pub struct Host {
-    /// Its name, by which it calls itself.
+    /// Host name.
     pub name: String,
-    /// Its address.
+    /// IPv4 address.
     pub address: String,
-    /// Its IPv6 address.
+    /// IPv6 address.
     pub six: String,
-    /// `unshare`, whose end ends the host.
+    /// `unshare` process; its end stops the host.
     unshare: Child,
-    /// The host's first process.
+    /// First process of the host.
     init: u32,
-    /// The end of its cable that is in the bridge.
+    /// Interface of the host's cable on the bridge.
     plug: String,
 }
 
 impl Network {
-    /// `count` hosts that see the folder of `place`; `None`, with a word, where such hosts cannot be made.
-    pub fn new(place: &Place, count: u32) -> Option<Self> {
+    /// `count` hosts that see the folder of `place`; `None`, with a message, if this machine cannot create them.
+    pub fn new(place: &TestDir, count: u32) -> Option<Self> {
         Self::with(place, count, &[])
     }
 
-    /// The same, with variables that put an Open MPI 5 into the place of the installed one, unless there are none.
-    pub fn with(place: &Place, count: u32, environment: &[(&'static str, String)]) -> Option<Self> {
+    /// Like [`Network::new`], with variables that replace the installed Open MPI by version 5.
+    pub fn with(place: &TestDir, count: u32, environment: &[(&'static str, String)]) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let missing = ["unshare", "nsenter", "ip", "dropbear", "dbclient", "dropbearkey"].into_iter().find(|program| {
             !Command::new("sh").args(["-c", &format!("command -v {program} >/dev/null")]).status().unwrap().success()
@@ -73,7 +73,7 @@ impl Network {
         Some(network)
     }
 
-    fn host(&self, place: &Place, index: u32) -> Host {
+    fn host(&self, place: &TestDir, index: u32) -> Host {
         let (number, key) = (self.number, &self.key);
         let (address, six) = (format!("10.212.{number}.{index}"), format!("fd77:{number}::{index}"));
         let name = format!("host-{number}-{index}");
@@ -119,22 +119,22 @@ impl Network {
         Host { name, address, six, unshare, init, plug }
     }
 
-    /// The host of this index, from 0.
-    pub fn host_of(&self, index: usize) -> &Host {
+    /// The host with this index, from 0.
+    pub fn host_at(&self, index: usize) -> &Host {
         &self.hosts[index]
     }
 
-    /// What programs there are started with.
+    /// Variables of programs on the hosts.
     pub fn environment(&self) -> &[(&'static str, String)] {
         &self.environment
     }
 
-    /// This machine's own address on the network.
-    pub fn outside(&self) -> String {
+    /// This machine's address on the network.
+    pub fn gateway(&self) -> String {
         format!("10.212.{}.254", self.number)
     }
 
-    /// Arguments of `lambert run` for a run on these hosts, `ranks` each.
+    /// Arguments of `lambert run` for a run on these hosts with `ranks` ranks each.
     pub fn arguments(&self, hosts: &[usize], ranks: usize) -> Vec<String> {
         let hosts: Vec<String> = hosts.iter().map(|host| format!("{}:{ranks}", self.hosts[*host].address)).collect();
         let agent = format!("dbclient -y -y -i {}", self.key);
@@ -152,20 +152,20 @@ impl Network {
         sets.into_iter().flat_map(|set| ["--set".to_owned(), set]).collect()
     }
 
-    /// No packet leaves or reaches the host from here on.
+    /// Drops all packets from and to the host from now on.
     pub fn cut(&self, host: usize) {
         sh(&format!("ip link set {} nomaster", self.hosts[host].plug));
     }
 
-    /// The host is on the network again.
-    pub fn mend(&self, host: usize) {
+    /// Reconnects the host.
+    pub fn reconnect(&self, host: usize) {
         sh(&format!("ip link set {} master {}", self.hosts[host].plug, self.bridge));
     }
 
-    /// No host sends more than so many Mbit a second from here on.
+    /// Limits the sending rate of each host to `megabits` Mbit/s.
     pub fn slow_down(&self, megabits: u32) {
         for host in &self.hosts {
-            // A bucket of a hundredth of a second, and one packet at least.
+            // A burst of a hundredth of a second, and at least one packet.
             let burst = (u64::from(megabits) * 1_000_000 / 8 / 100).max(65_536);
             let limit = format!("{megabits}mbit burst {burst} latency 50ms");
             let shape = format!("tc qdisc replace dev eth0 root tbf rate {limit}");
@@ -173,14 +173,14 @@ impl Network {
         }
     }
 
-    /// The host is off: every process there has gone.
-    pub fn lose(&self, host: usize) {
+    /// Stops the host with all its processes.
+    pub fn stop(&self, host: usize) {
         super::signal(self.hosts[host].init, "-9");
     }
 }
 
 impl Host {
-    /// A command that runs there.
+    /// A command that runs on the host.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.init.to_string(), "--net", "--uts", "--mount", "--pid", "--ipc", "--"]);
@@ -188,12 +188,12 @@ impl Host {
         command
     }
 
-    /// What was written to its `/tmp` since it is there.
+    /// Files written to its `/tmp`, as seen from this machine.
     fn written(&self) -> PathBuf {
         Path::new("/proc").join(self.init.to_string()).join("root/mnt/written")
     }
 
-    /// What was written to its `/tmp` and is still there, but for `without`; and what is in its `/dev/shm`.
+    /// Existing files in its `/tmp`, except below `without`, and in its `/dev/shm`.
     pub fn left(&self, without: &Path) -> Vec<PathBuf> {
         let names = |folder: &Path| {
             let entries = std::fs::read_dir(folder).unwrap();
@@ -203,18 +203,18 @@ impl Host {
         written.chain(names(&self.shared_memory())).collect()
     }
 
-    /// Its `/dev/shm`.
+    /// Path of its `/dev/shm`.
     pub fn shared_memory(&self) -> PathBuf {
         Path::new("/proc").join(self.init.to_string()).join("root/dev/shm")
     }
 
-    /// The files below a folder of its `/tmp`, with their text.
+    /// Files below a folder of its `/tmp`, with their text.
     pub fn files(&self, folder: &Path) -> Vec<(PathBuf, String)> {
         let files = tree(&self.written().join(folder.strip_prefix("/tmp").unwrap()));
         files.into_iter().map(|(path, bytes)| (path, String::from_utf8_lossy(&bytes).into_owned())).collect()
     }
 
-    /// Bytes that it has sent over its cable.
+    /// Bytes sent over its cable.
     pub fn sent(&self) -> u64 {
         let read = self.command(Path::new("cat")).arg("/proc/net/dev").output().unwrap();
         let text = String::from_utf8(read.stdout).unwrap();
@@ -222,20 +222,20 @@ impl Host {
         line.split_whitespace().nth(8).unwrap().parse().unwrap()
     }
 
-    /// Kills the ranks that run there and what has started them, all at once.
+    /// Kills the ranks on the host and their launcher at once.
     pub fn kill_ranks(&self) {
         let names = "lambert-worker|orted|prted|mpirun|prterun";
         assert!(self.command(Path::new("pkill")).args(["-9", "-x", names]).status().unwrap().success());
     }
 
-    /// Sends a signal to the coordinator that runs there.
+    /// Sends a signal to the coordinator on the host.
     pub fn signal_coordinator(&self, number: &str) {
         let found = self.command(Path::new("pgrep")).args(["-x", "lambert"]).output().unwrap();
         let pid = String::from_utf8(found.stdout).unwrap();
         assert!(self.command(Path::new("kill")).args([number, pid.trim()]).status().unwrap().success(), "{pid:?}");
     }
 
-    /// Command lines of the processes there, but for the ssh server.
+    /// Command lines of the host's processes, except the ssh server.
     pub fn processes(&self) -> Vec<String> {
         let text = self.command(Path::new("ps")).args(["-eo", "args="]).output().unwrap().stdout;
         let text = String::from_utf8_lossy(&text);
@@ -255,7 +255,7 @@ impl Drop for Network {
     }
 }
 
-/// What /etc/hosts calls a host: a, b, c.
+/// Name of a host in /etc/hosts: a, b, c.
 fn name_of(index: u32) -> char {
     char::from(b'a' + (index - 1) as u8)
 }
@@ -269,18 +269,18 @@ fn first_child(pid: u32) -> u32 {
     let start = Instant::now();
     loop {
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        // Its server is up once its address can be set: `exec` has taken place, all mounts are made.
+        // The address can be set once `exec` has run and all mounts exist.
         let child = children.split_whitespace().next().and_then(|child| child.parse().ok());
         let name = child.map(|child: u32| std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default());
         if let (Some(child), Some("dropbear\n")) = (child, name.as_deref()) {
             return child;
         }
-        assert!(start.elapsed() < Duration::from_secs(30), "a host does not come up");
+        assert!(start.elapsed() < Duration::from_secs(30), "a host has not started");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Removes the bridges of test programs that were killed; their hosts ended with them.
+/// Removes the bridges of killed test programs; their hosts ended with them.
 fn sweep() {
     for entry in std::fs::read_dir("/sys/class/net").unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap_or_default();

@@ -1,4 +1,4 @@
-/* Loaded before libc: the wall clock jumps by years every quarter of a second, forwards and backwards. */
+/* Preloaded: the wall clock jumps by years, forwards and backwards, every quarter of a second. */
 
 #include <sys/syscall.h>
 #include <sys/time.h>

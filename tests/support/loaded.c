@@ -1,4 +1,4 @@
-// A library that says that it was loaded: it creates the file that LAMBERT_TEST_LOADED names.
+// Library that creates the file named by LAMBERT_TEST_LOADED when it is loaded.
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,4 +1,5 @@
-//! Shared parts of the end-to-end tests: a small dataset made by the real commands, and the checkpoints of a run.
+//! Shared parts of the end-to-end tests: a small dataset prepared by the real commands, and access to a run's
+//! checkpoints.
 
 pub mod hosts;
 pub mod preload;
@@ -15,16 +16,16 @@ use lambert_dataset::Dataset;
 use lambert_worker::data::order::EpochOrder;
 use serde_json::Value;
 
-pub use programs::{ENVIRONMENT, Ran, done, install, lambert, open_mpi_5, run, run_in, with_worker};
+pub use programs::{CommandOutput, ENVIRONMENT, done, install, lambert, open_mpi_5, run, run_in, with_worker};
 pub use running::{ENDLESS, Ended, Running, kill_if_there, read_json, seconds, signal, wait_for_no_workers, workers};
 pub use tree::tree;
 
-/// A folder for a test, with a corpus, a vocabulary and datasets (`data/train`, `data/held-out`) from the real commands.
-pub struct Place {
+/// Temporary folder of a test, with a corpus, a vocabulary and datasets (`data/train`, `data/held-out`).
+pub struct TestDir {
     folder: tempfile::TempDir,
 }
 
-/// The datasets are made once a test program and copied, so that a test may spoil its own.
+/// Datasets, prepared once per test program and copied, so that tests may modify their copies.
 fn prepared() -> &'static Path {
     static PREPARED: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = PREPARED.get_or_init(|| {
@@ -46,7 +47,7 @@ fn prepared() -> &'static Path {
     folder.path()
 }
 
-impl Place {
+impl TestDir {
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         copy(prepared(), folder.path());
@@ -57,7 +58,7 @@ impl Place {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// Writes a file and gives its path. Whoever reads it meanwhile, on another thread, finds it whole.
+    /// Writes a file atomically and returns its path.
     pub fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
         let path = self.path(name);
         let folder = Path::new(&path).parent().unwrap();
@@ -69,7 +70,7 @@ impl Place {
         path
     }
 
-    /// A run of `steps` steps of a tiny model on `ranks` ranks.
+    /// Configuration of `steps` steps of a tiny model on `ranks` ranks.
     pub fn config(&self, steps: u64, ranks: usize) -> String {
         let text = format!(
             "[model]\nlayers = 2\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\n\
@@ -82,8 +83,8 @@ impl Place {
     }
 }
 
-/// Rows of the training data that are drawn as numbers `numbers`, as a list in TOML.
-pub fn rows(place: &Place, numbers: &[u64]) -> String {
+/// Rows of the training data at positions `numbers` of the sample order, as a TOML list.
+pub fn rows(place: &TestDir, numbers: &[u64]) -> String {
     let dataset = Dataset::open(&place.path("data/train")).unwrap();
     let sizes: Vec<u64> = dataset.row_groups().iter().map(|group| group.rows).collect();
     let order = EpochOrder::new(&sizes, 1, 0);
@@ -94,7 +95,7 @@ pub fn rows(place: &Place, numbers: &[u64]) -> String {
     format!("{:?}", numbers.iter().map(row).collect::<Vec<_>>())
 }
 
-/// Copies a folder with all that is in it.
+/// Copies a folder recursively.
 pub fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
@@ -106,14 +107,14 @@ pub fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// The run's checkpoints, newest first.
+/// Names of the run's checkpoints, newest first.
 pub fn checkpoints(run: &str) -> Vec<String> {
     let listed = done(&["checkpoint", "list", run, "--json"]);
     let name = |line: &str| serde_json::from_str::<Value>(line).unwrap()["name"].as_str().unwrap().to_owned();
     listed.lines().map(name).collect()
 }
 
-/// The files of the newest checkpoint but the manifest: weights and moments.
+/// Files of the newest checkpoint except the manifest: weights and moments.
 pub fn final_state(run: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     let newest = checkpoints(run).remove(0);
     let mut files = tree(&Path::new(run).join("checkpoints").join(newest));
@@ -131,13 +132,13 @@ pub fn assert_same_bits(one: &str, other: &str) {
     }
 }
 
-/// Asserts that two runs, whatever their worlds, ended with the same weights, bit by bit.
+/// Asserts that two runs ended with bit-identical weights. Their world sizes may differ.
 pub fn assert_same_weights(one: &str, other: &str) {
     let weights = |run: &str| final_state(run).remove(Path::new(lambert_store::run::WEIGHTS)).unwrap();
     assert!(weights(one) == weights(other), "the weights of {one} and {other} differ");
 }
 
-/// Moves the newest checkpoint of a run to another step, as if it had trained until then: step, cursors and updates.
+/// Moves the newest checkpoint of a run to another step, as if trained until then: step, cursors and update counters.
 pub fn move_on(run: &str, step: u64) {
     let (name, folder) = (checkpoints(run).remove(0), Path::new(run).join("checkpoints"));
     let path = folder.join(&name).join("manifest.json");
@@ -154,7 +155,7 @@ pub fn move_on(run: &str, step: u64) {
     std::fs::rename(folder.join(&name), folder.join(new)).unwrap();
 }
 
-/// A manifest's text with the checksum that belongs to it, as its writer seals it.
+/// Updates the checksum in a manifest's text.
 pub fn seal(text: &str) -> String {
     let at = text.rfind("\"manifest_sha256\": \"").unwrap() + "\"manifest_sha256\": \"".len();
     let with = |digits: &str| format!("{}{digits}{}", &text[..at], &text[at + 64..]);

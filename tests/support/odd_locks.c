@@ -1,5 +1,5 @@
-/* Loaded before libc: flock as it is elsewhere. ODD_LOCKS=nfs: it needs a file that is open for what it locks, as fcntl's
-   locks do; ODD_LOCKS=none: there is no lock manager. */
+/* Preloaded: emulates flock of other file systems. ODD_LOCKS=nfs requires the access mode of the lock, like
+   fcntl; ODD_LOCKS=none has no lock manager. */
 
 #include <errno.h>
 #include <fcntl.h>

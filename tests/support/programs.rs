@@ -1,20 +1,20 @@
-//! The two programs, run to their ends.
+//! Runs the two programs to their end.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use super::Place;
+use super::TestDir;
 
-/// The program `lambert`, beside the worker that this test run built.
+/// Path of `lambert`, in the folder of the worker that this test run built.
 pub fn lambert() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_lambert-worker")).with_file_name("lambert");
     assert!(program.exists(), "{} is missing: `cargo build --release --workspace` first", program.display());
     program
 }
 
-/// The variables that put an Open MPI 5 into the place of the installed one: that of LAMBERT_TEST_OPENMPI5, or the one that
-/// tests/setup.sh fetched.
+/// Variables that replace the installed Open MPI by version 5: from LAMBERT_TEST_OPENMPI5, or fetched by
+/// tests/setup.sh.
 pub fn open_mpi_5() -> Option<[(&'static str, String); 2]> {
     let fetched = || {
         let home = |name: &str| std::env::var(name).ok();
@@ -29,15 +29,15 @@ pub fn open_mpi_5() -> Option<[(&'static str, String); 2]> {
     Some([("PATH", path), ("LD_LIBRARY_PATH", format!("{folder}/lib"))])
 }
 
-/// How a command ended.
-pub struct Ran {
+/// Result of a command.
+pub struct CommandOutput {
     pub code: i32,
     pub out: String,
     pub err: String,
 }
 
 thread_local! {
-    /// Variables for all programs that a test starts, where it sets them: the way to its S3 server.
+    /// Additional variables for all programs started by the current test, for example those of its S3 server.
     pub static ENVIRONMENT: RefCell<Vec<(&'static str, String)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -49,34 +49,34 @@ pub fn command(arguments: &[&str]) -> Command {
 }
 
 /// Runs `lambert` to its end.
-pub fn run(arguments: &[&str]) -> Ran {
+pub fn run(arguments: &[&str]) -> CommandOutput {
     run_in(arguments, &[])
 }
 
-/// The same with these variables.
-pub fn run_in(arguments: &[&str], environment: &[(&'static str, String)]) -> Ran {
+/// Like [`run`], with these environment variables.
+pub fn run_in(arguments: &[&str], environment: &[(&'static str, String)]) -> CommandOutput {
     let variables = environment.iter().map(|(name, value)| (name, value));
     let Output { status, stdout, stderr } = command(arguments).envs(variables).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Ran { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
+    CommandOutput { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
 }
 
-/// The same for a command that must succeed; gives its standard output.
+/// Like [`run`] for a command that must succeed; returns its standard output.
 pub fn done(arguments: &[&str]) -> String {
     let ran = run(arguments);
     assert_eq!(ran.code, 0, "lambert {}: {}", arguments.join(" "), ran.err);
     ran.out
 }
 
-/// A copy of `lambert` whose worker is a script before the real one, `$WORKER`.
-pub fn with_worker(place: &Place, script: &str) -> PathBuf {
+/// Copy of `lambert` whose worker is a script; `$WORKER` in it is the real worker.
+pub fn with_worker(place: &TestDir, script: &str) -> PathBuf {
     let text = format!("#!/bin/sh\nWORKER={}\n{script}\n", env!("CARGO_BIN_EXE_lambert-worker"));
     install(Path::new(&place.file("worker.sh", text)), &place.path("programs/lambert-worker"));
     install(&lambert(), &place.path("programs/lambert"))
 }
 
-/// A program, copied by another process: one that this process has open for writing could not be started while another test
-/// starts something.
+/// Copies a program in another process. A file that this process has open for writing cannot be executed while another
+/// test starts a program.
 pub fn install(from: &Path, to: &str) -> PathBuf {
     assert!(Command::new("install").args(["-D", "-m", "755"]).arg(from).arg(to).status().unwrap().success());
     to.into()

@@ -1,4 +1,4 @@
-//! A run that is watched and disturbed.
+//! A run under test, which can be observed, signalled and killed.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -12,13 +12,13 @@ use serde_json::Value;
 
 use super::programs::command;
 
-/// Nothing here takes longer, even on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Timeout of every wait, sufficient on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// More steps than any run makes before a test ends it.
+/// More steps than any run completes before a test ends it.
 pub const ENDLESS: u64 = 1_000_000;
 
-/// A `lambert run` under way, whose step records are read.
+/// Active `lambert run`, whose step records are read.
 pub struct Running {
     coordinator: Child,
     records: Receiver<StepRecord>,
@@ -26,25 +26,25 @@ pub struct Running {
     run: String,
 }
 
-/// Reads the step records on a thread of its own, so that a test that does not wait for them keeps no run waiting.
+/// Reads the step records in a thread, so that a test that does not wait for them does not block the run.
 fn read_records(output: ChildStdout) -> Receiver<StepRecord> {
     let (sender, records) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let lines = BufReader::new(output).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
-        // Lines of other things than steps say of what; the test may have ended.
+        // Skips lines of other events; the receiver may be gone.
         let records = lines.filter(|line| line.get("event").is_none());
         records.for_each(|record| drop(sender.send(serde_json::from_value(record).unwrap())));
     });
     records
 }
 
-/// A `lambert run` that has ended.
+/// `lambert run` that has ended.
 pub struct Ended {
-    /// `None` if it was killed.
+    /// Exit code; `None` if it was killed.
     pub code: Option<i32>,
-    /// Its standard error.
+    /// Standard error.
     pub log: String,
-    /// The records that had not been read yet.
+    /// Records that were not read before.
     pub records: Vec<StepRecord>,
 }
 
@@ -54,19 +54,19 @@ impl Running {
         Self::start_with(config, run, &[])
     }
 
-    /// The same, with more arguments.
+    /// Like [`Running::start`], with more arguments.
     pub fn start_with(config: &str, run: &str, more: &[&str]) -> Self {
         Self::start_in(config, run, more, &[])
     }
 
-    /// The same with these variables, too.
+    /// Like [`Running::start_with`], with environment variables.
     pub fn start_in(config: &str, run: &str, more: &[&str], environment: &[(&'static str, String)]) -> Self {
         let mut program = command(&[]);
         program.envs(environment.iter().map(|(name, value)| (name, value)));
         Self::start_by(program, config, run, more)
     }
 
-    /// The same by a command that begins in its own way.
+    /// Like [`Running::start_with`], through `program`.
     pub fn start_by(mut program: Command, config: &str, run: &str, more: &[&str]) -> Self {
         program.args(["run", "--config", config, "--run", run, "--json"]).args(more);
         let mut coordinator = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -76,37 +76,37 @@ impl Running {
         Self { coordinator, records, log: Some(log), run: run.to_owned() }
     }
 
-    /// The next step's record; `None` when the coordinator has gone.
+    /// Returns the next step record; `None` once the coordinator has exited.
     pub fn record(&mut self) -> Option<StepRecord> {
-        match self.records.recv_timeout(5 * PATIENCE) {
+        match self.records.recv_timeout(5 * TIMEOUT) {
             Ok(record) => Some(record),
             Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => panic!("no step in {:?}", 5 * PATIENCE),
+            Err(RecvTimeoutError::Timeout) => panic!("no step in {:?}", 5 * TIMEOUT),
         }
     }
 
-    /// The newest step's record that has not been read; the next one, if all have been.
+    /// Returns the newest unread record, or the next one if all have been read.
     pub fn latest(&mut self) -> Option<StepRecord> {
         self.records.try_iter().last().or_else(|| self.record())
     }
 
-    /// Waits until `step` is finished, or the run is.
+    /// Waits until `step` is finished or the run ends.
     pub fn reach(&mut self, step: u64) {
         while self.record().is_some_and(|record| record.step < step) {}
     }
 
-    /// Waits for `steps` steps more.
+    /// Waits for `steps` more steps.
     pub fn reach_now(&mut self, steps: u64) {
         for _ in 0..steps {
             assert!(self.record().is_some(), "the run has ended");
         }
     }
 
-    /// Reads records, so that the run goes on, until something holds.
+    /// Reads records, so that the run continues, until the condition is true.
     pub fn wait_until(&mut self, holds: impl Fn() -> bool) {
         let start = Instant::now();
         while self.record().is_some() && !holds() {
-            assert!(start.elapsed() < PATIENCE, "it never came to hold");
+            assert!(start.elapsed() < TIMEOUT, "timed out");
         }
     }
 
@@ -117,7 +117,7 @@ impl Running {
         signal(*pid, number);
     }
 
-    /// The process that was started: the coordinator, where nothing begins before it.
+    /// Process id of the coordinator, or of the program that starts it.
     pub fn pid(&self) -> u32 {
         self.coordinator.id()
     }
@@ -127,18 +127,18 @@ impl Running {
         signal(self.coordinator.id(), number);
     }
 
-    /// What it said, if it has ended.
-    pub fn last_words(&mut self) -> Option<String> {
+    /// Returns the log if the run has ended.
+    pub fn log_if_ended(&mut self) -> Option<String> {
         let code = self.coordinator.try_wait().unwrap()?;
         Some(format!("{code}: {}", self.log.take()?.join().unwrap()))
     }
 
-    /// Waits for the end, which must come within `limit`: what should have ended a run may let it make steps for ever.
+    /// Waits at most `limit` for the end; the run might otherwise continue forever.
     pub fn end_within(mut self, limit: Duration) -> Ended {
         let (begun, mut records) = (Instant::now(), Vec::new());
         while let Some(record) = self.record() {
             records.push(record);
-            assert!(begun.elapsed() < limit, "the run goes on after {limit:?}");
+            assert!(begun.elapsed() < limit, "the run has not ended after {limit:?}");
         }
         Ended { records, ..self.end() }
     }
@@ -151,7 +151,7 @@ impl Running {
     }
 }
 
-/// A test that fails leaves no run behind that goes on for ever.
+/// Ends the run if a test fails.
 impl Drop for Running {
     fn drop(&mut self) {
         if matches!(self.coordinator.try_wait(), Ok(None)) {
@@ -166,12 +166,12 @@ pub fn signal(pid: u32, number: &str) {
     assert!(Command::new("kill").args([number, &pid.to_string()]).status().unwrap().success());
 }
 
-/// Kills a process, should it still be there.
+/// Kills a process if it still exists.
 pub fn kill_if_there(pid: u32) {
     let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status().unwrap();
 }
 
-/// The workers of a run on this machine: process ids by rank.
+/// Workers of a run on this machine: process ids by rank.
 pub fn workers(run: &str) -> BTreeMap<usize, u32> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -179,7 +179,7 @@ pub fn workers(run: &str) -> BTreeMap<usize, u32> {
         let read = |name: &str| std::fs::read(entry.path().join(name)).unwrap_or_default();
         let (line, environment) = (read("cmdline"), read("environ"));
         let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-        // mpirun's own command line has the same words, but does not begin with the worker.
+        // mpirun's command line contains the same words, but does not start with the worker.
         if !words[0].ends_with(b"lambert-worker") || !words.contains(&run.as_bytes()) {
             continue;
         }
@@ -191,21 +191,21 @@ pub fn workers(run: &str) -> BTreeMap<usize, u32> {
     found
 }
 
-/// Waits until a run has no worker left.
+/// Waits until a run has no workers.
 pub fn wait_for_no_workers(run: &str) {
     let start = Instant::now();
     while !workers(run).is_empty() {
-        assert!(start.elapsed() < PATIENCE, "workers of {run} did not end: {:?}", workers(run));
+        assert!(start.elapsed() < TIMEOUT, "workers of {run} did not end: {:?}", workers(run));
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// An object of a run, as JSON.
+/// Reads an object of a run as JSON.
 pub fn read_json(run: &str, name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(Path::new(run).join(name)).unwrap()).unwrap()
 }
 
-/// The time since `start`, also told.
+/// Returns the seconds since `start` and prints them.
 pub fn seconds(what: &str, start: Instant) -> f64 {
     let seconds = start.elapsed().as_secs_f64();
     eprintln!("{what}: {seconds:.1} s");

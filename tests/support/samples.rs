@@ -1,4 +1,4 @@
-//! Datasets of any size, of samples that mean nothing.
+//! Random datasets of any size.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 #![allow(dead_code, reason = "each test program uses a part")]
@@ -12,7 +12,7 @@ use lambert_dataset::{
     Corpus, Counts, Manifest, Sample, SampleRules, ShardWriter, VERSION, VocabularyFile, sha256_hex, shard_name,
 };
 
-/// What a dataset is made of.
+/// Properties of a dataset.
 pub struct Shape {
     pub rows: u64,
     pub longest: usize,
@@ -21,8 +21,8 @@ pub struct Shape {
     pub pieces: usize,
 }
 
-/// Writes a dataset into `folder`: nine samples in ten of the greatest length, the others of any, pieces as frequent as words are
-/// (the n-th in proportion to 1 / n).
+/// Writes a dataset into `folder`. Nine in ten samples have the maximum length, the others a random one. Token
+/// frequencies follow Zipf's law (1 / n).
 pub fn write(folder: &Path, shape: &Shape) {
     std::fs::create_dir_all(folder).unwrap();
     let words = (5..shape.pieces).map(|piece| format!("w{piece}\n"));
@@ -52,7 +52,7 @@ pub fn write(folder: &Path, shape: &Shape) {
     std::fs::write(folder.join("manifest.json"), manifest.to_json()).unwrap();
 }
 
-/// The manifest of a dataset without shards.
+/// Manifest of a dataset without shards.
 pub fn manifest(longest: usize, pieces: usize, vocabulary: &[u8]) -> Manifest {
     Manifest {
         version: VERSION,

@@ -1,24 +1,25 @@
-//! A real Slurm on this machine, for as long as it lives: cluster/slurm-sandbox, in a folder of its own.
+//! A real Slurm on this machine in a temporary folder, started by cluster/slurm-sandbox.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use super::{Ran, copy, lambert};
+use super::{CommandOutput, copy, lambert};
 
-/// Where the scripts are.
+/// Folder of the scripts.
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster/slurm-sandbox");
 
-/// Nothing here takes longer.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Timeout of every wait.
+const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// A Slurm with three nodes. Its folder is also the name of the user that jobs belong to.
+/// A Slurm with three nodes. The name of its folder is also that of the jobs' user.
 pub struct Sandbox {
     folder: PathBuf,
 }
 
 impl Sandbox {
-    /// Brings it up, with the two programs and libtorch where its user can read them; `None`, loudly, where that cannot be.
+    /// Starts it, with the two programs and libtorch readable by its user; `None`, with a message, if that is not
+    /// possible.
     pub fn start() -> Option<Self> {
         let script = |name: &str| Command::new(Path::new(SCRIPTS).join(name));
         let has_packages = || script("packages.sh").status().is_ok_and(|status| status.success());
@@ -40,18 +41,18 @@ impl Sandbox {
         Some(sandbox)
     }
 
-    /// Its folder.
+    /// Folder of the sandbox.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// A path in the user's home.
+    /// Path in the user's home.
     pub fn path(&self, name: &str) -> String {
         self.folder.join("home").join(name).to_str().unwrap().to_owned()
     }
 
-    /// The user's own is what is there under this name.
-    pub fn give(&self, name: &str) -> String {
+    /// Makes the user the owner of `name` in its home; returns the path.
+    pub fn give_to_user(&self, name: &str) -> String {
         let path = self.path(name);
         let owner = format!("{}:", self.folder.file_name().unwrap().to_str().unwrap());
         assert!(Command::new("chown").args(["-R", &owner, &path]).status().unwrap().success());
@@ -59,52 +60,52 @@ impl Sandbox {
     }
 
     /// Runs a command as the user, in its home.
-    pub fn run(&self, program: &str, arguments: &[&str]) -> Ran {
+    pub fn run(&self, program: &str, arguments: &[&str]) -> CommandOutput {
         let mut command = Command::new(self.folder.join("as-user"));
         command.arg(program).args(arguments).current_dir(self.path("")).stdin(Stdio::null());
         let Output { status, stdout, stderr } = command.output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim().to_owned();
-        Ran { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
+        CommandOutput { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
     }
 
-    /// `lambert` as the user.
-    pub fn lambert(&self, arguments: &[&str]) -> Ran {
+    /// Runs `lambert` as the user.
+    pub fn lambert(&self, arguments: &[&str]) -> CommandOutput {
         self.run(&self.path("bin/lambert"), arguments)
     }
 
-    /// Submits a run; the job's number.
+    /// Submits a run; returns the job id.
     pub fn submit(&self, config: &str, run: &str, more: &[&str]) -> String {
         let ran = self.lambert(&[&["submit", "--config", config, "--run", run], more].concat());
         assert_eq!(ran.code, 0, "{}", ran.err);
-        assert!(ran.out.parse::<u32>().is_ok(), "{:?} is no job's number", ran.out);
+        assert!(ran.out.parse::<u32>().is_ok(), "{:?} is not a job id", ran.out);
         ran.out
     }
 
-    /// A command as root, in the way of those who run the cluster.
-    pub fn administer(&self, program: &str, arguments: &[&str]) -> String {
+    /// Runs a command as root, like an administrator of the cluster.
+    pub fn run_as_root(&self, program: &str, arguments: &[&str]) -> String {
         let mut command = Command::new(program);
         let output = command.args(arguments).env("SLURM_CONF", self.folder.join("slurm.conf")).output().unwrap();
         assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Waits until squeue says that a job is in this state.
-    pub fn state(&self, job: &str, state: &str) {
+    /// Waits until squeue prints this state for a job.
+    pub fn wait_for_state(&self, job: &str, state: &str) {
         self.wait(&format!("job {job} to be {state}"), || {
             (self.run("squeue", &["--states=all", "-h", "-j", job, "-o", "%T"]).out == state).then_some(())
         });
     }
 
-    /// Writes a file of the user's.
+    /// Writes a file owned by the user.
     pub fn file(&self, name: &str, content: &str) -> String {
         let path = self.path(name);
         let folder = Path::new(&path).parent().unwrap();
         assert_eq!(self.run("mkdir", &["-p", folder.to_str().unwrap()]).code, 0);
         std::fs::write(&path, content).unwrap();
-        self.give(name)
+        self.give_to_user(name)
     }
 
-    /// What accounting has of a job, as `STATE|CODE:SIGNAL`, once it has ended.
+    /// Waits for the end of a job; returns its accounting record as `STATE|CODE:SIGNAL`.
     pub fn ended(&self, job: &str) -> String {
         self.wait("the job's end", || {
             let record = self.run("sacct", &["-nPX", "-j", job, "-o", "state,exitcode"]).out;
@@ -116,34 +117,34 @@ impl Sandbox {
         })
     }
 
-    /// What a job has printed.
+    /// Output of a job.
     pub fn log(&self, job: &str) -> String {
         std::fs::read_to_string(self.path(&format!("lambert-{job}.log"))).unwrap_or_default()
     }
 
-    /// Waits until a job's log has this text behind its first `from` bytes; where it ends there.
-    pub fn say(&self, job: &str, from: usize, text: &str) -> usize {
+    /// Waits until a job's log contains `text` after its first `from` bytes; returns the end of the match.
+    pub fn wait_for_log(&self, job: &str, from: usize, text: &str) -> usize {
         let found = || self.log(job).get(from..)?.find(text).map(|at| from + at + text.len());
         self.wait(&format!("{text:?} in the log of job {job}"), found)
     }
 
-    /// The processes of the user whose command line begins so: the highest number is the youngest's.
+    /// Process ids of the user's processes whose command line starts with `line`, oldest first.
     pub fn processes(&self, line: &str) -> Vec<u32> {
         let user = self.folder.file_name().unwrap().to_str().unwrap();
         let found = Command::new("pgrep").args(["-u", user, "-f", &format!("^{line}")]).output().unwrap();
         String::from_utf8_lossy(&found.stdout).lines().map(|pid| pid.parse().unwrap()).collect()
     }
 
-    /// Waits for something.
+    /// Waits until `found` returns a value.
     pub fn wait<T>(&self, what: &str, mut found: impl FnMut() -> Option<T>) -> T {
         let begun = Instant::now();
         loop {
             if let Some(found) = found() {
                 return found;
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 let print = "tail -n 40 *.log; squeue";
-                panic!("waited for {what} in vain: {}", self.run("sh", &["-c", print]).out);
+                panic!("timed out waiting for {what}: {}", self.run("sh", &["-c", print]).out);
             }
             std::thread::sleep(Duration::from_millis(50));
         }

@@ -1,9 +1,9 @@
-//! The files of a folder, to be compared. Shared by the tests of several packages.
+//! File trees for comparisons. Shared by the tests of several packages.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Every file below a folder, by its path there, with its bytes.
+/// Bytes of every file below a folder, by relative path.
 pub type Tree = BTreeMap<PathBuf, Vec<u8>>;
 
 /// Reads a folder.
@@ -23,7 +23,7 @@ pub fn tree(folder: &Path) -> Tree {
     found
 }
 
-/// Asserts that two folders hold the same, and names the first file that differs.
+/// Asserts that two trees are equal; names the first file that differs.
 #[allow(dead_code, reason = "tests of preparation use it")]
 pub fn assert_same(one: &Tree, other: &Tree) {
     assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_of_mpirun() {
+    fn mpirun_variables_give_the_rank() {
         let world = detect_from(&[
             ("OMPI_COMM_WORLD_RANK", "5"),
             ("OMPI_COMM_WORLD_SIZE", "8"),
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_of_srun() {
+    fn srun_variables_give_the_rank() {
         let task = [
             ("SLURM_STEP_ID", "0"),
             ("SLURM_PROCID", "4"),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_or_a_batch_script_is_no_rank() {
+    fn a_shell_or_batch_script_is_not_a_rank() {
         assert_eq!(detect_from(&[]), None);
         assert_eq!(detect_from(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8"), ("SLURM_JOB_ID", "1")]), None);
     }

@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_records_are_refused_by_key() {
+    fn damaged_records_are_rejected_by_key() {
         let refused = |now: &str, then: &str, cause: &str| {
             let error = read(&FULL.replace(now, then)).unwrap_err().to_string();
             assert!(error.contains(cause), "{error}");
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn times_of_ranks_are_told_by_their_spread_and_the_slowest() {
+    fn times_of_ranks_are_summarized_by_spread_and_slowest_rank() {
         assert_eq!(RankTimes::of(&[]), None);
         let one = RankTimes::of(&[2.0]).unwrap();
         assert_eq!((one.min, one.median, one.max, one.slowest), (2.0, 2.0, 2.0, 0));

@@ -5,7 +5,7 @@
 mod common;
 
 use bytes::Bytes;
-use common::{Kept, OBJECTS, content, folder_store, manifest, path, save};
+use common::{CollectingSink, OBJECTS, content, folder_store, manifest, path, save};
 use lambert_store::checkpoint::{self, CheckpointWriter, Manifest, Retention, VerifiedCheckpoint};
 use lambert_store::{Error, Lease, Store};
 
@@ -96,7 +96,7 @@ fn a_commit_checks_its_objects() {
 }
 
 /// Damages the newest of two checkpoints; selection must skip it and report the damage.
-fn passes_over(damage: impl FnOnce(&Store, &str), why: &str) {
+fn assert_skipped(damage: impl FnOnce(&Store, &str), why: &str) {
     let (_folder, run) = folder_store();
     let lease = Lease::take(&run).unwrap();
     let sound = save(&run, &lease, 50);
@@ -119,19 +119,19 @@ fn any_flipped_bit_is_detected() {
     for object in OBJECTS {
         let length = content(object, 100, 1).len();
         for position in [0, 1, 7, length / 2, length - 1] {
-            passes_over(|run, name| change(run, &path(name, object), |bytes| bytes[position] ^= 0x10), "sha256");
+            assert_skipped(|run, name| change(run, &path(name, object), |bytes| bytes[position] ^= 0x10), "sha256");
         }
     }
-    passes_over(|run, name| change(run, &path(name, "manifest.json"), |bytes| bytes[20] ^= 1), "manifest.json");
+    assert_skipped(|run, name| change(run, &path(name, "manifest.json"), |bytes| bytes[20] ^= 1), "manifest.json");
 }
 
 #[test]
 fn truncated_missing_and_lengthened_objects_are_detected() {
     for object in OBJECTS {
-        passes_over(|run, name| change(run, &path(name, object), |bytes| bytes.truncate(bytes.len() - 1)), "size");
-        passes_over(|run, name| change(run, &path(name, object), Vec::clear), "size");
-        passes_over(|run, name| change(run, &path(name, object), |bytes| bytes.push(0)), "size");
-        passes_over(|run, name| run.delete(&path(name, object)).unwrap(), "no object");
+        assert_skipped(|run, name| change(run, &path(name, object), |bytes| bytes.truncate(bytes.len() - 1)), "size");
+        assert_skipped(|run, name| change(run, &path(name, object), Vec::clear), "size");
+        assert_skipped(|run, name| change(run, &path(name, object), |bytes| bytes.push(0)), "size");
+        assert_skipped(|run, name| run.delete(&path(name, object)).unwrap(), "no object");
     }
 }
 
@@ -142,16 +142,16 @@ fn invalid_manifests_are_skipped() {
             run.put(&path(name, "manifest.json"), Bytes::from_static(text.as_bytes())).unwrap();
         }
     };
-    passes_over(put(""), "manifest");
-    passes_over(put("{}"), "manifest");
-    passes_over(put(r#"{"format": 99, "anything": []}"#), "format");
-    passes_over(put(r#"{"format": 1}"#), "checksum");
-    passes_over(|run, name| change(run, &path(name, "manifest.json"), |bytes| bytes.truncate(100)), "manifest");
+    assert_skipped(put(""), "manifest");
+    assert_skipped(put("{}"), "manifest");
+    assert_skipped(put(r#"{"format": 99, "anything": []}"#), "format");
+    assert_skipped(put(r#"{"format": 1}"#), "checksum");
+    assert_skipped(|run, name| change(run, &path(name, "manifest.json"), |bytes| bytes.truncate(100)), "manifest");
 }
 
 #[test]
 fn a_manifest_under_another_name_is_skipped() {
-    passes_over(
+    assert_skipped(
         |run, name| {
             let other = run.get(&path("step-000000050-a0001", "manifest.json")).unwrap();
             run.put(&path(name, "manifest.json"), other).unwrap();
@@ -227,7 +227,7 @@ fn invalidated_checkpoints_displace_no_valid_one() {
 }
 
 #[test]
-fn prune_removes_leftovers_but_not_a_save_under_way() {
+fn prune_removes_partial_saves_but_no_active_one() {
     let (_folder, run) = folder_store();
     let first = Lease::take(&run).unwrap();
     manifest(&CheckpointWriter::new(&run, 90, first.attempt()), 90, first.attempt());
@@ -307,7 +307,7 @@ fn checkpoints_with_invalid_tensors_are_skipped() {
     };
     let petabyte = [&(1u64 << 50).to_le_bytes()[..], b"{}"].concat();
     for (bytes, why) in [(with_first_number(f32::NAN), "finite"), (petabyte, "claims"), (vec![], "header")] {
-        passes_over(|run, name| forge(run, name, OBJECTS[0], bytes), why);
+        assert_skipped(|run, name| forge(run, name, OBJECTS[0], bytes), why);
     }
     let (_folder, run) = folder_store();
     let lease = Lease::take(&run).unwrap();
@@ -356,7 +356,7 @@ fn changes_between_verification_and_loading_are_detected() {
     assert_eq!(sent, verified);
     let size = content(OBJECTS[1], 100, 1).len();
     for at in [0, size / 2, size - 1] {
-        let mut kept = Kept::default();
+        let mut kept = CollectingSink::default();
         checkpoint::stream_object(&run, &sent, OBJECTS[1], &mut kept).unwrap();
         assert_eq!(kept.0, content(OBJECTS[1], 100, 1));
         change(&run, &path(&name, OBJECTS[1]), |bytes| bytes[at] ^= 1);

@@ -8,10 +8,10 @@ mod s3_server;
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{Kept, OBJECTS, content, path, save};
+use common::{CollectingSink, OBJECTS, content, path, save};
 use lambert_store::checkpoint::{self, Retention};
 use lambert_store::{Error, Lease, RetryPolicy, Store};
-use s3_server::{Fault, Rule, SECRET_KEY, Server, Weather, brisk};
+use s3_server::{Fault, RandomFaults, Rule, SECRET_KEY, Server, fast_retries};
 
 fn server() -> (tempfile::TempDir, Server) {
     let folder = tempfile::tempdir().unwrap();
@@ -22,7 +22,7 @@ fn server() -> (tempfile::TempDir, Server) {
 const STALL: Fault = Fault::Stall(Duration::from_millis(1500));
 
 /// Transient faults, which a retry fixes.
-const PASSING: [Fault; 7] = [
+const TRANSIENT: [Fault; 7] = [
     Fault::Refuse(500, "InternalError"),
     Fault::Refuse(503, "SlowDown"),
     Fault::Refuse(429, "TooManyRequests"),
@@ -33,46 +33,50 @@ const PASSING: [Fault; 7] = [
 ];
 
 /// Request timeout shorter than a stall.
-fn hasty() -> RetryPolicy {
-    RetryPolicy { request_timeout: Duration::from_millis(700), total_timeout: Duration::from_secs(20), ..brisk() }
+fn short_timeouts() -> RetryPolicy {
+    RetryPolicy {
+        request_timeout: Duration::from_millis(700),
+        total_timeout: Duration::from_secs(20),
+        ..fast_retries()
+    }
 }
 
-fn strike(server: &Server, method: &str, contains: &'static str, times: usize, fault: Fault) {
+fn inject(server: &Server, method: &str, contains: &'static str, times: usize, fault: Fault) {
     server.fail(Rule { method: method.parse().unwrap(), contains, after: 0, times, fault });
 }
 
 /// Runs `operation` once per fault, with the first two requests of `method` failing.
-fn survives(method: &str, operation: impl Fn(&Store, Fault)) {
+fn assert_retried(method: &str, operation: impl Fn(&Store, Fault)) {
     let (_folder, server) = server();
-    let store = server.store_with("x", SECRET_KEY, hasty());
+    let store = server.store_with("x", SECRET_KEY, short_timeouts());
     let has_body = method == "GET";
-    for fault in PASSING.into_iter().filter(|fault| has_body || *fault != Fault::CutBody) {
+    for fault in TRANSIENT.into_iter().filter(|fault| has_body || *fault != Fault::CutBody) {
         store.put("object", Bytes::from_static(b"0123456789")).unwrap();
-        strike(&server, method, "", 2, fault);
+        inject(&server, method, "", 2, fault);
         operation(&store, fault);
         assert_eq!(server.clear(), 2, "{fault:?}");
     }
 }
 
 #[test]
-fn reading_survives() {
-    survives("GET", |store, fault| assert_eq!(store.get("object").unwrap(), "0123456789", "{fault:?}"));
-    survives("GET", |store, fault| assert_eq!(store.get_range("object", 2..5).unwrap(), "234", "{fault:?}"));
+fn reads_are_retried() {
+    assert_retried("GET", |store, fault| assert_eq!(store.get("object").unwrap(), "0123456789", "{fault:?}"));
+    assert_retried("GET", |store, fault| assert_eq!(store.get_range("object", 2..5).unwrap(), "234", "{fault:?}"));
 }
 
 #[test]
-fn looking_and_listing_survive() {
-    survives("HEAD", |store, _| assert_eq!(store.head("object").unwrap(), Some(10)));
-    survives("GET", |store, fault| assert_eq!(store.list("").unwrap().len(), 1, "{fault:?}"));
+fn lookups_and_listings_are_retried() {
+    assert_retried("HEAD", |store, _| assert_eq!(store.head("object").unwrap(), Some(10)));
+    assert_retried("GET", |store, fault| assert_eq!(store.list("").unwrap().len(), 1, "{fault:?}"));
 }
 
 #[test]
-fn writing_and_deleting_survive() {
-    survives("PUT", |store, _| {
+fn writes_and_deletions_are_retried() {
+    assert_retried("PUT", |store, _| {
         store.put("object", Bytes::from_static(b"new")).unwrap();
         assert_eq!(store.get("object").unwrap(), "new");
     });
-    survives("POST", |store, _| {
+    assert_retried("POST", |store, _| {
         store.delete("object").unwrap();
         assert_eq!(store.head("object").unwrap(), None);
     });
@@ -81,31 +85,35 @@ fn writing_and_deleting_survive() {
 #[test]
 fn a_create_with_a_lost_response_recognizes_its_object() {
     let (_folder, server) = server();
-    let store = server.store_with("x", SECRET_KEY, hasty());
-    for fault in PASSING {
-        strike(&server, "PUT", "", 2, fault);
+    let store = server.store_with("x", SECRET_KEY, short_timeouts());
+    for fault in TRANSIENT {
+        inject(&server, "PUT", "", 2, fault);
         assert!(store.put_new("mine", Bytes::from_static(b"mine")).unwrap(), "{fault:?}");
         assert_eq!(server.clear(), 2);
-        strike(&server, "PUT", "", 2, fault);
+        inject(&server, "PUT", "", 2, fault);
         assert!(!store.put_new("mine", Bytes::from_static(b"other")).unwrap(), "{fault:?}");
         assert_eq!(store.get("mine").unwrap(), "mine");
         server.clear();
         store.delete("mine").unwrap();
     }
-    let run = server.store_with("run", SECRET_KEY, hasty());
-    strike(&server, "PUT", "lease", 3, Fault::LoseAnswer);
+    let run = server.store_with("run", SECRET_KEY, short_timeouts());
+    inject(&server, "PUT", "lease", 3, Fault::LoseAnswer);
     assert_eq!(Lease::take(&run).unwrap().attempt(), 1);
 }
 
 #[test]
-fn every_request_of_a_large_upload_survives() {
+fn every_request_of_a_large_upload_is_retried() {
     let (_folder, server) = server();
-    let store = server.store_with("x", SECRET_KEY, RetryPolicy { request_timeout: Duration::from_secs(10), ..hasty() });
+    let store = server.store_with(
+        "x",
+        SECRET_KEY,
+        RetryPolicy { request_timeout: Duration::from_secs(10), ..short_timeouts() },
+    );
     let bytes = Bytes::from(vec![7; 17 << 20]);
     for fault in [Fault::Refuse(503, "SlowDown"), Fault::Reset, Fault::LoseAnswer] {
-        strike(&server, "POST", "uploads", 1, fault);
-        strike(&server, "PUT", "partNumber=", 2, fault);
-        strike(&server, "POST", "uploadId=", 1, fault);
+        inject(&server, "POST", "uploads", 1, fault);
+        inject(&server, "PUT", "partNumber=", 2, fault);
+        inject(&server, "POST", "uploadId=", 1, fault);
         let sha256 = store.put_hashed("large", bytes.clone()).unwrap();
         assert_eq!(server.clear(), 4, "{fault:?}");
         assert_eq!(sha256, lambert_store::hash::sha256(&store.get("large").unwrap()), "{fault:?}");
@@ -116,23 +124,23 @@ fn every_request_of_a_large_upload_survives() {
 #[test]
 fn a_wrong_response_does_not_reject_an_intact_checkpoint() {
     let (_folder, server) = server();
-    let run = server.store_with("run", SECRET_KEY, hasty());
+    let run = server.store_with("run", SECRET_KEY, short_timeouts());
     let lease = Lease::take(&run).unwrap();
     save(&run, &lease, 50);
     let name = save(&run, &lease, 100);
     for fault in [Fault::WrongBody, Fault::ShortBody, Fault::CutBody] {
         for object in ["manifest.json", OBJECTS[0], OBJECTS[1]] {
-            strike(&server, "GET", object, 1, fault);
+            inject(&server, "GET", object, 1, fault);
             let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
             assert_eq!((found.unwrap().0, passed_over), (name.clone(), vec![]), "{fault:?} in {object}");
             assert_eq!(server.clear(), 1);
         }
         let verified = checkpoint::verify(&run, &name).unwrap();
-        strike(&server, "GET", OBJECTS[0], 1, fault);
+        inject(&server, "GET", OBJECTS[0], 1, fault);
         let read = checkpoint::read_object(&run, &verified.manifest, OBJECTS[0]).unwrap();
         assert_eq!((read, server.clear()), (content(OBJECTS[0], 100, 1), 1));
-        strike(&server, "GET", OBJECTS[0], 1, fault);
-        let mut streamed = Kept::default();
+        inject(&server, "GET", OBJECTS[0], 1, fault);
+        let mut streamed = CollectingSink::default();
         checkpoint::stream_object(&run, &verified, OBJECTS[0], &mut streamed).unwrap();
         assert_eq!((streamed.0, server.clear()), (content(OBJECTS[0], 100, 1).to_vec(), 1));
     }
@@ -141,11 +149,11 @@ fn a_wrong_response_does_not_reject_an_intact_checkpoint() {
 #[test]
 fn a_checkpoint_with_a_damaged_object_is_skipped() {
     let (_folder, server) = server();
-    let run = server.store_with("run", SECRET_KEY, hasty());
+    let run = server.store_with("run", SECRET_KEY, short_timeouts());
     let lease = Lease::take(&run).unwrap();
     let older = save(&run, &lease, 50);
     save(&run, &lease, 100);
-    strike(&server, "GET", "step-000000100-a0001/model", usize::MAX, Fault::WrongBody);
+    inject(&server, "GET", "step-000000100-a0001/model", usize::MAX, Fault::WrongBody);
     let (found, passed_over) = checkpoint::newest_verified(&run).unwrap();
     assert_eq!(found.unwrap().0, older);
     assert!(passed_over[0].why.contains("sha256"), "{passed_over:?}");
@@ -154,13 +162,16 @@ fn a_checkpoint_with_a_damaged_object_is_skipped() {
 #[test]
 fn an_unreachable_store_never_selects_an_older_checkpoint() {
     let (_folder, server) = server();
-    let run =
-        server.store_with("run", SECRET_KEY, RetryPolicy { total_timeout: Duration::from_millis(200), ..brisk() });
+    let run = server.store_with(
+        "run",
+        SECRET_KEY,
+        RetryPolicy { total_timeout: Duration::from_millis(200), ..fast_retries() },
+    );
     let lease = Lease::take(&run).unwrap();
     save(&run, &lease, 50);
     save(&run, &lease, 100);
     for fault in [Fault::Reset, Fault::Refuse(503, "SlowDown"), Fault::Refuse(403, "AccessDenied")] {
-        strike(&server, "GET", "step-000000100-a0001", usize::MAX, fault);
+        inject(&server, "GET", "step-000000100-a0001", usize::MAX, fault);
         let error = checkpoint::newest_verified(&run).unwrap_err();
         assert!(matches!(error, Error::Failed { .. } | Error::Denied { .. }), "{fault:?}: {error:?}");
         assert!(checkpoint::prune(&run, 1).is_err());
@@ -172,11 +183,14 @@ fn an_unreachable_store_never_selects_an_older_checkpoint() {
 #[test]
 fn a_failed_save_leaves_the_earlier_checkpoints_alone() {
     let (_folder, server) = server();
-    let run =
-        server.store_with("run", SECRET_KEY, RetryPolicy { total_timeout: Duration::from_millis(100), ..brisk() });
+    let run = server.store_with(
+        "run",
+        SECRET_KEY,
+        RetryPolicy { total_timeout: Duration::from_millis(100), ..fast_retries() },
+    );
     let lease = Lease::take(&run).unwrap();
     let first = save(&run, &lease, 50);
-    strike(&server, "PUT", "", usize::MAX, Fault::Refuse(503, "SlowDown"));
+    inject(&server, "PUT", "", usize::MAX, Fault::Refuse(503, "SlowDown"));
     let writer = checkpoint::CheckpointWriter::new(&run, 100, 1);
     assert!(writer.put_object(OBJECTS[0], Bytes::from_static(b"x")).is_err());
     server.clear();
@@ -189,9 +203,9 @@ fn a_failed_save_leaves_the_earlier_checkpoints_alone() {
 #[test]
 fn a_run_survives_random_faults() {
     let (_folder, server) = server();
-    let run = server.store_with("run", SECRET_KEY, hasty());
-    let faults = PASSING.into_iter().filter(|fault| *fault != STALL).collect();
-    server.weather(Some(Weather { per_mille: 250, faults, seed: 7 }));
+    let run = server.store_with("run", SECRET_KEY, short_timeouts());
+    let faults = TRANSIENT.into_iter().filter(|fault| *fault != STALL).collect();
+    server.random_faults(Some(RandomFaults { per_mille: 250, faults, seed: 7 }));
     for attempt in 1..=3 {
         let lease = Lease::take(&run).unwrap();
         assert_eq!(lease.attempt(), attempt);

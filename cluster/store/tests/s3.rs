@@ -9,7 +9,7 @@ use bytes::Bytes;
 use common::{OBJECTS, behaviour, content, manifest, save};
 use lambert_store::checkpoint::{CheckpointWriter, Retention};
 use lambert_store::{Error, Lease, RetryPolicy, checkpoint};
-use s3_server::{Fault, Rule, SECRET_KEY, Server, brisk};
+use s3_server::{Fault, Rule, SECRET_KEY, Server, fast_retries};
 
 fn server() -> (tempfile::TempDir, Server) {
     let folder = tempfile::tempdir().unwrap();
@@ -31,7 +31,7 @@ fn shown(error: &dyn std::error::Error) -> String {
 #[test]
 fn behaves_like_every_store() {
     let (_folder, server) = server();
-    behaviour::everything(&server.store("some/prefix"));
+    behaviour::run_all_checks(&server.store("some/prefix"));
 }
 
 #[test]
@@ -178,7 +178,7 @@ fn one_of_many_concurrent_creators_succeeds() {
 #[test]
 fn a_wrong_secret_is_denied_at_once_and_not_shown() {
     let (_folder, server) = server();
-    let store = server.store_with("x", "not-the-secret-of-this-server", brisk());
+    let store = server.store_with("x", "not-the-secret-of-this-server", fast_retries());
     let error = store.put("object", Bytes::from_static(b"x")).unwrap_err();
     assert!(matches!(error, Error::Denied { .. }), "{error:?}");
     let text = shown(&error);
@@ -208,7 +208,7 @@ fn a_missing_bucket_is_reported() {
 
 #[test]
 fn an_unreachable_server_fails_after_the_total_timeout() {
-    let retry_policy = RetryPolicy { total_timeout: std::time::Duration::from_millis(300), ..brisk() };
+    let retry_policy = RetryPolicy { total_timeout: std::time::Duration::from_millis(300), ..fast_retries() };
     let (folder, server) = server();
     let store = server.store_with("x", SECRET_KEY, retry_policy);
     drop((server, folder));

@@ -14,21 +14,22 @@ use lambert_store::{Lease, Store, run};
 use s3_server::Server;
 
 /// Writes a record without fsync.
-fn plant(folder: &Path, object: &str, text: &str) {
+fn write_record(folder: &Path, object: &str, text: &str) {
     let path = folder.join(object);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     std::fs::write(path, text).unwrap();
 }
 
 /// Every attempt has rolled back before all of its checkpoints and left one or more objects of metrics.
-fn plant_all(folder: &Path, rollbacks: u32, metrics: u32) {
+fn write_records(folder: &Path, rollbacks: u32, metrics: u32) {
     for attempt in 1..=rollbacks {
         let record =
             format!(r#"{{"attempt": {attempt}, "steps": 0, "dataset": "d", "samples": {{}}, "why": "a test"}}"#);
-        plant(folder, &run::rollback(attempt), &record);
-        plant(folder, &run::lease(attempt), "{}");
+        write_record(folder, &run::rollback(attempt), &record);
+        write_record(folder, &run::lease(attempt), "{}");
     }
-    (0..metrics).for_each(|number| plant(folder, &run::records(1 + number % rollbacks.max(1), number.into()), "{}\n"));
+    (0..metrics)
+        .for_each(|number| write_record(folder, &run::records(1 + number % rollbacks.max(1), number.into()), "{}\n"));
 }
 
 /// Counts the requests of `work` that contain `what`.
@@ -42,7 +43,7 @@ fn requests(server: &Server, what: &str, work: impl FnOnce()) -> usize {
 fn a_rollback_from_before_the_oldest_checkpoint_is_not_read() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), 0);
-    plant_all(&folder.path().join(s3_server::BUCKET).join("old"), 50, 200);
+    write_records(&folder.path().join(s3_server::BUCKET).join("old"), 50, 200);
     let store = server.store("old");
     let lease = Lease::take(&store).unwrap();
     assert_eq!(lease.attempt(), 51);
@@ -62,7 +63,7 @@ fn a_rollback_from_before_the_oldest_checkpoint_is_not_read() {
 /// Times, seconds, of the operations of a start, a save and a user in a run with these numbers of records.
 fn measure(rollbacks: u32, metrics: u32) -> Vec<(&'static str, f64)> {
     let (_folder, store) = folder_store();
-    plant_all(Path::new(store.url()), rollbacks, metrics);
+    write_records(Path::new(store.url()), rollbacks, metrics);
     let mut measured = Vec::new();
     let mut time = |what: &'static str, work: &dyn Fn(&Store)| {
         let start = Instant::now();

@@ -5,29 +5,29 @@
 mod common;
 
 use bytes::Bytes;
-use common::behaviour::everything;
+use common::behaviour::run_all_checks;
 use lambert_store::Store;
 
 #[test]
-fn a_local_folder() {
+fn local_folders_pass_the_suite() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run #1 at 100% ü");
     let store = Store::open(path.to_str().unwrap()).unwrap();
     assert!(!path.exists(), "opening creates nothing");
-    everything(&store);
+    run_all_checks(&store);
     assert_eq!(std::fs::read(store.local_path("once").unwrap().unwrap()).unwrap(), b"first");
 }
 
 #[test]
-fn a_file_url() {
+fn file_urls_pass_the_suite() {
     let folder = tempfile::tempdir().unwrap();
-    everything(&Store::open(&format!("file://{}/x", folder.path().display())).unwrap());
+    run_all_checks(&Store::open(&format!("file://{}/x", folder.path().display())).unwrap());
 }
 
 #[test]
-fn memory() {
+fn memory_stores_pass_the_suite() {
     let store = Store::open("memory://conformance/prefix").unwrap();
-    everything(&store);
+    run_all_checks(&store);
     assert_eq!(store.local_path("once").unwrap(), None);
     assert_eq!(Store::open("memory://conformance").unwrap().get("prefix/once").unwrap(), "first");
 }

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_memory_of_a_preparation_is_shown_as_it_is_typed() {
+    fn preparation_memory_round_trips() {
         assert_eq!(bytes(&PREP_MEMORY), Ok(prep::DEFAULT_MEMORY));
     }
 

@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_is_written_whole_and_never_over_another() {
+    fn a_folder_is_written_atomically_and_never_overwrites_another() {
         let place = tempfile::tempdir().unwrap();
         let folder = place.path().join("new/model");
         write(&folder, &[("a", b"1".to_vec())]).unwrap();

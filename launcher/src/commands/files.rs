@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_leaves_what_was_there() {
+    fn a_failure_keeps_the_existing_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/file");
         write(&path, |output| output.write_all(b"first")).unwrap();

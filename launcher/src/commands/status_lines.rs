@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_told_as_slurm_sees_it() {
+    fn the_state_of_a_job_comes_from_slurm() {
         let reason = Some("Priority".to_owned());
         let pending = Job { reason, start: Some("2026-11-23T03:46:12".into()), requeues: 2, ..of("PENDING") };
         assert_eq!(
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_slurm_says_counts_more_than_an_old_status() {
+    fn slurm_takes_precedence_over_an_old_status() {
         let status = Status { state: RunState::Training, updated: now() - 180.0, ..Status::default() };
         let head = |liveness, job: Option<&Job>| run("/r", &status, liveness, job)[0].clone();
         assert!(head(Liveness::Unknown, None).contains("it may be gone"));

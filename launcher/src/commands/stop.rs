@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whom_a_request_meets() {
+    fn the_recipient_of_a_request_depends_on_the_state() {
         let of = |state: &str| Job { id: "12".into(), state: state.into(), ..Job::default() };
         let target = |seen, job: Option<&str>| target(seen, job.map(of).as_ref());
         let id = || "12".to_owned();

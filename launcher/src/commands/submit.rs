@@ -126,7 +126,7 @@ mod tests {
     use crate::status::LatestMetrics;
 
     #[test]
-    fn a_lead_holds_a_step_and_a_checkpoint() {
+    fn the_lead_time_covers_a_step_and_a_checkpoint() {
         let history = RestartHistory { recent_saves: vec![90.0, 110.0, 500.0], ..RestartHistory::default() };
         let times = StepTimes { seconds: 15.5, ..StepTimes::default() };
         let record = StepRecord { times, ..StepRecord::default() };

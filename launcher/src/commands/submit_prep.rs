@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tasks_are_parts() {
+    fn array_tasks_are_parts() {
         assert_eq!(tasks(4, &[]).unwrap(), [0, 1, 2, 3]);
         assert_eq!(tasks(4, &[3, 1, 3]).unwrap(), [1, 3]);
         assert_eq!(

@@ -41,7 +41,7 @@ mod tests {
     use safetensors::Dtype;
 
     #[test]
-    fn tables_lose_their_last_rows() {
+    fn trim_removes_the_last_rows_of_tables() {
         let tensor = |name: &str, part, padding| Tensor {
             id: TensorId::new(part, ParamKind::Weight),
             role: Role::Matrix,

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stalled_reader_loses_the_oldest_lines_and_is_told() {
+    fn a_stalled_reader_loses_the_oldest_lines_with_a_notice() {
         let (queue, resume, said) = slow(30);
         queue.push(b"first\n".to_vec());
         while queue.shared.lock().writing == 0 {
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_progress_only_the_newest_is_drawn() {
+    fn only_the_newest_progress_line_is_printed() {
         let (queue, resume, said) = slow(1 << 20);
         queue.push(b"line\n".to_vec());
         while queue.shared.lock().writing == 0 {

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_counts_within_the_window_is_counted() {
+    fn only_failures_within_the_window_are_counted() {
         let mut history = RestartHistory { counted_from: 20.0, ..RestartHistory::default() };
         for (unix, counts) in [(10.0, true), (30.0, true), (40.0, false), (50.0, true)] {
             history.add(restart(unix, counts, (unix > 35.0).then_some("b")));
@@ -186,14 +186,14 @@ mod tests {
 
     /// Histories of older versions lack the progress.
     #[test]
-    fn an_older_memory_is_read() {
+    fn histories_of_older_versions_are_read() {
         let text = r#"{"restarts":[],"counted_from":1.0,"seconds_lost":2.0,"last_save_seconds":null,"job_ends":[]}"#;
         let history: RestartHistory = serde_json::from_str(text).unwrap();
         assert_eq!((history.counted_from, history.progress), (1.0, Progress::default()));
     }
 
     #[test]
-    fn the_median_is_of_the_newest_saves() {
+    fn the_median_uses_the_newest_saves() {
         let mut history = RestartHistory { last_save_seconds: Some(4.0), ..RestartHistory::default() };
         assert_eq!(history.median_save(), Some(4.0), "of a coordinator that kept no list");
         [100.0, 100.0, 1.0, 9.0, 2.0, 8.0, 3.0, 7.0, 4.0, 6.0, 5.0].into_iter().for_each(|save| history.add_save(save));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_whose_coordinator_vanished_is_told_from_one_that_ended() {
+    fn a_killed_coordinator_is_distinguished_from_one_that_ended() {
         let mut history = RestartHistory::default();
         history.begin_job(1.0, "12");
         history.end_job(2.0, 7, Some("preempted".to_owned()));

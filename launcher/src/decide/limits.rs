@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_hangs_is_told_from_those_that_wait_for_it() {
+    fn a_hanging_rank_is_distinguished_from_ranks_that_wait_for_it() {
         let mut monitor = AttemptMonitor::default();
         pace(&mut monitor, 1.0);
         for (at, hung) in [(250.0, false), (299.0, false), (301.0, true)] {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_have_a_floor_and_a_multiple_of_the_median() {
+    fn the_step_timeout_is_a_multiple_of_the_median_with_a_minimum() {
         let mut monitor = AttemptMonitor::default();
         (0..2).for_each(|rank| report(&mut monitor, 7000.0, rank, WorkerPhase::Step, 7000.0));
         assert_eq!(hang(&monitor, 7000.0), None, "the first step has a limit of its own");
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_longer_phase_of_another_is_not_hung() {
+    fn waiting_for_a_longer_phase_of_another_rank_is_not_a_hang() {
         let mut monitor = AttemptMonitor::default();
         pace(&mut monitor, 1.0);
         report(&mut monitor, 4000.0, 0, WorkerPhase::Save, 4000.0);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_and_absence_have_limits() {
+    fn silence_and_absence_have_timeouts() {
         let mut monitor = AttemptMonitor::default();
         report(&mut monitor, 100.0, 0, WorkerPhase::Join, 1.0);
         assert_eq!(hang(&monitor, 190.0), None);
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_are_done_have_less_time_to_leave() {
+    fn finished_ranks_have_a_shorter_timeout() {
         let mut monitor = AttemptMonitor::default();
         (0..2).for_each(|rank| report(&mut monitor, 100.0, rank, WorkerPhase::Stop, 1.0));
         assert_eq!(hang(&monitor, 160.0), None);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_of_zero_is_none() {
+    fn a_limit_of_zero_disables_the_timeout() {
         let mut config = RunConfig::default();
         let limits = &mut config.cluster.limits;
         (limits.silence_seconds, limits.join_seconds, limits.step_seconds) = (0.0, 0.0, 0.0);

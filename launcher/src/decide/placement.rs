@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_failed_are_left_out_where_others_have_room() {
+    fn failed_nodes_are_excluded_if_others_have_room() {
         let node = |name: &str, ranks| Host { name: name.to_owned(), ranks };
         let nodes = vec![node("n1", 4), node("n2", 4), node("n3", 4)];
         let placed = |nodes: &[Host], world, avoid: &[&str]| {

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_below_the_step_of_a_rollback_is_no_progress_past_it() {
+    fn a_checkpoint_before_the_rolled_back_step_is_not_progress() {
         let mut progress = Progress::default();
         progress.begin();
         progress.committed(48);

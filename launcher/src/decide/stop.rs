@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_signal_means_is_what_slurm_says_of_the_job() {
+    fn the_meaning_of_a_signal_comes_from_slurm() {
         let reason = |job_state, seconds_left| JobView { job_state, seconds_left }.reason(&job());
         assert_eq!(reason(JobState::Cancelled, Some(20.0)), StopReason::Person);
         assert_eq!(reason(JobState::Preempted, Some(20.0)), StopReason::Preempted);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_job_only_a_second_interrupt_asks_for_an_end_at_once() {
+    fn in_a_job_only_a_second_interrupt_ends_at_once() {
         let after = |signals: &[Signal], job: Option<&JobSettings>| {
             let mut requests = Requests::default();
             signals.iter().enumerate().for_each(|(second, signal)| requests.signal(second as f64, *signal, job));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_person_stays_the_reason() {
+    fn a_manual_stop_keeps_its_reason() {
         let view = JobView { job_state: JobState::Preempted, seconds_left: None };
         let mut requests = Requests { stop: Some(StopReason::Person), ..Requests::default() };
         requests.explain(0.0, &view, &job());
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn time_is_kept_free_for_the_end_of_a_job() {
+    fn time_is_reserved_for_the_end_of_a_job() {
         let end_by = |job_state, seconds_left| {
             let mut requests = Requests { stop: Some(StopReason::Signal), ..Requests::default() };
             requests.explain(1000.0, &JobView { job_state, seconds_left }, &job());

@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_above_the_unigram_baseline_is_warned_about() {
+    fn a_loss_above_the_unigram_baseline_causes_a_warning() {
         let evaluation = |loss: f64| -> Evaluation {
             serde_json::from_value(serde_json::json!({"step": 1200, "samples": 9, "masked_tokens": 9, "mlm_loss": loss,
                 "mlm_accuracy": 0.1, "unigram_entropy": 6.3}))

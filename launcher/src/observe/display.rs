@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_tells_what_matters() {
+    fn a_step_line_has_position_loss_and_rates() {
         let mut throughput = Throughput::default();
         throughput.add(&record(120));
         assert_eq!(
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_first_last_and_now_and_then() {
+    fn first_last_and_periodic_steps_are_printed() {
         let soon = Duration::from_millis(10);
         assert!(due(1, 1000, 0, None));
         assert!(due(3, 1000, 2, Some((soon, 2))));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_read_well() {
+    fn durations_are_formatted() {
         let shown = [0.4, 59.6, 185.0, 7800.0].map(duration);
         assert_eq!(shown, ["0 s", "1 min 00 s", "3 min 05 s", "2 h 10 min"]);
     }

@@ -137,7 +137,7 @@ impl Observers {
         self.observers.iter_mut().for_each(|observer| observer.observe(&observation));
     }
 
-    /// RecordOutput the number of requests that the control server refused in the current attempt.
+    /// Records the number of requests that the control server refused in the current attempt.
     pub fn set_refused(&mut self, times: u64) {
         self.tracker.set_refused(times);
     }

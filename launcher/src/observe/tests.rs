@@ -1,4 +1,4 @@
-//! A run without processes, watched by an observer that the list did not have, and by those that it has.
+//! Observers of a simulated run: an additional one, and the built-in ones.
 
 use std::cell::RefCell;
 
@@ -13,10 +13,10 @@ use super::*;
 use crate::decide::{HostPool, ProcessExit, RestartHistory, Settings, StopReason, WorkerEvent, decide};
 use crate::status::{OBJECT, RunState};
 
-/// An event with its time, what follows from it, and the state afterwards.
+/// An event with its time, the actions, and the state afterwards.
 type Shown = (Seconds, Event, Vec<Action>, CoordinatorState);
 
-/// What an observer has seen.
+/// Calls that an observer has received.
 #[derive(Debug, Clone, PartialEq)]
 enum Seen {
     Begin(Vec<Action>),
@@ -28,7 +28,7 @@ thread_local! {
     static SEEN: RefCell<Vec<Seen>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Keeps all that it sees.
+/// Records all calls.
 struct Recorder;
 
 fn make_recorder(_: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
@@ -57,7 +57,7 @@ impl Observer for Recorder {
     }
 }
 
-/// Makes nothing, as an observer that the run does not want.
+/// Returns `None`, like an observer that the run does not need.
 fn make_none(_: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
     None
 }
@@ -66,7 +66,7 @@ fn from_rank_0(what: Message) -> Event {
     Event::Worker(1, WorkerEvent::Message(0, what))
 }
 
-/// What happens in a run of one rank that makes two steps and is stopped, with the times.
+/// Events, with times, of a run of one rank that completes two steps and is stopped.
 fn events() -> Vec<(Seconds, Event)> {
     let batch = BatchStats { samples: 8, ..BatchStats::default() };
     let times = StepTimes { seconds: 2.0, ..StepTimes::default() };
@@ -96,7 +96,8 @@ fn events() -> Vec<(Seconds, Event)> {
     ]
 }
 
-/// Lets `observers` watch the run of [`events`]; returns what an observer should see, without status and urgency, and the end.
+/// Runs the events of [`events`] with `observers`; returns the calls expected for an observer, without status and
+/// urgency, and the verdict.
 fn monitor(observers: &mut Observers) -> (Vec<Shown>, Verdict) {
     let settings = Settings::new(&RunConfig::default(), HostPool::Here, 1e9);
     let (mut state, actions) = CoordinatorState::begin(settings, RestartHistory::default());
@@ -117,7 +118,7 @@ fn tracker() -> StatusTracker {
     StatusTracker::new(&RunConfig::default(), "memory://observe/run", Status::default(), Coordinator::default())
 }
 
-/// What a new observer sees that stands in the list between others.
+/// Calls received by an additional observer between others in the list.
 fn seen_by_a_new_observer(store: &str) -> (Vec<Seen>, Vec<Shown>, Verdict) {
     let writer = StoreWriter::start(Store::open(store).unwrap()).unwrap();
     let config = RunConfig::default();
@@ -131,7 +132,7 @@ fn seen_by_a_new_observer(store: &str) -> (Vec<Seen>, Vec<Shown>, Verdict) {
 }
 
 #[test]
-fn a_new_observer_sees_every_event_and_action_and_the_end_in_order() {
+fn an_observer_receives_all_events_and_actions_in_order() {
     let (seen, shown, verdict) = seen_by_a_new_observer("memory://observe/new");
     let [Seen::Begin(first), between @ .., Seen::End(end, last)] = &seen[..] else { panic!("{seen:?}") };
     assert!(matches!(first[..], [Action::TakeLease(_)]), "{first:?}");
@@ -140,7 +141,7 @@ fn a_new_observer_sees_every_event_and_action_and_the_end_in_order() {
         other => panic!("{other:?}"),
     });
     assert_eq!(events.collect::<Vec<_>>(), shown);
-    // The scenes are worth watching: an attempt is started, stopped by an order, and the request is followed.
+    // The events cover a start, a stop by a command, and the end.
     let actions: Vec<&Action> = shown.iter().flat_map(|(_, _, actions, _)| actions).collect();
     assert!(actions.iter().any(|action| matches!(action, Action::Start(_))), "{actions:?}");
     assert!(actions.iter().any(|action| matches!(action, Action::Command(_))), "{actions:?}");
@@ -186,13 +187,13 @@ fn the_status_follows_each_event_before_observers_see_it() {
 }
 
 #[test]
-fn a_status_is_a_function_of_what_happened() {
+fn the_status_is_a_function_of_the_events() {
     let [first, second] = ["memory://observe/one", "memory://observe/other"].map(seen_by_a_new_observer);
     assert_eq!(first.0, second.0);
 }
 
 #[test]
-fn a_run_that_was_taken_over_keeps_its_status() {
+fn the_status_of_a_replaced_run_is_kept() {
     let mut tracker = tracker();
     let (state, _) =
         CoordinatorState::begin(Settings::new(&RunConfig::default(), HostPool::Here, 1e9), RestartHistory::default());
@@ -205,7 +206,7 @@ fn a_run_that_was_taken_over_keeps_its_status() {
 }
 
 #[test]
-fn the_observers_of_the_list_are_made_and_the_status_is_in_the_store() {
+fn listed_observers_are_created_and_the_status_is_stored() {
     let store = Store::open("memory://observe/list").unwrap();
     let writer = StoreWriter::start(store.clone()).unwrap();
     let config = RunConfig::default();
@@ -224,7 +225,7 @@ fn the_observers_of_the_list_are_made_and_the_status_is_in_the_store() {
 }
 
 #[test]
-fn the_status_is_left_to_who_has_taken_over() {
+fn a_replaced_coordinator_does_not_write_the_status() {
     let store = Store::open("memory://observe/replaced").unwrap();
     let writer = StoreWriter::start(store.clone()).unwrap();
     let mut observers =

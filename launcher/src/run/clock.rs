@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_in_which_the_process_was_stopped_does_not_count() {
+    fn time_while_the_process_is_stopped_is_not_counted() {
         let mut clock = Clock::start();
         let Some(before) = Instant::now().checked_sub(Duration::from_secs(100)) else { return };
         // Running for 60 s, then suspended for 40 s.

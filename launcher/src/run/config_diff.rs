@@ -130,12 +130,12 @@ mod tests {
     }
 
     #[test]
-    fn the_same_has_no_difference() {
+    fn equal_configurations_have_no_difference() {
         assert_eq!(compare(&config(), &config()).unwrap(), Differences::default());
     }
 
     #[test]
-    fn what_is_trained_is_told_from_what_is_around_it() {
+    fn training_keys_are_distinguished_from_others() {
         let mut now = config();
         now.run.seed = 2;
         now.run.name = "other".into();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn evaluations_that_end_a_stage_decide_what_is_trained() {
+    fn evaluation_keys_affect_training_if_they_end_a_stage() {
         let mut before = config();
         let mut now = before.clone();
         now.evaluation.every_steps = 7;
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_named_may_change() {
+    fn only_permitted_keys_may_change() {
         let mut now = config();
         (now.model.dropout, now.model.hidden, now.stage[1].steps) = (0.2, 256, 11);
         let mut found = compare(&config(), &now).unwrap();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn other_micro_batches_are_other_dropout() {
+    fn micro_batch_sizes_affect_dropout() {
         let mut now = config();
         now.stage[0].micro_batch_tokens = 512.into();
         let found = compare(&config(), &now).unwrap();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stage_more_or_less_is_a_difference() {
+    fn added_and_removed_stages_are_differences() {
         let mut now = config();
         now.stage.pop();
         assert_eq!(

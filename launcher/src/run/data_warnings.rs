@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn samples_that_are_few_or_repeated_are_warned_about() {
+    fn few_or_repeated_samples_cause_a_warning() {
         let stage = Stage { steps: 1200, global_batch: 64, ..Stage::default() };
         let warned = |rows| counts("stage.0.data", &stage, rows);
         assert_eq!(warned(1920), [""; 0]);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn other_text_is_warned_about() {
+    fn held_out_text_of_another_kind_causes_a_warning() {
         assert_eq!(unlike("stage.0.data", 0.3), None);
         assert!(unlike("stage.0.data", 0.294).unwrap().contains("by 29% only"));
     }

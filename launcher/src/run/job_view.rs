@@ -23,7 +23,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn states_mean_something_to_a_coordinator() {
+    fn slurm_states_are_mapped_to_job_states() {
         let job_state = |state: &str, preempted| {
             let job = Job { state: state.to_owned(), preempted, ..Job::default() };
             view(&job, 0).job_state

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn stages_of_other_depths_and_lengths() {
+    fn stages_may_differ_in_depth_and_length() {
         let stage = |layers, steps| Stage { name: "one".into(), layers: Some(layers), steps, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(6, 100), stage(12, 100)], ..RunConfig::default() };
         let sizes = memory::DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 51200, row_group: 1024 };

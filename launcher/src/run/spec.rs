@@ -281,7 +281,7 @@ mod tests {
     use lambert_config::Checked;
 
     #[test]
-    fn what_is_written_is_read_back_the_same() {
+    fn a_written_spec_round_trips() {
         let text =
             "[[stage]]\nname = 'a'\ndata = '/d'\nsteps = 3\nlearning_rate = 1e-3\n[model]\nlayer_norm_eps = 1e-12";
         let config: RunConfig = Layers::from_sets(&[]).parse(text, "test").unwrap();
@@ -297,7 +297,7 @@ mod tests {
     const OLD_RUN: &str = include_str!("../../../tests/golden/format-2/run.toml");
 
     #[test]
-    fn an_older_run_goes_on_with_the_names_of_today() {
+    fn an_older_run_resumes_with_the_current_key_names() {
         let store = Store::open("memory://order/old").unwrap();
         let before = stored::parse(OLD_RUN, &store).unwrap();
         assert_eq!(before.cluster.restart.limit, 5);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_stay_and_paths_become_absolute() {
+    fn urls_are_kept_and_paths_become_absolute() {
         assert_eq!(absolute("s3://a/b").unwrap(), "s3://a/b");
         assert_eq!(absolute("").unwrap(), "");
         let here = std::env::current_dir().unwrap().canonicalize().unwrap();

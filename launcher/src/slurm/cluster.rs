@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_partition_does_not_have_is_said() {
+    fn missing_resources_of_a_partition_are_reported() {
         // Output of sinfo; nodes in two states have one line each.
         let found = partitions("batch*|2|1:00:00\nbatch*|1|1:00:00\ngpu|4|infinite\n");
         let partition =

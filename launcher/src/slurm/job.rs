@@ -105,7 +105,7 @@ mod tests {
     // Output of Slurm 22.05.8.
 
     #[test]
-    fn squeue_tells_of_a_job() {
+    fn squeue_output_is_parsed() {
         let job = of_squeue("1", "RUNNING|None|2026-11-23T02:46:12|n[1-2]|batch|2|N/A|9:58|\n").unwrap();
         assert_eq!((job.state.as_str(), job.nodes.as_deref(), job.requeues), ("RUNNING", Some("n[1-2]"), 2));
         assert_eq!((job.reason.as_deref(), job.preempted, job.seconds_left), (None, false, Some(598)));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn sacct_tells_of_one_that_is_over() {
+    fn sacct_output_of_an_ended_job_is_parsed() {
         let job = of_sacct("1", "CANCELLED by 999|2026-11-23T02:46:12|n1|batch\n").unwrap();
         assert_eq!((job.state.as_str(), job.is_alive()), ("CANCELLED", false));
         assert_eq!(of_sacct("1", "\n"), None);

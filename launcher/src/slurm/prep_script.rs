@@ -68,7 +68,7 @@ mod tests {
     use lambert_config::run::Slurm;
 
     #[test]
-    fn an_array_and_its_join() {
+    fn an_array_job_and_a_dependent_join_are_rendered() {
         let mut config = PrepConfig::default();
         config.output.url = "/data/it's mine/".into();
         config.slurm = Slurm { time: Some("30".into()), prologue: vec!["module load x".into()], ..Slurm::default() };

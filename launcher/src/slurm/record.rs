@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_read_back_and_nonsense_is_not() {
+    fn a_record_round_trips_and_invalid_text_is_rejected() {
         let store = Store::open("memory://record/run").unwrap();
         assert_eq!(JobRecord::read(&store).unwrap(), None);
         let record = JobRecord { job: "12".into(), cluster: None };

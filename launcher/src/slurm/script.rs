@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_asked_for_stands_in_the_script() {
+    fn all_requested_options_are_in_the_script() {
         let script = render(&config(), &JOB).unwrap();
         let head = r##"#!/bin/bash
 #SBATCH "--job-name=a \"b\" c's"
@@ -185,13 +185,13 @@ mod tests {
     }
 
     #[test]
-    fn shellcheck_finds_nothing() {
+    fn shellcheck_finds_no_issue() {
         directives::shellcheck(&render(&config(), &JOB).unwrap());
     }
 
     /// Run names and paths cannot add lines to the script.
     #[test]
-    fn control_characters_are_refused_in_every_directive() {
+    fn control_characters_are_rejected_in_every_directive() {
         let text = "a\ntouch /tmp/x";
         let mut configs: Vec<RunConfig> = (0..8).map(|_| config()).collect();
         configs[0].run.name = text.into();
@@ -216,7 +216,7 @@ mod tests {
 
     /// Tests the shell function as it appears in the script.
     #[test]
-    fn only_lamberts_own_count_in_a_comment_is_read() {
+    fn only_the_failure_count_of_lambert_is_read_from_a_comment() {
         let script = render(&config(), &JOB).unwrap();
         let function = script.split_once("\nread_comment() {").unwrap().1.split_once("\n}\n").unwrap().0;
         let read = |comment: &str| {

@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_submission_at_a_time() {
+    fn only_one_submission_holds_the_lock() {
         let store = Store::open("memory://claim/run").unwrap();
         let first = SubmissionLock::take(&store).unwrap();
         let refused = SubmissionLock::take(&store).unwrap_err().to_string();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_died_holds_nothing() {
+    fn the_lock_of_a_dead_process_is_released() {
         let store = Store::open("memory://claim-dead/run").unwrap();
         let own = LockHolder::of_process();
         let dead = LockHolder { since: "long ago".into(), ..own.clone() };

@@ -157,14 +157,14 @@ mod tests {
     }
 
     #[test]
-    fn trials_stand_beside_it_once() {
+    fn trials_are_added_once() {
         let found = names(&["a.b=1,2"], &["a.b=2", "a.b=3 c=[1, 2]", "d='x y'"]).unwrap();
         assert_eq!(found, ["b=1", "b=2", "b=3,c=1,2", "d=xy"]);
         assert_eq!(settings(&[], &["c=[1, 2]".to_owned()]).unwrap()[0][0].to_set(), "c=[1, 2]");
     }
 
     #[test]
-    fn what_is_no_setting_is_refused() {
+    fn invalid_settings_are_rejected() {
         assert_eq!(names(&["a"], &[]), Err(GridError::NoValue("a".to_owned())));
         assert_eq!(names(&["a="], &[]), Err(GridError::NoValue("a=".to_owned())));
         assert_eq!(names(&["a=1", "a=2"], &[]), Err(GridError::Twice("a".to_owned())));

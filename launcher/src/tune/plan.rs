@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_tuned_may_differ_and_what_results_depend_on_may_not() {
+    fn only_tuned_keys_may_differ_between_runs() {
         let before = RunConfig::default();
         let mut now = before.clone();
         now.optimizer.beta2 = 0.9;

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_for_each_of_the_other_values() {
+    fn each_value_of_the_other_keys_has_a_line() {
         let mut results = Results::default();
         for (kind, rate, loss) in [("lamb", "1e-3", 5.0), ("lamb", "1e-2", 4.5), ("adamw", "1e-3", 4.75)] {
             let settings = [format!("optimizer.kind={kind}"), format!("stage.0.learning_rate={rate}")];
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_plotted_against_words() {
+    fn nonnumeric_keys_are_not_plotted() {
         let results = Results {
             trials: vec![trial(&["a=b"], 1.0, TrialOutcome::Finished), trial(&["a=c"], 2.0, TrialOutcome::Finished)],
         };

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_is_a_run_that_finished() {
+    fn only_a_finished_run_is_the_best() {
         assert_eq!(three().best().map(|trial| &*trial.name), Some("better"));
         assert_eq!(Results::default().best(), None);
         let table = three().table();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recipe_is_judged_by_the_mean_of_its_seeds() {
+    fn settings_are_ranked_by_the_mean_over_seeds() {
         let trial = |rate: &str, seed: &str, loss: f64| {
             let settings = vec![format!("rate={rate}"), format!("run.seed={seed}")];
             Trial { settings, ..trial(&format!("{rate},{seed}"), TrialOutcome::Finished, Some(loss)) }
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_made_again_and_what_diverged_is_not() {
+    fn failed_runs_are_repeated_and_diverged_runs_are_not() {
         let set = |name: &str| vec![Setting { key: "a".into(), value: format!("\"{name}\"") }];
         let has = |name| three().has(name, &set(name));
         assert_eq!([has("good"), has("wild"), has("lost"), has("new")], [true, true, false, false]);
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_kept() {
+    fn results_round_trip_through_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().to_str().unwrap()).unwrap();
         assert_eq!(Results::read(&store).unwrap(), Results::default());

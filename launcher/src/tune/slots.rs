@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn they_share_memory() {
+    fn runs_share_memory() {
         let large = ResourceNeed { bytes: 3 * GIB, ..need(1, 1, DeviceKind::Cpu) };
         assert_eq!(slots(0, large, None).len(), 2);
         assert_eq!(slots(4, ResourceNeed { gpus: true, ..large }, None), ["0", "1"]);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn each_run_has_cards_of_its_own() {
+    fn each_run_has_its_own_gpus() {
         assert_eq!(slots(4, need(2, 1, DeviceKind::Auto), None), ["0,1", "2,3"]);
         assert_eq!(slots(4, need(1, 1, DeviceKind::Cuda), Some(2)), ["0", "1"]);
         assert_eq!(slots(3, need(2, 1, DeviceKind::Auto), None), ["0,1"]);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_cards_ends_where_the_driver_ends_it() {
+    fn an_invalid_entry_ends_the_list_of_gpus() {
         assert_eq!(visible("2, GPU-4af1"), ["2", "GPU-4af1"]);
         assert_eq!(visible("0,-1,1"), ["0"]);
         assert!(visible("-1").is_empty() && visible("").is_empty());

@@ -1,4 +1,4 @@
-//! What follows an attempt: an end, another one, and after which pause.
+//! After an attempt: end of the run, or restart and backoff.
 
 use lambert_config::run::Host;
 use lambert_control::WorkerReport;
@@ -10,11 +10,11 @@ use lambert::decide::{
 };
 use lambert_control::Versions;
 
-use crate::scene::Scene;
+use crate::scenario::Scenario;
 
 #[test]
-fn a_run_that_finishes() {
-    let mut scene = Scene::new();
+fn a_run_finishes_after_its_processes_exit() {
+    let mut scene = Scenario::new();
     assert_eq!(scene.done, [Action::TakeLease(LeaseRequest::Next)]);
     scene.give(Event::LeaseTaken(4));
     let attempt = Attempt { number: 4, world: 2, placement: Placement::Here };
@@ -28,8 +28,8 @@ fn a_run_that_finishes() {
 }
 
 #[test]
-fn pauses_grow_and_progress_sets_them_back() {
-    let mut scene = Scene::with(|config| config.cluster.restart.limit = 100, HostPool::Here);
+fn backoff_grows_and_progress_resets_it() {
+    let mut scene = Scenario::with(|config| config.cluster.restart.limit = 100, HostPool::Here);
     let mut pauses = Vec::new();
     for lease in 1..=9 {
         let (pause, wanted) = scene.train(lease, 10).fail(FailureKind::Transient).pause();
@@ -37,55 +37,55 @@ fn pauses_grow_and_progress_sets_them_back() {
         pauses.push(pause);
     }
     assert_eq!(pauses, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]);
-    assert_eq!(scene.train(10, 11).fail(FailureKind::Transient).pause().0, 1.0, "a step further");
+    assert_eq!(scene.train(10, 11).fail(FailureKind::Transient).pause().0, 1.0, "one more step");
     scene.train(11, 3).saves(3);
     assert_eq!(scene.fail(FailureKind::Transient).pause().0, 1.0, "a newer checkpoint");
     assert_eq!(scene.state.history.last_save_seconds, Some(2.0));
 }
 
-/// Crashes with a step between them restarted for ever once.
+/// Regression test: crashes with one step between them restarted the run forever.
 #[test]
-fn restarts_are_counted_in_a_window_whatever_progress_they_make() {
-    let mut scene = Scene::new();
+fn restarts_are_limited_per_window_even_with_progress() {
+    let mut scene = Scenario::new();
     for lease in 1..=5 {
         scene.train(lease, u64::from(lease)).saves(u64::from(lease)).fail(FailureKind::Transient).pause();
     }
-    let mut patient = Scene { at: scene.at + 3601.0, state: scene.state.clone(), done: Vec::new() };
+    let mut patient = Scenario { at: scene.at + 3601.0, state: scene.state.clone(), done: Vec::new() };
     scene.train(6, 6).fail(FailureKind::Transient);
     let (code, message) = scene.failure();
     assert!(code == 1 && message.starts_with("given up after 6 failures within 60 minutes"), "{message}");
     patient.train(6, 6).saves(6).fail(FailureKind::Transient).pause();
-    // A coordinator that comes after one that vanished counts on; after one that has given up it begins anew.
+    // The successor of a killed coordinator continues the count; after a run has failed, a new start resets it.
     let later = Settings { unix: 1e9 + patient.at, ..patient.state.settings.clone() };
     let (vanished, _) = CoordinatorState::begin(later, patient.state.history.clone());
     assert_eq!(vanished.history.count(1e9 - 1.0), 6);
-    let (anew, _) =
+    let (reset, _) =
         CoordinatorState::begin(Settings { unix: 1e9 + 9999.0, ..scene.state.settings.clone() }, scene.state.history);
-    assert_eq!(anew.history.count(1e9 - 1.0), 0);
+    assert_eq!(reset.history.count(1e9 - 1.0), 0);
 }
 
 #[test]
-fn no_restarts_may_be_wanted() {
-    let mut scene = Scene::with(|config| config.cluster.restart.limit = 0, HostPool::Here);
+fn a_limit_of_zero_allows_no_restart() {
+    let mut scene = Scenario::with(|config| config.cluster.restart.limit = 0, HostPool::Here);
     assert_eq!(scene.train(1, 50).fail(FailureKind::Transient).failure().0, 1);
 }
 
 #[test]
-fn what_cannot_get_better_is_not_tried_again() {
+fn permanent_failures_are_not_retried() {
     for (fault, code) in [(FailureKind::Permanent, 70), (FailureKind::RetryLater, 1), (FailureKind::Usage, 2)] {
-        let mut scene = Scene::new();
+        let mut scene = Scenario::new();
         assert_eq!(scene.train(1, 5).fail(fault).failure().0, code);
     }
-    let mut scene = Scene::new();
+    let mut scene = Scenario::new();
     scene.train(1, 5).fail(FailureKind::LeaseLost);
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));
 }
 
 #[test]
-fn a_failure_of_a_host_is_tried_elsewhere_and_three_times() {
+fn a_host_failure_moves_the_ranks_three_times() {
     let host = |name: &str| Host { name: name.into(), ranks: 1 };
-    let mut scene = Scene::with(|_| (), HostPool::Hosts(vec![host("a"), host("b"), host("c")]));
-    let names = |scene: &Scene| match &scene.state.running().unwrap().attempt.placement {
+    let mut scene = Scenario::with(|_| (), HostPool::Hosts(vec![host("a"), host("b"), host("c")]));
+    let names = |scene: &Scenario| match &scene.state.running().unwrap().attempt.placement {
         Placement::Hosts(hosts) => hosts.iter().map(|host| host.name.as_str()).collect::<String>(),
         other => panic!("{other:?}"),
     };
@@ -101,12 +101,12 @@ fn a_failure_of_a_host_is_tried_elsewhere_and_three_times() {
     assert!(message.starts_with("given up after 3 tries: rank 0"), "{message}");
 }
 
-/// The run's end does not depend on how its processes leave.
+/// The result does not depend on how the processes exit.
 #[test]
-fn ranks_that_are_done_and_do_not_leave_are_ended() {
+fn finished_ranks_that_do_not_exit_are_ended() {
     let ends = [(false, Verdict::Finished), (true, Verdict::Stopped(StopReason::Person))];
     for (stopped, verdict) in ends {
-        let mut scene = Scene::new();
+        let mut scene = Scenario::new();
         scene.train(1, 5);
         if stopped {
             scene.give(Event::StopRequested);
@@ -125,15 +125,15 @@ fn ranks_that_are_done_and_do_not_leave_are_ended() {
     }
 }
 
-/// An address or a mount that is away for a moment.
+/// A temporarily missing address or mount.
 #[test]
-fn processes_that_cannot_be_started_again_are_waited_for() {
+fn a_failed_restart_is_retried() {
     let none = || "this host has no interface eth0".to_owned();
-    let mut scene = Scene::new();
+    let mut scene = Scenario::new();
     scene.give(Event::LeaseTaken(1)).give(Event::StartFailed(1, 2, none()));
-    assert_eq!(scene.failure(), (2, &*none()), "a run that begins is to be looked at at once");
+    assert_eq!(scene.failure(), (2, &*none()), "a first start that fails is not retried");
 
-    let mut scene = Scene::new();
+    let mut scene = Scenario::new();
     scene.train(1, 5).fail(FailureKind::Transient).pause();
     for (lease, pause) in [(2, 1.0), (3, 2.0)] {
         scene.give(Event::LeaseTaken(lease)).give(Event::StartFailed(lease, 2, none()));
@@ -145,8 +145,8 @@ fn processes_that_cannot_be_started_again_are_waited_for() {
 }
 
 #[test]
-fn a_start_that_nobody_reports_from_is_waited_for_and_no_restart() {
-    let mut scene = Scene::new();
+fn an_attempt_without_reports_is_retried_and_not_counted() {
+    let mut scene = Scenario::new();
     let (mut lease, mut pauses) = (0, Vec::new());
     let message = loop {
         lease += 1;
@@ -160,12 +160,12 @@ fn a_start_that_nobody_reports_from_is_waited_for_and_no_restart() {
     assert_eq!(pauses[..7], [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0]);
     assert!((3600.0..3700.0).contains(&scene.at), "given up after {} s", scene.at);
     assert!(message.ends_with("the launcher exited with code 1: no route to host b"), "{message}");
-    assert_eq!(scene.state.history.restarts, [], "none of them is a restart");
+    assert_eq!(scene.state.history.restarts, [], "counted as a restart");
 }
 
 #[test]
-fn a_silent_rank_ends_its_attempt_and_its_host_is_remembered() {
-    let mut scene = Scene::new();
+fn a_silent_rank_ends_its_attempt_and_its_host_is_recorded() {
+    let mut scene = Scenario::new();
     scene.train(1, 5).wait(91.0);
     assert_eq!(scene.done, [Action::End]);
     scene.worker(WorkerEvent::Gone(vec!["pid 12 (state D)".into()]));
@@ -175,8 +175,8 @@ fn a_silent_rank_ends_its_attempt_and_its_host_is_remembered() {
 }
 
 #[test]
-fn a_mixture_of_versions_is_refused() {
-    let mut scene = Scene::new();
+fn a_version_mismatch_is_rejected() {
+    let mut scene = Scenario::new();
     let versions = Versions { program: "0.0.9".into(), ..Versions::current() };
     scene.give(Event::LeaseTaken(1));
     scene.worker(WorkerEvent::Report(WorkerReport { versions: Some(versions), ..WorkerReport::default() }));
@@ -190,11 +190,11 @@ fn a_mixture_of_versions_is_refused() {
 }
 
 #[test]
-fn what_a_restart_costs_is_counted_once() {
-    let mut scene = Scene::new();
+fn downtime_is_counted_once() {
+    let mut scene = Scenario::new();
     scene.train(1, 100).wait(1.0).fail(FailureKind::Transient).pause();
     scene.train(2, 40).wait(10.0).fail(FailureKind::Transient).pause();
-    assert_eq!(scene.state.history.restarts[0].seconds, Some(11.0), "a failure on the way ends the account");
+    assert_eq!(scene.state.history.restarts[0].seconds, Some(11.0), "another failure ends the measurement");
     scene.train(3, 60).wait(20.0);
     scene.record(100);
     assert_eq!(scene.done, [Action::Note(Note::Recovered { step: 100, seconds: 22.0 })]);

@@ -1,4 +1,4 @@
-//! Attempts and rollbacks that get a run nowhere come to an end.
+//! Limits on attempts and rollbacks without progress.
 
 use lambert_control::{EventKind, FailureKind};
 
@@ -8,7 +8,7 @@ use lambert::decide::{
 };
 use lambert_control::WorkerPhase;
 
-use crate::scene::Scene;
+use crate::scenario::Scenario;
 
 /// Longer than the window in which failures are counted.
 const LATER: Seconds = 7200.0;
@@ -17,44 +17,44 @@ fn rolled_back(step: u64, to: u64) -> EventKind {
     EventKind::RolledBack { message: "the loss".into(), step, to }
 }
 
-/// A load that takes longer than its limit was tried for ever: an hour each, one failure in each hour.
+/// Regression test: a load that exceeded its time limit was retried forever, with one failure per hour.
 #[test]
-fn attempts_without_a_new_checkpoint_end_the_run_whatever_their_spacing() {
-    let mut scene = Scene::new();
+fn attempts_without_a_new_checkpoint_end_the_run_at_any_interval() {
+    let mut scene = Scenario::new();
     scene.train(1, 50).saves(50).wait(LATER).fail(FailureKind::Transient).pause();
     for lease in 2..=6 {
-        // As far as before, and no further.
+        // No further than the previous attempt.
         scene.wait(LATER);
         scene.train(lease, 60).saves(50).fail(FailureKind::Transient).pause();
     }
-    let mut lucky = Scene { at: scene.at, state: scene.state.clone(), done: Vec::new() };
+    let mut lucky = Scenario { at: scene.at, state: scene.state.clone(), done: Vec::new() };
     scene.wait(LATER);
     let (code, message) = { scene.train(7, 60).fail(FailureKind::Transient).failure() };
     let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: rank 0";
     assert!(code == 1 && message.starts_with(expected), "{message}");
-    assert_eq!(scene.state.history.progress.fruitless, 0, "who starts it again has mended something");
-    // A checkpoint further than any is progress.
+    assert_eq!(scene.state.history.progress.fruitless, 0, "a manual start resets the count");
+    // A checkpoint of a later step is progress.
     lucky.wait(LATER);
     lucky.train(7, 60).saves(51).fail(FailureKind::Transient).pause();
     assert_eq!(lucky.state.history.progress.fruitless, 0);
 }
 
 #[test]
-fn the_count_outlives_a_coordinator() {
-    let mut scene = Scene::new();
+fn the_count_is_kept_across_coordinators() {
+    let mut scene = Scenario::new();
     for lease in 1..=5 {
         scene.train(lease, 5).fail(FailureKind::Transient).pause();
         scene.wait(LATER);
     }
     let history: RestartHistory = serde_json::from_value(serde_json::to_value(&scene.state.history).unwrap()).unwrap();
     let (state, done) = CoordinatorState::begin(scene.state.settings.clone(), history);
-    let mut next = Scene { at: 0.0, state, done };
+    let mut next = Scenario { at: 0.0, state, done };
     assert!(next.train(6, 5).fail(FailureKind::Transient).failure().1.starts_with("given up after 6 "));
 }
 
-/// A coordinator in a job that is near its time limit while its ranks load.
-fn too_short(history: RestartHistory, start: u32) -> Scene {
-    let mut scene = Scene::in_job(history, 120.0, f64::from(start) * LATER);
+/// A coordinator in a job that reaches its time limit while the ranks load.
+fn too_short(history: RestartHistory, start: u32) -> Scenario {
+    let mut scene = Scenario::in_job(history, 120.0, f64::from(start) * LATER);
     scene.load(start, WorkerPhase::Load).give(Event::Signal(Signal::Other));
     scene.give(Event::Job(JobView { job_state: JobState::Running, seconds_left: Some(100.0) }));
     scene.exit(143);
@@ -62,7 +62,7 @@ fn too_short(history: RestartHistory, start: u32) -> Scene {
 }
 
 #[test]
-fn a_load_that_is_longer_than_the_time_limit_is_not_queued_again_for_ever() {
+fn a_load_longer_than_the_time_limit_is_not_requeued_forever() {
     let mut history = RestartHistory::default();
     for start in 1..=5 {
         let scene = too_short(history, start);
@@ -71,46 +71,46 @@ fn a_load_that_is_longer_than_the_time_limit_is_not_queued_again_for_ever() {
     }
     let scene = too_short(history.clone(), 6);
     let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: close to its time limit";
-    assert_eq!(scene.failure(), (70, expected), "a job that ends so is not queued again");
+    assert_eq!(scene.failure(), (70, expected), "the job would be requeued");
     assert!(!scene.done.contains(&Action::ForgetStop));
     let told = &scene.state.history.job_ends[5];
     assert_eq!(told.cause, format!("failed: {expected}"));
-    // A checkpoint sets the count back.
-    let mut scene = Scene::in_job(history, 120.0, 6.0 * LATER);
+    // A checkpoint resets the count.
+    let mut scene = Scenario::in_job(history, 120.0, 6.0 * LATER);
     scene.train(6, 5).saves(5).fail(FailureKind::Transient).pause();
     assert_eq!(scene.state.history.progress.fruitless, 0);
 }
 
-/// Slurm ends a job by SIGKILL, or its node fails, and queues it again.
+/// Slurm kills the job or its node fails, and the job is requeued.
 #[test]
-fn a_coordinator_that_is_killed_in_its_job_counts() {
+fn a_coordinator_killed_in_its_job_is_counted() {
     let mut history = RestartHistory::default();
     for start in 1..=6 {
-        let mut scene = Scene::in_job(history, 120.0, f64::from(start) * LATER);
+        let mut scene = Scenario::in_job(history, 120.0, f64::from(start) * LATER);
         assert_eq!(scene.done, [Action::TakeLease(LeaseRequest::Next)], "start {start}");
         scene.load(start, WorkerPhase::Load);
         history = scene.state.history;
     }
-    let scene = Scene::in_job(history.clone(), 120.0, 7.0 * LATER);
+    let scene = Scenario::in_job(history.clone(), 120.0, 7.0 * LATER);
     let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: the coordinator was \
                     killed, or its node failed";
     assert_eq!(scene.failure(), (70, expected));
     assert_eq!(scene.done, []);
-    // By hand, whoever has killed it.
-    let by_hand = Scene::new();
+    // A manual start succeeds after any kill.
+    let by_hand = Scenario::new();
     let (state, done) = CoordinatorState::begin(by_hand.state.settings, history);
     assert_eq!((done, state.history.progress.fruitless), (vec![Action::TakeLease(LeaseRequest::Next)], 5));
 }
 
 #[test]
-fn what_a_person_stops_does_not_count() {
+fn manual_stops_are_not_counted() {
     for in_job in [false, true] {
         let mut history = RestartHistory::default();
         for start in 1..=20 {
-            let (state, _) = CoordinatorState::begin(Scene::new().state.settings, history.clone());
-            let mut scene = Scene { at: 0.0, state, done: Vec::new() };
+            let (state, _) = CoordinatorState::begin(Scenario::new().state.settings, history.clone());
+            let mut scene = Scenario { at: 0.0, state, done: Vec::new() };
             if in_job {
-                scene = Scene::in_job(history, 120.0, 0.0);
+                scene = Scenario::in_job(history, 120.0, 0.0);
             }
             let request = [Event::StopRequested, Event::Signal(Signal::Interrupt)][start as usize % 2].clone();
             scene.load(start, WorkerPhase::Load).give(request).exit(143);
@@ -119,35 +119,35 @@ fn what_a_person_stops_does_not_count() {
         }
         assert_eq!(history.progress.fruitless, 0);
     }
-    // Nor what a supervisor stops that is not Slurm: it has its own rules.
-    let mut scene = Scene::new();
+    // Stops by other supervisors than Slurm are not counted: they have their own rules.
+    let mut scene = Scenario::new();
     scene.load(1, WorkerPhase::Load).give(Event::Signal(Signal::Other)).exit(143);
     assert_eq!(scene.state.history.progress.fruitless, 0);
 }
 
-/// A host whose clock was a year ahead has recorded failures; the next kill gave the run up.
+/// Regression test: failures recorded by a host whose clock was a year ahead made the run fail at the next kill.
 #[test]
-fn failures_from_the_future_do_not_count() {
-    let mut ahead = Scene::new();
+fn failures_from_the_future_are_not_counted() {
+    let mut ahead = Scenario::new();
     ahead.state.settings.unix += 3e7;
     for lease in 1..=5 {
         ahead.train(lease, u64::from(lease)).saves(u64::from(lease)).fail(FailureKind::Transient).pause();
     }
-    let (state, done) = CoordinatorState::begin(Scene::new().state.settings, ahead.state.history);
-    let mut scene = Scene { at: 0.0, state, done };
+    let (state, done) = CoordinatorState::begin(Scenario::new().state.settings, ahead.state.history);
+    let mut scene = Scenario { at: 0.0, state, done };
     scene.train(6, 9).fail(FailureKind::Transient).pause();
     assert_eq!(scene.state.history.restarts.len(), 1);
 }
 
 #[test]
-fn going_back_does_not_wait_and_has_its_limit() {
-    let mut scene = Scene::with(|config| config.guard.rollbacks = 2, HostPool::Here);
+fn rollbacks_restart_at_once_and_are_limited() {
+    let mut scene = Scenario::with(|config| config.guard.rollbacks = 2, HostPool::Here);
     for lease in 1..=2 {
-        // Checkpoints on the way to the step that derails the run are no way past it.
+        // Checkpoints before the diverging step are not progress.
         scene.train(lease, 9).saves(7).says(rolled_back(9, 7)).exit(0);
         assert_eq!(scene.pause(), (0.0, LeaseRequest::Exactly(lease + 1)));
     }
-    let mut past = Scene { at: scene.at, state: scene.state.clone(), done: Vec::new() };
+    let mut past = Scenario { at: scene.at, state: scene.state.clone(), done: Vec::new() };
     scene.train(3, 9).saves(7).saves(9).says(rolled_back(9, 7)).exit(0);
     assert_eq!(scene.failure(), (65, "given up after 2 rollbacks without progress; the last: the loss"));
     past.train(3, 12).saves(10).says(rolled_back(12, 10)).exit(0);
@@ -155,10 +155,10 @@ fn going_back_does_not_wait_and_has_its_limit() {
     assert_eq!(past.state.history.progress.rollbacks, 1);
 }
 
-/// The way back to where a run was before it went back is progress.
+/// Progress after a rollback counts from the step of the rollback.
 #[test]
-fn attempts_after_a_rollback_are_measured_from_there() {
-    let mut scene = Scene::new();
+fn progress_after_a_rollback_counts_from_its_step() {
+    let mut scene = Scenario::new();
     scene.train(1, 51).saves(50).says(rolled_back(51, 20)).exit(0).pause();
     for lease in 2..=9 {
         scene.wait(LATER);

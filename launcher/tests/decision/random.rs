@@ -1,4 +1,4 @@
-//! Random sequences of events, plausible ones and impossible ones, through the decision.
+//! Random sequences of events, plausible and impossible ones, for the decision function.
 
 use lambert_config::RunConfig;
 use lambert_config::run::Host;
@@ -11,15 +11,15 @@ use lambert::decide::{
     ProcessExit, RankDeath, RestartHistory, Seconds, Settings, Signal, Verdict, WorkerEvent, decide,
 };
 
-/// Sequences; each has its own seed.
+/// Number of sequences; each has its own seed.
 const SEQUENCES: u64 = 100_000;
-/// Events of a sequence.
+/// Events in a sequence.
 const EVENTS: usize = 60;
 
 const RESTARTS: usize = 3;
 const ROLLBACKS: usize = 1;
 
-/// Limits of phases are on both sides of the window in which failures are counted; every second run is in a job.
+/// Phase timeouts on both sides of the window in which failures are counted; every second run is in a job.
 fn settings(seed: u64) -> Settings {
     let mut config = RunConfig::default();
     let cluster = &mut config.cluster;
@@ -37,35 +37,35 @@ fn settings(seed: u64) -> Settings {
     settings
 }
 
-/// The longest that a rank may go on without progress: the limit of a save.
+/// Longest permitted time without progress: the timeout of a save.
 const LONGEST: Seconds = 90.0 + 60.0;
 
-/// Holds the decision to what must always be true, by means of its own.
+/// Checks the invariants of the decision function with an independent model.
 #[derive(Default)]
-struct Auditor {
+struct InvariantChecker {
     active: Option<u32>,
     ending: bool,
     newest: u32,
     wanted: Option<LeaseRequest>,
-    /// When the processes of the attempt were last heard of.
+    /// Time of the last report from the attempt's processes.
     alive: Seconds,
     restarts: Vec<Seconds>,
     window: Seconds,
-    /// Steps of the furthest checkpoint, and restarts since it was committed.
+    /// Step of the furthest checkpoint, and restarts since it was committed.
     furthest: u64,
-    fruitless: usize,
-    /// Whether the attempt under way has committed no such checkpoint.
+    without_progress: usize,
+    /// True if the current attempt has not committed such a checkpoint.
     pending: bool,
-    /// The last rollback that was told of in this attempt: its step, and steps that stay.
-    told: (u64, u64),
-    /// The step of the last rollback that was made, and rollbacks since a checkpoint beyond it.
+    /// Last rollback reported in this attempt: its step, and the steps kept.
+    reported_rollback: (u64, u64),
+    /// Step of the last rollback, and the number of rollbacks since a checkpoint beyond it.
     diverged_at: u64,
     rollbacks: usize,
     waiting: Option<Seconds>,
     verdict: Option<Verdict>,
 }
 
-impl Auditor {
+impl InvariantChecker {
     fn before(&mut self, at: Seconds, event: &Event) {
         match event {
             Event::Worker(attempt, WorkerEvent::Gone(_)) | Event::StartFailed(attempt, ..)
@@ -79,7 +79,7 @@ impl Auditor {
             Event::Worker(attempt, WorkerEvent::Message(rank, Message::Event(said)))
                 if Some(*attempt) == self.active =>
             {
-                self.hear(*rank, said);
+                self.worker_event(*rank, said);
             }
             Event::LeaseFailed(_) => self.wanted = None,
             Event::LeaseTaken(number) => self.newest = self.newest.max(*number),
@@ -87,47 +87,47 @@ impl Auditor {
         }
     }
 
-    fn hear(&mut self, rank: usize, said: &EventKind) {
+    fn worker_event(&mut self, rank: usize, said: &EventKind) {
         match said {
             EventKind::Started { step, .. } => self.furthest = self.furthest.max(*step),
             EventKind::Checkpoint { step, .. } => {
                 if *step > self.furthest {
-                    (self.furthest, self.fruitless, self.pending) = (*step, 0, false);
+                    (self.furthest, self.without_progress, self.pending) = (*step, 0, false);
                 }
                 if *step > self.diverged_at {
                     (self.diverged_at, self.rollbacks) = (0, 0);
                 }
             }
-            EventKind::RolledBack { step, to, .. } if rank == 0 => self.told = (*step, *to),
+            EventKind::RolledBack { step, to, .. } if rank == 0 => self.reported_rollback = (*step, *to),
             _ => {}
         }
     }
 
     fn after(&mut self, at: Seconds, tick: bool, state: &CoordinatorState, actions: &[Action]) {
         if self.verdict.is_some() {
-            assert_eq!((actions, state.verdict()), (&[][..], self.verdict.as_ref()), "something after a verdict");
+            assert_eq!((actions, state.verdict()), (&[][..], self.verdict.as_ref()), "actions after a verdict");
         }
         actions.iter().for_each(|action| self.act(at, action));
         self.verdict = state.verdict().cloned();
         let late = at - self.alive > LONGEST && tick && self.verdict.is_none();
-        assert!(!(late && self.active.is_some() && !self.ending), "a limit was not kept: {state:?}");
+        assert!(!(late && self.active.is_some() && !self.ending), "a timeout was missed: {state:?}");
         let recent = self.restarts.iter().filter(|then| **then > at - self.window + 0.1).count();
         assert!(recent <= RESTARTS, "{recent} restarts in {} s", self.window);
-        assert!(self.fruitless <= RESTARTS, "{} restarts without a new checkpoint", self.fruitless);
-        assert!(self.rollbacks <= ROLLBACKS, "{} rollbacks on the way to step {}", self.rollbacks, self.diverged_at);
+        assert!(self.without_progress <= RESTARTS, "{} restarts without a new checkpoint", self.without_progress);
+        assert!(self.rollbacks <= ROLLBACKS, "{} rollbacks before step {}", self.rollbacks, self.diverged_at);
         assert!(self.waiting.is_none_or(|since| at - since <= 600.0 + 61.0 + LONGEST || self.verdict.is_some()));
     }
 
     fn act(&mut self, at: Seconds, action: &Action) {
         match action {
             Action::TakeLease(wanted) => {
-                assert_eq!(self.active, None, "a lease while an attempt is under way");
+                assert_eq!(self.active, None, "a lease request during an attempt");
                 self.wanted = Some(*wanted);
             }
             Action::Start(attempt) => {
                 assert_eq!(self.active, None, "two attempts at once");
                 assert!(self.newest == attempt.number, "an attempt without its lease");
-                assert!(self.wanted.take().is_some(), "a start without a request");
+                assert!(self.wanted.take().is_some(), "a start without a lease request");
                 (self.active, self.alive, self.pending) = (Some(attempt.number), at, true);
                 self.waiting.get_or_insert(at);
                 let Placement::Hosts(hosts) = &attempt.placement else { panic!() };
@@ -137,16 +137,16 @@ impl Auditor {
                 assert!(self.active.is_some() && !self.ending, "nothing to end");
                 self.ending = true;
             }
-            Action::Command(_) => assert!(self.active.is_some(), "an order to nobody"),
+            Action::Command(_) => assert!(self.active.is_some(), "a command without an attempt"),
             Action::Note(Note::Restart { rollback, .. }) => {
                 self.waiting = None;
                 if *rollback {
-                    let (step, to) = self.told;
+                    let (step, to) = self.reported_rollback;
                     (self.furthest, self.diverged_at) = (self.furthest.min(to), step);
                     (self.rollbacks, self.pending) = (self.rollbacks + 1, false);
                 } else {
                     self.restarts.push(at);
-                    self.fruitless += usize::from(std::mem::take(&mut self.pending));
+                    self.without_progress += usize::from(std::mem::take(&mut self.pending));
                 }
             }
             Action::Note(_) | Action::AskSlurm | Action::ForgetStop => {}
@@ -154,31 +154,31 @@ impl Auditor {
     }
 }
 
-struct Play {
+struct Simulation {
     rng: Rng,
     at: Seconds,
     state: CoordinatorState,
-    auditor: Auditor,
+    checker: InvariantChecker,
 }
 
-impl Play {
+impl Simulation {
     fn begin(seed: u64) -> Self {
         let settings = settings(seed);
-        let mut auditor = Auditor { window: settings.window, ..Auditor::default() };
+        let mut checker = InvariantChecker { window: settings.window, ..InvariantChecker::default() };
         let (state, actions) = CoordinatorState::begin(settings, RestartHistory::default());
-        actions.iter().for_each(|action| auditor.act(0.0, action));
-        Self { rng: Key::new(seed).rng(), at: 0.0, state, auditor }
+        actions.iter().for_each(|action| checker.act(0.0, action));
+        Self { rng: Key::new(seed).rng(), at: 0.0, state, checker }
     }
 
     fn give(&mut self, event: Event) {
-        // Time does not stand still, and a source of ticks does not sleep.
+        // Time advances with every event, and ticks always come.
         self.at += if self.rng.below(4) == 0 { self.rng.below(40) as f64 } else { 0.1 };
         for event in [event, Event::Tick] {
             let tick = event == Event::Tick;
-            self.auditor.before(self.at, &event);
+            self.checker.before(self.at, &event);
             let state = self.state.clone();
             let (state, actions) = decide(state, self.at, event);
-            self.auditor.after(self.at, tick, &state, &actions);
+            self.checker.after(self.at, tick, &state, &actions);
             self.state = state;
         }
     }
@@ -187,9 +187,9 @@ impl Play {
         self.rng.below(2) as usize
     }
 
-    /// Mostly what could happen now; sometimes what could not.
+    /// Mostly plausible events, sometimes impossible ones.
     fn event(&mut self) -> Event {
-        let (attempt, newest) = (self.auditor.active.unwrap_or(self.auditor.newest), self.auditor.newest);
+        let (attempt, newest) = (self.checker.active.unwrap_or(self.checker.newest), self.checker.newest);
         match self.rng.below(40) {
             0 => Event::Signal(if self.rng.below(2) == 0 { Signal::Interrupt } else { Signal::Other }),
             1 => Event::StopRequested,
@@ -201,10 +201,10 @@ impl Play {
             6 => Event::StartFailed(attempt.saturating_sub(1), 1, "late".into()),
             7 => Event::Job(self.job()),
             8..14 => Event::Tick,
-            _ if self.auditor.wanted.is_some() => self.lease(),
-            _ if self.auditor.active.is_none() => Event::Tick,
+            _ if self.checker.wanted.is_some() => self.lease(),
+            _ if self.checker.active.is_none() => Event::Tick,
             14..18 => Event::Worker(attempt, self.end()),
-            _ => Event::Worker(attempt, self.word()),
+            _ => Event::Worker(attempt, self.message()),
         }
     }
 
@@ -215,7 +215,7 @@ impl Play {
     }
 
     fn lease(&mut self) -> Event {
-        let next = self.auditor.newest + 1;
+        let next = self.checker.newest + 1;
         match self.rng.below(30) {
             0 => Event::LeaseHeld(next),
             1 => Event::LeaseFailed("the store is away".into()),
@@ -230,12 +230,12 @@ impl Play {
             3 => WorkerEvent::Died(RankDeath::Signal { rank: self.rank(), signal: 9 }),
             4 => WorkerEvent::Died(RankDeath::Exit { rank: self.rank(), code: 1 }),
             5 => WorkerEvent::Remark("no route to host".into()),
-            _ if self.auditor.ending || self.rng.below(3) == 0 => WorkerEvent::Gone(Vec::new()),
+            _ if self.checker.ending || self.rng.below(3) == 0 => WorkerEvent::Gone(Vec::new()),
             _ => WorkerEvent::Line(0, "text".into()),
         }
     }
 
-    fn word(&mut self) -> WorkerEvent {
+    fn message(&mut self) -> WorkerEvent {
         if self.rng.below(2) == 0 {
             let phase = WorkerPhase::ALL[self.rng.below(8) as usize];
             let (rank, step, seconds_in_phase) = (self.rank(), self.rng.below(50), self.rng.below(60) as f64);
@@ -270,54 +270,54 @@ impl Play {
         WorkerEvent::Message(self.rank(), Message::Event(event))
     }
 
-    /// What the world owes the coordinator: an answer about the lease, processes that are gone when they were ended.
-    fn owed(&mut self) -> Event {
-        match self.auditor.active {
-            _ if self.auditor.wanted.is_some() => Event::LeaseTaken(self.auditor.newest + 1),
-            Some(attempt) if self.auditor.ending => Event::Worker(attempt, WorkerEvent::Gone(Vec::new())),
+    /// The event that the coordinator waits for: a lease response, or the exit of ended processes.
+    fn expected_event(&mut self) -> Event {
+        match self.checker.active {
+            _ if self.checker.wanted.is_some() => Event::LeaseTaken(self.checker.newest + 1),
+            Some(attempt) if self.checker.ending => Event::Worker(attempt, WorkerEvent::Gone(Vec::new())),
             _ => Event::Tick,
         }
     }
 }
 
-/// Two signals, and what the world owes, lead out of every state within a few events.
-fn signals_end(mut play: Play) -> Option<Verdict> {
-    // In a job only a second Ctrl-C ends at once.
-    play.give(Event::Signal(Signal::Interrupt));
-    play.at += 1.0;
-    play.give(Event::Signal(Signal::Interrupt));
+/// Two signals and the expected events lead to a verdict from every state within a few events.
+fn signals_end(mut simulation: Simulation) -> Option<Verdict> {
+    // In a job only a second Ctrl-C ends the run at once.
+    simulation.give(Event::Signal(Signal::Interrupt));
+    simulation.at += 1.0;
+    simulation.give(Event::Signal(Signal::Interrupt));
     for _ in 0..8 {
-        let event = play.owed();
-        play.give(event);
+        let event = simulation.expected_event();
+        simulation.give(event);
     }
-    assert!(play.auditor.verdict.is_some(), "no way out: {:?}", play.state);
-    play.auditor.verdict
+    assert!(simulation.checker.verdict.is_some(), "no verdict: {:?}", simulation.state);
+    simulation.checker.verdict
 }
 
-/// If nobody says anything any more, limits and patience lead out of every state.
-fn silence_ends(mut play: Play) -> Option<Verdict> {
+/// Without further reports, timeouts lead to a verdict from every state.
+fn silence_ends(mut simulation: Simulation) -> Option<Verdict> {
     for _ in 0..4000 {
-        let event = play.owed();
-        play.give(event);
-        if play.auditor.verdict.is_some() {
-            return play.auditor.verdict;
+        let event = simulation.expected_event();
+        simulation.give(event);
+        if simulation.checker.verdict.is_some() {
+            return simulation.checker.verdict;
         }
     }
-    panic!("no way out at {} s: {:?}", play.at, play.state);
+    panic!("no verdict after {} s: {:?}", simulation.at, simulation.state);
 }
 
 #[test]
-fn random_sequences_keep_every_promise() {
+fn random_sequences_violate_no_invariant() {
     let first = std::env::var("LAMBERT_TEST_SEED").map_or(0, |seed| seed.parse().unwrap());
     let mut verdicts = std::collections::BTreeMap::<String, u64>::new();
     for seed in first..first + SEQUENCES {
         let run = move || {
-            let mut play = Play::begin(seed);
+            let mut simulation = Simulation::begin(seed);
             for _ in 0..EVENTS {
-                let event = play.event();
-                play.give(event);
+                let event = simulation.event();
+                simulation.give(event);
             }
-            if seed % 2 == 0 { signals_end(play) } else { silence_ends(play) }
+            if seed % 2 == 0 { signals_end(simulation) } else { silence_ends(simulation) }
         };
         let verdict = std::panic::catch_unwind(run).unwrap_or_else(|_| panic!("LAMBERT_TEST_SEED={seed}"));
         let name = verdict.map_or(String::new(), |verdict| match verdict {
@@ -327,7 +327,7 @@ fn random_sequences_keep_every_promise() {
         *verdicts.entry(name).or_default() += 1;
     }
     eprintln!("{verdicts:?}");
-    // The sequences reach what they are to test.
+    // The sequences reach all kinds of verdicts.
     for word in ["Finished", "Stopped", "Replaced", "1 given up", "65 given up", "1 ended at"] {
         assert!(verdicts.iter().any(|(name, times)| name.starts_with(word) && *times > 100), "{word}: {verdicts:?}");
     }

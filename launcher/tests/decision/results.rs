@@ -1,18 +1,18 @@
-//! What rank 0 has said at the end of its work stands, however its processes leave.
+//! The result that rank 0 reports is final, however its processes exit.
 
 use lambert_control::{EventKind, FailureKind};
 
 use lambert::decide::{Action, Event, Note, ProcessExit, RankDeath, Signal, StopReason, Verdict, WorkerEvent};
 
-use crate::scene::Scene;
+use crate::scenario::Scenario;
 
 fn finished(stopped: bool) -> EventKind {
     EventKind::Finished { step: 9, stopped }
 }
 
-/// A run whose work is done: the run itself, or the checkpoint of a stop.
-fn done(stopped: bool) -> Scene {
-    let mut scene = Scene::new();
+/// A run that has finished, or saved the checkpoint of a stop.
+fn done(stopped: bool) -> Scenario {
+    let mut scene = Scenario::new();
     scene.train(1, 5);
     if stopped {
         scene.give(Event::StopRequested);
@@ -25,9 +25,10 @@ fn result(stopped: bool) -> Verdict {
     if stopped { Verdict::Stopped(StopReason::Person) } else { Verdict::Finished }
 }
 
-/// A destructor that aborts, say: such a run was started again and again, to load its last checkpoint and to crash.
+/// For example a destructor that aborts. Regression test: such a run was restarted repeatedly, loading its last
+/// checkpoint and crashing.
 #[test]
-fn a_crash_after_the_end_is_a_warning() {
+fn a_crash_after_the_result_is_a_warning() {
     let crashes = [
         (
             WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 6 }),
@@ -46,51 +47,51 @@ fn a_crash_after_the_end_is_a_warning() {
             assert_eq!(scene.state.verdict(), Some(&result(stopped)));
         }
     }
-    // The word of the end may come behind the news of the death.
-    let mut scene = Scene::new();
+    // The result may arrive after the exit of the process.
+    let mut scene = Scenario::new();
     scene
         .train(1, 5)
         .worker(WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 6 }))
         .says(finished(false))
         .exit(134);
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
-    // What a rank says of itself, too.
+    // The same applies to an error that a rank reports.
     let mut scene = done(false);
     scene.says(EventKind::Failed { message: "MPI_Finalize".into(), kind: FailureKind::Transient }).exit(1);
     let told = "rank 0 (pid 7 on host a) failed: MPI_Finalize".to_owned();
     assert_eq!(scene.done[0], Action::Note(Note::ResultStands(told)));
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
-    // An end in good order is no crash.
+    // A clean exit is not a crash.
     let mut scene = done(false);
     assert_eq!(scene.exit(0).done, [Action::ForgetStop]);
 }
 
 #[test]
-fn nobody_but_rank_0_says_that_the_work_is_done() {
-    let mut scene = Scene::new();
+fn only_rank_0_reports_the_result() {
+    let mut scene = Scenario::new();
     let said = lambert_control::Message::Event(finished(false));
     scene.train(1, 5).worker(WorkerEvent::Message(1, said)).exit(134).pause();
 }
 
 #[test]
-fn a_finished_run_is_not_taken_over() {
+fn a_finished_run_cannot_be_taken_over() {
     let mut scene = done(false);
     scene
         .worker(WorkerEvent::Exited(ProcessExit::Code(0)))
         .give(Event::LeaseSeen(2))
         .worker(WorkerEvent::Gone(Vec::new()));
-    assert_eq!(scene.state.verdict(), Some(&Verdict::Finished), "while its processes are ended");
+    assert_eq!(scene.state.verdict(), Some(&Verdict::Finished), "while its processes are being ended");
     let mut scene = done(false);
     scene.give(Event::LeaseSeen(2)).worker(WorkerEvent::Gone(Vec::new()));
-    assert_eq!(scene.state.verdict(), Some(&Verdict::Finished), "while they leave");
-    // One that has stopped is the other's: a job that is queued again must not take it back.
+    assert_eq!(scene.state.verdict(), Some(&Verdict::Finished), "while its processes exit");
+    // A stopped run belongs to the other coordinator: a requeued job must not take it back.
     let mut scene = done(true);
     scene.give(Event::LeaseSeen(2)).worker(WorkerEvent::Gone(Vec::new()));
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));
 }
 
 #[test]
-fn a_second_signal_takes_no_result_back() {
+fn a_second_signal_does_not_change_the_result() {
     for stopped in [false, true] {
         let mut scene = done(stopped);
         scene.give(Event::Signal(Signal::Interrupt));

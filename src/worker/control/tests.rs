@@ -130,7 +130,7 @@ fn forged_and_replayed_replies_have_no_effect() {
 }
 
 #[test]
-fn a_launcher_ends_its_ranks_unless_it_passes_on_the_batch_system_s_signals() {
+fn a_launcher_ends_its_ranks_unless_it_forwards_the_signals_of_the_batch_system() {
     let own = i32::try_from(std::process::id()).unwrap();
     let parent = rustix::process::getppid().map_or(0, Pid::as_raw_pid);
     assert!(
@@ -164,7 +164,7 @@ fn every_launcher_of_ranks_can_be_configured_by_its_name() {
 }
 
 #[test]
-fn the_first_answer_and_lost_ones_are_logged_at_debug_level() {
+fn the_first_and_lost_responses_are_logged_at_debug_level() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let signer = ReportSigner::new(SigningKey::new(SECRET, 1), 0);

@@ -4,11 +4,11 @@ use bytes::Bytes;
 use lambert_store::{Error, Store};
 
 /// Runs all checks in `store`, which must be empty.
-pub fn everything(store: &Store) {
+pub fn run_all_checks(store: &Store) {
     reads_back_what_it_wrote(store);
     creates_only_once(store);
     lists_and_deletes(store);
-    refuses_bad_names(store);
+    rejects_invalid_names(store);
 }
 
 fn reads_back_what_it_wrote(store: &Store) {
@@ -65,7 +65,7 @@ fn lists_and_deletes(store: &Store) {
     assert!(store.get_all(&["a".to_owned(), "no such".to_owned()], 1).unwrap_err().is_not_found());
 }
 
-fn refuses_bad_names(store: &Store) {
+fn rejects_invalid_names(store: &Store) {
     for name in ["../x", "/etc/passwd", "a/../../x", "s3://other/x"] {
         assert!(matches!(store.get(name), Err(Error::Name { .. })), "{name}");
         assert!(matches!(store.put(name, Bytes::new()), Err(Error::Name { .. })), "{name}");

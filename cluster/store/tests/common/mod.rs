@@ -19,9 +19,9 @@ pub fn folder_store() -> (tempfile::TempDir, Store) {
 
 /// A sink that collects the bytes.
 #[derive(Default)]
-pub struct Kept(pub Vec<u8>);
+pub struct CollectingSink(pub Vec<u8>);
 
-impl ObjectSink for Kept {
+impl ObjectSink for CollectingSink {
     fn restart(&mut self) {
         self.0.clear();
     }

@@ -54,7 +54,7 @@ pub struct Rule {
 
 /// Injects random faults of a list with this probability, from a seed.
 #[derive(Debug, Clone)]
-pub struct Weather {
+pub struct RandomFaults {
     pub per_mille: u64,
     pub faults: Vec<Fault>,
     pub seed: u64,
@@ -69,7 +69,7 @@ pub struct Layer {
     /// Substring of method and target, number of matching requests that pass first, and the action before the next
     /// one.
     hook: Mutex<Option<(&'static str, usize, Hook)>>,
-    weather: Mutex<Option<Weather>>,
+    random_faults: Mutex<Option<RandomFaults>>,
     seen: Mutex<Vec<String>>,
     hit: Mutex<usize>,
     /// True to ignore PUT's If-None-Match, like a store without support.
@@ -109,7 +109,7 @@ impl Server {
 
     /// Opens the store at `prefix` of the bucket with short timeouts.
     pub fn store(&self, prefix: &str) -> Store {
-        self.store_with(prefix, SECRET_KEY, brisk())
+        self.store_with(prefix, SECRET_KEY, fast_retries())
     }
 
     pub fn store_with(&self, prefix: &str, secret: &str, retry_policy: RetryPolicy) -> Store {
@@ -157,14 +157,14 @@ impl Server {
         self.layer.hook.lock().unwrap().is_some()
     }
 
-    pub fn weather(&self, weather: Option<Weather>) {
-        *self.layer.weather.lock().unwrap() = weather;
+    pub fn random_faults(&self, random_faults: Option<RandomFaults>) {
+        *self.layer.random_faults.lock().unwrap() = random_faults;
     }
 
     /// Removes all faults; returns the number of requests hit since the last call.
     pub fn clear(&self) -> usize {
         self.layer.rules.lock().unwrap().clear();
-        self.weather(None);
+        self.random_faults(None);
         std::mem::take(&mut self.layer.hit.lock().unwrap())
     }
 
@@ -175,7 +175,7 @@ impl Server {
 }
 
 /// Backoff of milliseconds for fast tests.
-pub fn brisk() -> RetryPolicy {
+pub fn fast_retries() -> RetryPolicy {
     RetryPolicy {
         total_timeout: Duration::from_secs(5),
         request_timeout: Duration::from_secs(2),
@@ -230,7 +230,7 @@ impl Layer {
 
     fn fault(&self, method: &str, target: &str) -> Option<Fault> {
         self.seen.lock().unwrap().push(format!("{method} {target}"));
-        let fault = self.by_rule(method, target).or_else(|| self.by_weather());
+        let fault = self.by_rule(method, target).or_else(|| self.by_chance());
         *self.hit.lock().unwrap() += usize::from(fault.is_some());
         fault
     }
@@ -247,9 +247,9 @@ impl Layer {
         Some(rule.fault)
     }
 
-    fn by_weather(&self) -> Option<Fault> {
-        let mut weather = self.weather.lock().unwrap();
-        let Weather { per_mille, faults, seed } = weather.as_mut()?;
+    fn by_chance(&self) -> Option<Fault> {
+        let mut random_faults = self.random_faults.lock().unwrap();
+        let RandomFaults { per_mille, faults, seed } = random_faults.as_mut()?;
         // Knuth's multiplier; the upper bits are the good ones.
         *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let drawn = *seed >> 33;

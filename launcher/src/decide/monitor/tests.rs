@@ -39,7 +39,7 @@ fn failure(monitor: AttemptMonitor, code: i32) -> (String, FailureKind) {
 }
 
 #[test]
-fn the_word_of_rank_0_is_the_result_whatever_follows() {
+fn the_result_of_rank_0_is_final() {
     let mut monitor = monitor();
     assert!(failure(monitor.clone(), 0).0.contains("before the ranks had said"));
     assert_eq!(monitor.result(), None);
@@ -59,7 +59,7 @@ fn the_word_of_rank_0_is_the_result_whatever_follows() {
 }
 
 #[test]
-fn the_killed_rank_is_named_whatever_the_survivors_say() {
+fn the_killed_rank_is_named_despite_errors_of_survivors() {
     let mut monitor = monitor();
     monitor.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 }));
     tell(&mut monitor, 0, failed("the all-reduce failed", FailureKind::Transient));
@@ -68,7 +68,7 @@ fn the_killed_rank_is_named_whatever_the_survivors_say() {
 }
 
 #[test]
-fn a_lasting_fault_and_one_of_a_host_come_before_everything() {
+fn permanent_and_host_failures_take_precedence() {
     for fault in [FailureKind::Permanent, FailureKind::Host, FailureKind::LeaseLost, FailureKind::Usage] {
         let mut monitor = monitor();
         monitor.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 }));
@@ -81,7 +81,7 @@ fn a_lasting_fault_and_one_of_a_host_come_before_everything() {
 }
 
 #[test]
-fn what_the_dead_rank_said_is_its_cause() {
+fn the_error_of_the_dead_rank_is_the_cause() {
     let mut monitor = monitor();
     monitor.take(1.0, WorkerEvent::Died(RankDeath::Exit { rank: 1, code: 1 }));
     tell(&mut monitor, 0, failed("a peer left", FailureKind::Transient));
@@ -90,12 +90,12 @@ fn what_the_dead_rank_said_is_its_cause() {
 }
 
 #[test]
-fn a_wrong_configuration_is_final() {
+fn an_invalid_configuration_is_permanent() {
     assert_eq!(failure(monitor(), 2).1, FailureKind::Usage);
 }
 
 #[test]
-fn a_start_that_no_rank_reports_from_is_none() {
+fn an_attempt_without_reports_is_not_counted() {
     let mut monitor = AttemptMonitor::default();
     monitor.take(1.0, WorkerEvent::Remark("no route to host b".into()));
     assert_eq!(
@@ -110,7 +110,7 @@ fn a_start_that_no_rank_reports_from_is_none() {
 }
 
 #[test]
-fn a_host_that_the_launcher_has_lost_is_to_blame() {
+fn a_host_lost_by_the_launcher_is_blamed() {
     let mut monitor = watch_on(&["10.0.0.1", "10.0.0.2"]);
     let remark = "ORTE has lost communication with a remote daemon. HNP daemon : [[27258,0],0] on node x Remote daemon: \
                   [[27258,0],1] on node 10.0.0.2 This is usually due to";
@@ -120,7 +120,7 @@ fn a_host_that_the_launcher_has_lost_is_to_blame() {
 }
 
 #[test]
-fn the_one_host_that_a_launcher_names_is_the_one_it_complains_of() {
+fn the_only_host_in_a_launcher_message_is_blamed() {
     let complained = |remark: &str| {
         let mut monitor = AttemptMonitor::new(["10.0.0.1", "10.0.0.1", "10.0.0.12", "d"].map(str::to_owned).into());
         monitor.take(1.0, WorkerEvent::Remark(remark.into()));
@@ -136,7 +136,7 @@ fn the_one_host_that_a_launcher_names_is_the_one_it_complains_of() {
 }
 
 #[test]
-fn a_mismatch_of_versions_is_found() {
+fn a_version_mismatch_is_detected() {
     let mut monitor = AttemptMonitor::default();
     let report = |rank, mpi: &str| {
         let versions = Versions { mpi: mpi.into(), ..Versions::current() };
@@ -151,7 +151,7 @@ fn a_mismatch_of_versions_is_found() {
 
 /// A suspended coordinator learns in one of these ways that its ranks have exited.
 #[test]
-fn ranks_that_this_coordinator_left_alone_have_not_failed() {
+fn ranks_without_responses_from_this_coordinator_have_not_failed() {
     let is_unsupervised =
         |monitor: AttemptMonitor, code: i32| matches!(ended(monitor, code), AttemptEnd::Unsupervised(_));
     let mut named = monitor();

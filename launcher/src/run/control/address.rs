@@ -122,14 +122,14 @@ mod tests {
     }
 
     #[test]
-    fn one_host_is_the_loopback_interface() {
+    fn one_host_uses_the_loopback_interface() {
         let (listener, url) = listen(&ControlChannel::default(), &Placement::Here).unwrap();
         assert!(listener.local_addr().unwrap().ip().is_loopback());
         assert!(url.starts_with("http://127.0.0.1:"), "{url}");
     }
 
     #[test]
-    fn several_hosts_are_told_what_the_configuration_says() {
+    fn several_hosts_use_the_configured_address() {
         let url = |address: &str| {
             let url = listen(&address_of(address), &hosts("127.0.0.1")).unwrap().1;
             url.rsplit_once(':').unwrap().0.to_owned()

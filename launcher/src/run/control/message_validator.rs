@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn only_rank_0_speaks_for_all() {
+    fn only_rank_0_sends_run_events() {
         let mut validator = MessageValidator::default();
         let checkpoint = EventKind::Checkpoint { name: "c".into(), step: 1, seconds: 0.0, written: 0.0 };
         let plateau = EventKind::Plateau { step: 4, stage: "a".into(), done: 4, steps: 4 };
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_ends_where_its_plan_does() {
+    fn the_last_step_must_match_the_plan() {
         let ends = |before: &[Message], end: Message| {
             let mut validator = MessageValidator::default();
             before.iter().for_each(|saying| assert_eq!(validator.rejection(0, saying), None));

@@ -76,7 +76,7 @@ fn warning(text: &str) -> Message {
 }
 
 #[test]
-fn what_a_rank_says_arrives_once_and_is_acknowledged() {
+fn messages_of_a_rank_arrive_once_and_are_acknowledged() {
     let (server, inbox) = server();
     let mut outbox = Outbox::default();
     outbox.push(warning("slow"));
@@ -91,7 +91,7 @@ fn what_a_rank_says_arrives_once_and_is_acknowledged() {
 }
 
 #[test]
-fn an_order_is_repeated_until_rank_0_has_taken_it() {
+fn a_command_is_repeated_until_rank_0_acknowledges_it() {
     let (server, _inbox) = server();
     server.send_command(Directive::Checkpoint);
     let command = Some(CoordinatorCommand { number: 1, directive: Directive::Checkpoint });
@@ -105,7 +105,7 @@ fn an_order_is_repeated_until_rank_0_has_taken_it() {
 }
 
 #[test]
-fn strangers_and_nonsense_are_refused_and_counted() {
+fn foreign_and_invalid_requests_are_rejected_and_counted() {
     let (server, inbox) = server();
     let good = serde_json::to_string(&from(1)).unwrap();
     let with = |key: &SigningKey, rank, sequence, body: &str| {
@@ -139,7 +139,7 @@ fn debug_lines(log: &tempfile::NamedTempFile) -> impl tracing::Subscriber + Send
 
 /// The server's own thread has no subscriber here, so the handler runs on this thread.
 #[test]
-fn first_reports_and_refusals_are_logged_at_debug_level() {
+fn first_reports_and_rejections_are_logged_at_debug_level() {
     let (server, _inbox) = server();
     let body = serde_json::to_string(&from(1)).unwrap();
     let authorization = key(&server).sign_report(1, 1, body.as_bytes());
@@ -190,7 +190,7 @@ fn connections_are_logged_at_debug_level() {
 
 /// An end of the run reported by another rank, or before the end of the schedule, is ignored.
 #[test]
-fn an_end_that_cannot_be_true_is_ignored_and_counted() {
+fn an_impossible_end_is_ignored_and_counted() {
     let (server, inbox) = server();
     let mut outboxes = [Outbox::default(), Outbox::default()];
     let mut believed = |rank: usize, kind: EventKind| {
@@ -215,7 +215,7 @@ fn an_end_that_cannot_be_true_is_ignored_and_counted() {
 
 /// Protocol 2 sent the secret with each report. Its versions are recorded and everything else is ignored.
 #[test]
-fn a_rank_of_the_protocol_before_is_known_by_its_version() {
+fn a_rank_with_the_previous_protocol_is_recognized_by_its_version() {
     let (server, inbox) = server();
     let secret = format!("Bearer {}", server.secret());
     let versions = r#""versions":{"program":"0.1.0","git":"abc","libtorch":"2.11.0","mpi":""}"#;
@@ -234,7 +234,7 @@ fn a_rank_of_the_protocol_before_is_known_by_its_version() {
 /// Genuine reports that are modified, truncated, replayed, reordered or sent as another rank: none is accepted, each
 /// connection is closed, and the rank's own reports still pass.
 #[test]
-fn forged_replayed_reordered_and_truncated_reports_are_refused() {
+fn forged_replayed_reordered_and_truncated_reports_are_rejected() {
     let (server, inbox) = server();
     let mut random = 0x9e37_79b9_7f4a_7c15_u64;
     let mut draw = |below: usize| {
@@ -288,7 +288,7 @@ fn forged_replayed_reordered_and_truncated_reports_are_refused() {
 
 /// Invalid headers are refused without waiting for the rest of the request, and the connection is closed.
 #[test]
-fn the_signature_is_verified_before_anything_is_read() {
+fn the_signature_is_verified_before_parsing() {
     let (server, _inbox) = server();
     let head = |sequence| {
         let authorization = key(&server).sign_report(1, sequence, b"x");
@@ -310,7 +310,7 @@ fn the_signature_is_verified_before_anything_is_read() {
 }
 
 #[test]
-fn a_hundred_idle_connections_hold_up_nobody_and_are_closed() {
+fn a_hundred_idle_connections_block_no_rank_and_are_closed() {
     let (server, _inbox) = server();
     let address = server.url().strip_prefix("http://").unwrap();
     let idle: Vec<_> = (0..listener::most(2) + 50).map(|_| TcpStream::connect(address).unwrap()).collect();

@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_passed_on_by_pattern() {
+    fn variables_are_exported_by_pattern() {
         let present =
             ["AWS_SECRET_ACCESS_KEY", "PATH", "OMP_NUM_THREADS", "SSL_CERT_FILE", "RUST_LOG", "RUST_LOGS", "MY_KEY"];
         let odd = ["AWS_X=Y", "LAMBERT__CLUSTER__RANKS", "LAMBERT_CONTROL_TOKEN"];

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_go_through_mpirun() {
+    fn mpirun_command_line() {
         let hosts = ["a", "b"].map(|name| Host { name: name.into(), ranks: 1 }).into();
         assert_eq!(
             line("4.1.4", false, Placement::Hosts(hosts)),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn only_open_mpi_4_and_5_are_known() {
+    fn only_open_mpi_4_and_5_are_supported() {
         assert_eq!(version("mpirun (Open MPI) 4.1.4\n\nReport bugs to ..."), Some("4.1.4"));
         assert_eq!(version("mpirun (Open MPI) 5.0.11\n"), Some("5.0.11"));
         // MPICH, Intel MPI, a later Open MPI, nothing.

@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_ranks_are_told_apart() {
+    fn lines_are_attributed_to_ranks() {
         let line = |text: &str| OpenMpiParser::default().line(text);
         assert_eq!(line("[1,0]<stderr>:a: b"), [WorkerEvent::Line(0, "a: b".into())]);
         assert_eq!(line("[1,0]<stderr>:a[1,0]<stderr>:: b"), [WorkerEvent::Line(0, "a: b".into())]);
@@ -127,7 +127,7 @@ mod tests {
     // The following texts are those of Open MPI 4.1.4 and 5.0.11, as they printed them.
 
     #[test]
-    fn death_by_signal() {
+    fn exits_by_signal_are_parsed() {
         let four = format!(
             "{RULE}\nPrimary job  terminated normally, but 1 process returned\na non-zero exit code. Per user-direction, \
              the job has been aborted.\n{RULE}\n{RULE}\nmpirun noticed that process rank 1 with PID 0 on node vm exited \
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn death_with_an_exit_code() {
+    fn exits_with_a_code_are_parsed() {
         let four = format!(
             "{RULE}\nmpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be \
              terminated. The first process to do so was:\n\n  Process name: [[54471,1],1]\n  ProcessExit code:    3\n{RULE}"
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_passed_on_whole() {
+    fn other_lines_are_kept_unchanged() {
         let text = format!(
             "{RULE}\nmpirun was unable to launch the specified application as it could not access\nor execute an \
              executable:\n\nExecutable: /tmp/nope\nNode: vm\n\nwhile attempting to start process rank 0.\n{RULE}\n\

@@ -280,7 +280,7 @@ mod tests {
 
     /// A single test, because all tests share the children of this process.
     #[test]
-    fn a_tree_is_ended_to_the_last_orphan() {
+    fn a_process_tree_is_ended_including_orphans() {
         adopt_orphans().unwrap();
         // The shell leaves an orphan behind that ignores SIGTERM.
         let script = "setsid sh -c 'trap \"\" TERM; while :; do sleep 0.1; done' & sleep 0.3; exit 3";

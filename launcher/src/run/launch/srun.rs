@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_go_through_srun() {
+    fn srun_command_line() {
         assert_eq!(
             line(Placement::Allocation(None)),
             "srun --mpi=pmix --ntasks=2 --cpus-per-task=3 --distribution=block --cpu-bind=none --overlap \
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_left_out() {
+    fn failed_nodes_are_excluded() {
         let left_out = ExcludedNodes { nodes: vec!["n1".into(), "n3".into()], used: 2 };
         let line = line(Placement::Allocation(Some(left_out)));
         let expected = "--distribution=block --cpu-bind=none --nodes=2 --exclude=n1,n3 --overlap";
@@ -192,7 +192,7 @@ mod tests {
     // Output of Slurm 22.05.8.
 
     #[test]
-    fn lines_of_ranks_deaths_and_remarks_are_told_apart() {
+    fn lines_exits_and_remarks_are_distinguished() {
         let line = |text: &str| SrunParser.line(text);
         assert_eq!(line("0: a: b"), [WorkerEvent::Line(0, "a: b".into())]);
         assert_eq!(line(" 7:"), [WorkerEvent::Line(7, String::new())]);

@@ -1,16 +1,16 @@
-//! Mishaps at chosen moments: kills inside single requests of a save or a load, a wall clock that jumps. And that nothing
-//! which is written or said holds a credential.
+//! Failures at chosen moments: kills inside single requests of a save or a load, a wall clock that jumps. No file or
+//! log contains a credential.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use crate::s3_server::{BUCKET, Fault, Rule, SECRET_KEY, Server, Weather};
+use crate::s3_server::{BUCKET, Fault, RandomFaults, Rule, SECRET_KEY, Server};
 use crate::support::preload::library;
-use crate::support::{self, Place, Running, assert_same_bits, checkpoints, run_in, signal, tree, workers};
+use crate::support::{self, Running, TestDir, assert_same_bits, checkpoints, run_in, signal, tree, workers};
 
-fn holds(what: &str, mut condition: impl FnMut() -> bool) {
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
         assert!(start.elapsed() < Duration::from_secs(120), "{what}");
@@ -18,11 +18,11 @@ fn holds(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A request to be stalled: method, part of the path, and how many like it pass before.
-type Aim = (&'static str, &'static str, usize);
+/// Request to stall: method, part of the path, number of matching requests that pass first.
+type StalledRequest = (&'static str, &'static str, usize);
 
 /// Rank 0 reads each object once to verify it; then all ranks load it.
-const AIMS: [Aim; 7] = [
+const STALLED_REQUESTS: [StalledRequest; 7] = [
     ("PUT", "/model.safetensors", 0),
     ("GET", "/manifest.json", 0),
     ("GET", "/model.safetensors", 0),
@@ -32,47 +32,47 @@ const AIMS: [Aim; 7] = [
     ("PUT", "/manifest.json", 0),
 ];
 
-fn stall(server: &Server, (method, contains, after): Aim) {
+fn stall(server: &Server, (method, contains, after): StalledRequest) {
     let fault = Fault::Stall(Duration::from_secs(30));
     server.fail(Rule { method: method.parse().unwrap(), contains, after, times: 1, fault });
 }
 
-/// Each kill comes while the one request that it is aimed at is under way.
+/// Each kill falls inside one stalled request.
 #[test]
-fn kills_inside_a_save_or_a_load_change_no_bit() {
-    let place = Place::new();
+fn kills_inside_a_save_or_a_load_leave_the_result_unchanged() {
+    let place = TestDir::new();
     let (config, reference) = (place.config(150, 2), place.path("undisturbed"));
     assert_eq!(Running::start(&config, &reference).end().code, Some(0));
     let server = Server::start(Path::new(&place.path("s3")), 0);
     let url = format!("s3://{BUCKET}/killed");
     let mut running = Running::start_in(&config, &url, &["--set", "cluster.restart.limit=100"], &server.environment());
-    // The first rests on a checkpoint; later ones on what the kills before have left.
+    // The first request follows a checkpoint; later ones follow the state that earlier kills left.
     running.reach(15);
-    stall(&server, AIMS[0]);
-    for (i, aim) in AIMS.iter().enumerate() {
-        holds(&format!("no request like {aim:?}"), || server.hits() > 0);
+    stall(&server, STALLED_REQUESTS[0]);
+    for (i, aim) in STALLED_REQUESTS.iter().enumerate() {
+        wait_until(&format!("no request like {aim:?}"), || server.hits() > 0);
         server.clear();
         let victims = workers(&url);
-        let next = AIMS.get(i + 1);
+        let next = STALLED_REQUESTS.get(i + 1);
         next.filter(|aim| aim.0 == "GET").iter().for_each(|aim| stall(&server, **aim));
-        // All ranks or one of them, in turn; the coordinator ends the others.
+        // Kills all ranks and one rank in turn; the coordinator ends the others.
         victims.iter().filter(|(rank, _)| i % 3 == 2 || **rank == i % 3).for_each(|(_, pid)| signal(*pid, "-9"));
         let is_new = || workers(&url).values().any(|pid| !victims.values().any(|victim| victim == pid));
-        holds("no new workers", is_new);
+        wait_until("no new workers", is_new);
         next.filter(|aim| aim.0 == "PUT").iter().for_each(|aim| stall(&server, **aim));
     }
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert_eq!(ended.log.matches("was killed by signal 9").count(), AIMS.len(), "{}", ended.log);
+    assert_eq!(ended.log.matches("was killed by signal 9").count(), STALLED_REQUESTS.len(), "{}", ended.log);
     let local = place.path("copy");
     support::copy(&Path::new(&place.path("s3")).join(BUCKET).join("killed"), Path::new(&local));
     assert_same_bits(&reference, &local);
 }
 
-/// Neither intervals nor leases nor the order of checkpoints look at the wall clock.
+/// Intervals, leases and the order of checkpoints do not depend on the wall clock.
 #[test]
-fn a_clock_that_jumps_changes_nothing() {
-    let place = Place::new();
+fn a_jumping_clock_has_no_effect() {
+    let place = TestDir::new();
     let clock = [library(&place, "jumping_clock")];
     let years: BTreeSet<_> = (0..12).map(|_| year(&clock)).collect();
     assert!(years.len() > 2, "the clock does not jump: {years:?}");
@@ -82,14 +82,19 @@ fn a_clock_that_jumps_changes_nothing() {
     let ended =
         Running::start_in(&config, &reference, &["--set", "checkpoint.every_steps=0", "--set", &never], &clock).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert_eq!(ended.log.matches("saved checkpoint").count(), 1, "only the end saves: {}", ended.log);
+    assert_eq!(
+        ended.log.matches("saved checkpoint").count(),
+        1,
+        "more than the final checkpoint was saved: {}",
+        ended.log
+    );
 
     let (often, run) = (by_minutes("0.005"), place.path("killed"));
     let mut running = Running::start_in(&config, &run, &["--set", "checkpoint.every_steps=0", "--set", &often], &clock);
     for attempt in ["-a0001", "-a0002"] {
         let saved =
             || running.record().is_none() || checkpoints(&run).first().is_some_and(|name| name.ends_with(attempt));
-        holds("no checkpoint by the clock", saved);
+        wait_until("no checkpoint by the clock", saved);
         running.kill_rank(1, "-9");
     }
     let ended = running.end();
@@ -98,17 +103,17 @@ fn a_clock_that_jumps_changes_nothing() {
     assert_same_bits(&reference, &run);
 }
 
-/// The year that a program sees.
+/// Current year as a program sees it.
 fn year(clock: &[(&'static str, String)]) -> String {
     std::thread::sleep(Duration::from_millis(130));
     let year = Command::new("date").arg("+%Y").envs(clock.iter().map(|(name, value)| (name, value))).output().unwrap();
     String::from_utf8(year.stdout).unwrap()
 }
 
-/// Not in the most detailed log of a bad day, and in no file.
+/// Covers the most detailed log, with store faults, and all files.
 #[test]
 fn no_credential_is_logged_or_written() {
-    let place = Place::new();
+    let place = TestDir::new();
     let folder = PathBuf::from(place.path("s3"));
     let server = Server::start(&folder, 0);
     let mut environment = server.environment();
@@ -117,9 +122,9 @@ fn no_credential_is_logged_or_written() {
     let url = format!("s3://{BUCKET}/run");
     let mut running = Running::start_in(&place.config(100, 2), &url, &[], &environment);
     running.reach(8);
-    server.weather(Some(Weather { per_mille: 100, faults, seed: 3 }));
+    server.random_faults(Some(RandomFaults { per_mille: 100, faults, seed: 3 }));
     running.reach(90);
-    assert!(server.clear() > 0, "the weather was good");
+    assert!(server.clear() > 0, "no fault was hit");
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     let wrong: Vec<_> =

@@ -1,14 +1,14 @@
-//! Directories of an attempt, whose names anybody can predict, when another user has created them first.
+//! Directories of an attempt have predictable names; another user may have created them first.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{Place, run};
+use crate::support::{TestDir, run};
 
-/// Another user's directory, which everybody may write to. It is removed at the end.
-struct Planted(PathBuf);
+/// World-writable directory of another user, removed on drop.
+struct ForeignDirectory(PathBuf);
 
-impl Planted {
+impl ForeignDirectory {
     fn new(path: PathBuf) -> Self {
         let made = Command::new("setpriv")
             .args(["--reuid=65534", "--regid=65534", "--clear-groups", "mkdir", "-m", "0777"])
@@ -23,62 +23,64 @@ impl Planted {
     }
 }
 
-impl Drop for Planted {
+impl Drop for ForeignDirectory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
-/// The directories of an attempt, as the launcher names them.
-fn names(run: &str, attempt: u32) -> [PathBuf; 2] {
+/// Paths of an attempt's directories, as in the launcher.
+fn attempt_directories(run: &str, attempt: u32) -> [PathBuf; 2] {
     let run = &lambert_store::hash::sha256(run.as_bytes())[..8];
     let name = format!("lambert-mpirun-{}-{run}-{attempt}", rustix::process::geteuid().as_raw());
     ["/tmp", "/dev/shm"].map(|parent| Path::new(parent).join(&name))
 }
 
-/// mpirun is not started with them: the run ends with the owner's number. The next start has other names.
+/// mpirun is not started with a foreign directory: the run ends with an error that names the owner. The next start uses
+/// other names.
 #[test]
-fn an_attempt_uses_no_directory_of_another_user() {
+fn the_coordinator_rejects_a_directory_of_another_user() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: only root can act as another user");
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let (url, config) = (place.path("run"), place.config(2, 2));
     let start = || run(&["run", "--config", &config, "--run", &url]);
-    let planted = [names(&url, 1)[0].clone(), names(&url, 2)[1].clone()].map(Planted::new);
-    for planted in &planted {
-        let (ran, path) = (start(), planted.0.display());
+    let foreign =
+        [attempt_directories(&url, 1)[0].clone(), attempt_directories(&url, 2)[1].clone()].map(ForeignDirectory::new);
+    for foreign in &foreign {
+        let (ran, path) = (start(), foreign.0.display());
         assert_eq!(ran.code, 1, "{}", ran.err);
         let said = format!(
             "cannot use {path}, where mpirun and MPI keep files of this attempt: it belongs to user 65534, expected user 0"
         );
         assert!(ran.err.contains(&said), "no {said:?} in {}", ran.err);
     }
-    assert!(!names(&url, 2)[0].exists(), "attempt 2 has left a directory");
+    assert!(!attempt_directories(&url, 2)[0].exists(), "attempt 2 left a directory");
     let ran = start();
     assert_eq!(ran.code, 0, "{}", ran.err);
-    assert!(planted.iter().all(Planted::is_untouched));
+    assert!(foreign.iter().all(ForeignDirectory::is_untouched));
 }
 
-/// On a host without the coordinator, and under srun, it is the rank that looks.
+/// The rank itself checks the directory on a host without the coordinator, and under srun.
 #[test]
-fn a_rank_uses_no_directory_of_another_user() {
+fn a_rank_rejects_a_directory_of_another_user() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: only root can act as another user");
         return;
     }
-    let place = Place::new();
+    let place = TestDir::new();
     let url = place.path("run");
-    let planted = Planted::new(names(&url, 1)[1].clone());
+    let foreign = ForeignDirectory::new(attempt_directories(&url, 1)[1].clone());
     let output = Command::new(env!("CARGO_BIN_EXE_lambert-worker"))
         .args(["train", "--run", &url, "--attempt", "1", "--session"])
-        .arg(&planted.0)
+        .arg(&foreign.0)
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(&format!("cannot use {}", planted.0.display())), "{said}");
+    assert!(said.contains(&format!("cannot use {}", foreign.0.display())), "{said}");
     assert!(said.contains("it belongs to user 65534, expected user 0"), "{said}");
-    assert!(planted.is_untouched());
+    assert!(foreign.is_untouched());
 }

@@ -1,16 +1,16 @@
-//! A run's store that changes under those who use it: the folder is moved, names come from elsewhere, checkpoints are pruned
-//! while they are read, deleting takes long.
+//! Changes to a run's store while it is in use: the folder is moved, names are forged, checkpoints are pruned during
+//! reads, deletions are slow.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::s3_server::{BUCKET, Fault, Rule, Server};
-use crate::support::{self, Place, Running, checkpoints, done, run_in, wait_for_no_workers};
+use crate::support::{self, Running, TestDir, checkpoints, done, run_in, wait_for_no_workers};
 
-/// Whoever moves the folder of a run takes the run along: nothing is made in its old place, and the run can go on in the new one.
+/// Moving a run's folder moves the run: nothing is created at the old path, and the run resumes at the new one.
 #[test]
-fn a_run_that_is_moved_while_it_trains_ends() {
-    let place = Place::new();
+fn a_run_moved_during_training_ends() {
+    let place = TestDir::new();
     let (config, run, moved) = (place.config(1_000_000, 2), place.path("run"), place.path("moved"));
     let mut running = Running::start(&config, &run);
     running.reach(9);
@@ -35,10 +35,10 @@ fn a_run_that_is_moved_while_it_trains_ends() {
     assert!(ended.log.contains(&newest), "{}", ended.log);
 }
 
-/// The names of objects may have been made by anybody; no thread ends over one.
+/// Object names may be forged; no thread panics over one.
 #[test]
-fn an_attempt_that_none_can_follow_is_an_error_that_names_it() {
-    let place = Place::new();
+fn an_attempt_number_without_successor_is_an_error() {
+    let place = TestDir::new();
     for (name, object) in [("a", "lease-4294967295"), ("b", "checkpoints/step-000000001-a4294967295/model.safetensors")]
     {
         let run = place.path(name);
@@ -46,7 +46,7 @@ fn an_attempt_that_none_can_follow_is_an_error_that_names_it() {
         let mut running = Running::start(&place.config(7, 1), &run);
         let start = Instant::now();
         let said = loop {
-            if let Some(said) = running.last_words() {
+            if let Some(said) = running.log_if_ended() {
                 break said;
             }
             assert!(start.elapsed() < Duration::from_secs(20), "the coordinator hangs");
@@ -58,10 +58,11 @@ fn an_attempt_that_none_can_follow_is_an_error_that_names_it() {
     }
 }
 
-/// Checkpoints of a run that is being trained are pruned while others read them: nothing is damaged, and a newer one is there.
+/// Checkpoints are pruned while another process reads them: that is not damage, and the reader continues with a newer
+/// one.
 #[test]
-fn a_checkpoint_that_is_pruned_meanwhile_is_no_damage() {
-    let place = Place::new();
+fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
+    let place = TestDir::new();
     let server = Server::start(Path::new(&place.path("s3")), 0);
     let url = format!("s3://{BUCKET}/run");
     let environment = server.environment();
@@ -78,7 +79,7 @@ fn a_checkpoint_that_is_pruned_meanwhile_is_no_damage() {
             support::copy(&spare.join(&name), &folder.join(&name));
         }
     };
-    // What the run's own pruning does: the manifest goes first.
+    // Same order as the run's pruning: the manifest goes first.
     let replace = |from: &'static str, to: Option<&'static str>| {
         let (folder, spare) = (folder.join("checkpoints"), spare.join("checkpoints"));
         move || {
@@ -91,12 +92,12 @@ fn a_checkpoint_that_is_pruned_meanwhile_is_no_damage() {
     let verified = run_in(&["checkpoint", "verify", &url, "--json"], &environment);
     assert_eq!((verified.code, verified.out.lines().count()), (0, 1), "{}{}", verified.out, verified.err);
     assert!(verified.out.contains(newer) && verified.err.contains("was removed while it was read"), "{}", verified.err);
-    // Damage is damage all the same.
+    // Actual damage is still reported.
     there(&[older, newer]);
     std::fs::remove_file(folder.join("checkpoints").join(older).join("model.safetensors")).unwrap();
     let verified = run_in(&["checkpoint", "verify", &url], &environment);
     assert_eq!((verified.code, verified.out.lines().count()), (1, 2), "{}{}", verified.out, verified.err);
-    // The first reading verifies the object, the second takes it.
+    // The first read verifies the object, the second loads it.
     for after in [0, 1] {
         let exported = place.path(&format!("exported-{after}"));
         for arguments in [&["export", &url, "--output", &exported][..], &["fill-mask", &url, "the [MASK] ."]] {
@@ -109,26 +110,26 @@ fn a_checkpoint_that_is_pruned_meanwhile_is_no_damage() {
     }
 }
 
-/// Nothing waits for the removal of old checkpoints: no save, no stage, and the end of the run for seconds only.
+/// Pruning blocks neither saves nor stages, and delays the end of the run by seconds only.
 #[test]
-fn a_store_that_is_slow_to_delete_holds_up_no_step() {
-    let place = Place::new();
+fn slow_deletions_delay_no_step() {
+    let place = TestDir::new();
     let server = Server::start(Path::new(&place.path("s3")), 0);
     let url = format!("s3://{BUCKET}/run");
     let environment = server.environment();
     let more = ["--set", "checkpoint.keep=1"];
     let mut running = Running::start_in(&place.config(28, 2), &url, &more, &environment);
-    // The coordinator has deleted what it deletes at its start: the next one is of the first checkpoint.
+    // The coordinator's deletions at startup are done; the next one is of the first checkpoint.
     running.reach(3);
     let (fault, start) = (Fault::Stall(Duration::from_secs(40)), Instant::now());
     server.fail(Rule { method: "POST".parse().unwrap(), contains: "delete", after: 0, times: 1, fault });
     let ended = running.end();
     let seconds = start.elapsed().as_secs_f64();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert_eq!(server.hits(), 1, "nothing was to be removed");
+    assert_eq!(server.hits(), 1, "the fault was not hit");
     assert!(seconds < 35.0, "{seconds:.1} s: {}", ended.log);
     eprintln!("{seconds:.1} s to the end, of which at most 10 s are for what was being removed");
-    // What is left is removed later.
+    // Remaining checkpoints are removed later.
     server.clear();
     let pruned = run_in(&["checkpoint", "prune", &url, "--json"], &environment);
     assert_eq!(pruned.code, 0, "{}", pruned.err);

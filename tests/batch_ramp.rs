@@ -1,11 +1,11 @@
-//! A global batch that grows: the same samples for every world and after every restart.
+//! A growing global batch has the same samples in every world and after every restart.
 
-use crate::support::{Place, Running, assert_same_bits};
+use crate::support::{Running, TestDir, assert_same_bits};
 use lambert_control::StepRecord;
 
 const STEPS: u64 = 30;
 
-fn start(place: &Place, name: &str, ranks: usize) -> Running {
+fn start(place: &TestDir, name: &str, ranks: usize) -> Running {
     let arguments = ["--set", "stage.0.batch_ramp={ start = 3, steps = 20 }"];
     Running::start_with(&place.config(STEPS, ranks), &place.path(name), &arguments)
 }
@@ -15,8 +15,8 @@ fn facts(records: &[StepRecord]) -> Vec<(u64, u64, u64)> {
 }
 
 #[test]
-fn a_growing_batch_holds_the_same_samples_everywhere() {
-    let place = Place::new();
+fn a_growing_batch_has_the_same_samples_after_a_stop_and_on_one_rank() {
+    let place = TestDir::new();
     let whole = start(&place, "whole", 2).end();
     assert_eq!(whole.code, Some(0), "{}", whole.log);
     let sizes: Vec<u64> = whole.records.iter().map(|record| record.batch.samples).collect();
@@ -30,7 +30,7 @@ fn a_growing_batch_holds_the_same_samples_everywhere() {
     assert_eq!(stopped.code, Some(75), "{}", stopped.log);
     let resumed = start(&place, "resumed", 2).end();
     assert_eq!(resumed.code, Some(0), "{}", resumed.log);
-    assert!(resumed.records[0].step < 20, "it was not stopped within the ramp");
+    assert!(resumed.records[0].step < 20, "the run was not stopped within the ramp");
     assert_same_bits(&place.path("whole"), &place.path("resumed"));
 
     let alone = start(&place, "alone", 1).end();

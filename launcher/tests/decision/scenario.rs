@@ -1,4 +1,4 @@
-//! A scene: events given to the decision by hand, and what it makes of them.
+//! Scenarios: events for the decision function, and its actions.
 
 use lambert_config::RunConfig;
 use lambert_control::{EventKind, FailureKind, StepRecord, StepTimes};
@@ -9,18 +9,19 @@ use lambert::decide::{
     Settings, Verdict, WorkerEvent, decide,
 };
 
-/// A coordinator on a stage: events in, what was decided out.
-pub struct Scene {
+/// A coordinator with its clock; `done` has the actions after the last event.
+pub struct Scenario {
     pub at: Seconds,
     pub state: CoordinatorState,
     pub done: Vec<Action>,
 }
 
-/// The id of the job that coordinators of these scenes are in, where they are in one.
+/// Job id of scenarios in a job.
 pub const JOB: &str = "12";
 
-impl Scene {
-    /// A coordinator in a job of Slurm that is signalled `lead` seconds before its end, and begins `later` seconds after others.
+impl Scenario {
+    /// A coordinator in a Slurm job that is signalled `lead` seconds before its end, with its clock `later` seconds
+    /// ahead.
     pub fn in_job(history: RestartHistory, lead: Seconds, later: Seconds) -> Self {
         let mut settings = Settings::new(&RunConfig::default(), HostPool::Here, 1e9 + later);
         (settings.ranks, settings.job) = (2, Some(JobSettings { id: JOB.to_owned(), lead }));
@@ -79,21 +80,21 @@ impl Scene {
         self
     }
 
-    /// Starts the attempt of this lease, whose ranks are in `phase` and have made no step.
+    /// Starts the attempt with this lease; its ranks are in `phase` before their first step.
     pub fn load(&mut self, lease: u32, phase: lambert_control::WorkerPhase) -> &mut Self {
         self.give(Event::LeaseTaken(lease));
         let report = |rank| WorkerReport { rank, pid: 7, host: "a".into(), phase, ..WorkerReport::default() };
         self.worker(WorkerEvent::Report(report(0))).worker(WorkerEvent::Report(report(1)))
     }
 
-    /// Starts the attempt of this lease, whose ranks report and train up to `step`.
+    /// Starts the attempt with this lease; its ranks report and train up to `step`.
     pub fn train(&mut self, lease: u32, step: u64) -> &mut Self {
         self.give(Event::LeaseTaken(lease)).report();
         self.says(EventKind::Started { step: 0, steps: 1000, checkpoint: None, skipped_checkpoints: Vec::new() });
         self.record(step)
     }
 
-    /// A checkpoint after `step` steps is committed.
+    /// Commits a checkpoint after `step` steps.
     pub fn saves(&mut self, step: u64) -> &mut Self {
         self.says(EventKind::Checkpoint { name: format!("step-{step}"), step, seconds: 0.1, written: 2.0 })
     }
@@ -106,7 +107,7 @@ impl Scene {
         self.says(EventKind::Failed { message: "so".into(), kind: fault }).exit(1)
     }
 
-    /// The pause that was decided on; then the lease that is wanted after it.
+    /// Returns the backoff of the last decision and the lease requested after it.
     pub fn pause(&mut self) -> (Seconds, LeaseRequest) {
         let pause = self.done.iter().find_map(|action| match action {
             Action::Note(Note::Restart { pause, .. } | Note::Waiting { pause, .. }) => Some(*pause),

@@ -1,10 +1,10 @@
-//! The noise scale of a gradient, against the gradients of single samples.
+//! The noise scale of gradients compared with the gradients of single samples.
 
-use crate::support::{Place, Running};
+use crate::support::{Running, TestDir};
 use lambert_control::StepRecord;
 
-/// Of the same 256 samples at the same weights, `batch` at a time.
-fn records(place: &Place, batch: u64, more: &str) -> Vec<StepRecord> {
+/// Step records for the same 256 samples and weights, `batch` samples per step.
+fn records(place: &TestDir, batch: u64, more: &str) -> Vec<StepRecord> {
     let sets = [&format!("stage.0.global_batch={batch}"), "stage.0.learning_rate=1e-30", "model.dropout=0", more];
     let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let steps = 256 / batch;
@@ -19,10 +19,10 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-/// `E|g_B|^2 = |G|^2 + tr(S) / B` for batches of 1 and of 16 samples says tr(S) and |G|^2 without halves.
+/// `E|g_B|^2 = |G|^2 + tr(S) / B` for batches of 1 and 16 samples yields tr(S) and |G|^2 without half batches.
 #[test]
-fn the_moments_of_halves_are_those_of_single_samples() {
-    let place = Place::new();
+fn the_estimate_from_half_batches_matches_single_samples() {
+    let place = TestDir::new();
     let square = |record: &StepRecord| record.update.grad_norm.unwrap().powi(2);
     let single = mean(records(&place, 1, "metrics.noise_scale_every_steps=0").iter().map(square));
     let batches = records(&place, 16, "metrics.noise_scale_every_steps=1");

@@ -1,18 +1,18 @@
-//! What follows from how a run fails: another start, so many of them, or none.
+//! Requeuing of failed jobs, depending on the cause of the failure.
 
 use std::path::Path;
 
 use crate::slurm::config;
 use crate::support::slurm::Sandbox;
-use crate::support::{Place, signal};
+use crate::support::{TestDir, signal};
 
-/// A failure is followed by another start of the job until they are used up; one that would come again by none.
-pub fn decide(place: &Place, sandbox: &Sandbox) {
+/// A transient failure requeues the job up to a limit; a permanent one does not.
+pub fn failures_decide(place: &TestDir, sandbox: &Sandbox) {
     let file = config(place, sandbox, 1_000_000);
     let fatal =
         ["--set", "guard.rollbacks=1", "--set", &format!("test.nan_samples={:?}", (0..2000).collect::<Vec<u64>>())];
     let hopeless = sandbox.submit(&file, &sandbox.path("runs/hopeless"), &fatal);
-    // A busy controller does not answer the first question of each start.
+    // A busy controller does not answer the first query of each start.
     let asked = sandbox.path("runs/asked-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}");
     let busy = format!(
         "slurm.prologue=['''squeue() {{ case $* in *%T*) [ -e {asked} ] || {{ touch {asked}; return 1; }} ;; esac; command \
@@ -24,11 +24,11 @@ pub fn decide(place: &Place, sandbox: &Sandbox) {
 
     let mut seen = 0;
     for _ in 0..2 {
-        // Not a step of a certain number: the second start may have a checkpoint to go on from.
-        seen = sandbox.say(&failing, seen, "\nstep ");
+        // Matches any step, because the second start may resume from a checkpoint.
+        seen = sandbox.wait_for_log(&failing, seen, "\nstep ");
         let line = format!("{} train --run {run}", sandbox.path("bin/lambert-worker"));
         signal(*sandbox.processes(&line).last().unwrap(), "-9");
-        seen = sandbox.say(&failing, seen, "given up after 1 failures within 60 minutes");
+        seen = sandbox.wait_for_log(&failing, seen, "given up after 1 failures within 60 minutes");
     }
     assert_eq!(sandbox.ended(&failing), "FAILED|1:0", "{}", sandbox.log(&failing));
     assert_eq!(sandbox.log(&failing).matches("failure 1: the job is queued again").count(), 1);
@@ -39,23 +39,24 @@ pub fn decide(place: &Place, sandbox: &Sandbox) {
     assert!(!sandbox.log(&hopeless).contains("queued again"), "{}", sandbox.log(&hopeless));
 }
 
-/// A preemption while the prologue still copies files: nothing was begun, and it is no failure.
-pub fn asked_in_the_prologue(place: &Place, sandbox: &Sandbox) {
+/// A preemption while the prologue copies files: no worker was started, and it is not a failure.
+pub fn preemption_in_the_prologue(place: &TestDir, sandbox: &Sandbox) {
     let (run, begun) = (sandbox.path("runs/early"), sandbox.path("runs/begun"));
     let prologue = format!("slurm.prologue=['[ -e {begun} ] || {{ touch {begun}; sleep 3; }}']");
     let more = ["--set", "slurm.requeues=0", "--set", &prologue];
     let job = sandbox.submit(&config(place, sandbox, 1_000_000), &run, &more);
     sandbox.wait("the prologue", || Path::new(&begun).exists().then_some(()));
     assert_eq!(sandbox.run("scancel", &["--batch", "--signal=USR1", &job]).code, 0);
-    let seen = sandbox.say(&job, 0, "the job is queued again");
+    let seen = sandbox.wait_for_log(&job, 0, "the job is queued again");
     assert!(!sandbox.log(&job).contains("starting 2 workers"), "{}", sandbox.log(&job));
-    sandbox.say(&job, seen, "\nstep ");
+    sandbox.wait_for_log(&job, seen, "\nstep ");
     assert_eq!(sandbox.lambert(&["stop", &run]).code, 0);
     assert_eq!(sandbox.ended(&job), "FAILED|76:0", "{}", sandbox.log(&job));
 }
 
-/// A run that fails at once, whose job has a comment of the site's: its program is away, as it is with its file system.
-fn failing(place: &Place, sandbox: &Sandbox, name: &str, prologue: &str) -> String {
+/// Submits a run that fails at once because its program is missing, as if its file system were unavailable. The job has
+/// a comment of the site.
+fn failing(place: &TestDir, sandbox: &Sandbox, name: &str, prologue: &str) -> String {
     let (file, folder) = (config(place, sandbox, 10), sandbox.path(name));
     assert_eq!(sandbox.run("cp", &["-r", &sandbox.path("bin"), &folder]).code, 0);
     let comment =
@@ -69,8 +70,8 @@ fn failing(place: &Place, sandbox: &Sandbox, name: &str, prologue: &str) -> Stri
     ran.out
 }
 
-/// The number in somebody else's comment is no number of failures, and the comment stays.
-pub fn count_beside_a_comment(place: &Place, sandbox: &Sandbox) {
+/// A number in another program's comment is not a failure count, and the comment is kept.
+pub fn the_failure_count_keeps_other_comments(place: &TestDir, sandbox: &Sandbox) {
     let job = failing(place, sandbox, "commented", "");
     assert_eq!(sandbox.ended(&job), "FAILED|1:0", "{}", sandbox.log(&job));
     let log = sandbox.log(&job);
@@ -80,9 +81,9 @@ pub fn count_beside_a_comment(place: &Place, sandbox: &Sandbox) {
     assert_eq!(told, "project 2026; lambert: 1 failures");
 }
 
-/// Slurm refuses to note the failure: nobody may give a job the priority that is asked for beside it. A job whose failures
-/// are not counted would be queued again for ever.
-pub fn count_that_is_not_kept(place: &Place, sandbox: &Sandbox) {
+/// Slurm rejects the update that records the failure, because it also sets a priority that requires privilege. Without
+/// a failure count the job would be requeued forever.
+pub fn a_rejected_failure_count_ends_the_job(place: &TestDir, sandbox: &Sandbox) {
     let refused = "sleep() { :; }; scontrol() { case $1 in update) command scontrol \"$@\" Nice=-100 ;; *) command scontrol \"$@\" ;; \
                    esac; };";
     let job = failing(place, sandbox, "uncounted", refused);
@@ -90,5 +91,5 @@ pub fn count_that_is_not_kept(place: &Place, sandbox: &Sandbox) {
     let log = sandbox.log(&job);
     let said = "failure 1: Slurm does not keep this number in the job's comment, and the job is not queued again";
     assert!(log.contains(said) && !log.contains("the job is queued again"), "{log}");
-    assert_eq!(log.matches("ermission denied").count(), 7, "as often as a busy controller is asked: {log}");
+    assert_eq!(log.matches("ermission denied").count(), 7, "number of retries: {log}");
 }
