@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(placed(&nodes, 8, &["n2.cluster.example"]), left_out("n2", 2));
         assert_eq!(placed(&nodes, 8, &["n22", "n", "vm"]), None, "no nodes of the job");
         assert_eq!(placed(&nodes, 12, &["n2"]), None, "no node is spare");
-        assert_eq!(placed(&nodes, 8, &["n1", "n3"]), left_out("n1", 2), "host_pool for one only");
+        assert_eq!(placed(&nodes, 8, &["n1", "n3"]), left_out("n1", 2), "room for one only");
         assert_eq!(placed(&nodes, 4, &["n1", "n3"]), left_out("n1,n3", 1));
         assert_eq!(placed(&nodes, 1, &["n1"]), left_out("n1", 1));
         assert_eq!(placed(&[], 8, &["n1"]), None, "it is not known which nodes there are");

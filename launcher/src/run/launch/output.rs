@@ -76,7 +76,7 @@ fn death(text: &str) -> Option<RankDeath> {
     }
     // Process name: [[54471,1],1] Exit code: 3; in Open MPI 5: [prterun-vm-14062@1,1].
     let rest = text.split_once("Process name: [")?.1;
-    let (name, rest) = rest.split_once(" ProcessExit code:")?;
+    let (name, rest) = rest.split_once(" Exit code:")?;
     let rank = number(name.rsplit_once(',')?.1)?;
     let code = number(rest)?;
     Some(RankDeath::Exit { rank: usize::try_from(rank).ok()?, code: i32::try_from(code).ok()? })
@@ -145,11 +145,11 @@ mod tests {
     fn exits_with_a_code_are_parsed() {
         let four = format!(
             "{RULE}\nmpirun detected that one or more processes exited with non-zero status, thus causing\nthe job to be \
-             terminated. The first process to do so was:\n\n  Process name: [[54471,1],1]\n  ProcessExit code:    3\n{RULE}"
+             terminated. The first process to do so was:\n\n  Process name: [[54471,1],1]\n  Exit code:    3\n{RULE}"
         );
         let five = format!(
             "{RULE}\nprterun detected that one or more processes exited with non-zero status,\nthus causing the job to be \
-             terminated. The first process to do so was:\n\n   Process name: [prterun-vm-14062@1,1]\n   ProcessExit code:    3\n\
+             terminated. The first process to do so was:\n\n   Process name: [prterun-vm-14062@1,1]\n   Exit code:    3\n\
              {RULE}"
         );
         for text in [four, five] {
