@@ -159,7 +159,7 @@ fn a_rank_exits_under_a_coordinator_with_the_previous_protocol() {
     let output = rank.envs([("LAMBERT_CONTROL_URL", &*url), ("LAMBERT_CONTROL_TOKEN", "secret")]).output().unwrap();
     let log = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{log}");
-    assert!(log.contains("it is a coordinator of another version"), "{log}");
+    assert!(log.contains("the coordinator has another version"), "{log}");
 }
 
 /// Emulates ranks with the previous protocol.

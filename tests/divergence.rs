@@ -189,7 +189,7 @@ fn nonfinite_gradients_leave_the_weights_unchanged_and_several_cause_a_rollback(
     let saved = |step: &str| faulty.log.contains(&format!("saved checkpoint step-{step}-a0001"));
     let passed = "step-000000035-a0001: attempt 1 rolled back to step 32";
     assert!(!faulty.log.contains(passed) || saved("000000035"), "{}", faulty.log);
-    let from = faulty.log.split("goes on from step-").nth(1).map_or(0, |name| name[..9].parse().unwrap());
+    let from = faulty.log.split("resuming from step-").nth(1).map_or(0, |name| name[..9].parse().unwrap());
     assert!(from == 28 || from < 28 && !saved("000000028"), "{}", faulty.log);
     assert_eq!(skipped_samples(&place, "row"), (vec![[32 * BATCH, 36 * BATCH]], 4 * BATCH));
     train_without(&place, "without", 32 * BATCH..36 * BATCH);

@@ -122,10 +122,10 @@ fn a_nonfinite_state_is_not_saved_and_the_run_resumes_from_the_previous_checkpoi
     let spoilt = train(&place, "spoilt", &["test.infinite_moments=[10]", "checkpoint.keep=1"]);
     assert_eq!((clean.code, spoilt.code), (Some(0), Some(0)), "{}", spoilt.log);
     says(&spoilt, &["of exp_avg_sq of ", " is not finite on rank 1, after step ", ": no checkpoint was saved"]);
-    assert_eq!(spoilt.log.matches("started again").count(), 1, "{}", spoilt.log);
+    assert_eq!(spoilt.log.matches("restarting all workers").count(), 1, "{}", spoilt.log);
     assert!(!spoilt.log.contains("step-000000014-a0001"), "{}", spoilt.log);
     // On a slow disk there may be no checkpoint from before the fault.
-    let goes_on = spoilt.log.contains("goes on from step-000000007-a0001");
+    let goes_on = spoilt.log.contains("resuming from step-000000007-a0001");
     assert_eq!(goes_on, spoilt.log.contains("saved checkpoint step-000000007-a0001"), "{}", spoilt.log);
     assert_same_bits(&place.path("clean"), &place.path("spoilt"));
 }

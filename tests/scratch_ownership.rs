@@ -80,7 +80,7 @@ fn a_rank_rejects_a_directory_of_another_user() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(&format!("cannot use {}", foreign.0.display())), "{said}");
+    assert!(said.contains(&format!("cannot use directory {}", foreign.0.display())), "{said}");
     assert!(said.contains("it belongs to user 65534, expected user 0"), "{said}");
     assert!(foreign.is_untouched());
 }
