@@ -6,6 +6,7 @@
 mod parser;
 mod schema;
 mod shipped;
+mod tables;
 mod validator;
 
 use std::path::{Path, PathBuf};
