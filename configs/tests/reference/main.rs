@@ -26,6 +26,6 @@ fn compare_or_write(path: &str, text: &str) {
     let found = std::fs::read_to_string(file).unwrap_or_default();
     let mut lines = found.lines().zip(text.lines()).enumerate();
     let (number, (found_line, line)) = lines.find(|(_, (a, b))| a != b).unwrap_or_default();
-    let hint = "LAMBERT_WRITE_DOCS=1 cargo test --release -p lambert-config --test reference writes it";
+    let hint = "LAMBERT_WRITE_DOCS=1 cargo test --release --workspace --test reference writes it";
     assert!(found == text, "{path}:{}: {found_line:?} should be {line:?}; {hint}", number + 1);
 }
