@@ -1,12 +1,13 @@
 //! Data preparation: text sources, vocabulary, samples and output.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::load::{Checked, ConfigIssue};
 use crate::slurm::Slurm;
 
 /// Configuration of a data preparation.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrepConfig {
     /// Text sources; together they form the corpus.
@@ -27,28 +28,35 @@ pub struct PrepConfig {
 }
 
 /// Text source.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Source {
-    /// File, directory, glob or URL. gzip, bzip2, zstd and xz are detected by their first bytes.
+    /// File, directory, glob or URL; required. gzip, bzip2, zstd and xz are detected by their first bytes.
     pub path: String,
     /// Input format.
+    ///
+    /// `text`; `sentences` (one per line, blank lines between documents: the input of Google's BERT code); `jsonl`;
+    /// `parquet`; `wikipedia` (a pages-articles dump); `auto`: by each file's first bytes.
     pub format: FormatName,
-    /// Document boundaries; each format has a default.
+    /// Document boundaries; absent: `file` for text, `row` for jsonl and parquet.
+    ///
+    /// `text` takes `file` or `blank-line`; `jsonl` and `parquet` take `row` or `sentence`.
     pub documents: Option<Documents>,
     /// Column or field that contains the text, for `jsonl` and `parquet`.
     pub field: String,
-    /// Character encoding, by its WHATWG name. Default: UTF-8, or UTF-16 with a byte order mark.
+    /// Character encoding, by its WHATWG name; absent: UTF-8, or UTF-16 with a byte order mark.
     pub encoding: Option<String>,
     /// Handling of bytes that are invalid in this encoding.
     pub invalid: Invalid,
-    /// Handling of unreadable parts of a file: a truncated archive, an incomplete page, an invalid row.
+    /// Handling of unreadable parts of a file.
+    ///
+    /// A truncated archive, an incomplete page, an invalid row.
     pub damaged: Damaged,
     /// Repetitions of this source's documents, relative to sources of weight 1.
     pub weight: usize,
-    /// `wikipedia`: keep list items.
+    /// `wikipedia`: keeps list items.
     pub lists: bool,
-    /// `wikipedia`: keep headings.
+    /// `wikipedia`: keeps headings.
     pub headings: bool,
 }
 
@@ -71,7 +79,7 @@ impl Default for Source {
 
 /// Name of an input format, used by [`Source::format`]. The readers validate it together with the rest of the
 /// configuration.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct FormatName(String);
 
@@ -112,7 +120,7 @@ impl std::fmt::Display for FormatName {
 }
 
 /// Document boundaries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Documents {
     /// One document per file.
@@ -137,7 +145,7 @@ impl std::fmt::Display for Documents {
 }
 
 /// Handling of invalid bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Invalid {
     /// Stop with an error that names the location.
@@ -148,7 +156,7 @@ pub enum Invalid {
 }
 
 /// Handling of unreadable parts of a file.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Damaged {
     /// Stop with an error that names the location.
@@ -159,31 +167,32 @@ pub enum Damaged {
 }
 
 /// Document filters.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DocumentRules {
-    /// Remove documents whose token ids equal those of an earlier document.
+    /// Removes documents whose token ids equal those of an earlier document.
     pub remove_duplicates: bool,
-    /// Remove documents at least this similar to an earlier one (Jaccard similarity of five-token shingles, estimated
-    /// by MinHash); 0 keeps them.
+    /// Removes documents at least this similar to an earlier one, 0 to 1; 0: keeps them.
+    ///
+    /// The measure is the Jaccard similarity of five-token shingles, estimated by MinHash.
     pub remove_near_duplicates: f64,
-    /// Remove documents with fewer tokens.
+    /// Removes documents with fewer tokens.
     pub minimum_tokens: usize,
 }
 
 /// Output dataset.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrepOutput {
-    /// Directory or URL; receives the datasets `train/` and `held-out/`.
+    /// Directory or URL; receives the datasets `train/` and `held-out/`; required.
     pub url: String,
     /// Number of Parquet files in `train/`.
     pub shards: usize,
     /// Rows per row group, the unit of random access.
     pub rows_per_group: usize,
-    /// Scratch directory, removed when the preparation is complete. Default: beside the output.
+    /// Scratch directory, removed when the preparation is complete; absent: beside the output.
     pub work: Option<String>,
-    /// Refuse to start if the scratch directory's disk seems too small.
+    /// Refuses to start if the scratch directory's disk seems too small.
     pub check_space: bool,
 }
 
@@ -194,12 +203,12 @@ impl Default for PrepOutput {
 }
 
 /// WordPiece vocabulary.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Vocabulary {
-    /// vocab.txt: one token per line; the line number from 0 is its id.
+    /// vocab.txt: one token per line; the line number from 0 is its id; required.
     pub file: String,
-    /// Lowercase and strip accents, as the uncased models do.
+    /// Lowercases and strips accents, as the uncased models do.
     pub lowercase: bool,
 }
 
@@ -210,7 +219,7 @@ impl Default for Vocabulary {
 }
 
 /// Content of a sample's second segment.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pair {
     /// Next-sentence prediction: half of the second segments come from another document.
@@ -223,7 +232,7 @@ pub enum Pair {
 }
 
 /// Packing of sentences into samples of one segment (Liu et al. 2019, RoBERTa).
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Packing {
     /// Sentences of one document; its last sample may be short.
@@ -234,10 +243,10 @@ pub enum Packing {
 }
 
 /// Sample construction.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct SampleSettings {
-    /// Maximum sample length in tokens, \[CLS\] and \[SEP\] included.
+    /// Maximum sample length in tokens, \[CLS\] and \[SEP\] included; 8 to 65535.
     pub sequence_length: usize,
     /// Sentence-pair objective.
     pub pair: Pair,

@@ -16,6 +16,7 @@ mod renamed;
 mod restart;
 mod stage;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use crate::prep::Pair;
@@ -36,7 +37,7 @@ pub use restart::RestartLimits;
 pub use stage::{BatchRamp, Decay, Stage};
 
 /// Configuration of a training run.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RunConfig {
     /// Name, seed and initial weights.
@@ -76,19 +77,21 @@ impl RunConfig {
 }
 
 /// Name, seed and initial weights of a run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Run {
-    /// Display name.
+    /// Name in messages and records.
     pub name: String,
     /// Seed of initial weights, sample order, masks and dropout.
     pub seed: u64,
-    /// Checkpoint of another run to load the initial weights from, `RUN/checkpoints/step-...`; random weights if
-    /// absent.
+    /// Checkpoint of another run to load the initial weights from; absent: random weights.
+    ///
+    /// Given as `RUN/checkpoints/step-...`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
     /// Also loads the optimizer's moments and update counts from there.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(!skip_serializing_if)]
     pub from_optimizer: bool,
 }
 
@@ -99,12 +102,12 @@ impl Default for Run {
 }
 
 /// Evaluation on held-out data.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Evaluation {
-    /// Held-out dataset; empty: no evaluation.
+    /// Held-out dataset, as directory or URL; empty: no evaluation.
     pub data: String,
-    /// Steps between evaluations.
+    /// Steps between evaluations; each stage ends with one.
     pub every_steps: u64,
     /// Maximum number of samples per evaluation; 0: all.
     pub samples: u64,
@@ -118,7 +121,7 @@ impl Default for Evaluation {
 
 /// Checkpoint schedule, retention and store timeout. A checkpoint is due when either interval has elapsed, and at the
 /// end of each stage.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Checkpoint {
     /// Steps between checkpoints; 0 turns this off.
@@ -130,9 +133,13 @@ pub struct Checkpoint {
     /// The first checkpoint at or after each multiple of this step count is kept permanently; 0 turns this off.
     pub keep_every_steps: u64,
     /// Saves a checkpoint after each evaluation with the lowest loss so far, and keeps the best one.
+    ///
+    /// Needs `evaluation.data`.
     pub keep_best: bool,
-    /// Minutes after which a save in progress, or a series of failed saves, ends the run. Failed saves are retried
-    /// until then. 0: the first failure ends the run, and `cluster.limits.save_seconds` limits a save.
+    /// Minutes after which a save in progress, or a series of failed saves, ends the run.
+    ///
+    /// Failed saves are retried until then; a warning follows after a tenth of it. 0: the first failure ends the run,
+    /// and `cluster.limits.save_seconds` limits a save.
     pub give_up_minutes: f64,
 }
 

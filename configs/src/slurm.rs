@@ -1,12 +1,13 @@
 //! Slurm options for `lambert submit`.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Slurm options of a job. Absent options use the cluster's defaults.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Slurm {
-    /// Partition.
+    /// Partition; absent: the cluster's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub partition: Option<String>,
     /// Account to charge.
@@ -18,36 +19,46 @@ pub struct Slurm {
     /// Required node features, in Slurm's syntax.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub constraint: Option<String>,
-    /// Time limit, in Slurm's syntax.
+    /// Time limit, in Slurm's syntax, for example `"4:00:00"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
     /// Number of nodes; each has the same number of ranks.
     #[serde(skip_serializing_if = "is_default_nodes")]
+    #[schemars(!skip_serializing_if)]
     pub nodes: usize,
     /// GPUs per node; 0: none.
     #[serde(skip_serializing_if = "is_zero")]
+    #[schemars(!skip_serializing_if)]
     pub gpus_per_node: usize,
     /// Allocates whole nodes.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(!skip_serializing_if)]
     pub exclusive: bool,
     /// Seconds before the time limit at which the run saves a checkpoint. Slurm may signal up to 60 s earlier.
     #[serde(skip_serializing_if = "is_default_lead")]
+    #[schemars(!skip_serializing_if)]
     pub lead_seconds: u64,
-    /// Maximum number of requeues after failures.
+    /// Maximum number of requeues after failures (exit code 1).
     #[serde(skip_serializing_if = "is_default_requeues")]
+    #[schemars(!skip_serializing_if)]
     pub requeues: u32,
-    /// Log file of the job, as a filename pattern of sbatch.
+    /// Log file of the job, as a filename pattern of sbatch; appended to.
     #[serde(skip_serializing_if = "is_default_output")]
+    #[schemars(!skip_serializing_if)]
     pub output: String,
-    /// Names of environment variables to export to the job. Slurm stores their values in files, so secrets are
-    /// rejected.
+    /// Names of environment variables to export to the job.
+    ///
+    /// Slurm stores their values in files, so names that look like secrets are refused.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(!skip_serializing_if)]
     pub export: Vec<String>,
     /// Shell lines that the batch script runs first, for example to load modules or credentials.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(!skip_serializing_if)]
     pub prologue: Vec<String>,
     /// Additional sbatch options, one per entry, for example `--mail-type=END`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(!skip_serializing_if)]
     pub options: Vec<String>,
 }
 

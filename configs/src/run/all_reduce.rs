@@ -1,9 +1,10 @@
 //! Gradient all-reduce.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Communication library for gradients.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
     /// NCCL between GPUs, MPI between CPUs, none for a single rank.
@@ -18,7 +19,7 @@ pub enum Backend {
 }
 
 /// Wire format of gradients.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReduceDtype {
     /// fp32, unchanged.
@@ -29,7 +30,7 @@ pub enum ReduceDtype {
 }
 
 /// Gradient all-reduce.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AllReduce {
     /// Communication library for gradients.
@@ -38,13 +39,16 @@ pub struct AllReduce {
     pub bucket_mb: f64,
     /// Wire format of gradients. MPI accumulates in fp32, NCCL in this format.
     pub dtype: ReduceDtype,
-    /// Makes results bitwise identical for every number of ranks, on CPUs of one type with the same `device.threads`.
-    /// The global batch is split into twelve shards for any world size, and their gradients are summed exactly. Slower,
-    /// and takes 16 more bytes per parameter.
+    /// Makes results bitwise identical for every number of ranks.
+    ///
+    /// On CPUs of one type, with the same `device.threads`. The global batch is split into twelve shards for any world
+    /// size, and their gradients are summed exactly. Slower, and takes 16 more bytes per parameter.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(!skip_serializing_if)]
     pub canonical: bool,
-    /// Overlaps gradient communication with the backward pass. Default: on with NCCL, with several hosts, or if the
-    /// host has more CPUs than its ranks have threads.
+    /// Overlaps gradient communication with the backward pass.
+    ///
+    /// Absent: on with NCCL, with several hosts, or if the host has more CPUs than its ranks have threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlap: Option<bool>,
 }

@@ -1,5 +1,8 @@
 //! Token budget of a micro-batch: a number or `"auto"`.
 
+use std::borrow::Cow;
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -39,6 +42,16 @@ impl Default for TokenBudget {
 impl From<usize> for TokenBudget {
     fn from(tokens: usize) -> Self {
         Self::Tokens(tokens)
+    }
+}
+
+impl JsonSchema for TokenBudget {
+    fn schema_name() -> Cow<'static, str> {
+        "TokenBudget".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "anyOf": [{ "type": "integer", "minimum": 1 }, { "const": "auto" }] })
     }
 }
 

@@ -1,12 +1,13 @@
 //! Hosts of a run, process launch and timeouts.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::all_reduce::AllReduce;
 use super::restart::RestartLimits;
 
 /// Launcher of the worker processes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LauncherKind {
     /// `direct` for one rank, `srun` for several in a Slurm job, otherwise `mpirun`.
@@ -21,14 +22,16 @@ pub enum LauncherKind {
 }
 
 /// Hosts, processes and their limits.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cluster {
-    /// Number of worker processes.
+    /// Number of worker processes; one per GPU.
     pub ranks: usize,
-    /// Hosts, as `NAME` or `NAME:RANKS` (`[ADDRESS]:RANKS` for IPv6). Empty: this host, or the nodes of the Slurm job.
+    /// Hosts, as `NAME`, `NAME:RANKS` or `[IPV6]:RANKS`. Empty: this host, or the nodes of the Slurm job.
+    ///
     /// Filled in order; surplus hosts are spares that replace failed ones.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(!skip_serializing_if)]
     pub hosts: Vec<String>,
     /// Launcher of the worker processes.
     pub launcher: LauncherKind,
@@ -36,13 +39,17 @@ pub struct Cluster {
     pub mpirun_arguments: Vec<String>,
     /// Additional arguments of `srun`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(!skip_serializing_if)]
     pub srun_arguments: Vec<String>,
     /// Additional environment variables to pass to workers on other hosts: `NAME` or `PREFIX_*`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(!skip_serializing_if)]
     pub environment: Vec<String>,
-    /// Directory on each host for the output of its workers, as an absolute path; `none`: no files. Default:
-    /// `/tmp/lambert-logs-UID`.
+    /// Directory on each host for the output of its workers, as an absolute path; `none`: no files.
+    ///
+    /// Empty: `/tmp/lambert-logs-UID`.
     #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(!skip_serializing_if)]
     pub log_folder: String,
     /// Gradient all-reduce.
     pub all_reduce: AllReduce,
@@ -76,13 +83,14 @@ impl Default for Cluster {
 }
 
 /// Cache of remote datasets on a host, shared by its ranks.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DatasetCache {
-    /// Directory on a local disk; empty: /var/tmp/lambert-UID.
+    /// Directory on a local disk of each host; empty: `/var/tmp/lambert-UID`.
     pub folder: String,
-    /// Capacity, GB. The least recently used shards are evicted first. A dataset larger than this is downloaded
-    /// repeatedly.
+    /// Capacity, GB.
+    ///
+    /// The least recently used shards are evicted first. A dataset larger than this is downloaded repeatedly.
     pub gigabytes: f64,
 }
 
@@ -94,7 +102,7 @@ impl Default for DatasetCache {
 
 /// Address that the coordinator listens on for workers on other hosts. Workers on its own host use the loopback
 /// interface.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ControlChannel {
     /// Name or address of the coordinator for workers; detected if absent.
@@ -109,11 +117,12 @@ pub struct ControlChannel {
 }
 
 /// Timeouts of a rank without progress, in seconds; 0: none. When one expires, the attempt ends.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Without a heartbeat, which a worker sends every two seconds. Longer than `stall_seconds`: waiting ranks identify
-    /// the failed one first.
+    /// Without a heartbeat, which a worker sends every two seconds.
+    ///
+    /// Longer than `stall_seconds`: waiting ranks identify the failed one first.
     pub silence_seconds: f64,
     /// Without any progress of an all-reduce, until unresponsive ranks are given up.
     pub stall_seconds: f64,
@@ -127,13 +136,15 @@ pub struct Limits {
     pub step_medians: f64,
     /// Timeout of a step while the step time is unknown.
     pub first_step_seconds: f64,
-    /// Evaluation.
+    /// An evaluation.
     pub evaluate_seconds: f64,
     /// Waiting for a checkpoint, beyond `checkpoint.give_up_minutes`.
     pub save_seconds: f64,
     /// Worker exit; also from a stop request until the last checkpoint is saved.
+    ///
+    /// Set it above the duration of a save. Once all is done and saved, workers have at most 30 s of it.
     pub stop_seconds: f64,
-    /// Without an answer from the coordinator; the workers then exit.
+    /// Without an answer from the coordinator; the workers then exit (code 69).
     pub coordinator_seconds: f64,
 }
 

@@ -1,9 +1,10 @@
 //! Device of each rank.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Device that stores tensors and computes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceKind {
     /// A GPU if a driver reports one, which must then be usable; otherwise the CPU.
@@ -27,21 +28,29 @@ impl DeviceKind {
 }
 
 /// Device of each rank, and its CPU threads.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Device {
     /// Device that stores tensors and computes.
     pub kind: DeviceKind,
-    /// Directory of the CUDA build of libtorch on each host. Empty: the value of `LAMBERT_LIBTORCH`, lib/ beside the
-    /// program, the installed Python package torch, or the download of cluster/setup.sh --cuda.
+    /// Directory of the CUDA build of libtorch on each host.
+    ///
+    /// Empty: the value of `LAMBERT_LIBTORCH`, lib/ beside the program, the installed Python package torch, or the
+    /// download of `cluster/setup.sh --cuda`.
     #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(!skip_serializing_if)]
     pub libtorch: String,
-    /// Lets ranks of a host share a GPU. Requires `cluster.all_reduce.backend = "mpi"`: NCCL needs one GPU per rank.
+    /// Lets ranks of a host share a GPU.
+    ///
+    /// Requires `cluster.all_reduce.backend = "mpi"`: NCCL needs one GPU per rank.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(!skip_serializing_if)]
     pub share: bool,
-    /// Uses deterministic GPU algorithms, so that an interrupted run ends with the same bits as an uninterrupted one.
-    /// Slower. CPU computation is always deterministic.
+    /// Uses deterministic GPU algorithms; slower. CPU computation is always deterministic.
+    ///
+    /// An interrupted run then ends with the same bits as an uninterrupted one. Leaves out NCCL's NVLS algorithms.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(!skip_serializing_if)]
     pub deterministic: bool,
     /// CPU threads per rank.
     pub threads: usize,

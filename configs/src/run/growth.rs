@@ -1,11 +1,12 @@
 //! Initialization of new layers in a stage deeper than the previous one (progressive stacking, Gong et al. 2019,
 //! proceedings.mlr.press/v97/gong19a).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Mapping from new layers to the old layers that they are copied from. L and L' are the depths before and after
 /// growth.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GrowthOrder {
     /// Repeats the stack of old layers: layer i copies layer i mod L.
@@ -16,7 +17,7 @@ pub enum GrowthOrder {
 }
 
 /// Optimizer moments after growth.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Moments {
     /// New layers copy the moments of their source layers.
@@ -30,16 +31,17 @@ pub enum Moments {
 }
 
 /// Initialization of new layers.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Growth {
-    /// Mapping to source layers.
+    /// Source layer of each new layer.
+    ///
+    /// L and L' are the depths before and after growth.
     pub order: GrowthOrder,
-    /// Optimizer moments; `scale` if absent.
+    /// Optimizer moments of new layers; absent: `scale`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moments: Option<Moments>,
-    /// Zeroes the output projections of new layers, so that they are identity functions and the model's outputs do not
-    /// change.
+    /// Zeroes the output projections of new layers, so that the model's outputs do not change.
     pub identity: bool,
     /// Steps at the start of the stage that train only the new layers.
     pub new_layers_only: u64,

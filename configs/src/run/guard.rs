@@ -1,9 +1,10 @@
 //! Divergence guard, and fault injection for tests.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Handling of shards that become unreadable during a run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DamagedShard {
     /// Save a checkpoint and stop.
@@ -17,19 +18,26 @@ pub enum DamagedShard {
 ///
 /// A step with a non-finite loss or gradient does not update the weights. Several such steps in a row, or a loss above
 /// its band, roll the run back to the last checkpoint before them and skip their samples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Guard {
-    /// Consecutive steps with non-finite loss or gradient that trigger a rollback; 0: such steps are only skipped.
+    /// Consecutive steps with non-finite loss or gradient that trigger a rollback; 0: never.
+    ///
+    /// Each such step is skipped in any case.
     pub nonfinite_steps: u64,
-    /// Width of the loss band above the running mean, in standard deviations; at least a tenth of the mean. 0: no band.
+    /// Width of the loss band above the running mean, in standard deviations; 0: no band.
+    ///
+    /// At least a tenth of the mean. A loss above the band triggers a rollback.
     pub loss_band: f64,
-    /// Window of mean and deviation, in steps. It restarts with each stage; the band applies once the window is full.
+    /// Window of mean and deviation, in steps.
+    ///
+    /// It restarts with each stage; the band applies once the window is full.
     pub loss_window: u64,
-    /// Additional global batches to skip before the first bad one: a harmful update shows in the loss of the next
-    /// batch.
+    /// Additional global batches to skip before the first bad one.
+    ///
+    /// A harmful update shows in the loss of the next batch.
     pub batches_before: u64,
-    /// Consecutive rollbacks without progress after which the run fails.
+    /// Consecutive rollbacks without progress after which the run fails (exit code 65).
     pub rollbacks: usize,
     /// Handling of unreadable shards.
     pub damaged_shard: DamagedShard,
@@ -50,7 +58,7 @@ impl Default for Guard {
 
 /// Fault injection for tests: falsified losses of samples, by row in the stages' datasets, and corrupted weights or
 /// moments.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FaultInjection {
     /// Samples whose loss becomes NaN.

@@ -2,14 +2,17 @@
 
 use std::ops::Range;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Optional metrics in step records.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Metrics {
-    /// Steps between estimates of the gradient noise scale; 0: none. Such a step computes its global batch in two
-    /// halves with one all-reduce each, so rounding differs, and gradients take twice the memory.
+    /// Steps between estimates of the gradient noise scale; 0: none.
+    ///
+    /// Such a step computes its global batch in two halves with one all-reduce each, so rounding differs, and gradients
+    /// take twice the memory.
     pub noise_scale_every_steps: u64,
     /// Steps between records of LAMB's trust ratio for each tensor; 0: none.
     pub trust_ratios_every_steps: u64,

@@ -1,9 +1,10 @@
 //! Encoder.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Encoder family.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Family {
     /// BERT (arXiv 1810.04805), post-norm or pre-norm.
@@ -18,7 +19,7 @@ impl Family {
 }
 
 /// Position of layer normalizations.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Norm {
     /// After each residual sum, as in the original.
@@ -29,7 +30,7 @@ pub enum Norm {
 }
 
 /// Activation function of the feed-forward layers and the MLM head.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Activation {
     /// GELU, `x Phi(x)`.
@@ -41,7 +42,7 @@ pub enum Activation {
 
 /// Format of activations and matrix products. Weights, gradients, moments, losses and sums over ranks are fp32 in each
 /// case.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
     /// IEEE single precision.
@@ -54,7 +55,7 @@ pub enum Precision {
 }
 
 /// Random numbers of attention dropout.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Attention {
     /// `fused` on a GPU, `keyed` on a CPU.
@@ -75,13 +76,14 @@ impl Attention {
 }
 
 /// Encoder. Defaults are BERT-base.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Model {
     /// Encoder family.
     #[serde(skip_serializing_if = "Family::is_bert")]
+    #[schemars(!skip_serializing_if)]
     pub family: Family,
-    /// Encoder layers.
+    /// Encoder layers; a stage may have fewer (`stage.layers`).
     pub layers: usize,
     /// Hidden size.
     pub hidden: usize,
@@ -92,6 +94,8 @@ pub struct Model {
     /// Number of position embeddings: the longest sequence, in tokens.
     pub positions: usize,
     /// Format of activations and matrix products.
+    ///
+    /// Weights, gradients, moments, losses and sums over ranks are fp32 in each case.
     pub precision: Precision,
     /// Position of layer normalizations.
     pub norm: Norm,
@@ -99,16 +103,18 @@ pub struct Model {
     pub activation: Activation,
     /// Ties the MLM decoder to the token embeddings.
     pub tied_decoder: bool,
-    /// Pads the vocabulary to a multiple of this, as the matrix units of GPUs prefer (8); 1: no padding. Padding rows
-    /// are zero and never predicted.
+    /// Pads the vocabulary to a multiple of this, 1 to 1024; 8 suits the matrix units of GPUs.
+    ///
+    /// Padding rows are zero and never predicted.
     pub pad_vocabulary_to: usize,
     /// Dropout of embeddings, attention weights and sublayer outputs.
     pub dropout: f64,
-    /// Dropout of attention weights, if different.
+    /// Dropout of attention weights; absent: `dropout`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_dropout: Option<f64>,
     /// Random numbers of attention dropout.
     #[serde(skip_serializing_if = "Attention::is_auto")]
+    #[schemars(!skip_serializing_if)]
     pub attention: Attention,
     /// Standard deviation of the initial weights (truncated normal).
     pub initializer_range: f64,

@@ -1,11 +1,12 @@
 //! Training objective.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::prep::Pair;
 
 /// Masking across epochs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Masking {
     /// New masks each epoch.
@@ -16,7 +17,7 @@ pub enum Masking {
 }
 
 /// Unit of masking.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MaskUnit {
     /// Single tokens.
@@ -29,7 +30,7 @@ pub enum MaskUnit {
 }
 
 /// Replacement of 80 % of the masked tokens.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MaskToken {
     /// \[MASK\].
@@ -40,7 +41,7 @@ pub enum MaskToken {
 }
 
 /// Masked language modeling, and a sentence-pair objective.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Objective {
     /// Sentence-pair objective; must match the dataset.
@@ -55,7 +56,7 @@ pub struct Objective {
     pub mask_token: MaskToken,
     /// Fraction of a sample's tokens to predict, special tokens counted.
     pub mask_probability: f64,
-    /// Maximum number of masked tokens per sample; 0: no limit.
+    /// Maximum number of masked tokens per sample; 0: no limit. Use 80 with sequences of 512 tokens.
     pub max_predictions: usize,
 }
 

@@ -1,9 +1,10 @@
 //! Optimizer.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Update rule.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OptimizerKind {
     /// LAMB (arXiv 1904.00962).
@@ -11,12 +12,12 @@ pub enum OptimizerKind {
     Lamb,
     /// Adam with decoupled weight decay.
     Adamw,
-    /// Adam of the original BERT: like `Adamw`, but never with bias correction.
+    /// Adam of the original BERT: like `adamw`, but never with bias correction.
     AdamBert,
 }
 
 /// Optimizer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Optimizer {
     /// Update rule.

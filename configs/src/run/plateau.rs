@@ -1,11 +1,12 @@
 //! Early stopping of a stage.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Early stopping on the held-out loss. The loss is flat after `evaluations` evaluations in a row without an
 /// improvement by `min_delta` over the stage's best loss, where smaller improvements do not lower the best.
 /// (`evaluations` is often called patience.)
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Plateau {
     /// Consecutive evaluations without an improvement.

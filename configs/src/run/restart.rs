@@ -1,15 +1,17 @@
 //! Restart limits after failures.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Restart limits after failures.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RestartLimits {
-    /// Maximum number of failures within `window_minutes`, and of consecutive attempts without a new checkpoint. One
-    /// more fails the run.
+    /// Maximum number of failures within `window_minutes`; one more fails the run.
+    ///
+    /// Also the maximum number of consecutive attempts without a new checkpoint.
     pub limit: usize,
-    /// Minutes after which a failure no longer counts, provided that a checkpoint was saved since.
+    /// Minutes after which a failure no longer counts, if a checkpoint was saved since.
     pub window_minutes: f64,
     /// Minutes during which attempts are retried if no rank reports.
     pub start_timeout_minutes: f64,

@@ -1,11 +1,12 @@
 //! Stage: a phase of training with one depth, dataset and learning rate schedule.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{Growth, Model, Plateau, TokenBudget};
 
 /// Decay of the learning rate after the warm-up.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Decay {
     /// Linear.
@@ -20,34 +21,38 @@ pub enum Decay {
 }
 
 /// Stage of a run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Stage {
-    /// Name in output and records.
+    /// Name in output and records; required.
     pub name: String,
-    /// Dataset, as directory or URL.
+    /// Dataset, as directory or URL; required.
     pub data: String,
-    /// Encoder layers; `model.layers` if absent.
+    /// Encoder layers, no fewer than in the previous stage; absent: `model.layers`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<usize>,
     /// Initialization of new layers, if the previous stage has fewer.
     #[serde(skip_serializing_if = "Growth::is_default")]
     pub growth: Growth,
-    /// Number of weight updates; an upper bound with `plateau`.
+    /// Number of weight updates; an upper bound with `plateau`; required.
     pub steps: u64,
-    /// Early stopping; none if absent.
+    /// Early stopping.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plateau: Option<Plateau>,
-    /// Samples per update.
+    /// Samples per update, over all ranks.
     pub global_batch: usize,
-    /// Ramp of the global batch at the start of the stage; none if absent.
+    /// Ramp of the global batch at the start of the stage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_ramp: Option<BatchRamp>,
-    /// Maximum number of tokens in a micro-batch, padding included; `"auto"`: the largest that fits into GPU memory.
+    /// Maximum number of tokens in a micro-batch, padding included.
+    ///
+    /// `"auto"`: the largest number that fits into GPU memory.
     pub micro_batch_tokens: TokenBudget,
-    /// Activation checkpointing: keeps only the inputs of layers and recomputes the rest in the backward pass. A third
-    /// more computation and much less memory, with the same result.
+    /// Activation checkpointing: recomputes activations in the backward pass to save memory.
+    ///
+    /// Keeps only the inputs of layers. A third more computation and much less memory, with the same result.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(!skip_serializing_if)]
     pub recompute: bool,
     /// Peak learning rate.
     pub learning_rate: f64,
@@ -61,16 +66,17 @@ pub struct Stage {
     pub learning_rate_end: f64,
     /// Resets the moments and update counts at the start of the stage.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(!skip_serializing_if)]
     pub restart_optimizer: bool,
 }
 
 /// Linear ramp of the global batch, from `start` samples at the first step to `global_batch` after `steps` steps.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BatchRamp {
-    /// Samples of the first update.
+    /// Samples of the first update; required.
     pub start: usize,
-    /// Updates until the full global batch.
+    /// Updates until the full global batch; required.
     pub steps: u64,
 }
 

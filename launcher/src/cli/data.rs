@@ -8,6 +8,7 @@ use super::values::{PREP_MEMORY, bytes, part};
 
 /// Arguments of `lambert prep`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  lambert prep --config configs/prep-demo.toml")]
 pub struct Prep {
     /// Preparation configuration (TOML)
     #[arg(long, value_name = "FILE")]
@@ -31,6 +32,7 @@ pub struct Prep {
 
 /// Arguments of `lambert vocab`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  lambert vocab --input corpus/books --size 8192 --output vocab.txt")]
 pub struct Vocab {
     /// Input text: files, directories, globs or URLs
     #[arg(long, required = true, num_args = 1.., value_name = "URL")]
@@ -51,6 +53,7 @@ pub struct Vocab {
 
 /// Arguments of `lambert generate`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  lambert generate --documents 2000 --output corpus.txt")]
 pub struct Generate {
     /// Number of documents to write
     #[arg(long, value_name = "N")]
@@ -68,6 +71,7 @@ pub struct Generate {
 
 /// Arguments of `lambert inspect`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  lambert inspect data/train --samples 2 --verify")]
 pub struct Inspect {
     /// Dataset directory or URL
     pub dataset: String,

@@ -5,8 +5,13 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use lambert_config::run::DeviceKind;
 
+const CHECKPOINT_EXAMPLES: &str = "Examples:
+  lambert checkpoint list runs/demo
+  lambert checkpoint copy runs/demo/checkpoints/step-000000600 s3://bucket/demo";
+
 /// Arguments of `lambert checkpoint`.
 #[derive(Debug, Args)]
+#[command(after_help = CHECKPOINT_EXAMPLES)]
 pub struct Checkpoint {
     /// Action on the run's checkpoints.
     #[command(subcommand)]
@@ -59,6 +64,7 @@ pub enum CheckpointAction {
 
 /// Arguments of `lambert eval`, passed on to lambert-worker.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  lambert eval --data data/held-out runs/demo")]
 pub struct Eval {
     /// Run (newest valid checkpoint) or RUN/checkpoints/step-...
     #[arg(value_name = "RUN_OR_CHECKPOINT")]
@@ -90,6 +96,7 @@ impl Eval {
 
 /// Arguments of `lambert fill-mask`, passed on to lambert-worker.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  lambert fill-mask runs/demo \"The capital of France is [MASK].\"")]
 pub struct FillMask {
     /// Run (newest valid checkpoint) or RUN/checkpoints/step-...
     #[arg(value_name = "RUN_OR_CHECKPOINT")]
@@ -120,6 +127,7 @@ impl FillMask {
 
 /// Arguments of `lambert export`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  lambert export --output model runs/demo")]
 pub struct Export {
     /// Run (newest valid checkpoint) or RUN/checkpoints/step-...
     #[arg(value_name = "RUN_OR_CHECKPOINT")]

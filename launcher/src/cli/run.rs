@@ -6,8 +6,13 @@ use clap::Args;
 
 use super::values::{PREP_MEMORY, bytes};
 
+const RUN_EXAMPLES: &str = "Examples:
+  lambert run --config configs/demo.toml --run runs/demo
+  lambert run --run runs/demo";
+
 /// Arguments of `lambert run`.
 #[derive(Debug, Args)]
+#[command(after_help = RUN_EXAMPLES)]
 pub struct Run {
     /// Run configuration (TOML); optional when resuming
     #[arg(long, value_name = "FILE")]
@@ -35,13 +40,21 @@ pub struct Run {
     pub json: bool,
 }
 
+const SUBMIT_USAGE: &str =
+    "lambert submit [OPTIONS] --run <URL>\n       lambert submit [OPTIONS] --prep --config <FILE>";
+
+const SUBMIT_EXAMPLES: &str = "Examples:
+  lambert submit --config run.toml --run s3://bucket/run --ranks 8
+  lambert submit --prep --config prep.toml --parts 8";
+
 /// Arguments of `lambert submit`.
 #[derive(Debug, Args)]
+#[command(override_usage = SUBMIT_USAGE, after_help = SUBMIT_EXAMPLES)]
 pub struct Submit {
     /// Run configuration, or with --prep preparation configuration (TOML); optional when resuming
     #[arg(long, value_name = "FILE", required_if_eq("prep", "true"))]
     pub config: Option<PathBuf>,
-    /// Run directory or object-store URL
+    /// Run directory or object-store URL; required without --prep
     #[arg(long, value_name = "URL", required_unless_present = "prep", conflicts_with = "prep")]
     pub run: Option<String>,
     /// Number of workers; same as --set cluster.ranks=N
@@ -98,8 +111,12 @@ impl Submit {
     }
 }
 
+const TUNE_EXAMPLES: &str = "Examples:
+  lambert tune --config run.toml --runs runs/rates --grid stage.0.learning_rate=1e-3,2e-3,4e-3";
+
 /// Arguments of `lambert tune`.
 #[derive(Debug, Args)]
+#[command(after_help = TUNE_EXAMPLES)]
 pub struct Tune {
     /// Base configuration of all runs (TOML); evaluation.data names the held-out dataset
     #[arg(long, value_name = "FILE")]
@@ -126,6 +143,7 @@ pub struct Tune {
 
 /// Arguments of `lambert status`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  lambert status runs/demo")]
 pub struct Status {
     /// Run directory or URL
     pub run: String,
@@ -136,6 +154,7 @@ pub struct Status {
 
 /// Arguments of `lambert stop`.
 #[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  lambert stop runs/demo")]
 pub struct Stop {
     /// Run directory or URL
     pub run: String,

@@ -1,6 +1,4 @@
-//! docs/reference/configuration.md lists exactly the keys that the code reads, with their defaults.
-
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+//! The schemas have exactly the keys that the parser reads, with their defaults.
 
 use std::collections::BTreeMap;
 
@@ -9,30 +7,22 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/configuration.md");
+use super::shipped::resolve;
+use super::{repository, schema};
 
-/// Sections by path, for example `stage.growth`: each key with its documented default, `None` without one.
-type Sections = BTreeMap<String, BTreeMap<String, Option<String>>>;
+/// Sections by path, for example `stage.growth`: each key with its default in the schema, `None` without one.
+type Sections = BTreeMap<String, BTreeMap<String, Option<serde_json::Value>>>;
 
-/// Parses the sections under the heading `title`.
-fn documented(document: &str, title: &str) -> Sections {
-    let part = document.split("\n## ").find(|part| part.starts_with(title)).unwrap();
-    let mut sections = Sections::new();
-    let mut section = String::new();
-    for line in part.lines() {
-        if let Some(name) = line.strip_prefix("### [") {
-            section = name.trim_matches(['[', ']']).to_owned();
-            assert!(sections.insert(section.clone(), BTreeMap::new()).is_none(), "[{section}] stands there twice");
-        } else if let Some(row) = line.strip_prefix("| `") {
-            let (key, rest) = row.split_once("` | ").unwrap();
-            let (default, meaning) = rest.split_once(" | ").unwrap();
-            assert!(meaning.ends_with(". |"), "{section}.{key}: {meaning:?} is no sentence");
-            let default = (default != "–").then(|| default.trim_matches('`').to_owned());
-            let twice = sections.get_mut(&section).unwrap().insert(key.to_owned(), default);
-            assert!(twice.is_none(), "{section}.{key} stands there twice");
-        }
+/// Collects the sections of a schema.
+fn described(root: &serde_json::Value, node: &serde_json::Value, path: &str, sections: &mut Sections) {
+    let node = resolve(root, node);
+    let node = if node["items"].is_object() { resolve(root, &node["items"]) } else { node };
+    let Some(properties) = node["properties"].as_object() else { return };
+    for (key, property) in properties {
+        let section = sections.entry(path.to_owned()).or_default();
+        section.insert(key.clone(), property.get("default").cloned());
+        described(root, property, format!("{path}.{key}").trim_start_matches('.'), sections);
     }
-    sections
 }
 
 /// Creates a configuration with only `leaf` at `path`. Lists of tables get one element.
@@ -63,16 +53,17 @@ fn read<T: DeserializeOwned>(path: &[String], lists: &[&str], found: &mut BTreeM
     }
 }
 
-/// Compares a part of the document with the configuration `T`, whose lists of tables are `lists`.
-fn compare<T: DeserializeOwned + Serialize + PartialEq>(title: &str, lists: &[&str], shared: &[&str]) {
-    let documented = documented(&std::fs::read_to_string(DOCUMENT).unwrap(), title);
+/// Compares a schema with the configuration `T`, whose lists of tables are `lists`.
+fn compare<T: DeserializeOwned + Serialize + PartialEq>(schema: &serde_json::Value, lists: &[&str]) {
+    let mut sections = Sections::new();
+    described(schema, schema, "", &mut sections);
+    let root = sections.remove("").unwrap();
     let mut code = BTreeMap::new();
     read::<T>(&[], lists, &mut code);
-    code.retain(|section, _| !shared.contains(&section.as_str()));
-    assert!(documented.keys().eq(code.keys()), "{:?}\n{:?}", documented.keys(), code.keys());
-    for (section, keys) in code {
-        let written = &documented[&section];
-        let mut keys = keys;
+    assert!(root.keys().all(|section| code.contains_key(section)), "{root:?}\n{code:?}");
+    assert!(sections.keys().eq(code.keys()), "{:?}\n{:?}", sections.keys(), code.keys());
+    for (section, mut keys) in code {
+        let written = &sections[&section];
         keys.sort();
         assert!(written.keys().eq(keys.iter()), "[{section}]: {:?}\n{keys:?}", written.keys());
         let path: Vec<String> = section.split('.').map(str::to_owned).collect();
@@ -82,7 +73,7 @@ fn compare<T: DeserializeOwned + Serialize + PartialEq>(title: &str, lists: &[&s
                 assert!(is_nothing(with(Table::new()).ok().as_ref(), &path, key), "{section}.{key} has a default");
                 continue;
             };
-            let leaf: Table = toml::from_str(&format!("{key} = {default}")).unwrap();
+            let leaf = Table::from_iter([(key.clone(), Value::try_from(default).unwrap())]);
             let (set, unset) = (with(leaf).unwrap(), with(Table::new()).unwrap());
             assert!(set == unset, "{section}.{key}: {default} is not its default");
         }
@@ -105,18 +96,18 @@ fn is_nothing(config: Option<&impl Serialize>, path: &[String], key: &str) -> bo
 }
 
 #[test]
-fn every_key_of_a_run_is_documented() {
-    compare::<RunConfig>("Training runs", &["stage"], &[]);
+fn the_schema_of_runs_has_every_key_and_default() {
+    compare::<RunConfig>(&schema::run(), &["stage"]);
 }
 
 #[test]
-fn every_key_of_a_preparation_is_documented() {
-    compare::<PrepConfig>("Preparations", &["source", "exclude"], &["slurm"]);
+fn the_schema_of_preparations_has_every_key_and_default() {
+    compare::<PrepConfig>(&schema::prep(), &["source", "exclude"]);
 }
 
 #[test]
 fn every_renamed_key_is_documented() {
-    let document = std::fs::read_to_string(DOCUMENT).unwrap();
+    let document = std::fs::read_to_string(repository("docs/reference/configuration.md")).unwrap();
     let part = document.split("\n## ").find(|part| part.starts_with("Renamed keys")).unwrap();
     let rows = part.lines().filter_map(|line| line.strip_prefix("| `")?.strip_suffix("` |")?.split_once("` | `"));
     assert!(rows.eq(RunConfig::RENAMED.iter().copied()));

@@ -1,0 +1,123 @@
+//! Tables of docs/reference/configuration.md: one per section of a file, each between `<!-- generated: run.model -->`
+//! and `<!-- end -->`.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value};
+
+use super::shipped::resolve;
+use super::{compare_or_write, repository, schema};
+
+const PAGE: &str = "docs/reference/configuration.md";
+
+/// Sections without a table: [slurm] of a preparation has the keys of a run's, and [[exclude]] those of [[source]].
+const SHARED: [&str; 2] = ["prep.slurm", "prep.exclude"];
+
+/// Longest description in a cell, in characters. Further paragraphs of a doc comment stand below the table.
+const CELL: usize = 120;
+
+#[test]
+fn tables_are_up_to_date() {
+    let mut tables = BTreeMap::new();
+    for (file, root) in [("run", schema::run()), ("prep", schema::prep())] {
+        for (key, property) in root["properties"].as_object().unwrap() {
+            collect(&root, property, &format!("{file}.{key}"), &mut tables);
+        }
+    }
+    SHARED.iter().for_each(|section| drop(tables.remove(*section).unwrap()));
+    let page = std::fs::read_to_string(repository(PAGE)).unwrap();
+    let mut parts = page.split("<!-- generated: ");
+    let mut text = parts.next().unwrap().to_owned();
+    for part in parts {
+        let (name, rest) = part.split_once(" -->").unwrap();
+        let (_, rest) = rest.split_once("<!-- end -->").unwrap_or_else(|| panic!("{PAGE}: {name} has no end"));
+        let table =
+            tables.remove(name).unwrap_or_else(|| panic!("{PAGE}: {name} is no section, or stands there twice"));
+        text += &format!("<!-- generated: {name} -->\n\n{table}\n<!-- end -->{rest}");
+    }
+    assert!(tables.is_empty(), "{PAGE} lacks {:?}", tables.keys());
+    compare_or_write(PAGE, &text);
+}
+
+/// Collects the tables of a section and of the sections in it, by path.
+fn collect(root: &Value, node: &Value, path: &str, tables: &mut BTreeMap<String, String>) {
+    let node = section(root, node);
+    let Some(properties) = node["properties"].as_object() else { return };
+    tables.insert(path.to_owned(), table(root, path, properties));
+    for (key, property) in properties {
+        collect(root, property, &format!("{path}.{key}"), tables);
+    }
+}
+
+/// Follows references, also to the elements of a list.
+fn section<'a>(root: &'a Value, node: &'a Value) -> &'a Value {
+    let node = resolve(root, node);
+    if node["items"].is_object() { resolve(root, &node["items"]) } else { node }
+}
+
+/// Renders the table of a section, with what does not fit into its cells below it.
+fn table(root: &Value, path: &str, properties: &Map<String, Value>) -> String {
+    let mut text = "| key | type | default | meaning |\n|---|---|---|---|\n".to_owned();
+    for (key, property) in properties {
+        let (mut meaning, _) = description(property);
+        assert!(
+            meaning.ends_with('.') && meaning.chars().count() <= CELL,
+            "{path}.{key}: {meaning:?}: a sentence of {CELL}"
+        );
+        if section(root, property)["properties"].is_object() {
+            let (_, name) = path.split_once('.').unwrap();
+            let (name, anchor) = (format!("{name}.{key}"), format!("{name}{key}").replace('.', ""));
+            meaning = format!("{}: [{name}](#{anchor}).", meaning.trim_end_matches('.'));
+        }
+        let default = property.get("default").map_or("–".to_owned(), |default| format!("`{default}`"));
+        text += &format!("| `{key}` | {} | {default} | {meaning} |\n", type_name(root, property));
+    }
+    properties.iter().for_each(|(key, property)| text += &note(root, key, property));
+    text
+}
+
+/// Splits the description of a key into its first paragraph and the others.
+fn description(property: &Value) -> (String, Option<String>) {
+    let text = property["description"].as_str().unwrap();
+    let (first, more) = text.split_once("\n\n").map_or((text, None), |(first, more)| (first, Some(more)));
+    (first.replace('|', "\\|"), more.map(str::to_owned))
+}
+
+/// Renders the further paragraphs of a key, and the meaning of its values.
+fn note(root: &Value, key: &str, property: &Value) -> String {
+    let (_, more) = description(property);
+    let values = resolve(root, property)["oneOf"].as_array();
+    let values = values
+        .into_iter()
+        .flatten()
+        .filter_map(|value| Some((value["const"].as_str()?, value["description"].as_str()?)));
+    let values: String = values.map(|(value, meaning)| format!("- `{value}`: {meaning}\n")).collect();
+    match (more, values.as_str()) {
+        (None, "") => String::new(),
+        (None, values) => format!("\n`{key}`:\n\n{values}"),
+        (Some(more), "") => format!("\n`{key}`: {more}\n"),
+        (Some(more), values) => format!("\n`{key}`: {more}\n\n{values}"),
+    }
+}
+
+/// Returns the type of a key, or its values.
+fn type_name(root: &Value, node: &Value) -> String {
+    let node = resolve(root, node);
+    let names = |nodes: &Value, separator: &str| {
+        let names = nodes.as_array().unwrap().iter().map(|node| type_name(root, node));
+        names.collect::<Vec<_>>().join(separator)
+    };
+    match node["type"].as_str() {
+        _ if node["const"].is_string() => format!("`{}`", node["const"]),
+        _ if node["oneOf"].is_array() => names(&node["oneOf"], ", "),
+        _ if node["anyOf"].is_array() => names(&node["anyOf"], " or "),
+        Some("object") => "section".to_owned(),
+        Some("array") => {
+            let item = type_name(root, &node["items"]);
+            let items = if item.starts_with("list") { item.replacen("list", "lists", 1) } else { item + "s" };
+            node["maxItems"].as_u64().map_or(format!("list of {items}"), |count| format!("list of {count} {items}"))
+        }
+        Some(name) => name.to_owned(),
+        None => panic!("a type without a name: {node}"),
+    }
+}
