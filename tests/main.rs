@@ -24,6 +24,7 @@ mod launched_programs;
 mod memory;
 mod modules;
 mod noise_scale;
+mod older_formats;
 mod padded_vocabulary;
 mod rank_environment;
 mod reference;
