@@ -63,7 +63,7 @@ fn kills_inside_a_save_or_a_load_change_no_bit() {
     }
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert_eq!(ended.log.matches("was killed by signal 9").count(), AIMS.len(), "{}", ended.log);
+    assert_eq!(ended.log.matches("killed by SIGKILL").count(), AIMS.len(), "{}", ended.log);
     let local = place.path("copy");
     support::copy(&Path::new(&place.path("s3")).join(BUCKET).join("killed"), Path::new(&local));
     assert_same_bits(&reference, &local);

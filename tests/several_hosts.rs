@@ -138,9 +138,9 @@ fn faults_look_as_the_page_says() {
     let interface = ["cluster.control.interface: this host has no interface eth9", "exit code 2"];
     says(&network, 8, "--set 'cluster.control.interface=\"eth9\"'", &interface);
     for (open, expected) in [
-        (&["41000-41007"][..], &["no rank has reported (rank 0 has not reported within 600 s of its start)"][..]),
+        (&["41000-41007"][..], &["no rank has reported (rank 0 has not reported within 600 s of the start)"][..]),
         (&["41000-41015"], &["is slow: joining the other ranks", "hangs: joining the other ranks for 600 s"]),
-        (&["41008-41023"], &["rank 1 has not reported within 600 s of its start"]),
+        (&["41008-41023"], &["rank 1 has not reported within 600 s of the start"]),
     ] {
         let place = Place::new();
         let Some(network) = hosts(&place, 1_000_000) else { return };

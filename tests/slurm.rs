@@ -50,14 +50,14 @@ fn disturb(place: &Place, sandbox: &Sandbox, steps: u64) {
     assert_eq!(ranks.len(), 2, "{ranks:?}");
     let begun = Instant::now();
     signal(*ranks.last().unwrap(), "-9");
-    let seen = sandbox.say(&job, 0, "was killed by signal 9; restarting all workers");
+    let seen = sandbox.say(&job, 0, "killed by SIGKILL; restarting all workers");
     let seen = sandbox.say(&job, seen, "recovered to step");
     eprintln!("a rank killed: as far again after {:.1} s", begun.elapsed().as_secs_f64());
 
     let coordinator = sandbox.processes(&sandbox.path("bin/lambert run"));
     let begun = Instant::now();
     signal(coordinator[0], "-9");
-    let seen = sandbox.say(&job, seen, "the coordinator was killed by signal 9");
+    let seen = sandbox.say(&job, seen, "the coordinator killed by SIGKILL");
     let seen = sandbox.say(&job, seen, "\nstep ");
     eprintln!("the coordinator killed: steps again after {:.1} s", begun.elapsed().as_secs_f64());
 
@@ -74,8 +74,8 @@ fn disturb(place: &Place, sandbox: &Sandbox, steps: u64) {
     let told = sandbox.lambert(&["status", &run]).out;
     for line in [
         format!("job          {job}: completed on n["),
-        format!("ended        job {job}, "),
-        "the coordinator was killed, or its node failed".to_owned(),
+        format!("job end      {job}, "),
+        "the coordinator or its node died".to_owned(),
         "ago: preempted by another job".to_owned(),
     ] {
         assert!(told.contains(&line), "no {line:?} in {told}");
@@ -125,13 +125,13 @@ fn refuses(place: &Place, sandbox: &Sandbox) {
     let file = config(place, sandbox, 10);
     let (sum, run) = ("slurm.", sandbox.path("runs/refused"));
     for (set, message) in [
-        ("partition=\"nowhere\"", "partition: there is no \"nowhere\"; there are batch, urgent"),
+        ("partition=\"nowhere\"", "partition: unknown partition \"nowhere\"; expected one of batch, urgent"),
         ("colour=\"red\"", "colour: "),
-        ("account=\"nobody\"", "account: you have no \"nobody\"; you have lab"),
-        ("qos=\"best\"", "qos: you have no \"best\"; you have normal, patient"),
-        ("time=\"2:00:00\"", "time: 2:00:00 is more than the 3600 s that partition batch allows"),
+        ("account=\"nobody\"", "account: no access to \"nobody\"; expected one of lab"),
+        ("qos=\"best\"", "qos: no access to \"best\"; expected one of normal, patient"),
+        ("time=\"2:00:00\"", "time: is 2:00:00; partition batch allows at most 3600 s"),
         ("lead_seconds=1800", "lead_seconds: is 1800; must be less than the time limit \"30\""),
-        ("output=\"no/such/%j\"", "output: there is no folder "),
+        ("output=\"no/such/%j\"", "output: directory "),
         ("export=[\"AWS_SECRET_ACCESS_KEY\"]", "export: AWS_SECRET_ACCESS_KEY: Slurm would store its value in files"),
     ] {
         let set = format!("{sum}{set}");
@@ -213,7 +213,7 @@ fn a_run_under_way_is_not_queued_and_neither_is_a_short_lead() {
     running.reach(3);
     let refused = submit(&[]);
     assert_eq!(refused.code, 2, "{}", refused.err);
-    for text in ["is being trained: its coordinator (pid ", "`lambert stop "] {
+    for text in ["is running: its coordinator (pid ", "`lambert stop "] {
         assert!(refused.err.contains(text), "no {text:?} in {}", refused.err);
     }
     running.kill_coordinator("-TERM");
@@ -228,8 +228,8 @@ fn a_run_under_way_is_not_queued_and_neither_is_a_short_lead() {
     std::fs::write(object, memory.to_string()).unwrap();
     let short = submit(&[]);
     assert_eq!(short.code, 2, "{}", short.err);
-    let said = "slurm.lead_seconds: is 120; the run's last checkpoints took 140.0 s (median) and a step ";
-    assert!(short.err.contains(said) && short.err.contains("at least 141 is needed"), "{}", short.err);
+    let said = "slurm.lead_seconds: is 120; must be at least 141: a checkpoint takes 140.0 s (median) and a step ";
+    assert!(short.err.contains(said), "{}", short.err);
     let long = submit(&["--set", "slurm.lead_seconds=142"]);
     assert!(long.err.contains("cannot start sinfo"), "{}", long.err);
 }

@@ -21,7 +21,7 @@ fn one_that_comes_back_leaves_the_run_to_its_successor() {
     let ended = first.end();
     seconds("from its return to its end", start);
     assert_eq!(ended.code, Some(77), "{}", ended.log);
-    assert!(ended.log.contains("another `lambert run` has taken this run over"), "{}", ended.log);
+    assert!(ended.log.contains("another coordinator has taken over the run"), "{}", ended.log);
     second.reach_now(20);
     second.kill_coordinator("-TERM");
     let ended = second.end();

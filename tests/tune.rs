@@ -183,7 +183,7 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     support::assert_same_bits(&format!("{runs}/{}", best["name"].as_str().unwrap()), &place.path("again"));
     let third = support::run(&line);
-    assert!(third.err.starts_with("5 runs, 0 to be made"), "{}", third.err);
+    assert!(third.err.starts_with("5 runs, 0 to do"), "{}", third.err);
     // New runs that are judged otherwise, or train something else in a key that is not tuned, are not ranked with these.
     let grid = ["tune", "--config", &config, "--runs", &runs, "--grid", "stage.0.learning_rate=3e-3", "--set"];
     for (set, differs) in
@@ -191,16 +191,20 @@ fn the_best_run_of_a_grid_is_found_whoever_is_killed() {
     {
         let other = support::run(&[&grid[..], &[set]].concat());
         assert_eq!(other.code, 2, "{}", other.err);
-        assert!(other.err.contains("made with another configuration") && other.err.contains(differs), "{}", other.err);
+        assert!(
+            other.err.contains("has runs of another configuration") && other.err.contains(differs),
+            "{}",
+            other.err
+        );
     }
     // A run whose place was removed is made again.
     std::fs::remove_dir_all(format!("{runs}/{}", best["name"].as_str().unwrap())).unwrap();
     let remade = support::run(&line);
-    assert!(remade.err.starts_with("5 runs, 1 to be made"), "{}", remade.err);
+    assert!(remade.err.starts_with("5 runs, 1 to do"), "{}", remade.err);
     // Whoever lost the table finds finished runs, and what they were measured to be.
     std::fs::remove_file(place.path("runs/tune.json")).unwrap();
     let fourth = support::run(&line);
-    assert!(fourth.err.starts_with("5 runs, 5 to be made"), "{}", fourth.err);
+    assert!(fourth.err.starts_with("5 runs, 5 to do"), "{}", fourth.err);
     let losses = |text: &str| -> Vec<(String, Value, Value)> {
         let results: Value = serde_json::from_str(text).unwrap();
         let trial = |trial: &Value| (trial["name"].to_string(), trial["held_out"].clone(), trial["training"].clone());
@@ -252,5 +256,5 @@ fn what_cannot_be_made_is_refused_before_anything_runs() {
     assert_eq!(beside.code, 2, "{}", beside.err);
     assert!(beside.err.contains("tune.toml: a tuning in this --runs writes that file"), "{}", beside.err);
     refused(&["--grid", "objective.mask_probability=0.15,0.3"], "objective.mask_probability cannot be tuned");
-    refused(&["--grid", "run.seed=1,2", "--set", "evaluation.data=\"\""], "evaluation.data names no dataset");
+    refused(&["--grid", "run.seed=1,2", "--set", "evaluation.data=\"\""], "evaluation.data is missing");
 }

@@ -162,14 +162,15 @@ fn bind(rank: usize, threads: usize, gpu: Option<&Gpu>) {
     let binding =
         cpu_affinity::bind(lambert_collective::world::detect().as_ref(), gpu.map(|gpu| &*gpu.properties.pci_bus_id));
     let device = gpu.map_or_else(String::new, |gpu| format!("{gpu}, "));
-    tracing::info!("rank {rank}: {device}{threads} thread(s), {binding}");
+    let threads = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
+    tracing::info!("rank {rank}: {device}{threads}, {binding}");
 }
 
 /// Reads the configuration that the coordinator stored in the run, and the SHA-256 of its file.
 pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
     let bytes = match store.get(CONFIG) {
         Err(lambert_store::Error::NotFound { .. }) => {
-            return Err(Error::Usage(format!("{} is not a run: it has no {CONFIG}", store.url())));
+            return Err(Error::Usage(format!("{} is not a run: {CONFIG} not found", store.url())));
         }
         other => other?,
     };
@@ -181,7 +182,7 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
 /// Joins the world of the launcher; checks that it has `world` ranks.
 fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     if let Some(launcher) = lambert_collective::world::unsupported_launcher() {
-        return Err(Error::Usage(format!("{launcher}: `lambert run` starts them")));
+        return Err(Error::Usage(format!("{launcher}; use `lambert run`")));
     }
     let started_by_mpi = lambert_collective::world::detect().is_some();
     let cluster = &config.cluster;
@@ -193,9 +194,7 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     let ranks = if use_mpi { mpi::init(options(cluster))? } else { local::single() };
     let here = ranks.group.world_size();
     if let Some(world) = world.filter(|world| *world != here) {
-        return Err(Error::Usage(format!(
-            "the attempt has {world} ranks, but {here} process(es) were started together"
-        )));
+        return Err(Error::Usage(format!("expected {world} workers in this attempt, but MPI started {here}")));
     }
     Ok(ranks)
 }

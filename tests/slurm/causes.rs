@@ -28,12 +28,12 @@ pub fn decide(place: &Place, sandbox: &Sandbox) {
         seen = sandbox.say(&failing, seen, "\nstep ");
         let line = format!("{} train --run {run}", sandbox.path("bin/lambert-worker"));
         signal(*sandbox.processes(&line).last().unwrap(), "-9");
-        seen = sandbox.say(&failing, seen, "given up after 1 failures within 60 minutes");
+        seen = sandbox.say(&failing, seen, "giving up after 1 failures within 60 minutes");
     }
     assert_eq!(sandbox.ended(&failing), "FAILED|1:0", "{}", sandbox.log(&failing));
-    assert_eq!(sandbox.log(&failing).matches("failure 1: the job is queued again").count(), 1);
+    assert_eq!(sandbox.log(&failing).matches("failure 1: requeuing the job").count(), 1);
     let told = sandbox.lambert(&["status", &run]).out;
-    assert_eq!(told.matches("ago: failed: given up after 1 failures").count(), 2, "{told}");
+    assert_eq!(told.matches("ago: failed: giving up after 1 failures").count(), 2, "{told}");
 
     assert_eq!(sandbox.ended(&hopeless), "FAILED|65:0", "{}", sandbox.log(&hopeless));
     assert!(!sandbox.log(&hopeless).contains("queued again"), "{}", sandbox.log(&hopeless));
@@ -47,7 +47,7 @@ pub fn asked_in_the_prologue(place: &Place, sandbox: &Sandbox) {
     let job = sandbox.submit(&config(place, sandbox, 1_000_000), &run, &more);
     sandbox.wait("the prologue", || Path::new(&begun).exists().then_some(()));
     assert_eq!(sandbox.run("scancel", &["--batch", "--signal=USR1", &job]).code, 0);
-    let seen = sandbox.say(&job, 0, "the job is queued again");
+    let seen = sandbox.say(&job, 0, "requeuing the job");
     assert!(!sandbox.log(&job).contains("starting 2 workers"), "{}", sandbox.log(&job));
     sandbox.say(&job, seen, "\nstep ");
     assert_eq!(sandbox.lambert(&["stop", &run]).code, 0);
@@ -74,8 +74,8 @@ pub fn count_beside_a_comment(place: &Place, sandbox: &Sandbox) {
     let job = failing(place, sandbox, "commented", "");
     assert_eq!(sandbox.ended(&job), "FAILED|1:0", "{}", sandbox.log(&job));
     let log = sandbox.log(&job);
-    assert_eq!(log.matches("failure 1: the job is queued again").count(), 1, "{log}");
-    assert_eq!(log.matches("failure 2; slurm.requeues is 1").count(), 1, "{log}");
+    assert_eq!(log.matches("failure 1: requeuing the job").count(), 1, "{log}");
+    assert_eq!(log.matches("failure 2: slurm.requeues is 1").count(), 1, "{log}");
     let told = sandbox.run("squeue", &["--states=all", "-h", "-j", &job, "-o", "%k"]).out;
     assert_eq!(told, "project 2026; lambert: 1 failures");
 }
@@ -88,7 +88,7 @@ pub fn count_that_is_not_kept(place: &Place, sandbox: &Sandbox) {
     let job = failing(place, sandbox, "uncounted", refused);
     assert_eq!(sandbox.ended(&job), "FAILED|1:0", "{}", sandbox.log(&job));
     let log = sandbox.log(&job);
-    let said = "failure 1: Slurm does not keep this number in the job's comment, and the job is not queued again";
-    assert!(log.contains(said) && !log.contains("the job is queued again"), "{log}");
+    let said = "failure 1: cannot store this count in the job's comment, so the job is not requeued";
+    assert!(log.contains(said) && !log.contains("requeuing the job"), "{log}");
     assert_eq!(log.matches("ermission denied").count(), 7, "as often as a busy controller is asked: {log}");
 }

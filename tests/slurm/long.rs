@@ -199,7 +199,7 @@ fn suspended(sandbox: &Sandbox, job: &str) {
         sandbox.administer("scontrol", &["resume", job]);
         sandbox.wait("a step after a suspension", || (self::step(sandbox) > step).then_some(()));
         let again = sandbox.log(job).matches("starting 2 workers").count() - starts;
-        eprintln!("| resumed after {seconds} s | 1 | {:.1}, {again} restart(s) | |", begun.elapsed().as_secs_f64());
+        eprintln!("| resumed after {seconds} s | 1 | {:.1}, restarts: {again} | |", begun.elapsed().as_secs_f64());
     }
 }
 

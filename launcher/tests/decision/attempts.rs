@@ -53,7 +53,7 @@ fn restarts_are_counted_in_a_window_whatever_progress_they_make() {
     let mut patient = Scene { at: scene.at + 3601.0, state: scene.state.clone(), done: Vec::new() };
     scene.train(6, 6).fail(FailureKind::Transient);
     let (code, message) = scene.failure();
-    assert!(code == 1 && message.starts_with("given up after 6 failures within 60 minutes"), "{message}");
+    assert!(code == 1 && message.starts_with("giving up after 6 failures within 60 minutes"), "{message}");
     patient.train(6, 6).saves(6).fail(FailureKind::Transient).pause();
     // A coordinator that comes after one that vanished counts on; after one that has given up it begins anew.
     let later = Settings { unix: 1e9 + patient.at, ..patient.state.settings.clone() };
@@ -98,7 +98,7 @@ fn a_failure_of_a_host_is_tried_elsewhere_and_three_times() {
     scene.fail(FailureKind::Host).pause();
     scene.train(3, 5).fail(FailureKind::Host).pause();
     let (_, message) = { scene.train(4, 5).fail(FailureKind::Host).failure() };
-    assert!(message.starts_with("given up after 3 counters: rank 0"), "{message}");
+    assert!(message.starts_with("giving up after 3 attempts: rank 0"), "{message}");
 }
 
 /// The run's end does not depend on how its processes leave.
@@ -114,7 +114,7 @@ fn ranks_that_are_done_and_do_not_leave_are_ended() {
         scene.says(EventKind::Finished { step: 9, stopped }).wait(30.0);
         assert_eq!(scene.done, []);
         scene.wait(1.0);
-        let said = "the ranks have not left 31 s after the last of their work: they are ended";
+        let said = "the workers have not exited 31 s after finishing; terminating them";
         assert!(
             matches!(&scene.done[..], [Action::Note(Note::Slow(text)), Action::End] if text == said),
             "{:?}",
@@ -171,7 +171,7 @@ fn a_silent_rank_ends_its_attempt_and_its_host_is_remembered() {
     scene.worker(WorkerEvent::Gone(vec!["pid 12 (state D)".into()]));
     assert_eq!(scene.done[0], Action::Note(Note::LeftoverProcesses(vec!["pid 12 (state D)".into()])));
     assert_eq!(scene.state.history.restarts[0].host.as_deref(), Some("a"));
-    assert!(scene.state.history.restarts[0].cause.ends_with("has been silent for 90 s"));
+    assert!(scene.state.history.restarts[0].cause.ends_with("has sent no heartbeat for 90 s"));
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn attempts_without_a_new_checkpoint_end_the_run_whatever_their_spacing() {
     let mut lucky = Scene { at: scene.at, state: scene.state.clone(), done: Vec::new() };
     scene.wait(LATER);
     let (code, message) = { scene.train(7, 60).fail(FailureKind::Transient).failure() };
-    let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: rank 0";
+    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: rank 0";
     assert!(code == 1 && message.starts_with(expected), "{message}");
     assert_eq!(scene.state.history.progress.fruitless, 0, "who starts it again has mended something");
     // A checkpoint further than any is progress.
@@ -49,7 +49,7 @@ fn the_count_outlives_a_coordinator() {
     let history: RestartHistory = serde_json::from_value(serde_json::to_value(&scene.state.history).unwrap()).unwrap();
     let (state, done) = CoordinatorState::begin(scene.state.settings.clone(), history);
     let mut next = Scene { at: 0.0, state, done };
-    assert!(next.train(6, 5).fail(FailureKind::Transient).failure().1.starts_with("given up after 6 "));
+    assert!(next.train(6, 5).fail(FailureKind::Transient).failure().1.starts_with("giving up after 6 "));
 }
 
 /// A coordinator in a job that is near its time limit while its ranks load.
@@ -70,7 +70,7 @@ fn a_load_that_is_longer_than_the_time_limit_is_not_queued_again_for_ever() {
         history = scene.state.history;
     }
     let scene = too_short(history.clone(), 6);
-    let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: close to its time limit";
+    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: close to the job's time limit";
     assert_eq!(scene.failure(), (70, expected), "a job that ends so is not queued again");
     assert!(!scene.done.contains(&Action::ForgetStop));
     let told = &scene.state.history.job_ends[5];
@@ -92,8 +92,8 @@ fn a_coordinator_that_is_killed_in_its_job_counts() {
         history = scene.state.history;
     }
     let scene = Scene::in_job(history.clone(), 120.0, 7.0 * LATER);
-    let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: the coordinator was \
-                    killed, or its node failed";
+    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: the coordinator \
+                    or its node died";
     assert_eq!(scene.failure(), (70, expected));
     assert_eq!(scene.done, []);
     // By hand, whoever has killed it.
@@ -149,7 +149,7 @@ fn going_back_does_not_wait_and_has_its_limit() {
     }
     let mut past = Scene { at: scene.at, state: scene.state.clone(), done: Vec::new() };
     scene.train(3, 9).saves(7).saves(9).says(rolled_back(9, 7)).exit(0);
-    assert_eq!(scene.failure(), (65, "given up after 2 rollbacks without progress; the last: the loss"));
+    assert_eq!(scene.failure(), (65, "giving up after 2 rollbacks without progress; the last: the loss"));
     past.train(3, 12).saves(10).says(rolled_back(12, 10)).exit(0);
     assert_eq!(past.pause().0, 0.0, "a checkpoint beyond the step of the rollback");
     assert_eq!(past.state.history.progress.rollbacks, 1);

@@ -29,12 +29,8 @@ fn result(stopped: bool) -> Verdict {
 #[test]
 fn a_crash_after_the_end_is_a_warning() {
     let crashes = [
-        (
-            WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 6 }),
-            134,
-            "rank 1 (pid 7 on host b) was killed by signal 6",
-        ),
-        (WorkerEvent::Died(RankDeath::Exit { rank: 0, code: 3 }), 3, "rank 0 (pid 7 on host a) exited with code 3"),
+        (WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 6 }), 134, "rank 1 (pid 7, host b) killed by SIGABRT"),
+        (WorkerEvent::Died(RankDeath::Exit { rank: 0, code: 3 }), 3, "rank 0 (pid 7, host a) exited with code 3"),
         (WorkerEvent::Remark("prterun noticed".into()), 1, "the launcher exited with code 1: prterun noticed"),
     ];
     for stopped in [false, true] {
@@ -57,7 +53,7 @@ fn a_crash_after_the_end_is_a_warning() {
     // What a rank says of itself, too.
     let mut scene = done(false);
     scene.says(EventKind::Failed { message: "MPI_Finalize".into(), kind: FailureKind::Transient }).exit(1);
-    let told = "rank 0 (pid 7 on host a) failed: MPI_Finalize".to_owned();
+    let told = "rank 0 (pid 7, host a) failed: MPI_Finalize".to_owned();
     assert_eq!(scene.done[0], Action::Note(Note::ResultStands(told)));
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
     // An end in good order is no crash.

@@ -41,7 +41,7 @@ fn failure(monitor: AttemptMonitor, code: i32) -> (String, FailureKind) {
 #[test]
 fn the_word_of_rank_0_is_the_result_whatever_follows() {
     let mut monitor = monitor();
-    assert!(failure(monitor.clone(), 0).0.contains("before the ranks had said"));
+    assert!(failure(monitor.clone(), 0).0.contains("before the workers reported completion"));
     assert_eq!(monitor.result(), None);
     tell(&mut monitor, 1, EventKind::Finished { step: 9, stopped: false });
     assert_eq!(monitor.result(), None, "rank 0 says so");
