@@ -69,8 +69,9 @@ fn attempt(status: &Status) -> String {
     if *count == 0 {
         return status.attempt.to_string();
     }
-    let seconds: f64 = lost.iter().filter_map(|lost| lost.seconds).sum();
-    format!("{} ({}, {seconds:.1} s lost)", status.attempt, counted(*count, "restart"))
+    let cost: Option<f64> = lost.iter().filter_map(|lost| lost.seconds).reduce(|sum, seconds| sum + seconds);
+    let cost = cost.map_or(String::new(), |seconds| format!(", {seconds:.1} s lost"));
+    format!("{} ({}{cost})", status.attempt, counted(*count, "restart"))
 }
 
 fn failure(lost: &Downtime) -> String {
