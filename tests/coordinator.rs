@@ -99,7 +99,7 @@ fn a_coordinator_is_known_by_more_than_its_number() {
     let run = place.path("run");
     let mut running = Running::start(&place.config(ENDLESS, 1), &run);
     running.reach(3);
-    assert!(support::done(&["status", &run]).contains("training, its coordinator"));
+    assert!(support::done(&["status", &run]).contains("training, updated "));
     running.kill_coordinator("-KILL");
     drop(running);
     wait_for_no_workers(&run);

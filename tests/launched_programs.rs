@@ -26,7 +26,7 @@ fn a_failure_at_the_start_is_told_in_words() {
     assert_eq!(code, 2, "{log}");
     assert!(log.contains(why), "{log}");
     let status = support::done(&["status", &place.path("run")]);
-    assert!(status.contains("failed       rank ") && status.contains(why), "{status}");
+    assert!(status.contains("error        rank ") && status.contains(why), "{status}");
 }
 
 /// One rank has another MPI than the other: refused before they try to find each other.

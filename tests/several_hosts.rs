@@ -88,7 +88,7 @@ fn the_lines_of_the_page_run_as_they_stand() {
             "ssh" if line.ends_with("hostname") => second,
             "ssh" if line.contains("ls") => "/srv/data/train/manifest.json",
             "ssh" => "mpirun (Open MPI) 4",
-            "lambert" if line.contains("status") => "50 of 50",
+            "lambert" if line.contains("status") => "50/50",
             _ => "no CPU pinning (single NUMA node)",
         };
         assert!(said.contains(expected) || line.starts_with("lambert run") && said.contains("pinn"), "{line}: {said}");

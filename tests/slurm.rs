@@ -67,7 +67,7 @@ fn disturb(place: &Place, sandbox: &Sandbox, steps: u64) {
     assert_eq!(first.code, 0, "{}", first.err);
     eprintln!("the job that goes first was done after {:.1} s", begun.elapsed().as_secs_f64());
     let seen = sandbox.say(&job, seen, "(preempted by another job)");
-    let seen = sandbox.say(&job, seen, "the job is queued again");
+    let seen = sandbox.say(&job, seen, "requeuing the job");
     sandbox.say(&job, seen, "\nstep ");
     eprintln!("preempted: steps again after {:.1} s", begun.elapsed().as_secs_f64());
     assert_eq!(sandbox.ended(&job), "COMPLETED|0:0", "{}", sandbox.log(&job));
@@ -102,7 +102,7 @@ fn ends(place: &Place, sandbox: &Sandbox) {
     assert!(sandbox.log(&other).contains("(stopped by a person)"), "{}", sandbox.log(&other));
     for (run, job) in [(&stopped, &one), (&cancelled, &other)] {
         let log = sandbox.log(job);
-        assert!(!log.contains("queued again"), "{log}");
+        assert!(!log.contains("requeuing the job"), "{log}");
         assert!(!support::checkpoints(run).is_empty(), "{log}");
     }
 }
@@ -114,7 +114,7 @@ fn ranks_are_asked_first(place: &Place, sandbox: &Sandbox) {
     sandbox.say(&job, 0, "\nstep 5/");
     assert_eq!(sandbox.run("scancel", &["--signal=TERM", &format!("{job}.0")]).code, 0);
     let seen = sandbox.say(&job, 0, "stopping: the workers save a checkpoint");
-    let seen = sandbox.say(&job, seen, "the job is queued again");
+    let seen = sandbox.say(&job, seen, "requeuing the job");
     sandbox.say(&job, seen, "\nstep ");
     assert_eq!(sandbox.run("scancel", &[&job]).code, 0);
     assert!(sandbox.ended(&job).starts_with("CANCELLED"), "{}", sandbox.log(&job));

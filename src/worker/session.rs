@@ -76,7 +76,7 @@ impl Session {
         check_devices(&mut *ranks.group, gpu.as_ref(), sharing(config.device.share, sums.is_some()))?;
         let kind = compute_kind(&config, gpu.as_ref())?;
         let (host, nccl) = (HostShare::count(), sums.is_some());
-        bind(rank, config.device.threads, gpu.as_ref());
+        bind(config.device.threads, gpu.as_ref());
         let mut peak = [peak::matmul_peak(&*kernels, kind, peak::peak_width(gpu.is_some()))?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let peak = peak[0];
@@ -158,12 +158,12 @@ fn compute_kind(config: &RunConfig, gpu: Option<&Gpu>) -> Result<Kind, Error> {
 }
 
 /// Pins this rank to its share of the host's CPUs, and logs it.
-fn bind(rank: usize, threads: usize, gpu: Option<&Gpu>) {
+fn bind(threads: usize, gpu: Option<&Gpu>) {
     let binding =
         cpu_affinity::bind(lambert_collective::world::detect().as_ref(), gpu.map(|gpu| &*gpu.properties.pci_bus_id));
     let device = gpu.map_or_else(String::new, |gpu| format!("{gpu}, "));
     let threads = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
-    tracing::info!("rank {rank}: {device}{threads}, {binding}");
+    tracing::info!("{device}{threads}, {binding}");
 }
 
 /// Reads the configuration that the coordinator stored in the run, and the SHA-256 of its file.

@@ -28,15 +28,15 @@ pub fn decide(place: &Place, sandbox: &Sandbox) {
         seen = sandbox.say(&failing, seen, "\nstep ");
         let line = format!("{} train --run {run}", sandbox.path("bin/lambert-worker"));
         signal(*sandbox.processes(&line).last().unwrap(), "-9");
-        seen = sandbox.say(&failing, seen, "giving up after 1 failures within 60 minutes");
+        seen = sandbox.say(&failing, seen, "giving up after 1 failure within 60 minutes");
     }
     assert_eq!(sandbox.ended(&failing), "FAILED|1:0", "{}", sandbox.log(&failing));
     assert_eq!(sandbox.log(&failing).matches("failure 1: requeuing the job").count(), 1);
     let told = sandbox.lambert(&["status", &run]).out;
-    assert_eq!(told.matches("ago: failed: giving up after 1 failures").count(), 2, "{told}");
+    assert_eq!(told.matches("ago: failed: giving up after 1 failure").count(), 2, "{told}");
 
     assert_eq!(sandbox.ended(&hopeless), "FAILED|65:0", "{}", sandbox.log(&hopeless));
-    assert!(!sandbox.log(&hopeless).contains("queued again"), "{}", sandbox.log(&hopeless));
+    assert!(!sandbox.log(&hopeless).contains("requeuing the job"), "{}", sandbox.log(&hopeless));
 }
 
 /// A preemption while the prologue still copies files: nothing was begun, and it is no failure.

@@ -62,7 +62,7 @@ fn a_run_longer_than_its_time_limit_finishes_by_itself() {
     );
     assert_eq!(last_state(&sandbox, &ran.out), "COMPLETED", "{log}");
     let limits = log.matches("(close to its time limit)").count();
-    assert!(limits >= 3 && log.matches("the job is queued again").count() >= limits, "{limits}: {log}");
+    assert!(limits >= 3 && log.matches("requeuing the job").count() >= limits, "{limits}: {log}");
     assert_eq!(undisturbed.end().code, Some(0));
     support::ENVIRONMENT.set(server.environment());
     let newest = support::checkpoints(&run).remove(0);
@@ -218,7 +218,7 @@ fn cancelled(sandbox: &Sandbox, file: &str, run: &str, job: &str) {
         assert!(sandbox.ended(&job).starts_with("CANCELLED"), "{}", sandbox.log(&job));
         sandbox.say(&job, 0, "(stopped by a person)");
         times.push(begun.elapsed().as_secs_f64());
-        assert!(!sandbox.log(&job).ends_with("queued again\n"));
+        assert!(!sandbox.log(&job).ends_with("requeuing the job\n"));
         support::done(&["checkpoint", "verify", run]);
         let last = sandbox.wait("the end of the job before", || {
             let ran = sandbox.lambert(&["submit", "--config", file, "--run", run]);

@@ -11,6 +11,7 @@ use super::history::Restart;
 use super::monitor::{AttemptEnd, AttemptFailure, AttemptMonitor, Rollback};
 use super::stop::StopReason;
 use super::{CoordinatorState, EndReason, Phase, Running, stopped};
+use crate::text::counted;
 
 /// Maximum pause before a restart, seconds.
 const LONGEST_PAUSE: Seconds = 60.0;
@@ -237,7 +238,8 @@ fn rolled_back(
     }
     let limit = state.settings.rollbacks;
     if state.history.progress.rollbacks > limit {
-        let message = format!("giving up after {limit} rollbacks without progress; the last: {cause}");
+        let message =
+            format!("giving up after {} without progress; the last: {cause}", counted(limit as u64, "rollback"));
         return Phase::Over(give_up(state, at, exit::DIVERGED, message));
     }
     again(at, running, cause, 0.0, true, actions)
@@ -289,7 +291,8 @@ fn one_too_many(state: &mut CoordinatorState, at: Seconds, failure: &AttemptFail
     let (limit, minutes) = (settings.restarts, settings.window / 60.0);
     if failures > limit {
         return Some(format!(
-            "giving up after {failures} failures within {minutes} minutes (cluster.restart.limit = {limit}); the last: {}",
+            "giving up after {} within {minutes} minutes (cluster.restart.limit = {limit}); the last: {}",
+            counted(failures as u64, "failure"),
             failure.message
         ));
     }
@@ -301,7 +304,8 @@ pub fn fruitless(state: &CoordinatorState, last: &str) -> Option<String> {
     let (attempts, limit) = (state.history.progress.fruitless, state.settings.restarts);
     (attempts > limit).then(|| {
         format!(
-            "giving up after {attempts} attempts without a new checkpoint (cluster.restart.limit = {limit}); the last: {last}"
+            "giving up after {} without a new checkpoint (cluster.restart.limit = {limit}); the last: {last}",
+            counted(attempts as u64, "attempt")
         )
     })
 }

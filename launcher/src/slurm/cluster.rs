@@ -224,6 +224,9 @@ mod tests {
         assert_eq!(of(None, &found).len(), 2, "the default");
         assert_eq!(of(Some("batch,gpu"), &found), [""; 0], "one of them will do");
         assert_eq!(of(Some("gpu,x"), &found), ["slurm.partition: unknown partition \"x\"; expected one of batch, gpu"]);
-        assert_eq!(of(None, &found[1..]), ["slurm.partition: is missing and the cluster has no default; expected one of gpu"]);
+        assert_eq!(
+            of(None, &found[1..]),
+            ["slurm.partition: is missing and the cluster has no default; expected one of gpu"]
+        );
     }
 }
