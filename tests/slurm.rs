@@ -99,7 +99,7 @@ fn ends(place: &Place, sandbox: &Sandbox) {
     assert_eq!(sandbox.run("scancel", &[&other]).code, 0);
     assert_eq!(sandbox.ended(&one), "FAILED|76:0", "{}", sandbox.log(&one));
     assert!(sandbox.ended(&other).starts_with("CANCELLED"), "{}", sandbox.log(&other));
-    assert!(sandbox.log(&other).contains("(stopped by a person)"), "{}", sandbox.log(&other));
+    assert!(sandbox.log(&other).contains("(stopped by a user)"), "{}", sandbox.log(&other));
     for (run, job) in [(&stopped, &one), (&cancelled, &other)] {
         let log = sandbox.log(job);
         assert!(!log.contains("requeuing the job"), "{log}");

@@ -61,7 +61,7 @@ fn a_run_longer_than_its_time_limit_finishes_by_itself() {
         sandbox.administer("sacct", &["-nPXD", "-j", &ran.out, "-o", "state,elapsed"])
     );
     assert_eq!(last_state(&sandbox, &ran.out), "COMPLETED", "{log}");
-    let limits = log.matches("(close to its time limit)").count();
+    let limits = log.matches("(close to the job's time limit)").count();
     assert!(limits >= 3 && log.matches("requeuing the job").count() >= limits, "{limits}: {log}");
     assert_eq!(undisturbed.end().code, Some(0));
     support::ENVIRONMENT.set(server.environment());
@@ -216,7 +216,7 @@ fn cancelled(sandbox: &Sandbox, file: &str, run: &str, job: &str) {
         let begun = Instant::now();
         assert_eq!(sandbox.run("scancel", &[&job]).code, 0);
         assert!(sandbox.ended(&job).starts_with("CANCELLED"), "{}", sandbox.log(&job));
-        sandbox.say(&job, 0, "(stopped by a person)");
+        sandbox.say(&job, 0, "(stopped by a user)");
         times.push(begun.elapsed().as_secs_f64());
         assert!(!sandbox.log(&job).ends_with("requeuing the job\n"));
         support::done(&["checkpoint", "verify", run]);

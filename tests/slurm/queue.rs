@@ -1,4 +1,4 @@
-//! Requests to jobs that do not run: pending, suspended, put back into the queue.
+//! Requests to jobs that do not run: pending, suspended, requeued.
 
 use std::path::Path;
 
@@ -49,11 +49,11 @@ fn held(sandbox: &Sandbox, file: &str) {
     assert!(!sandbox.log(&job).contains("starting 2 workers"), "{}", sandbox.log(&job));
 }
 
-/// The job was put back into the queue by hand; before it starts again the run is stopped.
+/// The job was requeued by hand; before it starts again the run is stopped.
 fn between_two_starts(sandbox: &Sandbox, run: &str, job: &str) {
     sandbox.say(job, 0, "\nstep 5/");
     assert_eq!(sandbox.run("scontrol", &["requeue", job]).code, 0);
-    sandbox.say(job, 0, "(put back into the queue)");
+    sandbox.say(job, 0, "(requeued)");
     sandbox.state(job, "PENDING");
     // Slurm has no reason before its scheduler has looked at the job.
     sandbox.wait("a status with the reason why the job waits", || {
