@@ -32,7 +32,7 @@ fn each_end_is_told_with_its_words() {
     assert_eq!(stopped, StopCause::No);
     let told: Vec<_> = ends.iter().map(|(_, end)| (end.code, &*end.how, &*end.said, end.stopping)).collect();
     let expected =
-        [(Some(3), "exit code 3", "much", false), (None, "signal 9", "", false), (Some(0), "exit code 0", "", false)];
+        [(Some(3), "exit code 3", "much", false), (None, "SIGKILL", "", false), (Some(0), "exit code 0", "", false)];
     assert_eq!(told, expected);
 }
 
