@@ -52,8 +52,8 @@ pub struct BenchOptions {
 /// # Errors
 /// The stage does not exist, the dataset does not match, the device cannot be used, or memory runs out.
 pub fn run(config: &RunConfig, request: &BenchOptions) -> Result<i32, Error> {
-    let stages = config.stage.len();
-    let none = || format!("there is no stage {}: the configuration has {stages}, counted from 0", request.stage);
+    let last = config.stage.len().saturating_sub(1);
+    let none = || format!("--stage {}: expected 0 to {last}", request.stage);
     let stage = config.stage.get(request.stage).ok_or_else(|| Error::Usage(none()))?;
     // A single rank needs no MPI or NCCL.
     let device = ComputeDevice::load(&config.device, Backend::Local)?;

@@ -35,7 +35,7 @@ pub enum Error {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A GPU failed while in use.
-    #[error("GPU {gpu} is lost to this process: {message}")]
+    #[error("GPU {gpu} failed: {message}")]
     GpuLost {
         /// Index, name and PCI address.
         gpu: String,
@@ -111,8 +111,8 @@ pub enum Error {
     },
     /// The run has checkpoints, but none is usable.
     #[error(
-        "no usable checkpoint in {url}, and training does not start over in a run that has checkpoints: {problems}. Restore \
-         the missing objects, or use another --run"
+        "no usable checkpoint in {url}; refusing to start from scratch: {problems}. Restore the missing objects, or use \
+         another --run"
     )]
     NoUsableCheckpoint {
         /// URL of the run.

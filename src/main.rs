@@ -227,7 +227,7 @@ fn prepare(session: &[PathBuf]) -> Result<(), Error> {
         && !session.is_empty()
         && let Err(error) = cleanup::remove_after_launcher(session)
     {
-        tracing::warn!("directories of the launcher on this host will not be removed: {error}");
+        tracing::warn!("cannot remove the directories of the launcher on this host later: {error}");
     }
     Ok(())
 }
@@ -331,9 +331,9 @@ fn eval(model: &LoadedModel, data: &str, samples: u64, json: bool) -> Result<i32
         lines.push(format!("{:<17}{:.4} nats", format!("{title} loss"), score.loss));
         if loss.targets == TargetKind::MaskedTokens {
             let entropy = result.unigram_entropy;
-            lines.push(format!("  context-free   {entropy:.4} nats (unigram entropy of the dataset)"));
+            lines.push(format!("  baseline       {entropy:.4} nats (unigram entropy of the dataset)"));
         }
-        let accuracy = |share| format!("{:<17}{:.2} %", format!("{title} accuracy"), 100.0 * share);
+        let accuracy = |share| format!("{:<17}{:.2}%", format!("{title} accuracy"), 100.0 * share);
         lines.extend(score.accuracy.map(accuracy));
     }
     output::line(&lines.join("\n"))?;
@@ -349,7 +349,7 @@ fn fill(model: &LoadedModel, text: &str, top: usize, json: bool) -> Result<i32, 
     for (number, predictions) in masks.iter().enumerate() {
         let predictions: Vec<String> = predictions
             .iter()
-            .map(|prediction| format!("{} {:.1} %", prediction.piece, 100.0 * prediction.probability))
+            .map(|prediction| format!("{} {:.1}%", prediction.piece, 100.0 * prediction.probability))
             .collect();
         output::line(&format!("[MASK] {}: {}", number + 1, predictions.join(", ")))?;
     }

@@ -79,7 +79,7 @@ fn invalid_configurations_are_rejected() {
     let config = place.config(4, 2);
     let start = |arguments: &[&str]| run(&[&["run", "--run", &place.path("run")], arguments].concat());
     refused(&start(&["--config", &place.path("no.toml")]), 2, &["cannot read", "no.toml"]);
-    refused(&start(&[]), 2, &["holds no run yet", "--config"]);
+    refused(&start(&[]), 2, &["is not a run yet", "--config"]);
     let faults = ["model.heads=3", "stage.0.stps=3", "stage.0.learning_rate=-1", "cluster.ranks=two", "colour=red"];
     let sets: Vec<&str> = faults.iter().flat_map(|fault| ["--set", fault]).collect();
     let keys = ["model.heads", "stage.0.stps", "stage.0.learning_rate", "cluster.ranks", "colour"];
@@ -273,7 +273,13 @@ fn damaged_checkpoints_are_skipped() {
     refused(
         &again,
         70,
-        &["no usable checkpoint in", "does not start over", &third, "step-000000200-a0002/manifest.json", "format"],
+        &[
+            "no usable checkpoint in",
+            "refusing to start from scratch",
+            &third,
+            "step-000000200-a0002/manifest.json",
+            "format",
+        ],
     );
     assert_eq!(checkpoints(&run_url), before);
 }
@@ -289,6 +295,6 @@ fn a_removed_working_directory_is_rejected() {
         let arguments = ["run", "--config", &place.config(3, ranks), "--run", &place.path("run")];
         let output = command.args(arguments).output().unwrap();
         let (code, err) = (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned());
-        refused(&CommandOutput { code, out: String::new(), err }, 2, &["the working directory was removed"]);
+        refused(&CommandOutput { code, out: String::new(), err }, 2, &["the working directory was deleted"]);
     }
 }

@@ -68,7 +68,7 @@ fn demo(corpus: &[String]) -> String {
     let made = make.output().unwrap();
     let said = format!("{}{}", String::from_utf8_lossy(&made.stdout), String::from_utf8_lossy(&made.stderr));
     assert!(made.status.success(), "make demo with {corpus:?}: {said}");
-    for word in ["kill -9 of rank 1", "held-out MLM loss", "exported for transformers", "[MASK]"] {
+    for word in ["SIGKILL to rank 1", "held-out MLM loss", "exported for transformers", "[MASK]"] {
         assert!(said.contains(word), "no {word:?} of {corpus:?} in {said}");
     }
     assert!(folder.path().join("demo/model/model.safetensors").exists());

@@ -18,7 +18,7 @@ mkdir -p "$demo"
 
 # 1. Text: the user's, or generated.
 if [ $# -eq 0 ]; then
-    say "Corpus: drawn from a small grammar in which words far apart agree"
+    say "Corpus: synthetic, from a small grammar"
     "$lambert" generate --documents 4000 --seed 1 --output "$demo/corpus.txt"
     set -- "$demo/corpus.txt"
     documents=blank-line; length=64
@@ -47,7 +47,7 @@ TOML
 "$lambert" prep --config "$demo/prep.toml"
 
 # 3. Training on two ranks; half-way rank 1 is killed, as by the loss of a machine.
-say "Training: 2 ranks, LAMB"
+say "Training: 2 workers, LAMB"
 steps=${DEMO_STEPS:-$(sed -n 's/^steps = //p' configs/demo.toml)}
 "$lambert" run --config configs/demo.toml --run "$demo/run" \
     --set "stage.0.steps=$steps" --set "checkpoint.every_steps=$((steps / 24))" \
@@ -62,7 +62,7 @@ while kill -0 $run 2>/dev/null; do
     [ "${step:-0}" -ge $((steps / 2)) ] || continue
     victim=$(echo "$status" | grep -o '{"rank":1,[^}]*}' | number pid)
     [ -n "$victim" ] || continue
-    say "kill -9 of rank 1 (process $victim) at step $step, on purpose"
+    say "SIGKILL to rank 1 (pid $victim) at step $step, on purpose"
     kill -9 "$victim"
     killed=$step
 done
@@ -80,14 +80,14 @@ entropy=$(number unigram_entropy < "$demo/data/train/manifest.json")
 held_out=$(number mlm_loss < "$demo/eval.json")
 lost=$("$lambert" status "$demo/run" --json | grep -o '"failures":\[.*' | number seconds)
 say "Summary"
-printf 'MLM loss at the first step            %.4f nats\n' "$first"
-printf 'MLM loss of the last 20 steps         %.4f nats\n' "$last"
-printf 'held-out MLM loss                     %.4f nats\n' "$held_out"
-printf 'unigram baseline                      %.4f nats\n' "$entropy"
+printf 'MLM loss at the first step               %.4f nats\n' "$first"
+printf 'MLM loss of the last 20 steps            %.4f nats\n' "$last"
+printf 'held-out MLM loss                        %.4f nats\n' "$held_out"
+printf 'unigram baseline                         %.4f nats\n' "$entropy"
 awk "BEGIN { exit !($held_out > $entropy) }" \
-    && echo 'the held-out loss is above the unigram baseline: too little text, or too many steps for it'
-printf 'lost to the kill at step %-12s %.1f s\n' "$killed" "$lost"
-printf 'exported for transformers             %s\n' "$demo/model"
+    && echo 'the held-out loss is above the unigram baseline: too little text for this number of steps'
+printf 'recovery time after SIGKILL at step %-4s %.1f s\n' "$killed" "$lost"
+printf 'exported for transformers                %s\n' "$demo/model"
 # Held-out text with one masked word between the third and the last.
 say "Fill-mask"
 "$lambert" inspect "$demo/data/held-out" --samples 30 --json | grep -o '"first":"[^"\\]*"' | sed 's/^"first":"//; s/"$//' \
@@ -97,6 +97,5 @@ say "Fill-mask"
 [ -s "$demo/masked.txt" ] || echo "no held-out sample has six words without [UNK]: too little text, or not in Latin letters"
 while IFS="$(printf '\t')" read -r word text; do
     printf '%s\n' "$text"
-    "$lambert" fill-mask "$demo/run" "$text" --top 5
-    printf '          it was: %s\n' "$word"
+    printf '%s (expected: %s)\n' "$("$lambert" fill-mask "$demo/run" "$text" --top 5)" "$word"
 done < "$demo/masked.txt"

@@ -195,7 +195,7 @@ fn bench_measures_a_stage() {
     let (code, out, _) = bench(&["--samples", "8"]);
     assert!(code == Some(0) && out.contains("8 samples, ") && out.contains(" % of "), "{out}");
     let (code, _, err) = bench(&["--stage", "1"]);
-    assert!(code == Some(2) && err.contains("there is no stage 1: the configuration has 1, counted from 0"), "{err}");
+    assert!(code == Some(2) && err.contains("--stage 1: expected 0 to 0"), "{err}");
     let (code, _, err) = bench(&["--set", "stage.0.data=\"/nowhere\""]);
     assert!(code == Some(2) && err.contains("/nowhere"), "{err}");
 }

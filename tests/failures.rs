@@ -63,7 +63,7 @@ fn kills_inside_a_save_or_a_load_leave_the_result_unchanged() {
     }
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert_eq!(ended.log.matches("was killed by signal 9").count(), STALLED_REQUESTS.len(), "{}", ended.log);
+    assert_eq!(ended.log.matches("killed by SIGKILL").count(), STALLED_REQUESTS.len(), "{}", ended.log);
     let local = place.path("copy");
     support::copy(&Path::new(&place.path("s3")).join(BUCKET).join("killed"), Path::new(&local));
     assert_same_bits(&reference, &local);

@@ -228,7 +228,7 @@ fn a_shipped_configuration_runs_from_end_to_end() {
     for said in [
         "growing the model from 3 to 6 layers after step 3: stage 6-layers begins",
         "growing the model from 6 to 12 layers after step 6: stage 12-layers begins",
-        "% less than with 12 layers throughout",
+        "% less than with 12 layers in all stages",
     ] {
         assert!(ended.log.contains(said), "no {said:?} in {}", ended.log);
     }

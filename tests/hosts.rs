@@ -66,12 +66,12 @@ fn cut(silence: u64, short: u64, long: u64) {
         let status: serde_json::Value = serde_json::from_str(&support::done(&["status", &run, "--json"])).unwrap();
         assert_eq!(status["status"]["restarts"], restarts, "{status}");
         let told = support::done(&["status", &run]);
-        assert!(told.contains("\nranks        ") && told.contains("; the slowest is rank "), "{told}");
+        assert!(told.contains("\nrank time    ") && told.contains("; slowest: rank "), "{told}");
     }
     network.host_at(0).signal_coordinator("-TERM");
     let ended = running.end();
     assert_eq!(ended.code, Some(75), "{}", ended.log);
-    assert!(ended.log.contains("rank 1 (") && ended.log.contains("has been silent for "), "{}", ended.log);
+    assert!(ended.log.contains("rank 1 (") && ended.log.contains("has sent no heartbeat for "), "{}", ended.log);
     [0, 1].into_iter().for_each(|host| wait_until_clean(network.host_at(host)));
 }
 
@@ -119,7 +119,7 @@ fn assert_moves_to_the_spare_host(fault: &str, why: &str) {
     }
     let ended = start(&network, &[0, 1, 2], &place.config(30, 2), &place.path("run"), &[]).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
-    let who = format!("on host {}) failed: ", network.host_at(1).name);
+    let who = format!(", host {}) failed: ", network.host_at(1).name);
     let restarts = ended.log.lines().filter(|line| line.contains("restarting all workers")).collect::<Vec<_>>();
     let [restart] = restarts[..] else { panic!("{restarts:?} in {}", ended.log) };
     assert!(restart.contains(&who) && restart.contains(why), "{restart}");
@@ -200,7 +200,7 @@ fn a_coordinator_cut_off_from_the_store_is_replaced() {
     let ended = first.end();
     eprintln!("from its return to its end: {:.1} s", begun.elapsed().as_secs_f64());
     assert_eq!(ended.code, Some(77), "{}", ended.log);
-    assert!(ended.log.contains("another `lambert run` has taken this run over"), "{}", ended.log);
+    assert!(ended.log.contains("another coordinator has taken over the run"), "{}", ended.log);
     second.reach_now(30);
     network.host_at(1).signal_coordinator("-TERM");
     let ended = second.end();

@@ -18,7 +18,7 @@ fn ranks_whose_weights_differ_are_found_at_the_next_save() {
     // One checkpoint every seven steps.
     let flip = "test.flipped_weights=[[1, 10]]";
     for (ranks, expected) in [
-        (3, "the weights of rank(s) 1 differ from those of the majority (2 ranks)"),
+        (3, "the weights of rank 1 differ from those of the majority (2 ranks)"),
         (2, "the weights of ranks 0, 1 differ, without a majority"),
     ] {
         let [clean, flipped] = ["clean", "flipped"].map(|name| format!("{name}-{ranks}"));

@@ -53,8 +53,7 @@ fn kill_ranks(place: &TestDir, reference: &str, kill_times: &mut Rng) {
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     for rank in killed {
         let line = ended.log.lines().find(|line| {
-            line.contains(&format!("rank {rank} (pid "))
-                && line.contains("was killed by signal 9; restarting all workers")
+            line.contains(&format!("rank {rank} (pid ")) && line.contains("killed by SIGKILL; restarting all workers")
         });
         assert!(line.is_some(), "rank {rank} is not named in {}", ended.log);
     }

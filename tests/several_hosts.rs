@@ -89,7 +89,7 @@ fn the_commands_of_the_page_work() {
             "ssh" if line.ends_with("hostname") => second,
             "ssh" if line.contains("ls") => "/srv/data/train/manifest.json",
             "ssh" => "mpirun (Open MPI) 4",
-            "lambert" if line.contains("status") => "50 of 50",
+            "lambert" if line.contains("status") => "50/50",
             _ => "no CPU pinning (single NUMA node)",
         };
         assert!(said.contains(expected) || line.starts_with("lambert run") && said.contains("pinn"), "{line}: {said}");
@@ -139,9 +139,9 @@ fn faults_print_the_messages_of_the_page() {
     let interface = ["cluster.control.interface: this host has no interface eth9", "exit code 2"];
     says(&network, 8, "--set 'cluster.control.interface=\"eth9\"'", &interface);
     for (open, expected) in [
-        (&["41000-41007"][..], &["no rank has reported (rank 0 has not reported within 600 s of its start)"][..]),
+        (&["41000-41007"][..], &["no rank has reported (rank 0 has not reported within 600 s of the start)"][..]),
         (&["41000-41015"], &["is slow: joining the other ranks", "hangs: joining the other ranks for 600 s"]),
-        (&["41008-41023"], &["rank 1 has not reported within 600 s of its start"]),
+        (&["41008-41023"], &["rank 1 has not reported within 600 s of the start"]),
     ] {
         let place = TestDir::new();
         let Some(network) = hosts(&place, 1_000_000) else { return };

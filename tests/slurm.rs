@@ -50,14 +50,14 @@ fn disturb(place: &TestDir, sandbox: &Sandbox, steps: u64) {
     assert_eq!(ranks.len(), 2, "{ranks:?}");
     let begun = Instant::now();
     signal(*ranks.last().unwrap(), "-9");
-    let seen = sandbox.wait_for_log(&job, 0, "was killed by signal 9; restarting all workers");
+    let seen = sandbox.wait_for_log(&job, 0, "killed by SIGKILL; restarting all workers");
     let seen = sandbox.wait_for_log(&job, seen, "recovered to step");
     eprintln!("a rank killed: as far again after {:.1} s", begun.elapsed().as_secs_f64());
 
     let coordinator = sandbox.processes(&sandbox.path("bin/lambert run"));
     let begun = Instant::now();
     signal(coordinator[0], "-9");
-    let seen = sandbox.wait_for_log(&job, seen, "the coordinator was killed by signal 9");
+    let seen = sandbox.wait_for_log(&job, seen, "the coordinator killed by SIGKILL");
     let seen = sandbox.wait_for_log(&job, seen, "\nstep ");
     eprintln!("the coordinator killed: steps again after {:.1} s", begun.elapsed().as_secs_f64());
 
@@ -67,15 +67,15 @@ fn disturb(place: &TestDir, sandbox: &Sandbox, steps: u64) {
     assert_eq!(first.code, 0, "{}", first.err);
     eprintln!("the job that goes first was done after {:.1} s", begun.elapsed().as_secs_f64());
     let seen = sandbox.wait_for_log(&job, seen, "(preempted by another job)");
-    let seen = sandbox.wait_for_log(&job, seen, "the job is queued again");
+    let seen = sandbox.wait_for_log(&job, seen, "requeuing the job");
     sandbox.wait_for_log(&job, seen, "\nstep ");
     eprintln!("preempted: steps again after {:.1} s", begun.elapsed().as_secs_f64());
     assert_eq!(sandbox.ended(&job), "COMPLETED|0:0", "{}", sandbox.log(&job));
     let told = sandbox.lambert(&["status", &run]).out;
     for line in [
         format!("job          {job}: completed on n["),
-        format!("ended        job {job}, "),
-        "the coordinator was killed, or its node failed".to_owned(),
+        format!("job end      {job}, "),
+        "the coordinator or its node died".to_owned(),
         "ago: preempted by another job".to_owned(),
     ] {
         assert!(told.contains(&line), "no {line:?} in {told}");
@@ -99,10 +99,10 @@ fn requested_ends_are_not_requeued(place: &TestDir, sandbox: &Sandbox) {
     assert_eq!(sandbox.run("scancel", &[&other]).code, 0);
     assert_eq!(sandbox.ended(&one), "FAILED|76:0", "{}", sandbox.log(&one));
     assert!(sandbox.ended(&other).starts_with("CANCELLED"), "{}", sandbox.log(&other));
-    assert!(sandbox.log(&other).contains("(stopped by a person)"), "{}", sandbox.log(&other));
+    assert!(sandbox.log(&other).contains("(stopped by a user)"), "{}", sandbox.log(&other));
     for (run, job) in [(&stopped, &one), (&cancelled, &other)] {
         let log = sandbox.log(job);
-        assert!(!log.contains("queued again"), "{log}");
+        assert!(!log.contains("requeuing the job"), "{log}");
         assert!(!support::checkpoints(run).is_empty(), "{log}");
     }
 }
@@ -114,7 +114,7 @@ fn sigterm_to_the_step_stops_the_run(place: &TestDir, sandbox: &Sandbox) {
     sandbox.wait_for_log(&job, 0, "\nstep 5/");
     assert_eq!(sandbox.run("scancel", &["--signal=TERM", &format!("{job}.0")]).code, 0);
     let seen = sandbox.wait_for_log(&job, 0, "stopping: the workers save a checkpoint");
-    let seen = sandbox.wait_for_log(&job, seen, "the job is queued again");
+    let seen = sandbox.wait_for_log(&job, seen, "requeuing the job");
     sandbox.wait_for_log(&job, seen, "\nstep ");
     assert_eq!(sandbox.run("scancel", &[&job]).code, 0);
     assert!(sandbox.ended(&job).starts_with("CANCELLED"), "{}", sandbox.log(&job));
@@ -125,13 +125,13 @@ fn impossible_jobs_are_rejected(place: &TestDir, sandbox: &Sandbox) {
     let file = config(place, sandbox, 10);
     let (sum, run) = ("slurm.", sandbox.path("runs/refused"));
     for (set, message) in [
-        ("partition=\"nowhere\"", "partition: there is no \"nowhere\"; there are batch, urgent"),
+        ("partition=\"nowhere\"", "partition: unknown partition \"nowhere\"; expected one of batch, urgent"),
         ("colour=\"red\"", "colour: "),
-        ("account=\"nobody\"", "account: you have no \"nobody\"; you have lab"),
-        ("qos=\"best\"", "qos: you have no \"best\"; you have normal, patient"),
-        ("time=\"2:00:00\"", "time: 2:00:00 is more than the 3600 s that partition batch allows"),
+        ("account=\"nobody\"", "account: no access to \"nobody\"; expected one of lab"),
+        ("qos=\"best\"", "qos: no access to \"best\"; expected one of normal, patient"),
+        ("time=\"2:00:00\"", "time: is 2:00:00; partition batch allows at most 3600 s"),
         ("lead_seconds=1800", "lead_seconds: is 1800; must be less than the time limit \"30\""),
-        ("output=\"no/such/%j\"", "output: there is no folder "),
+        ("output=\"no/such/%j\"", "output: directory "),
         ("export=[\"AWS_SECRET_ACCESS_KEY\"]", "export: AWS_SECRET_ACCESS_KEY: Slurm would store its value in files"),
     ] {
         let set = format!("{sum}{set}");
@@ -213,7 +213,7 @@ fn submit_rejects_an_active_run_and_a_short_lead_time() {
     running.reach(3);
     let refused = submit(&[]);
     assert_eq!(refused.code, 2, "{}", refused.err);
-    for text in ["is being trained: its coordinator (pid ", "`lambert stop "] {
+    for text in ["is running: its coordinator (pid ", "`lambert stop "] {
         assert!(refused.err.contains(text), "no {text:?} in {}", refused.err);
     }
     running.kill_coordinator("-TERM");
@@ -228,8 +228,8 @@ fn submit_rejects_an_active_run_and_a_short_lead_time() {
     std::fs::write(object, memory.to_string()).unwrap();
     let short = submit(&[]);
     assert_eq!(short.code, 2, "{}", short.err);
-    let said = "slurm.lead_seconds: is 120; the run's last checkpoints took 140.0 s (median) and a step ";
-    assert!(short.err.contains(said) && short.err.contains("at least 141 is needed"), "{}", short.err);
+    let said = "slurm.lead_seconds: is 120; must be at least 141: a checkpoint takes 140.0 s (median) and a step ";
+    assert!(short.err.contains(said), "{}", short.err);
     let long = submit(&["--set", "slurm.lead_seconds=142"]);
     assert!(long.err.contains("cannot start sinfo"), "{}", long.err);
 }

@@ -91,7 +91,11 @@ fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
     server.before("GET /runs/run/checkpoints/step-000000007-a0001/model", 0, replace(older, None));
     let verified = run_in(&["checkpoint", "verify", &url, "--json"], &environment);
     assert_eq!((verified.code, verified.out.lines().count()), (0, 1), "{}{}", verified.out, verified.err);
-    assert!(verified.out.contains(newer) && verified.err.contains("was removed while it was read"), "{}", verified.err);
+    assert!(
+        verified.out.contains(newer) && verified.err.contains("was deleted during verification"),
+        "{}",
+        verified.err
+    );
     // Actual damage is still reported.
     there(&[older, newer]);
     std::fs::remove_file(folder.join("checkpoints").join(older).join("model.safetensors")).unwrap();

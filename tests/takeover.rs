@@ -21,7 +21,7 @@ fn a_replaced_coordinator_does_not_take_the_run_back() {
     let ended = first.end();
     seconds("from its return to its end", start);
     assert_eq!(ended.code, Some(77), "{}", ended.log);
-    assert!(ended.log.contains("another `lambert run` has taken this run over"), "{}", ended.log);
+    assert!(ended.log.contains("another coordinator has taken over the run"), "{}", ended.log);
     second.reach_now(20);
     second.kill_coordinator("-TERM");
     let ended = second.end();

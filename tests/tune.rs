@@ -182,7 +182,7 @@ fn a_killed_tuning_resumes_and_finds_the_best_run() {
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     support::assert_same_bits(&format!("{runs}/{}", best["name"].as_str().unwrap()), &place.path("again"));
     let third = support::run(&line);
-    assert!(third.err.starts_with("5 runs, 0 to be made"), "{}", third.err);
+    assert!(third.err.starts_with("5 runs, 0 to do"), "{}", third.err);
     // New runs with another criterion, or another value of an untuned key, are not ranked with these.
     let grid = ["tune", "--config", &config, "--runs", &runs, "--grid", "stage.0.learning_rate=3e-3", "--set"];
     for (set, differs) in
@@ -190,16 +190,20 @@ fn a_killed_tuning_resumes_and_finds_the_best_run() {
     {
         let other = support::run(&[&grid[..], &[set]].concat());
         assert_eq!(other.code, 2, "{}", other.err);
-        assert!(other.err.contains("made with another configuration") && other.err.contains(differs), "{}", other.err);
+        assert!(
+            other.err.contains("has runs of another configuration") && other.err.contains(differs),
+            "{}",
+            other.err
+        );
     }
     // A removed run is repeated.
     std::fs::remove_dir_all(format!("{runs}/{}", best["name"].as_str().unwrap())).unwrap();
     let remade = support::run(&line);
-    assert!(remade.err.starts_with("5 runs, 1 to be made"), "{}", remade.err);
+    assert!(remade.err.starts_with("5 runs, 1 to do"), "{}", remade.err);
     // Without the results table, finished runs and their losses are still found.
     std::fs::remove_file(place.path("runs/tune.json")).unwrap();
     let fourth = support::run(&line);
-    assert!(fourth.err.starts_with("5 runs, 5 to be made"), "{}", fourth.err);
+    assert!(fourth.err.starts_with("5 runs, 5 to do"), "{}", fourth.err);
     let losses = |text: &str| -> Vec<(String, Value, Value)> {
         let results: Value = serde_json::from_str(text).unwrap();
         let trial = |trial: &Value| (trial["name"].to_string(), trial["held_out"].clone(), trial["training"].clone());
@@ -251,5 +255,5 @@ fn an_invalid_sweep_is_rejected_before_any_run() {
     assert_eq!(beside.code, 2, "{}", beside.err);
     assert!(beside.err.contains("tune.toml: a tuning in this --runs writes that file"), "{}", beside.err);
     refused(&["--grid", "objective.mask_probability=0.15,0.3"], "objective.mask_probability cannot be tuned");
-    refused(&["--grid", "run.seed=1,2", "--set", "evaluation.data=\"\""], "evaluation.data names no dataset");
+    refused(&["--grid", "run.seed=1,2", "--set", "evaluation.data=\"\""], "evaluation.data is missing");
 }

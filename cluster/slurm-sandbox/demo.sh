@@ -63,7 +63,7 @@ echo "$job"
 until grep -q '^step 5/' "lambert-$job.log" 2>/dev/null; do sleep 0.2; done
 say srun --partition=urgent --nodes=3 --exclusive true
 as_user srun --partition=urgent --nodes=3 --exclusive true
-until grep -q 'queued again' "lambert-$job.log"; do sleep 0.2; done
+until grep -q 'requeuing the job' "lambert-$job.log"; do sleep 0.2; done
 say lambert status run
 as_user bin/lambert status run
 until grep -q '^finished at step' "lambert-$job.log"; do sleep 1; done

@@ -183,7 +183,7 @@ fn run_with_limits(
         if options.part.is_none() {
             job.remove_leftovers()?;
         }
-        tracing::debug!(datasets = datasets.len(), "preparation was done before; nothing to do");
+        tracing::debug!(datasets = datasets.len(), "datasets are up to date");
         let held_out = datasets.first().and_then(|train| train.manifest.held_out.clone());
         return Ok(report(held_out, true, datasets));
     }

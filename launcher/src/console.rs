@@ -66,7 +66,7 @@ pub fn finish() {
     let start = Instant::now();
     let unread = detached.output.finish(LAST_WRITES);
     if unread > 0 {
-        line(&format!("lambert: {unread} lines for standard output were dropped: it was not read"));
+        line(&format!("lambert: dropped {unread} lines for stdout: it was not read"));
     }
     // stderr was written in the meantime.
     detached.error.finish(LAST_WRITES.saturating_sub(start.elapsed()).max(LAST_WRITES / 4));
@@ -126,7 +126,7 @@ impl Sink for Output {
         if let Err(error) = written {
             self.closed = true;
             if error != rustix::io::Errno::PIPE {
-                tracing::warn!("cannot print records any longer, the run goes on: {error}");
+                tracing::warn!("cannot write records to stdout; training continues without them: {error}");
             }
         }
     }
@@ -150,7 +150,7 @@ impl Sink for Errors {
     }
 
     fn gap(&self, lines: u64) -> String {
-        format!("lambert: {lines} lines were dropped here: standard error was not read")
+        format!("lambert: dropped {lines} lines here: stderr was not read")
     }
 
     fn draw(&mut self, bar: Bar) {

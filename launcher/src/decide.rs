@@ -119,7 +119,7 @@ fn stopped(state: &CoordinatorState) -> Option<Phase> {
 }
 
 fn replaced(newest: u32) -> Verdict {
-    Verdict::Replaced(format!("another `lambert run` has taken this run over, as attempt {newest}"))
+    Verdict::Replaced(format!("another coordinator has taken over the run as attempt {newest}"))
 }
 
 fn start(state: &mut CoordinatorState, at: Seconds, number: u32, actions: &mut Vec<Action>) -> Phase {
@@ -225,7 +225,7 @@ fn reason_to_end(
         return Some(EndReason::Stopped);
     }
     let mismatch = running.monitor.versions.mismatch.as_ref()?;
-    let message = format!("the ranks do not run the same programs: {mismatch}");
+    let message = format!("version mismatch: {mismatch}");
     Some(EndReason::Failed(AttemptFailure { message, fault: FailureKind::Usage, host: None }))
 }
 
@@ -245,7 +245,7 @@ fn overdue(
     let hang = timeouts.overdue(at, running.begun, running.attempt.world, &running.monitor)?;
     if running.monitor.leaving().is_some() {
         // All work is done; the run may still succeed.
-        actions.push(Action::Note(Note::Slow(format!("{}: they are ended", hang.message))));
+        actions.push(Action::Note(Note::Slow(format!("{}; terminating them", hang.message))));
     }
     Some(EndReason::Failed(AttemptFailure { host: hang.host, ..AttemptFailure::passing(hang.message) }))
 }

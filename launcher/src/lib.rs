@@ -12,6 +12,7 @@
 //! - [`worker`]: locates and runs `lambert-worker`
 //! - [`console`]: results on stdout, everything else on stderr
 //! - [`failure`]: errors with exit codes; [`panics`]: panics as errors
+//! - [`text`]: durations, sizes, rates and counts in messages
 //!
 //! This crate depends on neither tensors, MPI nor the training engine: it starts `lambert-worker` as a process and
 //! talks to it over HTTP.
@@ -29,5 +30,6 @@ pub mod run;
 pub mod slurm;
 pub mod status;
 pub mod store_writer;
+pub mod text;
 pub mod tune;
 pub mod worker;

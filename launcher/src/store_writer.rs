@@ -143,7 +143,7 @@ impl Drop for Writer {
             let object = self.shared.lock().current.unwrap_or(STATUS);
             let (url, seconds) = (&self.url, LAST_WRITES.as_secs());
             tracing::warn!(
-                "{url}/{object} could not be written within {seconds} s; `lambert status` may show an earlier state"
+                "cannot write {url}/{object} within {seconds} s; `lambert status` may show an earlier state"
             );
         }
     }
@@ -190,7 +190,7 @@ fn put(store: &Store, object: &str, make: Box<MakeJson>, away: bool) -> bool {
     let text = match make() {
         Ok(text) => text,
         Err(error) => {
-            tracing::warn!("{object} cannot be written as JSON: {error}");
+            tracing::warn!("cannot serialize {object}: {error}");
             return away;
         }
     };
@@ -198,7 +198,7 @@ fn put(store: &Store, object: &str, make: Box<MakeJson>, away: bool) -> bool {
         Ok(()) => false,
         Err(error) => {
             if !away {
-                tracing::warn!("{object} cannot be written; the run goes on without: {error}");
+                tracing::warn!("cannot write {object}; training continues without it: {error}");
             }
             true
         }

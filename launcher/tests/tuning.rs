@@ -32,7 +32,7 @@ fn each_run_has_its_exit_status_and_last_message() {
     assert_eq!(stopped, StopCause::No);
     let results: Vec<_> = ends.iter().map(|(_, end)| (end.code, &*end.how, &*end.said, end.stopping)).collect();
     let expected =
-        [(Some(3), "exit code 3", "much", false), (None, "signal 9", "", false), (Some(0), "exit code 0", "", false)];
+        [(Some(3), "exit code 3", "much", false), (None, "SIGKILL", "", false), (Some(0), "exit code 0", "", false)];
     assert_eq!(results, expected);
 }
 

@@ -78,18 +78,18 @@ impl Display for BenchReport {
         let [least, median, most] = self.seconds;
         writeln!(f, "device            {}", self.device)?;
         let BatchSize { samples, tokens, padding } = self.batch;
-        writeln!(f, "step              {samples} samples, {tokens:.0} tokens, {:.1} % padding", 100.0 * padding)?;
+        writeln!(f, "step              {samples} samples, {tokens:.0} tokens, {:.1}% padding", 100.0 * padding)?;
         writeln!(f, "seconds           {median:.4} ({least:.4} to {most:.4})")?;
         writeln!(f, "samples/s         {:.1}", self.samples_per_second)?;
         let FlopRates { teraflops, peak_teraflops, utilization } = self.flops;
-        writeln!(f, "TFLOP/s           {teraflops:.3}, {:.1} % of {peak_teraflops:.3}", 100.0 * utilization)?;
-        writeln!(f, "data wait         {:.1} %", 100.0 * self.phases.data_wait)?;
-        writeln!(f, "forward, backward {:.1} %", 100.0 * self.phases.forward_backward)?;
-        writeln!(f, "optimizer         {:.1} %", 100.0 * self.phases.optimizer)?;
-        writeln!(f, "enqueued after    {:.1} % of forward and backward", 100.0 * self.phases.enqueued)?;
+        writeln!(f, "TFLOP/s           {teraflops:.3}, {:.1}% of {peak_teraflops:.3}", 100.0 * utilization)?;
+        writeln!(f, "data wait         {:.1}%", 100.0 * self.phases.data_wait)?;
+        writeln!(f, "forward, backward {:.1}%", 100.0 * self.phases.forward_backward)?;
+        writeln!(f, "optimizer         {:.1}%", 100.0 * self.phases.optimizer)?;
+        writeln!(f, "enqueued after    {:.1}% of forward and backward", 100.0 * self.phases.enqueued)?;
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         write!(f, "peak memory       {:.2} GiB", gib(self.memory.peak_memory))?;
-        self.memory.needed_memory.map_or(Ok(()), |needed| write!(f, ", {:.2} by formula", gib(needed)))
+        self.memory.needed_memory.map_or(Ok(()), |needed| write!(f, ", {:.2} GiB estimated", gib(needed)))
     }
 }
 

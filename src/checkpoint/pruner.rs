@@ -30,7 +30,7 @@ impl Pruner {
         let prune = move || {
             let _end = end;
             match stored::retain_under(&lease, &store, &retention) {
-                Ok(pruned) => tracing::debug!("deleted {} object(s) of old checkpoints", pruned.objects),
+                Ok(pruned) => tracing::debug!(objects = pruned.objects, "deleted old checkpoints"),
                 Err(error) => tracing::warn!("cannot delete old checkpoints: {}", error::chain(&error)),
             }
         };

@@ -126,11 +126,8 @@ fn start_decision((newest, passed_over): CheckpointSelection, store: &Store) -> 
 /// from the model's.
 fn incompatibility(config: &RunConfig, manifest: &Manifest, vocabulary: usize) -> Option<String> {
     let Some(stage) = config.stage.get(manifest.stage) else {
-        return Some(format!(
-            "it was saved in stage {}, but this run has {} stage(s)",
-            manifest.stage,
-            config.stage.len()
-        ));
+        let last = config.stage.len().saturating_sub(1);
+        return Some(format!("it was saved in stage {}, but the last stage of this run is {last}", manifest.stage));
     };
     let mut counts = BTreeMap::<&str, u64>::new();
     for slice in manifest.objects.iter().flat_map(|object| &object.slices) {
@@ -140,10 +137,10 @@ fn incompatibility(config: &RunConfig, manifest: &Manifest, vocabulary: usize) -
     let wrong = |spec: &&ParamSpec| counts.get(spec.name.as_str()) != Some(&(spec.count() as u64));
     if let Some(spec) = specs.iter().find(wrong) {
         let there = counts.get(spec.name.as_str()).copied().unwrap_or(0);
-        return Some(format!("it has {there} elements of {}, the run's model {}", spec.name, spec.count()));
+        return Some(format!("it has {there} elements of {}, the run's model has {}", spec.name, spec.count()));
     }
-    let more = counts.len() - specs.len();
-    (more > 0).then(|| format!("it has {more} tensor(s) that the run's model does not have"))
+    let (there, ours) = (counts.len(), specs.len());
+    (there > ours).then(|| format!("it has {there} tensors, the run's model has {ours}"))
 }
 
 fn vocabulary(datasets: &Datasets) -> usize {
@@ -180,7 +177,7 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     let store = Store::open(run)?;
     if lambert_store::hash::sha256(&store.get(VOCABULARY)?) != datasets.first().manifest().vocabulary.sha256 {
         return Err(Error::Usage(format!(
-            "run.from: {run} does not have the vocabulary of {}",
+            "run.from: the vocabulary of {run} differs from that of {}",
             datasets.first().url()
         )));
     }

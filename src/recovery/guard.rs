@@ -72,7 +72,13 @@ impl LossHistory {
             let row = self.recent.iter().rev().take_while(|step| !step.is_finite).count();
             let limit = guard.nonfinite_steps as usize;
             if limit > 0 && row + 1 >= limit {
-                return roll_back(row, format!("{} step(s) in a row without a finite loss and gradient", row + 1));
+                return roll_back(
+                    row,
+                    format!(
+                        "loss or gradient not finite in {} consecutive steps (guard.nonfinite_steps = {limit})",
+                        row + 1
+                    ),
+                );
             }
             return GuardVerdict::Skip;
         }

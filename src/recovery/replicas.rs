@@ -32,12 +32,12 @@ impl ReplicaMismatch {
 impl std::fmt::Display for ReplicaMismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let names: Vec<String> = self.ranks.iter().map(ToString::to_string).collect();
-        let names = names.join(", ");
+        let names = format!("{} {}", if names.len() == 1 { "rank" } else { "ranks" }, names.join(", "));
         match self.agreed {
             Some(agreed) => {
-                write!(f, "the weights of rank(s) {names} differ from those of the majority ({agreed} ranks)")
+                write!(f, "the weights of {names} differ from those of the majority ({agreed} ranks)")
             }
-            None => write!(f, "the weights of ranks {names} differ, without a majority"),
+            None => write!(f, "the weights of {names} differ, without a majority"),
         }
     }
 }
@@ -59,7 +59,7 @@ mod tests {
         assert_eq!(among(&[7, 7, 8, 8]), Some((vec![0, 1, 2, 3], None)));
         let mismatch = ReplicaMismatch::detect(&[7, 8, 7]).unwrap();
         assert_eq!((mismatch.blames(1), mismatch.blames(0)), (true, false));
-        assert_eq!(mismatch.to_string(), "the weights of rank(s) 1 differ from those of the majority (2 ranks)");
+        assert_eq!(mismatch.to_string(), "the weights of rank 1 differ from those of the majority (2 ranks)");
         assert!(!ReplicaMismatch::detect(&[7, 8]).unwrap().blames(0));
     }
 }

@@ -63,7 +63,7 @@ fn write_record(
     record.write(&session.store)?;
     let RollbackRecord { steps, samples, reason, .. } = record;
     let (first, last, url) = (samples.start, samples.end - 1, dataset.url());
-    let skipped = format!("rolled back to step {steps}, skipping samples {first} to {last} of {url}");
+    let skipped = format!("rolled back to step {steps}, skipping samples {first}-{last} of {url}");
     let message = format!("{reason}; {skipped}{}", repeated.map_or(String::new(), |repeated| format!("; {repeated}")));
     Ok(EventKind::RolledBack { message, step, to: steps })
 }

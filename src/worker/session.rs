@@ -76,7 +76,7 @@ impl Session {
         check_devices(&mut *ranks.group, gpu.as_ref(), sharing(config.device.share, sums.is_some()))?;
         let kind = compute_kind(&config, gpu.as_ref())?;
         let (host, nccl) = (HostShare::count(), sums.is_some());
-        bind(rank, config.device.threads, gpu.as_ref());
+        bind(config.device.threads, gpu.as_ref());
         let mut peak = [peak::matmul_peak(&*kernels, kind, peak::peak_width(gpu.is_some()))?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let peak = peak[0];
@@ -158,18 +158,19 @@ fn compute_kind(config: &RunConfig, gpu: Option<&Gpu>) -> Result<Kind, Error> {
 }
 
 /// Pins this rank to its share of the host's CPUs, and logs it.
-fn bind(rank: usize, threads: usize, gpu: Option<&Gpu>) {
+fn bind(threads: usize, gpu: Option<&Gpu>) {
     let binding =
         cpu_affinity::bind(lambert_collective::world::detect().as_ref(), gpu.map(|gpu| &*gpu.properties.pci_bus_id));
     let device = gpu.map_or_else(String::new, |gpu| format!("{gpu}, "));
-    tracing::info!("rank {rank}: {device}{threads} thread(s), {binding}");
+    let threads = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
+    tracing::info!("{device}{threads}, {binding}");
 }
 
 /// Reads the configuration that the coordinator stored in the run, and the SHA-256 of its file.
 pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
     let bytes = match store.get(CONFIG) {
         Err(lambert_store::Error::NotFound { .. }) => {
-            return Err(Error::Usage(format!("{} is not a run: it has no {CONFIG}", store.url())));
+            return Err(Error::Usage(format!("{} is not a run: {CONFIG} not found", store.url())));
         }
         other => other?,
     };
@@ -181,7 +182,7 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
 /// Joins the world of the launcher; checks that it has `world` ranks.
 fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     if let Some(launcher) = lambert_collective::world::unsupported_launcher() {
-        return Err(Error::Usage(format!("{launcher}: `lambert run` starts them")));
+        return Err(Error::Usage(format!("{launcher}; use `lambert run`")));
     }
     let started_by_mpi = lambert_collective::world::detect().is_some();
     let cluster = &config.cluster;
@@ -193,9 +194,7 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     let ranks = if use_mpi { mpi::init(options(cluster))? } else { local::single() };
     let here = ranks.group.world_size();
     if let Some(world) = world.filter(|world| *world != here) {
-        return Err(Error::Usage(format!(
-            "the attempt has {world} ranks, but {here} process(es) were started together"
-        )));
+        return Err(Error::Usage(format!("expected {world} workers in this attempt, but MPI started {here}")));
     }
     Ok(ranks)
 }

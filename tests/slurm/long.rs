@@ -59,8 +59,8 @@ fn a_run_longer_than_its_time_limit_finishes() {
         sandbox.run_as_root("sacct", &["-nPXD", "-j", &ran.out, "-o", "state,elapsed"])
     );
     assert_eq!(last_state(&sandbox, &ran.out), "COMPLETED", "{log}");
-    let limits = log.matches("(close to its time limit)").count();
-    assert!(limits >= 3 && log.matches("the job is queued again").count() >= limits, "{limits}: {log}");
+    let limits = log.matches("(close to the job's time limit)").count();
+    assert!(limits >= 3 && log.matches("requeuing the job").count() >= limits, "{limits}: {log}");
     assert_eq!(undisturbed.end().code, Some(0));
     support::ENVIRONMENT.set(server.environment());
     let newest = support::checkpoints(&run).remove(0);
@@ -197,7 +197,7 @@ fn suspended(sandbox: &Sandbox, job: &str) {
         sandbox.run_as_root("scontrol", &["resume", job]);
         sandbox.wait("a step after a suspension", || (self::step(sandbox) > step).then_some(()));
         let again = sandbox.log(job).matches("starting 2 workers").count() - starts;
-        eprintln!("| resumed after {seconds} s | 1 | {:.1}, {again} restart(s) | |", begun.elapsed().as_secs_f64());
+        eprintln!("| resumed after {seconds} s | 1 | {:.1}, restarts: {again} | |", begun.elapsed().as_secs_f64());
     }
 }
 
@@ -214,9 +214,9 @@ fn cancelled(sandbox: &Sandbox, file: &str, run: &str, job: &str) {
         let begun = Instant::now();
         assert_eq!(sandbox.run("scancel", &[&job]).code, 0);
         assert!(sandbox.ended(&job).starts_with("CANCELLED"), "{}", sandbox.log(&job));
-        sandbox.wait_for_log(&job, 0, "(stopped by a person)");
+        sandbox.wait_for_log(&job, 0, "(stopped by a user)");
         times.push(begun.elapsed().as_secs_f64());
-        assert!(!sandbox.log(&job).ends_with("queued again\n"));
+        assert!(!sandbox.log(&job).ends_with("requeuing the job\n"));
         support::done(&["checkpoint", "verify", run]);
         let last = sandbox.wait("the end of the job before", || {
             let ran = sandbox.lambert(&["submit", "--config", file, "--run", run]);

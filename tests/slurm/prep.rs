@@ -40,5 +40,5 @@ pub fn an_array_and_its_join(place: &TestDir, sandbox: &Sandbox) {
 
     let refused = sandbox.lambert(&["submit", "--prep", "--config", &config, "--parts", "4", "--tasks", "4"]);
     assert_eq!(refused.code, 2);
-    assert!(refused.err.contains("--tasks: there is no part 4 of 4"), "{}", refused.err);
+    assert!(refused.err.contains("--tasks: no part 4: expected 0 to 3"), "{}", refused.err);
 }

@@ -23,16 +23,16 @@ fn stop_pending(sandbox: &Sandbox, file: &str) {
     let later = ["--set", "slurm.options=[\"--begin=now+1hour\"]"];
     let job = sandbox.submit(file, &run, &later);
     let told = sandbox.lambert(&["status", &run]).out;
-    assert!(told.contains("no coordinator has written a status yet"), "{told}");
+    assert!(told.contains("not started yet"), "{told}");
     // BeginTime, or Resources before the scheduler has evaluated the job.
     for text in [format!("job          {job}: pending ("), "), expected to start 20".to_owned()] {
         assert!(told.contains(&text), "no {text:?} in {told}");
     }
     let twice = sandbox.lambert(&["submit", "--config", file, "--run", &run]);
     assert_eq!(twice.code, 2, "{}", twice.err);
-    assert!(twice.err.contains(&format!("is in the queue already, as job {job} (PENDING)")), "{}", twice.err);
+    assert!(twice.err.contains(&format!("is already in the queue as job {job} (PENDING)")), "{}", twice.err);
     let stopped = sandbox.lambert(&["stop", &run]);
-    assert_eq!(stopped.out, format!("job {job} was pending and is cancelled"), "{}", stopped.err);
+    assert_eq!(stopped.out, format!("cancelled pending job {job}"), "{}", stopped.err);
     assert!(sandbox.ended(&job).starts_with("CANCELLED"));
     let again = sandbox.lambert(&["stop", &run]);
     assert_eq!(again.code, 1, "{}", again.out);
@@ -53,16 +53,16 @@ fn stop_while_held(sandbox: &Sandbox, file: &str) {
 fn stop_requeued(sandbox: &Sandbox, run: &str, job: &str) {
     sandbox.wait_for_log(job, 0, "\nstep 5/");
     assert_eq!(sandbox.run("scontrol", &["requeue", job]).code, 0);
-    sandbox.wait_for_log(job, 0, "(put back into the queue)");
+    sandbox.wait_for_log(job, 0, "(requeued)");
     sandbox.wait_for_state(job, "PENDING");
     // Slurm has no reason before its scheduler has evaluated the job.
     sandbox.wait("a status with the reason why the job waits", || {
         let told = sandbox.lambert(&["status", run]).out;
-        let texts = ["and queued again", "requeued 1 time(s)", "ago: put back into the queue", ": pending ("];
+        let texts = [", queued again", "requeued 1 time", "ago: requeued", ": pending ("];
         texts.iter().all(|text| told.contains(text)).then_some(())
     });
     let stopped = sandbox.lambert(&["stop", run]);
-    assert_eq!(stopped.out, format!("job {job} was pending and is cancelled"), "{}", stopped.err);
+    assert_eq!(stopped.out, format!("cancelled pending job {job}"), "{}", stopped.err);
     assert!(sandbox.ended(job).starts_with("CANCELLED"));
     assert!(!checkpoints(run).is_empty());
     assert_eq!(sandbox.log(job).matches("starting 2 workers").count(), 1, "{}", sandbox.log(job));
@@ -73,7 +73,7 @@ fn stop_suspended(sandbox: &Sandbox, run: &str, job: &str) {
     sandbox.run_as_root("scontrol", &["suspend", job]);
     sandbox.wait_for_state(job, "SUSPENDED");
     let told = sandbox.lambert(&["status", run]).out;
-    assert!(told.contains("and suspended with its job"), "{told}");
+    assert!(told.contains(", suspended with its job"), "{told}");
     let stopped = sandbox.lambert(&["stop", run]);
     assert!(stopped.out.contains(&format!("job {job} is suspended")), "{}{}", stopped.out, stopped.err);
     sandbox.run_as_root("scontrol", &["resume", job]);
@@ -96,7 +96,7 @@ pub fn one_of_two_concurrent_submissions_succeeds(place: &TestDir, sandbox: &San
     assert_eq!(queued.lines().count(), 1, "{queued}: {codes:?}");
     assert_eq!(both.iter().filter(|ran| ran.code == 0).count(), 1, "{codes:?}");
     let refused = both.iter().find(|ran| ran.code != 0).unwrap();
-    let why = ["another `lambert submit` (pid ", "is in the queue already, as job "];
+    let why = ["another `lambert submit` (pid ", "is already in the queue as job "];
     assert!(why.iter().any(|why| refused.err.contains(why)), "{}", refused.err);
     assert_eq!(sandbox.run("scancel", &[&queued]).code, 0);
     assert!(!Path::new(&run).join("control/submission").exists());

@@ -28,15 +28,15 @@ pub fn failures_decide(place: &TestDir, sandbox: &Sandbox) {
         seen = sandbox.wait_for_log(&failing, seen, "\nstep ");
         let line = format!("{} train --run {run}", sandbox.path("bin/lambert-worker"));
         signal(*sandbox.processes(&line).last().unwrap(), "-9");
-        seen = sandbox.wait_for_log(&failing, seen, "given up after 1 failures within 60 minutes");
+        seen = sandbox.wait_for_log(&failing, seen, "giving up after 1 failure within 60 minutes");
     }
     assert_eq!(sandbox.ended(&failing), "FAILED|1:0", "{}", sandbox.log(&failing));
-    assert_eq!(sandbox.log(&failing).matches("failure 1: the job is queued again").count(), 1);
+    assert_eq!(sandbox.log(&failing).matches("failure 1: requeuing the job").count(), 1);
     let told = sandbox.lambert(&["status", &run]).out;
-    assert_eq!(told.matches("ago: failed: given up after 1 failures").count(), 2, "{told}");
+    assert_eq!(told.matches("ago: failed: giving up after 1 failure").count(), 2, "{told}");
 
     assert_eq!(sandbox.ended(&hopeless), "FAILED|65:0", "{}", sandbox.log(&hopeless));
-    assert!(!sandbox.log(&hopeless).contains("queued again"), "{}", sandbox.log(&hopeless));
+    assert!(!sandbox.log(&hopeless).contains("requeuing the job"), "{}", sandbox.log(&hopeless));
 }
 
 /// A preemption while the prologue copies files: no worker was started, and it is not a failure.
@@ -47,7 +47,7 @@ pub fn preemption_in_the_prologue(place: &TestDir, sandbox: &Sandbox) {
     let job = sandbox.submit(&config(place, sandbox, 1_000_000), &run, &more);
     sandbox.wait("the prologue", || Path::new(&begun).exists().then_some(()));
     assert_eq!(sandbox.run("scancel", &["--batch", "--signal=USR1", &job]).code, 0);
-    let seen = sandbox.wait_for_log(&job, 0, "the job is queued again");
+    let seen = sandbox.wait_for_log(&job, 0, "requeuing the job");
     assert!(!sandbox.log(&job).contains("starting 2 workers"), "{}", sandbox.log(&job));
     sandbox.wait_for_log(&job, seen, "\nstep ");
     assert_eq!(sandbox.lambert(&["stop", &run]).code, 0);
@@ -75,8 +75,8 @@ pub fn the_failure_count_keeps_other_comments(place: &TestDir, sandbox: &Sandbox
     let job = failing(place, sandbox, "commented", "");
     assert_eq!(sandbox.ended(&job), "FAILED|1:0", "{}", sandbox.log(&job));
     let log = sandbox.log(&job);
-    assert_eq!(log.matches("failure 1: the job is queued again").count(), 1, "{log}");
-    assert_eq!(log.matches("failure 2; slurm.requeues is 1").count(), 1, "{log}");
+    assert_eq!(log.matches("failure 1: requeuing the job").count(), 1, "{log}");
+    assert_eq!(log.matches("failure 2: slurm.requeues is 1").count(), 1, "{log}");
     let told = sandbox.run("squeue", &["--states=all", "-h", "-j", &job, "-o", "%k"]).out;
     assert_eq!(told, "project 2026; lambert: 1 failures");
 }
@@ -89,7 +89,7 @@ pub fn a_rejected_failure_count_ends_the_job(place: &TestDir, sandbox: &Sandbox)
     let job = failing(place, sandbox, "uncounted", refused);
     assert_eq!(sandbox.ended(&job), "FAILED|1:0", "{}", sandbox.log(&job));
     let log = sandbox.log(&job);
-    let said = "failure 1: Slurm does not keep this number in the job's comment, and the job is not queued again";
-    assert!(log.contains(said) && !log.contains("the job is queued again"), "{log}");
+    let said = "failure 1: cannot store this count in the job's comment, so the job is not requeued";
+    assert!(log.contains(said) && !log.contains("requeuing the job"), "{log}");
     assert_eq!(log.matches("ermission denied").count(), 7, "number of retries: {log}");
 }

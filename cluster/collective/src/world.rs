@@ -59,10 +59,7 @@ pub struct UnsupportedLauncher {
 impl fmt::Display for UnsupportedLauncher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, variable, size } = self;
-        write!(
-            f,
-            "this process is one of {size} that {name} has started ({variable}), and ranks find each other through {Supported} only"
-        )
+        write!(f, "{name} started {size} processes ({variable}), but workers can only be started by {Supported}")
     }
 }
 
@@ -152,8 +149,8 @@ mod tests {
         assert_eq!(of(&inside), None, "mpirun in a step of a job");
         assert_eq!(of(&[]), None);
         let two = |name: &str| (name == "PMI_SIZE").then(|| "2".to_owned());
-        let expected = "this process is one of 2 that MPICH's or Intel MPI's mpirun has started (PMI_SIZE), and ranks find each other \
-                        through Open MPI's mpirun or `srun --mpi=pmix` only";
+        let expected = "MPICH's or Intel MPI's mpirun started 2 processes (PMI_SIZE), but workers can only be started by Open MPI's \
+                        mpirun or `srun --mpi=pmix`";
         assert_eq!(unsupported_in(two).unwrap().to_string(), expected);
     }
 

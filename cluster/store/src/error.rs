@@ -43,7 +43,7 @@ pub enum Error {
         source: Cause,
     },
     /// A permanent failure, or a transient one that outlasted the retries.
-    #[error("{operation} {url} failed after {attempts} attempt(s) in {seconds:.1} s")]
+    #[error("{operation} {url} failed after {attempts} attempt{} in {seconds:.1} s", if *attempts == 1 { "" } else { "s" })]
     Failed {
         /// Operation.
         operation: &'static str,
@@ -114,8 +114,8 @@ pub enum Error {
     },
     /// The attempt number of an object has no successor.
     #[error(
-        "{url} is of attempt {attempt}, and no lease can follow it: attempts are numbered up to {last}. Nothing but a mistake \
-         makes such a name: remove it or move it away, then start the run again",
+        "{url} has attempt number {attempt}, above the maximum of {last}, so no lease can follow it; delete or move it, then \
+         restart the run",
         last = crate::run::LAST_ATTEMPT
     )]
     LastAttempt {

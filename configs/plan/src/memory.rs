@@ -151,11 +151,13 @@ fn shortage(config: &RunConfig, data: &[DatasetShape], ranks: usize, available: 
     let parameters = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary).parameters();
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     let samples = samples(stage, config.cluster.ranks.max(ranks), data);
+    let workers = if ranks == 1 { "1 worker".to_owned() } else { format!("{ranks} workers") };
     if needed > available && uses_gpu(config) {
         let message = format!(
-            "needs about {:.1} GiB of host memory for {ranks} rank(s) on this host, which has {:.1}, besides GPU memory: copies of \
+            "needs about {:.1} GiB of host memory for {} on this host, which has {:.1} GiB: copies of \
              {parameters} parameters for checkpoints and all-reduce, and {:.1} GiB per rank for prefetched samples",
             gib(needed),
+            workers,
             gib(available),
             gib(samples),
         );
@@ -163,11 +165,12 @@ fn shortage(config: &RunConfig, data: &[DatasetShape], ranks: usize, available: 
     }
     (needed > available).then(|| {
         let message = format!(
-            "needs about {:.1} GiB for {ranks} rank(s) on this host, which has {:.1}: {:.1} GiB for {parameters} parameters \
+            "needs about {:.1} GiB for {} on this host, which has {:.1} GiB: {:.1} GiB for {parameters} parameters \
              with gradients, moments and the checkpoint snapshot, {:.1} GiB per rank for a micro-batch of {} tokens \
              (reduce stage.{index}.micro_batch_tokens or set stage.{index}.recompute), and {:.1} GiB per rank for prefetched \
              samples (reduce stage.{index}.global_batch or add ranks)",
             gib(needed),
+            workers,
             gib(available),
             gib(state(parameters, ranks)),
             gib(activations(config, stage, data.vocabulary, data.sequence_length)),
@@ -227,7 +230,7 @@ mod tests {
         let (cuda, cpu) = (of(DeviceKind::Cuda, 1 << 20), of(DeviceKind::Cpu, 1 << 20));
         assert_eq!(cuda.0, of(DeviceKind::Cuda, 1 << 10).0, "no activations");
         assert!(cuda.0 < 5 << 30 && cpu.0 > 100 << 30, "{} {}", cuda.0, cpu.0);
-        assert!(cuda.1.unwrap().message.contains("besides GPU memory"));
+        assert!(cuda.1.unwrap().message.contains("of host memory for "));
     }
 
     #[test]

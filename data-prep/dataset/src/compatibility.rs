@@ -30,7 +30,7 @@ pub fn check_compatibility(
         }
         if vocabulary.or(first).is_some_and(|expected| expected != manifest.vocabulary.sha256) {
             let other = if vocabulary.is_some() { "the model" } else { used[0].0.as_str() };
-            issue(format!("does not have the vocabulary of {other}"));
+            issue(format!("its vocabulary differs from that of {other}"));
         }
     }
 }

@@ -13,7 +13,7 @@ pub enum DatasetError {
         source: lambert_store::Error,
     },
     /// The manifest is missing, so this is not a complete dataset (a preparation writes the manifest last).
-    #[error("{url} is not a dataset: it has no manifest.json (a preparation writes it last)")]
+    #[error("{url} is not a dataset: manifest.json not found (a preparation writes it at its end)")]
     NoManifest {
         /// Directory or URL prefix.
         url: String,

@@ -43,7 +43,7 @@ pub enum PrepError {
         message: String,
     },
     /// The corpus has no usable document.
-    #[error("the corpus is empty: no sentence in {files} file(s){}", rejected.as_deref().unwrap_or(""))]
+    #[error("the corpus is empty: no sentence in {files} file{}{}", if *files == 1 { "" } else { "s" }, rejected.as_deref().unwrap_or(""))]
     EmptyCorpus {
         /// Number of files read.
         files: usize,

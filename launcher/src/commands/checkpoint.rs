@@ -15,18 +15,19 @@ use crate::failure::{Failure, Outcome};
 use crate::run::config_diff::{self, Difference};
 use crate::run::sources::SAVE_OBJECT;
 use crate::run::stored;
+use crate::text::counted;
 
 #[derive(Debug, thiserror::Error)]
 enum CheckpointError {
-    #[error("{damaged} of {all} checkpoints of {url} cannot be used")]
+    #[error("{url}: {damaged} of {all} checkpoints are damaged")]
     Damaged { url: String, damaged: usize, all: usize },
     #[error("{0} is not a checkpoint; expected {expected}", expected = names::CHECKPOINT_URL)]
     NoCheckpoint(String),
-    #[error("{to} holds checkpoints of another run than {from}: {what}; copy to a folder or prefix of its own")]
+    #[error("{to} belongs to another run than {from}: {what}; copy to an empty directory or prefix")]
     OtherRun { from: String, to: String, what: String },
     #[error(
-        "{to} is a run that has been trained ({lease} is there), and would go on from the copy instead of its own checkpoints; \
-         copy to a folder or prefix of its own"
+        "{to} is a trained run ({lease} exists), which could resume from the copy instead of its own checkpoints; copy to an \
+         empty directory or prefix"
     )]
     Trained { to: String, lease: String },
 }
@@ -60,7 +61,7 @@ fn list(store: &Store, json: bool) -> Outcome {
         print(&line(checkpoint))?;
     }
     if listed.is_empty() {
-        tracing::info!("{} has no checkpoint", store.url());
+        tracing::info!("{} has no checkpoints", store.url());
     }
     Ok(exit::DONE)
 }
@@ -75,15 +76,15 @@ fn verify(store: &Store, json: bool) -> Outcome {
             Err(error) => return Err(Failure::failed(error)),
         };
         if fault.is_some() && !checkpoint::is_committed(store, name).map_err(Failure::failed)? {
-            tracing::info!("{name} was removed while it was read: the run is being trained or pruned");
+            tracing::info!("{name} was deleted during verification (by training or by a prune)");
             continue;
         }
         all += 1;
         damaged += usize::from(fault.is_some());
         print(&match (json, &fault) {
             (true, fault) => json!({ "name": name, "good": fault.is_none(), "fault": fault }).to_string(),
-            (false, None) => format!("{name}  good"),
-            (false, Some(fault)) => format!("{name}  {fault}"),
+            (false, None) => format!("{name}  ok"),
+            (false, Some(fault)) => format!("{name}  damaged: {fault}"),
         })?;
     }
     match damaged {
@@ -104,8 +105,13 @@ fn prune(store: &Store, keep: Option<usize>, json: bool) -> Outcome {
             json!({ "checkpoints": pruned.checkpoints, "objects": pruned.objects, "bytes": pruned.bytes }).to_string()
         }
         false => {
-            let mut lines: Vec<String> = pruned.checkpoints.iter().map(|name| format!("{name}  removed")).collect();
-            lines.push(format!("{} objects removed, {:.1} MB", pruned.objects, pruned.bytes as f64 / 1e6));
+            let mut lines: Vec<String> = pruned.checkpoints.iter().map(|name| format!("{name}  deleted")).collect();
+            lines.push(format!(
+                "deleted {} and {} ({:.1} MB)",
+                counted(pruned.checkpoints.len() as u64, "checkpoint"),
+                counted(pruned.objects as u64, "object"),
+                pruned.bytes as f64 / 1e6
+            ));
             lines.join("\n")
         }
     })?;
@@ -171,7 +177,7 @@ fn run_mismatch(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
         |key: &str| ["run", "model", "objective"].iter().any(|part| config_diff::is_at_or_below(key, part));
     let is_other = |difference: &&Difference| is_of_model(&difference.key) || difference.is_of_shapes();
     if let Some(difference) = compared.trained.iter().find(is_other) {
-        return Ok(Some(format!("{} is {} there and {} here", difference.key, difference.before, difference.now)));
+        return Ok(Some(format!("{} is {} there, {} here", difference.key, difference.before, difference.now)));
     }
     let differs = match to.get(names::VOCABULARY) {
         Ok(there) => from.get(names::VOCABULARY).map_err(Failure::failed)? != there,
@@ -179,12 +185,12 @@ fn run_mismatch(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
         Err(error) if error.is_not_found() => false,
         Err(error) => return Err(Failure::failed(error)),
     };
-    Ok(differs.then(|| format!("{} is another", names::VOCABULARY)))
+    Ok(differs.then(|| format!("{} differs", names::VOCABULARY)))
 }
 
 fn save(store: &Store) -> Outcome {
     stop::request(store, SAVE_OBJECT)?;
-    print("asked to save: a checkpoint is saved after one of the next steps, and training goes on")?;
+    print("checkpoint requested: it is saved after one of the next steps; training continues")?;
     Ok(exit::DONE)
 }
 

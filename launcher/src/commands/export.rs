@@ -21,15 +21,15 @@ use crate::failure::{Failure, Outcome};
 
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
-    #[error("{} is not empty; an export goes to a new folder", folder.display())]
+    #[error("{} is not empty; the output directory must be empty or absent", folder.display())]
     NotEmpty { folder: PathBuf },
-    #[error("{url} has no checkpoint that can be used{}", why(passed_over))]
+    #[error("{url} has no usable checkpoint{}", why(passed_over))]
     NoCheckpoint { url: String, passed_over: Vec<SkippedCheckpoint> },
-    #[error("checkpoint {name} does not say which vocabulary it was trained with")]
+    #[error("checkpoint {name} does not record its vocabulary")]
     NoVocabulary { name: String, source: serde_json::Error },
-    #[error("{url}/{VOCABULARY} has {found} pieces, but checkpoint {name} was trained with {expected}")]
+    #[error("{url}/{VOCABULARY} has {found} tokens, but checkpoint {name} was trained with {expected}")]
     Vocabulary { url: String, name: String, expected: usize, found: usize },
-    #[error("the vocabulary of {url} cannot be used")]
+    #[error("invalid vocabulary of {url}")]
     Tokenizer { url: String, source: TokenizerError },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
@@ -47,7 +47,7 @@ pub fn export(arguments: &cli::Export) -> Outcome {
     write(folder, &files)?;
     let (name, url) = (source.manifest.name(), source.store.url());
     let class = source.class();
-    tracing::info!("{}: {name} of {url}, for transformers' {class} and BertTokenizerFast", folder.display());
+    tracing::info!("exported {name} of {url} to {} ({class}, BertTokenizerFast)", folder.display());
     console::result(&folder.display().to_string()).map_err(Failure::failed)?;
     Ok(exit::DONE)
 }

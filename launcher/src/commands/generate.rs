@@ -8,6 +8,7 @@ use super::files;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::text::size;
 
 /// Writes the corpus and prints its statistics.
 pub fn generate(arguments: &cli::Generate) -> Outcome {
@@ -27,9 +28,12 @@ pub fn generate(arguments: &cli::Generate) -> Outcome {
         })
         .to_string(),
         false => format!(
-            "{output}: {} documents, {} sentences, {} words ({} different), {} bytes\n\
-             unigram entropy {entropy:.4} nats a word: the loss of the unigram baseline",
-            report.documents, report.sentences, report.words, report.vocabulary, report.bytes
+            "wrote {output}: {} documents, {} sentences, {} words ({} distinct), {}; unigram entropy {entropy:.4} nats/word",
+            report.documents,
+            report.sentences,
+            report.words,
+            report.vocabulary,
+            size(report.bytes)
         ),
     };
     console::result(&text).map_err(Failure::failed)?;

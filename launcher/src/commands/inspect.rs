@@ -6,6 +6,7 @@ use lambert_data_prep::inspect::{self, DecodedSample, Inspection};
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::text::size;
 
 /// Prints the inspection.
 pub fn inspect(arguments: &cli::Inspect) -> Outcome {
@@ -21,18 +22,18 @@ fn described(found: &Inspection) -> String {
     let case = if manifest.lowercase { "uncased" } else { "cased" };
     let (length, replaced) = (manifest.sequence_length, counts.positive_pairs);
     let mut lines = vec![
-        format!("{} ({})", found.url, manifest.split),
-        format!("samples     {} of up to {length} tokens, {} tokens in all", counts.samples, counts.tokens),
-        format!("from        {} documents, {} sentences", counts.documents, counts.sentences),
-        format!("pairs       {:?}, {replaced} replaced or swapped", manifest.samples.pair),
-        format!("vocabulary  {} pieces, {case}", manifest.vocabulary.size),
-        format!("entropy     {:.4} nats a piece (unigram baseline)", manifest.unigram_entropy),
-        format!("shards      {}, {bytes} bytes", manifest.shards.len()),
-        format!("sha256      {}", found.sha256),
+        format!("dataset      {} ({})", found.url, manifest.split),
+        format!("samples      {} (up to {length} tokens), {} tokens in total", counts.samples, counts.tokens),
+        format!("source       {} documents, {} sentences", counts.documents, counts.sentences),
+        format!("pairs        {:?}, {replaced} replaced or swapped", manifest.samples.pair),
+        format!("vocabulary   {} tokens, {case}", manifest.vocabulary.size),
+        format!("entropy      {:.4} nats/token (unigram baseline)", manifest.unigram_entropy),
+        format!("shards       {} ({})", manifest.shards.len(), size(bytes)),
+        format!("sha256       {}", found.sha256),
     ];
-    lines.extend(counts.rejected.iter().map(|(why, count)| format!("left out    {count} {why}")));
+    lines.extend(counts.rejected.iter().map(|(why, count)| format!("rejected     {count} {why}")));
     if found.verified {
-        lines.push("verified    every file has the bytes that the manifest says, every row can be read".to_owned());
+        lines.push("verified     all checksums match the manifest, all rows are readable".to_owned());
     }
     lines.extend(found.samples.iter().map(sample));
     lines.join("\n")
@@ -41,8 +42,8 @@ fn described(found: &Inspection) -> String {
 fn sample(sample: &DecodedSample) -> String {
     let label = match sample.pair_label {
         None => "",
-        Some(true) => ", the second segment was replaced or swapped",
-        Some(false) => ", the second segment follows the first",
+        Some(true) => ", second segment replaced or swapped",
+        Some(false) => ", second segment follows the first",
     };
     let mut text = format!("\nsample {}: {} tokens{label}\n  {}", sample.row, sample.length, sample.first);
     if let Some(second) = &sample.second {

@@ -16,6 +16,7 @@ use lambert_dataset::{HeldOut, SourceCounts};
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::text::{clock, counted, size};
 
 /// Interval between progress lines without a terminal.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -48,21 +49,18 @@ pub fn failure(error: PrepError) -> Failure {
 }
 
 fn described(report: &PrepReport) -> String {
-    let megabytes = report.input_bytes as f64 / 1e6;
-    let mut lines = vec![format!(
-        "{} files, {megabytes:.1} MB{}",
-        report.files,
-        if report.unchanged { ": nothing to do, the datasets are there" } else { "" }
-    )];
+    let unchanged = if report.unchanged { ": datasets are up to date" } else { "" };
+    let mut lines =
+        vec![format!("input: {}, {}{unchanged}", counted(report.files as u64, "file"), size(report.input_bytes))];
     if let Some(first) = report.datasets.first() {
         lines.extend(table(&first.manifest.sources));
     }
     lines.extend(report.datasets.iter().map(dataset));
     lines.extend(report.held_out.iter().map(held_out));
     if report.datasets.is_empty() {
-        lines.push("this part is done; the same command without --part joins all parts".to_owned());
+        lines.push("this part is complete; run the same command without --part to join all parts".to_owned());
     } else if let Some(first) = report.datasets.first() {
-        lines.extend(first.manifest.counts.rejected.iter().map(|(why, count)| format!("  {count} {why}")));
+        lines.extend(first.manifest.counts.rejected.iter().map(|(why, count)| format!("rejected: {count} {why}")));
     }
     lines.join("\n")
 }
@@ -70,12 +68,12 @@ fn described(report: &PrepReport) -> String {
 fn dataset(PreparedDataset { url, manifest }: &PreparedDataset) -> String {
     let counts = &manifest.counts;
     format!(
-        "{url}: {} documents, {} sentences, {} samples, {} tokens in {} shards; unigram entropy {:.4} nats",
+        "wrote {url}: {} documents, {} sentences, {} samples, {} tokens, {}; unigram entropy {:.4} nats/token",
         counts.documents,
         counts.sentences,
         counts.samples,
         counts.tokens,
-        manifest.shards.len(),
+        counted(manifest.shards.len() as u64, "shard"),
         manifest.unigram_entropy
     )
 }
@@ -83,7 +81,7 @@ fn dataset(PreparedDataset { url, manifest }: &PreparedDataset) -> String {
 fn held_out(HeldOut { asked, reached, block_tokens }: &HeldOut) -> String {
     let how = match block_tokens {
         _ if *reached == 0.0 => ": the corpus cannot be divided".to_owned(),
-        Some(tokens) => format!(", in blocks of about {tokens} tokens: whole documents could not meet the share"),
+        Some(tokens) => format!(", in blocks of about {tokens} tokens (whole documents are too large)"),
         None => String::new(),
     };
     // Shares below 1% get two significant digits, too.
@@ -94,14 +92,14 @@ fn held_out(HeldOut { asked, reached, block_tokens }: &HeldOut) -> String {
 /// Summary of time, throughput and peak memory.
 fn cost(time: Duration, report: &PrepReport) -> String {
     let seconds = time.as_secs_f64();
-    let mut text = format!("took {seconds:.1} s");
+    let mut text = format!("done in {seconds:.1} s");
     let sources = report.datasets.first().map_or(&[][..], |first| &first.manifest.sources);
     let bytes: u64 = sources.iter().map(|source| source.text_bytes).sum();
     if bytes > 0 && !report.unchanged {
-        text += &format!(", {:.1} MB/s of text", bytes as f64 / 1e6 / seconds);
+        text += &format!(": {:.1} MB/s", bytes as f64 / 1e6 / seconds);
     }
     match peak_memory() {
-        Some(bytes) => format!("{text}, {:.0} MB of memory at the most", bytes as f64 / 1e6),
+        Some(bytes) => format!("{text}, peak memory {:.0} MB", bytes as f64 / 1e6),
         None => text,
     }
 }
@@ -157,21 +155,20 @@ impl PrepProgress for PrepDisplay {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         (shown.phase, shown.begun, shown.sources) = ("", Some(Instant::now()), plan.sources);
         drop(shown);
-        let gigabytes = |bytes: u64| bytes as f64 / 1e9;
         console::line(&format!(
-            "{} files, {:.3} GB; needs about {:.3} GB of disk at {}, where {:.3} GB are free",
-            plan.files,
-            gigabytes(plan.input_bytes),
-            gigabytes(plan.space.needed),
+            "input: {}, {}; scratch: {} in {} ({} free)",
+            counted(plan.files as u64, "file"),
+            size(plan.input_bytes),
+            size(plan.space.needed),
             plan.space.folder.display(),
-            gigabytes(plan.space.free)
+            size(plan.space.free)
         ));
     }
 
     fn lock_unavailable(&self, folder: &Path) {
         let folder = folder.display();
         console::line(&format!(
-            "{folder}: this file system has no locks; a second preparation at work there would not be noticed"
+            "{folder}: no file locks on this file system: a second preparation there would go unnoticed"
         ));
     }
 
@@ -183,8 +180,8 @@ impl PrepProgress for PrepDisplay {
         drop(shown);
         let title = notice.title.as_ref().map_or(String::new(), |title| format!(" ({title})"));
         match count {
-            ..=NAMED => console::line(&format!("{}: {file} at {}{title}", notice.reason, notice.offset)),
-            MORE => console::line(&format!("{}: more of them, which are only counted", notice.reason)),
+            ..=NAMED => console::line(&format!("{}: {file}, byte {}{title}", notice.reason, notice.offset)),
+            MORE => console::line(&format!("{}: further occurrences are only counted", notice.reason)),
             _ => {}
         }
     }
@@ -223,26 +220,31 @@ impl PrepDisplay {
 
 fn bar(status: &PrepStatus) -> ProgressBar {
     let template = match status.unit {
-        "bytes" => "{prefix} {bar:30} {bytes}/{total_bytes}  {msg}  {eta} left",
-        _ => "{prefix} {bar:30} {pos}/{len}{msg}  {eta} left",
+        "bytes" => "{prefix} {bar:30} {bytes}/{total_bytes}{msg}, ETA {eta}",
+        _ => "{prefix} {bar:30} {pos}/{len}{msg}, ETA {eta}",
     };
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(status.total).with_style(style).with_prefix(status.phase)
 }
 
+/// `tokenizing 2.2/2.3 MB (98%), source 1/1, 50.4 MB/s, ETA 0 s`.
 fn line(status: &PrepStatus, sources: usize, elapsed: f64) -> String {
     let share = status.done as f64 / status.total.max(1) as f64;
-    let left = if share > 0.0 { format!(", {:.0} s left", elapsed / share * (1.0 - share)) } else { String::new() };
+    let left = if share > 0.0 { format!(", ETA {}", clock(elapsed / share * (1.0 - share))) } else { String::new() };
     let percent = 100.0 * share;
     let detail = detail(status, sources, elapsed);
-    format!("{}: {} of {} {} ({percent:.0} %){detail}{left}", status.phase, status.done, status.total, status.unit)
+    let amount = match status.unit {
+        "bytes" => format!("{:.1}/{:.1} MB", status.done as f64 / 1e6, status.total as f64 / 1e6),
+        unit => format!("{}/{} {unit}", status.done, status.total),
+    };
+    format!("{} {amount} ({percent:.0}%){detail}{left}", status.phase)
 }
 
 /// Current source and throughput.
 fn detail(status: &PrepStatus, sources: usize, elapsed: f64) -> String {
-    let source = status.source.map_or(String::new(), |source| format!(", source {source} of {sources}"));
+    let source = status.source.map_or(String::new(), |source| format!(", source {}/{sources}", source + 1));
     if status.text_bytes == 0 || elapsed <= 0.0 {
         return source;
     }
-    format!("{source}, {:.1} MB/s of text", status.text_bytes as f64 / 1e6 / elapsed)
+    format!("{source}, {:.1} MB/s", status.text_bytes as f64 / 1e6 / elapsed)
 }

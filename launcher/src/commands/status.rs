@@ -22,7 +22,7 @@ use crate::status::stored::{self, LONGEST, liveness};
 const ENDS: usize = 10;
 #[derive(Debug, thiserror::Error)]
 enum StatusError {
-    #[error("{url} is not a run: it has no {CONFIG}")]
+    #[error("{url} is not a run: {CONFIG} not found")]
     NoRun { url: String },
 }
 
@@ -32,6 +32,7 @@ pub fn status(arguments: &cli::Status) -> Outcome {
     require_run(&store)?;
     let status = stored::read(&store)?;
     let checkpoints = checkpoint::list(&store).map_err(Failure::failed)?;
+    let names: Vec<&str> = checkpoints.iter().map(|listed| listed.name.as_str()).collect();
     let job = job_of(&store)?;
     let history = history(&store)?;
     let text = if arguments.json {
@@ -42,13 +43,13 @@ pub fn status(arguments: &cli::Status) -> Outcome {
             "status": status,
             "job": job.as_ref().and_then(|(_, seen)| seen.as_ref().ok()),
             "job_ends": history.job_ends,
-            "checkpoints": checkpoints.iter().map(|listed| &listed.name).collect::<Vec<_>>(),
+            "checkpoints": names,
         })
         .to_string()
     } else {
         let mut lines = described(store.url(), status.as_ref(), job.as_ref());
         lines.extend(history.job_ends.iter().rev().take(ENDS).rev().map(|end| lines::job_end(end, host::now())));
-        lines.extend(lines::checkpoints(&checkpoints));
+        lines.push(lines::checkpoints(&names));
         lines.join("\n")
     };
     console::result(&text).map_err(Failure::failed)?;
@@ -88,13 +89,13 @@ fn described(url: &str, status: Option<&Status>, job: Option<&SeenJob>) -> Vec<S
     let seen = job.and_then(|(_, seen)| seen.as_ref().ok()?.as_ref());
     let mut lines = match status {
         Some(status) => lines::run(url, status, liveness(status), seen),
-        None => vec![format!("{url}: no coordinator has written a status yet")],
+        None => vec![format!("run          {url}: not started yet")],
     };
     lines.extend(job.map(|(record, seen)| match seen {
         Ok(Some(job)) => lines::job(job),
-        Ok(None) => format!("job          {}: Slurm does not know it any more", record.job),
+        Ok(None) => format!("job          {}: no longer known to Slurm", record.job),
         Err(error) => {
-            format!("job          {}: its state is unknown here: {}", record.job, crate::failure::chain(error))
+            format!("job          {}: state unknown ({})", record.job, crate::failure::chain(error))
         }
     }));
     lines

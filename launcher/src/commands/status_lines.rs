@@ -2,55 +2,81 @@
 
 use lambert_control::RankTimes;
 use lambert_control::Score;
-use lambert_store::checkpoint::ListedCheckpoint;
 
 use crate::decide::history::JobEnd;
 use crate::host::now;
-use crate::observe::display::duration;
 use crate::slurm::job::Job;
 use crate::status::stored::Liveness;
-use crate::status::{RankStatus, RunState, Status};
+use crate::status::{Downtime, RankStatus, Restarts, RunProgress, RunState, Status};
+use crate::text::{age, clock, counted, duration, percent, rate};
+
+/// Maximum number of checkpoints named.
+const CHECKPOINTS: usize = 5;
 
 /// Formats a run's status; `job` is its state in Slurm, if known.
 pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) -> Vec<String> {
-    let mut lines = vec![format!("{url} ({}): {}", status.name, state(status, liveness, job))];
-    let (progress, latest, workers) = (&status.progress, &status.latest, &status.workers);
-    let share = 100.0 * progress.step as f64 / progress.steps.max(1) as f64;
-    let mut step = format!("step         {} of {} ({share:.1} %)", progress.step, progress.steps);
-    if status.state == RunState::Training {
-        let left = progress.seconds_left.map_or(String::new(), |left| format!(", {} left", duration(left)));
-        step += &format!(", {:.1} samples/s{left}", progress.samples_per_second);
-    }
-    lines.push(step);
+    let (latest, workers) = (&status.latest, &status.workers);
+    let head = format!("{url} ({}): {}", status.name, state(status, liveness, job));
+    let mut lines = vec![line("run", &head), line("step", &step(status))];
     if let Some(record) = &latest.record {
-        let (loss, rate) = (record.loss, record.update.learning_rate);
-        lines.push(format!("loss         {loss:.4} ({}), learning rate {rate:.3e}", score(&record.scores.main())));
+        let (scores, rate) = (score(&record.scores.main()), record.update.learning_rate);
+        lines.push(line("loss", &format!("{:.4} ({scores}), lr {rate:.2e}", record.loss)));
     }
     let times = latest.record.as_ref().and_then(|record| record.times.ranks);
     if let Some(times) = times.filter(|_| workers.ranks.len() > 1) {
-        lines.push(rank_times(times, &workers.ranks));
+        lines.push(line("rank time", &rank_times(times, &workers.ranks)));
     }
     if let Some(held_out) = &latest.evaluation {
-        lines.push(format!("held out     {}, after step {}", score(&held_out.scores.main()), held_out.step));
+        let scores = score(&held_out.scores.main());
+        lines.push(line("evaluation", &format!("{scores} (step {})", held_out.step)));
     }
     if let Some((noise, samples)) = latest.noise.and_then(|noise| Some((noise, noise.samples()?))) {
-        lines.push(format!("noise scale  about {samples:.0} samples, from {} estimates", noise.estimates));
+        let estimates = counted(noise.estimates, "estimate");
+        lines.push(line("noise scale", &format!("{samples:.0} samples ({estimates})")));
     }
-    lines.push(format!("attempt      {}, {} restart(s)", status.attempt, status.restarts.count));
-    lines.extend(status.restarts.failures.iter().map(|lost| {
-        let cost = lost.seconds.map_or("not made up for yet".to_owned(), |seconds| format!("cost {seconds:.1} s"));
-        format!("lost         at step {} of attempt {}: {} ({cost})", lost.step, lost.attempt, lost.cause)
-    }));
-    lines.extend(workers.logs.iter().map(|folder| format!("logs         {folder}, on each rank's host")));
+    lines.push(line("attempt", &attempt(status)));
+    lines.extend(status.restarts.failures.iter().map(failure));
+    lines.extend(workers.logs.iter().map(|folder| line("logs", &format!("{folder} (on each worker's host)"))));
     if status.state == RunState::Failed
         && let Some(error) = &status.error
     {
-        lines.push(format!("failed       {error}"));
+        lines.push(line("error", error));
     }
     if !status.state.is_over() && !is_waiting(job) {
         lines.extend(workers.ranks.iter().map(rank));
     }
     lines
+}
+
+/// A line with its label in a column of 12 characters.
+fn line(label: &str, text: &str) -> String {
+    format!("{label:<12} {text}")
+}
+
+fn step(status: &Status) -> String {
+    let RunProgress { step, steps, samples_per_second, seconds_left } = status.progress;
+    // Rounded down: 100% means finished.
+    let mut text = format!("{step}/{steps} ({}%)", 100 * step / steps.max(1));
+    if status.state == RunState::Training {
+        text += &format!(", {} samples/s", rate(samples_per_second));
+        text += &seconds_left.map_or(String::new(), |left| format!(", ETA {}", clock(left)));
+    }
+    text
+}
+
+fn attempt(status: &Status) -> String {
+    let Restarts { count, failures } = &status.restarts;
+    if *count == 0 {
+        return status.attempt.to_string();
+    }
+    let cost: Option<f64> = failures.iter().filter_map(|failure| failure.seconds).reduce(|sum, seconds| sum + seconds);
+    let cost = cost.map_or(String::new(), |seconds| format!(", {seconds:.1} s lost"));
+    format!("{} ({}{cost})", status.attempt, counted(*count, "restart"))
+}
+
+fn failure(downtime: &Downtime) -> String {
+    let cost = downtime.seconds.map_or("not recovered yet".to_owned(), |seconds| format!("{seconds:.1} s lost"));
+    line("failure", &format!("attempt {}, step {}: {}; {cost}", downtime.attempt, downtime.step, downtime.cause))
 }
 
 /// True if the run's job is pending or suspended, whatever its coordinator wrote last.
@@ -60,29 +86,29 @@ fn is_waiting(job: Option<&Job>) -> bool {
 
 /// `mlm 6.8125, acc 5.0%`.
 fn score(Score { name, loss, accuracy }: &Score) -> String {
-    let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", accuracy {accuracy:.4}"));
+    let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", acc {}", percent(accuracy)));
     format!("{name} {loss:.4}{accuracy}")
 }
 
 fn state(status: &Status, liveness: Liveness, job: Option<&Job>) -> String {
-    let age = duration(now() - status.updated);
-    let who = format!("pid {} on host {}", status.coordinator.pid, status.coordinator.host);
+    let age = age(now() - status.updated);
+    let who = format!("coordinator (pid {}, host {})", status.coordinator.pid, status.coordinator.host);
     let state = status.state;
     match (liveness, job) {
-        (_, Some(job)) if job.is_pending() => format!("{state} {age} ago, and queued again"),
-        (_, Some(job)) if job.is_suspended() => format!("{state}, and suspended with its job {age} ago"),
-        (Liveness::Alive, _) => format!("{state}, its coordinator ({who}) wrote this {age} ago"),
+        (_, Some(job)) if job.is_pending() => format!("{state} {age} ago, queued again"),
+        (_, Some(job)) if job.is_suspended() => format!("{state}, suspended with its job {age} ago"),
+        (Liveness::Alive, _) => format!("{state}, updated {age} ago by its {who}"),
         (Liveness::Over, _) => format!("{state} {age} ago"),
         (Liveness::Gone, _) => {
-            format!("{state}, but its coordinator ({who}) is gone; this was written {age} ago. `lambert run` goes on")
+            format!("{state}, but its {who} is gone (last update {age} ago); `lambert run` resumes the run")
         }
-        (Liveness::Unknown, _) => format!("{state}, but its coordinator ({who}) wrote last {age} ago: it may be gone"),
+        (Liveness::Unknown, _) => format!("{state}, but its {who} may be gone (last update {age} ago)"),
     }
 }
 
 /// Formats a Slurm job.
 pub fn job(job: &Job) -> String {
-    let mut text = format!("job          {}: {}", job.id, job.state.to_lowercase());
+    let mut text = line("job", &format!("{}: {}", job.id, job.state.to_lowercase()));
     if let Some(reason) = &job.reason {
         text += &format!(" ({reason})");
     }
@@ -90,14 +116,14 @@ pub fn job(job: &Job) -> String {
     match (&job.nodes, &job.start) {
         (Some(nodes), _) => text += &format!(" on {nodes}{partition}"),
         (None, Some(start)) if job.is_pending() => text += &format!(", expected to start {start}{partition}"),
-        (None, None) if job.is_pending() => text += &format!(", start not known yet{partition}"),
+        (None, None) if job.is_pending() => text += &format!(", start time unknown{partition}"),
         (None, _) => text += &partition,
     }
     if let Some(left) = job.seconds_left.filter(|_| job.is_alive() && !job.is_pending()) {
         text += &format!(", {} left", duration(left as f64));
     }
     if job.requeues > 0 {
-        text += &format!(", requeued {} time(s)", job.requeues);
+        text += &format!(", requeued {}", counted(job.requeues.into(), "time"));
     }
     text
 }
@@ -105,30 +131,35 @@ pub fn job(job: &Job) -> String {
 /// Formats the end of a coordinator's job.
 pub fn job_end(end: &JobEnd, now: f64) -> String {
     let step = end.step.map_or(String::new(), |step| format!(" at step {step}"));
-    format!("ended        job {}{step}, {} ago: {}", end.job, duration(now - end.unix), end.cause)
+    line("job end", &format!("{}{step}, {} ago: {}", end.job, age(now - end.unix), end.cause))
 }
 
-/// Formats the list of checkpoints, newest first.
-pub fn checkpoints(checkpoints: &[ListedCheckpoint]) -> Vec<String> {
-    match checkpoints {
-        [] => vec!["checkpoints  none".to_owned()],
-        _ => checkpoints.iter().map(|listed| format!("checkpoint   {}", listed.name)).collect(),
+/// Formats the list of checkpoints, newest first; `lambert checkpoint list` shows them all.
+pub fn checkpoints(names: &[&str]) -> String {
+    let (shown, more) = names.split_at(names.len().min(CHECKPOINTS));
+    let mut names: Vec<String> = shown.iter().map(|name| (*name).to_owned()).collect();
+    match names.first_mut() {
+        Some(newest) => newest.push_str(" (latest)"),
+        None => names.push("none".to_owned()),
     }
+    names.extend((!more.is_empty()).then(|| format!("{} more", more.len())));
+    line("checkpoints", &names.join(", "))
 }
 
 /// Formats the spread of step times over the ranks and the slowest rank.
 fn rank_times(times: RankTimes, ranks: &[RankStatus]) -> String {
     let RankTimes { min, median, max, slowest } = times;
     let host = ranks.iter().find(|rank| rank.rank == slowest).map_or("?", |rank| rank.host.as_str());
-    format!(
-        "ranks        {min:.3} to {max:.3} s a step, median {median:.3}; the slowest is rank {slowest} on host {host}"
-    )
+    let (factor, unit, digits) = if max < 1.0 { (1000.0, "ms", 0) } else { (1.0, "s", 2) };
+    let [min, median, max] = [min, median, max].map(|seconds| format!("{:.digits$}", factor * seconds));
+    format!("median {median} {unit}/step, range {min}-{max} {unit}; slowest: rank {slowest} (host {host})")
 }
 
 fn rank(rank: &RankStatus) -> String {
     let (number, pid, host, step, silent) = (rank.rank, rank.pid, &rank.host, rank.step, rank.seconds_since_heartbeat);
     let phase = &rank.phase;
-    format!("rank {number:<7} pid {pid} on host {host}, step {step}, {phase}, last heartbeat {silent:.1} s ago")
+    let text = format!("pid {pid}, host {host}, step {step}, {phase}, last heartbeat {silent:.1} s ago");
+    line(&format!("rank {number}"), &text)
 }
 
 #[cfg(test)]
@@ -145,27 +176,50 @@ mod tests {
         let pending = Job { reason, start: Some("2026-11-23T03:46:12".into()), requeues: 2, ..of("PENDING") };
         assert_eq!(
             job(&pending),
-            "job          12: pending (Priority), expected to start 2026-11-23T03:46:12 (partition batch), requeued 2 time(s)"
+            "job          12: pending (Priority), expected to start 2026-11-23T03:46:12 (partition batch), requeued 2 times"
         );
         let running = Job { nodes: Some("n[1-2]".into()), seconds_left: Some(598), ..of("RUNNING") };
         assert_eq!(job(&running), "job          12: running on n[1-2] (partition batch), 9 min 58 s left");
-        assert_eq!(job(&of("PENDING")), "job          12: pending, start not known yet (partition batch)");
+        assert_eq!(job(&of("PENDING")), "job          12: pending, start time unknown (partition batch)");
     }
 
     #[test]
     fn slurm_takes_precedence_over_an_old_status() {
         let status = Status { state: RunState::Training, updated: now() - 180.0, ..Status::default() };
         let head = |liveness, job: Option<&Job>| run("/r", &status, liveness, job)[0].clone();
-        assert!(head(Liveness::Unknown, None).contains("it may be gone"));
-        assert_eq!(head(Liveness::Unknown, Some(&of("PENDING"))), "/r (): training 3 min 00 s ago, and queued again");
+        assert!(head(Liveness::Unknown, None).contains("may be gone"));
+        assert_eq!(
+            head(Liveness::Unknown, Some(&of("PENDING"))),
+            "run          /r (): training 3 min ago, queued again"
+        );
         assert!(head(Liveness::Unknown, Some(&of("SUSPENDED"))).contains("suspended with its job"));
         let over = Status { state: RunState::Finished, ..status.clone() };
-        assert_eq!(run("/r", &over, Liveness::Over, None)[0], "/r (): finished 3 min 00 s ago");
+        assert_eq!(run("/r", &over, Liveness::Over, None)[0], "run          /r (): finished 3 min ago");
     }
 
     #[test]
     fn the_end_of_a_job_has_its_step_and_cause() {
         let end = JobEnd { unix: 0.0, job: "12".into(), step: Some(7), cause: "preempted by another job".into() };
-        assert_eq!(job_end(&end, 60.0), "ended        job 12 at step 7, 1 min 00 s ago: preempted by another job");
+        assert_eq!(job_end(&end, 60.0), "job end      12 at step 7, 1 min ago: preempted by another job");
+    }
+
+    #[test]
+    fn times_and_failures_have_a_line() {
+        let times = RankTimes { min: 0.0821, median: 0.0937, max: 0.094, slowest: 1 };
+        assert_eq!(rank_times(times, &[]), "median 94 ms/step, range 82-94 ms; slowest: rank 1 (host ?)");
+        let cause = "rank 1 (pid 7, host vm) killed by SIGKILL".to_owned();
+        let failures = vec![Downtime { attempt: 1, step: 603, seconds: Some(2.61), cause }];
+        let status = Status { attempt: 2, restarts: Restarts { count: 1, failures }, ..Status::default() };
+        let lines = run("/r", &status, Liveness::Over, None);
+        assert_eq!(lines[2], "attempt      2 (1 restart, 2.6 s lost)");
+        assert_eq!(lines[3], "failure      attempt 1, step 603: rank 1 (pid 7, host vm) killed by SIGKILL; 2.6 s lost");
+    }
+
+    #[test]
+    fn the_newest_checkpoints_have_one_line() {
+        let names = ["step-7", "step-6", "step-5", "step-4", "step-3", "step-2", "step-1"];
+        assert_eq!(checkpoints(&names[5..]), "checkpoints  step-2 (latest), step-1");
+        assert!(checkpoints(&names).ends_with("step-3, 2 more"));
+        assert_eq!(checkpoints(&[]), "checkpoints  none");
     }
 }

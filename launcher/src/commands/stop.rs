@@ -16,7 +16,7 @@ use crate::status::stored::{self, Liveness};
 
 #[derive(Debug, thiserror::Error)]
 enum StopError {
-    #[error("{url} is not being trained: it {state}")]
+    #[error("{url} is not running: it {state}")]
     NotRunning { url: String, state: String },
 }
 
@@ -40,11 +40,11 @@ pub fn stop(arguments: &cli::Stop) -> Outcome {
         RequestTarget::Nobody(state) => return Err(not_running(&store, state)),
         RequestTarget::Coordinator => {
             leave(&store, STOP_OBJECT)?;
-            "asked to stop: a checkpoint is saved after the next step, then the workers leave".to_owned()
+            "stop requested: the run saves a checkpoint after the next step and stops".to_owned()
         }
         RequestTarget::Suspended(job) => {
             leave(&store, STOP_OBJECT)?;
-            format!("asked to stop: job {job} is suspended; when it is resumed, it saves a checkpoint and ends")
+            format!("stop requested: job {job} is suspended; it saves a checkpoint and stops when it resumes")
         }
         RequestTarget::Pending(job) => stop_pending(&store, &job)?,
     };
@@ -57,10 +57,10 @@ pub fn stop(arguments: &cli::Stop) -> Outcome {
 fn stop_pending(store: &Store, job: &str) -> Result<String, Failure> {
     leave(store, STOP_OBJECT)?;
     if let Err(error) = cluster::cancel_pending(job) {
-        tracing::warn!("job {job} stays in the queue: {}", crate::failure::chain(&error));
-        return Ok(format!("asked to stop: job {job} is pending; when it starts, it ends at once"));
+        tracing::warn!("cannot cancel job {job}: {}", crate::failure::chain(&error));
+        return Ok(format!("stop requested: job {job} is pending; it stops as soon as it starts"));
     }
-    Ok(format!("job {job} was pending and is cancelled"))
+    Ok(format!("cancelled pending job {job}"))
 }
 
 /// Leaves a request in the store of a run with a running coordinator.
@@ -68,7 +68,7 @@ pub fn request(store: &Store, object: &str) -> Result<(), Failure> {
     match find_target(store)? {
         RequestTarget::Coordinator => leave(store, object),
         RequestTarget::Suspended(job) => Err(not_running(store, format!("is suspended with job {job}"))),
-        RequestTarget::Pending(job) => Err(not_running(store, format!("waits in the queue as job {job}"))),
+        RequestTarget::Pending(job) => Err(not_running(store, format!("is pending as job {job}"))),
         RequestTarget::Nobody(state) => Err(not_running(store, state)),
     }
 }
@@ -98,7 +98,7 @@ fn target(seen: Option<(RunState, Liveness)>, job: Option<&Job>) -> RequestTarge
         (_, None) => RequestTarget::Nobody("was never started".to_owned()),
         (_, Some((state, _))) if state.is_over() => RequestTarget::Nobody(format!("has {state}")),
         (_, Some((_, Liveness::Gone))) => {
-            RequestTarget::Nobody("was, but its coordinator is gone; `lambert run` goes on with it".to_owned())
+            RequestTarget::Nobody("stopped when its coordinator died; `lambert run` resumes it".to_owned())
         }
         (_, Some(_)) => RequestTarget::Coordinator,
     }

@@ -27,32 +27,29 @@ use crate::status::stored::{self, Liveness, before};
 enum SubmitError {
     #[error("cannot find {what}")]
     Place { what: &'static str, source: std::io::Error },
-    #[error("{url} is in the queue already, as job {job} ({state}); `lambert stop` ends it")]
+    #[error("{url} is already in the queue as job {job} ({state}); cancel it with `lambert stop {url}`")]
     Queued { url: String, job: String, state: String },
-    #[error(
-        "{url} was queued as job {job}, and whether that is still there cannot be asked: try again, or `lambert stop {url}`"
-    )]
+    #[error("{url} was submitted as job {job}, whose state is unknown: try again, or run `lambert stop {url}`")]
     Unknown { url: String, job: String, source: SlurmError },
     #[error(
-        "{url} is being trained: its coordinator (pid {pid} on host {host}) wrote its status {age:.0} s ago, and a job would take \
-         the run from it; `lambert stop {url}` ends it with a checkpoint. One that was killed on another host counts for a minute"
+        "{url} is running: its coordinator (pid {pid}, host {host}) wrote its status {age:.0} s ago; stop it with `lambert stop \
+         {url}`, or wait a minute if it was killed"
     )]
     Coordinated { url: String, pid: u32, host: String, age: f64 },
     #[error(
-        "slurm.lead_seconds: is {lead}; the run's last checkpoints took {save:.1} s (median) and a step {step:.1} s, so that a job \
-         would be killed while it saves: at least {} is needed",
+        "slurm.lead_seconds: is {lead}; must be at least {}: a checkpoint takes {save:.1} s (median) and a step {step:.1} s",
         (save + step).ceil()
     )]
     ShortLead { lead: u64, save: f64, step: f64 },
-    #[error("job {job} is queued, but the run's store cannot be told, so that `lambert status` will not know of it")]
+    #[error("job {job} is queued, but cannot be recorded in the run's store: `lambert status` will not show it")]
     Record { job: String, source: lambert_store::Error },
 }
 
 /// Prints or submits the batch script.
 pub fn submit(arguments: &cli::Submit) -> Outcome {
     let place = |what| move |source| Failure::failed(SubmitError::Place { what, source });
-    let folder = std::env::current_dir().map_err(place("the folder that this is"))?;
-    let lambert = std::env::current_exe().map_err(place("the path of this program"))?;
+    let folder = std::env::current_dir().map_err(place("the working directory"))?;
+    let lambert = std::env::current_exe().map_err(place("the path of this executable"))?;
     match &arguments.run {
         Some(run) => submit_run(arguments, run, &folder, &lambert.to_string_lossy()),
         None => submit_prep::submit(arguments, &folder, &lambert.to_string_lossy()),
@@ -134,7 +131,7 @@ mod tests {
         let last = Status { latest, ..Status::default() };
         assert!(refuse_short_lead(126, &history, &last).is_ok());
         let said = refuse_short_lead(125, &history, &last).unwrap_err().to_string();
-        assert!(said.starts_with("slurm.lead_seconds: is 125; ") && said.ends_with("at least 126 is needed"), "{said}");
+        assert!(said.starts_with("slurm.lead_seconds: is 125; must be at least 126: "), "{said}");
         assert!(refuse_short_lead(110, &history, &Status::default()).is_ok(), "no step is known");
         assert!(refuse_short_lead(1, &RestartHistory::default(), &last).is_ok(), "no checkpoint is known");
     }

@@ -14,11 +14,11 @@ use crate::slurm::prep_script::{self, PrepJob};
 
 #[derive(Debug, thiserror::Error)]
 enum PrepJobError {
-    #[error("--tasks: there is no part {task} of {parts}; they are numbered from 0")]
+    #[error("--tasks: no part {task}: expected 0 to {}", parts.saturating_sub(1))]
     NoPart { task: usize, parts: usize },
     #[error("cannot write the configuration as TOML")]
     Toml(#[from] toml::ser::Error),
-    #[error("the array was queued as job {array}, and cancelled: the job that joins its parts was refused")]
+    #[error("cannot submit the job that joins the parts; cancelled array job {array}")]
     Join { array: String, source: cluster::ClusterError },
     #[error("--config is missing")]
     NoConfig,
@@ -49,7 +49,7 @@ pub fn submit(arguments: &cli::Submit, folder: &Path, lambert: &str) -> Outcome 
     })?;
     let text = match arguments.json {
         true => json!({ "array": array, "join": join }).to_string(),
-        false => format!("{array} does the parts, {join} joins them"),
+        false => format!("array job {array} prepares the parts, job {join} joins them"),
     };
     console::result(&text).map_err(Failure::failed)?;
     Ok(exit::DONE)
@@ -74,9 +74,6 @@ mod tests {
     fn array_tasks_are_parts() {
         assert_eq!(tasks(4, &[]).unwrap(), [0, 1, 2, 3]);
         assert_eq!(tasks(4, &[3, 1, 3]).unwrap(), [1, 3]);
-        assert_eq!(
-            tasks(4, &[4]).unwrap_err().to_string(),
-            "--tasks: there is no part 4 of 4; they are numbered from 0"
-        );
+        assert_eq!(tasks(4, &[4]).unwrap_err().to_string(), "--tasks: no part 4: expected 0 to 3");
     }
 }

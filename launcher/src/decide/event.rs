@@ -6,6 +6,7 @@ use lambert_control::{Message, WorkerReport};
 use super::Seconds;
 use super::placement::Attempt;
 use super::stop::{JobView, Signal, StopReason};
+use crate::text::signal_name;
 
 /// Coordinator events. Times are passed with the event.
 #[derive(Debug, Clone, PartialEq)]
@@ -92,7 +93,7 @@ impl std::fmt::Display for ProcessExit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Code(code) => write!(f, "exited with code {code}"),
-            Self::Signal(signal) => write!(f, "was killed by signal {signal}"),
+            Self::Signal(signal) => write!(f, "killed by {}", signal_name(*signal)),
         }
     }
 }

@@ -107,7 +107,7 @@ impl RestartHistory {
     /// Registers a coordinator in a job. A previous one that did not report its end was killed.
     pub fn begin_job(&mut self, unix: f64, job: &str) {
         if let Some(before) = self.job.replace(job.to_owned()) {
-            let cause = "the coordinator was killed, or its node failed".to_owned();
+            let cause = "the coordinator or its node died".to_owned();
             self.add_job_end(JobEnd { unix, job: before, step: None, cause });
         }
     }

@@ -62,7 +62,7 @@ impl PhaseTimeouts {
     fn lingering(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let limit = self.of(WorkerPhase::Stop, None);
         let since = monitor.leaving().filter(|since| limit.is_finite() && at - since > limit.min(LEAVING))?;
-        let message = format!("the ranks have not left {:.0} s after the last of their work", at - since);
+        let message = format!("the workers have not exited {:.0} s after finishing", at - since);
         Some(RankTimeout { message, host: None })
     }
 
@@ -71,14 +71,14 @@ impl PhaseTimeouts {
         let limit = self.limits.silence_seconds;
         let silent = |rank: &Rank| limit > 0.0 && rank.phase != WorkerPhase::Stop && at - rank.heard > limit;
         let (number, _) = monitor.ranks.iter().find(|(_, rank)| silent(rank))?;
-        let message = format!("{} has been silent for {limit} s", monitor.ranks.who(*number));
+        let message = format!("{} has sent no heartbeat for {limit} s", monitor.ranks.who(*number));
         Some(RankTimeout { message, host: monitor.ranks.host(*number) })
     }
 
     fn absent(&self, at: Seconds, begun: Seconds, world: usize, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let limit = self.of(WorkerPhase::Join, None);
         let missing = (0..world).find(|rank| !monitor.ranks.has(*rank))?;
-        let message = format!("rank {missing} has not reported within {limit} s of its start");
+        let message = format!("rank {missing} has not reported within {limit} s of the start");
         (at - begun > limit).then(|| RankTimeout { message, host: monitor.ranks.host(missing) })
     }
 
@@ -107,8 +107,8 @@ impl PhaseTimeouts {
         let (who, phase, time, limit) =
             (monitor.ranks.who(number), rank.phase, at - rank.since, self.of(rank.phase, median));
         let usual = median.filter(|_| phase.is_step());
-        let usual = usual.map_or(String::new(), |median| format!(" (a step takes {median:.1} s in the median)"));
-        Some(format!("{who} is slow: {phase} for {time:.0} s{usual}; it is taken for hung after {limit:.0} s"))
+        let usual = usual.map_or(String::new(), |median| format!(" (median step: {median:.1} s)"));
+        Some(format!("{who} is slow: {phase} for {time:.0} s{usual}; treated as hung after {limit:.0} s"))
     }
 }
 
@@ -165,12 +165,10 @@ mod tests {
             report(&mut monitor, at, 1, WorkerPhase::Read, at);
             assert_eq!(hang(&monitor, at).is_some(), hung, "{at}");
         }
-        let expected = "rank 1 (pid 7 on host x) hangs: waiting for samples (step 5) for 301 s; the limit is 300 s";
+        let expected = "rank 1 (pid 7, host x) hangs: waiting for samples (step 5) for 301 s; the limit is 300 s";
         assert_eq!(hang(&monitor, 301.0).unwrap(), expected);
         let slow = timeouts().slow(301.0, &monitor).unwrap();
-        assert!(
-            slow.starts_with("rank 1 (pid 7 on host x) is slow: waiting for samples for 301 s (a step takes 1.0 s")
-        );
+        assert!(slow.starts_with("rank 1 (pid 7, host x) is slow: waiting for samples for 301 s (median step: 1.0 s"));
     }
 
     #[test]
@@ -199,9 +197,9 @@ mod tests {
         let mut monitor = AttemptMonitor::default();
         report(&mut monitor, 100.0, 0, WorkerPhase::Join, 1.0);
         assert_eq!(hang(&monitor, 190.0), None);
-        assert_eq!(hang(&monitor, 191.0).unwrap(), "rank 0 (pid 7 on host x) has been silent for 90 s");
+        assert_eq!(hang(&monitor, 191.0).unwrap(), "rank 0 (pid 7, host x) has sent no heartbeat for 90 s");
         report(&mut monitor, 601.0, 0, WorkerPhase::Join, 1.0);
-        assert_eq!(hang(&monitor, 601.0).unwrap(), "rank 1 has not reported within 600 s of its start");
+        assert_eq!(hang(&monitor, 601.0).unwrap(), "rank 1 has not reported within 600 s of the start");
         report(&mut monitor, 650.0, 0, WorkerPhase::Stop, 1.0);
         report(&mut monitor, 650.0, 1, WorkerPhase::Stop, 1.0);
         assert_eq!(hang(&monitor, 1200.0), None, "ranks that leave are silent");
@@ -216,7 +214,7 @@ mod tests {
         let done = Message::Event(EventKind::Finished { step: 4, stopped: true });
         monitor.take(160.0, WorkerEvent::Message(0, done));
         assert_eq!(hang(&monitor, 190.0), None);
-        assert_eq!(hang(&monitor, 190.5).unwrap(), "the ranks have not left 30 s after the last of their work");
+        assert_eq!(hang(&monitor, 190.5).unwrap(), "the workers have not exited 30 s after finishing");
         let mut config = RunConfig::default();
         config.cluster.limits.stop_seconds = 0.0;
         assert_eq!(PhaseTimeouts::new(&config).overdue(500.0, 0.0, 2, &monitor), None);

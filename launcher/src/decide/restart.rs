@@ -11,6 +11,7 @@ use super::history::Restart;
 use super::monitor::{AttemptEnd, AttemptFailure, AttemptMonitor, Rollback};
 use super::stop::StopReason;
 use super::{CoordinatorState, EndReason, Phase, Running, stopped};
+use crate::text::counted;
 
 /// Maximum pause before a restart, seconds.
 const LONGEST_PAUSE: Seconds = 60.0;
@@ -153,8 +154,8 @@ pub fn conclude(state: &mut CoordinatorState, at: Seconds, mut verdict: Verdict,
 }
 
 fn killed(state: &CoordinatorState) -> Verdict {
-    let from = state.checkpoint.as_deref().unwrap_or("the beginning (no checkpoint yet)");
-    Verdict::Failed(exit::FAILED, format!("ended at once by a second signal; the run goes on from {from}"))
+    let from = state.checkpoint.as_deref().unwrap_or("step 0 (no checkpoint yet)");
+    Verdict::Failed(exit::FAILED, format!("ended without a checkpoint by a second signal; rerun to resume from {from}"))
 }
 
 /// No rank has reported: a host, network link or file system is unavailable. Waits and retries.
@@ -178,7 +179,7 @@ pub fn without_lease(
     actions: &mut Vec<Action>,
 ) -> Phase {
     state.counters.lease_failed = true;
-    wait(state, at, (at, last), format!("the lease cannot be taken: {cause}"), actions)
+    wait(state, at, (at, last), format!("cannot acquire the lease: {cause}"), actions)
 }
 
 /// Waits before retrying what has failed since `begun`, after attempt `last`.
@@ -199,7 +200,7 @@ pub fn wait(
     if left <= 0.0 {
         let (minutes, limit) = ((at - since) / 60.0, state.settings.absence / 60.0);
         let message = format!(
-            "given up: no rank has reported for {minutes:.1} minutes, and cluster.restart.start_timeout_minutes is {limit}; {cause}"
+            "giving up: no rank has reported for {minutes:.1} minutes (cluster.restart.start_timeout_minutes = {limit}); the last failure: {cause}"
         );
         return Phase::Over(give_up(state, at, exit::FAILED, message));
     }
@@ -237,7 +238,8 @@ fn rolled_back(
     }
     let limit = state.settings.rollbacks;
     if state.history.progress.rollbacks > limit {
-        let message = format!("given up after {limit} rollbacks without progress; the last: {cause}");
+        let message =
+            format!("giving up after {} without progress; the last: {cause}", counted(limit as u64, "rollback"));
         return Phase::Over(give_up(state, at, exit::DIVERGED, message));
     }
     again(at, running, cause, 0.0, true, actions)
@@ -255,7 +257,7 @@ fn failed(
         return Phase::Over(Verdict::Replaced(message.clone()));
     }
     if running.stopping {
-        let message = format!("the ranks failed while they were to save a checkpoint and stop: {message}");
+        let message = format!("the workers failed before the requested checkpoint and stop: {message}");
         return Phase::Over(Verdict::Failed(exit::FAILED, message));
     }
     match fault {
@@ -282,14 +284,15 @@ fn failed(
 fn one_too_many(state: &mut CoordinatorState, at: Seconds, failure: &AttemptFailure) -> Option<String> {
     state.counters.of_hosts += usize::from(failure.fault == FailureKind::Host);
     if state.counters.of_hosts > HOST_TRIES {
-        return Some(format!("given up after {HOST_TRIES} tries: {}", failure.message));
+        return Some(format!("giving up after {HOST_TRIES} attempts: {}", failure.message));
     }
     let settings = &state.settings;
     let failures = state.history.count(state.unix(at) - settings.window);
     let (limit, minutes) = (settings.restarts, settings.window / 60.0);
     if failures > limit {
         return Some(format!(
-            "given up after {failures} failures within {minutes} minutes (cluster.restart.limit = {limit}); the last: {}",
+            "giving up after {} within {minutes} minutes (cluster.restart.limit = {limit}); the last: {}",
+            counted(failures as u64, "failure"),
             failure.message
         ));
     }
@@ -301,7 +304,8 @@ pub fn fruitless(state: &CoordinatorState, last: &str) -> Option<String> {
     let (attempts, limit) = (state.history.progress.fruitless, state.settings.restarts);
     (attempts > limit).then(|| {
         format!(
-            "given up after {attempts} attempts without a new checkpoint (cluster.restart.limit = {limit}); the last: {last}"
+            "giving up after {} without a new checkpoint (cluster.restart.limit = {limit}); the last: {last}",
+            counted(attempts as u64, "attempt")
         )
     })
 }

@@ -43,10 +43,10 @@ pub enum StopReason {
 impl std::fmt::Display for StopReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Person => "stopped by a person",
+            Self::Person => "stopped by a user",
             Self::Preempted => "preempted by another job",
-            Self::TimeLimit => "close to its time limit",
-            Self::Requeued => "put back into the queue",
+            Self::TimeLimit => "close to the job's time limit",
+            Self::Requeued => "requeued",
             Self::Signal => "stopped by a signal",
         })
     }

@@ -5,11 +5,12 @@ use lambert_control::Score;
 use lambert_control::{Evaluation, EventKind};
 use lambert_store::run::checkpoint_url;
 
-use super::display::{ProgressDisplay, duration};
+use super::display::ProgressDisplay;
 use super::{Observation, Observer, ObserverSetup, RunBegin, RunEnd};
 use crate::console;
 use crate::decide::{Action, CoordinatorState, Event, Note, Verdict, WorkerEvent};
 use crate::status::{RunProgress, Status};
+use crate::text::{counted, duration, percent};
 
 /// Observer that reports a run on stderr.
 #[derive(Debug)]
@@ -83,7 +84,7 @@ impl ConsoleObserver {
             }
             EventKind::Evaluation(evaluation) => {
                 let Score { name, loss, accuracy } = evaluation.scores.main();
-                let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", acc {:.1}%", 100.0 * accuracy));
+                let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", acc {}", percent(accuracy)));
                 tracing::info!(
                     "evaluation at step {}: {name} {loss:.4}{accuracy} (unigram baseline {:.4})",
                     evaluation.step,
@@ -143,18 +144,18 @@ fn say_note(note: &Note, state: &CoordinatorState) {
             tracing::info!("stopping without a checkpoint: no step completed since the start");
         }
         Note::OutOfTime => tracing::warn!(
-            "the job is about to end and the checkpoint is not finished: the workers are ended so that the job can be \
-             queued again; the steps since the last checkpoint are lost"
+            "terminating the workers before the checkpoint is complete, because the job must be requeued now; steps since \
+             the last checkpoint are lost"
         ),
-        Note::ResultStands(message) => tracing::warn!("{message}; the work was done before, and the result stands"),
+        Note::ResultStands(message) => tracing::warn!("{message}; training was already complete, the result is valid"),
         Note::Saving => tracing::info!("checkpoint requested"),
         Note::ShortLead { save, lead } => tracing::warn!(
-            "the last checkpoint took {save:.0} s, and Slurm asks for one {lead:.0} s before the time limit: a larger \
-             slurm.lead_seconds is needed"
+            "the last checkpoint took {save:.0} s, longer than slurm.lead_seconds ({lead:.0} s before the time limit): \
+             increase slurm.lead_seconds"
         ),
         Note::ShortOfTime { left, save } => tracing::warn!(
-            "the job ends in {left:.0} s and the last checkpoint took {save:.0} s: this one may not be finished; steps \
-             since the last one would be lost"
+            "the job ends in {left:.0} s and the last checkpoint took {save:.0} s: this one may not complete, which would \
+             lose the steps since the last one"
         ),
         Note::Slow(message) => tracing::warn!("{message}"),
         Note::Restart { cause, pause, rollback } => {
@@ -170,11 +171,11 @@ fn say_note(note: &Note, state: &CoordinatorState) {
         ),
         Note::Recovered { step, seconds } => {
             let (all, times) = (state.history.seconds_lost, state.history.restarts.len());
-            let noun = if times == 1 { "restart" } else { "restarts" };
-            tracing::info!("recovered to step {step}: restart cost {seconds:.1} s ({times} {noun}, {all:.1} s total)");
+            let restarts = counted(times as u64, "restart");
+            tracing::info!("recovered to step {step}: restart cost {seconds:.1} s ({restarts}, {all:.1} s total)");
         }
         Note::LeftoverProcesses(left) => {
-            tracing::error!("processes on this host cannot be killed: {}", left.join(", "));
+            tracing::error!("cannot kill processes on this host: {}", left.join(", "));
         }
     }
 }
@@ -185,8 +186,8 @@ fn above_baseline(evaluation: &Evaluation) -> Option<String> {
     let (step, baseline) = (evaluation.step, evaluation.unigram_entropy);
     (loss > baseline).then(|| {
         format!(
-            "evaluation at step {step}: {name} {loss:.4} is above the unigram baseline of {baseline:.4}: on held-out text \
-             the model is worse than token frequencies alone"
+            "evaluation at step {step}: {name} {loss:.4} is above the unigram baseline of {baseline:.4}: the model \
+             predicts held-out text worse than token frequencies do"
         )
     })
 }

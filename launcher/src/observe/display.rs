@@ -7,6 +7,7 @@ use lambert_control::StepRecord;
 
 use super::Throughput;
 use crate::console::{self, Bar, Progress};
+use crate::text::{clock, percent, rate};
 
 /// Number of initial steps that are always printed.
 const FIRST: usize = 5;
@@ -62,15 +63,15 @@ fn due(step: u64, steps: u64, lines: usize, last: Option<(Duration, u64)>) -> bo
 
 /// `step 120/300  loss 7.3101  mlm 6.8125  acc 5.1%  lr 1.80e-3  44 samples/s  data wait 0.4%  ETA 4:05`.
 fn line(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
-    let wait = 100.0 * ratio(record.times.data_wait, record.times.seconds);
+    let wait = percent(ratio(record.times.data_wait, record.times.seconds));
     let Score { name, loss, accuracy } = record.scores.main();
-    let accuracy = accuracy.map_or(String::new(), |accuracy| format!("  acc {:.1}%", 100.0 * accuracy));
+    let accuracy = accuracy.map_or(String::new(), |accuracy| format!("  acc {}", percent(accuracy)));
     format!(
-        "step {}/{steps}  loss {:.4}  {name} {loss:.4}{accuracy}  lr {:.2e}  {:.0} samples/s  data wait {wait:.1}%{}",
+        "step {}/{steps}  loss {:.4}  {name} {loss:.4}{accuracy}  lr {:.2e}  {} samples/s  data wait {wait}{}",
         record.step,
         record.loss,
         record.update.learning_rate,
-        throughput.samples_per_second(),
+        rate(throughput.samples_per_second()),
         left(throughput, steps.saturating_sub(record.step)),
     )
 }
@@ -78,7 +79,7 @@ fn line(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
 fn brief(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
     let left = left(throughput, steps.saturating_sub(record.step));
     let Score { name, loss, .. } = record.scores.main();
-    format!("loss {:.3}  {name} {loss:.3}  {:.1} samples/s{left}", record.loss, throughput.samples_per_second())
+    format!("loss {:.3}  {name} {loss:.3}  {} samples/s{left}", record.loss, rate(throughput.samples_per_second()))
 }
 
 fn left(throughput: &Throughput, steps: u64) -> String {
@@ -86,23 +87,6 @@ fn left(throughput: &Throughput, steps: u64) -> String {
         Some(seconds) if steps > 0 => format!("  ETA {}", clock(seconds)),
         _ => String::new(),
     }
-}
-
-/// Formats a duration: `42 s`, `3 min 05 s`, `2 h 10 min`.
-pub fn duration(seconds: f64) -> String {
-    let whole = seconds.max(0.0).round() as u64;
-    match whole {
-        0..60 => format!("{whole} s"),
-        60..3600 => format!("{} min {:02} s", whole / 60, whole % 60),
-        _ => format!("{} h {:02} min", whole / 3600, whole % 3600 / 60),
-    }
-}
-
-/// Formats seconds as `m:ss` or `h:mm:ss`.
-fn clock(seconds: f64) -> String {
-    let whole = seconds.max(0.0).round() as u64;
-    let (hours, minutes, seconds) = (whole / 3600, whole % 3600 / 60, whole % 60);
-    if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
 }
 
 fn ratio(part: f64, whole: f64) -> f64 {
@@ -149,11 +133,5 @@ mod tests {
         assert!(due(50, 1000, 5, Some((PERIOD / 20, 49))));
         assert!(due(40, 1000, 5, Some((soon, 60))), "back after a restart");
         assert!(due(1000, 1000, 50, Some((soon, 999))));
-    }
-
-    #[test]
-    fn durations_are_formatted() {
-        let shown = [0.4, 59.6, 185.0, 7800.0].map(duration);
-        assert_eq!(shown, ["0 s", "1 min 00 s", "3 min 05 s", "2 h 10 min"]);
     }
 }

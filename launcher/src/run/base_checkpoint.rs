@@ -38,32 +38,32 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<ConfigIssue>
         }
     };
     let Some(text) = stored::text(&store)? else {
-        faults.push(ConfigIssue::new(KEY, format!("{run} has no {}, which says what its model is", names::CONFIG)));
+        faults.push(ConfigIssue::new(KEY, format!("{run} has no {}, so its model is unknown", names::CONFIG)));
         return Ok(());
     };
     let from = stored::parse(&text, &store)?;
     let (theirs, ours) = (shape(&from.model)?, shape(&config.model)?);
     let pairs = theirs.into_iter().zip(ours).map(|((key, theirs), (_, ours))| (key, theirs, ours));
     for (key, theirs, ours) in pairs.filter(|(_, theirs, ours)| theirs != ours) {
-        faults.push(ConfigIssue::new(KEY, format!("its model has {key} = {theirs}, the configuration {ours}")));
+        faults.push(ConfigIssue::new(KEY, format!("its model has {key} = {theirs}, the configuration has {ours}")));
     }
     let layers = from.depth(manifest.stage);
     let stage = &config.stage[0];
     stage.check_growth(0, layers, &config.model, faults);
     if stage.growth.moments.is_some_and(|moments| moments != Moments::Zero) && !config.run.from_optimizer {
-        let message = "asks for moments; run.from gives them with run.from_optimizer only (--with-optimizer)";
+        let message = "needs the optimizer moments of run.from: set run.from_optimizer (--with-optimizer)";
         faults.push(ConfigIssue::new("stage.0.growth.moments", message));
     }
     if config.run.from_optimizer && !manifest.objects.iter().any(|object| names::is_moments(&object.path)) {
         faults.push(ConfigIssue::new(
             "run.from_optimizer",
-            format!("{} has no moments", names::checkpoint_url(run, name)),
+            format!("{} has no optimizer moments", names::checkpoint_url(run, name)),
         ));
     }
     let vocabulary = store.get(names::VOCABULARY).map_err(Failure::failed)?;
     let data = &config.stage[0].data;
     if Dataset::open(data)?.manifest().vocabulary.sha256 != lambert_store::hash::sha256(&vocabulary) {
-        faults.push(ConfigIssue::new(KEY, format!("{run} does not have the vocabulary of {data}")));
+        faults.push(ConfigIssue::new(KEY, format!("the vocabulary of {run} differs from that of {data}")));
     }
     Ok(())
 }

@@ -49,7 +49,7 @@ impl Clock {
         if passed > STOPPED {
             self.begun += passed;
             self.unix += passed.as_secs_f64();
-            tracing::info!("this coordinator was stopped for {:.0} s, and goes on", passed.as_secs_f64());
+            tracing::info!("the coordinator was suspended for {:.0} s; continuing", passed.as_secs_f64());
         }
     }
 }

@@ -24,7 +24,7 @@ pub struct Difference {
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: {} in the run, {} now", self.key, self.before, self.now)?;
-        if is_rounding(&self.key) { f.write_str(" (rounded otherwise from here on)") } else { Ok(()) }
+        if is_rounding(&self.key) { f.write_str(" (changes rounding)") } else { Ok(()) }
     }
 }
 
@@ -181,7 +181,7 @@ mod tests {
         now.stage[0].micro_batch_tokens = 512.into();
         let found = compare(&config(), &now).unwrap();
         assert_eq!(found.trained, []);
-        let shown = "stage.0.micro_batch_tokens: 4096 in the run, 512 now (rounded otherwise from here on)";
+        let shown = "stage.0.micro_batch_tokens: 4096 in the run, 512 now (changes rounding)";
         assert_eq!(found.around[0].to_string(), shown);
     }
 

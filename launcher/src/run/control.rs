@@ -37,7 +37,7 @@ const BODY: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// No random bytes from the system.
-    #[error("cannot draw a secret for the control channel")]
+    #[error("cannot generate the secret of the control channel")]
     Token(#[source] getrandom::Error),
     /// No usable address or port.
     #[error(transparent)]
@@ -170,21 +170,21 @@ impl ServerState {
     fn pass_on(&self, what: WorkerEvent) -> Result<(), Refusal> {
         self.events
             .send(Event::Worker(self.attempt, what))
-            .map_err(|_| Refusal(StatusCode::SERVICE_UNAVAILABLE, "the coordinator is leaving".to_owned()))
+            .map_err(|_| Refusal(StatusCode::SERVICE_UNAVAILABLE, "the coordinator is exiting".to_owned()))
     }
 
     fn rank_state(&self, rank: usize) -> Result<&Mutex<RankState>, Refusal> {
         let ranks = self.rank_states.len();
-        self.rank_states
-            .get(rank)
-            .ok_or_else(|| Refusal(StatusCode::BAD_REQUEST, format!("rank {rank} of {ranks} ranks")))
+        self.rank_states.get(rank).ok_or_else(|| {
+            Refusal(StatusCode::BAD_REQUEST, format!("rank {rank} is out of range: the attempt has {ranks} ranks"))
+        })
     }
 
     /// Verifies the headers of a report before reading its body: signature and sequence number.
     fn verify(&self, headers: &HeaderMap) -> Result<ReportHeader, Refusal> {
         let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
         let head = self.key.verify_report(given);
-        let head = head.ok_or_else(|| unauthorized("the report is not signed with the secret of this attempt"))?;
+        let head = head.ok_or_else(|| unauthorized("the signature of the report is not of this attempt"))?;
         let last = lock(self.rank_state(head.rank)?).sequence;
         if head.sequence > last { Ok(head) } else { Err(replayed(&head, last)) }
     }
@@ -192,7 +192,7 @@ impl ServerState {
     /// Processes a report with verified headers; new messages become events, in order.
     fn take(&self, head: &ReportHeader, body: &[u8]) -> Result<ReportReply, Refusal> {
         if !head.matches_body(body) {
-            return Err(unauthorized("the body of the report is not the one that was signed"));
+            return Err(unauthorized("the body of the report does not match its signature"));
         }
         let mut rank_state = lock(self.rank_state(head.rank)?);
         // A duplicate may have been accepted in the meantime.
@@ -242,7 +242,7 @@ impl ServerState {
         let given = parts.headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
         let given = given.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
         if !bool::from(given.ct_eq(self.secret.as_bytes())) {
-            return Err(unauthorized("this attempt has another secret"));
+            return Err(unauthorized("the secret is not of this attempt"));
         }
         let mut report = parse(&read(&parts.headers, body).await?)?;
         self.rank_state(report.rank)?;
@@ -257,13 +257,14 @@ fn unauthorized(why: &str) -> Refusal {
 }
 
 fn replayed(head: &ReportHeader, last: u64) -> Refusal {
-    let text = format!("report {} of rank {} came before, or too late: the last was {last}", head.sequence, head.rank);
+    let text =
+        format!("report {} of rank {} is repeated or out of order: the last was {last}", head.sequence, head.rank);
     Refusal(StatusCode::CONFLICT, text)
 }
 
 fn parse(body: &[u8]) -> Result<WorkerReport, Refusal> {
     serde_json::from_slice(body).map_err(|error| {
-        tracing::warn!("a rank sent a report that cannot be read: {error}");
+        tracing::warn!("ignored an invalid report of a rank: {error}");
         Refusal(StatusCode::BAD_REQUEST, error.to_string())
     })
 }
@@ -271,13 +272,13 @@ fn parse(body: &[u8]) -> Result<WorkerReport, Refusal> {
 /// Reads the body of a report within limits of size and time.
 async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-    let too_long = || Refusal(StatusCode::PAYLOAD_TOO_LARGE, format!("a report has at most {MAX_REPORT_BYTES} bytes"));
+    let too_long = || Refusal(StatusCode::PAYLOAD_TOO_LARGE, format!("the report exceeds {MAX_REPORT_BYTES} bytes"));
     if length.is_some_and(|length| length > MAX_REPORT_BYTES) {
         return Err(too_long());
     }
     match tokio::time::timeout(BODY, axum::body::to_bytes(body, MAX_REPORT_BYTES)).await {
         Ok(read) => read.map_err(|_| too_long()),
-        Err(_) => Err(Refusal(StatusCode::REQUEST_TIMEOUT, "the body of the report did not arrive".to_owned())),
+        Err(_) => Err(Refusal(StatusCode::REQUEST_TIMEOUT, "timeout while reading the body of the report".to_owned())),
     }
 }
 
@@ -292,7 +293,7 @@ async fn report(State(shared): State<Arc<ServerState>>, request: Request) -> Res
 async fn unsigned_report(State(shared): State<Arc<ServerState>>, request: Request) -> Response {
     let ours = lambert_control::PROTOCOL;
     let refusal = shared.note_versions(request).await.err().unwrap_or_else(|| {
-        Refusal(StatusCode::UPGRADE_REQUIRED, format!("this coordinator has version {ours} of the control protocol"))
+        Refusal(StatusCode::UPGRADE_REQUIRED, format!("the coordinator has version {ours} of the control protocol"))
     });
     refusal.log();
     shared.refuse();

@@ -154,7 +154,7 @@ impl<'a> Coordinator<'a> {
                 Action::AskSlurm => self.ask_slurm().map_err(Failure::failed)?,
                 Action::ForgetStop => {
                     // The run has stopped as requested, even if the request cannot be removed.
-                    let forget = ObjectWrite::remove(STOP_OBJECT, "the request to stop stays in the store");
+                    let forget = ObjectWrite::remove(STOP_OBJECT, "cannot delete the stop request from the store");
                     self.writer.hand_over(vec![forget], Urgency::Change);
                 }
                 Action::Note(_) => {}

@@ -42,7 +42,7 @@ impl NamedDataset {
         let unknown = self.usage.as_ref()?.unknown();
         (unknown > MOST_UNKNOWN).then(|| {
             let percent = 100.0 * unknown;
-            format!("{}: {percent:.0}% of the tokens are [UNK]: the vocabulary was made for other text", self.key)
+            format!("{}: {percent:.0}% of the tokens are [UNK]: the vocabulary does not fit this text", self.key)
         })
     }
 }
@@ -58,7 +58,7 @@ pub fn find(config: &RunConfig) -> Result<Vec<String>, Failure> {
     std::thread::Builder::new().name("data".to_owned()).spawn(look).map_err(Failure::failed)?;
     found.recv_timeout(TIMEOUT).unwrap_or_else(|_| {
         let seconds = TIMEOUT.as_secs();
-        Ok(vec![format!("the datasets could not be read within {seconds} s: they are not checked for doubtful data")])
+        Ok(vec![format!("cannot read the datasets within {seconds} s; skipping the checks of their contents")])
     })
 }
 
@@ -87,15 +87,12 @@ fn counts(key: &str, stage: &Stage, rows: u64) -> Vec<String> {
     let epochs = timeline::samples(stage) as f64 / rows.max(1) as f64;
     let repeated = (epochs > MOST_EPOCHS).then(|| {
         format!(
-            "{key}: {rows} samples are repeated {epochs:.0} times (more than {MOST_EPOCHS:.0}): the model will learn them by \
-             heart; use more text or fewer steps"
+            "{key}: {rows} samples are repeated {epochs:.0} times (more than {MOST_EPOCHS:.0}): the model will overfit; use \
+             more text or fewer steps"
         )
     });
     let few = (rows < stage.global_batch as u64).then(|| {
-        format!(
-            "{key}: {rows} samples are fewer than a global batch of {}: a batch holds some of them twice",
-            stage.global_batch
-        )
+        format!("{key}: {rows} samples are fewer than a global batch of {}: batches repeat samples", stage.global_batch)
     });
     repeated.into_iter().chain(few).collect()
 }
@@ -105,8 +102,8 @@ fn unlike(train: &str, overlap: f64) -> Option<String> {
     (overlap < LEAST_OVERLAP).then(|| {
         let percent = 100.0 * overlap;
         format!(
-            "evaluation.data: its token frequencies overlap with those of {train} by {percent:.0}% only: another language or kind \
-             of text? The held-out loss will say little about the training"
+            "evaluation.data: its token frequencies overlap with those of {train} by only {percent:.0}%: check its language and \
+             kind of text"
         )
     })
 }
@@ -130,6 +127,6 @@ mod tests {
     #[test]
     fn held_out_text_of_another_kind_causes_a_warning() {
         assert_eq!(unlike("stage.0.data", 0.3), None);
-        assert!(unlike("stage.0.data", 0.294).unwrap().contains("by 29% only"));
+        assert!(unlike("stage.0.data", 0.294).unwrap().contains("by only 29%"));
     }
 }

@@ -31,7 +31,7 @@ pub struct InitialState {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("{url} has not answered for {} minutes", LIMIT.as_secs() / 60)]
+#[error("no reply from {url} for {} minutes", LIMIT.as_secs() / 60)]
 struct Silent {
     url: String,
 }
@@ -73,7 +73,7 @@ fn join_job(store: &Store, record: JobRecord, lead: f64) -> JobSettings {
     if known.as_ref() != Some(&record)
         && let Err(error) = record.write(store)
     {
-        tracing::warn!("`lambert status` will not know of job {}: {error}", record.job);
+        tracing::warn!("`lambert status` will not show job {}: {error}", record.job);
     }
     JobSettings { id: record.job, lead }
 }

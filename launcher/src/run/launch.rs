@@ -100,7 +100,7 @@ pub trait OutputParser: Send {
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// mpirun cannot be started.
-    #[error("cannot start mpirun, which {ranks} ranks need (Open MPI 4 or 5)")]
+    #[error("cannot start mpirun (Open MPI 4 or 5), required for {ranks} ranks")]
     NoMpirun {
         /// Number of ranks.
         ranks: usize,
@@ -108,7 +108,7 @@ pub enum LaunchError {
         source: std::io::Error,
     },
     /// mpirun is from another MPI implementation.
-    #[error("{} is not Open MPI 4 or 5, which is what lambert is started with; it says {says:?}", program.display())]
+    #[error("{} is not Open MPI 4 or 5; its version is {says:?}", program.display())]
     OtherMpi {
         /// Path of mpirun.
         program: PathBuf,
@@ -116,7 +116,7 @@ pub enum LaunchError {
         says: String,
     },
     /// srun was configured outside a job.
-    #[error("cluster.launcher is srun, and this is no Slurm job: `sbatch` and `salloc` begin one")]
+    #[error("cluster.launcher is srun, but this is not a Slurm job: start one with `sbatch` or `salloc`")]
     NoJob,
     /// srun cannot be started.
     #[error("cannot start srun")]
@@ -125,7 +125,7 @@ pub enum LaunchError {
         source: std::io::Error,
     },
     /// srun lacks PMIx, so its tasks cannot connect.
-    #[error("srun of Slurm {version} has no PMIx (`srun --mpi=list`); cluster.launcher = \"mpirun\" does without")]
+    #[error("srun of Slurm {version} has no PMIx (see `srun --mpi=list`); set cluster.launcher = \"mpirun\"")]
     NoPmix {
         /// Slurm version.
         version: String,
@@ -143,7 +143,7 @@ pub fn choose(cluster: &Cluster) -> Result<Box<dyn Launcher>, LaunchError> {
             Ok(srun) => Ok(Box::new(srun)),
             // For example inside a container.
             Err(error) => {
-                tracing::warn!("ranks are started by mpirun: {}", crate::failure::chain(&error));
+                tracing::warn!("starting the workers with mpirun: {}", crate::failure::chain(&error));
                 Ok(Box::new(Mpirun::find(cluster.ranks)?))
             }
         },

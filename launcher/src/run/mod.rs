@@ -39,7 +39,7 @@ pub fn run(arguments: &cli::Run) -> Outcome {
     std::env::current_dir().map_err(|error| Failure::usage(WorkersError::NoFolder(error)))?;
     let validated = RunSpec::validate(arguments, coordinator::host_pool)?;
     let launcher = launch::choose(&validated.config().cluster).map_err(Failure::failed)?;
-    tracing::debug!("ranks are started by {}", launcher.name());
+    tracing::debug!("starting workers with {}", launcher.name());
     run_plan::lines(validated.config())?.iter().for_each(|line| console::line(line));
     data_warnings::find(validated.config())?.iter().for_each(|warning| tracing::warn!("{warning}"));
     // As late as possible: ranks of a running coordinator read the stored configuration on every restart.

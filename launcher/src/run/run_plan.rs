@@ -101,8 +101,11 @@ fn table(config: &RunConfig, data: &[StageData]) -> Vec<String> {
     }
     let mut lines = align(&rows);
     let saved = 100.0 * (1.0 - all / at_full_depth);
-    let less =
-        if saved > 0.0 { format!(", {saved:.0}% less than with {deepest} layers throughout") } else { String::new() };
+    let less = if saved > 0.0 {
+        format!(", {saved:.0}% less than with {deepest} layers in all stages")
+    } else {
+        String::new()
+    };
     let steps = timeline::total_steps(config, &timeline::EarlyStops::new());
     let most = if config.stage.iter().any(|stage| stage.plateau.is_some()) { "at most " } else { "" };
     lines.extend(gpu_lines(config, data));
@@ -134,7 +137,7 @@ fn gpu_lines(config: &RunConfig, data: &[StageData]) -> Vec<String> {
         return Vec::new();
     }
     let by = if gpu::dropout_depends_on_micro_batches(config) { "micro-batch (fused attention)" } else { "sample" };
-    let draws = config.model.drops_attention().then(|| format!("dropout of attention is drawn by {by}"));
+    let draws = config.model.drops_attention().then(|| format!("attention dropout is drawn per {by}"));
     data.iter().enumerate().map(line).chain(draws).collect()
 }
 

@@ -118,7 +118,7 @@ fn take(store: &Store, object: &str) -> Result<bool, lambert_store::Error> {
 /// Queries Slurm for a job in start number `start` on a separate thread, so that an unresponsive controller blocks nothing.
 pub fn ask_slurm(job: String, start: u32, events: Sender<Event>) -> std::io::Result<()> {
     let ask = move || {
-        let seen = job::look(&job).inspect_err(|error| tracing::debug!("cannot ask for job {job}: {error}"));
+        let seen = job::look(&job).inspect_err(|error| tracing::debug!("cannot query job {job}: {error}"));
         let unknown = JobView { job_state: JobState::Unknown, seconds_left: None };
         let _ = events.send(Event::Job(seen.ok().flatten().map_or(unknown, |job| job_view::view(&job, start))));
     };
@@ -160,11 +160,11 @@ pub fn take_lease(
     let taken = on_thread("lease", take)?;
     let wait = move || {
         let event = taken.recv_timeout(SILENCE).or_else(|_| {
-            tracing::warn!("{url} has not answered for {} s: waiting for the lease", SILENCE.as_secs());
+            tracing::warn!("waiting for the lease: no reply from {url} for {} s", SILENCE.as_secs());
             taken.recv_timeout(patience + SILENCE)
         });
         let minutes = patience.as_secs() / 60;
-        let silent = || Event::LeaseFailed(format!("{url} has not answered for {minutes} minutes"));
+        let silent = || Event::LeaseFailed(format!("no reply from {url} for {minutes} minutes"));
         let _ = events.send(event.unwrap_or_else(|_| silent()));
     };
     std::thread::Builder::new().name("lease".into()).spawn(wait).map(drop)

@@ -35,15 +35,15 @@ pub struct RunSpec {
 #[derive(Debug, thiserror::Error)]
 pub enum RunSpecError {
     /// No configuration.
-    #[error("{url} holds no run yet: --config FILE says what to train")]
+    #[error("{url} is not a run yet; start one with --config FILE")]
     NoConfig {
         /// The run's URL.
         url: String,
     },
     /// The stored run has another configuration.
     #[error(
-        "{url} holds a run that trains something else; give another place, or the configuration that it was started with, or \
-         name what may change with `lambert run --allow-change`. What differs:{}",
+        "{url} is a run with another configuration; use another --run, the configuration that it was started with, or \
+         `lambert run --allow-change KEY`. Differences:{}",
         list(differences)
     )]
     OtherRun {
@@ -54,8 +54,7 @@ pub enum RunSpecError {
     },
     /// The run's checkpoints have other tensor shapes.
     #[error(
-        "{url} has checkpoints, whose weights have the shapes of its model; another model is another --run. What \
-         differs:{}",
+        "{url} has checkpoints of another model; use another --run for a model of other shapes. Differences:{}",
         list(differences)
     )]
     OtherShapes {
@@ -68,7 +67,7 @@ pub enum RunSpecError {
     #[error("cannot write the configuration as TOML")]
     Toml(#[from] toml::ser::Error),
     /// A path cannot be made absolute.
-    #[error("cannot find the folder that {path} is relative to")]
+    #[error("cannot resolve the relative path {path}")]
     Path {
         /// The path.
         path: String,
@@ -229,7 +228,7 @@ fn check_changes(before: &RunConfig, now: &RunConfig, allowed: &[String], store:
         return Err(Failure::usage(RunSpecError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
     }
     for change in around {
-        tracing::info!("taken over: {change}");
+        tracing::info!("configuration changed: {change}");
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ fn list(faults: &[String]) -> String {
     match faults {
         [one] => one.clone(),
         _ => format!(
-            "the job has {} faults:{}",
+            "the job has {} errors:{}",
             faults.len(),
             faults.iter().map(|fault| format!("\n  {fault}")).collect::<String>()
         ),
@@ -44,8 +44,10 @@ pub fn check(slurm: &Slurm, folder: &Path) -> Result<(), ClusterError> {
     if let Some(parent) = output.parent().filter(|parent| !parent.to_string_lossy().contains('%'))
         && !parent.is_dir()
     {
-        faults
-            .push(format!("slurm.output: there is no folder {}; what the job prints would be lost", parent.display()));
+        faults.push(format!(
+            "slurm.output: directory {} does not exist; the output of the job would be lost",
+            parent.display()
+        ));
     }
     if faults.is_empty() { Ok(()) } else { Err(ClusterError::Faults { faults }) }
 }
@@ -59,10 +61,14 @@ fn check_partitions(slurm: &Slurm, partitions: &[Partition]) -> Vec<String> {
     };
     let meant: Vec<&Partition> = partitions.iter().filter(is_meant).collect();
     let unknown = named.iter().filter(|name| !partitions.iter().any(|partition| partition.name == **name));
-    let mut faults: Vec<String> =
-        unknown.map(|name| format!("slurm.partition: there is no {name:?}; there are {}", names(partitions))).collect();
+    let mut faults: Vec<String> = unknown
+        .map(|name| format!("slurm.partition: unknown partition {name:?}; expected one of {}", names(partitions)))
+        .collect();
     if named.is_empty() && meant.is_empty() {
-        faults.push(format!("slurm.partition: is missing, and there is no default; there are {}", names(partitions)));
+        faults.push(format!(
+            "slurm.partition: is missing and the cluster has no default; expected one of {}",
+            names(partitions)
+        ));
     }
     let beyond: Vec<Vec<String>> = meant.iter().map(|partition| beyond(slurm, partition)).collect();
     if beyond.iter().all(|faults| !faults.is_empty()) {
@@ -108,12 +114,12 @@ fn names(partitions: &[Partition]) -> String {
 fn beyond(slurm: &Slurm, partition: &Partition) -> Vec<String> {
     let (mut faults, name) = (Vec::new(), &partition.name);
     if slurm.nodes > partition.nodes {
-        faults.push(format!("slurm.nodes: {} are asked for; partition {name} has {}", slurm.nodes, partition.nodes));
+        faults.push(format!("slurm.nodes: is {}; partition {name} has {}", slurm.nodes, partition.nodes));
     }
     if let (Some(time), Some(limit), Some(text)) = (slurm.time_seconds(), partition.limit, &slurm.time)
         && time > limit
     {
-        faults.push(format!("slurm.time: {text} is more than the {limit} s that partition {name} allows"));
+        faults.push(format!("slurm.time: is {text}; partition {name} allows at most {limit} s"));
     }
     faults
 }
@@ -139,7 +145,7 @@ fn check_association(slurm: &Slurm) -> Result<Vec<String>, ClusterError> {
         && !held.iter().any(|(held, _)| held == account)
     {
         let accounts: Vec<&str> = held.iter().map(|(account, _)| *account).collect();
-        faults.push(format!("slurm.account: you have no {account:?}; you have {}", accounts.join(", ")));
+        faults.push(format!("slurm.account: no access to {account:?}; expected one of {}", accounts.join(", ")));
     }
     let own = |(account, _): &&(&str, &str)| slurm.account.as_deref().is_none_or(|own| own == *account);
     let qos: Vec<&str> = held.iter().filter(own).flat_map(|(_, qos)| qos.split(',')).collect();
@@ -147,7 +153,7 @@ fn check_association(slurm: &Slurm) -> Result<Vec<String>, ClusterError> {
         && !qos.is_empty()
         && !qos.contains(&wanted.as_str())
     {
-        faults.push(format!("slurm.qos: you have no {wanted:?}; you have {}", qos.join(", ")));
+        faults.push(format!("slurm.qos: no access to {wanted:?}; expected one of {}", qos.join(", ")));
     }
     Ok(faults)
 }
@@ -207,8 +213,8 @@ mod tests {
         assert_eq!(
             beyond(&asked, &found[0]),
             [
-                "slurm.nodes: 4 are asked for; partition batch has 3",
-                "slurm.time: 1:00:01 is more than the 3600 s that partition batch allows"
+                "slurm.nodes: is 4; partition batch has 3",
+                "slurm.time: is 1:00:01; partition batch allows at most 3600 s"
             ]
         );
         assert_eq!(beyond(&asked, &found[1]), [""; 0]);
@@ -217,7 +223,10 @@ mod tests {
         };
         assert_eq!(of(None, &found).len(), 2, "the default");
         assert_eq!(of(Some("batch,gpu"), &found), [""; 0], "one of them will do");
-        assert_eq!(of(Some("gpu,x"), &found), ["slurm.partition: there is no \"x\"; there are batch, gpu"]);
-        assert_eq!(of(None, &found[1..]), ["slurm.partition: is missing, and there is no default; there are gpu"]);
+        assert_eq!(of(Some("gpu,x"), &found), ["slurm.partition: unknown partition \"x\"; expected one of batch, gpu"]);
+        assert_eq!(
+            of(None, &found[1..]),
+            ["slurm.partition: is missing and the cluster has no default; expected one of gpu"]
+        );
     }
 }

@@ -7,7 +7,7 @@ use lambert_config::run::Slurm;
 /// An sbatch option contains a control character: a line break would start a line of shell.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the batch script cannot hold {option:?}: it has a control character; change the name, path or setting that it is from"
+    "{option:?} has a control character, which a batch script cannot contain; change the name, path or setting it comes from"
 )]
 pub struct DirectiveError {
     option: String,

@@ -6,7 +6,7 @@ use std::process::Command;
 #[derive(Debug, thiserror::Error)]
 pub enum SlurmError {
     /// The program cannot be started.
-    #[error("cannot start {program}: is Slurm on this machine?")]
+    #[error("cannot start {program}; check that Slurm is installed on this machine")]
     Absent {
         /// Program.
         program: &'static str,
@@ -14,7 +14,7 @@ pub enum SlurmError {
         source: std::io::Error,
     },
     /// The program returned an error.
-    #[error("{program} says: {says}")]
+    #[error("{program} failed: {says}")]
     Refused {
         /// Program.
         program: &'static str,

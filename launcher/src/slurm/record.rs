@@ -42,7 +42,7 @@ impl JobRecord {
         let is_number = |record: &Self| record.job.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
         let record = serde_json::from_slice(&bytes).ok().filter(is_number);
         if record.is_none() {
-            tracing::warn!("{}/{JOB} does not name a job of Slurm", store.url());
+            tracing::warn!("{}/{JOB} is not a record of a Slurm job", store.url());
         }
         Ok(record)
     }

@@ -77,7 +77,7 @@ for _ in 1 2 3 4; do
         break
     fi
     # It was killed; its ranks go with it. The next one takes the run from the newest checkpoint.
-    echo "lambert: the coordinator was killed by signal $((code - 128))" >&2
+    echo "lambert: the coordinator was killed by SIG$(kill -l "$code")" >&2
 done
 # The program is not there, or its file system is away: another node may have it.
 if [ "$code" -gt 125 ]; then code=@FAILED@; fi
@@ -96,7 +96,7 @@ again() {
     state=$(ask %T)
     case $state in
     RUNNING)
-        echo "lambert: $1: the job is queued again" >&2
+        echo "lambert: $1: requeuing the job" >&2
         patiently scontrol requeue "$SLURM_JOB_ID" || echo "lambert: Slurm did not requeue the job; submit it again" >&2
         ;;
     '') echo "lambert: cannot query the job state from Slurm, so the job is not requeued; submit it again" >&2 ;;
@@ -116,7 +116,7 @@ keep_comment() {
         [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%k)" = "$1" ]
 }
 case $code in
-@STOPPED@) again 'stopped, because of the time limit or of a job that goes first' ;;
+@STOPPED@) again 'stopped by the time limit or a preemption' ;;
 @FAILED@)
     if ! comment=$(ask %k); then
         echo "lambert: cannot query the failure count from Slurm, so the job is not requeued; submit it again" >&2
@@ -125,11 +125,11 @@ case $code in
     read_comment "$comment"
     failures=$((failures + 1))
     if [ "$failures" -gt @REQUEUES@ ]; then
-        echo "lambert: failure $failures; slurm.requeues is @REQUEUES@, and the job is not queued again" >&2
+        echo "lambert: failure $failures: slurm.requeues is @REQUEUES@, so the job is not requeued" >&2
     elif patiently keep_comment "${others:+$others; }lambert: $failures failures"; then
         again "failure $failures"
     else
-        echo "lambert: failure $failures: Slurm does not keep this number in the job's comment, and the job is not queued again: submit it again" >&2
+        echo "lambert: failure $failures: cannot store this count in the job's comment, so the job is not requeued; submit it again" >&2
     fi
     ;;
 esac

@@ -40,8 +40,8 @@ impl LockHolder {
 pub enum SubmissionLockError {
     /// Another submission is in progress.
     #[error(
-        "another `lambert submit` (pid {pid} on host {host}) queues {url} at this moment: see `lambert status {url}`, or try again \
-         in {ABANDONED} s should it have died"
+        "another `lambert submit` (pid {pid}, host {host}) is submitting {url}; see `lambert status {url}`, or retry in \
+         {ABANDONED} s if it has died"
     )]
     Held {
         /// URL of the run.
@@ -89,7 +89,7 @@ impl<'a> SubmissionLock<'a> {
 impl Drop for SubmissionLock<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.store.delete(SUBMISSION) {
-            tracing::warn!("{}/{SUBMISSION} stays: {error}", self.store.url());
+            tracing::warn!("cannot delete {}/{SUBMISSION}: {error}", self.store.url());
         }
     }
 }

@@ -12,7 +12,7 @@ pub const LONGEST: u64 = 16 << 20;
 /// Seconds without an update after which a coordinator on another host may be dead.
 const OLD: f64 = 60.0;
 #[derive(Debug, thiserror::Error)]
-#[error("{url}/{OBJECT} is not a status: {message}")]
+#[error("{url}/{OBJECT} is not a run status: {message}")]
 struct Unreadable {
     url: String,
     message: String,

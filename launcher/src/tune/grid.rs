@@ -48,13 +48,13 @@ pub enum GridError {
     #[error("--grid {0}: expected KEY=VALUE,VALUE")]
     NoValues(String),
     /// Unclosed quote or bracket.
-    #[error("{0}: a quote or bracket is not closed")]
+    #[error("{0}: unclosed quote or bracket")]
     Open(String),
     /// No settings.
-    #[error("nothing to tune: --grid KEY=VALUE,VALUE or --trial KEY=VALUE names what differs between runs")]
+    #[error("nothing to tune: expected --grid KEY=VALUE,VALUE or --trial KEY=VALUE")]
     Nothing,
     /// A key occurs in two grids.
-    #[error("{0} stands in two --grid; one --grid has all its values")]
+    #[error("{0} has two --grid options; list all its values in one")]
     Twice(String),
 }
 

@@ -19,6 +19,7 @@ use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::status::stored;
+use crate::text::counted;
 use grid::Setting;
 use plan::SweepPlan;
 use results::{Results, Trial, TrialOutcome};
@@ -28,13 +29,13 @@ use slots::HostResources;
 /// The sweep did not complete.
 #[derive(Debug, thiserror::Error)]
 enum TuneError {
-    #[error("cannot find the path of this program")]
+    #[error("cannot find the path of this executable")]
     Program(#[source] std::io::Error),
-    #[error("{failed} of {all} runs failed; the same command tries them again")]
+    #[error("{failed} of {all} runs failed; rerun the same command to retry them")]
     Failed { failed: usize, all: usize },
-    #[error("stopped; {0} run(s) ended without a checkpoint, and go on from the one before with the same command")]
+    #[error("stopped; {} ended without a new checkpoint; rerun the same command to resume from the previous one", counted(*.0 as u64, "run"))]
     Unsaved(usize),
-    #[error("stopped: another coordinator has taken over run {name}; is there another `lambert tune` for {url}?")]
+    #[error("stopped: another coordinator has taken over run {name}; check for another `lambert tune` of {url}")]
     Replaced { name: String, url: String },
 }
 
@@ -49,7 +50,7 @@ pub fn tune(arguments: &cli::Tune) -> Outcome {
     plan.settle(&store, &results)?;
     let slots = HostResources::here().slots(&plan.need, arguments.parallel.map(usize::from));
     let missing = plan.missing(&results);
-    console::line(&format!("{} runs, {} to be made, {} at a time", plan.runs.len(), missing.len(), slots.len()));
+    console::line(&format!("{} runs, {} to do, {} in parallel", plan.runs.len(), missing.len(), slots.len()));
     let program = std::env::current_exe().map_err(|error| Failure::failed(TuneError::Program(error)))?;
     let started = |planned: &runs::PlannedRun| console::line(&format!("{}: started", planned.name));
     let mut unsaved = 0;
@@ -66,7 +67,7 @@ pub fn tune(arguments: &cli::Tune) -> Outcome {
         }
         (StopCause::By(_), _) if unsaved > 0 => Err(Failure::failed(TuneError::Unsaved(unsaved))),
         (StopCause::By(signal), _) => {
-            console::line("stopped; the same command goes on");
+            console::line("stopped; rerun the same command to resume");
             Ok(if signal == signal_hook::consts::SIGINT { exit::ENDED } else { exit::STOPPED })
         }
         (StopCause::No, 0) => Ok(exit::DONE),
@@ -115,10 +116,10 @@ fn take(store: &Store, results: &mut Results, ended: &FinishedRun) -> Result<(),
     match end {
         TrialOutcome::Finished => console::line(&format!("{name}: finished after {:.0} s{loss}", trial.seconds)),
         TrialOutcome::Diverged => {
-            console::line(&format!("{name}: given up at step {step}: {}", last_line(&ended.said)));
+            console::line(&format!("{name}: diverged at step {step}: {}", last_line(&ended.said)));
         }
         TrialOutcome::Failed if ended.code == Some(exit::DONE) => {
-            console::line(&format!("{name}: finished, and its held-out loss after the last step is not in its status"));
+            console::line(&format!("{name}: finished, but without an evaluation after the last step"));
         }
         TrialOutcome::Failed => console::line(&format!("{name}: failed ({}):\n{}", ended.how, ended.said)),
     }
@@ -147,10 +148,10 @@ fn show(store: &Store, results: &Results, arguments: &cli::Tune) -> Result<(), F
     match Store::open(&url).and_then(|own| own.get(CONFIG)) {
         Ok(config) => {
             store.put(plan::BEST, config).map_err(Failure::failed)?;
-            console::line(&format!("the best is {}: {}/{}", best.name, store.url(), plan::BEST));
+            console::line(&format!("best run: {} (configuration: {}/{})", best.name, store.url(), plan::BEST));
         }
         Err(error) if error.is_not_found() => {
-            console::line(&format!("the best is {}, but {url} holds no run any more", best.name));
+            console::line(&format!("best run: {}, but {url} no longer exists", best.name));
         }
         Err(error) => return Err(Failure::failed(error)),
     }

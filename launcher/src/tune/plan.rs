@@ -38,7 +38,7 @@ const ASKED_BY: [&str; 2] = ["evaluation", "objective"];
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// A run is invalid.
-    #[error("run {name} cannot be made: {message}")]
+    #[error("invalid run {name}: {message}")]
     Refused {
         /// Run name.
         name: String,
@@ -46,15 +46,15 @@ pub enum PlanError {
         message: String,
     },
     /// Two runs have the same name.
-    #[error("two runs would be named {0}: their settings differ in what a name leaves out")]
+    #[error("two runs have the name {0}: their settings differ only in characters that names drop")]
     SameName(String),
     /// No held-out dataset to compare by.
-    #[error("evaluation.data names no dataset: runs are compared by their held-out loss")]
+    #[error("evaluation.data is missing: runs are compared by their held-out loss")]
     NoEvaluation,
     /// Existing runs are not comparable.
     #[error(
-        "the runs of {url} were made with another configuration; give another --runs, or name what differs in a --grid. What \
-         differs:{}",
+        "{url} has runs of another configuration; use another --runs, or put the keys that differ into --grid. \
+         Differences:{}",
         differences.iter().map(|difference| format!("\n  {difference}")).collect::<String>()
     )]
     OtherRuns {
@@ -64,10 +64,10 @@ pub enum PlanError {
         differences: Vec<Difference>,
     },
     /// The sweep would overwrite its own configuration file.
-    #[error("--config {}: a tuning in this --runs writes that file; copy it to another place", .0.display())]
+    #[error("--config {}: `lambert tune` overwrites this file in --runs; use a copy outside", .0.display())]
     Own(PathBuf),
     /// The held-out losses would not be comparable.
-    #[error("{0} cannot be tuned: runs are compared by their held-out loss, and it decides what that is measured of")]
+    #[error("{0} cannot be tuned: it changes what the held-out loss measures")]
     OtherQuestion(String),
     /// The configuration cannot be copied to a temporary file.
     #[error("cannot copy the configuration to a temporary file")]

@@ -230,7 +230,7 @@ pub enum ResultsError {
     #[error(transparent)]
     Store(#[from] Error),
     /// Invalid content.
-    #[error("{url}/{OBJECT} is no list of runs of `lambert tune`")]
+    #[error("{url}/{OBJECT} is not a result list of `lambert tune`")]
     Unreadable {
         /// URL of the runs.
         url: String,
@@ -311,6 +311,6 @@ mod tests {
         let csv = std::fs::read_to_string(folder.path().join("tune.csv")).unwrap();
         assert_eq!(csv.lines().nth(1), Some("\"better\",\"a=\"\"better\"\"\",finished,5.25,5.25,,7,1.2"));
         std::fs::write(folder.path().join(OBJECT), "[]").unwrap();
-        assert!(Results::read(&store).unwrap_err().to_string().contains("is no list of runs"));
+        assert!(Results::read(&store).unwrap_err().to_string().contains("is not a result list"));
     }
 }

@@ -17,6 +17,7 @@ use super::slots::{GPU_VARIABLE, RunSlot};
 use crate::failure::Failure;
 use crate::run::launch::processes::{ExitSignal, end_with_parent};
 use crate::run::sources::ignores;
+use crate::text::signal_name;
 
 /// Polling interval of running processes.
 const POLL: Duration = Duration::from_millis(100);
@@ -94,7 +95,7 @@ pub fn execute(
 ) -> Result<StopCause, Failure> {
     // A SIGHUP that was ignored at the start (nohup) stays ignored.
     let handled = [SIGINT, SIGTERM, SIGUSR1].into_iter().chain((!ignores(SIGHUP)).then_some(SIGHUP));
-    let refused = |source| Failure::failed(RunsError::System { what: "listen to signals", source });
+    let refused = |source| Failure::failed(RunsError::System { what: "handle signals", source });
     let mut signals = Signals::new(handled).map_err(refused)?;
     let mut waiting = planned.into_iter();
     let mut pool = RunPool { program, free: slots, running: Vec::new(), stopped: StopCause::No, failed: None };
@@ -184,7 +185,7 @@ pub enum StopCause {
 }
 
 fn start(program: &Path, planned: PlannedRun, slot: RunSlot) -> Result<RunningProcess, RunsError> {
-    let log = tempfile::tempfile().map_err(|source| RunsError::System { what: "make a temporary file", source })?;
+    let log = tempfile::tempfile().map_err(|source| RunsError::System { what: "create a temporary file", source })?;
     let copy = log.try_clone().map_err(|source| RunsError::System { what: "use a temporary file", source })?;
     let mut command = Command::new(program);
     command.args(&planned.arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(copy);
@@ -226,8 +227,8 @@ impl RunningProcess {
         let code = status.and_then(|status| status.code());
         let how = match (code, status.and_then(|status| status.signal())) {
             (Some(code), _) => format!("exit code {code}"),
-            (None, Some(signal)) => format!("signal {signal}"),
-            (None, None) => "its end was missed".to_owned(),
+            (None, Some(signal)) => signal_name(signal),
+            (None, None) => "unknown exit status".to_owned(),
         };
         FinishedRun { planned: self.planned, code, how, said, stopping }
     }

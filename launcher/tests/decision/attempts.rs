@@ -53,7 +53,7 @@ fn restarts_are_limited_per_window_even_with_progress() {
     let mut patient = Scenario { at: scene.at + 3601.0, state: scene.state.clone(), done: Vec::new() };
     scene.train(6, 6).fail(FailureKind::Transient);
     let (code, message) = scene.failure();
-    assert!(code == 1 && message.starts_with("given up after 6 failures within 60 minutes"), "{message}");
+    assert!(code == 1 && message.starts_with("giving up after 6 failures within 60 minutes"), "{message}");
     patient.train(6, 6).saves(6).fail(FailureKind::Transient).pause();
     // The successor of a killed coordinator continues the count; after a run has failed, a new start resets it.
     let later = Settings { unix: 1e9 + patient.at, ..patient.state.settings.clone() };
@@ -98,7 +98,7 @@ fn a_host_failure_moves_the_ranks_three_times() {
     scene.fail(FailureKind::Host).pause();
     scene.train(3, 5).fail(FailureKind::Host).pause();
     let (_, message) = { scene.train(4, 5).fail(FailureKind::Host).failure() };
-    assert!(message.starts_with("given up after 3 tries: rank 0"), "{message}");
+    assert!(message.starts_with("giving up after 3 attempts: rank 0"), "{message}");
 }
 
 /// The result does not depend on how the processes exit.
@@ -114,7 +114,7 @@ fn finished_ranks_that_do_not_exit_are_ended() {
         scene.says(EventKind::Finished { step: 9, stopped }).wait(30.0);
         assert_eq!(scene.done, []);
         scene.wait(1.0);
-        let said = "the ranks have not left 31 s after the last of their work: they are ended";
+        let said = "the workers have not exited 31 s after finishing; terminating them";
         assert!(
             matches!(&scene.done[..], [Action::Note(Note::Slow(text)), Action::End] if text == said),
             "{:?}",
@@ -171,7 +171,7 @@ fn a_silent_rank_ends_its_attempt_and_its_host_is_recorded() {
     scene.worker(WorkerEvent::Gone(vec!["pid 12 (state D)".into()]));
     assert_eq!(scene.done[0], Action::Note(Note::LeftoverProcesses(vec!["pid 12 (state D)".into()])));
     assert_eq!(scene.state.history.restarts[0].host.as_deref(), Some("a"));
-    assert!(scene.state.history.restarts[0].cause.ends_with("has been silent for 90 s"));
+    assert!(scene.state.history.restarts[0].cause.ends_with("has sent no heartbeat for 90 s"));
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn attempts_without_a_new_checkpoint_end_the_run_at_any_interval() {
     let mut lucky = Scenario { at: scene.at, state: scene.state.clone(), done: Vec::new() };
     scene.wait(LATER);
     let (code, message) = { scene.train(7, 60).fail(FailureKind::Transient).failure() };
-    let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: rank 0";
+    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: rank 0";
     assert!(code == 1 && message.starts_with(expected), "{message}");
     assert_eq!(scene.state.history.progress.fruitless, 0, "a manual start resets the count");
     // A checkpoint of a later step is progress.
@@ -49,7 +49,7 @@ fn the_count_is_kept_across_coordinators() {
     let history: RestartHistory = serde_json::from_value(serde_json::to_value(&scene.state.history).unwrap()).unwrap();
     let (state, done) = CoordinatorState::begin(scene.state.settings.clone(), history);
     let mut next = Scenario { at: 0.0, state, done };
-    assert!(next.train(6, 5).fail(FailureKind::Transient).failure().1.starts_with("given up after 6 "));
+    assert!(next.train(6, 5).fail(FailureKind::Transient).failure().1.starts_with("giving up after 6 "));
 }
 
 /// A coordinator in a job that reaches its time limit while the ranks load.
@@ -70,7 +70,7 @@ fn a_load_longer_than_the_time_limit_is_not_requeued_forever() {
         history = scene.state.history;
     }
     let scene = too_short(history.clone(), 6);
-    let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: close to its time limit";
+    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: close to the job's time limit";
     assert_eq!(scene.failure(), (70, expected), "the job would be requeued");
     assert!(!scene.done.contains(&Action::ForgetStop));
     let told = &scene.state.history.job_ends[5];
@@ -92,8 +92,8 @@ fn a_coordinator_killed_in_its_job_is_counted() {
         history = scene.state.history;
     }
     let scene = Scenario::in_job(history.clone(), 120.0, 7.0 * LATER);
-    let expected = "given up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: the coordinator was \
-                    killed, or its node failed";
+    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: the coordinator \
+                    or its node died";
     assert_eq!(scene.failure(), (70, expected));
     assert_eq!(scene.done, []);
     // A manual start succeeds after any kill.
@@ -149,7 +149,7 @@ fn rollbacks_restart_at_once_and_are_limited() {
     }
     let mut past = Scenario { at: scene.at, state: scene.state.clone(), done: Vec::new() };
     scene.train(3, 9).saves(7).saves(9).says(rolled_back(9, 7)).exit(0);
-    assert_eq!(scene.failure(), (65, "given up after 2 rollbacks without progress; the last: the loss"));
+    assert_eq!(scene.failure(), (65, "giving up after 2 rollbacks without progress; the last: the loss"));
     past.train(3, 12).saves(10).says(rolled_back(12, 10)).exit(0);
     assert_eq!(past.pause().0, 0.0, "a checkpoint beyond the step of the rollback");
     assert_eq!(past.state.history.progress.rollbacks, 1);

@@ -94,7 +94,7 @@ fn signals_apply_in_every_phase() {
     scene.at += 1.0;
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [Action::End]);
     scene.worker(WorkerEvent::Gone(Vec::new()));
-    assert!(scene.failure().1.starts_with("ended at once by a second signal"));
+    assert!(scene.failure().1.starts_with("ended without a checkpoint by a second signal"));
 
     let mut scene = Scenario::new();
     scene.train(1, 5).give(Event::StopRequested).fail(FailureKind::Transient);
@@ -211,7 +211,7 @@ fn a_killed_coordinator_is_recorded_by_its_successor() {
     scene.train(1, 5);
     let next = in_job(scene.state.history.clone());
     let end = &next.state.history.job_ends[0];
-    assert_eq!((end.step, end.cause.as_str()), (None, "the coordinator was killed, or its node failed"));
+    assert_eq!((end.step, end.cause.as_str()), (None, "the coordinator or its node died"));
 }
 
 /// Before the first step ends there is nothing to save, and a load may take longer than the job.

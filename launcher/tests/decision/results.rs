@@ -30,12 +30,8 @@ fn result(stopped: bool) -> Verdict {
 #[test]
 fn a_crash_after_the_result_is_a_warning() {
     let crashes = [
-        (
-            WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 6 }),
-            134,
-            "rank 1 (pid 7 on host b) was killed by signal 6",
-        ),
-        (WorkerEvent::Died(RankDeath::Exit { rank: 0, code: 3 }), 3, "rank 0 (pid 7 on host a) exited with code 3"),
+        (WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 6 }), 134, "rank 1 (pid 7, host b) killed by SIGABRT"),
+        (WorkerEvent::Died(RankDeath::Exit { rank: 0, code: 3 }), 3, "rank 0 (pid 7, host a) exited with code 3"),
         (WorkerEvent::Remark("prterun noticed".into()), 1, "the launcher exited with code 1: prterun noticed"),
     ];
     for stopped in [false, true] {
@@ -58,7 +54,7 @@ fn a_crash_after_the_result_is_a_warning() {
     // The same applies to an error that a rank reports.
     let mut scene = done(false);
     scene.says(EventKind::Failed { message: "MPI_Finalize".into(), kind: FailureKind::Transient }).exit(1);
-    let told = "rank 0 (pid 7 on host a) failed: MPI_Finalize".to_owned();
+    let told = "rank 0 (pid 7, host a) failed: MPI_Finalize".to_owned();
     assert_eq!(scene.done[0], Action::Note(Note::ResultStands(told)));
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
     // A clean exit is not a crash.

@@ -134,7 +134,7 @@ impl Manifest {
             Err(error) => return damaged("text", "a checkpoint manifest", error.to_string()),
         }
         let Some(body) = verify_checksum(text) else {
-            return damaged("checksum", "that of the text", "a different one".into());
+            return damaged("checksum", "the checksum of the text", "another one".into());
         };
         let manifest: Self = match serde_json::from_slice(&body) {
             Ok(manifest) => manifest,

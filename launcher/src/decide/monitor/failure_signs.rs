@@ -6,6 +6,7 @@ use lambert_control::FailureKind;
 use super::{AttemptEnd, Ranks};
 use crate::decide::Seconds;
 use crate::decide::event::{ProcessExit, RankDeath};
+use crate::text::signal_name;
 
 /// Maximum number of launcher messages quoted, and characters of each.
 const REMARKS: usize = 4;
@@ -112,15 +113,15 @@ impl FailureSigns {
         match (told, self.death) {
             (Some(told), _) => told.ending(ranks),
             (None, _) if self.is_unsupervised() => {
-                let cause = "this coordinator did not answer the ranks (was it suspended?), and they ended";
+                let cause = "the workers exited: no reply from this coordinator (was it suspended?)";
                 AttemptEnd::Unsupervised(cause.to_owned())
             }
             (None, Some(RankDeath::Signal { rank, signal })) => {
-                let message = format!("{} was killed by signal {signal}", ranks.who(rank));
+                let message = format!("{} killed by {}", ranks.who(rank), signal_name(signal));
                 AttemptEnd::Failed(AttemptFailure::passing(message))
             }
             (None, Some(RankDeath::OutOfMemory { rank })) => {
-                let message = format!("{} was killed: the memory of its job is used up", ranks.who(rank));
+                let message = format!("{} killed: out of memory (memory limit of the job)", ranks.who(rank));
                 AttemptEnd::Failed(AttemptFailure::passing(message))
             }
             (None, Some(RankDeath::Exit { rank, code })) => match by(rank) {
@@ -148,7 +149,7 @@ impl FailureSigns {
         let exit = self.exit.unwrap_or(ProcessExit::Code(exit::FAILED));
         let mut message = format!("{subject} {exit}");
         if exit == ProcessExit::Code(exit::DONE) {
-            message.push_str(" before the ranks had said that they were done");
+            message.push_str(" before the workers reported completion");
         }
         self.remarks.iter().take(REMARKS).for_each(|remark| message.push_str(&format!(": {}", brief(remark))));
         match exit {

@@ -70,8 +70,8 @@ impl Ranks {
     /// Description of a rank for messages.
     pub fn who(&self, rank: usize) -> String {
         match self.reported.get(&rank) {
-            Some(known) => format!("rank {rank} (pid {} on host {})", known.pid, known.host),
-            None => format!("rank {rank} (which had not reported yet)"),
+            Some(known) => format!("rank {rank} (pid {}, host {})", known.pid, known.host),
+            None => format!("rank {rank} (not yet reported)"),
         }
     }
 

@@ -41,7 +41,7 @@ fn failure(monitor: AttemptMonitor, code: i32) -> (String, FailureKind) {
 #[test]
 fn the_result_of_rank_0_is_final() {
     let mut monitor = monitor();
-    assert!(failure(monitor.clone(), 0).0.contains("before the ranks had said"));
+    assert!(failure(monitor.clone(), 0).0.contains("before the workers reported completion"));
     assert_eq!(monitor.result(), None);
     tell(&mut monitor, 1, EventKind::Finished { step: 9, stopped: false });
     assert_eq!(monitor.result(), None, "rank 0 says so");
@@ -53,7 +53,7 @@ fn the_result_of_rank_0_is_final() {
     tell(&mut monitor, 0, EventKind::RolledBack { message: "the loss".into(), step: 9, to: 7 });
     monitor.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 }));
     assert_eq!(monitor.result(), Some(AttemptEnd::RolledBack(rollback)));
-    assert_eq!(monitor.crash(2).as_deref(), Some("rank 1 (pid 41 on host x) was killed by signal 9"));
+    assert_eq!(monitor.crash(2).as_deref(), Some("rank 1 (pid 41, host x) killed by SIGKILL"));
     monitor.versions.mismatch = Some("versions".into());
     assert_eq!(monitor.result(), None, "it was not to work at all");
 }
@@ -63,7 +63,7 @@ fn the_killed_rank_is_named_despite_errors_of_survivors() {
     let mut monitor = monitor();
     monitor.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 }));
     tell(&mut monitor, 0, failed("the all-reduce failed", FailureKind::Transient));
-    let expected = ("rank 1 (pid 41 on host x) was killed by signal 9".to_owned(), FailureKind::Transient);
+    let expected = ("rank 1 (pid 41, host x) killed by SIGKILL".to_owned(), FailureKind::Transient);
     assert_eq!(failure(monitor, 137), expected);
 }
 
@@ -75,7 +75,7 @@ fn permanent_and_host_failures_take_precedence() {
         tell(&mut monitor, 1, failed("a peer left", FailureKind::Transient));
         tell(&mut monitor, 0, failed("shard-00001 is damaged", fault));
         let AttemptEnd::Failed(failure) = ended(monitor, 1) else { panic!() };
-        assert_eq!(failure.message, "rank 0 (pid 40 on host x) failed: shard-00001 is damaged");
+        assert_eq!(failure.message, "rank 0 (pid 40, host x) failed: shard-00001 is damaged");
         assert_eq!((failure.fault, failure.host.is_some()), (fault, fault == FailureKind::Host));
     }
 }

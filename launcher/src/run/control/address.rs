@@ -21,7 +21,7 @@ pub enum AddressError {
         source: std::io::Error,
     },
     /// The configured interface does not exist or has no address.
-    #[error("cluster.control.interface: this host has no interface {name} with an address; it has {there}")]
+    #[error("cluster.control.interface: no interface {name} with an address on this host; it has {there}")]
     Interface {
         /// Name of the interface.
         name: String,

@@ -43,13 +43,13 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: i
                     match tokio::time::timeout(WHOLE, connection(socket, routes)).await {
                         Ok(Ok(())) => tracing::debug!(%peer, "control connection closed"),
                         Ok(Err(error)) => tracing::debug!(%peer, %error, "control connection lost"),
-                        Err(_) => tracing::debug!(%peer, "control connection closed after its longest time"),
+                        Err(_) => tracing::debug!(%peer, "control connection closed after the time limit"),
                     }
                     drop(permit);
                 });
             }
             Err(_) => {
-                tracing::debug!(%peer, most, "control connection refused: too many are open");
+                tracing::debug!(%peer, most, "control connection refused: too many open connections");
                 refuse();
             }
         }

@@ -155,7 +155,11 @@ fn first_reports_and_rejections_are_logged_at_debug_level() {
     });
     let log = std::fs::read_to_string(log.path()).unwrap();
     assert_eq!(log.matches("first report of a rank rank=1 host=h pid=7").count(), 1, "{log}");
-    assert_eq!(log.matches("report refused status=409 reason=report 1 of rank 1 came before").count(), 1, "{log}");
+    assert_eq!(
+        log.matches("report refused status=409 reason=report 1 of rank 1 is repeated or out of order").count(),
+        1,
+        "{log}"
+    );
     assert!(!log.contains(server.secret()) && !log.contains(&authorization), "{log}");
 }
 

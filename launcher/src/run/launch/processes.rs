@@ -248,7 +248,7 @@ fn describe(pid: u32) -> String {
     let state = match stat(&text) {
         Some(('D', _)) => "uninterruptible".to_owned(),
         Some((state, _)) => format!("state {state}"),
-        None => "ended meanwhile".to_owned(),
+        None => "already ended".to_owned(),
     };
     format!("pid {pid} ({}, {state})", name.trim())
 }

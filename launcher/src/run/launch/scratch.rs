@@ -8,7 +8,7 @@ use lambert_store::{host_paths, private_dir};
 
 /// A directory cannot be created.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot use {}, where mpirun and MPI keep files of this attempt", folder.display())]
+#[error("cannot use {} for the files of mpirun and MPI", folder.display())]
 pub struct ScratchError {
     folder: PathBuf,
     source: std::io::Error,

@@ -32,10 +32,10 @@ pub enum WorkersError {
     #[error(transparent)]
     Process(#[from] ProcessError),
     /// The working directory no longer exists.
-    #[error("the working directory was removed; start lambert in another one")]
+    #[error("the working directory was deleted; start lambert in another one")]
     NoFolder(#[source] std::io::Error),
     /// A thread cannot start.
-    #[error("cannot start a thread that reads what the workers print")]
+    #[error("cannot start a thread to read the output of the workers")]
     Reader(#[source] std::io::Error),
 }
 
@@ -176,8 +176,8 @@ impl Drop for Workers {
     fn drop(&mut self) {
         match self.tree.end_now() {
             Ok(left) if left.is_empty() => {}
-            Ok(left) => tracing::error!("processes that cannot be ended are left: {}", left.join(", ")),
-            Err(error) => tracing::error!("workers may be left over: {error}"),
+            Ok(left) => tracing::error!("cannot kill processes: {}", left.join(", ")),
+            Err(error) => tracing::error!("workers may still be running: {error}"),
         }
         self.scratch.remove();
     }
