@@ -96,7 +96,6 @@ pub enum Error {
     /// A background thread panicked.
     #[error("internal error in {thread}; please report it: {message}")]
     Panic {
-        /// Name of the thread.
         thread: &'static str,
         /// Panic message.
         message: String,

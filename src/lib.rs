@@ -21,6 +21,8 @@
 //! - [`error`]: errors and exit codes
 //! - `allocator`: jemalloc in place of malloc
 
+#![allow(missing_docs, reason = "not a library: where a name says it all, no comment repeats it")]
+
 // Code shared by unit tests and tests/gpu refers to the crate by name.
 #[cfg(test)]
 extern crate self as lambert_worker;

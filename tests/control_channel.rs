@@ -66,7 +66,7 @@ fn pass_on(mut client: &TcpStream, file: &Path, seen: &Mutex<Seen>) -> Option<()
 
 /// Response with the head of a genuine one and a forged body that acknowledges everything and stops the run.
 fn forged_response(genuine: &[u8]) -> Vec<u8> {
-    let body = r#"{"acknowledged":1000000,"order":{"number":7,"directive":"checkpoint-and-stop"}}"#;
+    let body = r#"{"acknowledged":1000000,"command":{"number":7,"directive":"checkpoint-and-stop"}}"#;
     let text = String::from_utf8_lossy(genuine);
     let (head, _) = text.split_once("\r\n\r\n").unwrap();
     let kept = head.lines().filter(|line| !line.to_ascii_lowercase().starts_with("content-length"));
@@ -177,6 +177,6 @@ fn ranks_with_the_previous_protocol_are_a_version_mismatch() {
     let output = Command::new(with_worker(&place, script)).args(arguments).output().unwrap();
     let log = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{log}");
-    let why = "the ranks do not run the same programs: this coordinator has control protocol 3, rank ";
+    let why = "the ranks do not run the same programs: this coordinator has control protocol 4, rank ";
     assert!(log.contains(why) && log.contains(" has 2"), "{log}");
 }

@@ -17,6 +17,8 @@
 //! This crate depends on neither tensors, MPI nor the training engine: it starts `lambert-worker` as a process and
 //! talks to it over HTTP.
 
+#![allow(missing_docs, reason = "not a library: where a name says it all, no comment repeats it")]
+
 pub mod cli;
 pub mod commands;
 pub mod console;

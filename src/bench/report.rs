@@ -8,14 +8,12 @@ use serde::Serialize;
 /// between the phases.
 #[derive(Debug, Clone, Serialize)]
 pub struct BenchReport {
-    /// Device name.
     pub device: String,
     /// Batch size.
     #[serde(flatten)]
     pub batch: BatchSize,
     /// Minimum, median and maximum time of a step, seconds.
     pub seconds: [f64; 3],
-    /// Samples per second.
     pub samples_per_second: f64,
     /// FLOP rates.
     #[serde(flatten)]

@@ -237,8 +237,8 @@ mod tests {
             outcomes.push(commit.run().0);
         }
         assert_eq!(outcomes[0], SaveOutcome::Committed);
-        let (newest, passed_over) = stored::newest_verified(&store).unwrap();
-        (outcomes.remove(1), newest.unwrap().0, passed_over.into_iter().map(|over| over.why).collect())
+        let (newest, skipped) = stored::newest_verified(&store).unwrap();
+        (outcomes.remove(1), newest.unwrap().0, skipped.into_iter().map(|over| over.why).collect())
     }
 
     fn part(writer: &CheckpointWriter, rank: usize) -> RankEntries {

@@ -51,7 +51,7 @@ pub fn resume(
             step: state.step,
             steps: timeline::total_steps(config, &state.stages.early_stops),
             checkpoint: checkpoint.clone(),
-            skipped_checkpoints: found.passed_over,
+            skipped_checkpoints: found.skipped,
         });
     }
     Ok((state, ResumeOrigin { checkpoint, best }))
@@ -61,7 +61,7 @@ pub fn resume(
 #[derive(Default, Serialize, Deserialize)]
 struct StartDecision {
     checkpoint: Option<VerifiedCheckpoint>,
-    passed_over: Vec<String>,
+    skipped: Vec<String>,
     rollbacks: Vec<RollbackRecord>,
     error: Option<String>,
     incompatibility: Option<String>,
@@ -73,8 +73,8 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
         let found = select_start(session, datasets)
             .unwrap_or_else(|error| StartDecision { error: Some(error::chain(&error)), ..StartDecision::default() });
         // A coordinator prints these from the `Started` event.
-        for passed_over in found.passed_over.iter().filter(|_| !session.control.is_connected()) {
-            tracing::warn!("skipped checkpoint {passed_over}");
+        for skipped in found.skipped.iter().filter(|_| !session.control.is_connected()) {
+            tracing::warn!("skipped checkpoint {skipped}");
         }
         bytes = serde_json::to_vec(&found).map_err(Error::Json)?;
     }
@@ -84,8 +84,8 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
     match (found.error, found.incompatibility) {
         (Some(message), _) => Err(Error::Resume { url, message }),
         (None, Some(message)) => Err(Error::Usage(message)),
-        (None, None) if found.checkpoint.is_none() && !found.passed_over.is_empty() => {
-            Err(Error::NoUsableCheckpoint { url, problems: found.passed_over.join("; ") })
+        (None, None) if found.checkpoint.is_none() && !found.skipped.is_empty() => {
+            Err(Error::NoUsableCheckpoint { url, problems: found.skipped.join("; ") })
         }
         (None, None) => Ok(StartDecision { error: None, incompatibility: None, ..found }),
     }
@@ -97,25 +97,25 @@ fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision,
     let rollbacks = RollbackRecord::read_from(&session.store, oldest)?;
     let fits = |manifest: &Manifest| incompatibility(&session.config, manifest, vocabulary(datasets));
     let invalidated = |manifest: &Manifest| rollbacks.iter().find_map(|record| record.point().invalid_reason(manifest));
-    let (newest, passed_over) =
+    let (newest, skipped) =
         stored::newest_fitting(&session.store, |manifest| fits(manifest).or_else(|| invalidated(manifest)))?;
     // Older checkpoints may have been pruned: then one shortly before the divergence is better than none.
     let selection = match newest {
-        Some(_) => (newest, passed_over),
+        Some(_) => (newest, skipped),
         None => stored::newest_fitting(&session.store, fits)?,
     };
     Ok(StartDecision { rollbacks, ..start_decision(selection, &session.store) })
 }
 
-fn start_decision((newest, passed_over): CheckpointSelection, store: &Store) -> StartDecision {
+fn start_decision((newest, skipped): CheckpointSelection, store: &Store) -> StartDecision {
     let shown = |over: &SkippedCheckpoint| format!("{}: {}", over.name, over.why);
     // Starting from scratch would discard the run's training and let new checkpoints displace the old ones.
-    let incompatibility = passed_over.iter().find(|over| newest.is_none() && over.is_rejected).map(|over| {
+    let incompatibility = skipped.iter().find(|over| newest.is_none() && over.is_rejected).map(|over| {
         format!("no checkpoint of {} fits the run's configuration; the newest is {}", store.url(), shown(over))
     });
     StartDecision {
         checkpoint: newest.map(|(_, verified)| verified),
-        passed_over: passed_over.iter().map(shown).collect(),
+        skipped: skipped.iter().map(shown).collect(),
         rollbacks: Vec::new(),
         error: None,
         incompatibility,
@@ -239,8 +239,8 @@ fn choose(store: &Store, name: Option<&str>) -> Result<(VerifiedCheckpoint, Engi
     let verified = match name {
         Some(name) => stored::verify(store, name)?,
         None => {
-            let (newest, passed_over) = stored::newest_verified(store)?;
-            for over in passed_over {
+            let (newest, skipped) = stored::newest_verified(store)?;
+            for over in skipped {
                 tracing::warn!("skipped checkpoint {}: {}", over.name, over.why);
             }
             let none = || Error::Usage(format!("{} has no checkpoint that verifies", store.url()));

@@ -12,7 +12,6 @@ use crate::recovery::skipped_samples::SkippedSamples;
 /// Dataset and sampling parameters.
 #[derive(Clone)]
 pub struct SampleSource {
-    /// Dataset.
     pub dataset: Arc<Dataset>,
     /// Objective, which determines the masking.
     pub objective: Objective,

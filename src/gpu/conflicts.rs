@@ -14,11 +14,9 @@ pub enum DeviceConflict {
         ranks[1]
     )]
     SharedGpu {
-        /// The ranks.
         ranks: [usize; 2],
         /// PCI bus ID.
         gpu: String,
-        /// Host name.
         host: String,
     },
     /// Both ranks use the same GPU, and the all-reduce uses NCCL, which allows one rank per GPU.
@@ -29,11 +27,9 @@ pub enum DeviceConflict {
         ranks[1]
     )]
     SharedGpuWithNccl {
-        /// The ranks.
         ranks: [usize; 2],
         /// PCI bus ID.
         gpu: String,
-        /// Host name.
         host: String,
     },
     /// One rank uses a GPU and one the CPU. The CPU rank would delay every step and round differently.

@@ -294,7 +294,6 @@ pub struct Gpu {
     pub free_memory: u64,
     /// libtorch in use.
     pub libtorch: Libtorch,
-    /// NVRTC version.
     pub nvrtc_version: String,
     /// Loaded kernels.
     pub kernels: Option<Arc<LoadedKernels>>,

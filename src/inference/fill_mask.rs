@@ -20,9 +20,7 @@ pub struct Prediction {
     pub piece: String,
     /// Token id.
     pub id: u32,
-    /// Probability.
     pub probability: f64,
-    /// Logit.
     pub logit: f64,
 }
 

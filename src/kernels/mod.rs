@@ -159,13 +159,9 @@ pub struct DropoutParams<'a> {
 
 /// Flat buffers of the training state, f32 \[elements\]. The gradient buffer may be longer.
 pub struct StateBuffers<'a> {
-    /// Weights.
     pub weights: &'a mut Tensor,
-    /// Gradients.
     pub gradients: &'a mut Tensor,
-    /// First moments.
     pub first_moments: &'a mut Tensor,
-    /// Second moments.
     pub second_moments: &'a mut Tensor,
     /// bf16 copy of the weights, read by the next forward pass.
     pub bf16_weights: Option<&'a mut Tensor>,
@@ -203,7 +199,6 @@ pub struct ParamUpdate {
     pub inv_bias_correction1: f32,
     /// 1 / (1 - beta2^t); 1 without bias correction.
     pub inv_bias_correction2: f32,
-    /// Learning rate.
     pub learning_rate: f32,
     /// Weight decay; 0 for biases and layer norms.
     pub weight_decay: f32,

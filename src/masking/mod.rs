@@ -11,9 +11,7 @@ use lambert_dataset::random::Key;
 /// Vocabulary properties that masking needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MaskVocab {
-    /// Id of \[MASK\].
     pub mask_id: u32,
-    /// Id of \[UNK\].
     pub unk_id: u32,
     /// Ids of \[CLS\], \[SEP\] and \[PAD\], which are never masked.
     pub special_ids: [u32; 3],

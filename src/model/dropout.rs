@@ -54,7 +54,6 @@ pub enum DropoutSite {
 /// Dropout position within a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LayerDropout {
-    /// Attention weights.
     AttentionWeights,
     /// Attention output, before the residual addition.
     AttentionOutput,

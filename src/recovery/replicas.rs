@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 /// Ranks whose weights differ from those of the others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaMismatch {
-    /// The ranks.
     pub ranks: Vec<usize>,
     /// Number of ranks in the majority; `None` without a majority, when the right weights are unknown.
     pub agreed: Option<usize>,

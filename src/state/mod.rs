@@ -59,9 +59,7 @@ pub struct TrainState {
 /// Flat buffer of the training state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Buffer {
-    /// Weights.
     Weights,
-    /// Gradients.
     Gradients,
     /// First moments.
     First,

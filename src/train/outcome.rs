@@ -22,7 +22,6 @@ pub struct StepSamples {
 /// Outcome of a step, the same on all ranks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepOutcome {
-    /// Name of the stage.
     pub stage: String,
     /// Steps completed before this one.
     pub before: u64,

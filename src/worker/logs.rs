@@ -28,7 +28,6 @@ pub enum RankLogError {
     /// The directory or file cannot be created.
     #[error("cannot write {}", path.display())]
     Write {
-        /// Its path.
         path: PathBuf,
         /// Cause.
         source: io::Error,

@@ -30,7 +30,6 @@ pub enum EventKind {
         /// Checkpoint that training resumes from; `None` at step 0.
         checkpoint: Option<String>,
         /// Newer checkpoints that failed verification, each with the reason.
-        #[serde(rename = "passed_over")]
         skipped_checkpoints: Vec<String>,
     },
     /// A checkpoint was committed.
@@ -104,7 +103,6 @@ pub enum EventKind {
         /// Error message with the whole chain of causes.
         message: String,
         /// Class of the failure.
-        #[serde(rename = "fault")]
         kind: FailureKind,
     },
 }
@@ -114,15 +112,12 @@ pub enum EventKind {
 #[serde(rename_all = "kebab-case")]
 pub enum FailureKind {
     /// A retry fails in the same way, for example on a damaged shard.
-    #[serde(rename = "lasting")]
     Permanent,
     /// A retry fails now but may succeed hours later, for example when the store rejects checkpoints.
-    #[serde(rename = "later")]
     RetryLater,
     /// The command line or the configuration is invalid.
     Usage,
     /// A retry may succeed, for example after the store was unreachable.
-    #[serde(rename = "passing")]
     Transient,
     /// Specific to this host and possibly transient, for example a missing mount or a disk read error.
     Host,

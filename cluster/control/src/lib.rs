@@ -35,7 +35,7 @@ pub const URL_VARIABLE: &str = "LAMBERT_CONTROL_URL";
 /// Environment variable with the attempt's secret.
 pub const TOKEN_VARIABLE: &str = "LAMBERT_CONTROL_TOKEN";
 /// URL path of signed reports ([`WorkerReport`]).
-pub const REPORT_PATH: &str = "/v3/report";
+pub const REPORT_PATH: &str = "/v4/report";
 /// URL path of protocol 2: unsigned reports with the secret as `Authorization: Bearer`. The coordinator only takes the versions
 /// from them, to report a version mismatch.
 pub const UNSIGNED_REPORT_PATH: &str = "/v2/report";

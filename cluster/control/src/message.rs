@@ -68,19 +68,19 @@ pub struct WorkerReport {
     /// Phase of the training thread.
     pub phase: WorkerPhase,
     /// Seconds since the phase began or the last step finished.
-    #[serde(rename = "in_phase")]
+    #[serde(alias = "in_phase")]
     pub seconds_in_phase: f64,
     /// True if the worker has received a SIGTERM that it leaves to the coordinator, such as Slurm's before preemption.
-    #[serde(rename = "terminated", default, skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_received_sigterm: bool,
     /// Number of the last acknowledged command; 0: none.
-    #[serde(rename = "taken", default)]
+    #[serde(default)]
     pub acknowledged_command: u64,
     /// Software versions of the worker; present until the first reply arrives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub versions: Option<Versions>,
     /// Unacknowledged messages, in order.
-    #[serde(rename = "said", default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub messages: Vec<SequencedMessage>,
 }
 
@@ -119,7 +119,7 @@ pub struct ReportReply {
     /// Sequence number of the last message received in order.
     pub acknowledged: u64,
     /// Newest command that the worker has not acknowledged.
-    #[serde(rename = "order", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<CoordinatorCommand>,
 }
 
@@ -145,19 +145,18 @@ mod tests {
             versions: None,
             messages: vec![SequencedMessage { number: 4, message }],
         };
-        let text = r#"{"rank":1,"pid":7,"host":"h","step":3,"phase":"exchange","in_phase":0.5,"terminated":true,"taken":2,"said":[{"number":4,"event":{"event":"failed","message":"m","fault":"lasting"}}]}"#;
+        let text = r#"{"rank":1,"pid":7,"host":"h","step":3,"phase":"exchange","seconds_in_phase":0.5,"has_received_sigterm":true,"acknowledged_command":2,"messages":[{"number":4,"event":{"event":"failed","message":"m","kind":"permanent"}}]}"#;
         assert_eq!(serde_json::to_string(&report).unwrap(), text);
         assert_eq!(serde_json::from_str::<WorkerReport>(text).unwrap(), report);
         let command = Some(CoordinatorCommand { number: 2, directive: Directive::CheckpointAndStop });
-        let text = r#"{"acknowledged":4,"order":{"number":2,"directive":"checkpoint-and-stop"}}"#;
+        let text = r#"{"acknowledged":4,"command":{"number":2,"directive":"checkpoint-and-stop"}}"#;
         assert_eq!(serde_json::to_string(&ReportReply { acknowledged: 4, command }).unwrap(), text);
         let skipped_checkpoints = vec!["step-000000001: damaged".to_owned()];
         let started = EventKind::Started { step: 0, steps: 9, checkpoint: None, skipped_checkpoints };
-        let text =
-            r#"{"event":"started","step":0,"steps":9,"checkpoint":null,"passed_over":["step-000000001: damaged"]}"#;
+        let text = r#"{"event":"started","step":0,"steps":9,"checkpoint":null,"skipped_checkpoints":["step-000000001: damaged"]}"#;
         assert_eq!(serde_json::to_string(&started).unwrap(), text);
         let kinds = [FailureKind::RetryLater, FailureKind::Usage, FailureKind::Transient, FailureKind::Host];
         let names = kinds.map(|kind| serde_json::to_value(kind).unwrap());
-        assert_eq!(names, ["later", "usage", "passing", "host"]);
+        assert_eq!(names, ["retry-later", "usage", "transient", "host"]);
     }
 }

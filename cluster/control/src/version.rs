@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub const GIT_COMMIT: Option<&str> = option_env!("LAMBERT_GIT");
 
 /// Version of the control protocol.
-pub const PROTOCOL: &str = "3";
+pub const PROTOCOL: &str = "4";
 
 /// Returns the version as `--version` prints it, with the git commit if the build recorded one: `0.2.0 (1a2b3c4d5e6f)`.
 pub fn version_text() -> &'static str {
@@ -85,7 +85,7 @@ mod tests {
         assert_eq!(built("abc").first_difference(&Versions { git: None, ..rank.clone() }), None);
         let before =
             Versions { program: own.program.clone(), ..serde_json::from_str(r#"{"program":"0.1.0"}"#).unwrap() };
-        assert_eq!(own.first_difference(&before), Some(("control protocol", "3", "2")));
-        assert_eq!(own.first_difference(&Versions::unknown()), Some(("control protocol", "3", "2")));
+        assert_eq!(own.first_difference(&before), Some(("control protocol", "4", "2")));
+        assert_eq!(own.first_difference(&Versions::unknown()), Some(("control protocol", "4", "2")));
     }
 }

@@ -23,8 +23,8 @@ use crate::failure::{Failure, Outcome};
 enum ExportError {
     #[error("{} is not empty; the output directory must be empty or absent", folder.display())]
     NotEmpty { folder: PathBuf },
-    #[error("{url} has no usable checkpoint{}", why(passed_over))]
-    NoCheckpoint { url: String, passed_over: Vec<SkippedCheckpoint> },
+    #[error("{url} has no usable checkpoint{}", why(skipped))]
+    NoCheckpoint { url: String, skipped: Vec<SkippedCheckpoint> },
     #[error("checkpoint {name} does not record its vocabulary")]
     NoVocabulary { name: String, source: serde_json::Error },
     #[error("{url}/{VOCABULARY} has {found} tokens, but checkpoint {name} was trained with {expected}")]
@@ -35,8 +35,8 @@ enum ExportError {
     Write { path: PathBuf, source: std::io::Error },
 }
 
-fn why(passed_over: &[SkippedCheckpoint]) -> String {
-    passed_over.iter().map(|SkippedCheckpoint { name, why, .. }| format!("; {name}: {why}")).collect()
+fn why(skipped: &[SkippedCheckpoint]) -> String {
+    skipped.iter().map(|SkippedCheckpoint { name, why, .. }| format!("; {name}: {why}")).collect()
 }
 
 /// Exports a checkpoint to a directory, atomically.
@@ -144,13 +144,13 @@ impl Source {
 }
 
 fn newest(store: &Store) -> Result<Manifest, Failure> {
-    let (found, passed_over) = checkpoint::newest_verified(store).map_err(Failure::failed)?;
+    let (found, skipped) = checkpoint::newest_verified(store).map_err(Failure::failed)?;
     match found {
         Some((_, verified)) => {
-            passed_over.iter().for_each(|over| tracing::warn!("skipped checkpoint {}: {}", over.name, over.why));
+            skipped.iter().for_each(|over| tracing::warn!("skipped checkpoint {}: {}", over.name, over.why));
             Ok(verified.manifest)
         }
-        None => Err(Failure::failed(ExportError::NoCheckpoint { url: store.url().to_owned(), passed_over })),
+        None => Err(Failure::failed(ExportError::NoCheckpoint { url: store.url().to_owned(), skipped })),
     }
 }
 

@@ -61,19 +61,14 @@ pub enum WorkerEvent {
 pub enum RankDeath {
     /// Killed by a signal.
     Signal {
-        /// Rank.
         rank: usize,
         /// Signal number.
         signal: i32,
     },
     /// Killed by the kernel because the job ran out of memory.
-    OutOfMemory {
-        /// Rank.
-        rank: usize,
-    },
+    OutOfMemory { rank: usize },
     /// Exited with a nonzero code.
     Exit {
-        /// Rank.
         rank: usize,
         /// Exit code.
         code: i32,
@@ -173,7 +168,6 @@ pub enum Note {
     },
     /// The step of the last failure was reached again.
     Recovered {
-        /// Step.
         step: u64,
         /// Cost of the restart, seconds.
         seconds: f64,

@@ -46,7 +46,6 @@ pub struct JobEnd {
     pub job: String,
     /// Completed steps; absent if the coordinator was killed.
     pub step: Option<u64>,
-    /// Cause.
     pub cause: String,
 }
 

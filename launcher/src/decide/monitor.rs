@@ -27,7 +27,6 @@ pub struct AttemptMonitor {
     pub versions: VersionCheck,
     /// Training progress.
     pub steps: Steps,
-    /// Failure signs.
     pub failure_signs: FailureSigns,
     /// Orderly end reported by rank 0, and its time.
     left: Option<(Seconds, OrderlyEnd)>,

@@ -59,7 +59,6 @@ impl Settings {
 /// A running attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Running {
-    /// The attempt.
     pub attempt: Attempt,
     /// Start time.
     pub begun: Seconds,

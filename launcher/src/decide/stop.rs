@@ -64,7 +64,6 @@ pub struct JobSettings {
 /// State of the job in Slurm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JobView {
-    /// Job state.
     pub job_state: JobState,
     /// Seconds until the time limit, or until a preemption ends the job.
     pub seconds_left: Option<Seconds>,
@@ -73,11 +72,9 @@ pub struct JobView {
 /// Job states that matter to a coordinator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobState {
-    /// Running.
     Running,
     /// Preempted: running while another job waits for its nodes, or already ended for it.
     Preempted,
-    /// Cancelled.
     Cancelled,
     /// Being requeued.
     Requeued,

@@ -80,7 +80,6 @@ pub struct RunBegin<'a> {
 pub struct Observation<'a> {
     /// Time of the event.
     pub at: Seconds,
-    /// The event.
     pub event: &'a Event,
     /// Actions taken in response.
     pub actions: &'a [Action],

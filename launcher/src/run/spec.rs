@@ -69,7 +69,6 @@ pub enum RunSpecError {
     /// A path cannot be made absolute.
     #[error("cannot resolve the relative path {path}")]
     Path {
-        /// The path.
         path: String,
         /// System error.
         source: std::io::Error,

@@ -21,7 +21,6 @@ pub struct Job {
     pub start: Option<String>,
     /// Nodes, e.g. `n[1-2]`.
     pub nodes: Option<String>,
-    /// Partition.
     pub partition: Option<String>,
     /// Number of requeues.
     pub requeues: u32,

@@ -8,7 +8,6 @@ pub enum SlurmError {
     /// The program cannot be started.
     #[error("cannot start {program}; check that Slurm is installed on this machine")]
     Absent {
-        /// Program.
         program: &'static str,
         /// System error.
         source: std::io::Error,
@@ -16,7 +15,6 @@ pub enum SlurmError {
     /// The program returned an error.
     #[error("{program} failed: {says}")]
     Refused {
-        /// Program.
         program: &'static str,
         /// Its stderr.
         says: String,

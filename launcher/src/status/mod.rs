@@ -15,7 +15,6 @@ pub enum RunState {
     /// Workers are starting.
     #[default]
     Starting,
-    /// Training.
     Training,
     /// Workers failed; waiting to restart them.
     Restarting,
@@ -166,7 +165,6 @@ impl NoiseScale {
 /// Process identity of a coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Coordinator {
-    /// Host name.
     pub host: String,
     /// Process ID on that host.
     pub pid: u32,
@@ -186,9 +184,7 @@ impl Coordinator {
 /// Status of a worker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RankStatus {
-    /// Rank.
     pub rank: usize,
-    /// Host name.
     pub host: String,
     /// Process ID on that host.
     pub pid: u32,

@@ -13,7 +13,6 @@ const CHUNK: usize = 1 << 16;
 /// The same range of the four flat buffers.
 #[derive(Default)]
 pub struct Slices<'a> {
-    /// Weights.
     pub weights: &'a mut [f32],
     /// Gradients; overwritten by the update.
     pub gradients: &'a mut [f32],

@@ -13,7 +13,6 @@ pub struct GpuBudget {
     /// Rank that uses the GPU.
     pub rank: usize,
     /// Name of the GPU and its host.
-    #[serde(rename = "card")]
     pub gpu: String,
     /// Free bytes for this rank.
     pub free: u64,

@@ -11,7 +11,6 @@ use crate::decide::Seconds;
 pub struct Rank {
     /// Process ID on `host`.
     pub pid: u32,
-    /// Host name.
     pub host: String,
     /// Completed steps.
     pub step: u64,

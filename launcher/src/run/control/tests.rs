@@ -223,9 +223,9 @@ fn a_rank_with_the_previous_protocol_is_recognized_by_its_version() {
     let (server, inbox) = server();
     let secret = format!("Bearer {}", server.secret());
     let versions = r#""versions":{"program":"0.1.0","git":"abc","libtorch":"2.11.0","mpi":""}"#;
-    let said = r#""said":[{"number":1,"event":{"event":"finished","step":9,"stopped":false}}]"#;
+    let said = r#""messages":[{"number":1,"event":{"event":"finished","step":9,"stopped":false}}]"#;
     for more in [String::new(), format!(",{versions},{said}")] {
-        let body = format!(r#"{{"rank":1,"pid":7,"host":"h","step":0,"phase":"join","in_phase":0.0{more}}}"#);
+        let body = format!(r#"{{"rank":1,"pid":7,"host":"h","step":0,"phase":"join","seconds_in_phase":0.0{more}}}"#);
         assert_eq!(send(&server, &request(UNSIGNED_REPORT_PATH, "Bearer wrong", &body)).0, 401);
         assert!(inbox.try_recv().is_err());
         assert_eq!(send(&server, &request(UNSIGNED_REPORT_PATH, &secret, &body)).0, 426);

@@ -21,7 +21,6 @@ pub enum ProcessError {
     /// A program cannot be started.
     #[error("cannot start {program}")]
     Start {
-        /// Program.
         program: String,
         /// System error.
         source: io::Error,
