@@ -192,7 +192,7 @@ fn what_is_not_finite_changes_nothing_and_several_in_a_row_go_back() {
     let saved = |step: &str| faulty.log.contains(&format!("saved checkpoint step-{step}-a0001"));
     let passed = "step-000000035-a0001: attempt 1 rolled back to step 32";
     assert!(!faulty.log.contains(passed) || saved("000000035"), "{}", faulty.log);
-    let from = faulty.log.split("goes on from step-").nth(1).map_or(0, |name| name[..9].parse().unwrap());
+    let from = faulty.log.split("resuming from step-").nth(1).map_or(0, |name| name[..9].parse().unwrap());
     assert!(from == 28 || from < 28 && !saved("000000028"), "{}", faulty.log);
     assert_eq!(left_out(&place, "row"), (vec![[32 * BATCH, 36 * BATCH]], 4 * BATCH));
     without(&place, "without", 32 * BATCH..36 * BATCH);

@@ -50,9 +50,8 @@ fn an_attempt_uses_no_directory_of_another_user() {
     for planted in &planted {
         let (ran, path) = (start(), planted.0.display());
         assert_eq!(ran.code, 1, "{}", ran.err);
-        let said = format!(
-            "cannot use {path}, where mpirun and MPI keep files of this attempt: it belongs to user 65534, expected user 0"
-        );
+        let said =
+            format!("cannot use {path} for the files of mpirun and MPI: it belongs to user 65534, expected user 0");
         assert!(ran.err.contains(&said), "no {said:?} in {}", ran.err);
     }
     assert!(!names(&url, 2)[0].exists(), "attempt 2 has left a directory");

@@ -171,7 +171,7 @@ fn an_older_version_s_run_goes_on_to_what_that_version_made_of_it() {
     same_dataset(&place, &run);
     let ended = Running::start(&old_config(&place), &run).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert!(ended.log.contains("goes on from step-000000010"), "{}", ended.log);
+    assert!(ended.log.contains("resuming from step-000000010"), "{}", ended.log);
     let (is, was) = (weights(&run, 40), std::fs::read(Path::new(OLD_RUN).join("final.safetensors")).unwrap());
     let apart = apart(&is, &was);
     println!("the weights after 40 steps differ by at most {apart:.1e}");

@@ -30,7 +30,7 @@ fn ranks_whose_weights_differ_are_found_at_the_next_save() {
         assert!(found.log.lines().any(told), "{}", found.log);
         assert_eq!(found.log.matches("restarting all workers").count(), 1, "{}", found.log);
         // Nothing that holds the flipped bit was committed; on a slow disk there may be no checkpoint from before it.
-        let goes_on = found.log.contains("goes on from step-000000007-a0001");
+        let goes_on = found.log.contains("resuming from step-000000007-a0001");
         assert_eq!(goes_on, found.log.contains("saved checkpoint step-000000007-a0001"), "{}", found.log);
         assert!(!found.log.contains("step-000000014-a0001"), "{}", found.log);
         assert_same_bits(&place.path(&clean), &place.path(&flipped));

@@ -125,7 +125,7 @@ fn a_state_that_is_not_finite_is_not_saved_and_the_run_goes_on_from_the_last_goo
     assert_eq!(spoilt.log.matches("started again").count(), 1, "{}", spoilt.log);
     assert!(!spoilt.log.contains("step-000000014-a0001"), "{}", spoilt.log);
     // On a slow disk there may be no checkpoint from before the fault.
-    let goes_on = spoilt.log.contains("goes on from step-000000007-a0001");
+    let goes_on = spoilt.log.contains("resuming from step-000000007-a0001");
     assert_eq!(goes_on, spoilt.log.contains("saved checkpoint step-000000007-a0001"), "{}", spoilt.log);
     assert_same_bits(&place.path("clean"), &place.path("spoilt"));
 }
