@@ -131,7 +131,7 @@ fn an_invalid_run_is_rejected_with_all_errors() {
         "stage.0.data: was prepared with pair = Nsp, but objective.pair is Sop",
         "evaluation.data: has samples of up to 64",
         "evaluation.data: was prepared with pair",
-        "evaluation.data: does not have the vocabulary of stage.0.data",
+        "evaluation.data: its vocabulary differs from that of stage.0.data",
         "stage.0: needs about ",
         "on this host, which has ",
     ];
@@ -140,7 +140,7 @@ fn an_invalid_run_is_rejected_with_all_errors() {
     done(&["run", "--run", &run_url, "--config", &config]);
     let sets = ["--set", &format!("stage.0.data={other}/train"), "--allow-change", "stage.0.data"].map(str::to_owned);
     let start = [&["run", "--run", &run_url, "--config", &config][..], &sets.each_ref().map(String::as_str)].concat();
-    refused(&run(&start), 2, &["stage.0.data: does not have the vocabulary of the model"]);
+    refused(&run(&start), 2, &["stage.0.data: its vocabulary differs from that of the model"]);
 }
 
 /// A retry may find the dataset; Slurm requeues a job that exits with code 1.

@@ -177,6 +177,6 @@ fn ranks_with_the_previous_protocol_are_a_version_mismatch() {
     let output = Command::new(with_worker(&place, script)).args(arguments).output().unwrap();
     let log = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{log}");
-    let why = "the ranks do not run the same programs: this coordinator has control protocol 4, rank ";
+    let why = "version mismatch: this coordinator has control protocol 4, rank ";
     assert!(log.contains(why) && log.contains(" has 2"), "{log}");
 }

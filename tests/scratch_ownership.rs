@@ -52,9 +52,8 @@ fn the_coordinator_rejects_a_directory_of_another_user() {
     for foreign in &foreign {
         let (ran, path) = (start(), foreign.0.display());
         assert_eq!(ran.code, 1, "{}", ran.err);
-        let said = format!(
-            "cannot use {path}, where mpirun and MPI keep files of this attempt: it belongs to user 65534, expected user 0"
-        );
+        let said =
+            format!("cannot use {path} for the files of mpirun and MPI: it belongs to user 65534, expected user 0");
         assert!(ran.err.contains(&said), "no {said:?} in {}", ran.err);
     }
     assert!(!attempt_directories(&url, 2)[0].exists(), "attempt 2 left a directory");

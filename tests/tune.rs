@@ -248,12 +248,12 @@ fn an_invalid_sweep_is_rejected_before_any_run() {
         assert!(!std::path::Path::new(&runs).join("tune.json").exists());
     };
     refused(&[], "nothing to tune");
-    refused(&["--grid", "stage.0.learning_rate=1e-3,fast"], "run learning_rate=fast cannot be made");
+    refused(&["--grid", "stage.0.learning_rate=1e-3,fast"], "invalid run learning_rate=fast");
     refused(&["--grid", "stage.0.lerning_rate=1e-3"], "lerning_rate");
     refused(&["--trial", ""], "expected KEY=VALUE");
     let beside = support::run(&["tune", "--config", &config, "--runs", &place.path(""), "--grid", "run.seed=1"]);
     assert_eq!(beside.code, 2, "{}", beside.err);
-    assert!(beside.err.contains("tune.toml: a tuning in this --runs writes that file"), "{}", beside.err);
+    assert!(beside.err.contains("tune.toml: `lambert tune` overwrites this file"), "{}", beside.err);
     refused(&["--grid", "objective.mask_probability=0.15,0.3"], "objective.mask_probability cannot be tuned");
     refused(&["--grid", "run.seed=1,2", "--set", "evaluation.data=\"\""], "evaluation.data is missing");
 }

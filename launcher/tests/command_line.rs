@@ -75,7 +75,7 @@ fn locations_without_a_run_are_rejected() {
         &["checkpoint", "prune", "r"],
         &["export", "r", "--output", "o"],
     ] {
-        refused(&lambert(here.path(), arguments), 2, &["is not a run: it has no run.toml"]);
+        refused(&lambert(here.path(), arguments), 2, &["is not a run: run.toml not found"]);
     }
     refused(&lambert(here.path(), &["status", "nonsense://r"]), 2, &["nonsense://r"]);
     assert_eq!(std::fs::read_dir(here.path()).unwrap().count(), 0, "files were written");
@@ -85,7 +85,7 @@ fn locations_without_a_run_are_rejected() {
 fn missing_files_are_named() {
     let here = folder();
     refused(&lambert(here.path(), &["prep", "--config", "p.toml"]), 2, &["cannot read configuration p.toml"]);
-    refused(&lambert(here.path(), &["inspect", "d"]), 1, &["d is not a dataset: it has no manifest.json"]);
+    refused(&lambert(here.path(), &["inspect", "d"]), 1, &["d is not a dataset: manifest.json not found"]);
     refused(&lambert(here.path(), &["vocab", "--input", "t.txt", "--output", "v.txt"]), 2, &["t.txt"]);
 }
 

@@ -125,7 +125,7 @@ fn steps_are_logged_at_debug_level() {
     assert_eq!(count("preparation started files=2"), 1, "{log}");
     assert_eq!(count("tokenizing files=2"), 1, "{log}");
     assert_eq!((count("shard written shard=shard-"), count("dataset complete url=")), (5, 2), "{log}");
-    assert_eq!(count("preparation was done before; nothing to do datasets=2"), 1, "{log}");
+    assert_eq!(count("datasets are up to date datasets=2"), 1, "{log}");
 }
 
 #[test]

@@ -205,7 +205,7 @@ mod tests {
             lines[1].starts_with("stage 1 needs about ") && lines[1].ends_with("micro-batches of 4096 tokens"),
             "{lines:?}"
         );
-        assert_eq!(lines[2], "dropout of attention is drawn by micro-batch (fused attention)");
+        assert_eq!(lines[2], "attention dropout is drawn per micro-batch (fused attention)");
         let objective = Objective { pair: Pair::None, ..config.objective.clone() };
         let expected =
             "frozen: bert.pooler.dense, cls.seq_relationship (not trained without a pair objective, and not exported)";

@@ -184,8 +184,7 @@ fn a_version_mismatch_is_rejected() {
     scene.worker(WorkerEvent::Gone(Vec::new()));
     let (code, message) = scene.failure();
     let own = env!("CARGO_PKG_VERSION");
-    let expected =
-        format!("the ranks do not run the same programs: this coordinator has program {own}, rank 0 has 0.0.9");
+    let expected = format!("version mismatch: this coordinator has program {own}, rank 0 has 0.0.9");
     assert_eq!((code, message), (2, &*expected));
 }
 

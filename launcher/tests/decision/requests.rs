@@ -22,7 +22,7 @@ fn an_active_run_retries_its_lease() {
     for pause in [1.0, 2.0, 4.0] {
         scene.give(Event::LeaseFailed("no space".into()));
         // The creation may have failed after the object existed.
-        let cause = "the lease cannot be taken: no space";
+        let cause = "cannot acquire the lease: no space";
         assert!(matches!(&scene.done[..], [Action::Note(Note::Waiting { cause: said, .. })] if said == cause));
         assert_eq!(scene.give(Event::LeaseSeen(2)).state.verdict(), None);
         scene.done = vec![Action::Note(Note::Waiting { cause: cause.into(), pause, minutes_left: 1.0 })];
@@ -98,7 +98,7 @@ fn signals_apply_in_every_phase() {
 
     let mut scene = Scenario::new();
     scene.train(1, 5).give(Event::StopRequested).fail(FailureKind::Transient);
-    assert!(scene.failure().1.starts_with("the ranks failed while they were to save a checkpoint and stop: rank 0"));
+    assert!(scene.failure().1.starts_with("the workers failed before the requested checkpoint and stop: rank 0"));
 }
 
 /// A request that the current attempt does not complete is passed on to the next one.
