@@ -1,5 +1,7 @@
-//! Every link in the documentation leads to an existing file and heading.
+//! Checks of the documentation: each link leads to an existing file and heading, the book has every page, and
+//! paragraphs, table cells and pages stay short.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// The Markdown pages at the root, in cluster/collective and in every folder below docs.
@@ -56,4 +58,85 @@ fn every_link_has_a_target() {
     }
     assert!(broken.is_empty(), "{broken:#?}");
     assert!(seen > 20, "only {seen} links were found");
+}
+
+#[test]
+fn the_book_has_every_page() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let summary = docs.join("SUMMARY.md");
+    let chapters = links(&std::fs::read_to_string(&summary).unwrap());
+    let listed: BTreeSet<PathBuf> = chapters.iter().map(|chapter| docs.join(chapter)).collect();
+    let pages = documents().into_iter().filter(|page| page.starts_with(&docs) && *page != summary);
+    assert_eq!(listed, pages.collect::<BTreeSet<PathBuf>>());
+    assert_eq!(listed.len(), chapters.len(), "a page is listed twice");
+}
+
+/// Maximum lines of a paragraph.
+const PARAGRAPH: usize = 8;
+/// Maximum characters of a table's cell.
+const CELL: usize = 120;
+
+/// The line number and the number of lines of each paragraph or list item outside code.
+fn paragraphs(text: &str) -> Vec<(usize, usize)> {
+    let (mut found, mut is_code, mut was_text) = (Vec::new(), false, false);
+    for (index, line) in text.lines().enumerate() {
+        let content = line.trim_start();
+        let is_fence = content.starts_with("```");
+        is_code ^= is_fence;
+        let is_indented = !was_text && line.starts_with("    ");
+        let is_text = !is_code && !is_fence && !is_indented && !content.is_empty() && !content.starts_with(['#', '|']);
+        let number = content.trim_start_matches(|c: char| c.is_ascii_digit());
+        let is_item = content.starts_with("- ") || (number != content && number.starts_with(". "));
+        match found.last_mut() {
+            Some((_, lines)) if is_text && was_text && !is_item => *lines += 1,
+            _ if is_text => found.push((index + 1, 1)),
+            _ => {}
+        }
+        was_text = is_text;
+    }
+    found
+}
+
+/// The cells of a table's row.
+fn cells(row: &str) -> Vec<String> {
+    row.replace("\\|", "/").split('|').map(|cell| cell.trim().to_owned()).collect()
+}
+
+/// Maximum size of a page below docs, bytes.
+fn size_limit(page: &str) -> usize {
+    match page {
+        guide if guide.starts_with("docs/guides/") => 10 << 10,
+        "docs/design/architecture.md" => 15 << 10,
+        page if page.starts_with("docs/") => 25 << 10,
+        _ => usize::MAX,
+    }
+}
+
+#[test]
+fn paragraphs_cells_and_pages_are_short() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut long = Vec::new();
+    for document in documents() {
+        let text = std::fs::read_to_string(&document).unwrap();
+        let page = document.strip_prefix(root).unwrap().to_str().unwrap();
+        let paragraphs = paragraphs(&text).into_iter().filter(|(_, lines)| *lines > PARAGRAPH);
+        long.extend(paragraphs.map(|(start, lines)| format!("{page}:{start}: a paragraph of {lines} lines")));
+        let rows = text.lines().enumerate().filter(|(_, line)| line.starts_with('|'));
+        for (index, row) in rows.filter(|_| page != "docs/reference/configuration.md") {
+            let longest = cells(row).iter().map(|cell| cell.chars().count()).max().unwrap_or_default();
+            long.extend((longest > CELL).then(|| format!("{page}:{}: a cell of {longest} characters", index + 1)));
+        }
+        if text.len() > size_limit(page) {
+            long.push(format!("{page}: {} bytes of at most {}", text.len(), size_limit(page)));
+        }
+    }
+    assert!(long.is_empty(), "{long:#?}");
+}
+
+#[test]
+fn paragraphs_and_cells_are_counted() {
+    let text =
+        "# A\n\none\ntwo\n- item\n  of two\n1. item\n\n    code\n    code\n\n```toml\na = 1\n```\n| a | b |\nlast\n";
+    assert_eq!(paragraphs(text), [(3, 2), (5, 2), (7, 1), (16, 1)]);
+    assert_eq!(cells("| a | `b \\| c` |"), ["", "a", "`b / c`", ""]);
 }
