@@ -45,9 +45,9 @@ pub fn export(arguments: &cli::Export) -> Outcome {
     refuse_full(folder)?;
     let (source, files) = read(&arguments.model)?;
     write(folder, &files)?;
-    let (name, url) = (source.manifest.name(), source.store.url());
+    let name = source.manifest.name();
     let class = source.class();
-    tracing::info!("exported {name} of {url} to {} ({class}, BertTokenizerFast)", folder.display());
+    tracing::info!("exported {name} to {} ({class}, BertTokenizerFast)", folder.display());
     console::result(&folder.display().to_string()).map_err(Failure::failed)?;
     Ok(exit::DONE)
 }

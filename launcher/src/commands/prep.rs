@@ -55,7 +55,8 @@ fn described(report: &PrepReport) -> String {
     if let Some(first) = report.datasets.first() {
         lines.extend(table(&first.manifest.sources));
     }
-    lines.extend(report.datasets.iter().map(dataset));
+    let done = if report.unchanged { "" } else { "wrote " };
+    lines.extend(report.datasets.iter().map(|prepared| format!("{done}{}", dataset(prepared))));
     lines.extend(report.held_out.iter().map(held_out));
     if report.datasets.is_empty() {
         lines.push("this part is complete; run the same command without --part to join all parts".to_owned());
@@ -68,7 +69,7 @@ fn described(report: &PrepReport) -> String {
 fn dataset(PreparedDataset { url, manifest }: &PreparedDataset) -> String {
     let counts = &manifest.counts;
     format!(
-        "wrote {url}: {} documents, {} sentences, {} samples, {} tokens, {}; unigram entropy {:.4} nats/token",
+        "{url}: {} documents, {} sentences, {} samples, {} tokens, {}; unigram entropy {:.4} nats/token",
         counts.documents,
         counts.sentences,
         counts.samples,

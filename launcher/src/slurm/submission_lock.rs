@@ -103,7 +103,7 @@ mod tests {
         let store = Store::open("memory://claim/run").unwrap();
         let first = SubmissionLock::take(&store).unwrap();
         let refused = SubmissionLock::take(&store).unwrap_err().to_string();
-        assert!(refused.contains(&format!("(pid {} on host", std::process::id())), "{refused}");
+        assert!(refused.contains(&format!("(pid {}, host ", std::process::id())), "{refused}");
         drop(first);
         drop(SubmissionLock::take(&store).unwrap());
         assert_eq!(store.head(SUBMISSION).unwrap(), None);
