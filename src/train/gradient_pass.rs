@@ -100,7 +100,7 @@ impl GradientPass<'_> {
                 }
                 drop(passes);
                 stats.seconds += watch.lap();
-                control.phase(WorkerPhase::Exchange);
+                control.phase(WorkerPhase::AllReduce);
                 let _sum = span!("all-reduce");
                 all_reduce.finish(state)?;
                 pending
@@ -110,7 +110,7 @@ impl GradientPass<'_> {
                 let (pending, sum) = self.canonical(share, state)?;
                 drop(passes);
                 stats.seconds += watch.lap();
-                control.phase(WorkerPhase::Exchange);
+                control.phase(WorkerPhase::AllReduce);
                 let _sum = span!("all-reduce");
                 gradients::all_reduce_exact(group, state, sum)?;
                 pending

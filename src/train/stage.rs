@@ -156,7 +156,7 @@ impl<'a> StageRun<'a> {
         drop(updating);
         let optimizer = watch.lap();
 
-        session.control.phase(WorkerPhase::Exchange);
+        session.control.phase(WorkerPhase::AllReduce);
         let agreeing = span!("agree");
         let mut agreed = self.agree(collective, &totals, saver, has_no_samples, data_wait + forward_backward)?;
         drop(agreeing);

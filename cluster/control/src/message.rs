@@ -19,7 +19,7 @@ pub enum WorkerPhase {
     /// Training step: forward and backward passes, update.
     Step,
     /// Training step: collective communication.
-    Exchange,
+    AllReduce,
     /// Evaluating on the held-out dataset.
     Evaluate,
     /// Waiting for a checkpoint to be copied or written.
@@ -31,11 +31,11 @@ pub enum WorkerPhase {
 impl WorkerPhase {
     /// All phases, in the order of their codes.
     pub const ALL: [Self; 8] =
-        [Self::Join, Self::Load, Self::Read, Self::Step, Self::Exchange, Self::Evaluate, Self::Save, Self::Stop];
+        [Self::Join, Self::Load, Self::Read, Self::Step, Self::AllReduce, Self::Evaluate, Self::Save, Self::Stop];
 
     /// True if the phase is part of a training step.
     pub fn is_step(self) -> bool {
-        matches!(self, Self::Read | Self::Step | Self::Exchange)
+        matches!(self, Self::Read | Self::Step | Self::AllReduce)
     }
 }
 
@@ -46,7 +46,7 @@ impl std::fmt::Display for WorkerPhase {
             Self::Load => "loading",
             Self::Read => "waiting for samples",
             Self::Step => "computing a step",
-            Self::Exchange => "exchanging gradients",
+            Self::AllReduce => "all-reducing gradients",
             Self::Evaluate => "evaluating",
             Self::Save => "saving a checkpoint",
             Self::Stop => "leaving",
@@ -138,14 +138,14 @@ mod tests {
             pid: 7,
             host: "h".into(),
             step: 3,
-            phase: WorkerPhase::Exchange,
+            phase: WorkerPhase::AllReduce,
             seconds_in_phase: 0.5,
             has_received_sigterm: true,
             acknowledged_command: 2,
             versions: None,
             messages: vec![SequencedMessage { number: 4, message }],
         };
-        let text = r#"{"rank":1,"pid":7,"host":"h","step":3,"phase":"exchange","seconds_in_phase":0.5,"has_received_sigterm":true,"acknowledged_command":2,"messages":[{"number":4,"event":{"event":"failed","message":"m","kind":"permanent"}}]}"#;
+        let text = r#"{"rank":1,"pid":7,"host":"h","step":3,"phase":"all-reduce","seconds_in_phase":0.5,"has_received_sigterm":true,"acknowledged_command":2,"messages":[{"number":4,"event":{"event":"failed","message":"m","kind":"permanent"}}]}"#;
         assert_eq!(serde_json::to_string(&report).unwrap(), text);
         assert_eq!(serde_json::from_str::<WorkerReport>(text).unwrap(), report);
         let command = Some(CoordinatorCommand { number: 2, directive: Directive::CheckpointAndStop });

@@ -39,8 +39,8 @@ impl PhaseTimeouts {
         let (limit, more) = match (phase, median) {
             (WorkerPhase::Join, _) => (limits.join_seconds, 0.0),
             (WorkerPhase::Load, _) => (limits.load_seconds, 0.0),
-            (WorkerPhase::Read | WorkerPhase::Step | WorkerPhase::Exchange, None) => (limits.first_step_seconds, 0.0),
-            (WorkerPhase::Read | WorkerPhase::Step | WorkerPhase::Exchange, Some(median)) => {
+            (WorkerPhase::Read | WorkerPhase::Step | WorkerPhase::AllReduce, None) => (limits.first_step_seconds, 0.0),
+            (WorkerPhase::Read | WorkerPhase::Step | WorkerPhase::AllReduce, Some(median)) => {
                 (limits.step_seconds, (limits.step_medians * median - limits.step_seconds).max(0.0))
             }
             (WorkerPhase::Evaluate, _) => (limits.evaluate_seconds, 0.0),
@@ -114,7 +114,7 @@ impl PhaseTimeouts {
 
 /// The rank that the others wait for: furthest behind, preferring ranks that do not wait in an all-reduce.
 fn suspect(monitor: &AttemptMonitor) -> Option<(usize, &Rank)> {
-    let order = |rank: &Rank| (rank.step, rank.phase == WorkerPhase::Exchange);
+    let order = |rank: &Rank| (rank.step, rank.phase == WorkerPhase::AllReduce);
     let behind =
         |one: &Rank, other: &Rank| order(one).cmp(&order(other)).then(one.since.total_cmp(&other.since)).is_lt();
     let mut ranks = monitor.ranks.iter().map(|(number, rank)| (*number, rank));
@@ -161,7 +161,7 @@ mod tests {
         let mut monitor = AttemptMonitor::default();
         pace(&mut monitor, 1.0);
         for (at, hung) in [(250.0, false), (299.0, false), (301.0, true)] {
-            report(&mut monitor, at, 0, WorkerPhase::Exchange, at - 0.5);
+            report(&mut monitor, at, 0, WorkerPhase::AllReduce, at - 0.5);
             report(&mut monitor, at, 1, WorkerPhase::Read, at);
             assert_eq!(hang(&monitor, at).is_some(), hung, "{at}");
         }
@@ -188,7 +188,7 @@ mod tests {
         let mut monitor = AttemptMonitor::default();
         pace(&mut monitor, 1.0);
         report(&mut monitor, 4000.0, 0, WorkerPhase::Save, 4000.0);
-        report(&mut monitor, 4000.0, 1, WorkerPhase::Exchange, 4000.0);
+        report(&mut monitor, 4000.0, 1, WorkerPhase::AllReduce, 4000.0);
         assert_eq!(hang(&monitor, 4000.0), None, "saves may fail for two hours");
     }
 

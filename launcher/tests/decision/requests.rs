@@ -217,7 +217,7 @@ fn a_killed_coordinator_is_recorded_by_its_successor() {
 /// Before the first step ends there is nothing to save, and a load may take longer than the job.
 #[test]
 fn a_stop_before_the_end_of_the_first_step_ends_the_run_at_once() {
-    for phase in [WorkerPhase::Join, WorkerPhase::Load, WorkerPhase::Read, WorkerPhase::Step, WorkerPhase::Exchange] {
+    for phase in [WorkerPhase::Join, WorkerPhase::Load, WorkerPhase::Read, WorkerPhase::Step, WorkerPhase::AllReduce] {
         let mut scene = Scenario::new();
         scene.load(1, phase).give(Event::StopRequested);
         assert_eq!(scene.done, [Action::Note(Note::NothingToSave), Action::End], "{phase}");
