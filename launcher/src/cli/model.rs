@@ -37,7 +37,7 @@ pub enum CheckpointAction {
         #[arg(long)]
         json: bool,
     },
-    /// Delete checkpoints that the retention settings do not keep, and orphaned objects; always keeps the newest valid checkpoint
+    /// Delete checkpoints that the retention settings do not keep, and orphaned objects; never the newest valid one
     Prune {
         /// Run directory or URL
         run: String,
