@@ -71,6 +71,8 @@ book:
 			--root target/tools ;; \
 	esac
 	$(MDBOOK) build docs
+	@# A folder's README.md becomes index.html, but mdbook leaves the links to it as they were.
+	@find target/book -name '*.html' -exec sed -i 's|href="\([^":]*\)README\.html|href="\1index.html|g' {} +
 	@find target/book \( -name '*.py' -o -name '*.sh' -o -name '*.toml' \) -delete
 
 bench: build
