@@ -16,7 +16,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::cli::LogFormat;
-pub use queue::{Bar, Progress};
+pub use queue::{Bar, BarState};
 use queue::{OutputQueue, Sink};
 
 /// Maximum bytes queued for a stream.
@@ -155,7 +155,7 @@ impl Sink for Errors {
 
     fn draw(&mut self, bar: Bar) {
         match bar {
-            Bar::Shown(Progress { position, length, message }) => {
+            Bar::Shown(BarState { position, length, message }) => {
                 let bar = self.bar.get_or_insert_with(|| show(new_bar(length)));
                 bar.set_length(length);
                 bar.set_position(position);

@@ -10,7 +10,7 @@ const BATCH: usize = 64 << 10;
 
 /// State of a progress bar.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Progress {
+pub struct BarState {
     /// Completed units.
     pub position: u64,
     /// Total units.
@@ -23,7 +23,7 @@ pub struct Progress {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Bar {
     /// Shows this state.
-    Shown(Progress),
+    Shown(BarState),
     /// Removes the bar.
     Removed,
 }
@@ -248,7 +248,7 @@ mod tests {
         while queue.shared.lock().writing == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let at = |position| Bar::Shown(Progress { position, length: 9, message: String::new() });
+        let at = |position| Bar::Shown(BarState { position, length: 9, message: String::new() });
         (0..5).for_each(|position| queue.draw(at(position)));
         drop(resume);
         assert_eq!(queue.finish(SOON), 0);

@@ -6,7 +6,7 @@ use lambert_control::Score;
 use lambert_control::StepRecord;
 
 use super::Throughput;
-use crate::console::{self, Bar, Progress};
+use crate::console::{self, Bar, BarState};
 use crate::text::{clock, percent, rate};
 
 /// Number of initial steps that are always printed.
@@ -38,7 +38,7 @@ impl ProgressDisplay {
     pub fn step(&mut self, record: &StepRecord, throughput: &Throughput) {
         if self.bar {
             let message = brief(record, throughput, self.steps);
-            console::draw(Bar::Shown(Progress { position: record.step, length: self.steps, message }));
+            console::draw(Bar::Shown(BarState { position: record.step, length: self.steps, message }));
         } else if due(record.step, self.steps, self.lines, self.last.map(|(at, step)| (at.elapsed(), step))) {
             console::line(&line(record, throughput, self.steps));
             self.lines += 1;

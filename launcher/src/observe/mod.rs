@@ -20,7 +20,7 @@ mod tests;
 use lambert_config::RunConfig;
 
 use crate::decide::{Action, CoordinatorState, Event, Seconds, Verdict};
-use crate::status::{Coordinator, Status};
+use crate::status::{CoordinatorProcess, Status};
 use crate::store_writer::{StoreWriter, Urgency};
 
 pub use json_lines::RecordOutput;
@@ -113,7 +113,7 @@ pub struct Observers {
 impl Observers {
     /// Creates the enabled entries of [`OBSERVERS`]. `before` is the status left by the previous coordinator.
     pub fn make(config: &RunConfig, url: &str, records: RecordOutput, before: Status, writer: &StoreWriter) -> Self {
-        let tracker = StatusTracker::new(config, url, before, Coordinator::of_process());
+        let tracker = StatusTracker::new(config, url, before, CoordinatorProcess::of_process());
         let steps = tracker.status().progress.steps;
         Self::made_by(OBSERVERS, tracker, &ObserverSetup { config, url, steps, records, writer })
     }

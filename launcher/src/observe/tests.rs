@@ -115,7 +115,7 @@ fn monitor(observers: &mut Observers) -> (Vec<Shown>, Verdict) {
 }
 
 fn tracker() -> StatusTracker {
-    StatusTracker::new(&RunConfig::default(), "memory://observe/run", Status::default(), Coordinator::default())
+    StatusTracker::new(&RunConfig::default(), "memory://observe/run", Status::default(), CoordinatorProcess::default())
 }
 
 /// Calls received by an additional observer between others in the list.
@@ -219,7 +219,7 @@ fn listed_observers_are_created_and_the_status_is_stored() {
     let status: Status = serde_json::from_slice(&store.get(OBJECT).unwrap()).unwrap();
     assert_eq!((status.state, status.progress.step, status.workers.refused), (RunState::Stopped, 2, 3));
     assert!((crate::host::now() - status.updated).abs() < 60.0);
-    assert_eq!(status.coordinator, Coordinator::of_process());
+    assert_eq!(status.coordinator, CoordinatorProcess::of_process());
     let history: RestartHistory = serde_json::from_slice(&store.get(COORDINATOR).unwrap()).unwrap();
     assert_eq!(Some(&history), shown.last().map(|(.., state)| &state.history));
 }

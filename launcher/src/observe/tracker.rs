@@ -10,7 +10,7 @@ use super::Throughput;
 use crate::decide::history::Restart;
 use crate::decide::{Action, CoordinatorState, Event, Note, RestartHistory, Seconds, Verdict, WorkerEvent};
 use crate::logs;
-use crate::status::{Coordinator, Downtime, RankStatus, RunProgress, RunState, Status};
+use crate::status::{CoordinatorProcess, Downtime, RankStatus, RunProgress, RunState, Status};
 use crate::store_writer::Urgency;
 
 /// Interval of full status updates between urgent events, seconds. Updating on each report would cost time proportional
@@ -32,7 +32,7 @@ pub struct StatusTracker {
 
 impl StatusTracker {
     /// Creates a tracker for the run at `url`. Values from `before` hold until the ranks report.
-    pub fn new(config: &RunConfig, url: &str, before: Status, coordinator: Coordinator) -> Self {
+    pub fn new(config: &RunConfig, url: &str, before: Status, coordinator: CoordinatorProcess) -> Self {
         let status = Status {
             name: config.run.name.clone(),
             progress: RunProgress {

@@ -74,7 +74,7 @@ pub struct Status {
     #[serde(flatten)]
     pub workers: WorkerStatus,
     /// Coordinator of the run.
-    pub coordinator: Coordinator,
+    pub coordinator: CoordinatorProcess,
     /// Last failure.
     pub error: Option<String>,
     /// Time of writing, seconds since the Unix epoch.
@@ -164,7 +164,7 @@ impl NoiseScale {
 
 /// Process identity of a coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Coordinator {
+pub struct CoordinatorProcess {
     pub host: String,
     /// Process ID on that host.
     pub pid: u32,
@@ -173,7 +173,7 @@ pub struct Coordinator {
     pub since: String,
 }
 
-impl Coordinator {
+impl CoordinatorProcess {
     /// Identity of this process.
     pub fn of_process() -> Self {
         let pid = std::process::id();
@@ -274,7 +274,7 @@ mod tests {
                 }],
                 refused: 2,
             },
-            coordinator: Coordinator { host: "node0".to_owned(), pid: 42, since: "99".to_owned() },
+            coordinator: CoordinatorProcess { host: "node0".to_owned(), pid: 42, since: "99".to_owned() },
             error: Some("rank 1: signal 9".to_owned()),
             updated: 1.75e9,
         }

@@ -36,7 +36,7 @@ impl Setting {
 }
 
 /// Settings of one run.
-pub type Settings = Vec<Setting>;
+pub type TrialSettings = Vec<Setting>;
 
 /// Invalid `--grid` or `--trial` argument.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,8 +63,8 @@ pub enum GridError {
 ///
 /// # Errors
 /// An argument is malformed, or there is none.
-pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<Settings>, GridError> {
-    let mut all: Vec<Settings> = if grids.is_empty() { Vec::new() } else { vec![Vec::new()] };
+pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<TrialSettings>, GridError> {
+    let mut all: Vec<TrialSettings> = if grids.is_empty() { Vec::new() } else { vec![Vec::new()] };
     let mut keys: Vec<String> = Vec::new();
     for grid in grids {
         let Setting { key, value } = Setting::parse(grid)?;
@@ -75,7 +75,7 @@ pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<Settings>, Gr
         if values.is_empty() {
             return Err(GridError::NoValues(grid.clone()));
         }
-        let with = |settings: &Settings, value: &String| {
+        let with = |settings: &TrialSettings, value: &String| {
             let mut settings = settings.clone();
             settings.push(Setting { key: key.clone(), value: value.clone() });
             settings
@@ -84,7 +84,7 @@ pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<Settings>, Gr
         keys.push(key);
     }
     for trial in trials {
-        let settings: Settings =
+        let settings: TrialSettings =
             split(trial, ' ')?.iter().map(|text| Setting::parse(text)).collect::<Result<_, _>>()?;
         if settings.is_empty() {
             return Err(GridError::NoValue(trial.clone()));
@@ -94,7 +94,7 @@ pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<Settings>, Gr
     match all.is_empty() {
         true => Err(GridError::Nothing),
         false => {
-            let mut seen: Vec<Settings> = Vec::new();
+            let mut seen: Vec<TrialSettings> = Vec::new();
             all.retain(|settings| {
                 !seen.contains(settings) && {
                     seen.push(settings.clone());

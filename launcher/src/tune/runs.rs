@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
-use super::grid::Settings;
+use super::grid::TrialSettings;
 use super::slots::{GPU_VARIABLE, RunSlot};
 use crate::failure::Failure;
 use crate::run::launch::processes::{ExitSignal, end_with_parent};
@@ -30,7 +30,7 @@ pub struct PlannedRun {
     /// Run name.
     pub name: String,
     /// Settings that differ from the common configuration.
-    pub settings: Settings,
+    pub settings: TrialSettings,
     /// Arguments of `lambert run`.
     pub arguments: Vec<String>,
 }
