@@ -158,7 +158,7 @@ fn parse_hex(hex: &str) -> Option<Digest32> {
 mod tests {
     use super::*;
 
-    const BODY: &[u8] = br#"{"rank":3,"pid":7,"host":"h","step":1,"phase":"step","in_phase":0.5}"#;
+    const BODY: &[u8] = br#"{"rank":3,"pid":7,"host":"h","step":1,"phase":"step","seconds_in_phase":0.5}"#;
 
     fn key() -> SigningKey {
         SigningKey::new("0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", 2)
@@ -169,9 +169,9 @@ mod tests {
     fn signatures_are_hmac_sha256() {
         assert_eq!(
             key().sign_report(3, 17, BODY),
-            "Lambert-HMAC 3 17 9a2ce3343cfd8f3ea108290c92a9394a5d4fca18c4d89fe2c8e42689cfdaf52e a898a14c7ae1ff73ab804a830c8e101e7ea2df0484bd56955cb8f52930a53e83"
+            "Lambert-HMAC 3 17 a900d58031e2dd7ff3a1d917efad24ba110ff19e5eaeef02505ae1f8fc338d29 6e8178257246ff780dd79fc32abcc462c94ba94d77921ef8efc52a8769762b61"
         );
-        assert_eq!(key().sign_reply(3, 17, BODY), "4ae99b9aaa504ef1e2ad3e1b1e3ff3126ebe8ee93ade7a0affd88b09966ca5d5");
+        assert_eq!(key().sign_reply(3, 17, BODY), "10e4eaf24b9c77dfcf4a9d2785572b8e085ecbf83f7c614f5beaa4dcdeed0ae8");
     }
 
     #[test]

@@ -53,7 +53,7 @@ fn an_attempt_without_successor_is_an_error_that_names_it() {
         let refused = Lease::take(&run).unwrap_err().to_string();
         let name = object.trim_end_matches("/manifest.json");
         assert!(
-            refused.contains(name) && refused.contains(&number.to_string()) && refused.contains("remove"),
+            refused.contains(name) && refused.contains(&number.to_string()) && refused.contains("delete"),
             "{refused}"
         );
     }
