@@ -105,7 +105,7 @@ fn a_new_run_starts_from_the_weights_of_another() {
         words.iter().for_each(|word| assert!(ran.err.contains(word), "no {word:?} in {}", ran.err));
         assert!(!Path::new(&place.path("refused")).exists(), "a rejected run left files");
     };
-    refused(&["--from", &from, "--set", "model.hidden=64"], &["run.from", "hidden = 32, the configuration 64"]);
+    refused(&["--from", &from, "--set", "model.hidden=64"], &["run.from", "hidden = 32, the configuration has 64"]);
     refused(&["--from", &first], &["run.from", "is not a checkpoint", "checkpoints/step-"]);
     refused(&["--from", &format!("{first}/checkpoints/step-000000099-a0001")], &["run.from", "no such object"]);
     refused(&["--with-optimizer"], &["--from"]);
@@ -124,7 +124,7 @@ fn configuration_changes_need_permission() {
     }
     let log =
         train(&config, &url, &[&change[..], &["--allow-change", "stage.0.steps", "--allow-change", "model"]].concat());
-    assert!(log.contains("taken over: stage.0.steps: 7 in the run, 14 now"), "{log}");
+    assert!(log.contains("configuration changed: stage.0.steps: 7 in the run, 14 now"), "{log}");
     assert!(log.contains("resuming from step-000000007-a0001"), "{log}");
     // A hidden size that no checkpoint has does not restart the run at step 0.
     let wide = ["--set", "stage.0.steps=14", "--set", "model.hidden=64", "--set", "model.dropout=0.2"];
@@ -179,7 +179,7 @@ fn a_copy_is_an_independent_run() {
     let of_other = format!("{other}/checkpoints/{}", checkpoints(&other)[0]);
     let mixed = run(&["checkpoint", "copy", &of_other, &copied]);
     assert_eq!(mixed.code, 2, "{}", mixed.err);
-    assert!(mixed.err.contains("model.activation is \"gelu\" there and \"gelu-tanh\" here"), "{}", mixed.err);
+    assert!(mixed.err.contains("model.activation is \"gelu\" there, \"gelu-tanh\" here"), "{}", mixed.err);
     assert_eq!(checkpoints(&copied).len(), 2, "objects were copied");
     let deeper = place.path("deeper");
     train(&config, &deeper, &["--set", "stage.0.layers=3"]);

@@ -193,7 +193,7 @@ fn bench_measures_a_stage() {
     assert!(number("forward_backward") > number("optimizer"), "{out}");
     assert!(number("peak_memory") > 10e6, "{out}");
     let (code, out, _) = bench(&["--samples", "8"]);
-    assert!(code == Some(0) && out.contains("8 samples, ") && out.contains(" % of "), "{out}");
+    assert!(code == Some(0) && out.contains("8 samples, ") && out.contains("% of "), "{out}");
     let (code, _, err) = bench(&["--stage", "1"]);
     assert!(code == Some(2) && err.contains("--stage 1: expected 0 to 0"), "{err}");
     let (code, _, err) = bench(&["--set", "stage.0.data=\"/nowhere\""]);

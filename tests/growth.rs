@@ -188,7 +188,7 @@ fn a_model_grows_from_the_checkpoint_of_another_run() {
     };
     refused(&deep, &[], "stage.0.layers: 1 layers after 4: the number of layers cannot decrease");
     let moments = [&more[..], &["--set", "stage.0.growth.moments=scale"]].concat();
-    refused(&shallow, &moments, "stage.0.growth.moments: asks for moments");
+    refused(&shallow, &moments, "stage.0.growth.moments: needs the optimizer moments of run.from");
     refused(&shallow, &[&more[..], &["--set", "model.hidden=64"]].concat(), "run.from: its model has hidden = 32");
     let manifest = format!("{shallow}/manifest.json");
     let text = std::fs::read_to_string(&manifest).unwrap();

@@ -57,7 +57,7 @@ fn disturb(place: &TestDir, sandbox: &Sandbox, steps: u64) {
     let coordinator = sandbox.processes(&sandbox.path("bin/lambert run"));
     let begun = Instant::now();
     signal(coordinator[0], "-9");
-    let seen = sandbox.wait_for_log(&job, seen, "the coordinator killed by SIGKILL");
+    let seen = sandbox.wait_for_log(&job, seen, "the coordinator was killed by SIGKILL");
     let seen = sandbox.wait_for_log(&job, seen, "\nstep ");
     eprintln!("the coordinator killed: steps again after {:.1} s", begun.elapsed().as_secs_f64());
 

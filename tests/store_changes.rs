@@ -53,7 +53,10 @@ fn an_attempt_number_without_successor_is_an_error() {
             std::thread::sleep(Duration::from_millis(20));
         };
         let object = object.trim_end_matches("/model.safetensors");
-        assert!(said.contains("exit status: 1") && said.contains(object) && said.contains("remove it"), "{said}");
+        assert!(
+            said.contains("exit status: 1") && said.contains(object) && said.contains("delete or move it"),
+            "{said}"
+        );
         assert!(!said.contains("panicked"), "{said}");
     }
 }
