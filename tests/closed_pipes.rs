@@ -20,9 +20,9 @@ fn unread(program: &Path, arguments: &[&str]) {
         command
     };
     let ended = command().stdout(closed()).stderr(Stdio::piped()).output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert_eq!(ended.status.code(), Some(0), "{arguments:?} with a closed output: {said}");
-    assert!(!said.contains("panicked") && !said.contains("internal error"), "{arguments:?}: {said}");
+    let text = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(0), "{arguments:?} with a closed output: {text}");
+    assert!(!text.contains("panicked") && !text.contains("internal error"), "{arguments:?}: {text}");
     let ended = command().stdout(closed()).stderr(closed()).status().unwrap();
     assert_eq!(ended.code(), Some(0), "{arguments:?} with both closed");
 }

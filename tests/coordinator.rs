@@ -106,8 +106,8 @@ fn a_coordinator_is_identified_by_more_than_its_process_id() {
     let mut status = read_json(&run, "status.json");
     status["coordinator"]["pid"] = std::process::id().into();
     std::fs::write(Path::new(&run).join("status.json"), status.to_string()).unwrap();
-    let said = support::done(&["status", &run]);
-    assert!(said.contains("training, but its coordinator") && said.contains("is gone"), "{said}");
+    let text = support::done(&["status", &run]);
+    assert!(text.contains("training, but its coordinator") && text.contains("is gone"), "{text}");
     let save = support::run(&["checkpoint", "save", &run]);
     assert_eq!(save.code, 1, "{}", save.err);
 }

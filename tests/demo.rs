@@ -66,13 +66,13 @@ fn demo(corpus: &[String]) -> String {
     make.arg(format!("RELEASE={}", lambert().parent().unwrap().display()));
     make.env("DEMO_STEPS", "40").current_dir(env!("CARGO_MANIFEST_DIR"));
     let made = make.output().unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&made.stdout), String::from_utf8_lossy(&made.stderr));
-    assert!(made.status.success(), "make demo with {corpus:?}: {said}");
+    let printed = format!("{}{}", String::from_utf8_lossy(&made.stdout), String::from_utf8_lossy(&made.stderr));
+    assert!(made.status.success(), "make demo with {corpus:?}: {printed}");
     for word in ["SIGKILL to rank 1", "held-out MLM loss", "exported for transformers", "[MASK]"] {
-        assert!(said.contains(word), "no {word:?} of {corpus:?} in {said}");
+        assert!(printed.contains(word), "no {word:?} of {corpus:?} in {printed}");
     }
     assert!(folder.path().join("demo/model/model.safetensors").exists());
-    said
+    printed
 }
 
 #[test]
@@ -89,9 +89,9 @@ fn every_documented_form_works() {
 /// With too little text to train on, the run warns, and a twentieth is held out.
 #[test]
 fn one_short_document_is_split_with_warnings() {
-    let said = demo(&["one-document.txt".to_owned()]);
+    let printed = demo(&["one-document.txt".to_owned()]);
     let line = |start: &str| {
-        said.lines().find(|line| line.contains(start)).unwrap_or_else(|| panic!("no {start:?} in {said}"))
+        printed.lines().find(|line| line.contains(start)).unwrap_or_else(|| panic!("no {start:?} in {printed}"))
     };
     let share = line("of the tokens (5.0% requested), in blocks of about");
     let percent: f64 = share.strip_prefix("held out ").unwrap().split('%').next().unwrap().parse().unwrap();

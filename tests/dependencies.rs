@@ -168,10 +168,10 @@ fn each_name_is_defined_in_one_module() {
     }
     assert!(broken.is_empty(), "{broken:#?}");
     for (file, text) in ["src", "launcher/src", "cluster/store/src"].iter().flat_map(|folder| files_below(folder)) {
-        let apart = code(&text).contains("/checkpoints/");
+        let difference = code(&text).contains("/checkpoints/");
         // Help texts show such URLs.
         let is_allowed = file == "cluster/store/src/run.rs" || file.starts_with("launcher/src/cli/");
-        assert!(!apart || is_allowed, "{file} parses checkpoint URLs");
+        assert!(!difference || is_allowed, "{file} parses checkpoint URLs");
     }
 }
 
@@ -253,7 +253,7 @@ fn unsafe_code_and_host_memory_access_are_restricted() {
         {
             broken.push(format!("{file} puts a tensor into main memory"));
         }
-        let apart = [
+        let difference = [
             ("state/", "lambert_store"),
             ("state/", "lambert_collective"),
             ("state/", "growth::"),
@@ -261,7 +261,7 @@ fn unsafe_code_and_host_memory_access_are_restricted() {
             ("checkpoint/", "growth::"),
         ];
         broken.extend(
-            apart
+            difference
                 .iter()
                 .filter(|(place, word)| file.starts_with(place) && code.contains(word))
                 .map(|(_, word)| format!("{file} mentions {word}")),

@@ -32,16 +32,22 @@ fn libtorch(place: &TestDir, name: &str, version: &str) -> String {
 #[test]
 fn a_missing_gpu_library_is_reported_in_one_message() {
     let place = TestDir::new();
-    let (code, said) = on_a_gpu(&place, &place.path("data"), &[]);
-    assert!(said.contains("libtorch_cuda.so not found in") && said.contains("(set by device.libtorch)"), "{said}");
-    assert_eq!(code, 2, "{said}");
-    let (code, said) = on_a_gpu(&place, &libtorch(&place, "other", "2.9.1+cu128"), &[]);
-    assert!(said.contains("is 2.9.1+cu128; this program was built with 2."), "{said}");
-    assert_eq!(code, 2, "{said}");
+    let (code, printed) = on_a_gpu(&place, &place.path("data"), &[]);
+    assert!(
+        printed.contains("libtorch_cuda.so not found in") && printed.contains("(set by device.libtorch)"),
+        "{printed}"
+    );
+    assert_eq!(code, 2, "{printed}");
+    let (code, printed) = on_a_gpu(&place, &libtorch(&place, "other", "2.9.1+cu128"), &[]);
+    assert!(printed.contains("is 2.9.1+cu128; this program was built with 2."), "{printed}");
+    assert_eq!(code, 2, "{printed}");
     // The environment variable applies if the configuration names no libtorch.
-    let (code, said) = on_a_gpu(&place, "", &[("LAMBERT_LIBTORCH", place.path("nothing"))]);
-    assert!(said.contains("libtorch_cuda.so not found in") && said.contains("(set by LAMBERT_LIBTORCH)"), "{said}");
-    assert_eq!(code, 2, "{said}");
+    let (code, printed) = on_a_gpu(&place, "", &[("LAMBERT_LIBTORCH", place.path("nothing"))]);
+    assert!(
+        printed.contains("libtorch_cuda.so not found in") && printed.contains("(set by LAMBERT_LIBTORCH)"),
+        "{printed}"
+    );
+    assert_eq!(code, 2, "{printed}");
 }
 
 /// Also without a driver: errors that users can fix themselves are reported first.
@@ -49,11 +55,14 @@ fn a_missing_gpu_library_is_reported_in_one_message() {
 fn missing_nccl_is_reported_in_one_message() {
     let place = TestDir::new();
     let folder = libtorch(&place, "right", &format!("{}+cu130", torch::BUILT_WITH));
-    let (code, said) = on_gpus(&place, &folder, &[], "nccl");
+    let (code, printed) = on_gpus(&place, &folder, &[], "nccl");
     let expected =
         format!("cannot use NCCL for the gradient all-reduce: libnccl.so.2 (NCCL) not found in {folder}/lib");
-    assert!(said.contains(&expected) && !said.contains("backtrace") && !said.contains("started again"), "{said}");
-    assert_eq!(code, 2, "{said}");
+    assert!(
+        printed.contains(&expected) && !printed.contains("backtrace") && !printed.contains("started again"),
+        "{printed}"
+    );
+    assert_eq!(code, 2, "{printed}");
     for (setting, why) in [
         ("device.kind=\"cpu\"", "nccl requires GPUs; device.kind is cpu"),
         ("cluster.all_reduce.canonical=true", "nccl requires GPUs; cluster.all_reduce.canonical computes on CPUs"),
@@ -74,10 +83,10 @@ fn a_missing_driver_is_reported() {
     }
     let place = TestDir::new();
     let folder = libtorch(&place, "right", &format!("{}+cu130", torch::BUILT_WITH));
-    let (code, said) = on_a_gpu(&place, &folder, &[]);
-    assert!(said.contains("this machine has no NVIDIA driver: libcuda.so.1"), "{said}");
-    assert!(!said.contains("backtrace") && !said.contains("started again"), "{said}");
-    assert_eq!(code, 2, "{said}");
+    let (code, printed) = on_a_gpu(&place, &folder, &[]);
+    assert!(printed.contains("this machine has no NVIDIA driver: libcuda.so.1"), "{printed}");
+    assert!(!printed.contains("backtrace") && !printed.contains("started again"), "{printed}");
+    assert_eq!(code, 2, "{printed}");
     // No GPU was requested.
     let ran = run_in(
         &["run", "--config", &place.config(9, 1), "--run", &place.path("run"), "--set", "device.kind=\"auto\""],
@@ -124,20 +133,20 @@ fn readers_load_only_libraries_chosen_by_their_user() {
             (loaded.exists(), String::from_utf8_lossy(&output.stderr).into_owned())
         })
     };
-    for (loaded, said) in reads(&[]) {
-        assert!(!loaded, "a library of the working directory was loaded: {said}");
+    for (loaded, printed) in reads(&[]) {
+        assert!(!loaded, "a library of the working directory was loaded: {printed}");
     }
     let text = std::fs::read_to_string(format!("{run}/run.toml")).unwrap();
     let named = text.replacen("[device]\n", &format!("[device]\nlibtorch = {theirs:?}\n"), 1);
     assert_ne!(named, text);
     std::fs::write(format!("{run}/run.toml"), named).unwrap();
-    for (loaded, said) in reads(&[]) {
-        assert!(!loaded, "the library that the run names was loaded: {said}");
+    for (loaded, printed) in reads(&[]) {
+        assert!(!loaded, "the library that the run names was loaded: {printed}");
     }
     // The user's own settings still apply.
     for own in [("LAMBERT_LIBTORCH", theirs), ("PYTHONPATH", place.path("here"))] {
-        for (loaded, said) in reads(std::slice::from_ref(&own)) {
-            assert!(loaded, "{own:?}: {said}");
+        for (loaded, printed) in reads(std::slice::from_ref(&own)) {
+            assert!(loaded, "{own:?}: {printed}");
         }
     }
 }

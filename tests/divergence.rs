@@ -80,8 +80,8 @@ fn distance(place: &TestDir, one: &str, other: &str) -> f64 {
     let (one, other) = (weights(place, one), weights(place, other));
     assert_eq!(one.len(), other.len());
     let square = |value: f32| f64::from(value).powi(2);
-    let apart: f64 = one.iter().zip(&other).map(|(a, b)| square(a - b)).sum();
-    (apart / other.iter().map(|value| square(*value)).sum::<f64>()).sqrt()
+    let difference: f64 = one.iter().zip(&other).map(|(a, b)| square(a - b)).sum();
+    (difference / other.iter().map(|value| square(*value)).sum::<f64>()).sqrt()
 }
 
 /// Asserts that a run has the same weights, moments and counters as one that never had the skipped samples.
@@ -101,8 +101,8 @@ fn a_loss_above_its_limit_causes_a_rollback() {
     let place = TestDir::new();
     let fault = [format!("test.million_samples={}", support::rows(&place, &[50 * BATCH + 3]))];
     let faulty = train(&place, "faulty", 2, &fault);
-    let told = faulty.log.lines().find(|line| line.contains("is above the limit of")).expect(&faulty.log);
-    assert!(told.contains("step 51: loss ") && told.contains("rolled back to step 49"), "{told}");
+    let reported = faulty.log.lines().find(|line| line.contains("is above the limit of")).expect(&faulty.log);
+    assert!(reported.contains("step 51: loss ") && reported.contains("rolled back to step 49"), "{reported}");
     assert_eq!(faulty.log.matches("restarting all workers in 0 s").count(), 1, "{}", faulty.log);
     assert_eq!(skipped_samples(&place, "faulty"), (vec![[49 * BATCH, 51 * BATCH]], 2 * BATCH));
     let without = train_without(&place, "without", 49 * BATCH..51 * BATCH);
@@ -183,11 +183,11 @@ fn nonfinite_gradients_leave_the_weights_unchanged_and_several_cause_a_rollback(
     // Steps 34 to 36, with a checkpoint after step 35.
     let row = [format!("test.nan_samples={}", support::rows(&place, &[33 * BATCH, 34 * BATCH + 1, 35 * BATCH + 2]))];
     let faulty = train(&place, "row", 2, &row);
-    let told = faulty.log.lines().find(|line| line.contains("rolled back")).expect(&faulty.log);
+    let reported = faulty.log.lines().find(|line| line.contains("rolled back")).expect(&faulty.log);
     assert!(
-        told.contains("step 36: loss or gradient not finite in 3 consecutive steps")
-            && told.contains("rolled back to step 32"),
-        "{told}"
+        reported.contains("step 36: loss or gradient not finite in 3 consecutive steps")
+            && reported.contains("rolled back to step 32"),
+        "{reported}"
     );
     // A slow disk yields fewer checkpoints. An undone one may be removed before the next attempt lists them.
     let saved = |step: &str| faulty.log.contains(&format!("saved checkpoint step-{step}-a0001"));
@@ -215,9 +215,9 @@ fn a_run_that_diverges_again_resumes_one_checkpoint_earlier() {
     let further = train(&place, "further", 2, &fault);
     let [first, second] = resumed_steps(&further)[..] else { panic!("{}", further.log) };
     let name = format!("step-{first:09}-a0001");
-    let told =
+    let reported =
         format!("the run diverged from {name} before; the next attempt starts one checkpoint further back, from step-");
-    assert!(second < first && further.log.contains(&told), "{}", further.log);
+    assert!(second < first && further.log.contains(&reported), "{}", further.log);
     let record = |name: &str| std::fs::read(format!("{}/rollbacks/attempt-0002.json", place.path(name))).unwrap();
     let steps = |name: &str| serde_json::from_slice::<Value>(&record(name)).unwrap()["steps"].clone();
     assert_eq!(steps("further"), first - 1, "the rollback record has another step");

@@ -225,12 +225,12 @@ fn a_shipped_configuration_runs_from_end_to_end() {
     let shipped = format!("{}/configs/bert-base-stacked.toml", env!("CARGO_MANIFEST_DIR"));
     let url = place.path("shipped");
     let ended = finished(Running::start_with(&shipped, &url, &sets).end());
-    for said in [
+    for output in [
         "growing the model from 3 to 6 layers after step 3: stage 6-layers begins",
         "growing the model from 6 to 12 layers after step 6: stage 12-layers begins",
         "% less than with 12 layers in all stages",
     ] {
-        assert!(ended.log.contains(said), "no {said:?} in {}", ended.log);
+        assert!(ended.log.contains(output), "no {output:?} in {}", ended.log);
     }
     let stages: Vec<&str> = ended.records.iter().map(|record| record.stage.as_str()).collect();
     let expected = ["3-layers", "6-layers", "12-layers", "512-tokens"].map(|name| [name; 3]).concat();

@@ -65,8 +65,8 @@ fn cut(silence: u64, short: u64, long: u64) {
         eprintln!("cut for {seconds} s: steps again after {:.1} s", begun.elapsed().as_secs_f64());
         let status: serde_json::Value = serde_json::from_str(&support::done(&["status", &run, "--json"])).unwrap();
         assert_eq!(status["status"]["restarts"], restarts, "{status}");
-        let told = support::done(&["status", &run]);
-        assert!(told.contains("\nrank time    ") && told.contains("; slowest: rank "), "{told}");
+        let reported = support::done(&["status", &run]);
+        assert!(reported.contains("\nrank time    ") && reported.contains("; slowest: rank "), "{reported}");
     }
     network.host_at(0).signal_coordinator("-TERM");
     let ended = running.end();

@@ -106,13 +106,14 @@ fn whole_runs_match_the_references() {
     assert_eq!(now.runs.keys().collect::<Vec<_>>(), then.runs.keys().collect::<Vec<_>>());
     for (name, was) in &then.runs {
         let is = &now.runs[name];
-        let apart = is.losses.iter().zip(&was.losses).map(|(is, was)| (is - was).abs()).max_by(f64::total_cmp).unwrap();
-        println!("{name}: losses differ by at most {apart:.1e}");
+        let difference =
+            is.losses.iter().zip(&was.losses).map(|(is, was)| (is - was).abs()).max_by(f64::total_cmp).unwrap();
+        println!("{name}: losses differ by at most {difference:.1e}");
         if then.processor == now.processor {
             assert_eq!(is, was, "{name}");
         } else {
             eprintln!("SKIPPED bits of {name}: they are those of {}, this is {}", then.processor, now.processor);
-            assert!(apart < NEAR, "{name}: losses differ by {apart:e}");
+            assert!(difference < NEAR, "{name}: losses differ by {difference:e}");
         }
     }
 }

@@ -26,12 +26,12 @@ fn ranks_whose_weights_differ_are_found_at_the_next_save() {
         let found = train(&place, &flipped, ranks, &[flip]);
         // The error names the rank if it is known which one is wrong.
         let who = if ranks == 3 { "rank 1 (pid" } else { "failed: " };
-        let told = |line: &str| line.contains(expected) && line.contains(who) && line.contains("failed: ");
-        assert!(found.log.lines().any(told), "{}", found.log);
+        let reported = |line: &str| line.contains(expected) && line.contains(who) && line.contains("failed: ");
+        assert!(found.log.lines().any(reported), "{}", found.log);
         assert_eq!(found.log.matches("restarting all workers").count(), 1, "{}", found.log);
         // No checkpoint with the flipped bit was committed. On a slow disk there may be no earlier checkpoint.
-        let goes_on = found.log.contains("resuming from step-000000007-a0001");
-        assert_eq!(goes_on, found.log.contains("saved checkpoint step-000000007-a0001"), "{}", found.log);
+        let resumes = found.log.contains("resuming from step-000000007-a0001");
+        assert_eq!(resumes, found.log.contains("saved checkpoint step-000000007-a0001"), "{}", found.log);
         assert!(!found.log.contains("step-000000014-a0001"), "{}", found.log);
         assert_same_bits(&place.path(&clean), &place.path(&flipped));
     }

@@ -125,8 +125,8 @@ fn a_nonfinite_state_is_not_saved_and_the_run_resumes_from_the_previous_checkpoi
     assert_eq!(spoilt.log.matches("restarting all workers").count(), 1, "{}", spoilt.log);
     assert!(!spoilt.log.contains("step-000000014-a0001"), "{}", spoilt.log);
     // On a slow disk there may be no checkpoint from before the fault.
-    let goes_on = spoilt.log.contains("resuming from step-000000007-a0001");
-    assert_eq!(goes_on, spoilt.log.contains("saved checkpoint step-000000007-a0001"), "{}", spoilt.log);
+    let resumes = spoilt.log.contains("resuming from step-000000007-a0001");
+    assert_eq!(resumes, spoilt.log.contains("saved checkpoint step-000000007-a0001"), "{}", spoilt.log);
     assert_same_bits(&place.path("clean"), &place.path("spoilt"));
 }
 

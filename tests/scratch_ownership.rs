@@ -52,9 +52,9 @@ fn the_coordinator_rejects_a_directory_of_another_user() {
     for foreign in &foreign {
         let (ran, path) = (start(), foreign.0.display());
         assert_eq!(ran.code, 1, "{}", ran.err);
-        let said =
+        let text =
             format!("cannot use {path} for the files of mpirun and MPI: it belongs to user 65534, expected user 0");
-        assert!(ran.err.contains(&said), "no {said:?} in {}", ran.err);
+        assert!(ran.err.contains(&text), "no {text:?} in {}", ran.err);
     }
     assert!(!attempt_directories(&url, 2)[0].exists(), "attempt 2 left a directory");
     let ran = start();
@@ -77,9 +77,9 @@ fn a_rank_rejects_a_directory_of_another_user() {
         .arg(&foreign.0)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(&format!("cannot use directory {}", foreign.0.display())), "{said}");
-    assert!(said.contains("it belongs to user 65534, expected user 0"), "{said}");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains(&format!("cannot use directory {}", foreign.0.display())), "{text}");
+    assert!(text.contains("it belongs to user 65534, expected user 0"), "{text}");
     assert!(foreign.is_untouched());
 }

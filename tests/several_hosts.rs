@@ -62,8 +62,8 @@ fn close_all_but(network: &Network, open: &[&str]) {
     }
     script += "ip rule add pref 50 iif eth0 ipproto tcp blackhole";
     for host in 0..2 {
-        let (done, said) = run_on(network, host, &script);
-        assert!(done, "{said}");
+        let (done, printed) = run_on(network, host, &script);
+        assert!(done, "{printed}");
     }
 }
 
@@ -78,8 +78,8 @@ fn the_commands_of_the_page_work() {
     assert_eq!(lines.len(), 8, "{lines:?}");
     for line in lines {
         let begun = Instant::now();
-        let (done, said) = run_on(&network, 0, line);
-        assert!(done, "{line}: {said}");
+        let (done, printed) = run_on(&network, 0, line);
+        assert!(done, "{line}: {printed}");
         eprintln!("{line}: {:.1} s", begun.elapsed().as_secs_f64());
         let second = &network.host_at(1).name;
         let expected = match line.split_whitespace().next().unwrap() {
@@ -92,7 +92,10 @@ fn the_commands_of_the_page_work() {
             "lambert" if line.contains("status") => "50/50",
             _ => "no CPU pinning (single NUMA node)",
         };
-        assert!(said.contains(expected) || line.starts_with("lambert run") && said.contains("pinn"), "{line}: {said}");
+        assert!(
+            printed.contains(expected) || line.starts_with("lambert run") && printed.contains("pinn"),
+            "{line}: {printed}"
+        );
     }
 }
 
@@ -102,11 +105,11 @@ fn says(network: &Network, seconds: u64, more: &str, expected: &[&str]) {
     let line = format!(
         "timeout {seconds} lambert run --config /srv/run.toml --run /srv/runs/$$ --ranks 2 --set cluster.limits.join_seconds=10 {more}"
     );
-    let (_, said) = run_on(network, 0, &format!("{line} || echo exit code $?"));
+    let (_, printed) = run_on(network, 0, &format!("{line} || echo exit code $?"));
     for expected in expected {
         assert!(page.contains(expected), "the page does not quote: {expected}");
         let expected = expected.replace("600 s", "10 s");
-        assert!(said.contains(&expected), "{more}: no {expected} in {said}");
+        assert!(printed.contains(&expected), "{more}: no {expected} in {printed}");
     }
 }
 
@@ -162,7 +165,7 @@ fn unsupported_launchers_are_rejected_by_name() {
         .envs([("PMI_RANK", "0"), ("PMI_SIZE", "2")])
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("MPICH's or Intel MPI's mpirun started 2 processes (PMI_SIZE)"), "{said}");
+    let printed = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{printed}");
+    assert!(printed.contains("MPICH's or Intel MPI's mpirun started 2 processes (PMI_SIZE)"), "{printed}");
 }

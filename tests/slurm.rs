@@ -71,14 +71,14 @@ fn disturb(place: &TestDir, sandbox: &Sandbox, steps: u64) {
     sandbox.wait_for_log(&job, seen, "\nstep ");
     eprintln!("preempted: steps again after {:.1} s", begun.elapsed().as_secs_f64());
     assert_eq!(sandbox.ended(&job), "COMPLETED|0:0", "{}", sandbox.log(&job));
-    let told = sandbox.lambert(&["status", &run]).out;
+    let reported = sandbox.lambert(&["status", &run]).out;
     for line in [
         format!("job          {job}: completed on n["),
         format!("job end      {job}, "),
         "the coordinator or its node died".to_owned(),
         "ago: preempted by another job".to_owned(),
     ] {
-        assert!(told.contains(&line), "no {line:?} in {told}");
+        assert!(reported.contains(&line), "no {line:?} in {reported}");
     }
     let user = sandbox.run("id", &["-u"]).out;
     let shared = Command::new("find").args(["/dev/shm", "-user", &user]).output().unwrap();
@@ -228,8 +228,8 @@ fn submit_rejects_an_active_run_and_a_short_lead_time() {
     std::fs::write(object, memory.to_string()).unwrap();
     let short = submit(&[]);
     assert_eq!(short.code, 2, "{}", short.err);
-    let said = "slurm.lead_seconds: is 120; must be at least 141: a checkpoint takes 140.0 s (median) and a step ";
-    assert!(short.err.contains(said), "{}", short.err);
+    let printed = "slurm.lead_seconds: is 120; must be at least 141: a checkpoint takes 140.0 s (median) and a step ";
+    assert!(short.err.contains(printed), "{}", short.err);
     let long = submit(&["--set", "slurm.lead_seconds=142"]);
     assert!(long.err.contains("cannot start sinfo"), "{}", long.err);
 }

@@ -45,19 +45,19 @@ fn an_attempt_number_without_successor_is_an_error() {
         place.file(&format!("{name}/{object}"), "x");
         let mut running = Running::start(&place.config(7, 1), &run);
         let start = Instant::now();
-        let said = loop {
-            if let Some(said) = running.log_if_ended() {
-                break said;
+        let text = loop {
+            if let Some(text) = running.log_if_ended() {
+                break text;
             }
             assert!(start.elapsed() < Duration::from_secs(20), "the coordinator hangs");
             std::thread::sleep(Duration::from_millis(20));
         };
         let object = object.trim_end_matches("/model.safetensors");
         assert!(
-            said.contains("exit status: 1") && said.contains(object) && said.contains("delete or move it"),
-            "{said}"
+            text.contains("exit status: 1") && text.contains(object) && text.contains("delete or move it"),
+            "{text}"
         );
-        assert!(!said.contains("panicked"), "{said}");
+        assert!(!text.contains("panicked"), "{text}");
     }
 }
 

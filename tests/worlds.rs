@@ -44,9 +44,9 @@ fn assert_equal_losses(steps: u64, others: &[(usize, f64)], tolerance: f64) {
             assert_eq!(one.scores.iter().count(), 2, "MLM and pairs");
             for (one, other) in one.scores.iter().zip(other.scores.iter()) {
                 assert_eq!(one.name, other.name);
-                let apart = (one.loss - other.loss).abs() / one.loss.abs();
-                assert!(apart <= tolerance, "{ranks} ranks: {} and {}", one.loss, other.loss);
-                worst = worst.max(apart);
+                let difference = (one.loss - other.loss).abs() / one.loss.abs();
+                assert!(difference <= tolerance, "{ranks} ranks: {} and {}", one.loss, other.loss);
+                worst = worst.max(difference);
             }
         }
         eprintln!("losses of {ranks} ranks differ from one rank's by {worst:.1e} at most");

@@ -277,23 +277,23 @@ mod tests {
     #[test]
     fn all_invalid_options_are_reported() {
         assert_eq!(issues(|_| {}), "");
-        let said = issues(|slurm| slurm.time = Some("1h".into()));
-        assert!(said.starts_with("slurm.time: \"1h\" is not a Slurm time: expected MINUTES, "), "{said}");
-        let said = issues(|slurm| slurm.time = Some("2".into()));
-        assert_eq!(said, "slurm.lead_seconds: is 120; must be less than the time limit \"2\"\n");
+        let text = issues(|slurm| slurm.time = Some("1h".into()));
+        assert!(text.starts_with("slurm.time: \"1h\" is not a Slurm time: expected MINUTES, "), "{text}");
+        let text = issues(|slurm| slurm.time = Some("2".into()));
+        assert_eq!(text, "slurm.lead_seconds: is 120; must be less than the time limit \"2\"\n");
         let prep = Slurm { nodes: 2, gpus_per_node: 1, time: Some("1h".into()), ..Slurm::default() };
         let keys: Vec<_> = prep.task_issues().into_iter().map(|(key, _)| key).collect();
         assert_eq!(keys, ["slurm.time", "slurm.nodes", "slurm.gpus_per_node"]);
         let short = Slurm { time: Some("1".into()), ..Slurm::default() };
         assert_eq!(short.task_issues(), [], "preparations save no checkpoints");
-        let said = issues(|slurm| slurm.nodes = 3);
-        assert!(said.starts_with("slurm.nodes: is 3; each node has the same number of ranks"), "{said}");
-        let said = issues(|slurm| slurm.export = vec!["HF_HOME".into(), "AWS_SECRET_ACCESS_KEY".into(), "a b".into()]);
-        assert_eq!(said.lines().count(), 2, "{said}");
-        assert!(said.contains("AWS_SECRET_ACCESS_KEY: Slurm would store its value in files"), "{said}");
+        let text = issues(|slurm| slurm.nodes = 3);
+        assert!(text.starts_with("slurm.nodes: is 3; each node has the same number of ranks"), "{text}");
+        let text = issues(|slurm| slurm.export = vec!["HF_HOME".into(), "AWS_SECRET_ACCESS_KEY".into(), "a b".into()]);
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.contains("AWS_SECRET_ACCESS_KEY: Slurm would store its value in files"), "{text}");
         let options = ["--mail-type=END", "--time=4", "gpu", "--mem=a\nb"];
-        let said = issues(|slurm| slurm.options = options.map(str::to_owned).into());
-        assert_eq!(said.lines().count(), 3, "{said}");
-        assert!(said.contains("\"--time=4\": use slurm.time"), "{said}");
+        let text = issues(|slurm| slurm.options = options.map(str::to_owned).into());
+        assert_eq!(text.lines().count(), 3, "{text}");
+        assert!(text.contains("\"--time=4\": use slurm.time"), "{text}");
     }
 }

@@ -226,7 +226,7 @@ fn reason_to_end(
     }
     let mismatch = running.monitor.versions.mismatch.as_ref()?;
     let message = format!("version mismatch: {mismatch}");
-    Some(EndReason::Failed(AttemptFailure { message, fault: FailureKind::Usage, host: None }))
+    Some(EndReason::Failed(AttemptFailure { message, kind: FailureKind::Usage, host: None }))
 }
 
 /// Checks the phase timeouts.
@@ -247,7 +247,7 @@ fn overdue(
         // All work is done; the run may still succeed.
         actions.push(Action::Note(Note::Slow(format!("{}; terminating them", hang.message))));
     }
-    Some(EndReason::Failed(AttemptFailure { host: hang.host, ..AttemptFailure::passing(hang.message) }))
+    Some(EndReason::Failed(AttemptFailure { host: hang.host, ..AttemptFailure::transient(hang.message) }))
 }
 
 fn to_end(mut running: Box<Running>, why: EndReason, actions: &mut Vec<Action>) -> Phase {

@@ -113,8 +113,8 @@ fn a_configuration_variable_must_be_utf8() {
     command.args(["prep", "--config", "p.toml"]).current_dir(here.path());
     command.env("LAMBERT__OUTPUT__URL", OsStr::from_bytes(b"caf\xe9"));
     let Output { stderr, .. } = command.output().unwrap();
-    let said = String::from_utf8(stderr).unwrap();
-    assert!(said.contains("LAMBERT__OUTPUT__URL: the value is not UTF-8"), "{said}");
+    let printed = String::from_utf8(stderr).unwrap();
+    assert!(printed.contains("LAMBERT__OUTPUT__URL: the value is not UTF-8"), "{printed}");
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn each_run_has_its_exit_status_and_last_message() {
     let slots = vec![RunSlot { gpus: None }];
     let (stopped, ends) = execute_scripts(&["echo much >&2; exit 3", "kill -9 $$", "exit 0"], slots);
     assert_eq!(stopped, StopCause::No);
-    let results: Vec<_> = ends.iter().map(|(_, end)| (end.code, &*end.how, &*end.said, end.stopping)).collect();
+    let results: Vec<_> = ends.iter().map(|(_, end)| (end.code, &*end.how, &*end.output, end.stopping)).collect();
     let expected =
         [(Some(3), "exit code 3", "much", false), (None, "SIGKILL", "", false), (Some(0), "exit code 0", "", false)];
     assert_eq!(results, expected);
@@ -41,7 +41,7 @@ fn each_run_has_its_gpus() {
     let slots = ["4,5", "6,7"].map(|gpus| RunSlot { gpus: Some(gpus.into()) });
     let script = "echo $CUDA_VISIBLE_DEVICES >&2; sleep 0.5";
     let (_, ends) = execute_scripts(&[script, script, script], slots.into());
-    let mut gpus: Vec<_> = ends.iter().map(|(_, end)| &*end.said).collect();
+    let mut gpus: Vec<_> = ends.iter().map(|(_, end)| &*end.output).collect();
     gpus[..2].sort_unstable();
     assert_eq!(gpus[..2], ["4,5", "6,7"]);
     assert!(["4,5", "6,7"].contains(&gpus[2]), "a slot is not reused");

@@ -149,8 +149,8 @@ impl Commit {
             Ok(parts) => parts,
             Err(error) => return SaveOutcome::Failed(error.to_string()),
         };
-        if let Some(apart) = ReplicaMismatch::detect(&parts.iter().map(|part| part.digest).collect::<Vec<_>>()) {
-            return SaveOutcome::ReplicasDiffer(apart);
+        if let Some(difference) = ReplicaMismatch::detect(&parts.iter().map(|part| part.digest).collect::<Vec<_>>()) {
+            return SaveOutcome::ReplicasDiffer(difference);
         }
         self.manifest.objects = match merge_entries(parts) {
             Ok(objects) => objects,

@@ -146,8 +146,8 @@ fn whole_words_are_masked_together() {
         let ids = sample(128, number);
         let masked = mask(&mut ids.clone(), &objective, &vocab, Key::new(number));
         for position in 1..128 {
-            let goes_on = vocab.is_continuation(ids[position]) && !vocab.special_ids.contains(&ids[position - 1]);
-            if goes_on {
+            let resumes = vocab.is_continuation(ids[position]) && !vocab.special_ids.contains(&ids[position - 1]);
+            if resumes {
                 assert_eq!(
                     is_masked(&masked, position),
                     is_masked(&masked, position - 1),

@@ -15,8 +15,8 @@ pub struct TorchError(String);
 impl TorchError {
     /// Size of the allocation that failed, for messages; `None` for other errors.
     pub fn memory(&self) -> Option<String> {
-        let said = &self.0;
-        let after = |words: &str| said.split_once(words).map(|(_, rest)| rest);
+        let output = &self.0;
+        let after = |words: &str| output.split_once(words).map(|(_, rest)| rest);
         // Messages of the CPU allocator, then of the GPU allocator.
         if let Some(bytes) =
             after("you tried to allocate ").and_then(|rest| rest.split(' ').next()?.parse::<f64>().ok())
@@ -26,8 +26,8 @@ impl TorchError {
         if let Some(rest) = after("Tried to allocate ") {
             return Some(rest.split(' ').take(2).collect::<Vec<_>>().join(" ").trim_end_matches('.').to_owned());
         }
-        let unsaid = ["bad_alloc", "out of memory", "Cannot allocate memory"];
-        unsaid.iter().any(|words| said.contains(words)).then(|| "more memory".to_owned())
+        let without_size = ["bad_alloc", "out of memory", "Cannot allocate memory"];
+        without_size.iter().any(|words| output.contains(words)).then(|| "more memory".to_owned())
     }
 }
 
@@ -50,8 +50,8 @@ const LOST: [&str; 13] = [
 ];
 
 /// Returns the line of a CUDA message that says that the GPU is unusable in this process, if any.
-pub fn lost_gpu(said: &str) -> Option<&str> {
-    said.lines().find(|line| LOST.iter().any(|words| line.contains(words)))
+pub fn lost_gpu(output: &str) -> Option<&str> {
+    output.lines().find(|line| LOST.iter().any(|words| line.contains(words)))
 }
 
 impl TorchError {
@@ -81,9 +81,9 @@ pub fn guard<T>(work: impl FnOnce() -> T) -> Result<T, TorchError> {
 /// Runs `work`; returns the message if it panics.
 pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
-        let said = payload.downcast_ref::<String>().cloned();
-        let said = said.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        last_panic().or(said).unwrap_or_else(|| "no reason given".to_owned())
+        let output = payload.downcast_ref::<String>().cloned();
+        let output = output.or_else(|| payload.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        last_panic().or(output).unwrap_or_else(|| "no reason given".to_owned())
     })
 }
 
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn the_size_of_a_failed_allocation_is_parsed() {
-        let asked = |said: &str| TorchError(said.to_owned()).memory();
+        let asked = |output: &str| TorchError(output.to_owned()).memory();
         let cpu = "err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 3221225472 bytes. Error code 12";
         assert_eq!(asked(cpu).as_deref(), Some("3.00 GiB"));
         let gpu = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 139.80 GiB";
@@ -108,11 +108,11 @@ mod tests {
 
     #[test]
     fn a_lost_gpu_is_distinguished_from_a_failed_operation() {
-        let lost = |said: &str| TorchError(said.to_owned()).lost_gpu().map(str::to_owned);
-        let said = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later";
-        assert_eq!(lost(said).as_deref(), Some("CUDA error: an illegal memory access was encountered"));
-        let said = "kernel adamw: the driver's cuLaunchKernel failed: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered (214)";
-        assert!(lost(said).is_some());
+        let lost = |output: &str| TorchError(output.to_owned()).lost_gpu().map(str::to_owned);
+        let output = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later";
+        assert_eq!(lost(output).as_deref(), Some("CUDA error: an illegal memory access was encountered"));
+        let output = "kernel adamw: the driver's cuLaunchKernel failed: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered (214)";
+        assert!(lost(output).is_some());
         assert_eq!(lost("CUDA out of memory. Tried to allocate 20.00 MiB"), None);
         assert_eq!(lost("mat1 and mat2 shapes cannot be multiplied"), None);
     }

@@ -5,7 +5,7 @@ use std::ffi::c_void;
 
 use tch::Tensor;
 
-use super::{Failed, SAID, failed, made};
+use super::{Failed, LAST_ERROR_TEXT, failed, made};
 
 unsafe extern "C" {
     fn lambert_use_deterministic_algorithms(failed: Failed) -> i32;
@@ -34,7 +34,7 @@ unsafe extern "C" {
 
 /// Panics like tch if libtorch reported a failure.
 fn check(code: i32) -> i32 {
-    assert!(code >= 0, "{}", SAID.with(RefCell::take));
+    assert!(code >= 0, "{}", LAST_ERROR_TEXT.with(RefCell::take));
     code
 }
 
@@ -71,7 +71,7 @@ pub fn current_stream(index: usize) -> Result<*mut c_void, String> {
     // SAFETY: the pointer lives for the call.
     match unsafe { lambert_current_stream(index as i32, &raw mut stream, failed) } {
         0 => Ok(stream),
-        _ => Err(SAID.with(RefCell::take)),
+        _ => Err(LAST_ERROR_TEXT.with(RefCell::take)),
     }
 }
 
@@ -84,7 +84,7 @@ pub fn peak_memory(index: usize) -> Result<u64, String> {
     // SAFETY: the integer lives for the call.
     match unsafe { lambert_peak_memory(index as i32, &raw mut bytes, failed) } {
         0 => Ok(u64::try_from(bytes).unwrap_or(0)),
-        _ => Err(SAID.with(RefCell::take)),
+        _ => Err(LAST_ERROR_TEXT.with(RefCell::take)),
     }
 }
 
@@ -101,7 +101,7 @@ impl CopyStream {
     pub fn new(index: usize) -> Self {
         // SAFETY: a number only.
         let stream = unsafe { lambert_copy_stream(index as i32, failed) };
-        assert!(!stream.is_null(), "{}", SAID.with(RefCell::take));
+        assert!(!stream.is_null(), "{}", LAST_ERROR_TEXT.with(RefCell::take));
         Self(stream)
     }
 

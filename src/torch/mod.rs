@@ -59,13 +59,13 @@ type Map = Box<dyn Fn(&Tensor, Option<&Tensor>) -> Tensor + Send>;
 
 thread_local! {
     /// Message of the shim's last failure.
-    static SAID: RefCell<String> = const { RefCell::new(String::new()) };
+    static LAST_ERROR_TEXT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 extern "C" fn failed(text: *const c_char) {
     // SAFETY: the shim passes a string that ends with a zero and lives until this returns.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
-    SAID.with(|said| *said.borrow_mut() = text);
+    LAST_ERROR_TEXT.with(|output| *output.borrow_mut() = text);
 }
 
 unsafe extern "C" {
@@ -121,7 +121,7 @@ pub fn self_adjoint(
         owner: *mut c_void,
         x: *const torch_sys::C_tensor,
         added: *const torch_sys::C_tensor,
-        said: *mut *const c_char,
+        output: *mut *const c_char,
     ) -> *mut torch_sys::C_tensor {
         thread_local! {
             static WHY: RefCell<CString> = RefCell::default();
@@ -142,7 +142,7 @@ pub fn self_adjoint(
             Err(why) => {
                 WHY.set(CString::new(why.replace('\0', " ")).unwrap_or_default());
                 // SAFETY: the shim's pointer to a string; the string lives until this thread's next failure.
-                unsafe { *said = WHY.with_borrow(|why| why.as_ptr()) };
+                unsafe { *output = WHY.with_borrow(|why| why.as_ptr()) };
                 std::ptr::null_mut()
             }
         }
@@ -164,7 +164,7 @@ pub fn backward(outputs: &[Tensor], gradients: &[Tensor]) {
     let (of_outputs, of_gradients) = (pointers(outputs), pointers(gradients));
     // SAFETY: both arrays hold as many pointers to at::Tensor objects, which live for the whole call.
     let failure = unsafe { lambert_backward(of_outputs.as_ptr(), of_gradients.as_ptr(), outputs.len(), failed) };
-    assert_eq!(failure, 0, "{}", SAID.with(RefCell::take));
+    assert_eq!(failure, 0, "{}", LAST_ERROR_TEXT.with(RefCell::take));
 }
 
 /// Copies bytes of a contiguous tensor on any device into `into`, starting at byte `first`.
@@ -214,7 +214,7 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Tensor {
 /// Takes ownership of the tensor that `make` returns; panics like tch on failure.
 fn made(make: impl FnOnce(Failed) -> *mut torch_sys::C_tensor) -> Tensor {
     let made = make(failed);
-    assert!(!made.is_null(), "{}", SAID.with(RefCell::take));
+    assert!(!made.is_null(), "{}", LAST_ERROR_TEXT.with(RefCell::take));
     // SAFETY: a new at::Tensor that nothing else holds.
     unsafe { Tensor::from_ptr(made) }
 }
@@ -288,10 +288,10 @@ mod tests {
         unsafe extern "C" {
             fn lambert_throw(is_standard: bool, failed: Failed) -> i32;
         }
-        for (is_standard, said) in [(true, "of the standard library"), (false, "an exception of an unknown type")] {
+        for (is_standard, output) in [(true, "of the standard library"), (false, "an exception of an unknown type")] {
             // SAFETY: throws, and catches it.
             assert_eq!(unsafe { lambert_throw(is_standard, failed) }, -1);
-            assert_eq!(SAID.with(RefCell::take), said);
+            assert_eq!(LAST_ERROR_TEXT.with(RefCell::take), output);
         }
     }
 }

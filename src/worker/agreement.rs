@@ -225,13 +225,13 @@ mod tests {
     /// Only rank 0 should send decisions; if several ranks do, the result is still one of them.
     #[test]
     fn the_decision_of_highest_precedence_counts() {
-        let saying = |directive, decision| Vote { directive, save: SaveVote::Decided(decision), unread: false };
+        let message = |directive, decision| Vote { directive, save: SaveVote::Decided(decision), unread: false };
         let (once, stop) = (Directive::Checkpoint, Directive::CheckpointAndStop);
-        let agreed = agree(&[saying(once, Decision::Committed), saying(once, Decision::Committed)]);
+        let agreed = agree(&[message(once, Decision::Committed), message(once, Decision::Committed)]);
         assert_eq!((agreed.directive, agreed.decided), (once, Some(Decision::Committed)));
-        let agreed = agree(&[saying(stop, Decision::Failed), saying(once, Decision::Lost)]);
+        let agreed = agree(&[message(stop, Decision::Failed), message(once, Decision::Lost)]);
         assert_eq!((agreed.directive, agreed.decided), (stop, Some(Decision::Lost)));
-        let agreed = agree(&[saying(stop, Decision::Stuck), saying(once, Decision::NotFinite)]);
+        let agreed = agree(&[message(stop, Decision::Stuck), message(once, Decision::NotFinite)]);
         assert_eq!(agreed.decided, Some(Decision::Stuck));
     }
 }

@@ -98,8 +98,8 @@ impl Session {
 
     /// Replaces a write error by the lost lease that caused it, and names a GPU that failed.
     pub fn explain(&self, error: Error) -> Error {
-        if let (Some(said), Some(gpu)) = (error.gpu_failure(), &self.gpu) {
-            return Error::GpuLost { gpu: gpu.name(), message: said.to_owned() };
+        if let (Some(output), Some(gpu)) = (error.gpu_failure(), &self.gpu) {
+            return Error::GpuLost { gpu: gpu.name(), message: output.to_owned() };
         }
         match error {
             Error::Save { .. } | Error::Store(_) => self.lost_lease().map_or(error, Error::Store),

@@ -22,11 +22,11 @@ fn stop_pending(sandbox: &Sandbox, file: &str) {
     let run = sandbox.path("runs/pending");
     let later = ["--set", "slurm.options=[\"--begin=now+1hour\"]"];
     let job = sandbox.submit(file, &run, &later);
-    let told = sandbox.lambert(&["status", &run]).out;
-    assert!(told.contains("not started yet"), "{told}");
+    let reported = sandbox.lambert(&["status", &run]).out;
+    assert!(reported.contains("not started yet"), "{reported}");
     // BeginTime, or Resources before the scheduler has evaluated the job.
     for text in [format!("job          {job}: pending ("), "), expected to start 20".to_owned()] {
-        assert!(told.contains(&text), "no {text:?} in {told}");
+        assert!(reported.contains(&text), "no {text:?} in {reported}");
     }
     let twice = sandbox.lambert(&["submit", "--config", file, "--run", &run]);
     assert_eq!(twice.code, 2, "{}", twice.err);
@@ -57,9 +57,9 @@ fn stop_requeued(sandbox: &Sandbox, run: &str, job: &str) {
     sandbox.wait_for_state(job, "PENDING");
     // Slurm has no reason before its scheduler has evaluated the job.
     sandbox.wait("a status with the reason why the job waits", || {
-        let told = sandbox.lambert(&["status", run]).out;
+        let reported = sandbox.lambert(&["status", run]).out;
         let texts = [", queued again", "requeued 1 time", "ago: requeued", ": pending ("];
-        texts.iter().all(|text| told.contains(text)).then_some(())
+        texts.iter().all(|text| reported.contains(text)).then_some(())
     });
     let stopped = sandbox.lambert(&["stop", run]);
     assert_eq!(stopped.out, format!("cancelled pending job {job}"), "{}", stopped.err);
@@ -72,8 +72,8 @@ fn stop_suspended(sandbox: &Sandbox, run: &str, job: &str) {
     sandbox.wait_for_log(job, 0, "\nstep 5/");
     sandbox.run_as_root("scontrol", &["suspend", job]);
     sandbox.wait_for_state(job, "SUSPENDED");
-    let told = sandbox.lambert(&["status", run]).out;
-    assert!(told.contains(", suspended with its job"), "{told}");
+    let reported = sandbox.lambert(&["status", run]).out;
+    assert!(reported.contains(", suspended with its job"), "{reported}");
     let stopped = sandbox.lambert(&["stop", run]);
     assert!(stopped.out.contains(&format!("job {job} is suspended")), "{}{}", stopped.out, stopped.err);
     sandbox.run_as_root("scontrol", &["resume", job]);

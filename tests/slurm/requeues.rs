@@ -32,8 +32,8 @@ pub fn failures_decide(place: &TestDir, sandbox: &Sandbox) {
     }
     assert_eq!(sandbox.ended(&failing), "FAILED|1:0", "{}", sandbox.log(&failing));
     assert_eq!(sandbox.log(&failing).matches("failure 1: requeuing the job").count(), 1);
-    let told = sandbox.lambert(&["status", &run]).out;
-    assert_eq!(told.matches("ago: failed: giving up after 1 failure").count(), 2, "{told}");
+    let reported = sandbox.lambert(&["status", &run]).out;
+    assert_eq!(reported.matches("ago: failed: giving up after 1 failure").count(), 2, "{reported}");
 
     assert_eq!(sandbox.ended(&hopeless), "FAILED|65:0", "{}", sandbox.log(&hopeless));
     assert!(!sandbox.log(&hopeless).contains("requeuing the job"), "{}", sandbox.log(&hopeless));
@@ -77,8 +77,8 @@ pub fn the_failure_count_keeps_other_comments(place: &TestDir, sandbox: &Sandbox
     let log = sandbox.log(&job);
     assert_eq!(log.matches("failure 1: requeuing the job").count(), 1, "{log}");
     assert_eq!(log.matches("failure 2: slurm.requeues is 1").count(), 1, "{log}");
-    let told = sandbox.run("squeue", &["--states=all", "-h", "-j", &job, "-o", "%k"]).out;
-    assert_eq!(told, "project 2026; lambert: 1 failures");
+    let reported = sandbox.run("squeue", &["--states=all", "-h", "-j", &job, "-o", "%k"]).out;
+    assert_eq!(reported, "project 2026; lambert: 1 failures");
 }
 
 /// Slurm rejects the update that records the failure, because it also sets a priority that requires privilege. Without
@@ -89,7 +89,7 @@ pub fn a_rejected_failure_count_ends_the_job(place: &TestDir, sandbox: &Sandbox)
     let job = failing(place, sandbox, "uncounted", refused);
     assert_eq!(sandbox.ended(&job), "FAILED|1:0", "{}", sandbox.log(&job));
     let log = sandbox.log(&job);
-    let said = "failure 1: cannot store this count in the job's comment, so the job is not requeued";
-    assert!(log.contains(said) && !log.contains("requeuing the job"), "{log}");
+    let text = "failure 1: cannot store this count in the job's comment, so the job is not requeued";
+    assert!(log.contains(text) && !log.contains("requeuing the job"), "{log}");
     assert_eq!(log.matches("ermission denied").count(), 7, "number of retries: {log}");
 }

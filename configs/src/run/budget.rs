@@ -138,16 +138,16 @@ mod tests {
                 "stage.0.micro_batch_tokens: invalid type: floating point `1.5`, expected a number of tokens, or \"auto\"",
             ),
         ] {
-            let said = parse(value, &[]).unwrap_err();
-            assert!(said.contains(words), "{said}");
+            let output = parse(value, &[]).unwrap_err();
+            assert!(output.contains(words), "{output}");
         }
     }
 
     #[test]
     fn fused_attention_dropout_rejects_auto() {
         let sets = |sets: &[&str]| parse("\"auto\"", sets);
-        let said = sets(&["model.attention=fused"]).unwrap_err();
-        assert!(said.contains("stage.0.micro_batch_tokens: is \"auto\"") && said.contains("keyed"), "{said}");
+        let output = sets(&["model.attention=fused"]).unwrap_err();
+        assert!(output.contains("stage.0.micro_batch_tokens: is \"auto\"") && output.contains("keyed"), "{output}");
         assert!(sets(&["device.kind=cuda"]).is_err(), "fused by default on a GPU");
         for fine in
             [&["model.attention=fused", "model.attention_dropout=0.0"], &["device.kind=cuda", "model.attention=keyed"]]

@@ -130,8 +130,8 @@ mod tests {
         let latest = LatestMetrics { record: Some(record), ..LatestMetrics::default() };
         let last = Status { latest, ..Status::default() };
         assert!(refuse_short_lead(126, &history, &last).is_ok());
-        let said = refuse_short_lead(125, &history, &last).unwrap_err().to_string();
-        assert!(said.starts_with("slurm.lead_seconds: is 125; must be at least 126: "), "{said}");
+        let output = refuse_short_lead(125, &history, &last).unwrap_err().to_string();
+        assert!(output.starts_with("slurm.lead_seconds: is 125; must be at least 126: "), "{output}");
         assert!(refuse_short_lead(110, &history, &Status::default()).is_ok(), "no step is known");
         assert!(refuse_short_lead(1, &RestartHistory::default(), &last).is_ok(), "no checkpoint is known");
     }

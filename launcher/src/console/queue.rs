@@ -206,23 +206,23 @@ mod tests {
     }
 
     fn slow(limit: usize) -> (OutputQueue, Sender<()>, Receiver<String>) {
-        let ((resume, reads), (read, said)) = (channel(), channel());
-        (OutputQueue::start("test", limit, Slow { reads, read }).unwrap(), resume, said)
+        let ((resume, reads), (read, output)) = (channel(), channel());
+        (OutputQueue::start("test", limit, Slow { reads, read }).unwrap(), resume, output)
     }
 
     #[test]
     fn lines_arrive_in_order() {
-        let (queue, resume, said) = slow(1 << 20);
+        let (queue, resume, output) = slow(1 << 20);
         drop(resume);
         (0..1000).for_each(|number| queue.push(format!("{number}\n").into_bytes()));
         assert_eq!(queue.finish(SOON), 0);
         let expected: String = (0..1000).map(|number| format!("{number}\n")).collect();
-        assert_eq!(said.try_iter().collect::<String>(), expected);
+        assert_eq!(output.try_iter().collect::<String>(), expected);
     }
 
     #[test]
     fn a_stalled_reader_loses_the_oldest_lines_with_a_notice() {
-        let (queue, resume, said) = slow(30);
+        let (queue, resume, output) = slow(30);
         queue.push(b"first\n".to_vec());
         while queue.shared.lock().writing == 0 {
             std::thread::sleep(Duration::from_millis(1));
@@ -236,14 +236,14 @@ mod tests {
         drop(resume);
         assert_eq!(queue.finish(SOON), 994, "what was dropped is lost, the rest has arrived");
         assert_eq!(
-            said.try_iter().collect::<Vec<_>>(),
+            output.try_iter().collect::<Vec<_>>(),
             ["first\n", "994 dropped\n", "994\n995\n996\n997\n998\n999\nlast\n"]
         );
     }
 
     #[test]
     fn only_the_newest_progress_line_is_printed() {
-        let (queue, resume, said) = slow(1 << 20);
+        let (queue, resume, output) = slow(1 << 20);
         queue.push(b"line\n".to_vec());
         while queue.shared.lock().writing == 0 {
             std::thread::sleep(Duration::from_millis(1));
@@ -254,6 +254,6 @@ mod tests {
         assert_eq!(queue.finish(SOON), 0);
         queue.draw(Bar::Removed);
         assert_eq!(queue.finish(SOON), 0);
-        assert_eq!(said.try_iter().collect::<Vec<_>>(), ["line\n", "Some(4)", "None"]);
+        assert_eq!(output.try_iter().collect::<Vec<_>>(), ["line\n", "Some(4)", "None"]);
     }
 }

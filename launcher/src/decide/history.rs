@@ -209,8 +209,8 @@ mod tests {
         history.begin_job(3.0, "12");
         history.begin_job(4.0, "13");
         history.end_job(5.0, 9, None);
-        let told: Vec<_> = history.job_ends.iter().map(|end| (end.unix, end.job.as_str(), end.step)).collect();
-        assert_eq!(told, [(2.0, "12", Some(7)), (4.0, "12", None)]);
+        let reported: Vec<_> = history.job_ends.iter().map(|end| (end.unix, end.job.as_str(), end.step)).collect();
+        assert_eq!(reported, [(2.0, "12", Some(7)), (4.0, "12", None)]);
         assert_eq!((history.job_ends[0].cause.as_str(), history.job), ("preempted", None));
     }
 }

@@ -69,7 +69,7 @@ impl PhaseTimeouts {
     /// A rank that no longer reports. Ranks in the stop phase may already have exited.
     fn silent(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let limit = self.limits.silence_seconds;
-        let silent = |rank: &Rank| limit > 0.0 && rank.phase != WorkerPhase::Stop && at - rank.heard > limit;
+        let silent = |rank: &Rank| limit > 0.0 && rank.phase != WorkerPhase::Stop && at - rank.last_report > limit;
         let (number, _) = monitor.ranks.iter().find(|(_, rank)| silent(rank))?;
         let message = format!("{} has sent no heartbeat for {limit} s", monitor.ranks.who(*number));
         Some(RankTimeout { message, host: monitor.ranks.host(*number) })

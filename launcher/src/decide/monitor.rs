@@ -94,7 +94,7 @@ impl AttemptMonitor {
         }
         self.steps.reach(step);
         let since = at - seconds_in_phase.max(0.0);
-        self.ranks.insert(rank, Rank { pid, host, step, phase, since, heard: at });
+        self.ranks.insert(rank, Rank { pid, host, step, phase, since, last_report: at });
     }
 
     fn event(&mut self, at: Seconds, rank: usize, event: EventKind) {
@@ -108,8 +108,8 @@ impl AttemptMonitor {
                 self.failure_signs.begin(at);
                 self.left = Some((at, OrderlyEnd::RolledBack(Rollback { message, step, to })));
             }
-            EventKind::Failed { message, kind: fault } => {
-                self.failure_signs.failed(at, RankFailure { rank, message, fault });
+            EventKind::Failed { message, kind } => {
+                self.failure_signs.failed(at, RankFailure { rank, message, kind });
             }
             EventKind::Finished { .. }
             | EventKind::RolledBack { .. }

@@ -217,7 +217,7 @@ fn unsupervised(
     cause: String,
     actions: &mut Vec<Action>,
 ) -> Phase {
-    note(state, at, running, &AttemptFailure::passing(cause.clone()), false);
+    note(state, at, running, &AttemptFailure::transient(cause.clone()), false);
     state.history.progress.end(false);
     stopped(state).unwrap_or_else(|| again(at, running, cause, 0.0, false, actions))
 }
@@ -230,7 +230,7 @@ fn rolled_back(
     actions: &mut Vec<Action>,
 ) -> Phase {
     let Rollback { message: cause, step, to } = rollback;
-    note(state, at, running, &AttemptFailure::passing(cause.clone()), false);
+    note(state, at, running, &AttemptFailure::transient(cause.clone()), false);
     state.history.progress.rolled_back(step, to);
     // The rollback target is already in the store: there is nothing to save.
     if let Some(over) = stopped(state) {
@@ -252,15 +252,15 @@ fn failed(
     failure: AttemptFailure,
     actions: &mut Vec<Action>,
 ) -> Phase {
-    let AttemptFailure { message, fault, .. } = &failure;
-    if *fault == FailureKind::LeaseLost {
+    let AttemptFailure { message, kind, .. } = &failure;
+    if *kind == FailureKind::LeaseLost {
         return Phase::Over(Verdict::Replaced(message.clone()));
     }
     if running.stopping {
         let message = format!("the workers failed before the requested checkpoint and stop: {message}");
         return Phase::Over(Verdict::Failed(exit::FAILED, message));
     }
-    match fault {
+    match kind {
         FailureKind::Usage => return Phase::Over(Verdict::Failed(exit::USAGE, message.clone())),
         FailureKind::Permanent | FailureKind::LeaseLost => {
             return Phase::Over(Verdict::Failed(exit::FINAL, message.clone()));
@@ -282,7 +282,7 @@ fn failed(
 
 /// Returns a message if this failure exceeds a restart limit.
 fn one_too_many(state: &mut CoordinatorState, at: Seconds, failure: &AttemptFailure) -> Option<String> {
-    state.counters.of_hosts += usize::from(failure.fault == FailureKind::Host);
+    state.counters.of_hosts += usize::from(failure.kind == FailureKind::Host);
     if state.counters.of_hosts > HOST_TRIES {
         return Some(format!("giving up after {HOST_TRIES} attempts: {}", failure.message));
     }

@@ -53,8 +53,8 @@ fn words(verdict: &Verdict) -> (&'static str, Option<&str>) {
 }
 
 fn of_event(event: &Event) -> Option<Value> {
-    let Event::Worker(attempt, WorkerEvent::Message(_, saying)) = event else { return None };
-    match saying {
+    let Event::Worker(attempt, WorkerEvent::Message(_, worker_message)) = event else { return None };
+    match worker_message {
         Message::Record(record) => serde_json::to_value(record).ok(),
         Message::Event(event) => of_kind(*attempt, event),
     }

@@ -80,8 +80,8 @@ impl StatusTracker {
         state: &CoordinatorState,
     ) -> Option<Urgency> {
         let mut urgent = false;
-        if let Event::Worker(_, WorkerEvent::Message(_, saying)) = event {
-            match saying {
+        if let Event::Worker(_, WorkerEvent::Message(_, message)) = event {
+            match message {
                 Message::Record(record) => self.record(record),
                 Message::Event(event) => {
                     self.event(event);
@@ -124,7 +124,7 @@ impl StatusTracker {
                 pid: rank.pid,
                 step: rank.step,
                 phase: rank.phase.to_string(),
-                seconds_since_heartbeat: self.refreshed - rank.heard,
+                seconds_since_heartbeat: self.refreshed - rank.last_report,
             });
             self.status.workers.ranks = ranks.collect();
         }

@@ -210,11 +210,11 @@ impl ServerState {
             tracing::debug!(rank = report.rank, host = %report.host, pid = report.pid, "first report of a rank");
         }
         rank_state.taken = rank_state.taken.max(report.acknowledged_command);
-        let said = std::mem::take(&mut report.messages);
+        let messages = std::mem::take(&mut report.messages);
         self.pass_on(WorkerEvent::Report(report))?;
-        for saying in rank_state.inbox.accept(said) {
-            match lock(&self.validator).rejection(head.rank, &saying) {
-                None => self.pass_on(WorkerEvent::Message(head.rank, saying))?,
+        for message in rank_state.inbox.accept(messages) {
+            match lock(&self.validator).rejection(head.rank, &message) {
+                None => self.pass_on(WorkerEvent::Message(head.rank, message))?,
                 Some(rejection) => {
                     tracing::warn!("ignored a message: {rejection}");
                     self.refuse();

@@ -108,12 +108,12 @@ pub enum LaunchError {
         source: std::io::Error,
     },
     /// mpirun is from another MPI implementation.
-    #[error("{} is not Open MPI 4 or 5; its version is {says:?}", program.display())]
+    #[error("{} is not Open MPI 4 or 5; its version is {version_line:?}", program.display())]
     OtherMpi {
         /// Path of mpirun.
         program: PathBuf,
         /// First line of its version output.
-        says: String,
+        version_line: String,
     },
     /// srun was configured outside a job.
     #[error("cluster.launcher is srun, but this is not a Slurm job: start one with `sbatch` or `salloc`")]

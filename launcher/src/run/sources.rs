@@ -89,10 +89,10 @@ fn ask(store: &Store, own: Option<&Lease>) -> Vec<Event> {
         take(store, SAVE_OBJECT).map(|found| found.then_some(Event::SaveRequested)),
         own.map_or_else(|| Lease::newest(store).map(|newest| newest.map(Event::LeaseSeen)), look_after),
     ];
-    let said = |answer: Result<Option<Event>, lambert_store::Error>| {
+    let text = |answer: Result<Option<Event>, lambert_store::Error>| {
         answer.inspect_err(|error| tracing::debug!("cannot look for requests and leases: {error}")).ok().flatten()
     };
-    answers.into_iter().filter_map(said).collect()
+    answers.into_iter().filter_map(text).collect()
 }
 
 /// Checks the coordinator's own lease.

@@ -130,13 +130,13 @@ fn check_association(slurm: &Slurm) -> Result<Vec<String>, ClusterError> {
         return Ok(Vec::new());
     }
     let user = format!("user={}", user());
-    let Ok(said) =
+    let Ok(printed) =
         query("sacctmgr", &["--noheader", "--parsable2", "show", "association", &user, "format=account,qos"])
     else {
         // Without accounting there is nothing to check; sbatch decides.
         return Ok(Vec::new());
     };
-    let held: Vec<(&str, &str)> = said.lines().filter_map(|line| line.trim().split_once('|')).collect();
+    let held: Vec<(&str, &str)> = printed.lines().filter_map(|line| line.trim().split_once('|')).collect();
     if held.is_empty() {
         return Ok(Vec::new());
     }
@@ -192,7 +192,7 @@ pub fn submit(script: &str) -> Result<String, ClusterError> {
     let _ = sbatch.stdin.take().map(|mut stdin| stdin.write_all(script.as_bytes()));
     let output = sbatch.wait_with_output().map_err(absent)?;
     if !output.status.success() {
-        return Err(SlurmError::Refused { program, says: text(&output.stderr) }.into());
+        return Err(SlurmError::Refused { program, version_line: text(&output.stderr) }.into());
     }
     // In a federation the cluster's name follows.
     Ok(text(&output.stdout).split(';').next().unwrap_or_default().to_owned())

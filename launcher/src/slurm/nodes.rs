@@ -80,15 +80,15 @@ mod tests {
 
     #[test]
     fn each_node_has_its_tasks() {
-        let told = |list, tasks| {
+        let reported = |list, tasks| {
             let hosts = hosts(list, tasks)?;
             Some(hosts.iter().map(|host| format!("{}:{}", host.name, host.ranks)).collect::<Vec<_>>().join(" "))
         };
-        assert_eq!(told("n[1-3]", "4(x2),3").as_deref(), Some("n1:4 n2:4 n3:3"));
-        assert_eq!(told("n1", "1").as_deref(), Some("n1:1"));
+        assert_eq!(reported("n[1-3]", "4(x2),3").as_deref(), Some("n1:4 n2:4 n3:3"));
+        assert_eq!(reported("n1", "1").as_deref(), Some("n1:1"));
         for (list, tasks) in [("n[1-3]", "4(x2)"), ("n[1-3]", "4(x4)"), ("", ""), ("n1", "x"), ("n1", "4(x999999999)")]
         {
-            assert_eq!(told(list, tasks), None, "{list} {tasks}");
+            assert_eq!(reported(list, tasks), None, "{list} {tasks}");
         }
     }
 }

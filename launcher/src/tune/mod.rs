@@ -116,12 +116,12 @@ fn take(store: &Store, results: &mut Results, ended: &FinishedRun) -> Result<(),
     match end {
         TrialOutcome::Finished => console::line(&format!("{name}: finished after {:.0} s{loss}", trial.seconds)),
         TrialOutcome::Diverged => {
-            console::line(&format!("{name}: diverged at step {step}: {}", last_line(&ended.said)));
+            console::line(&format!("{name}: diverged at step {step}: {}", last_line(&ended.output)));
         }
         TrialOutcome::Failed if ended.code == Some(exit::DONE) => {
             console::line(&format!("{name}: finished, but without an evaluation after the last step"));
         }
-        TrialOutcome::Failed => console::line(&format!("{name}: failed ({}):\n{}", ended.how, ended.said)),
+        TrialOutcome::Failed => console::line(&format!("{name}: failed ({}):\n{}", ended.how, ended.output)),
     }
     // Another `lambert tune` may have written meanwhile.
     *results = Results::read(store).map_err(Failure::failed)?;

@@ -45,7 +45,7 @@ pub struct FinishedRun {
     /// Description of the exit.
     pub how: String,
     /// End of its log.
-    pub said: String,
+    pub output: String,
     /// True if it had been told to stop.
     pub stopping: bool,
 }
@@ -216,13 +216,13 @@ fn forward(child: &Child, signal: i32) {
 
 impl RunningProcess {
     fn end(mut self, status: Option<ExitStatus>, stopping: bool) -> FinishedRun {
-        let mut said = String::new();
+        let mut output = String::new();
         let length = self.log.metadata().map_or(0, |facts| facts.len());
         let mut bytes = Vec::new();
         if self.log.seek(SeekFrom::Start(length.saturating_sub(SHOWN))).is_ok()
             && self.log.read_to_end(&mut bytes).is_ok()
         {
-            said = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+            output = String::from_utf8_lossy(&bytes).trim_end().to_owned();
         }
         let code = status.and_then(|status| status.code());
         let how = match (code, status.and_then(|status| status.signal())) {
@@ -230,6 +230,6 @@ impl RunningProcess {
             (None, Some(signal)) => signal_name(signal),
             (None, None) => "unknown exit status".to_owned(),
         };
-        FinishedRun { planned: self.planned, code, how, said, stopping }
+        FinishedRun { planned: self.planned, code, how, output, stopping }
     }
 }

@@ -19,7 +19,7 @@ fn a_run_finishes_after_its_processes_exit() {
     scene.give(Event::LeaseTaken(4));
     let attempt = Attempt { number: 4, world: 2, placement: Placement::Here };
     assert_eq!(scene.done, [Action::Start(attempt)]);
-    scene.report().says(EventKind::Finished { step: 9, stopped: false });
+    scene.report().send_event(EventKind::Finished { step: 9, stopped: false });
     scene.worker(WorkerEvent::Exited(ProcessExit::Code(0)));
     assert_eq!(scene.done, [Action::End]);
     scene.worker(WorkerEvent::Gone(Vec::new()));
@@ -72,9 +72,9 @@ fn a_limit_of_zero_allows_no_restart() {
 
 #[test]
 fn permanent_failures_are_not_retried() {
-    for (fault, code) in [(FailureKind::Permanent, 70), (FailureKind::RetryLater, 1), (FailureKind::Usage, 2)] {
+    for (kind, code) in [(FailureKind::Permanent, 70), (FailureKind::RetryLater, 1), (FailureKind::Usage, 2)] {
         let mut scene = Scenario::new();
-        assert_eq!(scene.train(1, 5).fail(fault).failure().0, code);
+        assert_eq!(scene.train(1, 5).fail(kind).failure().0, code);
     }
     let mut scene = Scenario::new();
     scene.train(1, 5).fail(FailureKind::LeaseLost);
@@ -111,12 +111,12 @@ fn finished_ranks_that_do_not_exit_are_ended() {
         if stopped {
             scene.give(Event::StopRequested);
         }
-        scene.says(EventKind::Finished { step: 9, stopped }).wait(30.0);
+        scene.send_event(EventKind::Finished { step: 9, stopped }).wait(30.0);
         assert_eq!(scene.done, []);
         scene.wait(1.0);
-        let said = "the workers have not exited 31 s after finishing; terminating them";
+        let output = "the workers have not exited 31 s after finishing; terminating them";
         assert!(
-            matches!(&scene.done[..], [Action::Note(Note::Slow(text)), Action::End] if text == said),
+            matches!(&scene.done[..], [Action::Note(Note::Slow(text)), Action::End] if text == output),
             "{:?}",
             scene.done
         );

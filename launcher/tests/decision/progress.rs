@@ -73,8 +73,8 @@ fn a_load_longer_than_the_time_limit_is_not_requeued_forever() {
     let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: close to the job's time limit";
     assert_eq!(scene.failure(), (70, expected), "the job would be requeued");
     assert!(!scene.done.contains(&Action::ForgetStop));
-    let told = &scene.state.history.job_ends[5];
-    assert_eq!(told.cause, format!("failed: {expected}"));
+    let reported = &scene.state.history.job_ends[5];
+    assert_eq!(reported.cause, format!("failed: {expected}"));
     // A checkpoint resets the count.
     let mut scene = Scenario::in_job(history, 120.0, 6.0 * LATER);
     scene.train(6, 5).saves(5).fail(FailureKind::Transient).pause();
@@ -144,13 +144,13 @@ fn rollbacks_restart_at_once_and_are_limited() {
     let mut scene = Scenario::with(|config| config.guard.rollbacks = 2, HostPool::Here);
     for lease in 1..=2 {
         // Checkpoints before the diverging step are not progress.
-        scene.train(lease, 9).saves(7).says(rolled_back(9, 7)).exit(0);
+        scene.train(lease, 9).saves(7).send_event(rolled_back(9, 7)).exit(0);
         assert_eq!(scene.pause(), (0.0, LeaseRequest::Exactly(lease + 1)));
     }
     let mut past = Scenario { at: scene.at, state: scene.state.clone(), done: Vec::new() };
-    scene.train(3, 9).saves(7).saves(9).says(rolled_back(9, 7)).exit(0);
+    scene.train(3, 9).saves(7).saves(9).send_event(rolled_back(9, 7)).exit(0);
     assert_eq!(scene.failure(), (65, "giving up after 2 rollbacks without progress; the last: the loss"));
-    past.train(3, 12).saves(10).says(rolled_back(12, 10)).exit(0);
+    past.train(3, 12).saves(10).send_event(rolled_back(12, 10)).exit(0);
     assert_eq!(past.pause().0, 0.0, "a checkpoint beyond the step of the rollback");
     assert_eq!(past.state.history.progress.rollbacks, 1);
 }
@@ -159,7 +159,7 @@ fn rollbacks_restart_at_once_and_are_limited() {
 #[test]
 fn progress_after_a_rollback_counts_from_its_step() {
     let mut scene = Scenario::new();
-    scene.train(1, 51).saves(50).says(rolled_back(51, 20)).exit(0).pause();
+    scene.train(1, 51).saves(50).send_event(rolled_back(51, 20)).exit(0).pause();
     for lease in 2..=9 {
         scene.wait(LATER);
         scene.train(lease, 30).saves(20 + u64::from(lease)).fail(FailureKind::Transient).pause();

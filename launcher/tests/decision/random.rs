@@ -76,10 +76,10 @@ impl InvariantChecker {
             Event::Worker(attempt, WorkerEvent::Report(_)) if Some(*attempt) == self.active => {
                 (self.alive, self.waiting) = (at, None);
             }
-            Event::Worker(attempt, WorkerEvent::Message(rank, Message::Event(said)))
+            Event::Worker(attempt, WorkerEvent::Message(rank, Message::Event(text)))
                 if Some(*attempt) == self.active =>
             {
-                self.worker_event(*rank, said);
+                self.worker_event(*rank, text);
             }
             Event::LeaseFailed(_) => self.wanted = None,
             Event::LeaseTaken(number) => self.newest = self.newest.max(*number),
@@ -87,8 +87,8 @@ impl InvariantChecker {
         }
     }
 
-    fn worker_event(&mut self, rank: usize, said: &EventKind) {
-        match said {
+    fn worker_event(&mut self, rank: usize, text: &EventKind) {
+        match text {
             EventKind::Started { step, .. } => self.furthest = self.furthest.max(*step),
             EventKind::Checkpoint { step, .. } => {
                 if *step > self.furthest {

@@ -23,7 +23,7 @@ fn an_active_run_retries_its_lease() {
         scene.give(Event::LeaseFailed("no space".into()));
         // The creation may have failed after the object existed.
         let cause = "cannot acquire the lease: no space";
-        assert!(matches!(&scene.done[..], [Action::Note(Note::Waiting { cause: said, .. })] if said == cause));
+        assert!(matches!(&scene.done[..], [Action::Note(Note::Waiting { cause: text, .. })] if text == cause));
         assert_eq!(scene.give(Event::LeaseSeen(2)).state.verdict(), None);
         scene.done = vec![Action::Note(Note::Waiting { cause: cause.into(), pause, minutes_left: 1.0 })];
         assert_eq!(scene.pause(), (pause, LeaseRequest::Exactly(2)));
@@ -55,7 +55,7 @@ fn a_signal_to_the_ranks_stops_the_run() {
     let mut scene = Scenario::new();
     scene.train(1, 5).worker(terminated());
     assert_eq!(scene.done, [Action::Note(Note::Stopping), Action::Command(Directive::CheckpointAndStop)]);
-    scene.says(EventKind::Finished { step: 6, stopped: true }).exit(0);
+    scene.send_event(EventKind::Finished { step: 6, stopped: true }).exit(0);
     assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::Signal)));
 
     let mut scene = Scenario::new();
@@ -111,7 +111,7 @@ fn a_checkpoint_request_is_kept_until_a_save() {
     scene.report().fail(FailureKind::Transient).pause();
     scene.give(Event::LeaseTaken(2));
     assert!(matches!(scene.done[..], [Action::Start(_), Action::Command(Directive::Checkpoint)]), "{:?}", scene.done);
-    scene.report().says(EventKind::Checkpoint { name: "c".into(), step: 5, seconds: 0.1, written: 0.2 });
+    scene.report().send_event(EventKind::Checkpoint { name: "c".into(), step: 5, seconds: 0.1, written: 0.2 });
     scene.fail(FailureKind::Transient).pause();
     assert!(matches!(scene.give(Event::LeaseTaken(3)).done[..], [Action::Start(_)]), "{:?}", scene.done);
 }
@@ -184,7 +184,7 @@ fn slurm_gives_the_reason_for_a_signal_in_a_job() {
         assert_eq!(scene.done, [&[Action::AskSlurm][..], &stop].concat());
         scene.give(Event::Job(JobView { job_state, seconds_left: Some(100.0) }));
         assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [], "a second SIGTERM has an effect");
-        scene.says(EventKind::Finished { step: 6, stopped: true }).exit(0);
+        scene.send_event(EventKind::Finished { step: 6, stopped: true }).exit(0);
         assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(reason)));
         assert_eq!(scene.done.contains(&Action::ForgetStop), forgets, "a stop request may have arrived meanwhile");
         let end = &scene.state.history.job_ends[0];
@@ -241,7 +241,7 @@ fn a_stop_before_the_end_of_the_first_step_ends_the_run_at_once() {
     scene
         .load(1, WorkerPhase::Step)
         .give(Event::StopRequested)
-        .says(EventKind::Finished { step: 9, stopped: false })
+        .send_event(EventKind::Finished { step: 9, stopped: false })
         .exit(143);
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
 }
@@ -275,12 +275,12 @@ fn ranks_are_ended_before_the_time_limit_of_the_job() {
     // The checkpoint may be committed at the last moment.
     let mut scene = stop();
     scene.wait(50.0).report().wait(46.0);
-    scene.saves(6).says(EventKind::Finished { step: 6, stopped: true }).exit(0);
+    scene.saves(6).send_event(EventKind::Finished { step: 6, stopped: true }).exit(0);
     assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::TimeLimit)));
     assert_eq!(scene.state.checkpoint.as_deref(), Some("step-6"));
     // Finished ranks have time to exit, and a manual stop has no deadline.
     let mut scene = stop();
-    scene.says(EventKind::Finished { step: 6, stopped: true });
+    scene.send_event(EventKind::Finished { step: 6, stopped: true });
     assert_eq!(scene.wait(25.0).done, []);
     let mut scene = Scenario::in_job(RestartHistory::default(), 120.0, 0.0);
     scene.train(1, 5).give(Event::Signal(Signal::Other));

@@ -17,7 +17,7 @@ fn done(stopped: bool) -> Scenario {
     if stopped {
         scene.give(Event::StopRequested);
     }
-    scene.saves(9).says(finished(stopped));
+    scene.saves(9).send_event(finished(stopped));
     scene
 }
 
@@ -48,14 +48,14 @@ fn a_crash_after_the_result_is_a_warning() {
     scene
         .train(1, 5)
         .worker(WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 6 }))
-        .says(finished(false))
+        .send_event(finished(false))
         .exit(134);
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
     // The same applies to an error that a rank reports.
     let mut scene = done(false);
-    scene.says(EventKind::Failed { message: "MPI_Finalize".into(), kind: FailureKind::Transient }).exit(1);
-    let told = "rank 0 (pid 7, host a) failed: MPI_Finalize".to_owned();
-    assert_eq!(scene.done[0], Action::Note(Note::ResultStands(told)));
+    scene.send_event(EventKind::Failed { message: "MPI_Finalize".into(), kind: FailureKind::Transient }).exit(1);
+    let reported = "rank 0 (pid 7, host a) failed: MPI_Finalize".to_owned();
+    assert_eq!(scene.done[0], Action::Note(Note::ResultStands(reported)));
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
     // A clean exit is not a crash.
     let mut scene = done(false);
@@ -65,8 +65,8 @@ fn a_crash_after_the_result_is_a_warning() {
 #[test]
 fn only_rank_0_reports_the_result() {
     let mut scene = Scenario::new();
-    let said = lambert_control::Message::Event(finished(false));
-    scene.train(1, 5).worker(WorkerEvent::Message(1, said)).exit(134).pause();
+    let text = lambert_control::Message::Event(finished(false));
+    scene.train(1, 5).worker(WorkerEvent::Message(1, text)).exit(134).pause();
 }
 
 #[test]

@@ -61,7 +61,7 @@ impl Scenario {
         self.give(Event::Worker(number, what))
     }
 
-    pub fn says(&mut self, kind: EventKind) -> &mut Self {
+    pub fn send_event(&mut self, kind: EventKind) -> &mut Self {
         self.worker(WorkerEvent::Message(0, Message::Event(kind)))
     }
 
@@ -90,21 +90,21 @@ impl Scenario {
     /// Starts the attempt with this lease; its ranks report and train up to `step`.
     pub fn train(&mut self, lease: u32, step: u64) -> &mut Self {
         self.give(Event::LeaseTaken(lease)).report();
-        self.says(EventKind::Started { step: 0, steps: 1000, checkpoint: None, skipped_checkpoints: Vec::new() });
+        self.send_event(EventKind::Started { step: 0, steps: 1000, checkpoint: None, skipped_checkpoints: Vec::new() });
         self.record(step)
     }
 
     /// Commits a checkpoint after `step` steps.
     pub fn saves(&mut self, step: u64) -> &mut Self {
-        self.says(EventKind::Checkpoint { name: format!("step-{step}"), step, seconds: 0.1, written: 2.0 })
+        self.send_event(EventKind::Checkpoint { name: format!("step-{step}"), step, seconds: 0.1, written: 2.0 })
     }
 
     pub fn exit(&mut self, code: i32) -> &mut Self {
         self.worker(WorkerEvent::Exited(ProcessExit::Code(code))).worker(WorkerEvent::Gone(Vec::new()))
     }
 
-    pub fn fail(&mut self, fault: FailureKind) -> &mut Self {
-        self.says(EventKind::Failed { message: "so".into(), kind: fault }).exit(1)
+    pub fn fail(&mut self, kind: FailureKind) -> &mut Self {
+        self.send_event(EventKind::Failed { message: "so".into(), kind }).exit(1)
     }
 
     /// Returns the backoff of the last decision and the lease requested after it.

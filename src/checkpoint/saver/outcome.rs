@@ -54,9 +54,9 @@ impl Saver<'_> {
         }
         collective.broadcast_bytes(&mut message, 0)?;
         if decision == Decision::ReplicasDiffer {
-            let apart: ReplicaMismatch = serde_json::from_slice(&message).map_err(Error::Json)?;
-            let blamed = apart.blames(self.session.rank);
-            return Err(Error::Replicas { step: manifest.step, mismatch: apart, blamed });
+            let difference: ReplicaMismatch = serde_json::from_slice(&message).map_err(Error::Json)?;
+            let blamed = difference.blames(self.session.rank);
+            return Err(Error::Replicas { step: manifest.step, mismatch: difference, blamed });
         }
         let message = String::from_utf8_lossy(&message).into_owned();
         match decision {
@@ -86,7 +86,7 @@ impl Saver<'_> {
         Ok(match outcome {
             SaveOutcome::Committed => Vec::new(),
             SaveOutcome::Failed(why) | SaveOutcome::Lost(why) | SaveOutcome::NotFinite(why) => why.into_bytes(),
-            SaveOutcome::ReplicasDiffer(apart) => serde_json::to_vec(&apart).map_err(Error::Json)?,
+            SaveOutcome::ReplicasDiffer(difference) => serde_json::to_vec(&difference).map_err(Error::Json)?,
         })
     }
 

@@ -80,11 +80,11 @@ fn the_last_message_arrives_after_lost_replies() {
                 lost += 1;
                 continue;
             }
-            let said = inbox.accept(report.messages);
+            let text = inbox.accept(report.messages);
             let answer = ReportReply { acknowledged: inbox.acknowledged(), command: None };
             stream.write_all(signed(SECRET, sequence, &answer).as_bytes()).unwrap();
-            if !said.is_empty() {
-                return said;
+            if !text.is_empty() {
+                return text;
             }
         }
     });
@@ -149,10 +149,10 @@ fn a_launcher_ends_its_ranks_unless_it_forwards_the_signals_of_the_batch_system(
     // Its name is set before it writes.
     daemon.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let sender = i32::try_from(daemon.id()).unwrap();
-    let told = [&MPIRUN, &SRUN].map(|launcher| sigterm_ends_process(Some(launcher), sender, parent));
+    let reported = [&MPIRUN, &SRUN].map(|launcher| sigterm_ends_process(Some(launcher), sender, parent));
     daemon.kill().unwrap();
     daemon.wait().unwrap();
-    assert_eq!((told, sigterm_ends_process(None, sender, parent)), ([true, false], false));
+    assert_eq!((reported, sigterm_ends_process(None, sender, parent)), ([true, false], false));
 }
 
 #[test]

@@ -31,14 +31,14 @@ pub struct FailureSigns {
 pub struct RankFailure {
     pub rank: usize,
     pub message: String,
-    pub fault: FailureKind,
+    pub kind: FailureKind,
 }
 
 impl RankFailure {
     fn ending(&self, ranks: &Ranks) -> AttemptEnd {
         let message = format!("{} failed: {}", ranks.who(self.rank), self.message);
-        let host = ranks.host(self.rank).filter(|_| self.fault == FailureKind::Host);
-        AttemptEnd::Failed(AttemptFailure { message, fault: self.fault, host })
+        let host = ranks.host(self.rank).filter(|_| self.kind == FailureKind::Host);
+        AttemptEnd::Failed(AttemptFailure { message, kind: self.kind, host })
     }
 }
 
@@ -48,15 +48,15 @@ pub struct AttemptFailure {
     /// Description of the rank and the failure.
     pub message: String,
     /// Kind, which decides about a restart.
-    pub fault: FailureKind,
+    pub kind: FailureKind,
     /// Host to blame, if any.
     pub host: Option<String>,
 }
 
 impl AttemptFailure {
     /// Creates a transient failure: a retry may succeed.
-    pub fn passing(message: String) -> Self {
-        Self { message, fault: FailureKind::Transient, host: None }
+    pub fn transient(message: String) -> Self {
+        Self { message, kind: FailureKind::Transient, host: None }
     }
 }
 
@@ -106,30 +106,30 @@ impl FailureSigns {
     /// Returns the cause of a failed attempt of `world` ranks, once its processes have exited. Order of precedence: a
     /// permanent failure reported by a rank, a signal, the dead rank's own report, any rank's report, the exit status.
     pub fn failure(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
-        let lasting = |failure: &&RankFailure| !matches!(failure.fault, FailureKind::Transient | FailureKind::Host);
+        let is_permanent = |failure: &&RankFailure| !matches!(failure.kind, FailureKind::Transient | FailureKind::Host);
         let by = |rank: usize| self.failures.iter().find(|failure| failure.rank == rank);
-        let host = || self.failures.iter().find(|failure| failure.fault == FailureKind::Host);
-        let told = self.failures.iter().find(lasting).or_else(host);
-        match (told, self.death) {
-            (Some(told), _) => told.ending(ranks),
+        let host = || self.failures.iter().find(|failure| failure.kind == FailureKind::Host);
+        let reported = self.failures.iter().find(is_permanent).or_else(host);
+        match (reported, self.death) {
+            (Some(reported), _) => reported.ending(ranks),
             (None, _) if self.is_unsupervised() => {
                 let cause = "the workers exited: no reply from this coordinator (was it suspended?)";
                 AttemptEnd::Unsupervised(cause.to_owned())
             }
             (None, Some(RankDeath::Signal { rank, signal })) => {
                 let message = format!("{} killed by {}", ranks.who(rank), signal_name(signal));
-                AttemptEnd::Failed(AttemptFailure::passing(message))
+                AttemptEnd::Failed(AttemptFailure::transient(message))
             }
             (None, Some(RankDeath::OutOfMemory { rank })) => {
                 let message = format!("{} killed: out of memory (memory limit of the job)", ranks.who(rank));
-                AttemptEnd::Failed(AttemptFailure::passing(message))
+                AttemptEnd::Failed(AttemptFailure::transient(message))
             }
             (None, Some(RankDeath::Exit { rank, code })) => match by(rank) {
-                Some(told) => told.ending(ranks),
+                Some(reported) => reported.ending(ranks),
                 None => self.coded(ranks, format!("{} exited with code {code}", ranks.who(rank)), code),
             },
             (None, None) => match self.failures.first() {
-                Some(told) => told.ending(ranks),
+                Some(reported) => reported.ending(ranks),
                 None => self.unexplained(ranks, world),
             },
         }
@@ -158,14 +158,14 @@ impl FailureSigns {
             ProcessExit::Code(code) => self.coded(ranks, message, code),
             ProcessExit::Signal(_) => AttemptEnd::Failed(AttemptFailure {
                 host: self.complained_of(ranks),
-                ..AttemptFailure::passing(message)
+                ..AttemptFailure::transient(message)
             }),
         }
     }
 
     fn coded(&self, ranks: &Ranks, message: String, code: i32) -> AttemptEnd {
-        let fault = if code == exit::USAGE { FailureKind::Usage } else { FailureKind::Transient };
-        AttemptEnd::Failed(AttemptFailure { message, fault, host: self.complained_of(ranks) })
+        let kind = if code == exit::USAGE { FailureKind::Usage } else { FailureKind::Transient };
+        AttemptEnd::Failed(AttemptFailure { message, kind, host: self.complained_of(ranks) })
     }
 
     /// The one host named in the launcher's messages, if any.

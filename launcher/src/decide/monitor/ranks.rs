@@ -19,7 +19,7 @@ pub struct Rank {
     /// Start of the phase.
     pub since: Seconds,
     /// Time of the last report.
-    pub heard: Seconds,
+    pub last_report: Seconds,
 }
 
 /// The ranks of an attempt.

@@ -22,8 +22,8 @@ fn tell(monitor: &mut AttemptMonitor, rank: usize, kind: EventKind) {
     monitor.take(1.0, WorkerEvent::Message(rank, Message::Event(kind)));
 }
 
-fn failed(message: &str, fault: FailureKind) -> EventKind {
-    EventKind::Failed { message: message.into(), kind: fault }
+fn failed(message: &str, kind: FailureKind) -> EventKind {
+    EventKind::Failed { message: message.into(), kind }
 }
 
 fn ended(mut monitor: AttemptMonitor, code: i32) -> AttemptEnd {
@@ -33,7 +33,7 @@ fn ended(mut monitor: AttemptMonitor, code: i32) -> AttemptEnd {
 
 fn failure(monitor: AttemptMonitor, code: i32) -> (String, FailureKind) {
     match ended(monitor, code) {
-        AttemptEnd::Failed(failure) => (failure.message, failure.fault),
+        AttemptEnd::Failed(failure) => (failure.message, failure.kind),
         other => panic!("{other:?}"),
     }
 }
@@ -69,14 +69,14 @@ fn the_killed_rank_is_named_despite_errors_of_survivors() {
 
 #[test]
 fn permanent_and_host_failures_take_precedence() {
-    for fault in [FailureKind::Permanent, FailureKind::Host, FailureKind::LeaseLost, FailureKind::Usage] {
+    for kind in [FailureKind::Permanent, FailureKind::Host, FailureKind::LeaseLost, FailureKind::Usage] {
         let mut monitor = monitor();
         monitor.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 }));
         tell(&mut monitor, 1, failed("a peer left", FailureKind::Transient));
-        tell(&mut monitor, 0, failed("shard-00001 is damaged", fault));
+        tell(&mut monitor, 0, failed("shard-00001 is damaged", kind));
         let AttemptEnd::Failed(failure) = ended(monitor, 1) else { panic!() };
         assert_eq!(failure.message, "rank 0 (pid 40, host x) failed: shard-00001 is damaged");
-        assert_eq!((failure.fault, failure.host.is_some()), (fault, fault == FailureKind::Host));
+        assert_eq!((failure.kind, failure.host.is_some()), (kind, kind == FailureKind::Host));
     }
 }
 
@@ -116,7 +116,7 @@ fn a_host_lost_by_the_launcher_is_blamed() {
                   [[27258,0],1] on node 10.0.0.2 This is usually due to";
     monitor.take(1.0, WorkerEvent::Remark(remark.into()));
     let AttemptEnd::Failed(failure) = ended(monitor, 205) else { panic!() };
-    assert_eq!((failure.fault, failure.host.as_deref()), (FailureKind::Transient, Some("10.0.0.2")));
+    assert_eq!((failure.kind, failure.host.as_deref()), (FailureKind::Transient, Some("10.0.0.2")));
 }
 
 #[test]

@@ -12,8 +12,8 @@ pub struct MessageValidator {
 
 impl MessageValidator {
     /// Returns why a message of `rank` is rejected, if it is: only rank 0 speaks for the run, and a run ends with its schedule.
-    pub fn rejection(&mut self, rank: usize, saying: &Message) -> Option<String> {
-        let what = match saying {
+    pub fn rejection(&mut self, rank: usize, worker_message: &Message) -> Option<String> {
+        let what = match worker_message {
             Message::Record(_) => "a step's record",
             Message::Event(EventKind::Started { .. }) => "the start of the training",
             Message::Event(EventKind::Checkpoint { .. }) => "a checkpoint",
@@ -25,7 +25,7 @@ impl MessageValidator {
         if rank != 0 {
             return Some(format!("rank {rank} reports {what}, which only rank 0 does"));
         }
-        match saying {
+        match worker_message {
             Message::Event(EventKind::Started { step, steps, .. }) => self.steps = Some((*step, *steps.max(step))),
             Message::Event(EventKind::Plateau { step, steps, .. }) => {
                 let (first, _) = self.steps.unwrap_or_default();
@@ -67,16 +67,16 @@ mod tests {
         let events =
             [checkpoint, plateau, EventKind::RolledBack { message: "m".into(), step: 2, to: 1 }].map(Message::Event);
         let all = [Message::Record(Box::default()), started(0, 9), finished(9, false), finished(4, true)];
-        for saying in all.iter().chain(&events) {
-            let rejection = validator.rejection(1, saying).unwrap();
+        for worker_message in all.iter().chain(&events) {
+            let rejection = validator.rejection(1, worker_message).unwrap();
             assert!(rejection.starts_with("rank 1 reports ") && rejection.ends_with("which only rank 0 does"));
         }
         let of_all = [
             EventKind::Warning { message: "w".into() },
             EventKind::Failed { message: "f".into(), kind: FailureKind::Transient },
         ];
-        for saying in of_all.map(Message::Event) {
-            assert_eq!(validator.rejection(1, &saying), None);
+        for worker_message in of_all.map(Message::Event) {
+            assert_eq!(validator.rejection(1, &worker_message), None);
         }
         assert!(validator.rejection(0, &finished(9, false)).is_some(), "rank 1 started nothing");
     }
@@ -85,7 +85,7 @@ mod tests {
     fn the_last_step_must_match_the_plan() {
         let ends = |before: &[Message], end: Message| {
             let mut validator = MessageValidator::default();
-            before.iter().for_each(|saying| assert_eq!(validator.rejection(0, saying), None));
+            before.iter().for_each(|worker_message| assert_eq!(validator.rejection(0, worker_message), None));
             validator.rejection(0, &end).is_none()
         };
         let plan = [started(5, 9)];

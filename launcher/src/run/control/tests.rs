@@ -49,21 +49,21 @@ fn exchange(server: &ControlServer, request: &[u8], end: impl Fn(&TcpStream)) ->
     // The server may close the connection before the request is complete.
     let _ = stream.write_all(request);
     end(&stream);
-    let mut said = Vec::new();
-    if let Err(error) = stream.read_to_end(&mut said) {
+    let mut output = Vec::new();
+    if let Err(error) = stream.read_to_end(&mut output) {
         assert_eq!(error.kind(), ErrorKind::ConnectionReset, "the connection stays open");
     }
-    let said = String::from_utf8_lossy(&said).into_owned();
-    (said.strip_prefix("HTTP/1.1 ").and_then(|rest| rest[..3].parse().ok()).unwrap_or(0), said)
+    let output = String::from_utf8_lossy(&output).into_owned();
+    (output.strip_prefix("HTTP/1.1 ").and_then(|rest| rest[..3].parse().ok()).unwrap_or(0), output)
 }
 
 /// Reply to report `sequence`, with its signature verified.
 fn answer(server: &ControlServer, sequence: u64, report: &WorkerReport) -> ReportReply {
-    let (code, said) = send(server, &signed(server, sequence, report));
-    assert_eq!(code, 200, "{said}");
-    let (head, body) = said.split_once("\r\n\r\n").unwrap();
+    let (code, output) = send(server, &signed(server, sequence, report));
+    assert_eq!(code, 200, "{output}");
+    let (head, body) = output.split_once("\r\n\r\n").unwrap();
     let signature = head.lines().find_map(|line| line.strip_prefix(&format!("{SIGNATURE_HEADER}: "))).unwrap();
-    assert!(key(server).verify_reply(report.rank, sequence, body.as_bytes(), signature), "{said}");
+    assert!(key(server).verify_reply(report.rank, sequence, body.as_bytes(), signature), "{output}");
     serde_json::from_str(body).unwrap()
 }
 
@@ -86,8 +86,8 @@ fn messages_of_a_rank_arrive_once_and_are_acknowledged() {
     }
     let events: Vec<_> = inbox.try_iter().collect();
     let report = Event::Worker(3, WorkerEvent::Report(from(1)));
-    let said = Event::Worker(3, WorkerEvent::Message(1, warning("slow")));
-    assert_eq!(events, [report.clone(), said, report.clone(), report]);
+    let output = Event::Worker(3, WorkerEvent::Message(1, warning("slow")));
+    assert_eq!(events, [report.clone(), output, report.clone(), report]);
 }
 
 #[test]
@@ -168,9 +168,9 @@ fn first_reports_and_rejections_are_logged_at_debug_level() {
 fn connections_are_logged_at_debug_level() {
     let log = tempfile::NamedTempFile::new().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let told = || std::fs::read_to_string(log.path()).unwrap();
+    let reported = || std::fs::read_to_string(log.path()).unwrap();
     let until = async |words: &str| {
-        while !told().contains(words) {
+        while !reported().contains(words) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -189,7 +189,7 @@ fn connections_are_logged_at_debug_level() {
     tracing::subscriber::with_default(debug_lines(&log), || {
         runtime.block_on(async { tokio::time::timeout(Duration::from_secs(30), serve).await }).unwrap();
     });
-    assert!(told().contains("control connection accepted peer=127.0.0.1:"), "{}", told());
+    assert!(reported().contains("control connection accepted peer=127.0.0.1:"), "{}", reported());
 }
 
 /// An end of the run reported by another rank, or before the end of the schedule, is ignored.
@@ -199,10 +199,10 @@ fn an_impossible_end_is_ignored_and_counted() {
     let mut outboxes = [Outbox::default(), Outbox::default()];
     let mut believed = |rank: usize, kind: EventKind| {
         outboxes[rank].push(Message::Event(kind));
-        let said = outboxes[rank].batch();
-        let number = said[0].number;
+        let output = outboxes[rank].batch();
+        let number = output[0].number;
         assert_eq!(
-            answer(&server, number, &WorkerReport { messages: said, ..from(rank) }).acknowledged,
+            answer(&server, number, &WorkerReport { messages: output, ..from(rank) }).acknowledged,
             number,
             "it is not repeated"
         );
@@ -223,8 +223,8 @@ fn a_rank_with_the_previous_protocol_is_recognized_by_its_version() {
     let (server, inbox) = server();
     let secret = format!("Bearer {}", server.secret());
     let versions = r#""versions":{"program":"0.1.0","git":"abc","libtorch":"2.11.0","mpi":""}"#;
-    let said = r#""messages":[{"number":1,"event":{"event":"finished","step":9,"stopped":false}}]"#;
-    for more in [String::new(), format!(",{versions},{said}")] {
+    let output = r#""messages":[{"number":1,"event":{"event":"finished","step":9,"stopped":false}}]"#;
+    for more in [String::new(), format!(",{versions},{output}")] {
         let body = format!(r#"{{"rank":1,"pid":7,"host":"h","step":0,"phase":"join","seconds_in_phase":0.0{more}}}"#);
         assert_eq!(send(&server, &request(UNSIGNED_REPORT_PATH, "Bearer wrong", &body)).0, 401);
         assert!(inbox.try_recv().is_err());
@@ -257,7 +257,7 @@ fn forged_replayed_reordered_and_truncated_reports_are_rejected() {
         for kind in 0..5 {
             let mut forged = genuine.clone();
             let older = &recorded[draw(recorded.len())];
-            let (code, said) = match kind {
+            let (code, output) = match kind {
                 0 => {
                     forged[body + draw(genuine.len() - body)] ^= 1 << draw(7);
                     send(&server, &forged)
@@ -273,14 +273,14 @@ fn forged_replayed_reordered_and_truncated_reports_are_rejected() {
                     send(&server, &forged)
                 }
             };
-            assert_ne!(code, 200, "{}\n{said}", String::from_utf8_lossy(&forged));
+            assert_ne!(code, 200, "{}\n{output}", String::from_utf8_lossy(&forged));
             assert_eq!(inbox.try_iter().count(), 0, "a forged report was taken in");
             forgeries += 1;
         }
-        let (code, said) = send(&server, &genuine);
-        assert_eq!(code, 200, "{said}");
-        let said = Event::Worker(3, WorkerEvent::Message(rank, warning(&turn.to_string())));
-        assert_eq!(inbox.try_iter().collect::<Vec<_>>(), [Event::Worker(3, WorkerEvent::Report(from(rank))), said]);
+        let (code, output) = send(&server, &genuine);
+        assert_eq!(code, 200, "{output}");
+        let output = Event::Worker(3, WorkerEvent::Message(rank, warning(&turn.to_string())));
+        assert_eq!(inbox.try_iter().collect::<Vec<_>>(), [Event::Worker(3, WorkerEvent::Report(from(rank))), output]);
         recorded.push(genuine);
     }
     assert!(recorded[1..].iter().all(|replayed| send(&server, replayed).0 == 409));
@@ -307,9 +307,9 @@ fn the_signature_is_verified_before_parsing() {
         let mut stranger = TcpStream::connect(server.url().strip_prefix("http://").unwrap()).unwrap();
         stranger.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
         stranger.write_all(head(sequence).as_bytes()).unwrap();
-        let mut said = String::new();
-        stranger.read_to_string(&mut said).expect("the connection stays open");
-        assert!(said.starts_with(expected), "{said}");
+        let mut output = String::new();
+        stranger.read_to_string(&mut output).expect("the connection stays open");
+        assert!(output.starts_with(expected), "{output}");
     }
 }
 

@@ -24,13 +24,13 @@ impl Mpirun {
     pub fn find(ranks: usize) -> Result<Self, LaunchError> {
         let asked = Command::new("mpirun").arg("--version").output();
         let output = asked.map_err(|source| LaunchError::NoMpirun { ranks, source })?;
-        let said = String::from_utf8_lossy(if output.stdout.is_empty() { &output.stderr } else { &output.stdout });
+        let text = String::from_utf8_lossy(if output.stdout.is_empty() { &output.stderr } else { &output.stdout });
         let root = rustix::process::geteuid().is_root();
-        match version(&said) {
+        match version(&text) {
             Some(version) => Ok(Self { version: version.to_owned(), root }),
             None => {
-                let says = said.lines().next().unwrap_or_default().trim().to_owned();
-                Err(LaunchError::OtherMpi { program: in_path("mpirun"), says })
+                let version_line = text.lines().next().unwrap_or_default().trim().to_owned();
+                Err(LaunchError::OtherMpi { program: in_path("mpirun"), version_line })
             }
         }
     }
@@ -42,8 +42,8 @@ impl Mpirun {
 }
 
 /// Parses the version output; `None` if the version is not supported.
-fn version(said: &str) -> Option<&str> {
-    let version = said.lines().next()?.trim().strip_prefix("mpirun (Open MPI) ")?;
+fn version(text: &str) -> Option<&str> {
+    let version = text.lines().next()?.trim().strip_prefix("mpirun (Open MPI) ")?;
     ["4.", "5."].iter().any(|known| version.starts_with(known)).then_some(version)
 }
 

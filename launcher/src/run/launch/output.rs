@@ -12,7 +12,7 @@ pub struct OpenMpiParser {
 impl OutputParser for OpenMpiParser {
     fn line(&mut self, text: &str) -> Vec<WorkerEvent> {
         match tagged(text) {
-            Some((rank, said)) => vec![WorkerEvent::Line(rank, said)],
+            Some((rank, output)) => vec![WorkerEvent::Line(rank, output)],
             None => self.own(text).into_iter().collect(),
         }
     }
@@ -26,14 +26,14 @@ impl OutputParser for OpenMpiParser {
 fn tagged(text: &str) -> Option<(usize, String)> {
     let (_job, rest) = text.strip_prefix('[')?.split_once(',')?;
     let (rank, rest) = rest.split_once("]<")?;
-    let (stream, said) = rest.split_once(">:")?;
+    let (stream, output) = rest.split_once(">:")?;
     if !["stdout", "stderr", "stddiag"].contains(&stream) {
         return None;
     }
     // A line written in pieces has a tag before each piece.
-    let tag = &text[..text.len() - said.len()];
-    let said = said.strip_prefix(' ').unwrap_or(said);
-    Some((rank.parse().ok()?, said.replace(tag, "")))
+    let tag = &text[..text.len() - output.len()];
+    let output = output.strip_prefix(' ').unwrap_or(output);
+    Some((rank.parse().ok()?, output.replace(tag, "")))
 }
 
 impl OpenMpiParser {
@@ -115,11 +115,11 @@ mod tests {
         assert_eq!(line("[1,0] text"), [WorkerEvent::Remark("[1,0] text".into())]);
     }
 
-    fn told(text: &str) -> Vec<WorkerEvent> {
+    fn reported(text: &str) -> Vec<WorkerEvent> {
         let mut parser = OpenMpiParser::default();
-        let mut told: Vec<_> = text.lines().flat_map(|line| parser.line(line)).collect();
-        told.extend(parser.end());
-        told
+        let mut reported: Vec<_> = text.lines().flat_map(|line| parser.line(line)).collect();
+        reported.extend(parser.end());
+        reported
     }
 
     const RULE: &str = "--------------------------------------------------------------------------";
@@ -137,7 +137,7 @@ mod tests {
             "{RULE}\nprterun noticed that process rank 1 with PID 14042 on node vm exited on\nsignal 9 (Killed).\n{RULE}"
         );
         for text in [four, five] {
-            assert_eq!(told(&text), [WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 })], "{text}");
+            assert_eq!(reported(&text), [WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 })], "{text}");
         }
     }
 
@@ -153,7 +153,7 @@ mod tests {
              {RULE}"
         );
         for text in [four, five] {
-            assert_eq!(told(&text), [WorkerEvent::Died(RankDeath::Exit { rank: 1, code: 3 })], "{text}");
+            assert_eq!(reported(&text), [WorkerEvent::Died(RankDeath::Exit { rank: 1, code: 3 })], "{text}");
         }
     }
 
@@ -164,8 +164,8 @@ mod tests {
              executable:\n\nExecutable: /tmp/nope\nNode: vm\n\nwhile attempting to start process rank 0.\n{RULE}\n\
              2 total processes failed to start\n"
         );
-        let told = told(&text);
-        let [WorkerEvent::Remark(first), WorkerEvent::Remark(_)] = &told[..] else { panic!("{told:?}") };
+        let reported = reported(&text);
+        let [WorkerEvent::Remark(first), WorkerEvent::Remark(_)] = &reported[..] else { panic!("{reported:?}") };
         assert!(first.ends_with("Executable: /tmp/nope Node: vm while attempting to start process rank 0."));
     }
 }

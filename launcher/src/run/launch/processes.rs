@@ -299,9 +299,9 @@ mod tests {
         let script = "trap '' TERM; echo $WORD; sleep 60 & wait";
         let line: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
         let mut stubborn = ProcessTree::start(&line, &[("WORD", "ready")], ExitSignal::Terminate).unwrap();
-        let mut said = [0; 6];
-        stubborn.root.stdout.take().unwrap().read_exact(&mut said).unwrap();
-        assert_eq!(&said, b"ready\n");
+        let mut printed = [0; 6];
+        stubborn.root.stdout.take().unwrap().read_exact(&mut printed).unwrap();
+        assert_eq!(&printed, b"ready\n");
         let pid = stubborn.root.id();
         assert!(lives(pid));
         end(&mut stubborn);
@@ -315,7 +315,7 @@ mod tests {
         let line: Vec<OsString> = ["bash", "-c", script].map(OsString::from).into();
         let mut shielded = ProcessTree::start(&line, &[], ExitSignal::Interrupt).unwrap();
         let mut output = shielded.root.stdout.take().unwrap();
-        output.read_exact(&mut said).unwrap();
+        output.read_exact(&mut printed).unwrap();
         signal(shielded.root.id(), Signal::TERM);
         std::thread::sleep(Duration::from_millis(300));
         assert!(shielded.ended().unwrap().is_none(), "it has heard SIGTERM");

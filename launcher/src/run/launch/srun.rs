@@ -82,8 +82,8 @@ struct SrunParser;
 
 impl OutputParser for SrunParser {
     fn line(&mut self, text: &str) -> Vec<WorkerEvent> {
-        if let Some((rank, said)) = labelled(text) {
-            return vec![WorkerEvent::Line(rank, said.to_owned())];
+        if let Some((rank, printed)) = labelled(text) {
+            return vec![WorkerEvent::Line(rank, printed.to_owned())];
         }
         match death(text) {
             Some(death) => vec![WorkerEvent::Died(death)],
@@ -99,8 +99,8 @@ impl OutputParser for SrunParser {
 
 /// Parses a rank's line, labelled by `--label` as `RANK: text`, the number padded to the width of the largest.
 fn labelled(text: &str) -> Option<(usize, &str)> {
-    let (rank, said) = text.split_once(':')?;
-    Some((rank.trim_start().parse().ok()?, said.strip_prefix(' ').unwrap_or(said)))
+    let (rank, printed) = text.split_once(':')?;
+    Some((rank.trim_start().parse().ok()?, printed.strip_prefix(' ').unwrap_or(printed)))
 }
 
 /// Parses the report of dead tasks, and returns the first: `srun: error: NODE: task 1: Killed`, `tasks 0-1: Exited with
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(line("srun: error: n2: tasks 3,5: Exited with exit code 74"), exit);
         assert_eq!(line("slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-22T23:44:50 ***"), []);
         assert_eq!(line("srun: Job step aborted: Waiting up to 7 seconds for job step to finish."), []);
-        let told = "srun: error: Unable to create step for job 3: More processors requested than permitted";
-        assert_eq!(line(told), [WorkerEvent::Remark(told.into())]);
+        let reported = "srun: error: Unable to create step for job 3: More processors requested than permitted";
+        assert_eq!(line(reported), [WorkerEvent::Remark(reported.into())]);
     }
 }

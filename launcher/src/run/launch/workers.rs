@@ -115,8 +115,8 @@ impl Workers {
         let read = move || {
             let _alive = alive;
             // The coordinator may already be gone.
-            let tell = |told: Vec<WorkerEvent>| {
-                told.into_iter().for_each(|what| drop(events.send(Event::Worker(number, what))));
+            let tell = |reported: Vec<WorkerEvent>| {
+                reported.into_iter().for_each(|what| drop(events.send(Event::Worker(number, what))));
             };
             each_line(output, |line| tell(parser.line(line)));
             tell(parser.end());
