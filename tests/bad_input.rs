@@ -18,16 +18,16 @@ fn refused(ran: &CommandOutput, code: i32, words: &[&str]) {
 }
 
 /// Runs `lambert prep` on one source. The output folder holds a file beforehand, which must survive.
-fn prep(place: &TestDir, source: &str, format: &str, sets: &[&str]) -> CommandOutput {
+fn prep(dir: &TestDir, source: &str, format: &str, sets: &[&str]) -> CommandOutput {
     let output = format!("{source}-data");
     let keep = format!("{output}/keep.txt");
     let config = format!(
         "[[source]]\npath = {source:?}\nformat = {format:?}\n[output]\nurl = {:?}\n[vocabulary]\nfile = {:?}\n\
          [samples]\nsequence_length = 64\n",
         output,
-        place.path("vocab.txt")
+        dir.path("vocab.txt")
     );
-    let config = place.file("bad.toml", config);
+    let config = dir.file("bad.toml", config);
     std::fs::create_dir_all(&output).unwrap();
     std::fs::write(&keep, "this was here before").unwrap();
     let mut arguments = vec!["prep", "--config", config.as_str()];
@@ -55,30 +55,30 @@ fn dump() -> Vec<u8> {
 
 #[test]
 fn unreadable_corpora_are_rejected() {
-    let place = TestDir::new();
-    let missing = place.path("nothing.txt");
-    refused(&prep(&place, &missing, "text", &[]), 2, &["source.0.path", "nothing.txt"]);
+    let dir = TestDir::new();
+    let missing = dir.path("nothing.txt");
+    refused(&prep(&dir, &missing, "text", &[]), 2, &["source.0.path", "nothing.txt"]);
     let mut dump = dump();
-    let whole = place.file("whole.xml.bz2", &dump);
+    let whole = dir.file("whole.xml.bz2", &dump);
     dump.truncate(dump.len() / 2);
-    let cut = place.file("cut.xml.bz2", &dump);
-    refused(&prep(&place, &cut, "wikipedia", &[]), 1, &["cut.xml.bz2"]);
-    let latin = place.file("latin.txt", b"A sentence in an old encoding: caf\xe9 au lait. And another one.\n");
-    refused(&prep(&place, &latin, "text", &[]), 1, &["latin.txt", "invalid UTF-8 at byte 34"]);
-    let empty = place.file("empty.txt", "");
-    refused(&prep(&place, &empty, "text", &[]), 1, &["the corpus is empty"]);
-    let vocabulary = std::fs::read_to_string(place.path("vocab.txt")).unwrap().replace("[MASK]", "[other]");
-    let vocabulary = place.file("maskless.txt", vocabulary);
+    let cut = dir.file("cut.xml.bz2", &dump);
+    refused(&prep(&dir, &cut, "wikipedia", &[]), 1, &["cut.xml.bz2"]);
+    let latin = dir.file("latin.txt", b"A sentence in an old encoding: caf\xe9 au lait. And another one.\n");
+    refused(&prep(&dir, &latin, "text", &[]), 1, &["latin.txt", "invalid UTF-8 at byte 34"]);
+    let empty = dir.file("empty.txt", "");
+    refused(&prep(&dir, &empty, "text", &[]), 1, &["the corpus is empty"]);
+    let vocabulary = std::fs::read_to_string(dir.path("vocab.txt")).unwrap().replace("[MASK]", "[other]");
+    let vocabulary = dir.file("maskless.txt", vocabulary);
     let set = format!("vocabulary.file={vocabulary}");
-    refused(&prep(&place, &whole, "wikipedia", &[&set]), 2, &["maskless.txt", "[MASK]"]);
+    refused(&prep(&dir, &whole, "wikipedia", &[&set]), 2, &["maskless.txt", "[MASK]"]);
 }
 
 #[test]
 fn invalid_configurations_are_rejected() {
-    let place = TestDir::new();
-    let config = place.config(4, 2);
-    let start = |arguments: &[&str]| run(&[&["run", "--run", &place.path("run")], arguments].concat());
-    refused(&start(&["--config", &place.path("no.toml")]), 2, &["cannot read", "no.toml"]);
+    let dir = TestDir::new();
+    let config = dir.config(4, 2);
+    let start = |arguments: &[&str]| run(&[&["run", "--run", &dir.path("run")], arguments].concat());
+    refused(&start(&["--config", &dir.path("no.toml")]), 2, &["cannot read", "no.toml"]);
     refused(&start(&[]), 2, &["is not a run yet", "--config"]);
     let faults = ["model.heads=3", "stage.0.stps=3", "stage.0.learning_rate=-1", "cluster.ranks=two", "colour=red"];
     let sets: Vec<&str> = faults.iter().flat_map(|fault| ["--set", fault]).collect();
@@ -104,19 +104,19 @@ fn invalid_configurations_are_rejected() {
     let ran = start(&[&["--config", &config][..], &sets[..4]].concat());
     refused(&ran, 2, &keys[..3]);
     refused(&start(&["--config", &config, sets[4], sets[5]]), 2, &keys[3..]);
-    let other = place.file("not.toml", "[model\nlayers = 2");
+    let other = dir.file("not.toml", "[model\nlayers = 2");
     refused(&start(&["--config", &other]), 2, &["not.toml", "line 1"]);
-    assert!(!Path::new(&place.path("run")).exists(), "a rejected run left files");
+    assert!(!Path::new(&dir.path("run")).exists(), "a rejected run left files");
 }
 
 #[test]
 fn an_invalid_run_is_rejected_with_all_errors() {
-    let place = TestDir::new();
-    let (config, run_url, other) = (place.config(4, 2), place.path("run"), place.path("other"));
-    let vocabulary = place.path("other.txt");
-    done(&["vocab", "--input", &place.path("corpus.txt"), "--size", "200", "--output", &vocabulary]);
+    let dir = TestDir::new();
+    let (config, run_url, other) = (dir.config(4, 2), dir.path("run"), dir.path("other"));
+    let vocabulary = dir.path("other.txt");
+    done(&["vocab", "--input", &dir.path("corpus.txt"), "--size", "200", "--output", &vocabulary]);
     let sets = [format!("vocabulary.file={vocabulary}"), format!("output.url={other}")];
-    done(&["prep", "--config", &place.path("prep.toml"), "--set", &sets[0], "--set", &sets[1]]);
+    done(&["prep", "--config", &dir.path("prep.toml"), "--set", &sets[0], "--set", &sets[1]]);
     let held_out = format!("evaluation.data={other}/held-out");
     let objective = ["objective.pair=sop", "objective.static_masks=3"];
     let model = ["model.hidden=600000", "model.heads=7", "model.positions=32"];
@@ -146,8 +146,8 @@ fn an_invalid_run_is_rejected_with_all_errors() {
 /// A retry may find the dataset; Slurm requeues a job that exits with code 1.
 #[test]
 fn an_unreachable_dataset_is_not_a_configuration_error() {
-    let place = TestDir::new();
-    let (config, run_url, away) = (place.config(4, 1), place.path("run"), place.path("away"));
+    let dir = TestDir::new();
+    let (config, run_url, away) = (dir.config(4, 1), dir.path("run"), dir.path("away"));
     // Inaccessible, not missing.
     std::os::unix::fs::symlink(&away, &away).unwrap();
     let set = format!("stage.0.data={away}");
@@ -164,15 +164,15 @@ fn an_unreachable_dataset_is_not_a_configuration_error() {
 /// Limits the address space of all processes, which the memory formula does not know.
 #[test]
 fn out_of_memory_in_a_step_ends_the_run() {
-    let place = TestDir::new();
-    let config = place.config(4, 1);
+    let dir = TestDir::new();
+    let config = dir.config(4, 1);
     let sets = ["model.intermediate=65536", "stage.0.global_batch=512", "stage.0.micro_batch_tokens=6000"];
     let sets: String = sets.map(|set| format!(" --set {set}")).concat();
     let line = format!(
         "ulimit -v {}; exec {} run --config {config} --run {} --set cluster.all_reduce.backend=local{sets}",
         5 << 20,
         support::lambert().display(),
-        place.path("run")
+        dir.path("run")
     );
     let ended = std::process::Command::new("sh").args(["-c", &line]).output().unwrap();
     let ran = CommandOutput {
@@ -193,15 +193,15 @@ fn out_of_memory_in_a_step_ends_the_run() {
 
 #[test]
 fn damaged_datasets_are_rejected() {
-    let place = TestDir::new();
-    let (config, run_url) = (place.config(4, 2), place.path("run"));
-    let shard = place.path("data/train/shard-00001-of-00002.parquet");
+    let dir = TestDir::new();
+    let (config, run_url) = (dir.config(4, 2), dir.path("run"));
+    let shard = dir.path("data/train/shard-00001-of-00002.parquet");
     let good = std::fs::read(&shard).unwrap();
     let mut flipped = good.clone();
     flipped[good.len() / 2] ^= 1;
     std::fs::write(&shard, &flipped).unwrap();
     let words = ["shard-00001-of-00002.parquet is damaged", "sha256"];
-    refused(&run(&["inspect", &place.path("data/train"), "--verify"]), 1, &words);
+    refused(&run(&["inspect", &dir.path("data/train"), "--verify"]), 1, &words);
     let ran = run(&["run", "--config", &config, "--run", &run_url]);
     refused(&ran, 70, &words);
     assert!(!ran.err.contains("attempt 2"), "retried with a damaged dataset: {}", ran.err);
@@ -214,23 +214,23 @@ fn damaged_datasets_are_rejected() {
 
 #[test]
 fn a_run_with_another_configuration_is_rejected() {
-    let place = TestDir::new();
-    let (config, run_url) = (place.config(4, 2), place.path("run"));
+    let dir = TestDir::new();
+    let (config, run_url) = (dir.config(4, 2), dir.path("run"));
     done(&["run", "--config", &config, "--run", &run_url]);
     let before = tree(Path::new(&run_url));
     let ran = run(&["run", "--config", &config, "--run", &run_url, "--set", "model.hidden=64", "--set", "run.seed=2"]);
     refused(&ran, 2, &["model.hidden: 32 in the run, 64 now", "run.seed: 1 in the run, 2 now"]);
     assert_eq!(tree(Path::new(&run_url)), before);
-    let full = place.file("full/file", "mine");
-    refused(&run(&["export", &run_url, "--output", &place.path("full")]), 2, &["is not empty"]);
+    let full = dir.file("full/file", "mine");
+    refused(&run(&["export", &run_url, "--output", &dir.path("full")]), 2, &["is not empty"]);
     assert_eq!(std::fs::read(full).unwrap(), b"mine");
 }
 
 #[test]
 fn damaged_checkpoints_are_skipped() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     // Enough steps for three checkpoints even on a slow disk.
-    let (config, run_url) = (place.config(200, 2), place.path("run"));
+    let (config, run_url) = (dir.config(200, 2), dir.path("run"));
     done(&["run", "--config", &config, "--run", &run_url]);
     let [newest, second, third] = checkpoints(&run_url).try_into().unwrap();
     let object = |name: &str, object: &str| format!("{run_url}/checkpoints/{name}/{object}");
@@ -244,7 +244,7 @@ fn damaged_checkpoints_are_skipped() {
     std::fs::write(&moments, flipped).unwrap();
 
     refused(&run(&["checkpoint", "verify", &run_url]), 1, &["2 of 3 checkpoints"]);
-    let exported = run(&["export", &run_url, "--output", &place.path("exported")]);
+    let exported = run(&["export", &run_url, "--output", &dir.path("exported")]);
     assert_eq!(exported.code, 0, "{}", exported.err);
     // Damaged checkpoints are not pruned.
     let resumed = run(&["run", "--config", &config, "--run", &run_url, "--set", "checkpoint.keep=9"]);
@@ -259,7 +259,7 @@ fn damaged_checkpoints_are_skipped() {
     }
     assert!(resumed.err.contains(&format!("resuming from {third}")), "{}", resumed.err);
     assert_eq!(checkpoints(&run_url)[0], "step-000000200-a0002");
-    let named = run(&["export", &format!("{run_url}/checkpoints/{newest}"), "--output", &place.path("x")]);
+    let named = run(&["export", &format!("{run_url}/checkpoints/{newest}"), "--output", &dir.path("x")]);
     refused(&named, 1, &[&newest, "model.safetensors"]);
 
     // Without a usable checkpoint the run does not start over, which would prune the damaged ones; an older program
@@ -287,12 +287,12 @@ fn damaged_checkpoints_are_skipped() {
 /// Programs that start in a removed directory fail in different ways.
 #[test]
 fn a_removed_working_directory_is_rejected() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     for ranks in [1, 2] {
-        let script = format!("mkdir {0} && cd {0} && rmdir {0} && exec \"$@\"", place.path("gone"));
+        let script = format!("mkdir {0} && cd {0} && rmdir {0} && exec \"$@\"", dir.path("gone"));
         let mut command = std::process::Command::new("sh");
         command.args(["-c", &script, "sh"]).arg(support::lambert());
-        let arguments = ["run", "--config", &place.config(3, ranks), "--run", &place.path("run")];
+        let arguments = ["run", "--config", &dir.config(3, ranks), "--run", &dir.path("run")];
         let output = command.args(arguments).output().unwrap();
         let (code, err) = (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned());
         refused(&CommandOutput { code, out: String::new(), err }, 2, &["the working directory was deleted"]);

@@ -5,9 +5,9 @@ use lambert_control::StepRecord;
 
 const STEPS: u64 = 30;
 
-fn start(place: &TestDir, name: &str, ranks: usize) -> Running {
+fn start(dir: &TestDir, name: &str, ranks: usize) -> Running {
     let arguments = ["--set", "stage.0.batch_ramp={ start = 3, steps = 20 }"];
-    Running::start_with(&place.config(STEPS, ranks), &place.path(name), &arguments)
+    Running::start_with(&dir.config(STEPS, ranks), &dir.path(name), &arguments)
 }
 
 fn facts(records: &[StepRecord]) -> Vec<(u64, u64, u64)> {
@@ -16,23 +16,23 @@ fn facts(records: &[StepRecord]) -> Vec<(u64, u64, u64)> {
 
 #[test]
 fn a_growing_batch_has_the_same_samples_after_a_stop_and_on_one_rank() {
-    let place = TestDir::new();
-    let whole = start(&place, "whole", 2).end();
+    let dir = TestDir::new();
+    let whole = start(&dir, "whole", 2).end();
     assert_eq!(whole.code, Some(0), "{}", whole.log);
     let sizes: Vec<u64> = whole.records.iter().map(|record| record.batch.samples).collect();
     let expected: Vec<u64> = (0..STEPS).map(|done| if done < 20 { 3 + 13 * done / 20 } else { 16 }).collect();
     assert_eq!(sizes, expected);
 
-    let mut running = start(&place, "resumed", 2);
+    let mut running = start(&dir, "resumed", 2);
     running.reach(10);
     running.kill_coordinator("-TERM");
     let stopped = running.end();
     assert_eq!(stopped.code, Some(75), "{}", stopped.log);
-    let resumed = start(&place, "resumed", 2).end();
+    let resumed = start(&dir, "resumed", 2).end();
     assert_eq!(resumed.code, Some(0), "{}", resumed.log);
     assert!(resumed.records[0].step < 20, "the run was not stopped within the ramp");
-    assert_same_bits(&place.path("whole"), &place.path("resumed"));
+    assert_same_bits(&dir.path("whole"), &dir.path("resumed"));
 
-    let alone = start(&place, "alone", 1).end();
+    let alone = start(&dir, "alone", 1).end();
     assert_eq!(facts(&alone.records), facts(&whole.records));
 }

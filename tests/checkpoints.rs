@@ -23,8 +23,8 @@ fn train(config: &str, run_url: &str, more: &[&str]) -> String {
 
 #[test]
 fn the_last_every_nth_and_the_best_are_retained() {
-    let place = TestDir::new();
-    let (config, url, held_out) = (place.config(40, 2), place.path("run"), place.path("data/held-out"));
+    let dir = TestDir::new();
+    let (config, url, held_out) = (dir.config(40, 2), dir.path("run"), dir.path("data/held-out"));
     let evaluation = format!("evaluation.data={held_out}");
     // The loss rises, so the best checkpoint is that of the first evaluation, long before the end.
     let sets = [
@@ -81,14 +81,14 @@ fn evaluations(url: &str) -> Vec<f64> {
 
 #[test]
 fn a_new_run_starts_from_the_weights_of_another() {
-    let place = TestDir::new();
-    let (config, first) = (place.config(14, 2), place.path("first"));
+    let dir = TestDir::new();
+    let (config, first) = (dir.config(14, 2), dir.path("first"));
     train(&config, &first, &[]);
     let from = format!("{first}/checkpoints/{}", checkpoints(&first)[0]);
     // The learning rate is close to zero, so the weights after one step are still those of the first run.
     let still = ["--set", "stage.0.learning_rate=1e-30", "--set", "stage.0.steps=1", "--from", &from];
     let weights = |run: &str| final_state(run)[Path::new("model.safetensors")].clone();
-    let (bare, whole) = (place.path("bare"), place.path("whole"));
+    let (bare, whole) = (dir.path("bare"), dir.path("whole"));
     train(&config, &bare, &still);
     train(&config, &whole, &[&still[..], &["--with-optimizer"]].concat());
     assert!(weights(&bare) == weights(&first) && weights(&whole) == weights(&first));
@@ -100,10 +100,10 @@ fn a_new_run_starts_from_the_weights_of_another() {
     train(&config, &bare, &still[..4]);
 
     let refused = |more: &[&str], words: &[&str]| {
-        let ran = run(&[&["run", "--config", &config, "--run", &place.path("refused")], more].concat());
+        let ran = run(&[&["run", "--config", &config, "--run", &dir.path("refused")], more].concat());
         assert_eq!(ran.code, 2, "{}", ran.err);
         words.iter().for_each(|word| assert!(ran.err.contains(word), "no {word:?} in {}", ran.err));
-        assert!(!Path::new(&place.path("refused")).exists(), "a rejected run left files");
+        assert!(!Path::new(&dir.path("refused")).exists(), "a rejected run left files");
     };
     refused(&["--from", &from, "--set", "model.hidden=64"], &["run.from", "hidden = 32, the configuration has 64"]);
     refused(&["--from", &first], &["run.from", "is not a checkpoint", "checkpoints/step-"]);
@@ -113,8 +113,8 @@ fn a_new_run_starts_from_the_weights_of_another() {
 
 #[test]
 fn configuration_changes_need_permission() {
-    let place = TestDir::new();
-    let (config, url) = (place.config(7, 2), place.path("run"));
+    let dir = TestDir::new();
+    let (config, url) = (dir.config(7, 2), dir.path("run"));
     train(&config, &url, &[]);
     let change = ["--set", "stage.0.steps=14", "--set", "model.dropout=0.2"];
     let refused = run(&[&["run", "--config", &config, "--run", &url], &change[..]].concat());
@@ -142,8 +142,8 @@ fn configuration_changes_need_permission() {
 /// Intact checkpoints of another model are skipped; if all are, the run does not start over.
 #[test]
 fn incompatible_checkpoints_are_skipped() {
-    let place = TestDir::new();
-    let (config, wide, url) = (place.config(7, 2), place.path("wide"), place.path("run"));
+    let dir = TestDir::new();
+    let (config, wide, url) = (dir.config(7, 2), dir.path("wide"), dir.path("run"));
     train(&config, &wide, &["--set", "model.intermediate=128", "--set", "stage.0.steps=14"]);
     train(&config, &url, &[]);
     let (alien, longer) = (checkpoints(&wide).remove(0), ["--set", "stage.0.steps=8", "--allow-change", "stage"]);
@@ -153,7 +153,7 @@ fn incompatible_checkpoints_are_skipped() {
     assert!(log.contains("resuming from step-000000007-a0001"), "{log}");
     assert!(log.contains(&why), "{log}");
 
-    let empty = place.path("empty");
+    let empty = dir.path("empty");
     checkpoint::copy(&Store::open(&wide).unwrap(), &alien, &Store::open(&empty).unwrap()).unwrap();
     let ran = run(&["run", "--config", &config, "--run", &empty]);
     assert_eq!(ran.code, 2, "{}", ran.err);
@@ -162,8 +162,8 @@ fn incompatible_checkpoints_are_skipped() {
 
 #[test]
 fn a_copy_is_an_independent_run() {
-    let place = TestDir::new();
-    let (config, url, copied) = (place.config(14, 2), place.path("run"), place.path("copied"));
+    let dir = TestDir::new();
+    let (config, url, copied) = (dir.config(14, 2), dir.path("run"), dir.path("copied"));
     train(&config, &url, &[]);
     train(&config, &url, &["--set", "stage.0.steps=21", "--allow-change", "stage"]);
     let newest = checkpoints(&url).remove(0);
@@ -174,14 +174,14 @@ fn a_copy_is_an_independent_run() {
     train(&config, &copied, &["--set", "stage.0.steps=28", "--allow-change", "stage"]);
     assert_eq!(checkpoints(&copied), ["step-000000028-a0003", newest.as_str()]);
     // A checkpoint of another run would be read with this run's model.
-    let other = place.path("other");
+    let other = dir.path("other");
     train(&config, &other, &["--set", "model.activation=gelu-tanh"]);
     let of_other = format!("{other}/checkpoints/{}", checkpoints(&other)[0]);
     let mixed = run(&["checkpoint", "copy", &of_other, &copied]);
     assert_eq!(mixed.code, 2, "{}", mixed.err);
     assert!(mixed.err.contains("model.activation is \"gelu\" there, \"gelu-tanh\" here"), "{}", mixed.err);
     assert_eq!(checkpoints(&copied).len(), 2, "objects were copied");
-    let deeper = place.path("deeper");
+    let deeper = dir.path("deeper");
     train(&config, &deeper, &["--set", "stage.0.layers=3"]);
     let mixed = run(&["checkpoint", "copy", &format!("{deeper}/checkpoints/{}", checkpoints(&deeper)[0]), &copied]);
     assert_eq!(mixed.code, 2, "{}", mixed.err);
@@ -193,7 +193,7 @@ fn a_copy_is_an_independent_run() {
     assert!(refused.err.contains("is a trained run") && refused.err.contains("lease-000003"), "{}", refused.err);
     assert_eq!(checkpoints(&copied).len(), 2, "objects were copied");
     // A copy interrupted after its first object can be repeated, and another checkpoint of the same run can be added.
-    let archive = place.path("archive");
+    let archive = dir.path("archive");
     done(&["checkpoint", "copy", &format!("{url}/checkpoints/{newest}"), &archive]);
     std::fs::remove_file(format!("{archive}/vocab.txt")).unwrap();
     done(&["checkpoint", "copy", &other_step, &archive]);
@@ -205,8 +205,8 @@ fn a_copy_is_an_independent_run() {
 
 #[test]
 fn a_checkpoint_is_saved_on_request() {
-    let place = TestDir::new();
-    let (config, url) = (place.config(100_000, 2), place.path("run"));
+    let dir = TestDir::new();
+    let (config, url) = (dir.config(100_000, 2), dir.path("run"));
     let mut running = Running::start_with(&config, &url, &["--set", "checkpoint.every_steps=0"]);
     running.reach(1);
     done(&["checkpoint", "save", &url]);
@@ -222,8 +222,8 @@ fn a_checkpoint_is_saved_on_request() {
 
 #[test]
 fn checkpoints_are_saved_at_time_intervals() {
-    let place = TestDir::new();
-    let (config, url) = (place.config(100_000, 2), place.path("run"));
+    let dir = TestDir::new();
+    let (config, url) = (dir.config(100_000, 2), dir.path("run"));
     let sets = ["--set", "checkpoint.every_steps=0", "--set", "checkpoint.every_minutes=0.005"];
     let mut running = Running::start_with(&config, &url, &sets);
     running.wait_until(|| checkpoints(&url).len() >= 3);
@@ -241,8 +241,8 @@ fn forge(manifest: &Path, from: &str, to: &str) {
 /// A forged checkpoint with valid checksums is rejected for its content.
 #[test]
 fn a_forged_checkpoint_is_skipped() {
-    let place = TestDir::new();
-    let (config, url) = (place.config(14, 1), place.path("run"));
+    let dir = TestDir::new();
+    let (config, url) = (dir.config(14, 1), dir.path("run"));
     train(&config, &url, &[]);
     let newest = checkpoints(&url).remove(0);
     let folder = Path::new(&url).join("checkpoints").join(&newest);

@@ -29,11 +29,11 @@ fn unread(program: &Path, arguments: &[&str]) {
 
 #[test]
 fn closed_outputs_are_not_an_error() {
-    let place = TestDir::new();
-    let (config, run) = (place.config(4, 1), place.path("run"));
+    let dir = TestDir::new();
+    let (config, run) = (dir.config(4, 1), dir.path("run"));
     done(&["run", "--config", &config, "--run", &run]);
-    let data = place.path("data/held-out");
-    let prep = place.path("prep.toml");
+    let data = dir.path("data/held-out");
+    let prep = dir.path("prep.toml");
     let commands: [&[&str]; 9] = [
         &["eval", &run, "--data", &data, "--samples", "4"],
         &["eval", &run, "--data", &data, "--samples", "4", "--json"],
@@ -46,14 +46,14 @@ fn closed_outputs_are_not_an_error() {
         &["--help"],
     ];
     commands.iter().for_each(|command| unread(&support::lambert(), command));
-    unread(&support::lambert(), &["run", "--config", &config, "--run", &place.path("second"), "--json"]);
+    unread(&support::lambert(), &["run", "--config", &config, "--run", &dir.path("second"), "--json"]);
 }
 
 /// A worker started directly writes its records to standard output.
 #[test]
 fn training_continues_with_a_closed_output() {
-    let place = TestDir::new();
-    let (config, run) = (place.config(4, 1), place.path("run"));
+    let dir = TestDir::new();
+    let (config, run) = (dir.config(4, 1), dir.path("run"));
     done(&["run", "--config", &config, "--run", &run, "--set", "cluster.all_reduce.backend=local"]);
     let worker = support::lambert().with_file_name("lambert-worker");
     let arguments = ["train", "--run", &run, "--attempt", "1"];

@@ -107,16 +107,16 @@ fn code(answer: &[u8]) -> u16 {
 #[test]
 fn an_attacker_learns_no_secret_and_has_no_effect() {
     const STEPS: u64 = 60;
-    let place = TestDir::new();
-    let (address, secret) = (place.path("address"), place.path("secret"));
+    let dir = TestDir::new();
+    let (address, secret) = (dir.path("address"), dir.path("secret"));
     let between = Attacker::start(address.clone().into());
     let script = format!(
         "echo $LAMBERT_CONTROL_URL >{address}.$$; mv {address}.$$ {address}; echo $LAMBERT_CONTROL_TOKEN >{secret}
          export LAMBERT_CONTROL_URL=http://127.0.0.1:{}; exec $WORKER \"$@\"",
         between.port
     );
-    let (config, run) = (place.config(STEPS, 2), place.path("run"));
-    let program = Command::new(with_worker(&place, &script));
+    let (config, run) = (dir.config(STEPS, 2), dir.path("run"));
+    let program = Command::new(with_worker(&dir, &script));
     let ended = Running::start_by(program, &config, &run, &[]).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     let steps: Vec<u64> = ended.records.iter().map(|record| record.step).collect();
@@ -143,8 +143,8 @@ fn an_attacker_learns_no_secret_and_has_no_effect() {
 /// A coordinator with the previous protocol asks for the secret, which a rank never sends.
 #[test]
 fn a_rank_exits_under_a_coordinator_with_the_previous_protocol() {
-    let place = TestDir::new();
-    let (config, run) = (place.config(3, 1), place.path("run"));
+    let dir = TestDir::new();
+    let (config, run) = (dir.config(3, 1), dir.path("run"));
     done(&["run", "--config", &config, "--run", &run]);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -165,7 +165,7 @@ fn a_rank_exits_under_a_coordinator_with_the_previous_protocol() {
 /// Emulates ranks with the previous protocol.
 #[test]
 fn ranks_with_the_previous_protocol_are_a_version_mismatch() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     let script = r#"exec bash -c '
         address=${LAMBERT_CONTROL_URL#http://}
         exec 3<>/dev/tcp/${address%:*}/${address##*:}
@@ -173,8 +173,8 @@ fn ranks_with_the_previous_protocol_are_a_version_mismatch() {
         printf "POST /v2/report HTTP/1.1\r\nhost: x\r\nauthorization: Bearer %s\r\ncontent-length: %s\r\n\r\n%s" \
             $LAMBERT_CONTROL_TOKEN ${#body} "$body" >&3
         cat <&3; exec sleep 60'"#;
-    let arguments = ["run", "--config", &place.config(9, 2), "--run", &place.path("run")];
-    let output = Command::new(with_worker(&place, script)).args(arguments).output().unwrap();
+    let arguments = ["run", "--config", &dir.config(9, 2), "--run", &dir.path("run")];
+    let output = Command::new(with_worker(&dir, script)).args(arguments).output().unwrap();
     let log = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{log}");
     let why = "version mismatch: this coordinator has control protocol 4, rank ";

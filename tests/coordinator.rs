@@ -20,13 +20,13 @@ fn stopped(run: &str, ended: &Ended, code: i32, word: &str) {
 
 #[test]
 fn sighup_and_sigusr1_save_a_checkpoint_and_stop() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     for (number, signal) in ["-HUP", "-USR1"].into_iter().enumerate() {
-        let run = place.path(&format!("run-{number}"));
+        let run = dir.path(&format!("run-{number}"));
         // The test runner may ignore SIGHUP.
         let mut command = Command::new("env");
         command.arg("--default-signal=HUP").arg(lambert());
-        let mut running = Running::start_by(command, &place.config(ENDLESS, 2), &run, &[]);
+        let mut running = Running::start_by(command, &dir.config(ENDLESS, 2), &run, &[]);
         running.reach(3);
         let start = Instant::now();
         running.kill_coordinator(signal);
@@ -42,12 +42,12 @@ fn sighup_and_sigusr1_save_a_checkpoint_and_stop() {
 /// A terminal closed after Ctrl-C does not cancel the checkpoint; the shell and the kernel may both send SIGHUP.
 #[test]
 fn sighup_after_sigint_does_not_cancel_the_checkpoint() {
-    let place = TestDir::new();
-    let run = place.path("run");
+    let dir = TestDir::new();
+    let run = dir.path("run");
     let mut command = Command::new("env");
     command.arg("--default-signal=HUP").arg(lambert());
-    let slow = slow_reads(&place);
-    let mut running = Running::start_by(command, &place.config(ENDLESS, 2), &run, &[]);
+    let slow = slow_reads(&dir);
+    let mut running = Running::start_by(command, &dir.config(ENDLESS, 2), &run, &[]);
     running.reach(3);
     running.kill_coordinator("-INT");
     running.kill_coordinator("-HUP");
@@ -56,7 +56,7 @@ fn sighup_after_sigint_does_not_cancel_the_checkpoint() {
     stopped(&run, &running.end(), 76, "stopped: step");
     // The status has the run's position before the ranks report.
     let newest = checkpoints(&run).remove(0);
-    let running = Running::start_in(&place.config(ENDLESS, 2), &run, &[], &[slow.preload, slow.trigger]);
+    let running = Running::start_in(&dir.config(ENDLESS, 2), &run, &[], &[slow.preload, slow.trigger]);
     until(&run, "\"starting\"");
     running.kill_coordinator("-TERM");
     stopped(&run, &running.end(), 75, "no step completed since the start");
@@ -68,8 +68,8 @@ fn sighup_after_sigint_does_not_cancel_the_checkpoint() {
 /// `timeout` signals its child and then the whole group. Before the first step there is nothing to save.
 #[test]
 fn a_stop_before_the_first_step_ends_the_run_at_once() {
-    let place = TestDir::new();
-    let (config, run, slow) = (place.config(20, 2), place.path("run"), slow_reads(&place));
+    let dir = TestDir::new();
+    let (config, run, slow) = (dir.config(20, 2), dir.path("run"), slow_reads(&dir));
     let running = Running::start_in(&config, &run, &[], &[slow.preload, slow.trigger]);
     until(&run, "\"training\"");
     let start = Instant::now();
@@ -84,20 +84,20 @@ fn a_stop_before_the_first_step_ends_the_run_at_once() {
 /// Regression test: such a run was restarted five times and then failed.
 #[test]
 fn a_crash_after_the_end_does_not_change_the_result() {
-    let place = TestDir::new();
-    let run = place.path("run");
-    let ended = Running::start_in(&place.config(20, 2), &run, &[], &[library(&place, "abort_at_exit")]).end();
+    let dir = TestDir::new();
+    let run = dir.path("run");
+    let ended = Running::start_in(&dir.config(20, 2), &run, &[], &[library(&dir, "abort_at_exit")]).end();
     stopped(&run, &ended, 0, "killed by SIGABRT; training was already complete, the result is valid");
-    assert!(ended.log.contains("rank 1 (pid ") && !ended.log.contains("started again"), "{}", ended.log);
+    assert!(ended.log.contains("rank 1 (pid ") && !ended.log.contains("restarting all workers"), "{}", ended.log);
     assert_eq!(read_json(&run, "status.json")["state"], "finished");
 }
 
 /// After a reboot, or in another container, another process may have the same process id.
 #[test]
 fn a_coordinator_is_identified_by_more_than_its_process_id() {
-    let place = TestDir::new();
-    let run = place.path("run");
-    let mut running = Running::start(&place.config(ENDLESS, 1), &run);
+    let dir = TestDir::new();
+    let run = dir.path("run");
+    let mut running = Running::start(&dir.config(ENDLESS, 1), &run);
     running.reach(3);
     assert!(support::done(&["status", &run]).contains("training, updated "));
     running.kill_coordinator("-KILL");
@@ -115,10 +115,9 @@ fn a_coordinator_is_identified_by_more_than_its_process_id() {
 /// As under nohup: the run outlives the terminal.
 #[test]
 fn an_ignored_sighup_stays_ignored() {
-    let place = TestDir::new();
-    let run = place.path("run");
-    let line =
-        format!("trap '' HUP; exec {} run --config {} --run {run}", lambert().display(), place.config(ENDLESS, 1));
+    let dir = TestDir::new();
+    let run = dir.path("run");
+    let line = format!("trap '' HUP; exec {} run --config {} --run {run}", lambert().display(), dir.config(ENDLESS, 1));
     let mut coordinator = Command::new("sh").args(["-c", &line]).stderr(Stdio::null()).spawn().unwrap();
     let state = || std::fs::read_to_string(Path::new(&run).join("status.json")).unwrap_or_default();
     until(&run, "\"training\"");
@@ -133,8 +132,8 @@ fn an_ignored_sighup_stays_ignored() {
 /// bits.
 #[test]
 fn a_stopped_rank_is_detected_and_the_run_resumes() {
-    let place = TestDir::new();
-    let (config, run, reference) = (place.config(120, 2), place.path("run"), place.path("undisturbed"));
+    let dir = TestDir::new();
+    let (config, run, reference) = (dir.config(120, 2), dir.path("run"), dir.path("undisturbed"));
     assert_eq!(Running::start(&config, &reference).end().code, Some(0));
     let mut running = Running::start_with(&config, &run, &["--set", "cluster.limits.silence_seconds=6"]);
     running.reach(10);
@@ -161,9 +160,9 @@ fn until(run: &str, word: &str) {
 /// The status of a healthy run has the actual phase of each rank at every step.
 #[test]
 fn the_status_shows_no_save_without_a_save() {
-    let place = TestDir::new();
-    let run = place.path("run");
-    let mut running = Running::start_with(&place.config(ENDLESS, 2), &run, &["--set", "checkpoint.every_steps=0"]);
+    let dir = TestDir::new();
+    let run = dir.path("run");
+    let mut running = Running::start_with(&dir.config(ENDLESS, 2), &run, &["--set", "checkpoint.every_steps=0"]);
     running.reach(5);
     let (mut seen, start) = (BTreeSet::new(), Instant::now());
     while seen.len() < 4 {
@@ -181,10 +180,10 @@ fn the_status_shows_no_save_without_a_save() {
 /// All ranks report but make no progress: a hang, not a lost heartbeat.
 #[test]
 fn a_hanging_reader_is_detected_and_named() {
-    let place = TestDir::new();
-    let (run, slow) = (place.path("run"), slow_reads(&place));
+    let dir = TestDir::new();
+    let (run, slow) = (dir.path("run"), slow_reads(&dir));
     let sets = ["--set", "cluster.limits.first_step_seconds=6"];
-    let mut running = Running::start_in(&place.config(ENDLESS, 2), &run, &sets, &[slow.preload, slow.trigger]);
+    let mut running = Running::start_in(&dir.config(ENDLESS, 2), &run, &sets, &[slow.preload, slow.trigger]);
     until(&run, "\"training\"");
     let start = Instant::now();
     until(&run, " hangs: ");
@@ -205,20 +204,20 @@ struct SlowReads {
 }
 
 /// Library that makes reads of shards hang while a file exists.
-fn slow_reads(place: &TestDir) -> SlowReads {
-    let file = PathBuf::from(place.file("hang", "until it is gone"));
+fn slow_reads(dir: &TestDir) -> SlowReads {
+    let file = PathBuf::from(dir.file("hang", "until it is gone"));
     let trigger = ("LAMBERT_TEST_HANG", file.to_str().unwrap().to_owned());
-    SlowReads { preload: library(place, "hanging_reads"), trigger, file }
+    SlowReads { preload: library(dir, "hanging_reads"), trigger, file }
 }
 
 /// A process in uninterruptible sleep cannot be killed; it is reported after a timeout and left.
 #[test]
 fn an_unkillable_process_is_reported_and_left() {
-    let place = TestDir::new();
-    let Some(frozen) = Frozen::new(&place) else { return };
+    let dir = TestDir::new();
+    let Some(frozen) = Frozen::new(&dir) else { return };
     let script = format!("echo gone > {}/file", frozen.folder);
-    let program = with_worker(&place, &script);
-    let arguments = ["run", "--config", &place.config(ENDLESS, 1), "--run", &place.path("run")];
+    let program = with_worker(&dir, &script);
+    let arguments = ["run", "--config", &dir.config(ENDLESS, 1), "--run", &dir.path("run")];
     let coordinator = Command::new(program).args(arguments).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(3));
     let start = Instant::now();
@@ -239,8 +238,8 @@ struct Frozen {
 }
 
 impl Frozen {
-    fn new(place: &TestDir) -> Option<Self> {
-        let (image, folder) = (place.path("image"), place.path("frozen"));
+    fn new(dir: &TestDir) -> Option<Self> {
+        let (image, folder) = (dir.path("image"), dir.path("frozen"));
         let script = format!(
             "truncate -s 8M {image} && mkfs.ext4 -q {image} && mkdir {folder} && mount -o loop {image} {folder} && \
              fsfreeze --freeze {folder}"
@@ -263,10 +262,10 @@ impl Drop for Frozen {
 /// A checkpoint request stays valid for the duration of a step.
 #[test]
 fn a_checkpoint_request_outlasts_a_slow_step() {
-    let place = TestDir::new();
-    let (run, slow) = (place.path("run"), slow_reads(&place));
+    let dir = TestDir::new();
+    let (run, slow) = (dir.path("run"), slow_reads(&dir));
     let sets = ["--set", "checkpoint.every_steps=0"];
-    let running = Running::start_in(&place.config(ENDLESS, 2), &run, &sets, &[slow.preload, slow.trigger]);
+    let running = Running::start_in(&dir.config(ENDLESS, 2), &run, &sets, &[slow.preload, slow.trigger]);
     until(&run, "\"training\"");
     support::done(&["checkpoint", "save", &run]);
     // Longer than requests were once kept.
@@ -284,10 +283,10 @@ fn a_checkpoint_request_outlasts_a_slow_step() {
 /// The output of a crashing rank is in its host's log file, although the control channel does not carry it.
 #[test]
 fn the_output_of_a_crash_is_logged() {
-    let place = TestDir::new();
-    let (run, folder) = (place.path("run"), place.path("logs"));
+    let dir = TestDir::new();
+    let (run, folder) = (dir.path("run"), dir.path("logs"));
     let logs = format!("cluster.log_folder={folder:?}");
-    let mut running = Running::start_with(&place.config(ENDLESS, 2), &run, &["--set", &logs]);
+    let mut running = Running::start_with(&dir.config(ENDLESS, 2), &run, &["--set", &logs]);
     running.reach(5);
     // Open MPI's handler prints the stack and ends the process with the same signal.
     running.kill_rank(1, "-ABRT");

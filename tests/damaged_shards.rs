@@ -11,11 +11,11 @@ const STEPS: u64 = 60;
 const BATCH: u64 = 16;
 
 /// Returns a dataset of many small shards, the shard that is read last, and the first step that needs it.
-fn prepare(place: &TestDir) -> (String, usize, u64) {
-    let url = place.path("small");
+fn prepare(dir: &TestDir) -> (String, usize, u64) {
+    let url = dir.path("small");
     let sets = [format!("output.url={url}"), "output.shards=60".into(), "output.rows_per_group=16".into()];
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-    done(&[&["prep", "--config", &place.path("prep.toml")][..], &sets].concat());
+    done(&[&["prep", "--config", &dir.path("prep.toml")][..], &sets].concat());
     let dataset = Dataset::open(&format!("{url}/train")).unwrap();
     let groups = dataset.row_groups();
     let order = EpochOrder::new(&groups.iter().map(|group| group.rows).collect::<Vec<_>>(), 1, 0);
@@ -25,10 +25,10 @@ fn prepare(place: &TestDir) -> (String, usize, u64) {
     (url, shard, needed(shard))
 }
 
-fn start(place: &TestDir, name: &str, data: &str, ranks: usize, more: &[&str]) -> Running {
+fn start(dir: &TestDir, name: &str, data: &str, ranks: usize, more: &[&str]) -> Running {
     let data = format!("stage.0.data={data}/train");
     let arguments = [&["--set", &data][..], more].concat();
-    Running::start_with(&place.config(STEPS, ranks), &place.path(name), &arguments)
+    Running::start_with(&dir.config(STEPS, ranks), &dir.path(name), &arguments)
 }
 
 fn finished(ended: Ended) -> Ended {
@@ -39,8 +39,8 @@ fn finished(ended: Ended) -> Ended {
 /// Undetected by checksums: the bytes match the manifest but do not decode.
 #[test]
 fn an_undecodable_shard_is_named_and_skipped() {
-    let place = TestDir::new();
-    let (data, shard, step) = prepare(&place);
+    let dir = TestDir::new();
+    let (data, shard, step) = prepare(&dir);
     let name = format!("shard-{shard:05}-of-00060.parquet");
     let path = format!("{data}/train/{name}");
     let mut bad = std::fs::read(&path).unwrap();
@@ -53,7 +53,7 @@ fn an_undecodable_shard_is_named_and_skipped() {
     value["shards"][shard]["sha256"] = lambert_store::hash::sha256(&bad).into();
     std::fs::write(&manifest, serde_json::to_vec(&value).unwrap()).unwrap();
 
-    let stopped = start(&place, "stopped", &data, 2, &[]).end();
+    let stopped = start(&dir, "stopped", &data, 2, &[]).end();
     assert_eq!(stopped.code, Some(70), "{}", stopped.log);
     assert!(stopped.log.contains(&name), "{}", stopped.log);
     assert!(
@@ -62,7 +62,7 @@ fn an_undecodable_shard_is_named_and_skipped() {
         stopped.log
     );
     assert_eq!(stopped.records.len() as u64, step - 1, "{}", stopped.log);
-    let around = start(&place, "around", &data, 2, &["--set", "guard.damaged_shard=skip"]).end();
+    let around = start(&dir, "around", &data, 2, &["--set", "guard.damaged_shard=skip"]).end();
     let around = finished(around);
     assert!(around.log.contains(&name) && around.log.contains("skipping its samples from now on"), "{}", around.log);
     assert!(around.records[step as usize - 1].skipped.samples > 0);
@@ -81,15 +81,15 @@ fn evaluations(run: &str) -> BTreeMap<u64, f64> {
 /// repeated.
 #[test]
 fn a_damaged_held_out_shard_stops_the_run_with_a_checkpoint() {
-    let place = TestDir::new();
-    let (data, _, _) = prepare(&place);
+    let dir = TestDir::new();
+    let (data, _, _) = prepare(&dir);
     let held_out = format!("evaluation.data={data}/held-out");
     // The loss never falls by 10 nats, so the stage ends with the fifth evaluation.
     let plateau = "stage.0.plateau={ evaluations = 4, min_delta = 10.0 }";
     let sets =
         [&held_out, plateau, "evaluation.every_steps=10", "checkpoint.every_steps=0", "checkpoint.keep_best=true"];
     let more = sets.map(|set| ["--set", set]).concat();
-    finished(start(&place, "good", &data, 2, &more).end());
+    finished(start(&dir, "good", &data, 2, &more).end());
     let shards = std::fs::read_dir(format!("{data}/held-out")).unwrap().map(|entry| entry.unwrap().path());
     let path = shards.filter(|path| path.extension().is_some_and(|end| end == "parquet")).min().unwrap();
     let name = path.file_name().unwrap().to_str().unwrap().to_owned();
@@ -98,16 +98,16 @@ fn a_damaged_held_out_shard_stops_the_run_with_a_checkpoint() {
     bad[middle] ^= 4;
     std::fs::write(&path, &bad).unwrap();
     for attempt in [1, 2] {
-        let ended = start(&place, "run", &data, 2, &more).end();
+        let ended = start(&dir, "run", &data, 2, &more).end();
         assert_eq!(ended.code, Some(70), "{}", ended.log);
         assert!(ended.log.contains(&format!("{name} is damaged: sha256 is")), "{}", ended.log);
-        assert_eq!(checkpoints(&place.path("run")), ["step-000000010-a0001"], "{}", ended.log);
+        assert_eq!(checkpoints(&dir.path("run")), ["step-000000010-a0001"], "{}", ended.log);
         assert!(!ended.log.contains(&format!("attempt {}", attempt + 1)), "{}", ended.log);
     }
 
     std::fs::write(&path, good).unwrap();
-    finished(start(&place, "run", &data, 2, &more).end());
-    let (run, undisturbed) = (place.path("run"), place.path("good"));
+    finished(start(&dir, "run", &data, 2, &more).end());
+    let (run, undisturbed) = (dir.path("run"), dir.path("good"));
     assert_eq!(evaluations(&run), evaluations(&undisturbed));
     assert_eq!(evaluations(&run).into_keys().collect::<Vec<_>>(), [10, 20, 30, 40, 50]);
     assert_same_bits(&undisturbed, &run);
@@ -115,51 +115,51 @@ fn a_damaged_held_out_shard_stops_the_run_with_a_checkpoint() {
 
 #[test]
 fn a_damaged_shard_stops_the_run_or_is_skipped() {
-    let place = TestDir::new();
-    let (data, shard, step) = prepare(&place);
+    let dir = TestDir::new();
+    let (data, shard, step) = prepare(&dir);
     let path = format!("{data}/train/shard-{shard:05}-of-00060.parquet");
     let good = std::fs::read(&path).unwrap();
-    finished(start(&place, "good", &data, 2, &[]).end());
+    finished(start(&dir, "good", &data, 2, &[]).end());
 
     let mut bad = good.clone();
     bad[good.len() / 2] ^= 4;
     std::fs::write(&path, &bad).unwrap();
-    let stopped = start(&place, "stopped", &data, 2, &[]).end();
+    let stopped = start(&dir, "stopped", &data, 2, &[]).end();
     assert_eq!(stopped.code, Some(70), "{}", stopped.log);
     let named = format!("shard-{shard:05}-of-00060.parquet is damaged: sha256 is");
     assert!(stopped.log.contains(&named), "{}", stopped.log);
     assert!(!stopped.log.contains("attempt 2"), "retried with a damaged shard: {}", stopped.log);
     assert_eq!(stopped.records.len() as u64, step - 1);
-    let newest = checkpoints(&place.path("stopped")).remove(0);
+    let newest = checkpoints(&dir.path("stopped")).remove(0);
     assert_eq!(newest, format!("step-{:09}-a0001", step - 1), "no checkpoint of the last step");
 
     let skip = ["--set", "guard.damaged_shard=skip"];
-    let around = finished(start(&place, "around", &data, 2, &skip).end());
+    let around = finished(start(&dir, "around", &data, 2, &skip).end());
     assert!(around.log.contains(&named) && around.log.contains("skipping its samples from now on"), "{}", around.log);
     let skipped: Vec<u64> = around.records.iter().map(|record| record.skipped.samples).collect();
     assert!(skipped[step as usize - 2] == 0 && skipped[step as usize - 1] > 0, "{skipped:?}");
-    let manifest = format!("{}/checkpoints/step-{STEPS:09}-a0001/manifest.json", place.path("around"));
+    let manifest = format!("{}/checkpoints/step-{STEPS:09}-a0001/manifest.json", dir.path("around"));
     let manifest: Value = serde_json::from_slice(&std::fs::read(manifest).unwrap()).unwrap();
     assert_eq!(manifest["state"]["skipped_samples"].as_u64(), skipped.last().copied());
     let cursor = manifest["cursor"].as_object().unwrap().values().next().unwrap().as_u64().unwrap();
     assert_eq!(cursor, STEPS * BATCH + skipped.last().unwrap(), "samples read twice or not at all");
 
     // Stopped after the discovery, then resumed with the shard restored: the same samples are skipped.
-    let mut running = start(&place, "resumed", &data, 2, &skip);
+    let mut running = start(&dir, "resumed", &data, 2, &skip);
     running.reach(step + 2);
     running.kill_coordinator("-TERM");
     assert_eq!(running.end().code, Some(75));
     std::fs::write(&path, &good).unwrap();
-    finished(start(&place, "resumed", &data, 2, &skip).end());
-    assert_same_bits(&place.path("around"), &place.path("resumed"));
+    finished(start(&dir, "resumed", &data, 2, &skip).end());
+    assert_same_bits(&dir.path("around"), &dir.path("resumed"));
     // The same samples with another world size.
     std::fs::write(&path, &bad).unwrap();
-    let alone = finished(start(&place, "alone", &data, 1, &skip).end());
+    let alone = finished(start(&dir, "alone", &data, 1, &skip).end());
     let digests = |ended: &Ended| ended.records.iter().map(|record| record.batch.digest).collect::<Vec<_>>();
     assert_eq!(digests(&alone), digests(&around));
 
     // With the shard restored, the stopped run resumes and ends like an undisturbed one.
     std::fs::write(&path, &good).unwrap();
-    finished(start(&place, "stopped", &data, 2, &[]).end());
-    assert_same_bits(&place.path("good"), &place.path("stopped"));
+    finished(start(&dir, "stopped", &data, 2, &[]).end());
+    assert_same_bits(&dir.path("good"), &dir.path("stopped"));
 }

@@ -263,7 +263,7 @@ fn unsafe_code_and_host_memory_access_are_restricted() {
         broken.extend(
             difference
                 .iter()
-                .filter(|(place, word)| file.starts_with(place) && code.contains(word))
+                .filter(|(dir, word)| file.starts_with(dir) && code.contains(word))
                 .map(|(_, word)| format!("{file} mentions {word}")),
         );
     }
@@ -307,8 +307,8 @@ fn coordinator_layers_are_separate() {
 fn engine_layers_are_separate() {
     let mut broken = Vec::new();
     // Computation has no ranks, files or network. (One test of the model saves checkpoints.)
-    for place in ["model", "objective", "optim", "masking", "state", "kernels", "train/step.rs"] {
-        for (file, text) in sources(place).into_iter().filter(|(file, _)| file != "model/tests/mod.rs") {
+    for dir in ["model", "objective", "optim", "masking", "state", "kernels", "train/step.rs"] {
+        for (file, text) in sources(dir).into_iter().filter(|(file, _)| file != "model/tests/mod.rs") {
             for word in ["lambert_store", "lambert_collective", "std::fs", "std::net", "crate::worker"] {
                 if text.contains(word) {
                     broken.push(format!("{file} mentions {word}"));

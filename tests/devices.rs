@@ -7,13 +7,13 @@ use lambert_worker::gpu::{Driver, DriverError, Libtorch};
 use lambert_worker::torch;
 
 /// Exit code and output of a run on a GPU with the libtorch in `folder`.
-fn on_a_gpu(place: &TestDir, folder: &str, environment: &[(&'static str, String)]) -> (i32, String) {
-    on_gpus(place, folder, environment, "auto")
+fn on_a_gpu(dir: &TestDir, folder: &str, environment: &[(&'static str, String)]) -> (i32, String) {
+    on_gpus(dir, folder, environment, "auto")
 }
 
 /// Like [`on_a_gpu`], with an all-reduce backend.
-fn on_gpus(place: &TestDir, folder: &str, environment: &[(&'static str, String)], backend: &str) -> (i32, String) {
-    let (config, run) = (place.config(9, 1), place.path("run"));
+fn on_gpus(dir: &TestDir, folder: &str, environment: &[(&'static str, String)], backend: &str) -> (i32, String) {
+    let (config, run) = (dir.config(9, 1), dir.path("run"));
     let libtorch = format!("device.libtorch={folder:?}");
     let backend = format!("cluster.all_reduce.backend={backend:?}");
     let sets = ["--set", "device.kind=\"cuda\"", "--set", &libtorch, "--set", &backend];
@@ -23,26 +23,26 @@ fn on_gpus(place: &TestDir, folder: &str, environment: &[(&'static str, String)]
 }
 
 /// Folder that looks like a libtorch of this version.
-fn libtorch(place: &TestDir, name: &str, version: &str) -> String {
-    place.file(&format!("{name}/lib/libtorch_cuda.so"), "no library");
-    place.file(&format!("{name}/version.py"), format!("__version__ = '{version}'\ncuda: Optional[str] = '13.0'\n"));
-    place.path(name)
+fn libtorch(dir: &TestDir, name: &str, version: &str) -> String {
+    dir.file(&format!("{name}/lib/libtorch_cuda.so"), "no library");
+    dir.file(&format!("{name}/version.py"), format!("__version__ = '{version}'\ncuda: Optional[str] = '13.0'\n"));
+    dir.path(name)
 }
 
 #[test]
 fn a_missing_gpu_library_is_reported_in_one_message() {
-    let place = TestDir::new();
-    let (code, printed) = on_a_gpu(&place, &place.path("data"), &[]);
+    let dir = TestDir::new();
+    let (code, printed) = on_a_gpu(&dir, &dir.path("data"), &[]);
     assert!(
         printed.contains("libtorch_cuda.so not found in") && printed.contains("(set by device.libtorch)"),
         "{printed}"
     );
     assert_eq!(code, 2, "{printed}");
-    let (code, printed) = on_a_gpu(&place, &libtorch(&place, "other", "2.9.1+cu128"), &[]);
+    let (code, printed) = on_a_gpu(&dir, &libtorch(&dir, "other", "2.9.1+cu128"), &[]);
     assert!(printed.contains("is 2.9.1+cu128; this program was built with 2."), "{printed}");
     assert_eq!(code, 2, "{printed}");
     // The environment variable applies if the configuration names no libtorch.
-    let (code, printed) = on_a_gpu(&place, "", &[("LAMBERT_LIBTORCH", place.path("nothing"))]);
+    let (code, printed) = on_a_gpu(&dir, "", &[("LAMBERT_LIBTORCH", dir.path("nothing"))]);
     assert!(
         printed.contains("libtorch_cuda.so not found in") && printed.contains("(set by LAMBERT_LIBTORCH)"),
         "{printed}"
@@ -53,13 +53,13 @@ fn a_missing_gpu_library_is_reported_in_one_message() {
 /// Also without a driver: errors that users can fix themselves are reported first.
 #[test]
 fn missing_nccl_is_reported_in_one_message() {
-    let place = TestDir::new();
-    let folder = libtorch(&place, "right", &format!("{}+cu130", torch::BUILT_WITH));
-    let (code, printed) = on_gpus(&place, &folder, &[], "nccl");
+    let dir = TestDir::new();
+    let folder = libtorch(&dir, "right", &format!("{}+cu130", torch::BUILT_WITH));
+    let (code, printed) = on_gpus(&dir, &folder, &[], "nccl");
     let expected =
         format!("cannot use NCCL for the gradient all-reduce: libnccl.so.2 (NCCL) not found in {folder}/lib");
     assert!(
-        printed.contains(&expected) && !printed.contains("backtrace") && !printed.contains("started again"),
+        printed.contains(&expected) && !printed.contains("backtrace") && !printed.contains("restarting all workers"),
         "{printed}"
     );
     assert_eq!(code, 2, "{printed}");
@@ -68,7 +68,7 @@ fn missing_nccl_is_reported_in_one_message() {
         ("cluster.all_reduce.canonical=true", "nccl requires GPUs; cluster.all_reduce.canonical computes on CPUs"),
         ("cluster.launcher=\"direct\"", "nccl requires ranks started by mpirun or srun; cluster.launcher is direct"),
     ] {
-        let (config, run) = (place.config(9, 1), place.path("refused"));
+        let (config, run) = (dir.config(9, 1), dir.path("refused"));
         let sets = ["--set", "cluster.all_reduce.backend=\"nccl\"", "--set", setting];
         let ran = run_in(&[&["run", "--config", &config, "--run", &run][..], &sets].concat(), &[]);
         assert!(ran.code == 2 && ran.err.contains(&format!("cluster.all_reduce.backend: {why}")), "{}", ran.err);
@@ -81,15 +81,15 @@ fn a_missing_driver_is_reported() {
         eprintln!("SKIPPED: this machine has an NVIDIA driver");
         return;
     }
-    let place = TestDir::new();
-    let folder = libtorch(&place, "right", &format!("{}+cu130", torch::BUILT_WITH));
-    let (code, printed) = on_a_gpu(&place, &folder, &[]);
+    let dir = TestDir::new();
+    let folder = libtorch(&dir, "right", &format!("{}+cu130", torch::BUILT_WITH));
+    let (code, printed) = on_a_gpu(&dir, &folder, &[]);
     assert!(printed.contains("this machine has no NVIDIA driver: libcuda.so.1"), "{printed}");
-    assert!(!printed.contains("backtrace") && !printed.contains("started again"), "{printed}");
+    assert!(!printed.contains("backtrace") && !printed.contains("restarting all workers"), "{printed}");
     assert_eq!(code, 2, "{printed}");
     // No GPU was requested.
     let ran = run_in(
-        &["run", "--config", &place.config(9, 1), "--run", &place.path("run"), "--set", "device.kind=\"auto\""],
+        &["run", "--config", &dir.config(9, 1), "--run", &dir.path("run"), "--set", "device.kind=\"auto\""],
         &[],
     );
     assert_eq!(ran.code, 0, "{}", ran.err);
@@ -103,9 +103,9 @@ fn build(source: &str, library: &str) {
 }
 
 /// Folder that looks like a matching libtorch, whose library records that it was loaded.
-fn recording_libtorch(place: &TestDir, name: &str) -> String {
-    let folder = libtorch(place, name, &format!("{}+cu130", torch::BUILT_WITH));
-    place.file(&format!("{name}/__init__.py"), "");
+fn recording_libtorch(dir: &TestDir, name: &str) -> String {
+    let folder = libtorch(dir, name, &format!("{}+cu130", torch::BUILT_WITH));
+    dir.file(&format!("{name}/__init__.py"), "");
     build("loaded.c", &format!("{folder}/lib/libtorch_cuda.so"));
     folder
 }
@@ -114,21 +114,21 @@ fn recording_libtorch(place: &TestDir, name: &str) -> String {
 /// names nor one in the working directory.
 #[test]
 fn readers_load_only_libraries_chosen_by_their_user() {
-    let place = TestDir::new();
-    let run = place.path("run");
-    support::done(&["run", "--config", &place.config(2, 1), "--run", &run]);
-    build("driver.c", &place.path("driver/libcuda.so.1"));
-    let theirs = recording_libtorch(&place, "theirs");
-    recording_libtorch(&place, "here/torch");
-    let loaded = PathBuf::from(place.path("loaded"));
-    let (data, path) = (place.path("data/held-out"), std::env::var("LD_LIBRARY_PATH").unwrap_or_default());
+    let dir = TestDir::new();
+    let run = dir.path("run");
+    support::done(&["run", "--config", &dir.config(2, 1), "--run", &run]);
+    build("driver.c", &dir.path("driver/libcuda.so.1"));
+    let theirs = recording_libtorch(&dir, "theirs");
+    recording_libtorch(&dir, "here/torch");
+    let loaded = PathBuf::from(dir.path("loaded"));
+    let (data, path) = (dir.path("data/held-out"), std::env::var("LD_LIBRARY_PATH").unwrap_or_default());
     let reads = |more: &[(&str, String)]| {
         let readers = [vec!["eval", &run, "--data", &data], vec!["fill-mask", &run, "the [MASK]"]];
         readers.map(|line| {
             let _ = std::fs::remove_file(&loaded);
             let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lambert-worker"));
-            command.args(line).current_dir(place.path("here")).env("LAMBERT_TEST_LOADED", &loaded);
-            command.env("LD_LIBRARY_PATH", format!("{}:{path}", place.path("driver"))).envs(more.iter().cloned());
+            command.args(line).current_dir(dir.path("here")).env("LAMBERT_TEST_LOADED", &loaded);
+            command.env("LD_LIBRARY_PATH", format!("{}:{path}", dir.path("driver"))).envs(more.iter().cloned());
             let output = command.output().unwrap();
             (loaded.exists(), String::from_utf8_lossy(&output.stderr).into_owned())
         })
@@ -144,7 +144,7 @@ fn readers_load_only_libraries_chosen_by_their_user() {
         assert!(!loaded, "the library that the run names was loaded: {printed}");
     }
     // The user's own settings still apply.
-    for own in [("LAMBERT_LIBTORCH", theirs), ("PYTHONPATH", place.path("here"))] {
+    for own in [("LAMBERT_LIBTORCH", theirs), ("PYTHONPATH", dir.path("here"))] {
         for (loaded, printed) in reads(std::slice::from_ref(&own)) {
             assert!(loaded, "{own:?}: {printed}");
         }
@@ -177,8 +177,8 @@ fn libtorch_cuda_loads_without_a_driver() {
 /// Output of `lambert-worker bench` for a stage, and its usage errors.
 #[test]
 fn bench_measures_a_stage() {
-    let place = TestDir::new();
-    let config = place.config(9, 1);
+    let dir = TestDir::new();
+    let config = dir.config(9, 1);
     let bench = |more: &[&str]| {
         let line = [&["bench", "--config", &config, "--steps", "3", "--warmup", "1"][..], more].concat();
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_lambert-worker")).args(line).output().unwrap();

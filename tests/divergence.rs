@@ -23,30 +23,30 @@ const BATCH: u64 = 16;
 const WINDOW: u64 = 20;
 
 /// Starts a run on `ranks` ranks with the settings `sets`.
-fn start(place: &TestDir, name: &str, ranks: usize, sets: &[String]) -> Running {
+fn start(dir: &TestDir, name: &str, ranks: usize, sets: &[String]) -> Running {
     let window = format!("guard.loss_window={WINDOW}");
     let sets = [&["cluster.restart.limit=1000".to_owned(), window][..], sets].concat();
     let arguments: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-    Running::start_with(&place.config(STEPS, ranks), &place.path(name), &arguments)
+    Running::start_with(&dir.config(STEPS, ranks), &dir.path(name), &arguments)
 }
 
-fn train(place: &TestDir, name: &str, ranks: usize, sets: &[String]) -> Ended {
-    let ended = start(place, name, ranks, sets).end();
+fn train(dir: &TestDir, name: &str, ranks: usize, sets: &[String]) -> Ended {
+    let ended = start(dir, name, ranks, sets).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     ended
 }
 
 /// Manifest of a run's last checkpoint.
-fn manifest(place: &TestDir, name: &str) -> Value {
-    let run = place.path(name);
+fn manifest(dir: &TestDir, name: &str) -> Value {
+    let run = dir.path(name);
     let path = format!("{run}/checkpoints/{}/manifest.json", checkpoints(&run)[0]);
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
 /// Sample ranges and sample count that the run's last checkpoint records as skipped. Asserts that every sample up to
 /// the cursor was trained on or skipped.
-fn skipped_samples(place: &TestDir, name: &str) -> (Vec<[u64; 2]>, u64) {
-    let manifest = manifest(place, name);
+fn skipped_samples(dir: &TestDir, name: &str) -> (Vec<[u64; 2]>, u64) {
+    let manifest = manifest(dir, name);
     let only = |value: &Value| value.as_object().unwrap().values().next().cloned().unwrap_or_default();
     let by_dataset = only(&manifest["state"]["skipped_by_dataset"]);
     let ranges: Vec<Range<u64>> = serde_json::from_value(by_dataset["samples"].clone()).unwrap_or_default();
@@ -58,17 +58,17 @@ fn skipped_samples(place: &TestDir, name: &str) -> (Vec<[u64; 2]>, u64) {
 }
 
 /// Trains an undisturbed run that skips `samples` from its first step on.
-fn train_without(place: &TestDir, name: &str, samples: Range<u64>) -> Ended {
-    let dataset = Dataset::open(&place.path("data/train")).unwrap().manifest_sha256().to_owned();
+fn train_without(dir: &TestDir, name: &str, samples: Range<u64>) -> Ended {
+    let dataset = Dataset::open(&dir.path("data/train")).unwrap().manifest_sha256().to_owned();
     let left_out = RollbackRecord { attempt: 0, steps: 0, dataset, samples, reason: "a test leaves them out".into() };
-    std::fs::create_dir_all(place.path(name)).unwrap();
-    left_out.write(&Store::open(&place.path(name)).unwrap()).unwrap();
-    train(place, name, 2, &[])
+    std::fs::create_dir_all(dir.path(name)).unwrap();
+    left_out.write(&Store::open(&dir.path(name)).unwrap()).unwrap();
+    train(dir, name, 2, &[])
 }
 
 /// Final weights of a run.
-fn weights(place: &TestDir, name: &str) -> Vec<f32> {
-    let files = final_state(&place.path(name));
+fn weights(dir: &TestDir, name: &str) -> Vec<f32> {
+    let files = final_state(&dir.path(name));
     let tensors = SafeTensors::deserialize(&files[Path::new("model.safetensors")]).unwrap();
     let by_name: BTreeMap<&str, &[u8]> = tensors.iter().map(|(name, tensor)| (name, tensor.data())).collect();
     let values = by_name.values().flat_map(|data| data.chunks_exact(4));
@@ -76,8 +76,8 @@ fn weights(place: &TestDir, name: &str) -> Vec<f32> {
 }
 
 /// Relative distance between the final weights of two runs: |a - b| / |b|.
-fn distance(place: &TestDir, one: &str, other: &str) -> f64 {
-    let (one, other) = (weights(place, one), weights(place, other));
+fn distance(dir: &TestDir, one: &str, other: &str) -> f64 {
+    let (one, other) = (weights(dir, one), weights(dir, other));
     assert_eq!(one.len(), other.len());
     let square = |value: f32| f64::from(value).powi(2);
     let difference: f64 = one.iter().zip(&other).map(|(a, b)| square(a - b)).sum();
@@ -85,9 +85,9 @@ fn distance(place: &TestDir, one: &str, other: &str) -> f64 {
 }
 
 /// Asserts that a run has the same weights, moments and counters as one that never had the skipped samples.
-fn assert_ends_like(place: &TestDir, one: &str, other: &str) {
-    assert_same_bits(&place.path(one), &place.path(other));
-    let end = |name: &str| ["state", "cursor"].map(|part| manifest(place, name)[part].clone());
+fn assert_ends_like(dir: &TestDir, one: &str, other: &str) {
+    assert_same_bits(&dir.path(one), &dir.path(other));
+    let end = |name: &str| ["state", "cursor"].map(|part| manifest(dir, name)[part].clone());
     assert_eq!(end(one), end(other));
 }
 
@@ -98,18 +98,18 @@ fn digests(ended: &Ended) -> BTreeMap<u64, u64> {
 
 #[test]
 fn a_loss_above_its_limit_causes_a_rollback() {
-    let place = TestDir::new();
-    let fault = [format!("test.million_samples={}", support::rows(&place, &[50 * BATCH + 3]))];
-    let faulty = train(&place, "faulty", 2, &fault);
+    let dir = TestDir::new();
+    let fault = [format!("test.million_samples={}", support::rows(&dir, &[50 * BATCH + 3]))];
+    let faulty = train(&dir, "faulty", 2, &fault);
     let reported = faulty.log.lines().find(|line| line.contains("is above the limit of")).expect(&faulty.log);
     assert!(reported.contains("step 51: loss ") && reported.contains("rolled back to step 49"), "{reported}");
     assert_eq!(faulty.log.matches("restarting all workers in 0 s").count(), 1, "{}", faulty.log);
-    assert_eq!(skipped_samples(&place, "faulty"), (vec![[49 * BATCH, 51 * BATCH]], 2 * BATCH));
-    let without = train_without(&place, "without", 49 * BATCH..51 * BATCH);
+    assert_eq!(skipped_samples(&dir, "faulty"), (vec![[49 * BATCH, 51 * BATCH]], 2 * BATCH));
+    let without = train_without(&dir, "without", 49 * BATCH..51 * BATCH);
     assert!(without.records.last().unwrap().loss < 0.97 * without.records[0].loss, "the loss did not fall");
-    assert_ends_like(&place, "faulty", "without");
+    assert_ends_like(&dir, "faulty", "without");
     // The record of the undone step is kept, and so is the reason.
-    let run = place.path("faulty");
+    let run = dir.path("faulty");
     let records = StepRecords::<StepRecord>::read(&Store::open(&run).unwrap()).unwrap();
     let undone = records.all.iter().rfind(|recorded| recorded.position.attempt == 1).unwrap();
     assert!(undone.record.loss > 1000.0, "{undone:?}");
@@ -121,20 +121,20 @@ fn a_loss_above_its_limit_causes_a_rollback() {
     );
     // Without the guard the bad sample affects the weights. One rank skips the same samples and differs only by
     // rounding.
-    let unguarded = train(&place, "unguarded", 2, &[fault[0].clone(), "guard.loss_band=0".into()]);
+    let unguarded = train(&dir, "unguarded", 2, &[fault[0].clone(), "guard.loss_band=0".into()]);
     assert!(unguarded.records.iter().any(|record| record.loss > 1000.0 && record.step == 51));
-    assert_eq!(skipped_samples(&place, "unguarded").1, 0);
-    let alone = train(&place, "alone", 1, &fault);
-    assert_eq!(skipped_samples(&place, "alone"), skipped_samples(&place, "faulty"));
+    assert_eq!(skipped_samples(&dir, "unguarded").1, 0);
+    let alone = train(&dir, "alone", 1, &fault);
+    assert_eq!(skipped_samples(&dir, "alone"), skipped_samples(&dir, "faulty"));
     assert_eq!(digests(&alone), digests(&faulty));
-    let [marked, rounded] = ["unguarded", "alone"].map(|name| distance(&place, name, "without"));
+    let [marked, rounded] = ["unguarded", "alone"].map(|name| distance(&dir, name, "without"));
     eprintln!("weights beside a run without the samples: {marked:.1e} without the guard, {rounded:.1e} on one rank");
     assert!(rounded < 1e-3 && marked > 100.0 * rounded, "{marked:.1e} without the guard, {rounded:.1e} on one rank");
-    kill_around_the_rollback(&place, &fault);
+    kill_around_the_rollback(&dir, &fault);
 }
 
 /// Kills around the rollback leave the result unchanged: two kills, or `LAMBERT_TEST_KILLS`.
-fn kill_around_the_rollback(place: &TestDir, fault: &[String]) {
+fn kill_around_the_rollback(dir: &TestDir, fault: &[String]) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
     eprintln!("moments from LAMBERT_TEST_SEED={seed}");
@@ -142,47 +142,47 @@ fn kill_around_the_rollback(place: &TestDir, fault: &[String]) {
     let trials = std::env::var("LAMBERT_TEST_KILLS").map_or(2, |kills| kills.parse().unwrap());
     for trial in 0..trials {
         let name = format!("killed-{trial}");
-        let mut running = start(place, &name, 2, fault);
+        let mut running = start(dir, &name, 2, fault);
         running.reach(51);
         std::thread::sleep(Duration::from_millis(moments.below(60)));
         if trial % 2 == 0 {
             // Workers of the current attempt, which may be leaving, or of the next one.
-            support::workers(&place.path(&name)).into_values().for_each(support::kill_if_there);
+            support::workers(&dir.path(&name)).into_values().for_each(support::kill_if_there);
         } else {
             running.kill_coordinator("-9");
             drop(running.end());
-            support::wait_for_no_workers(&place.path(&name));
-            running = start(place, &name, 2, fault);
+            support::wait_for_no_workers(&dir.path(&name));
+            running = start(dir, &name, 2, fault);
         }
         let ended = running.end();
         assert_eq!(ended.code, Some(0), "{}", ended.log);
-        assert_eq!(skipped_samples(place, &name), skipped_samples(place, "faulty"));
-        assert_same_bits(&place.path("faulty"), &place.path(&name));
+        assert_eq!(skipped_samples(dir, &name), skipped_samples(dir, "faulty"));
+        assert_same_bits(&dir.path("faulty"), &dir.path(&name));
     }
 }
 
 #[test]
 fn nonfinite_gradients_leave_the_weights_unchanged_and_several_cause_a_rollback() {
-    let place = TestDir::new();
-    let clean = train(&place, "clean", 2, &[]);
-    let one = [format!("test.nan_samples={}", support::rows(&place, &[30 * BATCH + 5]))];
-    let skipped = train(&place, "skipped", 2, &one);
+    let dir = TestDir::new();
+    let clean = train(&dir, "clean", 2, &[]);
+    let one = [format!("test.nan_samples={}", support::rows(&dir, &[30 * BATCH + 5]))];
+    let skipped = train(&dir, "skipped", 2, &one);
     assert!(!skipped.log.contains("rolled back"), "{}", skipped.log);
     let counts: Vec<_> = skipped.records.iter().map(|r| (r.step, r.skipped.updates, r.skipped.samples)).collect();
     assert_eq!(counts[29..32], [(30, 0, 0), (31, 1, BATCH), (32, 1, BATCH)]);
     let record = &skipped.records[30];
     assert!(record.loss.is_nan() && record.update.grad_norm.is_none(), "{record:?}");
-    assert_eq!(skipped_samples(&place, "skipped"), (vec![[30 * BATCH, 31 * BATCH]], BATCH));
+    assert_eq!(skipped_samples(&dir, "skipped"), (vec![[30 * BATCH, 31 * BATCH]], BATCH));
     assert_eq!(digests(&skipped), digests(&clean), "later steps have other samples");
     // A run that ends with the skipped step has the weights and moments of one that ends before it.
     let constant = |steps: u64| [one[0].clone(), format!("stage.0.steps={steps}"), "stage.0.decay=constant".into()];
-    train(&place, "until-30", 2, &constant(30));
-    train(&place, "until-31", 2, &constant(31));
-    assert_same_bits(&place.path("until-30"), &place.path("until-31"));
+    train(&dir, "until-30", 2, &constant(30));
+    train(&dir, "until-31", 2, &constant(31));
+    assert_same_bits(&dir.path("until-30"), &dir.path("until-31"));
 
     // Steps 34 to 36, with a checkpoint after step 35.
-    let row = [format!("test.nan_samples={}", support::rows(&place, &[33 * BATCH, 34 * BATCH + 1, 35 * BATCH + 2]))];
-    let faulty = train(&place, "row", 2, &row);
+    let row = [format!("test.nan_samples={}", support::rows(&dir, &[33 * BATCH, 34 * BATCH + 1, 35 * BATCH + 2]))];
+    let faulty = train(&dir, "row", 2, &row);
     let reported = faulty.log.lines().find(|line| line.contains("rolled back")).expect(&faulty.log);
     assert!(
         reported.contains("step 36: loss or gradient not finite in 3 consecutive steps")
@@ -195,9 +195,9 @@ fn nonfinite_gradients_leave_the_weights_unchanged_and_several_cause_a_rollback(
     assert!(!faulty.log.contains(passed) || saved("000000035"), "{}", faulty.log);
     let from = faulty.log.split("resuming from step-").nth(1).map_or(0, |name| name[..9].parse().unwrap());
     assert!(from == 28 || from < 28 && !saved("000000028"), "{}", faulty.log);
-    assert_eq!(skipped_samples(&place, "row"), (vec![[32 * BATCH, 36 * BATCH]], 4 * BATCH));
-    train_without(&place, "without", 32 * BATCH..36 * BATCH);
-    assert_ends_like(&place, "row", "without");
+    assert_eq!(skipped_samples(&dir, "row"), (vec![[32 * BATCH, 36 * BATCH]], 4 * BATCH));
+    train_without(&dir, "without", 32 * BATCH..36 * BATCH);
+    assert_ends_like(&dir, "row", "without");
 }
 
 /// Steps of the checkpoints from which the attempts of a run resumed.
@@ -209,34 +209,34 @@ fn resumed_steps(ended: &Ended) -> Vec<u64> {
 /// The checkpoint may already contain the cause of the divergence. Regression test: it was loaded repeatedly.
 #[test]
 fn a_run_that_diverges_again_resumes_one_checkpoint_earlier() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     // Steps 51 and 53 of the first two attempts, between two checkpoints.
-    let fault = [format!("test.million_samples={}", support::rows(&place, &[50 * BATCH + 3, 54 * BATCH + 3]))];
-    let further = train(&place, "further", 2, &fault);
+    let fault = [format!("test.million_samples={}", support::rows(&dir, &[50 * BATCH + 3, 54 * BATCH + 3]))];
+    let further = train(&dir, "further", 2, &fault);
     let [first, second] = resumed_steps(&further)[..] else { panic!("{}", further.log) };
     let name = format!("step-{first:09}-a0001");
     let reported =
         format!("the run diverged from {name} before; the next attempt starts one checkpoint further back, from step-");
     assert!(second < first && further.log.contains(&reported), "{}", further.log);
-    let record = |name: &str| std::fs::read(format!("{}/rollbacks/attempt-0002.json", place.path(name))).unwrap();
+    let record = |name: &str| std::fs::read(format!("{}/rollbacks/attempt-0002.json", dir.path(name))).unwrap();
     let steps = |name: &str| serde_json::from_slice::<Value>(&record(name)).unwrap()["steps"].clone();
     assert_eq!(steps("further"), first - 1, "the rollback record has another step");
     let ranges = vec![[49 * BATCH, 51 * BATCH], [53 * BATCH, 55 * BATCH]];
-    assert_eq!(skipped_samples(&place, "further"), (ranges.clone(), 4 * BATCH));
+    assert_eq!(skipped_samples(&dir, "further"), (ranges.clone(), 4 * BATCH));
 
-    let only = train(&place, "only", 2, &[fault[0].clone(), "checkpoint.keep=1".into()]);
+    let only = train(&dir, "only", 2, &[fault[0].clone(), "checkpoint.keep=1".into()]);
     let [first, second] = resumed_steps(&only)[..] else { panic!("{}", only.log) };
     assert_eq!(first, second);
     assert!(only.log.contains("and no earlier checkpoint is left (checkpoint.keep = 1)"), "{}", only.log);
-    assert_eq!(skipped_samples(&place, "only"), (ranges, 4 * BATCH));
-    assert_same_bits(&place.path("further"), &place.path("only"));
+    assert_eq!(skipped_samples(&dir, "only"), (ranges, 4 * BATCH));
+    assert_same_bits(&dir.path("further"), &dir.path("only"));
 }
 
 #[test]
 fn a_run_without_progress_after_rollbacks_fails() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     let all = format!("test.nan_samples={:?}", (0..2000).collect::<Vec<u64>>());
-    let ended = start(&place, "hopeless", 1, &[all, "guard.rollbacks=2".into()]).end();
+    let ended = start(&dir, "hopeless", 1, &[all, "guard.rollbacks=2".into()]).end();
     assert_eq!(ended.code, Some(65), "{}", ended.log);
     assert!(ended.log.contains("giving up after 2 rollbacks without progress"), "{}", ended.log);
 }
@@ -244,8 +244,8 @@ fn a_run_without_progress_after_rollbacks_fails() {
 /// Learning rates at which every model diverges: the held-out loss is NaN and is still reported.
 #[test]
 fn a_nonfinite_held_out_loss_is_reported() {
-    let place = TestDir::new();
-    let held_out = format!("evaluation.data={}", place.path("data/held-out"));
+    let dir = TestDir::new();
+    let held_out = format!("evaluation.data={}", dir.path("data/held-out"));
     let sets = [
         "optimizer.kind=adamw",
         "stage.0.learning_rate=1e30",
@@ -256,7 +256,7 @@ fn a_nonfinite_held_out_loss_is_reported() {
         held_out.as_str(),
     ];
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-    let (config, run) = (place.config(6, 2), place.path("run"));
+    let (config, run) = (dir.config(6, 2), dir.path("run"));
     let ran = support::run(&[&["run", "--config", &config, "--run", &run, "--json"][..], &sets].concat());
     assert_eq!(ran.code, 0, "{}", ran.err);
     let lines: Vec<Value> = ran.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -266,5 +266,5 @@ fn a_nonfinite_held_out_loss_is_reported() {
     assert_eq!(of("end")[0]["state"], "finished");
     let status: Value = serde_json::from_str(&support::done(&["status", &run, "--json"])).unwrap();
     assert_eq!((&status["status"]["step"], &status["status"]["evaluation"]["mlm_loss"]), (&6.into(), &Value::Null));
-    assert!(manifest(&place, "run")["best"].is_null(), "a non-finite loss is the best");
+    assert!(manifest(&dir, "run")["best"].is_null(), "a non-finite loss is the best");
 }

@@ -40,10 +40,10 @@ fn stall(server: &Server, (method, contains, after): StalledRequest) {
 /// Each kill falls inside one stalled request.
 #[test]
 fn kills_inside_a_save_or_a_load_leave_the_result_unchanged() {
-    let place = TestDir::new();
-    let (config, reference) = (place.config(150, 2), place.path("undisturbed"));
+    let dir = TestDir::new();
+    let (config, reference) = (dir.config(150, 2), dir.path("undisturbed"));
     assert_eq!(Running::start(&config, &reference).end().code, Some(0));
-    let server = Server::start(Path::new(&place.path("s3")), 0);
+    let server = Server::start(Path::new(&dir.path("s3")), 0);
     let url = format!("s3://{BUCKET}/killed");
     let mut running = Running::start_in(&config, &url, &["--set", "cluster.restart.limit=100"], &server.environment());
     // The first request follows a checkpoint; later ones follow the state that earlier kills left.
@@ -64,19 +64,19 @@ fn kills_inside_a_save_or_a_load_leave_the_result_unchanged() {
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert_eq!(ended.log.matches("killed by SIGKILL").count(), STALLED_REQUESTS.len(), "{}", ended.log);
-    let local = place.path("copy");
-    support::copy(&Path::new(&place.path("s3")).join(BUCKET).join("killed"), Path::new(&local));
+    let local = dir.path("copy");
+    support::copy(&Path::new(&dir.path("s3")).join(BUCKET).join("killed"), Path::new(&local));
     assert_same_bits(&reference, &local);
 }
 
 /// Intervals, leases and the order of checkpoints do not depend on the wall clock.
 #[test]
 fn a_jumping_clock_has_no_effect() {
-    let place = TestDir::new();
-    let clock = [library(&place, "jumping_clock")];
+    let dir = TestDir::new();
+    let clock = [library(&dir, "jumping_clock")];
     let years: BTreeSet<_> = (0..12).map(|_| year(&clock)).collect();
     assert!(years.len() > 2, "the clock does not jump: {years:?}");
-    let (config, reference) = (place.config(200, 2), place.path("undisturbed"));
+    let (config, reference) = (dir.config(200, 2), dir.path("undisturbed"));
     let by_minutes = |minutes: &str| format!("checkpoint.every_minutes={minutes}");
     let never = by_minutes("5");
     let ended =
@@ -89,7 +89,7 @@ fn a_jumping_clock_has_no_effect() {
         ended.log
     );
 
-    let (often, run) = (by_minutes("0.005"), place.path("killed"));
+    let (often, run) = (by_minutes("0.005"), dir.path("killed"));
     let mut running = Running::start_in(&config, &run, &["--set", "checkpoint.every_steps=0", "--set", &often], &clock);
     for attempt in ["-a0001", "-a0002"] {
         let saved =
@@ -113,14 +113,14 @@ fn year(clock: &[(&'static str, String)]) -> String {
 /// Covers the most detailed log, with store faults, and all files.
 #[test]
 fn no_credential_is_logged_or_written() {
-    let place = TestDir::new();
-    let folder = PathBuf::from(place.path("s3"));
+    let dir = TestDir::new();
+    let folder = PathBuf::from(dir.path("s3"));
     let server = Server::start(&folder, 0);
     let mut environment = server.environment();
     environment.push(("RUST_LOG", "trace".to_owned()));
     let faults = vec![Fault::Refuse(403, "SignatureDoesNotMatch"), Fault::Refuse(503, "SlowDown"), Fault::CutBody];
     let url = format!("s3://{BUCKET}/run");
-    let mut running = Running::start_in(&place.config(100, 2), &url, &[], &environment);
+    let mut running = Running::start_in(&dir.config(100, 2), &url, &[], &environment);
     running.reach(8);
     server.random_faults(Some(RandomFaults { per_mille: 100, faults, seed: 3 }));
     running.reach(90);

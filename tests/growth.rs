@@ -15,8 +15,8 @@ const STEPS: u64 = 20;
 /// Steps at which the stages end.
 const ENDS: [u64; 3] = [STEPS, STEPS + 12, STEPS + 12 + STEPS];
 
-fn config(place: &TestDir, ranks: usize) -> String {
-    let (data, held_out) = (place.path("data/train"), place.path("data/held-out"));
+fn config(dir: &TestDir, ranks: usize) -> String {
+    let (data, held_out) = (dir.path("data/train"), dir.path("data/held-out"));
     let stage = |layers: usize, more: &str| {
         format!(
             "[[stage]]\nname = \"{layers}\"\nlayers = {layers}\ndata = {data:?}\nsteps = {STEPS}\nglobal_batch = 16\n\
@@ -35,7 +35,7 @@ fn config(place: &TestDir, ranks: usize) -> String {
         ),
         stage(4, "growth.order = \"interleave\"\ngrowth.identity = true\n"),
     );
-    place.file(&format!("growing-{ranks}.toml"), text)
+    dir.file(&format!("growing-{ranks}.toml"), text)
 }
 
 fn finished(ended: Ended) -> Ended {
@@ -63,9 +63,9 @@ fn layers(model: &BTreeMap<String, Vec<u8>>) -> usize {
 
 #[test]
 fn kills_leave_a_growing_model_unchanged() {
-    let place = TestDir::new();
-    let reference = place.path("reference");
-    let whole = finished(Running::start(&config(&place, 2), &reference).end());
+    let dir = TestDir::new();
+    let reference = dir.path("reference");
+    let whole = finished(Running::start(&config(&dir, 2), &reference).end());
     assert!(whole.log.contains("growing the model from 1 to 2 layers after step 20"), "{}", whole.log);
     let flat = "held-out loss plateau: stage 2 ends after 12 steps, at step 32 (total now 52)";
     assert!(whole.log.contains(flat), "{}", whole.log);
@@ -74,7 +74,7 @@ fn kills_leave_a_growing_model_unchanged() {
     assert_eq!(["1", "2", "4"].map(steps), [STEPS, 12, STEPS]);
     let (first, last) = (&whole.records[0], whole.records.last().unwrap());
     assert!(last.loss < 0.97 * first.loss, "the loss did not fall: {} to {}", first.loss, last.loss);
-    assert_boundary_checkpoints(&place, &reference);
+    assert_boundary_checkpoints(&dir, &reference);
 
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
@@ -83,8 +83,8 @@ fn kills_leave_a_growing_model_unchanged() {
     // Kills ranks around one boundary and the coordinator around the other.
     let turn = moments.below(2) as usize;
     for (trial, boundary) in [ENDS[turn], ENDS[1 - turn]].into_iter().enumerate() {
-        let name = place.path(&format!("killed-{trial}"));
-        let mut running = Running::start(&config(&place, 2), &name);
+        let name = dir.path(&format!("killed-{trial}"));
+        let mut running = Running::start(&config(&dir, 2), &name);
         running.reach(boundary - moments.below(2));
         std::thread::sleep(Duration::from_millis(moments.below(60)));
         if trial == 0 {
@@ -93,20 +93,20 @@ fn kills_leave_a_growing_model_unchanged() {
             running.kill_coordinator("-9");
             drop(running.end());
             support::wait_for_no_workers(&name);
-            running = Running::start(&config(&place, 2), &name);
+            running = Running::start(&config(&dir, 2), &name);
         }
         finished(running.end());
         assert_same_bits(&reference, &name);
     }
 
     // Another world size after the boundary gives the same samples.
-    let moved = place.path("moved");
-    let mut running = Running::start(&config(&place, 2), &moved);
+    let moved = dir.path("moved");
+    let mut running = Running::start(&config(&dir, 2), &moved);
     running.reach(STEPS - 3);
     running.kill_coordinator("-TERM");
     let stopped = running.end();
     assert_eq!(stopped.code, Some(75), "{}", stopped.log);
-    let rest = finished(Running::start(&config(&place, 1), &moved).end());
+    let rest = finished(Running::start(&config(&dir, 1), &moved).end());
     for record in &rest.records {
         let other = &whole.records[record.step as usize - 1];
         assert_eq!((record.batch.digest, &record.stage), (other.batch.digest, &other.stage), "step {}", record.step);
@@ -116,7 +116,7 @@ fn kills_leave_a_growing_model_unchanged() {
 
 /// Checks the checkpoints around the boundaries: before one the depth is unchanged, and after it only new layers train
 /// at first.
-fn assert_boundary_checkpoints(place: &TestDir, run: &str) {
+fn assert_boundary_checkpoints(dir: &TestDir, run: &str) {
     let [before, frozen, after, end] = [20..=20, 21..=24, 25..=31, 52..=52].map(|steps| model_among(run, steps));
     assert_eq!([&before, &frozen, &after, &end].map(layers), [1, 2, 2, 4]);
     assert_eq!(layers(&model(run, 32)), 2, "no checkpoint at the boundary");
@@ -132,7 +132,7 @@ fn assert_boundary_checkpoints(place: &TestDir, run: &str) {
     // The exported configuration has the depth.
     for (step, layers) in [(20, 1), (32, 2), (52, 4)] {
         let name = checkpoints(run).into_iter().find(|name| name.starts_with(&format!("step-{step:09}"))).unwrap();
-        let folder = place.path(&format!("export-{layers}"));
+        let folder = dir.path(&format!("export-{layers}"));
         done(&["export", &format!("{run}/checkpoints/{name}"), "--output", &folder]);
         let config = std::fs::read(format!("{folder}/config.json")).unwrap();
         let config: serde_json::Value = serde_json::from_slice(&config).unwrap();
@@ -143,9 +143,9 @@ fn assert_boundary_checkpoints(place: &TestDir, run: &str) {
 /// A run of two layers that starts from the weights of a checkpoint with one layer.
 #[test]
 fn a_model_grows_from_the_checkpoint_of_another_run() {
-    let place = TestDir::new();
-    let config = config(&place, 1);
-    let first = place.path("first");
+    let dir = TestDir::new();
+    let config = config(&dir, 1);
+    let first = dir.path("first");
     finished(Running::start_with(&config, &first, &["--set", "stage.0.steps=10", "--set", "stage.0.name=other"]).end());
     let checkpoint = |step: u64| {
         let name = checkpoints(&first).into_iter().find(|name| name.starts_with(&format!("step-{step:09}"))).unwrap();
@@ -163,7 +163,7 @@ fn a_model_grows_from_the_checkpoint_of_another_run() {
     let with = [&more[..], &["--with-optimizer"]].concat();
     let arguments = from(&shallow, &with);
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let (whole, killed) = (place.path("whole"), place.path("killed"));
+    let (whole, killed) = (dir.path("whole"), dir.path("killed"));
     let ended = finished(Running::start_with(&config, &whole, &arguments).end());
     assert!(ended.log.contains("growing the model from 1 to 2 layers after step 0"), "{}", ended.log);
     // Only the new layer is trained until step 12.
@@ -178,7 +178,7 @@ fn a_model_grows_from_the_checkpoint_of_another_run() {
     assert_same_bits(&whole, &killed);
 
     let refused = |checkpoint: &str, more: &[&str], word: &str| {
-        let url = place.path("refused");
+        let url = dir.path("refused");
         let arguments = from(checkpoint, more);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let ran = run(&[&["run", "--config", &config, "--run", &url][..], &arguments].concat());
@@ -201,21 +201,21 @@ fn a_model_grows_from_the_checkpoint_of_another_run() {
 /// The shipped configuration of BERT-base, narrower and with fewer steps: three depths, then longer samples.
 #[test]
 fn a_shipped_configuration_runs_from_end_to_end() {
-    let place = TestDir::new();
-    let (short, long) = (place.path("data/train"), place.path("long/train"));
+    let dir = TestDir::new();
+    let (short, long) = (dir.path("data/train"), dir.path("long/train"));
     let prep = format!(
         "[[source]]\npath = {:?}\ndocuments = \"blank-line\"\n[output]\nurl = {:?}\n[vocabulary]\nfile = {:?}\n\
          [samples]\nsequence_length = 128\nheld_out = 0.1\n",
-        place.path("corpus.txt"),
-        place.path("long"),
-        place.path("vocab.txt")
+        dir.path("corpus.txt"),
+        dir.path("long"),
+        dir.path("vocab.txt")
     );
-    done(&["prep", "--config", &place.file("long.toml", prep)]);
+    done(&["prep", "--config", &dir.file("long.toml", prep)]);
     let mut sets: Vec<String> = vec!["model.hidden=32".into(), "model.heads=2".into(), "model.intermediate=64".into()];
     sets.extend([
         "cluster.ranks=2".into(),
         "checkpoint.keep=9".into(),
-        format!("evaluation.data={}", place.path("data/held-out")),
+        format!("evaluation.data={}", dir.path("data/held-out")),
     ]);
     for (stage, data) in [&short, &short, &short, &long].into_iter().enumerate() {
         let few = [("steps", "3"), ("global_batch", "16"), ("micro_batch_tokens", "512"), ("data", data)];
@@ -223,7 +223,7 @@ fn a_shipped_configuration_runs_from_end_to_end() {
     }
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let shipped = format!("{}/configs/bert-base-stacked.toml", env!("CARGO_MANIFEST_DIR"));
-    let url = place.path("shipped");
+    let url = dir.path("shipped");
     let ended = finished(Running::start_with(&shipped, &url, &sets).end());
     for output in [
         "growing the model from 3 to 6 layers after step 3: stage 6-layers begins",
@@ -247,8 +247,8 @@ fn a_shipped_configuration_runs_from_end_to_end() {
 /// Transitions into a stage take place even if the previous stage is shortened to end before the run's current step.
 #[test]
 fn a_stage_shortened_below_the_current_step_still_ends_with_growth() {
-    let place = TestDir::new();
-    let (config, url) = (config(&place, 1), place.path("cut"));
+    let dir = TestDir::new();
+    let (config, url) = (config(&dir, 1), dir.path("cut"));
     let mut running = Running::start(&config, &url);
     running.reach(15);
     running.kill_coordinator("-TERM");
@@ -263,9 +263,9 @@ fn a_stage_shortened_below_the_current_step_still_ends_with_growth() {
 
 #[test]
 fn invalid_growth_is_rejected() {
-    let place = TestDir::new();
-    let config = config(&place, 1);
-    let url = place.path("refused");
+    let dir = TestDir::new();
+    let config = config(&dir, 1);
+    let url = dir.path("refused");
     let refused = |sets: &[&str], words: &[&str]| {
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
         let ran = run(&[&["run", "--config", &config, "--run", &url][..], &sets].concat());

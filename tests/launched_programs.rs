@@ -10,22 +10,22 @@ use crate::support::{
 };
 
 /// Runs a copy of `lambert` with this worker script to its end; returns exit code and log.
-fn run_with_worker(place: &TestDir, script: &str) -> (i32, String) {
-    let config = place.config(ENDLESS, 2);
-    let arguments = ["run", "--config", &config, "--run", &place.path("run")];
-    let output = Command::new(with_worker(place, script)).args(arguments).output().unwrap();
+fn run_with_worker(dir: &TestDir, script: &str) -> (i32, String) {
+    let config = dir.config(ENDLESS, 2);
+    let arguments = ["run", "--config", &config, "--run", &dir.path("run")];
+    let output = Command::new(with_worker(dir, script)).args(arguments).output().unwrap();
     (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 /// The error of a worker that fails before training is in the log and in `status`.
 #[test]
 fn a_failure_at_startup_is_reported() {
-    let place = TestDir::new();
-    let (code, log) = run_with_worker(&place, "exec $WORKER train --run $3 --attempt $5 --world 3");
+    let dir = TestDir::new();
+    let (code, log) = run_with_worker(&dir, "exec $WORKER train --run $3 --attempt $5 --world 3");
     let why = "failed: expected 3 workers in this attempt, but MPI started 2";
     assert_eq!(code, 2, "{log}");
     assert!(log.contains(why), "{log}");
-    let status = support::done(&["status", &place.path("run")]);
+    let status = support::done(&["status", &dir.path("run")]);
     assert!(status.contains("error        rank ") && status.contains(why), "{status}");
 }
 
@@ -33,10 +33,10 @@ fn a_failure_at_startup_is_reported() {
 #[test]
 fn a_version_mismatch_is_rejected() {
     let Some([_, (name, library)]) = open_mpi_5() else { return };
-    let place = TestDir::new();
+    let dir = TestDir::new();
     let script = format!("[ $OMPI_COMM_WORLD_RANK = 0 ] || export {name}={library}\nexec $WORKER \"$@\"");
     let start = Instant::now();
-    let (code, log) = run_with_worker(&place, &script);
+    let (code, log) = run_with_worker(&dir, &script);
     seconds("a mixture of versions", start);
     assert_eq!(code, 2, "{log}");
     assert!(log.contains("version mismatch: rank "), "{log}");
@@ -46,11 +46,11 @@ fn a_version_mismatch_is_rejected() {
 /// mpirun of another MPI implementation.
 #[test]
 fn another_mpi_is_rejected_by_name() {
-    let place = TestDir::new();
-    let text = place.file("mpirun.sh", "#!/bin/sh\necho 'HYDRA build details:'\necho '    Version: 4.0.2'\n");
-    install(Path::new(&text), &place.path("bin/mpirun"));
-    let path = format!("{}:{}", place.path("bin"), std::env::var("PATH").unwrap());
-    let ran = run_in(&["run", "--config", &place.config(9, 2), "--run", &place.path("run")], &[("PATH", path)]);
+    let dir = TestDir::new();
+    let text = dir.file("mpirun.sh", "#!/bin/sh\necho 'HYDRA build details:'\necho '    Version: 4.0.2'\n");
+    install(Path::new(&text), &dir.path("bin/mpirun"));
+    let path = format!("{}:{}", dir.path("bin"), std::env::var("PATH").unwrap());
+    let ran = run_in(&["run", "--config", &dir.config(9, 2), "--run", &dir.path("run")], &[("PATH", path)]);
     assert_eq!(ran.code, 1, "{}", ran.err);
     assert!(ran.err.contains("bin/mpirun is not Open MPI 4 or 5") && ran.err.contains("HYDRA"), "{}", ran.err);
 }
@@ -59,8 +59,8 @@ fn another_mpi_is_rejected_by_name() {
 #[test]
 fn open_mpi_5_starts_and_restarts() {
     let Some(environment) = open_mpi_5() else { return };
-    let place = TestDir::new();
-    let (config, run, reference) = (place.config(120, 2), place.path("run"), place.path("undisturbed"));
+    let dir = TestDir::new();
+    let (config, run, reference) = (dir.config(120, 2), dir.path("run"), dir.path("undisturbed"));
     let ended = Running::start_in(&config, &reference, &[], &environment).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     let mut running = Running::start_in(&config, &run, &[], &environment);
@@ -75,10 +75,10 @@ fn open_mpi_5_starts_and_restarts() {
 /// The control channel bypasses proxies from the environment.
 #[test]
 fn the_control_channel_uses_no_proxy() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     let proxies = ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PROXY"];
     // Nothing listens on this port.
     let environment = proxies.map(|name| (name, "http://127.0.0.1:9".to_owned()));
-    let ended = Running::start_in(&place.config(20, 2), &place.path("run"), &[], &environment).end();
+    let ended = Running::start_in(&dir.config(20, 2), &dir.path("run"), &[], &environment).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
 }

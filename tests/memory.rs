@@ -14,15 +14,15 @@ const MARGIN: f64 = 0.15;
 const PROGRAM: f64 = 64e6;
 
 /// Measured peak and formula, bytes, of a run with a single worker after three steps.
-fn measure(place: &TestDir, name: &str, sets: &[&str]) -> (f64, f64) {
-    let data = place.path("data/train");
+fn measure(dir: &TestDir, name: &str, sets: &[&str]) -> (f64, f64) {
+    let data = dir.path("data/train");
     let text = format!(
         "[model]\nlayers = 4\nhidden = 128\nheads = 4\nintermediate = 512\npositions = 64\npad_vocabulary_to = 1024\n\
          [[stage]]\nname = \"one\"\ndata = {data:?}\nsteps = 50\nglobal_batch = 256\nmicro_batch_tokens = 8192\n\
          learning_rate = 1e-3\n[cluster.all_reduce]\nbackend = \"local\"\n[device]\nkind = \"cpu\"\nthreads = 2\n"
     );
-    let config = place.file(&format!("{name}.toml"), text);
-    let url = place.path(name);
+    let config = dir.file(&format!("{name}.toml"), text);
+    let url = dir.path(name);
     let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let mut running = Running::start_with(&config, &url, &more);
     running.reach(2);
@@ -70,10 +70,10 @@ fn the_formula_is_close_to_the_measured_peak_for_other_shapes() {
 
 /// Compares formula and peak for runs with these settings.
 fn assert_close_for(cases: &[(&str, &[&str])]) {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     let mut far = Vec::new();
     for (name, sets) in cases {
-        let (peak, formula) = measure(&place, name, sets);
+        let (peak, formula) = measure(&dir, name, sets);
         println!("{name}: {:.0} MB measured, {:.0} MB by the formula", peak / 1e6, formula / 1e6);
         if !(peak..(1.0 + MARGIN) * peak + PROGRAM).contains(&formula) {
             far.push(name);
@@ -84,10 +84,10 @@ fn assert_close_for(cases: &[(&str, &[&str])]) {
 
 #[test]
 fn automatic_micro_batches_are_recorded_per_attempt_and_use_the_default_on_cpus() {
-    let place = TestDir::new();
-    let config = place.config(3, 1);
+    let dir = TestDir::new();
+    let config = dir.config(3, 1);
     let run = |name: &str, tokens: &str| {
-        let (url, set) = (place.path(name), format!("stage.0.micro_batch_tokens={tokens}"));
+        let (url, set) = (dir.path(name), format!("stage.0.micro_batch_tokens={tokens}"));
         let ended =
             Running::start_with(&config, &url, &["--set", &set, "--set", "cluster.all_reduce.backend=local"]).end();
         assert_eq!(ended.code, Some(0), "{}", ended.log);
@@ -124,12 +124,12 @@ fn memory_is_constant_over_thousands_of_steps() {
 /// hundredth step is saved. Caches of the allocator and libraries grow by about 30 MB over the first 5,000 steps.
 fn assert_memory_is_constant(first: u64, steps: u64) {
     const MEAN: u64 = 100;
-    let place = TestDir::new();
+    let dir = TestDir::new();
     let end = first + steps + 3 * MEAN;
     let ramp = format!("stage.0.batch_ramp={{ start = 12, steps = {end} }}");
     let sets = [&*ramp, "checkpoint.every_steps=100", "cluster.all_reduce.backend=local", "device.threads=1"];
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-    let (config, run) = (place.config(end, 1), place.path("run"));
+    let (config, run) = (dir.config(end, 1), dir.path("run"));
     let mut running = Running::start_with(&config, &run, &sets);
     // Averages over steps, because the allocator returns memory with a delay.
     let mut mean = |from: u64| {
@@ -178,12 +178,12 @@ impl Drop for LimitedGroup {
 #[test]
 fn a_run_larger_than_its_control_group_is_rejected() {
     let Some(group) = LimitedGroup::new(300 << 20) else { return };
-    let place = TestDir::new();
+    let dir = TestDir::new();
     let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", group.0.display());
     let mut command = Command::new("sh");
     command.args(["-c", &script, "sh"]).arg(support::lambert());
-    let ended = Running::start_by(command, &place.config(5, 2), &place.path("run"), &[]).end();
+    let ended = Running::start_by(command, &dir.config(5, 2), &dir.path("run"), &[]).end();
     assert_eq!(ended.code, Some(2), "{}", ended.log);
     assert!(ended.log.contains("for 2 workers on this host, which has 0.3"), "{}", ended.log);
-    assert!(!Path::new(&place.path("run")).exists(), "{}", ended.log);
+    assert!(!Path::new(&dir.path("run")).exists(), "{}", ended.log);
 }

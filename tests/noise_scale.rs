@@ -4,11 +4,11 @@ use crate::support::{Running, TestDir};
 use lambert_control::StepRecord;
 
 /// Step records for the same 256 samples and weights, `batch` samples per step.
-fn records(place: &TestDir, batch: u64, more: &str) -> Vec<StepRecord> {
+fn records(dir: &TestDir, batch: u64, more: &str) -> Vec<StepRecord> {
     let sets = [&format!("stage.0.global_batch={batch}"), "stage.0.learning_rate=1e-30", "model.dropout=0", more];
     let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let steps = 256 / batch;
-    let ended = Running::start_with(&place.config(steps, 1), &place.path(&format!("run-{batch}")), &more).end();
+    let ended = Running::start_with(&dir.config(steps, 1), &dir.path(&format!("run-{batch}")), &more).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert_eq!(ended.records.len() as u64, steps);
     ended.records
@@ -22,10 +22,10 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
 /// `E|g_B|^2 = |G|^2 + tr(S) / B` for batches of 1 and 16 samples yields tr(S) and |G|^2 without half batches.
 #[test]
 fn the_estimate_from_half_batches_matches_single_samples() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     let square = |record: &StepRecord| record.update.grad_norm.unwrap().powi(2);
-    let single = mean(records(&place, 1, "metrics.noise_scale_every_steps=0").iter().map(square));
-    let batches = records(&place, 16, "metrics.noise_scale_every_steps=1");
+    let single = mean(records(&dir, 1, "metrics.noise_scale_every_steps=0").iter().map(square));
+    let batches = records(&dir, 16, "metrics.noise_scale_every_steps=1");
     let sixteen = mean(batches.iter().map(square));
     let expected = (single - sixteen) / (1.0 - 1.0 / 16.0);
     let measured = mean(batches.iter().map(|record| record.update.noise.unwrap().variance));

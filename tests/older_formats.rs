@@ -18,19 +18,19 @@ const BATCH: u64 = 16;
 const FALSIFIED: u64 = 8;
 
 /// 20 steps with one layer and 20 with two. From format 3 on, a rollback happens before the stored checkpoint.
-fn config(place: &TestDir, format: u64) -> String {
+fn config(dir: &TestDir, format: u64) -> String {
     let stage = |layers: usize| {
         format!(
             "[[stage]]\nname = \"{layers}\"\nlayers = {layers}\ndata = {:?}\nsteps = 20\nglobal_batch = {BATCH}\n\
              micro_batch_tokens = 256\nlearning_rate = 5e-3\nwarmup = 0.1\n",
-            place.path("data/train")
+            dir.path("data/train")
         )
     };
     let guard = match format {
         2 => String::new(),
         _ => format!(
             "[guard]\nloss_window = 5\n[test]\nmillion_samples = {}\n",
-            support::rows(place, &[(FALSIFIED - 1) * BATCH + 3])
+            support::rows(dir, &[(FALSIFIED - 1) * BATCH + 3])
         ),
     };
     let text = format!(
@@ -40,7 +40,7 @@ fn config(place: &TestDir, format: u64) -> String {
         stage(1),
         stage(2)
     );
-    place.file("old.toml", text)
+    dir.file("old.toml", text)
 }
 
 /// Folder of the checkpoint after `step` steps.
@@ -55,9 +55,9 @@ fn manifest(checkpoint: &Path) -> Value {
 }
 
 /// Trains a run and stores it as it was after step 10.
-fn write_old_run(place: &TestDir) {
-    let run = PathBuf::from(place.path("old"));
-    let ended = Running::start(&config(place, 3), run.to_str().unwrap()).end();
+fn write_old_run(dir: &TestDir) {
+    let run = PathBuf::from(dir.path("old"));
+    let ended = Running::start(&config(dir, 3), run.to_str().unwrap()).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     let middle = checkpoint(&run, 10);
     let old = Path::new(GOLDEN).join(format!("format-{}", manifest(&middle)["format"]));
@@ -67,7 +67,7 @@ fn write_old_run(place: &TestDir) {
         std::fs::copy(run.join(name), old.join(name)).unwrap();
     }
     let config = std::fs::read_to_string(run.join("run.toml")).unwrap();
-    std::fs::write(old.join("run.toml"), config.replace(&place.path(""), PLACE)).unwrap();
+    std::fs::write(old.join("run.toml"), config.replace(&dir.path(""), PLACE)).unwrap();
     std::fs::copy(checkpoint(&run, 40).join("model.safetensors"), old.join("final.safetensors")).unwrap();
 }
 
@@ -86,12 +86,12 @@ fn max_difference(one: &[u8], other: &[u8]) -> f32 {
 
 /// Makes the stored run refer to this test's dataset: the samples are the same, but the dataset's manifest has the
 /// version of the program that prepared it.
-fn replace_dataset(place: &TestDir, run: &Path) {
+fn replace_dataset(dir: &TestDir, run: &Path) {
     let path = checkpoint(run, 10).join("manifest.json");
     let text = std::fs::read_to_string(&path).unwrap();
     let manifest: Value = serde_json::from_str(&text).unwrap();
     let then = manifest["cursor"].as_object().unwrap().keys().next().unwrap();
-    let dataset = Dataset::open(&place.path("data/train")).unwrap();
+    let dataset = Dataset::open(&dir.path("data/train")).unwrap();
     let now = dataset.manifest_sha256();
     std::fs::write(path, support::seal(&text.replace(then, now))).unwrap();
     for record in std::fs::read_dir(run.join("rollbacks")).into_iter().flatten() {
@@ -100,23 +100,23 @@ fn replace_dataset(place: &TestDir, run: &Path) {
         std::fs::write(path, text.replace(then, now)).unwrap();
     }
     let config = std::fs::read_to_string(run.join("run.toml")).unwrap();
-    std::fs::write(run.join("run.toml"), config.replace(PLACE, &place.path(""))).unwrap();
-    std::fs::copy(place.path("data/train/vocab.txt"), run.join("vocab.txt")).unwrap();
+    std::fs::write(run.join("run.toml"), config.replace(PLACE, &dir.path(""))).unwrap();
+    std::fs::copy(dir.path("data/train/vocab.txt"), run.join("vocab.txt")).unwrap();
 }
 
 #[test]
 fn runs_of_older_versions_resume_with_the_same_result() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     if std::env::var_os("LAMBERT_WRITE_OLD_RUN").is_some() {
-        write_old_run(&place);
+        write_old_run(&dir);
     }
     for format in [2, 3] {
         let old = Path::new(GOLDEN).join(format!("format-{format}"));
-        let run = PathBuf::from(place.path(&format!("resumed-{format}")));
+        let run = PathBuf::from(dir.path(&format!("resumed-{format}")));
         support::copy(&old, &run);
-        replace_dataset(&place, &run);
+        replace_dataset(&dir, &run);
         assert_eq!(manifest(&checkpoint(&run, 10))["format"], format);
-        let ended = Running::start(&config(&place, format), run.to_str().unwrap()).end();
+        let ended = Running::start(&config(&dir, format), run.to_str().unwrap()).end();
         assert_eq!(ended.code, Some(0), "{}", ended.log);
         assert!(ended.log.contains("resuming from step-000000010"), "{}", ended.log);
         let last = checkpoint(&run, 40);

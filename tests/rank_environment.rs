@@ -15,15 +15,15 @@ const NAMES: [&str; 6] = [
 
 /// Variables in [`NAMES`] that rank 1 of a run has, as `NAME=VALUE`.
 fn variables_of_rank_1(settings: &[&str], environment: &[(&str, &str)]) -> Vec<String> {
-    let place = TestDir::new();
-    let script = format!("env >{}.$OMPI_COMM_WORLD_RANK; exit 2", place.path("env"));
-    let (config, run) = (place.config(9, 2), place.path("run"));
-    let mut command = Command::new(with_worker(&place, &script));
+    let dir = TestDir::new();
+    let script = format!("env >{}.$OMPI_COMM_WORLD_RANK; exit 2", dir.path("env"));
+    let (config, run) = (dir.config(9, 2), dir.path("run"));
+    let mut command = Command::new(with_worker(&dir, &script));
     command.args(["run", "--config", &config, "--run", &run]).envs(environment.iter().copied());
     command.args(settings.iter().flat_map(|setting| ["--set", setting]));
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = std::fs::read_to_string(place.path("env.1")).unwrap();
+    let text = std::fs::read_to_string(dir.path("env.1")).unwrap();
     let is_ours = |line: &&str| NAMES.iter().any(|name| line.starts_with(&format!("{name}=")));
     let mut found: Vec<String> = text.lines().filter(is_ours).map(str::to_owned).collect();
     found.sort();

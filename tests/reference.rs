@@ -43,8 +43,8 @@ fn processor() -> String {
     format!("{} {wide}", family.join(" "))
 }
 
-fn config(place: &TestDir, optimizer: &str, ranks: usize) -> String {
-    let data = place.path("data/train");
+fn config(dir: &TestDir, optimizer: &str, ranks: usize) -> String {
+    let data = dir.path("data/train");
     let stage = |index: usize| {
         format!(
             "[[stage]]\nname = \"{index}\"\nlayers = {}\ndata = {data:?}\nsteps = {}\nglobal_batch = {BATCH}\n\
@@ -60,9 +60,9 @@ fn config(place: &TestDir, optimizer: &str, ranks: usize) -> String {
          [cluster]\nranks = {ranks}\nall_reduce.backend = \"mpi\"\nrestart.limit = 1000\n[device]\nkind = \"cpu\"\n",
         stage(0),
         stage(1),
-        support::rows(place, &[(FALSIFIED_STEP - 1) * BATCH + 3]),
+        support::rows(dir, &[(FALSIFIED_STEP - 1) * BATCH + 3]),
     );
-    place.file(&format!("reference-{optimizer}-{ranks}.toml"), text)
+    dir.file(&format!("reference-{optimizer}-{ranks}.toml"), text)
 }
 
 /// SHA-256 of each object of a run's newest checkpoint.
@@ -78,9 +78,9 @@ fn objects(run: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-fn train(place: &TestDir, optimizer: &str, ranks: usize) -> Reference {
-    let run = place.path(&format!("{optimizer}-{ranks}"));
-    let ended = Running::start(&config(place, optimizer, ranks), &run).end();
+fn train(dir: &TestDir, optimizer: &str, ranks: usize) -> Reference {
+    let run = dir.path(&format!("{optimizer}-{ranks}"));
+    let ended = Running::start(&config(dir, optimizer, ranks), &run).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     let steps: u64 = STEPS.iter().sum();
     assert_eq!(ended.log.matches("is above the limit of").count(), 1, "{}", ended.log);
@@ -91,11 +91,11 @@ fn train(place: &TestDir, optimizer: &str, ranks: usize) -> Reference {
 
 #[test]
 fn whole_runs_match_the_references() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     let mut runs = BTreeMap::new();
     for optimizer in ["lamb", "adamw"] {
         for ranks in [1, 2] {
-            runs.insert(format!("{optimizer}-{ranks}"), train(&place, optimizer, ranks));
+            runs.insert(format!("{optimizer}-{ranks}"), train(&dir, optimizer, ranks));
         }
     }
     let now = References { processor: processor(), runs };

@@ -5,16 +5,16 @@ use crate::support::{Ended, Running, TestDir, assert_same_bits};
 
 const STEPS: u64 = 21;
 
-fn train(place: &TestDir, name: &str, ranks: usize, sets: &[&str]) -> Ended {
+fn train(dir: &TestDir, name: &str, ranks: usize, sets: &[&str]) -> Ended {
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-    let ended = Running::start_with(&place.config(STEPS, ranks), &place.path(name), &sets).end();
+    let ended = Running::start_with(&dir.config(STEPS, ranks), &dir.path(name), &sets).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     ended
 }
 
 #[test]
 fn ranks_whose_weights_differ_are_found_at_the_next_save() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     // One checkpoint every seven steps.
     let flip = "test.flipped_weights=[[1, 10]]";
     for (ranks, expected) in [
@@ -22,8 +22,8 @@ fn ranks_whose_weights_differ_are_found_at_the_next_save() {
         (2, "the weights of ranks 0, 1 differ, without a majority"),
     ] {
         let [clean, flipped] = ["clean", "flipped"].map(|name| format!("{name}-{ranks}"));
-        train(&place, &clean, ranks, &[]);
-        let found = train(&place, &flipped, ranks, &[flip]);
+        train(&dir, &clean, ranks, &[]);
+        let found = train(&dir, &flipped, ranks, &[flip]);
         // The error names the rank if it is known which one is wrong.
         let who = if ranks == 3 { "rank 1 (pid" } else { "failed: " };
         let reported = |line: &str| line.contains(expected) && line.contains(who) && line.contains("failed: ");
@@ -33,6 +33,6 @@ fn ranks_whose_weights_differ_are_found_at_the_next_save() {
         let resumes = found.log.contains("resuming from step-000000007-a0001");
         assert_eq!(resumes, found.log.contains("saved checkpoint step-000000007-a0001"), "{}", found.log);
         assert!(!found.log.contains("step-000000014-a0001"), "{}", found.log);
-        assert_same_bits(&place.path(&clean), &place.path(&flipped));
+        assert_same_bits(&dir.path(&clean), &dir.path(&flipped));
     }
 }

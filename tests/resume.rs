@@ -17,9 +17,9 @@ fn kill_times() -> Rng {
 }
 
 /// Runs without a disturbance; returns the URL.
-fn undisturbed(place: &TestDir) -> String {
-    let run = place.path("undisturbed");
-    let ended = Running::start(&place.config(STEPS, 2), &run).end();
+fn undisturbed(dir: &TestDir) -> String {
+    let run = dir.path("undisturbed");
+    let ended = Running::start(&dir.config(STEPS, 2), &run).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert_eq!(ended.records.len() as u64, STEPS);
     assert_eq!(checkpoints(&run)[0], format!("step-{STEPS:09}-a0001"));
@@ -28,18 +28,18 @@ fn undisturbed(place: &TestDir) -> String {
 
 #[test]
 fn killed_ranks_and_coordinators_leave_the_result_unchanged() {
-    let place = TestDir::new();
-    let reference = undisturbed(&place);
+    let dir = TestDir::new();
+    let reference = undisturbed(&dir);
     let mut kill_times = kill_times();
-    kill_ranks(&place, &reference, &mut kill_times);
-    kill_coordinators(&place, &reference, &mut kill_times);
-    assert_a_shifted_cursor_is_detected(&place, &reference);
+    kill_ranks(&dir, &reference, &mut kill_times);
+    kill_coordinators(&dir, &reference, &mut kill_times);
+    assert_a_shifted_cursor_is_detected(&dir, &reference);
 }
 
 /// Kills one rank three times in a run, before and after checkpoints.
-fn kill_ranks(place: &TestDir, reference: &str, kill_times: &mut Rng) {
-    let run = place.path("killed-ranks");
-    let mut running = Running::start(&place.config(STEPS, 2), &run);
+fn kill_ranks(dir: &TestDir, reference: &str, kill_times: &mut Rng) {
+    let run = dir.path("killed-ranks");
+    let mut running = Running::start(&dir.config(STEPS, 2), &run);
     let mut killed = Vec::new();
     for (first, rank) in [(1, 1), (25, 0), (50, 1)] {
         let step = first + kill_times.below(15);
@@ -62,10 +62,10 @@ fn kill_ranks(place: &TestDir, reference: &str, kill_times: &mut Rng) {
 }
 
 /// Kills the coordinator twice. Its workers exit, and the same command resumes the run.
-fn kill_coordinators(place: &TestDir, reference: &str, kill_times: &mut Rng) {
-    let run = place.path("killed-coordinators");
+fn kill_coordinators(dir: &TestDir, reference: &str, kill_times: &mut Rng) {
+    let run = dir.path("killed-coordinators");
     for first in [1, 30] {
-        let mut running = Running::start(&place.config(STEPS, 2), &run);
+        let mut running = Running::start(&dir.config(STEPS, 2), &run);
         let step = first + kill_times.below(20);
         running.reach(step);
         std::thread::sleep(Duration::from_millis(kill_times.below(30)));
@@ -75,21 +75,21 @@ fn kill_coordinators(place: &TestDir, reference: &str, kill_times: &mut Rng) {
         assert_eq!(running.end().code, None);
         support::wait_for_no_workers(&run);
     }
-    let ended = Running::start(&place.config(STEPS, 2), &run).end();
+    let ended = Running::start(&dir.config(STEPS, 2), &run).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert_same_bits(reference, &run);
 }
 
 /// Negative control: a data cursor shifted by one sample must fail the comparison above.
-fn assert_a_shifted_cursor_is_detected(place: &TestDir, reference: &str) {
-    let run = place.path("off-by-one");
-    let mut running = Running::start(&place.config(STEPS, 2), &run);
+fn assert_a_shifted_cursor_is_detected(dir: &TestDir, reference: &str) {
+    let run = dir.path("off-by-one");
+    let mut running = Running::start(&dir.config(STEPS, 2), &run);
     running.reach(20);
     running.kill_coordinator("-TERM");
     let ended = running.end();
     assert_eq!(ended.code, Some(75), "{}", ended.log);
     shift_cursor(&run);
-    let ended = Running::start(&place.config(STEPS, 2), &run).end();
+    let ended = Running::start(&dir.config(STEPS, 2), &run).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert!(!ended.log.contains("skipped checkpoint"), "the changed manifest was rejected: {}", ended.log);
     assert_ne!(final_state(&run), final_state(reference), "another order of samples gave the same weights");
@@ -98,17 +98,17 @@ fn assert_a_shifted_cursor_is_detected(place: &TestDir, reference: &str) {
 /// A checkpoint moved to a later step resumes with that step's batches: only the cursor determines them.
 #[test]
 fn the_cursor_alone_determines_the_next_batches() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     let batches =
         |records: &[StepRecord]| records.iter().map(|r| (r.step, r.epoch, r.batch.digest)).collect::<Vec<_>>();
-    let straight = Running::start(&place.config(STEPS, 2), &place.path("straight")).end();
-    let run = place.path("moved");
-    let mut running = Running::start(&place.config(STEPS, 2), &run);
+    let straight = Running::start(&dir.config(STEPS, 2), &dir.path("straight")).end();
+    let run = dir.path("moved");
+    let mut running = Running::start(&dir.config(STEPS, 2), &run);
     running.reach(10);
     running.kill_coordinator("-TERM");
     assert_eq!(running.end().code, Some(75));
     support::move_on(&run, STEPS - 30);
-    let moved = Running::start(&place.config(STEPS, 2), &run).end();
+    let moved = Running::start(&dir.config(STEPS, 2), &run).end();
     assert_eq!((straight.code, moved.code), (Some(0), Some(0)), "{}", moved.log);
     assert_eq!(batches(&moved.records), batches(&straight.records)[STEPS as usize - 30..]);
 }

@@ -18,10 +18,10 @@ fn sets(sets: &[&str]) -> Vec<String> {
     sets.iter().flat_map(|set| ["--set".to_owned(), (*set).to_owned()]).collect()
 }
 
-fn start(place: &TestDir, stuck: &BlockingFsync, name: &str, more: &[&str]) -> Running {
+fn start(dir: &TestDir, stuck: &BlockingFsync, name: &str, more: &[&str]) -> Running {
     let more = sets(more);
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
-    Running::start_in(&place.config(ENDLESS, 2), &place.path(name), &more, &stuck.environment)
+    Running::start_in(&dir.config(ENDLESS, 2), &dir.path(name), &more, &stuck.environment)
 }
 
 fn says(ended: &Ended, words: &[&str]) {
@@ -36,9 +36,9 @@ fn assert_within(seconds: u64, since: Instant) {
 
 #[test]
 fn a_hanging_write_ends_the_run() {
-    let place = TestDir::new();
-    let (stuck, url) = (BlockingFsync::new(&place), place.path("run"));
-    let mut running = start(&place, &stuck, "run", &["checkpoint.give_up_minutes=0.1"]);
+    let dir = TestDir::new();
+    let (stuck, url) = (BlockingFsync::new(&dir), dir.path("run"));
+    let mut running = start(&dir, &stuck, "run", &["checkpoint.give_up_minutes=0.1"]);
     wait_for_checkpoint(&mut running, &url);
     stuck.block("optimizer-00001");
     let begun = Instant::now();
@@ -54,9 +54,9 @@ fn a_hanging_write_ends_the_run() {
 
 #[test]
 fn a_stop_does_not_wait_for_a_hanging_write() {
-    let place = TestDir::new();
-    let (stuck, url) = (BlockingFsync::new(&place), place.path("run"));
-    let mut running = start(&place, &stuck, "run", &["cluster.limits.stop_seconds=2", "checkpoint.every_steps=3"]);
+    let dir = TestDir::new();
+    let (stuck, url) = (BlockingFsync::new(&dir), dir.path("run"));
+    let mut running = start(&dir, &stuck, "run", &["cluster.limits.stop_seconds=2", "checkpoint.every_steps=3"]);
     running.reach(2);
     stuck.block("optimizer-00000");
     running.reach_now(10);
@@ -72,9 +72,9 @@ fn a_stop_does_not_wait_for_a_hanging_write() {
 /// A limit of zero minutes ends a run at the first failed save, but not during a slow one.
 #[test]
 fn a_limit_of_zero_minutes_tolerates_a_slow_save() {
-    let place = TestDir::new();
-    let stuck = BlockingFsync::new(&place);
-    let mut running = start(&place, &stuck, "run", &["checkpoint.give_up_minutes=0"]);
+    let dir = TestDir::new();
+    let stuck = BlockingFsync::new(&dir);
+    let mut running = start(&dir, &stuck, "run", &["checkpoint.give_up_minutes=0"]);
     stuck.block("optimizer-00001");
     running.reach(14);
     std::thread::sleep(Duration::from_secs(2));
@@ -89,15 +89,15 @@ fn a_limit_of_zero_minutes_tolerates_a_slow_save() {
 /// A stop during the save before a growth: the deeper model is not started.
 #[test]
 fn a_stop_before_growth_does_not_train_the_deeper_model() {
-    let place = TestDir::new();
-    let (stuck, url) = (BlockingFsync::new(&place), place.path("run"));
+    let dir = TestDir::new();
+    let (stuck, url) = (BlockingFsync::new(&dir), dir.path("run"));
     let deeper = format!(
         "stage=[{{name=\"one\",data={0:?},steps=6,global_batch=16,layers=1}},\
          {{name=\"two\",data={0:?},steps=1000000,global_batch=16,layers=2}}]",
-        place.path("data/train")
+        dir.path("data/train")
     );
     stuck.block("optimizer-00001");
-    let mut running = start(&place, &stuck, "run", &[&deeper]);
+    let mut running = start(&dir, &stuck, "run", &[&deeper]);
     running.reach(6);
     running.kill_coordinator("-TERM");
     // A command takes up to two seconds to reach a rank.
@@ -109,17 +109,17 @@ fn a_stop_before_growth_does_not_train_the_deeper_model() {
     assert_eq!(checkpoints(&url), ["step-000000006-a0001"]);
 }
 
-fn train(place: &TestDir, name: &str, more: &[&str]) -> Ended {
+fn train(dir: &TestDir, name: &str, more: &[&str]) -> Ended {
     let more = sets(more);
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
-    Running::start_with(&place.config(21, 2), &place.path(name), &more).end()
+    Running::start_with(&dir.config(21, 2), &dir.path(name), &more).end()
 }
 
 #[test]
 fn a_nonfinite_state_is_not_saved_and_the_run_resumes_from_the_previous_checkpoint() {
-    let place = TestDir::new();
-    let clean = train(&place, "clean", &[]);
-    let spoilt = train(&place, "spoilt", &["test.infinite_moments=[10]", "checkpoint.keep=1"]);
+    let dir = TestDir::new();
+    let clean = train(&dir, "clean", &[]);
+    let spoilt = train(&dir, "spoilt", &["test.infinite_moments=[10]", "checkpoint.keep=1"]);
     assert_eq!((clean.code, spoilt.code), (Some(0), Some(0)), "{}", spoilt.log);
     says(&spoilt, &["of exp_avg_sq of ", " is not finite on rank 1, after step ", ": no checkpoint was saved"]);
     assert_eq!(spoilt.log.matches("restarting all workers").count(), 1, "{}", spoilt.log);
@@ -127,16 +127,16 @@ fn a_nonfinite_state_is_not_saved_and_the_run_resumes_from_the_previous_checkpoi
     // On a slow disk there may be no checkpoint from before the fault.
     let resumes = spoilt.log.contains("resuming from step-000000007-a0001");
     assert_eq!(resumes, spoilt.log.contains("saved checkpoint step-000000007-a0001"), "{}", spoilt.log);
-    assert_same_bits(&place.path("clean"), &place.path("spoilt"));
+    assert_same_bits(&dir.path("clean"), &dir.path("spoilt"));
 }
 
 /// A stop does not wait for the store, which cannot fix the state.
 #[test]
 fn a_stop_with_a_nonfinite_state_ends_at_once() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     let more = sets(&["test.infinite_moments=[3]", "checkpoint.every_steps=0"]);
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
-    let mut running = Running::start_with(&place.config(ENDLESS, 2), &place.path("run"), &more);
+    let mut running = Running::start_with(&dir.config(ENDLESS, 2), &dir.path("run"), &more);
     running.reach(5);
     running.kill_coordinator("-TERM");
     let begun = Instant::now();
@@ -149,11 +149,11 @@ fn a_stop_with_a_nonfinite_state_ends_at_once() {
 /// Workers without responses exit cleanly, and no rank is blamed.
 #[test]
 fn a_suspended_coordinator_does_not_count_as_a_failure() {
-    let place = TestDir::new();
-    let url = place.path("run");
+    let dir = TestDir::new();
+    let url = dir.path("run");
     let more = sets(&["cluster.limits.coordinator_seconds=2", "cluster.restart.limit=0"]);
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
-    let mut running = Running::start_with(&place.config(ENDLESS, 2), &url, &more);
+    let mut running = Running::start_with(&dir.config(ENDLESS, 2), &url, &more);
     wait_for_checkpoint(&mut running, &url);
     running.kill_coordinator("-STOP");
     wait_for_no_workers(&url);
@@ -170,14 +170,14 @@ fn a_suspended_coordinator_does_not_count_as_a_failure() {
 /// The last evaluation may take hours: after a stop the next start runs it, with the same final bits.
 #[test]
 fn an_evaluation_interrupted_by_a_stop_runs_at_the_next_start() {
-    let place = TestDir::new();
-    let (url, reference) = (place.path("run"), place.path("undisturbed"));
-    let data = format!("evaluation.data={}", place.path("data/train"));
+    let dir = TestDir::new();
+    let (url, reference) = (dir.path("run"), dir.path("undisturbed"));
+    let data = format!("evaluation.data={}", dir.path("data/train"));
     // A command takes up to two seconds to reach a rank; the evaluation takes longer.
     let model = ["model.layers=3", "model.hidden=256", "model.intermediate=1024"];
     let more = sets(&[&[&*data, "evaluation.samples=0"], &model[..]].concat());
     let more: Vec<&str> = more.iter().map(String::as_str).collect();
-    let config = place.config(7, 2);
+    let config = dir.config(7, 2);
     let undisturbed = Running::start_with(&config, &reference, &more).end();
     assert_eq!(undisturbed.code, Some(0), "{}", undisturbed.log);
     let mut running = Running::start_with(&config, &url, &more);

@@ -44,8 +44,8 @@ fn the_coordinator_rejects_a_directory_of_another_user() {
         eprintln!("SKIPPED: only root can act as another user");
         return;
     }
-    let place = TestDir::new();
-    let (url, config) = (place.path("run"), place.config(2, 2));
+    let dir = TestDir::new();
+    let (url, config) = (dir.path("run"), dir.config(2, 2));
     let start = || run(&["run", "--config", &config, "--run", &url]);
     let foreign =
         [attempt_directories(&url, 1)[0].clone(), attempt_directories(&url, 2)[1].clone()].map(ForeignDirectory::new);
@@ -69,8 +69,8 @@ fn a_rank_rejects_a_directory_of_another_user() {
         eprintln!("SKIPPED: only root can act as another user");
         return;
     }
-    let place = TestDir::new();
-    let url = place.path("run");
+    let dir = TestDir::new();
+    let url = dir.path("run");
     let foreign = ForeignDirectory::new(attempt_directories(&url, 1)[1].clone());
     let output = Command::new(env!("CARGO_BIN_EXE_lambert-worker"))
         .args(["train", "--run", &url, "--attempt", "1", "--session"])

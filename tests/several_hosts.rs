@@ -17,12 +17,12 @@ fn section(heading: &str) -> String {
 }
 
 /// Two hosts with the page's `/srv`, and its configuration with `steps` steps.
-fn hosts(place: &TestDir, steps: u64) -> Option<Network> {
-    let network = Network::new(place, 2)?;
-    let key = place.path("ssh-key");
-    place.file("ssh", format!("#!/bin/sh\nexec dbclient -y -y -i {key} \"$@\"\n"));
+fn hosts(dir: &TestDir, steps: u64) -> Option<Network> {
+    let network = Network::new(dir, 2)?;
+    let key = dir.path("ssh-key");
+    dir.file("ssh", format!("#!/bin/sh\nexec dbclient -y -y -i {key} \"$@\"\n"));
     let programs = lambert().parent().unwrap().to_str().unwrap().to_owned();
-    let folder = place.path("");
+    let folder = dir.path("");
     let script = format!(
         "chmod +x {folder}/ssh && mkdir -p {folder}/bin && ln -sf {programs}/lambert {programs}/lambert-worker {folder}/bin/
          mount --bind {folder} /srv"
@@ -30,10 +30,10 @@ fn hosts(place: &TestDir, steps: u64) -> Option<Network> {
     for host in 0..2 {
         assert!(run_on(&network, host, &script).0);
     }
-    let text = std::fs::read_to_string(place.config(steps, 2)).unwrap();
+    let text = std::fs::read_to_string(dir.config(steps, 2)).unwrap();
     let (model, _) = text.split_once("[cluster]").unwrap();
     let cluster = section("## From one host to several").split("```").nth(1).unwrap().replacen("toml", "", 1);
-    place.file("run.toml", model.to_owned() + &cluster);
+    dir.file("run.toml", model.to_owned() + &cluster);
     Some(network)
 }
 
@@ -69,8 +69,8 @@ fn close_all_but(network: &Network, open: &[&str]) {
 
 #[test]
 fn the_commands_of_the_page_work() {
-    let place = TestDir::new();
-    let Some(network) = hosts(&place, 50) else { return };
+    let dir = TestDir::new();
+    let Some(network) = hosts(&dir, 50) else { return };
     close_all_but(&network, &["41000-41023"]);
     let page = section("## From one host to several");
     let lines: Vec<&str> =
@@ -116,13 +116,13 @@ fn says(network: &Network, seconds: u64, more: &str, expected: &[&str]) {
 #[test]
 #[ignore = "two minutes of faults"]
 fn faults_print_the_messages_of_the_page() {
-    let place = TestDir::new();
-    let Some(network) = hosts(&place, 1_000_000) else { return };
+    let dir = TestDir::new();
+    let Some(network) = hosts(&dir, 1_000_000) else { return };
     says(&network, 5, r#"--set 'cluster.hosts=["a:1", "nosuch:1"]'"#, &["Temporary failure in name resolution"]);
-    let key = place.path("ssh-key");
-    std::fs::rename(&key, place.path("hidden")).unwrap();
+    let key = dir.path("ssh-key");
+    std::fs::rename(&key, dir.path("hidden")).unwrap();
     says(&network, 5, "", &["No auth methods could be used"]);
-    std::fs::rename(place.path("hidden"), &key).unwrap();
+    std::fs::rename(dir.path("hidden"), &key).unwrap();
     let programs = lambert().parent().unwrap().to_str().unwrap().to_owned();
     assert!(run_on(&network, 1, &format!("mount -t tmpfs tmpfs {programs}")).0);
     says(&network, 8, "", &["could not access or execute an executable"]);
@@ -146,8 +146,8 @@ fn faults_print_the_messages_of_the_page() {
         (&["41000-41015"], &["is slow: joining the other ranks", "hangs: joining the other ranks for 600 s"]),
         (&["41008-41023"], &["rank 1 has not reported within 600 s of the start"]),
     ] {
-        let place = TestDir::new();
-        let Some(network) = hosts(&place, 1_000_000) else { return };
+        let dir = TestDir::new();
+        let Some(network) = hosts(&dir, 1_000_000) else { return };
         close_all_but(&network, open);
         says(&network, 25, "", expected);
     }
@@ -156,8 +156,8 @@ fn faults_print_the_messages_of_the_page() {
 /// MPI launchers that the ranks reject.
 #[test]
 fn unsupported_launchers_are_rejected_by_name() {
-    let place = TestDir::new();
-    let (config, run) = (place.config(5, 1), place.path("run"));
+    let dir = TestDir::new();
+    let (config, run) = (dir.config(5, 1), dir.path("run"));
     assert_eq!(crate::support::Running::start(&config, &run).end().code, Some(0));
     let worker = lambert().with_file_name("lambert-worker");
     let output = Command::new(worker)

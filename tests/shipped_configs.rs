@@ -70,9 +70,9 @@ fn adam_has_the_published_schedule_in_both_phases() {
         assert_eq!(config.stage.iter().map(timeline::samples).sum::<u64>(), 256_000_000);
         assert_eq!(parameters(&config), size);
         for step in [0, 9_999, 10_000, 500_000, 899_999, 900_000, 999_999] {
-            let place = timeline::position(&config, &timeline::EarlyStops::new(), step).unwrap();
+            let dir = timeline::position(&config, &timeline::EarlyStops::new(), step).unwrap();
             let line = if step < 10_000 { (step + 1) as f64 / 1e4 } else { (1_000_000 - step) as f64 / 990_000.0 };
-            let rate = schedule::learning_rate(place.stage, place.done);
+            let rate = schedule::learning_rate(dir.stage, dir.done);
             assert!((rate - 1e-4 * line).abs() < 1e-9 * 1e-4, "{name}, step {step}: {rate}");
         }
     }

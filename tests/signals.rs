@@ -34,12 +34,12 @@ fn process_tree(pid: u32) -> Vec<u32> {
 /// As systemd stops a service with KillMode=control-group.
 #[test]
 fn sigterm_to_every_process_saves_a_checkpoint_and_stops() {
-    let place = TestDir::new();
-    let slow = BlockingFsync::new(&place);
+    let dir = TestDir::new();
+    let slow = BlockingFsync::new(&dir);
     for (ranks, backend) in [(2, "mpi"), (1, "local")] {
-        let run = place.path(&format!("run-{ranks}"));
+        let run = dir.path(&format!("run-{ranks}"));
         let sets = ["--set", &format!("cluster.all_reduce.backend={backend}"), "--set", "checkpoint.every_steps=0"];
-        let mut running = Running::start_in(&place.config(ENDLESS, ranks), &run, &sets, &slow.environment);
+        let mut running = Running::start_in(&dir.config(ENDLESS, ranks), &run, &sets, &slow.environment);
         running.reach(3);
         // mpirun would end its ranks before a save of some seconds is done.
         slow.block("optimizer-00000");
@@ -60,10 +60,10 @@ fn sigterm_to_every_process_saves_a_checkpoint_and_stops() {
 /// two signals, so the test first sends two distinct ones.)
 #[test]
 fn the_two_signals_of_timeout_are_one_request() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     let (run, sets) =
-        (place.path("run"), ["--set", "cluster.all_reduce.backend=local", "--set", "checkpoint.every_steps=0"]);
-    let mut running = Running::start_with(&place.config(ENDLESS, 1), &run, &sets);
+        (dir.path("run"), ["--set", "cluster.all_reduce.backend=local", "--set", "checkpoint.every_steps=0"]);
+    let mut running = Running::start_with(&dir.config(ENDLESS, 1), &run, &sets);
     running.reach(3);
     running.kill_coordinator("-TERM");
     std::thread::sleep(Duration::from_millis(100));
@@ -73,10 +73,10 @@ fn the_two_signals_of_timeout_are_one_request() {
     assert_eq!(checkpoints(&run).len(), 1, "{}", ended.log);
     let stops = std::env::var("LAMBERT_TEST_STOPS").map_or(1, |stops| stops.parse().unwrap());
     for number in 0..stops {
-        let run = place.path(&format!("run-{number}"));
+        let run = dir.path(&format!("run-{number}"));
         let mut command = Command::new("timeout");
         command.args(["--preserve-status", "-s", "TERM", "5"]).arg(lambert());
-        let ended = Running::start_by(command, &place.config(ENDLESS, 1), &run, &sets).end();
+        let ended = Running::start_by(command, &dir.config(ENDLESS, 1), &run, &sets).end();
         assert_eq!(ended.code, Some(75), "stop {number}: {}", ended.log);
         assert_eq!(checkpoints(&run).len(), 1, "stop {number}: {}", ended.log);
     }

@@ -15,9 +15,9 @@ use crate::support::slurm::Sandbox;
 use crate::support::{self, Running, TestDir, assert_same_bits, copy, signal};
 
 /// Configuration of two ranks on two nodes, readable by the sandbox's user.
-fn config(place: &TestDir, sandbox: &Sandbox, steps: u64) -> String {
-    let text = std::fs::read_to_string(place.config(steps, 2)).unwrap();
-    let text = text.replace(&place.path("data/train"), &sandbox.path("data/train"));
+fn config(dir: &TestDir, sandbox: &Sandbox, steps: u64) -> String {
+    let text = std::fs::read_to_string(dir.config(steps, 2)).unwrap();
+    let text = text.replace(&dir.path("data/train"), &sandbox.path("data/train"));
     let text = format!("{text}[slurm]\nnodes = 2\ntime = \"30\"\n");
     std::fs::write(sandbox.path("run.toml"), text).unwrap();
     sandbox.path("run.toml")
@@ -25,24 +25,24 @@ fn config(place: &TestDir, sandbox: &Sandbox, steps: u64) -> String {
 
 /// Kills a rank, kills the coordinator and preempts the job. The run ends with the bits of an undisturbed run under
 /// mpirun.
-fn result_is_unchanged_after_kills_and_preemption(place: &TestDir, sandbox: &Sandbox) {
+fn result_is_unchanged_after_kills_and_preemption(dir: &TestDir, sandbox: &Sandbox) {
     const STEPS: u64 = 300;
     let local = std::thread::scope(|scope| {
         let local = scope.spawn(|| {
-            let run = place.path("local");
-            assert_eq!(Running::start(&place.config(STEPS, 2), &run).end().code, Some(0));
+            let run = dir.path("local");
+            assert_eq!(Running::start(&dir.config(STEPS, 2), &run).end().code, Some(0));
             run
         });
-        disturb(place, sandbox, STEPS);
+        disturb(dir, sandbox, STEPS);
         local.join().unwrap()
     });
     assert_same_bits(&local, &sandbox.path("runs/it's a \"run\""));
 }
 
-fn disturb(place: &TestDir, sandbox: &Sandbox, steps: u64) {
+fn disturb(dir: &TestDir, sandbox: &Sandbox, steps: u64) {
     let run = sandbox.path("runs/it's a \"run\"");
     let name = ["--set", r#"run.name="it's a \"run\"""#];
-    let job = sandbox.submit(&config(place, sandbox, steps), &run, &name);
+    let job = sandbox.submit(&config(dir, sandbox, steps), &run, &name);
     assert_eq!(sandbox.run("squeue", &["-h", "-j", &job, "-o", "%j"]).out, "it's a \"run\"");
     sandbox.wait_for_log(&job, 0, "\nstep 5/");
 
@@ -87,8 +87,8 @@ fn disturb(place: &TestDir, sandbox: &Sandbox, steps: u64) {
 }
 
 /// A requested end does not requeue the job and leaves a checkpoint of the last step.
-fn requested_ends_are_not_requeued(place: &TestDir, sandbox: &Sandbox) {
-    let file = config(place, sandbox, 1_000_000);
+fn requested_ends_are_not_requeued(dir: &TestDir, sandbox: &Sandbox) {
+    let file = config(dir, sandbox, 1_000_000);
     let (stopped, cancelled) = (sandbox.path("runs/stopped"), sandbox.path("runs/cancelled"));
     let one = sandbox.submit(&file, &stopped, &[]);
     let other = sandbox.submit(&file, &cancelled, &[]);
@@ -108,9 +108,9 @@ fn requested_ends_are_not_requeued(place: &TestDir, sandbox: &Sandbox) {
 }
 
 /// Signals the ranks' step but not the job, as a preemption without the user signal does.
-fn sigterm_to_the_step_stops_the_run(place: &TestDir, sandbox: &Sandbox) {
+fn sigterm_to_the_step_stops_the_run(dir: &TestDir, sandbox: &Sandbox) {
     let run = sandbox.path("runs/asked");
-    let job = sandbox.submit(&config(place, sandbox, 1_000_000), &run, &[]);
+    let job = sandbox.submit(&config(dir, sandbox, 1_000_000), &run, &[]);
     sandbox.wait_for_log(&job, 0, "\nstep 5/");
     assert_eq!(sandbox.run("scancel", &["--signal=TERM", &format!("{job}.0")]).code, 0);
     let seen = sandbox.wait_for_log(&job, 0, "stopping: the workers save a checkpoint");
@@ -121,8 +121,8 @@ fn sigterm_to_the_step_stops_the_run(place: &TestDir, sandbox: &Sandbox) {
 }
 
 /// Jobs that could never start are rejected with an error per key; nothing is queued or written.
-fn impossible_jobs_are_rejected(place: &TestDir, sandbox: &Sandbox) {
-    let file = config(place, sandbox, 10);
+fn impossible_jobs_are_rejected(dir: &TestDir, sandbox: &Sandbox) {
+    let file = config(dir, sandbox, 10);
     let (sum, run) = ("slurm.", sandbox.path("runs/refused"));
     for (set, message) in [
         ("partition=\"nowhere\"", "partition: unknown partition \"nowhere\"; expected one of batch, urgent"),
@@ -154,8 +154,8 @@ type Case = (&'static str, fn(&TestDir, &Sandbox));
 #[test]
 fn jobs_run_in_a_real_slurm() {
     let Some(sandbox) = Sandbox::start() else { return };
-    let place = TestDir::new();
-    copy(Path::new(&place.path("data")), Path::new(&sandbox.path("data")));
+    let dir = TestDir::new();
+    copy(Path::new(&dir.path("data")), Path::new(&sandbox.path("data")));
     std::fs::create_dir(sandbox.path("runs")).unwrap();
     ["data", "runs"].iter().for_each(|name| drop(sandbox.give_to_user(name)));
     let cases: [Case; 13] = [
@@ -175,7 +175,7 @@ fn jobs_run_in_a_real_slurm() {
     ];
     for (name, case) in cases {
         let begun = Instant::now();
-        case(&place, &sandbox);
+        case(&dir, &sandbox);
         eprintln!("{name}: {:.1} s", begun.elapsed().as_secs_f64());
     }
     let folder = sandbox.folder().to_owned();
@@ -188,9 +188,9 @@ fn jobs_run_in_a_real_slurm() {
 /// Without Slurm nothing is queued, but `--dry-run` still prints the script.
 #[test]
 fn submit_without_slurm_fails_and_dry_run_works() {
-    let place = TestDir::new();
-    let (file, run) = (place.config(10, 1), place.path("run"));
-    let environment = [("PATH", place.path("nothing"))];
+    let dir = TestDir::new();
+    let (file, run) = (dir.config(10, 1), dir.path("run"));
+    let environment = [("PATH", dir.path("nothing"))];
     let ran = support::run_in(&["submit", "--config", &file, "--run", &run], &environment);
     assert_eq!(ran.code, 2, "{}", ran.err);
     assert!(ran.err.contains("cannot start sinfo; check that Slurm is installed"), "{}", ran.err);
@@ -203,11 +203,11 @@ fn submit_without_slurm_fails_and_dry_run_works() {
 /// The run's current state and the duration of its checkpoints determine whether it is queued.
 #[test]
 fn submit_rejects_an_active_run_and_a_short_lead_time() {
-    let place = TestDir::new();
-    let (file, run) = (place.config(1_000_000, 1), place.path("run"));
+    let dir = TestDir::new();
+    let (file, run) = (dir.config(1_000_000, 1), dir.path("run"));
     let submit = |more: &[&str]| {
         let line = [&["submit", "--config", &file, "--run", &run], more].concat();
-        support::run_in(&line, &[("PATH", place.path("nothing"))])
+        support::run_in(&line, &[("PATH", dir.path("nothing"))])
     };
     let mut running = Running::start(&file, &run);
     running.reach(3);
@@ -237,9 +237,9 @@ fn submit_rejects_an_active_run_and_a_short_lead_time() {
 /// A name with a line break would add a line to the batch script.
 #[test]
 fn a_line_break_in_a_name_is_rejected() {
-    let place = TestDir::new();
-    let (file, run) = (place.config(10, 1), place.path("run"));
-    let folder = place.path("two\nlines");
+    let dir = TestDir::new();
+    let (file, run) = (dir.config(10, 1), dir.path("run"));
+    let folder = dir.path("two\nlines");
     std::fs::create_dir(&folder).unwrap();
     let dry = |more: &[&str], folder: &str| {
         let mut command = Command::new(support::lambert());
@@ -249,7 +249,7 @@ fn a_line_break_in_a_name_is_rejected() {
         (output.status.code(), text(output.stdout), text(output.stderr))
     };
     for (more, folder, option) in [
-        (&["--set", "run.name=\"a\\ntouch x\""][..], place.path(""), "--job-name=a\\ntouch x"),
+        (&["--set", "run.name=\"a\\ntouch x\""][..], dir.path(""), "--job-name=a\\ntouch x"),
         (&[][..], folder, "--chdir="),
     ] {
         let (code, out, err) = dry(more, &folder);

@@ -43,9 +43,9 @@ fn relative_update_sizes(config: &RunConfig) -> (Vec<f64>, u64) {
     let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), specs, 1, 0.02));
     let mut rng = Key::new(3).rng();
     let mut relative_update_sizes = Vec::new();
-    while let Some(place) = timeline::position(config, &state.stages.early_stops, state.step) {
-        stages::enter(&mut state, config, &place).unwrap();
-        let rate = schedule::learning_rate(place.stage, place.done);
+    while let Some(dir) = timeline::position(config, &state.stages.early_stops, state.step) {
+        stages::enter(&mut state, config, &dir).unwrap();
+        let rate = schedule::learning_rate(dir.stage, dir.done);
         let before = state.read(Buffer::Weights, 0..state.elements());
         let gradient = |index: usize| (1.0 + index as f32).sin() * (0.8 + 0.4 * rng.unit_f64() as f32);
         let gradients: Vec<f32> = (0..before.len()).map(gradient).collect();

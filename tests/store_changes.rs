@@ -10,8 +10,8 @@ use crate::support::{self, Running, TestDir, checkpoints, done, run_in, wait_for
 /// Moving a run's folder moves the run: nothing is created at the old path, and the run resumes at the new one.
 #[test]
 fn a_run_moved_during_training_ends() {
-    let place = TestDir::new();
-    let (config, run, moved) = (place.config(1_000_000, 2), place.path("run"), place.path("moved"));
+    let dir = TestDir::new();
+    let (config, run, moved) = (dir.config(1_000_000, 2), dir.path("run"), dir.path("moved"));
     let mut running = Running::start(&config, &run);
     running.reach(9);
     while checkpoints(&run).is_empty() {
@@ -38,12 +38,12 @@ fn a_run_moved_during_training_ends() {
 /// Object names may be forged; no thread panics over one.
 #[test]
 fn an_attempt_number_without_successor_is_an_error() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     for (name, object) in [("a", "lease-4294967295"), ("b", "checkpoints/step-000000001-a4294967295/model.safetensors")]
     {
-        let run = place.path(name);
-        place.file(&format!("{name}/{object}"), "x");
-        let mut running = Running::start(&place.config(7, 1), &run);
+        let run = dir.path(name);
+        dir.file(&format!("{name}/{object}"), "x");
+        let mut running = Running::start(&dir.config(7, 1), &run);
         let start = Instant::now();
         let text = loop {
             if let Some(text) = running.log_if_ended() {
@@ -65,17 +65,17 @@ fn an_attempt_number_without_successor_is_an_error() {
 /// one.
 #[test]
 fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
-    let place = TestDir::new();
-    let server = Server::start(Path::new(&place.path("s3")), 0);
+    let dir = TestDir::new();
+    let server = Server::start(Path::new(&dir.path("s3")), 0);
     let url = format!("s3://{BUCKET}/run");
     let environment = server.environment();
-    let ended = Running::start_in(&place.config(14, 1), &url, &[], &environment).end();
+    let ended = Running::start_in(&dir.config(14, 1), &url, &[], &environment).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
-    let folder = Path::new(&place.path("s3")).join(BUCKET).join("run");
+    let folder = Path::new(&dir.path("s3")).join(BUCKET).join("run");
     let (older, newer) = ("step-000000007-a0001", "step-000000014-a0001");
-    let spare = Path::new(&place.path("spare")).to_owned();
+    let spare = Path::new(&dir.path("spare")).to_owned();
     support::copy(&folder, &spare);
-    let there = |names: &[&str]| {
+    let existing = |names: &[&str]| {
         let _ = std::fs::remove_dir_all(folder.join("checkpoints"));
         for name in names {
             let name = Path::new("checkpoints").join(name);
@@ -90,7 +90,7 @@ fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
             to.iter().for_each(|to| support::copy(&spare.join(to), &folder.join(to)));
         }
     };
-    there(&[older, newer]);
+    existing(&[older, newer]);
     server.before("GET /runs/run/checkpoints/step-000000007-a0001/model", 0, replace(older, None));
     let verified = run_in(&["checkpoint", "verify", &url, "--json"], &environment);
     assert_eq!((verified.code, verified.out.lines().count()), (0, 1), "{}{}", verified.out, verified.err);
@@ -100,15 +100,15 @@ fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
         verified.err
     );
     // Actual damage is still reported.
-    there(&[older, newer]);
+    existing(&[older, newer]);
     std::fs::remove_file(folder.join("checkpoints").join(older).join("model.safetensors")).unwrap();
     let verified = run_in(&["checkpoint", "verify", &url], &environment);
     assert_eq!((verified.code, verified.out.lines().count()), (1, 2), "{}{}", verified.out, verified.err);
     // The first read verifies the object, the second loads it.
     for after in [0, 1] {
-        let exported = place.path(&format!("exported-{after}"));
+        let exported = dir.path(&format!("exported-{after}"));
         for arguments in [&["export", &url, "--output", &exported][..], &["fill-mask", &url, "the [MASK] ."]] {
-            there(&[older]);
+            existing(&[older]);
             server.before("GET /runs/run/checkpoints/step-000000007-a0001/model", after, replace(older, Some(newer)));
             let ran = run_in(arguments, &environment);
             assert_eq!(ran.code, 0, "{arguments:?}: {}", ran.err);
@@ -120,12 +120,12 @@ fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
 /// Pruning blocks neither saves nor stages, and delays the end of the run by seconds only.
 #[test]
 fn slow_deletions_delay_no_step() {
-    let place = TestDir::new();
-    let server = Server::start(Path::new(&place.path("s3")), 0);
+    let dir = TestDir::new();
+    let server = Server::start(Path::new(&dir.path("s3")), 0);
     let url = format!("s3://{BUCKET}/run");
     let environment = server.environment();
     let more = ["--set", "checkpoint.keep=1"];
-    let mut running = Running::start_in(&place.config(28, 2), &url, &more, &environment);
+    let mut running = Running::start_in(&dir.config(28, 2), &url, &more, &environment);
     // The coordinator's deletions at startup are done; the next one is of the first checkpoint.
     running.reach(3);
     let (fault, start) = (Fault::Stall(Duration::from_secs(40)), Instant::now());

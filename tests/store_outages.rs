@@ -9,15 +9,15 @@ use crate::support::{self, Running, TestDir, checkpoints, done, tree};
 /// A rejected save is a warning with the reason; saves resume when the bucket accepts them again.
 #[test]
 fn a_rejecting_bucket_delays_checkpoints() {
-    let place = TestDir::new();
-    let server = Server::start(Path::new(&place.path("s3")), 0);
+    let dir = TestDir::new();
+    let server = Server::start(Path::new(&dir.path("s3")), 0);
     support::ENVIRONMENT.set(server.environment());
-    let (config, url) = (place.config(100_000, 2), format!("s3://{}/run", s3_server::BUCKET));
+    let (config, url) = (dir.config(100_000, 2), format!("s3://{}/run", s3_server::BUCKET));
     let mut running = Running::start(&config, &url);
     running.wait_until(|| !checkpoints(&url).is_empty());
     let refusals = [(403, "AccessDenied"), (400, "ExpiredToken"), (403, "RequestTimeTooSkewed")];
     for (status, code) in refusals {
-        let there = checkpoints(&url);
+        let before = checkpoints(&url);
         let fault = Fault::Refuse(status, code);
         let rule =
             Rule { method: "PUT".parse().unwrap(), contains: "/checkpoints/", after: 0, times: usize::MAX, fault };
@@ -25,7 +25,7 @@ fn a_rejecting_bucket_delays_checkpoints() {
         running.wait_until(|| server.hits() > 0);
         running.reach_now(50);
         server.clear();
-        running.wait_until(|| checkpoints(&url)[0] != there[0]);
+        running.wait_until(|| checkpoints(&url)[0] != before[0]);
     }
     running.kill_coordinator("-TERM");
     let ended = running.end();
@@ -78,20 +78,20 @@ fn mount(arguments: &[&str], on: &Path) -> bool {
 #[test]
 fn training_continues_while_the_store_is_read_only() {
     let Some(disk) = Disk::mount("size=64m") else { return };
-    let place = TestDir::new();
-    let (config, url) = (place.config(100_000, 2), disk.url());
+    let dir = TestDir::new();
+    let (config, url) = (dir.config(100_000, 2), disk.url());
     let mut running = Running::start(&config, &url);
     running.wait_until(|| !checkpoints(&url).is_empty());
     disk.remount("ro");
-    let there = checkpoints(&url);
+    let before = checkpoints(&url);
     running.reach_now(200);
-    assert_eq!(checkpoints(&url), there);
+    assert_eq!(checkpoints(&url), before);
     disk.remount("rw");
-    running.wait_until(|| checkpoints(&url)[0] != there[0]);
+    running.wait_until(|| checkpoints(&url)[0] != before[0]);
     running.kill_coordinator("-TERM");
     let ended = running.end();
     assert_eq!(ended.code, Some(75), "{}", ended.log);
-    assert!(!ended.log.contains("started again"), "{}", ended.log);
+    assert!(!ended.log.contains("restarting all workers"), "{}", ended.log);
     for word in ["was not saved; training continues, retrying in", "access denied", "Read-only file system"] {
         assert!(ended.log.contains(word), "no {word:?} in {}", ended.log);
     }
@@ -101,8 +101,8 @@ fn training_continues_while_the_store_is_read_only() {
 #[test]
 fn a_permanent_outage_ends_the_run() {
     let Some(disk) = Disk::mount("size=1m") else { return };
-    let place = TestDir::new();
-    let (config, url) = (place.config(100_000, 2), disk.url());
+    let dir = TestDir::new();
+    let (config, url) = (dir.config(100_000, 2), disk.url());
     let more = ["--set", "checkpoint.give_up_minutes=0.05", "--set", "checkpoint.keep=100"];
     let ended = Running::start_with(&config, &url, &more).end();
     assert_eq!(ended.code, Some(1), "{}", ended.log);
@@ -112,9 +112,9 @@ fn a_permanent_outage_ends_the_run() {
     assert_eq!(ended.log.matches("attempt 2").count(), 0, "the workers were restarted: {}", ended.log);
     assert_eq!(ended.log.matches("lambert: error: ").count(), 1, "{}", ended.log);
     done(&["checkpoint", "verify", &url]);
-    let (there, all) = (checkpoints(&url), tree(&Path::new(&url).join("checkpoints")));
-    assert!(!there.is_empty());
+    let (before, all) = (checkpoints(&url), tree(&Path::new(&url).join("checkpoints")));
+    assert!(!before.is_empty());
     let orphans: Vec<_> =
-        all.keys().filter(|name| !there.iter().any(|checkpoint| name.starts_with(checkpoint))).collect();
+        all.keys().filter(|name| !before.iter().any(|checkpoint| name.starts_with(checkpoint))).collect();
     assert!(orphans.is_empty(), "failed saves left files: {orphans:?}");
 }

@@ -8,8 +8,8 @@ use serde_json::Value;
 /// Each rank's file has the requested steps and the spans within them.
 #[test]
 fn selected_steps_are_traced() {
-    let place = TestDir::new();
-    let (run, logs) = (place.path("run"), place.path("logs"));
+    let dir = TestDir::new();
+    let (run, logs) = (dir.path("run"), dir.path("logs"));
     let sets = [
         &format!("cluster.log_folder={logs:?}"),
         "metrics.trace_steps=3",
@@ -17,7 +17,7 @@ fn selected_steps_are_traced() {
         "checkpoint.every_steps=7",
     ];
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
-    let ended = Running::start_with(&place.config(12, 2), &run, &sets).end();
+    let ended = Running::start_with(&dir.config(12, 2), &run, &sets).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     for rank in ["rank-00000.trace.json", "rank-00001.trace.json"] {
         let files = support::tree(Path::new(&logs));

@@ -49,19 +49,19 @@ fn code(coordinator: &mut Child, limit: Duration) -> Option<i32> {
 }
 
 /// Starts a run whose output is not read; returns it and the readers.
-fn unread(place: &TestDir, run: &str) -> (Child, PipeReader, PipeReader) {
+fn unread(dir: &TestDir, run: &str) -> (Child, PipeReader, PipeReader) {
     let (output, error) = (small_pipe(), small_pipe());
     let mut command = Command::new(lambert());
-    command.args(["run", "--config", &place.config(ENDLESS, 1), "--run", run, "--json"]);
+    command.args(["run", "--config", &dir.config(ENDLESS, 1), "--run", run, "--json"]);
     let coordinator = command.env("RUST_LOG", "debug").stdout(output.1).stderr(error.1).spawn().unwrap();
     (coordinator, output.0, error.0)
 }
 
 #[test]
 fn a_stalled_reader_does_not_block_the_run() {
-    let place = TestDir::new();
-    let run = place.path("run");
-    let (mut coordinator, output, error) = unread(&place, &run);
+    let dir = TestDir::new();
+    let run = dir.path("run");
+    let (mut coordinator, output, error) = unread(&dir, &run);
     wait_until("the status has stopped at a step of which the output has no room", || {
         status(&run)["step"].as_u64() > Some(100)
     });
@@ -81,9 +81,9 @@ fn a_stalled_reader_does_not_block_the_run() {
 
 #[test]
 fn a_reader_that_never_continues_does_not_keep_the_process() {
-    let place = TestDir::new();
-    let run = place.path("run");
-    let (mut coordinator, _output, _error) = unread(&place, &run);
+    let dir = TestDir::new();
+    let run = dir.path("run");
+    let (mut coordinator, _output, _error) = unread(&dir, &run);
     wait_until("the status has stopped at a step of which the output has no room", || {
         status(&run)["step"].as_u64() > Some(50)
     });
@@ -96,9 +96,9 @@ fn a_reader_that_never_continues_does_not_keep_the_process() {
 /// The file server is unavailable at the end: the result is printed, and the process exits with it.
 #[test]
 fn a_blocked_status_write_does_not_keep_the_process() {
-    let place = TestDir::new();
-    let (run, fsync) = (place.path("run"), BlockingFsync::new(&place));
-    let mut running = Running::start_in(&place.config(40, 1), &run, &[], &fsync.environment);
+    let dir = TestDir::new();
+    let (run, fsync) = (dir.path("run"), BlockingFsync::new(&dir));
+    let mut running = Running::start_in(&dir.config(40, 1), &run, &[], &fsync.environment);
     running.reach(5);
     fsync.block("status.json");
     let start = Instant::now();
@@ -113,11 +113,11 @@ fn a_blocked_status_write_does_not_keep_the_process() {
 /// The thread that polls for requests panics, because the system refuses the store a new thread.
 #[test]
 fn a_panic_on_another_thread_ends_the_run_with_one_line() {
-    let place = TestDir::new();
-    let (run, fsync, threads) = (place.path("run"), BlockingFsync::new(&place), FailingThreads::new(&place));
+    let dir = TestDir::new();
+    let (run, fsync, threads) = (dir.path("run"), BlockingFsync::new(&dir), FailingThreads::new(&dir));
     let preload = format!("{}:{}", fsync.environment[0].1, threads.environment[0].1);
     let environment = [("LD_PRELOAD", preload), fsync.environment[1].clone(), threads.environment[1].clone()];
-    let mut running = Running::start_in(&place.config(ENDLESS, 1), &run, &[], &environment);
+    let mut running = Running::start_in(&dir.config(ENDLESS, 1), &run, &[], &environment);
     running.reach(5);
     // One thread of the store blocks here; the next request needs another one.
     fsync.block("status.json");

@@ -9,11 +9,11 @@ use safetensors::SafeTensors;
 const UNUSED: [&str; 4] =
     ["bert.pooler.dense.bias", "bert.pooler.dense.weight", "cls.seq_relationship.bias", "cls.seq_relationship.weight"];
 
-fn train(place: &TestDir, optimizer: &str, pair: &str) -> String {
-    let run = place.path(&format!("{optimizer}-{pair}"));
+fn train(dir: &TestDir, optimizer: &str, pair: &str) -> String {
+    let run = dir.path(&format!("{optimizer}-{pair}"));
     let sets = [format!("optimizer.kind={optimizer}"), format!("objective.pair={pair}")];
     let sets = ["--set", &sets[0], "--set", &sets[1], "--set", "optimizer.weight_decay=0.1"];
-    let ended = Running::start_with(&place.config(21, 1), &run, &sets).end();
+    let ended = Running::start_with(&dir.config(21, 1), &run, &sets).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     let named = ended.log.contains("frozen: bert.pooler.dense, cls.seq_relationship");
     assert_eq!(named, pair == "none", "{}", ended.log);
@@ -28,16 +28,16 @@ fn weights(run: &str, number: usize) -> Vec<u8> {
 
 #[test]
 fn pooler_and_pair_head_stay_unchanged_without_a_pair_objective() {
-    let place = TestDir::new();
+    let dir = TestDir::new();
     for optimizer in ["lamb", "adamw"] {
-        let run = train(&place, optimizer, "none");
+        let run = train(&dir, optimizer, "none");
         let (late, early) = (weights(&run, 0), weights(&run, 2));
         let (late, early) = (SafeTensors::deserialize(&late).unwrap(), SafeTensors::deserialize(&early).unwrap());
         for name in late.names() {
             let same = late.tensor(name).unwrap().data() == early.tensor(name).unwrap().data();
             assert_eq!(same, UNUSED.contains(&name), "{optimizer}: {name}");
         }
-        let folder = place.path(&format!("{optimizer}-model"));
+        let folder = dir.path(&format!("{optimizer}-model"));
         done(&["export", &run, "--output", &folder]);
         let exported = std::fs::read(format!("{folder}/model.safetensors")).unwrap();
         let exported = SafeTensors::deserialize(&exported).unwrap();
@@ -47,7 +47,7 @@ fn pooler_and_pair_head_stay_unchanged_without_a_pair_objective() {
         let config = std::fs::read_to_string(format!("{folder}/config.json")).unwrap();
         assert!(config.contains("BertForMaskedLM"), "{config}");
     }
-    let run = train(&place, "lamb", "nsp");
+    let run = train(&dir, "lamb", "nsp");
     let (late, early) = (weights(&run, 0), weights(&run, 2));
     assert_ne!(
         SafeTensors::deserialize(&late).unwrap().tensor(UNUSED[1]).unwrap(),

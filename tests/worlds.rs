@@ -6,13 +6,13 @@ use lambert_control::StepRecord;
 
 const STEPS: u64 = 20;
 
-fn train(place: &TestDir, ranks: usize, more: &[&str]) -> Vec<StepRecord> {
-    train_for(STEPS, place, ranks, more)
+fn train(dir: &TestDir, ranks: usize, more: &[&str]) -> Vec<StepRecord> {
+    train_for(STEPS, dir, ranks, more)
 }
 
-fn train_for(steps: u64, place: &TestDir, ranks: usize, more: &[&str]) -> Vec<StepRecord> {
-    let run = place.path(&format!("world-{ranks}"));
-    let ended = Running::start_with(&place.config(steps, ranks), &run, more).end();
+fn train_for(steps: u64, dir: &TestDir, ranks: usize, more: &[&str]) -> Vec<StepRecord> {
+    let run = dir.path(&format!("world-{ranks}"));
+    let ended = Running::start_with(&dir.config(steps, ranks), &run, more).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert_eq!(ended.records.len() as u64, steps);
     ended.records
@@ -21,15 +21,15 @@ fn train_for(steps: u64, place: &TestDir, ranks: usize, more: &[&str]) -> Vec<St
 /// Asserts that losses over `steps` steps are within the relative `tolerance` of those of one rank. With three ranks
 /// and sixteen samples, one rank has at least six.
 fn assert_equal_losses(steps: u64, others: &[(usize, f64)], tolerance: f64) {
-    let place = TestDir::new();
-    let one = train_for(steps, &place, 1, &[]);
+    let dir = TestDir::new();
+    let one = train_for(steps, &dir, 1, &[]);
     assert!(one.windows(2).all(|pair| pair[0].batch.digest != pair[1].batch.digest), "two batches are equal");
     let padding = |records: &[StepRecord]| records.iter().map(|record| record.batch.padding).collect::<Vec<_>>();
     assert!(padding(&one).iter().any(|share| *share > 0.0));
     assert!(one.iter().all(|record| record.batch.imbalance == 1.0));
     for &(ranks, even) in others {
         let mut worst: f64 = 0.0;
-        let others = train_for(steps, &place, ranks, &[]);
+        let others = train_for(steps, &dir, ranks, &[]);
         assert!(
             padding(&others).iter().all(|share| (0.0..0.03).contains(share)),
             "{ranks} ranks: {:?}",
@@ -67,12 +67,12 @@ fn worlds_of_one_to_four_have_equal_losses_for_two_hundred_steps() {
 /// Measuring changes the order of the samples only, and every world measures the same.
 #[test]
 fn noise_and_trust_ratios_do_not_depend_on_the_world() {
-    let place = TestDir::new();
-    let plain = train(&place, 2, &[]);
-    std::fs::remove_dir_all(place.path("world-2")).unwrap();
+    let dir = TestDir::new();
+    let plain = train(&dir, 2, &[]);
+    std::fs::remove_dir_all(dir.path("world-2")).unwrap();
     let every = ["metrics.noise_scale_every_steps=4", "metrics.trust_ratios_every_steps=10"];
     let more: Vec<&str> = every.iter().flat_map(|set| ["--set", set]).collect();
-    let of = [1, 2, 3].map(|ranks| train(&place, ranks, &more));
+    let of = [1, 2, 3].map(|ranks| train(&dir, ranks, &more));
     for records in &of {
         for (record, plain) in records.iter().zip(&plain) {
             assert!((record.loss - plain.loss).abs() < 1e-4 * plain.loss, "step {}", record.step);
@@ -98,15 +98,15 @@ fn noise_and_trust_ratios_do_not_depend_on_the_world() {
         !ratios.keys().any(|name| name.ends_with("bias")),
         "a parameter without weight decay has a trust ratio: {ratios:?}"
     );
-    let status = crate::support::done(&["status", &place.path("world-3"), "--json"]);
+    let status = crate::support::done(&["status", &dir.path("world-3"), "--json"]);
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
     assert_eq!(status["status"]["noise"]["estimates"], 5, "{status}");
 }
 
 #[test]
 fn canonical_worlds_end_with_the_same_bits() {
-    let place = TestDir::new();
-    let evaluation = format!("evaluation.data={:?}", place.path("data/held-out"));
+    let dir = TestDir::new();
+    let evaluation = format!("evaluation.data={:?}", dir.path("data/held-out"));
     let sets = [
         "cluster.all_reduce.canonical=true",
         &evaluation,
@@ -124,11 +124,11 @@ fn canonical_worlds_end_with_the_same_bits() {
             noise(record),
         )
     };
-    let bits = |ranks: usize| train(&place, ranks, &more).iter().map(facts).collect::<Vec<_>>();
+    let bits = |ranks: usize| train(&dir, ranks, &more).iter().map(facts).collect::<Vec<_>>();
     let one = bits(1);
     assert!(one.iter().any(|(.., noise)| noise.is_some()), "no step measured the noise scale");
     for ranks in [2, 3, 4] {
         assert_eq!(one, bits(ranks), "{ranks} ranks");
-        assert_same_weights(&place.path("world-1"), &place.path(&format!("world-{ranks}")));
+        assert_same_weights(&dir.path("world-1"), &dir.path(&format!("world-{ranks}")));
     }
 }

@@ -95,19 +95,20 @@ fn updates_match_the_host() {
     let model = Model { hidden: 256, heads: 4, intermediate: 1024, positions: 128, ..Model::default() };
     for kind in [OptimizerKind::Lamb, OptimizerKind::Adamw, OptimizerKind::AdamBert] {
         let settings = Optimizer { kind, ..Optimizer::default() };
-        let (mut host, mut there) = (state(Arc::new(Host), &model), state(gpu.clone(), &model));
+        let (mut host, mut existing) = (state(Arc::new(Host), &model), state(gpu.clone(), &model));
         let mut rng = Key::new(9).rng();
         for _ in 0..100 {
             let gradients: Vec<f32> = (0..host.elements()).map(|_| (rng.unit_f64() - 0.5) as f32).collect();
-            for state in [&mut host, &mut there] {
+            for state in [&mut host, &mut existing] {
                 state.write(Buffer::Gradients, 0, &gradients);
                 let _ = optim::update(state, &settings, 1e-3);
             }
         }
         let read = |state: &TrainState| state.read(Buffer::Weights, 0..state.elements());
-        let (host, there) = (read(&host), read(&there));
+        let (host, existing) = (read(&host), read(&existing));
         let square = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>();
-        let difference = square(&mut host.iter().zip(&there).map(|(a, b)| a - b)) / square(&mut host.iter().copied());
+        let difference =
+            square(&mut host.iter().zip(&existing).map(|(a, b)| a - b)) / square(&mut host.iter().copied());
         let difference = difference.sqrt();
         println!("POINT 100 updates, {kind:?}: {difference:.1e} of the weights (at most 1e-5)");
         assert!(difference < 1e-5, "{kind:?}: {difference:e}");
@@ -123,8 +124,8 @@ fn the_weight_digest_matches_the_host() {
         kernels.read(&state.digest(), 0, &mut digest);
         (u64::from_ne_bytes(digest), 1e3 * start.elapsed().as_secs_f64())
     };
-    let (host, (there, milliseconds)) = (digest(Arc::new(Host)), digest(gpu));
-    assert_eq!(there, host.0);
+    let (host, (existing, milliseconds)) = (digest(Arc::new(Host)), digest(gpu));
+    assert_eq!(existing, host.0);
     println!("POINT digest of the weights: the host's, in {milliseconds:.1} ms");
 }
 

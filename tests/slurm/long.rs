@@ -9,18 +9,18 @@ use crate::slurm::{config, memory, secrets};
 use crate::support::slurm::Sandbox;
 use crate::support::{self, Running, TestDir, assert_same_bits, copy, signal};
 
-fn start_sandbox(place: &TestDir) -> Option<Sandbox> {
+fn start_sandbox(dir: &TestDir) -> Option<Sandbox> {
     let sandbox = Sandbox::start()?;
-    copy(Path::new(&place.path("data")), Path::new(&sandbox.path("data")));
+    copy(Path::new(&dir.path("data")), Path::new(&sandbox.path("data")));
     std::fs::create_dir(sandbox.path("runs")).unwrap();
     ["data", "runs"].iter().for_each(|name| drop(sandbox.give_to_user(name)));
     Some(sandbox)
 }
 
 /// Number of steps that take about `seconds`, from the rate of a short run.
-fn steps_for(place: &TestDir, seconds: f64) -> u64 {
+fn steps_for(dir: &TestDir, seconds: f64) -> u64 {
     const PROBE: u64 = 400;
-    let mut running = Running::start(&place.config(PROBE, 2), &place.path("probe"));
+    let mut running = Running::start(&dir.config(PROBE, 2), &dir.path("probe"));
     running.reach(100);
     let begun = Instant::now();
     assert_eq!(running.end().code, Some(0));
@@ -31,20 +31,20 @@ fn steps_for(place: &TestDir, seconds: f64) -> u64 {
 #[test]
 #[ignore = "long: six minutes"]
 fn a_run_longer_than_its_time_limit_finishes() {
-    let place = TestDir::new();
-    let Some(sandbox) = start_sandbox(&place) else { return };
-    let server = Server::start(Path::new(&place.path("s3")), 0);
+    let dir = TestDir::new();
+    let Some(sandbox) = start_sandbox(&dir) else { return };
+    let server = Server::start(Path::new(&dir.path("s3")), 0);
     // Slurm sends its signal 15 to 75 s before the minute is over, on a timer of 30 s.
-    let steps = steps_for(&place, 120.0);
-    let file = config(&place, &sandbox, steps);
+    let steps = steps_for(&dir, 120.0);
+    let file = config(&dir, &sandbox, steps);
     let variables = sandbox.file("store.env", &secrets::exports(&server));
     let run = format!("s3://{BUCKET}/long");
     let sets =
         format!("--set 'slurm.time=\"1\"' --set slurm.lead_seconds=15 --set \"slurm.prologue=['. {variables}']\"");
     let line = format!(". {variables}; exec {} submit --config {file} --run {run} {sets}", sandbox.path("bin/lambert"));
-    let local = place.path("local");
+    let local = dir.path("local");
     // Runs concurrently, to slow the queued run down.
-    let undisturbed = Running::start(&place.config(steps, 2), &local);
+    let undisturbed = Running::start(&dir.config(steps, 2), &local);
     let begun = Instant::now();
     let ran = sandbox.run("sh", &["-c", &line]);
     assert_eq!(ran.code, 0, "{}", ran.err);
@@ -64,8 +64,8 @@ fn a_run_longer_than_its_time_limit_finishes() {
     assert_eq!(undisturbed.end().code, Some(0));
     support::ENVIRONMENT.set(server.environment());
     let newest = support::checkpoints(&run).remove(0);
-    support::done(&["checkpoint", "copy", &format!("{run}/checkpoints/{newest}"), &place.path("fetched")]);
-    assert_same_bits(&local, &place.path("fetched"));
+    support::done(&["checkpoint", "copy", &format!("{run}/checkpoints/{newest}"), &dir.path("fetched")]);
+    assert_same_bits(&local, &dir.path("fetched"));
 }
 
 fn last_state(sandbox: &Sandbox, job: &str) -> String {
@@ -160,9 +160,9 @@ fn urgent(sandbox: &Sandbox) {
 #[test]
 #[ignore = "long: five minutes"]
 fn downtime_of_a_run() {
-    let place = TestDir::new();
-    let Some(sandbox) = start_sandbox(&place) else { return };
-    let (file, run) = (config(&place, &sandbox, 10_000_000), sandbox.path("runs/long"));
+    let dir = TestDir::new();
+    let Some(sandbox) = start_sandbox(&dir) else { return };
+    let (file, run) = (config(&dir, &sandbox, 10_000_000), sandbox.path("runs/long"));
     let job = sandbox.submit(&file, &run, &["--set", "cluster.restart.limit=1000"]);
     sandbox.wait_for_log(&job, 0, "\nstep 5/");
     eprintln!("| event | times | to the next step: median (range), s | without Slurm's own delay |\n|---|---|---|---|");
@@ -233,7 +233,7 @@ fn cancelled(sandbox: &Sandbox, file: &str, run: &str, job: &str) {
 #[test]
 #[ignore = "long: eight minutes"]
 fn ranks_of_a_node_share_memory_at_every_start() {
-    let place = TestDir::new();
-    let Some(sandbox) = start_sandbox(&place) else { return };
-    memory::starts(&place, &sandbox, 20);
+    let dir = TestDir::new();
+    let Some(sandbox) = start_sandbox(&dir) else { return };
+    memory::starts(&dir, &sandbox, 20);
 }

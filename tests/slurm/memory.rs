@@ -7,15 +7,15 @@ use crate::support::slurm::Sandbox;
 use crate::support::{TestDir, signal};
 
 /// Two ranks on one node map each other's segments after every start.
-pub fn is_shared(place: &TestDir, sandbox: &Sandbox) {
-    starts(place, sandbox, 3);
+pub fn is_shared(dir: &TestDir, sandbox: &Sandbox) {
+    starts(dir, sandbox, 3);
 }
 
 /// Starts a run `starts` times, killing a rank after each start.
-pub fn starts(place: &TestDir, sandbox: &Sandbox, starts: usize) {
+pub fn starts(dir: &TestDir, sandbox: &Sandbox, starts: usize) {
     let run = sandbox.path("runs/shared");
     let more = ["--set", "slurm.nodes=1", "--set", "cluster.restart.limit=1000"];
-    let job = sandbox.submit(&config(place, sandbox, 1_000_000), &run, &more);
+    let job = sandbox.submit(&config(dir, sandbox, 1_000_000), &run, &more);
     let (mut seen, mut without) = (0, Vec::new());
     for start in 1..=starts {
         seen = sandbox.wait_for_log(&job, seen, "starting 2 workers");

@@ -6,13 +6,13 @@ use crate::support::slurm::Sandbox;
 use crate::support::{TestDir, tree};
 
 /// Array of four parts, one of which fails and is resubmitted alone. The joined datasets equal those of one process.
-pub fn an_array_and_its_join(place: &TestDir, sandbox: &Sandbox) {
-    let text = std::fs::read_to_string(place.path("prep.toml")).unwrap();
+pub fn an_array_and_its_join(dir: &TestDir, sandbox: &Sandbox) {
+    let text = std::fs::read_to_string(dir.path("prep.toml")).unwrap();
     // Paths in the file are relative to its folder.
     let was = text.split("path = \"").nth(1).unwrap().split("/corpus.txt").next().unwrap();
     let text = text.replace(was, &sandbox.path("prep"));
     for name in ["corpus.txt", "vocab.txt"] {
-        sandbox.file(&format!("prep/{name}"), &std::fs::read_to_string(place.path(name)).unwrap());
+        sandbox.file(&format!("prep/{name}"), &std::fs::read_to_string(dir.path(name)).unwrap());
     }
     let fails = r#"[ "${SLURM_ARRAY_TASK_ID:-}" != 2 ] || [ -e prep/mended ] || exit 3"#;
     let config = sandbox.file("prep/prep.toml", &format!("{text}[slurm]\ntime = \"10\"\nprologue = ['{fails}']\n"));
@@ -34,7 +34,7 @@ pub fn an_array_and_its_join(place: &TestDir, sandbox: &Sandbox) {
     let [array, join] = submit(&["--tasks", "2"]);
     assert_eq!(sandbox.ended(&join), "COMPLETED|0:0", "{}", sandbox.log(&join));
     assert_eq!(sandbox.ended(&array), "COMPLETED|0:0");
-    let (one, other) = (tree(Path::new(&sandbox.path("prep/data"))), tree(Path::new(&place.path("data"))));
+    let (one, other) = (tree(Path::new(&sandbox.path("prep/data"))), tree(Path::new(&dir.path("data"))));
     assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());
     assert!(one.iter().all(|(name, bytes)| other[name] == *bytes), "the array's datasets differ from one process's");
 

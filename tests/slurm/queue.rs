@@ -7,8 +7,8 @@ use crate::support::slurm::Sandbox;
 use crate::support::{TestDir, checkpoints};
 
 /// Pending run: `lambert status` prints the reason, and `lambert stop` cancels the job.
-pub fn stop_requests_apply_to_inactive_jobs(place: &TestDir, sandbox: &Sandbox) {
-    let file = config(place, sandbox, 1_000_000);
+pub fn stop_requests_apply_to_inactive_jobs(dir: &TestDir, sandbox: &Sandbox) {
+    let file = config(dir, sandbox, 1_000_000);
     let (suspended, requeued) = (sandbox.path("runs/suspended"), sandbox.path("runs/requeued"));
     let one = sandbox.submit(&file, &suspended, &[]);
     let other = sandbox.submit(&file, &requeued, &[]);
@@ -83,8 +83,8 @@ fn stop_suspended(sandbox: &Sandbox, run: &str, job: &str) {
 }
 
 /// Two concurrent submissions both find no job; only one may queue it.
-pub fn one_of_two_concurrent_submissions_succeeds(place: &TestDir, sandbox: &Sandbox) {
-    let (file, run) = (config(place, sandbox, 1_000_000), sandbox.path("runs/twice"));
+pub fn one_of_two_concurrent_submissions_succeeds(dir: &TestDir, sandbox: &Sandbox) {
+    let (file, run) = (config(dir, sandbox, 1_000_000), sandbox.path("runs/twice"));
     let more = ["--set", "slurm.options=[\"--hold\"]", "--set", "run.name='twice'"];
     let line = [&["submit", "--config", &file, "--run", &run], &more[..]].concat();
     let both = std::thread::scope(|scope| {

@@ -7,8 +7,8 @@ use crate::support::slurm::Sandbox;
 use crate::support::{TestDir, signal};
 
 /// A transient failure requeues the job up to a limit; a permanent one does not.
-pub fn failures_decide(place: &TestDir, sandbox: &Sandbox) {
-    let file = config(place, sandbox, 1_000_000);
+pub fn failures_decide(dir: &TestDir, sandbox: &Sandbox) {
+    let file = config(dir, sandbox, 1_000_000);
     let fatal =
         ["--set", "guard.rollbacks=1", "--set", &format!("test.nan_samples={:?}", (0..2000).collect::<Vec<u64>>())];
     let hopeless = sandbox.submit(&file, &sandbox.path("runs/hopeless"), &fatal);
@@ -40,11 +40,11 @@ pub fn failures_decide(place: &TestDir, sandbox: &Sandbox) {
 }
 
 /// A preemption while the prologue copies files: no worker was started, and it is not a failure.
-pub fn preemption_in_the_prologue(place: &TestDir, sandbox: &Sandbox) {
+pub fn preemption_in_the_prologue(dir: &TestDir, sandbox: &Sandbox) {
     let (run, begun) = (sandbox.path("runs/early"), sandbox.path("runs/begun"));
     let prologue = format!("slurm.prologue=['[ -e {begun} ] || {{ touch {begun}; sleep 3; }}']");
     let more = ["--set", "slurm.requeues=0", "--set", &prologue];
-    let job = sandbox.submit(&config(place, sandbox, 1_000_000), &run, &more);
+    let job = sandbox.submit(&config(dir, sandbox, 1_000_000), &run, &more);
     sandbox.wait("the prologue", || Path::new(&begun).exists().then_some(()));
     assert_eq!(sandbox.run("scancel", &["--batch", "--signal=USR1", &job]).code, 0);
     let seen = sandbox.wait_for_log(&job, 0, "requeuing the job");
@@ -56,8 +56,8 @@ pub fn preemption_in_the_prologue(place: &TestDir, sandbox: &Sandbox) {
 
 /// Submits a run that fails at once because its program is missing, as if its file system were unavailable. The job has
 /// a comment of the site.
-fn failing(place: &TestDir, sandbox: &Sandbox, name: &str, prologue: &str) -> String {
-    let (file, folder) = (config(place, sandbox, 10), sandbox.path(name));
+fn failing(dir: &TestDir, sandbox: &Sandbox, name: &str, prologue: &str) -> String {
+    let (file, folder) = (config(dir, sandbox, 10), sandbox.path(name));
     assert_eq!(sandbox.run("cp", &["-r", &sandbox.path("bin"), &folder]).code, 0);
     let comment =
         "[ \"${SLURM_RESTART_COUNT:-0}\" != 0 ] || scontrol update JobId=$SLURM_JOB_ID Comment=\"project 2026\";";
@@ -71,8 +71,8 @@ fn failing(place: &TestDir, sandbox: &Sandbox, name: &str, prologue: &str) -> St
 }
 
 /// A number in another program's comment is not a failure count, and the comment is kept.
-pub fn the_failure_count_keeps_other_comments(place: &TestDir, sandbox: &Sandbox) {
-    let job = failing(place, sandbox, "commented", "");
+pub fn the_failure_count_keeps_other_comments(dir: &TestDir, sandbox: &Sandbox) {
+    let job = failing(dir, sandbox, "commented", "");
     assert_eq!(sandbox.ended(&job), "FAILED|1:0", "{}", sandbox.log(&job));
     let log = sandbox.log(&job);
     assert_eq!(log.matches("failure 1: requeuing the job").count(), 1, "{log}");
@@ -83,10 +83,10 @@ pub fn the_failure_count_keeps_other_comments(place: &TestDir, sandbox: &Sandbox
 
 /// Slurm rejects the update that records the failure, because it also sets a priority that requires privilege. Without
 /// a failure count the job would be requeued forever.
-pub fn a_rejected_failure_count_ends_the_job(place: &TestDir, sandbox: &Sandbox) {
+pub fn a_rejected_failure_count_ends_the_job(dir: &TestDir, sandbox: &Sandbox) {
     let refused = "sleep() { :; }; scontrol() { case $1 in update) command scontrol \"$@\" Nice=-100 ;; *) command scontrol \"$@\" ;; \
                    esac; };";
-    let job = failing(place, sandbox, "uncounted", refused);
+    let job = failing(dir, sandbox, "uncounted", refused);
     assert_eq!(sandbox.ended(&job), "FAILED|1:0", "{}", sandbox.log(&job));
     let log = sandbox.log(&job);
     let text = "failure 1: cannot store this count in the job's comment, so the job is not requeued";

@@ -15,10 +15,10 @@ pub fn exports(server: &Server) -> String {
 
 /// Run on an S3 server whose key is in a file that the prologue reads. The submitting user has it in the environment
 /// and sets a variable that makes sbatch export everything.
-pub fn secrets_are_not_exposed(place: &TestDir, sandbox: &Sandbox) {
-    let server = Server::start(Path::new(&place.path("s3")), 0);
+pub fn secrets_are_not_exposed(dir: &TestDir, sandbox: &Sandbox) {
+    let server = Server::start(Path::new(&dir.path("s3")), 0);
     let variables = sandbox.file("store.env", &exports(&server));
-    let (file, run) = (config(place, sandbox, 1_000_000), format!("s3://{BUCKET}/secret"));
+    let (file, run) = (config(dir, sandbox, 1_000_000), format!("s3://{BUCKET}/secret"));
     let prologue = format!("slurm.prologue=['. {variables}']");
     let line = format!(
         ". {variables}; export SBATCH_EXPORT=ALL; exec {} submit --config {file} --run {run} --set \"{prologue}\"",

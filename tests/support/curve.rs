@@ -66,7 +66,7 @@ impl Golden {
             ids: table("ids"),
             segment_b_starts: table("segments").chunks(width).map(second).collect(),
             lengths: column("lengths"),
-            positions: labels.iter().map(|(place, _)| *place as i32).collect(),
+            positions: labels.iter().map(|(dir, _)| *dir as i32).collect(),
             labels: labels.iter().map(|(_, id)| *id).collect(),
             pair_labels: column("pair"),
             digest: 0,

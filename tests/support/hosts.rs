@@ -39,12 +39,12 @@ pub struct Host {
 
 impl Network {
     /// `count` hosts that see the folder of `place`; `None`, with a message, if this machine cannot create them.
-    pub fn new(place: &TestDir, count: u32) -> Option<Self> {
-        Self::with(place, count, &[])
+    pub fn new(dir: &TestDir, count: u32) -> Option<Self> {
+        Self::with(dir, count, &[])
     }
 
     /// Like [`Network::new`], with variables that replace the installed Open MPI by version 5.
-    pub fn with(place: &TestDir, count: u32, environment: &[(&'static str, String)]) -> Option<Self> {
+    pub fn with(dir: &TestDir, count: u32, environment: &[(&'static str, String)]) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let missing = ["unshare", "nsenter", "ip", "dropbear", "dbclient", "dropbearkey"].into_iter().find(|program| {
             !Command::new("sh").args(["-c", &format!("command -v {program} >/dev/null")]).status().unwrap().success()
@@ -54,7 +54,7 @@ impl Network {
             return None;
         }
         sweep();
-        let (number, key) = (NEXT.fetch_add(1, Ordering::Relaxed), place.path("ssh-key"));
+        let (number, key) = (NEXT.fetch_add(1, Ordering::Relaxed), dir.path("ssh-key"));
         let bridge = format!("{BRIDGE}{}-{number}", std::process::id());
         sh(&format!(
             "dropbearkey -t ed25519 -f {key} 2>&1 | grep ^ssh- > {key}.pub
@@ -64,21 +64,21 @@ impl Network {
              ip link set {bridge} up"
         ));
         let lines = (1..=count).map(|index| format!("10.212.{number}.{index} {}\n", name_of(index)));
-        std::fs::write(place.path("hosts"), format!("127.0.0.1 localhost\n{}", lines.collect::<String>())).unwrap();
+        std::fs::write(dir.path("hosts"), format!("127.0.0.1 localhost\n{}", lines.collect::<String>())).unwrap();
         let mut network = Self { hosts: Vec::new(), number, bridge, key, environment: environment.to_vec() };
         for index in 0..count {
-            let host = network.host(place, index + 1);
+            let host = network.host(dir, index + 1);
             network.hosts.push(host);
         }
         Some(network)
     }
 
-    fn host(&self, place: &TestDir, index: u32) -> Host {
+    fn host(&self, dir: &TestDir, index: u32) -> Host {
         let (number, key) = (self.number, &self.key);
         let (address, six) = (format!("10.212.{number}.{index}"), format!("fd77:{number}::{index}"));
         let name = format!("host-{number}-{index}");
         let plug = format!("lmp{}-{number}-{index}", std::process::id() % 100_000);
-        let (folder, programs) = (place.path(""), lambert().parent().unwrap().to_str().unwrap().to_owned());
+        let (folder, programs) = (dir.path(""), lambert().parent().unwrap().to_str().unwrap().to_owned());
         let script = format!(
             "set -e
              hostname {name}

@@ -84,8 +84,8 @@ impl TestDir {
 }
 
 /// Rows of the training data at positions `numbers` of the sample order, as a TOML list.
-pub fn rows(place: &TestDir, numbers: &[u64]) -> String {
-    let dataset = Dataset::open(&place.path("data/train")).unwrap();
+pub fn rows(dir: &TestDir, numbers: &[u64]) -> String {
+    let dataset = Dataset::open(&dir.path("data/train")).unwrap();
     let sizes: Vec<u64> = dataset.row_groups().iter().map(|group| group.rows).collect();
     let order = EpochOrder::new(&sizes, 1, 0);
     let row = |number: &u64| {

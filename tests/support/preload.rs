@@ -6,9 +6,9 @@ use std::process::Command;
 use super::TestDir;
 
 /// Compiles `tests/support/NAME.c`; returns the variable that preloads it.
-pub fn library(place: &TestDir, name: &str) -> (&'static str, String) {
+pub fn library(dir: &TestDir, name: &str) -> (&'static str, String) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(name).with_extension("c");
-    let library = place.path(&format!("{name}.so"));
+    let library = dir.path(&format!("{name}.so"));
     let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o", &library]).arg(source).arg("-ldl").status();
     assert!(built.unwrap().success(), "cc cannot build {name}");
     ("LD_PRELOAD", library)
@@ -23,9 +23,9 @@ pub struct BlockingFsync {
 
 impl BlockingFsync {
     /// Prepares the library; nothing blocks yet.
-    pub fn new(place: &TestDir) -> Self {
-        let trigger = place.path("block-fsync");
-        let environment = [library(place, "blocking_fsync"), ("LAMBERT_TEST_BLOCK_FSYNC", trigger.clone())];
+    pub fn new(dir: &TestDir) -> Self {
+        let trigger = dir.path("block-fsync");
+        let environment = [library(dir, "blocking_fsync"), ("LAMBERT_TEST_BLOCK_FSYNC", trigger.clone())];
         Self { environment, trigger: trigger.into() }
     }
 
@@ -58,9 +58,9 @@ pub struct FailingThreads {
 
 impl FailingThreads {
     /// Prepares the library; nothing fails yet.
-    pub fn new(place: &TestDir) -> Self {
-        let trigger = place.path("fail-threads");
-        let environment = [library(place, "failing_threads"), ("LAMBERT_TEST_FAIL_THREADS", trigger.clone())];
+    pub fn new(dir: &TestDir) -> Self {
+        let trigger = dir.path("fail-threads");
+        let environment = [library(dir, "failing_threads"), ("LAMBERT_TEST_FAIL_THREADS", trigger.clone())];
         Self { environment, trigger: trigger.into() }
     }
 
@@ -72,10 +72,10 @@ impl FailingThreads {
 
 #[test]
 fn fsync_blocks_for_matching_files_until_released() {
-    let place = TestDir::new();
-    let fsync = BlockingFsync::new(&place);
+    let dir = TestDir::new();
+    let fsync = BlockingFsync::new(&dir);
     let write = |name: &str| {
-        let output = format!("of={}", place.path(name));
+        let output = format!("of={}", dir.path(name));
         let mut command = Command::new("dd");
         command.args(["if=/dev/zero", &output, "bs=1", "count=1", "conv=fsync", "status=none"]);
         command.envs(fsync.environment.iter().map(|(name, value)| (name, value))).spawn().unwrap()

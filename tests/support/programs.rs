@@ -69,10 +69,10 @@ pub fn done(arguments: &[&str]) -> String {
 }
 
 /// Copy of `lambert` whose worker is a script; `$WORKER` in it is the real worker.
-pub fn with_worker(place: &TestDir, script: &str) -> PathBuf {
+pub fn with_worker(dir: &TestDir, script: &str) -> PathBuf {
     let text = format!("#!/bin/sh\nWORKER={}\n{script}\n", env!("CARGO_BIN_EXE_lambert-worker"));
-    install(Path::new(&place.file("worker.sh", text)), &place.path("programs/lambert-worker"));
-    install(&lambert(), &place.path("programs/lambert"))
+    install(Path::new(&dir.file("worker.sh", text)), &dir.path("programs/lambert-worker"));
+    install(&lambert(), &dir.path("programs/lambert"))
 }
 
 /// Copies a program in another process. A file that this process has open for writing cannot be executed while another

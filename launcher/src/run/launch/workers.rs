@@ -17,7 +17,7 @@ use crate::run::control::{ControlError, ControlServer};
 use crate::run::spec::RunSpec;
 
 /// Time limit for draining output after the exit.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Workers cannot be started or terminated.
 #[derive(Debug, thiserror::Error)]
@@ -157,7 +157,7 @@ impl Workers {
 
     /// Waits until all output and the last report have been processed.
     fn hear_out(&mut self) {
-        let deadline = Instant::now() + LAST_WORDS;
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
         let left = || deadline.saturating_duration_since(Instant::now());
         while !matches!(self.readers.recv_timeout(left()), Err(RecvTimeoutError::Disconnected)) {
             if left().is_zero() {
