@@ -1,4 +1,4 @@
-//! Saves to an unavailable store: a bucket that rejects requests, a folder that is read-only or full.
+//! Checkpoint saves while the store is unavailable: a bucket rejects requests, or a folder is read-only or full.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::s3_server::{self, Fault, Rule, Server};
 use crate::support::{self, Running, TestDir, checkpoints, done, tree};
 
-/// A rejected save is a warning with the reason; saves resume when the bucket accepts them again.
+/// A rejected save is logged as a warning with the reason; saves resume when the bucket accepts them again.
 #[test]
 fn a_rejecting_bucket_delays_checkpoints() {
     let dir = TestDir::new();
@@ -42,15 +42,16 @@ fn a_rejecting_bucket_delays_checkpoints() {
     done(&["checkpoint", "verify", &url]);
 }
 
-/// A separate file system, or `None` if this process may not mount one.
+/// A tmpfs, unmounted on drop.
 struct Disk(tempfile::TempDir);
 
 impl Disk {
+    /// Returns `None` if this process lacks the permission to mount.
     fn mount(options: &str) -> Option<Self> {
         let disk = Self(tempfile::tempdir().unwrap());
         let mounted = mount(&["-t", "tmpfs", "-o", options, "tmpfs"], disk.0.path());
         if !mounted {
-            eprintln!("SKIPPED: this process may not mount a file system");
+            eprintln!("SKIPPED: this process lacks the permission to mount a file system");
         }
         mounted.then_some(disk)
     }

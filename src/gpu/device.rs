@@ -113,8 +113,8 @@ impl KernelDevice for CudaDevice {
 
     fn launch(&self, kernel: &str, blocks: usize, arguments: &mut KernelArguments) -> Result<(), String> {
         let stream = gpu::current_stream(self.index)?;
-        // SAFETY: src/kernels/cuda passes the parameters of kernels.cu; the tests make the same calls through the
-        // emulator.
+        // SAFETY: the arguments from src/kernels/cuda match the kernel signatures in kernels.cu; the tests make the same
+        // calls in the emulator.
         let launched = unsafe { self.kernels.launch(kernel, blocks, THREADS, stream, arguments.pointers()) };
         launched.map_err(|error| error.to_string())
     }
@@ -159,11 +159,11 @@ struct StreamSnapshot<L: ReadbackStream> {
 }
 
 impl<L: ReadbackStream> StreamSnapshot<L> {
-    /// Starts `copies`. If one cannot start, waits for the earlier ones and panics: dropping `snapshot`, which
-    /// already owns the memory, waits.
+    /// Starts `copies`. Panics if a copy cannot start. Unwinding then drops the snapshot, which waits for the copies
+    /// already started before it frees the memory.
     fn new(stream: &Arc<Mutex<L>>, copies: Vec<TensorCopy>, into: HostBuffer) -> Self {
         let mut snapshot = Self { stream: Arc::clone(stream), copies, buffer: Some(into) };
-        // Released before `snapshot` is dropped, because its drop locks the stream.
+        // Declared after `snapshot`, so that unwinding releases this lock first: dropping the snapshot takes it again.
         let stream = lock(stream);
         if let Some(buffer) = &mut snapshot.buffer {
             for TensorCopy { tensor, src_offset, dst_range } in &snapshot.copies {
@@ -190,7 +190,7 @@ impl<L: ReadbackStream> PendingSnapshot for StreamSnapshot<L> {
 
 impl<L: ReadbackStream> Drop for StreamSnapshot<L> {
     fn drop(&mut self) {
-        // The failure itself is reported by the next call to the device.
+        // CUDA errors are sticky: the next call to the device reports this one.
         if self.buffer.is_some() && torch::guard(|| lock(&self.stream).wait()).is_err() {
             // The GPU may still write to the buffer.
             std::mem::forget(self.buffer.take());

@@ -1,4 +1,4 @@
-//! Stored bytes of an input file, hashed with SHA-256 as they are read.
+//! Reads the raw bytes of an input file, before decompression, and hashes them with SHA-256.
 
 use std::fs::File;
 use std::io::{Error, ErrorKind, Read, Result, Seek, SeekFrom, Take};
@@ -12,7 +12,7 @@ use super::read_ahead::ReadAhead;
 use super::{SourceError, SourceFile};
 use lambert_dataset::hex;
 
-/// Buffer size for bytes that are only hashed.
+/// Buffer size for skipped bytes, which are hashed but not returned.
 const SKIP_BUFFER_BYTES: usize = 1 << 20;
 
 /// A handle to an open file. Clones share the position and the hash.
@@ -27,7 +27,7 @@ struct HashedStream {
     expected: u64,
 }
 
-/// Marks an error of the disk or the store, which is never tolerated as damage.
+/// An I/O error of the disk or the object store. Unlike corrupt input, it is never skipped.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct StorageError(pub Error);

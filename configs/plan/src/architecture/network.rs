@@ -11,11 +11,11 @@ use super::tensor::Tensor;
 pub enum SegmentKind {
     /// Embeddings: token ids to hidden states.
     Embed,
-    /// Additional input of later segments, such as a table of relative positions.
+    /// Computes an extra input for later segments, such as a table of relative positions.
     Side,
-    /// Application of a layer.
+    /// One application of a layer. Several applications may share the layer's parameters (ALBERT).
     Layer {
-        /// Index among all applications. Part of the dropout seed.
+        /// Index among all applications. The dropout seed includes it.
         application: usize,
     },
     /// Pre-training heads above the encoder.
@@ -31,14 +31,14 @@ pub struct SegmentOutput {
     pub output: usize,
 }
 
-/// Part of a network that the backward pass treats as one graph.
+/// Part of a network with an autograd graph of its own. The backward pass runs segment by segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
     /// Kind of segment.
     pub kind: SegmentKind,
-    /// Outputs of earlier segments, in the order that the implementation expects. The first are the hidden states.
+    /// Outputs of earlier segments, in the order that the model code expects. Input 0 is the hidden states.
     pub inputs: Vec<SegmentOutput>,
-    /// Index of the layer whose parameters it uses, if it is a layer. Several applications may share a layer.
+    /// For a layer application: index of the layer whose parameters it uses.
     pub layer: Option<usize>,
     /// Modules, in the order of the forward pass.
     pub modules: Arc<[Module]>,
@@ -69,8 +69,9 @@ pub struct Network {
 }
 
 impl Network {
-    /// Returns the tensors that a segment reads, in groups, in the order of the forward pass. A group keeps its order
-    /// in memory: of joined modules, all weights and then all biases. Every other tensor is a group of one.
+    /// Returns the tensors that a segment reads, in groups, in the order of the forward pass. The tensors of
+    /// fused modules (query, key and value) form one group, contiguous in memory: all weights, then all biases. Every
+    /// other tensor is a group of one.
     pub(super) fn reads(&self, segment: &Segment) -> Vec<Vec<TensorId>> {
         let mut reads = Vec::new();
         let mut rest = &segment.modules[..];
@@ -121,7 +122,7 @@ impl Network {
         self.segments.iter().flat_map(|segment| segment.modules.iter()).any(is_such)
     }
 
-    /// Returns the number of distinct layers, counted by parameters.
+    /// Returns the number of layers. Layers that share parameters count once.
     pub fn layers(&self) -> usize {
         self.segments.iter().filter_map(|segment| segment.layer).map(|layer| layer + 1).max().unwrap_or(0)
     }
@@ -137,8 +138,8 @@ impl Network {
     }
 
     /// Returns the FLOPs of the matrix products in a forward pass over samples of `lengths` tokens with `masked` masked
-    /// tokens in total. A multiply-add counts as two. Attention scores and the weighted sum of values add 2 l h each,
-    /// per token and layer application.
+    /// tokens in total. A multiply-add counts as two. For each token and layer application, the attention scores
+    /// and the weighted sum of the values each add 2 x sequence length x attention width.
     pub fn forward_flops(&self, lengths: impl Iterator<Item = u64>, masked: u64) -> f64 {
         let sum = |unit| self.segments.iter().map(|segment| segment.flops(unit, self.vocabulary)).sum::<f64>();
         let (token, sample) = (sum(CostUnit::Token), sum(CostUnit::Sample));
@@ -156,20 +157,21 @@ impl Network {
         self.segments.iter().find(is_layer).into_iter().flat_map(|segment| segment.modules.iter())
     }
 
-    /// Returns the elements per token that a layer keeps for its backward pass, without dropout masks and attention
-    /// weights: module outputs (for a projection with residual, the sum), activation outputs and the attention output.
+    /// Returns the elements per token that a layer saves for its backward pass: outputs of modules (after the residual
+    /// sum, where there is one), of activation functions and of the attention. Dropout masks and attention
+    /// probabilities are not included.
     pub fn activation_elements(&self) -> usize {
         let attention = self.segments.iter().map(|segment| segment.attention).find(|width| *width > 0);
         self.layer().map(Module::kept).sum::<usize>() + attention.unwrap_or(0)
     }
 
-    /// Returns the elements per token of a layer's dropout masks, attention weights excluded.
+    /// Returns the elements per token of a layer's dropout masks, without the mask of the attention probabilities.
     pub fn dropout_elements(&self) -> usize {
         self.layer().filter(|module| module.is_residual).map(Module::outputs).sum()
     }
 
-    /// Returns the elements that a head keeps for its backward pass, without vocabulary logits: its input, outputs of modules and
-    /// activations. `count` returns how often a module runs.
+    /// Returns the elements that a head saves for its backward pass: its input and the outputs of modules and activation
+    /// functions. Vocabulary logits are not included. `count` returns the number of tokens, masked tokens or samples.
     pub fn head_activation_elements(&self, head: Head, count: impl Fn(CostUnit) -> f64) -> f64 {
         let mut modules = self.head_modules(head).filter(|module| !module.is_vocabulary).peekable();
         let input = modules.peek().map_or(0.0, |module| match module.op {
@@ -179,7 +181,8 @@ impl Network {
         input + modules.map(|module| count(module.unit) * module.kept() as f64).sum::<f64>()
     }
 
-    /// Returns the number of vocabulary logits that a head computes. `count` returns how often a module runs.
+    /// Returns the number of vocabulary logits that a head computes. `count` returns the number of tokens, masked tokens or
+    /// samples.
     pub fn logits(&self, head: Head, count: impl Fn(CostUnit) -> f64) -> f64 {
         let decoders = self.head_modules(head).filter(|module| module.is_vocabulary);
         let linear = |module: &Module| match module.op {

@@ -40,7 +40,7 @@ pub enum WorkersError {
 }
 
 impl WorkersError {
-    /// True if the configuration is wrong, so that a retry would fail as well.
+    /// True for a user error, which a retry cannot fix.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::NoFolder(_) | Self::Control(ControlError::Address(AddressError::Interface { .. })))
     }
@@ -60,7 +60,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts all ranks of `attempt`. Call this on the main thread: the ranks end when it does.
+    /// Starts all ranks of `attempt`. Call this on the main thread: the kernel kills the ranks when the thread that started them exits.
     pub fn start(
         spec: &RunSpec,
         launcher: &dyn Launcher,
@@ -114,12 +114,12 @@ impl Workers {
         let (number, events) = (self.number, self.events.clone());
         let read = move || {
             let _alive = alive;
-            // The coordinator may already be gone.
-            let tell = |reported: Vec<WorkerEvent>| {
-                reported.into_iter().for_each(|what| drop(events.send(Event::Worker(number, what))));
+            // The receiver may already be dropped.
+            let send_all = |parsed: Vec<WorkerEvent>| {
+                parsed.into_iter().for_each(|event| drop(events.send(Event::Worker(number, event))));
             };
-            each_line(output, |line| tell(parser.line(line)));
-            tell(parser.end());
+            each_line(output, |line| send_all(parser.line(line)));
+            send_all(parser.end());
         };
         std::thread::Builder::new().name("output".into()).spawn(read).map(drop).map_err(WorkersError::Reader)
     }
@@ -136,39 +136,39 @@ impl Workers {
         self.server.as_ref().map_or(0, ControlServer::refused)
     }
 
-    /// Starts to terminate the processes.
+    /// Starts terminating the processes, without waiting for them.
     pub fn end(&mut self) -> Result<(), ProcessError> {
         self.tree.end()
     }
 
-    /// Emits events for exited processes. Returns true when all are gone, after the last event.
+    /// Emits events for exited processes. Returns true once all processes are gone and the last event has been sent.
     pub fn poll(&mut self) -> Result<bool, ProcessError> {
         if !self.exited
             && let Some(status) = self.tree.ended()?
         {
             self.exited = true;
-            self.tell(WorkerEvent::Exited(processes::exit(status)));
+            self.send_event(WorkerEvent::Exited(processes::exit(status)));
         }
-        let Some(left) = self.tree.poll_end()? else { return Ok(false) };
-        self.hear_out();
-        self.tell(WorkerEvent::Gone(left));
+        let Some(survivors) = self.tree.poll_end()? else { return Ok(false) };
+        self.drain_output();
+        self.send_event(WorkerEvent::Gone(survivors));
         Ok(true)
     }
 
-    /// Waits until all output and the last report have been processed.
-    fn hear_out(&mut self) {
+    /// Waits up to [`DRAIN_TIMEOUT`] for the remaining output, then stops the control server.
+    fn drain_output(&mut self) {
         let deadline = Instant::now() + DRAIN_TIMEOUT;
-        let left = || deadline.saturating_duration_since(Instant::now());
-        while !matches!(self.readers.recv_timeout(left()), Err(RecvTimeoutError::Disconnected)) {
-            if left().is_zero() {
+        let remaining = || deadline.saturating_duration_since(Instant::now());
+        while !matches!(self.readers.recv_timeout(remaining()), Err(RecvTimeoutError::Disconnected)) {
+            if remaining().is_zero() {
                 break;
             }
         }
         self.server = None;
     }
 
-    fn tell(&self, what: WorkerEvent) {
-        let _ = self.events.send(Event::Worker(self.number, what));
+    fn send_event(&self, event: WorkerEvent) {
+        let _ = self.events.send(Event::Worker(self.number, event));
     }
 }
 
