@@ -1,7 +1,7 @@
 //! End-to-end tests of the two programs, one module per subject. A single test program links once and prepares the
 //! shared dataset once.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod bad_input;
 mod batch_ramp;

@@ -1,7 +1,7 @@
 //! Compares the model and its options with Hugging Face transformers. tests/golden/make_bert.py wrote the golden
 //! values. Inputs include padded rows and rows with a single segment.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::collections::HashMap;
 use std::sync::Arc;

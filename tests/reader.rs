@@ -1,7 +1,6 @@
-//! Global batches as a rank reads them: each row group is decoded once, and the result does not depend on the number of
-//! threads.
+//! Tests of `BatchReader`: a step decodes no row group twice, and the batches do not depend on the number of threads.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 #[path = "support/samples.rs"]
 mod samples;
@@ -81,7 +80,7 @@ fn no_row_group_is_decoded_twice_in_a_step() {
     let groups = dataset.row_groups().len();
     let sizes: Vec<u64> = dataset.row_groups().iter().map(|group| group.rows).collect();
     let order = EpochOrder::new(&sizes, 1, 0);
-    // More than three windows: more groups than the cache keeps.
+    // 260 samples span more than three windows of row groups: more than the cache holds.
     let size = 260;
     let mut large = reader(&dataset, true);
     for start in [0, size] {
@@ -90,8 +89,8 @@ fn no_row_group_is_decoded_twice_in_a_step() {
         let touched: BTreeSet<usize> = (start..(start + size).min(ROWS)).map(|at| order.at(at).row_group).collect();
         assert!(touched.len() > 3 * WINDOW && touched.len() < groups);
         let decoded = (large.decoded_row_groups() - before) as usize;
-        assert!(decoded <= touched.len() + WINDOW, "{decoded} decoded for {}", touched.len());
-        assert!(start > 0 || decoded == touched.len(), "{decoded} decoded for {}", touched.len());
+        assert!(decoded <= touched.len() + WINDOW, "decoded {decoded} row groups, expected {}", touched.len());
+        assert!(start > 0 || decoded == touched.len(), "decoded {decoded} row groups, expected {}", touched.len());
     }
     // Small batches mostly lie within a window: an epoch decodes each group once, shuffled or not.
     for shuffle in [true, false] {
@@ -132,7 +131,7 @@ fn half_batches_have_each_sample_once_in_any_world() {
             let batch = reader(&dataset, true).global_batch(&options(rank, world), 0, wanted, 2).unwrap();
             assert_eq!(batch.whole().micro_batches.len(), batch.micro_batches.len());
             for (all, half) in halves.iter_mut().zip(batch.halves()) {
-                assert_eq!(half.shard_micro_batches.len(), 1, "a rank has several shards of a half batch");
+                assert_eq!(half.shard_micro_batches.len(), 1, "rank {rank} has several shards of a half batch");
                 assert_eq!(half.shards().map(<[_]>::len).sum::<usize>(), half.micro_batches.len());
                 all.extend(half.micro_batches.iter().flat_map(|micro| micro.sample_indices.iter().copied()));
             }

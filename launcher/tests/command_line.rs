@@ -1,6 +1,6 @@
 //! Command line of the real `lambert`: exit codes, output streams, error messages.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

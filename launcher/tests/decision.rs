@@ -1,6 +1,6 @@
 //! The coordinator's decision function: chosen scenarios and random sequences of events.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 #[path = "decision/attempts.rs"]
 mod attempts;

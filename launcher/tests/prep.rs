@@ -1,7 +1,7 @@
 //! `lambert prep` with failures of the machine: a full disk, an unreadable file, a temporary outage of the object
 //! store, a second process, SIGKILL at any moment.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 #[path = "../../cluster/store/tests/s3_server/mod.rs"]
 mod s3_server;

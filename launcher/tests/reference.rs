@@ -1,7 +1,7 @@
 //! docs/reference/commands.md, generated from the command-line definitions. With `LAMBERT_WRITE_DOCS=1` the test
 //! writes it.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use clap::{Arg, Command, CommandFactory};
 use lambert::cli::Cli;

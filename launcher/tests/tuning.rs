@@ -1,7 +1,7 @@
 //! Execution of a tuning's runs: start, stop, results. A separate test program, because some library tests wait for any
 //! child process and would reap these.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::path::Path;
 

@@ -139,7 +139,7 @@ mod tests {
                 is_frozen: false,
                 role: Role::Bias,
                 head: None,
-                final_after: 1,
+                final_after_segment: 1,
             }
         };
         let layers = [0, 1, 12].map(|layer| spec("of a layer", ModuleKind::Output, Some(layer)));

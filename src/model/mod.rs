@@ -62,7 +62,7 @@ impl Linear {
         let parameters = weights.parameters;
         let compute_copy =
             parameters.bf16_joined(weight).zip(parameters.bf16_joined(bias)).map(|(weight, bias)| [weight, bias]);
-        Self { weight: parameters.joined(weight), bias: parameters.joined(bias), compute_copy }
+        Self { weight: parameters.fused(weight), bias: parameters.fused(bias), compute_copy }
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {

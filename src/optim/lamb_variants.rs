@@ -1,5 +1,5 @@
-//! Compares LAMB with the variants of NVIDIA Apex and DeepSpeed, written from their formulas in f64, and shows the
-//! settings that select each.
+//! Checks LAMB against f64 reference implementations of the variants in NVIDIA Apex and DeepSpeed, and shows the settings
+//! that select each variant.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,14 +44,14 @@ impl LambTensor {
         if self.decays { DECAY } else { 0.0 }
     }
 
-    /// Apex's `FusedLAMB`, as NVIDIA's BERT recipe calls it: bias correction, trust ratio only for tensors with
-    /// weight decay (for all with `everywhere`, Apex's `use_nvlamb`), no bounds. `gradients` are already clipped to a
-    /// global norm of 1.
-    fn nvidia(&mut self, gradients: &[f64], updates: i32, everywhere: bool) -> f64 {
+    /// Apex's `FusedLAMB` with the arguments of NVIDIA's BERT recipe: bias correction, and a trust ratio without bounds.
+    /// The ratio applies only to tensors with weight decay, or to all with `everywhere` (Apex's `use_nvlamb`).
+    /// `gradients` are already clipped to a global norm of 1. Returns the trust ratio.
+    fn step_apex(&mut self, gradients: &[f64], updates: i32, everywhere: bool) -> f64 {
         self.update_moments(gradients);
-        let (missing1, missing2) = (1.0 - BETA1.powi(updates), 1.0 - BETA2.powi(updates));
+        let (correction1, correction2) = (1.0 - BETA1.powi(updates), 1.0 - BETA2.powi(updates));
         let direction = |i: usize| {
-            let (mean, square) = (self.first[i] / missing1, self.second[i] / missing2);
+            let (mean, square) = (self.first[i] / correction1, self.second[i] / correction2);
             mean / (square.sqrt() + EPS) + self.decay() * self.weights[i]
         };
         let directions: Vec<f64> = (0..gradients.len()).map(direction).collect();
@@ -63,8 +63,8 @@ impl LambTensor {
     }
 
     /// DeepSpeed's `FusedLamb`: no bias correction of the moments, a trust ratio in \[0.01, 10\] for every tensor.
-    /// The learning rate includes the bias correction, which is applied after the ratio.
-    fn deepspeed(&mut self, gradients: &[f64], updates: i32) -> f64 {
+    /// The learning rate contains the bias correction, so the correction does not affect the trust ratio.
+    fn step_deepspeed(&mut self, gradients: &[f64], updates: i32) -> f64 {
         self.update_moments(gradients);
         let direction = |i: usize| self.first[i] / (self.second[i].sqrt() + EPS) + self.decay() * self.weights[i];
         let directions: Vec<f64> = (0..gradients.len()).map(direction).collect();
@@ -107,19 +107,20 @@ fn max_weight_error(
     for updates in 1..=10 {
         let mut gradients = vec![0.0_f32; state.elements()];
         for (index, tensor) in tensors.iter().enumerate() {
-            // Scales differ by 100 from tensor to tensor, so that their trust ratios differ clearly.
+            // Gradient scales differ by a factor of 100 between tensors, so that epsilon matters for some of them.
             let scale = [1e-5, 1e-3, 1e-1][index % 3];
             let values = random.values(&[("", tensor.range.len(), true)], scale);
             gradients[tensor.range.clone()].copy_from_slice(&values);
         }
         state.write(Buffer::Gradients, 0, &gradients);
         let gradients = wide(gradients);
-        let divide = l2_norm(&gradients).max(1.0);
+        let clip_divisor = l2_norm(&gradients).max(1.0);
         let updated = update(&mut state, settings, rate(updates));
         let ratios = updated.trust_ratios(&state);
         state.count_update();
         for tensor in &mut tensors {
-            let own: Vec<f64> = gradients[tensor.range.clone()].iter().map(|gradient| gradient / divide).collect();
+            let own: Vec<f64> =
+                gradients[tensor.range.clone()].iter().map(|gradient| gradient / clip_divisor).collect();
             let expected = other(tensor, &own, updates);
             let ratio = ratios.get(&tensor.name).copied().unwrap_or(1.0);
             assert!(
@@ -140,10 +141,11 @@ fn max_weight_error(
 
 #[test]
 fn default_settings_match_nvidia_apex() {
-    let error = max_weight_error(&Settings::default(), |_| RATE, |tensor, g, updates| tensor.nvidia(g, updates, false));
+    let error =
+        max_weight_error(&Settings::default(), |_| RATE, |tensor, g, updates| tensor.step_apex(g, updates, false));
     assert!(error < 1e-5, "{error:e}");
     let everywhere = Settings { trust_undecayed: true, ..Settings::default() };
-    let error = max_weight_error(&everywhere, |_| RATE, |tensor, g, updates| tensor.nvidia(g, updates, true));
+    let error = max_weight_error(&everywhere, |_| RATE, |tensor, g, updates| tensor.step_apex(g, updates, true));
     assert!(error < 1e-5, "use_nvlamb: {error:e}");
 }
 
@@ -155,6 +157,6 @@ fn bounded_ratio_without_bias_correction_matches_deepspeed() {
         trust_ratio: Some([0.01, 10.0]),
         ..Settings::default()
     };
-    let error = max_weight_error(&settings, deepspeed_rate, LambTensor::deepspeed);
+    let error = max_weight_error(&settings, deepspeed_rate, LambTensor::step_deepspeed);
     assert!(error < 1e-5, "{error:e}");
 }

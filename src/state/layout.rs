@@ -27,7 +27,7 @@ pub struct ParamSpec {
     /// Head that it belongs to, if any.
     pub head: Option<Head>,
     /// Number of backward segments after which its gradient is final.
-    pub final_after: usize,
+    pub final_after_segment: usize,
 }
 
 impl ParamSpec {
@@ -61,9 +61,9 @@ impl ParamSpec {
 
 /// Returns the parameters of an architecture, in the order in which the backward pass completes their gradients.
 pub fn specs(architecture: &Architecture) -> Vec<ParamSpec> {
-    let spec = |Tensor { id, role, name, shape, padding, is_joined: joined, head, final_after }: Tensor| {
+    let spec = |Tensor { id, role, name, shape, padding, is_fused_with_previous: fused, head, final_after_segment }: Tensor| {
         let shape = shape.iter().map(|size| *size as i64).collect();
-        ParamSpec { id, role, is_fused: joined, name, shape, first: 0, padding, is_frozen: false, head, final_after }
+        ParamSpec { id, role, is_fused: fused, name, shape, first: 0, padding, is_frozen: false, head, final_after_segment }
     };
     let mut specs: Vec<ParamSpec> = architecture.tensors().into_iter().map(spec).collect();
     place(&mut specs);
@@ -72,7 +72,7 @@ pub fn specs(architecture: &Architecture) -> Vec<ParamSpec> {
 
 /// Length of the prefix of gradients that is final after `segments` backward segments.
 pub fn final_elements(specs: &[ParamSpec], segments: usize) -> usize {
-    let open = specs.iter().find(|spec| spec.final_after > segments);
+    let open = specs.iter().find(|spec| spec.final_after_segment > segments);
     open.map_or_else(|| elements(specs), |spec| spec.first)
 }
 

@@ -25,7 +25,7 @@ pub struct Parameters {
     specs: Vec<ParamSpec>,
     views: Vec<Tensor>,
     /// Fused parameters: indices of their specs, and a view of all of them.
-    joined: Vec<(Range<usize>, Tensor)>,
+    fused: Vec<(Range<usize>, Tensor)>,
     places: HashMap<TensorId, usize>,
 }
 
@@ -37,9 +37,9 @@ impl Parameters {
         let values = kernels.zeros(&[layout::elements(&specs) as i64], Kind::Float);
         let views = specs.iter().map(|spec| view(&values, spec).detach()).collect();
         let places = specs.iter().enumerate().map(|(place, spec)| (spec.id, place)).collect();
-        let joined = joined(&specs).into_iter().map(|rows| (rows.clone(), join(&values, &specs[rows]).detach()));
-        let joined = joined.collect();
-        Self { kernels, values, bf16: None, architecture, specs, views, joined, places }
+        let fused = fused(&specs).into_iter().map(|rows| (rows.clone(), join(&values, &specs[rows]).detach()));
+        let fused = fused.collect();
+        Self { kernels, values, bf16: None, architecture, specs, views, fused, places }
     }
 
     /// Initializes as BERT does: matrices from a normal distribution truncated at two standard deviations, biases with 0, layer norm
@@ -73,7 +73,7 @@ impl Parameters {
             let _ = parameter.requires_grad_(true);
             torch::set_gradient(parameter, &view(gradients, spec));
         }
-        for (numbers, parameter) in &mut self.joined {
+        for (numbers, parameter) in &mut self.fused {
             let _ = parameter.requires_grad_(true);
             torch::set_gradient(parameter, &join(gradients, &self.specs[numbers.clone()]));
         }
@@ -105,7 +105,7 @@ impl Parameters {
             spec.is_frozen = frozen(spec);
             let _ = view.requires_grad_(!spec.is_frozen);
         }
-        for (numbers, view) in &mut self.joined {
+        for (numbers, view) in &mut self.fused {
             let _ = view.requires_grad_(!self.specs[numbers.start].is_frozen);
         }
     }
@@ -119,9 +119,9 @@ impl Parameters {
     }
 
     /// Returns a handle to a parameter and those fused with it, stacked along the first dimension.
-    pub fn joined(&self, id: TensorId) -> Tensor {
+    pub fn fused(&self, id: TensorId) -> Tensor {
         let place = self.place(id);
-        let found = self.joined.iter().find(|(numbers, _)| numbers.start == place);
+        let found = self.fused.iter().find(|(numbers, _)| numbers.start == place);
         found.unwrap_or_else(|| panic!("no parameter is fused with {id:?}")).1.shallow_clone()
     }
 
@@ -136,9 +136,9 @@ impl Parameters {
         self.bf16.as_ref().map(|bf16| view(bf16, self.spec(id)))
     }
 
-    /// Like [`Parameters::joined`], in the compute dtype; `None` for f32.
+    /// Like [`Parameters::fused`], in the compute dtype; `None` for f32.
     pub fn bf16_joined(&self, id: TensorId) -> Option<Tensor> {
-        let rows = self.joined.iter().find(|(numbers, _)| numbers.start == self.place(id))?.0.clone();
+        let rows = self.fused.iter().find(|(numbers, _)| numbers.start == self.place(id))?.0.clone();
         self.bf16.as_ref().map(|bf16| join(bf16, &self.specs[rows]))
     }
 
@@ -176,7 +176,7 @@ pub(super) fn view(buffer: &Tensor, spec: &ParamSpec) -> Tensor {
 }
 
 /// Index ranges of fused parameters.
-fn joined(specs: &[ParamSpec]) -> Vec<Range<usize>> {
+fn fused(specs: &[ParamSpec]) -> Vec<Range<usize>> {
     let mut runs = Vec::<Range<usize>>::new();
     for (number, _) in specs.iter().enumerate().filter(|(_, spec)| spec.is_fused) {
         match runs.last_mut().filter(|run| run.end == number) {

@@ -14,13 +14,13 @@ use crate::worker::session::Session;
 /// True if the all-reduce overlaps with the backward pass: as configured, otherwise where that hides communication.
 pub fn overlaps(session: &Session) -> bool {
     let config = &session.config;
-    let hides = || session.nccl || hides_exchange(session.host, session.world, config.device.threads);
+    let hides = || session.nccl || hides_communication(session.host, session.world, config.device.threads);
     config.cluster.all_reduce.overlap.unwrap_or_else(hides)
 }
 
 /// True if `world` ranks of `threads` threads gain from overlap: ranks on other hosts add network latency, or this host has idle
 /// CPU cores.
-fn hides_exchange(host: HostShare, world: usize, threads: usize) -> bool {
+fn hides_communication(host: HostShare, world: usize, threads: usize) -> bool {
     host.ranks < world || host.processors > host.ranks * threads
 }
 
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn all_reduce_overlaps_across_hosts_or_with_idle_cores() {
-        let hides = |processors, ranks, world| hides_exchange(HostShare { processors, ranks }, world, 2);
+        let hides = |processors, ranks, world| hides_communication(HostShare { processors, ranks }, world, 2);
         assert!(!hides(8, 4, 4), "all processors compute");
         assert!(!hides(4, 4, 4), "there are fewer processors than threads");
         assert!(hides(9, 4, 4), "a processor is left");

@@ -1,7 +1,7 @@
 //! GPU tests: compares a real GPU with the host. Each test prints its result as `POINT name: ...`, which
 //! tests/gpu/run.sh collects. Without a GPU the tests print SKIPPED.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 #[path = "../support/curve.rs"]
 mod curve;

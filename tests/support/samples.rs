@@ -1,6 +1,6 @@
 //! Random datasets of any size.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! Conformance suite over threads, and behavior when a thread leaves, does not arrive or calls another operation.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod suite;
 

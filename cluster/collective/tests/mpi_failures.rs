@@ -1,6 +1,6 @@
 //! Ranks that die, hang, are late or make mismatched calls, over real MPI processes. Tests named `rank_that_*` are the body of a rank.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod jobs;
 #[allow(dead_code, reason = "only one of its checks is used here")]

@@ -1,7 +1,7 @@
 //! Simulated hosts (Linux namespaces) with links that are cut temporarily, cut permanently, or slow. Tests named `rank_that_*` are the
 //! body of a rank.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod jobs;
 mod suite;

@@ -1,7 +1,7 @@
 //! NCCL backend with a fake NCCL library and fake GPUs whose streams run late (fake_gpu/mod.rs); ranks are threads. Tests the calls,
 //! their order and error handling, not NCCL itself.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod fake_gpu;
 mod suite;

@@ -1,7 +1,7 @@
 //! NCCL backend in real MPI processes, with a fake NCCL library (fake_gpu/fake_nccl.c). The unique ID is broadcast over MPI, and MPI
 //! identifies unresponsive ranks. Tests named `rank_that_*` are the body of a rank.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 #[allow(dead_code, reason = "not used by every test program")]
 mod fake_gpu;

@@ -1,6 +1,6 @@
 //! Real NCCL on a machine without a driver: it loads, returns its version and a unique ID, and reports why it cannot connect.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 #[allow(dead_code, reason = "not used by every test program")]
 mod fake_gpu;

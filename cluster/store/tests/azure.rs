@@ -1,7 +1,7 @@
 //! Tests over HTTP against Azurite, Microsoft's emulator of Azure Blob Storage, which tests/setup.sh downloads;
 //! skipped without it or node.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod common;
 

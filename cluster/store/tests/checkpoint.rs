@@ -1,6 +1,6 @@
 //! Checkpoints: commit by manifest, verification before use, and fallback after damage.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod common;
 

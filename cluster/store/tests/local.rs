@@ -1,6 +1,6 @@
 //! Local stores: killed writers, full disks, directories without permission.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Tests over HTTP with credentials against an S3 server.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod common;
 mod s3_server;

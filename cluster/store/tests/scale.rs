@@ -1,6 +1,6 @@
 //! Runs with many records: unneeded ones are not read.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod common;
 mod s3_server;

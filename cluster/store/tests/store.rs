@@ -1,6 +1,6 @@
 //! Runs the conformance suite on the local and in-memory backends.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod common;
 

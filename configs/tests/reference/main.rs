@@ -1,7 +1,7 @@
 //! Files generated from the configuration types: the JSON schemas in configs/ and the tables of
 //! docs/reference/configuration.md. With `LAMBERT_WRITE_DOCS=1` the tests write them.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod parser;
 mod schema;

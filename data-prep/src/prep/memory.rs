@@ -1,4 +1,4 @@
-//! Memory budget of a preparation.
+//! Memory budget of a data preparation.
 
 use super::PrepError;
 
@@ -6,8 +6,8 @@ use super::PrepError;
 const PROGRAM_BYTES: u64 = 96 << 20;
 /// Smallest usable budget, bytes.
 const MIN_BYTES: u64 = 256 << 20;
-/// Upper limit of the spill buffers of all threads, bytes. Larger ones are no faster.
-const MAX_SPILL_BUFFER: u64 = 128 << 20;
+/// Maximum total size of all threads' spill buffers, bytes. Larger ones are no faster.
+const MAX_TOTAL_SPILL_BYTES: u64 = 128 << 20;
 
 /// A budget in bytes, shared by all threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl PrepMemory {
 
     /// Bytes of tokenized documents that each thread buffers before it writes a spill file.
     pub fn spill_buffer(self) -> usize {
-        ((self.available() / 4).min(MAX_SPILL_BUFFER) / self.threads) as usize
+        ((self.available() / 4).min(MAX_TOTAL_SPILL_BYTES) / self.threads) as usize
     }
 
     /// Largest decompression window per thread, bytes.
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_small_budget_is_refused_and_all_shares_stay_within_the_budget() {
+    fn a_small_budget_is_refused_and_all_buffers_fit_in_the_budget() {
         let error = PrepMemory::new(MIN_BYTES - 1, 2).unwrap_err();
         assert!(error.is_usage() && error.to_string().contains("--memory: must be at least 256 MiB"), "{error}");
         for (bytes, threads) in [(MIN_BYTES, 1), (MIN_BYTES, 64), (512 << 20, 2), (64 << 30, 16)] {

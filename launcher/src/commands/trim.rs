@@ -48,9 +48,9 @@ mod tests {
             name: name.to_owned(),
             shape: Vec::new(),
             padding,
-            is_joined: false,
+            is_fused_with_previous: false,
             head: None,
-            final_after: 1,
+            final_after_segment: 1,
         };
         let tensors = [tensor("table", ModuleKind::WordEmbeddings, Some(3)), tensor("other", ModuleKind::Pooler, None)];
         let data: Vec<u8> = (0..96).collect();

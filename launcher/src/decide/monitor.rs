@@ -153,8 +153,8 @@ impl AttemptMonitor {
     }
 
     /// The one host named in the launcher's messages, if any.
-    pub fn complained_of(&self) -> Option<String> {
-        self.failure_signs.complained_of(&self.ranks)
+    pub fn host_in_messages(&self) -> Option<String> {
+        self.failure_signs.host_in_messages(&self.ranks)
     }
 }
 

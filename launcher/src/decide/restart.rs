@@ -166,7 +166,7 @@ fn absent(
     cause: String,
     actions: &mut Vec<Action>,
 ) -> Phase {
-    state.counters.unreachable.extend(running.monitor.complained_of());
+    state.counters.unreachable.extend(running.monitor.host_in_messages());
     wait(state, at, (running.begun, running.attempt.number), cause, actions)
 }
 

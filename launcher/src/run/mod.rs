@@ -36,7 +36,7 @@ use spec::RunSpec;
 /// Starts or resumes a run; returns when it is done, stopped or given up.
 pub fn run(arguments: &cli::Run) -> Outcome {
     console::detach().map_err(Failure::failed)?;
-    std::env::current_dir().map_err(|error| Failure::usage(WorkersError::NoFolder(error)))?;
+    std::env::current_dir().map_err(|error| Failure::usage(WorkersError::WorkingDirectoryDeleted(error)))?;
     let validated = RunSpec::validate(arguments, coordinator::host_pool)?;
     let launcher = launch::choose(&validated.config().cluster).map_err(Failure::failed)?;
     tracing::debug!("starting workers with {}", launcher.name());

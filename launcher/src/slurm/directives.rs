@@ -69,7 +69,7 @@ pub fn in_shell(word: &str) -> String {
 
 /// Fails if ShellCheck reports anything.
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#[allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 pub fn shellcheck(script: &str) {
     use std::io::Write as _;
     use std::process::{Command, Stdio};

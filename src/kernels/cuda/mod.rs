@@ -1,5 +1,5 @@
-//! CUDA kernels: hand-written where keyed dropout requires it or where they are faster; libtorch operations
-//! otherwise.
+//! CUDA kernels: hand-written for keyed dropout (masks drawn from a key and a counter) and where they are faster than
+//! libtorch; libtorch operations otherwise.
 //!
 //! - kernels.cu: the kernels, compiled at run time for the GPU present ([`crate::gpu`])
 //! - [`KernelDevice`]: a device that runs them: a GPU, or the CPU in tests (`Emulator`)
@@ -46,7 +46,7 @@ pub const KERNELS: [&str; 12] = [
 /// The kernels of a GPU, or of its emulation.
 pub struct Cuda<C> {
     device: Arc<C>,
-    /// Chunk table of the last update.
+    /// Chunks of parameters that each block of the last update processed; reused while the parameters stay the same.
     chunks: Mutex<Option<ChunkTable>>,
     /// Host copy of the gradients, for all-reduces in host memory.
     host: Mutex<Option<Tensor>>,
@@ -62,7 +62,7 @@ impl<C: KernelDevice> Cuda<C> {
         launch(&*self.device, kernel, blocks, arguments);
     }
 
-    /// Reduces `values` to a scalar of `kind`, \[\]: `chunk_kernel` produces one partial result per chunk,
+    /// Reduces `values` to a 0-d tensor of dtype `kind`: `chunk_kernel` produces one partial result per chunk,
     /// `final_kernel` combines them.
     fn reduce_chunks(&self, values: &Tensor, kind: Kind, chunk_kernel: &str, final_kernel: &str) -> Tensor {
         let count = values.numel();
@@ -237,7 +237,7 @@ fn launch<C: KernelDevice>(device: &C, kernel: &str, blocks: usize, mut argument
     }
 }
 
-/// Dropout of `x`, \[batch, (heads,) sequence, length\], plus `added` if given.
+/// Returns dropout(`x`) + `added`. `x` is \[batch, (heads,) positions, width\].
 fn apply_dropout<C: KernelDevice>(
     device: &C,
     x: &Tensor,

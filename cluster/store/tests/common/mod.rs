@@ -1,5 +1,5 @@
 //! Small runs with checkpoints for tests.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 #![allow(dead_code, reason = "each test program uses a part")]
 
 pub mod behaviour;

@@ -1,5 +1,5 @@
 //! A local S3 server over a directory, behind a fault-injecting TCP proxy.
-#![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
+#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 #![allow(dead_code, reason = "each test program uses a part")]
 
 mod proxy;

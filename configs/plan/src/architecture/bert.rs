@@ -23,7 +23,7 @@ pub fn network(model: &Model, needed: &[Head], layers: usize, vocabulary: usize)
         inputs: Vec::new(),
         layer: None,
         modules: embeddings(model, vocabulary).into(),
-        attention: 0,
+        attention_width: 0,
     };
     let below = |segment: usize| vec![SegmentOutput { segment, output: 0 }];
     let application = |index: usize| Segment {
@@ -31,21 +31,21 @@ pub fn network(model: &Model, needed: &[Head], layers: usize, vocabulary: usize)
         inputs: below(index),
         layer: Some(index),
         modules: Arc::clone(&layer_modules),
-        attention: model.hidden,
+        attention_width: model.hidden,
     };
     let heads = Segment {
         kind: SegmentKind::Heads,
         inputs: below(layers),
         layer: None,
         modules: heads(model, needed, vocabulary).into(),
-        attention: 0,
+        attention_width: 0,
     };
     let segments = std::iter::once(embed).chain((0..layers).map(application)).chain([heads]).collect();
     let name = match model.norm {
         Norm::Post => name_post,
         Norm::Pre => name_pre,
     };
-    Network { number: 0, segments, name, vocabulary, rows: model.padded_vocabulary(vocabulary) }
+    Network { number: 0, segments, name, vocabulary, padded_vocabulary: model.padded_vocabulary(vocabulary) }
 }
 
 pub(super) fn norm(part: ModuleKind, unit: CostUnit, width: usize) -> Module {
@@ -72,8 +72,8 @@ pub(super) fn layer(model: &Model) -> Vec<Module> {
     let linear = |part, inputs, outputs| Module::new(part, CostUnit::Token, Op::Linear { inputs, outputs });
     let attention = [
         linear(ModuleKind::Query, width, width),
-        Module { is_joined: true, ..linear(ModuleKind::Key, width, width) },
-        Module { is_joined: true, ..linear(ModuleKind::Value, width, width) },
+        Module { is_fused_with_previous: true, ..linear(ModuleKind::Key, width, width) },
+        Module { is_fused_with_previous: true, ..linear(ModuleKind::Value, width, width) },
         Module { is_residual: true, ..linear(ModuleKind::AttentionOutput, width, width) },
     ];
     let feed_forward = [

@@ -207,7 +207,7 @@ pub struct Module {
     pub head: Option<Head>,
     /// True if its weight and bias directly follow those of the previous module in memory, so that they form one matrix
     /// and one vector.
-    pub is_joined: bool,
+    pub is_fused_with_previous: bool,
     /// True if its output is added to a residual.
     pub is_residual: bool,
     /// True if an activation function follows, whose output is kept for the backward pass.
@@ -227,7 +227,7 @@ impl Module {
             tied_to: None,
             owner: None,
             head: None,
-            is_joined: false,
+            is_fused_with_previous: false,
             is_residual: false,
             is_activated: false,
             norm_input: NormInput::Other,
@@ -276,7 +276,7 @@ impl Module {
     }
 
     /// Returns the number of elements per unit that the backward pass needs.
-    pub(super) fn kept(&self) -> usize {
+    pub(super) fn saved_elements(&self) -> usize {
         self.outputs() * (1 + usize::from(self.is_activated))
     }
 }

@@ -43,7 +43,7 @@ pub struct Segment {
     /// Modules, in the order of the forward pass.
     pub modules: Arc<[Module]>,
     /// Width of the attention output; 0 without attention.
-    pub attention: usize,
+    pub attention_width: usize,
 }
 
 impl Segment {
@@ -65,18 +65,18 @@ pub struct Network {
     /// Vocabulary size, in tokens.
     pub vocabulary: usize,
     /// Vocabulary size with padding: rows of the embedding table and the decoder.
-    pub rows: usize,
+    pub padded_vocabulary: usize,
 }
 
 impl Network {
     /// Returns the tensors that a segment reads, in groups, in the order of the forward pass. The tensors of
     /// fused modules (query, key and value) form one group, contiguous in memory: all weights, then all biases. Every
     /// other tensor is a group of one.
-    pub(super) fn reads(&self, segment: &Segment) -> Vec<Vec<TensorId>> {
-        let mut reads = Vec::new();
+    pub(super) fn tensor_groups(&self, segment: &Segment) -> Vec<Vec<TensorId>> {
+        let mut groups = Vec::new();
         let mut rest = &segment.modules[..];
-        while let Some((first, behind)) = rest.split_first() {
-            let joined = behind.iter().take_while(|module| module.is_joined).count();
+        while let Some((first, tail)) = rest.split_first() {
+            let joined = tail.iter().take_while(|module| module.is_fused_with_previous).count();
             let group = &rest[..=joined];
             rest = &rest[1 + joined..];
             let of = |leaf: ParamKind| {
@@ -84,13 +84,13 @@ impl Network {
                 group.iter().filter(has).map(move |module| self.id(module.part, segment.layer, leaf))
             };
             let tensors = of(ParamKind::Weight).chain(of(ParamKind::Bias)).collect::<Vec<_>>();
-            reads.extend(first.tied_to.map(|part| vec![self.id(part, None, ParamKind::Weight)]));
+            groups.extend(first.tied_to.map(|part| vec![self.id(part, None, ParamKind::Weight)]));
             match joined {
-                0 => reads.extend(tensors.into_iter().map(|id| vec![id])),
-                _ => reads.push(tensors),
+                0 => groups.extend(tensors.into_iter().map(|id| vec![id])),
+                _ => groups.push(tensors),
             }
         }
-        reads
+        groups
     }
 
     /// Returns the identity of a tensor that this network uses; another network may own it.
@@ -101,15 +101,16 @@ impl Network {
     }
 
     /// Describes a tensor that this network owns.
-    pub(super) fn tensor(&self, id: TensorId, final_after: usize) -> Option<Tensor> {
+    pub(super) fn tensor(&self, id: TensorId, final_after_segment: usize) -> Option<Tensor> {
         let owns = |segment: &&Segment| id.layer == segment.layer;
         let mut modules = self.segments.iter().filter(owns).flat_map(|segment| segment.modules.iter());
         let owned = |module: &&Module| module.part == id.part && module.tied_to.is_none() && module.owner.is_none();
         let module = modules.find(owned)?;
         let (_, shape) = module.shapes().into_iter().find(|(leaf, _)| *leaf == id.leaf)?;
-        let padding = module.is_vocabulary.then_some(self.rows - self.vocabulary);
-        let (role, name, is_joined, head) = (module.role(id.leaf), (self.name)(id), module.is_joined, module.head);
-        Some(Tensor { id, role, name, shape, padding, is_joined, head, final_after })
+        let padding = module.is_vocabulary.then_some(self.padded_vocabulary - self.vocabulary);
+        let (role, name, is_fused_with_previous, head) =
+            (module.role(id.leaf), (self.name)(id), module.is_fused_with_previous, module.head);
+        Some(Tensor { id, role, name, shape, padding, is_fused_with_previous, head, final_after_segment })
     }
 
     /// Returns the module of this kind, if the network has one.
@@ -118,8 +119,8 @@ impl Network {
     }
 
     /// True if any module satisfies the predicate.
-    pub fn has(&self, is_such: impl Fn(&Module) -> bool) -> bool {
-        self.segments.iter().flat_map(|segment| segment.modules.iter()).any(is_such)
+    pub fn has(&self, predicate: impl Fn(&Module) -> bool) -> bool {
+        self.segments.iter().flat_map(|segment| segment.modules.iter()).any(predicate)
     }
 
     /// Returns the number of layers. Layers that share parameters count once.
@@ -143,7 +144,7 @@ impl Network {
     pub fn forward_flops(&self, lengths: impl Iterator<Item = u64>, masked: u64) -> f64 {
         let sum = |unit| self.segments.iter().map(|segment| segment.flops(unit, self.vocabulary)).sum::<f64>();
         let (token, sample) = (sum(CostUnit::Token), sum(CostUnit::Sample));
-        let attention: f64 = self.segments.iter().map(|segment| segment.attention as f64).sum();
+        let attention: f64 = self.segments.iter().map(|segment| segment.attention_width as f64).sum();
         let mut forward = masked as f64 * sum(CostUnit::MaskedToken);
         for length in lengths.map(|length| length as f64) {
             forward += length * (token + 4.0 * length * attention) + sample;
@@ -161,8 +162,8 @@ impl Network {
     /// sum, where there is one), of activation functions and of the attention. Dropout masks and attention
     /// probabilities are not included.
     pub fn activation_elements(&self) -> usize {
-        let attention = self.segments.iter().map(|segment| segment.attention).find(|width| *width > 0);
-        self.layer().map(Module::kept).sum::<usize>() + attention.unwrap_or(0)
+        let attention = self.segments.iter().map(|segment| segment.attention_width).find(|width| *width > 0);
+        self.layer().map(Module::saved_elements).sum::<usize>() + attention.unwrap_or(0)
     }
 
     /// Returns the elements per token of a layer's dropout masks, without the mask of the attention probabilities.
@@ -178,7 +179,7 @@ impl Network {
             Op::Linear { inputs, .. } => count(module.unit) * inputs as f64,
             _ => count(module.unit) * module.outputs() as f64,
         });
-        input + modules.map(|module| count(module.unit) * module.kept() as f64).sum::<f64>()
+        input + modules.map(|module| count(module.unit) * module.saved_elements() as f64).sum::<f64>()
     }
 
     /// Returns the number of vocabulary logits that a head computes. `count` returns the number of tokens, masked tokens or

@@ -47,7 +47,7 @@ impl Architecture {
         let mut tensors = Vec::new();
         // In reverse: the first segment that reads a tensor here is the last to add to its gradient.
         for (index, (network, segment)) in backward.enumerate().collect::<Vec<_>>().into_iter().rev() {
-            let mut groups = network.reads(&segment);
+            let mut groups = network.tensor_groups(&segment);
             groups.iter_mut().for_each(|group| group.retain(|id| found.insert(*id)));
             let of = |id: &TensorId| self.networks.get(id.network)?.tensor(*id, index + 1);
             tensors.push(groups.iter().rev().flatten().filter_map(of).collect::<Vec<_>>());

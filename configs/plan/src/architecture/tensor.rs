@@ -16,9 +16,9 @@ pub struct Tensor {
     /// Number of padding rows at the end; `None` if rows are not vocabulary tokens.
     pub padding: Option<usize>,
     /// True if it directly follows the previous tensor in memory.
-    pub is_joined: bool,
+    pub is_fused_with_previous: bool,
     /// Head that it belongs to, if any.
     pub head: Option<Head>,
     /// Number of segments, over all networks, whose backward pass must be complete before this gradient is final.
-    pub final_after: usize,
+    pub final_after_segment: usize,
 }

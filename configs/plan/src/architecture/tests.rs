@@ -136,11 +136,11 @@ fn gradients_of_shared_tensors_are_final_after_the_second_network() {
     let shared = |tensor: &&Tensor| tensor.name.starts_with("bert.embeddings");
     assert_eq!(tensors.iter().filter(shared).count(), 5);
     // Three segments of the first network and four of the second. Both tied decoders also read the token embeddings.
-    assert!(of(0).filter(shared).all(|tensor| tensor.final_after == 7));
-    assert_eq!(of(0).filter(|tensor| !shared(tensor)).map(|tensor| tensor.final_after).max(), Some(2));
-    assert_eq!(of(1).map(|tensor| tensor.final_after).min(), Some(4));
+    assert!(of(0).filter(shared).all(|tensor| tensor.final_after_segment == 7));
+    assert_eq!(of(0).filter(|tensor| !shared(tensor)).map(|tensor| tensor.final_after_segment).max(), Some(2));
+    assert_eq!(of(1).map(|tensor| tensor.final_after_segment).min(), Some(4));
     assert!(tensors.iter().rev().take(5).all(|tensor| shared(&tensor)), "they lie last in memory");
-    assert!(tensors.windows(2).all(|pair| pair[0].final_after <= pair[1].final_after));
+    assert!(tensors.windows(2).all(|pair| pair[0].final_after_segment <= pair[1].final_after_segment));
     let count: u64 = tensors.iter().map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum();
     assert_eq!(count, architecture.parameters());
 }

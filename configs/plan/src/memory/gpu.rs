@@ -61,7 +61,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
     let back = (2.0 * row + normed + wide).max(3.0 * row).max(mixing - 2.0 * (row + wide));
 
     let masked = masked(config, data, tokens);
-    let rows = network.rows as f64;
+    let rows = network.padded_vocabulary as f64;
     let count = |unit| match unit {
         CostUnit::Token => all,
         CostUnit::MaskedToken => masked,

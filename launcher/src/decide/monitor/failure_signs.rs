@@ -1,4 +1,4 @@
-//! Failure signs of an attempt from launcher and ranks, and the cause among them.
+//! Collects what the launcher and the ranks report about a failed attempt, and selects the cause.
 
 use lambert_config::exit;
 use lambert_control::FailureKind;
@@ -8,9 +8,10 @@ use crate::decide::Seconds;
 use crate::decide::event::{ProcessExit, RankDeath};
 use crate::text::signal_name;
 
-/// Maximum number of launcher messages quoted, and characters of each.
-const REMARKS: usize = 4;
-const LONGEST_REMARK: usize = 300;
+/// Maximum number of launcher messages quoted in an error.
+const MAX_MESSAGES: usize = 4;
+/// Maximum characters quoted from each message.
+const MAX_MESSAGE_CHARS: usize = 300;
 
 /// Signs of a failure.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -35,7 +36,7 @@ pub struct RankFailure {
 }
 
 impl RankFailure {
-    fn ending(&self, ranks: &Ranks) -> AttemptEnd {
+    fn attempt_end(&self, ranks: &Ranks) -> AttemptEnd {
         let message = format!("{} failed: {}", ranks.who(self.rank), self.message);
         let host = ranks.host(self.rank).filter(|_| self.kind == FailureKind::Host);
         AttemptEnd::Failed(AttemptFailure { message, kind: self.kind, host })
@@ -47,9 +48,9 @@ impl RankFailure {
 pub struct AttemptFailure {
     /// Description of the rank and the failure.
     pub message: String,
-    /// Kind, which decides about a restart.
+    /// Failure kind, which determines if the run is restarted.
     pub kind: FailureKind,
-    /// Host to blame, if any.
+    /// Host that caused the failure, if known.
     pub host: Option<String>,
 }
 
@@ -89,10 +90,10 @@ impl FailureSigns {
         self.exit.is_some() || self.death.is_some()
     }
 
-    /// Describes the crash of an attempt of `world` ranks; `None` if all processes exited normally.
+    /// Describes the crash of an attempt of `world` ranks; `None` without any sign of a failure.
     pub fn crash(&self, ranks: &Ranks, world: usize) -> Option<String> {
-        let in_order = matches!(self.exit, None | Some(ProcessExit::Code(exit::DONE | exit::STOPPED)));
-        if in_order && self.death.is_none() && self.failures.is_empty() {
+        let exited_normally = matches!(self.exit, None | Some(ProcessExit::Code(exit::DONE | exit::STOPPED)));
+        if exited_normally && self.death.is_none() && self.failures.is_empty() {
             return None;
         }
         match self.failure(ranks, world) {
@@ -103,15 +104,16 @@ impl FailureSigns {
         }
     }
 
-    /// Returns the cause of a failed attempt of `world` ranks, once its processes have exited. Order of precedence: a
-    /// permanent failure reported by a rank, a signal, the dead rank's own report, any rank's report, the exit status.
+    /// Returns the cause of a failed attempt of `world` ranks, once its processes have exited. The first that applies: a
+    /// permanent failure reported by a rank; a host failure; workers that lost the coordinator; death by a signal or
+    /// out of memory; the dead rank's own report; any rank's report; the exit status.
     pub fn failure(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
         let is_permanent = |failure: &&RankFailure| !matches!(failure.kind, FailureKind::Transient | FailureKind::Host);
-        let by = |rank: usize| self.failures.iter().find(|failure| failure.rank == rank);
+        let failure_of = |rank: usize| self.failures.iter().find(|failure| failure.rank == rank);
         let host = || self.failures.iter().find(|failure| failure.kind == FailureKind::Host);
         let reported = self.failures.iter().find(is_permanent).or_else(host);
         match (reported, self.death) {
-            (Some(reported), _) => reported.ending(ranks),
+            (Some(reported), _) => reported.attempt_end(ranks),
             (None, _) if self.is_unsupervised() => {
                 let cause = "the workers exited: no reply from this coordinator (was it suspended?)";
                 AttemptEnd::Unsupervised(cause.to_owned())
@@ -124,13 +126,13 @@ impl FailureSigns {
                 let message = format!("{} killed: out of memory (memory limit of the job)", ranks.who(rank));
                 AttemptEnd::Failed(AttemptFailure::transient(message))
             }
-            (None, Some(RankDeath::Exit { rank, code })) => match by(rank) {
-                Some(reported) => reported.ending(ranks),
-                None => self.coded(ranks, format!("{} exited with code {code}", ranks.who(rank)), code),
+            (None, Some(RankDeath::Exit { rank, code })) => match failure_of(rank) {
+                Some(reported) => reported.attempt_end(ranks),
+                None => self.from_exit_code(ranks, format!("{} exited with code {code}", ranks.who(rank)), code),
             },
             (None, None) => match self.failures.first() {
-                Some(reported) => reported.ending(ranks),
-                None => self.unexplained(ranks, world),
+                Some(reported) => reported.attempt_end(ranks),
+                None => self.unreported(ranks, world),
             },
         }
     }
@@ -143,40 +145,40 @@ impl FailureSigns {
         }
     }
 
-    /// Without any report, the exit status is the only information.
-    fn unexplained(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
+    /// Describes a failure that no rank reported, from the exit status and the launcher's messages.
+    fn unreported(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
         let subject = if world == 1 { ranks.who(0) } else { "the launcher".to_owned() };
         let exit = self.exit.unwrap_or(ProcessExit::Code(exit::FAILED));
         let mut message = format!("{subject} {exit}");
         if exit == ProcessExit::Code(exit::DONE) {
             message.push_str(" before the workers reported completion");
         }
-        self.remarks.iter().take(REMARKS).for_each(|remark| message.push_str(&format!(": {}", brief(remark))));
+        self.remarks.iter().take(MAX_MESSAGES).for_each(|remark| message.push_str(&format!(": {}", truncate(remark))));
         match exit {
-            // With one process, the rank itself started.
+            // With one rank, the process is the rank, so it did start. With more, no rank has connected.
             _ if world > 1 && ranks.is_empty() => AttemptEnd::Absent(message),
-            ProcessExit::Code(code) => self.coded(ranks, message, code),
+            ProcessExit::Code(code) => self.from_exit_code(ranks, message, code),
             ProcessExit::Signal(_) => AttemptEnd::Failed(AttemptFailure {
-                host: self.complained_of(ranks),
+                host: self.host_in_messages(ranks),
                 ..AttemptFailure::transient(message)
             }),
         }
     }
 
-    fn coded(&self, ranks: &Ranks, message: String, code: i32) -> AttemptEnd {
+    fn from_exit_code(&self, ranks: &Ranks, message: String, code: i32) -> AttemptEnd {
         let kind = if code == exit::USAGE { FailureKind::Usage } else { FailureKind::Transient };
-        AttemptEnd::Failed(AttemptFailure { message, kind, host: self.complained_of(ranks) })
+        AttemptEnd::Failed(AttemptFailure { message, kind, host: self.host_in_messages(ranks) })
     }
 
     /// The one host named in the launcher's messages, if any.
-    pub fn complained_of(&self, ranks: &Ranks) -> Option<String> {
+    pub fn host_in_messages(&self, ranks: &Ranks) -> Option<String> {
         ranks.host_named_in(&self.remarks)
     }
 }
 
 /// Start of a launcher message; the rest tends to be generic advice.
-fn brief(remark: &str) -> String {
-    match remark.char_indices().nth(LONGEST_REMARK) {
+fn truncate(remark: &str) -> String {
+    match remark.char_indices().nth(MAX_MESSAGE_CHARS) {
         Some((end, _)) => format!("{}...", &remark[..end]),
         None => remark.to_owned(),
     }

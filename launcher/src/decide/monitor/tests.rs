@@ -124,7 +124,7 @@ fn the_only_host_in_a_launcher_message_is_blamed() {
     let complained = |remark: &str| {
         let mut monitor = AttemptMonitor::new(["10.0.0.1", "10.0.0.1", "10.0.0.12", "d"].map(str::to_owned).into());
         monitor.take(1.0, WorkerEvent::Remark(remark.into()));
-        monitor.complained_of()
+        monitor.host_in_messages()
     };
     let exited = "dbclient: Connection to root@10.0.0.12:22 exited: Connect failed: No route to host";
     assert_eq!(complained(exited).as_deref(), Some("10.0.0.12"));

@@ -33,7 +33,7 @@ pub enum WorkersError {
     Process(#[from] ProcessError),
     /// The working directory no longer exists.
     #[error("the working directory was deleted; start lambert in another one")]
-    NoFolder(#[source] std::io::Error),
+    WorkingDirectoryDeleted(#[source] std::io::Error),
     /// A thread cannot start.
     #[error("cannot start a thread to read the output of the workers")]
     Reader(#[source] std::io::Error),
@@ -42,7 +42,10 @@ pub enum WorkersError {
 impl WorkersError {
     /// True for a user error, which a retry cannot fix.
     pub fn is_usage(&self) -> bool {
-        matches!(self, Self::NoFolder(_) | Self::Control(ControlError::Address(AddressError::Interface { .. })))
+        matches!(
+            self,
+            Self::WorkingDirectoryDeleted(_) | Self::Control(ControlError::Address(AddressError::Interface { .. }))
+        )
     }
 }
 
@@ -68,7 +71,7 @@ impl Workers {
         events: Sender<Event>,
     ) -> Result<Self, WorkersError> {
         // Programs started in a removed directory fail in confusing ways.
-        std::env::current_dir().map_err(WorkersError::NoFolder)?;
+        std::env::current_dir().map_err(WorkersError::WorkingDirectoryDeleted)?;
         let cluster = &spec.config.cluster;
         let scratch = ScratchDirs::new(spec.store.url(), attempt.number);
         let for_gpus = environment::for_gpus(&spec.config.device, |name| std::env::var_os(name).is_some());
