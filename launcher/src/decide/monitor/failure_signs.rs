@@ -128,7 +128,7 @@ impl FailureSigns {
             }
             (None, Some(RankDeath::Exit { rank, code })) => match failure_of(rank) {
                 Some(reported) => reported.attempt_end(ranks),
-                None => self.from_exit_code(ranks, format!("{} exited with code {code}", ranks.who(rank)), code),
+                None => self.exit_code_failure(ranks, format!("{} exited with code {code}", ranks.who(rank)), code),
             },
             (None, None) => match self.failures.first() {
                 Some(reported) => reported.attempt_end(ranks),
@@ -157,7 +157,7 @@ impl FailureSigns {
         match exit {
             // With one rank, the process is the rank, so it did start. With more, no rank has connected.
             _ if world > 1 && ranks.is_empty() => AttemptEnd::Absent(message),
-            ProcessExit::Code(code) => self.from_exit_code(ranks, message, code),
+            ProcessExit::Code(code) => self.exit_code_failure(ranks, message, code),
             ProcessExit::Signal(_) => AttemptEnd::Failed(AttemptFailure {
                 host: self.host_in_messages(ranks),
                 ..AttemptFailure::transient(message)
@@ -165,7 +165,7 @@ impl FailureSigns {
         }
     }
 
-    fn from_exit_code(&self, ranks: &Ranks, message: String, code: i32) -> AttemptEnd {
+    fn exit_code_failure(&self, ranks: &Ranks, message: String, code: i32) -> AttemptEnd {
         let kind = if code == exit::USAGE { FailureKind::Usage } else { FailureKind::Transient };
         AttemptEnd::Failed(AttemptFailure { message, kind, host: self.host_in_messages(ranks) })
     }
