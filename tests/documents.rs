@@ -7,8 +7,7 @@ use std::path::{Path, PathBuf};
 /// The Markdown pages at the root, in cluster/collective and in every folder below docs.
 fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let (mut folders, mut pages) =
-        (vec![root.to_owned(), root.join("cluster/collective"), root.join("docs")], Vec::new());
+    let (mut folders, mut pages) = (vec![root.to_owned(), root.join("cluster/collective")], Vec::new());
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();

@@ -89,8 +89,10 @@ fn no_row_group_is_decoded_twice_in_a_step() {
         let touched: BTreeSet<usize> = (start..(start + size).min(ROWS)).map(|at| order.at(at).row_group).collect();
         assert!(touched.len() > 3 * WINDOW && touched.len() < groups);
         let decoded = (large.decoded_row_groups() - before) as usize;
-        assert!(decoded <= touched.len() + WINDOW, "decoded {decoded} row groups, expected {}", touched.len());
-        assert!(start > 0 || decoded == touched.len(), "decoded {decoded} row groups, expected {}", touched.len());
+        // The second step also reads the start of the next epoch.
+        let limit = if start > 0 { touched.len() + WINDOW } else { touched.len() };
+        assert!(decoded <= limit, "decoded {decoded} row groups, expected at most {limit}");
+        assert!(start > 0 || decoded == limit, "decoded {decoded} row groups, expected {limit}");
     }
     // Small batches mostly lie within a window: an epoch decodes each group once, shuffled or not.
     for shuffle in [true, false] {

@@ -12,8 +12,7 @@ use crate::objective::{LossValue, Objective, Pass, PassOutput};
 use crate::state::{TrainState, final_elements};
 use crate::torch::{self, TorchError};
 
-/// Totals accumulated over micro-batches. Losses and correct predictions are on the device; target counts and digests in host
-/// memory.
+/// Totals over micro-batches: losses and correct predictions on the device, target counts and digests in host memory.
 pub struct PendingTotals {
     /// Sum and correct predictions of each loss of each pass, f64 \[2 x losses\].
     sums: Tensor,

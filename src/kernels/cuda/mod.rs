@@ -46,7 +46,7 @@ pub const KERNELS: [&str; 12] = [
 /// The kernels of a GPU, or of its emulation.
 pub struct Cuda<C> {
     device: Arc<C>,
-    /// Chunks of parameters that each block of the last update processed; reused while the parameters stay the same.
+    /// Chunk of each block in the last update; reused while the set of updated parameters stays the same.
     chunks: Mutex<Option<ChunkTable>>,
     /// Host copy of the gradients, for all-reduces in host memory.
     host: Mutex<Option<Tensor>>,

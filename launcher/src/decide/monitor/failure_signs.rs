@@ -105,8 +105,9 @@ impl FailureSigns {
     }
 
     /// Returns the cause of a failed attempt of `world` ranks, once its processes have exited. The first that applies: a
-    /// permanent failure reported by a rank; a host failure; workers that lost the coordinator; death by a signal or
-    /// out of memory; the dead rank's own report; any rank's report; the exit status.
+    /// permanent failure reported by a rank; a host failure; workers that lost the coordinator; the first dead rank, by
+    /// signal, out of memory, its own report or its exit code; without a dead rank, the first report of any rank; the
+    /// exit status.
     pub fn failure(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
         let is_permanent = |failure: &&RankFailure| !matches!(failure.kind, FailureKind::Transient | FailureKind::Host);
         let failure_of = |rank: usize| self.failures.iter().find(|failure| failure.rank == rank);
