@@ -6,6 +6,7 @@
 //! - [`observe`]: observers of a run: console, status file, `--json` lines
 //! - [`slurm`]: batch scripts, job submission and job state
 //! - [`tune`]: hyperparameter sweeps
+//! - [`metrics`]: step records as tables; [`tensorboard`]: TensorBoard event files
 //! - [`status`]: `status.json`, the run's state for other machines
 //! - [`store_writer`]: background writer for small objects; [`logs`]: log directories of the ranks; [`host`]: host
 //!   name, clock, processes
@@ -26,12 +27,14 @@ pub mod decide;
 pub mod failure;
 pub mod host;
 pub mod logs;
+pub mod metrics;
 pub mod observe;
 pub mod panics;
 pub mod run;
 pub mod slurm;
 pub mod status;
 pub mod store_writer;
+pub mod tensorboard;
 pub mod text;
 pub mod tune;
 pub mod worker;

@@ -18,6 +18,8 @@ pub struct Object {
     pub bytes: u64,
     /// Changes when the object is replaced: its ETag, or its modification time if the store has no ETags.
     pub tag: String,
+    /// Modification time, milliseconds since the Unix epoch.
+    pub modified: i64,
 }
 
 impl Store {
@@ -34,7 +36,7 @@ impl Store {
             let named = found.into_iter().filter_map(|meta| {
                 let path = store.relative(&meta.location)?;
                 let tag = meta.e_tag.unwrap_or_else(|| meta.last_modified.to_rfc3339());
-                Some(Object { path, bytes: meta.size, tag })
+                Some(Object { path, bytes: meta.size, tag, modified: meta.last_modified.timestamp_millis() })
             });
             let mut objects: Vec<_> = named.collect();
             objects.sort_by(|a, b| a.path.cmp(&b.path));

@@ -8,6 +8,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::checkpoint::{AttemptStep, RollbackPoint};
 use crate::error::Result;
+use crate::listing::Object;
 use crate::run::{self, RECORDS};
 use crate::store::Store;
 
@@ -19,8 +20,23 @@ const OBJECTS: usize = 32;
 pub struct RecordedStep<T> {
     /// Attempt and step.
     pub position: AttemptStep,
+    /// Modification time of its object, milliseconds since the Unix epoch.
+    pub saved: i64,
     /// The record.
     pub record: T,
+}
+
+/// An event among the step records, such as an evaluation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordedEvent {
+    /// Attempt and step.
+    pub position: AttemptStep,
+    /// Modification time of its object, milliseconds since the Unix epoch.
+    pub saved: i64,
+    /// Number of step records before it, over all attempts.
+    pub records_before: usize,
+    /// The line.
+    pub text: String,
 }
 
 /// A line that is neither a step record nor an event.
@@ -42,9 +58,20 @@ pub struct DamagedLine {
 pub struct StepRecords<T> {
     /// All records, by attempt, in the order of execution.
     pub all: Vec<RecordedStep<T>>,
+    /// Events that have a step, in the same order.
+    pub events: Vec<RecordedEvent>,
     /// Unreadable lines, omitted from `all`.
     pub damaged: Vec<DamagedLine>,
     rollbacks: Vec<RollbackPoint>,
+    /// Tags of the objects read.
+    tags: BTreeMap<AttemptStep, String>,
+}
+
+impl<T> Default for StepRecords<T> {
+    fn default() -> Self {
+        let (all, events, damaged) = (Vec::new(), Vec::new(), Vec::new());
+        Self { all, events, damaged, rollbacks: Vec::new(), tags: BTreeMap::new() }
+    }
 }
 
 impl<T: DeserializeOwned> StepRecords<T> {
@@ -53,29 +80,52 @@ impl<T: DeserializeOwned> StepRecords<T> {
     /// # Errors
     /// A store error, or an unreadable rollback record.
     pub fn read(run: &Store) -> Result<Self> {
-        let rollbacks = RollbackPoint::read_from(run, 0)?;
-        let mut records = Self { all: Vec::new(), damaged: Vec::new(), rollbacks };
-        let listed = run.list(RECORDS)?.into_iter();
-        // Attempt numbers above 9999 do not sort by name.
-        let mut objects: Vec<(AttemptStep, String)> =
-            listed.filter_map(|object| Some((run::position_of_records(&object.path)?, object.path))).collect();
-        objects.sort();
-        for some in objects.chunks(OBJECTS) {
-            let paths: Vec<String> = some.iter().map(|(_, path)| path.clone()).collect();
-            for ((from, path), bytes) in some.iter().zip(run.get_all(&paths, u64::MAX)?) {
-                records.add(from.attempt, &run.url_of(path), &bytes);
-            }
-        }
+        let mut records = Self::default();
+        records.refresh(run)?;
         Ok(records)
     }
 
-    fn add(&mut self, attempt: u32, url: &str, object: &Bytes) {
+    /// Reads rollbacks and objects written since the last read; false if there are none. Rereads everything if an object
+    /// was replaced (by a longer one, after a failed save) or an earlier attempt wrote another one.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn refresh(&mut self, run: &Store) -> Result<bool> {
+        let rollbacks = RollbackPoint::read_from(run, 0)?;
+        let listed = run.list(RECORDS)?.into_iter();
+        // Attempt numbers above 9999 do not sort by name.
+        let mut objects: Vec<(AttemptStep, Object)> =
+            listed.filter_map(|object| Some((run::position_of_records(&object.path)?, object))).collect();
+        objects.sort_by_key(|(from, _)| *from);
+        let is_read = |(from, object): &&(AttemptStep, Object)| self.tags.get(from) == Some(&object.tag);
+        let mut read = objects.iter().take_while(is_read).count();
+        if read < self.tags.len() {
+            *self = Self::default();
+            read = 0;
+        }
+        let has_changed = read < objects.len() || rollbacks != self.rollbacks;
+        self.rollbacks = rollbacks;
+        for some in objects[read..].chunks(OBJECTS) {
+            let paths: Vec<String> = some.iter().map(|(_, object)| object.path.clone()).collect();
+            for ((from, object), bytes) in some.iter().zip(run.get_all(&paths, u64::MAX)?) {
+                self.add(from.attempt, &run.url_of(&object.path), object.modified, &bytes);
+                self.tags.insert(*from, object.tag.clone());
+            }
+        }
+        Ok(has_changed)
+    }
+
+    fn add(&mut self, attempt: u32, url: &str, saved: i64, object: &Bytes) {
         for (index, line) in object.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty()) {
             match parse(line) {
-                Ok(Some((step, record))) => {
-                    self.all.push(RecordedStep { position: AttemptStep { attempt, step }, record });
+                Ok(Line::Step(step, record)) => {
+                    self.all.push(RecordedStep { position: AttemptStep { attempt, step }, saved, record });
                 }
-                Ok(None) => {}
+                Ok(Line::Event(step, text)) => {
+                    let (position, records_before) = (AttemptStep { attempt, step }, self.all.len());
+                    self.events.push(RecordedEvent { position, saved, records_before, text });
+                }
+                Ok(Line::Other) => {}
                 Err(error) => {
                     let (url, line, cause) = (url.to_owned(), index + 1, error.to_string());
                     self.damaged.push(DamagedLine { url, line, cause });
@@ -94,10 +144,19 @@ impl<T> StepRecords<T> {
 
     /// Returns the effective history by step: like [`Self::latest`], without steps that were rolled back.
     pub fn effective(&self) -> Vec<&RecordedStep<T>> {
-        let stands = |recorded: &&RecordedStep<T>| {
-            !self.rollbacks.iter().any(|rollback| rollback.invalidates(recorded.position))
-        };
-        last_of_each_step(self.all.iter().filter(stands))
+        last_of_each_step(self.all.iter().filter(|recorded| !self.is_rolled_back(recorded.position)))
+    }
+
+    /// Returns the events of the effective history, by step: the last one of each step, without those of steps that
+    /// were rolled back.
+    pub fn effective_events(&self) -> Vec<&RecordedEvent> {
+        let kept = self.events.iter().filter(|event| !self.is_rolled_back(event.position));
+        let last: BTreeMap<u64, &RecordedEvent> = kept.map(|event| (event.position.step, event)).collect();
+        last.into_values().collect()
+    }
+
+    fn is_rolled_back(&self, position: AttemptStep) -> bool {
+        self.rollbacks.iter().any(|rollback| rollback.invalidates(position))
     }
 }
 
@@ -115,14 +174,22 @@ struct RecordKind {
     step: Option<u64>,
 }
 
-/// Parses a step and its record; `None` for an event, such as an evaluation.
-fn parse<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<Option<(u64, T)>> {
+/// A line of step records.
+enum Line<T> {
+    Step(u64, T),
+    Event(u64, String),
+    /// An event without a step.
+    Other,
+}
+
+fn parse<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<Line<T>> {
     let kind: RecordKind = serde_json::from_slice(line)?;
-    if kind.event.is_some() {
-        return Ok(None);
+    match (kind.event, kind.step) {
+        (Some(_), Some(step)) => Ok(Line::Event(step, String::from_utf8_lossy(line).into_owned())),
+        (Some(_), None) => Ok(Line::Other),
+        (None, Some(step)) => Ok(Line::Step(step, serde_json::from_slice(line)?)),
+        (None, None) => Err(serde::de::Error::missing_field("step")),
     }
-    let step = kind.step.ok_or_else(|| serde::de::Error::missing_field("step"))?;
-    Ok(Some((step, serde_json::from_slice(line)?)))
 }
 
 #[cfg(test)]
@@ -175,6 +242,27 @@ mod tests {
         assert_eq!((attempts, records.damaged.len()), (vec![2, 2, 2, 9999, 9999, 10_000], 0));
         assert_eq!(losses(&records.latest()), [(1, 5.0), (2, 1.0), (3, 0.5)]);
         assert_eq!(records.latest(), records.effective());
+        let events: Vec<_> = records.events.iter().map(|event| (event.position.step, event.records_before)).collect();
+        assert_eq!((events, records.effective_events().len()), (vec![(3, 3)], 1));
+    }
+
+    #[test]
+    fn a_refresh_reads_what_is_new() {
+        let store = store("refresh");
+        put(&store, 1, 0, &(line(1, 5.0) + &line(2, 4.0) + "{\"event\":\"evaluation\",\"step\":2}\n"));
+        let mut records = read(&store);
+        put(&store, 1, 2, &line(3, 3.0));
+        store.put(&run::rollback(1), "{\"attempt\":1,\"steps\":1}".into()).unwrap();
+        assert!(records.refresh(&store).unwrap() && !records.refresh(&store).unwrap());
+        assert_eq!(records, read(&store));
+        assert_eq!((records.all.len(), losses(&records.effective())), (3, vec![(1, 5.0)]));
+        assert_eq!((records.events.len(), records.effective_events().len()), (1, 0));
+        // A longer object replaces that of a failed save.
+        put(&store, 1, 2, &(line(3, 3.0) + &line(4, 2.0)));
+        put(&store, 2, 1, &line(2, 1.0));
+        records.refresh(&store).unwrap();
+        assert_eq!(records, read(&store));
+        assert_eq!((records.all.len(), losses(&records.effective())), (5, vec![(1, 5.0), (2, 1.0)]));
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! Command-line interface: all arguments, declared once. Only their syntax is checked here.
 //!
-//! - `data`: dataset commands; `run`: run commands; `model`: checkpoint and model commands
+//! - `data`: dataset commands; `run`: run commands; `metrics`: their records; `model`: checkpoint and model commands
 //! - `values`: parsers for argument values
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "these comments are the help texts too, where [MASK] is no link")]
 
 mod data;
+mod metrics;
 mod model;
 mod run;
 mod values;
@@ -13,6 +14,7 @@ mod values;
 use clap::{Parser, Subcommand, ValueEnum};
 
 pub use data::{Generate, Inspect, Prep, Vocab};
+pub use metrics::{Metrics, RecordFormat};
 pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
 pub use run::{Run, Status, Stop, Submit, Tune};
 
@@ -61,6 +63,8 @@ pub enum Command {
     Tune(Tune),
     /// Show a run's progress, restarts and checkpoints
     Status(Status),
+    /// Export step records as JSON lines, CSV, Parquet or TensorBoard event files
+    Metrics(Metrics),
     /// Checkpoint and stop a run
     Stop(Stop),
     /// List, verify, prune, copy or save checkpoints

@@ -5,6 +5,7 @@ mod export;
 mod files;
 mod generate;
 mod inspect;
+mod metrics;
 mod prep;
 mod status;
 mod status_lines;
@@ -29,6 +30,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::Submit(arguments) => submit::submit(arguments),
         Command::Tune(arguments) => tune::tune(arguments),
         Command::Status(arguments) => status::status(arguments),
+        Command::Metrics(arguments) => metrics::metrics(arguments),
         Command::Stop(arguments) => stop::stop(arguments),
         Command::Eval(arguments) => worker::become_worker(&arguments.to_worker()),
         Command::FillMask(arguments) => worker::become_worker(&arguments.to_worker()),

@@ -1,0 +1,41 @@
+//! `lambert metrics`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+const METRICS_EXAMPLES: &str = "Examples:
+  lambert metrics runs/demo --format csv --output demo.csv
+  lambert metrics runs/demo --tensorboard logs/demo --follow";
+
+/// Arguments of `lambert metrics`.
+#[derive(Debug, Args)]
+#[command(after_help = METRICS_EXAMPLES)]
+pub struct Metrics {
+    /// Run directory or URL
+    pub run: String,
+    /// Format of the step records of all attempts
+    #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub format: RecordFormat,
+    /// Output file [default: stdout]; required for Parquet
+    #[arg(long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Write TensorBoard event files to this directory instead, replacing earlier ones
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["format", "output"])]
+    pub tensorboard: Option<PathBuf>,
+    /// With --tensorboard, append new steps until the run is over
+    #[arg(long, requires = "tensorboard")]
+    pub follow: bool,
+}
+
+/// Format of exported step records.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum RecordFormat {
+    /// JSON lines: records and evaluations as stored, with `attempt` and `undone`.
+    #[default]
+    Jsonl,
+    /// One row per step, a header line.
+    Csv,
+    /// One row per step.
+    Parquet,
+}

@@ -1,0 +1,110 @@
+//! `lambert metrics`: step records as JSON lines, CSV, Parquet or TensorBoard event files.
+
+use std::path::Path;
+use std::time::Duration;
+
+use lambert_config::exit;
+use lambert_store::Store;
+use lambert_store::run::CONFIG;
+
+use super::files;
+use super::status::require_run;
+use crate::cli::{self, RecordFormat};
+use crate::console;
+use crate::failure::{Failure, Outcome};
+use crate::host;
+use crate::metrics::history::History;
+use crate::metrics::table::Table;
+use crate::metrics::{columns, csv, json_lines};
+use crate::status::stored::{self, Liveness, liveness};
+use crate::tensorboard::file::EventFile;
+use crate::tensorboard::text;
+use crate::tensorboard::writer::HistoryWriter;
+
+/// Pause between two reads of a run that is followed.
+const PAUSE: Duration = Duration::from_secs(3);
+
+#[derive(Debug, thiserror::Error)]
+enum MetricsError {
+    #[error("a Parquet file cannot be written to stdout: set --output FILE")]
+    NoOutput,
+    #[error("cannot write TensorBoard event files to {folder}")]
+    EventFile { folder: String, source: std::io::Error },
+}
+
+/// Exports the step records.
+pub fn metrics(arguments: &cli::Metrics) -> Outcome {
+    if arguments.format == RecordFormat::Parquet && arguments.output.is_none() {
+        return Err(Failure::usage(MetricsError::NoOutput));
+    }
+    let store = Store::open(&arguments.run).map_err(Failure::usage)?;
+    require_run(&store)?;
+    match &arguments.tensorboard {
+        Some(folder) => tensorboard(&store, folder, arguments.follow)?,
+        None => export(&store, arguments.format, arguments.output.as_deref())?,
+    }
+    Ok(exit::DONE)
+}
+
+fn export(store: &Store, format: RecordFormat, output: Option<&Path>) -> Result<(), Failure> {
+    let mut history = History::default();
+    history.refresh(store).map_err(Failure::failed)?;
+    let entries = history.entries();
+    let table = match format {
+        RecordFormat::Jsonl => Table::default(),
+        RecordFormat::Csv | RecordFormat::Parquet => Table::new(&entries).map_err(Failure::failed)?,
+    };
+    let content = |output: &mut (dyn std::io::Write + Send)| match format {
+        RecordFormat::Jsonl => json_lines::write(&entries, output),
+        RecordFormat::Csv => csv::write(&table, output),
+        RecordFormat::Parquet => columns::write(&table, output).map_err(std::io::Error::other),
+    };
+    match output {
+        Some(path) => files::write(path, |file| content(file)).map_err(Failure::failed),
+        None => console::results(content).map_err(Failure::failed),
+    }
+}
+
+/// Writes the event file; with `follow`, until the run is over.
+fn tensorboard(store: &Store, folder: &Path, follow: bool) -> Result<(), Failure> {
+    let failed = |source| Failure::failed(MetricsError::EventFile { folder: folder.display().to_string(), source });
+    let mut history = History::default();
+    let mut is_over = !follow || is_over(store)?;
+    history.refresh(store).map_err(Failure::failed)?;
+    let start = history.entries().iter().map(|entry| entry.time).min_by(f64::total_cmp).unwrap_or_else(host::now);
+    let file = EventFile::create(folder, host::now()).map_err(failed)?;
+    let mut writer = HistoryWriter::begin(file, start, &texts(store)?).map_err(failed)?;
+    writer.write(&history.entries()).map_err(Failure::failed)?;
+    while !is_over {
+        std::thread::sleep(PAUSE);
+        // The status first: records are complete when a run is over.
+        let read =
+            self::is_over(store).and_then(|is_over| Ok((is_over, history.refresh(store).map_err(Failure::failed)?)));
+        match read {
+            Ok((over, has_changed)) => {
+                is_over = over;
+                if has_changed {
+                    writer.write(&history.entries()).map_err(Failure::failed)?;
+                }
+            }
+            Err(failure) => tracing::warn!("cannot read {}: {failure}; trying again", store.url()),
+        }
+    }
+    Ok(())
+}
+
+/// True if no coordinator works on the run. One that exited without a last status counts as gone only on its own host.
+fn is_over(store: &Store) -> Result<bool, Failure> {
+    let liveness = stored::read(store)?.as_ref().map(liveness);
+    if liveness == Some(Liveness::Gone) {
+        tracing::warn!("the coordinator of {} is gone: nothing more to follow", store.url());
+    }
+    Ok(matches!(liveness, Some(Liveness::Over | Liveness::Gone)))
+}
+
+/// Text summaries by tag.
+fn texts(store: &Store) -> Result<Vec<(&'static str, String)>, Failure> {
+    let config = store.get(CONFIG).map_err(Failure::failed)?;
+    let versions = format!("run: {}\nevent file written by lambert {}", store.url(), lambert_control::version_text());
+    Ok(vec![(CONFIG, text::code(&String::from_utf8_lossy(&config))), ("versions", text::code(&versions))])
+}

@@ -1,0 +1,38 @@
+//! JSON lines: records and evaluations as stored, with `attempt` and `undone`.
+
+use std::io::{self, Write};
+
+use super::history::Entry;
+
+/// Writes the lines.
+///
+/// # Errors
+/// `output` cannot be written.
+pub fn write(entries: &[Entry<'_>], output: &mut dyn Write) -> io::Result<()> {
+    for entry in entries {
+        let members = entry.text.trim_start().strip_prefix('{').unwrap_or_default();
+        let (attempt, is_undone) = (entry.position.attempt, entry.is_undone);
+        writeln!(output, "{{\"attempt\":{attempt},\"undone\":{is_undone},{}", members.trim_end())?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::history::tests::{evaluation, line, put, read, store};
+    use super::*;
+
+    #[test]
+    fn lines_keep_their_members() {
+        let store = store("lines");
+        put(&store, 3, 0, line(1, 5.5) + &evaluation(1, 8.0));
+        let mut text = Vec::new();
+        write(&read(&store).entries(), &mut text).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        let lines: Vec<&str> = text.lines().collect();
+        let added = "{\"attempt\":3,\"undone\":false,";
+        assert_eq!(lines[0], line(1, 5.5).trim_end().replacen('{', added, 1));
+        assert_eq!(lines[1], evaluation(1, 8.0).trim_end().replacen('{', added, 1));
+        assert_eq!(lines.len(), 2);
+    }
+}

@@ -1,0 +1,11 @@
+//! TensorBoard event files of a run.
+//!
+//! - [`proto`]: the messages of TensorFlow's event.proto and summary.proto; [`file`](mod@file): records and file names
+//! - [`scalars`]: tags and values of a step record; [`text`]: text summaries
+//! - [`writer`]: writes the effective history and takes back undone steps
+
+pub mod file;
+pub mod proto;
+pub mod scalars;
+pub mod text;
+pub mod writer;

@@ -1,0 +1,145 @@
+//! Tags and values of step records and evaluations.
+
+use lambert_control::GradientNoise;
+
+use super::proto::Value;
+use crate::metrics::line::{Field, fields};
+use crate::status::NoiseScale;
+
+/// Suffixes of the fields of objectives.
+const LOSS: &str = "_loss";
+const ACCURACY: &str = "_accuracy";
+/// Prefix of trust ratios.
+const TRUST_RATIOS: &str = "trust_ratios.";
+
+/// Fields with tags of their own.
+const TAGS: [(&str, &str); 27] = [
+    ("loss", "loss/total"),
+    ("learning_rate", "optimizer/learning_rate"),
+    ("grad_norm", "optimizer/gradient_norm"),
+    ("epoch", "batch/epoch"),
+    ("samples", "batch/samples"),
+    ("tokens", "batch/tokens"),
+    ("masked_tokens", "batch/masked_tokens"),
+    ("padding", "batch/padding"),
+    ("imbalance", "batch/imbalance"),
+    ("skipped_updates", "skipped/updates"),
+    ("skipped_samples", "skipped/samples"),
+    ("seconds", "seconds/step"),
+    ("data_wait", "seconds/data_wait"),
+    ("forward_backward", "seconds/forward_backward"),
+    ("communication", "seconds/communication"),
+    ("optimizer", "seconds/optimizer"),
+    ("checkpoint", "seconds/checkpoint"),
+    ("ranks.min", "seconds/ranks_min"),
+    ("ranks.median", "seconds/ranks_median"),
+    ("ranks.max", "seconds/ranks_max"),
+    ("ranks.slowest", "seconds/slowest_rank"),
+    ("samples_per_second", "throughput/samples_per_second"),
+    ("tokens_per_second", "throughput/tokens_per_second"),
+    ("flops_utilization", "throughput/flops_utilization"),
+    (NOISE_GRADIENT, "noise/gradient"),
+    (NOISE_VARIANCE, "noise/variance"),
+    ("unigram_entropy", "held-out/unigram_entropy"),
+];
+const NOISE_GRADIENT: &str = "noise.gradient";
+const NOISE_VARIANCE: &str = "noise.variance";
+
+/// Tag of the average of gradient noise estimates, in samples.
+const NOISE_SCALE: &str = "noise/scale";
+
+/// Tag and value of a scalar.
+pub type Scalar = (String, f32);
+
+/// Returns the scalars of a step record. `noise` averages the noise estimates of the steps so far.
+///
+/// # Errors
+/// `text` is not a JSON object.
+pub fn of_step(text: &str, noise: &mut NoiseScale) -> serde_json::Result<Vec<Scalar>> {
+    let fields = fields(text)?;
+    let number = |name: &str| fields.iter().find(|(other, _)| other == name).and_then(|(_, field)| field.number());
+    let mut scalars: Vec<Scalar> = fields.iter().filter_map(|(name, field)| scalar(step_tag(name)?, field)).collect();
+    if let (Some(gradient), Some(variance)) = (number(NOISE_GRADIENT), number(NOISE_VARIANCE)) {
+        noise.add(GradientNoise { gradient, variance });
+        scalars.extend(noise.samples().map(|samples| (NOISE_SCALE.to_owned(), samples as f32)));
+    }
+    Ok(scalars)
+}
+
+/// Returns the scalars of an evaluation: losses, accuracies and the unigram baseline.
+///
+/// # Errors
+/// `text` is not a JSON object.
+pub fn of_evaluation(text: &str) -> serde_json::Result<Vec<Scalar>> {
+    Ok(fields(text)?.iter().filter_map(|(name, field)| scalar(evaluation_tag(name)?, field)).collect())
+}
+
+fn scalar(tag: String, field: &Field) -> Option<Scalar> {
+    Some((tag, field.number()? as f32))
+}
+
+fn step_tag(field: &str) -> Option<String> {
+    let own = TAGS.iter().find(|(name, _)| *name == field).map(|(_, tag)| (*tag).to_owned());
+    let named = |suffix: &str, group: &str| Some(format!("{group}/{}", field.strip_suffix(suffix)?));
+    let ratio = || Some(format!("trust_ratio/{}", field.strip_prefix(TRUST_RATIOS)?));
+    own.or_else(ratio).or_else(|| named(LOSS, "loss")).or_else(|| named(ACCURACY, "accuracy"))
+}
+
+fn evaluation_tag(field: &str) -> Option<String> {
+    let named = |suffix: &str, group: &str| Some(format!("{group}/{}", field.strip_suffix(suffix)?));
+    let entropy = || TAGS.iter().find(|(name, _)| *name == field && field == "unigram_entropy");
+    named(LOSS, "held-out")
+        .or_else(|| named(ACCURACY, "held-out-accuracy"))
+        .or_else(|| entropy().map(|(_, tag)| (*tag).to_owned()))
+}
+
+/// Summary values of scalars.
+pub fn values(scalars: Vec<Scalar>) -> Vec<Value> {
+    let value = |(tag, value)| Value { tag, simple_value: Some(value), ..Value::default() };
+    scalars.into_iter().map(value).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scalar(tag: &str, value: f32) -> Scalar {
+        (tag.to_owned(), value)
+    }
+
+    #[test]
+    fn records_and_evaluations_have_tags() {
+        let text = r#"{"step":1,"stage":"s","batch_digest":7,"samples":64,"loss":7.5,"x_loss":0.1,"x_accuracy":0.25,
+            "trust_ratios":{"a.x_loss":0.5},"ranks":{"min":1.5}}"#;
+        let expected = [
+            scalar("batch/samples", 64.0),
+            scalar("loss/total", 7.5),
+            scalar("loss/x", 0.1),
+            scalar("accuracy/x", 0.25),
+            scalar("trust_ratio/a.x_loss", 0.5),
+            scalar("seconds/ranks_min", 1.5),
+        ];
+        assert_eq!(of_step(text, &mut NoiseScale::default()).unwrap(), expected);
+        let text =
+            r#"{"event":"evaluation","step":1,"samples":32,"x_loss":1.5,"x_accuracy":0.5,"unigram_entropy":3.5}"#;
+        let expected =
+            [scalar("held-out/x", 1.5), scalar("held-out-accuracy/x", 0.5), scalar("held-out/unigram_entropy", 3.5)];
+        assert_eq!(of_evaluation(text).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_loss_that_is_not_finite_is_nan() {
+        let scalars = of_step("{\"loss\":null}", &mut NoiseScale::default()).unwrap();
+        assert!(scalars[0].0 == "loss/total" && scalars[0].1.is_nan());
+    }
+
+    #[test]
+    fn the_noise_scale_is_the_ratio_of_averages() {
+        let mut noise = NoiseScale::default();
+        let mut scale = |gradient: f64, variance: f64| {
+            let text = format!("{{\"noise\":{{\"gradient\":{gradient},\"variance\":{variance}}}}}");
+            of_step(&text, &mut noise).unwrap().into_iter().find(|(tag, _)| tag == NOISE_SCALE).map(|(_, value)| value)
+        };
+        assert_eq!([scale(-1.0, 30.0), scale(3.0, 50.0)], [None, Some(40.0)]);
+    }
+}

@@ -1,0 +1,145 @@
+//! Writes the effective history of a run as events. What was written and is undone later is taken back.
+//!
+//! TensorBoard has two readers. The Python reader drops all points from the step of a START on. The data server
+//! (`--load_fast`) ignores it and drops the later points of a tag when it reads an earlier one. So a START is followed by
+//! the last valid point of each tag that has undone points.
+
+use std::collections::HashMap;
+use std::io;
+
+use lambert_store::run::AttemptStep;
+
+use super::file::EventFile;
+use super::proto::{Event, FILE_VERSION, START, SessionLog, Summary};
+use super::scalars::{self, Scalar};
+use crate::metrics::history::Entry;
+use crate::status::NoiseScale;
+
+/// Events kept in memory at a time.
+const EVENTS: usize = 4096;
+
+/// Error of [`HistoryWriter::write`].
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    #[error("cannot write the event file")]
+    File(#[from] io::Error),
+    #[error("cannot parse a record")]
+    Record(#[from] serde_json::Error),
+}
+
+/// Writer of a run's history.
+#[derive(Debug)]
+pub struct HistoryWriter {
+    file: EventFile,
+    /// Entries written and still valid.
+    written: Vec<Written>,
+    /// Last step of each tag.
+    tags: HashMap<String, u64>,
+    noise: NoiseScale,
+    /// Wall time of the last event.
+    wall_time: f64,
+}
+
+/// Identity of an entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Written {
+    position: AttemptStep,
+    is_event: bool,
+}
+
+impl HistoryWriter {
+    /// Begins a file with a START at step 0 and `texts`, by tag.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn begin(mut file: EventFile, start: f64, texts: &[(&str, String)]) -> io::Result<Self> {
+        let version = Event { wall_time: start, file_version: Some(FILE_VERSION.to_owned()), ..Event::default() };
+        let mut events = vec![version, start_at(0, start)];
+        events.extend(texts.iter().map(|(tag, markdown)| super::text::event(start, tag, markdown)));
+        file.append(&events)?;
+        let (tags, noise) = (HashMap::new(), NoiseScale::default());
+        Ok(Self { file, written: Vec::new(), tags, noise, wall_time: start })
+    }
+
+    /// Writes what is new in the effective part of `entries`.
+    ///
+    /// # Errors
+    /// A record that is not JSON, or a file that cannot be written.
+    pub fn write(&mut self, entries: &[Entry<'_>]) -> Result<(), WriteError> {
+        let mut effective: Vec<&Entry<'_>> = entries.iter().filter(|entry| !entry.is_undone).collect();
+        effective.sort_by_key(|entry| (entry.position.step, entry.is_event));
+        let same =
+            self.written.iter().zip(&effective).take_while(|(written, entry)| **written == identity(entry)).count();
+        if same < self.written.len() {
+            self.take_back(&effective, same)?;
+        }
+        let mut events = Vec::new();
+        for entry in &effective[self.written.len()..] {
+            events.push(self.event(entry)?);
+            self.written.push(identity(entry));
+            if events.len() == EVENTS {
+                self.file.append(&std::mem::take(&mut events))?;
+            }
+        }
+        Ok(self.file.append(&events)?)
+    }
+
+    /// Takes back the entries from the step of the first one that is no longer valid.
+    fn take_back(&mut self, effective: &[&Entry<'_>], same: usize) -> Result<(), WriteError> {
+        let next = effective.get(same).map(|entry| entry.position.step);
+        let step = next.map_or(self.written[same].position.step, |next| next.min(self.written[same].position.step));
+        let kept = self.written[..same].partition_point(|written| written.position.step < step);
+        self.written.truncate(kept);
+        self.noise = NoiseScale::default();
+        // The last valid point of each tag that has undone ones.
+        let mut last: HashMap<String, (u64, f32)> = HashMap::new();
+        for entry in &effective[..kept] {
+            let scalars = self.scalars(entry)?;
+            last.extend(scalars.into_iter().map(|(tag, value)| (tag, (entry.position.step, value))));
+        }
+        let mut events = vec![start_at(step, self.wall_time)];
+        let has_undone = |tag: &String| self.tags.get(tag).is_some_and(|last| *last >= step);
+        let mut again: Vec<(u64, Scalar)> = Vec::new();
+        again.extend(
+            last.iter().filter(|(tag, _)| has_undone(tag)).map(|(tag, (at, value))| (*at, (tag.clone(), *value))),
+        );
+        again.sort_by(|(at, (tag, _)), (other, (after, _))| (at, tag).cmp(&(other, after)));
+        events.extend(again.into_iter().map(|(at, scalar)| summary(at, self.wall_time, vec![scalar])));
+        self.tags = last.into_iter().map(|(tag, (at, _))| (tag, at)).collect();
+        Ok(self.file.append(&events)?)
+    }
+
+    fn event(&mut self, entry: &Entry<'_>) -> Result<Event, WriteError> {
+        let scalars = self.scalars(entry)?;
+        // Objects copied to another store have other times.
+        self.wall_time = self.wall_time.max(entry.time);
+        for (tag, _) in &scalars {
+            match self.tags.get_mut(tag) {
+                Some(last) => *last = entry.position.step,
+                None => drop(self.tags.insert(tag.clone(), entry.position.step)),
+            }
+        }
+        Ok(summary(entry.position.step, self.wall_time, scalars))
+    }
+
+    fn scalars(&mut self, entry: &Entry<'_>) -> serde_json::Result<Vec<Scalar>> {
+        if entry.is_event { scalars::of_evaluation(entry.text) } else { scalars::of_step(entry.text, &mut self.noise) }
+    }
+}
+
+fn identity(entry: &Entry<'_>) -> Written {
+    Written { position: entry.position, is_event: entry.is_event }
+}
+
+/// Tells readers that `step` is the next.
+fn start_at(step: u64, wall_time: f64) -> Event {
+    Event { wall_time, step: step as i64, session_log: Some(SessionLog { status: START }), ..Event::default() }
+}
+
+fn summary(step: u64, wall_time: f64, scalars: Vec<Scalar>) -> Event {
+    let summary = Some(Summary { value: scalars::values(scalars) });
+    Event { wall_time, step: step as i64, summary, ..Event::default() }
+}
+
+#[cfg(test)]
+mod tests;
