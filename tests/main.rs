@@ -26,6 +26,7 @@ mod modules;
 mod noise_scale;
 mod older_formats;
 mod padded_vocabulary;
+mod plan;
 mod rank_environment;
 mod reference;
 mod replicas;

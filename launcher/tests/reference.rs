@@ -9,12 +9,13 @@ use lambert::cli::Cli;
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/commands.md");
 
 /// Guides of the commands.
-const GUIDES: [(&str, &str); 10] = [
+const GUIDES: [(&str, &str); 11] = [
     ("prep", "[Prepare a corpus](../guides/prepare-a-corpus.md)"),
     (
         "run",
         "[Train on one machine](../guides/one-machine.md), [on several hosts](../guides/several-hosts.md); [step records](step-records.md)",
     ),
+    ("plan", "[Plan a run](../guides/plan-a-run.md)"),
     ("submit", "[Train with Slurm](../guides/slurm.md)"),
     ("tune", "[Tune hyperparameters](../guides/one-machine.md#tune-hyperparameters)"),
     ("status", "[Watch a run](../guides/watch-a-run.md)"),

@@ -1,12 +1,14 @@
 //! Command-line interface: all arguments, declared once. Only their syntax is checked here.
 //!
 //! - `data`: dataset commands; `run`: run commands; `model`: checkpoint and model commands
+//! - `plan`: planning command
 //! - `values`: parsers for argument values
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "these comments are the help texts too, where [MASK] is no link")]
 
 mod data;
 mod model;
+mod plan;
 mod run;
 mod values;
 
@@ -14,6 +16,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 pub use data::{Generate, Inspect, Prep, Vocab};
 pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
+pub use plan::{MachineName, Plan};
 pub use run::{Run, Status, Stop, Submit, Tune};
 
 /// Pre-train BERT-family encoders on one machine or a cluster
@@ -53,6 +56,8 @@ pub enum Command {
     Generate(Generate),
     /// Show a dataset's manifest and samples, or verify its checksums
     Inspect(Inspect),
+    /// Estimate time and memory of a run before it is started
+    Plan(Plan),
     /// Start or resume a training run
     Run(Run),
     /// Submit a run or a preparation to Slurm and print the job ID
