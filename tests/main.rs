@@ -26,10 +26,12 @@ mod modules;
 mod noise_scale;
 mod older_formats;
 mod padded_vocabulary;
+mod plan;
 mod rank_environment;
 mod reference;
 mod replicas;
 mod resume;
+mod run_check;
 #[path = "../cluster/store/tests/s3_server/mod.rs"]
 mod s3_server;
 mod saves;

@@ -62,6 +62,16 @@ pub fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
+/// Aligns the columns of a table: the first to the left, the others to the right.
+pub fn align(rows: &[Vec<String>]) -> Vec<String> {
+    let width = |column: usize| rows.iter().filter_map(|row| Some(row.get(column)?.chars().count())).max().unwrap_or(0);
+    let cell = |(column, cell): (usize, &String)| match column {
+        0 => format!("{cell:<0$}", width(0)),
+        _ => format!("{cell:>0$}", width(column)),
+    };
+    rows.iter().map(|row| row.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ")).collect()
+}
+
 /// Name of a signal: `SIGKILL`.
 pub fn signal_name(signal: i32) -> String {
     signal_hook::low_level::signal_name(signal).map_or_else(|| format!("signal {signal}"), str::to_owned)

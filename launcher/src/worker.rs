@@ -19,6 +19,14 @@ pub enum WorkerError {
         /// Value of PATH.
         path: String,
     },
+    /// Starts, but does not print its version.
+    #[error("{} --version failed: {message}", program.display())]
+    Version {
+        /// Path of the program.
+        program: PathBuf,
+        /// Its standard error.
+        message: String,
+    },
     /// Cannot be executed.
     #[error("cannot start {}", program.display())]
     Start {
@@ -44,6 +52,20 @@ pub fn find() -> Result<PathBuf, WorkerError> {
 fn is_program(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
     path.metadata().is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+}
+
+/// Runs `program --version` and returns its output, to see that the program and its libraries load.
+///
+/// # Errors
+/// The program cannot be started, or it fails.
+pub fn version(program: &Path) -> Result<String, WorkerError> {
+    let start_error = |source| WorkerError::Start { program: program.to_owned(), source };
+    let output = Command::new(program).arg("--version").output().map_err(start_error)?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(WorkerError::Version { program: program.to_owned(), message })
 }
 
 /// Replaces this process with the worker (`exec`). Returns only on failure.

@@ -15,6 +15,7 @@ const GUIDES: [(&str, &str); 11] = [
         "run",
         "[Train on one machine](../guides/one-machine.md), [on several hosts](../guides/several-hosts.md); [step records](step-records.md)",
     ),
+    ("plan", "[Plan a run](../guides/plan-a-run.md)"),
     ("submit", "[Train with Slurm](../guides/slurm.md)"),
     ("tune", "[Tune hyperparameters](../guides/one-machine.md#tune-hyperparameters)"),
     ("status", "[Watch a run](../guides/watch-a-run.md)"),

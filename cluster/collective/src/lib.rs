@@ -22,8 +22,6 @@ pub mod mpi;
 /// Backend for NVIDIA GPUs that communicate over NCCL.
 pub mod nccl;
 mod reducer;
-/// Cost model of data-parallel training on a cluster.
-pub mod scaling;
 /// Detection of the launcher and of this process's rank.
 pub mod world;
 

@@ -7,12 +7,16 @@
 //! - [`memory`]: memory requirements in bytes, and the memory of this host
 //! - [`batch_partition`]: assignment of a global batch's samples to ranks and micro-batches
 //! - [`timeline`]: position of a step in the run's stages
+//! - [`scaling`]: duration of all-reduces and steps on a cluster
+//! - [`estimate`]: time, memory, communication and checkpoints of a run on a machine
 //! - [`schedule`]: learning rate of a step
 
 pub mod architecture;
 pub mod batch_partition;
+pub mod estimate;
 pub mod flops;
 pub mod memory;
 pub mod objectives;
+pub mod scaling;
 pub mod schedule;
 pub mod timeline;

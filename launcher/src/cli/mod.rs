@@ -1,6 +1,7 @@
 //! Command-line interface: all arguments, declared once. Only their syntax is checked here.
 //!
-//! - `data`: dataset commands; `run`: run commands; `metrics`: their records; `model`: checkpoint and model commands
+//! - `data`: dataset commands; `plan`: planning command; `run`: run commands; `metrics`: export of step records
+//! - `model`: checkpoint and model commands
 //! - `values`: parsers for argument values
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "these comments are the help texts too, where [MASK] is no link")]
@@ -8,6 +9,7 @@
 mod data;
 mod metrics;
 mod model;
+mod plan;
 mod run;
 mod values;
 
@@ -16,6 +18,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 pub use data::{Generate, Inspect, Prep, Vocab};
 pub use metrics::{Metrics, RecordFormat};
 pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
+pub use plan::{MachineName, Plan};
 pub use run::{Run, Status, Stop, Submit, Tune};
 
 /// Pre-train BERT-family encoders on one machine or a cluster
@@ -55,6 +58,8 @@ pub enum Command {
     Generate(Generate),
     /// Show a dataset's manifest and samples, or verify its checksums
     Inspect(Inspect),
+    /// Estimate time and memory of a run before it is started
+    Plan(Plan),
     /// Start or resume a training run
     Run(Run),
     /// Submit a run or a preparation to Slurm and print the job ID

@@ -38,6 +38,9 @@ pub struct Run {
     /// Print step records and events to stdout as JSON lines
     #[arg(long)]
     pub json: bool,
+    /// Check everything and print the plan, without starting or writing anything
+    #[arg(long)]
+    pub check: bool,
 }
 
 const SUBMIT_USAGE: &str =
@@ -107,6 +110,7 @@ impl Submit {
             with_optimizer: self.with_optimizer,
             allow_change: self.allow_change.clone(),
             json: false,
+            check: false,
         }
     }
 }

@@ -6,6 +6,7 @@ mod files;
 mod generate;
 mod inspect;
 mod metrics;
+mod plan;
 mod prep;
 mod status;
 mod status_lines;
@@ -26,6 +27,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::Vocab(arguments) => vocab::vocab(arguments),
         Command::Generate(arguments) => generate::generate(arguments),
         Command::Inspect(arguments) => inspect::inspect(arguments),
+        Command::Plan(arguments) => plan::plan(arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Submit(arguments) => submit::submit(arguments),
         Command::Tune(arguments) => tune::tune(arguments),

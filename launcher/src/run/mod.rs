@@ -8,11 +8,13 @@
 //! - [`sources`]: events from signals, the run's store and the lease; [`job_view`]: state of the Slurm job;
 //!   [`control`]: HTTP server for the ranks' reports
 //! - [`launch`]: the processes of an attempt, started directly, by mpirun or by srun
+//! - [`check`]: checks of a start that change nothing
 //! - [`run_plan`]: summary printed before the start; [`data_warnings`]: warnings about the data
 //!
 //! [`crate::observe`] reports on it: status in the store, log and progress display, `--json` lines.
 
 pub mod base_checkpoint;
+pub mod check;
 pub mod clock;
 pub mod config_diff;
 pub mod control;
@@ -35,6 +37,9 @@ use spec::RunSpec;
 
 /// Starts or resumes a run; returns when it is done, stopped or given up.
 pub fn run(arguments: &cli::Run) -> Outcome {
+    if arguments.check {
+        return check::check(arguments);
+    }
     console::detach().map_err(Failure::failed)?;
     std::env::current_dir().map_err(|error| Failure::usage(WorkersError::WorkingDirectoryDeleted(error)))?;
     let validated = RunSpec::validate(arguments, coordinator::host_pool)?;

@@ -1,56 +1,20 @@
 //! Summary of a run before it starts: stages, FLOPs and memory per rank.
 
-use lambert_config::run::{RunConfig, Stage, TokenBudget};
+use lambert_config::run::{RunConfig, TokenBudget};
 use lambert_dataset::Dataset;
 use lambert_plan::architecture::{Architecture, Tensor};
-use lambert_plan::batch_partition::BatchPartition;
+use lambert_plan::estimate::{StageSamples, imbalance, stage_flops};
 use lambert_plan::memory::gpu;
 use lambert_plan::objectives::LossSpec;
-use lambert_plan::{flops, memory, objectives, timeline};
+use lambert_plan::{memory, objectives, timeline};
 
 use crate::failure::Failure;
+use crate::text::align;
 
-/// Dataset properties needed for the summary.
-#[derive(Debug, Clone, Copy)]
-struct StageData {
-    sizes: memory::DatasetShape,
-    /// Total tokens of all samples.
-    tokens: u64,
-}
-
-impl StageData {
-    fn open(url: &str) -> Result<Self, Failure> {
-        let dataset = Dataset::open(url)?;
-        Ok(Self { sizes: dataset.sizes(), tokens: dataset.manifest().counts.tokens })
-    }
-
-    /// Mean tokens per sample.
-    fn mean(self) -> f64 {
-        self.tokens as f64 / self.sizes.rows.max(1) as f64
-    }
-}
-
-/// Estimates the load imbalance of a global batch: tokens of the busiest rank over the mean. Assumes full-length
-/// samples, except for a uniform share of short ones that matches the dataset's mean length.
-fn balance(config: &RunConfig, stage: &Stage, data: StageData) -> f64 {
-    let longest = data.sizes.sequence_length as f64;
-    let cut = (2.0 * (1.0 - data.mean() / longest)).clamp(0.0, 1.0);
-    let samples = stage.global_batch as f64;
-    let length = |index: usize| {
-        let place = (index as f64 + 0.5) / samples;
-        (longest * (place / cut.max(f64::EPSILON)).min(1.0)).ceil() as u16
-    };
-    let lengths: Vec<u16> = (0..stage.global_batch).map(length).collect();
-    BatchPartition::new(&lengths, config.cluster.ranks, stage.micro_batch_tokens.or_default()).imbalance()
-}
-
-/// FLOPs of a stage with `layers` layers, assuming that all samples have the mean length.
-fn flops(config: &RunConfig, stage: &Stage, layers: usize, data: StageData) -> f64 {
-    let length = data.mean().round() as usize;
-    let masked = config.objective.predictions(length) as u64;
-    let architecture = Architecture::of_run(config, layers, data.sizes.vocabulary);
-    let sample = flops::training(&architecture, std::iter::once(length as u64), masked);
-    sample * timeline::samples(stage) as f64
+fn open(url: &str) -> Result<StageSamples, Failure> {
+    let dataset = Dataset::open(url)?;
+    let mean_tokens = dataset.manifest().counts.tokens as f64 / dataset.rows().max(1) as f64;
+    Ok(StageSamples { shape: dataset.sizes(), mean_tokens, is_assumed: false })
 }
 
 /// Returns a table of the stages and a summary line.
@@ -58,7 +22,7 @@ fn flops(config: &RunConfig, stage: &Stage, layers: usize, data: StageData) -> f
 /// # Errors
 /// A dataset cannot be opened.
 pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
-    let data = config.stage.iter().map(|stage| StageData::open(&stage.data)).collect::<Result<Vec<_>, _>>()?;
+    let data = config.stage.iter().map(|stage| open(&stage.data)).collect::<Result<Vec<_>, _>>()?;
     Ok(table(config, &data))
 }
 
@@ -69,34 +33,34 @@ pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
 pub fn memory(config: &RunConfig) -> Result<u64, Failure> {
     let ranks = config.cluster.ranks.max(1);
     let mut needed = config.stage.iter().map(|stage| {
-        let a_rank = memory::rank_bytes(config, stage, StageData::open(&stage.data)?.sizes, ranks);
+        let a_rank = memory::rank_bytes(config, stage, open(&stage.data)?.shape, ranks);
         Ok(a_rank.saturating_mul(ranks as u64))
     });
     needed.try_fold(0, |most, needed: Result<u64, Failure>| Ok(most.max(needed?)))
 }
 
-fn table(config: &RunConfig, data: &[StageData]) -> Vec<String> {
+fn table(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
     let deepest = config.stage.iter().map(|stage| stage.depth(&config.model)).max().unwrap_or_default();
     let (mut samples, mut all, mut at_full_depth) = (0, 0.0, 0.0);
     let head = ["stage", "layers", "seq_len", "steps", "samples", "epochs", "FLOPs", "GiB/rank", "imbalance"];
-    let mut rows = vec![head.map(str::to_owned)];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
     for (index, (stage, data)) in config.stage.iter().zip(data).enumerate() {
         let layers = stage.depth(&config.model);
-        let here = flops(config, stage, layers, *data);
+        let here = stage_flops(config, stage, layers, *data);
         samples += timeline::samples(stage);
         all += here;
-        at_full_depth += flops(config, stage, deepest, *data);
-        let memory = memory::rank_bytes(config, stage, data.sizes, config.cluster.ranks);
-        rows.push([
+        at_full_depth += stage_flops(config, stage, deepest, *data);
+        let memory = memory::rank_bytes(config, stage, data.shape, config.cluster.ranks);
+        rows.push(vec![
             format!("{index} {}", stage.name),
             layers.to_string(),
-            data.sizes.sequence_length.to_string(),
+            data.shape.sequence_length.to_string(),
             format!("{}{}", if stage.plateau.is_some() { "<=" } else { "" }, stage.steps),
             timeline::samples(stage).to_string(),
-            format!("{:.2}", timeline::samples(stage) as f64 / data.sizes.rows.max(1) as f64),
+            format!("{:.2}", timeline::samples(stage) as f64 / data.shape.rows.max(1) as f64),
             format!("{here:.2e}"),
             format!("{:.1}", memory as f64 / f64::from(1 << 30)),
-            format!("{:.2}", balance(config, stage, *data)),
+            format!("{:.2}", imbalance(stage, *data, config.cluster.ranks)),
         ]);
     }
     let mut lines = align(&rows);
@@ -115,10 +79,10 @@ fn table(config: &RunConfig, data: &[StageData]) -> Vec<String> {
 }
 
 /// GPU memory per rank of each stage, if the ranks compute on GPUs.
-fn gpu_lines(config: &RunConfig, data: &[StageData]) -> Vec<String> {
-    let line = |(index, data): (usize, &StageData)| {
+fn gpu_lines(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
+    let line = |(index, data): (usize, &StageSamples)| {
         let (stage, needed) =
-            (&config.stage[index], |tokens| gpu::needed(config, index, data.sizes, config.cluster.ranks, tokens));
+            (&config.stage[index], |tokens| gpu::needed(config, index, data.shape, config.cluster.ranks, tokens));
         let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
         match stage.micro_batch_tokens {
             TokenBudget::Tokens(tokens) => {
@@ -157,23 +121,9 @@ fn frozen(config: &RunConfig) -> Option<String> {
     (!parts.is_empty()).then(|| format!("frozen: {} ({why})", parts.join(", ")))
 }
 
-/// Left-aligns the first column and right-aligns the others.
-fn align(rows: &[[String; 9]]) -> Vec<String> {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
-    let widths: [usize; 9] = std::array::from_fn(width);
-    let line = |row: &[String; 9]| {
-        let mut line = format!("{:<1$}", row[0], widths[0]);
-        for (cell, width) in row.iter().zip(widths).skip(1) {
-            line += &format!("  {cell:>width$}");
-        }
-        line
-    };
-    rows.iter().map(line).collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use lambert_config::run::{Cluster, Device, DeviceKind, Objective, Pair};
+    use lambert_config::run::{Cluster, Device, DeviceKind, Objective, Pair, Stage};
 
     use super::*;
 
@@ -182,8 +132,9 @@ mod tests {
         let stage = |layers, steps| Stage { name: "one".into(), layers: Some(layers), steps, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(6, 100), stage(12, 100)], ..RunConfig::default() };
         let sizes = memory::DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 51200, row_group: 1024 };
-        let short = StageData { sizes, tokens: 51200 * 128 };
-        let long = StageData { sizes: memory::DatasetShape { sequence_length: 512, ..sizes }, tokens: 51200 * 512 };
+        let short = StageSamples { shape: sizes, mean_tokens: 128.0, is_assumed: false };
+        let shape = memory::DatasetShape { sequence_length: 512, ..sizes };
+        let long = StageSamples { shape, mean_tokens: 512.0, is_assumed: false };
         let lines = table(&config, &[short, long]);
         assert_eq!(lines.len(), 4);
         // 128 tokens, 6 layers of 14.2 MFLOPs per token and layer and 0.39 of attention; 19 tokens of the head.

@@ -1,7 +1,7 @@
 //! Validated run specification, from the command line, the configuration and the run's store.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use lambert_config::{ConfigError, ConfigIssue, Layers, RunConfig, exit};
@@ -112,6 +112,11 @@ impl ValidatedRun {
     /// Complete configuration.
     pub fn config(&self) -> &RunConfig {
         &self.config
+    }
+
+    /// Path of lambert-worker.
+    pub fn worker(&self) -> &Path {
+        &self.worker
     }
 
     /// Hosts available to the ranks.

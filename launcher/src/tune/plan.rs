@@ -223,6 +223,7 @@ fn run_arguments(arguments: &cli::Tune, run: String, settings: &[Setting]) -> cl
         with_optimizer: false,
         allow_change: Vec::new(),
         json: false,
+        check: false,
     }
 }
 

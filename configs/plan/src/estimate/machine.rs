@@ -1,0 +1,162 @@
+//! Machines: published GPUs and benchmark results.
+
+use lambert_config::run::Precision;
+
+use crate::scaling::Link;
+
+/// Bytes of memory traffic of an optimizer update per parameter (LAMB, docs/experiments/optimizers.md).
+const UPDATE_BYTES: f64 = 44.0;
+
+/// Published dense peak rates of a GPU, per second.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GpuModel {
+    /// Name on the command line.
+    pub name: &'static str,
+    /// FLOP/s in bf16, tf32 and fp32.
+    pub peaks: [f64; 3],
+    /// Memory, bytes.
+    pub memory: u64,
+    /// Memory bandwidth, bytes per second.
+    pub memory_bandwidth: f64,
+    /// NVLink bandwidth in each direction, bytes per second.
+    pub nvlink: f64,
+    /// Network bandwidth of a host of eight GPUs in each direction, bytes per second.
+    pub network: f64,
+    /// Assumed fraction of the peak that training reaches.
+    pub utilization: f64,
+}
+
+/// Known GPUs. Datasheets give tensor-core rates with sparsity for Hopper and later; the dense rate is half of it. A
+/// datasheet's NVLink bandwidth counts both directions.
+///
+/// Utilizations are assumptions: lambert has not been measured on these GPUs. That of A100 follows from 580 samples of
+/// 128 tokens per second of BERT-large (NVIDIA DeepLearningExamples): 0.24 TFLOP x 580 / 312.
+pub const GPUS: [GpuModel; 4] = [
+    // "NVIDIA A100 Tensor Core GPU" datasheet, 80GB SXM; "NVIDIA DGX A100" datasheet: 8 x 200 Gbit/s.
+    GpuModel {
+        name: "a100",
+        peaks: [312e12, 156e12, 19.5e12],
+        memory: 80_000_000_000,
+        memory_bandwidth: 2.039e12,
+        nvlink: 300e9,
+        network: 200e9,
+        utilization: 0.45,
+    },
+    // "NVIDIA H100 Tensor Core GPU" datasheet, SXM; "NVIDIA DGX H100" datasheet: 8 x 400 Gbit/s.
+    GpuModel {
+        name: "h100",
+        peaks: [989e12, 494.5e12, 67e12],
+        memory: 80_000_000_000,
+        memory_bandwidth: 3.35e12,
+        nvlink: 450e9,
+        network: 400e9,
+        utilization: 0.4,
+    },
+    // "NVIDIA H200 Tensor Core GPU" datasheet, SXM; network as in DGX H100.
+    GpuModel {
+        name: "h200",
+        peaks: [989e12, 494.5e12, 67e12],
+        memory: 141_000_000_000,
+        memory_bandwidth: 4.8e12,
+        nvlink: 450e9,
+        network: 400e9,
+        utilization: 0.4,
+    },
+    // "NVIDIA Blackwell Architecture Technical Brief", HGX B200; "NVIDIA DGX B200" datasheet: 1,440 GB, 8 x 400 Gbit/s.
+    GpuModel {
+        name: "b200",
+        peaks: [2250e12, 1100e12, 80e12],
+        memory: 180_000_000_000,
+        memory_bandwidth: 8e12,
+        nvlink: 900e9,
+        network: 400e9,
+        utilization: 0.35,
+    },
+];
+
+/// Compute rate of a rank.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Compute {
+    /// Fraction of a GPU's peak.
+    Published {
+        /// The GPU.
+        gpu: GpuModel,
+        /// Fraction of its peak.
+        utilization: f64,
+    },
+    /// Benchmark of the run's model.
+    Measured {
+        /// FLOP/s of forward and backward passes, without padding.
+        flops_per_second: f64,
+        /// Duration of an update, seconds.
+        update_seconds: f64,
+    },
+}
+
+impl Compute {
+    /// Returns FLOP/s of forward and backward passes.
+    pub fn flops_per_second(&self, precision: Precision) -> f64 {
+        match self {
+            Self::Published { gpu, utilization } => {
+                let [bf16, tf32, fp32] = gpu.peaks;
+                let peak = match precision {
+                    Precision::Bf16 => bf16,
+                    Precision::Tf32 => tf32,
+                    Precision::Fp32 => fp32,
+                };
+                utilization * peak
+            }
+            Self::Measured { flops_per_second, .. } => *flops_per_second,
+        }
+    }
+
+    /// Returns the duration of an optimizer update of `parameters` parameters, seconds.
+    pub fn update_seconds(&self, parameters: u64) -> f64 {
+        match self {
+            Self::Published { gpu, .. } => UPDATE_BYTES * parameters as f64 / gpu.memory_bandwidth,
+            Self::Measured { update_seconds, .. } => *update_seconds,
+        }
+    }
+}
+
+/// Machine of a run: equal hosts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Machine {
+    /// Name for messages.
+    pub name: String,
+    /// Compute rate of a rank.
+    pub compute: Compute,
+    /// Maximum number of ranks per host.
+    pub ranks_per_host: usize,
+    /// Link between ranks of a host.
+    pub intra_host: Link,
+    /// Link between hosts.
+    pub inter_host: Link,
+}
+
+impl Machine {
+    /// Returns hosts of eight GPUs of this model, with 5 microseconds per message.
+    pub fn published(gpu: GpuModel, utilization: Option<f64>) -> Self {
+        let utilization = utilization.unwrap_or(gpu.utilization);
+        let link = |bandwidth| Link { bandwidth, latency: 5e-6 };
+        Self {
+            name: gpu.name.to_owned(),
+            compute: Compute::Published { gpu, utilization },
+            ranks_per_host: 8,
+            intra_host: link(gpu.nvlink),
+            inter_host: link(gpu.network),
+        }
+    }
+
+    /// Returns hosts with `ranks_per_host` measured ranks. Links are assumed: shared memory at 3.6 GB/s
+    /// (docs/experiments/collectives.md) and a network of 10 Gbit/s.
+    pub fn measured(name: String, flops_per_second: f64, update_seconds: f64, ranks_per_host: usize) -> Self {
+        Self {
+            name,
+            compute: Compute::Measured { flops_per_second, update_seconds },
+            ranks_per_host: ranks_per_host.max(1),
+            intra_host: Link { bandwidth: 3.6e9, latency: 0.16e-3 },
+            inter_host: Link { bandwidth: 1.25e9, latency: 0.16e-3 },
+        }
+    }
+}

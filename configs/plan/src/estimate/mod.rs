@@ -1,0 +1,278 @@
+//! Estimate of a run before it starts: FLOPs, memory, time and communication of each stage on a machine.
+
+pub mod checkpoints;
+pub mod machine;
+
+use lambert_config::run::{ReduceDtype, RunConfig, Stage};
+use serde::Serialize;
+
+use crate::architecture::Architecture;
+use crate::batch_partition::BatchPartition;
+use crate::memory::{self, DatasetShape, gpu};
+use crate::scaling::{BucketTiming, ClusterTopology, StepWork};
+use crate::{flops, timeline};
+use machine::Machine;
+
+/// Assumed standard deviation of the ranks' step times, relative to their mean.
+const RANK_DEVIATION: f64 = 0.01;
+
+/// Samples of a stage.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StageSamples {
+    /// Shape of the dataset.
+    pub shape: DatasetShape,
+    /// Mean length of a sample, tokens.
+    pub mean_tokens: f64,
+    /// True without a dataset: the shape is assumed, and the number of samples is unknown.
+    pub is_assumed: bool,
+}
+
+impl StageSamples {
+    /// Returns full samples of `tokens` tokens of a dataset that does not exist yet.
+    pub fn assumed(tokens: usize, vocabulary: usize) -> Self {
+        let shape = DatasetShape { vocabulary, sequence_length: tokens, rows: u64::MAX >> 16, row_group: 1024 };
+        Self { shape, mean_tokens: tokens as f64, is_assumed: true }
+    }
+}
+
+/// Estimate of a stage.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct StageEstimate {
+    /// Name of the stage.
+    pub name: String,
+    /// Parameters of the model.
+    pub parameters: u64,
+    /// Maximum sample length.
+    pub sequence_length_tokens: usize,
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Samples trained on.
+    pub samples: u64,
+    /// Passes over the dataset; `None` without a dataset.
+    pub epochs: Option<f64>,
+    /// Samples of the last pass that are not used; `None` without a dataset.
+    pub unused_samples: Option<u64>,
+    /// FLOPs of training.
+    pub flops: f64,
+    /// Memory of a rank.
+    pub memory: MemoryEstimate,
+    /// Tokens of the busiest rank over the mean.
+    pub imbalance: f64,
+    /// Duration; `None` without a machine.
+    pub time: Option<TimeEstimate>,
+}
+
+/// Memory of a rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct MemoryEstimate {
+    /// Host memory, bytes.
+    pub host_bytes: u64,
+    /// GPU memory, bytes; `None` on a CPU.
+    pub gpu_bytes: Option<u64>,
+}
+
+/// Duration of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct TimeEstimate {
+    /// Mean duration of a step, seconds.
+    pub step_seconds: f64,
+    /// Duration of the all-reduce of all gradients, seconds.
+    pub all_reduce_seconds: f64,
+    /// Part of it that the backward pass does not hide, seconds.
+    pub exposed_seconds: f64,
+    /// Throughput relative to independent ranks with the same work.
+    pub scaling_efficiency: f64,
+    /// Hours of the stage.
+    pub hours: f64,
+    /// Hours of all ranks together.
+    pub rank_hours: f64,
+}
+
+/// FLOPs of a stage with `layers` layers, assuming that all samples have the mean length.
+pub fn stage_flops(config: &RunConfig, stage: &Stage, layers: usize, data: StageSamples) -> f64 {
+    let length = data.mean_tokens.round() as usize;
+    let masked = config.objective.predictions(length) as u64;
+    let architecture = Architecture::of_run(config, layers, data.shape.vocabulary);
+    let sample = flops::training(&architecture, std::iter::once(length as u64), masked);
+    sample * timeline::samples(stage) as f64
+}
+
+/// Estimates the load imbalance of a global batch: tokens of the busiest rank over the mean. Assumes full-length
+/// samples, except for a uniform share of short ones that matches the dataset's mean length.
+pub fn imbalance(stage: &Stage, data: StageSamples, ranks: usize) -> f64 {
+    let longest = data.shape.sequence_length as f64;
+    let cut = (2.0 * (1.0 - data.mean_tokens / longest)).clamp(0.0, 1.0);
+    let samples = stage.global_batch as f64;
+    let length = |index: usize| {
+        let place = (index as f64 + 0.5) / samples;
+        (longest * (place / cut.max(f64::EPSILON)).min(1.0)).ceil() as u16
+    };
+    let lengths: Vec<u16> = (0..stage.global_batch).map(length).collect();
+    BatchPartition::new(&lengths, ranks, stage.micro_batch_tokens.or_default()).imbalance()
+}
+
+/// Estimates all stages of a run on `config.cluster.ranks` ranks. `data` has an entry per stage. Without a `machine`
+/// there are no durations.
+pub fn stages(config: &RunConfig, data: &[StageSamples], machine: Option<&Machine>) -> Vec<StageEstimate> {
+    let ranks = config.cluster.ranks.max(1);
+    let estimate = |(index, data): (usize, &StageSamples)| {
+        let stage = &config.stage[index];
+        let layers = stage.depth(&config.model);
+        let (samples, rows) = (timeline::samples(stage), data.shape.rows.max(1));
+        let parameters = Architecture::of_run(config, layers, data.shape.vocabulary).parameters();
+        let on_host = machine.map_or(ranks, |machine| machine.ranks_per_host.min(ranks));
+        let tokens = stage.micro_batch_tokens.or_default();
+        let on_gpu = memory::uses_gpu(config).then(|| gpu::needed(config, index, data.shape, ranks, tokens));
+        let host_bytes = memory::rank_bytes(config, stage, data.shape, on_host);
+        let mut estimate = StageEstimate {
+            name: stage.name.clone(),
+            parameters,
+            sequence_length_tokens: data.shape.sequence_length,
+            steps: stage.steps,
+            samples,
+            epochs: (!data.is_assumed).then(|| samples as f64 / rows as f64),
+            unused_samples: (!data.is_assumed).then(|| (rows - samples % rows) % rows),
+            flops: stage_flops(config, stage, layers, *data),
+            memory: MemoryEstimate { host_bytes, gpu_bytes: on_gpu },
+            imbalance: imbalance(stage, *data, ranks),
+            time: None,
+        };
+        estimate.time = machine.map(|machine| time(config, index, *data, &estimate, machine));
+        estimate
+    };
+    data.iter().enumerate().map(estimate).collect()
+}
+
+fn time(
+    config: &RunConfig,
+    index: usize,
+    data: StageSamples,
+    estimate: &StageEstimate,
+    machine: &Machine,
+) -> TimeEstimate {
+    let (stage, ranks) = (&config.stage[index], config.cluster.ranks.max(1));
+    let steps = estimate.steps.max(1) as f64;
+    let rate = machine.compute.flops_per_second(config.model.precision);
+    let passes = estimate.flops / steps / ranks as f64 * estimate.imbalance / rate;
+    let update = machine.compute.update_seconds(estimate.parameters);
+    let ranks_per_host = machine.ranks_per_host.min(ranks);
+    let hosts = ranks.div_ceil(ranks_per_host);
+    let Machine { intra_host, inter_host, .. } = *machine;
+    let cluster = ClusterTopology { hosts, ranks_per_host, intra_host, inter_host };
+    let rank_tokens = stage.global_batch as f64 * data.mean_tokens / ranks as f64;
+    let last = (stage.micro_batch_tokens.or_default() as f64 / rank_tokens.max(1.0)).min(1.0);
+    // A forward pass is a third of the work, or a quarter with recomputation.
+    let backward = passes * last * if stage.recompute { 0.75 } else { 2.0 / 3.0 };
+    // On CPUs the communication thread competes with the passes, so only several hosts overlap by default.
+    let overlaps = config.cluster.all_reduce.overlap.unwrap_or(memory::uses_gpu(config) || hosts > 1);
+    let buckets = buckets(config, stage, data.shape.vocabulary, if overlaps { backward } else { 0.0 });
+    let all_reduce_seconds = buckets.iter().map(|bucket| cluster.all_reduce_seconds(bucket.bytes)).sum();
+    let work = StepWork { seconds: passes + update, buckets, relative_deviation: RANK_DEVIATION };
+    let step_seconds = work.step_seconds(&cluster);
+    let hours = steps * step_seconds / 3600.0;
+    TimeEstimate {
+        step_seconds,
+        all_reduce_seconds,
+        exposed_seconds: work.exposed_seconds(&cluster),
+        scaling_efficiency: work.scaling_efficiency(&cluster) / estimate.imbalance,
+        hours,
+        rank_hours: hours * ranks as f64,
+    }
+}
+
+/// Gradient buckets, in the order in which they are final. Each layer takes an equal part of the `backward` seconds;
+/// embeddings and heads take none.
+fn buckets(config: &RunConfig, stage: &Stage, vocabulary: usize, backward: f64) -> Vec<BucketTiming> {
+    let layers = stage.depth(&config.model);
+    let width = match config.cluster.all_reduce.dtype {
+        ReduceDtype::Fp32 => 4.0,
+        ReduceDtype::Bf16 => 2.0,
+    };
+    let most = config.cluster.all_reduce.bucket_elements() as f64;
+    let (mut buckets, mut elements) = (Vec::new(), 0.0);
+    let tensors = Architecture::of_run(config, layers, vocabulary).tensors();
+    let count = tensors.len();
+    for (index, tensor) in tensors.into_iter().enumerate() {
+        elements += tensor.shape.iter().product::<usize>() as f64;
+        // The heads are the first segment of the backward pass.
+        let layers_done = tensor.final_after.saturating_sub(1).min(layers);
+        let seconds_before_end = backward * (1.0 - layers_done as f64 / layers.max(1) as f64);
+        let parts = if index + 1 == count { (elements / most).ceil() } else { (elements / most).floor() };
+        for _ in 0..parts as usize {
+            let taken = elements.min(most);
+            buckets.push(BucketTiming { bytes: width * taken, seconds_before_end });
+            elements -= taken;
+        }
+    }
+    buckets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimate::machine::GPUS;
+    use lambert_config::run::{Device, DeviceKind, Precision};
+
+    fn run(ranks: usize, precision: Precision) -> RunConfig {
+        let stage = Stage { name: "one".into(), steps: 3600, global_batch: 256, ..Stage::default() };
+        let mut config = RunConfig { stage: vec![stage], ..RunConfig::default() };
+        config.device = Device { kind: DeviceKind::Cuda, ..Device::default() };
+        (config.cluster.ranks, config.model.precision) = (ranks, precision);
+        config
+    }
+
+    #[test]
+    fn one_rank_takes_the_flops_over_the_rate_and_the_update() {
+        let data = StageSamples::assumed(128, 30522);
+        for (precision, peak) in [(Precision::Bf16, 312e12), (Precision::Tf32, 156e12), (Precision::Fp32, 19.5e12)] {
+            let machine = Machine::published(GPUS[0], Some(0.5));
+            let stage = &stages(&run(1, precision), &[data], Some(&machine))[0];
+            // 256 samples of 128 tokens; 12 layers of 14.2 MFLOPs a token and 0.39 of attention; 19 tokens of the MLM head.
+            let sample = 128.0 * 12.0 * (14_155_776.0 + 393_216.0) + 19.0 * 48_061_440.0;
+            let passes = 3.0 * 256.0 * sample / (0.5 * peak);
+            // 110,106,428 parameters x 44 bytes at 2,039 GB/s: 2.4 ms.
+            let expected = passes + 110_106_428.0 * 44.0 / 2.039e12;
+            let time = stage.time.unwrap();
+            assert!((time.step_seconds / expected - 1.0).abs() < 1e-3, "{} {expected}", time.step_seconds);
+            assert!((time.hours - time.step_seconds).abs() < 1e-9, "3,600 steps");
+            assert_eq!((time.exposed_seconds, time.all_reduce_seconds), (0.0, 0.0));
+            assert_eq!((stage.epochs, stage.unused_samples), (None, None));
+        }
+    }
+
+    #[test]
+    fn all_gradients_are_in_a_bucket() {
+        let config = run(8, Precision::Bf16);
+        let buckets = buckets(&config, &config.stage[0], 30522, 1.0);
+        let bytes: f64 = buckets.iter().map(|bucket| bucket.bytes).sum();
+        assert_eq!(bytes, 4.0 * 110_106_428.0);
+        // 440 MB in buckets of 25 MB.
+        assert_eq!(buckets.len(), 18);
+        assert!(buckets.is_sorted_by(|a, b| a.seconds_before_end >= b.seconds_before_end));
+        assert_eq!(buckets[17].seconds_before_end, 0.0);
+    }
+
+    #[test]
+    fn ranks_save_time_and_overlap_hides_communication() {
+        let data = StageSamples::assumed(128, 30522);
+        let machine = Machine::published(GPUS[0], None);
+        let time = |config: &RunConfig| stages(config, &[data], Some(&machine))[0].time.unwrap();
+        let (one, eight) = (time(&run(1, Precision::Fp32)), time(&run(8, Precision::Fp32)));
+        assert!(eight.hours < one.hours / 6.0 && eight.rank_hours > one.rank_hours);
+        let mut after = run(8, Precision::Fp32);
+        after.cluster.all_reduce.overlap = Some(false);
+        let after = time(&after);
+        assert!((after.exposed_seconds / after.all_reduce_seconds - 1.0).abs() < 1e-9);
+        assert!(eight.exposed_seconds < 0.5 * after.exposed_seconds);
+    }
+
+    #[test]
+    fn epochs_count_the_dataset() {
+        let shape = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1_000_000, row_group: 1024 };
+        let data = StageSamples { shape, mean_tokens: 120.0, is_assumed: false };
+        let stage = &stages(&run(1, Precision::Fp32), &[data], None)[0];
+        // 3,600 x 256 = 921,600 of 1,000,000 samples.
+        assert_eq!((stage.epochs, stage.unused_samples), (Some(0.9216), Some(78_400)));
+        assert_eq!(stage.time, None);
+    }
+}

@@ -1,0 +1,81 @@
+//! `lambert run --check`: all checks of a start, without starting or writing anything.
+
+use std::cell::RefCell;
+use std::net::ToSocketAddrs;
+use std::path::Path;
+
+use lambert_config::exit;
+use lambert_config::run::RunConfig;
+use lambert_store::Store;
+use rustix::fs::{Access, access};
+
+use super::spec::RunSpec;
+use super::{coordinator, data_warnings, launch, run_plan};
+use crate::cli;
+use crate::console;
+use crate::failure::{Failure, Outcome, chain};
+use crate::worker;
+
+/// Errors of all checks, one per line.
+#[derive(Debug, thiserror::Error)]
+#[error("this run cannot start:{}", .0.iter().map(|problem| format!("\n  {problem}")).collect::<String>())]
+struct Refused(Vec<String>);
+
+/// Prints the plan if the run could start.
+///
+/// # Errors
+/// All problems that were found. The exit code is 2, or that of the only problem.
+pub fn check(arguments: &cli::Run) -> Outcome {
+    let mut problems = Vec::new();
+    // Writing to a bucket cannot be tested without a change of it.
+    if let Ok(store) = Store::open(&arguments.run)
+        && store.is_local()
+    {
+        problems.extend(not_writable(Path::new(store.url())));
+    }
+    // The last configuration that could be parsed, even if it is invalid.
+    let seen = RefCell::new(None);
+    let host_pool = |config: &RunConfig| {
+        seen.replace(Some(config.clone()));
+        coordinator::host_pool(config)
+    };
+    let validated = RunSpec::validate(arguments, host_pool);
+    if let Some(config) = seen.take() {
+        problems.extend(launch::choose(&config.cluster).err().map(|error| chain(&error)));
+        problems.extend(unknown_hosts(&config));
+    }
+    let lines = validated.and_then(|validated| {
+        let mut lines = run_plan::lines(validated.config())?;
+        lines.extend(data_warnings::find(validated.config())?.iter().map(|warning| format!("warning: {warning}")));
+        lines.push(worker::version(validated.worker()).map_err(Failure::failed)?);
+        Ok(lines)
+    });
+    let code = lines.as_ref().err().filter(|_| problems.is_empty()).map_or(exit::USAGE, |failure| failure.code);
+    let lines = lines.unwrap_or_else(|failure| {
+        problems.push(failure.to_string());
+        Vec::new()
+    });
+    if !problems.is_empty() {
+        return Err(Failure::coded(code, Refused(problems)));
+    }
+    console::result(&(lines.join("\n") + "\nall checks passed; nothing was started or written"))
+        .map_err(Failure::failed)?;
+    Ok(exit::DONE)
+}
+
+/// Describes the closest existing folder at or above `path` if this user cannot write to it.
+fn not_writable(path: &Path) -> Option<String> {
+    let folder = path.ancestors().find(|folder| folder.exists())?;
+    let error = access(folder, Access::WRITE_OK | Access::EXEC_OK).err()?;
+    Some(format!("cannot write to {}: {}", folder.display(), std::io::Error::from(error)))
+}
+
+/// Names in `cluster.hosts` that cannot be resolved.
+fn unknown_hosts(config: &RunConfig) -> Vec<String> {
+    let hosts = config.cluster.host_list().unwrap_or_default();
+    let problem = |name: &str| {
+        let error = (name, 0).to_socket_addrs().err()?;
+        Some(format!("cluster.hosts: cannot resolve {name}: {error}"))
+    };
+    hosts.iter().filter_map(|host| problem(&host.name)).collect()
+}

@@ -1,0 +1,61 @@
+//! `lambert run --check`: reports every error at once, and starts and writes nothing.
+
+use std::path::Path;
+
+use crate::support::{CommandOutput, Running, TestDir, done, run, tree, with_worker};
+
+/// Checks a run that does not exist yet.
+fn check(dir: &TestDir, more: &[&str]) -> CommandOutput {
+    let (config, url) = (dir.config(7, 2), dir.path("new"));
+    let checked = run(&[&["run", "--check", "--config", &config, "--run", &url], more].concat());
+    assert!(!Path::new(&url).exists(), "--check created the run");
+    checked
+}
+
+#[test]
+fn a_valid_run_passes_and_is_not_created() {
+    let dir = TestDir::new();
+    let checked = check(&dir, &[]);
+    assert_eq!(checked.code, 0, "{}", checked.err);
+    for text in ["total: 7 steps", "lambert-worker ", "all checks passed; nothing was started or written"] {
+        assert!(checked.out.contains(text), "no {text:?} in {}", checked.out);
+    }
+    assert!(!checked.err.contains("attempt 1"), "{}", checked.err);
+}
+
+#[test]
+fn all_errors_are_reported_at_once() {
+    let dir = TestDir::new();
+    let checked = check(&dir, &["--set", "model.heads=3", "--set", "cluster.hosts=[\"no-such-host.invalid:2\"]"]);
+    assert_eq!(checked.code, 2, "{}", checked.err);
+    for key in ["model.heads", "cluster.hosts: cannot resolve no-such-host.invalid"] {
+        assert!(checked.err.contains(key), "no {key:?} in {}", checked.err);
+    }
+}
+
+#[test]
+fn a_stored_run_is_compared_and_stays_unchanged() {
+    let dir = TestDir::new();
+    let (config, url) = (dir.config(7, 2), dir.path("run"));
+    let trained = Running::start(&config, &url).end();
+    assert_eq!(trained.code, Some(0), "{}", trained.log);
+    let before = tree(Path::new(&url));
+    done(&["run", "--check", "--run", &url]);
+    let changed = run(&["run", "--check", "--config", &config, "--run", &url, "--set", "model.dropout=0.2"]);
+    assert_eq!(changed.code, 2, "{}", changed.err);
+    assert!(changed.err.contains("model.dropout: 0.1 in the run, 0.2 now"), "{}", changed.err);
+    assert_eq!(tree(Path::new(&url)), before);
+}
+
+/// A worker whose libraries do not load fails before the run is queued.
+#[test]
+fn a_worker_that_cannot_start_is_an_error() {
+    let dir = TestDir::new();
+    let lambert = with_worker(&dir, "echo 'libtorch_cpu.so: cannot open shared object file' >&2; exit 127");
+    let (config, url) = (dir.config(7, 2), dir.path("new"));
+    let arguments = ["run", "--check", "--config", &config, "--run", &url];
+    let output = std::process::Command::new(lambert).args(arguments).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(1) && text.contains("libtorch_cpu.so: cannot open"), "{text}");
+    assert!(!Path::new(&url).exists(), "--check created the run");
+}
