@@ -9,7 +9,7 @@ use lambert::cli::Cli;
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/commands.md");
 
 /// Guides of the commands.
-const GUIDES: [(&str, &str); 11] = [
+const GUIDES: [(&str, &str); 12] = [
     ("prep", "[Prepare a corpus](../guides/prepare-a-corpus.md)"),
     (
         "run",

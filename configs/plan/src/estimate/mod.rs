@@ -195,7 +195,7 @@ fn buckets(config: &RunConfig, stage: &Stage, vocabulary: usize, backward: f64) 
     for (index, tensor) in tensors.into_iter().enumerate() {
         elements += tensor.shape.iter().product::<usize>() as f64;
         // The heads are the first segment of the backward pass.
-        let layers_done = tensor.final_after.saturating_sub(1).min(layers);
+        let layers_done = tensor.final_after_segment.saturating_sub(1).min(layers);
         let seconds_before_end = backward * (1.0 - layers_done as f64 / layers.max(1) as f64);
         let parts = if index + 1 == count { (elements / most).ceil() } else { (elements / most).floor() };
         for _ in 0..parts as usize {
