@@ -22,6 +22,7 @@ mod growth;
 mod hosts;
 mod launched_programs;
 mod memory;
+mod metrics;
 mod modules;
 mod noise_scale;
 mod older_formats;

@@ -7,12 +7,14 @@
 #   dropbear, iproute2   Debian packages, as root only: hosts made of namespaces, with ssh between them
 #   e2fsprogs            the same: a file system that hangs
 #   Slurm, shellcheck    the same: runs are queued, and scripts are checked
+#   readers              Python packages in a folder in the cache (LAMBERT_TEST_READERS): TensorBoard, pandas, pyarrow
 #   Azurite              a folder in the cache (LAMBERT_TEST_AZURITE), where npm is: an emulator of Azure Blob Storage
 set -eu
 
 MPI=5.0.11
 NVRTC=13.0.88
 AZURITE=3.33.0
+READERS=1
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/lambert
 
 say() { echo "setup: $*" >&2; }
@@ -62,6 +64,22 @@ fi
 if [ -z "${LAMBERT_TEST_NVRTC:-}" ] && [ ! -d "$cache/nvrtc-$NVRTC" ]; then
     fetch nvidia-cuda-nvrtc $NVRTC ad9b6d2ead2435f11cbb6868809d2adeeee302e9bb94bcf0539c7a40d80e8575 manylinux2010_x86_64 90
     mv "$work/nvidia/cu13/lib" "$cache/nvrtc-$NVRTC"
+    rm -rf "$work"
+fi
+# Readers of exported metrics, newest versions that support Python 3.11.
+if [ -z "${LAMBERT_TEST_READERS:-}" ] && [ ! -d "$cache/readers-$READERS" ] && have python3; then
+    say "fetching TensorBoard, pandas and pyarrow (100 MB, once for this user) to $cache"
+    mkdir -p "$cache"
+    work=$(mktemp -d "$cache/fetch.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    pip=pip; have pip || pip=pip3
+    # TensorBoard imports pkg_resources, which newer setuptools lack.
+    if "$pip" install --quiet --only-binary=:all: --no-compile --root-user-action=ignore --target "$work/readers" \
+        tensorboard==2.21.0 pandas==3.1.1 pyarrow==26.0.1 numpy==2.4.6 "setuptools<81" >&2; then
+        mv "$work/readers" "$cache/readers-$READERS"
+    else
+        say "there are no readers of metrics for the tests"
+    fi
     rm -rf "$work"
 fi
 # npm resolves dependencies to versions of that day. The SQL drivers, half of the size, are never loaded: a small

@@ -13,18 +13,25 @@ pub fn lambert() -> PathBuf {
     program
 }
 
+/// Folder of a tool that tests/setup.sh fetches: the value of `variable`, or `name` in the cache. Prints SKIPPED and
+/// returns `None` without it.
+pub fn cache(variable: &str, name: &str) -> Option<String> {
+    let fetched = || {
+        let variable = |name: &str| std::env::var(name).ok();
+        let cache = variable("XDG_CACHE_HOME").or_else(|| Some(variable("HOME")? + "/.cache"))?;
+        Some(format!("{cache}/lambert/{name}")).filter(|folder| Path::new(folder).exists())
+    };
+    let found = std::env::var(variable).ok().or_else(fetched);
+    if found.is_none() {
+        eprintln!("SKIPPED: there is no {name}; tests/setup.sh fetches it");
+    }
+    found
+}
+
 /// Variables that replace the installed Open MPI by version 5: from LAMBERT_TEST_OPENMPI5, or fetched by
 /// tests/setup.sh.
 pub fn open_mpi_5() -> Option<[(&'static str, String); 2]> {
-    let fetched = || {
-        let home = |name: &str| std::env::var(name).ok();
-        let cache = home("XDG_CACHE_HOME").or_else(|| Some(home("HOME")? + "/.cache"))?;
-        Some(cache + "/lambert/openmpi-5.0.11").filter(|folder| Path::new(folder).exists())
-    };
-    let Some(folder) = std::env::var("LAMBERT_TEST_OPENMPI5").ok().or_else(fetched) else {
-        eprintln!("SKIPPED: there is no Open MPI 5; tests/setup.sh fetches one");
-        return None;
-    };
+    let folder = cache("LAMBERT_TEST_OPENMPI5", "openmpi-5.0.11")?;
     let path = format!("{folder}/bin:{}", std::env::var("PATH").unwrap());
     Some([("PATH", path), ("LD_LIBRARY_PATH", format!("{folder}/lib"))])
 }

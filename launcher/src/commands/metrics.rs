@@ -18,8 +18,9 @@ use crate::metrics::table::Table;
 use crate::metrics::{columns, csv, json_lines};
 use crate::status::stored::{self, Liveness, liveness};
 use crate::tensorboard::file::EventFile;
-use crate::tensorboard::text;
+use crate::tensorboard::proto::Event;
 use crate::tensorboard::writer::HistoryWriter;
+use crate::tensorboard::{hyperparameters, text};
 
 /// Pause between two reads of a run that is followed.
 const PAUSE: Duration = Duration::from_secs(3);
@@ -73,7 +74,7 @@ fn tensorboard(store: &Store, folder: &Path, follow: bool) -> Result<(), Failure
     history.refresh(store).map_err(Failure::failed)?;
     let start = history.entries().iter().map(|entry| entry.time).min_by(f64::total_cmp).unwrap_or_else(host::now);
     let file = EventFile::create(folder, host::now()).map_err(failed)?;
-    let mut writer = HistoryWriter::begin(file, start, &texts(store)?).map_err(failed)?;
+    let mut writer = HistoryWriter::begin(file, start, headers(store, start)?).map_err(failed)?;
     writer.write(&history.entries()).map_err(Failure::failed)?;
     while !is_over {
         std::thread::sleep(PAUSE);
@@ -102,9 +103,16 @@ fn is_over(store: &Store) -> Result<bool, Failure> {
     Ok(matches!(liveness, Some(Liveness::Over | Liveness::Gone)))
 }
 
-/// Text summaries by tag.
-fn texts(store: &Store) -> Result<Vec<(&'static str, String)>, Failure> {
+/// Configuration and versions as texts, and the configuration as hyperparameters.
+fn headers(store: &Store, start: f64) -> Result<Vec<Event>, Failure> {
     let config = store.get(CONFIG).map_err(Failure::failed)?;
+    let config = String::from_utf8_lossy(&config);
     let versions = format!("run: {}\nevent file written by lambert {}", store.url(), lambert_control::version_text());
-    Ok(vec![(CONFIG, text::code(&String::from_utf8_lossy(&config))), ("versions", text::code(&versions))])
+    let mut events =
+        vec![text::event(start, CONFIG, &text::code(&config)), text::event(start, "versions", &text::code(&versions))];
+    match config.parse().map(toml::Value::Table) {
+        Ok(values) => events.push(hyperparameters::event(start, &values)),
+        Err(error) => tracing::warn!("{}/{CONFIG} is not TOML ({error}): no hyperparameters", store.url()),
+    }
+    Ok(events)
 }

@@ -1,10 +1,12 @@
 //! TensorBoard event files of a run.
 //!
 //! - [`proto`]: the messages of TensorFlow's event.proto and summary.proto; [`file`](mod@file): records and file names
-//! - [`scalars`]: tags and values of a step record; [`text`]: text summaries
+//! - [`scalars`]: tags and values of a step record; [`text`]: text summaries;
+//!   [`hyperparameters`]: the configuration for the hparams plugin
 //! - [`writer`]: writes the effective history and takes back undone steps
 
 pub mod file;
+pub mod hyperparameters;
 pub mod proto;
 pub mod scalars;
 pub mod text;

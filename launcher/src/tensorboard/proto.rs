@@ -1,5 +1,7 @@
-//! The messages of TensorFlow's event.proto, summary.proto and tensor.proto that lambert writes. Members of a oneof are
-//! optional fields, which have the same encoding.
+//! Messages of TensorFlow's event.proto, summary.proto and tensor.proto and of TensorBoard's hparams plugin, as far as
+//! lambert writes them. Members of a oneof are optional fields, which have the same encoding.
+
+use std::collections::BTreeMap;
 
 use prost::Message;
 
@@ -7,6 +9,8 @@ use prost::Message;
 pub const FILE_VERSION: &str = "brain.Event:2";
 /// `SessionLog.SessionStatus.START`.
 pub const START: i32 = 1;
+/// `DataType.DT_FLOAT`.
+pub const FLOAT: i32 = 1;
 /// `DataType.DT_STRING`.
 pub const STRING: i32 = 7;
 
@@ -61,6 +65,8 @@ pub struct Metadata {
 pub struct PluginData {
     #[prost(string, tag = "1")]
     pub plugin_name: String,
+    #[prost(bytes = "vec", tag = "2")]
+    pub content: Vec<u8>,
 }
 
 /// `TensorProto`.
@@ -70,6 +76,8 @@ pub struct Tensor {
     pub dtype: i32,
     #[prost(message, optional, tag = "2")]
     pub tensor_shape: Option<Shape>,
+    #[prost(float, repeated, tag = "5")]
+    pub float_val: Vec<f32>,
     #[prost(bytes = "vec", repeated, tag = "8")]
     pub string_val: Vec<Vec<u8>>,
 }
@@ -77,3 +85,35 @@ pub struct Tensor {
 /// `TensorShapeProto` without dimensions: a scalar.
 #[derive(Clone, PartialEq, Message)]
 pub struct Shape {}
+
+/// `HParamsPluginData`.
+#[derive(Clone, PartialEq, Message)]
+pub struct HParamsPluginData {
+    #[prost(int32, tag = "1")]
+    pub version: i32,
+    #[prost(message, optional, tag = "3")]
+    pub session_start_info: Option<SessionStartInfo>,
+}
+
+/// Hyperparameters of a run.
+#[derive(Clone, PartialEq, Message)]
+pub struct SessionStartInfo {
+    #[prost(btree_map = "string, message", tag = "1")]
+    pub hparams: BTreeMap<String, HyperparameterValue>,
+    #[prost(string, tag = "4")]
+    pub group_name: String,
+    /// Seconds since the Unix epoch.
+    #[prost(double, tag = "5")]
+    pub start_time_secs: f64,
+}
+
+/// `google.protobuf.Value`.
+#[derive(Clone, PartialEq, Message)]
+pub struct HyperparameterValue {
+    #[prost(double, optional, tag = "2")]
+    pub number_value: Option<f64>,
+    #[prost(string, optional, tag = "3")]
+    pub string_value: Option<String>,
+    #[prost(bool, optional, tag = "4")]
+    pub bool_value: Option<bool>,
+}

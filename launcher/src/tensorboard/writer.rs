@@ -1,8 +1,9 @@
 //! Writes the effective history of a run as events. What was written and is undone later is taken back.
 //!
 //! TensorBoard has two readers. The Python reader drops all points from the step of a START on. The data server
-//! (`--load_fast`) ignores it and drops the later points of a tag when it reads an earlier one. So a START is followed by
-//! the last valid point of each tag that has undone points.
+//! (`--load_fast`) ignores a START. When it reads a point of a tag, it drops the points of the tag at that step and later
+//! ones. So the START has a step at which every tag with undone points has a valid point, and all valid points from that
+//! step on are written again.
 
 use std::collections::HashMap;
 use std::io;
@@ -48,14 +49,14 @@ struct Written {
 }
 
 impl HistoryWriter {
-    /// Begins a file with a START at step 0 and `texts`, by tag.
+    /// Begins a file with a START at step 0 and `headers`, the texts and hyperparameters of the run.
     ///
     /// # Errors
     /// The file cannot be written.
-    pub fn begin(mut file: EventFile, start: f64, texts: &[(&str, String)]) -> io::Result<Self> {
+    pub fn begin(mut file: EventFile, start: f64, headers: Vec<Event>) -> io::Result<Self> {
         let version = Event { wall_time: start, file_version: Some(FILE_VERSION.to_owned()), ..Event::default() };
         let mut events = vec![version, start_at(0, start)];
-        events.extend(texts.iter().map(|(tag, markdown)| super::text::event(start, tag, markdown)));
+        events.extend(headers);
         file.append(&events)?;
         let (tags, noise) = (HashMap::new(), NoiseScale::default());
         Ok(Self { file, written: Vec::new(), tags, noise, wall_time: start })
@@ -84,29 +85,34 @@ impl HistoryWriter {
         Ok(self.file.append(&events)?)
     }
 
-    /// Takes back the entries from the step of the first one that is no longer valid.
+    /// Takes back the entries from the step of the first invalid one. Entries before it become unwritten as far back as
+    /// the oldest last valid point of the tags with undone points, so that each of these tags gets a point again.
     fn take_back(&mut self, effective: &[&Entry<'_>], same: usize) -> Result<(), WriteError> {
         let next = effective.get(same).map(|entry| entry.position.step);
         let step = next.map_or(self.written[same].position.step, |next| next.min(self.written[same].position.step));
-        let kept = self.written[..same].partition_point(|written| written.position.step < step);
+        let undone = std::mem::take(&mut self.tags).into_iter().filter(|(_, last)| *last >= step);
+        let undone: Vec<String> = undone.map(|(tag, _)| tag).collect();
+        self.count_as_written(&effective[..self.entries_before(step)])?;
+        let first = undone.iter().filter_map(|tag| self.tags.get(tag)).min().map_or(step, |first| step.min(*first));
+        let kept = self.entries_before(first);
+        self.count_as_written(&effective[..kept])?;
         self.written.truncate(kept);
-        self.noise = NoiseScale::default();
-        // The last valid point of each tag that has undone ones.
-        let mut last: HashMap<String, (u64, f32)> = HashMap::new();
-        for entry in &effective[..kept] {
+        Ok(self.file.append(&[start_at(first, self.wall_time)])?)
+    }
+
+    /// Number of written entries before `step`.
+    fn entries_before(&self, step: u64) -> usize {
+        self.written.partition_point(|written| written.position.step < step)
+    }
+
+    /// Sets the last step of each tag and the noise scale to those after `entries`.
+    fn count_as_written(&mut self, entries: &[&Entry<'_>]) -> Result<(), WriteError> {
+        (self.tags, self.noise) = (HashMap::new(), NoiseScale::default());
+        for entry in entries {
             let scalars = self.scalars(entry)?;
-            last.extend(scalars.into_iter().map(|(tag, value)| (tag, (entry.position.step, value))));
+            self.tags.extend(scalars.into_iter().map(|(tag, _)| (tag, entry.position.step)));
         }
-        let mut events = vec![start_at(step, self.wall_time)];
-        let has_undone = |tag: &String| self.tags.get(tag).is_some_and(|last| *last >= step);
-        let mut again: Vec<(u64, Scalar)> = Vec::new();
-        again.extend(
-            last.iter().filter(|(tag, _)| has_undone(tag)).map(|(tag, (at, value))| (*at, (tag.clone(), *value))),
-        );
-        again.sort_by(|(at, (tag, _)), (other, (after, _))| (at, tag).cmp(&(other, after)));
-        events.extend(again.into_iter().map(|(at, scalar)| summary(at, self.wall_time, vec![scalar])));
-        self.tags = last.into_iter().map(|(tag, (at, _))| (tag, at)).collect();
-        Ok(self.file.append(&events)?)
+        Ok(())
     }
 
     fn event(&mut self, entry: &Entry<'_>) -> Result<Event, WriteError> {

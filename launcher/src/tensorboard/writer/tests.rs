@@ -8,7 +8,8 @@ use super::*;
 use crate::metrics::history::tests::{evaluation, line, put, read, store};
 
 fn writer(folder: &Path) -> HistoryWriter {
-    HistoryWriter::begin(EventFile::create(folder, 1.0).unwrap(), 1.0, &[("note", "text".into())]).unwrap()
+    let headers = vec![super::super::text::event(1.0, "note", "text")];
+    HistoryWriter::begin(EventFile::create(folder, 1.0).unwrap(), 1.0, headers).unwrap()
 }
 
 /// Events of the only file in `folder`.
@@ -56,14 +57,15 @@ fn undone_points_are_taken_back() {
     let first = ["loss/total@1=5", "held-out/x@1=9", "loss/total@2=4", "loss/total@3=900", "held-out/x@3=901"];
     assert_eq!(appended(&mut writer, &store, folder), first);
     assert_eq!(appended(&mut writer, &store, folder), [""; 0]);
-    // The last point of each tag before step 3 is repeated, at its step.
+    // The last valid point of held-out/x is at step 1, so everything from step 1 on is written again.
     store.put(&run::rollback(1), "{\"attempt\":1,\"steps\":2}".into()).unwrap();
-    assert_eq!(appended(&mut writer, &store, folder), ["start 3", "held-out/x@1=9", "loss/total@2=4"]);
+    let again = ["start 1", "loss/total@1=5", "held-out/x@1=9", "loss/total@2=4"];
+    assert_eq!(appended(&mut writer, &store, folder), again);
     put(&store, 2, 2, line(3, 3.0));
     assert_eq!(appended(&mut writer, &store, folder), ["loss/total@3=3"]);
     // A later attempt repeats step 3. No evaluation is undone, so none is repeated.
     put(&store, 3, 2, [line(3, 3.5), line(4, 2.0), evaluation(4, 8.0)].concat());
-    let repeated = ["start 3", "loss/total@2=4", "loss/total@3=3.5", "loss/total@4=2", "held-out/x@4=8"];
+    let repeated = ["start 2", "loss/total@2=4", "loss/total@3=3.5", "loss/total@4=2", "held-out/x@4=8"];
     assert_eq!(appended(&mut writer, &store, folder), repeated);
 }
 
