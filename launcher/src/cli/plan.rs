@@ -21,7 +21,7 @@ pub struct Plan {
     /// Number of workers; same as --set cluster.ranks=N
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
-    /// Estimate times for this machine: a benchmark of this one, or a GPU with its published peak
+    /// Estimate times for this machine (measured) or a GPU (published peak)
     #[arg(long, value_enum)]
     pub machine: Option<MachineName>,
     /// Estimate times from this output of `lambert-worker bench --json`
@@ -39,6 +39,12 @@ pub struct Plan {
     /// Assume this write rate of the run's store, MB/s
     #[arg(long, value_name = "F", default_value_t = 500.0)]
     pub store_rate: f64,
+    /// Add a table of hours and efficiency on 1 to 4,096 ranks
+    #[arg(long)]
+    pub scaling: bool,
+    /// Draw hours and efficiency on 1 to 4,096 ranks as SVG
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
     /// Print as JSON
     #[arg(long)]
     pub json: bool,

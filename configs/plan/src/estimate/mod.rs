@@ -15,6 +15,8 @@ use machine::Machine;
 
 /// Assumed standard deviation of the ranks' step times, relative to their mean.
 const RANK_DEVIATION: f64 = 0.01;
+/// Largest number of ranks of [`scaling`].
+const MAX_RANKS: usize = 4096;
 
 /// Samples of a stage.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -143,6 +145,37 @@ pub fn stages(config: &RunConfig, data: &[StageSamples], machine: Option<&Machin
     data.iter().enumerate().map(estimate).collect()
 }
 
+/// Duration of a run on a number of ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct ScalingPoint {
+    /// Number of ranks.
+    pub ranks: usize,
+    /// Hours of the run.
+    pub hours: f64,
+    /// Hours of all ranks together.
+    pub rank_hours: f64,
+    /// Rank-hours of one rank, divided by those of `ranks` ranks.
+    pub efficiency: f64,
+}
+
+/// Estimates the duration of a run with the same global batches on 1, 2, 4, ... up to 4,096 ranks. Stops where a rank
+/// would have no sample.
+pub fn scaling(config: &RunConfig, data: &[StageSamples], machine: &Machine) -> Vec<ScalingPoint> {
+    let most = config.stage.iter().map(|stage| stage.global_batch).min().unwrap_or(0).min(MAX_RANKS);
+    let hours = |ranks: usize| -> f64 {
+        let mut config = config.clone();
+        config.cluster.ranks = ranks;
+        stages(&config, data, Some(machine)).iter().filter_map(|stage| Some(stage.time?.hours)).sum()
+    };
+    let one = hours(1);
+    let point = |ranks: usize| {
+        let hours = hours(ranks);
+        let rank_hours = hours * ranks as f64;
+        ScalingPoint { ranks, hours, rank_hours, efficiency: one / rank_hours }
+    };
+    std::iter::successors(Some(1), |ranks| Some(2 * ranks)).take_while(|ranks| *ranks <= most).map(point).collect()
+}
+
 fn time(
     config: &RunConfig,
     index: usize,
@@ -264,6 +297,17 @@ mod tests {
         let after = time(&after);
         assert!((after.exposed_seconds / after.all_reduce_seconds - 1.0).abs() < 1e-9);
         assert!(eight.exposed_seconds < 0.5 * after.exposed_seconds);
+    }
+
+    #[test]
+    fn more_ranks_take_less_time_and_more_rank_hours() {
+        let data = StageSamples::assumed(128, 30522);
+        let points = scaling(&run(1, Precision::Bf16), &[data], &Machine::published(GPUS[0], None));
+        // The global batch has 256 samples.
+        let ranks: Vec<usize> = points.iter().map(|point| point.ranks).collect();
+        assert_eq!(ranks, [1, 2, 4, 8, 16, 32, 64, 128, 256]);
+        assert_eq!(points[0].efficiency, 1.0);
+        assert!(points.is_sorted_by(|a, b| a.hours > b.hours && a.efficiency > b.efficiency), "{points:?}");
     }
 
     #[test]

@@ -1,0 +1,176 @@
+//! `lambert plan`: estimates time and memory of a run before it is started.
+//!
+//! - [`machine`]: compute rate of the machine; [`output`]: the plan as text; [`plot`]: time and efficiency as a picture
+
+mod machine;
+mod output;
+mod plot;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use lambert_config::run::{Precision, RunConfig};
+use lambert_config::{Layers, exit};
+use lambert_dataset::{Dataset, DatasetError};
+use lambert_plan::estimate::{self, ScalingPoint, StageEstimate, StageSamples, checkpoints};
+use lambert_plan::memory::fit::{self, GpuBudget};
+use lambert_plan::memory::{self, DatasetShape};
+use serde::Serialize;
+
+use super::files;
+use crate::cli::{self, MachineName};
+use crate::console;
+use crate::failure::{Failure, Outcome};
+
+/// Vocabulary size where there is no dataset: that of bert-base-uncased.
+const VOCABULARY: usize = 30522;
+
+#[derive(Debug, thiserror::Error)]
+enum PlanError {
+    #[error("{option}: is {value}; must be above 0{}", if *.most < f64::INFINITY { " and at most 1" } else { "" })]
+    Range { option: &'static str, value: f64, most: f64 },
+    #[error("--utilization applies to the published peak of a GPU, not to --machine here")]
+    Measured,
+    #[error("--scaling and --plot need a machine: add --machine or --bench")]
+    NoMachine,
+    #[error("cannot draw {}: {message}", path.display())]
+    Plot { path: PathBuf, message: String },
+    #[error("cannot read benchmark {path}")]
+    Read { path: String, source: std::io::Error },
+    #[error("{origin} is not the output of `lambert-worker bench --json`")]
+    Format { origin: String, source: serde_json::Error },
+    #[error("the benchmark failed: {0}")]
+    Bench(String),
+}
+
+/// Result of the command.
+#[derive(Debug, Serialize)]
+struct Plan {
+    machine: Option<String>,
+    precision: Precision,
+    ranks: usize,
+    stages: Vec<StageEstimate>,
+    total_flops: f64,
+    total_hours: Option<f64>,
+    total_rank_hours: Option<f64>,
+    checkpoint_bytes: u64,
+    checkpoint_save_seconds: f64,
+    best_checkpoint_interval_seconds: Option<f64>,
+    /// Stages that do not fit into memory.
+    shortages: Vec<String>,
+    /// Assumptions about missing datasets.
+    assumptions: Vec<String>,
+    /// Duration on 1 to 4,096 ranks; empty without a machine.
+    scaling: Vec<ScalingPoint>,
+}
+
+/// Prints the plan.
+pub fn plan(arguments: &cli::Plan) -> Outcome {
+    check_ranges(arguments).map_err(Failure::usage)?;
+    let sets = sets(arguments);
+    let config: RunConfig =
+        Layers::from_process(&sets).warn_with(|it| tracing::warn!("{it}")).load(&arguments.config)?;
+    let (data, assumptions) = samples(&config, &arguments.tokens_per_sample)?;
+    let machine = machine::machine(arguments, &config, &sets)?;
+    if machine.is_none() && (arguments.scaling || arguments.plot.is_some()) {
+        return Err(Failure::usage(PlanError::NoMachine));
+    }
+    let stages = estimate::stages(&config, &data, machine.as_ref());
+    let total = |of: fn(&estimate::TimeEstimate) -> f64| stages.iter().map(|stage| stage.time.as_ref().map(of)).sum();
+    let parameters = stages.iter().map(|stage| stage.parameters).max().unwrap_or(0);
+    let checkpoint_bytes = checkpoints::bytes(parameters);
+    let save_seconds = checkpoint_bytes as f64 / (1e6 * arguments.store_rate);
+    let interval = |failures: f64| checkpoints::best_interval_seconds(save_seconds, 86_400.0 / failures);
+    let plan = Plan {
+        machine: machine.as_ref().map(|machine| machine.name.clone()),
+        precision: config.model.precision,
+        ranks: config.cluster.ranks,
+        total_flops: stages.iter().map(|stage| stage.flops).sum(),
+        total_hours: total(|time| time.hours),
+        total_rank_hours: total(|time| time.rank_hours),
+        stages,
+        checkpoint_bytes,
+        checkpoint_save_seconds: save_seconds,
+        best_checkpoint_interval_seconds: arguments.failures_per_day.map(interval),
+        shortages: shortages(&config, &data, arguments.machine),
+        assumptions,
+        scaling: machine.as_ref().map_or(Vec::new(), |machine| estimate::scaling(&config, &data, machine)),
+    };
+    if let Some(path) = &arguments.plot {
+        let svg = plot::svg(&plan.scaling)
+            .map_err(|message| Failure::failed(PlanError::Plot { path: path.clone(), message }))?;
+        files::write(path, |file| file.write_all(svg.as_bytes())).map_err(Failure::failed)?;
+    }
+    let mut lines = output::lines(&plan);
+    if arguments.scaling {
+        lines.extend(output::scaling_lines(&plan.scaling));
+    }
+    let text = match arguments.json {
+        true => serde_json::to_string(&plan).map_err(Failure::failed)?,
+        false => lines.join("\n"),
+    };
+    console::result(&text).map_err(Failure::failed)?;
+    Ok(exit::DONE)
+}
+
+fn check_ranges(arguments: &cli::Plan) -> Result<(), PlanError> {
+    let rates = [
+        ("--utilization", arguments.utilization, 1.0),
+        ("--failures-per-day", arguments.failures_per_day, f64::INFINITY),
+        ("--store-rate", Some(arguments.store_rate), f64::INFINITY),
+    ];
+    for (option, value, most) in rates {
+        if let Some(value) = value.filter(|value| !(*value > 0.0 && *value <= most && value.is_finite())) {
+            return Err(PlanError::Range { option, value, most });
+        }
+    }
+    if arguments.utilization.is_some() && arguments.machine == Some(MachineName::Here) {
+        return Err(PlanError::Measured);
+    }
+    Ok(())
+}
+
+/// Returns the settings of the command line; a named GPU implies `device.kind`.
+fn sets(arguments: &cli::Plan) -> Vec<String> {
+    let mut sets = arguments.sets.clone();
+    sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
+    sets.extend(arguments.machine.and_then(machine::gpu).map(|_| "device.kind=cuda".to_owned()));
+    sets
+}
+
+/// Reads the datasets' manifests. A dataset that does not exist or cannot be reached is replaced by an assumption.
+fn samples(config: &RunConfig, tokens: &[u16]) -> Result<(Vec<StageSamples>, Vec<String>), Failure> {
+    let (mut data, mut assumptions) = (Vec::new(), Vec::new());
+    for (index, stage) in config.stage.iter().enumerate() {
+        match Dataset::open(&stage.data) {
+            Ok(dataset) => {
+                let mean_tokens = dataset.manifest().counts.tokens as f64 / dataset.rows().max(1) as f64;
+                data.push(StageSamples { shape: dataset.sizes(), mean_tokens, is_assumed: false });
+            }
+            Err(DatasetError::NoManifest { .. } | DatasetError::Store { .. }) => {
+                let length = tokens.get(index).or(tokens.last()).map_or(config.model.positions, |it| usize::from(*it));
+                let url = &stage.data;
+                assumptions.push(format!(
+                    "stage.{index}.data: {url} cannot be read; assuming full samples of {length} tokens and a vocabulary of {VOCABULARY}"
+                ));
+                data.push(StageSamples::assumed(length.max(1), VOCABULARY));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok((data, assumptions))
+}
+
+/// Stages that do not fit into the memory of the GPU, or of this host.
+fn shortages(config: &RunConfig, data: &[StageSamples], name: Option<MachineName>) -> Vec<String> {
+    let shapes: Vec<DatasetShape> = data.iter().map(|data| data.shape).collect();
+    let mut issues = Vec::new();
+    if let Some(gpu) = name.and_then(machine::gpu) {
+        let budget = GpuBudget { rank: 0, gpu: gpu.name.to_owned(), free: gpu.memory, memory: gpu.memory };
+        let shortage = fit::micro_batches(config, &shapes, config.cluster.ranks, Some(&budget)).err();
+        issues.extend(shortage.into_iter().flat_map(|shortage| shortage.issues));
+    } else if config.cluster.hosts.is_empty() && name == Some(MachineName::Here) {
+        memory::check(config, &shapes, config.cluster.ranks, &mut issues);
+    }
+    issues.iter().map(ToString::to_string).collect()
+}
