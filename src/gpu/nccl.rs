@@ -43,7 +43,7 @@ impl Nccl {
 
 /// InfiniBand devices of this host, such as `mlx5_0`.
 pub fn infiniband_devices() -> Vec<String> {
-    let devices = std::fs::read_dir("/sys/class/infiniband_devices").into_iter().flatten().flatten();
+    let devices = std::fs::read_dir("/sys/class/infiniband").into_iter().flatten().flatten();
     let mut names: Vec<String> = devices.map(|device| device.file_name().to_string_lossy().into_owned()).collect();
     names.sort_unstable();
     names
