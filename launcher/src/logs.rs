@@ -1,4 +1,4 @@
-//! Directories for worker output on each host, kept in addition to forwarding it to the coordinator.
+//! Log directories for worker output on each host. The output is also forwarded to the coordinator.
 
 use std::path::PathBuf;
 
