@@ -61,7 +61,7 @@ pub fn detach() -> io::Result<()> {
     Ok(())
 }
 
-/// Waits a limited time until the queued lines are written, and reports dropped lines. Without [`detach`], does nothing.
+/// Waits a limited time until the queued lines are written, and reports dropped lines. Does nothing without [`detach`].
 pub fn finish() {
     let Some(detached) = DETACHED.get() else { return };
     let start = Instant::now();
@@ -91,7 +91,8 @@ pub fn result(text: &str) -> io::Result<()> {
         let mut output = io::stdout().lock();
         writeln!(output, "{text}").and_then(|()| output.flush())
     };
-    // After `detach`, the stderr thread may hold the progress-bar lock for a long time, so this thread does not take it.
+    // After `detach`, the stderr thread may hold the progress-bar lock for a long time, so this function avoids the
+    // lock.
     let written = if DETACHED.get().is_some() { write() } else { bars().suspend(write) };
     written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
@@ -210,8 +211,8 @@ impl<'a> MakeWriter<'a> for AboveBars {
 }
 
 impl Write for AboveBars {
-    /// Writes whole lines from tracing-subscriber. Never returns an error: tracing-subscriber would print the error to the
-    /// same stream and panic.
+    /// Writes whole lines from tracing-subscriber. Never returns an error: tracing-subscriber would print the error to
+    /// the same stream and panic.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         to_stderr(bytes);
         Ok(bytes.len())

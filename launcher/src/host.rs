@@ -19,8 +19,8 @@ pub fn lives(pid: u32) -> bool {
 pub fn since(pid: u32) -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let line = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command name is in parentheses and may contain any character. The start time, field 22, is the 20th field after
-    // the name (proc_pid_stat(5)).
+    // The command name is in parentheses and may contain any character. The start time, field 22, is the 20th field
+    // after the name (proc_pid_stat(5)).
     let ticks = line.rsplit_once(')')?.1.split_whitespace().nth(19)?;
     Some(format!("{}+{ticks}", boot.trim()))
 }

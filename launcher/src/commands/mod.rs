@@ -1,4 +1,4 @@
-//! Subcommands, each from its arguments to an exit code.
+//! Subcommands. Each subcommand maps its arguments to an exit code.
 
 mod checkpoint;
 mod export;

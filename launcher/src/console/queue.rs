@@ -231,7 +231,8 @@ mod tests {
         (0..1000).for_each(|number| queue.push(format!("{number}\n").into_bytes()));
         queue.push(b"last\n".to_vec());
         assert!(start.elapsed() < SOON, "nobody waits for the reader");
-        // The queue contains six lines of four bytes and the line `last` of five bytes. The line `first` is being written.
+        // The queue contains six lines of four bytes and the line `last` of five bytes. The line `first` is being
+        // written.
         assert_eq!(queue.finish(Duration::from_millis(50)), 1002);
         drop(resume);
         assert_eq!(queue.finish(SOON), 994, "what was dropped is lost, the rest has arrived");

@@ -12,7 +12,7 @@ use crate::store_writer::{ObjectWrite, StoreWriter, Urgency};
 #[derive(Debug)]
 pub struct StatusFile {
     writer: StoreWriter,
-    /// Last version handed to the writer.
+    /// Last history handed to the writer.
     history: RestartHistory,
 }
 
@@ -38,7 +38,7 @@ impl Observer for StatusFile {
 }
 
 impl StatusFile {
-    /// Hands changed objects to the writer. The coordinator's history comes first: the next start needs it.
+    /// Hands changed objects to the writer. The history comes first, because the next coordinator needs it.
     fn write(&mut self, status: &Status, history: &RestartHistory, urgency: Urgency) {
         let mut writes = Vec::new();
         if *history != self.history {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use lambert_control::StepRecord;
 
-/// Number of recent steps averaged over.
+/// Maximum number of recent steps in the average.
 const WINDOW: usize = 50;
 
 /// Throughput averaged over recent steps.

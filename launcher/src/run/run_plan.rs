@@ -30,8 +30,9 @@ impl StageData {
     }
 }
 
-/// Estimates the load imbalance of a global batch: tokens of the busiest rank over the mean. Assumes full-length
-/// samples, except for a uniform share of short ones that matches the dataset's mean length.
+/// Estimates the load imbalance of a global batch: the tokens of the busiest rank divided by the mean over all ranks.
+/// The estimate assumes that a part of the samples has uniformly distributed lengths and that the other samples have
+/// full length. The size of that part follows from the mean length of the dataset.
 fn balance(config: &RunConfig, stage: &Stage, data: StageData) -> f64 {
     let longest = data.sizes.sequence_length as f64;
     let cut = (2.0 * (1.0 - data.mean() / longest)).clamp(0.0, 1.0);
@@ -62,7 +63,7 @@ pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
     Ok(table(config, &data))
 }
 
-/// Main memory of all ranks on one host in the most demanding stage, bytes.
+/// Returns the main memory that all ranks together need on one host in the most demanding stage, bytes.
 ///
 /// # Errors
 /// A dataset cannot be opened.
@@ -114,7 +115,7 @@ fn table(config: &RunConfig, data: &[StageData]) -> Vec<String> {
     lines
 }
 
-/// GPU memory per rank of each stage, if the ranks compute on GPUs.
+/// Describes the GPU memory per rank in each stage, if the ranks compute on GPUs.
 fn gpu_lines(config: &RunConfig, data: &[StageData]) -> Vec<String> {
     let line = |(index, data): (usize, &StageData)| {
         let (stage, needed) =
@@ -193,7 +194,7 @@ mod tests {
         assert!((words[7].parse::<f64>().unwrap() / expected - 1.0).abs() < 0.01, "{} {expected:e}", words[7]);
         assert_eq!(words[words.len() - 1], "1.00");
         assert!(lines[3].starts_with("total: 200 steps, 51200 samples, ") && lines[3].contains("% less than with 12"));
-        // Six samples on four ranks: two ranks have two.
+        // With six samples on four ranks, two of the ranks have two samples each.
         let small = Stage { global_batch: 6, ..stage(6, 100) };
         let uneven =
             RunConfig { stage: vec![small], cluster: Cluster { ranks: 4, ..Cluster::default() }, ..config.clone() };

@@ -1,6 +1,6 @@
-//! Lock of `lambert submit`: object `control/submission` in the store of the run. `lambert submit` takes the lock before
-//! it checks for an existing job, and releases the lock once job.json names the new job. Two concurrent submissions
-//! therefore cannot queue two jobs.
+//! Lock of `lambert submit`: object `control/submission` in the store of the run. `lambert submit` takes the lock
+//! before it checks for an existing job, and releases the lock once job.json names the new job. Two concurrent
+//! submissions therefore cannot queue two jobs.
 
 use lambert_store::Store;
 use lambert_store::run::SUBMISSION;

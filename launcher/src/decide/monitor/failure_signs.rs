@@ -104,8 +104,8 @@ impl FailureSigns {
         }
     }
 
-    /// Returns the cause of a failed attempt of `world` ranks, once its processes have exited. The cause is the first of
-    /// these that applies:
+    /// Returns the cause of a failed attempt of `world` ranks, once its processes have exited. The first of these
+    /// causes that applies:
     ///
     /// 1. a permanent failure that a rank reported
     /// 2. a host failure that a rank reported
