@@ -8,8 +8,8 @@ pub const FAILED: i32 = 1;
 pub const USAGE: i32 = 2;
 /// The run diverged again after all rollbacks were used up (`EX_DATAERR`).
 pub const DIVERGED: i32 = 65;
-/// A worker lost its coordinator for `cluster.limits.coordinator_seconds`; not a failure of the worker
-/// (`EX_UNAVAILABLE`).
+/// The coordinator did not answer a worker for `cluster.limits.coordinator_seconds`. This is not a failure of the
+/// worker (`EX_UNAVAILABLE`).
 pub const UNSUPERVISED: i32 = 69;
 /// Permanent failure, do not retry: for example a damaged shard, or out of memory in a step (`EX_SOFTWARE`).
 pub const FINAL: i32 = 70;
@@ -20,5 +20,6 @@ pub const GPU_FAILED: i32 = 74;
 pub const STOPPED: i32 = 75;
 /// Stopped by a user (`lambert stop`, Ctrl-C, scancel), with a checkpoint. Do not requeue (`EX_PROTOCOL`).
 pub const ENDED: i32 = 76;
-/// Superseded by another coordinator, or the run was moved or removed. Do not restart or requeue (`EX_NOPERM`).
+/// Another coordinator has taken over the run, or the run was moved or removed. Do not restart or requeue
+/// (`EX_NOPERM`).
 pub const REPLACED: i32 = 77;

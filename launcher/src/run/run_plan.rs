@@ -187,7 +187,8 @@ mod tests {
         let long = StageData { sizes: memory::DatasetShape { sequence_length: 512, ..sizes }, tokens: 51200 * 512 };
         let lines = table(&config, &[short, long]);
         assert_eq!(lines.len(), 4);
-        // 128 tokens, 6 layers of 14.2 MFLOPs per token and layer and 0.39 of attention; 19 tokens of the head.
+        // A sample has 128 tokens and 19 predictions. A layer needs 14.2 MFLOPs per token, plus 0.39 MFLOPs for
+        // attention.
         let words: Vec<&str> = lines[1].split_whitespace().collect();
         assert_eq!(words[..7], ["0", "one", "6", "128", "100", "25600", "0.50"]);
         let expected = 3.0 * 25600.0 * (128.0 * 6.0 * (14_155_776.0 + 393_216.0) + 19.0 * 48_061_440.0);
