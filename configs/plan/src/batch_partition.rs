@@ -310,8 +310,8 @@ mod tests {
             let balance = BatchPartition::new(&lengths, world, 1024).imbalance();
             assert!((1.0..=most).contains(&balance), "{balance} among {world}");
         }
-        // In the shipped configurations, a rank has 256 samples of 128 tokens in two or three micro-batches of 16,384
-        // tokens.
+        // The first stage of configs/bert-base-adam.toml: 256 samples of 128 tokens on 8 ranks, with micro-batches of
+        // at most 16,384 tokens.
         assert_eq!(BatchPartition::new(&[128; 256], 8, 16384).imbalance(), 1.0);
         let alone = BatchPartition::new(&[70, 40], 5, 1024);
         assert_eq!(alone.ranks.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 0, 0, 0]);
