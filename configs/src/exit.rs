@@ -4,7 +4,7 @@
 pub const DONE: i32 = 0;
 /// Failure.
 pub const FAILED: i32 = 1;
-/// Invalid command line or configuration; nothing was started.
+/// Invalid command line or configuration. Nothing was started.
 pub const USAGE: i32 = 2;
 /// The run diverged again after all rollbacks were used up (`EX_DATAERR`).
 pub const DIVERGED: i32 = 65;
@@ -15,7 +15,7 @@ pub const UNSUPERVISED: i32 = 69;
 pub const FINAL: i32 = 70;
 /// A GPU failed in a way that the process cannot recover from (`EX_IOERR`).
 pub const GPU_FAILED: i32 = 74;
-/// Stopped by a signal, with a checkpoint. The same command resumes the run; a batch system should requeue it
+/// Stopped by a signal, with a checkpoint. The same command resumes the run. A batch system should requeue the job
 /// (`EX_TEMPFAIL`).
 pub const STOPPED: i32 = 75;
 /// Stopped by a user (`lambert stop`, Ctrl-C, scancel), with a checkpoint. Do not requeue (`EX_PROTOCOL`).

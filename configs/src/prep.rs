@@ -10,7 +10,7 @@ use crate::slurm::Slurm;
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrepConfig {
-    /// Text sources; together they form the corpus.
+    /// Text sources, which together form the corpus.
     pub source: Vec<Source>,
     /// Documents to exclude from the dataset, e.g. a test set. Equal and similar documents are excluded too.
     pub exclude: Vec<Source>,
@@ -22,7 +22,7 @@ pub struct PrepConfig {
     pub vocabulary: Vocabulary,
     /// Sample construction.
     pub samples: SampleSettings,
-    /// Slurm options of the jobs; they do not affect the datasets.
+    /// Slurm options of the jobs. The options do not affect the datasets.
     #[serde(skip_serializing_if = "Slurm::is_default")]
     pub slurm: Slurm,
 }
@@ -226,7 +226,7 @@ pub enum Pair {
     /// Next-sentence prediction: half of the second segments come from another document.
     #[default]
     Nsp,
-    /// Sentence order: half of the samples have their segments swapped.
+    /// Sentence order: in half of the samples, the two segments are swapped.
     Sop,
     /// No second segment.
     None,

@@ -146,8 +146,8 @@ impl Slurm {
         issues
     }
 
-    /// Validates the options for the jobs of `lambert prep`. Each of these jobs is one process. Returns issues as (key,
-    /// message).
+    /// Validates the options for the jobs of `lambert submit --prep`. Each of these jobs is a single process. Returns
+    /// issues as (key, message).
     pub fn task_issues(&self) -> Vec<(&'static str, String)> {
         let mut issues = self.common_issues();
         if self.nodes != 1 {

@@ -24,7 +24,7 @@ const LONGEST: usize = 1 << 20;
 /// Time limit per stream for flushing at exit.
 const LAST_WRITES: Duration = Duration::from_secs(2);
 
-/// All progress bars of this process; lines are printed above them.
+/// All progress bars of this process. Lines are printed above the bars.
 fn bars() -> &'static MultiProgress {
     static BARS: OnceLock<MultiProgress> = OnceLock::new();
     BARS.get_or_init(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()))
@@ -85,7 +85,7 @@ fn to_stderr(bytes: &[u8]) {
     }
 }
 
-/// Writes a result line to stdout, blocking on its reader. A closed pipe (`| head`) is not an error.
+/// Writes a result line to stdout and waits for the reader of stdout. A closed pipe (`| head`) is not an error.
 pub fn result(text: &str) -> io::Result<()> {
     let write = || {
         let mut output = io::stdout().lock();

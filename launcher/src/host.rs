@@ -14,8 +14,8 @@ pub fn lives(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).ok().as_deref().and_then(stat).is_some_and(|(s, _)| s != 'Z')
 }
 
-/// Returns the boot ID and the start time of process `pid` in clock ticks. Together they tell the process from a later
-/// process with the same ID. `None` if there is no such process.
+/// Returns the boot ID and the start time of process `pid` in clock ticks. They distinguish the process from a later
+/// process with the same ID. Returns `None` if there is no such process.
 pub fn since(pid: u32) -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let line = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

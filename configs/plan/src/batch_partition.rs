@@ -24,7 +24,7 @@ impl MicroBatchPlan {
 /// Partition of a global batch over ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchPartition {
-    /// Micro-batches of each rank; empty for a rank without samples.
+    /// Micro-batches of each rank. Empty for a rank without samples.
     pub ranks: Vec<Vec<MicroBatchPlan>>,
 }
 

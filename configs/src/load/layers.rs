@@ -24,7 +24,7 @@ pub type Layer = Vec<Assignment>;
 /// Value and its path in the configuration tree.
 #[derive(Debug, Clone)]
 pub struct Assignment {
-    /// Keys and indices from the root; empty for the root itself.
+    /// Keys and indices from the root. Empty for the root itself.
     pub path: Vec<String>,
     /// Value.
     pub value: toml::Value,
@@ -170,8 +170,7 @@ fn from_toml(value: toml::Value) -> Value {
     Value::new(None, kind)
 }
 
-/// Inverse of [`from_toml`]. `value` contains no nil values and no longer integers, because [`from_toml`] never creates
-/// them.
+/// Inverse of [`from_toml`], which never creates nil values or integers longer than 64 bits.
 fn to_toml(value: Value) -> toml::Value {
     match value.kind {
         ValueKind::Boolean(value) => toml::Value::Boolean(value),

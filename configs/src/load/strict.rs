@@ -5,7 +5,7 @@ use toml::{Table, Value};
 
 use super::error::ConfigIssue;
 
-/// Removes the value at `path`. Returns `false` if there is none.
+/// Removes the value at `path`. Returns `false` if there is no value.
 fn remove(node: &mut Value, path: &[String]) -> bool {
     let Some((first, rest)) = path.split_first() else { return false };
     match node {

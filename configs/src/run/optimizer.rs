@@ -30,7 +30,7 @@ pub struct Optimizer {
     pub eps: f64,
     /// Decoupled weight decay. Biases and layer normalizations have no weight decay.
     pub weight_decay: f64,
-    /// Corrects the moments for their initialization at zero.
+    /// Corrects the bias of the moments, which are initialized with zero.
     pub bias_correction: bool,
     /// LAMB: also applies trust ratios to biases and layer normalizations.
     pub trust_undecayed: bool,

@@ -168,8 +168,7 @@ fn copy(url: &str, to: &str) -> Outcome {
 }
 
 /// Describes why the checkpoints at `to` and `from` belong to different runs. Returns `None` if the runs match or `to`
-/// is empty. A checkpoint needs the configuration and the vocabulary of its own run, so the two runs must agree in
-/// them.
+/// is empty. A checkpoint is read with the configuration and the vocabulary in its store, so these must match.
 fn run_mismatch(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
     let Some(there) = stored::text(to)? else { return Ok(None) };
     let config = |store, text: &str| stored::parse(text, store);

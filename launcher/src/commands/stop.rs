@@ -95,8 +95,8 @@ fn target(seen: Option<(RunState, Liveness)>, job: Option<&Job>) -> RequestTarge
     match (job, seen) {
         (Some(job), _) if job.is_pending() => RequestTarget::Pending(job.id.clone()),
         (Some(job), _) if job.is_suspended() => RequestTarget::Suspended(job.id.clone()),
-        // The status may be missing or out of date: the coordinator may not have written it yet, or the job may be
-        // about to be requeued.
+        // The status may be missing or out of date. The coordinator may not have written a status yet, or the job may
+        // be about to be requeued.
         (Some(job), _) if job.is_alive() => RequestTarget::Coordinator,
         (_, None) => RequestTarget::Nobody("was never started".to_owned()),
         (_, Some((state, _))) if state.is_over() => RequestTarget::Nobody(format!("has {state}")),

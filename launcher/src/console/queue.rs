@@ -30,7 +30,7 @@ pub enum Bar {
 
 /// Destination of the lines of a queue.
 pub trait Sink: Send + 'static {
-    /// Writes whole lines; may block indefinitely.
+    /// Writes whole lines. May block indefinitely.
     fn write(&mut self, lines: &[u8]);
     /// Returns the line that replaces `lines` dropped lines.
     fn gap(&self, lines: u64) -> String;

@@ -1,4 +1,4 @@
-//! Inputs and outputs of the coordinator's decisions.
+//! Inputs and outputs of the decisions of the coordinator.
 
 use lambert_control::Directive;
 use lambert_control::{Message, WorkerReport};
@@ -16,7 +16,7 @@ pub enum Event {
     /// A signal. The first signal requests a checkpoint and a stop. A second signal at least one second later may
     /// request an immediate end; see `Requests::signal`.
     Signal(Signal),
-    /// State of the coordinator's own Slurm job.
+    /// State of the Slurm job in which the coordinator runs.
     Job(JobView),
     /// A user requested a checkpoint and a stop.
     StopRequested,
@@ -126,11 +126,12 @@ pub enum Action {
 /// Notifications for the user.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Note {
-    /// A stop was requested; the ranks save a checkpoint after the next step.
+    /// A stop was requested. The ranks save a checkpoint after the next step.
     Stopping,
-    /// A stop was requested before the attempt completed a step; the ranks are terminated without a checkpoint.
+    /// A stop was requested before the attempt completed a step. The ranks are terminated without a checkpoint.
     NothingToSave,
-    /// The job is about to end and the checkpoint is incomplete; the ranks are terminated so that the job can be requeued.
+    /// The job is about to end and the checkpoint is incomplete. The ranks are terminated so that the job can be
+    /// requeued.
     OutOfTime,
     /// A checkpoint was requested.
     Saving,
@@ -150,13 +151,13 @@ pub enum Note {
     },
     /// A rank has been in the same phase for an unusually long time but has not timed out.
     Slow(String),
-    /// An attempt failed; another follows after a pause.
+    /// An attempt failed. Another attempt follows after a pause.
     Restart {
         /// Cause of the failure.
         cause: String,
         /// Seconds until the next attempt.
         pause: Seconds,
-        /// True if the run rolls back and skips samples; false if it resumes from the newest checkpoint.
+        /// True if the run rolls back and skips samples. False if the run resumes from the newest checkpoint.
         rollback: bool,
     },
     /// No rank has reported. The coordinator retries the start after a pause. The retry does not count as a restart.
@@ -185,7 +186,7 @@ pub enum Note {
 pub enum Verdict {
     /// All steps are done.
     Finished,
-    /// Stopped on request; can be resumed.
+    /// Stopped on request. The run can be resumed.
     Stopped(StopReason),
     /// Another coordinator took the run over, or the run no longer exists.
     Replaced(String),

@@ -45,7 +45,7 @@ pub struct JobEnd {
     pub unix: f64,
     /// Slurm job ID.
     pub job: String,
-    /// Completed steps; absent if the coordinator was killed.
+    /// Completed steps. Absent if the coordinator was killed.
     pub step: Option<u64>,
     pub cause: String,
 }

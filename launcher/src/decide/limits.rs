@@ -84,8 +84,8 @@ impl PhaseTimeouts {
     }
 
     /// Returns the suspect if the attempt hangs. All ranks work in lockstep, so one hung rank stalls all other ranks. A
-    /// rank in a longer phase, such as a save, also stalls the other ranks, but it does not hang. Therefore the attempt
-    /// hangs only if every rank exceeds the timeout of its phase.
+    /// rank in a longer phase, such as a save, also stalls the other ranks although nothing hangs. Therefore the
+    /// attempt hangs only if every rank exceeds the timeout of its phase.
     fn hung(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let median = monitor.steps.median();
         let over = |rank: &Rank| at - rank.since > self.of(rank.phase, median);

@@ -48,7 +48,7 @@ pub struct Rollback {
     pub message: String,
     /// Step at which the rollback was decided.
     pub step: u64,
-    /// Step to resume from; later checkpoints are invalid.
+    /// Step to resume from. Later checkpoints are invalid.
     pub to: u64,
 }
 
@@ -150,7 +150,7 @@ impl AttemptMonitor {
         self.failure_signs.failure(&self.ranks, world)
     }
 
-    /// Describes the crash of an attempt of `world` ranks; `None` if all processes exited normally.
+    /// Describes the crash of an attempt of `world` ranks. Returns `None` if all processes exited normally.
     pub fn crash(&self, world: usize) -> Option<String> {
         self.failure_signs.crash(&self.ranks, world)
     }

@@ -15,10 +15,10 @@ pub struct Attempt {
     pub placement: Placement,
 }
 
-/// Hosts of an attempt's ranks.
+/// Hosts of the ranks of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placement {
-    /// The coordinator's host.
+    /// Host of the coordinator.
     Here,
     /// Listed hosts, filled in order.
     Hosts(Vec<Host>),
@@ -46,12 +46,12 @@ impl Placement {
 /// Hosts available to a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum HostPool {
-    /// The coordinator's host only.
+    /// Only the host of the coordinator.
     #[default]
     Here,
     /// Listed hosts.
     Hosts(Vec<Host>),
-    /// Nodes of the Slurm job with their task counts; empty if unknown.
+    /// Nodes of the Slurm job with their task counts. Empty if unknown.
     Allocation(Vec<Host>),
 }
 

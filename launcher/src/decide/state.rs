@@ -31,7 +31,7 @@ pub struct Settings {
     pub rollbacks: usize,
     /// Start of the coordinator, seconds since the Unix epoch, plus the time for which its process was suspended.
     pub unix: f64,
-    /// Versions of the coordinator's components.
+    /// Versions of the components of the coordinator.
     pub versions: Versions,
     /// Slurm job of the coordinator, if any.
     pub job: Option<JobSettings>,
@@ -101,7 +101,7 @@ pub enum Phase {
         /// Time of the next attempt.
         until: Seconds,
     },
-    /// The run is over under this coordinator.
+    /// This coordinator is done with the run.
     Over(Verdict),
 }
 

@@ -32,7 +32,7 @@ pub enum StopReason {
     Person,
     /// Preempted by another job.
     Preempted,
-    /// The job's time limit is near.
+    /// The time limit of the job is near.
     TimeLimit,
     /// The job was requeued: `scontrol requeue`.
     Requeued,

@@ -57,7 +57,7 @@ impl ProgressDisplay {
 fn due(step: u64, steps: u64, lines: usize, last: Option<(Duration, u64)>) -> bool {
     let Some((ago, shown)) = last else { return true };
     let twentieth = (steps / 20).max(1);
-    // After a restart, the first step is printed too: its number is not above the last printed number.
+    // The first step after a restart is also printed. The number of this step is not above the last printed number.
     let passed = step / twentieth != shown / twentieth;
     lines < FIRST || step >= steps || step <= shown || ago >= PERIOD || (passed && ago >= PERIOD / 20)
 }

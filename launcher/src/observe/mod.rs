@@ -2,7 +2,7 @@
 //!
 //! - [`Observer`]: the trait; [`OBSERVERS`]: all implementations
 //! - [`console`]: log and progress [`display`] on stderr; [`json_lines`]: `lambert run --json`; [`status_file`]:
-//!   `status.json` and `coordinator.json` in the run's store
+//!   `status.json` and `coordinator.json` in the store of the run
 //! - [`tracker`]: status and [`throughput`] of the run, derived from events and passed to all observers
 //!
 //! The module depends on [`decide`](crate::decide), not on [`crate::run`].
@@ -60,7 +60,7 @@ pub struct ObserverSetup<'a> {
     pub steps: u64,
     /// Output of step records.
     pub records: RecordOutput,
-    /// Background writer for the run's store.
+    /// Background writer for the store of the run.
     pub writer: &'a StoreWriter,
 }
 
@@ -100,7 +100,7 @@ pub struct RunEnd<'a> {
     pub verdict: &'a Verdict,
     /// Coordinator state.
     pub state: &'a CoordinatorState,
-    /// Final run status. If another coordinator took over the run, the state in this status is the last state before.
+    /// Final run status. If another coordinator took over the run, the state is that before the takeover.
     pub status: &'a Status,
 }
 

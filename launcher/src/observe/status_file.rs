@@ -1,4 +1,4 @@
-//! Writes `status.json` and `coordinator.json` to the run's store.
+//! Writes `status.json` and `coordinator.json` to the store of the run.
 
 use lambert_store::run::COORDINATOR;
 
@@ -8,7 +8,7 @@ use crate::host;
 use crate::status::{OBJECT, Status};
 use crate::store_writer::{ObjectWrite, StoreWriter, Urgency};
 
-/// Observer that writes the status and the coordinator's history to the store.
+/// Observer that writes the status and the restart history to the store.
 #[derive(Debug)]
 pub struct StatusFile {
     writer: StoreWriter,

@@ -118,7 +118,7 @@ fn tracker() -> StatusTracker {
     StatusTracker::new(&RunConfig::default(), "memory://observe/run", Status::default(), CoordinatorProcess::default())
 }
 
-/// Returns the calls that an additional observer received. In the list, it is between two other observers.
+/// Returns the calls that an additional observer received. This observer is between two others in the list.
 fn seen_by_a_new_observer(store: &str) -> (Vec<Seen>, Vec<Shown>, Verdict) {
     let writer = StoreWriter::start(Store::open(store).unwrap()).unwrap();
     let config = RunConfig::default();

@@ -38,11 +38,11 @@ pub struct Differences {
     pub around: Vec<Difference>,
 }
 
-/// Compares the configuration of the run with the new one.
+/// Compares the configuration of the run with the new configuration.
 pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::ser::Error> {
     let mut found = Vec::new();
     walk("", Some(&Value::try_from(run)?), Some(&Value::try_from(now)?), &mut found);
-    // If evaluations end a stage, they affect training.
+    // Evaluations that can end a stage affect training.
     let evaluated = [run, now].iter().any(|config| config.stage.iter().any(|stage| stage.plateau.is_some()));
     let decides = |key: &str| is_trained(key) || (evaluated && is_at_or_below(key, "evaluation"));
     let (trained, around) = found.into_iter().partition(|difference| decides(&difference.key));
@@ -77,7 +77,7 @@ fn is_rounding(key: &str) -> bool {
     ROUNDED.iter().any(|end| key.ends_with(end))
 }
 
-/// True if a key is `part` or lies below it.
+/// True if `key` is `part` or a key below `part`.
 pub fn is_at_or_below(key: &str, part: &str) -> bool {
     key.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }

@@ -1,4 +1,4 @@
-//! Interpretation of the state of the coordinator's Slurm job.
+//! Interpretation of the state of the Slurm job in which the coordinator runs.
 
 use crate::decide::{JobState, JobView};
 use crate::slurm::job::Job;

@@ -2,8 +2,8 @@
 //!
 //! - [`spec`]: validated configuration, compared with the stored run ([`config_diff`]) and with the checkpoint that a
 //!   new run starts from ([`base_checkpoint`])
-//! - [`stored`]: the configuration in the run's store
-//! - [`initial`]: state read from the run's store at the start
+//! - [`stored`]: the configuration in the store of the run
+//! - [`initial`]: state read from the store at the start
 //! - [`coordinator`]: passes events to [`crate::decide`] and executes the resulting actions; [`clock`]: clock of the
 //!   coordinator
 //! - [`sources`]: events from signals, the run's store and the lease; [`job_view`]: state of the Slurm job;

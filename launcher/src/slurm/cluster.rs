@@ -84,7 +84,7 @@ struct Partition {
     name: String,
     is_default: bool,
     nodes: usize,
-    /// Time limit, seconds; `None`: unlimited.
+    /// Time limit, seconds. `None`: unlimited.
     limit: Option<u64>,
 }
 
@@ -177,7 +177,7 @@ pub fn cancel_pending(job: &str) -> Result<(), SlurmError> {
     query("scancel", &["--state=PENDING", job]).map(drop)
 }
 
-/// Submits a script with sbatch; returns the job ID.
+/// Submits a script with sbatch. Returns the job ID.
 pub fn submit(script: &str) -> Result<String, ClusterError> {
     let program = "sbatch";
     let absent = |source| SlurmError::Absent { program, source };

@@ -16,11 +16,11 @@ pub enum RunState {
     #[default]
     Starting,
     Training,
-    /// Workers failed; waiting to restart them.
+    /// Workers failed. The coordinator waits before it restarts the workers.
     Restarting,
     /// Saving a checkpoint before stopping.
     Stopping,
-    /// Stopped on request; can be resumed.
+    /// Stopped on request. The run can be resumed.
     Stopped,
     /// All steps are done.
     Finished,
@@ -199,7 +199,7 @@ pub struct RankStatus {
     pub seconds_since_heartbeat: f64,
 }
 
-/// Cost of a failure and the restart after it.
+/// Cost of a failure and of the restart that followed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Downtime {
     /// Failed attempt.

@@ -1,7 +1,7 @@
 //! `lambert tune`: hyperparameter sweep. The runs are compared by their final held-out loss.
 //!
 //! - [`grid`]: parameter combinations; [`plan`]: validated runs; [`slots`]: concurrency and GPU assignment
-//! - [`runs`]: executes each run as a `lambert run` process, so that it can be resumed
+//! - [`runs`]: executes each run as a `lambert run` process, so that the run can be resumed
 //! - [`results`]: table of results; [`plot`]: plot of the held-out loss against a swept key
 
 pub mod grid;

@@ -1,4 +1,4 @@
-//! Plan of a sweep: validates each run before the first one starts, and compares the configuration with existing runs.
+//! Plan of a sweep. Validates all runs before the first run starts, and compares the configuration with existing runs.
 
 use std::fs::File;
 use std::io::Write;
@@ -31,7 +31,7 @@ const LONGEST: u64 = 1 << 20;
 /// Sections that affect results although they do not change the trained model.
 const JUDGED_BY: [&str; 2] = ["evaluation", "guard"];
 
-/// Sections that decide what the held-out loss measures.
+/// Sections that determine the meaning of the held-out loss.
 const ASKED_BY: [&str; 2] = ["evaluation", "objective"];
 
 /// The sweep cannot start.

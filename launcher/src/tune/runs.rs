@@ -40,7 +40,7 @@ pub struct PlannedRun {
 pub struct FinishedRun {
     /// The run.
     pub planned: PlannedRun,
-    /// Exit code; `None` if killed by a signal.
+    /// Exit code. `None` if a signal killed the process.
     pub code: Option<i32>,
     /// Description of the exit.
     pub how: String,
@@ -149,7 +149,7 @@ impl RunPool<'_> {
         let status = run.child.try_wait().ok().flatten();
         let end = run.end(status, self.stopped != StopCause::No);
         match end.code {
-            // `lambert stop` or a signal stopped this run only. The next `lambert tune` resumes it.
+            // `lambert stop` or a signal stopped only this run. The next `lambert tune` resumes the run.
             Some(exit::STOPPED | exit::ENDED) if !end.stopping => self.stop(SIGINT, SIGTERM),
             Some(exit::REPLACED) if !end.stopping => {
                 self.stop(SIGTERM, SIGTERM);
@@ -180,8 +180,8 @@ pub enum StopCause {
     No,
     /// This signal stopped the sweep.
     By(i32),
-    /// Another coordinator took over the run with this name. It may belong to another `lambert tune` with the same
-    /// `--runs`.
+    /// Another coordinator took over the run with this name. This coordinator may belong to another `lambert tune` with
+    /// the same `--runs`.
     Replaced(String),
 }
 

@@ -43,7 +43,7 @@ impl ResourceNeed {
         }
     }
 
-    /// Returns the maximum of both needs, resource by resource.
+    /// Returns the maximum of the two needs for each resource.
     pub fn max(self, other: Self) -> Self {
         Self {
             ranks: self.ranks.max(other.ranks),

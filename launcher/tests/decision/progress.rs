@@ -17,7 +17,7 @@ fn rolled_back(step: u64, to: u64) -> EventKind {
     EventKind::RolledBack { message: "the loss".into(), step, to }
 }
 
-/// Regression test: if loading the checkpoint exceeded its time limit, it was retried forever, with one failure per
+/// Regression test: a load of the checkpoint that exceeded the time limit was retried forever, with one failure per
 /// hour.
 #[test]
 fn attempts_without_a_new_checkpoint_end_the_run_at_any_interval() {

@@ -10,7 +10,7 @@ use lambert::decide::{
 
 use crate::scenario::{JOB, Scenario};
 
-/// After a full directory or an unavailable file system, the lease request is retried, as it is for an object store.
+/// If a directory is full or a file system is unavailable, the lease request is retried, as with an object store.
 #[test]
 fn an_active_run_retries_its_lease() {
     let mut scene = Scenario::new();
@@ -233,7 +233,7 @@ fn a_stop_before_the_end_of_the_first_step_ends_the_run_at_once() {
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, []);
     scene.worker(WorkerEvent::Gone(Vec::new()));
     assert_eq!(scene.failure().0, 1);
-    // If ranks are killed during a stop, the stop does not fail. If the run finishes during a stop, it succeeds.
+    // The kill of a rank during a stop is not a failure. A run that finishes during a stop is a success.
     let mut scene = Scenario::new();
     scene.load(1, WorkerPhase::Load).give(Event::Signal(Signal::Other));
     scene.worker(WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 15 })).exit(143);

@@ -39,7 +39,7 @@ pub enum ModuleKind {
     TransformNorm,
     /// Projection from hidden states to vocabulary logits.
     Decoder,
-    /// Bias of the logits if the decoder is tied to the token embeddings; otherwise unused.
+    /// Bias of the logits if the decoder is tied to the token embeddings. Otherwise unused.
     PredictionBias,
 }
 
@@ -114,7 +114,7 @@ pub enum Role {
     ResidualOutput(ParamKind),
     /// Gain or bias of the normalization of an inner residual sum of a layer.
     InnerNorm(ParamKind),
-    /// Gain or bias of the normalization of a layer's last residual sum.
+    /// Gain or bias of the normalization of the last residual sum of a layer.
     ClosingNorm(ParamKind),
     /// Gain or bias of any other normalization.
     Norm(ParamKind),

@@ -172,7 +172,7 @@ mod tests {
         {
             assert!(message.contains(words), "{message}");
         }
-        // The suggested size fits, but with one more sample it does not fit.
+        // The suggested size fits, but one more sample does not fit.
         let suggested =
             |after: &str| message.split_once(after).unwrap().1.split(',').next().unwrap().parse::<usize>().unwrap();
         let largest = suggested("the largest micro_batch_tokens that fits is ");

@@ -77,7 +77,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
         // Kept are the input of each layer, the output of the last layer, and the gradient of that output.
         (layers + 2.0) * row + head.max(layer + back)
     } else {
-        // The sum of the embeddings is in f32. It is kept if it is normalized.
+        // The sum of the embeddings is in f32. It is kept only if a normalization follows (post-norm).
         let embeddings = row + if is_pre_norm { 0.0 } else { 4.0 * all * hidden };
         // The output of the last layer stays alive during the backward pass of the heads.
         embeddings + layers * layer + (head + row).max(back)

@@ -151,7 +151,7 @@ impl FailureSigns {
         }
     }
 
-    /// Describes a failure that no rank reported, from the exit status and the launcher's messages.
+    /// Describes a failure that no rank reported, from the exit status and the messages of the launcher.
     fn unreported(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
         let subject = if world == 1 { ranks.who(0) } else { "the launcher".to_owned() };
         let exit = self.exit.unwrap_or(ProcessExit::Code(exit::FAILED));
@@ -161,7 +161,7 @@ impl FailureSigns {
         }
         self.remarks.iter().take(MAX_MESSAGES).for_each(|remark| message.push_str(&format!(": {}", truncate(remark))));
         match exit {
-            // With several ranks, none has connected. With one rank, the process is the rank, so the rank did start.
+            // With several ranks, no rank has connected. With one rank, the process is the rank, so the rank did start.
             _ if world > 1 && ranks.is_empty() => AttemptEnd::Absent(message),
             ProcessExit::Code(code) => self.exit_code_failure(ranks, message, code),
             ProcessExit::Signal(_) => AttemptEnd::Failed(AttemptFailure {

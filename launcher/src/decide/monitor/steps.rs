@@ -41,7 +41,7 @@ impl Steps {
         seconds.get(seconds.len() / 2).copied()
     }
 
-    /// True if there is neither a step record nor a committed checkpoint, so that the attempt has nothing to lose.
+    /// True if the attempt has no step record and no committed checkpoint, so that no work would be lost.
     pub(super) fn are_none(&self) -> bool {
         self.seconds.is_empty() && !self.committed
     }

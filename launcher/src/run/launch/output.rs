@@ -22,7 +22,7 @@ impl OutputParser for OpenMpiParser {
     }
 }
 
-/// Parses a line of a rank. `--tag-output` formats it as `[job,rank]<stream>:text`. Open MPI 5 adds a space.
+/// Parses a line of a rank. `--tag-output` formats the line as `[job,rank]<stream>:text`. Open MPI 5 adds a space.
 fn tagged(text: &str) -> Option<(usize, String)> {
     let (_job, rest) = text.strip_prefix('[')?.split_once(',')?;
     let (rank, rest) = rest.split_once("]<")?;
@@ -65,7 +65,7 @@ fn paragraph(text: String) -> Option<WorkerEvent> {
     }
 }
 
-/// Parses the report of the death of a rank. Open MPI 5 reports it in the name of `prterun`.
+/// Parses the report of the death of a rank. In Open MPI 5, the report names `prterun` instead of `mpirun`.
 fn death(text: &str) -> Option<RankDeath> {
     let own = |rest: &'static str| ["mpirun", "prterun"].map(|name| format!("{name} {rest}"));
     let noticed = own("noticed that process rank ");

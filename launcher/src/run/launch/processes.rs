@@ -86,7 +86,7 @@ pub fn end_with_parent(command: &mut Command, exit_signal: ExitSignal) {
     }
 }
 
-/// Blocks SIGTERM in this thread and in the program it executes, so that the program's handler never runs.
+/// Blocks SIGTERM in this thread and in the program that it executes, so that the handler of the program never runs.
 fn block_sigterm() -> io::Result<()> {
     // SAFETY: both calls write only to a signal set on this stack.
     let failed = unsafe {
@@ -122,7 +122,7 @@ pub struct ProcessTree {
     pub root: Child,
     exit_signal: ExitSignal,
     ending: Option<Deadlines>,
-    /// Time at which the program's exit was first seen.
+    /// Time at which the exit of the program was first noticed.
     over: Option<Instant>,
 }
 

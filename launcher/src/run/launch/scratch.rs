@@ -44,7 +44,7 @@ impl ScratchDirs {
         Ok(())
     }
 
-    /// Returns both directories.
+    /// Returns the two directories.
     pub fn folders(&self) -> [&Path; 2] {
         [&self.files, &self.memory]
     }

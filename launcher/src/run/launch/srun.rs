@@ -1,4 +1,4 @@
-//! Slurm's srun with PMIx: the ranks are a step of the coordinator's job.
+//! Slurm's srun with PMIx. The ranks are a step of the Slurm job in which the coordinator runs.
 
 use std::ffi::OsString;
 use std::process::Command;
