@@ -91,9 +91,9 @@ pub struct ValidatedRun {
 }
 
 impl RunSpec {
-    /// Loads the configuration and checks it and its datasets. If the store already contains the run, compares the
-    /// configuration with the stored configuration. `host_pool` returns the hosts available to the ranks. Writes
-    /// nothing.
+    /// Loads the configuration. Checks the configuration and its datasets. If the store already contains the run,
+    /// compares the configuration with the stored configuration. `host_pool` returns the hosts available to the ranks.
+    /// Writes nothing.
     pub fn validate(arguments: &cli::Run, host_pool: impl Fn(&RunConfig) -> HostPool) -> Result<ValidatedRun, Failure> {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
