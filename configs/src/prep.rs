@@ -84,7 +84,7 @@ impl Default for Source {
 pub struct FormatName(String);
 
 impl FormatName {
-    /// Name of the setting that detects the format of each file by its first bytes.
+    /// Format name for detection of the format from the first bytes of each file.
     pub const AUTO: &str = "auto";
 
     /// Returns the name.

@@ -178,7 +178,7 @@ pub struct Host {
 }
 
 impl Cluster {
-    /// Value of `log_folder` for no log files on the hosts.
+    /// Value of `log_folder` with which no log files are written on the hosts.
     pub const NO_LOGS: &str = "none";
 
     /// Parses the configured hosts, in order.
