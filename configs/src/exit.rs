@@ -4,21 +4,22 @@
 pub const DONE: i32 = 0;
 /// Failure.
 pub const FAILED: i32 = 1;
-/// Invalid command line or configuration; nothing was started.
+/// Invalid command line or configuration. Nothing was started.
 pub const USAGE: i32 = 2;
 /// The run diverged again after all rollbacks were used up (`EX_DATAERR`).
 pub const DIVERGED: i32 = 65;
-/// A worker lost its coordinator for `cluster.limits.coordinator_seconds`; not a failure of the worker
-/// (`EX_UNAVAILABLE`).
+/// The coordinator did not answer a worker for `cluster.limits.coordinator_seconds`. This is not a failure of the
+/// worker (`EX_UNAVAILABLE`).
 pub const UNSUPERVISED: i32 = 69;
 /// Permanent failure, do not retry: for example a damaged shard, or out of memory in a step (`EX_SOFTWARE`).
 pub const FINAL: i32 = 70;
 /// A GPU failed in a way that the process cannot recover from (`EX_IOERR`).
 pub const GPU_FAILED: i32 = 74;
-/// Stopped by a signal, with a checkpoint. The same command resumes the run; a batch system should requeue it
+/// Stopped by a signal, with a checkpoint. The same command resumes the run. A batch system should requeue the job
 /// (`EX_TEMPFAIL`).
 pub const STOPPED: i32 = 75;
 /// Stopped by a user (`lambert stop`, Ctrl-C, scancel), with a checkpoint. Do not requeue (`EX_PROTOCOL`).
 pub const ENDED: i32 = 76;
-/// Superseded by another coordinator, or the run was moved or removed. Do not restart or requeue (`EX_NOPERM`).
+/// Another coordinator has taken over the run, or the run was moved or removed. Do not restart or requeue
+/// (`EX_NOPERM`).
 pub const REPLACED: i32 = 77;

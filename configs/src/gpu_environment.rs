@@ -1,8 +1,8 @@
-//! Default environment variables for CUDA libraries, which read them at initialization. The coordinator sets them for
-//! its ranks: a multi-threaded process must not change its own environment.
+//! Default environment variables for CUDA libraries. The libraries read these variables at initialization. The
+//! coordinator sets the variables for its ranks, because a multi-threaded process must not change its own environment.
 
-/// Returns the variables to set, as (name, value), for a process in which `is_set` tells the variables that are set
-/// already.
+/// Returns the variables to set, as (name, value). `is_set` returns true for a variable that is already set in the
+/// process.
 ///
 /// - NCCL connects all ranks at initialization, and writes its choices to a log that lambert-worker reads.
 /// - With `device.deterministic`, cuBLAS uses workspaces of fixed size, and NCCL excludes the NVLink SHARP algorithms,
@@ -19,8 +19,9 @@ pub fn defaults(deterministic: bool, is_set: impl Fn(&str) -> bool) -> Vec<(&'st
     defaults
 }
 
-/// NCCL's log settings, applied all or none. lambert-worker opens this file descriptor in memory
-/// (cluster/collective/src/nccl/log.rs). Its number is above the descriptors that a rank has open when it loads NCCL.
+/// Log settings of NCCL. They are set only if the environment has none of them. NCCL writes to a file descriptor that
+/// lambert-worker opens in memory (cluster/collective/src/nccl/log.rs). The number of this descriptor is above those
+/// that a rank has open when it loads NCCL.
 const LOG: [(&str, &str); 3] =
     [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_FILE", "/proc/self/fd/250"), ("NCCL_DEBUG_SUBSYS", "INIT,NET,GRAPH")];
 

@@ -1,4 +1,4 @@
-//! Configuration of training runs and data preparations, as types.
+//! Types for the configuration of training runs and of data preparation.
 //!
 //! - [`load`]: layered loading (file < environment < `--set`); rejects unknown keys and lists all errors at once
 //! - [`prep`]: data preparation (text to dataset)

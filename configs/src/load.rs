@@ -1,8 +1,10 @@
 //! Layered configuration: a TOML file, then `LAMBERT__A__B=value` from the environment, then `--set a.b=value`.
 //!
-//! List elements are named by index, from 0: `stage.0.steps` or `stage[0].steps`. In each layer, old names of keys are
-//! replaced by new ones (renames.rs); then the crate `config` merges the layers (layers.rs). A value that cannot be
-//! parsed is recorded and removed, and parsing continues (strict.rs), so that one report lists all errors.
+//! List elements are named by index, from 0: `stage.0.steps` or `stage[0].steps`.
+//!
+//! First, old names of keys are replaced by new names in each layer (renames.rs). Then the crate `config` merges the
+//! layers (layers.rs). A value that cannot be parsed is recorded as an issue and removed, and parsing continues
+//! (strict.rs). One report thus lists all errors.
 
 mod error;
 mod layers;
@@ -27,7 +29,7 @@ pub trait Checked: DeserializeOwned {
     fn check(&self, issues: &mut Vec<ConfigIssue>);
 }
 
-/// Configuration layers above the file.
+/// Configuration layers that override the file.
 #[derive(Debug, Default, Clone)]
 pub struct Layers {
     environment: Vec<(String, String)>,
@@ -47,7 +49,7 @@ struct Text<'a> {
 }
 
 impl Layers {
-    /// Reads this process's `LAMBERT__*` variables, then `sets` (`key=value` each).
+    /// Uses the `LAMBERT__*` variables of this process, then `sets` (each of the form `key=value`).
     pub fn from_process(sets: &[String]) -> Self {
         let (mut environment, mut unreadable) = (Vec::new(), Vec::new());
         for (name, value) in std::env::vars_os() {
@@ -68,7 +70,7 @@ impl Layers {
         Self { sets: sets.to_vec(), ..Self::default() }
     }
 
-    /// Passes warnings, for example about renamed keys, to `warn`. Without it there are none.
+    /// Passes warnings, for example about renamed keys, to `warn`. Without this call there are no warnings.
     #[must_use]
     pub fn warn_with(self, warn: fn(&str)) -> Self {
         Self { warn: Some(warn), ..self }
@@ -79,7 +81,8 @@ impl Layers {
         self.load_with(path, |_, _| {})
     }
 
-    /// Like [`Layers::load`], with additional checks by the caller. Their issues are listed with the others.
+    /// Like [`Layers::load`], with additional checks by the caller. The issues from these checks are added to the
+    /// report.
     pub fn load_with<T: Checked>(
         &self,
         path: &Path,
@@ -90,8 +93,8 @@ impl Layers {
         self.read(&Text { text: &text, origin: &path.display().to_string(), is_stored: false }, more)
     }
 
-    /// Like [`Layers::load`], for text that lambert wrote, possibly an older version. Old names of keys cause no
-    /// warnings. `origin` names the text in errors.
+    /// Like [`Layers::load`], for text that lambert itself wrote. An older version may have written the text, so old
+    /// names of keys cause no warnings. `origin` names the text in errors.
     pub fn parse<T: Checked>(&self, text: &str, origin: &str) -> Result<T, ConfigError> {
         self.parse_with(text, origin, |_, _| {})
     }
@@ -126,7 +129,7 @@ impl Layers {
             let mut wrong = Vec::new();
             config.check(&mut wrong);
             more(config, &mut wrong);
-            // An unparsable value has its default here; issues that the default causes are not reported.
+            // A value that cannot be parsed has its default here. Issues that this default causes are not reported.
             issues.extend(wrong.into_iter().filter(|issue| !unread.contains(&issue.key)));
         }
         match parsed {
@@ -266,7 +269,7 @@ mod tests {
         static WARNINGS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Layers that collect their warnings in `WARNINGS`, with an old name in the environment and one in `--set`.
+    /// Layers that collect their warnings in `WARNINGS`. The environment and `--set` each contain an old name.
     fn layers_with_old_names() -> Layers {
         let environment = vec![("list.1.part".to_owned(), "0.25".to_owned())];
         let sets = vec!["list[0].part=0.5".to_owned()];

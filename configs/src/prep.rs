@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use crate::load::{Checked, ConfigIssue};
 use crate::slurm::Slurm;
 
-/// Configuration of a data preparation.
+/// Configuration of data preparation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrepConfig {
-    /// Text sources; together they form the corpus.
+    /// Text sources, which together form the corpus.
     pub source: Vec<Source>,
-    /// Documents to keep out of the dataset (a test set), together with documents that equal or resemble them.
+    /// Documents to exclude from the dataset, e.g. a test set. Equal and similar documents are excluded too.
     pub exclude: Vec<Source>,
     /// Document filters.
     pub documents: DocumentRules,
@@ -22,7 +22,7 @@ pub struct PrepConfig {
     pub vocabulary: Vocabulary,
     /// Sample construction.
     pub samples: SampleSettings,
-    /// Slurm options of the jobs; they do not affect the datasets.
+    /// Slurm options of the jobs. The options do not affect the datasets.
     #[serde(skip_serializing_if = "Slurm::is_default")]
     pub slurm: Slurm,
 }
@@ -36,23 +36,23 @@ pub struct Source {
     /// Input format.
     ///
     /// `text`; `sentences` (one per line, blank lines between documents: the input of Google's BERT code); `jsonl`;
-    /// `parquet`; `wikipedia` (a pages-articles dump); `auto`: by each file's first bytes.
+    /// `parquet`; `wikipedia` (a pages-articles dump); `auto`: detected from the first bytes of each file.
     pub format: FormatName,
-    /// Document boundaries; absent: `file` for text, `row` for jsonl and parquet.
+    /// Document boundaries. Absent: `file` for text, `row` for jsonl and parquet.
     ///
     /// `text` takes `file` or `blank-line`; `jsonl` and `parquet` take `row` or `sentence`.
     pub documents: Option<Documents>,
     /// Column or field that contains the text, for `jsonl` and `parquet`.
     pub field: String,
-    /// Character encoding, by its WHATWG name; absent: UTF-8, or UTF-16 with a byte order mark.
+    /// Character encoding, by its WHATWG name. Absent: UTF-8, or UTF-16 if there is a byte order mark.
     pub encoding: Option<String>,
-    /// Handling of bytes that are invalid in this encoding.
+    /// Handling of bytes that are invalid in the encoding.
     pub invalid: Invalid,
     /// Handling of unreadable parts of a file.
     ///
-    /// A truncated archive, an incomplete page, an invalid row.
+    /// Examples are a truncated archive, an incomplete page and an invalid row.
     pub damaged: Damaged,
-    /// Repetitions of this source's documents, relative to sources of weight 1.
+    /// Number of times that the documents of this source occur, relative to a source of weight 1.
     pub weight: usize,
     /// `wikipedia`: keeps list items.
     pub lists: bool,
@@ -84,7 +84,7 @@ impl Default for Source {
 pub struct FormatName(String);
 
 impl FormatName {
-    /// Detects the format of each file by its first bytes.
+    /// Format name for detection of the format from the first bytes of each file.
     pub const AUTO: &str = "auto";
 
     /// Returns the name.
@@ -93,7 +93,7 @@ impl FormatName {
         &self.0
     }
 
-    /// True if formats are detected from the files.
+    /// True if the format of each file is detected from its content.
     #[must_use]
     pub fn is_auto(&self) -> bool {
         self.0 == Self::AUTO
@@ -129,7 +129,7 @@ pub enum Documents {
     BlankLine,
     /// One document per row, or per page of a dump.
     Row,
-    /// One sentence per row; an empty row, or 512 sentences, ends a document.
+    /// One sentence per row. A document ends at an empty row or after 512 sentences.
     Sentence,
 }
 
@@ -151,7 +151,8 @@ pub enum Invalid {
     /// Stop with an error that names the location.
     #[default]
     Refuse,
-    /// Replace by U+FFFD, which BERT's text cleaning removes, and count the documents.
+    /// Replace invalid bytes by U+FFFD, which the text cleaning of BERT removes, and count the documents that have
+    /// them.
     Replace,
 }
 
@@ -162,7 +163,7 @@ pub enum Damaged {
     /// Stop with an error that names the location.
     #[default]
     Refuse,
-    /// Skip and count them.
+    /// Skip the unreadable parts and count them.
     Skip,
 }
 
@@ -172,11 +173,11 @@ pub enum Damaged {
 pub struct DocumentRules {
     /// Removes documents whose token ids equal those of an earlier document.
     pub remove_duplicates: bool,
-    /// Removes documents at least this similar to an earlier one, 0 to 1; 0: keeps them.
+    /// Minimum similarity to an earlier document, 0 to 1, at which a document is removed. 0: no document is removed.
     ///
     /// The measure is the Jaccard similarity of five-token shingles, estimated by MinHash.
     pub remove_near_duplicates: f64,
-    /// Removes documents with fewer tokens.
+    /// Minimum number of tokens. Shorter documents are removed.
     pub minimum_tokens: usize,
 }
 
@@ -184,15 +185,15 @@ pub struct DocumentRules {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrepOutput {
-    /// Directory or URL; receives the datasets `train/` and `held-out/`; required.
+    /// Directory or URL in which the datasets `train/` and `held-out/` are written; required.
     pub url: String,
     /// Number of Parquet files in `train/`.
     pub shards: usize,
     /// Rows per row group, the unit of random access.
     pub rows_per_group: usize,
-    /// Scratch directory, removed when the preparation is complete; absent: beside the output.
+    /// Scratch directory, which is removed at the end. Absent: a directory beside the output.
     pub work: Option<String>,
-    /// Refuses to start if the scratch directory's disk seems too small.
+    /// Refuses to start if the disk of the scratch directory seems too small.
     pub check_space: bool,
 }
 
@@ -206,9 +207,9 @@ impl Default for PrepOutput {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Vocabulary {
-    /// vocab.txt: one token per line; the line number from 0 is its id; required.
+    /// Vocabulary file (vocab.txt) with one token per line; required. The line number, from 0, is the token id.
     pub file: String,
-    /// Lowercases and strips accents, as the uncased models do.
+    /// Lowercases text and strips accents, as for the uncased models.
     pub lowercase: bool,
 }
 
@@ -218,14 +219,14 @@ impl Default for Vocabulary {
     }
 }
 
-/// Content of a sample's second segment.
+/// Content of the second segment of a sample.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pair {
     /// Next-sentence prediction: half of the second segments come from another document.
     #[default]
     Nsp,
-    /// Sentence order: half of the samples have their segments swapped.
+    /// Sentence order: in half of the samples, the two segments are swapped.
     Sop,
     /// No second segment.
     None,
@@ -235,7 +236,7 @@ pub enum Pair {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Packing {
-    /// Sentences of one document; its last sample may be short.
+    /// Sentences of one document. The last sample of a document may be short.
     #[default]
     DocumentSentences,
     /// Sentences of consecutive documents, separated by \[SEP\], up to the full length.
@@ -250,13 +251,13 @@ pub struct SampleSettings {
     pub sequence_length: usize,
     /// Sentence-pair objective.
     pub pair: Pair,
-    /// Packing; only with `pair = "none"`.
+    /// Packing of sentences into samples; only with `pair = "none"`.
     pub packing: Packing,
     /// Fraction of samples with a random shorter target length.
     pub short_sequence_probability: f64,
-    /// Passes over the corpus; each pass forms other pairs.
+    /// Number of passes over the corpus. Each pass forms different pairs.
     pub passes: usize,
-    /// Fraction of tokens in `held-out/`, in whole documents if these can meet it.
+    /// Fraction of tokens in `held-out/`. Whole documents are held out if they can meet the fraction.
     pub held_out: f64,
     /// Seed of every random choice.
     pub seed: u64,

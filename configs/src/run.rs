@@ -70,7 +70,7 @@ pub struct RunConfig {
 }
 
 impl RunConfig {
-    /// Returns the number of encoder layers of a stage; `model.layers` if there is no such stage.
+    /// Returns the number of encoder layers of a stage. Returns `model.layers` if the stage does not exist.
     pub fn depth(&self, stage: usize) -> usize {
         self.stage.get(stage).map_or(self.model.layers, |stage| stage.depth(&self.model))
     }
@@ -84,12 +84,12 @@ pub struct Run {
     pub name: String,
     /// Seed of initial weights, sample order, masks and dropout.
     pub seed: u64,
-    /// Checkpoint of another run to load the initial weights from; absent: random weights.
+    /// Checkpoint of another run, from which the initial weights are loaded. Absent: random weights.
     ///
-    /// Given as `RUN/checkpoints/step-...`.
+    /// The value has the form `RUN/checkpoints/step-...`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<String>,
-    /// Also loads the optimizer's moments and update counts from there.
+    /// Also loads the optimizer moments and update counts from the checkpoint `run.from`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(!skip_serializing_if)]
     pub from_optimizer: bool,
@@ -105,11 +105,11 @@ impl Default for Run {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Evaluation {
-    /// Held-out dataset, as directory or URL; empty: no evaluation.
+    /// Held-out dataset, as directory or URL. Empty: no evaluation.
     pub data: String,
-    /// Steps between evaluations; each stage ends with one.
+    /// Steps between evaluations. Each stage also ends with an evaluation.
     pub every_steps: u64,
-    /// Maximum number of samples per evaluation; 0: all.
+    /// Maximum number of samples per evaluation. 0: all samples.
     pub samples: u64,
 }
 
@@ -124,22 +124,22 @@ impl Default for Evaluation {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Checkpoint {
-    /// Steps between checkpoints; 0 turns this off.
+    /// Steps between checkpoints. 0: no checkpoints by number of steps.
     pub every_steps: u64,
-    /// Minutes between checkpoints; 0 turns this off.
+    /// Minutes between checkpoints. 0: no checkpoints by time.
     pub every_minutes: f64,
     /// Number of newest checkpoints to keep.
     pub keep: usize,
-    /// The first checkpoint at or after each multiple of this step count is kept permanently; 0 turns this off.
+    /// Permanently keeps the first checkpoint at or after each multiple of this number of steps. 0: keeps none.
     pub keep_every_steps: u64,
-    /// Saves a checkpoint after each evaluation with the lowest loss so far, and keeps the best one.
+    /// Saves a checkpoint after each evaluation with the lowest loss so far, and keeps the best checkpoint.
     ///
     /// Needs `evaluation.data`.
     pub keep_best: bool,
     /// Minutes after which a save in progress, or a series of failed saves, ends the run.
     ///
-    /// Failed saves are retried until then; a warning follows after a tenth of it. 0: the first failure ends the run,
-    /// and `cluster.limits.save_seconds` limits a save.
+    /// Until then, failed saves are retried. A warning appears after a tenth of this time. With 0, the first failed
+    /// save ends the run, and only `cluster.limits.save_seconds` limits the duration of a save.
     pub give_up_minutes: f64,
 }
 

@@ -3,11 +3,11 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Slurm options of a job. Absent options use the cluster's defaults.
+/// Slurm options of a job. Absent options use the defaults of the cluster.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Slurm {
-    /// Partition; absent: the cluster's default.
+    /// Partition. Absent: the default partition of the cluster.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub partition: Option<String>,
     /// Account to charge.
@@ -22,11 +22,11 @@ pub struct Slurm {
     /// Time limit, in Slurm's syntax, for example `"4:00:00"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
-    /// Number of nodes; each has the same number of ranks.
+    /// Number of nodes. Each node has the same number of ranks.
     #[serde(skip_serializing_if = "is_default_nodes")]
     #[schemars(!skip_serializing_if)]
     pub nodes: usize,
-    /// GPUs per node; 0: none.
+    /// Number of GPUs per node. 0: no GPUs.
     #[serde(skip_serializing_if = "is_zero")]
     #[schemars(!skip_serializing_if)]
     pub gpus_per_node: usize,
@@ -34,7 +34,9 @@ pub struct Slurm {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(!skip_serializing_if)]
     pub exclusive: bool,
-    /// Seconds before the time limit at which the run saves a checkpoint. Slurm may signal up to 60 s earlier.
+    /// Time between the signal to save a checkpoint and the time limit of the job, in seconds.
+    ///
+    /// Slurm may send the signal up to 60 s earlier.
     #[serde(skip_serializing_if = "is_default_lead")]
     #[schemars(!skip_serializing_if)]
     pub lead_seconds: u64,
@@ -42,13 +44,13 @@ pub struct Slurm {
     #[serde(skip_serializing_if = "is_default_requeues")]
     #[schemars(!skip_serializing_if)]
     pub requeues: u32,
-    /// Log file of the job, as a filename pattern of sbatch; appended to.
+    /// Log file of the job, as a filename pattern of sbatch. The job appends to the file.
     #[serde(skip_serializing_if = "is_default_output")]
     #[schemars(!skip_serializing_if)]
     pub output: String,
     /// Names of environment variables to export to the job.
     ///
-    /// Slurm stores their values in files, so names that look like secrets are refused.
+    /// Slurm stores the values in files, so lambert rejects names that look like names of secrets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(!skip_serializing_if)]
     pub export: Vec<String>,
@@ -104,7 +106,8 @@ fn is_default_output(output: &str) -> bool {
 }
 
 impl Slurm {
-    /// Returns the time limit in seconds; `None` if unlimited, absent or invalid (which [`Slurm::issues`] reports).
+    /// Returns the time limit in seconds. `None` if the limit is absent, unlimited or invalid. [`Slurm::issues`]
+    /// reports an invalid limit.
     pub fn time_seconds(&self) -> Option<u64> {
         match time_limit(self.time.as_deref()?)? {
             SlurmTime::Seconds(seconds) => Some(seconds),
@@ -143,7 +146,8 @@ impl Slurm {
         issues
     }
 
-    /// Validates the jobs of a preparation, each of which is one process. Returns issues as (key, message).
+    /// Validates the options for the jobs of `lambert submit --prep`. Each of these jobs is a single process. Returns
+    /// issues as (key, message).
     pub fn task_issues(&self) -> Vec<(&'static str, String)> {
         let mut issues = self.common_issues();
         if self.nodes != 1 {
@@ -194,7 +198,7 @@ impl Slurm {
     }
 }
 
-/// Options that other keys control, or that lambert sets itself.
+/// sbatch options that other keys control or that lambert itself sets, each with a hint for the user.
 const RESERVED_OPTIONS: [(&str, &str); 18] = [
     ("--partition", "use slurm.partition"),
     ("--account", "use slurm.account"),
@@ -216,7 +220,7 @@ const RESERVED_OPTIONS: [(&str, &str); 18] = [
     ("--comment", "lambert stores the failure count there"),
 ];
 
-/// True if a variable with this name likely holds a secret.
+/// True if the value of a variable with this name is probably a secret.
 fn looks_secret(name: &str) -> bool {
     let name = name.to_ascii_uppercase();
     ["SECRET", "TOKEN", "PASSWORD", "CREDENTIAL", "_KEY", "SAS"].iter().any(|word| name.contains(word))
@@ -229,7 +233,7 @@ enum SlurmTime {
     Unlimited,
 }
 
-/// Parses a Slurm time limit; `None` if invalid.
+/// Parses a Slurm time limit. Returns `None` if it is invalid.
 fn time_limit(time: &str) -> Option<SlurmTime> {
     if ["UNLIMITED", "INFINITE"].contains(&time.to_ascii_uppercase().as_str()) {
         return Some(SlurmTime::Unlimited);

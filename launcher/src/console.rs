@@ -1,7 +1,7 @@
-//! Output to stderr and stdout without interleaving: progress bar, log lines and worker output.
+//! Output to stderr and stdout. The progress bar, log lines and worker output do not interleave.
 //!
-//! Short commands write directly and block on the reader. Long-running ones call [`detach`]; each stream is then
-//! written by a thread from a bounded queue.
+//! Short commands write directly and wait for the reader of the stream. Long-running commands call [`detach`]. After
+//! that, one thread per stream writes lines from a bounded queue.
 
 mod queue;
 
@@ -24,7 +24,7 @@ const LONGEST: usize = 1 << 20;
 /// Time limit per stream for flushing at exit.
 const LAST_WRITES: Duration = Duration::from_secs(2);
 
-/// All progress bars of this process; lines are printed above them.
+/// All progress bars of this process. Lines are printed above the bars.
 fn bars() -> &'static MultiProgress {
     static BARS: OnceLock<MultiProgress> = OnceLock::new();
     BARS.get_or_init(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()))
@@ -47,7 +47,8 @@ struct Detached {
 
 static DETACHED: OnceLock<Detached> = OnceLock::new();
 
-/// Stops blocking on readers of stdout and stderr: unread output is dropped and counted. Call [`finish`] before exit.
+/// Stops waiting for the readers of stdout and stderr. If a reader is too slow, the oldest lines are dropped and
+/// counted. Call [`finish`] before exit.
 ///
 /// # Errors
 /// The system cannot start a thread.
@@ -60,7 +61,7 @@ pub fn detach() -> io::Result<()> {
     Ok(())
 }
 
-/// Flushes [`detach`]ed output for a limited time and reports dropped lines.
+/// Waits a limited time until the queued lines are written, and reports dropped lines. Does nothing without [`detach`].
 pub fn finish() {
     let Some(detached) = DETACHED.get() else { return };
     let start = Instant::now();
@@ -68,7 +69,7 @@ pub fn finish() {
     if unread > 0 {
         line(&format!("lambert: dropped {unread} lines for stdout: it was not read"));
     }
-    // stderr was written in the meantime.
+    // The stderr thread has already written lines while this thread waited for stdout.
     detached.error.finish(LAST_WRITES.saturating_sub(start.elapsed()).max(LAST_WRITES / 4));
 }
 
@@ -84,13 +85,14 @@ fn to_stderr(bytes: &[u8]) {
     }
 }
 
-/// Writes a result line to stdout, blocking on its reader. A closed pipe (`| head`) is not an error.
+/// Writes a result line to stdout and waits for the reader of stdout. A closed pipe (`| head`) is not an error.
 pub fn result(text: &str) -> io::Result<()> {
     let write = || {
         let mut output = io::stdout().lock();
         writeln!(output, "{text}").and_then(|()| output.flush())
     };
-    // The writer thread of a detached stderr may hold the progress-bar lock for long.
+    // After `detach`, the stderr thread may hold the progress-bar lock for a long time, so this function avoids the
+    // lock.
     let written = if DETACHED.get().is_some() { write() } else { bars().suspend(write) };
     written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
@@ -102,21 +104,21 @@ pub fn results(content: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>) 
     written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
-/// Writes a record line to stdout; only after [`detach`].
+/// Writes a record line to stdout. Has no effect before [`detach`].
 pub fn record(text: &str) {
     if let Some(detached) = DETACHED.get() {
         detached.output.push(format!("{text}\n").into_bytes());
     }
 }
 
-/// Draws or removes the progress bar; only after [`detach`].
+/// Draws or removes the progress bar. Has no effect before [`detach`].
 pub fn draw(bar: Bar) {
     if let Some(detached) = DETACHED.get() {
         detached.error.draw(bar);
     }
 }
 
-/// stdout, until it is closed.
+/// Writer to stdout. After an error, writes no more.
 struct Output {
     closed: bool,
 }
@@ -124,7 +126,7 @@ struct Output {
 impl Sink for Output {
     fn write(&mut self, lines: &[u8]) {
         let write = || write_all(rustix::stdio::stdout(), lines);
-        // Only a terminal needs the progress-bar lock; it must not be held while a pipe blocks.
+        // Only writes to a terminal need the progress-bar lock. A write to a blocked pipe must not hold the lock.
         let written = match (self.closed, io::stdout().is_terminal()) {
             (true, _) => return,
             (false, true) => bars().suspend(write),
@@ -145,7 +147,7 @@ impl Sink for Output {
     fn draw(&mut self, _: Bar) {}
 }
 
-/// stderr, with the progress bar.
+/// Writer to stderr, which also draws the progress bar.
 struct Errors {
     bar: Option<ProgressBar>,
 }
@@ -179,7 +181,8 @@ fn new_bar(length: u64) -> ProgressBar {
     ProgressBar::new(length).with_style(style)
 }
 
-/// Bypasses the standard library's lock, which a blocked writer would hold against all other threads.
+/// Writes all bytes without the standard library's lock on the stream. A blocked writer would hold that lock, and all
+/// other writers would have to wait.
 fn write_all(stream: BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<()> {
     while !bytes.is_empty() {
         match rustix::io::write(stream, bytes) {
@@ -215,7 +218,8 @@ impl<'a> MakeWriter<'a> for AboveBars {
 }
 
 impl Write for AboveBars {
-    /// tracing-subscriber passes whole lines. An error returned here would be printed to the same stream and panic.
+    /// Writes whole lines from tracing-subscriber. Never returns an error: tracing-subscriber would print the error to
+    /// the same stream and panic.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         to_stderr(bytes);
         Ok(bytes.len())

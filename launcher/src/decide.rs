@@ -1,12 +1,12 @@
 //! Coordinator decisions: a pure function from a state and an event to the next state and a list of actions.
 //!
 //! This module uses no clock, I/O or threads. Signals, timers, the store, the lease, launchers and the control server
-//! produce [`Event`]s; the coordinator executes [`Action`]s; status, display and log observe both.
+//! produce [`Event`]s. The coordinator executes [`Action`]s. Status, display and log observe events and actions.
 //!
 //! - [`state`]: coordinator state; [`event`]: events and actions; [`placement`]: ranks of an attempt and their hosts
 //! - [`monitor`]: monitoring of the running attempt and failure analysis; [`limits`]: phase timeouts
-//! - [`restart`]: restart or end after an attempt; [`stop`]: stop reasons; [`history`]: history kept across
-//!   coordinators; [`progress`]: detection of attempts without progress
+//! - [`restart`]: restart or end after an attempt; [`stop`]: stop reasons; [`history`]: restart history that outlives a
+//!   coordinator; [`progress`]: detection of attempts without progress
 
 pub mod event;
 pub mod history;
@@ -54,7 +54,7 @@ pub fn decide(mut state: CoordinatorState, at: Seconds, event: Event) -> (Coordi
     (state, actions)
 }
 
-/// Applies requests from users and Slurm.
+/// Applies a request from a user or from Slurm. Returns the resulting actions.
 fn take_request(state: &mut CoordinatorState, at: Seconds, event: &Event) -> Vec<Action> {
     let (requests, job) = (&mut state.requests, state.settings.job.as_ref());
     match event {
@@ -78,7 +78,7 @@ fn take_request(state: &mut CoordinatorState, at: Seconds, event: &Event) -> Vec
     Vec::new()
 }
 
-/// Requests the job state from Slurm to find out what a signal means.
+/// Queries Slurm for the job state if a signal requested a stop and the reason for the signal is still unknown.
 fn ask_slurm(state: &CoordinatorState) -> Vec<Action> {
     let unexplained = state.settings.job.is_some() && state.requests.stop == Some(StopReason::Signal);
     unexplained.then_some(Action::AskSlurm).into_iter().collect()
@@ -96,16 +96,17 @@ fn leasing(
             start(state, at, number, actions)
         }
         Event::LeaseHeld(number) => Phase::Over(replaced(number)),
-        // A running run waits for its store to recover.
+        // The first attempt needs the store at once. Later attempts wait until the store recovers.
         Event::LeaseFailed(message) => match wanted {
             LeaseRequest::Next => Phase::Over(Verdict::Failed(exit::FAILED, message)),
             LeaseRequest::Exactly(number) => restart::without_lease(state, at, number - 1, message, actions),
         },
-        // The expected lease may be this coordinator's own, its confirmation still in flight.
+        // The newest lease may be the requested lease, whose confirmation is still in flight. Only a newer lease shows
+        // that another coordinator has taken over.
         Event::LeaseSeen(newest) if matches!(wanted, LeaseRequest::Exactly(own) if newest > own) => {
             Phase::Over(replaced(newest))
         }
-        // The last attempt's lease is gone, and the run with it.
+        // The lease of the last attempt is missing: the run was moved or removed.
         Event::LeaseGone(_, message) if matches!(wanted, LeaseRequest::Exactly(_)) => {
             Phase::Over(Verdict::Replaced(message))
         }
@@ -113,7 +114,7 @@ fn leasing(
     }
 }
 
-/// Ends if a stop was requested.
+/// Returns the final phase if a stop was requested.
 fn stopped(state: &CoordinatorState) -> Option<Phase> {
     state.requests.stop.map(|reason| Phase::Over(Verdict::Stopped(reason)))
 }
@@ -152,7 +153,8 @@ fn run(
     match event {
         Event::Worker(attempt, what) if attempt == number => {
             let gone = matches!(what, WorkerEvent::Gone(_));
-            // On preemption Slurm may signal only the ranks at first. SIGTERM that we send ourselves arrives in another phase.
+            // On preemption, Slurm may first signal only the ranks. The SIGTERM cannot come from this coordinator,
+            // which sends SIGTERM only in `Phase::Ending`.
             if matches!(&what, WorkerEvent::Report(report) if report.has_received_sigterm)
                 && state.requests.stop.is_none()
             {
@@ -165,7 +167,8 @@ fn run(
             }
         }
         Event::StartFailed(attempt, code, message) if attempt == number => {
-            // An earlier start succeeded, so the configuration is right: an address or mount is temporarily unavailable.
+            // If the processes of an earlier attempt could be started, the configuration is valid. An address or a
+            // mount is then temporarily unavailable.
             return match state.counters.is_first() {
                 true => Phase::Over(Verdict::Failed(code, message)),
                 false => restart::wait(state, at, (running.begun, number), message, actions),
@@ -180,7 +183,7 @@ fn run(
         Event::SaveRequested if !running.stopping => actions.push(Action::Command(Directive::Checkpoint)),
         _ => {}
     }
-    // Timeouts iterate over all ranks, so they are not checked on every report.
+    // The timeout checks iterate over all ranks, so they run on timer ticks and not on every report.
     let mut why = reason_to_end(state, at, &mut running, actions);
     if why.is_none() && tick {
         why = overdue(state, at, &mut running, actions);
@@ -198,14 +201,15 @@ fn replaced_message(newest: u32) -> String {
     }
 }
 
-/// Returns why the attempt must end: a request, a dead launcher or rank, or a version mismatch.
+/// Returns the reason to end the attempt, if there is one: a request, the exit of the launcher or of a rank, or a
+/// version mismatch.
 fn reason_to_end(
     state: &CoordinatorState,
     at: Seconds,
     running: &mut Running,
     actions: &mut Vec<Action>,
 ) -> Option<EndReason> {
-    // The other ranks cannot continue, and not every launcher terminates them.
+    // The other ranks cannot continue. Some launchers do not terminate these ranks.
     if running.monitor.failure_signs.has_ended() {
         return Some(EndReason::Exited);
     }
@@ -229,7 +233,7 @@ fn reason_to_end(
     Some(EndReason::Failed(AttemptFailure { message, kind: FailureKind::Usage, host: None }))
 }
 
-/// Checks the phase timeouts.
+/// Checks the phase timeouts. Returns the reason to end the attempt if a timeout has expired.
 fn overdue(
     state: &CoordinatorState,
     at: Seconds,
@@ -244,7 +248,7 @@ fn overdue(
     }
     let hang = timeouts.overdue(at, running.begun, running.attempt.world, &running.monitor)?;
     if running.monitor.leaving().is_some() {
-        // All work is done; the run may still succeed.
+        // All work is done, so the run may still succeed.
         actions.push(Action::Note(Note::Slow(format!("{}; terminating them", hang.message))));
     }
     Some(EndReason::Failed(AttemptFailure { host: hang.host, ..AttemptFailure::transient(hang.message) }))
@@ -335,7 +339,7 @@ fn pause(
     actions: &mut Vec<Action>,
 ) -> Phase {
     match event {
-        // A failed lease creation may have left this coordinator's own lease in the store.
+        // A failed lease request may nevertheless have created lease `last + 1` in the store for this coordinator.
         Event::LeaseSeen(newest) if newest > last + u32::from(state.counters.lease_failed) => {
             Phase::Over(replaced(newest))
         }
@@ -343,7 +347,8 @@ fn pause(
         _ if state.requests.stop.is_some() => stopped(state).unwrap_or(Phase::Pausing { last, until }),
         _ if at >= until => {
             let wanted = LeaseRequest::Exactly(last + 1);
-            // Taking the lease lasts as long as the store is unavailable.
+            // The lease request lasts as long as the store is unavailable, and this time counts toward the start
+            // timeout.
             state.counters.begin(at);
             actions.push(Action::TakeLease(wanted));
             Phase::Leasing(wanted)

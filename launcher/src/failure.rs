@@ -48,7 +48,7 @@ impl From<ConfigError> for Failure {
     }
 }
 
-/// An unreachable store may be reachable on the next start, so it is not a usage error.
+/// A store error is a failure at run time, not a usage error: the store may be reachable on the next start.
 impl From<DatasetError> for Failure {
     fn from(error: DatasetError) -> Self {
         match error {

@@ -9,21 +9,23 @@ pub fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |passed| passed.as_secs_f64())
 }
 
-/// True if process `pid` is running on this host; zombies are not.
+/// True if process `pid` exists on this host and is not a zombie.
 pub fn lives(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).ok().as_deref().and_then(stat).is_some_and(|(s, _)| s != 'Z')
 }
 
-/// Identifies the start of process `pid`: boot ID and start time in clock ticks. `None` if there is no such process.
+/// Returns the boot ID and the start time of process `pid` in clock ticks. They distinguish the process from a later
+/// process with the same ID. Returns `None` if there is no such process.
 pub fn since(pid: u32) -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let line = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command name, in parentheses, may contain anything; field 22 is the 20th after it (proc_pid_stat(5)).
+    // The command name is in parentheses and may contain any character. The start time, field 22, is the 20th field
+    // after the name (proc_pid_stat(5)).
     let ticks = line.rsplit_once(')')?.1.split_whitespace().nth(19)?;
     Some(format!("{}+{ticks}", boot.trim()))
 }
 
-/// Parses state and parent PID from `/proc/PID/stat`. The command name, in parentheses, may contain anything.
+/// Parses state and parent PID from `/proc/PID/stat`. The command name is in parentheses and may contain any character.
 pub fn stat(text: &str) -> Option<(char, u32)> {
     let mut fields = text.rsplit_once(')')?.1.split_whitespace();
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))

@@ -2,12 +2,12 @@
 //!
 //! - [`cli`]: command-line arguments
 //! - [`commands`]: one module per subcommand
-//! - [`run`]: `lambert run`, the coordinator; [`decide`]: its decisions as a pure function
+//! - [`run`]: `lambert run`, the coordinator; [`decide`]: decisions of the coordinator as a pure function
 //! - [`observe`]: observers of a run: console, status file, `--json` lines
 //! - [`slurm`]: batch scripts, job submission and job state
 //! - [`tune`]: hyperparameter sweeps
 //! - [`metrics`]: step records as tables; [`tensorboard`]: TensorBoard event files
-//! - [`status`]: `status.json`, the run's state for other machines
+//! - [`status`]: `status.json`, which reports the state of a run to other machines
 //! - [`store_writer`]: background writer for small objects; [`logs`]: log directories of the ranks; [`host`]: host
 //!   name, clock, processes
 //! - [`worker`]: locates and runs `lambert-worker`
@@ -15,8 +15,8 @@
 //! - [`failure`]: errors with exit codes; [`panics`]: panics as errors
 //! - [`text`]: durations, sizes, rates and counts in messages
 //!
-//! This crate depends on neither tensors, MPI nor the training engine: it starts `lambert-worker` as a process and
-//! talks to it over HTTP.
+//! This crate does not depend on tensors, MPI or the training engine. It starts `lambert-worker` processes, which talk
+//! to the coordinator over HTTP.
 
 #![allow(missing_docs, reason = "not a library: where a name says it all, no comment repeats it")]
 

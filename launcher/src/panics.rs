@@ -1,4 +1,4 @@
-//! Panic handling: the first panic of any thread becomes a one-line error; no backtrace is printed.
+//! Panic handling. The first panic of any thread becomes a one-line error. No backtrace is printed.
 
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ static FIRST: OnceLock<String> = OnceLock::new();
 #[error("{0}")]
 struct Internal(String);
 
-/// Runs a command. A panic in any thread makes it fail, even if the command caught it.
+/// Runs a command. A panic in any thread makes the command fail, even if the command caught the panic.
 pub fn guard(command: impl FnOnce() -> Outcome) -> Outcome {
     std::panic::set_hook(Box::new(|info| drop(FIRST.set(describe(info)))));
     let outcome = catch_unwind(AssertUnwindSafe(command));
@@ -24,7 +24,7 @@ pub fn guard(command: impl FnOnce() -> Outcome) -> Outcome {
     }
 }
 
-/// Failure for the first panic of any thread, if there was one.
+/// Failure that describes the first panic of any thread. `None` if no thread panicked.
 pub fn first() -> Option<Failure> {
     FIRST.get().map(|message| failure(message))
 }

@@ -1,4 +1,4 @@
-//! Background writer for a run's small objects: a slow store never blocks the coordinator.
+//! Background writer for the small objects of a run, so that a slow store never blocks the coordinator.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,16 +15,16 @@ const PERIOD: Duration = Duration::from_secs(3);
 /// Time limit for writes at exit.
 const LAST_WRITES: Duration = Duration::from_secs(20);
 
-/// Number of attempts if the store panics, and the pause between them.
+/// Maximum number of attempts to write an object if the store panics. `PAUSE` is the time between two attempts.
 const TRIES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Urgency of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Urgency {
-    /// With the next routine write.
+    /// Written with the next routine write.
     Routine,
-    /// Immediately.
+    /// Written immediately.
     Change,
 }
 
@@ -38,7 +38,7 @@ type MakeJson = dyn FnOnce() -> serde_json::Result<Vec<u8>> + Send;
 
 enum WriteContent {
     Json(Box<MakeJson>),
-    /// Removal, with the warning to log on failure.
+    /// Removal, with the warning to log if the removal fails.
     Nothing(&'static str),
 }
 
@@ -48,12 +48,12 @@ impl ObjectWrite {
         Self::json_made_by(object, move || value)
     }
 
-    /// Writes a value as JSON that is created at the time of writing.
+    /// Writes the result of `make` as JSON. The writer thread calls `make` at the time of writing.
     pub fn json_made_by<T: Serialize>(object: &'static str, make: impl FnOnce() -> T + Send + 'static) -> Self {
         Self { object, content: WriteContent::Json(Box::new(move || serde_json::to_vec_pretty(&make()))) }
     }
 
-    /// Removes an object; `warning` is logged with the error on failure.
+    /// Removes an object. If the removal fails, logs `warning` with the error.
     pub fn remove(object: &'static str, warning: &'static str) -> Self {
         Self { object, content: WriteContent::Nothing(warning) }
     }
@@ -65,8 +65,8 @@ impl fmt::Debug for ObjectWrite {
     }
 }
 
-/// Handle of the writer thread. Dropping the last clone waits for pending writes for a limited time: a write to an
-/// unavailable file server may never return.
+/// Handle of the writer thread. Dropping the last clone waits for pending writes. The wait is limited, because a write
+/// to an unavailable file server may never return.
 #[derive(Debug, Clone)]
 pub struct StoreWriter(Arc<Writer>);
 
@@ -74,7 +74,7 @@ pub struct StoreWriter(Arc<Writer>);
 struct Writer {
     shared: Arc<WriterShared>,
     url: String,
-    /// Disconnected when the thread has ended. Locked only by the last clone, when dropped.
+    /// Channel that is disconnected once the thread has ended. Used only when the last clone is dropped.
     thread: Mutex<Receiver<()>>,
 }
 
@@ -86,7 +86,7 @@ struct WriterShared {
 
 #[derive(Debug, Default)]
 struct PendingWrites {
-    /// In order; at most one per object.
+    /// Pending writes in order, at most one per object.
     writes: Vec<ObjectWrite>,
     /// Object being written or removed.
     current: Option<&'static str>,
@@ -111,7 +111,7 @@ impl StoreWriter {
         Ok(Self(Arc::new(Writer { shared, url, thread: Mutex::new(thread) })))
     }
 
-    /// Queues `writes` in order. They replace pending writes of the same objects.
+    /// Queues `writes` in order. A write replaces a pending write of the same object.
     pub fn hand_over(&self, writes: Vec<ObjectWrite>, urgency: Urgency) {
         let mut pending = self.0.shared.lock();
         for write in writes {
@@ -122,7 +122,7 @@ impl StoreWriter {
         self.0.shared.changed.notify_one();
     }
 
-    /// Drops pending writes; removals stay.
+    /// Drops pending writes but keeps pending removals.
     pub fn discard(&self) {
         self.0.shared.lock().writes.retain(|write| matches!(write.content, WriteContent::Nothing(_)));
     }
@@ -185,7 +185,7 @@ fn write_all(store: &Store, shared: &WriterShared) {
     }
 }
 
-/// Writes an object. Returns true if the store is unavailable, which is logged once.
+/// Writes an object. Returns true if the store is unavailable. Logs only the first of consecutive errors.
 fn put(store: &Store, object: &str, make: Box<MakeJson>, away: bool) -> bool {
     let text = match make() {
         Ok(text) => text,
@@ -205,8 +205,8 @@ fn put(store: &Store, object: &str, make: Box<MakeJson>, away: bool) -> bool {
     }
 }
 
-/// Writes an object, with retries if the store panics (e.g. when no thread can be started), so that a run that ends by
-/// a panic still records it in its status.
+/// Writes an object. Retries if the store panics, e.g. because no thread can be started. A run that ends with a panic
+/// can thus still write its status.
 fn put_in_spite_of_panics(store: &Store, object: &str, text: &[u8]) -> lambert_store::Result<()> {
     let write = || store.put(object, text.to_vec().into());
     for _ in 1..TRIES {
@@ -245,7 +245,7 @@ mod tests {
     fn discarded_objects_are_not_written_and_removed_ones_are_deleted() {
         let store = Store::open("memory://writer/discarded").unwrap();
         let writer = StoreWriter::start(store.clone()).unwrap();
-        // After a write the thread sleeps for a period.
+        // After a write, the thread waits for `PERIOD` before it writes routine objects again.
         writer.hand_over(vec![ObjectWrite::json("first", 1_u64), ObjectWrite::json("request", 1_u64)], Urgency::Change);
         while read(&store, "request").is_none() {
             std::thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! Numbers in text for people: durations, sizes, rates, counts, percentages, names of signals.
+//! Text for messages: durations, sizes, rates, counts, percentages and names of signals.
 
 /// Formats a duration: `42 s`, `3 min 05 s`, `2 h 10 min`.
 pub fn duration(seconds: f64) -> String {
@@ -37,7 +37,7 @@ fn whole(seconds: f64) -> u64 {
 pub fn size(bytes: u64) -> String {
     const UNITS: [(f64, &str); 4] = [(1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")];
     let bytes = bytes as f64;
-    // From 999.5, rounding gives 1000 of the smaller unit.
+    // A value of 999.5 or more would be rounded to 1000 of the smaller unit, so the larger unit is used.
     match UNITS.iter().find(|(unit, _)| bytes >= 0.9995 * unit) {
         Some((unit, name)) => {
             let value = bytes / unit;
@@ -47,12 +47,12 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
-/// Formats a rate to the digits that mean something: `602`, `5.27`.
+/// Formats a rate with two decimals if it is below 10, else without decimals: `5.27`, `602`.
 pub fn rate(value: f64) -> String {
     format!("{value:.*}", if value < 10.0 { 2 } else { 0 })
 }
 
-/// Formats a share with one decimal: `12.6%`.
+/// Formats a fraction as a percentage with one decimal: `12.6%`.
 pub fn percent(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
 }

@@ -1,4 +1,4 @@
-//! Locates `lambert-worker` and runs the commands it implements.
+//! Locates `lambert-worker` and runs the commands that `lambert-worker` implements.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub enum WorkerError {
     Start {
         /// Path of the program.
         program: PathBuf,
-        /// Why not.
+        /// System error.
         source: std::io::Error,
     },
 }

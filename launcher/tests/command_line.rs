@@ -1,4 +1,4 @@
-//! Command line of the real `lambert`: exit codes, output streams, error messages.
+//! Tests of the command line with the `lambert` program: exit codes, output streams, error messages.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -21,7 +21,8 @@ fn lambert(folder: &Path, arguments: &[&str]) -> CommandOutput {
     CommandOutput { code: status.code().unwrap(), out: text(stdout), err: text(stderr) }
 }
 
-/// Asserts this exit code, an empty standard output, and a single error message that contains all `words`.
+/// Asserts that the exit code is `code`, that standard output is empty, and that there is a single error message, which
+/// contains all `words`.
 fn refused(ran: &CommandOutput, code: i32, words: &[&str]) {
     assert_eq!(ran.code, code, "{}", ran.err);
     assert_eq!(ran.out, "");
@@ -89,7 +90,7 @@ fn missing_files_are_named() {
     refused(&lambert(here.path(), &["vocab", "--input", "t.txt", "--output", "v.txt"]), 2, &["t.txt"]);
 }
 
-/// A variable with an unknown name, one with a secret, and one that every store reads.
+/// The variables include one with an unknown name, one with a secret, and one that every store reads.
 #[test]
 fn foreign_variables_need_not_be_utf8() {
     let here = folder();
@@ -104,7 +105,7 @@ fn foreign_variables_need_not_be_utf8() {
     }
 }
 
-/// A configuration variable must be UTF-8; it is not ignored.
+/// A configuration variable that is not UTF-8 is an error and is not ignored.
 #[test]
 fn a_configuration_variable_must_be_utf8() {
     let here = folder();

@@ -1,4 +1,4 @@
-//! The coordinator's decision function: chosen scenarios and random sequences of events.
+//! Tests of the decision function of the coordinator, with chosen scenarios and random sequences of events.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 

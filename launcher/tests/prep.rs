@@ -1,5 +1,5 @@
-//! `lambert prep` with failures of the machine: a full disk, an unreadable file, a temporary outage of the object
-//! store, a second process, SIGKILL at any moment.
+//! Tests of `lambert prep` under failures: a full disk, an unreadable file, a temporary outage of the object store, a
+//! second process, SIGKILL at any moment.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -56,14 +56,14 @@ impl TestDir {
         assert!(status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&stderr));
     }
 
-    /// Datasets of an undisturbed preparation.
+    /// Returns the datasets of a `lambert prep` without failures.
     fn undisturbed(&self) -> Tree {
         self.done(&["prep", "--config", "prep.toml", "--set", "output.url=undisturbed", "--threads", "1"]);
         tree(&self.path("undisturbed"))
     }
 }
 
-/// Asserts this exit code and a single error message that contains all `words`.
+/// Asserts that the exit code is `code`, and that there is a single error message, which contains all `words`.
 fn refused(output: &Output, code: i32, words: &[&str]) {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{text}");
@@ -76,7 +76,8 @@ fn refused(output: &Output, code: i32, words: &[&str]) {
 fn a_full_disk_is_reported_and_the_work_resumes_with_free_space() {
     let place = TestDir::new(6_000);
     std::fs::create_dir(place.path("disk")).unwrap();
-    // A separate file system of 16 MiB in a mount namespace, with 2 MiB free. The check of free space is off.
+    // The script mounts a separate file system of 16 MiB in a mount namespace and leaves 2 MiB free. The check of free
+    // space is off.
     let script = "set -e; mount -t tmpfs -o size=16m tmpfs disk; head -c 14680064 /dev/zero > disk/filler; set +e
         \"$0\" prep --config prep.toml --set output.url=disk/data --set output.check_space=false --threads 2 2> first.log; echo $? > first.code
         rm disk/filler
@@ -182,7 +183,7 @@ fn a_temporary_outage_of_the_store_is_retried() {
         let name = name.to_str().unwrap();
         assert!(store.get(name).unwrap() == bytes, "{name} differs");
     }
-    // Up to date: an unchanged ETag identifies the object, which is not read.
+    // The datasets are up to date. The unchanged ETag identifies the object, so the object is not read again.
     server.requests();
     let again = prep(&[]);
     assert!(String::from_utf8_lossy(&again.stdout).contains("datasets are up to date"), "{again:?}");
@@ -221,7 +222,7 @@ fn a_second_process_is_locked_out_and_parts_run_concurrently() {
     assert_same(&whole, &tree(&place.path("parted")));
 }
 
-/// Compiles a preload library that emulates the locks of other file systems.
+/// Compiles a library for LD_PRELOAD that emulates the file locks of other file systems.
 fn odd_locks(place: &TestDir) -> PathBuf {
     let library = place.path("locks.so");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/support/odd_locks.c");
@@ -241,7 +242,7 @@ fn nfs_locks_and_missing_locks_are_supported() {
         command.env("LD_PRELOAD", &library).env("ODD_LOCKS", kind).output().unwrap()
     };
     for kind in ["nfs", "none"] {
-        // The second call checks the lock of the first, and the third checks both.
+        // The second call checks the lock of the first call, and the third call checks the locks of both other calls.
         for more in [&["--part", "0/2"][..], &["--part", "1/2"], &[]] {
             let output = prep(kind, kind, more);
             let said = String::from_utf8_lossy(&output.stderr);
@@ -252,11 +253,11 @@ fn nfs_locks_and_missing_locks_are_supported() {
     }
 }
 
-/// Files of a process with the same id in another container.
+/// A process in another container may have the same process ID. The test creates the files of such a process.
 #[test]
 fn temporary_names_do_not_collide() {
     let place = TestDir::new(100);
-    // `exec` keeps the process id of the shell.
+    // `exec` keeps the process ID of the shell, so `$$` is the process ID of lambert.
     let script = "mkdir -p data.work/documents/run-000000-000000.unfinished data.work/job.json.$$.unfinished
         exec \"$0\" prep --config prep.toml";
     let ended = Command::new("sh").args(["-c", script, LAMBERT]).current_dir(place.0.path()).output().unwrap();
@@ -264,7 +265,8 @@ fn temporary_names_do_not_collide() {
     assert_same(&place.undisturbed(), &tree(&place.path("data")));
 }
 
-/// All development corpora in one preparation. `cargo test --release -p lambert --test prep -- --ignored --nocapture`.
+/// Prepares all development corpora at once. To run the test:
+/// `cargo test --release -p lambert --test prep -- --ignored --nocapture`.
 #[test]
 #[ignore = "minutes long"]
 fn thirty_kills_threads_and_parts_leave_the_datasets_unchanged() {

@@ -1,5 +1,5 @@
-//! docs/reference/commands.md, generated from the command-line definitions. With `LAMBERT_WRITE_DOCS=1` the test
-//! writes it.
+//! Test that docs/reference/commands.md matches the command-line definitions from which it is generated. With
+//! `LAMBERT_WRITE_DOCS=1` the test writes the page.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -8,7 +8,7 @@ use lambert::cli::Cli;
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/commands.md");
 
-/// Guides of the commands.
+/// Guide for each command.
 const GUIDES: [(&str, &str); 12] = [
     ("prep", "[Prepare a corpus](../guides/prepare-a-corpus.md)"),
     (
@@ -102,7 +102,7 @@ fn usage(command: &Command) -> String {
     lines.map(|line| format!("    {line}\n")).collect()
 }
 
-/// Renders the examples of a command, which stand below its help, as code.
+/// Renders the examples of a command as code. The examples come from the text after the help of the command.
 fn examples(command: &Command) -> String {
     let Some(help) = command.get_after_help() else { return String::new() };
     let help = help.to_string();
@@ -112,7 +112,7 @@ fn examples(command: &Command) -> String {
     format!("\nFor example:\n\n{lines}")
 }
 
-/// Renders the table row of an option; `None` for those of every command.
+/// Renders the table row of an option. Returns `None` for an option that every command has.
 fn row(argument: &Arg) -> Option<String> {
     if ["help", "version", "log"].contains(&argument.get_id().as_str()) {
         return None;

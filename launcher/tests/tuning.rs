@@ -1,5 +1,5 @@
-//! Execution of a tuning's runs: start, stop, results. A separate test program, because some library tests wait for any
-//! child process and would reap these.
+//! Tests of the execution of the runs of a sweep: start, stop, results. This is a separate test program, because some
+//! library tests wait for any child process and would reap the children of these tests.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 

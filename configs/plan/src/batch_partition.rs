@@ -1,5 +1,5 @@
-//! Partition of a global batch: assigns its samples to ranks, and each rank's samples to micro-batches. A pure function
-//! of the sample lengths, so every rank computes the whole plan.
+//! Partition of a global batch. Its samples are assigned to ranks, and the samples of a rank to micro-batches. The
+//! partition is a pure function of the sample lengths, so every rank computes the whole partition.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -10,7 +10,7 @@ use std::ops::Range;
 pub struct MicroBatchPlan {
     /// Indices into the global batch.
     pub samples: Vec<usize>,
-    /// Length of the longest sample, in tokens. All rows are padded to it.
+    /// Length of the longest sample, in tokens. All samples are padded to this length.
     pub width: usize,
 }
 
@@ -24,7 +24,7 @@ impl MicroBatchPlan {
 /// Partition of a global batch over ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BatchPartition {
-    /// Micro-batches of each rank; empty for a rank without samples.
+    /// Micro-batches of each rank. Empty for a rank without samples.
     pub ranks: Vec<Vec<MicroBatchPlan>>,
 }
 
@@ -40,7 +40,7 @@ impl BatchPartition {
         }
     }
 
-    /// Partitions a subset of the samples.
+    /// Partitions only `samples`, which are indices into `lengths`.
     pub fn for_subset(lengths: &[u16], samples: &[usize], world: usize, budget: usize) -> Self {
         let subset: Vec<u16> = samples.iter().map(|sample| lengths[*sample]).collect();
         let mut partition = Self::new(&subset, world, budget);
@@ -54,8 +54,8 @@ impl BatchPartition {
         self.tokens_by_rank().sum()
     }
 
-    /// Returns the load imbalance: tokens of the busiest rank over the mean of all ranks, padding included. 1 is
-    /// optimal.
+    /// Returns the load imbalance: the tokens of the busiest rank divided by the mean over all ranks, padding included.
+    /// 1 is optimal.
     pub fn imbalance(&self) -> f64 {
         let most = self.tokens_by_rank().max().unwrap_or(0);
         (most * self.ranks.len()) as f64 / self.tokens().max(1) as f64
@@ -66,8 +66,9 @@ impl BatchPartition {
     }
 }
 
-/// Assigns samples to ranks, each rank's longest first. Each sample, longest first, goes to the rank with the fewest
-/// tokens (longest processing time first, Graham 1969); then loads are rebalanced.
+/// Assigns samples to ranks. From the longest to the shortest, each sample goes to the rank with the fewest tokens
+/// (longest processing time first, Graham 1969). Then the loads are rebalanced. Returns the samples of each rank,
+/// longest first.
 fn assign_to_ranks(lengths: &[u16], world: usize) -> Vec<Vec<usize>> {
     let mut samples: Vec<usize> = (0..lengths.len()).collect();
     let longest_first = |index: &usize| (Reverse(lengths[*index]), *index);
@@ -85,7 +86,7 @@ fn assign_to_ranks(lengths: &[u16], world: usize) -> Vec<Vec<usize>> {
     ranks
 }
 
-/// Length of a sample, at least 1: an empty sample would have no cost and could go to any rank.
+/// Returns the length of a sample, at least 1. With length 0, a sample would have no cost and could go to any rank.
 fn tokens(lengths: &[u16], index: usize) -> usize {
     usize::from(lengths[index]).max(1)
 }
@@ -110,14 +111,14 @@ impl RankLoad {
     }
 }
 
-/// Accepted load of the busiest rank, relative to the mean.
+/// Load of the busiest rank, relative to the mean, up to which no rebalancing is done.
 const MAX_IMBALANCE: f64 = 1.005;
-/// Number of least loaded ranks to consider for an exchange.
+/// Maximum number of ranks to consider for an exchange with the busiest rank. The least loaded ranks come first.
 const EXCHANGE_CANDIDATES: usize = 16;
 
-/// Repeatedly moves load off the busiest rank: it gives a sample to another rank, possibly in exchange for a shorter
-/// one, so that both end up below its previous load. With few samples per rank this reduces the imbalance from 10 % to
-/// 1 %.
+/// Repeatedly moves load from the busiest rank to another rank. The busiest rank gives a sample to the other rank,
+/// possibly in exchange for a shorter sample. Afterwards, the loads of both ranks are below the previous load of the
+/// busiest rank. With few samples per rank, this reduces the imbalance from 10 % to 1 %.
 fn rebalance(ranks: &mut [RankLoad], lengths: &[u16]) {
     let all: usize = ranks.iter().map(|rank| rank.tokens).sum();
     for _ in 0..4 * ranks.len() {
@@ -138,8 +139,9 @@ fn rebalance(ranks: &mut [RankLoad], lengths: &[u16]) {
     }
 }
 
-/// Finds the exchange between `most` and `other` that makes their loads most equal, as positions of the sample given
-/// and the sample taken. `None` if no exchange leaves both below the load of `most`.
+/// Finds the exchange that makes the loads of `most` and `other` most equal. Returns the position of the sample to give
+/// and the position of the sample to take, if any. Returns `None` if no exchange brings both loads below the load of
+/// `most`.
 fn find_exchange(most: &RankLoad, other: &RankLoad, lengths: &[u16]) -> Option<(usize, Option<usize>)> {
     let difference = most.tokens.checked_sub(other.tokens)?;
     let back = || std::iter::once(None).chain((0..other.samples.len()).map(Some));
@@ -155,9 +157,10 @@ fn find_exchange(most: &RankLoad, other: &RankLoad, lengths: &[u16]) -> Option<(
 /// Maximum padding, relative to the tokens of a rank.
 const MAX_PADDING: f64 = 0.03;
 
-/// Splits a rank's `samples`, longest first, into micro-batches of similar lengths. A sample longer than `budget` is a
-/// micro-batch of one. While padding is 3 % of the tokens or more, the split that saves most padding is applied. The
-/// micro-batch with the most tokens comes last: gradients are sent during its backward pass.
+/// Splits the `samples` of a rank, sorted from longest to shortest, into micro-batches of samples with similar lengths.
+/// A sample longer than `budget` gets its own micro-batch. While padding is 3 % of the tokens or more, splits the
+/// micro-batch whose split saves the most padding. The micro-batch with the most tokens comes last, because gradients
+/// are sent during the backward pass of the last micro-batch.
 fn split_into_micro_batches(lengths: &[u16], samples: Vec<usize>, budget: usize) -> Vec<MicroBatchPlan> {
     let sorted: Vec<usize> = samples.iter().map(|index| usize::from(lengths[*index]).max(1)).collect();
     let tokens: usize = sorted.iter().sum();
@@ -186,12 +189,12 @@ fn split_into_micro_batches(lengths: &[u16], samples: Vec<usize>, budget: usize)
     micro_batches
 }
 
-/// Micro-batch as a range of the sorted samples, with its best split.
+/// Micro-batch as a range of the sorted samples, with the split that saves the most padding.
 #[derive(PartialEq, Eq)]
 struct Split {
-    /// Padding tokens that the split saves; 0 if none does.
+    /// Number of padding tokens that the split saves. 0 if no split saves padding.
     saved: usize,
-    /// First row of the second half.
+    /// First row of the second part.
     at: usize,
     rows: Range<usize>,
 }
@@ -263,7 +266,7 @@ mod tests {
         for longest in [8, 64, 128, 512] {
             let mut number = pseudo_random_numbers(longest);
             for (rows, world) in [(1, 1), (7, 1), (32, 1), (256, 1), (4096, 1), (32, 8), (4096, 8), (4096, 64)] {
-                // From a uniform distribution of lengths to one dominated by long samples.
+                // With skew 1, the lengths are uniformly distributed. With skew 10, most samples are long.
                 for skew in [1, 4, 10] {
                     let mut length = || (0..skew).map(|_| number()).max().unwrap_or(1);
                     let lengths: Vec<u16> = (0..rows).map(|_| length()).collect();
@@ -272,7 +275,7 @@ mod tests {
                 }
             }
         }
-        // No more micro-batches than necessary.
+        // There are no more micro-batches than necessary.
         assert_eq!(split_on_one_rank(&[100; 64], 1000).len(), 7);
         assert_eq!(split_on_one_rank(&[100, 99, 98, 97, 96, 95], 1000).len(), 1);
         let split = split_on_one_rank(&[50, 99, 98, 100, 49, 48], 1000);
@@ -291,8 +294,8 @@ mod tests {
         }
     }
 
-    /// Lower bound of the busiest rank's tokens for any assignment: among the n ranks x k + 1 longest samples, some
-    /// rank has k + 1.
+    /// Lower bound of the tokens of the busiest rank for any assignment. For each k, some rank has at least k + 1 of
+    /// the longest (number of ranks x k + 1) samples.
     fn lower_bound(lengths: &[u16], world: usize) -> usize {
         let mut sorted = lengths.to_vec();
         sorted.sort_unstable_by_key(|length| Reverse(*length));
@@ -307,15 +310,16 @@ mod tests {
             let balance = BatchPartition::new(&lengths, world, 1024).imbalance();
             assert!((1.0..=most).contains(&balance), "{balance} among {world}");
         }
-        // As in the shipped configurations: 256 samples of 128 tokens in two or three micro-batches of 16,384 tokens.
+        // The first stage of configs/bert-base-adam.toml: 256 samples of 128 tokens on 8 ranks, with micro-batches of
+        // at most 16,384 tokens.
         assert_eq!(BatchPartition::new(&[128; 256], 8, 16384).imbalance(), 1.0);
         let alone = BatchPartition::new(&[70, 40], 5, 1024);
         assert_eq!(alone.ranks.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 0, 0, 0]);
         assert!((alone.imbalance() - 70.0 / 22.0).abs() < 1e-12);
     }
 
-    /// With at least four samples per rank of any lengths, the imbalance is at most 5 %, or the lower bound plus
-    /// padding.
+    /// With at least four samples of any lengths per rank, the imbalance is at most 5 %, or at most the lower bound
+    /// plus padding.
     #[test]
     fn imbalance_is_below_five_percent_with_four_samples_per_rank() {
         let mut number = pseudo_random_numbers(128);

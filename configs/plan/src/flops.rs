@@ -2,8 +2,8 @@
 
 use crate::architecture::{Architecture, Network};
 
-/// Returns the FLOPs of one forward and backward pass (three times the forward pass) over samples of `lengths` tokens,
-/// padding excluded, with `masked` predictions in total.
+/// Returns the FLOPs of one forward and backward pass, which are three times the FLOPs of the forward pass. The samples
+/// have `lengths` tokens, padding excluded, and `masked` predictions in total.
 ///
 /// Only matrix products count, as in [`Network::forward_flops`]. Padding rows of the vocabulary do not count.
 pub fn training(architecture: &Architecture, lengths: impl Iterator<Item = u64>, masked: u64) -> f64 {
@@ -26,13 +26,14 @@ mod tests {
         assert_eq!(parameters(&base), 110_106_428);
         let large = Model { layers: 24, hidden: 1024, heads: 16, intermediate: 4096, ..Model::default() };
         assert_eq!(parameters(&large), 336_226_108);
-        // Six more rows in the embedding table and in the decoder bias.
+        // Padding adds six rows to the embedding table and six elements to the decoder bias.
         let padded = Model { pad_vocabulary_to: 8, ..large };
         assert_eq!(parameters(&padded), 336_226_108 + 6 * 1025);
     }
 
-    /// Per token and layer: 8 h^2 for the attention projections, 4 h i for the feed-forward layer, 4 l h for attention
-    /// scores and the weighted sum. The MLM head runs per masked token, the pooler and pair head per sample.
+    /// FLOPs per token and layer: 8 x hidden size^2 for the attention projections, 4 x hidden size x intermediate size
+    /// for the feed-forward layer, 4 x length x hidden size for the attention scores and the weighted sum. The MLM head
+    /// runs once per masked token. The pooler and the sentence-pair (NSP/SOP) head run once per sample.
     #[test]
     fn flops_match_manual_calculation() {
         let (h, i, v) = (768.0, 3072.0, 30522.0);

@@ -1,12 +1,12 @@
-//! Derives from a run's configuration: network descriptions, losses, micro-batches, step positions, memory
-//! requirements.
+//! Derives network descriptions, losses, micro-batches, step positions and memory requirements from the configuration
+//! of a run.
 //!
 //! - [`architecture`]: network descriptions: segments, modules and tensors
 //! - [`objectives`]: losses of a run
 //! - [`flops`]: floating-point operations of training, by formula
 //! - [`memory`]: memory requirements in bytes, and the memory of this host
-//! - [`batch_partition`]: assignment of a global batch's samples to ranks and micro-batches
-//! - [`timeline`]: position of a step in the run's stages
+//! - [`batch_partition`]: assignment of the samples of a global batch to ranks and micro-batches
+//! - [`timeline`]: position of a step in the stages of a run
 //! - [`scaling`]: duration of all-reduces and steps on a cluster
 //! - [`estimate`]: time, memory, communication and checkpoints of a run on a machine
 //! - [`schedule`]: learning rate of a step

@@ -16,8 +16,8 @@ pub use samples::{DatasetShape, READERS, WINDOW, batches_ahead, samples};
 
 /// Bytes per parameter and rank: weights, gradients and two moments, 4 bytes each.
 const STATE: u64 = 16;
-/// Bytes per parameter and run: the snapshot of weights and two moments that checkpoints are written from, sharded over
-/// the ranks.
+/// Bytes per parameter and run: a snapshot of the weights and the two moments, from which checkpoints are written. The
+/// snapshot is sharded over the ranks.
 const SNAPSHOT: u64 = 12;
 /// Bytes per parameter with `cluster.all_reduce.canonical`: the gradient sum, in two halves.
 const CANONICAL_SUM: u64 = 16;
@@ -30,26 +30,27 @@ pub fn state(parameters: u64, ranks: usize) -> u64 {
     parameters.saturating_mul((ranks as u64).saturating_mul(STATE).saturating_add(SNAPSHOT))
 }
 
-/// Bytes of a worker without tensors: libtorch, Open MPI, threads. Measured; differs by about 60 MiB between CPU
-/// models, and this is the larger value.
+/// Bytes of a worker without tensors: libtorch, Open MPI, threads. Measured. The value differs by about 60 MiB between
+/// CPU models. This is the larger value.
 const WORKER: u64 = 200 << 20;
 
-/// Additional bytes of a worker that computes in bf16 on a CPU: oneDNN's kernels and buffers for matrix products.
-/// Measured with AMX, where they are largest.
+/// Additional bytes of a worker that computes in bf16 on a CPU: kernels and buffers of oneDNN for matrix products.
+/// Measured with AMX, where these kernels and buffers are largest.
 const WORKER_BF16: u64 = 56 << 20;
 
-/// Bytes of host memory of a worker that uses a GPU: its libraries include their CUDA parts. Estimated.
+/// Bytes of host memory of a worker that uses a GPU, including the CUDA parts of its libraries. Estimated.
 const WORKER_GPU: u64 = 2 << 30;
-/// Bytes per parameter of host memory of a rank that uses a GPU: gradients in transit to other ranks.
+/// Bytes of host memory per parameter of a rank that uses a GPU: gradients in transit to other ranks.
 const GRADIENT_STAGING: u64 = 4;
 
-/// Divisor of the largest micro-batch's activations that gives the memory retained by the allocator from smaller
-/// micro-batches; the largest comes last. Measured.
+/// The largest micro-batch comes last, and the allocator retains memory from the smaller micro-batches before it. The
+/// retained memory is the activation memory of the largest micro-batch divided by this number. Measured.
 const RETAINED_DIVISOR: u64 = 8;
 
 /// Returns the peak bytes of activations and their gradients for one micro-batch of a stage. `vocabulary` and `length`
-/// are the dataset's vocabulary size and sequence length. The sum includes the tensors that each operation keeps for
-/// its backward pass, and the larger of the softmax over the vocabulary and one layer's gradients.
+/// are the vocabulary size and the sequence length of the dataset. The sum includes the tensors that each operation
+/// keeps for its backward pass, and the larger of two terms: the softmax over the vocabulary, and the gradients of one
+/// layer.
 pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length: usize) -> u64 {
     let model = &config.model;
     let bytes = match model.precision {
@@ -64,16 +65,16 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     let (mask, attention_mask) = (drops(model.dropout), drops(model.attention_dropout.unwrap_or(model.dropout)));
     let (row, wide, weights) = (tokens * hidden, tokens * intermediate, tokens * width * heads);
 
-    // Module outputs, and dropout masks in f32. Fused attention keeps no weights; other attention keeps them before and
-    // after dropout.
+    // A layer keeps the outputs of its modules, and its dropout masks in f32. Fused attention keeps no attention
+    // weights. Other attention keeps the attention weights before and after dropout.
     let attention = if attention_mask > 0.0 { weights * (2.0 * bytes + attention_mask) } else { 0.0 };
     let architecture = Architecture::of_run(config, 1, vocabulary);
     let network = &architecture.networks()[0];
     let (kept, dropped) = (network.activation_elements() as f64, network.dropout_elements() as f64);
     let layer = tokens * (bytes * kept + mask * dropped) + attention;
     let embeddings = (4.0 + bytes + mask) * row;
-    // Peak at the activation function, or at the attention weights once the tensors of the feed-forward layer are
-    // freed.
+    // The peak is at the activation function, or at the attention weights once the tensors of the feed-forward layer
+    // are freed.
     let at_weights = if attention > 0.0 { 3.0 * weights + row - 2.0 * wide } else { 0.0 };
     // In bf16, inputs of dropout and normalizations also exist in f32.
     let transient = if bytes < 4.0 { bytes + 4.0 } else { bytes };
@@ -90,7 +91,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
         CostUnit::MaskedToken => masked,
         CostUnit::Sample => tokens / width,
     };
-    // Log-softmax, incoming gradient, outgoing gradient, and the copy that a matrix product makes.
+    // 16 bytes per logit: log-softmax, incoming gradient, outgoing gradient, and the copy that a matrix product makes.
     let of_loss = |loss: &LossSpec| {
         bytes * network.head_activation_elements(loss.head, count) + 16.0 * network.logits(loss.head, count)
     };
@@ -104,7 +105,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     sum as u64
 }
 
-/// Returns the bytes of host memory of one rank in a stage over this dataset, with all `ranks` ranks on one host.
+/// Returns the bytes of host memory of one rank in a stage with this dataset. All `ranks` ranks share one host.
 pub fn rank_bytes(config: &RunConfig, stage: &Stage, data: DatasetShape, ranks: usize) -> u64 {
     let parameters = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary).parameters();
     let samples = samples(stage, config.cluster.ranks.max(ranks), data);
@@ -122,7 +123,7 @@ pub fn rank_bytes(config: &RunConfig, stage: &Stage, data: DatasetShape, ranks: 
     [state, activations, samples, exact, half].into_iter().fold(program, u64::saturating_add)
 }
 
-/// True if the ranks of this host use GPUs. For `auto` this is decided by the presence of the NVIDIA driver.
+/// True if the ranks of this host use GPUs. With `device.kind = "auto"`, true if the NVIDIA driver is present.
 pub fn uses_gpu(config: &RunConfig) -> bool {
     match config.device.kind {
         DeviceKind::Cuda => true,
@@ -131,8 +132,8 @@ pub fn uses_gpu(config: &RunConfig) -> bool {
     }
 }
 
-/// Reports the stage that needs most memory if `ranks` ranks of it do not fit into the memory of this host. `data` has
-/// the shapes of the stages' datasets.
+/// Reports the stage that needs the most memory, if `ranks` ranks do not fit into the memory of this host in that
+/// stage. `data` has the shapes of the datasets of the stages.
 pub fn check(config: &RunConfig, data: &[DatasetShape], ranks: usize, issues: &mut Vec<ConfigIssue>) {
     if !config.model.is_sized() || config.stage.iter().any(|stage| stage.depth(&config.model) > 1 << 20) {
         return;
@@ -181,8 +182,8 @@ fn shortage(config: &RunConfig, data: &[DatasetShape], ranks: usize, available: 
     })
 }
 
-/// Returns the bytes of memory available to the processes of this host: physical memory, or less if a cgroup limits it.
-/// `None` if unknown.
+/// Returns the bytes of memory available to the processes of this host: the physical memory, or the limit of a cgroup
+/// if that is less. `None` if unknown.
 pub fn host_memory() -> Option<u64> {
     let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
     total(&read(Path::new("/proc/meminfo"))).into_iter().chain(cgroup::limit(read)).min()
@@ -200,7 +201,7 @@ mod tests {
 
     #[test]
     fn state_of_bert_large_on_two_ranks() {
-        // 336,226,108 parameters: 2 x 16 and 12 bytes each.
+        // The model has 336,226,108 parameters. Each takes 2 x 16 bytes for two ranks and 12 bytes for the snapshot.
         assert_eq!(state(336_226_108, 2), 14_793_948_752);
         assert_eq!(state(u64::MAX, 2), u64::MAX);
     }
@@ -239,7 +240,7 @@ mod tests {
         let bytes = |stage: Stage| activations(&config, &stage, 30522, 128) as f64 / 1e9;
         let whole = Stage { micro_batch_tokens: 1024.into(), ..Stage::default() };
         // Per token and layer: 8 x 768 and 2 x 3072 elements, two dropout masks, and three times 12 x 128 attention
-        // weights. 154 rows of four [masked tokens, 30522] tensors.
+        // weights. In addition, 154 rows of four tensors of shape [masked tokens, 30522].
         assert!((bytes(whole.clone()) - 0.992).abs() < 0.002, "{}", bytes(whole.clone()));
         let again = Stage { recompute: true, ..whole };
         assert!((bytes(again.clone()) - 0.157).abs() < 0.002, "{}", bytes(again));

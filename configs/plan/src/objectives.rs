@@ -4,7 +4,7 @@ use lambert_config::run::{self, Pair, RunConfig};
 
 use crate::architecture::{Architecture, Head, Network};
 
-/// Unit that a loss has one target for.
+/// Unit for which a loss has one target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TargetKind {
     /// Masked tokens.
@@ -17,7 +17,8 @@ pub enum TargetKind {
     Samples,
 }
 
-/// Loss description. The total loss is the weighted sum of the losses' means over the targets of a global batch.
+/// Loss description. The total loss is the weighted sum of all losses. Each loss is the mean over its targets in a
+/// global batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossSpec {
     /// Name in step records.
@@ -57,19 +58,19 @@ pub const PAIR: LossSpec = LossSpec {
 /// All supported losses.
 pub const ALL: [LossSpec; 2] = [MASKED_LANGUAGE, PAIR];
 
-/// Returns the losses of a run, in the order of its records. The first is the main loss: the console shows it, and its
-/// held-out value decides about plateaus.
+/// Returns the losses of a run, in the order of its records. The first loss is the main loss. The console shows the
+/// main loss, and the held-out value of the main loss decides about plateaus.
 pub fn losses(config: &run::Objective) -> Vec<LossSpec> {
     let is_active = |loss: &LossSpec| *loss != PAIR || config.pair != Pair::None;
     ALL.into_iter().filter(is_active).collect()
 }
 
-/// Returns the run's main loss.
+/// Returns the main loss of a run.
 pub fn main(config: &run::Objective) -> LossSpec {
     losses(config).first().copied().unwrap_or(MASKED_LANGUAGE)
 }
 
-/// Returns the heads that the run's losses use, each once.
+/// Returns the heads that the losses of a run use. Each head occurs once.
 pub fn heads(config: &run::Objective) -> Vec<Head> {
     let mut heads = Vec::new();
     for loss in losses(config) {
@@ -88,7 +89,7 @@ impl Architecture {
     }
 }
 
-/// True if no loss of the run uses this head. Its parameters are then frozen and left out of exports.
+/// True if no loss of the run uses this head. The parameters of an unused head are frozen and are not exported.
 pub fn is_head_unused(head: Option<Head>, config: &run::Objective) -> bool {
     head.is_some_and(|head| !heads(config).contains(&head))
 }

@@ -2,11 +2,12 @@
 
 use lambert_config::run::{Decay, Stage};
 
-/// Returns the learning rate of the step after `done` steps of this stage (0 to `steps - 1`).
+/// Returns the learning rate of the step after `done` completed steps of this stage. `done` is from 0 to `steps - 1`.
 ///
-/// The warm-up is linear over `w = round(warmup x steps)` steps and ends at the peak rate. The decay starts at the peak
-/// rate and runs over the remaining steps: `(1 - p)^power`, where p is the progress of the decay alone. NVIDIA's recipe
-/// takes p over all steps, so its rate drops by a sixth at the end of the warm-up.
+/// The warm-up is linear over `round(warmup x steps)` steps and ends at the peak learning rate. The decay starts at the
+/// peak learning rate and runs over the remaining steps. Polynomial decay is `(1 - p)^power`, where p is the completed
+/// fraction of the decay steps. In NVIDIA's recipe, p is the completed fraction of all steps, so that the learning rate
+/// drops by a sixth at the end of the warm-up.
 pub fn learning_rate(stage: &Stage, done: u64) -> f64 {
     let warmup = (stage.warmup * stage.steps as f64).round() as u64;
     if done < warmup {

@@ -1,4 +1,4 @@
-//! Position of a step in the sequence of a run's stages.
+//! Position of a step in the stages of a run.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub fn global_batch(stage: &Stage, done: u64) -> usize {
     }
 }
 
-/// Returns the number of samples that a full stage trains on.
+/// Returns the number of samples on which a stage trains if it does not end early.
 pub fn samples(stage: &Stage) -> u64 {
     let ramp = stage.batch_ramp.map_or(0, |ramp| ramp.steps.min(stage.steps));
     let risen: u64 = (0..ramp).map(|done| global_batch(stage, done) as u64).sum();
@@ -43,12 +43,13 @@ fn stages<'a>(config: &'a RunConfig, ended: &EarlyStops) -> impl Iterator<Item =
     config.stage.iter().enumerate().map(move |(index, stage)| (stage, steps(index, stage)))
 }
 
-/// Returns the total number of steps: an upper bound while a stage may still end early at a plateau.
+/// Returns the total number of steps. This number is an upper bound as long as a stage may still end early at a
+/// plateau.
 pub fn total_steps(config: &RunConfig, ended: &EarlyStops) -> u64 {
     stages(config, ended).map(|(_, steps)| steps).sum()
 }
 
-/// Returns the position of the step after `step` completed ones; `None` after the last step.
+/// Returns the position of the step after `step` completed steps. Returns `None` after the last step.
 pub fn position<'a>(config: &'a RunConfig, ended: &EarlyStops, step: u64) -> Option<StagePosition<'a>> {
     let mut done = step;
     for (index, (stage, steps)) in stages(config, ended).enumerate() {

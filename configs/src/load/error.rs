@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// One problem in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigIssue {
-    /// Key, for example `stage.0.steps`; empty for the whole file.
+    /// Key, for example `stage.0.steps`. Empty for the whole file.
     pub key: String,
     /// Problem and expectation.
     pub message: String,
@@ -56,7 +56,7 @@ pub enum ConfigError {
     Invalid {
         /// File, or the origin of the text.
         origin: String,
-        /// All issues, in the order they were found.
+        /// All issues, in the order in which they were found.
         issues: Vec<ConfigIssue>,
     },
 }

@@ -1,8 +1,8 @@
 //! Configuration layers (file, environment, `--set`) as sources of the crate `config`, which merges them.
 //!
-//! A layer writes into the merged tree directly, so that it can tell a list from a section: `stage.0.steps` names an
-//! element that must exist. An assignment that fails is reported as an issue of its key, and the others are still
-//! applied.
+//! A layer writes directly into the merged tree, so that it can distinguish a list from a section. For example,
+//! `stage.0.steps` names a list element, which must exist. If an assignment fails, its key gets an issue. All other
+//! assignments still take effect.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -11,26 +11,27 @@ use toml::Table;
 
 use super::error::ConfigIssue;
 
-/// Only key at the root of the merged tree. The crate parses root keys as paths, so a key with a dot would be split.
+/// Only key at the root of the merged tree. The configuration is below this key, because the crate parses keys at the
+/// root as paths and would split a key that contains a dot.
 const ROOT: &str = "configuration";
 
 /// Key and value as the user wrote them.
 pub type Setting = (String, String);
 
-/// Assignments, in order.
+/// Assignments of a layer, in order.
 pub type Layer = Vec<Assignment>;
 
 /// Value and its path in the configuration tree.
 #[derive(Debug, Clone)]
 pub struct Assignment {
-    /// Keys and indices from the root; empty for the root itself.
+    /// Keys and indices from the root. Empty for the root itself.
     pub path: Vec<String>,
     /// Value.
     pub value: toml::Value,
 }
 
 impl Assignment {
-    /// True if it sets the key at `path` or a key below it.
+    /// True if the assignment sets the key at `path` or a key below `path`.
     pub fn sets(&self, path: &[String]) -> bool {
         match path.strip_prefix(&*self.path) {
             Some(rest) => rest.iter().try_fold(&self.value, |value, part| child(value, part)).is_some(),
@@ -63,7 +64,7 @@ pub fn of_settings(settings: &[Setting]) -> Layer {
 /// Merges layers in order, the file first. Assignments that fail are added to `issues`.
 ///
 /// # Errors
-/// The crate `config` rejected a source, which is not expected for these.
+/// The crate `config` rejects a layer, which is not expected.
 pub fn merge(layers: Vec<Layer>, issues: &mut Vec<ConfigIssue>) -> Result<toml::Value, config::ConfigError> {
     let failed = Arc::new(Mutex::new(Vec::new()));
     let mut builder = Config::builder();
@@ -159,7 +160,7 @@ fn from_toml(value: toml::Value) -> Value {
         toml::Value::Integer(number) => ValueKind::I64(number),
         toml::Value::Float(number) => ValueKind::Float(number),
         toml::Value::Boolean(value) => ValueKind::Boolean(value),
-        // No key holds a date; as a string it is rejected where a number is expected.
+        // No key has a date as its value. A date becomes a string, which a key that expects a number rejects.
         toml::Value::Datetime(date) => ValueKind::String(date.to_string()),
         toml::Value::Array(items) => ValueKind::Array(items.into_iter().map(from_toml).collect()),
         toml::Value::Table(table) => {
@@ -169,7 +170,7 @@ fn from_toml(value: toml::Value) -> Value {
     Value::new(None, kind)
 }
 
-/// Inverse of [`from_toml`], which never creates nil values or longer integers.
+/// Inverse of [`from_toml`], which never creates nil values or integers longer than 64 bits.
 fn to_toml(value: Value) -> toml::Value {
     match value.kind {
         ValueKind::Boolean(value) => toml::Value::Boolean(value),

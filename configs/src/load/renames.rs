@@ -17,9 +17,10 @@ pub struct RenamedKey {
     pub new: String,
 }
 
-/// Moves values in `layer` from old to new names, for `renames` of (old, new). Returns the first use of each old name.
+/// Moves values in `layer` from old names to new names. `renames` has the names as (old, new). Returns the first use of
+/// each old name.
 ///
-/// Both names of a key in one layer are an issue; the new name keeps its value.
+/// If a layer sets a key by both names, the old name becomes an issue, and the new name keeps its value.
 pub fn apply(renames: &[(&str, &str)], layer: &mut Layer, issues: &mut Vec<ConfigIssue>) -> Vec<RenamedKey> {
     renames.iter().filter_map(|(old, new)| rename(old, new, layer, issues)).collect()
 }
@@ -30,7 +31,7 @@ fn rename(old: &str, new: &str, layer: &mut Layer, issues: &mut Vec<ConfigIssue>
     let mut first = None;
     for mut assignment in std::mem::take(layer) {
         let found = take(&mut assignment, &old);
-        // An assignment to the old key itself was moved as a whole.
+        // An assignment to the old key itself was taken as a whole.
         if !matches(&assignment.path, &old) {
             layer.push(assignment);
         }
@@ -50,7 +51,7 @@ fn rename(old: &str, new: &str, layer: &mut Layer, issues: &mut Vec<ConfigIssue>
     first
 }
 
-/// True if `path` is the key `name` or below it.
+/// True if `path` is the key `name` or a key below it.
 fn matches(path: &[String], name: &[&str]) -> bool {
     path.len() >= name.len() && path.iter().zip(name).all(|(part, expected)| is_named(part, expected))
 }

@@ -1,11 +1,11 @@
-//! Strict deserialization of the merged tree: every value that cannot be parsed is a separate issue.
+//! Strict deserialization of the merged tree. Every value that cannot be parsed becomes a separate issue.
 
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use super::error::ConfigIssue;
 
-/// Removes the value at `path`. Returns `false` if there is none.
+/// Removes the value at `path`. Returns `false` if there is no value.
 fn remove(node: &mut Value, path: &[String]) -> bool {
     let Some((first, rest)) = path.split_first() else { return false };
     match node {
@@ -14,7 +14,7 @@ fn remove(node: &mut Value, path: &[String]) -> bool {
             let Some(child) = table.get_mut(first) else { return false };
             let plain = child.as_array().is_some_and(|items| !items.iter().any(Value::is_table));
             if plain {
-                // A list of plain values is removed as a whole: there is no default for one element.
+                // A list of plain values is removed as a whole, because a single element has no default.
                 table.remove(first);
                 return true;
             }
@@ -22,7 +22,7 @@ fn remove(node: &mut Value, path: &[String]) -> bool {
         }
         Value::Array(items) => match first.parse::<usize>() {
             Ok(index) if index < items.len() && !rest.is_empty() => remove(&mut items[index], rest),
-            // Elements are emptied, not removed, so that the indices of the others stay the same.
+            // A section in a list is emptied but not removed, so that the indices of the other sections stay the same.
             Ok(index) if index < items.len() && items[index] != Value::Table(Table::new()) => {
                 items[index] = Value::Table(Table::new());
                 true
@@ -33,7 +33,7 @@ fn remove(node: &mut Value, path: &[String]) -> bool {
     }
 }
 
-/// Deserializes `tree`. Each value that cannot be parsed becomes an issue and takes its default.
+/// Deserializes `tree`. A value that cannot be parsed becomes an issue, and the key takes its default value.
 pub fn read_all<T: DeserializeOwned>(mut tree: Value, issues: &mut Vec<ConfigIssue>) -> Option<T> {
     loop {
         let error = match serde_path_to_error::deserialize::<_, T>(tree.clone()) {

@@ -12,7 +12,7 @@ pub enum Backend {
     Auto,
     /// Single rank without communication.
     Local,
-    /// MPI all-reduce; gradients on a GPU are staged in pinned host memory.
+    /// MPI all-reduce. Gradients on a GPU are first copied to pinned host memory.
     Mpi,
     /// NCCL all-reduce, one GPU per rank. Other operations use MPI.
     Nccl,
@@ -25,7 +25,7 @@ pub enum ReduceDtype {
     /// fp32, unchanged.
     #[default]
     Fp32,
-    /// Rounded to bf16: half the traffic.
+    /// Rounded to bf16, which halves the traffic.
     Bf16,
 }
 
@@ -35,20 +35,21 @@ pub enum ReduceDtype {
 pub struct AllReduce {
     /// Communication library for gradients.
     pub backend: Backend,
-    /// Size of a gradient bucket, MB. A bucket is reduced as soon as its gradients are final.
+    /// Size of a gradient bucket, MB. The all-reduce of a bucket starts as soon as its gradients are final.
     pub bucket_mb: f64,
     /// Wire format of gradients. MPI accumulates in fp32, NCCL in this format.
     pub dtype: ReduceDtype,
     /// Makes results bitwise identical for every number of ranks.
     ///
-    /// On CPUs of one type, with the same `device.threads`. The global batch is split into twelve shards for any world
-    /// size, and their gradients are summed exactly. Slower, and takes 16 more bytes per parameter.
+    /// This is true on CPUs of one type with the same `device.threads`. For any number of ranks, the global batch is
+    /// split into twelve shards, and the gradients of the shards are summed exactly. Training is slower and takes 16
+    /// more bytes of memory per parameter.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(!skip_serializing_if)]
     pub canonical: bool,
     /// Overlaps gradient communication with the backward pass.
     ///
-    /// Absent: on with NCCL, with several hosts, or if the host has more CPUs than its ranks have threads.
+    /// Absent: true with NCCL, with several hosts, or if the host has more CPUs than its ranks have threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlap: Option<bool>,
 }
@@ -59,7 +60,7 @@ impl Default for AllReduce {
     }
 }
 
-/// Shards of a global batch in canonical mode: divisible by 1, 2, 3, 4, 6 and 12 ranks.
+/// Number of shards of a global batch in canonical mode. It is divisible by 1, 2, 3, 4, 6 and 12 ranks.
 pub const CANONICAL_SHARDS: usize = 12;
 
 impl AllReduce {
@@ -68,7 +69,7 @@ impl AllReduce {
         if self.canonical { CANONICAL_SHARDS } else { world }
     }
 
-    /// Returns the elements of a gradient bucket of [`AllReduce::bucket_mb`], at least 1.
+    /// Returns the number of elements in a gradient bucket of [`AllReduce::bucket_mb`], at least 1.
     pub fn bucket_elements(&self) -> usize {
         (self.bucket_mb * 1e6 / size_of::<f32>() as f64).max(1.0) as usize
     }

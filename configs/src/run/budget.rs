@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub enum TokenBudget {
     /// Fixed number of tokens.
     Tokens(usize),
-    /// On a GPU the largest number that fits into its free memory, chosen for each attempt; on a CPU
+    /// On a GPU, the largest number that fits into free GPU memory. It is chosen for each attempt. On a CPU,
     /// [`TokenBudget::DEFAULT`].
     Auto,
 }
@@ -20,11 +20,11 @@ impl TokenBudget {
     /// Default number of tokens.
     pub const DEFAULT: usize = 4096;
 
-    /// Error message for runs with attention dropout by fused kernels, which do not permit `"auto"`.
+    /// Error message for `"auto"` in a run with attention dropout by fused kernels.
     pub const NOT_FUSED: &str = "is \"auto\", which may differ between attempts, and the dropout of fused attention depends on \
                                  micro-batches: set a number, model.attention = \"keyed\", or model.attention_dropout = 0.0";
 
-    /// Returns the number, or the default for `"auto"`.
+    /// Returns the fixed number of tokens, or the default for `"auto"`.
     pub fn or_default(self) -> usize {
         match self {
             Self::Tokens(tokens) => tokens,

@@ -20,7 +20,7 @@ impl Checked for RunConfig {
         }
         for (index, stage) in self.stage.iter().enumerate() {
             stage.check(index, issues);
-            // The depth before the first stage is known once `run.from` is opened.
+            // The number of layers before the first stage is known only once the checkpoint `run.from` is opened.
             if let Some(before) = index.checked_sub(1).map(|before| &self.stage[before]) {
                 stage.check_growth(index, before.depth(&self.model), &self.model, issues);
             }
@@ -52,7 +52,8 @@ impl Checked for RunConfig {
 }
 
 impl RunConfig {
-    /// With `device.kind = "auto"`, this is checked when the run starts.
+    /// Rejects `micro_batch_tokens = "auto"` for dropout in fused attention. With `device.kind = "auto"`, this is
+    /// checked when the run starts.
     fn check_budgets(&self, issues: &mut Vec<ConfigIssue>) {
         let is_fused = match self.model.attention {
             Attention::Auto => self.device.kind == DeviceKind::Cuda,
@@ -78,7 +79,7 @@ impl RunConfig {
     }
 }
 
-/// Upper limit of each model dimension; products of dimensions do not overflow.
+/// Upper limit of each model dimension. With this limit, products of dimensions do not overflow.
 const MAX_DIMENSION: usize = 1 << 20;
 
 impl Model {
@@ -179,7 +180,8 @@ impl Stage {
 }
 
 impl Stage {
-    /// Validates growth to this stage's layers from the `from` layers of the previous stage or the initial checkpoint.
+    /// Validates the growth of the model from `from` layers to the layers of this stage. `from` is the number of layers
+    /// of the previous stage or of the initial checkpoint.
     pub fn check_growth(&self, index: usize, from: usize, model: &Model, issues: &mut Vec<ConfigIssue>) {
         let to = self.depth(model);
         let key = |name: &str| format!("stage.{index}.{name}");

@@ -10,7 +10,7 @@ use super::restart::RestartLimits;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LauncherKind {
-    /// `direct` for one rank, `srun` for several in a Slurm job, otherwise `mpirun`.
+    /// `direct` for one rank, `srun` for several ranks in a Slurm job, otherwise `mpirun`.
     #[default]
     Auto,
     /// The coordinator starts a single worker without MPI.
@@ -25,11 +25,11 @@ pub enum LauncherKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cluster {
-    /// Number of worker processes; one per GPU.
+    /// Number of ranks (worker processes). Use one rank per GPU.
     pub ranks: usize,
     /// Hosts, as `NAME`, `NAME:RANKS` or `[IPV6]:RANKS`. Empty: this host, or the nodes of the Slurm job.
     ///
-    /// Filled in order; surplus hosts are spares that replace failed ones.
+    /// Ranks fill the hosts in order. Surplus hosts are spares that replace failed hosts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(!skip_serializing_if)]
     pub hosts: Vec<String>,
@@ -45,7 +45,7 @@ pub struct Cluster {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(!skip_serializing_if)]
     pub environment: Vec<String>,
-    /// Directory on each host for the output of its workers, as an absolute path; `none`: no files.
+    /// Log directory on each host for the output of its workers, as an absolute path. `none`: no files.
     ///
     /// Empty: `/tmp/lambert-logs-UID`.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -86,11 +86,12 @@ impl Default for Cluster {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DatasetCache {
-    /// Directory on a local disk of each host; empty: `/var/tmp/lambert-UID`.
+    /// Directory on a local disk of each host. Empty: `/var/tmp/lambert-UID`.
     pub folder: String,
     /// Capacity, GB.
     ///
-    /// The least recently used shards are evicted first. A dataset larger than this is downloaded repeatedly.
+    /// The least recently used shards are evicted first. A dataset that is larger than the cache is downloaded
+    /// repeatedly.
     pub gigabytes: f64,
 }
 
@@ -105,46 +106,47 @@ impl Default for DatasetCache {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ControlChannel {
-    /// Name or address of the coordinator for workers; detected if absent.
+    /// Host name or address at which workers reach the coordinator. Absent: detected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Network interface to listen on; all if absent.
+    /// Network interface to listen on. Absent: all interfaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// First and last port to listen on; any port if absent.
+    /// First and last port to listen on. Absent: any port.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ports: Option<[u16; 2]>,
 }
 
-/// Timeouts of a rank without progress, in seconds; 0: none. When one expires, the attempt ends.
+/// Timeouts for ranks without progress, in seconds. 0: no timeout. When a timeout expires, the attempt ends.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Without a heartbeat, which a worker sends every two seconds.
+    /// Maximum time without a heartbeat from a worker. A worker sends a heartbeat every two seconds.
     ///
-    /// Longer than `stall_seconds`: waiting ranks identify the failed one first.
+    /// The value should be larger than `stall_seconds`, so that waiting ranks can first identify the failed rank.
     pub silence_seconds: f64,
-    /// Without any progress of an all-reduce, until unresponsive ranks are given up.
+    /// Maximum time without any progress of an all-reduce. After that, unresponsive ranks are given up.
     pub stall_seconds: f64,
-    /// From process launch until all workers have connected.
+    /// Maximum time from process launch until all workers have connected.
     pub join_seconds: f64,
-    /// Opening datasets and loading the checkpoint.
+    /// Maximum time for opening datasets and loading the checkpoint.
     pub load_seconds: f64,
-    /// Minimum timeout of a step, once the step time is known.
+    /// Minimum timeout of a step, once the median step time is known.
     pub step_seconds: f64,
-    /// Timeout of a step in medians of recent step times, if that is longer.
+    /// Timeout of a step as a multiple of the median step time, if this is longer than `step_seconds`.
     pub step_medians: f64,
-    /// Timeout of a step while the step time is unknown.
+    /// Timeout of a step while the median step time is unknown.
     pub first_step_seconds: f64,
-    /// An evaluation.
+    /// Maximum time of an evaluation.
     pub evaluate_seconds: f64,
-    /// Waiting for a checkpoint, beyond `checkpoint.give_up_minutes`.
+    /// Maximum time to wait for a checkpoint, in addition to `checkpoint.give_up_minutes`.
     pub save_seconds: f64,
-    /// Worker exit; also from a stop request until the last checkpoint is saved.
+    /// Maximum time for workers to exit. Also the maximum time from a stop request until the last checkpoint is saved.
     ///
-    /// Set it above the duration of a save. Once all is done and saved, workers have at most 30 s of it.
+    /// Set this timeout to more than the duration of a save. Once all work is done and saved, workers have at most 30 s
+    /// to exit.
     pub stop_seconds: f64,
-    /// Without an answer from the coordinator; the workers then exit (code 69).
+    /// Maximum time without an answer from the coordinator. After that, the workers exit with code 69.
     pub coordinator_seconds: f64,
 }
 
@@ -176,7 +178,7 @@ pub struct Host {
 }
 
 impl Cluster {
-    /// Value of `log_folder` that keeps no log files on the hosts.
+    /// Value of `log_folder` with which no log files are written on the hosts.
     pub const NO_LOGS: &str = "none";
 
     /// Parses the configured hosts, in order.

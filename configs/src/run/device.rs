@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceKind {
-    /// A GPU if a driver reports one, which must then be usable; otherwise the CPU.
+    /// A GPU if a driver reports a GPU, otherwise the CPU. A reported GPU must be usable.
     #[default]
     Auto,
     /// CPU.
@@ -20,7 +20,7 @@ impl DeviceKind {
     /// Names in configurations and on the command line.
     pub const NAMES: [&str; 3] = ["auto", "cpu", "cuda"];
 
-    /// Returns the kind with this name.
+    /// Returns the kind with this name, if there is one.
     pub fn named(name: &str) -> Option<Self> {
         let place = Self::NAMES.iter().position(|other| *other == name)?;
         Some([Self::Auto, Self::Cpu, Self::Cuda][place])
@@ -40,15 +40,16 @@ pub struct Device {
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(!skip_serializing_if)]
     pub libtorch: String,
-    /// Lets ranks of a host share a GPU.
+    /// Lets the ranks of a host share a GPU.
     ///
-    /// Requires `cluster.all_reduce.backend = "mpi"`: NCCL needs one GPU per rank.
+    /// Requires `cluster.all_reduce.backend = "mpi"`, because NCCL needs one GPU per rank.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(!skip_serializing_if)]
     pub share: bool,
-    /// Uses deterministic GPU algorithms; slower. CPU computation is always deterministic.
+    /// Uses deterministic GPU algorithms, which are slower. CPU computation is always deterministic.
     ///
-    /// An interrupted run then ends with the same bits as an uninterrupted one. Leaves out NCCL's NVLS algorithms.
+    /// With this setting, an interrupted run and an uninterrupted run end with bitwise equal weights. NCCL does not use
+    /// its NVLS algorithms.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(!skip_serializing_if)]
     pub deterministic: bool,

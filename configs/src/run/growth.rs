@@ -1,11 +1,11 @@
-//! Initialization of new layers in a stage deeper than the previous one (progressive stacking, Gong et al. 2019,
-//! proceedings.mlr.press/v97/gong19a).
+//! Initialization of new layers in a stage with more layers than the previous stage (progressive stacking, Gong et al.
+//! 2019, proceedings.mlr.press/v97/gong19a).
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Mapping from new layers to the old layers that they are copied from. L and L' are the depths before and after
-/// growth.
+/// Mapping from each new layer to the old layer from which it is copied. L and L' are the numbers of layers before and
+/// after growth.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GrowthOrder {
@@ -24,8 +24,8 @@ pub enum Moments {
     Copy,
     /// New layers start with zero moments and their own update count for bias correction.
     Zero,
-    /// Each of the n layers copied from one layer gets 1/n of its first moment and 1/n² of its second, as if the
-    /// gradient were divided among them.
+    /// If n layers are copies of one layer, each copy gets 1/n of the first moment and 1/n² of the second moment of
+    /// that layer, as if the gradient were divided among the copies.
     #[default]
     Scale,
 }
@@ -36,14 +36,14 @@ pub enum Moments {
 pub struct Growth {
     /// Source layer of each new layer.
     ///
-    /// L and L' are the depths before and after growth.
+    /// L and L' are the numbers of layers before and after growth.
     pub order: GrowthOrder,
-    /// Optimizer moments of new layers; absent: `scale`.
+    /// Optimizer moments of new layers. Absent: `scale`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moments: Option<Moments>,
-    /// Zeroes the output projections of new layers, so that the model's outputs do not change.
+    /// Zeroes the output projections of new layers, so that the outputs of the model do not change.
     pub identity: bool,
-    /// Steps at the start of the stage that train only the new layers.
+    /// Number of steps at the start of the stage that train only the new layers.
     pub new_layers_only: u64,
 }
 
@@ -53,12 +53,13 @@ impl Growth {
         *self == Self::default()
     }
 
-    /// Returns the treatment of the moments.
+    /// Returns the configured rule for the moments, or the default.
     pub fn moments(&self) -> Moments {
         self.moments.unwrap_or_default()
     }
 
-    /// Returns, for each of the `to` layers, its source among the `from` layers and whether it is new.
+    /// Returns a pair for each of the `to` layers: the index of its source among the `from` layers, and true if the
+    /// layer is new.
     pub fn sources(&self, from: usize, to: usize) -> Vec<(usize, bool)> {
         let copies = (to / from.max(1)).max(1);
         let source = |layer: usize| match self.order {

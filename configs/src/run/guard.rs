@@ -10,34 +10,34 @@ pub enum DamagedShard {
     /// Save a checkpoint and stop.
     #[default]
     Stop,
-    /// Skip its samples from then on, and count them.
+    /// Skip the samples of the shard from then on, and count them.
     Skip,
 }
 
 /// Divergence guard.
 ///
-/// A step with a non-finite loss or gradient does not update the weights. Several such steps in a row, or a loss above
-/// its band, roll the run back to the last checkpoint before them and skip their samples.
+/// A step with a non-finite loss or gradient does not update the weights. After several such steps in a row, or after a
+/// loss above the loss band, the run rolls back to the last checkpoint before these steps and skips their samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Guard {
-    /// Consecutive steps with non-finite loss or gradient that trigger a rollback; 0: never.
+    /// Number of consecutive steps with non-finite loss or gradient that triggers a rollback. 0: no rollback.
     ///
-    /// Each such step is skipped in any case.
+    /// The weight update of each such step is skipped in any case.
     pub nonfinite_steps: u64,
-    /// Width of the loss band above the running mean, in standard deviations; 0: no band.
+    /// Width of the loss band above the running mean, in standard deviations. 0: no band.
     ///
-    /// At least a tenth of the mean. A loss above the band triggers a rollback.
+    /// The width is at least a tenth of the mean. A loss above the band triggers a rollback.
     pub loss_band: f64,
-    /// Window of mean and deviation, in steps.
+    /// Window for the running mean and the standard deviation of the loss, in steps.
     ///
-    /// It restarts with each stage; the band applies once the window is full.
+    /// The window restarts with each stage. The loss band applies once the window is full.
     pub loss_window: u64,
-    /// Additional global batches to skip before the first bad one.
+    /// Number of additional global batches to skip before the first bad batch.
     ///
-    /// A harmful update shows in the loss of the next batch.
+    /// A harmful update becomes visible only in the loss of the next batch.
     pub batches_before: u64,
-    /// Consecutive rollbacks without progress after which the run fails (exit code 65).
+    /// Maximum number of consecutive rollbacks without progress. With one more, the run fails (exit code 65).
     pub rollbacks: usize,
     /// Handling of unreadable shards.
     pub damaged_shard: DamagedShard,
@@ -56,8 +56,8 @@ impl Default for Guard {
     }
 }
 
-/// Fault injection for tests: falsified losses of samples, by row in the stages' datasets, and corrupted weights or
-/// moments.
+/// Fault injection for tests: falsified losses of samples, and corrupted weights or moments. Samples are given by their
+/// row in the dataset of a stage.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct FaultInjection {
@@ -65,7 +65,7 @@ pub struct FaultInjection {
     pub nan_samples: Vec<u64>,
     /// Samples whose loss is multiplied by 1,000,000.
     pub million_samples: Vec<u64>,
-    /// \[rank, step\] pairs: a bit of this rank's weights flips after this step of the first attempt.
+    /// \[rank, step\] pairs. In the first attempt, a bit in the weights of this rank flips after this step.
     pub flipped_weights: Vec<[u64; 2]>,
     /// Steps of the first attempt after which the last second moment becomes infinite.
     pub infinite_moments: Vec<u64>,
@@ -87,7 +87,7 @@ impl FaultInjection {
         attempt == 1 && self.infinite_moments.contains(&step)
     }
 
-    /// Returns the factor of the loss of the sample in `row`.
+    /// Returns the factor by which the loss of the sample in `row` is multiplied.
     pub fn factor(&self, row: u64) -> f32 {
         match row {
             row if self.nan_samples.contains(&row) => f32::NAN,

@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Metrics {
-    /// Steps between estimates of the gradient noise scale; 0: none.
+    /// Steps between estimates of the gradient noise scale. 0: no estimates.
     ///
-    /// Such a step computes its global batch in two halves with one all-reduce each, so rounding differs, and gradients
-    /// take twice the memory.
+    /// A step with an estimate computes its global batch in two halves, with one all-reduce for each half. Therefore
+    /// the rounding differs, and gradients take twice the memory.
     pub noise_scale_every_steps: u64,
-    /// Steps between records of LAMB's trust ratio for each tensor; 0: none.
+    /// Steps between records of LAMB's trust ratio for each tensor. 0: no records.
     pub trust_ratios_every_steps: u64,
-    /// Steps that each rank traces, for Perfetto or chrome://tracing; 0: none.
+    /// Number of steps that each rank traces, for Perfetto or chrome://tracing. 0: no trace.
     pub trace_steps: u64,
     /// First step to trace.
     pub trace_from_step: u64,

@@ -22,10 +22,10 @@ impl Family {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Norm {
-    /// After each residual sum, as in the original.
+    /// After each residual sum, as in the original BERT.
     #[default]
     Post,
-    /// Before attention and feed-forward layer, and after the last layer (Megatron-BERT, arXiv 1909.08053).
+    /// Before the attention, before the feed-forward layer, and after the last layer (Megatron-BERT, arXiv 1909.08053).
     Pre,
 }
 
@@ -40,15 +40,14 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// Format of activations and matrix products. Weights, gradients, moments, losses and sums over ranks are fp32 in each
-/// case.
+/// Format of activations and matrix products. Weights, gradients, moments, losses and sums over ranks are always fp32.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Precision {
     /// IEEE single precision.
     #[default]
     Fp32,
-    /// Single precision, with TensorFloat-32 (19 bits) matrix products on a GPU; elsewhere the same as `fp32`.
+    /// On a GPU, single precision with TensorFloat-32 (19 bits) matrix products. On a CPU, the same as `fp32`.
     Tf32,
     /// bfloat16.
     Bf16,
@@ -61,11 +60,13 @@ pub enum Attention {
     /// `fused` on a GPU, `keyed` on a CPU.
     #[default]
     Auto,
-    /// Derived from seed, step, sample, layer, head and position: the same on every device, for every world size and
-    /// partition into micro-batches. The attention weights are kept for the backward pass.
+    /// The random draws are a function of seed, step, sample, layer, head and position. They are the same on every
+    /// device, for every number of ranks and for every partition into micro-batches. The attention weights are kept for
+    /// the backward pass.
     Keyed,
-    /// libtorch's fused attention with its generator, seeded per step, micro-batch and layer: results depend on the
-    /// partition into micro-batches and on the device. Faster on a GPU, and keeps no weights.
+    /// The fused attention of libtorch uses its own random generator, seeded for each step, micro-batch and layer.
+    /// Results depend on the partition into micro-batches and on the device. Fused attention is faster on a GPU and
+    /// does not keep the attention weights.
     Fused,
 }
 
@@ -83,19 +84,19 @@ pub struct Model {
     #[serde(skip_serializing_if = "Family::is_bert")]
     #[schemars(!skip_serializing_if)]
     pub family: Family,
-    /// Encoder layers; a stage may have fewer (`stage.layers`).
+    /// Number of encoder layers. A stage may have fewer layers (`stage.layers`).
     pub layers: usize,
     /// Hidden size.
     pub hidden: usize,
-    /// Attention heads; must divide the hidden size.
+    /// Number of attention heads. It must divide the hidden size.
     pub heads: usize,
     /// Size of the feed-forward layer.
     pub intermediate: usize,
-    /// Number of position embeddings: the longest sequence, in tokens.
+    /// Number of position embeddings, which is the maximum sequence length in tokens.
     pub positions: usize,
     /// Format of activations and matrix products.
     ///
-    /// Weights, gradients, moments, losses and sums over ranks are fp32 in each case.
+    /// Weights, gradients, moments, losses and sums over ranks are always fp32.
     pub precision: Precision,
     /// Position of layer normalizations.
     pub norm: Norm,
@@ -103,13 +104,13 @@ pub struct Model {
     pub activation: Activation,
     /// Ties the MLM decoder to the token embeddings.
     pub tied_decoder: bool,
-    /// Pads the vocabulary to a multiple of this, 1 to 1024; 8 suits the matrix units of GPUs.
+    /// Pads the vocabulary size to a multiple of this number, 1 to 1024. 8 suits the matrix units of GPUs.
     ///
     /// Padding rows are zero and never predicted.
     pub pad_vocabulary_to: usize,
-    /// Dropout of embeddings, attention weights and sublayer outputs.
+    /// Dropout probability of embeddings, attention weights and sublayer outputs.
     pub dropout: f64,
-    /// Dropout of attention weights; absent: `dropout`.
+    /// Dropout probability of attention weights. Absent: `dropout`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_dropout: Option<f64>,
     /// Random numbers of attention dropout.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::prep::Pair;
 
-/// Masking across epochs.
+/// Choice of masked tokens in successive epochs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Masking {
@@ -20,16 +20,16 @@ pub enum Masking {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MaskUnit {
-    /// Single tokens.
+    /// Single tokens (word pieces).
     #[default]
     Piece,
     /// Whole words.
     Word,
-    /// Spans of one to ten words (SpanBERT, arXiv 1907.10529); all tokens of a span are replaced in the same way.
+    /// Spans of one to ten words (SpanBERT, arXiv 1907.10529). All tokens of a span are replaced in the same way.
     Span,
 }
 
-/// Replacement of 80 % of the masked tokens.
+/// Token that replaces 80 % of the masked tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MaskToken {
@@ -44,26 +44,27 @@ pub enum MaskToken {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Objective {
-    /// Sentence-pair objective; must match the dataset.
+    /// Sentence-pair objective. It must match the dataset.
     pub pair: Pair,
-    /// Masking across epochs.
+    /// Choice of masked tokens in successive epochs.
     pub masking: Masking,
-    /// Number of different static masks per sample, used in turn, one per epoch.
+    /// Number of different static masks per sample. Each epoch uses the next mask in turn.
     pub static_masks: usize,
     /// Unit of masking.
     pub mask_unit: MaskUnit,
-    /// Replacement of 80 % of the masked tokens.
+    /// Token that replaces 80 % of the masked tokens.
     pub mask_token: MaskToken,
-    /// Fraction of a sample's tokens to predict, special tokens counted.
+    /// Fraction of tokens to predict, relative to all tokens of a sample including special tokens.
     pub mask_probability: f64,
-    /// Maximum number of masked tokens per sample; 0: no limit. Use 80 with sequences of 512 tokens.
+    /// Maximum number of masked tokens per sample. 0: no limit. Use 80 with sequences of 512 tokens.
     pub max_predictions: usize,
 }
 
 impl Objective {
-    /// Returns the number of tokens to mask in a sample of `length` tokens, special tokens counted:
-    /// `min(max_predictions, max(1, round(p x length)))`, as in Google's create_pretraining_data. Fewer are masked if
-    /// the sample has fewer maskable tokens, or no word is short enough for the remainder.
+    /// Returns the number of tokens to mask in a sample of `length` tokens including special tokens:
+    /// `min(max_predictions, max(1, round(mask_probability x length)))`, as in Google's create_pretraining_data. Fewer
+    /// tokens are masked if the sample has fewer maskable tokens, or if no other word is short enough for the remaining
+    /// number of tokens.
     pub fn predictions(&self, length: usize) -> usize {
         let share = ((self.mask_probability * length as f64).round() as usize).max(1);
         if self.max_predictions == 0 { share } else { share.min(self.max_predictions) }

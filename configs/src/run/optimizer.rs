@@ -26,18 +26,18 @@ pub struct Optimizer {
     pub beta1: f64,
     /// Decay rate of the second moment.
     pub beta2: f64,
-    /// Added to the square root of the second moment.
+    /// Constant that is added to the square root of the second moment.
     pub eps: f64,
-    /// Decoupled weight decay; biases and layer normalizations have none.
+    /// Decoupled weight decay. Biases and layer normalizations have no weight decay.
     pub weight_decay: f64,
-    /// Corrects the moments for their initialization at zero.
+    /// Corrects the bias of the moments, which are initialized with zero.
     pub bias_correction: bool,
-    /// LAMB: applies trust ratios to biases and layer normalizations as well.
+    /// LAMB: also applies trust ratios to biases and layer normalizations.
     pub trust_undecayed: bool,
-    /// LAMB: minimum and maximum trust ratio; unbounded if absent.
+    /// LAMB: minimum and maximum trust ratio. Absent: no bounds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trust_ratio: Option<[f64; 2]>,
-    /// Clips the L2 norm of the gradient; 0: no clipping.
+    /// Maximum L2 norm of the gradient. Larger gradients are clipped. 0: no clipping.
     pub clip_norm: f64,
 }
 

@@ -3,13 +3,13 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Early stopping on the held-out loss. The loss is flat after `evaluations` evaluations in a row without an
-/// improvement by `min_delta` over the stage's best loss, where smaller improvements do not lower the best.
-/// (`evaluations` is often called patience.)
+/// Early stopping on the held-out loss. A stage ends early after `evaluations` consecutive evaluations without an
+/// improvement by more than `min_delta` over the best loss of the stage. A smaller improvement does not change the best
+/// loss. (`evaluations` is often called patience.)
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Plateau {
-    /// Consecutive evaluations without an improvement.
+    /// Number of consecutive evaluations without an improvement.
     pub evaluations: u64,
     /// Minimum improvement, nats.
     pub min_delta: f64,

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct RestartLimits {
-    /// Maximum number of failures within `window_minutes`; one more fails the run.
+    /// Maximum number of failures within `window_minutes`. With one more failure, the run fails.
     ///
-    /// Also the maximum number of consecutive attempts without a new checkpoint.
+    /// The key also limits the number of consecutive attempts without a new checkpoint.
     pub limit: usize,
-    /// Minutes after which a failure no longer counts, if a checkpoint was saved since.
+    /// Minutes after which a failure no longer counts, if a checkpoint was saved after the failure.
     pub window_minutes: f64,
-    /// Minutes during which attempts are retried if no rank reports.
+    /// Maximum time, in minutes, for which attempts are retried while no rank reports.
     pub start_timeout_minutes: f64,
 }
 

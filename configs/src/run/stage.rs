@@ -28,20 +28,20 @@ pub struct Stage {
     pub name: String,
     /// Dataset, as directory or URL; required.
     pub data: String,
-    /// Encoder layers, no fewer than in the previous stage; absent: `model.layers`.
+    /// Number of encoder layers, not less than in the previous stage. Absent: `model.layers`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<usize>,
-    /// Initialization of new layers, if the previous stage has fewer.
+    /// Initialization of new layers, if the previous stage has fewer layers.
     #[serde(skip_serializing_if = "Growth::is_default")]
     pub growth: Growth,
-    /// Number of weight updates; an upper bound with `plateau`; required.
+    /// Number of weight updates; required. With `plateau`, the maximum number.
     pub steps: u64,
     /// Early stopping.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plateau: Option<Plateau>,
     /// Samples per update, over all ranks.
     pub global_batch: usize,
-    /// Ramp of the global batch at the start of the stage.
+    /// Ramp of the global batch size at the start of the stage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_ramp: Option<BatchRamp>,
     /// Maximum number of tokens in a micro-batch, padding included.
@@ -50,13 +50,14 @@ pub struct Stage {
     pub micro_batch_tokens: TokenBudget,
     /// Activation checkpointing: recomputes activations in the backward pass to save memory.
     ///
-    /// Keeps only the inputs of layers. A third more computation and much less memory, with the same result.
+    /// Only the inputs of layers are kept. Training takes a third more computation and much less memory. The result is
+    /// the same.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(!skip_serializing_if)]
     pub recompute: bool,
     /// Peak learning rate.
     pub learning_rate: f64,
-    /// Fraction of the stage's steps for linear warm-up.
+    /// Fraction of the steps of the stage for the linear warm-up.
     pub warmup: f64,
     /// Decay after the warm-up.
     pub decay: Decay,
@@ -70,13 +71,14 @@ pub struct Stage {
     pub restart_optimizer: bool,
 }
 
-/// Linear ramp of the global batch, from `start` samples at the first step to `global_batch` after `steps` steps.
+/// Linear ramp of the global batch size, from `start` samples at the first step to `global_batch` samples after `steps`
+/// steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BatchRamp {
-    /// Samples of the first update; required.
+    /// Number of samples of the first update; required.
     pub start: usize,
-    /// Updates until the full global batch; required.
+    /// Number of updates until the full global batch size; required.
     pub steps: u64,
 }
 

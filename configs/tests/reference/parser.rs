@@ -1,4 +1,4 @@
-//! The schemas have exactly the keys that the parser reads, with their defaults.
+//! Tests that the schemas have exactly the keys that the parser reads, with the same defaults.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,8 @@ use toml::{Table, Value};
 use super::shipped::resolve;
 use super::{repository, schema};
 
-/// Sections by path, for example `stage.growth`: each key with its default in the schema, `None` without one.
+/// Sections by path, for example `stage.growth`. A section has its keys with their defaults in the schema. The default
+/// is `None` if the schema has no default.
 type Sections = BTreeMap<String, BTreeMap<String, Option<serde_json::Value>>>;
 
 /// Collects the sections of a schema.
@@ -34,7 +35,8 @@ fn tree(path: &[String], lists: &[&str], leaf: Table) -> Table {
     })
 }
 
-/// Returns the keys of the table at `path`, taken from the error about an unknown key; `None` if it is not a table.
+/// Returns the keys of the table at `path`, which the error about an unknown key lists. `None` if there is no table at
+/// `path`.
 fn keys<T: DeserializeOwned>(path: &[String], lists: &[&str]) -> Option<Vec<String>> {
     let unknown = Table::from_iter([("?".to_owned(), Value::Boolean(true))]);
     let error = T::deserialize(Value::Table(tree(path, lists, unknown))).err()?.to_string();
@@ -82,7 +84,7 @@ fn compare<T: DeserializeOwned + Serialize + PartialEq>(schema: &serde_json::Val
 
 /// True if the key is absent or empty by default, or is a separate section of the document.
 fn is_nothing(config: Option<&impl Serialize>, path: &[String], key: &str) -> bool {
-    // A table in which every key is required.
+    // Every key of this table is required.
     let Some(config) = config else { return true };
     let mut value = &Value::try_from(config).unwrap();
     for name in path {

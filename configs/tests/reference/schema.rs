@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{compare_or_write, validator};
 
-/// Keys with a default that the checks refuse, by type.
+/// Required keys, by type. They have a default value in Rust, but the checks reject it.
 const REQUIRED: [(&str, &[&str]); 4] =
     [("Stage", &["name", "data", "steps"]), ("Source", &["path"]), ("PrepOutput", &["url"]), ("Vocabulary", &["file"])];
 
@@ -36,8 +36,8 @@ fn schema<T: JsonSchema>(title: &str) -> Value {
     schema
 }
 
-/// Adapts a schema to TOML files and their editors: no `null`, no defaults of sections, no names of Rust's number
-/// types, one line per paragraph of a description.
+/// Adapts a schema to TOML files and their editors. Removes `null`, the defaults of sections and the names of Rust's
+/// number types. Joins the lines of each paragraph of a description.
 fn simplify(schema: &mut Value) {
     let Some(node) = schema.as_object_mut() else { return };
     node.shift_remove("format");

@@ -1,4 +1,4 @@
-//! Every configuration file of the repository names its schema and follows it.
+//! Tests that every configuration file of the repository names its schema and follows the schema.
 
 use std::path::{Path, PathBuf};
 

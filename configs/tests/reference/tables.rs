@@ -1,5 +1,5 @@
-//! Tables of docs/reference/configuration.md: one per section of a file, each between `<!-- generated: run.model -->`
-//! and `<!-- end -->`.
+//! Tables of docs/reference/configuration.md. There is one table per section of a configuration file. Each table is
+//! between `<!-- generated: run.model -->`, with the name of the section, and `<!-- end -->`.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,12 @@ use super::{compare_or_write, repository, schema};
 
 const PAGE: &str = "docs/reference/configuration.md";
 
-/// Sections without a table: [slurm] of a preparation has the keys of a run's, and [[exclude]] those of [[source]].
+/// Sections without their own table. [slurm] in a preparation file has the same keys as [slurm] in a run file, and
+/// [[exclude]] has the same keys as [[source]].
 const SHARED: [&str; 2] = ["prep.slurm", "prep.exclude"];
 
-/// Longest description in a cell, in characters. Further paragraphs of a doc comment stand below the table.
+/// Maximum length of the description in a cell, in characters. Further paragraphs of a doc comment follow below the
+/// table.
 const CELL: usize = 120;
 
 #[test]
@@ -49,13 +51,13 @@ fn collect(root: &Value, node: &Value, path: &str, tables: &mut BTreeMap<String,
     }
 }
 
-/// Follows references, also to the elements of a list.
+/// Follows a reference to a section. For a list, follows the reference to its elements.
 fn section<'a>(root: &'a Value, node: &'a Value) -> &'a Value {
     let node = resolve(root, node);
     if node["items"].is_object() { resolve(root, &node["items"]) } else { node }
 }
 
-/// Renders the table of a section, with what does not fit into its cells below it.
+/// Renders the table of a section. Below the table are the descriptions that do not fit into its cells.
 fn table(root: &Value, path: &str, properties: &Map<String, Value>) -> String {
     let mut text = "| key | type | default | meaning |\n|---|---|---|---|\n".to_owned();
     for (key, property) in properties {

@@ -1,5 +1,5 @@
-//! Validator for the part of JSON Schema that the schemas use. (The crate jsonschema enables features of serde_json
-//! that change how the tests of all crates parse floats.)
+//! Validator for the part of JSON Schema that the schemas use. The tests do not use the crate jsonschema, because it
+//! enables features of serde_json that change how the tests of all crates parse floats.
 
 use serde_json::Value;
 

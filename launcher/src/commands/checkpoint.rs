@@ -96,7 +96,8 @@ fn verify(store: &Store, json: bool) -> Outcome {
     }
 }
 
-/// Prunes by the run's own retention settings, or keeps the newest `keep`.
+/// Deletes checkpoints that the retention settings of the run do not keep. `keep` overrides the number of newest
+/// checkpoints to keep.
 fn prune(store: &Store, keep: Option<usize>, json: bool) -> Outcome {
     let retention = retention(store, keep)?;
     let pruned = checkpoint::retain(store, &retention).map_err(Failure::failed)?;
@@ -124,7 +125,7 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
     let mut named = BTreeSet::new();
     if settings.keep_best {
         let listed = checkpoint::list(store).map_err(Failure::failed)?;
-        // The newest intact manifest names the best checkpoint of all before it.
+        // The newest intact manifest names the best of all earlier checkpoints.
         for ListedCheckpoint { name, .. } in listed {
             match checkpoint::read_manifest(store, &name) {
                 Ok(manifest) => {
@@ -132,7 +133,7 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
                     break;
                 }
                 Err(error) if error.is_damaged() || error.is_not_found() => {}
-                // A temporary store failure must not lose the best checkpoint.
+                // A temporary failure of the store must not cause the deletion of the best checkpoint.
                 Err(error) => return Err(Failure::failed(error)),
             }
         }
@@ -141,7 +142,7 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
     Ok(Retention { last, every_steps, named, known_intact: None })
 }
 
-/// Copies a checkpoint with the configuration and vocabulary that make the destination a run.
+/// Copies a checkpoint together with its configuration and vocabulary, so that the destination becomes a run.
 fn copy(url: &str, to: &str) -> Outcome {
     let no_checkpoint = || Failure::usage(CheckpointError::NoCheckpoint(url.to_owned()));
     let (run, name) = names::split_checkpoint_url(url);
@@ -151,7 +152,8 @@ fn copy(url: &str, to: &str) -> Outcome {
         let (from, to) = (from.url().to_owned(), to.url().to_owned());
         return Err(Failure::usage(CheckpointError::OtherRun { from, to, what }));
     }
-    // A run numbers its attempts onward from its newest lease, so a copied checkpoint could rank above all of its own.
+    // The attempt number of a copied checkpoint could be above those of the destination run, which would then prefer
+    // the copy to its own checkpoints.
     if let Some(attempt) = Lease::newest(&to).map_err(Failure::failed)? {
         let (to, lease) = (to.url().to_owned(), names::lease(attempt));
         return Err(Failure::usage(CheckpointError::Trained { to, lease }));
@@ -165,14 +167,14 @@ fn copy(url: &str, to: &str) -> Outcome {
     Ok(exit::DONE)
 }
 
-/// Describes why the checkpoints at `to` belong to another run than `from`; `None` if they match or `to` is empty. A
-/// checkpoint is read with the configuration and vocabulary next to it.
+/// Describes why the checkpoints at `to` and `from` belong to different runs. Returns `None` if the runs match or `to`
+/// is empty. A checkpoint is read with the configuration and the vocabulary in its store, so these must match.
 fn run_mismatch(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
     let Some(there) = stored::text(to)? else { return Ok(None) };
     let config = |store, text: &str| stored::parse(text, store);
     let here = stored::text(from)?.unwrap_or_default();
     let compared = config_diff::compare(&config(to, &there)?, &config(from, &here)?).map_err(Failure::failed)?;
-    // Stages and optimizer of a run may change during training.
+    // A user may change the stages and the optimizer of a run during training.
     let is_of_model =
         |key: &str| ["run", "model", "objective"].iter().any(|part| config_diff::is_at_or_below(key, part));
     let is_other = |difference: &&Difference| is_of_model(&difference.key) || difference.is_of_shapes();
@@ -181,7 +183,7 @@ fn run_mismatch(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
     }
     let differs = match to.get(names::VOCABULARY) {
         Ok(there) => from.get(names::VOCABULARY).map_err(Failure::failed)? != there,
-        // An interrupted copy may have left only the configuration.
+        // An interrupted copy may have written only the configuration.
         Err(error) if error.is_not_found() => false,
         Err(error) => return Err(Failure::failed(error)),
     };

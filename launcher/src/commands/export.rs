@@ -9,7 +9,7 @@ use lambert_plan::architecture::{Architecture, Tensor, TransformersModel};
 use lambert_plan::objectives::{heads, is_head_unused};
 use lambert_store::Store;
 use lambert_store::checkpoint::{self, Manifest, SkippedCheckpoint};
-// Weights and vocabulary already have the file names that Transformers expects.
+// The weights and the vocabulary already have the file names that Transformers expects.
 use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, split_checkpoint_url};
 use serde_json::Value;
 
@@ -39,7 +39,7 @@ fn why(skipped: &[SkippedCheckpoint]) -> String {
     skipped.iter().map(|SkippedCheckpoint { name, why, .. }| format!("; {name}: {why}")).collect()
 }
 
-/// Exports a checkpoint to a directory, atomically.
+/// Exports a checkpoint to a directory. The directory appears only when all its files are complete.
 pub fn export(arguments: &cli::Export) -> Outcome {
     let folder = &arguments.output;
     refuse_full(folder)?;
@@ -55,8 +55,8 @@ pub fn export(arguments: &cli::Export) -> Outcome {
 /// Name and content of each file.
 type Files = Vec<(&'static str, Vec<u8>)>;
 
-/// Reads the checkpoint and renders the files. If the newest checkpoint of a running run is pruned while it is read, a
-/// newer one exists and is tried.
+/// Reads the checkpoint and renders the files. While a run is training, its newest checkpoint may be pruned during the
+/// read. A newer checkpoint then exists, and this function tries that checkpoint.
 fn read(model: &str) -> Result<(Source, Files), Failure> {
     let is_named = split_checkpoint_url(model).1.is_some();
     for _ in 0..RETRIES {
@@ -71,10 +71,10 @@ fn read(model: &str) -> Result<(Source, Files), Failure> {
     Ok((source, files))
 }
 
-/// Maximum number of retries after a pruned checkpoint.
+/// Maximum number of retries after a checkpoint was pruned.
 const RETRIES: usize = 10;
 
-/// A verified checkpoint with its run's configuration and vocabulary.
+/// A verified checkpoint, with the configuration and the vocabulary of its run.
 struct Source {
     store: Store,
     config: RunConfig,
@@ -83,7 +83,7 @@ struct Source {
 }
 
 impl Source {
-    /// Opens the checkpoint at `RUN/checkpoints/step-...`, or the newest valid one of a run.
+    /// Opens the checkpoint at `RUN/checkpoints/step-...`, or the newest valid checkpoint of the run at `RUN`.
     fn open(model: &str) -> Result<Self, Failure> {
         let (run, name) = split_checkpoint_url(model);
         let store = Store::open(run).map_err(Failure::usage)?;
@@ -100,7 +100,7 @@ impl Source {
         Ok(Self { store, config, manifest, vocabulary })
     }
 
-    /// Transformers class that loads the model.
+    /// Name of the Transformers class that loads the model.
     fn class(&self) -> &'static str {
         self.description(0, 0, 0).class
     }
@@ -167,7 +167,8 @@ fn refuse_full(folder: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Writes to a temporary directory and renames it, so that the destination is always complete.
+/// Writes the files to a temporary directory and then renames the directory, so that the destination is always
+/// complete.
 fn write(folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Failure> {
     let failed = |path: &Path| {
         let path = path.to_owned();
@@ -182,11 +183,11 @@ fn write(folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Failure> {
         std::fs::write(&path, content).map_err(failed(&path))?;
     }
     readable(temporary.path()).map_err(failed(folder))?;
-    // A rename replaces an empty directory and nothing else.
+    // The rename replaces an empty directory. It fails if the directory is not empty.
     std::fs::rename(temporary.keep(), &absolute).map_err(failed(folder))
 }
 
-/// Temporary directories are private to their owner; gives the result ordinary permissions.
+/// Makes a temporary directory, which only its owner can read, readable for all users.
 fn readable(folder: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))

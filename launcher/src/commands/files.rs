@@ -13,7 +13,8 @@ pub struct WriteError {
     source: std::io::Error,
 }
 
-/// Writes `path` with `content` through a temporary file: an existing file stays until the new one is complete.
+/// Writes `content` to a temporary file and then renames it to `path`. An existing file at `path` remains until the new
+/// file is complete.
 pub fn write<T>(
     path: &Path,
     content: impl FnOnce(&mut BufWriter<&mut NamedTempFile>) -> std::io::Result<T>,
@@ -39,7 +40,7 @@ fn whole<T>(
     Ok(result)
 }
 
-/// Temporary files are private to their owner; gives the result ordinary permissions.
+/// Makes a temporary file, which only its owner can read, readable for all users.
 fn open_to_all(file: &NamedTempFile) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o644))

@@ -8,7 +8,7 @@ use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::text::size;
 
-/// Prints the inspection.
+/// Inspects the dataset and prints the result.
 pub fn inspect(arguments: &cli::Inspect) -> Outcome {
     let found = inspect::inspect(&arguments.dataset, arguments.samples, arguments.verify).map_err(Failure::failed)?;
     let text = if arguments.json { serde_json::to_string(&found).map_err(Failure::failed)? } else { described(&found) };

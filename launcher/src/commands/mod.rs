@@ -1,4 +1,4 @@
-//! Subcommands, each from its arguments to an exit code.
+//! Subcommands. Each subcommand takes its arguments and returns an exit code or a failure.
 
 mod checkpoint;
 mod export;

@@ -18,10 +18,10 @@ use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::text::{clock, counted, size};
 
-/// Interval between progress lines without a terminal.
+/// Interval between progress lines if stderr is not a terminal.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Maximum number of skipped places printed per reason.
+/// Maximum number of skipped input locations to print per reason.
 const NAMED: u64 = 20;
 const MORE: u64 = NAMED + 1;
 
@@ -43,7 +43,7 @@ pub fn prep(arguments: &cli::Prep) -> Outcome {
     Ok(exit::DONE)
 }
 
-/// Maps a preparation error to an exit code: usage errors are for the user to fix, others are failures.
+/// Maps an error of `lambert prep` to a failure with an exit code: usage errors to `USAGE`, other errors to `FAILED`.
 pub fn failure(error: PrepError) -> Failure {
     if error.is_usage() { Failure::usage(error) } else { Failure::failed(error) }
 }
@@ -85,12 +85,12 @@ fn held_out(HeldOut { asked, reached, block_tokens }: &HeldOut) -> String {
         Some(tokens) => format!(", in blocks of about {tokens} tokens (whole documents are too large)"),
         None => String::new(),
     };
-    // Shares below 1% get two significant digits, too.
+    // Shares below 1% need more decimals.
     let percent = |share: f64| format!("{:.*}%", if share < 0.01 { 3 } else { 1 }, 100.0 * share);
     format!("held out {} of the tokens ({} requested){how}", percent(*reached), percent(*asked))
 }
 
-/// Summary of time, throughput and peak memory.
+/// Formats a summary of time, throughput and peak memory.
 fn cost(time: Duration, report: &PrepReport) -> String {
     let seconds = time.as_secs_f64();
     let mut text = format!("done in {seconds:.1} s");
@@ -112,7 +112,7 @@ fn peak_memory() -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
 }
 
-/// Table with one line per source.
+/// Formats a table with one line per source.
 fn table(sources: &[SourceCounts]) -> Vec<String> {
     let row = |cells: [String; 8]| {
         let [name, files, stored, text, found, used, sentences, tokens] = cells;
@@ -228,7 +228,7 @@ fn bar(status: &PrepStatus) -> ProgressBar {
     ProgressBar::new(status.total).with_style(style).with_prefix(status.phase)
 }
 
-/// `tokenizing 2.2/2.3 MB (98%), source 1/1, 50.4 MB/s, ETA 0 s`.
+/// Formats a progress line: `tokenizing 2.2/2.3 MB (98%), source 1/1, 50.4 MB/s, ETA 0 s`.
 fn line(status: &PrepStatus, sources: usize, elapsed: f64) -> String {
     let share = status.done as f64 / status.total.max(1) as f64;
     let left = if share > 0.0 { format!(", ETA {}", clock(elapsed / share * (1.0 - share))) } else { String::new() };
@@ -241,7 +241,7 @@ fn line(status: &PrepStatus, sources: usize, elapsed: f64) -> String {
     format!("{} {amount} ({percent:.0}%){detail}{left}", status.phase)
 }
 
-/// Current source and throughput.
+/// Formats the current source and the throughput.
 fn detail(status: &PrepStatus, sources: usize, elapsed: f64) -> String {
     let source = status.source.map_or(String::new(), |source| format!(", source {}/{sources}", source + 1));
     if status.text_bytes == 0 || elapsed <= 0.0 {

@@ -1,4 +1,4 @@
-//! `lambert status`: a run's last status, its checkpoints and its Slurm job.
+//! `lambert status`: last status, checkpoints and Slurm job of a run.
 
 use lambert_config::exit;
 use lambert_store::Store;
@@ -64,10 +64,10 @@ pub fn require_run(store: &Store) -> Result<(), Failure> {
     }
 }
 
-/// A run's job and its state in Slurm; `None` if Slurm no longer knows the job.
+/// Slurm job of a run, and the state of the job in Slurm. The state is `None` if Slurm no longer knows the job.
 pub type SeenJob = (JobRecord, Result<Option<Job>, SlurmError>);
 
-/// Returns the job of a run, if one was submitted.
+/// Returns the Slurm job of a run, if the run has one.
 pub fn job_of(store: &Store) -> Result<Option<SeenJob>, Failure> {
     let record = JobRecord::read(store).map_err(Failure::failed)?;
     Ok(record.map(|record| {
@@ -76,7 +76,7 @@ pub fn job_of(store: &Store) -> Result<Option<SeenJob>, Failure> {
     }))
 }
 
-/// Reads the coordinators' history of the run; the default if it cannot be parsed.
+/// Reads the restart history of the run. Returns the default if the history is missing or cannot be parsed.
 pub fn history(store: &Store) -> Result<RestartHistory, Failure> {
     match store.get_at_most(COORDINATOR, LONGEST) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),

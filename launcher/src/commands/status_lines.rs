@@ -1,4 +1,4 @@
-//! Text output of `lambert status`. Pure formatting.
+//! Text output of `lambert status`. This module only formats.
 
 use lambert_control::RankTimes;
 use lambert_control::Score;
@@ -10,10 +10,10 @@ use crate::status::stored::Liveness;
 use crate::status::{Downtime, RankStatus, Restarts, RunProgress, RunState, Status};
 use crate::text::{age, clock, counted, duration, percent, rate};
 
-/// Maximum number of checkpoints named.
+/// Maximum number of checkpoint names to show.
 const CHECKPOINTS: usize = 5;
 
-/// Formats a run's status; `job` is its state in Slurm, if known.
+/// Formats the status of a run. `job` is the Slurm job of the run, if known.
 pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) -> Vec<String> {
     let (latest, workers) = (&status.latest, &status.workers);
     let head = format!("{url} ({}): {}", status.name, state(status, liveness, job));
@@ -48,14 +48,14 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
     lines
 }
 
-/// A line with its label in a column of 12 characters.
+/// Formats a line with `label` in a column of 12 characters.
 fn line(label: &str, text: &str) -> String {
     format!("{label:<12} {text}")
 }
 
 fn step(status: &Status) -> String {
     let RunProgress { step, steps, samples_per_second, seconds_left } = status.progress;
-    // Rounded down: 100% means finished.
+    // The percentage is rounded down, so that 100% appears only for a finished run.
     let mut text = format!("{step}/{steps} ({}%)", 100 * step / steps.max(1));
     if status.state == RunState::Training {
         text += &format!(", {} samples/s", rate(samples_per_second));
@@ -79,12 +79,12 @@ fn failure(downtime: &Downtime) -> String {
     line("failure", &format!("attempt {}, step {}: {}; {cost}", downtime.attempt, downtime.step, downtime.cause))
 }
 
-/// True if the run's job is pending or suspended, whatever its coordinator wrote last.
+/// True if the job of the run is pending or suspended. The last status of the coordinator is then out of date.
 fn is_waiting(job: Option<&Job>) -> bool {
     job.is_some_and(|job| job.is_pending() || job.is_suspended())
 }
 
-/// `mlm 6.8125, acc 5.0%`.
+/// Formats a score: `mlm 6.8125, acc 5.0%`.
 fn score(Score { name, loss, accuracy }: &Score) -> String {
     let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", acc {}", percent(accuracy)));
     format!("{name} {loss:.4}{accuracy}")
@@ -128,13 +128,13 @@ pub fn job(job: &Job) -> String {
     text
 }
 
-/// Formats the end of a coordinator's job.
+/// Formats the end of a coordinator in a Slurm job.
 pub fn job_end(end: &JobEnd, now: f64) -> String {
     let step = end.step.map_or(String::new(), |step| format!(" at step {step}"));
     line("job end", &format!("{}{step}, {} ago: {}", end.job, age(now - end.unix), end.cause))
 }
 
-/// Formats the list of checkpoints, newest first; `lambert checkpoint list` shows them all.
+/// Formats the newest checkpoints, newest first. `lambert checkpoint list` shows all checkpoints.
 pub fn checkpoints(names: &[&str]) -> String {
     let (shown, more) = names.split_at(names.len().min(CHECKPOINTS));
     let mut names: Vec<String> = shown.iter().map(|name| (*name).to_owned()).collect();
@@ -146,7 +146,7 @@ pub fn checkpoints(names: &[&str]) -> String {
     line("checkpoints", &names.join(", "))
 }
 
-/// Formats the spread of step times over the ranks and the slowest rank.
+/// Formats median and range of the step time over the ranks, and the slowest rank.
 fn rank_times(times: RankTimes, ranks: &[RankStatus]) -> String {
     let RankTimes { min, median, max, slowest } = times;
     let host = ranks.iter().find(|rank| rank.rank == slowest).map_or("?", |rank| rank.host.as_str());

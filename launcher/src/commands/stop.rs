@@ -1,5 +1,5 @@
-//! `lambert stop`: asks a run's coordinator, on any host, to save a checkpoint and stop. The coordinator of a pending
-//! or suspended job sees the request when the job runs.
+//! `lambert stop`: asks the coordinator of a run, on any host, to save a checkpoint and stop. If the Slurm job of the
+//! run is suspended, its coordinator sees the request when the job resumes. A pending job is cancelled.
 
 use lambert_config::exit;
 use lambert_store::Store;
@@ -25,11 +25,11 @@ enum StopError {
 enum RequestTarget {
     /// A running coordinator.
     Coordinator,
-    /// A suspended job, whose coordinator sees the request when it resumes.
+    /// A suspended job. Its coordinator sees the request when the job resumes.
     Suspended(String),
     /// A pending job.
     Pending(String),
-    /// No recipient, with the reason.
+    /// No recipient. The text gives the reason.
     Nobody(String),
 }
 
@@ -48,12 +48,13 @@ pub fn stop(arguments: &cli::Stop) -> Outcome {
         }
         RequestTarget::Pending(job) => stop_pending(&store, &job)?,
     };
-    // The exit code already tells the caller; a failed print is no error.
+    // The exit code already reports success, so a failed print is not an error.
     let _ = console::result(&text);
     Ok(exit::DONE)
 }
 
-/// Leaves the request before cancelling: if the job starts meanwhile or cannot be cancelled, its coordinator still sees it.
+/// Writes the stop request, then cancels the pending job. If the job starts in the meantime or cannot be cancelled, its
+/// coordinator still sees the request.
 fn stop_pending(store: &Store, job: &str) -> Result<String, Failure> {
     leave(store, STOP_OBJECT)?;
     if let Err(error) = cluster::cancel_pending(job) {
@@ -63,7 +64,7 @@ fn stop_pending(store: &Store, job: &str) -> Result<String, Failure> {
     Ok(format!("cancelled pending job {job}"))
 }
 
-/// Leaves a request in the store of a run with a running coordinator.
+/// Writes a request to the store of a run. Fails unless the run has a running coordinator.
 pub fn request(store: &Store, object: &str) -> Result<(), Failure> {
     match find_target(store)? {
         RequestTarget::Coordinator => leave(store, object),
@@ -88,12 +89,14 @@ fn find_target(store: &Store) -> Result<RequestTarget, Failure> {
     Ok(target(status.as_ref().map(|status| (status.state, stored::liveness(status))), job.as_ref()))
 }
 
-/// Slurm's job state takes precedence; without a job, or when it is over, the coordinator's status counts.
+/// Returns the recipient of a request. The job state in Slurm takes precedence over the status of the coordinator. If
+/// there is no job or the job is over, the status decides.
 fn target(seen: Option<(RunState, Liveness)>, job: Option<&Job>) -> RequestTarget {
     match (job, seen) {
         (Some(job), _) if job.is_pending() => RequestTarget::Pending(job.id.clone()),
         (Some(job), _) if job.is_suspended() => RequestTarget::Suspended(job.id.clone()),
-        // It may not have written a status yet, or may be about to be requeued.
+        // The status may be missing or out of date. The coordinator may not have written a status yet, or the job may
+        // be about to be requeued.
         (Some(job), _) if job.is_alive() => RequestTarget::Coordinator,
         (_, None) => RequestTarget::Nobody("was never started".to_owned()),
         (_, Some((state, _))) if state.is_over() => RequestTarget::Nobody(format!("has {state}")),

@@ -1,5 +1,5 @@
-//! `lambert submit`: submits a run to Slurm. The configuration is checked and stored now, and jobs that could never
-//! start are rejected now, not hours later in a log.
+//! `lambert submit`: submits a run to Slurm. Checks and stores the configuration before the submission, and rejects
+//! jobs that could never start. A user thus sees such errors at once and not hours later in a log.
 
 use std::path::Path;
 
@@ -72,7 +72,7 @@ fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) 
     let _lock = SubmissionLock::take(&store).map_err(Failure::failed)?;
     refuse_queued(&store)?;
     let spec = validated.commit()?;
-    // A stop request for an earlier job does not apply to this one.
+    // A stop request for an earlier job does not apply to the new job.
     spec.store.delete(STOP_OBJECT).map_err(Failure::failed)?;
     let number = cluster::submit(&script).map_err(Failure::usage)?;
     let record = JobRecord { job: number.clone(), cluster: None };
@@ -83,7 +83,7 @@ fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) 
     Ok(exit::DONE)
 }
 
-/// Rejects a second job for the same run: the two would take the run from each other.
+/// Rejects a second job for the same run, because the two jobs would take the run from each other.
 fn refuse_queued(store: &Store) -> Result<(), Failure> {
     let url = store.url().to_owned();
     match status::job_of(store)? {
@@ -95,7 +95,7 @@ fn refuse_queued(store: &Store) -> Result<(), Failure> {
     }
 }
 
-/// Rejects a run with a coordinator that was started by hand: a job would take the run over.
+/// Rejects a run with a live coordinator, because the job would take the run over from this coordinator.
 fn refuse_coordinated(store: &Store, last: &Status) -> Result<(), Failure> {
     if stored::liveness(last) != Liveness::Alive {
         return Ok(());
@@ -105,7 +105,8 @@ fn refuse_coordinated(store: &Store, last: &Status) -> Result<(), Failure> {
     Err(Failure::usage(SubmitError::Coordinated { url, pid, host, age }))
 }
 
-/// Rejects a lead time that is shorter than the last step plus a checkpoint; passes if either is unknown.
+/// Rejects a lead time that is shorter than the last step plus a median checkpoint. Accepts any lead time if no
+/// checkpoint duration is known.
 fn refuse_short_lead(lead: u64, history: &RestartHistory, last: &Status) -> Result<(), SubmitError> {
     let Some(save) = history.median_save() else { return Ok(()) };
     let step = last.latest.record.as_ref().map_or(0.0, |record| record.times.seconds);

@@ -1,4 +1,5 @@
-//! `lambert submit --prep`: submits a preparation as a job array and a job that merges the parts.
+//! `lambert submit --prep`: submits the preparation of a dataset to Slurm, as a job array and a job that merges the
+//! parts.
 
 use std::path::Path;
 
@@ -55,7 +56,7 @@ pub fn submit(arguments: &cli::Submit, folder: &Path, lambert: &str) -> Outcome 
     Ok(exit::DONE)
 }
 
-/// Returns the selected parts, by default all.
+/// Returns the selected parts, or all parts if none is selected.
 fn tasks(parts: usize, named: &[usize]) -> Result<Vec<usize>, PrepJobError> {
     let mut tasks: Vec<usize> = if named.is_empty() { (0..parts).collect() } else { named.to_vec() };
     tasks.sort_unstable();

@@ -4,8 +4,8 @@ use lambert_plan::architecture::Tensor;
 use safetensors::tensor::{SafeTensorError, TensorView};
 use safetensors::{SafeTensors, serialize};
 
-/// Returns the safetensors file `bytes` of a model made of `tensors`, without tensors that are `left_out` and without
-/// vocabulary padding rows.
+/// Returns the safetensors file `bytes` without the tensors for which `left_out` is true and without vocabulary padding
+/// rows. `tensors` are the tensors of the model.
 pub fn weights(
     bytes: &[u8],
     tensors: &[Tensor],

@@ -30,7 +30,7 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
     Ok(exit::DONE)
 }
 
-/// Any format that a preparation detects.
+/// Source at `path`. Its format is detected automatically, as in `lambert prep`.
 fn source(path: &str) -> Source {
     Source { path: path.to_owned(), format: FormatName::AUTO.into(), ..Source::default() }
 }

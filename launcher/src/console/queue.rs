@@ -1,4 +1,4 @@
-//! Bounded queue of output lines with a writer thread: producers never block on a slow reader.
+//! Bounded queue of output lines with a writer thread, so that producers never wait for a slow reader.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,9 +28,9 @@ pub enum Bar {
     Removed,
 }
 
-/// Destination of a queue's lines.
+/// Destination of the lines of a queue.
 pub trait Sink: Send + 'static {
-    /// Writes whole lines; may block indefinitely.
+    /// Writes whole lines. May block indefinitely.
     fn write(&mut self, lines: &[u8]);
     /// Returns the line that replaces `lines` dropped lines.
     fn gap(&self, lines: u64) -> String;
@@ -38,7 +38,7 @@ pub trait Sink: Send + 'static {
     fn draw(&mut self, bar: Bar);
 }
 
-/// Lines waiting for a [`Sink`]. When the queue is full, the oldest are dropped and counted.
+/// Lines waiting for a [`Sink`]. When the queue is full, the oldest lines are dropped and counted.
 #[derive(Debug)]
 pub struct OutputQueue {
     shared: Arc<QueueShared>,
@@ -100,7 +100,7 @@ impl OutputQueue {
         self.shared.changed.notify_all();
     }
 
-    /// Draws or removes the progress bar after the queued lines.
+    /// Draws or removes the progress bar once all queued lines are written.
     pub fn draw(&self, bar: Bar) {
         self.shared.lock().bar = Some(bar);
         self.shared.changed.notify_all();
@@ -180,7 +180,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// Reader that accepts one write per signal.
+    /// Sink that completes one write per message from the test.
     struct Slow {
         reads: Receiver<()>,
         read: Sender<String>,
@@ -231,7 +231,8 @@ mod tests {
         (0..1000).for_each(|number| queue.push(format!("{number}\n").into_bytes()));
         queue.push(b"last\n".to_vec());
         assert!(start.elapsed() < SOON, "nobody waits for the reader");
-        // The queue holds six lines of four bytes and the last of five; the first is being written.
+        // The queue contains six lines of four bytes and the line `last` of five bytes. The line `first` is being
+        // written.
         assert_eq!(queue.finish(Duration::from_millis(50)), 1002);
         drop(resume);
         assert_eq!(queue.finish(SOON), 994, "what was dropped is lost, the rest has arrived");

@@ -1,4 +1,4 @@
-//! Inputs and outputs of the coordinator's decisions.
+//! Inputs and outputs of the decisions of the coordinator.
 
 use lambert_control::Directive;
 use lambert_control::{Message, WorkerReport};
@@ -8,30 +8,31 @@ use super::placement::Attempt;
 use super::stop::{JobView, Signal, StopReason};
 use crate::text::signal_name;
 
-/// Coordinator events. Times are passed with the event.
+/// Coordinator event. The time of the event is passed separately.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// Timer tick, several times a second.
     Tick,
-    /// A signal. The first requests a checkpoint and a stop; a second at least one second later requests an immediate end.
+    /// A signal. The first signal requests a checkpoint and a stop. A second signal at least one second later may
+    /// request an immediate end; see `Requests::signal`.
     Signal(Signal),
-    /// State of the coordinator's own Slurm job.
+    /// State of the Slurm job in which the coordinator runs.
     Job(JobView),
     /// A user requested a checkpoint and a stop.
     StopRequested,
     /// A user requested a checkpoint.
     SaveRequested,
-    /// The requested lease was taken, for this attempt.
+    /// This coordinator took the requested lease. The number is that of the attempt.
     LeaseTaken(u32),
-    /// The requested lease is held by another coordinator.
+    /// Another coordinator holds the requested lease. The number is that of its attempt.
     LeaseHeld(u32),
     /// The lease could not be taken, with the reason.
     LeaseFailed(String),
-    /// Newest lease in the store.
+    /// Number of the newest lease in the store.
     LeaseSeen(u32),
-    /// The lease of this attempt is missing from the store, with details: the run was moved or removed.
+    /// The lease of this attempt is missing from the store, because the run was moved or removed. The text has details.
     LeaseGone(u32, String),
-    /// The processes of an attempt could not be started: exit code and reason.
+    /// The processes of an attempt could not be started. Fields: attempt, exit code, reason.
     StartFailed(u32, i32, String),
     /// An event from the processes of an attempt.
     Worker(u32, WorkerEvent),
@@ -40,7 +41,7 @@ pub enum Event {
 /// Events from the processes of an attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WorkerEvent {
-    /// A rank's report. Its messages follow as [`WorkerEvent::Message`].
+    /// Report of a rank. The messages of the report follow as [`WorkerEvent::Message`].
     Report(WorkerReport),
     /// A message from a rank, delivered once.
     Message(usize, Message),
@@ -48,11 +49,11 @@ pub enum WorkerEvent {
     Line(usize, String),
     /// The launcher reported how the first rank died.
     Died(RankDeath),
-    /// Other launcher output, one paragraph.
+    /// One paragraph of other launcher output.
     Remark(String),
     /// The launcher, or the only rank, exited.
     Exited(ProcessExit),
-    /// All processes have ended except those listed, which cannot be killed. The last event of an attempt.
+    /// Last event of an attempt: all processes have ended, except the listed processes, which cannot be killed.
     Gone(Vec<String>),
 }
 
@@ -98,7 +99,7 @@ impl std::fmt::Display for ProcessExit {
 pub enum LeaseRequest {
     /// The lease after the newest in the store.
     Next,
-    /// This lease, the one after the coordinator's own.
+    /// The lease with this number, which follows the last lease of this coordinator.
     Exactly(u32),
 }
 
@@ -107,13 +108,14 @@ pub enum LeaseRequest {
 pub enum Action {
     /// Take a lease; answered by [`Event::LeaseTaken`], [`Event::LeaseHeld`] or [`Event::LeaseFailed`].
     TakeLease(LeaseRequest),
-    /// Start an attempt's processes; its last event is [`WorkerEvent::Gone`] or [`Event::StartFailed`].
+    /// Start the processes of an attempt. The last event of the attempt is [`WorkerEvent::Gone`] or
+    /// [`Event::StartFailed`].
     Start(Attempt),
     /// Send a command to the ranks.
     Command(Directive),
     /// Terminate the processes of the attempt; answered by [`WorkerEvent::Gone`].
     End,
-    /// Query Slurm for the job's state; answered by [`Event::Job`].
+    /// Query Slurm for the state of the job; answered by [`Event::Job`].
     AskSlurm,
     /// Delete the stop request from the store.
     ForgetStop,
@@ -124,11 +126,12 @@ pub enum Action {
 /// Notifications for the user.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Note {
-    /// A stop was requested; the ranks save a checkpoint after the next step.
+    /// A stop was requested. The ranks save a checkpoint after the next step.
     Stopping,
-    /// A stop was requested before the attempt completed a step; the ranks are terminated without a checkpoint.
+    /// A stop was requested before the attempt completed a step. The ranks are terminated without a checkpoint.
     NothingToSave,
-    /// The job is about to end and the checkpoint is incomplete; the ranks are terminated so that the job can be requeued.
+    /// The job is about to end and the checkpoint is incomplete. The ranks are terminated so that the job can be
+    /// requeued.
     OutOfTime,
     /// A checkpoint was requested.
     Saving,
@@ -139,40 +142,40 @@ pub enum Note {
         /// `slurm.lead_seconds`.
         lead: Seconds,
     },
-    /// The job ends before a checkpoint of the last duration could finish.
+    /// The job ends too soon for a checkpoint that takes as long as the last checkpoint.
     ShortOfTime {
         /// Seconds until the job ends.
         left: Seconds,
         /// Duration of the last checkpoint, seconds.
         save: Seconds,
     },
-    /// A rank has been in a phase for unusually long but has not timed out.
+    /// A rank has been in the same phase for an unusually long time but has not timed out.
     Slow(String),
-    /// An attempt failed; another follows after a pause.
+    /// An attempt failed. Another attempt follows after a pause.
     Restart {
         /// Cause of the failure.
         cause: String,
         /// Seconds until the next attempt.
         pause: Seconds,
-        /// True if the run rolls back and skips samples; false if it resumes from the newest checkpoint.
+        /// True if the run rolls back and skips samples. False if the run resumes from the newest checkpoint.
         rollback: bool,
     },
-    /// No rank has reported; the start is retried after a pause and does not count as a restart.
+    /// No rank has reported. The coordinator retries the start after a pause. The retry does not count as a restart.
     Waiting {
         /// Message from the launcher.
         cause: String,
         /// Seconds until the retry.
         pause: Seconds,
-        /// Minutes until the run is given up.
+        /// Minutes until the coordinator gives up the run.
         minutes_left: f64,
     },
-    /// The step of the last failure was reached again.
+    /// The run has again reached the step at which it last failed.
     Recovered {
         step: u64,
         /// Cost of the restart, seconds.
         seconds: f64,
     },
-    /// Processes crashed, as described, after their work was done.
+    /// Processes crashed after all work was done. The text describes the crash.
     ResultStands(String),
     /// Processes that cannot be killed remain.
     LeftoverProcesses(Vec<String>),
@@ -183,7 +186,7 @@ pub enum Note {
 pub enum Verdict {
     /// All steps are done.
     Finished,
-    /// Stopped on request; can be resumed.
+    /// Stopped on request. The run can be resumed.
     Stopped(StopReason),
     /// Another coordinator took the run over, or the run no longer exists.
     Replaced(String),
@@ -192,7 +195,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Describes the end of the job; `None` if the run is done.
+    /// Describes why the coordinator ended. Returns `None` if the run is done.
     pub fn job_end(&self) -> Option<String> {
         match self {
             Self::Finished => None,

@@ -18,18 +18,19 @@ const SAVES: usize = 9;
 pub struct RestartHistory {
     /// Failures followed by a restart, oldest first.
     pub restarts: Vec<Restart>,
-    /// Failures up to this time (seconds since the Unix epoch) no longer count, because the run was given up and restarted by hand.
+    /// Time at which a coordinator last gave up the run, seconds since the Unix epoch. Failures up to this time no
+    /// longer count.
     pub counted_from: f64,
     /// Total downtime of all failures, seconds.
     pub seconds_lost: f64,
-    /// Duration of the last checkpoint from state copy to manifest, seconds.
+    /// Duration of the last checkpoint, seconds, from the copy of the state to the write of the manifest.
     pub last_save_seconds: Option<f64>,
     /// Durations of recent checkpoints, oldest first, seconds.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub recent_saves: Vec<Seconds>,
-    /// Ends of coordinators in Slurm jobs before the run was done, oldest first.
+    /// Coordinators in Slurm jobs that ended before the run was done, oldest first.
     pub job_ends: Vec<JobEnd>,
-    /// Furthest checkpoint and attempts since.
+    /// Furthest checkpoint, and the attempts after it.
     pub progress: Progress,
     /// Slurm job of the current coordinator.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,7 +45,7 @@ pub struct JobEnd {
     pub unix: f64,
     /// Slurm job ID.
     pub job: String,
-    /// Completed steps; absent if the coordinator was killed.
+    /// Completed steps. Absent if the coordinator was killed.
     pub step: Option<u64>,
     pub cause: String,
 }
@@ -63,16 +64,17 @@ pub struct Restart {
     /// True if the failure counts against `cluster.restart.limit`.
     #[serde(alias = "counts")]
     pub counts_toward_limit: bool,
-    /// Host to blame, if any.
+    /// Host that caused the failure, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Seconds until that step was reached again, if it has been.
+    /// Seconds until the run reached `step` again. `None` if the run has not reached `step` again.
     #[serde(default)]
     pub seconds: Option<Seconds>,
 }
 
 impl RestartHistory {
-    /// Drops failures dated after `now`: the clock was or is wrong, and their real time is unknown.
+    /// Drops failures with a time after `now`. The clock is wrong, or was wrong when these failures were recorded, so
+    /// their real time is unknown.
     pub fn sanitized(mut self, now: f64) -> Self {
         self.counted_from = self.counted_from.min(now);
         self.restarts.retain(|restart| restart.unix <= now);
@@ -96,14 +98,15 @@ impl RestartHistory {
         }
     }
 
-    /// Median duration of recent checkpoints, seconds; the upper median of an even number.
+    /// Median duration of recent checkpoints, seconds. For an even number of durations, the larger of the two middle
+    /// durations.
     pub fn median_save(&self) -> Option<Seconds> {
         let mut saves = self.recent_saves.clone();
         saves.sort_by(f64::total_cmp);
         saves.get(saves.len() / 2).copied().or(self.last_save_seconds)
     }
 
-    /// Registers a coordinator in a job. A previous one that did not report its end was killed.
+    /// Registers a coordinator in a Slurm job. A previous coordinator that did not register its end was killed.
     pub fn begin_job(&mut self, unix: f64, job: &str) {
         if let Some(before) = self.job.replace(job.to_owned()) {
             let cause = "the coordinator or its node died".to_owned();
@@ -125,20 +128,20 @@ impl RestartHistory {
         }
     }
 
-    /// Number of counting failures after time `since`.
+    /// Number of failures after time `since` that count toward the restart limit.
     pub fn count(&self, since: f64) -> usize {
         let since = since.max(self.counted_from);
         let counts = |restart: &&Restart| restart.counts_toward_limit && restart.unix > since;
         self.restarts.iter().filter(counts).count()
     }
 
-    /// Hosts blamed for failures after time `since`.
+    /// Hosts that caused failures after time `since`.
     pub fn failed_hosts(&self, since: f64) -> BTreeSet<&str> {
         let recent = self.restarts.iter().filter(|restart| restart.unix > since);
         recent.filter_map(|restart| restart.host.as_deref()).collect()
     }
 
-    /// Sets the cost of the last failure.
+    /// Sets the downtime that the last failure caused.
     pub fn account(&mut self, cost: Seconds) {
         if let Some(last) = self.restarts.last_mut()
             && last.seconds.is_none()
@@ -176,14 +179,14 @@ mod tests {
         assert_eq!(history.restarts.len(), MOST);
     }
 
-    /// Key of versions up to 0.1.
+    /// Versions up to 0.1 call this key `counts`.
     #[test]
     fn the_old_key_of_counted_failures_is_read() {
         let text = r#"{"restarts":[{"unix":30.0,"attempt":1,"step":1,"cause":"c","counts":true}]}"#;
         assert_eq!(serde_json::from_str::<RestartHistory>(text).unwrap().count(0.0), 1);
     }
 
-    /// Histories of older versions lack the progress.
+    /// Older versions do not write the key `progress`.
     #[test]
     fn histories_of_older_versions_are_read() {
         let text = r#"{"restarts":[],"counted_from":1.0,"seconds_lost":2.0,"last_save_seconds":null,"job_ends":[]}"#;

@@ -1,5 +1,5 @@
-//! Phase timeouts: detects hung and lost ranks from the phase of the training thread, its duration and the time since
-//! the last report.
+//! Phase timeouts. Hung and lost ranks are detected from the phase of the training thread, the time in that phase and
+//! the time since the last report.
 
 use lambert_config::run::{Limits, RunConfig};
 use lambert_control::WorkerPhase;
@@ -7,14 +7,15 @@ use lambert_control::WorkerPhase;
 use super::Seconds;
 use super::monitor::{AttemptMonitor, Rank};
 
-/// Time limit for processes to exit after all work is saved, seconds. Short, because the job may be near its time limit.
+/// Maximum time for processes to exit after all work is saved, seconds. The time is short, because the Slurm job may be
+/// close to its time limit.
 const LEAVING: Seconds = 30.0;
 
 /// Timeouts for the phases of a rank, seconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PhaseTimeouts {
     limits: Limits,
-    /// Time after which a rank gives up on failing saves.
+    /// Time after which a rank gives up if its checkpoints fail, seconds.
     saves: Seconds,
 }
 
@@ -23,7 +24,7 @@ pub struct PhaseTimeouts {
 pub struct RankTimeout {
     /// Description of the rank and the timeout.
     pub message: String,
-    /// Host to avoid, if it no longer reports.
+    /// Host to avoid in later attempts. `None` if the rank still reports.
     pub host: Option<String>,
 }
 
@@ -33,7 +34,7 @@ impl PhaseTimeouts {
         Self { limits: config.cluster.limits.clone(), saves: 60.0 * config.checkpoint.give_up_minutes }
     }
 
-    /// Timeout of a phase; infinite if disabled.
+    /// Timeout of a phase, seconds. `median` is the median step duration. Infinite if the timeout is disabled.
     fn of(&self, phase: WorkerPhase, median: Option<Seconds>) -> Seconds {
         let limits = &self.limits;
         let (limit, more) = match (phase, median) {
@@ -58,7 +59,7 @@ impl PhaseTimeouts {
             .or_else(|| self.hung(at, monitor))
     }
 
-    /// Processes that do not exit after all work is done.
+    /// Returns a timeout if processes do not exit after all work is done.
     fn lingering(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let limit = self.of(WorkerPhase::Stop, None);
         let since = monitor.leaving().filter(|since| limit.is_finite() && at - since > limit.min(LEAVING))?;
@@ -66,7 +67,7 @@ impl PhaseTimeouts {
         Some(RankTimeout { message, host: None })
     }
 
-    /// A rank that no longer reports. Ranks in the stop phase may already have exited.
+    /// Returns a rank that no longer reports. Skips ranks in the stop phase, which may already have exited.
     fn silent(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let limit = self.limits.silence_seconds;
         let silent = |rank: &Rank| limit > 0.0 && rank.phase != WorkerPhase::Stop && at - rank.last_report > limit;
@@ -82,9 +83,9 @@ impl PhaseTimeouts {
         (at - begun > limit).then(|| RankTimeout { message, host: monitor.ranks.host(missing) })
     }
 
-    /// All ranks work in lockstep: one hung rank stalls all, and one in a longer phase may stall others legitimately.
-    /// The attempt hangs if every rank exceeds its timeout. The suspect is the first rank that is not waiting for
-    /// others.
+    /// Returns the suspect if the attempt hangs. All ranks work in lockstep, so one hung rank stalls all other ranks. A
+    /// rank in a longer phase, such as a save, also stalls the other ranks although nothing hangs. Therefore the
+    /// attempt hangs only if every rank exceeds the timeout of its phase.
     fn hung(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let median = monitor.steps.median();
         let over = |rank: &Rank| at - rank.since > self.of(rank.phase, median);
@@ -99,7 +100,7 @@ impl PhaseTimeouts {
         Some(RankTimeout { message, host: None })
     }
 
-    /// Warns about a rank that has used more than half of its timeout.
+    /// Returns a warning about the suspect if every rank has used more than half of its timeout.
     pub fn slow(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<String> {
         let median = monitor.steps.median();
         let slow = |rank: &Rank| at - rank.since > 0.5 * self.of(rank.phase, median);
@@ -112,7 +113,9 @@ impl PhaseTimeouts {
     }
 }
 
-/// The rank that the others wait for: furthest behind, preferring ranks that do not wait in an all-reduce.
+/// Returns the rank that the others wait for: the rank with the fewest completed steps. Among ranks with the same
+/// number of steps, prefers a rank outside an all-reduce, then the rank that has been in its phase for the longest
+/// time.
 fn suspect(monitor: &AttemptMonitor) -> Option<(usize, &Rank)> {
     let order = |rank: &Rank| (rank.step, rank.phase == WorkerPhase::AllReduce);
     let behind =

@@ -1,4 +1,5 @@
-//! Monitoring of an attempt: combines the events of ranks and launcher, and determines why it failed.
+//! Monitoring of an attempt. Combines the events of the ranks and of the launcher, and determines why an attempt
+//! failed.
 //!
 //! - `ranks`: ranks and hosts; `versions`: version check; `steps`: training progress
 //! - `failure_signs`: failure signs and the cause of a failure
@@ -28,7 +29,7 @@ pub struct AttemptMonitor {
     /// Training progress.
     pub steps: Steps,
     pub failure_signs: FailureSigns,
-    /// Orderly end reported by rank 0, and its time.
+    /// Time and kind of the orderly end that rank 0 reported.
     left: Option<(Seconds, OrderlyEnd)>,
 }
 
@@ -47,7 +48,7 @@ pub struct Rollback {
     pub message: String,
     /// Step at which the rollback was decided.
     pub step: u64,
-    /// Step to resume from; later checkpoints are invalid.
+    /// Step to resume from. Later checkpoints are invalid.
     pub to: u64,
 }
 
@@ -56,7 +57,7 @@ pub struct Rollback {
 pub enum AttemptEnd {
     /// All steps are done.
     Finished,
-    /// A checkpoint was saved on request.
+    /// The ranks saved a checkpoint and stopped, as requested.
     Stopped,
     /// The ranks exited so that the run can roll back and skip samples.
     RolledBack(Rollback),
@@ -69,7 +70,8 @@ pub enum AttemptEnd {
 }
 
 impl AttemptMonitor {
-    /// Creates the monitor of an attempt; `places` is the host of each rank, if decided.
+    /// Creates the monitor of an attempt. `rank_hosts` has the host of each rank. It is empty if the launcher chooses
+    /// the hosts.
     pub fn new(rank_hosts: Vec<String>) -> Self {
         Self { ranks: Ranks::new(rank_hosts), ..Self::default() }
     }
@@ -121,13 +123,14 @@ impl AttemptMonitor {
         }
     }
 
-    /// True if ending the attempt loses nothing: no step completed, no checkpoint committed, and no rank beyond its first step.
+    /// True if ending the attempt loses nothing: no step is completed, no checkpoint is committed, and no rank is
+    /// beyond its first step.
     pub fn is_fresh(&self) -> bool {
         let early = |rank: &Rank| matches!(rank.phase, WorkerPhase::Join | WorkerPhase::Load) || rank.phase.is_step();
         self.steps.are_none() && self.left.is_none() && self.ranks.iter().all(|(_, rank)| early(rank))
     }
 
-    /// The orderly end reported by rank 0. `None` if it reported none, or if the versions do not match.
+    /// Orderly end that rank 0 reported. `None` if rank 0 reported no orderly end, or if the versions do not match.
     pub fn result(&self) -> Option<AttemptEnd> {
         let (_, left) = self.left.as_ref().filter(|_| self.versions.mismatch.is_none())?;
         Some(match left {
@@ -137,7 +140,7 @@ impl AttemptMonitor {
         })
     }
 
-    /// Time since which all work is done and only the processes have to exit.
+    /// Time at which rank 0 reported an orderly end. Since then, only the exit of the processes is missing.
     pub fn leaving(&self) -> Option<Seconds> {
         self.left.as_ref().map(|(since, _)| *since)
     }
@@ -147,12 +150,12 @@ impl AttemptMonitor {
         self.failure_signs.failure(&self.ranks, world)
     }
 
-    /// Describes the crash of an attempt of `world` ranks; `None` if all processes exited normally.
+    /// Describes the crash of an attempt of `world` ranks. Returns `None` if all processes exited normally.
     pub fn crash(&self, world: usize) -> Option<String> {
         self.failure_signs.crash(&self.ranks, world)
     }
 
-    /// The one host named in the launcher's messages, if any.
+    /// Host named in the messages of the launcher. `None` unless they name exactly one host.
     pub fn host_in_messages(&self) -> Option<String> {
         self.failure_signs.host_in_messages(&self.ranks)
     }

@@ -15,14 +15,14 @@ pub struct Attempt {
     pub placement: Placement,
 }
 
-/// Hosts of an attempt's ranks.
+/// Hosts of the ranks of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Placement {
-    /// The coordinator's host.
+    /// Host of the coordinator.
     Here,
     /// Listed hosts, filled in order.
     Hosts(Vec<Host>),
-    /// Nodes of the Slurm job, chosen by the launcher; optionally with some nodes excluded.
+    /// Nodes of the Slurm job. The launcher chooses the node of each rank. Some nodes may be excluded.
     Allocation(Option<ExcludedNodes>),
 }
 
@@ -36,7 +36,7 @@ pub struct ExcludedNodes {
 }
 
 impl Placement {
-    /// Host name of each rank, as launchers fill hosts in order. Empty if the launcher decides.
+    /// Host name of each rank, known because launchers fill listed hosts in order. Empty if no hosts are listed.
     pub fn rank_hosts(&self) -> Vec<String> {
         let Self::Hosts(hosts) = self else { return Vec::new() };
         hosts.iter().flat_map(|host| std::iter::repeat_n(host.name.clone(), host.ranks)).collect()
@@ -46,17 +46,17 @@ impl Placement {
 /// Hosts available to a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum HostPool {
-    /// The coordinator's host only.
+    /// Only the host of the coordinator.
     #[default]
     Here,
     /// Listed hosts.
     Hosts(Vec<Host>),
-    /// Nodes of the Slurm job with their task counts; empty if unknown.
+    /// Nodes of the Slurm job with their task counts. Empty if unknown.
     Allocation(Vec<Host>),
 }
 
-/// Places `world` ranks on the available hosts in order. Hosts in `avoid` come last and are excluded if the others have
-/// enough slots.
+/// Places `world` ranks on the available hosts in order. Hosts in `avoid` come last, so they are unused if the other
+/// hosts have enough slots.
 pub fn place(host_pool: &HostPool, world: usize, avoid: &BTreeSet<&str>) -> Placement {
     let hosts = match host_pool {
         HostPool::Here => return Placement::Here,
@@ -75,7 +75,7 @@ pub fn place(host_pool: &HostPool, world: usize, avoid: &BTreeSet<&str>) -> Plac
     Placement::Hosts(placed)
 }
 
-/// Returns the nodes in `avoid` that `world` ranks can do without, in node order.
+/// Returns the nodes in `avoid` that can be excluded, in node order. The other nodes keep at least `world` slots.
 fn leave_out(nodes: &[Host], world: usize, avoid: &BTreeSet<&str>) -> Option<ExcludedNodes> {
     let mut free_slots: usize = nodes.iter().map(|node| node.ranks).sum();
     let mut left_out = Vec::new();
@@ -89,7 +89,7 @@ fn leave_out(nodes: &[Host], world: usize, avoid: &BTreeSet<&str>) -> Option<Exc
     (!left_out.is_empty()).then_some(ExcludedNodes { nodes: left_out, used })
 }
 
-/// True if a rank's host is the Slurm node `node`; the host may report its fully qualified name.
+/// True if `host`, the host of a rank, is the Slurm node `node`. `host` may be a fully qualified name.
 fn is_node(host: &str, node: &str) -> bool {
     host == node || host.strip_prefix(node).is_some_and(|domain| domain.starts_with('.'))
 }

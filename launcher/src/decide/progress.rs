@@ -2,15 +2,17 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Furthest checkpoint of a run and the attempts since. Stored with the coordinator's history, so it outlives a coordinator.
+/// Furthest checkpoint of a run, and the attempts after it. The restart history contains this record, so the record
+/// outlives a coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Progress {
     /// Steps of the furthest checkpoint.
     pub furthest: u64,
-    /// Consecutive attempts, of those that count, that ended without a checkpoint beyond it.
+    /// Number of consecutive attempts that ended without a checkpoint beyond `furthest`. Only attempts that count are
+    /// included.
     pub fruitless: usize,
-    /// True while an attempt runs that has not committed such a checkpoint.
+    /// True while an attempt is running that has not yet committed a checkpoint beyond `furthest`.
     pub pending: bool,
     /// Consecutive rollbacks without a checkpoint beyond the step of the last rollback.
     pub rollbacks: usize,
@@ -19,17 +21,17 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// An attempt starts.
+    /// Registers the start of an attempt.
     pub fn begin(&mut self) {
         self.pending = true;
     }
 
-    /// An attempt loaded a checkpoint at step `step`.
+    /// Registers that an attempt loaded a checkpoint at step `step`.
     pub fn loaded(&mut self, step: u64) {
         self.furthest = self.furthest.max(step);
     }
 
-    /// A checkpoint at step `step` was committed.
+    /// Registers that a checkpoint at step `step` was committed.
     pub fn committed(&mut self, step: u64) {
         if step > self.furthest {
             (self.furthest, self.fruitless, self.pending) = (step, 0, false);
@@ -39,14 +41,14 @@ impl Progress {
         }
     }
 
-    /// The running attempt, if any, ended; `counts` is true if it counts when it made no progress.
+    /// Registers the end of the running attempt, if any. An attempt without progress is counted if `counts` is true.
     pub fn end(&mut self, counts: bool) {
         self.fruitless += usize::from(self.pending && counts);
         self.pending = false;
     }
 
-    /// The attempt ended with a rollback decided at step `at`. Checkpoints after step `to` are invalid, so their steps
-    /// count as progress again.
+    /// Registers that the attempt ended with a rollback from step `at` to step `to`. Checkpoints after step `to` are
+    /// invalid, so a new checkpoint after step `to` counts as progress again.
     pub fn rolled_back(&mut self, at: u64, to: u64) {
         self.end(false);
         self.furthest = self.furthest.min(to);
@@ -63,7 +65,7 @@ impl Progress {
 mod tests {
     use super::*;
 
-    /// Furthest checkpoint and attempts without progress since.
+    /// Step of the furthest checkpoint, and the number of attempts without progress after it.
     fn counts(progress: &Progress) -> (u64, usize) {
         (progress.furthest, progress.fruitless)
     }
@@ -77,7 +79,7 @@ mod tests {
             progress.end(true);
             assert_eq!(counts(&progress), (committed, 0));
         }
-        // Resumes at 10 because the checkpoint at 20 is damaged.
+        // The attempt resumes from step 10 because the checkpoint at step 20 is damaged.
         progress.begin();
         progress.loaded(10);
         progress.committed(15);
@@ -92,7 +94,7 @@ mod tests {
         progress.committed(21);
         progress.end(true);
         assert_eq!(counts(&progress), (21, 0));
-        // A run whose checkpoints predate this record.
+        // The checkpoints of this run are older than the record.
         progress.loaded(100);
         progress.begin();
         progress.committed(50);

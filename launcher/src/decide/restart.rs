@@ -15,7 +15,7 @@ use crate::text::counted;
 
 /// Maximum pause before a restart, seconds.
 const LONGEST_PAUSE: Seconds = 60.0;
-/// Maximum number of retries after host failures, on any host.
+/// Maximum number of consecutive host failures, on any hosts, after which the coordinator retries.
 const HOST_TRIES: usize = 3;
 
 /// Failure counters since the run last made progress.
@@ -27,35 +27,35 @@ pub struct RestartCounters {
     of_hosts: usize,
     /// Consecutive starts without a report from any rank.
     absent: usize,
-    /// True if the lease for the next attempt could not be taken.
+    /// True if the last request for a lease failed.
     pub(super) lease_failed: bool,
     /// Start of the current series of starts without a report.
     absent_since: Option<Seconds>,
-    /// Hosts that the launcher could not reach during this series.
+    /// Hosts that the launcher could not reach in that series.
     unreachable: BTreeSet<String>,
     /// Most steps completed by any attempt.
     furthest: u64,
-    /// Start of the current recovery, and the step to reach again.
+    /// Start time of the current recovery, and the step that the run must reach again.
     recovering: Option<(Seconds, u64)>,
 }
 
 impl RestartCounters {
-    /// True if nothing has failed yet.
+    /// True if no attempt has failed yet.
     pub fn is_first(&self) -> bool {
         self.in_a_row == 0 && self.absent == 0
     }
 
-    /// Hosts that were unreachable since a rank last reported.
+    /// Hosts that the launcher could not reach in the current series of starts without a report.
     pub fn unreachable(&self) -> impl Iterator<Item = &str> {
         self.unreachable.iter().map(String::as_str)
     }
 
-    /// Starts waiting for the next attempt's lease; the wait counts towards the start timeout.
+    /// Registers the start of the wait for the next lease. The wait counts toward the start timeout.
     pub fn begin(&mut self, at: Seconds) {
         self.absent_since.get_or_insert(at);
     }
 
-    /// Returns the step and the cost of the last failure, once the run has reached that step again.
+    /// Returns the step and the downtime of the last failure, once the run has reached that step again.
     pub fn recover(&mut self, at: Seconds, monitor: &AttemptMonitor) -> Option<(u64, Seconds)> {
         let (since, step) =
             self.recovering.filter(|(_, step)| monitor.steps.started && monitor.steps.finished >= *step)?;
@@ -63,8 +63,9 @@ impl RestartCounters {
         Some((step, at - since))
     }
 
-    /// Counts a failure. A checkpoint or more steps than in any earlier attempt reset the counts. If the previous
-    /// recovery is incomplete, closes it and returns its cost, so that no time is counted twice.
+    /// Counts a failure. First resets the counts if the attempt made progress: it committed a checkpoint, or completed
+    /// more steps than any earlier attempt. If the previous recovery is incomplete, ends that recovery and returns its
+    /// downtime, so that no time is counted twice.
     fn fail(&mut self, at: Seconds, monitor: &AttemptMonitor) -> Option<Seconds> {
         let progress = monitor.steps.committed || monitor.steps.finished > self.furthest;
         self.furthest = self.furthest.max(monitor.steps.finished);
@@ -82,7 +83,7 @@ impl RestartCounters {
     }
 }
 
-/// Decides what follows after the processes of `running` were ended for reason `why`.
+/// Decides the next phase after the processes of `running` have ended for reason `why`.
 pub fn follow(
     state: &mut CoordinatorState,
     at: Seconds,
@@ -101,8 +102,8 @@ pub fn follow(
     }
 }
 
-/// Classifies the end of an attempt, or returns a verdict directly. A result reported by rank 0 stands even if
-/// processes crash afterwards: its checkpoint is already committed.
+/// Classifies the end of an attempt, or returns a verdict as the error. A result that rank 0 reported remains valid
+/// even if processes crash afterwards, because its checkpoint is already committed.
 fn ending(
     state: &CoordinatorState,
     running: &Running,
@@ -112,7 +113,7 @@ fn ending(
     let monitor = &running.monitor;
     match (monitor.result(), why) {
         (Some(AttemptEnd::Finished), EndReason::Replaced(_)) => Ok(AttemptEnd::Finished),
-        // The new owner must not lose the run to a requeued job.
+        // After any other verdict, Slurm might requeue this job, which would then take the run from the new owner.
         (_, EndReason::Replaced(message)) => Err(Verdict::Replaced(message)),
         (Some(result @ (AttemptEnd::Finished | AttemptEnd::Stopped)), EndReason::Killed) => Ok(result),
         (_, EndReason::Killed) => Err(killed(state)),
@@ -128,8 +129,8 @@ fn ending(
     }
 }
 
-/// Ends the run with `verdict`. In a Slurm job the last attempt counts as one without progress, because the next job
-/// starts unattended, unless a user ended it.
+/// Ends the run with `verdict`. In a Slurm job, a last attempt without progress counts toward the limit, because the
+/// next job starts without a user. The attempt does not count if a user ended it.
 pub fn conclude(state: &mut CoordinatorState, at: Seconds, mut verdict: Verdict, actions: &mut Vec<Action>) -> Phase {
     let counts = match verdict {
         Verdict::Stopped(reason) => reason != StopReason::Person,
@@ -142,7 +143,7 @@ pub fn conclude(state: &mut CoordinatorState, at: Seconds, mut verdict: Verdict,
     {
         verdict = give_up(state, at, exit::FINAL, message);
     }
-    // A request that this coordinator has not seen is for the next one, after a requeue.
+    // In all other cases a stop request stays in the store, for the next coordinator after a requeue.
     if matches!(verdict, Verdict::Finished | Verdict::Stopped(StopReason::Person)) {
         actions.push(Action::ForgetStop);
     }
@@ -158,7 +159,7 @@ fn killed(state: &CoordinatorState) -> Verdict {
     Verdict::Failed(exit::FAILED, format!("ended without a checkpoint by a second signal; rerun to resume from {from}"))
 }
 
-/// No rank has reported: a host, network link or file system is unavailable. Waits and retries.
+/// Waits and retries after an attempt in which no rank reported. A host, network link or file system is unavailable.
 fn absent(
     state: &mut CoordinatorState,
     at: Seconds,
@@ -170,7 +171,7 @@ fn absent(
     wait(state, at, (running.begun, running.attempt.number), cause, actions)
 }
 
-/// The lease after attempt `last` cannot be taken: the store is unavailable or full. Waits and retries.
+/// Waits and retries if the lease after attempt `last` cannot be taken. The store is unavailable or full.
 pub fn without_lease(
     state: &mut CoordinatorState,
     at: Seconds,
@@ -182,7 +183,8 @@ pub fn without_lease(
     wait(state, at, (at, last), format!("cannot acquire the lease: {cause}"), actions)
 }
 
-/// Waits before retrying what has failed since `begun`, after attempt `last`.
+/// Waits before the next start, or gives up after the start timeout. `begun` is the time at which the failed start
+/// began. `last` is the last attempt.
 pub fn wait(
     state: &mut CoordinatorState,
     at: Seconds,
@@ -209,7 +211,7 @@ pub fn wait(
     Phase::Pausing { last, until: at + pause }
 }
 
-/// No rank failed: the coordinator itself did not respond. Restarts without limit.
+/// Restarts after the coordinator itself did not respond to the ranks. No rank failed, so such restarts are unlimited.
 fn unsupervised(
     state: &mut CoordinatorState,
     at: Seconds,
@@ -232,7 +234,7 @@ fn rolled_back(
     let Rollback { message: cause, step, to } = rollback;
     note(state, at, running, &AttemptFailure::transient(cause.clone()), false);
     state.history.progress.rolled_back(step, to);
-    // The rollback target is already in the store: there is nothing to save.
+    // The checkpoint to resume from is already in the store, so a requested stop needs no other checkpoint.
     if let Some(over) = stopped(state) {
         return over;
     }
@@ -299,7 +301,7 @@ fn one_too_many(state: &mut CoordinatorState, at: Seconds, failure: &AttemptFail
     fruitless(state, &failure.message)
 }
 
-/// Returns a message if too many attempts made no progress; `last` describes the last one.
+/// Returns a message if too many attempts made no progress. `last` describes the end of the last attempt.
 pub fn fruitless(state: &CoordinatorState, last: &str) -> Option<String> {
     let (attempts, limit) = (state.history.progress.fruitless, state.settings.restarts);
     (attempts > limit).then(|| {
@@ -321,7 +323,7 @@ fn note(state: &mut CoordinatorState, at: Seconds, running: &Running, failure: &
     state.history.add(Restart { unix, attempt, step, cause, counts_toward_limit: counts, host, seconds: None });
 }
 
-/// Gives the run up and resets the counts: a user who restarts it has fixed the cause.
+/// Gives up the run and resets the counts, because a user who restarts the run has fixed the cause.
 pub fn give_up(state: &mut CoordinatorState, at: Seconds, code: i32, message: String) -> Verdict {
     state.history.counted_from = state.unix(at);
     state.history.progress.forget_failures();
@@ -340,7 +342,7 @@ fn again(
     Phase::Pausing { last: running.attempt.number, until: at + pause }
 }
 
-/// Exponential backoff: 1, 2, 4 ... seconds for consecutive failures.
+/// Returns the pause after the given number of consecutive failures: 1, 2, 4, ... seconds, at most `LONGEST_PAUSE`.
 fn pause(failures: usize) -> Seconds {
     let doublings = i32::try_from(failures.saturating_sub(1)).unwrap_or(i32::MAX).min(16);
     f64::powi(2.0, doublings).min(LONGEST_PAUSE)

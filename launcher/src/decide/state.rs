@@ -23,15 +23,15 @@ pub struct Settings {
     pub timeouts: PhaseTimeouts,
     /// Maximum number of failures within the window, and of consecutive attempts without progress, before giving up.
     pub restarts: usize,
-    /// Window, seconds.
+    /// Window in which failures are counted, seconds.
     pub window: Seconds,
     /// Timeout for consecutive starts without a report from any rank, seconds.
     pub absence: Seconds,
     /// Maximum number of consecutive rollbacks without progress.
     pub rollbacks: usize,
-    /// Start of the coordinator, seconds since the Unix epoch, shifted by the time that its process was suspended.
+    /// Start of the coordinator, seconds since the Unix epoch, plus the time for which its process was suspended.
     pub unix: f64,
-    /// Versions of the coordinator's components.
+    /// Versions of the components of the coordinator.
     pub versions: Versions,
     /// Slurm job of the coordinator, if any.
     pub job: Option<JobSettings>,
@@ -64,7 +64,7 @@ pub struct Running {
     pub begun: Seconds,
     /// Monitoring state.
     pub monitor: AttemptMonitor,
-    /// True if a slow rank was reported.
+    /// True if the user was notified of a slow rank.
     pub(super) slow: bool,
     /// True if the ranks were told to stop.
     pub stopping: bool,
@@ -73,9 +73,9 @@ pub struct Running {
 /// Reason for ending the processes of an attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub enum EndReason {
-    /// They exited on their own; the remaining ones are terminated.
+    /// The launcher or a rank exited. The remaining processes are terminated.
     Exited,
-    /// A second signal.
+    /// A second signal requested an immediate end.
     Killed,
     /// Another coordinator took the run over.
     Replaced(String),
@@ -101,7 +101,7 @@ pub enum Phase {
         /// Time of the next attempt.
         until: Seconds,
     },
-    /// The run is over under this coordinator.
+    /// This coordinator is done with the run.
     Over(Verdict),
 }
 
@@ -141,7 +141,7 @@ impl CoordinatorState {
         if let Some(job) = state.settings.job.clone() {
             state.begin_in(&job, &mut actions);
         } else {
-            // A user who starts the run has dealt with the end of the last attempt.
+            // Outside Slurm a user starts the run. This user has dealt with the failure of the last attempt.
             state.history.progress.end(false);
         }
         if state.verdict().is_none() {
@@ -150,7 +150,8 @@ impl CoordinatorState {
         (state, actions)
     }
 
-    /// Starts in a Slurm job. If the previous coordinator was killed in a job, its attempt counts as one without progress.
+    /// Begins in a Slurm job. If the previous coordinator was killed in a job, its last attempt counts as an attempt
+    /// without progress.
     fn begin_in(&mut self, job: &JobSettings, actions: &mut Vec<Action>) {
         let history = &mut self.history;
         history.progress.end(history.job.is_some());

@@ -1,17 +1,17 @@
-//! Stop reasons: signals, user requests, and Slurm's job state where a signal is ambiguous.
+//! Reasons to stop. They come from signals and user requests. Slurm's job state explains ambiguous signals.
 
 use super::Seconds;
 
-/// Slurm may send the signal before a time limit this much earlier than requested, seconds.
+/// Maximum time by which Slurm may send the signal before the time limit too early, seconds.
 const EARLY: Seconds = 60.0;
 /// Allowance for a late answer from Slurm, seconds.
 const LATE: Seconds = 10.0;
 /// Time allowed for terminating the ranks, seconds.
 const ENDING: Seconds = 25.0;
-/// Time allowed after that for the batch script to query Slurm and requeue the job, seconds.
+/// Time allowed after `ENDING` for the batch script to query Slurm and requeue the job, seconds.
 const REQUEUE: Seconds = 60.0;
-/// Signals within this time of the first are one request, seconds: `timeout` signals its child and then the child's
-/// process group, and a terminal may do the same.
+/// Time after a signal within which further signals belong to the same request, seconds. For example, `timeout` signals
+/// its child and then the process group of the child. A terminal may do the same.
 const SAME_REQUEST: Seconds = 1.0;
 
 /// A signal that requests a checkpoint and a stop.
@@ -19,7 +19,7 @@ const SAME_REQUEST: Seconds = 1.0;
 pub enum Signal {
     /// SIGINT: Ctrl-C.
     Interrupt,
-    /// SIGHUP: the terminal was closed; shell and kernel may both send it.
+    /// SIGHUP: the terminal was closed. Shell and kernel may both send the signal.
     Hangup,
     /// SIGTERM or SIGUSR1, from a supervisor or a batch system.
     Other,
@@ -32,7 +32,7 @@ pub enum StopReason {
     Person,
     /// Preempted by another job.
     Preempted,
-    /// The job's time limit is near.
+    /// The time limit of the job is near.
     TimeLimit,
     /// The job was requeued: `scontrol requeue`.
     Requeued,
@@ -73,7 +73,7 @@ pub struct JobView {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobState {
     Running,
-    /// Preempted: running while another job waits for its nodes, or already ended for it.
+    /// Preempted: another job waits for the nodes, or Slurm has already ended this job for the other job.
     Preempted,
     Cancelled,
     /// Being requeued.
@@ -83,7 +83,7 @@ pub enum JobState {
 }
 
 impl JobView {
-    /// Returns the meaning of a signal to a job in this state.
+    /// Returns the reason why Slurm or a user signals a job in this state.
     pub fn reason(&self, job: &JobSettings) -> StopReason {
         match self.job_state {
             JobState::Cancelled => StopReason::Person,
@@ -100,24 +100,24 @@ impl JobView {
 /// Requests from users and Slurm.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Requests {
-    /// Checkpoint and stop, with the reason.
+    /// Reason of the requested checkpoint and stop, if requested.
     pub stop: Option<StopReason>,
-    /// Immediate end.
+    /// True if an immediate end was requested.
     pub kill: bool,
-    /// Checkpoint; set until one is committed after the request.
+    /// True from the request for a checkpoint until a checkpoint is committed.
     pub save: bool,
-    /// Deadline for terminating the ranks of an ending job, with or without a checkpoint.
+    /// Time at which the coordinator terminates the ranks of an ending job, even without a checkpoint.
     pub end_by: Option<Seconds>,
-    /// Time of the first signal that a second one may escalate.
+    /// Time of the first signal other than SIGHUP.
     first_signal: Option<Seconds>,
     /// Time of the first Ctrl-C.
     first_interrupt: Option<Seconds>,
 }
 
 impl Requests {
-    /// Applies a signal received at time `at`. A second one, at least `SAME_REQUEST` later, requests an immediate end.
-    /// In a job only a second Ctrl-C does, because Slurm sends SIGTERM repeatedly. A hangup never does: closing the
-    /// terminal after Ctrl-C must not cancel the checkpoint.
+    /// Applies a signal received at time `at`. A second signal, at least `SAME_REQUEST` later, requests an immediate
+    /// end. In a Slurm job, only a second Ctrl-C requests an immediate end, because Slurm sends SIGTERM repeatedly.
+    /// SIGHUP never requests an immediate end: closing the terminal after Ctrl-C must not cancel the checkpoint.
     pub fn signal(&mut self, at: Seconds, signal: Signal, job: Option<&JobSettings>) {
         let is_second = |first: &mut Option<Seconds>| at - *first.get_or_insert(at) >= SAME_REQUEST;
         let second_signal = signal != Signal::Hangup && is_second(&mut self.first_signal);
@@ -140,8 +140,8 @@ impl Requests {
     }
 }
 
-/// Time reserved for the end and requeueing of a job with `left` seconds: at most half, because it usually takes one or
-/// two seconds.
+/// Time reserved for ending and requeuing a job that has `left` seconds left. The reserved time is at most half of
+/// `left`, because ending and requeuing usually takes only one or two seconds.
 fn end_takes(left: Seconds) -> Seconds {
     (ENDING + REQUEUE).min(0.5 * left)
 }

@@ -104,7 +104,7 @@ impl ConsoleObserver {
                 tracing::info!("stage {stage}: micro-batches of {tokens} tokens in this attempt");
             }
             EventKind::Warning { message } => tracing::warn!("rank {rank}: {message}"),
-            // Reported once, with the full cause, when the attempt has ended.
+            // The coordinator reports these events once, with the full cause, after the attempt has ended.
             EventKind::Finished { .. } | EventKind::Failed { .. } | EventKind::RolledBack { .. } => {}
         }
     }
@@ -119,7 +119,7 @@ impl ConsoleObserver {
     }
 }
 
-/// Prefixes a line of output with its rank if there is more than one rank.
+/// Prefixes a line of worker output with the rank if there is more than one rank.
 fn named(rank: usize, text: &str, state: &CoordinatorState) -> String {
     match state.running().map_or(state.settings.ranks, |running| running.attempt.world) {
         1 => text.to_owned(),

@@ -1,4 +1,4 @@
-//! Training progress on stderr: a progress bar on a terminal, otherwise periodic lines.
+//! Training progress on stderr, as a progress bar on a terminal, otherwise as periodic lines.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::text::{clock, percent, rate};
 
 /// Number of initial steps that are always printed.
 const FIRST: usize = 5;
-/// Interval between lines after that.
+/// Interval between lines after the first `FIRST` lines.
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// Shows the steps of a run on standard error.
@@ -24,7 +24,7 @@ pub struct ProgressDisplay {
 }
 
 impl ProgressDisplay {
-    /// Creates a display for a run of `steps` steps; a progress bar if stderr is a terminal.
+    /// Creates the display for a run of `steps` steps. Uses a progress bar if stderr is a terminal.
     pub fn new(steps: u64) -> Self {
         Self { bar: console::is_terminal(), steps, lines: 0, last: None }
     }
@@ -46,22 +46,24 @@ impl ProgressDisplay {
         }
     }
 
-    /// Removes the progress bar; lines above it stay.
+    /// Removes the progress bar but not the lines above it.
     pub fn end(&mut self) {
         console::draw(Bar::Removed);
     }
 }
 
-/// True if a step is printed: the first few, then one every ten seconds or every 5% of the run, and the last.
+/// True if a step is printed. The first steps and the last step are printed. Between them, a step is printed every ten
+/// seconds and every 5% of the run.
 fn due(step: u64, steps: u64, lines: usize, last: Option<(Duration, u64)>) -> bool {
     let Some((ago, shown)) = last else { return true };
     let twentieth = (steps / 20).max(1);
-    // A step number that decreases after a restart is printed too.
+    // The first step after a restart is also printed. The number of this step is not above the last printed number.
     let passed = step / twentieth != shown / twentieth;
     lines < FIRST || step >= steps || step <= shown || ago >= PERIOD || (passed && ago >= PERIOD / 20)
 }
 
-/// `step 120/300  loss 7.3101  mlm 6.8125  acc 5.1%  lr 1.80e-3  44 samples/s  data wait 0.4%  ETA 4:05`.
+/// Formats a line: `step 120/300  loss 7.3101  mlm 6.8125  acc 5.1%  lr 1.80e-3  44 samples/s  data wait 0.4%  ETA
+/// 4:05`.
 fn line(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
     let wait = percent(ratio(record.times.data_wait, record.times.seconds));
     let Score { name, loss, accuracy } = record.scores.main();

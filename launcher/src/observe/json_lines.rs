@@ -8,16 +8,16 @@ use super::{Observation, Observer, ObserverSetup, RunEnd};
 use crate::console;
 use crate::decide::{Action, Event, Note, Verdict, WorkerEvent};
 
-/// Output of step records.
+/// Destination of step records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecordOutput {
-    /// Progress on stderr only.
+    /// Step records appear only in the progress display on stderr.
     Shown,
-    /// Also one JSON line per step on stdout.
+    /// Step records are also printed to stdout, one JSON line per step.
     Printed,
 }
 
-/// Observer that writes JSON lines. All lines but step records have an `event` key.
+/// Observer that writes JSON lines. All lines except step records have an `event` key.
 #[derive(Debug)]
 pub struct JsonLines;
 

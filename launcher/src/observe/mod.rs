@@ -1,9 +1,9 @@
-//! Observers of a run. An observer sees events and decisions and changes neither.
+//! Observers of a run. An observer receives events and decisions but cannot change them.
 //!
 //! - [`Observer`]: the trait; [`OBSERVERS`]: all implementations
 //! - [`console`]: log and progress [`display`] on stderr; [`json_lines`]: `lambert run --json`; [`status_file`]:
-//!   `status.json` and `coordinator.json` in the run's store
-//! - [`tracker`]: the run's status and [`throughput`] (throughput), derived from events and passed to all observers
+//!   `status.json` and `coordinator.json` in the store of the run
+//! - [`tracker`]: status and [`throughput`] of the run, derived from events and passed to all observers
 //!
 //! The module depends on [`decide`](crate::decide), not on [`crate::run`].
 
@@ -27,16 +27,16 @@ pub use json_lines::RecordOutput;
 pub use throughput::Throughput;
 use tracker::StatusTracker;
 
-/// Creates an observer; `None` if the run does not need it. An observer that cannot start logs a warning and returns
-/// `None`: a run does not fail for lack of an observer.
+/// Function that creates an observer. Returns `None` if the run does not need the observer. If the observer cannot
+/// start, logs a warning and returns `None`, because a run must not fail for lack of an observer.
 pub type MakeObserver = fn(&ObserverSetup<'_>) -> Option<Box<dyn Observer>>;
 
-/// All observers, in call order. A new one is a module in this directory and an entry here.
+/// All observers, in call order. To add an observer, add a module to this directory and an entry to this list.
 pub const OBSERVERS: &[MakeObserver] = &[status_file::make, console::make, json_lines::make];
 
 /// Observes a run under one coordinator.
 ///
-/// The coordinator calls these methods on its own thread, so an observer that writes to a disk or a network does so on
+/// The coordinator calls these methods on its own thread. Therefore an observer must write to a disk or a network on
 /// another thread. Observers handle their own errors.
 pub trait Observer {
     /// Called when the coordinator starts.
@@ -45,7 +45,7 @@ pub trait Observer {
     /// Called after each event.
     fn observe(&mut self, observation: &Observation<'_>);
 
-    /// Called when the coordinator ends; the last call.
+    /// Called last, when the coordinator ends.
     fn end(&mut self, _end: &RunEnd<'_>) {}
 }
 
@@ -60,7 +60,7 @@ pub struct ObserverSetup<'a> {
     pub steps: u64,
     /// Output of step records.
     pub records: RecordOutput,
-    /// Background writer for the run's store.
+    /// Background writer for the store of the run.
     pub writer: &'a StoreWriter,
 }
 
@@ -85,11 +85,11 @@ pub struct Observation<'a> {
     pub actions: &'a [Action],
     /// Coordinator state after the event.
     pub state: &'a CoordinatorState,
-    /// Run status after the event. Its list of ranks is refreshed only when `urgency` is set.
+    /// Run status after the event. The list of ranks in the status is up to date only if `urgency` is set.
     pub status: &'a Status,
-    /// Urgency of showing the status. `None`: together with a later one.
+    /// Urgency of showing the status. `None`: a later observation will show the status.
     pub urgency: Option<Urgency>,
-    /// Throughput, including this event's step.
+    /// Throughput, including the step that this event reports, if any.
     pub throughput: &'a Throughput,
 }
 
@@ -100,7 +100,7 @@ pub struct RunEnd<'a> {
     pub verdict: &'a Verdict,
     /// Coordinator state.
     pub state: &'a CoordinatorState,
-    /// Final run status. A run taken over by another coordinator keeps its previous state.
+    /// Final run status. If another coordinator took over the run, the state is that before the takeover.
     pub status: &'a Status,
 }
 
@@ -111,7 +111,8 @@ pub struct Observers {
 }
 
 impl Observers {
-    /// Creates the enabled entries of [`OBSERVERS`]. `before` is the status left by the previous coordinator.
+    /// Creates the observers of [`OBSERVERS`] that the run needs. `before` is the last status of the previous
+    /// coordinator.
     pub fn make(config: &RunConfig, url: &str, records: RecordOutput, before: Status, writer: &StoreWriter) -> Self {
         let tracker = StatusTracker::new(config, url, before, CoordinatorProcess::of_process());
         let steps = tracker.status().progress.steps;

@@ -1,4 +1,4 @@
-//! Writes `status.json` and `coordinator.json` to the run's store.
+//! Writes `status.json` and `coordinator.json` to the store of the run.
 
 use lambert_store::run::COORDINATOR;
 
@@ -8,11 +8,11 @@ use crate::host;
 use crate::status::{OBJECT, Status};
 use crate::store_writer::{ObjectWrite, StoreWriter, Urgency};
 
-/// Observer that writes the status and the coordinator's history to the store.
+/// Observer that writes the status and the restart history to the store.
 #[derive(Debug)]
 pub struct StatusFile {
     writer: StoreWriter,
-    /// Last version handed to the writer.
+    /// Last history handed to the writer.
     history: RestartHistory,
 }
 
@@ -38,7 +38,7 @@ impl Observer for StatusFile {
 }
 
 impl StatusFile {
-    /// Hands changed objects to the writer. The coordinator's history comes first: the next start needs it.
+    /// Hands changed objects to the writer. The history comes first, because the next coordinator needs it.
     fn write(&mut self, status: &Status, history: &RestartHistory, urgency: Urgency) {
         let mut writes = Vec::new();
         if *history != self.history {

@@ -1,4 +1,4 @@
-//! Observers of a simulated run: an additional one, and the built-in ones.
+//! Tests of an additional observer and of the built-in observers on a simulated run.
 
 use std::cell::RefCell;
 
@@ -13,7 +13,7 @@ use super::*;
 use crate::decide::{HostPool, ProcessExit, RestartHistory, Settings, StopReason, WorkerEvent, decide};
 use crate::status::{OBJECT, RunState};
 
-/// An event with its time, the actions, and the state afterwards.
+/// An event with its time, the resulting actions, and the state after the event.
 type Shown = (Seconds, Event, Vec<Action>, CoordinatorState);
 
 /// Calls that an observer has received.
@@ -66,7 +66,7 @@ fn from_rank_0(what: Message) -> Event {
     Event::Worker(1, WorkerEvent::Message(0, what))
 }
 
-/// Events, with times, of a run of one rank that completes two steps and is stopped.
+/// Events with their times. In this run, one rank completes two steps and is then stopped.
 fn events() -> Vec<(Seconds, Event)> {
     let batch = BatchStats { samples: 8, ..BatchStats::default() };
     let times = StepTimes { seconds: 2.0, ..StepTimes::default() };
@@ -96,8 +96,8 @@ fn events() -> Vec<(Seconds, Event)> {
     ]
 }
 
-/// Runs the events of [`events`] with `observers`; returns the calls expected for an observer, without status and
-/// urgency, and the verdict.
+/// Runs the events of [`events`] with `observers`. Returns the calls that an observer should receive, without status
+/// and urgency, and the verdict.
 fn monitor(observers: &mut Observers) -> (Vec<Shown>, Verdict) {
     let settings = Settings::new(&RunConfig::default(), HostPool::Here, 1e9);
     let (mut state, actions) = CoordinatorState::begin(settings, RestartHistory::default());
@@ -118,7 +118,7 @@ fn tracker() -> StatusTracker {
     StatusTracker::new(&RunConfig::default(), "memory://observe/run", Status::default(), CoordinatorProcess::default())
 }
 
-/// Calls received by an additional observer between others in the list.
+/// Returns the calls that an additional observer received. This observer is between two others in the list.
 fn seen_by_a_new_observer(store: &str) -> (Vec<Seen>, Vec<Shown>, Verdict) {
     let writer = StoreWriter::start(Store::open(store).unwrap()).unwrap();
     let config = RunConfig::default();

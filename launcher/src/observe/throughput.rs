@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use lambert_control::StepRecord;
 
-/// Number of recent steps averaged over.
+/// Maximum number of recent steps in the average.
 const WINDOW: usize = 50;
 
 /// Throughput averaged over recent steps.
@@ -22,13 +22,13 @@ impl Throughput {
         }
     }
 
-    /// Samples per second; 0 before the first step.
+    /// Samples per second. 0 before the first step.
     pub fn samples_per_second(&self) -> f64 {
         let samples: u64 = self.steps.iter().map(|(samples, _)| samples).sum();
         if self.seconds() > 0.0 { samples as f64 / self.seconds() } else { 0.0 }
     }
 
-    /// Estimated seconds for `left` steps; `None` before the first step.
+    /// Estimated seconds for `left` steps. `None` before the first step.
     pub fn seconds_for(&self, left: u64) -> Option<f64> {
         (!self.steps.is_empty()).then(|| left as f64 * self.seconds() / self.steps.len() as f64)
     }

@@ -13,8 +13,8 @@ use crate::logs;
 use crate::status::{CoordinatorProcess, Downtime, RankStatus, RunProgress, RunState, Status};
 use crate::store_writer::Urgency;
 
-/// Interval of full status updates between urgent events, seconds. Updating on each report would cost time proportional
-/// to the number of ranks.
+/// Interval of full status updates between urgent events, seconds. The cost of an update is proportional to the number
+/// of ranks, so the status is not updated on every report.
 const PERIOD: Seconds = 1.0;
 
 /// Maintains the status and throughput of a run.
@@ -26,12 +26,12 @@ pub struct StatusTracker {
     url: String,
     /// Time of the last full update.
     refreshed: Seconds,
-    /// History that the downtime list was built from.
+    /// History from which the list of failures in the status was built.
     history: RestartHistory,
 }
 
 impl StatusTracker {
-    /// Creates a tracker for the run at `url`. Values from `before` hold until the ranks report.
+    /// Creates a tracker for the run at `url`. Until the ranks report, the status keeps values from `before`.
     pub fn new(config: &RunConfig, url: &str, before: Status, coordinator: CoordinatorProcess) -> Self {
         let status = Status {
             name: config.run.name.clone(),
@@ -66,12 +66,12 @@ impl StatusTracker {
         &self.throughput
     }
 
-    /// RecordOutput the number of requests that the control server refused in the current attempt.
+    /// Records the number of requests that the control server refused in the current attempt.
     pub fn set_refused(&mut self, times: u64) {
         self.status.workers.refused = times;
     }
 
-    /// Applies an event. Returns how soon the status should be shown; `None`: together with a later one.
+    /// Applies an event. Returns the urgency of showing the status. `None`: a later event will show the status.
     pub fn observe(
         &mut self,
         at: Seconds,

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 
 const KEY: &str = "run.from";
 
-/// Rejects a `run.from` whose weights do not fit this model and cannot grow into it.
+/// Rejects the checkpoint `run.from` if its weights do not fit the model and cannot grow to fit the model.
 pub fn check(config: &RunConfig) -> Result<(), Failure> {
     let mut faults = Vec::new();
     match config.run.from.as_deref().map(|url| (url, names::split_checkpoint_url(url))) {
@@ -68,11 +68,12 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<ConfigIssue>
     Ok(())
 }
 
-/// Model keys that determine the weights and their shapes, with their values as TOML.
+/// Returns the model keys that determine the weights and their shapes, with their values as TOML.
 fn shape(model: &Model) -> Result<Vec<(&'static str, String)>, Failure> {
     let table = toml::Table::try_from(model).map_err(Failure::failed)?;
     let value = |key| (key, table.get(key).map_or(String::new(), ToString::to_string));
-    // The number of heads changes the meaning of weights of equal shape; `layers` may grow.
+    // `layers` may differ, because the model can grow. `heads` must be equal. A different number of heads changes the
+    // meaning of the weights, although the shapes stay the same.
     let shaping = SHAPING.into_iter().filter(|key| *key != "layers");
     Ok(shaping.chain(["heads"]).map(value).collect())
 }

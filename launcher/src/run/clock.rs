@@ -7,16 +7,17 @@ use crate::host;
 
 /// Interval between ticks.
 const TICK: Duration = Duration::from_millis(50);
-/// The coordinator never blocks this long: a longer gap between ticks means that the process was suspended.
+/// Time between ticks above which the process must have been suspended. The coordinator itself never blocks that long.
 const STOPPED: Duration = Duration::from_secs(10);
 
-/// Time since the coordinator started, excluding suspension (e.g. of a Slurm job), during which no rank reports are received.
+/// Time since the coordinator started, without the time for which its process was suspended, e.g. with its Slurm job.
+/// A suspended coordinator receives no reports.
 #[derive(Debug)]
 pub struct Clock {
     begun: Instant,
     /// Time of the last tick.
     ticked: Instant,
-    /// Start time, seconds since the Unix epoch, shifted by the time suspended.
+    /// Start time, seconds since the Unix epoch, plus the time for which the process was suspended.
     unix: f64,
 }
 
@@ -32,7 +33,8 @@ impl Clock {
         self.begun.elapsed().as_secs_f64()
     }
 
-    /// Start time, seconds since the Unix epoch, such that adding [`Clock::seconds`] gives the current time.
+    /// Start time, seconds since the Unix epoch, plus the time for which the process was suspended. The sum of this
+    /// value and [`Clock::seconds`] is the current time.
     pub fn unix(&self) -> f64 {
         self.unix
     }
@@ -62,7 +64,7 @@ mod tests {
     fn time_while_the_process_is_stopped_is_not_counted() {
         let mut clock = Clock::start();
         let Some(before) = Instant::now().checked_sub(Duration::from_secs(100)) else { return };
-        // Running for 60 s, then suspended for 40 s.
+        // The process runs for 60 s and is then suspended for 40 s.
         (clock.begun, clock.ticked) = (before, before + Duration::from_secs(60));
         let unix = clock.unix();
         assert_eq!(clock.until_tick(), Duration::ZERO);

@@ -1,13 +1,14 @@
-//! Compares a configuration with the one a run was started with.
+//! Compares a configuration with the stored configuration of a run.
 
 use lambert_config::RunConfig;
 use lambert_plan::architecture;
 use toml::Value;
 
-/// Sections and keys that decide what is trained. A run keeps them unless the user allows a change.
+/// Sections and keys that determine the trained model. They cannot change during a run unless the user allows a change.
 const TRAINED: [&str; 7] = ["run.seed", "run.from", "run.from_optimizer", "model", "objective", "optimizer", "stage"];
 
-/// Stage keys that change only numerical rounding: the same samples, masks and dropout, summed in another order.
+/// Stage keys that change only numerical rounding. Samples, masks and dropout stay the same, but sums have another
+/// order.
 const ROUNDED: [&str; 2] = [".micro_batch_tokens", ".recompute"];
 
 /// A key whose values differ.
@@ -31,17 +32,17 @@ impl std::fmt::Display for Difference {
 /// Differences between two configurations.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Differences {
-    /// Keys that change what is trained.
+    /// Keys that change the trained model.
     pub trained: Vec<Difference>,
-    /// Keys that may change between starts: hosts, checkpoints, evaluation, name.
+    /// Keys that may change between starts, such as hosts, checkpoints, evaluation and name.
     pub around: Vec<Difference>,
 }
 
-/// Compares the configuration of the run with the new one.
+/// Compares the configuration of the run with the new configuration.
 pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::ser::Error> {
     let mut found = Vec::new();
     walk("", Some(&Value::try_from(run)?), Some(&Value::try_from(now)?), &mut found);
-    // If evaluations end a stage, they affect training.
+    // Evaluations that can end a stage affect training.
     let evaluated = [run, now].iter().any(|config| config.stage.iter().any(|stage| stage.plateau.is_some()));
     let decides = |key: &str| is_trained(key) || (evaluated && is_at_or_below(key, "evaluation"));
     let (trained, around) = found.into_iter().partition(|difference| decides(&difference.key));
@@ -60,7 +61,7 @@ impl Difference {
 }
 
 impl Differences {
-    /// Allows `keys` and the keys below them to differ.
+    /// Moves `keys` and the keys below them from `trained` to `around`, so that they may differ.
     pub fn allow(&mut self, keys: &[String]) {
         let allowed = |difference: &mut Difference| keys.iter().any(|key| is_at_or_below(&difference.key, key));
         let allowed: Vec<_> = self.trained.extract_if(.., allowed).collect();
@@ -76,7 +77,7 @@ fn is_rounding(key: &str) -> bool {
     ROUNDED.iter().any(|end| key.ends_with(end))
 }
 
-/// True if a key is `part` or lies below it.
+/// True if `key` is `part` or a key below `part`.
 pub fn is_at_or_below(key: &str, part: &str) -> bool {
     key.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }

@@ -1,6 +1,6 @@
 //! Control server: receives reports from ranks over HTTP on its own thread and queues events.
 //!
-//! The cost of a report does not depend on the number of ranks: each rank has its own inbox.
+//! Each rank has its own inbox, so the cost of a report does not depend on the number of ranks.
 
 pub mod address;
 mod listener;
@@ -30,24 +30,24 @@ use tokio::runtime::Runtime;
 use crate::decide::{Attempt, Event, WorkerEvent};
 use message_validator::MessageValidator;
 
-/// Time limit for reading the body of a report after its headers.
+/// Time limit for reading the body of a report, from the end of the headers.
 const BODY: Duration = Duration::from_secs(5);
 
 /// The control server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// No random bytes from the system.
+    /// The system returned no random bytes.
     #[error("cannot generate the secret of the control channel")]
     Token(#[source] getrandom::Error),
-    /// No usable address or port.
+    /// There is no usable address or port.
     #[error(transparent)]
     Address(#[from] address::AddressError),
-    /// No thread or runtime.
+    /// The thread or the runtime cannot be started.
     #[error("cannot start the control server")]
     Runtime(#[source] std::io::Error),
 }
 
-/// Control server for the ranks of one attempt; stops when dropped.
+/// Control server for the ranks of one attempt. Stops when dropped.
 #[derive(Debug)]
 pub struct ControlServer {
     url: String,
@@ -77,7 +77,8 @@ struct ServerState {
 }
 
 impl ControlServer {
-    /// Listens for the ranks of `attempt`: on the loopback interface if all are on this host, else as configured by `channel`.
+    /// Listens for the ranks of `attempt`. If all ranks are on this host, listens on the loopback interface, else as
+    /// configured by `channel`.
     pub fn start(channel: &ControlChannel, attempt: &Attempt, events: Sender<Event>) -> Result<Self, ControlError> {
         let (listener, url) = address::listen(channel, &attempt.placement)?;
         let rank_states = (0..attempt.world).map(|_| Mutex::default()).collect();
@@ -100,7 +101,7 @@ impl ControlServer {
         &self.shared.secret
     }
 
-    /// Sends a command to the ranks through rank 0, repeated until acknowledged.
+    /// Sends a command to the ranks through rank 0. Replies to rank 0 repeat the command until rank 0 acknowledges it.
     pub fn send_command(&self, directive: Directive) {
         let mut pending_command = lock(&self.shared.pending_command);
         let number = pending_command.map_or(1, |last| last.number + 1);
@@ -146,7 +147,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A refused request; its connection is closed.
+/// Refusal of a request. The response closes the connection.
 struct Refusal(StatusCode, String);
 
 impl Refusal {
@@ -180,7 +181,7 @@ impl ServerState {
         })
     }
 
-    /// Verifies the headers of a report before reading its body: signature and sequence number.
+    /// Verifies the signature and the sequence number in the headers of a report. The body is read only afterwards.
     fn verify(&self, headers: &HeaderMap) -> Result<ReportHeader, Refusal> {
         let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
         let head = self.key.verify_report(given);
@@ -189,13 +190,13 @@ impl ServerState {
         if head.sequence > last { Ok(head) } else { Err(replayed(&head, last)) }
     }
 
-    /// Processes a report with verified headers; new messages become events, in order.
+    /// Processes a report with verified headers. New messages become events, in order.
     fn take(&self, head: &ReportHeader, body: &[u8]) -> Result<ReportReply, Refusal> {
         if !head.matches_body(body) {
             return Err(unauthorized("the body of the report does not match its signature"));
         }
         let mut rank_state = lock(self.rank_state(head.rank)?);
-        // A duplicate may have been accepted in the meantime.
+        // Since the headers were verified, the server may have accepted a duplicate of this report.
         if head.sequence <= rank_state.sequence {
             return Err(replayed(head, rank_state.sequence));
         }
@@ -269,7 +270,7 @@ fn parse(body: &[u8]) -> Result<WorkerReport, Refusal> {
     })
 }
 
-/// Reads the body of a report within limits of size and time.
+/// Reads the body of a report, with limits on size and time.
 async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     let too_long = || Refusal(StatusCode::PAYLOAD_TOO_LARGE, format!("the report exceeds {MAX_REPORT_BYTES} bytes"));

@@ -1,4 +1,4 @@
-//! The coordinator: passes events to the decision function and executes its actions until the run is over.
+//! The coordinator passes events to the decision function and executes the resulting actions until the run is over.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -24,7 +24,8 @@ use crate::store_writer::{ObjectWrite, StoreWriter, Urgency};
 #[error("{0}")]
 struct Bad(String);
 
-/// Supervises the run until it is over; `launcher` starts the ranks. Errors here end the run, too.
+/// Supervises the run until it is over. `launcher` starts the ranks. An error of the coordinator itself also ends the
+/// run.
 pub fn run(spec: &RunSpec, launcher: &dyn Launcher, records: RecordOutput) -> Outcome {
     let (coordinator, state, actions) = Coordinator::begin(spec, launcher, records)?;
     coordinator.run(state, actions)
@@ -114,13 +115,13 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// Returns the next event. Ticks and process checks happen regardless of the event rate.
+    /// Returns the next event. Ticks and process checks are on time even if many events are queued.
     fn next(&mut self) -> Result<Event, Failure> {
         loop {
             let left = self.clock.until_tick();
             if left.is_zero() {
                 self.clock.tick();
-                // Waiting for a thread that panicked would never end.
+                // The coordinator may wait for an event from the panicked thread, which will never arrive.
                 panics::first().map_or(Ok(()), Err)?;
                 self.look_after()?;
                 return Ok(Event::Tick);
@@ -153,7 +154,8 @@ impl<'a> Coordinator<'a> {
                 Action::End => self.workers.iter_mut().try_for_each(Workers::end).map_err(Failure::failed)?,
                 Action::AskSlurm => self.ask_slurm().map_err(Failure::failed)?,
                 Action::ForgetStop => {
-                    // The run has stopped as requested, even if the request cannot be removed.
+                    // If the request cannot be removed, the writer only logs a warning, because the run has stopped as
+                    // requested.
                     let forget = ObjectWrite::remove(STOP_OBJECT, "cannot delete the stop request from the store");
                     self.writer.hand_over(vec![forget], Urgency::Change);
                 }
@@ -185,7 +187,8 @@ impl<'a> Coordinator<'a> {
     }
 }
 
-/// The run's store with the workers' retry timeout, so that an outage is waited for.
+/// Returns the store of the run with the retry timeout of the workers, so that requests wait until an outage ends. Also
+/// returns the timeout.
 fn patient(spec: &RunSpec) -> (Store, Duration) {
     let minutes = spec.config.checkpoint.give_up_minutes;
     let mut policy = RetryPolicy::default();
@@ -194,11 +197,12 @@ fn patient(spec: &RunSpec) -> (Store, Duration) {
     (spec.store.with_retry_policy(policy), total)
 }
 
-/// Hosts available to a run: those configured, the nodes of a Slurm job with other nodes than this one, or this host.
+/// Returns the hosts available to a run: the configured hosts, else the nodes of the Slurm job if the job has a node
+/// other than this host, else this host.
 pub fn host_pool(config: &lambert_config::RunConfig) -> HostPool {
     let hosts = config.cluster.host_list().unwrap_or_default();
     let number = std::env::var("SLURM_JOB_NUM_NODES").ok().and_then(|number| number.trim().parse::<u32>().ok());
-    // `salloc` starts its command outside the nodes of the job.
+    // `salloc` may start its command on a host that is not a node of the job.
     let is_on_node = std::env::var_os("SLURMD_NODENAME").is_some();
     match (hosts.is_empty(), number) {
         (false, _) => HostPool::Hosts(hosts),

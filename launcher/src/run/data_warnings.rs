@@ -1,5 +1,5 @@
-//! Warnings about a run's data before it starts: too many repetitions, too few samples for a batch, and evaluation data
-//! unlike the training data.
+//! Warnings about the data of a run, before the run starts: too many repetitions, too few samples for a batch, and
+//! evaluation data that differ from the training data.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use lambert_plan::timeline;
 
 use crate::failure::Failure;
 
-/// Maximum number of epochs without a warning; BERT's pre-training had about 40 (Devlin et al. 2018).
+/// Maximum number of epochs without a warning. The pre-training of BERT had about 40 epochs (Devlin et al. 2018).
 const MOST_EPOCHS: f64 = 40.0;
-/// Maximum share of `[UNK]` tokens without a warning.
+/// Maximum fraction of `[UNK]` tokens without a warning.
 const MOST_UNKNOWN: f64 = 0.05;
-/// Minimum overlap of token frequencies without a warning: two parts of a novel have 0.78, two novels 0.63, a novel and
-/// Wikipedia 0.47, different languages below 0.2 (data-prep/tests/held_out.rs).
+/// Minimum overlap of token frequencies without a warning. Measured overlaps: two parts of a novel 0.78, two novels
+/// 0.63, a novel and Wikipedia 0.47, different languages below 0.2 (data-prep/tests/held_out.rs).
 const LEAST_OVERLAP: f64 = 0.3;
 
 /// Time limit for reading the datasets.
@@ -32,12 +32,12 @@ struct NamedDataset {
 impl NamedDataset {
     fn open(key: String, url: &str) -> Result<Self, Failure> {
         let dataset = Dataset::open(url)?;
-        // Unreadable shards are reported by the worker that needs them.
+        // If a shard is unreadable, the worker that needs the shard reports the error.
         let usage = TokenUsage::of(&dataset).ok().flatten();
         Ok(Self { key, dataset, usage })
     }
 
-    /// Warns about a large share of `[UNK]` tokens.
+    /// Warns about a large fraction of `[UNK]` tokens.
     fn unknown(&self) -> Option<String> {
         let unknown = self.usage.as_ref()?.unknown();
         (unknown > MOST_UNKNOWN).then(|| {
@@ -47,7 +47,8 @@ impl NamedDataset {
     }
 }
 
-/// Returns all warnings, each starting with its configuration key. Gives up on a file system that hangs.
+/// Returns all warnings. Each warning starts with its configuration key. If a file system hangs, gives up after
+/// `TIMEOUT`.
 ///
 /// # Errors
 /// A dataset cannot be opened.

@@ -1,4 +1,5 @@
-//! Initial state from the run's store, and the coordinator's first writes to it.
+//! Initial state of a coordinator, read from the store of the run, and the first writes of the coordinator to the
+//! store.
 
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use crate::failure::Failure;
 use crate::slurm::record::JobRecord;
 use crate::status::{self, Status};
 
-/// Time limit for reading the store: each of about ten requests is retried for three minutes.
+/// Time limit for reading the store. There are about ten requests, and each may be retried for three minutes.
 const LIMIT: Duration = Duration::from_secs(45 * 60);
 /// Maximum size of the history, bytes.
 const LONGEST: u64 = 16 << 20;
@@ -20,13 +21,13 @@ const LONGEST: u64 = 16 << 20;
 /// Initial state of a coordinator.
 #[derive(Debug)]
 pub struct InitialState {
-    /// True if the coordinator runs in a job and a stop request was already there.
+    /// True if the coordinator runs in a Slurm job and the store already contains a stop request.
     pub stop_requested: bool,
     /// Last status of the run.
     pub status: Status,
     /// History written by earlier coordinators.
     pub history: RestartHistory,
-    /// Slurm job of this process, now recorded in the run's store.
+    /// Slurm job of this process, if any. It is now recorded in the store of the run.
     pub job: Option<JobSettings>,
 }
 
@@ -37,8 +38,8 @@ struct Silent {
 }
 
 impl InitialState {
-    /// Reads the store on a separate thread with a time limit. Call this before installing signal handlers, so that any
-    /// signal can interrupt an unresponsive store.
+    /// Reads the store on a separate thread with a time limit. Call this function before installing signal handlers, so
+    /// that a signal still ends the process if the store does not respond.
     ///
     /// # Errors
     /// The store cannot be read or written, or does not respond.
@@ -56,8 +57,9 @@ impl InitialState {
     }
 }
 
-/// Handles requests older than this coordinator. In a job a stop request is kept, because the job may have started
-/// after it; a user who starts the run by hand wants it to run.
+/// Handles requests that are older than this coordinator. Returns true if a stop request remains. In a Slurm job, a
+/// stop request remains valid, because the job may have been pending at the time of the request. Otherwise the request
+/// is deleted, because a user has now started the run.
 fn old_requests(store: &Store, in_job: bool) -> Result<bool, Error> {
     store.delete(SAVE_OBJECT)?;
     if !in_job {
@@ -67,7 +69,7 @@ fn old_requests(store: &Store, in_job: bool) -> Result<bool, Error> {
     Ok(store.head(STOP_OBJECT)?.is_some())
 }
 
-/// Records the job in the store.
+/// Records the Slurm job in the store.
 fn join_job(store: &Store, record: JobRecord, lead: f64) -> JobSettings {
     let known = JobRecord::read(store).ok().flatten();
     if known.as_ref() != Some(&record)
@@ -78,7 +80,8 @@ fn join_job(store: &Store, record: JobRecord, lead: f64) -> JobSettings {
     JobSettings { id: record.job, lead }
 }
 
-/// Last status with the newest checkpoint that no rollback invalidated. A copied run has checkpoints but no status.
+/// Returns the last status with the newest checkpoint that no rollback has invalidated. The checkpoint does not come
+/// from the stored status, because a copied run has checkpoints but no status.
 fn before(store: &Store) -> Status {
     let mut before = status::stored::before(store);
     if let Ok(listed) = checkpoint::list(store) {
@@ -94,7 +97,7 @@ fn before(store: &Store) -> Status {
     before
 }
 
-/// Reads the history of earlier coordinators; the default if unreadable.
+/// Reads the history of earlier coordinators. Returns the default if the history is unreadable.
 fn remembered(store: &Store) -> RestartHistory {
     let bytes = match store.get_at_most(lambert_store::run::COORDINATOR, LONGEST) {
         Ok(bytes) => bytes,

@@ -1,10 +1,11 @@
-//! Interpretation of the coordinator's Slurm job.
+//! Interpretation of the state of the Slurm job in which the coordinator runs.
 
 use crate::decide::{JobState, JobView};
 use crate::slurm::job::Job;
 
-/// Interprets the state of `job`, of which the coordinator is in start number `start` (from 0). A job is `COMPLETING`
-/// while its processes exit, whatever follows; a requeued job counts one more start, a cancelled one does not.
+/// Interprets the state of `job`. The coordinator belongs to start number `start` of the job, from 0. While its
+/// processes exit, a job is `COMPLETING`, no matter if it is then requeued or cancelled. Slurm counts one more start
+/// for a requeued job, but not for a cancelled job.
 pub fn view(job: &Job, start: u32) -> JobView {
     let job_state = match job.state.as_str() {
         "CANCELLED" => JobState::Cancelled,

@@ -1,7 +1,7 @@
-//! Launchers for the ranks of an attempt. Command-line flags, output formats and process trees are confined to this
-//! module; the rest of the coordinator deals in attempts and events.
+//! Launchers for the ranks of an attempt. Only this module knows command-line flags, output formats and process trees.
+//! The rest of the coordinator uses attempts and events.
 //!
-//! - [`direct`]: a single rank as a child process; [`mpirun`]: Open MPI 4 and 5, with its output parsed by [`output`];
+//! - [`direct`]: a single rank as a child process; [`mpirun`]: Open MPI 4 and 5; [`output`]: parser of its output;
 //!   [`srun`]: a Slurm job step
 //! - [`environment`]: environment variables for ranks on other hosts
 //! - [`processes`]: process trees that are terminated completely; [`scratch`]: scratch directories of Open MPI
@@ -37,7 +37,7 @@ pub type CommandLine = Vec<OsString>;
 /// Parameters of a launch.
 #[derive(Debug, Clone, Copy)]
 pub struct LaunchParams<'a> {
-    /// Attempt that holds the lease.
+    /// Attempt to start. Its lease is already taken.
     pub attempt: &'a Attempt,
     /// Cluster configuration.
     pub cluster: &'a Cluster,
@@ -45,11 +45,11 @@ pub struct LaunchParams<'a> {
     pub threads: usize,
     /// Path of lambert-worker.
     pub worker: &'a Path,
-    /// The run's URL.
+    /// URL of the run.
     pub run: &'a str,
     /// Names of the environment variables to pass to all ranks.
     pub variables: &'a [String],
-    /// Directories on each host for temporary files of launcher and MPI.
+    /// Directories on each host for temporary files of the launcher and of MPI.
     pub scratch: &'a ScratchDirs,
     /// Log directory on each host, if enabled.
     pub logs: Option<&'a Path>,
@@ -80,9 +80,9 @@ pub trait Launcher: Debug {
     fn folders<'a>(&self, _session: &'a ScratchDirs) -> Vec<&'a Path> {
         Vec::new()
     }
-    /// Creates a parser for one of its output streams.
+    /// Creates a parser for one output stream of the launcher.
     fn parser(&self) -> Box<dyn OutputParser>;
-    /// Signal that makes it terminate its ranks.
+    /// Signal that makes the launcher terminate its ranks.
     fn exit_signal(&self) -> ExitSignal {
         ExitSignal::Terminate
     }
@@ -107,7 +107,7 @@ pub enum LaunchError {
         /// System error.
         source: std::io::Error,
     },
-    /// mpirun is from another MPI implementation.
+    /// mpirun is not from Open MPI 4 or 5.
     #[error("{} is not Open MPI 4 or 5; its version is {version_line:?}", program.display())]
     OtherMpi {
         /// Path of mpirun.
@@ -115,7 +115,7 @@ pub enum LaunchError {
         /// First line of its version output.
         version_line: String,
     },
-    /// srun was configured outside a job.
+    /// srun is configured, but this process does not run in a Slurm job.
     #[error("cluster.launcher is srun, but this is not a Slurm job: start one with `sbatch` or `salloc`")]
     NoJob,
     /// srun cannot be started.
@@ -124,7 +124,7 @@ pub enum LaunchError {
         /// System error.
         source: std::io::Error,
     },
-    /// srun lacks PMIx, so its tasks cannot connect.
+    /// srun lacks PMIx, so the ranks cannot connect to each other.
     #[error("srun of Slurm {version} has no PMIx (see `srun --mpi=list`); set cluster.launcher = \"mpirun\"")]
     NoPmix {
         /// Slurm version.
@@ -141,7 +141,7 @@ pub fn choose(cluster: &Cluster) -> Result<Box<dyn Launcher>, LaunchError> {
         LauncherKind::Auto if is_alone(cluster) => Ok(Box::new(Direct)),
         LauncherKind::Auto if is_in_job() && cluster.hosts.is_empty() => match Srun::find() {
             Ok(srun) => Ok(Box::new(srun)),
-            // For example inside a container.
+            // srun may be missing, for example inside a container.
             Err(error) => {
                 tracing::warn!("starting the workers with mpirun: {}", crate::failure::chain(&error));
                 Ok(Box::new(Mpirun::find(cluster.ranks)?))
@@ -151,7 +151,7 @@ pub fn choose(cluster: &Cluster) -> Result<Box<dyn Launcher>, LaunchError> {
     }
 }
 
-/// True if the run consists of a single process on this host.
+/// True if the run has a single rank, on this host, and does not need MPI for the all-reduce.
 fn is_alone(cluster: &Cluster) -> bool {
     let local = matches!(cluster.all_reduce.backend, Backend::Auto | Backend::Local);
     cluster.ranks == 1 && cluster.hosts.is_empty() && local

@@ -2,16 +2,17 @@
 //!
 //! - [`spec`]: validated configuration, compared with the stored run ([`config_diff`]) and with the checkpoint that a
 //!   new run starts from ([`base_checkpoint`])
-//! - [`stored`]: the configuration in the run's store
-//! - [`initial`]: state read from the run's store at the start
-//! - [`coordinator`]: passes events to [`crate::decide`] and executes its actions; [`clock`]: its clock
+//! - [`stored`]: the configuration in the store of the run
+//! - [`initial`]: state read from the store at the start
+//! - [`coordinator`]: passes events to [`crate::decide`] and executes the resulting actions; [`clock`]: clock of the
+//!   coordinator
 //! - [`sources`]: events from signals, the run's store and the lease; [`job_view`]: state of the Slurm job;
 //!   [`control`]: HTTP server for the ranks' reports
 //! - [`launch`]: the processes of an attempt, started directly, by mpirun or by srun
 //! - [`check`]: checks of a start that change nothing
 //! - [`run_plan`]: summary printed before the start; [`data_warnings`]: warnings about the data
 //!
-//! [`crate::observe`] reports on it: status in the store, log and progress display, `--json` lines.
+//! [`crate::observe`] reports on the run: status in the store, log and progress display, `--json` lines.
 
 pub mod base_checkpoint;
 pub mod check;
@@ -35,7 +36,7 @@ use crate::observe::RecordOutput;
 use launch::workers::WorkersError;
 use spec::RunSpec;
 
-/// Starts or resumes a run; returns when it is done, stopped or given up.
+/// Starts or resumes a run. Returns when the run is done, stopped or given up.
 pub fn run(arguments: &cli::Run) -> Outcome {
     if arguments.check {
         return check::check(arguments);
@@ -47,7 +48,8 @@ pub fn run(arguments: &cli::Run) -> Outcome {
     tracing::debug!("starting workers with {}", launcher.name());
     run_plan::lines(validated.config())?.iter().for_each(|line| console::line(line));
     data_warnings::find(validated.config())?.iter().for_each(|warning| tracing::warn!("{warning}"));
-    // As late as possible: ranks of a running coordinator read the stored configuration on every restart.
+    // The configuration is stored as late as possible. If another coordinator is still running, its ranks read the
+    // stored configuration on every restart.
     let spec = validated.commit()?;
     let records = if arguments.json { RecordOutput::Printed } else { RecordOutput::Shown };
     coordinator::run(&spec, &*launcher, records)

@@ -26,7 +26,7 @@ pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
     Ok(table(config, &data))
 }
 
-/// Main memory of all ranks on one host in the most demanding stage, bytes.
+/// Returns the main memory that all ranks together need on one host in the most demanding stage, bytes.
 ///
 /// # Errors
 /// A dataset cannot be opened.
@@ -78,7 +78,7 @@ fn table(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
     lines
 }
 
-/// GPU memory per rank of each stage, if the ranks compute on GPUs.
+/// Describes the GPU memory per rank in each stage, if the ranks compute on GPUs.
 fn gpu_lines(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
     let line = |(index, data): (usize, &StageSamples)| {
         let (stage, needed) =
@@ -137,14 +137,15 @@ mod tests {
         let long = StageSamples { shape, mean_tokens: 512.0, is_assumed: false };
         let lines = table(&config, &[short, long]);
         assert_eq!(lines.len(), 4);
-        // 128 tokens, 6 layers of 14.2 MFLOPs per token and layer and 0.39 of attention; 19 tokens of the head.
+        // A sample has 128 tokens and 19 predictions. A layer needs 14.2 MFLOPs per token, plus 0.39 MFLOPs for
+        // attention.
         let words: Vec<&str> = lines[1].split_whitespace().collect();
         assert_eq!(words[..7], ["0", "one", "6", "128", "100", "25600", "0.50"]);
         let expected = 3.0 * 25600.0 * (128.0 * 6.0 * (14_155_776.0 + 393_216.0) + 19.0 * 48_061_440.0);
         assert!((words[7].parse::<f64>().unwrap() / expected - 1.0).abs() < 0.01, "{} {expected:e}", words[7]);
         assert_eq!(words[words.len() - 1], "1.00");
         assert!(lines[3].starts_with("total: 200 steps, 51200 samples, ") && lines[3].contains("% less than with 12"));
-        // Six samples on four ranks: two ranks have two.
+        // With six samples on four ranks, two of the ranks have two samples each.
         let small = Stage { global_batch: 6, ..stage(6, 100) };
         let uneven =
             RunConfig { stage: vec![small], cluster: Cluster { ranks: 4, ..Cluster::default() }, ..config.clone() };

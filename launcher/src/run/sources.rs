@@ -1,5 +1,5 @@
-//! Event sources other than the processes of an attempt: signals, the run's store and the lease. Each runs on its own
-//! thread, so that none blocks another.
+//! Event sources other than the processes of an attempt: signals, the store of the run and the lease. Each source runs
+//! on its own thread, so that no source blocks another.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -25,7 +25,8 @@ const PERIOD: Duration = Duration::from_secs(2);
 pub struct Signals(signal_hook::iterator::Handle);
 
 impl Signals {
-    /// Handles SIGTERM, SIGINT, SIGUSR1 and SIGHUP from now on. A SIGHUP that was ignored at the start (nohup) stays ignored.
+    /// Handles SIGTERM, SIGINT, SIGUSR1 and SIGHUP from now on. If SIGHUP was ignored when this process started
+    /// (nohup), it stays ignored.
     pub fn listen(events: Sender<Event>) -> std::io::Result<Self> {
         let handled = [SIGINT, SIGTERM, SIGUSR1].into_iter().chain((!ignores(SIGHUP)).then_some(SIGHUP));
         let mut signals = signal_hook::iterator::Signals::new(handled)?;
@@ -57,7 +58,7 @@ pub fn ignores(signal: i32) -> bool {
     mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
-/// Last lease taken by this coordinator, if any.
+/// Last lease that this coordinator took, if any.
 pub type OwnLease = Arc<Mutex<Option<Lease>>>;
 
 /// Polls the store for requests and the newest lease while this value lives.
@@ -67,7 +68,7 @@ pub struct RequestPoller {
 }
 
 impl RequestPoller {
-    /// Polls `store`, and checks the coordinator's `own` lease.
+    /// Polls `store`, and checks `own`, the lease of this coordinator.
     pub fn listen(store: Store, own: OwnLease, events: Sender<Event>) -> std::io::Result<Self> {
         let (alive, ended) = channel::<()>();
         std::thread::Builder::new().name("requests".into()).spawn(move || {
@@ -82,7 +83,7 @@ impl RequestPoller {
     }
 }
 
-/// Store errors yield no event; the next poll tries again.
+/// Returns the events that the store reveals. After a store error there is no event, and the next poll tries again.
 fn ask(store: &Store, own: Option<&Lease>) -> Vec<Event> {
     let answers = [
         store.head(STOP_OBJECT).map(|found| found.map(|_| Event::StopRequested)),
@@ -95,7 +96,7 @@ fn ask(store: &Store, own: Option<&Lease>) -> Vec<Event> {
     answers.into_iter().filter_map(text).collect()
 }
 
-/// Checks the coordinator's own lease.
+/// Checks the lease of this coordinator.
 fn look_after(own: &Lease) -> Result<Option<Event>, lambert_store::Error> {
     use lambert_store::Error as E;
     match own.check() {
@@ -106,7 +107,7 @@ fn look_after(own: &Lease) -> Result<Option<Event>, lambert_store::Error> {
     }
 }
 
-/// Deletes an object; returns true if it existed.
+/// Deletes an object. Returns true if the object existed.
 fn take(store: &Store, object: &str) -> Result<bool, lambert_store::Error> {
     if store.head(object)?.is_none() {
         return Ok(false);
@@ -115,7 +116,8 @@ fn take(store: &Store, object: &str) -> Result<bool, lambert_store::Error> {
     Ok(true)
 }
 
-/// Queries Slurm for a job in start number `start` on a separate thread, so that an unresponsive controller blocks nothing.
+/// Queries Slurm for a job on a separate thread, so that an unresponsive Slurm controller does not block the
+/// coordinator. `start` is the number of the current start of the job, from 0.
 pub fn ask_slurm(job: String, start: u32, events: Sender<Event>) -> std::io::Result<()> {
     let ask = move || {
         let seen = job::look(&job).inspect_err(|error| tracing::debug!("cannot query job {job}: {error}"));
@@ -128,8 +130,8 @@ pub fn ask_slurm(job: String, start: u32, events: Sender<Event>) -> std::io::Res
 /// Time to wait for a lease before logging a warning.
 const SILENCE: Duration = Duration::from_secs(30);
 
-/// Takes a lease on a separate thread, so that an unavailable store blocks nothing, and stores it in `own`. Reports an
-/// unresponsive store after `patience` and a margin.
+/// Takes a lease and puts it into `own`. The work is done on a separate thread, so that an unavailable store does not
+/// block the coordinator. If the store does not respond within `patience` plus a margin, sends `Event::LeaseFailed`.
 pub fn take_lease(
     store: Store,
     patience: Duration,
@@ -148,7 +150,7 @@ pub fn take_lease(
         match lease {
             Ok(Ok(lease)) => {
                 let attempt = lease.attempt();
-                // The poller must not block as long as a worker may.
+                // The request poller uses this lease. Unlike a worker, the poller must not block for a long time.
                 let lease = lease.with_retry_policy(RetryPolicy::default());
                 *own.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
                 Event::LeaseTaken(attempt)
@@ -170,7 +172,7 @@ pub fn take_lease(
     std::thread::Builder::new().name("lease".into()).spawn(wait).map(drop)
 }
 
-/// Runs `work` on a thread `name` and waits at most `limit`; `None` on timeout or panic.
+/// Runs `work` on a thread with name `name` and waits at most `limit`. Returns `None` on timeout or panic.
 pub fn within<T: Send + 'static>(
     name: &str,
     limit: Duration,

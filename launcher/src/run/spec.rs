@@ -1,4 +1,4 @@
-//! Validated run specification, from the command line, the configuration and the run's store.
+//! Validated run specification, from the command line, the configuration and the store of the run.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ use crate::worker;
 pub struct RunSpec {
     /// Complete configuration, as stored.
     pub config: RunConfig,
-    /// The run's store.
+    /// Store of the run.
     pub store: Store,
     /// Path of lambert-worker.
     pub worker: PathBuf,
@@ -34,10 +34,10 @@ pub struct RunSpec {
 /// The run cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum RunSpecError {
-    /// No configuration.
+    /// The run does not exist, and no configuration is given.
     #[error("{url} is not a run yet; start one with --config FILE")]
     NoConfig {
-        /// The run's URL.
+        /// URL of the run.
         url: String,
     },
     /// The stored run has another configuration.
@@ -47,18 +47,18 @@ pub enum RunSpecError {
         list(differences)
     )]
     OtherRun {
-        /// The run's URL.
+        /// URL of the run.
         url: String,
         /// Differing keys.
         differences: Vec<Difference>,
     },
-    /// The run's checkpoints have other tensor shapes.
+    /// The checkpoints of the run have other tensor shapes.
     #[error(
         "{url} has checkpoints of another model; use another --run for a model of other shapes. Differences:{}",
         list(differences)
     )]
     OtherShapes {
-        /// The run's URL.
+        /// URL of the run.
         url: String,
         /// Differing keys that affect shapes.
         differences: Vec<Difference>,
@@ -79,20 +79,21 @@ fn list(differences: &[Difference]) -> String {
     differences.iter().map(|difference| format!("\n  {difference}")).collect()
 }
 
-/// A run that passed all checks, before anything is written.
+/// A run that has passed all checks. Nothing is written yet.
 #[derive(Debug)]
 pub struct ValidatedRun {
     config: RunConfig,
     store: Store,
     worker: PathBuf,
     host_pool: HostPool,
-    /// Stored configuration.
+    /// Configuration in the store, if the run already exists.
     before: Option<RunConfig>,
 }
 
 impl RunSpec {
-    /// Loads and checks the configuration and the datasets it names, and compares it with the stored run, if any. `host_pool`
-    /// returns the hosts available to the ranks. Writes nothing.
+    /// Loads the configuration. Checks the configuration and its datasets. If the store already contains the run,
+    /// compares the configuration with the stored configuration. `host_pool` returns the hosts available to the ranks.
+    /// Writes nothing.
     pub fn validate(arguments: &cli::Run, host_pool: impl Fn(&RunConfig) -> HostPool) -> Result<ValidatedRun, Failure> {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
@@ -129,12 +130,12 @@ impl ValidatedRun {
         self.before.is_none()
     }
 
-    /// The run's store.
+    /// Store of the run.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// Writes the configuration to the store. From then on the store requires its directory to exist.
+    /// Writes the configuration to the store. The store of the returned run requires that the directory exists.
     pub fn commit(self) -> Result<RunSpec, Failure> {
         let Self { config, store, worker, host_pool, before } = self;
         match before {
@@ -146,7 +147,7 @@ impl ValidatedRun {
     }
 }
 
-/// Returns the SHA-256 of the run's vocabulary, stored at its first start.
+/// Returns the SHA-256 of the vocabulary of the run. The first start of the run stores the vocabulary.
 fn vocabulary(store: &Store) -> Result<Option<String>, Failure> {
     match store.get(VOCABULARY) {
         Ok(bytes) => Ok(Some(lambert_store::hash::sha256(&bytes))),
@@ -175,7 +176,7 @@ fn configuration(
         (None, None) => return Err(Failure::usage(RunSpecError::NoConfig { url: store.url().to_owned() })),
     };
     let mut config = match loaded {
-        // A later start may succeed, so the job is requeued instead.
+        // A dataset store may be reachable on a later start, so this is not a usage error. Slurm requeues the job.
         Err(error) if is_away => return Err(Failure::failed(error)),
         loaded => loaded?,
     };
@@ -183,7 +184,7 @@ fn configuration(
         (Some(from), _) => {
             (config.run.from, config.run.from_optimizer) = (Some(from.clone()), arguments.with_optimizer);
         }
-        // `run.from` needs to be given only once.
+        // The user needs to give `run.from` only on the first start.
         (None, Some(text)) if config.run.from.is_none() => {
             let before = stored::parse(text, store)?.run;
             (config.run.from, config.run.from_optimizer) = (before.from, before.from_optimizer);
@@ -198,7 +199,7 @@ fn configuration(
     Ok(config)
 }
 
-/// Logs a configuration warning once: a sweep loads the same file for each of its runs.
+/// Logs a configuration warning only once, because a sweep loads the same file for each of its runs.
 fn warn_once(message: &str) {
     static PRINTED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if PRINTED.lock().unwrap_or_else(PoisonError::into_inner).insert(message.to_owned()) {
@@ -206,12 +207,12 @@ fn warn_once(message: &str) {
     }
 }
 
-/// Makes a path absolute; URLs and empty strings stay.
+/// Makes a path absolute. Returns URLs and empty strings unchanged.
 fn absolute(path: &str) -> Result<String, Failure> {
     if path.is_empty() || path.contains("://") {
         return Ok(path.to_owned());
     }
-    // Resolves symbolic links if the path exists, so that a directory always has the same name.
+    // If the path exists, symbolic links are resolved, so that a directory always has the same name.
     let found = std::fs::canonicalize(path).or_else(|_| std::path::absolute(path));
     match found {
         Ok(found) => Ok(found.to_string_lossy().into_owned()),
@@ -219,7 +220,7 @@ fn absolute(path: &str) -> Result<String, Failure> {
     }
 }
 
-/// Rejects changes of what is trained unless `allowed`, and logs all other changes.
+/// Rejects changes that affect the trained model unless their keys are in `allowed`. Logs all other changes.
 fn check_changes(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store) -> Result<(), Failure> {
     let mut found = config_diff::compare(before, now).map_err(|error| Failure::failed(RunSpecError::Toml(error)))?;
     found.allow(allowed);
@@ -238,8 +239,8 @@ fn check_changes(before: &RunConfig, now: &RunConfig, allowed: &[String], store:
 }
 
 /// Checks the datasets and the memory before anything is written, so that a mistyped path leaves no half-created run.
-/// `vocabulary` is the SHA-256 of the stored run's vocabulary, if any; `here` is true if all ranks run on this host.
-/// Returns true if unreachable dataset stores are the only errors.
+/// `vocabulary` is the SHA-256 of the vocabulary of the stored run, if any. `here` is true if all ranks run on this
+/// host. Returns true if unreachable dataset stores are the only errors.
 fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, faults: &mut Vec<ConfigIssue>) -> bool {
     let stages = config.stage.iter().enumerate().map(|(index, stage)| (format!("stage.{index}.data"), &stage.data));
     let evaluation = ("evaluation.data".to_owned(), &config.evaluation.data);
@@ -273,7 +274,7 @@ fn create(config: &RunConfig, store: &Store) -> Result<(), Failure> {
     if store.put_new(CONFIG, text(config)?.into()).map_err(Failure::failed)? {
         return Ok(());
     }
-    // Another coordinator was faster: compares with its configuration.
+    // Another coordinator has created the run in the meantime. The configurations must not differ.
     let found = stored::text(store)?.unwrap_or_default();
     check_changes(&stored::parse(&found, store)?, config, &[], store)
 }

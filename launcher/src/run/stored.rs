@@ -1,4 +1,4 @@
-//! The configuration in a run's store.
+//! The configuration in the store of a run.
 
 use lambert_config::{ConfigError, Layers, RunConfig};
 use lambert_store::Store;
@@ -15,7 +15,7 @@ struct NotText {
     url: String,
 }
 
-/// Reads the text of the run's configuration, if there is a run.
+/// Reads the text of the stored configuration. Returns `None` if the store contains no run.
 pub fn text(store: &Store) -> Result<Option<String>, Failure> {
     match store.get_at_most(CONFIG, LONGEST) {
         Ok(bytes) => match String::from_utf8(bytes.to_vec()) {
@@ -27,7 +27,7 @@ pub fn text(store: &Store) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Parses a run's configuration.
+/// Parses the stored configuration of a run.
 pub fn parse(text: &str, store: &Store) -> Result<RunConfig, ConfigError> {
     Layers::from_sets(&[]).parse(text, &format!("{}/{CONFIG}", store.url()))
 }

@@ -1,5 +1,5 @@
-//! Queries Slurm's configuration and submits jobs. `sbatch --test-only` accepts unschedulable jobs, so the limits are
-//! checked first.
+//! Checks, submits and cancels Slurm jobs. `sbatch --test-only` accepts jobs that can never start, so this module
+//! compares a job with the limits of the cluster before it submits the job.
 
 use std::io::Write;
 use std::path::Path;
@@ -34,12 +34,12 @@ fn list(faults: &[String]) -> String {
     }
 }
 
-/// Rejects a job that Slurm would accept but could never start.
+/// Rejects a job that Slurm would accept, but that could never start or whose output would be lost.
 pub fn check(slurm: &Slurm, folder: &Path) -> Result<(), ClusterError> {
     let partitions = partitions(&query("sinfo", &["--noheader", "--all", "--format=%P|%D|%l"])?);
     let mut faults = check_partitions(slurm, &partitions);
     faults.extend(check_association(slurm)?);
-    // Slurm expands patterns in the directory name.
+    // Slurm expands `%` patterns in the path. A directory whose name contains a pattern is not checked.
     let output = folder.join(&slurm.output);
     if let Some(parent) = output.parent().filter(|parent| !parent.to_string_lossy().contains('%'))
         && !parent.is_dir()
@@ -52,7 +52,8 @@ pub fn check(slurm: &Slurm, folder: &Path) -> Result<(), ClusterError> {
     if faults.is_empty() { Ok(()) } else { Err(ClusterError::Faults { faults }) }
 }
 
-/// Checks the named partitions, or the default one. Of several named partitions one suffices.
+/// Checks the configured partitions, or the default partition if none is configured. The job only has to fit one of
+/// several configured partitions.
 fn check_partitions(slurm: &Slurm, partitions: &[Partition]) -> Vec<String> {
     let named: Vec<&str> = slurm.partition.iter().flat_map(|named| named.split(',')).collect();
     let is_meant = |partition: &&Partition| match named[..] {
@@ -83,11 +84,12 @@ struct Partition {
     name: String,
     is_default: bool,
     nodes: usize,
-    /// Time limit, seconds; `None`: unlimited.
+    /// Time limit, seconds. `None`: unlimited.
     limit: Option<u64>,
 }
 
-/// Parses lines of `NAME|NODES|LIMIT`, several per partition if its nodes differ. A star marks the default.
+/// Parses lines of `NAME|NODES|LIMIT`. A partition has several lines if its nodes differ. A star marks the default
+/// partition.
 fn partitions(text: &str) -> Vec<Partition> {
     let mut found: Vec<Partition> = Vec::new();
     for line in text.lines() {
@@ -110,7 +112,7 @@ fn names(partitions: &[Partition]) -> String {
     partitions.iter().map(|partition| partition.name.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the limits of a partition that the job exceeds.
+/// Returns an error message for each limit of the partition that the job exceeds.
 fn beyond(slurm: &Slurm, partition: &Partition) -> Vec<String> {
     let (mut faults, name) = (Vec::new(), &partition.name);
     if slurm.nodes > partition.nodes {
@@ -124,7 +126,7 @@ fn beyond(slurm: &Slurm, partition: &Partition) -> Vec<String> {
     faults
 }
 
-/// Checks account and QOS of the user, if Slurm has accounting.
+/// Checks that the user has access to the configured account and QOS, if Slurm has accounting.
 fn check_association(slurm: &Slurm) -> Result<Vec<String>, ClusterError> {
     if slurm.account.is_none() && slurm.qos.is_none() {
         return Ok(Vec::new());
@@ -133,7 +135,7 @@ fn check_association(slurm: &Slurm) -> Result<Vec<String>, ClusterError> {
     let Ok(printed) =
         query("sacctmgr", &["--noheader", "--parsable2", "show", "association", &user, "format=account,qos"])
     else {
-        // Without accounting there is nothing to check; sbatch decides.
+        // Without accounting there is nothing to check. sbatch accepts or rejects the job.
         return Ok(Vec::new());
     };
     let held: Vec<(&str, &str)> = printed.lines().filter_map(|line| line.trim().split_once('|')).collect();
@@ -158,7 +160,7 @@ fn check_association(slurm: &Slurm) -> Result<Vec<String>, ClusterError> {
     Ok(faults)
 }
 
-/// User name, or the numeric ID if there is none.
+/// Name of the current user, or the numeric user ID if the user has no name.
 fn user() -> String {
     let named = Command::new("id").arg("-un").output();
     let name = named.ok().filter(|output| output.status.success()).map(|output| text(&output.stdout));
@@ -170,31 +172,32 @@ pub fn cancel(job: &str) -> Result<(), SlurmError> {
     query("scancel", &[job]).map(drop)
 }
 
-/// Cancels a pending job; a running one is left alone.
+/// Cancels a job only if the job is pending.
 pub fn cancel_pending(job: &str) -> Result<(), SlurmError> {
     query("scancel", &["--state=PENDING", job]).map(drop)
 }
 
-/// Submits a script with sbatch; returns the job ID.
+/// Submits a script with sbatch. Returns the job ID.
 pub fn submit(script: &str) -> Result<String, ClusterError> {
     let program = "sbatch";
     let absent = |source| SlurmError::Absent { program, source };
     let mut command = Command::new(program);
     command.arg("--parsable");
-    // Such variables override the script: SBATCH_EXPORT=ALL would pass every secret to Slurm.
+    // SBATCH_ variables override the script. For example, SBATCH_EXPORT=ALL would pass every secret in the environment
+    // to Slurm.
     let names = std::env::vars_os().map(|(name, _)| name);
     for name in names.filter(|name| name.as_encoded_bytes().starts_with(b"SBATCH_")) {
         command.env_remove(name);
     }
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut sbatch = command.spawn().map_err(absent)?;
-    // If sbatch exits before reading everything, its stderr has the reason.
+    // If sbatch exits before it has read the whole script, its stderr states the reason.
     let _ = sbatch.stdin.take().map(|mut stdin| stdin.write_all(script.as_bytes()));
     let output = sbatch.wait_with_output().map_err(absent)?;
     if !output.status.success() {
         return Err(SlurmError::Refused { program, version_line: text(&output.stderr) }.into());
     }
-    // In a federation the cluster's name follows.
+    // In a federation, the cluster name follows the job ID.
     Ok(text(&output.stdout).split(';').next().unwrap_or_default().to_owned())
 }
 
@@ -204,7 +207,7 @@ mod tests {
 
     #[test]
     fn missing_resources_of_a_partition_are_reported() {
-        // Output of sinfo; nodes in two states have one line each.
+        // Output of sinfo, with one line per node state of a partition.
         let found = partitions("batch*|2|1:00:00\nbatch*|1|1:00:00\ngpu|4|infinite\n");
         let partition =
             |name: &str, is_default, nodes, limit| Partition { name: name.to_owned(), is_default, nodes, limit };

@@ -4,7 +4,8 @@ use std::fmt::Write;
 
 use lambert_config::run::Slurm;
 
-/// An sbatch option contains a control character: a line break would start a line of shell.
+/// An sbatch option contains a control character. For example, a line break would end the directive, and the shell
+/// would execute the rest of the option.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{option:?} has a control character, which a batch script cannot contain; change the name, path or setting it comes from"
@@ -13,7 +14,7 @@ pub struct DirectiveError {
     option: String,
 }
 
-/// Returns the start of a script: #SBATCH lines, then those of `slurm.prologue`.
+/// Returns the start of a script: #SBATCH lines, then the lines of `slurm.prologue`.
 pub fn head(options: &[String], prologue: &[String]) -> Result<String, DirectiveError> {
     let mut script = String::from("#!/bin/bash\n");
     for option in options {
@@ -29,7 +30,7 @@ pub fn head(options: &[String], prologue: &[String]) -> Result<String, Directive
     Ok(script)
 }
 
-/// Returns the configured sbatch options of every job; `folder` is the working directory.
+/// Returns the sbatch options that all job scripts have in common. `folder` is the working directory.
 pub fn common(slurm: &Slurm, folder: &str) -> Vec<String> {
     let named = [
         ("time", &slurm.time),
@@ -51,7 +52,7 @@ pub fn common(slurm: &Slurm, folder: &str) -> Vec<String> {
     options
 }
 
-/// Quotes a word of an `#SBATCH` line, which sbatch parses like a shell.
+/// Quotes a word of an `#SBATCH` line. sbatch parses these lines like a shell.
 fn in_directive(option: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_=./:,%@+".contains(c);
     if option.chars().all(is_plain) {

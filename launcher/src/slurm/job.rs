@@ -1,11 +1,11 @@
-//! State of a Slurm job: from squeue while it is queued or running, from sacct afterwards.
+//! State of a Slurm job, from squeue, or from sacct if squeue no longer lists the job.
 
 use lambert_config::run::Slurm;
 use serde::Serialize;
 
 use super::programs::{SlurmError, query};
 
-/// Fields for squeue. Free text comes last: it may contain the separator.
+/// Output fields of squeue, separated by `|`.
 const FIELDS: &str = "State:|,Reason:|,StartTime:|,NodeList:|,Partition:|,RestartCnt:|,PreemptTime:|,TimeLeft:|";
 
 /// A Slurm job.
@@ -15,7 +15,7 @@ pub struct Job {
     pub id: String,
     /// Slurm state: `PENDING`, `RUNNING`, ...
     pub state: String,
-    /// Slurm reason for not running.
+    /// Reason that Slurm gives for not running the job.
     pub reason: Option<String>,
     /// Actual or expected start time, in Slurm's format: `2026-11-23T03:46:12`.
     pub start: Option<String>,
@@ -24,13 +24,13 @@ pub struct Job {
     pub partition: Option<String>,
     /// Number of requeues.
     pub requeues: u32,
-    /// True if another job waits for its nodes.
+    /// True if Slurm has set a preemption time, because another job waits for the nodes of this job.
     pub preempted: bool,
     /// Seconds until the time limit.
     pub seconds_left: Option<u64>,
 }
 
-/// Queries Slurm for a job; `None` if Slurm no longer knows it.
+/// Queries Slurm for a job. Returns `None` if Slurm does not know the job.
 pub fn look(id: &str) -> Result<Option<Job>, SlurmError> {
     match query("squeue", &["--noheader", "--states=all", &format!("--jobs={id}"), "--Format", FIELDS]) {
         Ok(text) => Ok(of_squeue(id, &text).or_else(|| in_accounting(id))),
@@ -60,7 +60,7 @@ fn of_squeue(id: &str, text: &str) -> Option<Job> {
     })
 }
 
-/// Queries Slurm's accounting, if available.
+/// Queries Slurm's accounting database. Returns `None` if the database is not available.
 fn in_accounting(id: &str) -> Option<Job> {
     let fields = ["--noheader", "--parsable2", "--allocations", "--format=state,start,nodelist,partition"];
     of_sacct(id, &query("sacct", &[&fields[..], &["--jobs", id]].concat()).ok()?)

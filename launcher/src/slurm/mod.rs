@@ -1,8 +1,10 @@
 //! Slurm: batch scripts, job submission and job state.
 //!
-//! - [`script`]: batch script of a run; [`prep_script`]: batch scripts of a preparation; [`directives`]: common parts
+//! - [`script`]: batch script of a run; [`prep_script`]: batch scripts for data preparation; [`directives`]: parts that
+//!   all scripts share
 //! - [`cluster`]: checks of partitions, accounts and nodes, and submission with sbatch
-//! - [`job`]: job state; [`nodes`]: nodes of the current job; [`record`]: job ID of a run; [`submission_lock`]: submission lock
+//! - [`job`]: job state; [`nodes`]: nodes of the current job; [`record`]: job ID of a run
+//! - [`submission_lock`]: lock against concurrent submissions of a run
 //! - [`programs`]: runs Slurm's programs
 
 pub mod cluster;

@@ -2,10 +2,11 @@
 
 use lambert_config::run::Host;
 
-/// Maximum number of nodes; larger ranges are treated as errors.
+/// Maximum number of nodes. A longer node list is an error.
 const MOST: usize = 100_000;
 
-/// Returns the nodes of the current job with their task counts. Empty if the variables are missing or cannot be parsed.
+/// Returns the nodes of the current job with their task counts. The list is empty if the variables are missing or
+/// cannot be parsed.
 pub fn of_job() -> Vec<Host> {
     let variable = |name| std::env::var(name).unwrap_or_default();
     hosts(&variable("SLURM_JOB_NODELIST"), &variable("SLURM_TASKS_PER_NODE")).unwrap_or_default()
@@ -34,13 +35,13 @@ fn expand(list: &str) -> Option<Vec<String>> {
                 rest = behind;
             }
         }
-        // Multi-dimensional names continue after the bracket.
+        // A multi-dimensional name, which continues after the bracket, is not supported.
         rest = if rest.is_empty() { rest } else { rest.strip_prefix(',')? };
     }
     Some(names)
 }
 
-/// Expands a range, e.g. `7` or `01-03`, keeping leading zeros; at most `most` numbers.
+/// Expands a range, e.g. `7` or `01-03`, and keeps leading zeros. Returns `None` for more than `most` numbers.
 fn numbers(range: &str, most: usize) -> Option<impl Iterator<Item = String>> {
     let (first, last) = range.split_once('-').unwrap_or((range, range));
     let (width, first, last) = (first.len(), first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);

@@ -1,12 +1,12 @@
-//! Batch scripts of a preparation: a job array with one task per part, and a job that merges the parts. The scripts
-//! contain the configuration, so later edits of its file have no effect.
+//! Batch scripts that prepare a dataset: a job array with one task per part, and a job that merges the parts. The
+//! scripts contain the configuration, so later edits to the configuration file have no effect.
 
 use lambert_config::PrepConfig;
 use lambert_store::hash::sha256;
 
 use super::directives::{self, DirectiveError, in_shell};
 
-/// Parameters of the scripts besides the configuration.
+/// Parameters of the scripts.
 #[derive(Debug, Clone)]
 pub struct PrepJob<'a> {
     /// Complete configuration as TOML.
@@ -25,14 +25,15 @@ pub struct PrepJob<'a> {
     pub memory: u64,
 }
 
-/// Renders the job array.
+/// Renders the script of the job array.
 pub fn render_tasks(config: &PrepConfig, job: &PrepJob<'_>) -> Result<String, DirectiveError> {
     let tasks: Vec<String> = job.tasks.iter().map(usize::to_string).collect();
     let part = format!(" --part \"$SLURM_ARRAY_TASK_ID/{}\"", job.parts);
     render(config, job, format!("--array={}", tasks.join(",")), &part)
 }
 
-/// Renders the job that merges all parts after job `array`. Slurm removes it if a task fails.
+/// Renders the script of the job that merges all parts after job array `array`. If a task of the array fails, Slurm
+/// removes the merge job from the queue.
 pub fn render_join(config: &PrepConfig, job: &PrepJob<'_>, array: &str) -> Result<String, DirectiveError> {
     let script = format!("--dependency=afterok:{array}");
     render(config, job, script, "")
@@ -45,7 +46,7 @@ fn render(config: &PrepConfig, job: &PrepJob<'_>, option: String, part: &str) ->
     options.push(format!("--cpus-per-task={}", job.threads));
     options.extend(directives::common(&config.slurm, job.folder));
     let mut script = directives::head(&options, &config.slurm.prologue)?;
-    // The hash keeps the delimiter from occurring in the configuration.
+    // With the hash, the delimiter of the here-document cannot occur in the configuration.
     let end = format!("LAMBERT_{}", &sha256(job.toml.as_bytes())[..16]);
     script += &format!(
         "\nexec {} prep --config /dev/stdin --threads {} --memory {}{part} <<'{end}'\n{}\n{end}\n",

@@ -16,7 +16,7 @@ pub enum SlurmError {
     #[error("{program} failed: {version_line}")]
     Refused {
         program: &'static str,
-        /// Its stderr.
+        /// Output of the program on stderr.
         version_line: String,
     },
 }

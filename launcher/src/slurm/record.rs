@@ -1,4 +1,4 @@
-//! `job.json` in a run's store: the Slurm job that trains the run.
+//! `job.json` in the store of a run: the Slurm job that trains the run.
 
 use lambert_store::Store;
 use lambert_store::run::JOB;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum size of the object, bytes.
 const LONGEST: u64 = 1 << 16;
 
-/// The job last submitted, or the one in which a coordinator last started.
+/// Slurm job that was last submitted for a run, or in which a coordinator last started.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRecord {
     /// Job ID.
@@ -26,13 +26,13 @@ pub fn is_in_job() -> bool {
 }
 
 impl JobRecord {
-    /// Returns the job of this process, if any.
+    /// Returns the Slurm job in which this process runs, if any.
     pub fn of_process() -> Option<Self> {
         let named = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         Some(Self { job: named(JOB_VARIABLE)?, cluster: named("SLURM_CLUSTER_NAME") })
     }
 
-    /// Reads the job; `None` if the run was never submitted. Invalid content counts as absent, with a warning.
+    /// Reads the record. Returns `None` if the run has no record. Invalid content also returns `None`, with a warning.
     pub fn read(store: &Store) -> Result<Option<Self>, lambert_store::Error> {
         let bytes = match store.get_at_most(JOB, LONGEST) {
             Ok(bytes) => bytes,
@@ -47,7 +47,7 @@ impl JobRecord {
         Ok(record)
     }
 
-    /// Writes the job.
+    /// Writes the record.
     pub fn write(&self, store: &Store) -> Result<(), lambert_store::Error> {
         store.put(JOB, serde_json::json!(self).to_string().into())
     }

@@ -4,10 +4,10 @@ use lambert_config::{RunConfig, exit};
 
 use super::directives::{self, DirectiveError, in_shell};
 
-/// Parameters of the script besides the configuration.
+/// Parameters of the script that are not in the configuration.
 #[derive(Debug, Clone, Copy)]
 pub struct ScriptParams<'a> {
-    /// The run's URL.
+    /// URL of the run.
     pub run: &'a str,
     /// Path of lambert on the nodes.
     pub lambert: &'a str,
@@ -17,13 +17,13 @@ pub struct ScriptParams<'a> {
 
 /// Renders the batch script of a run.
 pub fn render(config: &RunConfig, job: &ScriptParams<'_>) -> Result<String, DirectiveError> {
-    // Traps come before the prologue, which may take minutes.
+    // The traps come before the prologue: it may take minutes, and signals may arrive in that time.
     let first: Vec<String> = TRAPS.lines().map(str::to_owned).collect();
     let script = directives::head(&options(config, job), &[first, config.slurm.prologue.clone()].concat())?;
     let coordinator = format!("{} run --run {}", in_shell(job.lambert), in_shell(job.run));
     let body = BODY.replace("@STOPPED@", &exit::STOPPED.to_string()).replace("@FAILED@", &exit::FAILED.to_string());
     let body = body.replace("@REQUEUES@", &config.slurm.requeues.to_string());
-    // Last, because a run's name may contain any text.
+    // This placeholder is replaced last, because the URL of the run may contain the text of another placeholder.
     Ok(script + &body.replace("@COORDINATOR@", &coordinator))
 }
 
@@ -38,7 +38,7 @@ fn options(config: &RunConfig, job: &ScriptParams<'_>) -> Vec<String> {
         format!("--cpus-per-task={}", config.device.threads),
     ];
     options.extend((slurm.gpus_per_node > 0).then(|| format!("--gpus-per-node={}", slurm.gpus_per_node)));
-    // B: signals only the batch shell.
+    // With `B:`, Slurm signals only the batch shell, not the job steps.
     options.push(format!("--signal=B:USR1@{}", slurm.lead_seconds));
     options.extend(directives::common(slurm, job.folder));
     options
@@ -56,9 +56,9 @@ trap 'pass_on USR1' USR1
 trap 'pass_on TERM' TERM
 "#;
 
-/// Main part of the batch script. The coordinator runs in the background, because bash runs traps only while no child
-/// is in the foreground. Each signal interrupts `wait` with an unrelated code; only the last `wait` returns the
-/// coordinator's.
+/// Main part of the batch script. The coordinator runs in the background, because bash runs no traps while it waits
+/// for a foreground command. A signal interrupts `wait`, which then returns a code of the signal. Only the last `wait`
+/// returns the exit code of the coordinator.
 const BODY: &str = r#"
 code=@STOPPED@
 for _ in 1 2 3 4; do
@@ -214,7 +214,7 @@ mod tests {
         assert!(error.contains(r"--chdir=/home/me\r/x"), "{error}");
     }
 
-    /// Tests the shell function as it appears in the script.
+    /// Extracts the shell function from the script and tests it.
     #[test]
     fn only_the_failure_count_of_lambert_is_read_from_a_comment() {
         let script = render(&config(), &JOB).unwrap();

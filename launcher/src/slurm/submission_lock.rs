@@ -1,5 +1,6 @@
-//! Lock for `lambert submit`, in `control/submission` of the run's store. Held from checking for a job until job.json
-//! names the new one, so that two concurrent submissions do not queue two jobs.
+//! Lock of `lambert submit`: object `control/submission` in the store of the run. `lambert submit` takes the lock
+//! before it checks for an existing job, and releases the lock once job.json names the new job. Two concurrent
+//! submissions therefore cannot queue two jobs.
 
 use lambert_store::Store;
 use lambert_store::run::SUBMISSION;
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::host::{self, now};
 
-/// Age after which a holder on another host is presumed dead, seconds. A submission takes seconds.
+/// Age, in seconds, after which a holder on another host is presumed dead. A submission takes only seconds.
 const ABANDONED: f64 = 600.0;
 
 /// Process that holds the lock.
@@ -15,7 +16,7 @@ const ABANDONED: f64 = 600.0;
 struct LockHolder {
     host: String,
     pid: u32,
-    /// Process start time from the kernel, which distinguishes reused process IDs.
+    /// Boot ID and process start time, which reveal that a process ID was reused.
     since: String,
     /// Time of locking, seconds since the Unix epoch.
     unix: f64,
@@ -63,7 +64,7 @@ pub struct SubmissionLock<'a> {
 }
 
 impl<'a> SubmissionLock<'a> {
-    /// Takes the lock, also from a dead holder.
+    /// Takes the lock. If the holder is dead, takes over its lock.
     pub fn take(store: &'a Store) -> Result<Self, SubmissionLockError> {
         let own = serde_json::json!(LockHolder::of_process()).to_string();
         if store.put_new(SUBMISSION, own.clone().into())? {
@@ -71,7 +72,7 @@ impl<'a> SubmissionLock<'a> {
         }
         let holder = match store.get_at_most(SUBMISSION, 1 << 16) {
             Ok(bytes) => serde_json::from_slice::<LockHolder>(&bytes).ok(),
-            // Released in the meantime.
+            // The holder released the lock in the meantime.
             Err(error) if error.is_not_found() => None,
             Err(error) => return Err(error.into()),
         };

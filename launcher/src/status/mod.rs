@@ -16,11 +16,11 @@ pub enum RunState {
     #[default]
     Starting,
     Training,
-    /// Workers failed; waiting to restart them.
+    /// Workers failed. The coordinator waits before it restarts the workers.
     Restarting,
     /// Saving a checkpoint before stopping.
     Stopping,
-    /// Stopped on request; can be resumed.
+    /// Stopped on request. The run can be resumed.
     Stopped,
     /// All steps are done.
     Finished,
@@ -49,7 +49,7 @@ impl std::fmt::Display for RunState {
     }
 }
 
-/// Run status. Nested parts are flattened into one JSON object; missing keys take defaults.
+/// Run status. The nested parts are flattened into one JSON object. Missing keys take default values.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Status {
@@ -85,11 +85,11 @@ pub struct Status {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunProgress {
-    /// Steps finished.
+    /// Completed steps.
     pub step: u64,
     /// Steps of all stages.
     pub steps: u64,
-    /// Samples a second, averaged over the last steps.
+    /// Samples per second, averaged over recent steps.
     pub samples_per_second: f64,
     /// Estimated seconds until completion, if known.
     pub seconds_left: Option<f64>,
@@ -111,7 +111,7 @@ pub struct Restarts {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LatestMetrics {
-    /// The last step's record.
+    /// Record of the last step.
     pub record: Option<StepRecord>,
     /// The last held-out measurement.
     pub evaluation: Option<Evaluation>,
@@ -133,18 +133,19 @@ pub struct WorkerStatus {
     pub refused: u64,
 }
 
-/// Weighted averages of [`GradientNoise`] estimates; recent estimates weigh most.
+/// Weighted averages of [`GradientNoise`] estimates. Recent estimates have the largest weights.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct NoiseScale {
     /// Number of estimates.
     pub estimates: u64,
-    /// Average of |G|^2.
+    /// Average of the estimates of |G|^2, the squared norm of the true gradient G.
     pub gradient: f64,
-    /// Average of tr(S).
+    /// Average of the estimates of tr(S), where S is the covariance of the gradients of single samples.
     pub variance: f64,
 }
 
-/// Weight of a new estimate after the first 1 / `NEWEST`; before that, the plain mean is used.
+/// Weight of a new estimate, once there are at least 1 / `NEWEST` estimates. With fewer estimates, the average is the
+/// plain mean.
 const NEWEST: f64 = 0.05;
 
 impl NoiseScale {
@@ -156,19 +157,19 @@ impl NoiseScale {
         self.variance += weight * (noise.variance - self.variance);
     }
 
-    /// Gradient noise scale in samples; `None` while an average is not positive.
+    /// Gradient noise scale tr(S) / |G|^2, in samples. `None` unless both averages are positive.
     pub fn samples(self) -> Option<f64> {
         (self.gradient > 0.0 && self.variance > 0.0).then(|| self.variance / self.gradient)
     }
 }
 
-/// Process identity of a coordinator.
+/// Identity of the process of a coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CoordinatorProcess {
     pub host: String,
     /// Process ID on that host.
     pub pid: u32,
-    /// Process start time from the kernel, which distinguishes reused process IDs; empty if unknown.
+    /// Boot ID and process start time, which reveal that a process ID was reused. Empty if unknown.
     #[serde(default)]
     pub since: String,
 }
@@ -198,14 +199,14 @@ pub struct RankStatus {
     pub seconds_since_heartbeat: f64,
 }
 
-/// Cost of a failure and the restart after it.
+/// Cost of a failure and of the restart that followed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Downtime {
     /// Failed attempt.
     pub attempt: u32,
     /// Completed steps at the time of failure.
     pub step: u64,
-    /// Seconds from the failure until that step was reached again, if it has been.
+    /// Seconds from the failure until the run reached `step` again. `None` if the run has not reached `step` again.
     pub seconds: Option<f64>,
     /// Cause of the failure.
     pub cause: String,
@@ -289,7 +290,7 @@ mod tests {
         assert_eq!((read(FULL), read(EMPTY)), (full(), Status::default()));
     }
 
-    /// Keys of versions up to 0.1.
+    /// Versions up to 0.1 write these keys.
     #[test]
     fn old_keys_are_read() {
         let old = FULL.replace("failures", "lost").replace("seconds_since_heartbeat", "silent");

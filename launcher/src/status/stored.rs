@@ -1,4 +1,4 @@
-//! Last status written by a run's coordinator, and its liveness.
+//! Last status that the coordinator of a run wrote, and the liveness of that coordinator.
 
 use lambert_store::Store;
 
@@ -18,26 +18,26 @@ struct Unreadable {
     message: String,
 }
 
-/// Liveness of a run's coordinator, judged from this host.
+/// Liveness of the coordinator of a run, as seen from this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
-    /// Runs on this host, or updated the status recently.
+    /// The coordinator is running on this host, or it recently updated the status from another host.
     Alive,
-    /// Ran on this host and has exited.
+    /// The coordinator ran on this host and has exited.
     Gone,
-    /// Runs on another host and has not updated the status recently.
+    /// The coordinator is on another host and has not updated the status recently.
     Unknown,
-    /// The run is over; no coordinator is needed.
+    /// The run is over, so it needs no coordinator.
     Over,
 }
 
-/// Reads the previous coordinator's status; the default if absent or unreadable.
+/// Reads the last status of the previous coordinator. Returns the default if the status is missing or unreadable.
 pub fn before(store: &Store) -> Status {
     let bytes = store.get_at_most(OBJECT, LONGEST).ok();
     bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
 
-/// Reads the status from the run's store, if present.
+/// Reads the status from the store of the run. Returns `None` if the store has no status.
 pub fn read(store: &Store) -> Result<Option<Status>, Failure> {
     match store.get_at_most(OBJECT, LONGEST) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| {

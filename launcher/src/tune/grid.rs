@@ -1,4 +1,4 @@
-//! Parameter combinations of a sweep: a grid over some keys, plus single trials.
+//! Settings of the runs of a sweep: all combinations of a grid over some keys, plus single trials.
 
 /// A configuration key and its value.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub enum GridError {
     /// Not of the form KEY=VALUE.
     #[error("{0:?}: expected KEY=VALUE")]
     NoValue(String),
-    /// A key without values, which would make the product empty.
+    /// A grid key without values, for which the grid would be empty.
     #[error("--grid {0}: expected KEY=VALUE,VALUE")]
     NoValues(String),
     /// Unclosed quote or bracket.
@@ -58,11 +58,12 @@ pub enum GridError {
     Twice(String),
 }
 
-/// Returns the settings of each run: the product of `grids` (`KEY=VALUE,VALUE`), the last key changing fastest, then
-/// `trials` (`KEY=VALUE KEY=VALUE`). Commas and spaces inside quotes and brackets belong to a value.
+/// Returns the settings of each run. The first runs are all combinations of the values in `grids` (`KEY=VALUE,VALUE`),
+/// where the last key changes fastest. The other runs are `trials` (`KEY=VALUE KEY=VALUE`). Commas and spaces inside
+/// quotes and brackets belong to a value.
 ///
 /// # Errors
-/// An argument is malformed, or there is none.
+/// An argument is malformed, or there are no arguments.
 pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<TrialSettings>, GridError> {
     let mut all: Vec<TrialSettings> = if grids.is_empty() { Vec::new() } else { vec![Vec::new()] };
     let mut keys: Vec<String> = Vec::new();
@@ -106,7 +107,7 @@ pub fn settings(grids: &[String], trials: &[String]) -> Result<Vec<TrialSettings
     }
 }
 
-/// Splits `text` at separators outside quotes and brackets; drops empty parts.
+/// Splits `text` at separators outside quotes and brackets. Drops empty parts.
 fn split(text: &str, separator: char) -> Result<Vec<String>, GridError> {
     let (mut parts, mut depth, mut quote) = (vec![String::new()], 0_usize, None);
     for letter in text.chars() {
@@ -128,7 +129,8 @@ fn split(text: &str, separator: char) -> Result<Vec<String>, GridError> {
     Ok(parts.into_iter().map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect())
 }
 
-/// Name of a run with these settings, safe for directories and objects: letters, digits, `.`, `-`, `+`, `_`, `=` and `,`.
+/// Name of a run with these settings. The name contains only letters, digits, `.`, `-`, `+`, `_`, `=` and `,`, so it is
+/// safe for directories and objects.
 pub fn name(settings: &[Setting]) -> String {
     let parts = settings.iter().map(|setting| format!("{}={}", setting.short(), setting.value));
     let name: String = parts.collect::<Vec<_>>().join(",");

@@ -1,8 +1,8 @@
-//! `lambert tune`: hyperparameter sweep; concurrent runs compared by their final held-out loss.
+//! `lambert tune`: hyperparameter sweep. The runs are compared by their final held-out loss.
 //!
 //! - [`grid`]: parameter combinations; [`plan`]: validated runs; [`slots`]: concurrency and GPU assignment
-//! - [`runs`]: executes each run as a `lambert run` process, so that it can be resumed
-//! - [`results`]: table of results; [`plot`]: loss against a key
+//! - [`runs`]: executes each run as a `lambert run` process, so that the run can be resumed
+//! - [`results`]: table of results; [`plot`]: plot of the held-out loss against a swept key
 
 pub mod grid;
 pub mod plan;
@@ -39,12 +39,12 @@ enum TuneError {
     Replaced { name: String, url: String },
 }
 
-/// Executes the missing runs and prints all results.
+/// Executes the runs that have no results yet, and prints all results.
 pub fn tune(arguments: &cli::Tune) -> Outcome {
     console::detach().map_err(Failure::failed)?;
     let store = Store::open(&arguments.runs).map_err(Failure::usage)?;
     plan::refuse_own(&store, &arguments.config)?;
-    // All runs are checked before the first starts, so that a mistyped value is found at once.
+    // All runs are validated before the first run starts, so that a mistyped value is reported at once.
     let plan = SweepPlan::new(arguments, store.url())?;
     let mut results = Results::read(&store).map_err(Failure::failed)?;
     plan.settle(&store, &results)?;
@@ -75,7 +75,7 @@ pub fn tune(arguments: &cli::Tune) -> Outcome {
     }
 }
 
-/// True if a run ended for a reason unrelated to its configuration.
+/// True if the exit code of a run is none of those expected: done, diverged, stopped or replaced.
 fn is_failure(ended: &FinishedRun) -> bool {
     use exit::{DIVERGED, DONE, ENDED, REPLACED, STOPPED};
     !matches!(ended.code, Some(DONE | DIVERGED | STOPPED | ENDED | REPLACED))
@@ -87,7 +87,7 @@ fn take(store: &Store, results: &mut Results, ended: &FinishedRun) -> Result<(),
     let end = match ended.code {
         Some(exit::DONE) => TrialOutcome::Finished,
         Some(exit::DIVERGED) => TrialOutcome::Diverged,
-        // These runs resume next time.
+        // The next `lambert tune` resumes these runs.
         Some(exit::STOPPED | exit::ENDED | exit::REPLACED) => return Ok(()),
         _ if ended.stopping => {
             console::line(&format!("{name}: ended without a checkpoint ({})", ended.how));
@@ -99,7 +99,7 @@ fn take(store: &Store, results: &mut Results, ended: &FinishedRun) -> Result<(),
     let status = stored::read(&own)?.unwrap_or_default();
     let (step, latest) = (status.progress.step, &status.latest);
     let last = latest.evaluation.as_ref().filter(|evaluation| evaluation.step == step && end == TrialOutcome::Finished);
-    // A rerun of `lambert run` makes the missing evaluation.
+    // The next `lambert tune` reruns a failed run, and `lambert run` then makes the missing evaluation.
     let end = if end == TrialOutcome::Finished && last.is_none() { TrialOutcome::Failed } else { end };
     let mut trial = Trial {
         name: name.clone(),
@@ -123,7 +123,7 @@ fn take(store: &Store, results: &mut Results, ended: &FinishedRun) -> Result<(),
         }
         TrialOutcome::Failed => console::line(&format!("{name}: failed ({}):\n{}", ended.how, ended.output)),
     }
-    // Another `lambert tune` may have written meanwhile.
+    // Another `lambert tune` may have written results in the meantime.
     *results = Results::read(store).map_err(Failure::failed)?;
     results.add(trial);
     results.write(store).map_err(Failure::failed)

@@ -1,4 +1,4 @@
-//! Plan of a sweep: validates each run before the first one starts, and compares the configuration with existing runs.
+//! Plan of a sweep. Validates all runs before the first run starts, and compares the configuration with existing runs.
 
 use std::fs::File;
 use std::io::Write;
@@ -22,16 +22,16 @@ use crate::run::run_plan;
 use crate::run::spec::RunSpec;
 use crate::slurm::record::is_in_job;
 
-/// Configuration of the first run; the others differ only in the swept keys.
+/// Configuration of the first run. The other runs differ from it only in the swept keys.
 const COMMON: &str = "tune.toml";
 /// Configuration of the best run.
 pub const BEST: &str = "best.toml";
 /// Maximum size of a configuration, bytes.
 const LONGEST: u64 = 1 << 20;
-/// Sections that affect results besides those that decide what is trained.
+/// Sections that affect results although they do not change the trained model.
 const JUDGED_BY: [&str; 2] = ["evaluation", "guard"];
 
-/// Sections that decide what the held-out loss measures.
+/// Sections that determine the meaning of the held-out loss.
 const ASKED_BY: [&str; 2] = ["evaluation", "objective"];
 
 /// The sweep cannot start.
@@ -48,7 +48,7 @@ pub enum PlanError {
     /// Two runs have the same name.
     #[error("two runs have the name {0}: their settings differ only in characters that names drop")]
     SameName(String),
-    /// No held-out dataset to compare by.
+    /// There is no held-out dataset by which to compare runs.
     #[error("evaluation.data is missing: runs are compared by their held-out loss")]
     NoEvaluation,
     /// Existing runs are not comparable.
@@ -89,7 +89,7 @@ pub struct SweepPlan {
     pub runs: Vec<PlannedRun>,
     /// Resources that suffice for every run.
     pub need: ResourceNeed,
-    /// Copy of the configuration: the file may be edited before the last run starts.
+    /// Copy of the configuration file. A user may edit the original before the last run starts.
     _config: File,
     /// Names of runs that do not exist yet.
     new: Vec<String>,
@@ -97,7 +97,7 @@ pub struct SweepPlan {
 }
 
 impl SweepPlan {
-    /// Plans the runs of `arguments` below `url`.
+    /// Plans the runs of `arguments`, each in a directory below `url`.
     ///
     /// # Errors
     /// A run is invalid.
@@ -139,7 +139,8 @@ impl SweepPlan {
         self.runs.iter().filter(|run| !there(run)).cloned().collect()
     }
 
-    /// Rejects runs that are not comparable with existing `results`; otherwise stores the common configuration.
+    /// Rejects the sweep if its runs are not comparable with the existing `results`. Stores the common configuration of
+    /// a new sweep.
     ///
     /// # Errors
     /// The store fails, or existing runs have another configuration.
@@ -175,7 +176,8 @@ pub fn refuse_own(store: &Store, config: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Copies the configuration to an unnamed temporary file; returns it with a path valid while it is open.
+/// Copies the configuration to an unnamed temporary file. Returns the open file and a path to it. The path is valid
+/// while the file is open.
 fn keep(path: &Path) -> Result<(File, PathBuf), Failure> {
     let text = std::fs::read(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     let written = tempfile::tempfile().and_then(|mut file| file.write_all(&text).map(|()| file));
@@ -186,7 +188,7 @@ fn keep(path: &Path) -> Result<(File, PathBuf), Failure> {
 
 /// True if the store contains runs.
 fn has_runs(store: &Store) -> Result<bool, Failure> {
-    // Directories without a run configuration may be anything.
+    // A directory without a run configuration is not a run.
     let is_run = |name: &String| store.head(&format!("{name}/{CONFIG}")).is_ok_and(|bytes| bytes.is_some());
     Ok(store.list_folders("").map_err(Failure::failed)?.iter().any(is_run))
 }
@@ -203,7 +205,7 @@ fn common(store: &Store) -> Result<Option<RunConfig>, Failure> {
     }
 }
 
-/// Returns differences that affect results, except in the `tuned` keys.
+/// Returns the differences that affect results, without those in the `tuned` keys.
 fn judged(mut found: Differences, tuned: &[String]) -> Vec<Difference> {
     found.allow(tuned);
     let by = |difference: &Difference| {

@@ -1,4 +1,4 @@
-//! SVG plot of held-out loss against a key.
+//! SVG plot of the held-out loss against a swept key.
 
 use std::collections::BTreeMap;
 
@@ -19,11 +19,11 @@ struct Point {
     y: f64,
 }
 
-/// Renders the plot; `None` unless some key has two numeric values among finished runs. Seeds do not count.
+/// Renders the plot. Returns `None` unless some key other than the seed has two numeric values among the finished runs.
 pub fn svg(results: &Results) -> Option<String> {
     let mut recipes: Vec<(Vec<&str>, f64)> =
         results.recipes().iter().filter_map(|recipe| Some((recipe.trials.first()?.recipe(), recipe.mean))).collect();
-    // Makes the plot independent of the order in which runs ended.
+    // The sort makes the plot independent of the order in which the runs ended.
     recipes.sort_by(|a, b| a.0.cmp(&b.0));
     let key = axis(&recipes)?;
     let points: Vec<Point> = recipes.iter().filter_map(|(settings, mean)| point(settings, *mean, &key)).collect();
@@ -67,7 +67,7 @@ fn draw(text: &mut String, key: &str, points: &[Point]) -> Option<()> {
     let mut builder = ChartBuilder::on(&area);
     builder.margin(16).x_label_area_size(40).y_label_area_size(64);
     let y = low - margin..high + margin;
-    // A logarithmic axis has another type.
+    // The chart with a logarithmic axis has a different type, so the two branches cannot share a variable.
     if left > 0.0 && right / left >= WIDE {
         let chart = builder.build_cartesian_2d((left * 0.8..right * 1.25).log_scale(), y).ok()?;
         series(chart, key, points)?;

@@ -1,4 +1,4 @@
-//! Results of a sweep: stored next to the runs, printed as a table, exported as CSV.
+//! Results of a sweep. They are stored next to the runs, printed as a table and exported as CSV.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,9 +15,9 @@ use super::grid::Setting;
 pub enum TrialOutcome {
     /// All steps are done.
     Finished,
-    /// Given up by the divergence guard after repeated losses that were not finite or out of bounds.
+    /// The divergence guard gave up the run after repeated losses that were not finite or above the upper bound.
     Diverged,
-    /// Failed for another reason, shown in the log. Retried by the next `lambert tune`.
+    /// The run failed for another reason, which the log shows. The next `lambert tune` retries the run.
     Failed,
 }
 
@@ -30,7 +30,7 @@ pub struct Trial {
     pub settings: Vec<String>,
     /// Outcome.
     pub end: TrialOutcome,
-    /// Final held-out loss over all objectives, nats; only for finished runs.
+    /// Final held-out loss summed over all objectives, nats. Only for finished runs.
     pub held_out: Option<f64>,
     /// Final held-out loss of the main objective (masked tokens), nats.
     pub main: Option<f64>,
@@ -38,7 +38,7 @@ pub struct Trial {
     pub training: Option<f64>,
     /// Completed steps.
     pub steps: u64,
-    /// Total duration of its steps, seconds.
+    /// Total duration of the steps, seconds.
     pub seconds: f64,
 }
 
@@ -54,7 +54,7 @@ impl Trial {
         self.settings.iter().map(String::as_str).filter(|setting| !setting.starts_with(SEED)).collect()
     }
 
-    /// Score, lower is better; `None` unless the run finished.
+    /// Held-out loss by which runs are ranked. Lower is better. `None` unless the run finished with a finite loss.
     pub fn score(&self) -> Option<f64> {
         self.held_out.filter(|loss| self.end == TrialOutcome::Finished && loss.is_finite())
     }
@@ -63,10 +63,10 @@ impl Trial {
 /// Runs that differ only in this setting belong to one recipe.
 pub const SEED: &str = "run.seed=";
 
-/// Finished runs with the same settings and different seeds.
+/// Finished runs with equal settings except for the seed.
 #[derive(Debug)]
 pub struct Recipe<'a> {
-    /// Best first.
+    /// Runs, best first.
     pub trials: Vec<&'a Trial>,
     /// Mean loss, nats.
     pub mean: f64,
@@ -78,7 +78,7 @@ impl<'a> Recipe<'a> {
         Self { trials, mean }
     }
 
-    /// Standard deviation of the losses, nats; `None` for a single run.
+    /// Standard deviation of the losses, nats. `None` for a single run.
     pub fn deviation(&self) -> Option<f64> {
         let more = self.trials.len().checked_sub(2)? + 1;
         let squares = self.trials.iter().filter_map(|trial| trial.score()).map(|loss| (loss - self.mean).powi(2));
@@ -86,7 +86,8 @@ impl<'a> Recipe<'a> {
     }
 }
 
-/// Total duration of a run's steps, counting the last attempt of each, seconds. Damaged records are skipped with a warning.
+/// Total duration of the steps of a run, seconds. If a step was trained in several attempts, only the last attempt
+/// counts. Damaged records are skipped with a warning.
 ///
 /// # Errors
 /// The store fails.
@@ -104,7 +105,7 @@ const LONGEST: u64 = 16 << 20;
 /// Results of all runs so far.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Results {
-    /// In order of completion.
+    /// Results in order of completion.
     pub trials: Vec<Trial>,
 }
 
@@ -122,7 +123,7 @@ impl Results {
         }
     }
 
-    /// Writes the results, and a CSV table.
+    /// Writes the results as JSON and as a CSV table.
     ///
     /// # Errors
     /// The store fails.
@@ -133,7 +134,7 @@ impl Results {
         Ok(store.put("tune.csv", self.csv().into())?)
     }
 
-    /// Adds the result of a run, replacing an earlier one.
+    /// Adds the result of a run. Replaces an earlier result of the same run.
     pub fn add(&mut self, trial: Trial) {
         self.trials.retain(|other| other.name != trial.name);
         self.trials.push(trial);
@@ -153,7 +154,7 @@ impl Results {
         self.trials.iter().find(same).is_some_and(|trial| trial.end != TrialOutcome::Failed)
     }
 
-    /// Results sorted by score, those without a score last.
+    /// Results sorted by score. Results without a score come last.
     pub fn ranked(&self) -> Vec<&Trial> {
         let mut trials: Vec<&Trial> = self.trials.iter().collect();
         let score = |trial: &Trial| trial.score().unwrap_or(f64::INFINITY);
@@ -161,7 +162,7 @@ impl Results {
         trials
     }
 
-    /// Recipes sorted by mean loss: the minimum over many seeds would favor luck.
+    /// Recipes sorted by mean loss. A sort by the minimum would favor recipes with many seeds.
     pub fn recipes(&self) -> Vec<Recipe<'_>> {
         let mut groups = BTreeMap::<Vec<&str>, Vec<&Trial>>::new();
         for trial in self.ranked().into_iter().filter(|trial| trial.score().is_some()) {
@@ -172,12 +173,12 @@ impl Results {
         recipes
     }
 
-    /// Best run of the best recipe, if any has finished.
+    /// Best run of the best recipe. `None` if no run has finished.
     pub fn best(&self) -> Option<&Trial> {
         self.recipes().first().and_then(|recipe| recipe.trials.first().copied())
     }
 
-    /// Formats a line per run, best first, then a line per recipe if one has several seeds.
+    /// Formats a line per run, best first. If a recipe has several seeds, adds a line per recipe.
     pub fn table(&self) -> Vec<String> {
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |value| format!("{value:.4}"));
         let width = self.trials.iter().map(|trial| trial.name.len()).max().unwrap_or(0).max(3);

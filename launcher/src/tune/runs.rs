@@ -21,7 +21,7 @@ use crate::text::signal_name;
 
 /// Polling interval of running processes.
 const POLL: Duration = Duration::from_millis(100);
-/// Number of bytes of a failed run's log to show.
+/// Maximum number of bytes to show from the end of the log of a failed run.
 const SHOWN: u64 = 2000;
 
 /// A run to execute.
@@ -40,20 +40,20 @@ pub struct PlannedRun {
 pub struct FinishedRun {
     /// The run.
     pub planned: PlannedRun,
-    /// Exit code; `None` if killed by a signal.
+    /// Exit code. `None` if a signal killed the process.
     pub code: Option<i32>,
     /// Description of the exit.
     pub how: String,
-    /// End of its log.
+    /// End of the log.
     pub output: String,
-    /// True if it had been told to stop.
+    /// True if `lambert tune` had told the run to stop.
     pub stopping: bool,
 }
 
 /// Runs cannot be executed.
 #[derive(Debug, thiserror::Error)]
 pub enum RunsError {
-    /// A run does not start.
+    /// The process of a run cannot be started.
     #[error("cannot start {} for {name}", program.display())]
     Start {
         /// Path of lambert.
@@ -80,12 +80,12 @@ struct RunningProcess {
     log: File,
 }
 
-/// Executes `planned` runs in parallel, one per slot, and calls `started` and `ended` for each. Signals are forwarded
-/// to the running processes, which save and stop, and no more are started. They also stop if this process is killed.
-/// Call this on the main thread.
+/// Executes `planned` runs in parallel, one per slot. Calls `started` and `ended` for each run. After a signal, no more
+/// runs are started. The signal is forwarded to the running processes, which save a checkpoint and stop. These
+/// processes also stop if this process is killed. Call this function on the main thread.
 ///
 /// # Errors
-/// A run cannot be started; the running ones are stopped.
+/// A run cannot be started, or `ended` fails. The running processes are stopped first.
 pub fn execute(
     program: &Path,
     planned: Vec<PlannedRun>,
@@ -93,7 +93,7 @@ pub fn execute(
     started: impl Fn(&PlannedRun),
     mut ended: impl FnMut(FinishedRun) -> Result<(), Failure>,
 ) -> Result<StopCause, Failure> {
-    // A SIGHUP that was ignored at the start (nohup) stays ignored.
+    // If SIGHUP was ignored when this process started (nohup), it stays ignored.
     let handled = [SIGINT, SIGTERM, SIGUSR1].into_iter().chain((!ignores(SIGHUP)).then_some(SIGHUP));
     let refused = |source| Failure::failed(RunsError::System { what: "handle signals", source });
     let mut signals = Signals::new(handled).map_err(refused)?;
@@ -134,13 +134,13 @@ struct RunPool<'a> {
 }
 
 impl RunPool<'_> {
-    /// Stops starting runs because of signal `by`, and sends `signal` to the running ones.
+    /// Prevents further starts because of signal `by`, and sends `signal` to the running processes.
     fn stop(&mut self, by: i32, signal: i32) {
         self.running.iter().for_each(|run| forward(&run.child, signal));
         self.stopped = StopCause::By(by);
     }
 
-    /// Removes a finished run, if any.
+    /// Removes a finished run from the pool and returns it, if there is one.
     fn take_ended(&mut self) -> Option<FinishedRun> {
         let over = |run: &mut RunningProcess| !matches!(run.child.try_wait(), Ok(None));
         let index = self.running.iter_mut().position(over)?;
@@ -149,7 +149,7 @@ impl RunPool<'_> {
         let status = run.child.try_wait().ok().flatten();
         let end = run.end(status, self.stopped != StopCause::No);
         match end.code {
-            // Stopped by `lambert stop` or a signal of its own: resumes next time.
+            // `lambert stop` or a signal stopped only this run. The next `lambert tune` resumes the run.
             Some(exit::STOPPED | exit::ENDED) if !end.stopping => self.stop(SIGINT, SIGTERM),
             Some(exit::REPLACED) if !end.stopping => {
                 self.stop(SIGTERM, SIGTERM);
@@ -173,14 +173,15 @@ impl RunPool<'_> {
     }
 }
 
-/// Reason for leaving out runs.
+/// Reason for which runs were not executed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StopCause {
-    /// All were executed.
+    /// All runs were executed.
     No,
-    /// Stopped by this signal.
+    /// This signal stopped the sweep.
     By(i32),
-    /// Another coordinator took over this run, possibly from another `lambert tune` on the same directory.
+    /// Another coordinator took over the run with this name. This coordinator may belong to another `lambert tune` with
+    /// the same `--runs`.
     Replaced(String),
 }
 
@@ -190,7 +191,7 @@ fn start(program: &Path, planned: PlannedRun, slot: RunSlot) -> Result<RunningPr
     let mut command = Command::new(program);
     command.args(&planned.arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(copy);
     command.envs(slot.gpus.iter().map(|gpus| (GPU_VARIABLE, gpus)));
-    // Signals from the terminal reach only this process, which forwards them once.
+    // The child has its own process group, so signals from the terminal reach only this process, which forwards them.
     command.process_group(0);
     end_with_parent(&mut command, ExitSignal::Terminate);
     let child = command.spawn().map_err(|source| RunsError::Start {
@@ -209,7 +210,7 @@ fn forward(child: &Child, signal: i32) {
         _ => Signal::TERM,
     };
     if let Some(pid) = i32::try_from(child.id()).ok().and_then(Pid::from_raw) {
-        // It may have exited meanwhile.
+        // The child may have exited in the meantime.
         let _ = kill_process(pid, signal);
     }
 }

@@ -10,7 +10,7 @@ pub const GPU_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 /// Resources for one run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunSlot {
-    /// Its GPUs, as a value of [`GPU_VARIABLE`]; `None` to inherit the environment.
+    /// GPUs of the run, as a value of [`GPU_VARIABLE`]. `None`: the run inherits the variable.
     pub gpus: Option<String>,
 }
 
@@ -30,7 +30,8 @@ pub struct ResourceNeed {
 }
 
 impl ResourceNeed {
-    /// Needs of a run whose ranks take `bytes` of main memory in total; `here` is true if all are processes on this host.
+    /// Returns the needs of a run whose ranks take `bytes` of main memory in total. `here` is true if all ranks are
+    /// processes on this host.
     pub fn of(config: &RunConfig, here: bool, bytes: u64) -> Self {
         let ranks = config.cluster.ranks.max(1);
         Self {
@@ -42,7 +43,7 @@ impl ResourceNeed {
         }
     }
 
-    /// Maximum of both.
+    /// Returns the maximum of the two needs for each resource.
     pub fn max(self, other: Self) -> Self {
         Self {
             ranks: self.ranks.max(other.ranks),
@@ -66,15 +67,16 @@ pub struct HostResources {
 }
 
 impl HostResources {
-    /// This host.
+    /// Returns the resources of this host.
     pub fn here() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let gpus = std::env::var(GPU_VARIABLE).map_or_else(|_| devices(), |list| visible(&list));
         Self { processors, bytes: memory::host_memory(), gpus }
     }
 
-    /// Returns the slots for runs that need at most `need`, at least one, or exactly `wanted`. A run with ranks
-    /// elsewhere gets this host to itself, and one with more ranks than GPUs gets all GPUs.
+    /// Returns `wanted` slots, or, without `wanted`, as many slots as fit on this host, but at least one. Each slot is
+    /// for a run that needs at most `need`. A run with ranks elsewhere gets this host alone. A run with more ranks than
+    /// GPUs gets all GPUs.
     pub fn slots(&self, need: &ResourceNeed, wanted: Option<usize>) -> Vec<RunSlot> {
         let by_memory =
             self.bytes.map_or(usize::MAX, |bytes| usize::try_from(bytes / need.bytes.max(1)).unwrap_or(usize::MAX));
@@ -93,7 +95,7 @@ impl HostResources {
     }
 }
 
-/// Parses a list of GPUs like the CUDA driver: up to the first invalid entry.
+/// Parses a list of GPUs like the CUDA driver, which ignores the first invalid entry and all entries after it.
 fn visible(list: &str) -> Vec<String> {
     let is_one = |gpu: &&str| !gpu.is_empty() && !gpu.starts_with('-');
     list.split(',').map(str::trim).take_while(is_one).map(str::to_owned).collect()

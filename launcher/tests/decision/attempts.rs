@@ -1,4 +1,4 @@
-//! After an attempt: end of the run, or restart and backoff.
+//! Tests of decisions after an attempt: end of the run, or restart and backoff.
 
 use lambert_config::run::Host;
 use lambert_control::WorkerReport;
@@ -43,7 +43,7 @@ fn backoff_grows_and_progress_resets_it() {
     assert_eq!(scene.state.history.last_save_seconds, Some(2.0));
 }
 
-/// Regression test: crashes with one step between them restarted the run forever.
+/// Regression test: if each attempt made one step before it crashed, the run was restarted forever.
 #[test]
 fn restarts_are_limited_per_window_even_with_progress() {
     let mut scene = Scenario::new();
@@ -55,7 +55,8 @@ fn restarts_are_limited_per_window_even_with_progress() {
     let (code, message) = scene.failure();
     assert!(code == 1 && message.starts_with("giving up after 6 failures within 60 minutes"), "{message}");
     patient.train(6, 6).saves(6).fail(FailureKind::Transient).pause();
-    // The successor of a killed coordinator continues the count; after a run has failed, a new start resets it.
+    // The successor of a killed coordinator continues the count of failures. After the run has failed, a new start
+    // resets the count.
     let later = Settings { unix: 1e9 + patient.at, ..patient.state.settings.clone() };
     let (vanished, _) = CoordinatorState::begin(later, patient.state.history.clone());
     assert_eq!(vanished.history.count(1e9 - 1.0), 6);
@@ -91,7 +92,7 @@ fn a_host_failure_moves_the_ranks_three_times() {
     };
     scene.train(1, 5);
     assert_eq!(names(&scene), "ab");
-    // Rank 0 is on host a.
+    // The failed rank 0 is on host a.
     scene.fail(FailureKind::Host).pause();
     scene.train(2, 5);
     assert_eq!(names(&scene), "bc");
@@ -101,7 +102,7 @@ fn a_host_failure_moves_the_ranks_three_times() {
     assert!(message.starts_with("giving up after 3 attempts: rank 0"), "{message}");
 }
 
-/// The result does not depend on how the processes exit.
+/// The verdict does not depend on the exit status of the processes.
 #[test]
 fn finished_ranks_that_do_not_exit_are_ended() {
     let ends = [(false, Verdict::Finished), (true, Verdict::Stopped(StopReason::Person))];
@@ -125,7 +126,7 @@ fn finished_ranks_that_do_not_exit_are_ended() {
     }
 }
 
-/// A temporarily missing address or mount.
+/// An address or a mount is temporarily missing.
 #[test]
 fn a_failed_restart_is_retried() {
     let none = || "this host has no interface eth0".to_owned();

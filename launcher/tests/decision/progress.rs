@@ -1,4 +1,4 @@
-//! Limits on attempts and rollbacks without progress.
+//! Tests of the limits on attempts and rollbacks without progress.
 
 use lambert_control::{EventKind, FailureKind};
 
@@ -10,20 +10,21 @@ use lambert_control::WorkerPhase;
 
 use crate::scenario::Scenario;
 
-/// Longer than the window in which failures are counted.
+/// Time that is longer than the window in which failures are counted.
 const LATER: Seconds = 7200.0;
 
 fn rolled_back(step: u64, to: u64) -> EventKind {
     EventKind::RolledBack { message: "the loss".into(), step, to }
 }
 
-/// Regression test: a load that exceeded its time limit was retried forever, with one failure per hour.
+/// Regression test: a load of the checkpoint that exceeded the time limit was retried forever, with one failure per
+/// hour.
 #[test]
 fn attempts_without_a_new_checkpoint_end_the_run_at_any_interval() {
     let mut scene = Scenario::new();
     scene.train(1, 50).saves(50).wait(LATER).fail(FailureKind::Transient).pause();
     for lease in 2..=6 {
-        // No further than the previous attempt.
+        // The checkpoint is not beyond that of the previous attempt.
         scene.wait(LATER);
         scene.train(lease, 60).saves(50).fail(FailureKind::Transient).pause();
     }
@@ -33,7 +34,7 @@ fn attempts_without_a_new_checkpoint_end_the_run_at_any_interval() {
     let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: rank 0";
     assert!(code == 1 && message.starts_with(expected), "{message}");
     assert_eq!(scene.state.history.progress.fruitless, 0, "a manual start resets the count");
-    // A checkpoint of a later step is progress.
+    // A checkpoint at a later step is progress.
     lucky.wait(LATER);
     lucky.train(7, 60).saves(51).fail(FailureKind::Transient).pause();
     assert_eq!(lucky.state.history.progress.fruitless, 0);
@@ -52,7 +53,7 @@ fn the_count_is_kept_across_coordinators() {
     assert!(next.train(6, 5).fail(FailureKind::Transient).failure().1.starts_with("giving up after 6 "));
 }
 
-/// A coordinator in a job that reaches its time limit while the ranks load.
+/// Simulates a coordinator in a Slurm job that reaches its time limit while the ranks load the checkpoint.
 fn too_short(history: RestartHistory, start: u32) -> Scenario {
     let mut scene = Scenario::in_job(history, 120.0, f64::from(start) * LATER);
     scene.load(start, WorkerPhase::Load).give(Event::Signal(Signal::Other));
@@ -75,13 +76,13 @@ fn a_load_longer_than_the_time_limit_is_not_requeued_forever() {
     assert!(!scene.done.contains(&Action::ForgetStop));
     let reported = &scene.state.history.job_ends[5];
     assert_eq!(reported.cause, format!("failed: {expected}"));
-    // A checkpoint resets the count.
+    // A new checkpoint resets the count.
     let mut scene = Scenario::in_job(history, 120.0, 6.0 * LATER);
     scene.train(6, 5).saves(5).fail(FailureKind::Transient).pause();
     assert_eq!(scene.state.history.progress.fruitless, 0);
 }
 
-/// Slurm kills the job or its node fails, and the job is requeued.
+/// Slurm kills the job, or the node of the job fails. Then the job is requeued.
 #[test]
 fn a_coordinator_killed_in_its_job_is_counted() {
     let mut history = RestartHistory::default();
@@ -96,7 +97,7 @@ fn a_coordinator_killed_in_its_job_is_counted() {
                     or its node died";
     assert_eq!(scene.failure(), (70, expected));
     assert_eq!(scene.done, []);
-    // A manual start succeeds after any kill.
+    // A user can start the run after any number of kills.
     let by_hand = Scenario::new();
     let (state, done) = CoordinatorState::begin(by_hand.state.settings, history);
     assert_eq!((done, state.history.progress.fruitless), (vec![Action::TakeLease(LeaseRequest::Next)], 5));
@@ -119,7 +120,7 @@ fn manual_stops_are_not_counted() {
         }
         assert_eq!(history.progress.fruitless, 0);
     }
-    // Stops by other supervisors than Slurm are not counted: they have their own rules.
+    // Stops by supervisors other than Slurm are not counted, because these supervisors have their own rules.
     let mut scene = Scenario::new();
     scene.load(1, WorkerPhase::Load).give(Event::Signal(Signal::Other)).exit(143);
     assert_eq!(scene.state.history.progress.fruitless, 0);
@@ -143,7 +144,7 @@ fn failures_from_the_future_are_not_counted() {
 fn rollbacks_restart_at_once_and_are_limited() {
     let mut scene = Scenario::with(|config| config.guard.rollbacks = 2, HostPool::Here);
     for lease in 1..=2 {
-        // Checkpoints before the diverging step are not progress.
+        // A checkpoint before the diverging step is not progress.
         scene.train(lease, 9).saves(7).send_event(rolled_back(9, 7)).exit(0);
         assert_eq!(scene.pause(), (0.0, LeaseRequest::Exactly(lease + 1)));
     }

@@ -1,4 +1,4 @@
-//! Random sequences of events, plausible and impossible ones, for the decision function.
+//! Tests of the decision function with random sequences of plausible and impossible events.
 
 use lambert_config::RunConfig;
 use lambert_config::run::Host;
@@ -11,7 +11,7 @@ use lambert::decide::{
     ProcessExit, RankDeath, RestartHistory, Seconds, Settings, Signal, Verdict, WorkerEvent, decide,
 };
 
-/// Number of sequences; each has its own seed.
+/// Number of sequences. Each sequence has its own seed.
 const SEQUENCES: u64 = 100_000;
 /// Events in a sequence.
 const EVENTS: usize = 60;
@@ -19,7 +19,8 @@ const EVENTS: usize = 60;
 const RESTARTS: usize = 3;
 const ROLLBACKS: usize = 1;
 
-/// Phase timeouts on both sides of the window in which failures are counted; every second run is in a job.
+/// Returns settings with phase timeouts shorter or longer than the window in which failures are counted. Half of the
+/// runs are in a Slurm job.
 fn settings(seed: u64) -> Settings {
     let mut config = RunConfig::default();
     let cluster = &mut config.cluster;
@@ -37,28 +38,29 @@ fn settings(seed: u64) -> Settings {
     settings
 }
 
-/// Longest permitted time without progress: the timeout of a save.
+/// Maximum permitted time without a report: the timeout of a save.
 const LONGEST: Seconds = 90.0 + 60.0;
 
-/// Checks the invariants of the decision function with an independent model.
+/// Independent model of the decision function that checks its invariants.
 #[derive(Default)]
 struct InvariantChecker {
     active: Option<u32>,
     ending: bool,
     newest: u32,
     wanted: Option<LeaseRequest>,
-    /// Time of the last report from the attempt's processes.
+    /// Time of the last report from the processes of the attempt.
     alive: Seconds,
     restarts: Vec<Seconds>,
     window: Seconds,
-    /// Step of the furthest checkpoint, and restarts since it was committed.
+    /// Step of the furthest checkpoint. `without_progress` is the number of restarts since this checkpoint was
+    /// committed.
     furthest: u64,
     without_progress: usize,
-    /// True if the current attempt has not committed such a checkpoint.
+    /// True if the current attempt has not committed a checkpoint beyond `furthest`.
     pending: bool,
-    /// Last rollback reported in this attempt: its step, and the steps kept.
+    /// Last rollback reported in this attempt: the step at which it was decided, and the step to resume from.
     reported_rollback: (u64, u64),
-    /// Step of the last rollback, and the number of rollbacks since a checkpoint beyond it.
+    /// Step of the last rollback. `rollbacks` is the number of rollbacks since the last checkpoint beyond this step.
     diverged_at: u64,
     rollbacks: usize,
     waiting: Option<Seconds>,
@@ -171,7 +173,7 @@ impl Simulation {
     }
 
     fn give(&mut self, event: Event) {
-        // Time advances with every event, and ticks always come.
+        // Time advances with every event, and a tick follows every event.
         self.at += if self.rng.below(4) == 0 { self.rng.below(40) as f64 } else { 0.1 };
         for event in [event, Event::Tick] {
             let tick = event == Event::Tick;
@@ -187,7 +189,7 @@ impl Simulation {
         self.rng.below(2) as usize
     }
 
-    /// Mostly plausible events, sometimes impossible ones.
+    /// Returns a random event, which is mostly plausible and sometimes impossible.
     fn event(&mut self) -> Event {
         let (attempt, newest) = (self.checker.active.unwrap_or(self.checker.newest), self.checker.newest);
         match self.rng.below(40) {
@@ -270,7 +272,8 @@ impl Simulation {
         WorkerEvent::Message(self.rank(), Message::Event(event))
     }
 
-    /// The event that the coordinator waits for: a lease response, or the exit of ended processes.
+    /// Returns the event for which the coordinator waits: the response to a lease request, or the exit of terminated
+    /// processes.
     fn expected_event(&mut self) -> Event {
         match self.checker.active {
             _ if self.checker.wanted.is_some() => Event::LeaseTaken(self.checker.newest + 1),
@@ -280,9 +283,9 @@ impl Simulation {
     }
 }
 
-/// Two signals and the expected events lead to a verdict from every state within a few events.
+/// From every state, two signals and a few expected events lead to a verdict.
 fn signals_end(mut simulation: Simulation) -> Option<Verdict> {
-    // In a job only a second Ctrl-C ends the run at once.
+    // In a Slurm job, only a second Ctrl-C ends the run at once.
     simulation.give(Event::Signal(Signal::Interrupt));
     simulation.at += 1.0;
     simulation.give(Event::Signal(Signal::Interrupt));
@@ -294,7 +297,7 @@ fn signals_end(mut simulation: Simulation) -> Option<Verdict> {
     simulation.checker.verdict
 }
 
-/// Without further reports, timeouts lead to a verdict from every state.
+/// From every state, timeouts lead to a verdict if no more reports arrive.
 fn silence_ends(mut simulation: Simulation) -> Option<Verdict> {
     for _ in 0..4000 {
         let event = simulation.expected_event();
@@ -327,7 +330,7 @@ fn random_sequences_violate_no_invariant() {
         *verdicts.entry(name).or_default() += 1;
     }
     eprintln!("{verdicts:?}");
-    // The sequences reach all kinds of verdicts.
+    // The sequences must reach all kinds of verdicts.
     for word in ["Finished", "Stopped", "Replaced", "1 giving up", "65 giving up", "1 ended without"] {
         assert!(verdicts.iter().any(|(name, times)| name.starts_with(word) && *times > 100), "{word}: {verdicts:?}");
     }

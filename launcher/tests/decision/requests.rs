@@ -1,4 +1,4 @@
-//! Requests from users, Slurm and other coordinators.
+//! Tests of requests from users, Slurm and other coordinators.
 
 use lambert_control::{Directive, EventKind, FailureKind};
 use lambert_control::{WorkerPhase, WorkerReport};
@@ -10,7 +10,7 @@ use lambert::decide::{
 
 use crate::scenario::{JOB, Scenario};
 
-/// A full folder or an unavailable file system is retried like a bucket.
+/// If a directory is full or a file system is unavailable, the lease request is retried, as with an object store.
 #[test]
 fn an_active_run_retries_its_lease() {
     let mut scene = Scenario::new();
@@ -21,7 +21,7 @@ fn an_active_run_retries_its_lease() {
     assert_eq!(scene.train(1, 5).fail(FailureKind::Transient).pause(), (1.0, LeaseRequest::Exactly(2)));
     for pause in [1.0, 2.0, 4.0] {
         scene.give(Event::LeaseFailed("no space".into()));
-        // The creation may have failed after the object existed.
+        // The lease request may have failed although the lease object was created.
         let cause = "cannot acquire the lease: no space";
         assert!(matches!(&scene.done[..], [Action::Note(Note::Waiting { cause: text, .. })] if text == cause));
         assert_eq!(scene.give(Event::LeaseSeen(2)).state.verdict(), None);
@@ -40,7 +40,7 @@ fn an_active_run_retries_its_lease() {
     let (code, message) = scene.failure();
     assert!(code == 1 && message.contains("60.0 minutes") && message.ends_with("no space"), "{message}");
 
-    // Earlier failed attempts count.
+    // The time for which a lease request waits counts toward the start timeout.
     let mut scene = Scenario::new();
     scene.train(1, 5).fail(FailureKind::Transient).pause();
     scene.wait(7200.0).give(Event::LeaseFailed("no space".into()));
@@ -48,7 +48,7 @@ fn an_active_run_retries_its_lease() {
     assert!(code == 1 && message.contains("120.0 minutes"), "{message}");
 }
 
-/// Slurm signals the ranks before the coordinator; the death of a rank is handled separately.
+/// Slurm signals the ranks before the coordinator. The death of a rank is handled separately.
 #[test]
 fn a_signal_to_the_ranks_stops_the_run() {
     let terminated = || WorkerEvent::Report(WorkerReport { has_received_sigterm: true, ..WorkerReport::default() });
@@ -101,7 +101,7 @@ fn signals_apply_in_every_phase() {
     assert!(scene.failure().1.starts_with("the workers failed before the requested checkpoint and stop: rank 0"));
 }
 
-/// A request that the current attempt does not complete is passed on to the next one.
+/// If the current attempt does not complete a request, the next attempt gets the request.
 #[test]
 fn a_checkpoint_request_is_kept_until_a_save() {
     let mut scene = Scenario::new();
@@ -120,7 +120,7 @@ fn a_checkpoint_request_is_kept_until_a_save() {
 fn a_coordinator_ignores_its_own_lease_and_yields_to_a_successor() {
     let mut scene = Scenario::new();
     scene.train(1, 5).fail(FailureKind::Transient).pause();
-    // The poller sees the lease that this coordinator is about to receive.
+    // The poller sees the lease before this coordinator receives it.
     assert_eq!(scene.give(Event::LeaseSeen(2)).state.phase, Phase::Leasing(LeaseRequest::Exactly(2)));
     scene.train(2, 5).give(Event::LeaseSeen(2));
     assert!(matches!(scene.state.phase, Phase::Running(_)));
@@ -141,7 +141,7 @@ fn a_coordinator_ignores_its_own_lease_and_yields_to_a_successor() {
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))), "in a pause");
 }
 
-/// The run's folder is moved or removed: during an attempt, at its end, and between two attempts.
+/// The directory of the run is moved or removed during an attempt, at the end of an attempt, or between two attempts.
 #[test]
 fn a_removed_run_ends_the_coordinator() {
     let gone = |attempt| Event::LeaseGone(attempt, "no lease".into());
@@ -166,7 +166,7 @@ fn a_removed_run_ends_the_coordinator() {
     assert_eq!(scene.give(gone(1)).state.verdict(), left.as_ref(), "while the next lease is taken");
 }
 
-/// A coordinator in a Slurm job.
+/// Creates a coordinator in a Slurm job.
 fn in_job(history: RestartHistory) -> Scenario {
     Scenario::in_job(history, 60.0, 0.0)
 }
@@ -204,7 +204,7 @@ fn a_job_too_short_for_a_checkpoint_is_reported() {
     assert_eq!(in_job(RestartHistory { last_save_seconds: Some(59.0), ..RestartHistory::default() }).done.len(), 1);
 }
 
-/// A killed coordinator leaves no record; its successor infers the kill.
+/// A killed coordinator leaves no record of its end. Its successor infers the kill.
 #[test]
 fn a_killed_coordinator_is_recorded_by_its_successor() {
     let mut scene = in_job(RestartHistory::default());
@@ -214,7 +214,8 @@ fn a_killed_coordinator_is_recorded_by_its_successor() {
     assert_eq!((end.step, end.cause.as_str()), (None, "the coordinator or its node died"));
 }
 
-/// Before the first step ends there is nothing to save, and a load may take longer than the job.
+/// Before the end of the first step there is nothing to save, and loading the checkpoint may take longer than the time
+/// that the job has left.
 #[test]
 fn a_stop_before_the_end_of_the_first_step_ends_the_run_at_once() {
     for phase in [WorkerPhase::Join, WorkerPhase::Load, WorkerPhase::Read, WorkerPhase::Step, WorkerPhase::AllReduce] {
@@ -232,7 +233,7 @@ fn a_stop_before_the_end_of_the_first_step_ends_the_run_at_once() {
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, []);
     scene.worker(WorkerEvent::Gone(Vec::new()));
     assert_eq!(scene.failure().0, 1);
-    // Kills during a stop are not failures, and a clean end is a success.
+    // The kill of a rank during a stop is not a failure. A run that finishes during a stop is a success.
     let mut scene = Scenario::new();
     scene.load(1, WorkerPhase::Load).give(Event::Signal(Signal::Other));
     scene.worker(WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 15 })).exit(143);
@@ -256,7 +257,8 @@ fn a_stop_waits_for_its_checkpoint_after_the_first_step() {
     assert_eq!(Scenario::new().train(1, 5).give(Event::StopRequested).done, stop);
 }
 
-/// Commits are atomic, so waiting is safe; but a job killed by Slurm is not requeued.
+/// Checkpoint commits are atomic, so waiting for a checkpoint is safe. However, the ranks must end in time, because a
+/// job that Slurm kills is not requeued.
 #[test]
 fn ranks_are_ended_before_the_time_limit_of_the_job() {
     let stop = || {
@@ -278,7 +280,7 @@ fn ranks_are_ended_before_the_time_limit_of_the_job() {
     scene.saves(6).send_event(EventKind::Finished { step: 6, stopped: true }).exit(0);
     assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::TimeLimit)));
     assert_eq!(scene.state.checkpoint.as_deref(), Some("step-6"));
-    // Finished ranks have time to exit, and a manual stop has no deadline.
+    // Ranks that have finished get time to exit. A stop by a user has no deadline.
     let mut scene = stop();
     scene.send_event(EventKind::Finished { step: 6, stopped: true });
     assert_eq!(scene.wait(25.0).done, []);

@@ -1,4 +1,4 @@
-//! The result that rank 0 reports is final, however its processes exit.
+//! Tests that the result that rank 0 reports is final, no matter how the processes exit.
 
 use lambert_control::{EventKind, FailureKind};
 
@@ -10,7 +10,7 @@ fn finished(stopped: bool) -> EventKind {
     EventKind::Finished { step: 9, stopped }
 }
 
-/// A run that has finished, or saved the checkpoint of a stop.
+/// Simulates a run that has finished, or that has saved its checkpoint after a stop request.
 fn done(stopped: bool) -> Scenario {
     let mut scene = Scenario::new();
     scene.train(1, 5);
@@ -25,8 +25,8 @@ fn result(stopped: bool) -> Verdict {
     if stopped { Verdict::Stopped(StopReason::Person) } else { Verdict::Finished }
 }
 
-/// For example a destructor that aborts. Regression test: such a run was restarted repeatedly, loading its last
-/// checkpoint and crashing.
+/// For example, a destructor may abort. Regression test: such a run was restarted repeatedly. Each time it loaded its
+/// last checkpoint and crashed again.
 #[test]
 fn a_crash_after_the_result_is_a_warning() {
     let crashes = [
@@ -80,7 +80,7 @@ fn a_finished_run_cannot_be_taken_over() {
     let mut scene = done(false);
     scene.give(Event::LeaseSeen(2)).worker(WorkerEvent::Gone(Vec::new()));
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished), "while its processes exit");
-    // A stopped run belongs to the other coordinator: a requeued job must not take it back.
+    // A stopped run belongs to the other coordinator. A requeued job must not take the run back.
     let mut scene = done(true);
     scene.give(Event::LeaseSeen(2)).worker(WorkerEvent::Gone(Vec::new()));
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));

@@ -1,4 +1,4 @@
-//! Scenarios: events for the decision function, and its actions.
+//! Scenarios for tests: pass events to the decision function and keep its actions.
 
 use lambert_config::RunConfig;
 use lambert_control::{EventKind, FailureKind, StepRecord, StepTimes};
@@ -9,19 +9,19 @@ use lambert::decide::{
     Settings, Verdict, WorkerEvent, decide,
 };
 
-/// A coordinator with its clock; `done` has the actions after the last event.
+/// A coordinator with its clock. `done` has the actions after the last event.
 pub struct Scenario {
     pub at: Seconds,
     pub state: CoordinatorState,
     pub done: Vec<Action>,
 }
 
-/// Job id of scenarios in a job.
+/// Job ID of scenarios in a Slurm job.
 pub const JOB: &str = "12";
 
 impl Scenario {
-    /// A coordinator in a Slurm job that is signalled `lead` seconds before its end, with its clock `later` seconds
-    /// ahead.
+    /// Creates a coordinator in a Slurm job. Slurm signals the job `lead` seconds before its end. The clock of the
+    /// coordinator starts `later` seconds later than that of other scenarios.
     pub fn in_job(history: RestartHistory, lead: Seconds, later: Seconds) -> Self {
         let mut settings = Settings::new(&RunConfig::default(), HostPool::Here, 1e9 + later);
         (settings.ranks, settings.job) = (2, Some(JobSettings { id: JOB.to_owned(), lead }));
@@ -80,14 +80,14 @@ impl Scenario {
         self
     }
 
-    /// Starts the attempt with this lease; its ranks are in `phase` before their first step.
+    /// Starts the attempt with this lease. Its ranks are in `phase` before their first step.
     pub fn load(&mut self, lease: u32, phase: lambert_control::WorkerPhase) -> &mut Self {
         self.give(Event::LeaseTaken(lease));
         let report = |rank| WorkerReport { rank, pid: 7, host: "a".into(), phase, ..WorkerReport::default() };
         self.worker(WorkerEvent::Report(report(0))).worker(WorkerEvent::Report(report(1)))
     }
 
-    /// Starts the attempt with this lease; its ranks report and train up to `step`.
+    /// Starts the attempt with this lease. Its ranks report and train up to `step`.
     pub fn train(&mut self, lease: u32, step: u64) -> &mut Self {
         self.give(Event::LeaseTaken(lease)).report();
         self.send_event(EventKind::Started { step: 0, steps: 1000, checkpoint: None, skipped_checkpoints: Vec::new() });
@@ -107,7 +107,7 @@ impl Scenario {
         self.send_event(EventKind::Failed { message: "so".into(), kind }).exit(1)
     }
 
-    /// Returns the backoff of the last decision and the lease requested after it.
+    /// Waits for the backoff of the last decision. Returns the backoff and the lease that is then requested.
     pub fn pause(&mut self) -> (Seconds, LeaseRequest) {
         let pause = self.done.iter().find_map(|action| match action {
             Action::Note(Note::Restart { pause, .. } | Note::Waiting { pause, .. }) => Some(*pause),

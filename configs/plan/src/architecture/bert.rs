@@ -11,7 +11,7 @@ use super::{
 };
 use lambert_config::run::{Activation, Model, Norm};
 
-/// Heads that every BERT model has, used by a loss or not: checkpoints contain their parameters.
+/// Heads that every BERT model has, even if no loss uses them. Checkpoints contain the parameters of these heads.
 const ALWAYS: [Head; 2] = [Head::MaskedLanguage, Head::Pair];
 
 /// Describes the network of a configuration with at least the heads `needed`, for `layers` layers and `vocabulary`
@@ -66,7 +66,7 @@ pub(super) fn embeddings(model: &Model, vocabulary: usize) -> Vec<Module> {
     modules
 }
 
-/// Modules of a layer, in the order of computation.
+/// Returns the modules of a layer, in the order of computation.
 pub(super) fn layer(model: &Model) -> Vec<Module> {
     let (width, intermediate) = (model.hidden, model.intermediate);
     let linear = |part, inputs, outputs| Module::new(part, CostUnit::Token, Op::Linear { inputs, outputs });
@@ -99,8 +99,8 @@ pub(super) fn layer(model: &Model) -> Vec<Module> {
     modules
 }
 
-/// Modules above the layers: the final layer normalization of pre-norm models, then the heads, including those in
-/// `needed`.
+/// Returns the modules above the layers: the final layer normalization of pre-norm models, then the heads, including
+/// the heads in `needed`.
 pub(super) fn heads(model: &Model, needed: &[Head], vocabulary: usize) -> Vec<Module> {
     let last = (model.norm == Norm::Pre).then(|| norm(ModuleKind::FinalNorm, CostUnit::Token, model.hidden));
     let further = needed.iter().filter(|head| !ALWAYS.contains(head));
@@ -111,7 +111,7 @@ pub(super) fn heads(model: &Model, needed: &[Head], vocabulary: usize) -> Vec<Mo
     last.into_iter().chain(ALWAYS.iter().chain(further).flat_map(of)).collect()
 }
 
-/// Modules of a head, in the order of computation.
+/// Returns the modules of a head, in the order of computation.
 fn head_modules(head: Head, model: &Model, vocabulary: usize) -> Vec<Module> {
     let (width, rows) = (model.hidden, model.padded_vocabulary(vocabulary));
     let linear = |part, unit, outputs| Module::new(part, unit, Op::Linear { inputs: width, outputs });
@@ -175,8 +175,8 @@ fn name(TensorId { part, layer, leaf, .. }: TensorId, norm: Norm) -> String {
     }
 }
 
-/// Describes the model as transformers' `BertConfig`, or `MegatronBertConfig` with pre-norm. Without a pair head, the
-/// model class has no pooler.
+/// Describes the model as a `BertConfig` of transformers, or with pre-norm as a `MegatronBertConfig`. Without a
+/// sentence-pair head, the model class has no pooler.
 pub fn transformers(model: &Model, heads: &[Head], layers: usize, vocabulary: usize, pad: u32) -> TransformersModel {
     let (class, model_type) = match (model.norm, heads.contains(&Head::Pair)) {
         (Norm::Post, true) => ("BertForPreTraining", "bert"),

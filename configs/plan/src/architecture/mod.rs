@@ -1,6 +1,6 @@
-//! Network descriptions: data that lists segments and modules and computes nothing. A family of encoders is one file
-//! here and one arm of [`Network::new`]. Parameter names, shapes and memory order, FLOPs, activation memory, growth and
-//! exports all derive from a description.
+//! Network descriptions. A description is data: it lists segments and modules but computes nothing. Each family of
+//! encoders has one file in this directory and one arm in [`Network::new`]. Parameter names, shapes and memory order,
+//! FLOPs, activation memory, growth and exports all derive from a description.
 
 mod bert;
 mod module;
@@ -41,8 +41,8 @@ pub struct TransformersModel {
 }
 
 impl TransformersModel {
-    /// Describes a model with these `heads` and `layers` for a vocabulary of `vocabulary` tokens; `pad` is the padding
-    /// token.
+    /// Describes a model with these `heads`, `layers` layers and a vocabulary of `vocabulary` tokens. `pad` is the id
+    /// of the padding token.
     pub fn new(model: &Model, heads: &[Head], layers: usize, vocabulary: usize, pad: u32) -> Self {
         match model.family {
             Family::Bert => bert::transformers(model, heads, layers, vocabulary, pad),

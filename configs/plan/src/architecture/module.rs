@@ -1,4 +1,4 @@
-//! Modules of a network's segments, with the shapes of their tensors and their operations.
+//! Modules of the segments of a network, with their operations and the shapes of their tensors.
 
 /// Kind of module, by its position in the network. Kinds inside a layer occur once per layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,7 +29,7 @@ pub enum ModuleKind {
     OutputNorm,
     /// Normalization after the last layer (pre-norm only).
     FinalNorm,
-    /// Pooler: dense layer over the first token's hidden state.
+    /// Pooler: dense layer over the hidden state of the first token.
     Pooler,
     /// Classifier of sentence pairs.
     PairHead,
@@ -39,13 +39,13 @@ pub enum ModuleKind {
     TransformNorm,
     /// Projection from hidden states to vocabulary logits.
     Decoder,
-    /// Bias of the logits if the decoder is tied to the token embeddings; otherwise unused.
+    /// Bias of the logits if the decoder is tied to the token embeddings. Otherwise unused.
     PredictionBias,
 }
 
 impl ModuleKind {
-    /// Returns the group of parameters outside the layers whose updates are counted together. Checkpoints store these
-    /// names, so they never change.
+    /// Returns the name of the parameter group of this module, for parameters outside the layers. The updates of a
+    /// group are counted together. Checkpoints store the names, so the names never change.
     pub fn group(self) -> &'static str {
         match self {
             Self::WordEmbeddings | Self::PositionEmbeddings | Self::SegmentEmbeddings | Self::EmbeddingNorm => {
@@ -81,18 +81,18 @@ pub enum ParamKind {
 pub enum Head {
     /// MLM head: logits over the vocabulary at masked tokens.
     MaskedLanguage,
-    /// Pair head: logits of the pair label.
+    /// Sentence-pair (NSP/SOP) head: logits of the pair label.
     Pair,
 }
 
 /// Unique identity of a tensor in an architecture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TensorId {
-    /// Index of the network that owns it.
+    /// Index of the network that owns the tensor.
     pub network: usize,
-    /// Module that owns it.
+    /// Module that owns the tensor.
     pub part: ModuleKind,
-    /// Index of the layer, if it is in a layer. Layers that share parameters share the index.
+    /// Index of the layer, if the tensor is in a layer. Layers that share parameters share the index.
     pub layer: Option<usize>,
     /// Kind of parameter.
     pub leaf: ParamKind,
@@ -114,7 +114,7 @@ pub enum Role {
     ResidualOutput(ParamKind),
     /// Gain or bias of the normalization of an inner residual sum of a layer.
     InnerNorm(ParamKind),
-    /// Gain or bias of the normalization of a layer's last residual sum.
+    /// Gain or bias of the normalization of the last residual sum of a layer.
     ClosingNorm(ParamKind),
     /// Gain or bias of any other normalization.
     Norm(ParamKind),
@@ -123,7 +123,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// True if weight decay and LAMB's trust ratio apply: to matrices, not to biases and normalizations.
+    /// True if weight decay and LAMB's trust ratio apply. They apply to matrices, but not to biases and normalizations.
     pub fn decays(self) -> bool {
         matches!(self, Self::Matrix | Self::ResidualOutput(ParamKind::Weight))
     }
@@ -166,7 +166,7 @@ pub enum Op {
     },
 }
 
-/// Unit that a module is computed once for.
+/// Unit for which a module is computed once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CostUnit {
     /// Every token.
@@ -195,29 +195,29 @@ pub struct Module {
     pub part: ModuleKind,
     /// Operation.
     pub op: Op,
-    /// Unit that it is computed once for.
+    /// Unit for which the module is computed once.
     pub unit: CostUnit,
-    /// True if its rows or outputs correspond to vocabulary tokens.
+    /// True if the rows or outputs of the module correspond to vocabulary tokens.
     pub is_vocabulary: bool,
-    /// Module whose weight it shares, if tied. A tied module has no tensors itself.
+    /// Module whose weight this module shares, if the weight is tied. A tied module has no tensors itself.
     pub tied_to: Option<ModuleKind>,
-    /// Index of the network that owns its tensors, if another one does.
+    /// Index of the network that owns the tensors of this module, if another network owns them.
     pub owner: Option<usize>,
-    /// Head that it belongs to, if any.
+    /// Head to which the module belongs, if any.
     pub head: Option<Head>,
-    /// True if its weight and bias directly follow those of the previous module in memory, so that they form one matrix
-    /// and one vector.
+    /// True if the weight and the bias directly follow those of the previous module in memory. The weights then form
+    /// one matrix, and the biases form one vector.
     pub is_fused_with_previous: bool,
-    /// True if its output is added to a residual.
+    /// True if the output of the module is added to a residual.
     pub is_residual: bool,
-    /// True if an activation function follows, whose output is kept for the backward pass.
+    /// True if an activation function follows. The output of this function is kept for the backward pass.
     pub is_activated: bool,
     /// Input of the normalization; only for layer normalizations.
     pub norm_input: NormInput,
 }
 
 impl Module {
-    /// Creates a module with defaults for everything else.
+    /// Creates a module with default values for the other fields.
     pub fn new(part: ModuleKind, unit: CostUnit, op: Op) -> Self {
         Self {
             part,
@@ -247,7 +247,7 @@ impl Module {
         }
     }
 
-    /// Returns the role of one of its tensors.
+    /// Returns the role of a tensor of this module.
     pub fn role(&self, leaf: ParamKind) -> Role {
         match (self.op, self.norm_input) {
             (Op::Norm { .. }, NormInput::InnerSum) => Role::InnerNorm(leaf),
@@ -259,8 +259,8 @@ impl Module {
         }
     }
 
-    /// Returns the FLOPs of its matrix product per unit. Vocabulary outputs count as `vocabulary` columns, without
-    /// padding.
+    /// Returns the FLOPs of the matrix product of this module per unit. For vocabulary outputs, only `vocabulary`
+    /// columns count, not the padding.
     pub(super) fn flops(&self, vocabulary: usize) -> f64 {
         let Op::Linear { inputs, outputs } = self.op else { return 0.0 };
         let outputs = if self.is_vocabulary { vocabulary } else { outputs };

@@ -1,4 +1,4 @@
-//! Network description: a list of segments, from which parameter names, shapes, FLOPs and activation memory derive.
+//! Network description: a list of segments. Parameter names, shapes, FLOPs and activation memory derive from this list.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use super::tensor::Tensor;
 pub enum SegmentKind {
     /// Embeddings: token ids to hidden states.
     Embed,
-    /// Computes an extra input for later segments, such as a table of relative positions.
+    /// Extra input for later segments, such as a table of relative positions.
     Side,
-    /// One application of a layer. Several applications may share the layer's parameters (ALBERT).
+    /// One application of a layer. Several applications may share the parameters of one layer (ALBERT).
     Layer {
-        /// Index among all applications. The dropout seed includes it.
+        /// Index among all layer applications of the network. The dropout seed includes this index.
         application: usize,
     },
     /// Pre-training heads above the encoder.
@@ -31,14 +31,14 @@ pub struct SegmentOutput {
     pub output: usize,
 }
 
-/// Part of a network with an autograd graph of its own. The backward pass runs segment by segment.
+/// Part of a network with its own autograd graph. The backward pass runs segment by segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
     /// Kind of segment.
     pub kind: SegmentKind,
     /// Outputs of earlier segments, in the order that the model code expects. Input 0 is the hidden states.
     pub inputs: Vec<SegmentOutput>,
-    /// For a layer application: index of the layer whose parameters it uses.
+    /// Index of the layer whose parameters this segment uses, for a layer application.
     pub layer: Option<usize>,
     /// Modules, in the order of the forward pass.
     pub modules: Arc<[Module]>,
@@ -60,7 +60,7 @@ pub struct Network {
     pub number: usize,
     /// Segments, in the order of the forward pass. The heads are last.
     pub segments: Vec<Segment>,
-    /// Returns the name of a tensor.
+    /// Function that returns the name of a tensor.
     pub name: fn(TensorId) -> String,
     /// Vocabulary size, in tokens.
     pub vocabulary: usize,
@@ -69,9 +69,9 @@ pub struct Network {
 }
 
 impl Network {
-    /// Returns the tensors that a segment reads, in groups, in the order of the forward pass. The tensors of
-    /// fused modules (query, key and value) form one group, contiguous in memory: all weights, then all biases. Every
-    /// other tensor is a group of one.
+    /// Returns the tensors that a segment reads, in groups, in the order of the forward pass. The tensors of fused
+    /// modules (query, key and value) form one group, which is contiguous in memory: first all weights, then all
+    /// biases. Every other tensor forms its own group.
     pub(super) fn tensor_groups(&self, segment: &Segment) -> Vec<Vec<TensorId>> {
         let mut groups = Vec::new();
         let mut rest = &segment.modules[..];
@@ -93,7 +93,7 @@ impl Network {
         groups
     }
 
-    /// Returns the identity of a tensor that this network uses; another network may own it.
+    /// Returns the identity of a tensor that this network uses. Another network may own the tensor.
     pub fn id(&self, part: ModuleKind, layer: Option<usize>, leaf: ParamKind) -> TensorId {
         let mut modules = self.segments.iter().flat_map(|segment| segment.modules.iter());
         let module = modules.find(|module| module.part == part && module.tied_to.is_none());
@@ -138,9 +138,9 @@ impl Network {
         shapes.map(|(_, shape)| count(&shape)).sum()
     }
 
-    /// Returns the FLOPs of the matrix products in a forward pass over samples of `lengths` tokens with `masked` masked
-    /// tokens in total. A multiply-add counts as two. For each token and layer application, the attention scores
-    /// and the weighted sum of the values each add 2 x sequence length x attention width.
+    /// Returns the FLOPs of the matrix products in a forward pass. The samples have `lengths` tokens, and `masked`
+    /// masked tokens in total. A multiply-add counts as two FLOPs. For each token and layer application, the attention
+    /// scores and the weighted sum of the values each add 2 x sequence length x attention width.
     pub fn forward_flops(&self, lengths: impl Iterator<Item = u64>, masked: u64) -> f64 {
         let sum = |unit| self.segments.iter().map(|segment| segment.flops(unit, self.vocabulary)).sum::<f64>();
         let (token, sample) = (sum(CostUnit::Token), sum(CostUnit::Sample));
@@ -152,27 +152,29 @@ impl Network {
         forward
     }
 
-    /// Modules of the first layer.
+    /// Returns the modules of the first layer.
     fn layer(&self) -> impl Iterator<Item = &Module> {
         let is_layer = |segment: &&Segment| matches!(segment.kind, SegmentKind::Layer { .. });
         self.segments.iter().find(is_layer).into_iter().flat_map(|segment| segment.modules.iter())
     }
 
-    /// Returns the elements per token that a layer saves for its backward pass: outputs of modules (after the residual
-    /// sum, where there is one), of activation functions and of the attention. Dropout masks and attention
-    /// probabilities are not included.
+    /// Returns the number of elements per token that a layer saves for its backward pass: the outputs of modules, of
+    /// activation functions and of the attention. If a residual sum follows a module, the sum is saved instead of the
+    /// module output. Dropout masks and attention probabilities are not included.
     pub fn activation_elements(&self) -> usize {
         let attention = self.segments.iter().map(|segment| segment.attention_width).find(|width| *width > 0);
         self.layer().map(Module::saved_elements).sum::<usize>() + attention.unwrap_or(0)
     }
 
-    /// Returns the elements per token of a layer's dropout masks, without the mask of the attention probabilities.
+    /// Returns the number of elements per token of the dropout masks of a layer. The mask of the attention
+    /// probabilities is not included.
     pub fn dropout_elements(&self) -> usize {
         self.layer().filter(|module| module.is_residual).map(Module::outputs).sum()
     }
 
-    /// Returns the elements that a head saves for its backward pass: its input and the outputs of modules and activation
-    /// functions. Vocabulary logits are not included. `count` returns the number of tokens, masked tokens or samples.
+    /// Returns the number of elements that a head saves for its backward pass: its input, and the outputs of modules
+    /// and activation functions. Vocabulary logits are not included. `count` returns the number of tokens, masked
+    /// tokens or samples.
     pub fn head_activation_elements(&self, head: Head, count: impl Fn(CostUnit) -> f64) -> f64 {
         let mut modules = self.head_modules(head).filter(|module| !module.is_vocabulary).peekable();
         let input = modules.peek().map_or(0.0, |module| match module.op {
@@ -182,8 +184,8 @@ impl Network {
         input + modules.map(|module| count(module.unit) * module.saved_elements() as f64).sum::<f64>()
     }
 
-    /// Returns the number of vocabulary logits that a head computes. `count` returns the number of tokens, masked tokens or
-    /// samples.
+    /// Returns the number of vocabulary logits that a head computes. `count` returns the number of tokens, masked
+    /// tokens or samples.
     pub fn logits(&self, head: Head, count: impl Fn(CostUnit) -> f64) -> f64 {
         let decoders = self.head_modules(head).filter(|module| module.is_vocabulary);
         let linear = |module: &Module| match module.op {

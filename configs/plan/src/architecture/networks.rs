@@ -16,7 +16,7 @@ pub struct Architecture {
 }
 
 impl Architecture {
-    /// Creates an architecture. A network's position in the list becomes its index.
+    /// Creates an architecture. The position of a network in the list becomes its index.
     pub fn from_networks(networks: Vec<Network>) -> Self {
         let numbered = networks.into_iter().enumerate().map(|(number, network)| Network { number, ..network });
         Self { networks: numbered.collect() }
@@ -37,15 +37,17 @@ impl Architecture {
         self.networks.first().map_or(0, |network| network.vocabulary)
     }
 
-    /// Returns all tensors in the order in which their gradients become final. Backward passes run network by network,
-    /// each from the heads down. A gradient is final after the backward pass of the last segment that reads the tensor.
+    /// Returns all tensors in the order in which their gradients become final. Backward passes run network by network.
+    /// In a network, the backward pass runs from the heads to the embeddings. A gradient is final after the backward
+    /// passes of all segments that read the tensor.
     pub fn tensors(&self) -> Vec<Tensor> {
         let segments = |network: &Network| network.segments.iter().rev().cloned().collect::<Vec<Segment>>();
         let backward =
             self.networks.iter().flat_map(|network| segments(network).into_iter().map(move |own| (network, own)));
         let mut found = HashSet::new();
         let mut tensors = Vec::new();
-        // In reverse: the first segment that reads a tensor here is the last to add to its gradient.
+        // This loop runs in reverse order of the backward pass. The first segment in the loop that reads a tensor is
+        // the last segment that adds to its gradient.
         for (index, (network, segment)) in backward.enumerate().collect::<Vec<_>>().into_iter().rev() {
             let mut groups = network.tensor_groups(&segment);
             groups.iter_mut().for_each(|group| group.retain(|id| found.insert(*id)));

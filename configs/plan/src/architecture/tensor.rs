@@ -13,12 +13,13 @@ pub struct Tensor {
     pub name: String,
     /// Shape; \[out, in\] for a matrix.
     pub shape: Vec<usize>,
-    /// Number of padding rows at the end; `None` if rows are not vocabulary tokens.
+    /// Number of padding rows at the end. `None` if the rows are not vocabulary tokens.
     pub padding: Option<usize>,
-    /// True if it directly follows the previous tensor in memory.
+    /// True if this tensor directly follows the previous tensor in memory.
     pub is_fused_with_previous: bool,
-    /// Head that it belongs to, if any.
+    /// Head to which the tensor belongs, if any.
     pub head: Option<Head>,
-    /// Number of segments, over all networks, whose backward pass must be complete before this gradient is final.
+    /// Number of segments over all networks, in the order of the backward pass, after which the gradient of this tensor
+    /// is final.
     pub final_after_segment: usize,
 }

@@ -52,7 +52,7 @@ fn tensor_names_match_transformers() {
     let more: Vec<_> = untied.iter().filter(|name| !POST.contains(&name.as_str())).collect();
     assert_eq!(more, ["cls.predictions.decoder.bias", "cls.predictions.decoder.weight"]);
     assert_eq!(untied.len(), 32);
-    // MegatronBertForPreTraining.
+    // Names in `MegatronBertForPreTraining`.
     let megatron = |name: &str| match name.rsplit_once('.').unwrap() {
         ("bert.embeddings.LayerNorm", leaf) => format!("bert.encoder.ln.{leaf}"),
         ("bert.encoder.layer.0.attention.output.LayerNorm", leaf) => {
@@ -89,7 +89,7 @@ fn tensors_are_unique_and_match_their_names() {
     }
 }
 
-/// Changes each key of `[model]` separately.
+/// The test changes each key of `[model]` separately.
 #[test]
 fn shaping_keys_are_those_that_change_tensors() {
     let model = Model::default();
@@ -114,14 +114,15 @@ fn shaping_keys_are_those_that_change_tensors() {
         (tensors(&other) != tensors(&model)).then(|| key.clone())
     };
     let mut found: Vec<String> = table.iter().filter_map(shapes).collect();
-    // There is no second family yet to change to.
+    // `family` cannot be changed, because there is only one family.
     let mut expected: Vec<String> = SHAPING.into_iter().filter(|key| *key != "family").map(str::to_owned).collect();
     found.sort();
     expected.sort();
     assert_eq!(found, expected);
 }
 
-/// Two networks that share embeddings, as in ELECTRA (arXiv 2003.10555): the shared gradients become final last.
+/// Two networks share embeddings, as in ELECTRA (arXiv 2003.10555). The gradients of the shared embeddings become final
+/// last.
 #[test]
 fn gradients_of_shared_tensors_are_final_after_the_second_network() {
     let model = Model::default();
@@ -135,7 +136,7 @@ fn gradients_of_shared_tensors_are_final_after_the_second_network() {
     let of = |network: usize| tensors.iter().filter(move |tensor| tensor.id.network == network);
     let shared = |tensor: &&Tensor| tensor.name.starts_with("bert.embeddings");
     assert_eq!(tensors.iter().filter(shared).count(), 5);
-    // Three segments of the first network and four of the second. Both tied decoders also read the token embeddings.
+    // The first network has three segments, and the second has four. Both tied decoders also read the token embeddings.
     assert!(of(0).filter(shared).all(|tensor| tensor.final_after_segment == 7));
     assert_eq!(of(0).filter(|tensor| !shared(tensor)).map(|tensor| tensor.final_after_segment).max(), Some(2));
     assert_eq!(of(1).map(|tensor| tensor.final_after_segment).min(), Some(4));
@@ -162,7 +163,7 @@ fn transformers_config_matches_the_model() {
     }
 }
 
-/// The set of heads must not depend on the losses: existing checkpoints stay loadable.
+/// The set of heads must not depend on the losses, so that existing checkpoints can still be loaded.
 #[test]
 fn heads_do_not_depend_on_the_losses() {
     for pair in [Pair::None, Pair::Sop] {
@@ -183,12 +184,13 @@ fn head_costs_scale_with_their_unit() {
         CostUnit::MaskedToken => masked,
         CostUnit::Sample => samples,
     };
-    // Input, projection, activation and norm of the MLM head; input, pooler and two labels of the pair head.
+    // The MLM head saves its input, projection, activation and normalization. The sentence-pair head saves its input,
+    // the pooler output and two logits.
     assert_eq!(network.head_activation_elements(Head::MaskedLanguage, count), masked * 32.0);
     assert_eq!(network.head_activation_elements(Head::Pair, count), samples * 18.0);
     assert_eq!(network.logits(Head::MaskedLanguage, count), masked * 64.0);
     assert_eq!(network.logits(Head::Pair, count), 0.0);
-    // A head that computes logits at every token, as in distillation.
+    // This head computes logits at every token, as in distillation.
     let mut wide = network.clone();
     let mut modules = wide.segments[2].modules.to_vec();
     modules

@@ -99,8 +99,9 @@ pub fn stage_flops(config: &RunConfig, stage: &Stage, layers: usize, data: Stage
     sample * timeline::samples(stage) as f64
 }
 
-/// Estimates the load imbalance of a global batch: tokens of the busiest rank over the mean. Assumes full-length
-/// samples, except for a uniform share of short ones that matches the dataset's mean length.
+/// Estimates the load imbalance of a global batch: the tokens of the busiest rank divided by the mean over all ranks.
+/// The estimate assumes that a part of the samples has uniformly distributed lengths and that the other samples have
+/// full length. The size of that part follows from the mean length of the dataset.
 pub fn imbalance(stage: &Stage, data: StageSamples, ranks: usize) -> f64 {
     let longest = data.shape.sequence_length as f64;
     let cut = (2.0 * (1.0 - data.mean_tokens / longest)).clamp(0.0, 1.0);

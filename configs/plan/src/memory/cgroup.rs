@@ -1,20 +1,20 @@
-//! Memory limits of cgroups. The limits of a process's own cgroup and of all its ancestors apply.
+//! Memory limits of cgroups. The limits of the cgroup of a process and of all ancestors of this cgroup apply.
 
 use std::path::{Path, PathBuf};
 
-/// Limit files of a cgroup, versions 2 and 1. Above `memory.high` the kernel throttles a cgroup heavily instead of
-/// killing it.
+/// Limit files of a cgroup, versions 2 and 1. Above `memory.high`, the kernel does not kill the processes of a cgroup
+/// but throttles them heavily.
 const LIMITS: [&str; 3] = ["memory.max", "memory.high", "memory.limit_in_bytes"];
 
-/// Returns the smallest memory limit of this process's cgroups, in bytes; `None` without a limit. `read` returns the
-/// content of a file, empty if there is none.
+/// Returns the smallest memory limit of the cgroups of this process, in bytes. Returns `None` if there is no limit.
+/// `read` returns the content of a file, or an empty string if the file does not exist.
 pub fn limit(read: impl Fn(&Path) -> String) -> Option<u64> {
     let (groups, mounts) = (read(Path::new("/proc/self/cgroup")), read(Path::new("/proc/self/mountinfo")));
     let mounts = mounts.lines().filter_map(Mount::parse);
     let folders = mounts.filter_map(|mount| Some((mount.folder(&groups)?, mount.point))).flat_map(|(folder, point)| {
         folder.ancestors().take_while(|above| above.starts_with(&point)).map(Path::to_owned).collect::<Vec<_>>()
     });
-    // Without a limit the file says `max`, or in version 1 a number larger than any memory.
+    // Without a limit, the file contains `max`, or in version 1 a number that is larger than any memory.
     let number = |file: PathBuf| read(&file).trim().parse::<u64>().ok();
     folders.flat_map(|folder| LIMITS.map(|name| folder.join(name))).filter_map(number).min()
 }
@@ -43,8 +43,8 @@ impl Mount {
         })
     }
 
-    /// Returns the directory of this process's cgroup, given `/proc/PID/cgroup`. Returns the mount point if the cgroup
-    /// lies outside the mount.
+    /// Returns the directory of the cgroup of this process. `groups` is the content of `/proc/PID/cgroup`. Returns the
+    /// mount point if the cgroup is outside the mount.
     fn folder(&self, groups: &str) -> Option<PathBuf> {
         let group = groups.lines().find_map(|line| {
             let (number, rest) = line.split_once(':')?;
@@ -61,7 +61,7 @@ impl Mount {
     }
 }
 
-/// Unescapes a path of mountinfo, where white space and backslashes are octal escapes.
+/// Unescapes a path of mountinfo, in which white space and backslashes are written as octal escapes.
 fn unescape(path: &str) -> PathBuf {
     let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     escapes.iter().fold(path.to_owned(), |path, (escape, letter)| path.replace(escape, letter)).into()
@@ -76,7 +76,7 @@ mod tests {
     /// Version 2, mounted by systemd.
     const SECOND: &str = "24 1 0:22 / /sys rw - sysfs sysfs rw\n\
                           30 24 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n";
-    /// Version 1, with a version 2 hierarchy beside it that has no controllers.
+    /// Version 1, beside a version 2 hierarchy without controllers.
     const FIRST: &str = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n\
                          36 31 0:33 / /sys/fs/cgroup/devices rw,relatime - cgroup cgroup rw,devices\n\
                          41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n";
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn containers_see_their_own_group() {
         let at_root = ("/sys/fs/cgroup/memory.max", "314572800\n");
-        // With a cgroup namespace, without one, and with a cgroup outside the namespace.
+        // Three cases: with a cgroup namespace, without a cgroup namespace, and with a cgroup outside the namespace.
         let mounted = "30 24 0:26 /docker/4a /sys/fs/cgroup ro - cgroup2 cgroup rw\n";
         assert_eq!(of("0::/\n", SECOND, &[at_root]), Some(300 * MIB));
         assert_eq!(of("0::/docker/4a\n", mounted, &[at_root]), Some(300 * MIB));

@@ -29,9 +29,9 @@ pub struct Shortage {
     pub is_transient: bool,
 }
 
-/// Returns the micro-batch size of each stage in tokens, the same on all `world` ranks: the configured number if it
-/// fits, or the largest that fits for `"auto"`. Without a `budget` (no rank uses a GPU) nothing is checked, and
-/// `"auto"` is the default.
+/// Returns the micro-batch size of each stage in tokens, which is the same on all `world` ranks. The size is the
+/// configured number, or for `"auto"` the largest number that fits. Without a `budget`, no rank uses a GPU. In this
+/// case nothing is checked, and `"auto"` means the default number.
 ///
 /// # Errors
 /// A stage does not fit, or does not permit `"auto"`.
@@ -54,7 +54,7 @@ pub fn micro_batches(
     within(budget.free).map_err(|issues| Shortage { issues, is_transient: within(budget.memory).is_ok() })
 }
 
-/// Keeps the four leading bits of `samples`, so that small differences in free memory rarely change the result.
+/// Rounds `samples` down to its four leading bits, so that small differences in free memory rarely change the result.
 fn rounded_down(samples: usize) -> usize {
     let bits = usize::BITS - samples.leading_zeros();
     samples >> bits.saturating_sub(4) << bits.saturating_sub(4)
@@ -95,7 +95,8 @@ impl Chooser<'_> {
         format!("stage.{}.{name}", self.index)
     }
 
-    /// Describes micro-batches of `tokens` tokens that do not fit, with the largest size that does.
+    /// Returns the issue for micro-batches of `tokens` tokens that do not fit. The message names the largest size that
+    /// fits.
     fn issue(&self, tokens: usize, free: u64) -> ConfigIssue {
         let (Self { config, index, data, world, budget }, stage) = (self, &self.config.stage[self.index]);
         let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
@@ -145,7 +146,7 @@ mod tests {
         GpuBudget { rank: 3, gpu: "GPU 1 (NVIDIA H200, 0000:1B:00.0) on host a".to_owned(), free, memory: 139 * GIB }
     }
 
-    /// Run with two stages of BERT-base and keyed attention.
+    /// Run with two stages of BERT-base and `model.attention = "keyed"`.
     fn config(budgets: [TokenBudget; 2]) -> RunConfig {
         let stage = |micro_batch_tokens| Stage { micro_batch_tokens, global_batch: 1 << 16, ..Stage::default() };
         let model = Model { attention: Attention::Keyed, ..Model::default() };
@@ -171,7 +172,7 @@ mod tests {
         {
             assert!(message.contains(words), "{message}");
         }
-        // The suggested size fits; one more sample does not.
+        // The suggested size fits, but one more sample does not fit.
         let suggested =
             |after: &str| message.split_once(after).unwrap().1.split(',').next().unwrap().parse::<usize>().unwrap();
         let largest = suggested("the largest micro_batch_tokens that fits is ");
@@ -203,7 +204,7 @@ mod tests {
         assert!(gpu::needed(&config, 0, DATA, 8, taken + taken / 7) > usable, "{taken} is far below the limit");
         let taken: std::collections::BTreeSet<usize> = (0..64).map(|step| auto(60 * GIB + (step << 24))).collect();
         assert!(taken.len() <= 2, "1 GiB in 64 steps: {taken:?}");
-        // At most the rank batch.
+        // The size is at most the rank batch.
         let mut small = config.clone();
         small.stage[0].global_batch = 64;
         assert_eq!(fit(&small, 80 * GIB).unwrap()[0], 8 * 128);

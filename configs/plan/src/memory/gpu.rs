@@ -1,7 +1,8 @@
 //! GPU memory that a rank needs, by formula, and the largest micro-batch that fits.
 //!
-//! The formula counts the tensors of a step, as src/kernels/meta/memory.rs does without a GPU. It is never below that
-//! count and at most 15 % above. [`reserve`] covers memory that CUDA and libtorch take in addition.
+//! The formula estimates the memory of the tensors of a step. src/kernels/meta/memory.rs counts these tensors one by
+//! one, also without a GPU. The formula is never below that count and at most 15 % above it. [`reserve`] covers the
+//! additional memory that CUDA and libtorch take.
 
 use crate::architecture::{ALIGNMENT, Architecture, CostUnit, NormInput};
 use crate::objectives::{self, LossSpec};
@@ -11,20 +12,20 @@ use super::DatasetShape;
 
 /// Additional bytes per parameter with bf16: a bf16 copy of the weights.
 const BF16_WEIGHTS: u64 = 2;
-/// Upper bounds of the number of tensors per layer and outside the layers.
+/// Upper bounds of the number of tensors: per layer, and outside the layers.
 const TENSOR_COUNTS: (u64, u64) = (16, 16);
 
 /// Bytes per masked token and vocabulary token, in f32: log-softmax, its gradient and the gradient of the logits.
 const SOFTMAX: f64 = 12.0;
 /// Bytes per token of the micro-batch itself: ids, segments, positions and masks, with temporaries.
 const IDS: f64 = 64.0;
-/// Bytes per token and layer for means and deviations of its two normalizations.
+/// Bytes per token and layer for the means and standard deviations of the two normalizations of the layer.
 const STATISTICS: f64 = 16.0;
-/// The backward pass of fused attention accumulates in f32, in blocks of `BLOCK` rows of weights and with head sizes
-/// padded to multiples of `HEAD`.
+/// The backward pass of fused attention accumulates in f32. It works in blocks of `BLOCK` rows of attention weights,
+/// and pads head sizes to multiples of `HEAD`.
 const BLOCK: usize = 128;
 const HEAD: usize = 32;
-/// Factor for small tensors that are not listed here.
+/// Factor that covers small tensors, which the formula does not list.
 const SMALL_TENSORS: f64 = 1.01;
 
 /// Returns the peak bytes of GPU memory for activations and their gradients of a micro-batch of `tokens` tokens, if all
@@ -43,8 +44,8 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
     let is_pre_norm = !network.has(|module| module.norm_input == NormInput::InnerSum);
     let normed = if is_pre_norm { row } else { 0.0 };
 
-    // Keyed attention keeps its weights before and after dropout. Fused attention keeps one log-sum-exp per row of
-    // weights and accumulates in f32 in its backward pass.
+    // Keyed attention (`model.attention`) keeps the attention weights before and after dropout. Fused attention keeps
+    // one log-sum-exp per row of attention weights, and its backward pass accumulates in f32.
     let lines = all / data.sequence_length.max(1) as f64 * model.heads as f64;
     let (attention, mixing) = if keeps_weights(config) {
         let weights = bytes * all * data.sequence_length as f64 * model.heads as f64;
@@ -56,8 +57,8 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
     };
     let layer = bytes * all * network.activation_elements() as f64 + attention + STATISTICS * all;
 
-    // Backward pass of one layer: peak at the feed-forward output, or at the attention once the tensors above are
-    // freed.
+    // The peak of the backward pass of one layer is at the feed-forward output, or at the attention once the tensors
+    // above the attention are freed.
     let back = (2.0 * row + normed + wide).max(3.0 * row).max(mixing - 2.0 * (row + wide));
 
     let masked = masked(config, data, tokens);
@@ -73,10 +74,10 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
     let head: f64 = objectives::losses(&config.objective).iter().map(of_loss).sum();
 
     let most = if stage.recompute {
-        // Input of each layer, output of the last layer, and its gradient.
+        // Kept are the input of each layer, the output of the last layer, and the gradient of that output.
         (layers + 2.0) * row + head.max(layer + back)
     } else {
-        // The embedding sum is f32, and kept if it is normalized.
+        // The sum of the embeddings is in f32. It is kept only if a normalization follows (post-norm).
         let embeddings = row + if is_pre_norm { 0.0 } else { 4.0 * all * hidden };
         // The output of the last layer stays alive during the backward pass of the heads.
         embeddings + layers * layer + (head + row).max(back)
@@ -86,21 +87,23 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
     (SMALL_TENSORS * (most + IDS * all + vectors)) as u64
 }
 
-/// True if dropout on a GPU depends on the partition into micro-batches: fused attention uses its own random generator.
+/// True if dropout on a GPU depends on the partition into micro-batches, because fused attention uses its own random
+/// generator.
 pub fn dropout_depends_on_micro_batches(config: &RunConfig) -> bool {
     config.model.attention != Attention::Keyed && config.model.drops_attention()
 }
 
-/// True if attention keeps its weights in GPU memory for the backward pass.
+/// True if the attention weights are kept in GPU memory for the backward pass.
 fn keeps_weights(config: &RunConfig) -> bool {
     config.model.attention == Attention::Keyed && config.model.drops_attention()
 }
 
-/// Masked tokens of a micro-batch. Not an upper bound: shorter samples reach `max_predictions` later.
+/// Returns the number of masked tokens of a micro-batch. `max_predictions` does not reduce the number, because shorter
+/// samples do not reach this limit.
 fn masked(config: &RunConfig, data: DatasetShape, tokens: usize) -> f64 {
     let share = config.objective.mask_probability.max(1.0 / data.sequence_length.max(1) as f64);
     let samples = tokens.div_ceil(data.sequence_length.max(1)) as f64;
-    // The count is rounded per sample.
+    // The number of masked tokens is rounded per sample.
     (tokens as f64 * share).max(samples * config.objective.predictions(data.sequence_length) as f64)
 }
 
@@ -113,13 +116,13 @@ pub fn state(config: &RunConfig, layers: usize, vocabulary: usize) -> u64 {
     parameters.saturating_add(ALIGNMENT as u64 * tensors).saturating_mul(super::STATE + copy + half)
 }
 
-/// Returns the bytes of GPU memory that a rank of `world` needs in stage `index`, with micro-batches of at most
-/// `tokens` tokens. If the stage grows the model, the old and the new state coexist at its start; the result is the
-/// larger peak.
+/// Returns the bytes of GPU memory that one of `world` ranks needs in stage `index`, with micro-batches of at most
+/// `tokens` tokens. If the stage grows the model, the old and the new training state coexist at the start of the stage.
+/// The result is the larger of the peak at the start and the peak during training.
 pub fn needed(config: &RunConfig, index: usize, data: DatasetShape, world: usize, tokens: usize) -> u64 {
     let stage = &config.stage[index];
     let layers = stage.depth(&config.model);
-    // A micro-batch never exceeds the rank batch. A sample above the token budget is a micro-batch of one.
+    // A micro-batch never exceeds the rank batch. A sample above the token budget gets its own micro-batch.
     let tokens = tokens.min(rank_samples(stage, world).saturating_mul(data.sequence_length)).max(data.sequence_length);
     let own = state(config, layers, data.vocabulary);
     let before = index.checked_sub(1).map_or(layers, |before| config.depth(before));
@@ -127,20 +130,20 @@ pub fn needed(config: &RunConfig, index: usize, data: DatasetShape, world: usize
     own.saturating_add(activations(config, stage, data, tokens)).max(growing)
 }
 
-/// Returns the samples per rank of a global batch, rounded up, for samples of equal length.
+/// Returns the number of samples of a global batch per rank, rounded up. The samples have equal lengths.
 fn rank_samples(stage: &Stage, world: usize) -> usize {
     stage.global_batch.div_ceil(world.max(1)).max(1)
 }
 
-/// Returns the bytes to reserve out of `free` bytes of GPU memory: 1 GiB for CUDA kernels and library workspaces, and 5
-/// % for fragmentation in libtorch's caching allocator. Estimated, not measured.
+/// Returns the bytes to reserve out of `free` bytes of GPU memory: 1 GiB for CUDA kernels and library workspaces, and
+/// 5 % for fragmentation in libtorch's caching allocator. Estimated, not measured.
 pub fn reserve(free: u64) -> u64 {
     (1 << 30) + free / 20
 }
 
-/// Returns the largest micro-batch, in tokens, that fits into `room` bytes in stage `index`: a multiple of the maximum
-/// sample length, within the rank batch, and without a tensor of 2^31 elements or more. `None` if not even one sample
-/// fits.
+/// Returns the size, in tokens, of the largest micro-batch that fits into `room` bytes in stage `index`. The size is a
+/// multiple of the maximum sample length and at most the rank batch, and no tensor has 2^31 elements or more. Returns
+/// `None` if not even one sample fits.
 pub fn largest(config: &RunConfig, index: usize, data: DatasetShape, world: usize, room: u64) -> Option<usize> {
     let fits = |samples: usize| {
         let tokens = samples.saturating_mul(data.sequence_length);
@@ -154,7 +157,7 @@ pub fn largest(config: &RunConfig, index: usize, data: DatasetShape, world: usiz
     (fitting > 0).then_some(fitting * data.sequence_length)
 }
 
-/// Returns the number of elements of a micro-batch's largest tensor.
+/// Returns the number of elements of the largest tensor of a micro-batch.
 fn elements(config: &RunConfig, data: DatasetShape, tokens: usize) -> f64 {
     let (model, all) = (&config.model, tokens as f64);
     let weights = if keeps_weights(config) { all * data.sequence_length as f64 * model.heads as f64 } else { 0.0 };

@@ -1,4 +1,4 @@
-//! Host memory of data loading: prefetched batches, and the row groups that they are read from.
+//! Host memory of data loading: prefetched batches, and the row groups from which the batches are read.
 
 use lambert_config::run::Stage;
 
@@ -15,24 +15,24 @@ pub struct DatasetShape {
     pub row_group: u64,
 }
 
-/// Bytes per token of a prefetched batch: id and segment, 8 bytes each, and the masked tokens.
+/// Bytes per token of a prefetched batch: token id and segment, 8 bytes each, and the masked tokens.
 const PREFETCHED: u64 = 20;
-/// Bytes per token while a batch is assembled: its id.
+/// Bytes per token while a batch is assembled: the token id.
 const ASSEMBLING: u64 = 4;
-/// Bytes per sample of the global batch while it is assembled: row, length and rank.
+/// Bytes per sample of the global batch while the batch is assembled: row, length and rank.
 const SAMPLE_ENTRY: u64 = 64;
 /// Bytes per token of a decoded row group.
 const DECODED: u64 = 4;
 /// Additional bytes per token during decoding: Parquet values and levels.
 const DECODING: u64 = 8;
-/// Row groups in a shuffle window, which a reader caches between batches.
+/// Number of row groups in a shuffle window. A reader caches these row groups between batches.
 pub const WINDOW: usize = 16;
 const CACHED_GROUPS: u64 = WINDOW as u64;
 /// Maximum number of decoding threads per rank.
 pub const READERS: usize = 8;
 const DECODING_GROUPS: u64 = READERS as u64;
 
-/// Limit of the prefetched batches, in bytes, beyond the first.
+/// Maximum size of the prefetched batches, in bytes. One batch is always prefetched, even if it is larger.
 const PREFETCH_LIMIT: u64 = 32 << 20;
 
 /// Returns the maximum number of tokens in a rank batch.
@@ -41,16 +41,16 @@ fn tokens(global_batch: usize, world: usize, data: DatasetShape) -> u64 {
 }
 
 /// Returns the number of global batches that each of `world` ranks prefetches. The upper bound is the number of batches
-/// in a shuffle window, plus two: if a rank's samples are spread over the window, it decodes all of the window's row
-/// groups.
+/// in a shuffle window plus two. If the samples of a rank are spread over the window, the rank decodes all row groups
+/// of the window.
 pub fn batches_ahead(global_batch: usize, world: usize, data: DatasetShape) -> usize {
     let bytes = PREFETCHED.saturating_mul(tokens(global_batch, world, data));
     let window = CACHED_GROUPS.saturating_mul(data.row_group).min(data.rows).div_ceil(global_batch.max(1) as u64);
     (PREFETCH_LIMIT / bytes.max(1)).clamp(1, window.saturating_add(2)) as usize
 }
 
-/// Returns the bytes of samples on one of `world` ranks in a stage: batches prefetched, in use and being assembled, and
-/// cached row groups.
+/// Returns the bytes of samples on one of `world` ranks in a stage. These are the batches that are prefetched, in use
+/// or being assembled, and the cached row groups.
 pub fn samples(stage: &Stage, world: usize, data: DatasetShape) -> u64 {
     let (tokens, batch) = (tokens(stage.global_batch, world, data), stage.global_batch as u64);
     let held = batches_ahead(stage.global_batch, world, data) as u64 + 2;
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!([256, 8192, 65536].map(|batch| batches_ahead(batch, 64, data)), [66, 4, 3]);
         let bytes =
             |global_batch, world| samples(&Stage { global_batch, ..Stage::default() }, world, data) as f64 / 1e6;
-        // Three times 65,536 samples of 128 tokens, the ids of one batch, and 24 row groups.
+        // The sum covers three batches of 65,536 samples of 128 tokens, the token ids of one batch, and 24 row groups.
         assert!((bytes(65536, 1) - 562.0).abs() < 5.0, "{}", bytes(65536, 1));
         assert!(bytes(65536, 64) < 50.0 && bytes(256, 1) < 60.0, "{} {}", bytes(65536, 64), bytes(256, 1));
         assert!(samples(&Stage { global_batch: usize::MAX >> 2, ..Stage::default() }, 1, data) > 1 << 60);

@@ -42,7 +42,7 @@ impl RunConfig {
         }
     }
 
-    /// NCCL needs one GPU per rank, and MPI for bootstrapping.
+    /// Rejects settings that are not compatible with NCCL, which needs one GPU per rank, and MPI for bootstrapping.
     fn check_nccl(&self, issues: &mut Vec<ConfigIssue>) {
         let all_reduce = &self.cluster.all_reduce;
         let refused = [

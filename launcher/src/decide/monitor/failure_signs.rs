@@ -16,7 +16,7 @@ const MAX_MESSAGE_CHARS: usize = 300;
 /// Signs of a failure.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FailureSigns {
-    /// Time of the first sign.
+    /// Time of the first sign of the failure.
     pub since: Option<Seconds>,
     /// Exit of the launcher, or of the only rank.
     exit: Option<ProcessExit>,
@@ -43,12 +43,12 @@ impl RankFailure {
     }
 }
 
-/// Cause of an attempt's failure.
+/// Cause of the failure of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttemptFailure {
     /// Description of the rank and the failure.
     pub message: String,
-    /// Failure kind, which determines if the run is restarted.
+    /// Kind of failure, which determines whether the coordinator restarts the run.
     pub kind: FailureKind,
     /// Host that caused the failure, if known.
     pub host: Option<String>,
@@ -90,7 +90,7 @@ impl FailureSigns {
         self.exit.is_some() || self.death.is_some()
     }
 
-    /// Describes the crash of an attempt of `world` ranks; `None` without any sign of a failure.
+    /// Describes the crash of an attempt of `world` ranks. Returns `None` if there is no sign of a failure.
     pub fn crash(&self, ranks: &Ranks, world: usize) -> Option<String> {
         let exited_normally = matches!(self.exit, None | Some(ProcessExit::Code(exit::DONE | exit::STOPPED)));
         if exited_normally && self.death.is_none() && self.failures.is_empty() {
@@ -104,10 +104,15 @@ impl FailureSigns {
         }
     }
 
-    /// Returns the cause of a failed attempt of `world` ranks, once its processes have exited. The first that applies: a
-    /// permanent failure reported by a rank; a host failure; workers that lost the coordinator; the first dead rank, by
-    /// signal, out of memory, its own report or its exit code; without a dead rank, the first report of any rank; the
-    /// exit status.
+    /// Returns the cause of a failed attempt of `world` ranks, once its processes have exited. The first of these
+    /// causes that applies:
+    ///
+    /// 1. a permanent failure that a rank reported
+    /// 2. a host failure that a rank reported
+    /// 3. workers that exited because they lost the coordinator
+    /// 4. the first dead rank: its signal, its lack of memory, its own report or its exit code
+    /// 5. the first report of any rank
+    /// 6. the exit status of the launcher or of the only rank
     pub fn failure(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
         let is_permanent = |failure: &&RankFailure| !matches!(failure.kind, FailureKind::Transient | FailureKind::Host);
         let failure_of = |rank: usize| self.failures.iter().find(|failure| failure.rank == rank);
@@ -146,7 +151,7 @@ impl FailureSigns {
         }
     }
 
-    /// Describes a failure that no rank reported, from the exit status and the launcher's messages.
+    /// Describes a failure that no rank reported, from the exit status and the messages of the launcher.
     fn unreported(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
         let subject = if world == 1 { ranks.who(0) } else { "the launcher".to_owned() };
         let exit = self.exit.unwrap_or(ProcessExit::Code(exit::FAILED));
@@ -156,7 +161,7 @@ impl FailureSigns {
         }
         self.remarks.iter().take(MAX_MESSAGES).for_each(|remark| message.push_str(&format!(": {}", truncate(remark))));
         match exit {
-            // With one rank, the process is the rank, so it did start. With more, no rank has connected.
+            // With several ranks, no rank has connected. With one rank, the process is the rank, so the rank did start.
             _ if world > 1 && ranks.is_empty() => AttemptEnd::Absent(message),
             ProcessExit::Code(code) => self.exit_code_failure(ranks, message, code),
             ProcessExit::Signal(_) => AttemptEnd::Failed(AttemptFailure {
@@ -171,13 +176,13 @@ impl FailureSigns {
         AttemptEnd::Failed(AttemptFailure { message, kind, host: self.host_in_messages(ranks) })
     }
 
-    /// The one host named in the launcher's messages, if any.
+    /// Host named in the messages of the launcher. `None` unless they name exactly one host.
     pub fn host_in_messages(&self, ranks: &Ranks) -> Option<String> {
         ranks.host_named_in(&self.remarks)
     }
 }
 
-/// Start of a launcher message; the rest tends to be generic advice.
+/// Returns the start of a launcher message. The rest is usually generic advice.
 fn truncate(remark: &str) -> String {
     match remark.char_indices().nth(MAX_MESSAGE_CHARS) {
         Some((end, _)) => format!("{}...", &remark[..end]),

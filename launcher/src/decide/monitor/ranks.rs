@@ -1,4 +1,4 @@
-//! Last reports of an attempt's ranks, and their hosts.
+//! Ranks of an attempt: their last reports and their hosts.
 
 use std::collections::{BTreeMap, btree_map};
 
@@ -25,14 +25,14 @@ pub struct Rank {
 /// The ranks of an attempt.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Ranks {
-    /// Configured host name of each rank, if any.
+    /// Configured host name of each rank. Empty if no hosts are configured.
     rank_hosts: Vec<String>,
     /// Ranks that have reported, by number.
     reported: BTreeMap<usize, Rank>,
 }
 
 impl Ranks {
-    /// Creates ranks on the hosts `places`.
+    /// Creates the ranks of an attempt on the hosts `rank_hosts`.
     pub fn new(rank_hosts: Vec<String>) -> Self {
         Self { rank_hosts, reported: BTreeMap::new() }
     }
@@ -56,12 +56,12 @@ impl Ranks {
         self.reported.iter()
     }
 
-    /// True if at least one rank has reported and `condition` holds for all that have.
+    /// True if at least one rank has reported, and `condition` is true for every rank that has reported.
     pub fn are_all(&self, condition: impl Fn(&Rank) -> bool) -> bool {
         !self.is_empty() && self.reported.values().all(condition)
     }
 
-    /// Host of a rank, by the name used to avoid it.
+    /// Host of a rank: the configured name, or the name that the rank reported.
     pub fn host(&self, rank: usize) -> Option<String> {
         self.rank_hosts.get(rank).or_else(|| Some(&self.reported.get(&rank)?.host)).cloned()
     }
@@ -74,7 +74,7 @@ impl Ranks {
         }
     }
 
-    /// The one configured host named in `texts`, if any.
+    /// Configured host named in `texts`. `None` unless they name exactly one configured host.
     pub fn host_named_in(&self, texts: &[String]) -> Option<String> {
         let is_of_name = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '_', ':'].contains(&c);
         let is_named = |place: &&String| {

@@ -6,7 +6,7 @@ use lambert_control::StepRecord;
 
 use crate::decide::Seconds;
 
-/// Number of recent steps in the median.
+/// Number of recent steps in the median duration.
 const WINDOW: usize = 50;
 
 /// Training progress of an attempt.
@@ -23,7 +23,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// A rank has completed `finished` steps.
+    /// Registers that a rank has completed `finished` steps.
     pub(super) fn reach(&mut self, finished: u64) {
         self.finished = self.finished.max(finished);
     }
@@ -34,14 +34,14 @@ impl Steps {
         self.reach(record.step);
     }
 
-    /// Median duration of recent steps, seconds; `None` before the first.
+    /// Median duration of recent steps, seconds. `None` before the first step record.
     pub fn median(&self) -> Option<Seconds> {
         let mut seconds: Vec<f64> = self.seconds.iter().copied().collect();
         seconds.sort_by(f64::total_cmp);
         seconds.get(seconds.len() / 2).copied()
     }
 
-    /// True if nothing would be lost: no step record and no committed checkpoint.
+    /// True if the attempt has no step record and no committed checkpoint, so that no work would be lost.
     pub(super) fn are_none(&self) -> bool {
         self.seconds.is_empty() && !self.committed
     }

@@ -149,7 +149,7 @@ fn a_version_mismatch_is_detected() {
     assert_eq!(monitor.versions.mismatch.as_deref(), Some("rank 0 has MPI library four, rank 2 has five"));
 }
 
-/// A suspended coordinator learns in one of these ways that its ranks have exited.
+/// The test covers the events from which a coordinator, once it is resumed, learns that its ranks have exited.
 #[test]
 fn ranks_without_responses_from_this_coordinator_have_not_failed() {
     let is_unsupervised =
@@ -157,7 +157,7 @@ fn ranks_without_responses_from_this_coordinator_have_not_failed() {
     let mut named = monitor();
     assert!(is_unsupervised(named.clone(), exit::UNSUPERVISED));
     named.take(1.0, WorkerEvent::Died(RankDeath::Exit { rank: 1, code: exit::UNSUPERVISED }));
-    // Other ranks see a lost peer before they see that the coordinator is silent.
+    // Other ranks notice the loss of a peer before they notice that the coordinator is silent.
     tell(&mut named, 0, failed("the all-reduce failed", FailureKind::Transient));
     assert!(is_unsupervised(named.clone(), exit::UNSUPERVISED));
     tell(&mut named, 0, failed("a damaged shard", FailureKind::Permanent));

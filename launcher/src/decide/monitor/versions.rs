@@ -2,7 +2,7 @@
 
 use lambert_control::Versions;
 
-/// Compares all ranks to the first that reported its versions.
+/// Compares the versions of all ranks with those of the first rank that reported its versions.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct VersionCheck {
     first: Option<(usize, Versions)>,

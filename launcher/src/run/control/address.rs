@@ -33,7 +33,7 @@ pub enum AddressError {
     Interfaces(#[source] std::io::Error),
 }
 
-/// Binds a listener for ranks with this placement; returns it with its URL.
+/// Binds a listener for ranks with this placement. Returns the listener and its URL.
 pub fn listen(channel: &ControlChannel, placement: &Placement) -> Result<(TcpListener, String), AddressError> {
     let (ip, name) = match placement {
         Placement::Here => loopback(),
@@ -49,8 +49,10 @@ fn loopback() -> (IpAddr, String) {
     (ip, in_url(&ip.to_string()))
 }
 
-/// Binds to the configured interface or to all. The URL has the configured address, else the address of the route to
-/// the other hosts, else this host's name.
+/// Returns the address to bind to and the host part of the URL. The address to bind to is that of the configured
+/// interface, or the wildcard address without a configured interface. The host part is the configured address, else the
+/// address of the configured interface, else the local address of the route to the other hosts, else the name of this
+/// host.
 fn elsewhere(channel: &ControlChannel, placement: &Placement) -> Result<(IpAddr, String), AddressError> {
     let interface = channel.interface.as_deref().map(of_interface).transpose()?;
     let name = match (&channel.address, interface) {
@@ -66,7 +68,7 @@ fn elsewhere(channel: &ControlChannel, placement: &Placement) -> Result<(IpAddr,
     Ok((interface.unwrap_or(all), in_url(&name)))
 }
 
-/// Local address of the route to the first other host. `connect` on a UDP socket sends no packet.
+/// Returns the local address of the route to the first other host. `connect` on a UDP socket sends no packet.
 fn towards(placement: &Placement) -> Option<IpAddr> {
     let Placement::Hosts(hosts) = placement else { return None };
     let reach = |name: &str| {
@@ -81,7 +83,7 @@ fn towards(placement: &Placement) -> Option<IpAddr> {
 
 fn of_interface(name: &str) -> Result<IpAddr, AddressError> {
     let mut all = if_addrs::get_if_addrs().map_err(AddressError::Interfaces)?;
-    // Link-local addresses are not reachable from every host; IPv4 is preferred.
+    // Link-local addresses come last, because some hosts cannot reach them. IPv4 addresses come before IPv6 addresses.
     all.sort_by_key(|interface| (interface.is_link_local(), interface.ip().is_ipv6()));
     let found = all.iter().find(|interface| interface.name == name);
     found.map(|interface| interface.ip()).ok_or_else(|| {

@@ -9,20 +9,21 @@ use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-/// Time limit from accepting a connection, or from the last reply, to the end of the next request's headers. Ranks
-/// report every two seconds.
+/// Time limit for receiving the headers of a request. The time starts when the connection is accepted or the last reply
+/// is sent. Ranks report every two seconds.
 const HEAD: Duration = Duration::from_secs(5);
-/// Maximum lifetime of a connection; the rank reconnects.
+/// Maximum lifetime of a connection. After this time the rank reconnects.
 const WHOLE: Duration = Duration::from_secs(3600);
-/// Maximum size of a request's headers, bytes.
+/// Maximum size of the headers of a request, bytes.
 const LONGEST_HEAD: usize = 16 << 10;
 
-/// Maximum number of connections for `ranks` ranks. Each has one, and opens a second when the first stalls.
+/// Maximum number of connections for `ranks` ranks. Each rank has one connection, and opens a second connection when
+/// the first stalls.
 pub fn most(ranks: usize) -> usize {
     2 * ranks + 64
 }
 
-/// Serves `routes` on at most `most` connections; further ones are closed and reported to `refuse`.
+/// Serves `routes` on at most `most` connections. Closes further connections and reports them to `refuse`.
 pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: impl Fn()) {
     let permits = Arc::new(Semaphore::new(most));
     loop {
@@ -39,7 +40,7 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: i
                 tracing::debug!(%peer, "control connection accepted");
                 let routes = routes.clone();
                 tokio::spawn(async move {
-                    // On timeout or disconnection the rank repeats unanswered reports.
+                    // After a timeout or a disconnection, the rank repeats the reports that have no reply.
                     match tokio::time::timeout(WHOLE, connection(socket, routes)).await {
                         Ok(Ok(())) => tracing::debug!(%peer, "control connection closed"),
                         Ok(Err(error)) => tracing::debug!(%peer, %error, "control connection lost"),
@@ -57,7 +58,7 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: i
 }
 
 async fn connection(socket: TcpStream, routes: Router) -> Result<(), hyper::Error> {
-    // Reports are small, and each waits for its reply.
+    // Reports are small, and a rank waits for the reply to each report.
     let _ = socket.set_nodelay(true);
     hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())

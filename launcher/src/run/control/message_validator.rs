@@ -1,17 +1,18 @@
-//! Validates messages by rank: the decision function trusts every message that passes.
+//! Validation of messages from ranks. The decision function trusts every message that passes the validation.
 
 use lambert_control::EventKind;
 use lambert_control::Message;
 
-/// Step range reported by rank 0 for this attempt.
+/// Validator of the messages of one attempt.
 #[derive(Debug, Default)]
 pub struct MessageValidator {
-    /// First step of the attempt and last step of its schedule.
+    /// First step of the attempt and last step of its schedule, once rank 0 has reported them.
     steps: Option<(u64, u64)>,
 }
 
 impl MessageValidator {
-    /// Returns why a message of `rank` is rejected, if it is: only rank 0 speaks for the run, and a run ends with its schedule.
+    /// Returns the reason to reject a message of `rank`, if there is one. Only rank 0 may report events of the whole
+    /// run, and the reported end of the run must agree with the schedule.
     pub fn rejection(&mut self, rank: usize, worker_message: &Message) -> Option<String> {
         let what = match worker_message {
             Message::Record(_) => "a step's record",
@@ -95,8 +96,8 @@ mod tests {
         assert!(ends(&plan, finished(5, true)) && ends(&plan, finished(8, true)));
         assert!(!ends(&plan, finished(4, true)) && !ends(&plan, finished(10, true)));
         assert!(!ends(&[], finished(9, false)) && !ends(&[], finished(9, true)));
-        // A stage that ends early shortens the schedule; after a shortened configuration the schedule may end before
-        // the checkpoint.
+        // A stage that ends early shortens the schedule. If a user has shortened the schedule in the configuration, the
+        // schedule may end before the step of the checkpoint.
         let plateau = Message::Event(EventKind::Plateau { step: 6, stage: "a".into(), done: 6, steps: 7 });
         let shortened = [started(5, 9), plateau];
         assert!(ends(&shortened, finished(7, false)) && !ends(&shortened, finished(9, false)));

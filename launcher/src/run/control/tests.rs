@@ -33,7 +33,8 @@ fn signed(server: &ControlServer, sequence: u64, report: &WorkerReport) -> Vec<u
     request(REPORT_PATH, &key(server).sign_report(report.rank, sequence, body.as_bytes()), &body)
 }
 
-/// Sends a request on a new connection; returns the status (0: none) and the response until the server closes the connection.
+/// Sends a request on a new connection. Returns the status (0: none) and the response, once the server has closed the
+/// connection.
 fn send(server: &ControlServer, request: &[u8]) -> (u16, String) {
     exchange(server, request, |_| {})
 }
@@ -57,7 +58,7 @@ fn exchange(server: &ControlServer, request: &[u8], end: impl Fn(&TcpStream)) ->
     (output.strip_prefix("HTTP/1.1 ").and_then(|rest| rest[..3].parse().ok()).unwrap_or(0), output)
 }
 
-/// Reply to report `sequence`, with its signature verified.
+/// Sends report `sequence`, verifies the signature of the reply, and returns the reply.
 fn answer(server: &ControlServer, sequence: u64, report: &WorkerReport) -> ReportReply {
     let (code, output) = send(server, &signed(server, sequence, report));
     assert_eq!(code, 200, "{output}");
@@ -118,7 +119,7 @@ fn foreign_and_invalid_requests_are_rejected_and_counted() {
     {
         assert_eq!(with(&stranger, 1, 1, &good), 401);
     }
-    // The secret alone is not accepted: it must never be sent.
+    // The server does not accept the secret itself, so that ranks never send it.
     assert_eq!(send(&server, &request(REPORT_PATH, &format!("Bearer {secret}"), &good)).0, 401);
     assert_eq!(with(&own, 2, 1, &good), 400, "there is no rank 2");
     assert_eq!(with(&own, 0, 1, &good), 400, "rank 0 signs a report of rank 1");
@@ -130,14 +131,14 @@ fn foreign_and_invalid_requests_are_rejected_and_counted() {
 
 /// Subscriber that writes log lines to a file, including debug level.
 fn debug_lines(log: &tempfile::NamedTempFile) -> impl tracing::Subscriber + Send + Sync + use<> {
-    // A callsite first reached by another test without a subscriber would stay disabled.
+    // Without a global subscriber, a log call that another test reaches first would stay disabled.
     let discard = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::sink);
     let _ = tracing::subscriber::set_global_default(discard.finish());
     let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
     lines.with_writer(log.reopen().unwrap()).finish()
 }
 
-/// The server's own thread has no subscriber here, so the handler runs on this thread.
+/// The thread of the server has no subscriber in this test, so the handler runs on the thread of the test.
 #[test]
 fn first_reports_and_rejections_are_logged_at_debug_level() {
     let (server, _inbox) = server();
@@ -163,7 +164,7 @@ fn first_reports_and_rejections_are_logged_at_debug_level() {
     assert!(!log.contains(server.secret()) && !log.contains(&authorization), "{log}");
 }
 
-/// Connection logging, on a runtime of this thread.
+/// The connections are served on a runtime of the thread of the test, which has the subscriber.
 #[test]
 fn connections_are_logged_at_debug_level() {
     let log = tempfile::NamedTempFile::new().unwrap();
@@ -192,7 +193,7 @@ fn connections_are_logged_at_debug_level() {
     assert!(reported().contains("control connection accepted peer=127.0.0.1:"), "{}", reported());
 }
 
-/// An end of the run reported by another rank, or before the end of the schedule, is ignored.
+/// The server ignores an end of the run that another rank reports or that comes before the end of the schedule.
 #[test]
 fn an_impossible_end_is_ignored_and_counted() {
     let (server, inbox) = server();
@@ -217,7 +218,7 @@ fn an_impossible_end_is_ignored_and_counted() {
     assert_eq!(server.refused(), 3);
 }
 
-/// Protocol 2 sent the secret with each report. Its versions are recorded and everything else is ignored.
+/// Protocol 2 sends the secret with each report. The server records the versions in such a report and ignores the rest.
 #[test]
 fn a_rank_with_the_previous_protocol_is_recognized_by_its_version() {
     let (server, inbox) = server();
@@ -235,8 +236,8 @@ fn a_rank_with_the_previous_protocol_is_recognized_by_its_version() {
     }
 }
 
-/// Genuine reports that are modified, truncated, replayed, reordered or sent as another rank: none is accepted, each
-/// connection is closed, and the rank's own reports still pass.
+/// The test modifies, truncates, replays and reorders genuine reports, and sends them as another rank. The server
+/// accepts none of them and closes each connection. The genuine reports of the rank still pass.
 #[test]
 fn forged_replayed_reordered_and_truncated_reports_are_rejected() {
     let (server, inbox) = server();
@@ -290,7 +291,7 @@ fn forged_replayed_reordered_and_truncated_reports_are_rejected() {
     eprintln!("{forgeries} forged and {} replayed reports were refused, {} counted", recorded.len(), server.refused());
 }
 
-/// Invalid headers are refused without waiting for the rest of the request, and the connection is closed.
+/// The server refuses invalid headers without waiting for the rest of the request, and closes the connection.
 #[test]
 fn the_signature_is_verified_before_parsing() {
     let (server, _inbox) = server();
@@ -319,7 +320,7 @@ fn a_hundred_idle_connections_block_no_rank_and_are_closed() {
     let address = server.url().strip_prefix("http://").unwrap();
     let idle: Vec<_> = (0..listener::most(2) + 50).map(|_| TcpStream::connect(address).unwrap()).collect();
     let (start, mut sequence) = (Instant::now(), 0);
-    // Connections beyond the limit are refused at once; a rank retries until one is free.
+    // The server refuses connections beyond the limit at once. A rank retries until a connection is free.
     loop {
         sequence += 1;
         if send(&server, &signed(&server, sequence, &from(1))).0 == 200 {

@@ -1,12 +1,13 @@
-//! Environment variables passed to ranks on other hosts, and variables set for all ranks. mpirun is given only names on
-//! its command line; it sends the values itself.
+//! Environment variables passed to ranks on other hosts, and variables set for all ranks. The command line of mpirun
+//! contains only the names of variables. mpirun itself sends the values.
 
 use lambert_config::gpu_environment;
 use lambert_config::run::{Device, DeviceKind};
 use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 
-/// Credentials and endpoints of stores, certificates, logging and library settings. mpirun forwards `OMPI_MCA_*` itself
-/// where they concern it; ranks get them as well.
+/// Variables that are always passed on: credentials and endpoints of stores, certificates, logging and library
+/// settings. mpirun itself forwards only the `OMPI_MCA_*` variables that concern mpirun. With this list, ranks get all
+/// of them.
 const USUAL: [&str; 15] = [
     "AWS_*",
     "GOOGLE_*",
@@ -33,7 +34,7 @@ pub fn for_gpus(device: &Device, is_set: impl Fn(&str) -> bool) -> Vec<(&'static
     }
 }
 
-/// Filters `present` by the usual patterns and `more`, and adds the control server's variables.
+/// Returns the names in `present` that match a pattern in `USUAL` or `more`, and the variables of the control server.
 pub fn passed_on(present: impl Iterator<Item = String>, more: &[String]) -> Vec<String> {
     let patterns: Vec<&str> = USUAL.into_iter().chain(more.iter().map(String::as_str)).collect();
     let mut names: Vec<String> =
@@ -51,7 +52,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// True if mpirun's command line cannot misinterpret the name.
+/// True if mpirun cannot misinterpret the name on its command line.
 fn is_plain(name: &str) -> bool {
     name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }

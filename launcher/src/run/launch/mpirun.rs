@@ -10,12 +10,12 @@ use super::scratch::ScratchDirs;
 use super::{CommandLine, LaunchError, LaunchParams, Launcher, OutputParser};
 use crate::decide::Placement;
 
-/// The mpirun in PATH.
+/// The mpirun program in PATH.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mpirun {
     /// Open MPI version, e.g. `4.1.4`.
     pub version: String,
-    /// True if running as root, which Open MPI rejects without an extra flag.
+    /// True if this process runs as root, which Open MPI rejects without an extra flag.
     root: bool,
 }
 
@@ -35,13 +35,13 @@ impl Mpirun {
         }
     }
 
-    /// Open MPI 5 launches through PRRTE, whose parameters have other names.
+    /// True for Open MPI 5, which starts ranks through PRRTE. The parameters of PRRTE have other names.
     fn is_five(&self) -> bool {
         self.version.starts_with("5.")
     }
 }
 
-/// Parses the version output; `None` if the version is not supported.
+/// Parses the version output. Returns `None` if the version is not supported.
 fn version(text: &str) -> Option<&str> {
     let version = text.lines().next()?.trim().strip_prefix("mpirun (Open MPI) ")?;
     ["4.", "5."].iter().any(|known| version.starts_with(known)).then_some(version)
@@ -67,7 +67,7 @@ impl Launcher for Mpirun {
         line.extend(self.scratch(start.scratch));
         if let Placement::Hosts(hosts) = &start.attempt.placement {
             let hosts: Vec<String> = hosts.iter().map(|host| format!("{}:{}", host.name, host.ranks)).collect();
-            // Mapping by slot fills the hosts in order, so that each rank's host is known.
+            // Mapping by slot fills the hosts in order, so that the host of each rank is known.
             line.extend(["--host".into(), OsString::from(hosts.join(",")), "--map-by".into(), "slot".into()]);
         }
         for variable in start.variables {
@@ -79,7 +79,7 @@ impl Launcher for Mpirun {
         line
     }
 
-    /// mpirun would use an existing directory of another user.
+    /// The coordinator creates these directories, because mpirun would also use an existing directory of another user.
     fn folders<'a>(&self, scratch: &'a ScratchDirs) -> Vec<&'a Path> {
         scratch.folders().into()
     }
@@ -88,7 +88,7 @@ impl Launcher for Mpirun {
         Box::new(OpenMpiParser::default())
     }
 
-    /// On SIGTERM, which a service manager sends to every process, mpirun kills all ranks at once.
+    /// SIGINT, because mpirun kills all ranks at once on SIGTERM. A service manager may send SIGTERM to every process.
     fn exit_signal(&self) -> ExitSignal {
         ExitSignal::Interrupt
     }
@@ -154,7 +154,7 @@ mod tests {
     fn only_open_mpi_4_and_5_are_supported() {
         assert_eq!(version("mpirun (Open MPI) 4.1.4\n\nReport bugs to ..."), Some("4.1.4"));
         assert_eq!(version("mpirun (Open MPI) 5.0.11\n"), Some("5.0.11"));
-        // MPICH, Intel MPI, a later Open MPI, nothing.
+        // Outputs of MPICH, Intel MPI and a later Open MPI, and an empty output.
         for other in ["HYDRA build details:\n", "Intel(R) MPI Library for Linux* OS", "mpirun (Open MPI) 6.0.0", ""] {
             assert_eq!(version(other), None, "{other}");
         }

@@ -3,7 +3,7 @@
 use super::OutputParser;
 use crate::decide::{RankDeath, WorkerEvent};
 
-/// Separates lines of ranks from mpirun's own, and joins the latter into paragraphs.
+/// Separates the lines of ranks from the lines of mpirun itself, and joins the lines of mpirun into paragraphs.
 #[derive(Debug, Default)]
 pub struct OpenMpiParser {
     block: Option<Vec<String>>,
@@ -22,7 +22,7 @@ impl OutputParser for OpenMpiParser {
     }
 }
 
-/// Parses a rank's line, tagged by `--tag-output` as `[job,rank]<stream>:text` (Open MPI 5 adds a space).
+/// Parses a line of a rank. `--tag-output` formats the line as `[job,rank]<stream>:text`. Open MPI 5 adds a space.
 fn tagged(text: &str) -> Option<(usize, String)> {
     let (_job, rest) = text.strip_prefix('[')?.split_once(',')?;
     let (rank, rest) = rest.split_once("]<")?;
@@ -30,7 +30,7 @@ fn tagged(text: &str) -> Option<(usize, String)> {
     if !["stdout", "stderr", "stddiag"].contains(&stream) {
         return None;
     }
-    // A line written in pieces has a tag before each piece.
+    // If a rank writes a line in several pieces, each piece has a tag.
     let tag = &text[..text.len() - output.len()];
     let output = output.strip_prefix(' ').unwrap_or(output);
     Some((rank.parse().ok()?, output.replace(tag, "")))
@@ -65,7 +65,7 @@ fn paragraph(text: String) -> Option<WorkerEvent> {
     }
 }
 
-/// Parses the report of a rank's death; Open MPI 5 calls `mpirun` `prterun`.
+/// Parses the report of the death of a rank. In Open MPI 5, the report names `prterun` instead of `mpirun`.
 fn death(text: &str) -> Option<RankDeath> {
     let own = |rest: &'static str| ["mpirun", "prterun"].map(|name| format!("{name} {rest}"));
     let noticed = own("noticed that process rank ");
@@ -74,7 +74,8 @@ fn death(text: &str) -> Option<RankDeath> {
         let signal = number(rest.split_once("exited on signal ")?.1)?;
         return Some(RankDeath::Signal { rank: usize::try_from(rank).ok()?, signal: i32::try_from(signal).ok()? });
     }
-    // Process name: [[54471,1],1] Exit code: 3; in Open MPI 5: [prterun-vm-14062@1,1].
+    // Open MPI 4 prints `Process name: [[54471,1],1] Exit code: 3`. The process name in Open MPI 5 is
+    // `[prterun-vm-14062@1,1]`.
     let rest = text.split_once("Process name: [")?.1;
     let (name, rest) = rest.split_once(" Exit code:")?;
     let rank = number(name.rsplit_once(',')?.1)?;
@@ -124,7 +125,7 @@ mod tests {
 
     const RULE: &str = "--------------------------------------------------------------------------";
 
-    // The following texts are those of Open MPI 4.1.4 and 5.0.11, as they printed them.
+    // The following texts are unchanged output of Open MPI 4.1.4 and 5.0.11.
 
     #[test]
     fn exits_by_signal_are_parsed() {

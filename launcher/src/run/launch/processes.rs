@@ -1,4 +1,4 @@
-//! Process tree that ends with its coordinator and can be terminated completely.
+//! Process tree that ends when its coordinator ends, and that can be terminated completely.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -30,17 +30,18 @@ pub enum ProcessError {
     Wait(#[source] io::Error),
 }
 
-/// Makes this process a subreaper: orphaned descendants become its children, so that no worker is lost.
+/// Makes this process a subreaper. Orphaned descendants become children of this process, so that it can find and
+/// terminate all workers.
 pub fn adopt_orphans() -> Result<(), ProcessError> {
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| ProcessError::Reaper(error.into()))
 }
 
-/// Raises the limit of open files to its maximum: each rank has a connection.
+/// Raises the limit of open files to its maximum, because each rank has a connection.
 pub fn allow_connections() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // On failure a run with few ranks still works.
+    // If this fails, a run with few ranks still works.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
@@ -49,8 +50,8 @@ pub fn allow_connections() {
 pub enum ExitSignal {
     /// SIGTERM.
     Terminate,
-    /// SIGINT, with SIGTERM blocked in the program. For programs that would kill their ranks on a SIGTERM that a
-    /// supervisor sends to all processes.
+    /// SIGINT, with SIGTERM blocked in the program. For programs that kill their ranks on SIGTERM: a supervisor may
+    /// send SIGTERM to all processes.
     Interrupt,
 }
 
@@ -63,11 +64,12 @@ impl ExitSignal {
     }
 }
 
-/// Makes the program of `command` receive its exit signal when the calling thread ends. Call this on the main thread.
+/// Makes the kernel send `exit_signal` to the program of `command` when the calling thread ends. Call this function on
+/// the main thread.
 pub fn end_with_parent(command: &mut Command, exit_signal: ExitSignal) {
     let parent = rustix::process::getpid();
-    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed; it makes a few
-    // system calls and allocates nothing.
+    // SAFETY: the closure runs between fork and exec, where only async-signal-safe calls are allowed. The closure only
+    // makes system calls and allocates nothing.
     unsafe {
         command.pre_exec(move || {
             if exit_signal == ExitSignal::Interrupt {
@@ -75,7 +77,7 @@ pub fn end_with_parent(command: &mut Command, exit_signal: ExitSignal) {
                 hear_interrupts();
             }
             rustix::process::set_parent_process_death_signal(Some(exit_signal.signal()))?;
-            // If the parent died before the line above, no signal would be sent.
+            // If the parent died before the call above, the kernel would send no signal.
             match rustix::process::getppid() == Some(parent) {
                 true => Ok(()),
                 false => Err(io::ErrorKind::BrokenPipe.into()),
@@ -84,7 +86,7 @@ pub fn end_with_parent(command: &mut Command, exit_signal: ExitSignal) {
     }
 }
 
-/// Blocks SIGTERM in this thread and in the program it executes, so that the program's handler never runs.
+/// Blocks SIGTERM in this thread and in the program that it executes, so that the handler of the program never runs.
 fn block_sigterm() -> io::Result<()> {
     // SAFETY: both calls write only to a signal set on this stack.
     let failed = unsafe {
@@ -96,28 +98,31 @@ fn block_sigterm() -> io::Result<()> {
     if failed == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(failed)) }
 }
 
-/// Resets SIGINT, which shells ignore in background jobs and programs inherit: the program could not be interrupted.
+/// Resets SIGINT to its default action. A shell ignores SIGINT in background jobs, and programs inherit this setting,
+/// so SIGINT could not end the program.
 fn hear_interrupts() {
-    // SAFETY: sets the default action; no handler of this process is lost, because exec follows.
+    // SAFETY: the call sets the default action. This process loses no handler, because exec follows.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
 }
 
-/// Time to exit after the exit signal, before SIGKILL.
+/// Time between the exit signal and SIGKILL.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Time to exit after SIGKILL; a process in uninterruptible sleep (e.g. on an unavailable file system) may never exit.
+/// Time to wait for processes after SIGKILL. A process in uninterruptible sleep, e.g. on an unavailable file system,
+/// may never exit.
 const FORCED: Duration = Duration::from_secs(20);
 
-/// Time for descendants to exit by themselves after the program: they forward output and remove files.
+/// Time between the exit of the program and SIGKILL to its descendants, which may still forward output and remove
+/// files.
 const GRACE: Duration = Duration::from_millis(600);
 
 /// A started program and its descendants.
 #[derive(Debug)]
 pub struct ProcessTree {
-    /// The program, with its output not yet taken.
+    /// The program. The caller can take its output pipes.
     pub root: Child,
     exit_signal: ExitSignal,
     ending: Option<Deadlines>,
-    /// Time at which the program's exit was first seen.
+    /// Time at which the exit of the program was first noticed.
     over: Option<Instant>,
 }
 
@@ -129,8 +134,9 @@ struct Deadlines {
 }
 
 impl ProcessTree {
-    /// Starts `line` (program and arguments) with additional `environment` in a new process group, its output in pipes.
-    /// The program receives its exit signal when the calling thread ends, so call this on the main thread.
+    /// Starts `line` (program and arguments) with additional `environment` in a new process group. Its output goes to
+    /// pipes. The program receives `exit_signal` when the calling thread ends, so call this function on the main
+    /// thread.
     pub fn start(
         line: &[OsString],
         environment: &[(&str, &str)],
@@ -140,7 +146,8 @@ impl ProcessTree {
             line.split_first().map_or((OsString::new(), line), |(first, rest)| (first.clone(), rest));
         let mut command = Command::new(&program);
         command.args(arguments).envs(environment.iter().copied());
-        // New process group: Ctrl-C on the terminal reaches only the coordinator, which saves a checkpoint first.
+        // With a new process group, Ctrl-C on the terminal reaches only the coordinator, which first saves a
+        // checkpoint.
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         end_with_parent(&mut command, exit_signal);
         let root = command
@@ -154,8 +161,8 @@ impl ProcessTree {
         self.root.try_wait().map_err(ProcessError::Wait)
     }
 
-    /// Sends the exit signal to the program (mpirun forwards it to other hosts). [`ProcessTree::poll_end`] kills what remains
-    /// after a timeout.
+    /// Sends the exit signal to the program. mpirun forwards the signal to other hosts. After a timeout,
+    /// [`ProcessTree::poll_end`] kills the remaining processes.
     pub fn end(&mut self) -> Result<(), ProcessError> {
         self.end_within(PATIENCE, FORCED)
     }
@@ -170,7 +177,8 @@ impl ProcessTree {
         Ok(())
     }
 
-    /// Continues the termination. `None` while processes remain on this host, then the processes that cannot be killed.
+    /// Continues the termination. Returns `None` while processes remain on this host. At the end, returns the processes
+    /// that cannot be killed.
     pub fn poll_end(&mut self) -> Result<Option<Vec<String>>, ProcessError> {
         let Some(Deadlines { force, leave }) = self.ending else { return Ok(None) };
         let now = Instant::now();
@@ -203,7 +211,7 @@ impl ProcessTree {
         }
     }
 
-    /// Reaps dead orphans, once the program itself has been waited for.
+    /// Reaps dead orphans if the program itself has already been reaped.
     fn reap(&mut self) -> Result<(), ProcessError> {
         if self.ended()?.is_some() {
             while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
@@ -219,7 +227,7 @@ fn signal(pid: u32, signal: Signal) {
     }
 }
 
-/// All living descendants of this process.
+/// Returns the process IDs of all living descendants of this process.
 fn descendants() -> Result<Vec<u32>, ProcessError> {
     let mut parents = Vec::new();
     for entry in std::fs::read_dir("/proc").map_err(ProcessError::Wait)?.flatten() {
@@ -230,7 +238,7 @@ fn descendants() -> Result<Vec<u32>, ProcessError> {
         }
     }
     let mut family = HashSet::from([std::process::id()]);
-    // A child may precede its parent in the list.
+    // The search repeats, because a child may precede its parent in the list.
     while parents.iter().filter(|(pid, parent, _)| family.contains(parent) && !family.contains(pid)).count() > 0 {
         let next: Vec<u32> =
             parents.iter().filter(|(_, parent, _)| family.contains(parent)).map(|(pid, ..)| *pid).collect();
@@ -308,8 +316,8 @@ mod tests {
         assert!(!lives(pid));
         assert_eq!(exit(stubborn.ended().unwrap().unwrap()), ProcessExit::Signal(9));
 
-        // SIGTERM sent to all processes has no effect, although the program has a handler, as mpirun has. Uses bash,
-        // because dash unblocks all signals.
+        // SIGTERM to all processes has no effect, although the program has a handler for it, like mpirun. The test uses
+        // bash, because dash unblocks all signals.
         let script =
             "trap 'echo term; exit 4' TERM; trap 'echo int; exit 5' INT; echo ready; while :; do sleep 0.05; done";
         let line: Vec<OsString> = ["bash", "-c", script].map(OsString::from).into();

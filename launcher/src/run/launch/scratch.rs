@@ -1,6 +1,6 @@
-//! Scratch directories of Open MPI for an attempt: two on every host, removed once the launcher there has exited, even
-//! if killed. The first rank of each host removes them (`lambert-worker train --session`), the coordinator those on its
-//! host.
+//! Scratch directories of Open MPI for an attempt. There are two directories on every host. They are removed once the
+//! launcher on the host has exited, even if the launcher was killed. The first rank of each host removes them
+//! (`lambert-worker train --session`). The coordinator removes the directories on its own host.
 
 use std::path::{Path, PathBuf};
 
@@ -19,7 +19,7 @@ pub struct ScratchError {
 pub struct ScratchDirs {
     /// Files of the launcher, which creates the directory.
     pub files: PathBuf,
-    /// Shared memory of the ranks on a host, which create the directory. A killed launcher would leave its contents behind.
+    /// Shared memory of the ranks on a host. The ranks create the directory. A killed launcher leaves files in it.
     pub memory: PathBuf,
 }
 
@@ -44,12 +44,12 @@ impl ScratchDirs {
         Ok(())
     }
 
-    /// Returns both directories.
+    /// Returns the two directories.
     pub fn folders(&self) -> [&Path; 2] {
         [&self.files, &self.memory]
     }
 
-    /// Removes the directories on this host; missing ones are ignored.
+    /// Removes the directories on this host. Ignores missing directories.
     pub fn remove(&self) {
         for folder in self.folders() {
             if let Err(error) = std::fs::remove_dir_all(folder)

@@ -1,4 +1,4 @@
-//! Slurm's srun with PMIx: the ranks are a step of the coordinator's job.
+//! Slurm's srun with PMIx. The ranks are a step of the Slurm job in which the coordinator runs.
 
 use std::ffi::OsString;
 use std::process::Command;
@@ -7,7 +7,7 @@ use super::{CommandLine, LaunchError, LaunchParams, Launcher, OutputParser};
 use crate::decide::{Placement, RankDeath, WorkerEvent};
 use crate::slurm::record::is_in_job;
 
-/// The srun in PATH, inside a job.
+/// The srun program in PATH, for use inside a Slurm job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Srun {
     /// Slurm version, e.g. `22.05.8`.
@@ -43,23 +43,23 @@ impl Launcher for Srun {
         let world = start.attempt.world;
         let mut line: CommandLine = vec!["srun".into(), "--mpi=pmix".into()];
         line.push(format!("--ntasks={world}").into());
-        // Steps do not inherit this from the job since Slurm 22.05.
+        // Since Slurm 22.05, job steps do not inherit this option from the job.
         line.push(format!("--cpus-per-task={}", start.threads).into());
         line.extend(["--distribution=block", "--cpu-bind=none"].map(OsString::from));
         if let Placement::Allocation(Some(left_out)) = &start.attempt.placement {
-            // Overrides the job's own number of nodes.
+            // These options override the number of nodes of the job.
             line.extend(
                 [format!("--nodes={}", left_out.used), format!("--exclude={}", left_out.nodes.join(","))]
                     .map(OsString::from),
             );
         }
-        // Starts even while processes of the previous step remain.
+        // With this option, the step starts even while processes of the previous step remain.
         line.push("--overlap".into());
-        // The coordinator terminates the step when a rank dies: srun would send SIGTERM to the others, which they would
-        // take for Slurm's.
+        // When a rank dies, the coordinator terminates the step. srun would send SIGTERM to the other ranks, and these
+        // ranks would report it as a signal from Slurm.
         line.extend(["--kill-on-bad-exit=0", "--label", "--unbuffered"].map(OsString::from));
-        // Exports the full environment: a job's --export would apply to its steps. Open MPI 4 and 5 have different
-        // names for the shared-memory directory.
+        // The step gets the full environment. Otherwise the --export option of the job would also apply to its steps.
+        // Open MPI 4 and 5 have different names for the shared-memory directory.
         let mut export = OsString::from("--export=ALL");
         for name in ["vader", "sm"] {
             export.push(format!(",OMPI_MCA_btl_{name}_backing_directory="));
@@ -77,7 +77,7 @@ impl Launcher for Srun {
     }
 }
 
-/// Separates labelled lines of ranks from srun's own.
+/// Separates the labelled lines of ranks from the lines of srun itself.
 struct SrunParser;
 
 impl OutputParser for SrunParser {
@@ -97,14 +97,14 @@ impl OutputParser for SrunParser {
     }
 }
 
-/// Parses a rank's line, labelled by `--label` as `RANK: text`, the number padded to the width of the largest.
+/// Parses a line of a rank. `--label` formats it as `RANK: text` and pads the number to the width of the largest rank.
 fn labelled(text: &str) -> Option<(usize, &str)> {
     let (rank, printed) = text.split_once(':')?;
     Some((rank.trim_start().parse().ok()?, printed.strip_prefix(' ').unwrap_or(printed)))
 }
 
-/// Parses the report of dead tasks, and returns the first: `srun: error: NODE: task 1: Killed`, `tasks 0-1: Exited with
-/// exit code 3`.
+/// Parses the report of dead tasks and returns the death of the first task. Examples: `srun: error: NODE: task 1:
+/// Killed`, `tasks 0-1: Exited with exit code 3`.
 fn death(text: &str) -> Option<RankDeath> {
     let rest = text.strip_prefix("srun: error: ")?;
     let (_node, rest) = rest.split_once(": task")?;
@@ -114,7 +114,7 @@ fn death(text: &str) -> Option<RankDeath> {
         return Some(RankDeath::Exit { rank, code: code.trim().parse().ok()? });
     }
     let name = how.trim().trim_end_matches(" (core dumped)");
-    // The kernel kills with signal 9; Slurm knows the reason.
+    // The kernel kills the task with signal 9. Slurm reports the reason.
     if name == "Out Of Memory" {
         return Some(RankDeath::OutOfMemory { rank });
     }
@@ -134,7 +134,7 @@ const SIGNALS: [(&str, i32); 9] = [
     ("Terminated", 15),
 ];
 
-/// True if a line only announces another message or a requested end.
+/// True if a line only announces another message or a requested termination.
 fn is_banner(text: &str) -> bool {
     const BANNERS: [&str; 4] = [
         "srun: launch/slurm: _step_signal: Terminating StepId=",

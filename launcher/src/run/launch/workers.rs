@@ -1,4 +1,4 @@
-//! The processes of one attempt, from start to exit; their output and exit become events.
+//! The processes of one attempt, from start to exit. Their output and their exit become events.
 
 use std::io::{BufRead, BufReader, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -16,7 +16,7 @@ use crate::run::control::address::AddressError;
 use crate::run::control::{ControlError, ControlServer};
 use crate::run::spec::RunSpec;
 
-/// Time limit for draining output after the exit.
+/// Time limit for reading the remaining output after the exit.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Workers cannot be started or terminated.
@@ -40,7 +40,7 @@ pub enum WorkersError {
 }
 
 impl WorkersError {
-    /// True for a user error, which a retry cannot fix.
+    /// True for an error of the user, which a retry cannot fix.
     pub fn is_usage(&self) -> bool {
         matches!(
             self,
@@ -57,20 +57,21 @@ pub struct Workers {
     server: Option<ControlServer>,
     events: Sender<Event>,
     exited: bool,
-    /// Disconnected when all output has been read.
+    /// Channel that is disconnected once all output has been read.
     readers: Receiver<()>,
     scratch: ScratchDirs,
 }
 
 impl Workers {
-    /// Starts all ranks of `attempt`. Call this on the main thread: the kernel kills the ranks when the thread that started them exits.
+    /// Starts all ranks of `attempt`. Call this function on the main thread, because the kernel ends the ranks when the
+    /// thread that started them exits.
     pub fn start(
         spec: &RunSpec,
         launcher: &dyn Launcher,
         attempt: &Attempt,
         events: Sender<Event>,
     ) -> Result<Self, WorkersError> {
-        // Programs started in a removed directory fail in confusing ways.
+        // A program that starts in a removed directory fails with a confusing message.
         std::env::current_dir().map_err(WorkersError::WorkingDirectoryDeleted)?;
         let cluster = &spec.config.cluster;
         let scratch = ScratchDirs::new(spec.store.url(), attempt.number);
@@ -144,7 +145,8 @@ impl Workers {
         self.tree.end()
     }
 
-    /// Emits events for exited processes. Returns true once all processes are gone and the last event has been sent.
+    /// Sends events for exited processes. Returns true once the termination is complete and the last event has been
+    /// sent.
     pub fn poll(&mut self) -> Result<bool, ProcessError> {
         if !self.exited
             && let Some(status) = self.tree.ended()?
