@@ -29,7 +29,7 @@ pub enum Error {
         /// The object's URL.
         url: String,
     },
-    /// Access denied: no permission, no credential, or an expired one.
+    /// Access denied: no permission, no credential, or an expired credential.
     #[error(
         "{operation} {url}: access denied (check that the credentials in the environment are present, valid and permit this)"
     )]
@@ -112,7 +112,7 @@ pub enum Error {
         /// The object's URL.
         url: String,
     },
-    /// The attempt number of an object has no successor.
+    /// The attempt number in the name of an object is too high: no attempt can follow it.
     #[error(
         "{url} has attempt number {attempt}, above the maximum of {last}, so no lease can follow it; delete or move it, then \
          restart the run",
@@ -149,7 +149,7 @@ pub enum Error {
         /// The attempt that lost the lease.
         attempt: u32,
     },
-    /// A newer attempt holds the lease: this one may no longer write to the run.
+    /// A newer attempt holds the lease: this attempt may no longer write to the run.
     #[error("attempt {attempt} has lost the lease of {url}: attempt {newest} holds it")]
     LeaseLost {
         /// The run's URL.
@@ -183,13 +183,15 @@ impl Error {
 
 /// Message of a lower layer, with secrets from the environment redacted.
 ///
-/// Text, because lower layers quote requests and responses, and only text can be searched for secrets.
+/// Lower layers quote requests and responses, which can contain secrets. The message is stored as text, because only
+/// text can be searched for secrets.
 #[derive(Debug, Clone)]
 pub struct Cause(String);
 
 impl Cause {
     pub(crate) fn new(message: impl fmt::Display) -> Self {
-        // Messages can contain non-UTF-8 values only in lossy form.
+        // A message can contain a value that is not UTF-8 only after a lossy conversion. The same conversion is applied
+        // here.
         let variables = std::env::vars_os();
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
         Self(redact_secrets(message.to_string(), variables.map(|(name, value)| (text(name), text(value)))))
@@ -210,9 +212,9 @@ impl fmt::Display for Cause {
 
 impl std::error::Error for Cause {}
 
-/// Environment variables whose names contain these words hold secrets.
+/// An environment variable is taken for a secret if its name contains one of these words.
 const SECRET_NAMES: [&str; 6] = ["SECRET", "TOKEN", "PASSWORD", "ACCESS_KEY", "ACCOUNT_KEY", "SAS"];
-/// Shorter values are ordinary words, not secrets.
+/// Minimum length of a secret, bytes. Shorter values are taken for ordinary words.
 const SHORTEST_SECRET: usize = 8;
 
 fn redact_secrets(mut message: String, variables: impl Iterator<Item = (String, String)>) -> String {
