@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// Memory that a bucket lies in.
+/// Memory that contains a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryLocation {
     /// Host memory.
@@ -18,8 +18,8 @@ impl fmt::Display for MemoryLocation {
     }
 }
 
-/// Contiguous range of f32 gradients in host or device memory. A raw pointer, because this crate has no tensors and device memory
-/// has no slices.
+/// Contiguous range of f32 gradients in host or device memory. A bucket is a raw pointer and a length, because this
+/// crate has no tensors, and Rust slices cannot refer to device memory.
 #[derive(Debug)]
 pub struct Bucket {
     pointer: *mut f32,

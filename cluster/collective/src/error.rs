@@ -25,11 +25,12 @@ pub enum Error {
     Deadline {
         /// Operation that failed.
         operation: &'static str,
-        /// Suspected ranks: those that did not respond, otherwise those that had not started the operation. Empty if all ranks
-        /// responded and had started it, or if the backend cannot tell.
+        /// Suspected ranks. These are the ranks that did not respond or, if all responded, the ranks that had not
+        /// started the operation. Empty if all ranks responded and had started the operation, or if the backend cannot
+        /// find out.
         missing: Vec<usize>,
     },
-    /// The ranks' calls do not match, or an argument is invalid.
+    /// The calls of the ranks do not match, or an argument is invalid.
     #[error("{operation}: {detail}")]
     Mismatch {
         /// Operation that failed.
@@ -81,8 +82,8 @@ use crate::MemoryLocation;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// True if a retry cannot succeed because NCCL does not work on this machine: it is missing, the driver is too old, or it
-    /// rejects an argument or a call.
+    /// True if a retry cannot succeed because NCCL does not work on this machine: NCCL is missing, the GPU driver is
+    /// too old, or NCCL rejects an argument or a call.
     pub fn is_nccl_unsupported(&self) -> bool {
         // ncclInvalidArgument, ncclInvalidUsage.
         const INVALID_CALL: [i32; 2] = [4, 5];
