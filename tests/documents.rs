@@ -1,10 +1,10 @@
-//! Checks of the documentation: each link leads to an existing file and heading, the book has every page, and
-//! paragraphs, table cells and pages stay short.
+//! Checks the documentation: each link leads to an existing file and heading, the book contains every page, and
+//! paragraphs, table cells and pages are short.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The Markdown pages at the root, in cluster/collective and in every folder below docs.
+/// Returns the Markdown pages at the root, in cluster/collective and in every folder below docs.
 fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (mut folders, mut pages) = (vec![root.to_owned(), root.join("cluster/collective")], Vec::new());
@@ -70,12 +70,12 @@ fn the_book_has_every_page() {
     assert_eq!(listed.len(), chapters.len(), "a page is listed twice");
 }
 
-/// Maximum lines of a paragraph.
+/// Maximum number of lines of a paragraph.
 const PARAGRAPH: usize = 8;
-/// Maximum characters of a table's cell.
+/// Maximum number of characters in a table cell.
 const CELL: usize = 120;
 
-/// The line number and the number of lines of each paragraph or list item outside code.
+/// Returns the line number and the number of lines of each paragraph or list item outside code.
 fn paragraphs(text: &str) -> Vec<(usize, usize)> {
     let (mut found, mut is_code, mut was_text) = (Vec::new(), false, false);
     for (index, line) in text.lines().enumerate() {

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Collects in one folder (about 60 MB) everything that tests/gpu/run.sh needs on a machine without a build: the stripped
-# programs and test program, and Open MPI 5.
+# Collects everything that tests/gpu/run.sh needs on a machine without a build: the two programs and the test program, all
+# stripped, and Open MPI 5. They are put into one folder (about 60 MB).
 #
 #   tests/gpu/pack.sh [FOLDER]    FOLDER (.gpu) is recreated
 set -eu
