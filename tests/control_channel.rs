@@ -18,7 +18,8 @@ struct Attacker {
 #[derive(Default)]
 struct Seen {
     messages: Vec<Vec<u8>>,
-    /// Status codes of the coordinator's responses to replayed reports. `changed` has those to modified reports.
+    /// HTTP status codes with which the coordinator answered replayed reports. `changed` has the codes for modified
+    /// reports.
     repeated: Vec<u16>,
     changed: Vec<u16>,
     answered: usize,

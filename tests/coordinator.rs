@@ -66,8 +66,8 @@ fn sighup_after_sigint_does_not_cancel_the_checkpoint() {
     assert!(status["step"].as_u64() >= Some(3), "{status}");
 }
 
-/// The signal is sent twice, as `timeout` does: to its child and then to the whole process group. Before the first step
-/// there is nothing to save.
+/// The signal is sent twice, because `timeout` signals its child and then the whole process group. Before the first
+/// step there is nothing to save.
 #[test]
 fn a_stop_before_the_first_step_ends_the_run_at_once() {
     let dir = TestDir::new();

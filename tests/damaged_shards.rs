@@ -38,7 +38,7 @@ fn finished(ended: Ended) -> Ended {
     ended
 }
 
-/// Checksums do not detect this damage: the bytes match the manifest but cannot be decoded.
+/// Checksums do not detect this damage. The bytes match the manifest but cannot be decoded.
 #[test]
 fn an_undecodable_shard_is_named_and_skipped() {
     let dir = TestDir::new();
@@ -146,7 +146,7 @@ fn a_damaged_shard_stops_the_run_or_is_skipped() {
     let cursor = manifest["cursor"].as_object().unwrap().values().next().unwrap().as_u64().unwrap();
     assert_eq!(cursor, STEPS * BATCH + skipped.last().unwrap(), "samples read twice or not at all");
 
-    // A run is stopped after it has found the damage, and resumed with the restored shard. It must skip the same
+    // A run is stopped after it has found the damage, and resumed with the restored shard. The run must skip the same
     // samples.
     let mut running = start(&dir, "resumed", &data, 2, &skip);
     running.reach(step + 2);

@@ -246,8 +246,8 @@ fn a_shipped_configuration_runs_from_end_to_end() {
     assert_eq!([3, 6, 9, 12].map(|step| layers(&model(&url, step))), [3, 6, 12, 12]);
 }
 
-/// The transition into a stage must take place even if the previous stage is shortened so that it ends before the
-/// current step of the run.
+/// The previous stage is shortened so that it ends before the current step of the run. The transition into the next
+/// stage must still take place.
 #[test]
 fn a_stage_shortened_below_the_current_step_still_ends_with_growth() {
     let dir = TestDir::new();

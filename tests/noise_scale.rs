@@ -19,9 +19,9 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-/// Let g_B be the mean gradient of B samples, G the gradient of the expected loss and S the covariance of the gradient
-/// of one sample. Then `E|g_B|^2 = |G|^2 + tr(S) / B`. Measurements for B = 1 and B = 16 yield tr(S) and |G|^2 without
-/// half batches.
+/// Let g_B be the mean gradient of B samples and G the gradient of the expected loss. Let S be the covariance of the
+/// gradient of one sample. Then `E|g_B|^2 = |G|^2 + tr(S) / B`. Measurements for B = 1 and B = 16 yield tr(S) and |G|^2
+/// without half batches.
 #[test]
 fn the_estimate_from_half_batches_matches_single_samples() {
     let dir = TestDir::new();

@@ -85,8 +85,8 @@ fn max_difference(one: &[u8], other: &[u8]) -> f32 {
     differences.max_by(f32::total_cmp).unwrap()
 }
 
-/// Makes the stored run refer to the dataset of this test. The samples are the same, but the manifest of the dataset
-/// differs, because it contains the version of the program that prepared the dataset.
+/// Makes the stored run refer to the dataset of this test. The samples are the same. The manifest of the dataset
+/// differs, because it contains the version of the program that wrote it.
 fn replace_dataset(dir: &TestDir, run: &Path) {
     let path = checkpoint(run, 10).join("manifest.json");
     let text = std::fs::read_to_string(&path).unwrap();

@@ -51,8 +51,8 @@ fn run_on(network: &Network, host: usize, script: &str) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Blocks all TCP packets that both hosts receive, except those with the port of ssh or one of these ports as source or
-/// destination. Uses routes, because the kernel may lack a firewall.
+/// Blocks all TCP packets that the hosts receive, except packets whose source or destination is the port of ssh or one
+/// of the ports `open`. Uses routes, because the kernel may lack a firewall.
 fn close_all_but(network: &Network, open: &[&str]) {
     let mut script = "ip rule add pref 100 lookup local; ip rule del pref 0\n".to_owned();
     for ports in ["22"].iter().chain(open) {

@@ -158,7 +158,7 @@ two() {
     fi
 }
 
-# gradients RUN: prints the size of the gradients of a run in bytes, which is the size of its weights in a checkpoint.
+# gradients RUN: prints the size of the gradients of a run, bytes. It is the size of the weights in a checkpoint.
 gradients() {
     find "$1/checkpoints" -name model.safetensors -exec wc -c {} + | awk '$2 != "total" { bytes = $1 } END { print bytes }'
 }
@@ -306,8 +306,8 @@ datasets() {
     [ -e "$work/d512" ] || dataset d512 512
 }
 
-# The arguments after shape and length are: samples per step, tokens per micro-batch, minimum share of the peak, and minimum
-# speed relative to transformers.
+# Arguments of speed_of: SHAPE, LENGTH, SAMPLES per step, TOKENS per micro-batch, minimum SHARE of the peak, minimum speed in
+# TIMES the speed of transformers.
 base() {
     say "BERT-base, bf16"
     datasets

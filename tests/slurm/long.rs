@@ -34,7 +34,8 @@ fn a_run_longer_than_its_time_limit_finishes() {
     let dir = TestDir::new();
     let Some(sandbox) = start_sandbox(&dir) else { return };
     let server = Server::start(Path::new(&dir.path("s3")), 0);
-    // Slurm checks time limits with a timer of 30 s, so it sends its signal 15 to 75 s before the limit of one minute.
+    // Slurm checks time limits with a timer of 30 s. It therefore sends its signal 15 to 75 s before the limit of one
+    // minute.
     let steps = steps_for(&dir, 120.0);
     let file = config(&dir, &sandbox, steps);
     let variables = sandbox.file("store.env", &secrets::exports(&server));

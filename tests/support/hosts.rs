@@ -270,7 +270,7 @@ fn first_child(pid: u32) -> u32 {
     let start = Instant::now();
     loop {
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        // The host is ready once the script has executed dropbear: then all mounts exist.
+        // The host is ready once the script has executed dropbear, because all mounts exist then.
         let child = children.split_whitespace().next().and_then(|child| child.parse().ok());
         let name = child.map(|child: u32| std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default());
         if let (Some(child), Some("dropbear\n")) = (child, name.as_deref()) {

@@ -13,8 +13,8 @@ pub fn lambert() -> PathBuf {
     program
 }
 
-/// Returns environment variables that replace the installed Open MPI by version 5. It is in the folder
-/// LAMBERT_TEST_OPENMPI5, or tests/setup.sh has fetched it.
+/// Returns environment variables that replace the installed Open MPI by version 5. LAMBERT_TEST_OPENMPI5 names its
+/// folder. By default it is the folder that tests/setup.sh has fetched.
 pub fn open_mpi_5() -> Option<[(&'static str, String); 2]> {
     let fetched = || {
         let home = |name: &str| std::env::var(name).ok();
@@ -77,8 +77,8 @@ pub fn with_worker(dir: &TestDir, script: &str) -> PathBuf {
     install(&lambert(), &dir.path("programs/lambert"))
 }
 
-/// Copies a program in a separate process. If this process copied the file, a child of another test could inherit the
-/// open file, and the kernel does not execute a file that is open for writing.
+/// Copies a program in a separate process. If this process copied the file, a child process of another test could
+/// inherit the open file. The kernel does not execute a file that is open for writing.
 pub fn install(from: &Path, to: &str) -> PathBuf {
     assert!(Command::new("install").args(["-D", "-m", "755"]).arg(from).arg(to).status().unwrap().success());
     to.into()

@@ -40,7 +40,7 @@ fn read_records(output: ChildStdout) -> Receiver<StepRecord> {
 
 /// `lambert run` that has ended.
 pub struct Ended {
-    /// Exit code; `None` if it was killed.
+    /// Exit code. `None` if the coordinator was killed.
     pub code: Option<i32>,
     /// Standard error.
     pub log: String,
@@ -76,7 +76,7 @@ impl Running {
         Self { coordinator, records, log: Some(log), run: run.to_owned() }
     }
 
-    /// Returns the next step record; `None` once the coordinator has exited.
+    /// Returns the next step record, or `None` once the coordinator has exited.
     pub fn record(&mut self) -> Option<StepRecord> {
         match self.records.recv_timeout(5 * TIMEOUT) {
             Ok(record) => Some(record),

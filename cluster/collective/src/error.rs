@@ -55,7 +55,7 @@ pub enum Error {
         code: i32,
         /// Text of `ncclGetErrorString`.
         text: String,
-        /// Text of `ncclGetLastError`; empty if there is none.
+        /// Text of `ncclGetLastError`, or an empty text.
         last: String,
     },
     /// NCCL is missing or unusable.
@@ -82,8 +82,8 @@ use crate::MemoryLocation;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// True if a retry cannot succeed because NCCL does not work on this machine: NCCL is missing, the GPU driver is
-    /// too old, or NCCL rejects an argument or a call.
+    /// True if a retry cannot succeed because NCCL does not work on this machine. This is the case if NCCL is missing,
+    /// if the GPU driver is too old, or if NCCL rejects an argument or a call.
     pub fn is_nccl_unsupported(&self) -> bool {
         // ncclInvalidArgument, ncclInvalidUsage.
         const INVALID_CALL: [i32; 2] = [4, 5];

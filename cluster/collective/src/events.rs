@@ -13,8 +13,8 @@ pub fn stalled(operation: &'static str, number: u64) {
     tracing::debug!(operation, number, "no progress; probing the other ranks");
 }
 
-/// Logs that an operation fails, with the suspected ranks. These ranks do not reply or have not started the operation.
-/// `ranks` is empty if all ranks have started it.
+/// Logs that an operation fails, with the suspected ranks. A suspected rank does not reply or has not started the
+/// operation. `ranks` is empty if all ranks have started the operation.
 pub fn unanswered(operation: &'static str, ranks: &[usize]) {
     tracing::debug!(operation, ?ranks, "ranks do not reply or have not started; giving up");
 }

@@ -40,7 +40,7 @@ pub trait Group: Send {
     /// A rank has left.
     fn barrier(&mut self) -> Result<()>;
 
-    /// Shuts the group down after the last operation; see [`Endpoints::finish`](crate::Endpoints::finish).
+    /// Shuts down the group after the last operation. See [`Endpoints::finish`](crate::Endpoints::finish).
     ///
     /// # Errors
     /// Errors of the backend.

@@ -41,9 +41,10 @@ pub struct Variables {
 pub enum LocalSize {
     /// Variable with the number.
     Number(&'static str),
-    /// Two variables: the numbers of all nodes in Slurm's short form, such as `2(x3),1`, and the index of this node.
+    /// Two variables. One contains the numbers for all nodes in Slurm's short form, such as `2(x3),1`. The other
+    /// contains the index of this node.
     OfNodes {
-        /// Variable with the numbers of all nodes.
+        /// Variable with the numbers for all nodes.
         list: &'static str,
         /// Variable with the index of this node.
         node: &'static str,
@@ -61,7 +62,7 @@ pub static MPIRUN: Launcher = Launcher {
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         local_size: LocalSize::Number("OMPI_COMM_WORLD_LOCAL_SIZE"),
     },
-    // The daemon is not always the parent of the rank: a wrapper program may run between them.
+    // A wrapper program may run between the daemon and the rank. The daemon is then not the parent of the rank.
     processes: &["mpirun", "orterun", "orted", "prterun", "prted"],
     passes_on_sigterm: false,
 };
@@ -93,7 +94,8 @@ pub struct Unsupported {
     pub description: &'static str,
     /// Environment variable with the number of processes.
     pub size: &'static str,
-    /// Second variable that the launcher sets. It is required where other programs also set the variable `size`.
+    /// Second variable that the launcher sets, if other programs may also set the variable `size`. The launcher is then
+    /// detected only if this variable is set, too.
     pub marker: Option<&'static str>,
 }
 

@@ -2,10 +2,10 @@
 //!
 //! Each rank has [`Endpoints`], which consist of a [`Group`] and a [`Reducer`]. The group runs blocking collectives on
 //! bytes in host memory and on a few numbers. The reducer runs asynchronous all-reduces of gradient [`Bucket`]s. A
-//! bucket is raw host or device memory, never a tensor. Three backends pass the same conformance suite: [`local`]
-//! (threads of one process), [`mpi`] (processes) and [`nccl`] (GPUs, together with one of the other two backends).
-//! [`world`] detects from the environment whether a launcher has started this process as a rank. [`launchers`] lists
-//! the properties of each launcher.
+//! bucket is raw host or device memory, never a tensor. There are three backends: [`local`] for threads of one process,
+//! [`mpi`] for processes, and [`nccl`] for GPUs. [`nccl`] also needs one of the other two backends. All three pass the
+//! same conformance suite. [`world`] detects from the environment whether a launcher has started this process as a
+//! rank. [`launchers`] lists the properties of each launcher.
 //!
 //! Sums are bitwise identical on all ranks. With [`local`] and [`mpi`], the terms are added in a fixed order. Sums are
 //! therefore reproducible for the same values, world size and bucket lengths. With [`nccl`], NCCL determines the order.
@@ -33,7 +33,7 @@ pub use error::{Error, Result};
 pub use group::Group;
 pub use reducer::{PendingAllReduce, Reducer, all_reduce};
 
-/// Handles of one rank for communication with the other ranks.
+/// Handles with which one rank communicates with the other ranks.
 pub struct Endpoints {
     /// Blocking collectives on bytes and small numbers.
     pub group: Box<dyn Group>,

@@ -91,8 +91,8 @@ pub struct StepWork {
 }
 
 impl StepWork {
-    /// Exposed communication time: the part of the all-reduces after the backward pass, seconds. Buckets are reduced
-    /// one after the other.
+    /// Exposed communication time, seconds. This is the time that the all-reduces take after the end of the backward
+    /// pass. Buckets are reduced one after the other.
     pub fn exposed_seconds(&self, cluster: &ClusterTopology) -> f64 {
         let finish = |free: f64, bucket: &BucketTiming| {
             free.max(-bucket.seconds_before_end) + cluster.all_reduce_seconds(bucket.bytes)
@@ -100,7 +100,7 @@ impl StepWork {
         self.buckets.iter().fold(f64::NEG_INFINITY, finish).max(0.0)
     }
 
-    /// Duration of a step, seconds: work of the slowest rank plus exposed communication.
+    /// Duration of a step, seconds: the work of the slowest rank plus the exposed communication time.
     pub fn step_seconds(&self, cluster: &ClusterTopology) -> f64 {
         self.seconds * (1.0 + self.relative_deviation * slowest_rank_deviations(cluster.world_size()))
             + self.exposed_seconds(cluster)
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!(one_rank_per_host(1, 1e9).ring_seconds(1e9), 0.0);
         assert_eq!(one_rank_per_host(2, 1e9).ring_seconds(1e9), 1.0);
         assert_eq!(one_rank_per_host(4, 1e9).ring_seconds(1e9), 1.5);
-        // Eight ranks on two hosts: the link between the hosts is the bottleneck.
+        // With eight ranks on two hosts, the link between the hosts is the bottleneck.
         let two = ClusterTopology {
             ranks_per_host: 4,
             intra_host: Link { bandwidth: 1e10, latency: 0.0 },

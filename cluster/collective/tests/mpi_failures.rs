@@ -46,7 +46,7 @@ fn assert_processes_gone(folder: &Path) {
 }
 
 /// Returns true if the process exits within a second. mpirun may return shortly before the last killed rank has exited.
-/// A zombie counts as exited: its parent mpirun has exited, so only init can reap the zombie.
+/// A zombie counts as exited, because its parent mpirun has exited and only init can reap the zombie.
 fn is_gone(pid: &str) -> bool {
     (0..50).any(|_| {
         std::thread::sleep(Duration::from_millis(20));

@@ -50,9 +50,9 @@ impl Hosts {
             ));
             cases += &format!("10.213.7.{number}) to={init};;\n");
         }
-        // Replacement for ssh. mpirun calls it with a host and a command. It runs in the PID namespace of the first
-        // host, so it exits together with that host. It sees the /proc of this machine, so nsenter finds the process of
-        // the other host.
+        // Replacement for ssh. mpirun calls this script with a host and a command. The script runs in the PID namespace
+        // of the first host, so it exits together with that host. It sees the /proc of this machine, so nsenter finds
+        // the process of the destination host.
         let agent = format!("#!/bin/sh\ncase $1 in\n{cases}esac\nshift\nexec nsenter -t $to -n -u sh -c \"$*\"\n");
         std::fs::write(hosts.agent(), agent).unwrap();
         std::fs::set_permissions(hosts.agent(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -244,8 +244,8 @@ fn rank_that_sums_slowly() {
     endpoints.group.barrier().unwrap();
 }
 
-/// Compares an all-reduce with the bandwidth bound of a ring. It sums the gradients of BERT-base over four hosts at 1
-/// Gbit/s.
+/// Compares an all-reduce with the bandwidth bound of a ring. The all-reduce sums the gradients of BERT-base over four
+/// hosts at 1 Gbit/s.
 #[test]
 #[ignore = "takes half a minute and needs an idle machine"]
 fn four_hosts_reach_90_percent_of_the_ring_bound() {

@@ -28,7 +28,7 @@ pub enum EventKind {
         step: u64,
         /// Steps of all stages.
         steps: u64,
-        /// Checkpoint that training resumes from; `None` at step 0.
+        /// Checkpoint from which training resumes. `None` if training starts at step 0.
         checkpoint: Option<String>,
         /// Newer checkpoints that failed verification, each with the reason.
         skipped_checkpoints: Vec<String>,
@@ -77,7 +77,7 @@ pub enum EventKind {
         /// Maximum tokens per micro-batch.
         tokens: usize,
     },
-    /// Warning for the user; training continues.
+    /// Warning for the user. Training continues.
     Warning {
         /// One sentence.
         message: String,
@@ -121,7 +121,7 @@ pub enum FailureKind {
     Usage,
     /// A new attempt may succeed, for example after the store was unreachable.
     Transient,
-    /// The cause lies on this host and may be transient, for example a missing mount or a disk read error.
+    /// The failure is specific to this host and may be transient, for example a missing mount or a disk read error.
     Host,
     /// A newer attempt of another coordinator holds the lease.
     LeaseLost,

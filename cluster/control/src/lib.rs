@@ -2,16 +2,16 @@
 //! the protocol state, but no HTTP code.
 //!
 //! A worker finds the URL of the coordinator in the variable [`URL_VARIABLE`] and the secret of the attempt in
-//! [`TOKEN_VARIABLE`]. They are passed in the environment, never on a command line. A worker sends `POST`
-//! [`REPORT_PATH`] with a [`WorkerReport`] and gets a [`ReportReply`]. Both bodies are signed with the secret
-//! ([`SigningKey`]). The signature of the report is in the `Authorization` header, the signature of the reply in
-//! [`SIGNATURE_HEADER`].
+//! [`TOKEN_VARIABLE`]. Both values are passed in the environment, never on a command line. A worker sends `POST`
+//! [`REPORT_PATH`] with a [`WorkerReport`] and gets a [`ReportReply`]. The bodies of report and reply are signed with
+//! the secret ([`SigningKey`]). The signature of the report is in the `Authorization` header, the signature of the
+//! reply in [`SIGNATURE_HEADER`].
 //!
 //! - Messages (step records, events) have sequence numbers and are resent until acknowledged ([`Outbox`], [`Inbox`]).
 //! - Commands have sequence numbers and are resent until rank 0 acknowledges them ([`CoordinatorCommand`],
 //!   [`CommandSlot`]).
-//! - Reports contain the phase of the training thread, its step and its time in the phase. They reveal a training
-//!   thread that hangs ([`WorkerPhase`]).
+//! - Reports contain the step of the training thread, its phase and the time in this phase ([`WorkerPhase`]). So
+//!   reports reveal a training thread that hangs.
 //! - Steps, evaluations and events are plain records ([`StepRecord`], [`Evaluation`], [`EventKind`]).
 //! - A worker reports its software versions until the first reply arrives ([`Versions`]).
 

@@ -22,8 +22,8 @@ pub struct Evaluation {
     pub unigram_entropy: f64,
 }
 
-/// Gradient noise estimates of one step. A single estimate varies strongly and can be negative. Average `variance` and
-/// `gradient` over many steps: the ratio of the two averages is the gradient noise scale, in samples.
+/// Gradient noise estimates of one step. A single estimate varies strongly and can be negative. The gradient noise
+/// scale, in samples, is the average of `variance` over many steps divided by the average of `gradient`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct GradientNoise {
     /// Squared L2 norm of the gradient of the expected loss.
@@ -162,7 +162,7 @@ impl Throughput {
 pub struct RankTimes {
     /// Time of the fastest rank.
     pub min: f64,
-    /// Median over the ranks; for an even number of ranks, the larger of the two middle times.
+    /// Median over the ranks. For an even number of ranks, the larger of the two middle times.
     pub median: f64,
     /// Time of the slowest rank.
     pub max: f64,

@@ -14,7 +14,7 @@ pub struct Score {
     pub name: String,
     /// Mean loss over all targets, nats.
     pub loss: f64,
-    /// Fraction of targets predicted correctly; `None` if the loss has no accuracy.
+    /// Fraction of targets that were predicted correctly. `None` if the loss has no accuracy.
     pub accuracy: Option<f64>,
 }
 
@@ -34,7 +34,7 @@ impl Scores {
         self.0.first().cloned().unwrap_or_else(none)
     }
 
-    /// Returns the sum of the losses, nats; NaN if no loss had targets.
+    /// Returns the sum of the losses, nats. Returns NaN if no loss had targets.
     pub fn loss(&self) -> f64 {
         if self.0.is_empty() { f64::NAN } else { self.0.iter().map(|score| score.loss).sum() }
     }

@@ -33,7 +33,7 @@ pub struct Versions {
     /// libtorch version.
     #[serde(default)]
     pub libtorch: String,
-    /// Name and version of the MPI library; empty without MPI.
+    /// Name and version of the MPI library. Empty without MPI.
     #[serde(default)]
     pub mpi: String,
 }
@@ -43,7 +43,7 @@ fn protocol_before_3() -> String {
 }
 
 impl Versions {
-    /// Returns the versions of a worker that reports none: protocol 2, and empty values for the rest.
+    /// Returns the versions of a worker that reports no versions. The protocol is 2, and the other values are empty.
     pub fn unknown() -> Self {
         Self { protocol: protocol_before_3(), ..Self::default() }
     }

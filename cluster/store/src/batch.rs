@@ -35,7 +35,7 @@ impl Store {
     /// Deletes objects, many per request where the store supports that. Missing objects are not an error.
     ///
     /// # Errors
-    /// A store error; some objects may have been deleted.
+    /// A store error. Some of the objects may have been deleted.
     pub fn delete_all(&self, paths: &[String]) -> Result<()> {
         for some in paths.chunks(DELETE_BATCH) {
             let names = some.iter().map(|path| names::below(&self.root, path)).collect::<Result<Vec<_>>>()?;

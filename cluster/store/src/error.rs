@@ -79,7 +79,7 @@ pub enum Error {
         /// The reader's limit in bytes.
         limit: u64,
     },
-    /// A tensor to be written has a NaN or infinite element; readers would reject it.
+    /// A tensor that is being written has a NaN or infinite element. Readers would reject this tensor.
     #[error("{url}: element {element} of tensor {tensor} is not finite")]
     NotFinite {
         /// The object's URL.
@@ -112,7 +112,7 @@ pub enum Error {
         /// The object's URL.
         url: String,
     },
-    /// The attempt number in the name of an object is too high: no attempt can follow it.
+    /// The attempt number in the name of an object is too high, so that no attempt can follow.
     #[error(
         "{url} has attempt number {attempt}, above the maximum of {last}, so no lease can follow it; delete or move it, then \
          restart the run",
@@ -137,7 +137,7 @@ pub enum Error {
         /// The missing directory.
         folder: String,
     },
-    /// The lease object is missing or was replaced: this attempt may no longer write to the run.
+    /// The lease object is missing or was replaced. This attempt may no longer write to the run.
     #[error(
         "attempt {attempt} has lost the lease of {url}: {object} is missing or was replaced; the run was moved, \
          removed or replaced during training",
@@ -149,7 +149,7 @@ pub enum Error {
         /// The attempt that lost the lease.
         attempt: u32,
     },
-    /// A newer attempt holds the lease: this attempt may no longer write to the run.
+    /// A newer attempt holds the lease. This attempt may no longer write to the run.
     #[error("attempt {attempt} has lost the lease of {url}: attempt {newest} holds it")]
     LeaseLost {
         /// The run's URL.
@@ -175,7 +175,7 @@ impl Error {
         matches!(self, Self::LeaseLost { .. } | Self::LeaseGone { .. })
     }
 
-    /// True if the object exists but differs from what was recorded.
+    /// True if the object exists but differs from the record of its writer, or is too large.
     pub fn is_damaged(&self) -> bool {
         matches!(self, Self::Damaged { .. } | Self::TooLarge { .. })
     }

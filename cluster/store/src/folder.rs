@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 pub struct RequiredFolder {
     path: PathBuf,
-    /// Inode number, which identifies the directory; `None` if the directory did not exist. The device number is not
+    /// Inode number, which identifies the directory. `None` if the directory did not exist. The device number is not
     /// compared, because it can change when a file system is remounted.
     inode: Option<u64>,
 }

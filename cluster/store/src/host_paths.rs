@@ -10,7 +10,7 @@ use crate::hash::sha256;
 const LONGEST_NAME: usize = 200;
 /// Number of hexadecimal digits of the SHA-256 of a run's URL in a directory name.
 const DIGITS: usize = 8;
-/// Prefix of an attempt's log directory; the attempt number follows.
+/// Prefix of the log directory of an attempt. The attempt number follows.
 const ATTEMPT: &str = "attempt-";
 
 /// Default log directory of all runs.
@@ -54,8 +54,8 @@ pub struct LogFolders<'a> {
 }
 
 impl<'a> LogFolders<'a> {
-    /// Derives the parents of `attempt`, a directory from [`attempt_logs`]; `None` if `attempt` has fewer than two
-    /// parents.
+    /// Derives the parents of `attempt`, which is a directory from [`attempt_logs`]. Returns `None` if `attempt` has
+    /// fewer than two parents.
     pub fn from_attempt(attempt: &'a Path) -> Option<Self> {
         let run = attempt.parent()?;
         Some(Self { all: run.parent()?, run, attempt })

@@ -27,8 +27,8 @@ const LONGEST: u64 = 64 << 10;
 
 impl Lease {
     /// Acquires the lease of a new attempt. Its number is 1, or one more than the highest attempt number of all leases
-    /// and checkpoints. Checkpoints count because one may have been copied from another run: checkpoints of the new
-    /// attempt must sort after the copied checkpoint.
+    /// and checkpoints. Checkpoints count, because they may have been copied from another run. Checkpoints of the new
+    /// attempt must sort after the copied ones.
     ///
     /// A store that ignores create-only conditions would give two coordinators the same lease. Therefore this function
     /// tries to create the object a second time. It verifies that the second creation fails and that the object keeps
@@ -95,7 +95,7 @@ impl Lease {
         Self { store: self.store.with_retry_policy(retry_policy), ..self.clone() }
     }
 
-    /// Returns the newest attempt with a lease; `None` if there is none.
+    /// Returns the newest attempt with a lease, or `None` if there is no lease.
     ///
     /// # Errors
     /// A store error.
@@ -112,7 +112,7 @@ impl Lease {
     /// Returns true if this lease exists and is the newest.
     ///
     /// # Errors
-    /// A store error. The lease may or may not be held then.
+    /// A store error. It is then unknown whether the lease is still held.
     pub fn still_held(&self) -> Result<bool> {
         match self.check() {
             Ok(()) => Ok(true),

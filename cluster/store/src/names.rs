@@ -1,4 +1,4 @@
-//! Validation of object names: relative, with forward slashes, and confined to their store.
+//! Validation of object names. They must be relative, use forward slashes, and stay within their store.
 
 use object_store::path::Path;
 
@@ -52,7 +52,7 @@ pub(crate) fn below(root: &Path, name: &str) -> Result<Path> {
     Path::parse(full).map_err(|_| Error::Name { name: name.to_string(), why: "the store does not accept it" })
 }
 
-/// Appends `prefix` to `root`; an empty prefix means the root.
+/// Appends `prefix` to `root`. Returns `root` for an empty prefix.
 pub(crate) fn folder(root: &Path, prefix: &str) -> Result<Path> {
     match prefix.trim_end_matches('/') {
         "" => Ok(root.clone()),

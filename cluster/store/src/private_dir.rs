@@ -10,8 +10,8 @@ use std::path::Path;
 /// and no other user can write to it, and sets its mode to 0700.
 ///
 /// # Errors
-/// The directory cannot be created. Or `path` exists and belongs to another user (the message has the uid), is a
-/// symbolic link, is not a directory, or is writable by other users.
+/// The directory cannot be created. Or `path` exists but belongs to another user (the message has the uid), is not a
+/// directory, or is writable by other users. A symbolic link is an error, too.
 pub fn create(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => accept(path),

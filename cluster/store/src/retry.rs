@@ -36,7 +36,7 @@ impl Default for RetryPolicy {
 
 impl RetryPolicy {
     /// Backoff after failure number `failures` (from 1). It doubles with each failure. A random factor from 0.5 to 1.5
-    /// prevents that many throttled ranks retry at the same time.
+    /// prevents many throttled ranks from retrying at the same time.
     fn backoff(&self, failures: u32) -> Duration {
         let doubled = self.initial_backoff.saturating_mul(1 << (failures - 1).min(20));
         let spread = 0.5 + (RandomState::new().hash_one(failures) >> 11) as f64 / (1u64 << 53) as f64;
@@ -111,7 +111,7 @@ enum ErrorClass {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Retry {
     Never,
-    /// At most three attempts: the failure may be transient, but is probably permanent.
+    /// At most three attempts, because the failure is probably permanent.
     Limited,
     /// Until the total timeout.
     UntilTimeout,

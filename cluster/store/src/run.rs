@@ -147,7 +147,7 @@ impl AttemptStep {
         format!("step-{:09}-a{:04}", self.step, self.attempt)
     }
 
-    /// Parses a checkpoint's name; `None` if it is not one.
+    /// Parses the name of a checkpoint. Returns `None` for any other name.
     pub fn parse(name: &str) -> Option<Self> {
         let (step, attempt) = name.strip_prefix("step-")?.split_once("-a")?;
         let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());

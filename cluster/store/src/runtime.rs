@@ -62,7 +62,7 @@ impl<T> Pending<T> {
     }
 
     pub(crate) fn wait(self) -> T {
-        // The sender is dropped without a value only if the task panicked: a bug in this crate.
+        // The sender is dropped without a value only if the task panicked, which is a bug in this crate.
         self.receiver.recv().unwrap_or_else(|_| panic!("a store task panicked; see its message above"))
     }
 }

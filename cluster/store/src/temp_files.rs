@@ -52,7 +52,7 @@ fn sweep(folder: &Path, depth: SearchDepth, age: Duration) -> io::Result<usize> 
         }
     }
     if removed > 0 || age.is_zero() {
-        // remove_dir fails if the directory is not empty. Such a directory stays.
+        // remove_dir fails if the directory is not empty. The directory then stays.
         let _ = fs::remove_dir(folder);
     }
     Ok(removed)
@@ -75,8 +75,8 @@ fn remove_older(entry: &fs::DirEntry, age: Duration) -> io::Result<bool> {
     Ok(is_older)
 }
 
-/// Returns false if the file was missing. A file may disappear concurrently: its writer renames it, or another process
-/// removes it.
+/// Returns false if the file was missing. A file may disappear concurrently, because its writer renames it or another
+/// process removes it.
 fn ignore_not_found(removed: io::Result<bool>) -> io::Result<bool> {
     removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(false) } else { Err(error) })
 }

@@ -38,7 +38,7 @@ struct Azurite {
 }
 
 impl Azurite {
-    /// Starts a server on a free port with an empty container; `None` if Azurite is not installed.
+    /// Starts a server on a free port with an empty container. Returns `None` if Azurite is not installed.
     fn start() -> Option<Self> {
         let home = |name: &str| std::env::var(name).ok();
         let cache = home("XDG_CACHE_HOME").or_else(|| Some(home("HOME")? + "/.cache"))?;

@@ -202,7 +202,7 @@ fn invalidated_checkpoints_displace_no_valid_one() {
             format!(r#"{{"attempt": {attempt}, "steps": {steps}, "dataset": "d", "samples": {{}}, "why": "a test"}}"#);
         run.put(&lambert_store::run::rollback(attempt), record.into()).unwrap();
     };
-    // After a rollback to step 60, the checkpoint of step 50 must be kept: the next save must not become the only valid
+    // After a rollback to step 60, the checkpoint of step 50 must be kept. The next save must not become the only valid
     // checkpoint.
     undo(1, 60);
     let second = Lease::take(&run).unwrap();

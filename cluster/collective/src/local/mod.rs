@@ -1,4 +1,4 @@
-//! Backend for ranks that are threads of one process: a single rank for small runs, several for tests.
+//! Backend for ranks that are threads of one process. Small runs use it with a single rank, tests with several ranks.
 
 mod rendezvous;
 

@@ -10,7 +10,8 @@ use crate::{Error, Result};
 /// Maximum size of a segment, bytes.
 const MAX_SEGMENT_BYTES: usize = 1 << 20;
 
-/// One tag is enough: messages between two ranks arrive in order, and a rank runs one operation of the group at a time.
+/// One tag is sufficient, because messages between two ranks arrive in order and a rank runs one group operation at a
+/// time.
 const TAG: usize = 0;
 
 /// Request to send and receive messages concurrently.
@@ -19,7 +20,7 @@ pub struct ExchangeRequest {
     pub operation: (&'static str, u64),
     /// Destination rank and content of each message to send.
     pub send: Vec<(usize, Arc<Vec<u8>>)>,
-    /// Source ranks. One message is received from each.
+    /// Source ranks. One message is received from each rank.
     pub receive: Vec<usize>,
     /// Channel for the received messages, in the order of `receive`.
     pub reply: Sender<Result<Vec<Vec<u8>>>>,

@@ -1,7 +1,7 @@
 //! Minimal wrapper of the MPI library. All unsafe code that calls MPI is in this module.
 //!
 //! The types of this module stay on the thread that called [`MpiLibrary::init`], because MPI handles are raw pointers
-//! and therefore not `Send`. MPI accesses only buffers that this module owns: each buffer is moved into its
+//! and therefore not `Send`. MPI accesses only buffers that this module owns, because each buffer is moved into its
 //! [`Transfer`]. A transfer that is dropped before completion leaks its buffer, because MPI may still access it.
 
 use std::ffi::{c_char, c_int};

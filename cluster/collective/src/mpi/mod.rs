@@ -6,23 +6,24 @@
 //!
 //! **Algorithms.** All operations consist of point-to-point messages. Buckets above 32 KiB use a ring (reduce-scatter,
 //! then all-gather) in segments of at most 256 KiB. Each rank has four segments in flight. Smaller buckets and f64 sums
-//! use recursive doubling. The order in which the terms of a sum are added depends only on the world size and, with
-//! three ranks or more, on the length of the bucket and the index of the element in the bucket. MPI reads and writes
-//! buffers of this crate, never a bucket, so a canceled bucket is not accessed again.
+//! use recursive doubling. The terms of a sum are added in an order that depends only on the world size, the length of
+//! the bucket and the index of the element. With two ranks, the order has no effect. MPI reads and writes buffers of
+//! this crate, never a bucket, so a canceled bucket is not accessed again.
 //!
 //! **Timeouts.** An operation is stalled if no segment completes for [`MpiOptions::stall_timeout`]. After half of that
 //! time, a waiting rank probes all other ranks. Their communication threads reply even while the ranks compute. At the
-//! timeout, [`Error::Deadline`](crate::Error::Deadline) names the ranks that have not replied. A rank that has replied
-//! but has not started the operation is a straggler, for example rank 0 while it reads a checkpoint. If all ranks have
-//! replied, the waiting ranks wait for stragglers and probe again, up to [`MpiOptions::straggler_timeout`]. Then the
-//! error names the stragglers. If all ranks have started the operation and nothing progresses, the error names no rank.
+//! timeout, [`Error::Deadline`](crate::Error::Deadline) names the ranks that have not replied. A straggler is a rank
+//! that has replied but has not started the operation, for example rank 0 while it reads a checkpoint. If all ranks
+//! have replied, the waiting ranks wait for stragglers and probe again, up to [`MpiOptions::straggler_timeout`]. Then
+//! the error names the stragglers. If all ranks have started the operation and nothing progresses, the error names no
+//! rank.
 //!
 //! **Direct calls.** This backend calls MPI functions directly, not through the safe API of the `mpi` crate. That API
 //! aborts the process on errors. It also finalizes MPI on drop, so a rank that unwinds after a panic would block in
 //! `MPI_Finalize`.
 //!
 //! **Dead ranks.** Open MPI's `mpirun` kills all ranks of the job when one rank exits by a signal, with a non-zero
-//! code, or without [`Endpoints::finish`]. It does so even if the other ranks are inside an operation.
+//! code, or without [`Endpoints::finish`]. This happens even if the other ranks are inside an operation.
 //!
 //! [`Group`]: crate::Group
 //! [`Reducer`]: crate::Reducer
@@ -55,7 +56,7 @@ pub use wire::WireFormat;
 /// Name of the operation in errors.
 const BUCKET_ALL_REDUCE: &str = "bucket all-reduce";
 
-/// Bucket that the communication thread may access while it holds the lock; `None` after cancellation.
+/// Bucket that the communication thread may access while it has locked the mutex. `None` after cancellation.
 type SharedBucket = Arc<Mutex<Option<Bucket>>>;
 
 fn lock(bucket: &SharedBucket) -> MutexGuard<'_, Option<Bucket>> {

@@ -23,7 +23,7 @@ pub fn binomial(rank: usize, world_size: usize, root: usize) -> BinomialTree {
     }
 }
 
-/// Encodes one rank's bytes: rank and length as little-endian u64, then the bytes.
+/// Encodes the bytes of one rank: first the rank and the length as little-endian u64, then the bytes.
 pub fn pack(rank: usize, bytes: &[u8]) -> Vec<u8> {
     let header = [rank as u64, bytes.len() as u64].map(u64::to_le_bytes);
     [header.as_flattened(), bytes].concat()

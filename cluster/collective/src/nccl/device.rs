@@ -6,9 +6,9 @@ use crate::Result;
 /// backend enqueues its work on the communication stream.
 ///
 /// # Safety
-/// [`NcclDevice::comm_stream`] is a stream of the device and lives as long as the value. The buffer returned by
-/// [`NcclDevice::cast_to_bf16`] has room for the requested number of bf16 values until the communication stream has
-/// completed the next [`NcclDevice::cast_from_bf16`].
+/// [`NcclDevice::comm_stream`] is a stream of the device and lives as long as the value. The buffer that
+/// [`NcclDevice::cast_to_bf16`] returns has room for the requested number of bf16 values. It stays valid until the
+/// communication stream has completed the next [`NcclDevice::cast_from_bf16`].
 pub unsafe trait NcclDevice: Send + Sync {
     /// Event recorded on a stream.
     type StreamEvent: Send;

@@ -1,6 +1,6 @@
 //! Minimal wrapper of libnccl.so.2. All unsafe code that calls NCCL is in this module.
 //!
-//! Functions are documented at <https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html>; types follow
+//! Functions are documented at <https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html>. Types follow
 //! nccl.h.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -40,7 +40,7 @@ impl UniqueId {
         self.0.to_vec()
     }
 
-    /// Creates the ID from bytes of another rank; `None` if the length is wrong.
+    /// Creates the ID from the bytes of another rank. Returns `None` if the length is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }

@@ -1,5 +1,5 @@
 //! Backend for NVIDIA GPUs that communicate over NCCL. It also needs the group and the reducer of another backend,
-//! which work in host memory. In a job, these are of the MPI backend.
+//! which work in host memory. In a job, this is the MPI backend.
 //!
 //! **Library.** NCCL is loaded at run time ([`NcclLibrary::open`]). If libtorch has already loaded NCCL, that copy is
 //! used. A missing NCCL is an error. Rank 0 broadcasts the unique ID over the group. The communicator is non-blocking

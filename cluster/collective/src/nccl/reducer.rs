@@ -41,8 +41,8 @@ impl<D: NcclDevice> NcclReducer<D> {
         Self { shared: Arc::new(shared), world_size, wire: options.wire }
     }
 
-    /// Enqueues the all-reduce of `bucket`. Returns two events. They complete when the gradients of the bucket are
-    /// computed and when they are summed.
+    /// Enqueues the all-reduce of `bucket`. Returns two events. The first completes when the gradients of the bucket
+    /// are computed, the second when they are summed.
     fn enqueue(&self, bucket: &Bucket) -> Result<[D::StreamEvent; 2]> {
         let (device, count) = (&self.shared.device, bucket.count());
         let address = bucket.as_mut_ptr().expose_provenance() as u64;
@@ -72,7 +72,8 @@ impl<D: NcclDevice> ReducerState<D> {
         self.communicator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts an all-reduce of `digits` in host memory. It completes when all ranks have started their arrival checks.
+    /// Starts an all-reduce of `digits` in host memory. This all-reduce completes when all ranks have started their
+    /// arrival checks.
     fn start_arrival_check(&self, digits: [f32; 4]) -> Result<OwnedAllReduce> {
         let mut host_reducer = self.host_reducer.lock().unwrap_or_else(PoisonError::into_inner);
         OwnedAllReduce::start(&mut **host_reducer, digits.to_vec())

@@ -101,7 +101,7 @@ impl FakeGpu {
         self.enqueue(StreamId::Compute, StreamWork::Run(Box::new(run)));
     }
 
-    /// Stops the GPU's thread; pending work is not run.
+    /// Stops the thread of the GPU. Pending work is not run.
     pub fn stop(&self) {
         self.state.lock().unwrap().is_stopped = true;
     }

@@ -13,7 +13,7 @@ use crate::store::Store;
 ///
 /// # Errors
 /// [`Error::NotFound`] or [`Error::Damaged`] if the source is not intact, [`Error::Exists`] if `to` has a different
-/// checkpoint of that name, or another store error. A failed copy can be repeated.
+/// checkpoint with this name, or another store error. A failed copy can be repeated.
 pub fn copy(from: &Store, checkpoint: &str, to: &Store) -> Result<()> {
     let manifest = read_manifest(from, checkpoint)?;
     let name = in_checkpoint(checkpoint, MANIFEST);

@@ -25,8 +25,8 @@ pub struct Manifest {
     pub step: u64,
     /// Attempt that wrote the checkpoint.
     pub attempt: u32,
-    /// Name of the previous checkpoint: the last one that the attempt saved or, for its first save, the one that it
-    /// resumed from. `None` if there is none.
+    /// Name of the previous checkpoint of this run. For the first save of an attempt, this is the checkpoint from which
+    /// the attempt resumed. `None` if there is no previous checkpoint.
     pub parent: Option<String>,
     /// Index of the current stage, from 0.
     pub stage: usize,
@@ -37,7 +37,7 @@ pub struct Manifest {
     pub config_sha256: String,
     /// World size (number of ranks) of the attempt that wrote the checkpoint.
     pub world: usize,
-    /// Held-out loss at this step, nats; `None` if it was not measured.
+    /// Held-out loss at this step, nats. `None` if it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out_loss: Option<f64>,
     /// Checkpoint of this run with the lowest held-out loss so far. It can be this checkpoint.
@@ -151,8 +151,8 @@ impl Manifest {
         }
     }
 
-    /// Returns the reason if an entry is invalid: a name outside the checkpoint, a duplicate name, no valid checksum,
-    /// or a slice whose end overflows.
+    /// Returns the reason if an entry is invalid. Reasons are a name outside the checkpoint, a duplicate name, an
+    /// invalid checksum, and a slice whose end overflows.
     pub(super) fn invalid_entry(&self) -> Option<String> {
         let mut seen = HashSet::new();
         self.objects.iter().find_map(|entry| {

@@ -13,7 +13,7 @@ use crate::store::Store;
 use crate::temp_files::{self, SearchDepth};
 
 /// Retention rules. A checkpoint is kept if any rule selects it. While a valid checkpoint exists, only `named` selects
-/// checkpoints that a rollback invalidated. Such a checkpoint therefore never takes the place of a valid one.
+/// checkpoints that a rollback invalidated. An invalidated checkpoint therefore never takes the place of a valid one.
 #[derive(Debug, Clone, Default)]
 pub struct Retention {
     /// Number of newest checkpoints to keep; 0 counts as 1.
@@ -61,7 +61,7 @@ pub fn retain(run: &Store, retention: &Retention) -> Result<Pruned> {
 }
 
 /// Like [`retain`], for the attempt that holds `lease`. Checks the lease before each removal. Searches for temporary
-/// files only in the checkpoints and in the root folder of the run, because the other folders can have many objects.
+/// files only in the checkpoints and in the root folder of the run. Other folders can have many objects.
 ///
 /// # Errors
 /// As for [`retain`], or a lost lease.

@@ -45,11 +45,11 @@ impl RollbackRecord {
         run.put(&path, serde_json::to_vec_pretty(self).map_err(failed)?.into())
     }
 
-    /// Reads the records of attempt `oldest` and of later attempts. Earlier records are not needed: the checkpoints of
-    /// attempt `oldest` already include the skipped samples of earlier attempts.
+    /// Reads the records of attempt `oldest` and of later attempts. Earlier records are not needed, because the
+    /// checkpoints of attempt `oldest` already include their skipped samples.
     ///
     /// # Errors
-    /// A store error; [`Error::Damaged`] for a record that is unreadable or has unknown fields.
+    /// A store error, or [`Error::Damaged`] for a record that is unreadable or has unknown fields.
     pub fn read_from(run: &Store, oldest: u32) -> Result<Vec<Self>> {
         read_from(run, oldest)
     }

@@ -133,7 +133,7 @@ pub fn verify(run: &Store, checkpoint: &str) -> Result<VerifiedCheckpoint> {
     Ok(VerifiedCheckpoint { manifest, hashes })
 }
 
-/// Number of objects that are read concurrently: enough to overlap hashing with I/O.
+/// Number of objects that are read concurrently. It is sufficient to overlap hashing with I/O.
 const PARALLEL: usize = 4;
 
 /// Selects the newest checkpoint that verifies. Selects a checkpoint that a rollback invalidated only if no valid
@@ -151,9 +151,10 @@ pub fn newest_verified(run: &Store) -> Result<CheckpointSelection> {
     }
 }
 
-/// Selects the newest checkpoint that verifies and whose manifest is accepted: `reject` returns `None` for it. Calls
-/// `reject` before it reads any object of the checkpoint. Considers rollbacks only if `reject` does. If a checkpoint is
-/// pruned while it is being read, lists the run again, because a newer checkpoint must exist.
+/// Selects the newest checkpoint that verifies and that `reject` accepts. `reject` gets the manifest and returns `None`
+/// to accept it, or the reason to reject it. Calls `reject` before it reads any object of the checkpoint. Considers
+/// rollbacks only if `reject` does. If a checkpoint is pruned while it is being read, lists the run again, because a
+/// newer checkpoint must exist.
 ///
 /// # Errors
 /// As for [`newest_verified`].

@@ -1,4 +1,4 @@
-//! Incremental validation of safetensors objects: the header must be valid and all elements finite.
+//! Incremental validation of safetensors objects. The header must be valid, and all elements must be finite.
 //!
 //! An object in this format (huggingface.co/docs/safetensors) has three parts. The first is the length of the header, 8
 //! bytes in little-endian order. The second is the header, a JSON object that maps each tensor name to `dtype`, `shape`

@@ -1,4 +1,4 @@
-//! Writes a checkpoint: objects from all ranks, then the manifest from rank 0.
+//! Writes a checkpoint. All ranks write objects, and then rank 0 writes the manifest.
 
 use bytes::Bytes;
 
@@ -98,8 +98,8 @@ impl CheckpointWriter {
     /// size, and that the lease is held. One rank calls this after all ranks have written their objects.
     ///
     /// # Errors
-    /// [`Error::LeaseLost`]; [`Error::Damaged`] for an object that is missing or has another size; [`Error::Refused`]
-    /// for a manifest of another checkpoint; [`Error::Exists`]; or another store error.
+    /// [`Error::LeaseLost`], [`Error::Damaged`] for an object that is missing or has another size, [`Error::Refused`]
+    /// for an invalid manifest or a manifest of another checkpoint, [`Error::Exists`], or another store error.
     pub fn commit(&self, manifest: &Manifest, lease: &Lease) -> Result<()> {
         if let Some(why) = self.reason_to_refuse(manifest, lease) {
             return Err(Error::Refused { url: self.manifest_url(), why });
@@ -120,9 +120,9 @@ impl CheckpointWriter {
         Err(Error::Exists { url: self.run.url_of(&name) })
     }
 
-    /// Deletes the objects of a failed save from a local store, to free disk space. Does nothing for a bucket: if the
-    /// response to the commit was lost, the manifest may still appear there later. Pruning deletes the objects after a
-    /// later commit.
+    /// Deletes the objects of a failed save from a local store, to free disk space. Does nothing for a bucket, because
+    /// the manifest may still appear there later if the response to the commit was lost. Pruning deletes the objects
+    /// after a later commit.
     ///
     /// # Errors
     /// A store error.

@@ -20,11 +20,11 @@ use crate::retry::{self, RetryPolicy, StoreRequest};
 use crate::runtime;
 pub use transfer::Upload;
 
-/// A local directory or an object-store prefix. Cheap to clone; usable from many threads.
+/// A local directory or an object-store prefix. A store is cheap to clone and usable from many threads.
 ///
 /// Every call blocks the calling thread until the store responds, also on a thread of an async runtime. Remote requests
-/// are retried according to [`StoreSettings::retry_policy`]. Local writes are fsynced and atomic: after a crash an
-/// object is complete or absent.
+/// are retried according to [`StoreSettings::retry_policy`]. Local writes are fsynced and atomic, so after a crash an
+/// object is either complete or absent.
 #[derive(Clone)]
 pub struct Store {
     pub(crate) backend: Arc<StorageBackend>,
@@ -93,7 +93,7 @@ impl Store {
         Ok(Self { root, url: self.url_of(prefix), ..self.clone() })
     }
 
-    /// Returns the file path of object `path` in a local store; `None` for remote stores. The file need not exist.
+    /// Returns the file path of object `path` in a local store, or `None` for a remote store. The file need not exist.
     ///
     /// # Errors
     /// [`Error::Name`] if `path` is not a plain relative name.
@@ -150,7 +150,7 @@ impl Store {
         })
     }
 
-    /// Returns the size of an object in bytes; `None` if it does not exist.
+    /// Returns the size of an object in bytes, or `None` if the object does not exist.
     ///
     /// # Errors
     /// A store error.
@@ -185,7 +185,7 @@ impl Store {
         StoreRequest { operation, url: self.url_of(path) }
     }
 
-    /// Returns what a request needs: an owned store, the checked full name, and the operation for messages.
+    /// Returns the parts of a request: a clone of the store, the checked full name, and operation and URL for messages.
     pub(crate) fn prepare(&self, operation: &'static str, path: &str) -> Result<(Self, Path, StoreRequest)> {
         Ok((self.clone(), names::below(&self.root, path)?, self.request(operation, path)))
     }

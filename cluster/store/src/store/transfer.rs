@@ -18,7 +18,7 @@ use crate::open::StorageBackend;
 use crate::retry::{self, StoreRequest};
 use crate::runtime::{self, Pending};
 
-/// Part size, bytes: large enough for throughput on one connection, small enough for a cheap retry.
+/// Size of a part, bytes. It is large enough for throughput on one connection and small enough for a cheap retry.
 const PIECE: u64 = 16 << 20;
 
 /// Maximum number of parts per upload, as S3 limits it.

@@ -35,7 +35,7 @@ impl Store {
         runtime::wait(transfer::upload_file(store, name, request, Arc::new(file), bytes))
     }
 
-    /// Like [`Store::put`]; also returns the SHA-256 of `bytes`, computed concurrently.
+    /// Like [`Store::put`], but also returns the SHA-256 of `bytes`, which is computed concurrently.
     ///
     /// # Errors
     /// A store error.
@@ -68,7 +68,7 @@ impl Store {
     /// call. To distinguish concurrent writers, include a random token in the bytes.
     ///
     /// # Errors
-    /// A store error; an existing object is not an error.
+    /// A store error. An existing object is not an error.
     pub fn put_new(&self, path: &str, bytes: Bytes) -> Result<bool> {
         let (store, name, request) = self.prepare("create", path)?;
         runtime::wait(async move {

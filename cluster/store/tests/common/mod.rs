@@ -57,7 +57,7 @@ pub fn manifest(writer: &CheckpointWriter, step: u64, attempt: u32) -> Manifest 
     }
 }
 
-/// Writes and commits the checkpoint of `step`; returns its name.
+/// Writes and commits the checkpoint of `step`. Returns its name.
 pub fn save(run: &Store, lease: &Lease, step: u64) -> String {
     let writer = CheckpointWriter::new(run, step, lease.attempt());
     writer.commit(&manifest(&writer, step, lease.attempt()), lease).unwrap();
