@@ -30,7 +30,7 @@ struct Trial<'a> {
     steps: Option<u64>,
     /// URL of the run.
     url: String,
-    /// Local folder with the run's objects.
+    /// Local folder with the objects of the run.
     folder: PathBuf,
     /// World sizes of successive starts. The list is repeated.
     worlds: &'a [usize],
@@ -266,7 +266,7 @@ fn wait_for_workers(running: &mut Running, url: &str) {
 /// Learning rate schedule that does not depend on the total steps, because they are known only after the last kill.
 const CONSTANT_RATE: [&str; 4] = ["--set", "stage.0.warmup=0.0", "--set", "stage.0.decay=constant"];
 
-/// Returns the step in a checkpoint's name.
+/// Returns the step in a checkpoint name.
 fn step_of(name: &str) -> u64 {
     name.split('-').nth(1).unwrap().parse().unwrap()
 }

@@ -66,7 +66,7 @@ fn steps_of(name: &str) -> u64 {
     name["step-".len()..][..9].parse().unwrap()
 }
 
-/// Losses of the evaluations in the run's records.
+/// Losses of the evaluations in the run records.
 fn evaluations(url: &str) -> Vec<f64> {
     let lines = tree(&Path::new(url).join("metrics"))
         .into_values()

@@ -150,7 +150,7 @@ fn a_stopped_rank_is_detected_and_the_run_resumes() {
     assert!(read_json(&run, "coordinator.json")["restarts"][0]["cause"].as_str().unwrap().contains("no heartbeat"));
 }
 
-/// Waits until the run's status contains `word`.
+/// Waits until the run status contains `word`.
 fn until(run: &str, word: &str) {
     let start = Instant::now();
     while !std::fs::read_to_string(Path::new(run).join("status.json")).unwrap_or_default().contains(word) {

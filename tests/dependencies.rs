@@ -1,4 +1,4 @@
-//! Checks the dependency rules of docs/design/architecture.md against cargo's dependency graph and the sources.
+//! Checks the dependency rules of docs/design/architecture.md against the dependency graph of cargo and the sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -26,7 +26,7 @@ fn linked(name: &str) -> BTreeSet<String> {
     names
 }
 
-/// Names of the workspace's crates.
+/// Names of the crates of the workspace.
 fn members() -> BTreeSet<String> {
     let metadata: Value =
         serde_json::from_str(&cargo(&["metadata", "--format-version", "1", "--no-deps", "--offline"])).unwrap();

@@ -144,7 +144,7 @@ fn readers_load_only_libraries_chosen_by_their_user() {
     for (loaded, printed) in reads(&[]) {
         assert!(!loaded, "the library that the run names was loaded: {printed}");
     }
-    // The user's own settings still apply.
+    // The settings of the user still apply.
     for own in [("LAMBERT_LIBTORCH", theirs), ("PYTHONPATH", dir.path("here"))] {
         for (loaded, printed) in reads(std::slice::from_ref(&own)) {
             assert!(loaded, "{own:?}: {printed}");

@@ -37,7 +37,7 @@ fn train(dir: &TestDir, name: &str, ranks: usize, sets: &[String]) -> Ended {
     ended
 }
 
-/// Manifest of a run's last checkpoint.
+/// Manifest of the last checkpoint of a run.
 fn manifest(dir: &TestDir, name: &str) -> Value {
     let run = dir.path(name);
     let path = format!("{run}/checkpoints/{}/manifest.json", checkpoints(&run)[0]);

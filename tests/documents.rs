@@ -28,7 +28,7 @@ fn links(text: &str) -> Vec<String> {
     targets.filter(|target| !target.contains([' ', '\n']) && !target.contains("://")).collect()
 }
 
-/// The anchors of a document's headings, as GitHub makes them.
+/// Anchors of the headings of a document, as GitHub generates them.
 fn anchors(text: &str) -> Vec<String> {
     let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
     let kept = |c: char| c.is_alphanumeric() || ['-', '_', ' '].contains(&c);
@@ -96,7 +96,7 @@ fn paragraphs(text: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// The cells of a table's row.
+/// Cells of a table row.
 fn cells(row: &str) -> Vec<String> {
     row.replace("\\|", "/").split('|').map(|cell| cell.trim().to_owned()).collect()
 }

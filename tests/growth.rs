@@ -43,7 +43,7 @@ fn finished(ended: Ended) -> Ended {
     ended
 }
 
-/// Tensors of a checkpoint's model, by name.
+/// Tensors of the model of a checkpoint, by name.
 fn model(run: &str, step: u64) -> BTreeMap<String, Vec<u8>> {
     model_among(run, step..=step)
 }

@@ -66,7 +66,7 @@ fn config(dir: &TestDir, optimizer: &str, ranks: usize) -> String {
     dir.file(&format!("reference-{optimizer}-{ranks}.toml"), text)
 }
 
-/// SHA-256 of each object of a run's newest checkpoint.
+/// SHA-256 of each object of the newest checkpoint of a run.
 fn objects(run: &str) -> BTreeMap<String, String> {
     let path = Path::new(run).join("checkpoints").join(&checkpoints(run)[0]).join("manifest.json");
     let manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();

@@ -6,7 +6,7 @@ use crate::slurm::config;
 use crate::support::slurm::Sandbox;
 use crate::support::{TestDir, signal};
 
-/// Two ranks on one node must map each other's shared memory segments after every start.
+/// Two ranks on one node must map the shared memory segments of each other after every start.
 pub fn is_shared(dir: &TestDir, sandbox: &Sandbox) {
     starts(dir, sandbox, 3);
 }

@@ -38,7 +38,7 @@ pub enum Error {
         /// Difference between the ranks, or the invalid argument.
         detail: String,
     },
-    /// The reducer cannot access the bucket's memory.
+    /// The reducer cannot access the memory of the bucket.
     #[error("{reducer} cannot all-reduce a bucket in {location}")]
     UnsupportedLocation {
         /// Name of the reducer.

@@ -25,7 +25,7 @@ pub mod nccl;
 mod reducer;
 /// Cost model of data-parallel training on a cluster.
 pub mod scaling;
-/// Detection of the launcher and of this process's rank.
+/// Detection of the launcher and of the rank of this process.
 pub mod world;
 
 pub use bucket::{Bucket, MemoryLocation};

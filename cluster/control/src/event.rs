@@ -1,4 +1,4 @@
-//! Events of a run, the coordinator's directives and failure kinds.
+//! Events of a run, directives of the coordinator and failure kinds.
 
 use serde::{Deserialize, Serialize};
 
@@ -97,7 +97,7 @@ pub enum EventKind {
     Finished {
         /// Completed steps.
         step: u64,
-        /// True if the worker stopped on request before the run's last step.
+        /// True if the worker stopped on request before the last step of the run.
         stopped: bool,
     },
     /// The worker cannot continue and exits.

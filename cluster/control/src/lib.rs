@@ -33,9 +33,9 @@ pub use scores::{Score, Scores};
 pub use signature::{ReportHeader, ReportSigner, SigningKey};
 pub use version::{GIT_COMMIT, PROTOCOL, Versions, version_text};
 
-/// Environment variable with the coordinator's URL, such as `http://127.0.0.1:41023`.
+/// Environment variable with the coordinator URL, such as `http://127.0.0.1:41023`.
 pub const URL_VARIABLE: &str = "LAMBERT_CONTROL_URL";
-/// Environment variable with the attempt's secret.
+/// Environment variable with the secret of the attempt.
 pub const TOKEN_VARIABLE: &str = "LAMBERT_CONTROL_TOKEN";
 /// URL path of signed reports ([`WorkerReport`]).
 pub const REPORT_PATH: &str = "/v4/report";

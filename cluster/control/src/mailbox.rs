@@ -49,7 +49,7 @@ impl Outbox {
     }
 }
 
-/// Receive state of one worker's messages.
+/// Receive state of the messages of one worker.
 #[derive(Debug, Default)]
 pub struct Inbox {
     last: u64,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Versions;
 
-/// Activity of a worker's training thread.
+/// Activity of the training thread of a worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WorkerPhase {
@@ -116,7 +116,7 @@ pub struct CoordinatorCommand {
     pub directive: Directive,
 }
 
-/// Coordinator's reply to a [`WorkerReport`].
+/// Reply of the coordinator to a [`WorkerReport`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportReply {
     /// Sequence number of the last message received in order.

@@ -1,9 +1,9 @@
 //! Signatures of reports and replies: HMAC-SHA256 with the secret of the attempt, which is never sent.
 //!
-//! A signature covers the protocol version, the attempt, the direction, the rank, the report's sequence number and the
-//! SHA-256 of the body. A worker numbers its reports from 1 and never reuses a number. The coordinator rejects a report
-//! whose number is not above the last accepted number. A reply is signed with the number of its report. Therefore
-//! neither reports nor replies can be replayed.
+//! A signature covers the protocol version, the attempt, the direction, the rank, the sequence number of the report and
+//! the SHA-256 of the body. A worker numbers its reports from 1 and never reuses a number. The coordinator rejects a
+//! report whose number is not above the last accepted number. A reply is signed with the number of its report.
+//! Therefore neither reports nor replies can be replayed.
 
 use std::fmt::{Debug, Formatter};
 
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::PROTOCOL;
 
-/// Prefix of a report's `Authorization` header: `Lambert-HMAC RANK SEQUENCE BODY-SHA256 SIGNATURE`. Digest and
+/// Prefix of the `Authorization` header of a report: `Lambert-HMAC RANK SEQUENCE BODY-SHA256 SIGNATURE`. Digest and
 /// signature are in hexadecimal.
 const SCHEME: &[u8] = b"Lambert-HMAC ";
 
@@ -128,7 +128,7 @@ impl ReportSigner {
         self.key.sign_report(self.rank, self.sequence, body)
     }
 
-    /// True if `body` is the coordinator's reply to the last signed report.
+    /// True if `body` is the reply of the coordinator to the last signed report.
     pub fn verify_reply(&self, body: &[u8], signature: &str) -> bool {
         self.key.verify_reply(self.rank, self.sequence, body, signature)
     }

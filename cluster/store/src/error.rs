@@ -26,7 +26,7 @@ pub enum Error {
     NotFound {
         /// Operation.
         operation: &'static str,
-        /// The object's URL.
+        /// URL of the object.
         url: String,
     },
     /// Access denied: no permission, no credential, or an expired credential.
@@ -36,9 +36,9 @@ pub enum Error {
     Denied {
         /// Operation.
         operation: &'static str,
-        /// The object's URL.
+        /// URL of the object.
         url: String,
-        /// The store's message.
+        /// Message of the store.
         #[source]
         source: Cause,
     },
@@ -47,7 +47,7 @@ pub enum Error {
     Failed {
         /// Operation.
         operation: &'static str,
-        /// The object's URL.
+        /// URL of the object.
         url: String,
         /// Number of attempts.
         attempts: u32,
@@ -60,7 +60,7 @@ pub enum Error {
     /// An object differs from what its writer recorded: truncated, corrupted or replaced.
     #[error("{url} is damaged: {what}: expected {expected}, found {found}")]
     Damaged {
-        /// The object's URL.
+        /// URL of the object.
         url: String,
         /// The property that differs: size, sha256, format...
         what: &'static str,
@@ -69,22 +69,22 @@ pub enum Error {
         /// The value found.
         found: String,
     },
-    /// An object exceeds the reader's size limit.
+    /// An object exceeds the size limit of the reader.
     #[error("{url} has {bytes} bytes, more than the limit of {limit}")]
     TooLarge {
-        /// The object's URL.
+        /// URL of the object.
         url: String,
         /// Its size in bytes.
         bytes: u64,
-        /// The reader's limit in bytes.
+        /// Size limit of the reader, in bytes.
         limit: u64,
     },
     /// A tensor that is being written has a NaN or infinite element. Readers would reject this tensor.
     #[error("{url}: element {element} of tensor {tensor} is not finite")]
     NotFinite {
-        /// The object's URL.
+        /// URL of the object.
         url: String,
-        /// The tensor's name in the object.
+        /// Name of the tensor in the object.
         tensor: String,
         /// The first such element, as an index into the flattened tensor.
         element: u64,
@@ -92,13 +92,13 @@ pub enum Error {
     /// A checkpoint of this name is already committed.
     #[error("{url} already exists; checkpoints are never overwritten")]
     Exists {
-        /// The object's URL.
+        /// URL of the object.
         url: String,
     },
     /// A manifest that is inconsistent or belongs to another checkpoint.
     #[error("{url} cannot be committed: {why}")]
     Refused {
-        /// The checkpoint's URL.
+        /// URL of the checkpoint.
         url: String,
         /// The inconsistency.
         why: String,
@@ -109,7 +109,7 @@ pub enum Error {
          commits require"
     )]
     NotCreateOnly {
-        /// The object's URL.
+        /// URL of the object.
         url: String,
     },
     /// The attempt number in the name of an object is too high, so that no attempt can follow.
@@ -119,12 +119,12 @@ pub enum Error {
         last = crate::run::LAST_ATTEMPT
     )]
     LastAttempt {
-        /// The object's URL.
+        /// URL of the object.
         url: String,
         /// Attempt number in its name.
         attempt: u32,
     },
-    /// The store's directory was moved or removed.
+    /// The directory of the store was moved or removed.
     #[error(
         "{operation} {url}: directory {folder} no longer exists (moved, removed or not mounted) and is \
          not recreated"
@@ -132,7 +132,7 @@ pub enum Error {
     FolderGone {
         /// Operation.
         operation: &'static str,
-        /// The object's URL.
+        /// URL of the object.
         url: String,
         /// The missing directory.
         folder: String,
@@ -144,7 +144,7 @@ pub enum Error {
         object = crate::run::lease(*attempt)
     )]
     LeaseGone {
-        /// The run's URL.
+        /// URL of the run.
         url: String,
         /// The attempt that lost the lease.
         attempt: u32,
@@ -152,7 +152,7 @@ pub enum Error {
     /// A newer attempt holds the lease. This attempt may no longer write to the run.
     #[error("attempt {attempt} has lost the lease of {url}: attempt {newest} holds it")]
     LeaseLost {
-        /// The run's URL.
+        /// URL of the run.
         url: String,
         /// The attempt that lost the lease.
         attempt: u32,

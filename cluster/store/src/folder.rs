@@ -1,4 +1,4 @@
-//! Detects that a store's directory was moved or removed while the store is in use.
+//! Detects that the directory of a store was moved or removed while the store is in use.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -8,7 +8,7 @@ use crate::hash::sha256;
 
 /// Maximum length of a run name in a path, bytes. (A file name can have 255 bytes.)
 const LONGEST_NAME: usize = 200;
-/// Number of hexadecimal digits of the SHA-256 of a run's URL in a directory name.
+/// Number of hexadecimal digits of the SHA-256 of a run URL in a directory name.
 const DIGITS: usize = 8;
 /// Prefix of the log directory of an attempt. The attempt number follows.
 const ATTEMPT: &str = "attempt-";
@@ -31,12 +31,12 @@ pub fn attempt_logs(logs: &Path, url: &str, attempt: u32) -> PathBuf {
     logs.join(format!("{name}-{}", digits(url))).join(format!("{ATTEMPT}{attempt:06}"))
 }
 
-/// Parses the attempt number from the name of an attempt's log directory.
+/// Parses the attempt number from the name of an attempt log directory.
 pub fn attempt_of_logs(name: &str) -> Option<u32> {
     name.strip_prefix(ATTEMPT)?.parse().ok()
 }
 
-/// True if `name` has the form of a run's log directory.
+/// True if `name` has the form of a run log directory.
 pub fn is_logs_of_run(name: &str) -> bool {
     let is_digits = |text: &str| text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     name.rsplit_once('-').is_some_and(|(_, digits)| is_digits(digits))
@@ -62,12 +62,12 @@ impl<'a> LogFolders<'a> {
     }
 }
 
-/// File name of a rank's log.
+/// File name of the log of a rank.
 pub fn rank_log(rank: usize) -> String {
     format!("rank-{rank:05}.log")
 }
 
-/// File name of a rank's trace.
+/// File name of the trace of a rank.
 pub fn rank_trace(rank: usize) -> String {
     format!("rank-{rank:05}.trace.json")
 }

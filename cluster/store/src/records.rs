@@ -32,7 +32,7 @@ pub struct DamagedLine {
     pub url: String,
     /// Line number, from 1.
     pub line: usize,
-    /// The parser's message.
+    /// Message of the parser.
     pub cause: String,
 }
 

@@ -39,7 +39,7 @@ pub const RECORDS: &str = "metrics";
 /// Prefix of the rollback records.
 pub const ROLLBACKS: &str = "rollbacks";
 
-/// Name prefix of a checkpoint's optimizer shards.
+/// Name prefix of the optimizer shards of a checkpoint.
 const OPTIMIZER: &str = "optimizer-";
 
 /// Name prefix of leases.
@@ -48,7 +48,7 @@ const LEASE: &str = "lease-";
 /// Form of a checkpoint URL, for messages.
 pub const CHECKPOINT_URL: &str = "RUN/checkpoints/step-NNNNNNNNN-aNNNN";
 
-/// Name of an attempt's lease.
+/// Name of the lease of an attempt.
 pub fn lease(attempt: u32) -> String {
     format!("{LEASE}{attempt:06}")
 }
@@ -59,7 +59,7 @@ pub fn attempt_of_lease(name: &str) -> Option<u32> {
     (lease(attempt) == name).then_some(attempt)
 }
 
-/// Name of an attempt's rollback record.
+/// Name of the rollback record of an attempt.
 pub fn rollback(attempt: u32) -> String {
     format!("{ROLLBACKS}/attempt-{attempt:04}.json")
 }
@@ -93,7 +93,7 @@ pub fn position_of_records(name: &str) -> Option<AttemptStep> {
     (records(position.attempt, position.step) == name).then_some(position)
 }
 
-/// Prefix of a checkpoint's objects, such as `checkpoints/step-000012000-a0003`.
+/// Prefix of the objects of a checkpoint, such as `checkpoints/step-000012000-a0003`.
 pub fn checkpoint(name: &str) -> String {
     format!("{CHECKPOINTS}/{name}")
 }
@@ -108,7 +108,7 @@ pub fn moments(index: usize, parts: usize) -> String {
     format!("{OPTIMIZER}{index:05}-of-{parts:05}.safetensors")
 }
 
-/// True if a checkpoint's object is an optimizer shard.
+/// True if the object of a checkpoint is an optimizer shard.
 pub fn is_moments(object: &str) -> bool {
     object.starts_with(OPTIMIZER)
 }

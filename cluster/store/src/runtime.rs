@@ -30,7 +30,7 @@ pub(crate) fn start<T: Send + 'static>(future: impl Future<Output = T> + Send + 
     Pending { receiver }
 }
 
-/// Runs CPU-bound work on the blocking pool, off the runtime's worker threads.
+/// Runs CPU-bound work on the blocking pool, off the worker threads of the runtime.
 pub(crate) async fn compute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(value) => value,

@@ -118,7 +118,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// Name of this rank's operation.
+    /// Name of the operation of this rank.
     pub fn operation(&self) -> &'static str {
         self.operation
     }

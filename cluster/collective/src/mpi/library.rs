@@ -125,7 +125,7 @@ impl Transfer {
     /// Lets MPI make progress. Returns the number of received bytes once the message is complete (0 for a send).
     pub fn poll(&mut self) -> Result<Option<usize>> {
         let (mut complete, mut count): (c_int, c_int) = (0, 0);
-        // SAFETY: the request comes from MPI; the other arguments live for the calls; an all-zero status is valid.
+        // SAFETY: the request comes from MPI. The other arguments outlive the calls. An all-zero status is valid.
         unsafe {
             let mut status: ffi::MPI_Status = std::mem::zeroed();
             check("MPI_Test", ffi::MPI_Test(&mut self.request, &mut complete, &mut status))?;

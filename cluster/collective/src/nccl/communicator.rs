@@ -15,7 +15,7 @@ pub const POLL: Duration = Duration::from_micros(50);
 /// the background.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One rank's NCCL communicator.
+/// NCCL communicator of one rank.
 pub struct NcclCommunicator {
     library: Arc<NcclLibrary>,
     handle: CommHandle,

@@ -168,7 +168,7 @@ impl NcclLibrary {
         Ok(id)
     }
 
-    /// Starts the initialization of a communicator for this rank, on the calling thread's current device.
+    /// Starts the initialization of a communicator for this rank, on the current device of the calling thread.
     pub fn start_init(&self, (rank, world_size): (usize, usize), id: UniqueId) -> Result<CommHandle> {
         let (size, blocking) = (size_of::<NcclConfig>(), 0);
         let mut config = NcclConfig { size, magic: 0xcafe_beef, version: MIN_VERSION as c_uint, blocking };
@@ -198,8 +198,8 @@ impl NcclLibrary {
     /// Enqueues on `stream` the in-place sum of `count` elements at `address` over all ranks.
     ///
     /// # Safety
-    /// `stream` belongs to the communicator's device. The elements are valid for reads and writes until the stream has
-    /// completed the all-reduce.
+    /// `stream` belongs to the device of the communicator. The elements are valid for reads and writes until the stream
+    /// has completed the all-reduce.
     pub unsafe fn all_reduce(
         &self,
         handle: CommHandle,
@@ -209,7 +209,7 @@ impl NcclLibrary {
     ) -> Result<()> {
         const SUM: c_int = 0;
         let buffer = ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: the communicator is alive; the caller promises the rest.
+        // SAFETY: the communicator is alive. The caller guarantees the other conditions.
         let code = unsafe { (self.all_reduce)(buffer, buffer, count, element as c_int, SUM, handle.get(), stream) };
         match code {
             IN_PROGRESS => Ok(()),

@@ -51,7 +51,7 @@ impl<D: NcclDevice> NcclReducer<D> {
         device.wait_event(&computed)?;
         let communicator = self.shared.communicator();
         let all_reduce = |address, data_type| {
-            // SAFETY: the bucket's creator promised its memory until the all-reduce is waited for or dropped; the
+            // SAFETY: the creator of the bucket promised its memory until the all-reduce is waited for or dropped. The
             // device promises the bf16 buffer and the stream.
             unsafe { communicator.all_reduce(address, (count, data_type), device.comm_stream()) }
         };
@@ -163,7 +163,7 @@ impl<D: NcclDevice> NcclAllReduce<D> {
         Err(Error::Mismatch { operation: BUCKET_ALL_REDUCE, detail })
     }
 
-    /// Polls until the sum is complete. The stall timeout starts when this rank's gradients are computed.
+    /// Polls until the sum is complete. The stall timeout starts when the gradients of this rank are computed.
     fn wait_for_sum(&self, deadline: Option<Instant>) -> Result<()> {
         let device = &self.shared.device;
         device.make_current()?;

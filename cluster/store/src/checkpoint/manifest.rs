@@ -15,7 +15,7 @@ pub const FORMAT: u32 = 4;
 /// Oldest format that this version reads. A manifest in that format has no `held_out_loss` and no `best`.
 const OLDEST: u32 = 1;
 
-/// A checkpoint's `manifest.json`.
+/// Content of the `manifest.json` of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -30,10 +30,10 @@ pub struct Manifest {
     pub parent: Option<String>,
     /// Index of the current stage, from 0.
     pub stage: usize,
-    /// Samples consumed from each dataset, keyed by the SHA-256 of the dataset's manifest. The count continues across
+    /// Samples consumed from each dataset, keyed by the SHA-256 of the dataset manifest. The count continues across
     /// epochs: with 100 samples, the second epoch begins at 100.
     pub cursor: BTreeMap<String, u64>,
-    /// SHA-256 of the run's resolved configuration.
+    /// SHA-256 of the resolved configuration of the run.
     pub config_sha256: String,
     /// World size (number of ranks) of the attempt that wrote the checkpoint.
     pub world: usize,

@@ -25,7 +25,7 @@ pub struct RollbackRecord {
     pub attempt: u32,
     /// Last valid step. Checkpoints that this attempt or earlier attempts saved after this step are invalid.
     pub steps: u64,
-    /// SHA-256 of the dataset's manifest.
+    /// SHA-256 of the dataset manifest.
     pub dataset: String,
     /// Samples of the dataset to skip, as positions that continue across epochs.
     pub samples: Range<u64>,
@@ -35,7 +35,7 @@ pub struct RollbackRecord {
 }
 
 impl RollbackRecord {
-    /// Writes the record to the run's store.
+    /// Writes the record to the store of the run.
     ///
     /// # Errors
     /// A store error.

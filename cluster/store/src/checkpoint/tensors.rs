@@ -141,7 +141,7 @@ impl DataValidator {
     }
 }
 
-/// Storage format of a tensor's elements.
+/// Storage format of the elements of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum ElementKind {
     /// Floating point. An element with all exponent bits set is NaN or infinite.

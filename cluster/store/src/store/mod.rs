@@ -138,7 +138,7 @@ impl Store {
     /// Reads the byte range `range` of an object.
     ///
     /// # Errors
-    /// [`Error::NotFound`], a range beyond the object's end, or another store error.
+    /// [`Error::NotFound`], a range beyond the end of the object, or another store error.
     pub fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes> {
         if range.is_empty() {
             return Ok(Bytes::new());
