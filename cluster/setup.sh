@@ -1,13 +1,14 @@
 #!/bin/sh
-# Installs missing requirements for building, running and testing lambert on this machine. Idempotent: a second run
-# needs no network and changes nothing. All Makefile targets call it.
+# Installs what this machine lacks to build, run and test lambert. The script is idempotent: a second run needs no network
+# and changes nothing. All Makefile targets that build or test call this script.
 #
 #   Open MPI, libclang   Debian packages, unless mpicc (any MPI) and libclang are there
 #   libtorch, CPU        a folder in the per-user cache, unless LIBTORCH names one
 #   .cargo/config.toml   tells cargo where that folder is (git ignores the file)
 #
-# With --cuda, for a machine with GPUs that has no Python package torch: the CUDA half of libtorch and NVIDIA's libraries, in
-# another folder of the cache (2.3 GB to fetch, 2.8 GB there). The driver, 580 or later, is the machine's.
+# --cuda is for a machine with GPUs but without the Python package torch. With this option the script also fetches the CUDA
+# half of libtorch and NVIDIA's libraries to another folder of the cache (download 2.3 GB, installed 2.8 GB). The machine
+# must already have the NVIDIA driver, version 580 or later.
 set -eu
 
 TORCH=2.11.0
@@ -20,7 +21,8 @@ cache=${XDG_CACHE_HOME:-$HOME/.cache}/lambert
 say() { echo "setup: $*" >&2; }
 die() { say "$*"; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
-# Folders in which bindgen, which reads mpi.h at build time, searches libclang (libclang-cpp is another library).
+# bindgen reads mpi.h at build time and needs libclang. It searches for libclang in these folders. (libclang-cpp is another
+# library.)
 have_libclang() {
     [ -n "${LIBCLANG_PATH:-}" ] || ls /usr/lib/llvm-*/lib/libclang*.so* /usr/lib/*/libclang*.so* \
         /usr/lib64/libclang*.so* /usr/local/lib/libclang*.so* 2>/dev/null | grep -v libclang-cpp | grep -q .
@@ -73,10 +75,10 @@ if [ -z "${LIBTORCH:-}" ]; then
         for lib in libtorch_cpu.so libc10.so libgomp.so.1; do
             unzip -q -j "$torch" "torch/lib/$lib" -d "$work/libtorch/lib"
         done
-        # libtorch_cpu.so is linked to these two, and uses neither without a GPU.
+        # libtorch_cpu.so is linked to these two libraries. Without a GPU it calls neither.
         unzip -q -j "$cupti" '*/libcupti.so.13' -d "$work/libtorch/lib"
         unzip -q -j "$cudart" '*/libcudart.so.13' -d "$work/libtorch/lib"
-        # torch-sys links `torch`; here that is only another name for torch_cpu.
+        # torch-sys links a library named `torch`. Here that library only refers to torch_cpu.
         echo | cc -shared -o "$work/libtorch/lib/libtorch.so" -x c - -L"$work/libtorch/lib" \
             -Wl,--no-as-needed -ltorch_cpu -Wl,-rpath,'$ORIGIN' -Wl,--allow-shlib-undefined
         echo $TORCH > "$work/libtorch/build-version"

@@ -1,4 +1,4 @@
-//! Bad input yields exit code 1 or 2, one clear message and no panic, and leaves existing files unchanged.
+//! Bad input must cause exit code 1, 2 or 70, one clear message and no panic. Existing files must stay unchanged.
 
 use std::io::Write;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn refused(ran: &CommandOutput, code: i32, words: &[&str]) {
     }
 }
 
-/// Runs `lambert prep` on one source. The output folder holds a file beforehand, which must survive.
+/// Runs `lambert prep` on one source. The output folder contains a file beforehand. The command must keep this file.
 fn prep(dir: &TestDir, source: &str, format: &str, sets: &[&str]) -> CommandOutput {
     let output = format!("{source}-data");
     let keep = format!("{output}/keep.txt");
@@ -143,12 +143,12 @@ fn an_invalid_run_is_rejected_with_all_errors() {
     refused(&run(&start), 2, &["stage.0.data: its vocabulary differs from that of the model"]);
 }
 
-/// A retry may find the dataset; Slurm requeues a job that exits with code 1.
+/// The exit code must be 1, because a retry may find the dataset. Slurm requeues a job that exits with code 1.
 #[test]
 fn an_unreachable_dataset_is_not_a_configuration_error() {
     let dir = TestDir::new();
     let (config, run_url, away) = (dir.config(4, 1), dir.path("run"), dir.path("away"));
-    // Inaccessible, not missing.
+    // A symbolic link to itself: the dataset is inaccessible, not missing.
     std::os::unix::fs::symlink(&away, &away).unwrap();
     let set = format!("stage.0.data={away}");
     let start = ["run", "--run", &run_url, "--config", &config, "--set", &set];
@@ -161,7 +161,7 @@ fn an_unreachable_dataset_is_not_a_configuration_error() {
     assert!(!Path::new(&run_url).exists());
 }
 
-/// Limits the address space of all processes, which the memory formula does not know.
+/// Limits the address space of all processes. The memory formula does not take this limit into account.
 #[test]
 fn out_of_memory_in_a_step_ends_the_run() {
     let dir = TestDir::new();
@@ -246,7 +246,7 @@ fn damaged_checkpoints_are_skipped() {
     refused(&run(&["checkpoint", "verify", &run_url]), 1, &["2 of 3 checkpoints"]);
     let exported = run(&["export", &run_url, "--output", &dir.path("exported")]);
     assert_eq!(exported.code, 0, "{}", exported.err);
-    // Damaged checkpoints are not pruned.
+    // With checkpoint.keep = 9, the run does not prune the damaged checkpoints.
     let resumed = run(&["run", "--config", &config, "--run", &run_url, "--set", "checkpoint.keep=9"]);
     assert_eq!(resumed.code, 0, "{}", resumed.err);
     for log in [&exported.err, &resumed.err] {
@@ -262,8 +262,8 @@ fn damaged_checkpoints_are_skipped() {
     let named = run(&["export", &format!("{run_url}/checkpoints/{newest}"), "--output", &dir.path("x")]);
     refused(&named, 1, &[&newest, "model.safetensors"]);
 
-    // Without a usable checkpoint the run does not start over, which would prune the damaged ones; an older program
-    // does not either.
+    // Without a usable checkpoint the run must not start from scratch, because that would prune the damaged
+    // checkpoints. The newest checkpoint gets the format of a later version here, as an older program would find it.
     let manifest = object("step-000000200-a0002", "manifest.json");
     let newer = std::fs::read_to_string(&manifest).unwrap().replacen("\"format\": ", "\"format\": 9", 1);
     std::fs::write(&manifest, newer).unwrap();
@@ -284,7 +284,7 @@ fn damaged_checkpoints_are_skipped() {
     assert_eq!(checkpoints(&run_url), before);
 }
 
-/// Programs that start in a removed directory fail in different ways.
+/// Without a check, programs that start in a removed directory would fail in different ways.
 #[test]
 fn a_removed_working_directory_is_rejected() {
     let dir = TestDir::new();

@@ -1,4 +1,4 @@
-//! A growing global batch has the same samples in every world and after every restart.
+//! A growing global batch has the same samples for every world size and after every restart.
 
 use crate::support::{Running, TestDir, assert_same_bits};
 use lambert_control::StepRecord;

@@ -1,5 +1,6 @@
-//! Runs killed repeatedly at random rng: one rank, all ranks, or the coordinator. A third of the kills fall inside
-//! a save or a load. The run must end with the same bits or, with changing world sizes, with the same samples.
+//! Runs that are killed repeatedly at random times. A kill hits one rank, all ranks or the coordinator. A third of the
+//! kills are aimed at a save or a load. The run must end with the same bits or, if the world size changes, with the
+//! same samples.
 //!
 //! The short tests run by default. CONTRIBUTING.md lists the long ones.
 
@@ -19,25 +20,25 @@ use lambert_dataset::random::{Key, Rng};
 /// Steps between checkpoints in the configuration of `support`.
 const INTERVAL: u64 = 7;
 
-/// More steps than any run completes before its last kill.
+/// A number of steps that no run completes before its last kill.
 const ENDLESS: u64 = 1_000_000;
 
 /// Run that is killed and restarted.
 struct Trial<'a> {
     place: &'a TestDir,
-    /// Total steps, once known.
+    /// Total steps. `None` until the last kill.
     steps: Option<u64>,
     /// URL of the run.
     url: String,
-    /// Local folder with the run's objects.
+    /// Local folder with the objects of the run.
     folder: PathBuf,
-    /// World sizes of successive starts, repeated cyclically.
+    /// World sizes of successive starts. The list is repeated.
     worlds: &'a [usize],
     rng: Rng,
     starts: usize,
-    /// More arguments of `lambert run`.
+    /// Additional arguments of `lambert run`.
     more: &'a [&'a str],
-    /// Environment with another MPI for every other start; empty for the installed one.
+    /// Environment of every second start, which selects another MPI. Empty if all starts use the installed MPI.
     other_mpi: Vec<(&'static str, String)>,
     tally: BTreeMap<&'static str, usize>,
     /// Checkpoints with a flipped byte.
@@ -82,7 +83,8 @@ impl<'a> Trial<'a> {
         self.rng.below(bound)
     }
 
-    /// Kills `kills` times, then lets the run finish a few checkpoints later. Returns its total steps.
+    /// Kills the run `kills` times and then lets it finish after a few more checkpoints. Returns the total steps of the
+    /// run.
     fn kill_repeatedly(&mut self, kills: usize) -> u64 {
         let mut running = self.start();
         for kill in 0..kills {
@@ -109,7 +111,8 @@ impl<'a> Trial<'a> {
         *self.tally.entry(what).or_default() += 1;
     }
 
-    /// Waits until the next kill: one in six inside a save, one in six while the ranks start and load.
+    /// Waits for the time of the next kill. One kill in six is aimed at a save, and one in six at the start of the
+    /// ranks.
     fn wait(&mut self, running: &mut Running, kill: usize) {
         match kill % 6 {
             0 => {
@@ -160,7 +163,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// Restarts the run, sometimes with a flipped bit in its newest checkpoint, which must be skipped.
+    /// Restarts the run. Sometimes flips a bit in the newest checkpoint first. The run must then skip this checkpoint.
     fn restart(&mut self) -> Running {
         let mut sound = checkpoints(&self.url);
         sound.retain(|name| !self.damaged.contains(name));
@@ -187,7 +190,8 @@ impl<'a> Trial<'a> {
         self.start()
     }
 
-    /// Step records that led to the final state: for each step, the record of its last attempt.
+    /// Returns the step records that led to the final state: for each step, the record of the last attempt that
+    /// executed it.
     fn history(&self) -> Vec<StepRecord> {
         let mut logs = tree(&self.folder.join("metrics"));
         logs.retain(|name, _| name.extension().is_some_and(|end| end == "jsonl"));
@@ -209,7 +213,7 @@ impl<'a> Trial<'a> {
         history
     }
 
-    /// Asserts that every step is there once, with the samples and masks of the undisturbed run.
+    /// Asserts that the history contains every step once, with the same samples and masks as in the undisturbed run.
     fn assert_history(&self, undisturbed: &[StepRecord]) {
         let facts = |r: &StepRecord| (r.step, r.batch.digest, r.batch.samples, r.batch.masked_tokens);
         let (found, expected): (Vec<_>, Vec<_>) =
@@ -222,7 +226,7 @@ impl<'a> Trial<'a> {
     /// Asserts that pruning leaves no unexpected files.
     fn assert_no_leftovers(&self) {
         for name in tree(&self.folder).keys().filter(|name| name.to_str().unwrap().contains('#')) {
-            // Partial files outside checkpoints are pruned by age.
+            // Pruning removes partial files outside checkpoints only if they are old.
             let file = File::options().write(true).open(self.folder.join(name)).unwrap();
             file.set_modified(SystemTime::now() - Duration::from_secs(7200)).unwrap();
         }
@@ -238,7 +242,8 @@ impl<'a> Trial<'a> {
         let left: Vec<_> = all.keys().map(|name| name.to_str().unwrap()).filter(|name| !belongs(name)).collect();
         assert_eq!(left, [""; 0], "unexpected files");
         if self.folder == Path::new(&self.url) {
-            // A bucket has no folders; the S3 server may keep empty ones.
+            // Folders are checked only in a local store. A bucket has no folders, but the S3 server may keep empty
+            // ones.
             let folders = std::fs::read_dir(self.folder.join("checkpoints")).unwrap();
             let folders: Vec<_> = folders.map(|entry| entry.unwrap().file_name()).collect();
             assert_eq!(folders, [newest.as_str()], "unexpected files");
@@ -258,10 +263,10 @@ fn wait_for_workers(running: &mut Running, url: &str) {
     }
 }
 
-/// Schedule that does not depend on the total steps, which are known only after the last kill.
+/// Learning rate schedule that does not depend on the total steps, because they are known only after the last kill.
 const CONSTANT_RATE: [&str; 4] = ["--set", "stage.0.warmup=0.0", "--set", "stage.0.decay=constant"];
 
-/// Returns the step in a checkpoint's name.
+/// Returns the step in a checkpoint name.
 fn step_of(name: &str) -> u64 {
     name.split('-').nth(1).unwrap().parse().unwrap()
 }
@@ -309,7 +314,7 @@ fn kill_with_canonical_worlds(kills: usize) {
     trial.assert_no_leftovers();
 }
 
-/// Kills a run in a bucket behind a proxy that fails every tenth request.
+/// Kills a run in a bucket. A proxy makes every tenth request fail on average.
 fn kill_in_a_bucket(kills: usize) {
     let place = TestDir::new();
     let server = Server::start(Path::new(&place.path("s3")), 0);

@@ -1,4 +1,4 @@
-//! Checkpoints of a run: retention, copies, and configuration changes between them.
+//! Checkpoints of a run: retention, copies, and configuration changes between two checkpoints.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ fn manifest(run: &str, name: &str) -> checkpoint::Manifest {
     checkpoint::verify(&Store::open(run).unwrap(), name).unwrap().manifest
 }
 
-/// Runs to the end with these settings; returns the log.
+/// Trains a run to the end with these settings. Returns the log.
 fn train(config: &str, run_url: &str, more: &[&str]) -> String {
     let ran = run(&[&["run", "--config", config, "--run", run_url], more].concat());
     assert_eq!(ran.code, 0, "{}", ran.err);
@@ -26,7 +26,7 @@ fn the_last_every_nth_and_the_best_are_retained() {
     let dir = TestDir::new();
     let (config, url, held_out) = (dir.config(40, 2), dir.path("run"), dir.path("data/held-out"));
     let evaluation = format!("evaluation.data={held_out}");
-    // The loss rises, so the best checkpoint is that of the first evaluation, long before the end.
+    // The loss rises, so the best checkpoint is one of the first evaluations, long before the end.
     let sets = [
         &evaluation,
         "evaluation.every_steps=10",
@@ -50,7 +50,7 @@ fn the_last_every_nth_and_the_best_are_retained() {
     let best_step = steps_of(&best.checkpoint);
     assert!(best_step < 40, "the best checkpoint is the last: {losses:?}");
     assert_eq!(manifest(&url, &best.checkpoint).held_out_loss, Some(best.loss));
-    // A checkpoint that becomes due during a save is saved next; on a slow disk that is some steps later.
+    // A checkpoint that becomes due during a save is written after that save. On a slow disk this is some steps later.
     let saved: Vec<u64> = log.split("saved checkpoint ").skip(1).map(steps_of).collect();
     assert_eq!(saved.first(), Some(&7), "{log}");
     let milestones = [14..28, 28..40].map(|range| saved.iter().copied().find(|step| range.contains(step)));
@@ -66,7 +66,7 @@ fn steps_of(name: &str) -> u64 {
     name["step-".len()..][..9].parse().unwrap()
 }
 
-/// Losses of the evaluations in the run's records.
+/// Losses of the evaluations in the run records.
 fn evaluations(url: &str) -> Vec<f64> {
     let lines = tree(&Path::new(url).join("metrics"))
         .into_values()
@@ -95,7 +95,7 @@ fn a_new_run_starts_from_the_weights_of_another() {
     let updates = |run: &str| manifest(run, &checkpoints(run)[0]).state["updates"]["bert.embeddings"].as_u64().unwrap();
     assert_eq!((updates(&bare), updates(&whole)), (1, 15));
     assert_eq!(manifest(&bare, &checkpoints(&bare)[0]).step, 1);
-    // Resumes with the same command, and without --from.
+    // The run resumes with the same command, and also without --from.
     train(&config, &bare, &still);
     train(&config, &bare, &still[..4]);
 
@@ -126,20 +126,20 @@ fn configuration_changes_need_permission() {
         train(&config, &url, &[&change[..], &["--allow-change", "stage.0.steps", "--allow-change", "model"]].concat());
     assert!(log.contains("configuration changed: stage.0.steps: 7 in the run, 14 now"), "{log}");
     assert!(log.contains("resuming from step-000000007-a0001"), "{log}");
-    // A hidden size that no checkpoint has does not restart the run at step 0.
+    // If no checkpoint has the new hidden size, the command must fail. It must not restart the run at step 0.
     let wide = ["--set", "stage.0.steps=14", "--set", "model.hidden=64", "--set", "model.dropout=0.2"];
     let incompatible =
         run(&[&["run", "--config", &config, "--run", &url, "--allow-change", "model"], &wide[..]].concat());
     assert_eq!(incompatible.code, 2, "{}", incompatible.err);
     assert!(incompatible.err.contains("model.hidden: 32 in the run, 64 now"), "{}", incompatible.err);
     assert_eq!(steps(&url)[0], 14);
-    // A change of micro-batches needs no permission and is reported.
+    // A change of the micro-batch size needs no permission, but is reported.
     let small = ["--set", "stage.0.micro_batch_tokens=128", "--set", "stage.0.steps=14", "--set", "model.dropout=0.2"];
     let log = train(&config, &url, &small);
     assert!(log.contains("changes rounding"), "{log}");
 }
 
-/// Intact checkpoints of another model are skipped; if all are, the run does not start over.
+/// A run skips intact checkpoints of another model. If it has no other checkpoint, it must not start from scratch.
 #[test]
 fn incompatible_checkpoints_are_skipped() {
     let dir = TestDir::new();
@@ -170,10 +170,11 @@ fn a_copy_is_an_independent_run() {
     assert_eq!(newest, "step-000000021-a0002");
     done(&["checkpoint", "copy", &format!("{url}/checkpoints/{newest}"), &copied]);
     assert_eq!(final_state(&copied), final_state(&url));
-    // The copied checkpoint has a higher attempt than a first start; later checkpoints must still sort after it.
+    // The copied checkpoint has a higher attempt number than the first attempt of a new run would have. Later
+    // checkpoints must still sort after the copied checkpoint.
     train(&config, &copied, &["--set", "stage.0.steps=28", "--allow-change", "stage"]);
     assert_eq!(checkpoints(&copied), ["step-000000028-a0003", newest.as_str()]);
-    // A checkpoint of another run would be read with this run's model.
+    // A checkpoint with another model is rejected, because it would be read with the model of this run.
     let other = dir.path("other");
     train(&config, &other, &["--set", "model.activation=gelu-tanh"]);
     let of_other = format!("{other}/checkpoints/{}", checkpoints(&other)[0]);
@@ -186,13 +187,14 @@ fn a_copy_is_an_independent_run() {
     let mixed = run(&["checkpoint", "copy", &format!("{deeper}/checkpoints/{}", checkpoints(&deeper)[0]), &copied]);
     assert_eq!(mixed.code, 2, "{}", mixed.err);
     assert!(mixed.err.contains("stage.0.layers is"), "{}", mixed.err);
-    // A run that was or is being trained would resume from the copy.
+    // A copy to a trained run is rejected, because the run would resume from the copy.
     let other_step = format!("{url}/checkpoints/step-000000014-a0001");
     let refused = run(&["checkpoint", "copy", &other_step, &copied]);
     assert_eq!(refused.code, 2, "{}", refused.err);
     assert!(refused.err.contains("is a trained run") && refused.err.contains("lease-000003"), "{}", refused.err);
     assert_eq!(checkpoints(&copied).len(), 2, "objects were copied");
-    // A copy interrupted after its first object can be repeated, and another checkpoint of the same run can be added.
+    // A copy that was interrupted after its first object can be repeated. Another checkpoint of the same run can be
+    // added.
     let archive = dir.path("archive");
     done(&["checkpoint", "copy", &format!("{url}/checkpoints/{newest}"), &archive]);
     std::fs::remove_file(format!("{archive}/vocab.txt")).unwrap();
@@ -231,14 +233,15 @@ fn checkpoints_are_saved_at_time_intervals() {
     assert_eq!(running.end().code, Some(75));
 }
 
-/// Replaces `from` by `to` in a checkpoint's manifest and updates its checksum, as anyone who knows the format can.
+/// Replaces `from` by `to` in the manifest of a checkpoint and updates the checksum of the manifest. Anyone who knows
+/// the format can do this.
 fn forge(manifest: &Path, from: &str, to: &str) {
     let text = std::fs::read_to_string(manifest).unwrap();
     assert!(text.contains(from), "no {from} in {text}");
     std::fs::write(manifest, support::seal(&text.replacen(from, to, 1))).unwrap();
 }
 
-/// A forged checkpoint with valid checksums is rejected for its content.
+/// A forged checkpoint with valid checksums is rejected because of its content.
 #[test]
 fn a_forged_checkpoint_is_skipped() {
     let dir = TestDir::new();

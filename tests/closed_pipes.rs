@@ -12,7 +12,7 @@ fn closed() -> Stdio {
     writer.into()
 }
 
-/// Runs a program with its standard output closed, then also its standard error.
+/// Runs a program twice: with a closed standard output, and with standard output and standard error closed.
 fn unread(program: &Path, arguments: &[&str]) {
     let command = || {
         let mut command = Command::new(program);

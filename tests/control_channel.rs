@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use crate::support::{Running, TestDir, done, with_worker};
 
-/// Proxy between the ranks and the coordinator. It reads every message, replays each, sends a modified copy of each,
-/// and forges every fourth response.
+/// Proxy between the ranks and the coordinator. It reads every message. It replays every report, sends a modified copy
+/// of every report, and forges every fourth response.
 struct Attacker {
     port: u16,
     seen: Arc<Mutex<Seen>>,
@@ -18,14 +18,15 @@ struct Attacker {
 #[derive(Default)]
 struct Seen {
     messages: Vec<Vec<u8>>,
-    /// Status codes of the coordinator's responses to copies.
+    /// HTTP status codes with which the coordinator answered replayed reports. `changed` has the codes for modified
+    /// reports.
     repeated: Vec<u16>,
     changed: Vec<u16>,
     answered: usize,
 }
 
 impl Attacker {
-    /// Intercepts the coordinator's address once it is in `file`.
+    /// Starts the proxy. It forwards to the URL that is in `file` at the time of a request.
     fn start(file: PathBuf) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (port, seen) = (listener.local_addr().unwrap().port(), Arc::new(Mutex::new(Seen::default())));
@@ -64,7 +65,8 @@ fn pass_on(mut client: &TcpStream, file: &Path, seen: &Mutex<Seen>) -> Option<()
     }
 }
 
-/// Response with the head of a genuine one and a forged body that acknowledges everything and stops the run.
+/// Returns a response with the head of a genuine response and a forged body. The body acknowledges all messages and
+/// requests a stop.
 fn forged_response(genuine: &[u8]) -> Vec<u8> {
     let body = r#"{"acknowledged":1000000,"command":{"number":7,"directive":"checkpoint-and-stop"}}"#;
     let text = String::from_utf8_lossy(genuine);

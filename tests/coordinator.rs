@@ -23,7 +23,7 @@ fn sighup_and_sigusr1_save_a_checkpoint_and_stop() {
     let dir = TestDir::new();
     for (number, signal) in ["-HUP", "-USR1"].into_iter().enumerate() {
         let run = dir.path(&format!("run-{number}"));
-        // The test runner may ignore SIGHUP.
+        // The test runner may ignore SIGHUP, and child processes inherit this.
         let mut command = Command::new("env");
         command.arg("--default-signal=HUP").arg(lambert());
         let mut running = Running::start_by(command, &dir.config(ENDLESS, 2), &run, &[]);
@@ -33,13 +33,14 @@ fn sighup_and_sigusr1_save_a_checkpoint_and_stop() {
         let ended = running.end();
         seconds(signal, start);
         stopped(&run, &ended, 75, "stopped: step");
-        // More than one if the run had reached a multiple of the interval.
+        // There is more than one checkpoint if the run had reached a multiple of the interval.
         assert!(!checkpoints(&run).is_empty(), "{}", ended.log);
         assert_eq!(read_json(&run, "status.json")["state"], "stopped");
     }
 }
 
-/// A terminal closed after Ctrl-C does not cancel the checkpoint; the shell and the kernel may both send SIGHUP.
+/// If the terminal is closed after Ctrl-C, the checkpoint must still be saved. The shell and the kernel may both send
+/// SIGHUP then.
 #[test]
 fn sighup_after_sigint_does_not_cancel_the_checkpoint() {
     let dir = TestDir::new();
@@ -54,7 +55,7 @@ fn sighup_after_sigint_does_not_cancel_the_checkpoint() {
     std::thread::sleep(Duration::from_millis(300));
     running.kill_coordinator("-HUP");
     stopped(&run, &running.end(), 76, "stopped: step");
-    // The status has the run's position before the ranks report.
+    // The status contains the step and the checkpoint of the run before the ranks have reported.
     let newest = checkpoints(&run).remove(0);
     let running = Running::start_in(&dir.config(ENDLESS, 2), &run, &[], &[slow.preload, slow.trigger]);
     until(&run, "\"starting\"");
@@ -65,7 +66,8 @@ fn sighup_after_sigint_does_not_cancel_the_checkpoint() {
     assert!(status["step"].as_u64() >= Some(3), "{status}");
 }
 
-/// `timeout` signals its child and then the whole group. Before the first step there is nothing to save.
+/// The signal is sent twice, because `timeout` signals its child and then the whole process group. Before the first
+/// step there is nothing to save.
 #[test]
 fn a_stop_before_the_first_step_ends_the_run_at_once() {
     let dir = TestDir::new();
@@ -81,7 +83,7 @@ fn a_stop_before_the_first_step_ends_the_run_at_once() {
     assert_eq!(Running::start(&config, &run).end().code, Some(0), "the run does not start again");
 }
 
-/// Regression test: such a run was restarted five times and then failed.
+/// Regression test: a run whose worker crashed after the end of training was restarted five times and then failed.
 #[test]
 fn a_crash_after_the_end_does_not_change_the_result() {
     let dir = TestDir::new();
@@ -92,7 +94,7 @@ fn a_crash_after_the_end_does_not_change_the_result() {
     assert_eq!(read_json(&run, "status.json")["state"], "finished");
 }
 
-/// After a reboot, or in another container, another process may have the same process id.
+/// After a reboot, or in another container, another process may have the same process ID.
 #[test]
 fn a_coordinator_is_identified_by_more_than_its_process_id() {
     let dir = TestDir::new();
@@ -112,7 +114,7 @@ fn a_coordinator_is_identified_by_more_than_its_process_id() {
     assert_eq!(save.code, 1, "{}", save.err);
 }
 
-/// As under nohup: the run outlives the terminal.
+/// A run under nohup must outlive the terminal.
 #[test]
 fn an_ignored_sighup_stays_ignored() {
     let dir = TestDir::new();
@@ -128,8 +130,8 @@ fn an_ignored_sighup_stays_ignored() {
     assert_eq!(coordinator.wait().unwrap().code(), Some(75));
 }
 
-/// A stopped process sends no heartbeats; the attempt is ended after the timeout, and the run resumes with the same
-/// bits.
+/// A stopped process sends no heartbeats. The coordinator ends the attempt after the timeout. The run must end with the
+/// same bits as an undisturbed run.
 #[test]
 fn a_stopped_rank_is_detected_and_the_run_resumes() {
     let dir = TestDir::new();
@@ -148,7 +150,7 @@ fn a_stopped_rank_is_detected_and_the_run_resumes() {
     assert!(read_json(&run, "coordinator.json")["restarts"][0]["cause"].as_str().unwrap().contains("no heartbeat"));
 }
 
-/// Waits until the run's status contains `word`.
+/// Waits until the run status contains `word`.
 fn until(run: &str, word: &str) {
     let start = Instant::now();
     while !std::fs::read_to_string(Path::new(run).join("status.json")).unwrap_or_default().contains(word) {
@@ -157,7 +159,7 @@ fn until(run: &str, word: &str) {
     }
 }
 
-/// The status of a healthy run has the actual phase of each rank at every step.
+/// The status of a healthy run must contain the actual phase of each rank at every step.
 #[test]
 fn the_status_shows_no_save_without_a_save() {
     let dir = TestDir::new();
@@ -177,7 +179,7 @@ fn the_status_shows_no_save_without_a_save() {
     assert_eq!(running.end().code, Some(75));
 }
 
-/// All ranks report but make no progress: a hang, not a lost heartbeat.
+/// All ranks report but make no progress. This is a hang, not a lost heartbeat.
 #[test]
 fn a_hanging_reader_is_detected_and_named() {
     let dir = TestDir::new();
@@ -203,14 +205,15 @@ struct SlowReads {
     file: PathBuf,
 }
 
-/// Library that makes reads of shards hang while a file exists.
+/// Prepares a library that makes reads of shards hang while a file exists.
 fn slow_reads(dir: &TestDir) -> SlowReads {
     let file = PathBuf::from(dir.file("hang", "until it is gone"));
     let trigger = ("LAMBERT_TEST_HANG", file.to_str().unwrap().to_owned());
     SlowReads { preload: library(dir, "hanging_reads"), trigger, file }
 }
 
-/// A process in uninterruptible sleep cannot be killed; it is reported after a timeout and left.
+/// A process in uninterruptible sleep cannot be killed. The coordinator reports it after a timeout and exits without
+/// it.
 #[test]
 fn an_unkillable_process_is_reported_and_left() {
     let dir = TestDir::new();
@@ -232,7 +235,7 @@ fn an_unkillable_process_is_reported_and_left() {
     drop(frozen);
 }
 
-/// File system on which every write hangs until it is dropped.
+/// Frozen file system. Every write to it hangs until this value is dropped.
 struct Frozen {
     folder: String,
 }
@@ -259,7 +262,7 @@ impl Drop for Frozen {
     }
 }
 
-/// A checkpoint request stays valid for the duration of a step.
+/// A checkpoint request must stay valid until the current step ends, even if the step is slow.
 #[test]
 fn a_checkpoint_request_outlasts_a_slow_step() {
     let dir = TestDir::new();
@@ -268,7 +271,7 @@ fn a_checkpoint_request_outlasts_a_slow_step() {
     let running = Running::start_in(&dir.config(ENDLESS, 2), &run, &sets, &[slow.preload, slow.trigger]);
     until(&run, "\"training\"");
     support::done(&["checkpoint", "save", &run]);
-    // Longer than requests were once kept.
+    // In older versions a request expired within this time.
     std::thread::sleep(Duration::from_secs(10));
     std::fs::remove_file(&slow.file).unwrap();
     let start = Instant::now();
@@ -280,7 +283,8 @@ fn a_checkpoint_request_outlasts_a_slow_step() {
     assert_eq!(running.end().code, Some(75));
 }
 
-/// The output of a crashing rank is in its host's log file, although the control channel does not carry it.
+/// The output of a crashing rank must be in the log file on its host. The control channel does not transfer this
+/// output.
 #[test]
 fn the_output_of_a_crash_is_logged() {
     let dir = TestDir::new();
@@ -288,7 +292,7 @@ fn the_output_of_a_crash_is_logged() {
     let logs = format!("cluster.log_folder={folder:?}");
     let mut running = Running::start_with(&dir.config(ENDLESS, 2), &run, &["--set", &logs]);
     running.reach(5);
-    // Open MPI's handler prints the stack and ends the process with the same signal.
+    // The signal handler of Open MPI prints the stack and ends the process with the same signal.
     running.kill_rank(1, "-ABRT");
     let start = Instant::now();
     while !printed(&folder).contains("Signal: Aborted (6)") {
@@ -302,7 +306,7 @@ fn the_output_of_a_crash_is_logged() {
     seconds("a rank crashes", start);
 }
 
-/// Output of rank 1 in the first attempt.
+/// Returns the output of rank 1 in the first attempt.
 fn printed(folder: &str) -> String {
     let files = support::tree(Path::new(folder));
     let first = |path: &Path| path.ends_with("attempt-000001/rank-00001.log");

@@ -1,4 +1,5 @@
-//! A shard found damaged during training: the run names it and stops with a checkpoint, or skips its samples.
+//! A shard turns out to be damaged during training. The run names the shard and stops with a checkpoint, or skips the
+//! samples of the shard.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,8 @@ use serde_json::Value;
 const STEPS: u64 = 60;
 const BATCH: u64 = 16;
 
-/// Returns a dataset of many small shards, the shard that is read last, and the first step that needs it.
+/// Prepares a dataset of many small shards. Returns its URL, a shard that is first needed late in the run, and the
+/// first step that needs this shard.
 fn prepare(dir: &TestDir) -> (String, usize, u64) {
     let url = dir.path("small");
     let sets = [format!("output.url={url}"), "output.shards=60".into(), "output.rows_per_group=16".into()];
@@ -36,7 +38,7 @@ fn finished(ended: Ended) -> Ended {
     ended
 }
 
-/// Undetected by checksums: the bytes match the manifest but do not decode.
+/// Checksums do not detect this damage. The bytes match the manifest but cannot be decoded.
 #[test]
 fn an_undecodable_shard_is_named_and_skipped() {
     let dir = TestDir::new();
@@ -44,7 +46,7 @@ fn an_undecodable_shard_is_named_and_skipped() {
     let name = format!("shard-{shard:05}-of-00060.parquet");
     let path = format!("{data}/train/{name}");
     let mut bad = std::fs::read(&path).unwrap();
-    // Data pages of all columns, without the magic numbers and the footer.
+    // Overwrite data pages, but neither the magic number at the start nor the footer.
     let half = bad.len() / 2;
     bad[4..half].fill(0xee);
     std::fs::write(&path, &bad).unwrap();
@@ -68,7 +70,7 @@ fn an_undecodable_shard_is_named_and_skipped() {
     assert!(around.records[step as usize - 1].skipped.samples > 0);
 }
 
-/// Evaluations in the run's records: loss by step.
+/// Returns the MLM losses of the evaluations in the records of a run, by step.
 fn evaluations(run: &str) -> BTreeMap<u64, f64> {
     let files = std::fs::read_dir(format!("{run}/metrics")).unwrap().map(|entry| entry.unwrap().path());
     let lines: String = files.map(|path| std::fs::read_to_string(path).unwrap()).collect();
@@ -77,8 +79,8 @@ fn evaluations(run: &str) -> BTreeMap<u64, f64> {
     evaluations.map(|record| (record["step"].as_u64().unwrap(), record["mlm_loss"].as_f64().unwrap())).collect()
 }
 
-/// Earlier steps are kept and no rank blocks. The missed evaluation, which determines the end of the stage here, is
-/// repeated.
+/// The checkpoint must contain the earlier steps, and no rank may block. After the repair, the run must repeat the
+/// missed evaluation. This evaluation determines the end of the stage here.
 #[test]
 fn a_damaged_held_out_shard_stops_the_run_with_a_checkpoint() {
     let dir = TestDir::new();
@@ -144,7 +146,8 @@ fn a_damaged_shard_stops_the_run_or_is_skipped() {
     let cursor = manifest["cursor"].as_object().unwrap().values().next().unwrap().as_u64().unwrap();
     assert_eq!(cursor, STEPS * BATCH + skipped.last().unwrap(), "samples read twice or not at all");
 
-    // Stopped after the discovery, then resumed with the shard restored: the same samples are skipped.
+    // A run is stopped after it has found the damage, and resumed with the restored shard. The run must skip the same
+    // samples.
     let mut running = start(&dir, "resumed", &data, 2, &skip);
     running.reach(step + 2);
     running.kill_coordinator("-TERM");
@@ -152,13 +155,13 @@ fn a_damaged_shard_stops_the_run_or_is_skipped() {
     std::fs::write(&path, &good).unwrap();
     finished(start(&dir, "resumed", &data, 2, &skip).end());
     assert_same_bits(&dir.path("around"), &dir.path("resumed"));
-    // The same samples with another world size.
+    // With another world size, the batches must have the same samples.
     std::fs::write(&path, &bad).unwrap();
     let alone = finished(start(&dir, "alone", &data, 1, &skip).end());
     let digests = |ended: &Ended| ended.records.iter().map(|record| record.batch.digest).collect::<Vec<_>>();
     assert_eq!(digests(&alone), digests(&around));
 
-    // With the shard restored, the stopped run resumes and ends like an undisturbed one.
+    // With the restored shard, the stopped run must resume and end like an undisturbed run.
     std::fs::write(&path, &good).unwrap();
     finished(start(&dir, "stopped", &data, 2, &[]).end());
     assert_same_bits(&dir.path("good"), &dir.path("stopped"));

@@ -1,4 +1,4 @@
-//! Example of the collective crate's README.
+//! Tests the example in the README of the collective crate.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,7 +7,7 @@ use crate::support::lambert;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Losses that the example prints on `ranks` ranks.
+/// Returns the losses that the example prints on `ranks` ranks.
 fn losses(ranks: usize) -> Vec<f64> {
     let example = lambert().with_file_name("examples").join("data_parallel");
     assert!(example.is_file(), "{} is not there: `cargo build --release --example data_parallel`", example.display());

@@ -1,4 +1,5 @@
-//! `make demo` in each form shown in README.md, with fewer steps, in a separate folder and without a build.
+//! Runs `make demo` in each form that README.md and the Makefile show, with fewer steps, in a separate folder and
+//! without a build.
 
 use std::io::Write;
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::process::Command;
 
 use crate::support::lambert;
 
-/// Commands in code spans or blocks of `file`; for each, its corpus arguments.
+/// Returns the corpus arguments of each `make demo` command in `file`.
 fn shown(file: &str) -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap();
     let forms = text.match_indices("make demo").map(|(at, _)| {
@@ -20,7 +21,7 @@ fn shown(file: &str) -> Vec<Vec<String>> {
     forms
 }
 
-/// Generated documents.
+/// Generates documents and returns them.
 fn documents(folder: &Path, count: u32, seed: u32) -> Vec<String> {
     let path = folder.join("generated.txt");
     let arguments = ["--documents", &count.to_string(), "--seed", &seed.to_string(), "--output"];
@@ -29,7 +30,7 @@ fn documents(folder: &Path, count: u32, seed: u32) -> Vec<String> {
     std::fs::read_to_string(path).unwrap().trim_end().split("\n\n").map(str::to_owned).collect()
 }
 
-/// Writes an input of the kind that its name implies: a folder of books, a dump, a text file.
+/// Writes an input. Its name determines its kind: a folder of books, a Wikipedia dump or a text file.
 fn write(folder: &Path, name: &str) {
     let path = folder.join(name);
     if name.ends_with('/') {
@@ -54,13 +55,13 @@ fn write(folder: &Path, name: &str) {
     }
 }
 
-/// Runs `make demo` with the inputs in a temporary folder and 40 steps.
+/// Runs `make demo` with 40 steps. The inputs are in a temporary folder.
 fn demo(corpus: &[String]) -> String {
     let folder = tempfile::tempdir().unwrap();
     corpus.iter().for_each(|name| write(folder.path(), name));
     let inputs: Vec<String> = corpus.iter().map(|name| format!("{}/{name}", folder.path().display())).collect();
     let mut make = Command::new("make");
-    // The programs of this test run.
+    // Do not build: use the programs of this test run.
     make.args(["-o", "build", "demo", &format!("CORPUS={}", inputs.join(" "))]);
     make.arg(format!("DEMO={}", folder.path().join("demo").display()));
     make.arg(format!("RELEASE={}", lambert().parent().unwrap().display()));
@@ -86,7 +87,8 @@ fn every_documented_form_works() {
     forms.iter().for_each(|corpus| drop(demo(corpus)));
 }
 
-/// With too little text to train on, the run warns, and a twentieth is held out.
+/// If there is too little text for training, the run must print warnings. A twentieth of the text must still be held
+/// out.
 #[test]
 fn one_short_document_is_split_with_warnings() {
     let printed = demo(&["one-document.txt".to_owned()]);

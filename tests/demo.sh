@@ -1,6 +1,6 @@
 #!/bin/sh
-# Demonstration in a few minutes: corpus, vocabulary, dataset, training on two ranks, one of which is killed half-way,
-# the restart, an exported model. `make demo` calls it.
+# Demonstration that takes a few minutes. It prepares a corpus, a vocabulary and a dataset, trains on two ranks and exports
+# the model. Halfway through training it kills one rank, and the run restarts. `make demo` calls this script.
 #
 #   demo.sh PROGRAMS FOLDER [CORPUS...]    PROGRAMS holds lambert and lambert-worker; FOLDER is recreated
 #
@@ -10,13 +10,13 @@ set -eu
 programs=$1; demo=$2; shift 2
 lambert=$programs/lambert
 say() { printf '\n== %s\n' "$*"; }
-# First number of a key in JSON on standard input: number KEY
+# number KEY: prints the first number with this key in the JSON text on standard input.
 number() { grep -o "\"$1\": *[-0-9.e]*" | head -n 1 | sed 's/.*: *//'; }
 
 rm -rf "$demo"
 mkdir -p "$demo"
 
-# 1. Text: the user's, or generated.
+# 1. Text from the user, or generated text.
 if [ $# -eq 0 ]; then
     say "Corpus: synthetic, from a small grammar"
     "$lambert" generate --documents 4000 --seed 1 --output "$demo/corpus.txt"
@@ -46,7 +46,7 @@ held_out = 0.05
 TOML
 "$lambert" prep --config "$demo/prep.toml"
 
-# 3. Training on two ranks; half-way rank 1 is killed, as by the loss of a machine.
+# 3. Training on two ranks. Halfway, rank 1 is killed to imitate the loss of a machine.
 say "Training: 2 workers, LAMB"
 steps=${DEMO_STEPS:-$(sed -n 's/^steps = //p' configs/demo.toml)}
 "$lambert" run --config configs/demo.toml --run "$demo/run" \
@@ -88,7 +88,7 @@ awk "BEGIN { exit !($held_out > $entropy) }" \
     && echo 'the held-out loss is above the unigram baseline: too little text for this number of steps'
 printf 'recovery time after SIGKILL at step %-4s %.1f s\n' "$killed" "$lost"
 printf 'exported for transformers                %s\n' "$demo/model"
-# Held-out text with one masked word between the third and the last.
+# Held-out text in which the fifth word is masked.
 say "Fill-mask"
 "$lambert" inspect "$demo/data/held-out" --samples 30 --json | grep -o '"first":"[^"\\]*"' | sed 's/^"first":"//; s/"$//' \
     | awk 'NF >= 6 && !/\[UNK\]/ && $5 ~ /^[a-z]+$/ { word = $5; $5 = "[MASK]"; text = $1

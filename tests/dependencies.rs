@@ -1,4 +1,4 @@
-//! Checks the dependency rules of docs/design/architecture.md against cargo's dependency graph and the sources.
+//! Checks the dependency rules of docs/design/architecture.md against the dependency graph of cargo and the sources.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -10,7 +10,8 @@ use crate::modules::CRATES;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Dependencies of a workspace crate, by name, and by name and version as `bzip2 0.6`.
+/// Returns the dependencies of a workspace crate. Each one is listed twice: by name, and by name and version as in
+/// `bzip2 0.6`.
 fn linked(name: &str) -> BTreeSet<String> {
     let tree = cargo(&["tree", "--package", name, "--edges", "normal", "--prefix", "none", "--locked", "--offline"]);
     let mut names = BTreeSet::new();
@@ -25,7 +26,7 @@ fn linked(name: &str) -> BTreeSet<String> {
     names
 }
 
-/// Names of the workspace's crates.
+/// Names of the crates of the workspace.
 fn members() -> BTreeSet<String> {
     let metadata: Value =
         serde_json::from_str(&cargo(&["metadata", "--format-version", "1", "--no-deps", "--offline"])).unwrap();
@@ -48,7 +49,7 @@ fn cargo(arguments: &[&str]) -> String {
 fn crates_depend_in_one_direction() {
     const TENSORS: &[&str] = &["tch", "torch-sys"];
     const MPI: &[&str] = &["mpi", "mpi-sys"];
-    // Text parsers and segmenters, needed for preparation only. (tch depends on another bzip2.)
+    // Text parsers and segmenters that only data preparation needs. (tch depends on another version of bzip2.)
     const TEXT: &[&str] = &["bzip2 0.6", "lzma-rust2", "icu_segmenter", "html-escape", "infer", "encoding_rs"];
     const PROGRAMS: &[&str] = &["lambert", "lambert-worker"];
     const DATA: &[&str] = &["lambert-data-prep", "lambert-dataset"];
@@ -107,7 +108,8 @@ fn code(text: &str) -> String {
     lines.map(|line| format!("{line}\n")).collect()
 }
 
-/// Files outside `home` below `folders` whose code contains one of `words`, and each word that `home` lacks.
+/// Returns the files below `folders`, but outside `home`, whose code contains one of `words`. Also returns each word
+/// that `home` itself lacks.
 fn violations(folders: &[&str], home: &str, words: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
     let at_home: String = files_below(home).iter().map(|(_, text)| code(text)).collect();
@@ -188,8 +190,8 @@ fn unsafe_code_of_the_collectives_is_in_the_lowest_layers() {
     assert_eq!(found, LOWEST_LAYERS);
 }
 
-/// Changing the environment while another thread reads it is undefined behaviour, so only one module does, before
-/// threads exist.
+/// Changing the environment while another thread reads it is undefined behaviour. Therefore only one module changes the
+/// environment, before other threads exist.
 #[test]
 fn the_environment_is_changed_in_one_module() {
     let changes = |text: &str| ["set_var(", "remove_var(", "setenv(", "putenv("].iter().any(|call| text.contains(call));
@@ -204,9 +206,9 @@ fn all_sources() -> Vec<(String, String)> {
     entries.flat_map(|entry| sources(&entry.unwrap().file_name().into_string().unwrap())).collect()
 }
 
-/// Restricts unsafe code to the layers over libtorch, NVIDIA's libraries, host memory and the allocator. Only one file
-/// accesses tensors as slices, and one more passes their addresses to a GPU. (meta.rs, meta/, emulator.rs and
-/// loss_curve.rs are tests.)
+/// Restricts unsafe code to the layers over libtorch, NVIDIA's libraries, host memory and the allocator. Only
+/// kernels/host/ accesses tensors as slices, and only kernels/cuda/launch.rs passes their addresses to a GPU. (meta.rs,
+/// meta/, emulator.rs and loss_curve.rs are tests.)
 #[test]
 fn unsafe_code_and_host_memory_access_are_restricted() {
     let mut broken = Vec::new();
@@ -277,7 +279,8 @@ fn sources_of(folder: &str) -> Vec<(String, String)> {
     sources(&format!("../{folder}"))
 }
 
-/// The decision has no clock, I/O or threads, and only launchers know the flags and output of mpirun and srun.
+/// The decision code of the coordinator uses no clock, I/O or threads. Only the launchers contain the flags and the
+/// output of mpirun and srun.
 #[test]
 fn coordinator_layers_are_separate() {
     let mut broken = Vec::new();
@@ -306,7 +309,7 @@ fn coordinator_layers_are_separate() {
 #[test]
 fn engine_layers_are_separate() {
     let mut broken = Vec::new();
-    // Computation has no ranks, files or network. (One test of the model saves checkpoints.)
+    // The modules for computation use no ranks, files or network. (One test of the model saves checkpoints.)
     for dir in ["model", "objective", "optim", "masking", "state", "kernels", "train/step.rs"] {
         for (file, text) in sources(dir).into_iter().filter(|(file, _)| file != "model/tests/mod.rs") {
             for word in ["lambert_store", "lambert_collective", "std::fs", "std::net", "crate::worker"] {
@@ -322,7 +325,7 @@ fn engine_layers_are_separate() {
     assert!(broken.is_empty(), "{broken:?}");
 }
 
-/// True if `path` exists, or files or folders whose names start with it.
+/// Returns true if `path` exists, or if there is a file or folder whose path starts with `path`.
 fn exists(path: &str) -> bool {
     let path = Path::new(ROOT).join(path);
     let (Some(folder), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
@@ -332,7 +335,7 @@ fn exists(path: &str) -> bool {
     path.exists() || entries.any(|entry| entry.file_name().to_string_lossy().starts_with(name))
 }
 
-/// Files and folders that the documentation names, relative to the repository root.
+/// Checks the paths of files and folders in the documentation. They are relative to the root of the repository.
 #[test]
 fn paths_in_the_documentation_exist() {
     const TOP: [&str; 8] = ["src/", "configs/", "data-prep/", "cluster/", "launcher/", "tests/", "docs/", "benches/"];

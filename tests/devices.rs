@@ -6,7 +6,7 @@ use crate::support::{self, TestDir, run_in};
 use lambert_worker::gpu::{Driver, DriverError, Libtorch};
 use lambert_worker::torch;
 
-/// Exit code and output of a run on a GPU with the libtorch in `folder`.
+/// Starts a run on a GPU with the libtorch in `folder`. Returns exit code and output.
 fn on_a_gpu(dir: &TestDir, folder: &str, environment: &[(&'static str, String)]) -> (i32, String) {
     on_gpus(dir, folder, environment, "auto")
 }
@@ -22,7 +22,7 @@ fn on_gpus(dir: &TestDir, folder: &str, environment: &[(&'static str, String)], 
     (ran.code, ran.err)
 }
 
-/// Folder that looks like a libtorch of this version.
+/// Creates a folder that looks like a libtorch of this version.
 fn libtorch(dir: &TestDir, name: &str, version: &str) -> String {
     dir.file(&format!("{name}/lib/libtorch_cuda.so"), "no library");
     dir.file(&format!("{name}/version.py"), format!("__version__ = '{version}'\ncuda: Optional[str] = '13.0'\n"));
@@ -50,7 +50,8 @@ fn a_missing_gpu_library_is_reported_in_one_message() {
     assert_eq!(code, 2, "{printed}");
 }
 
-/// Also without a driver: errors that users can fix themselves are reported first.
+/// A missing NCCL must be reported even if the driver is missing, too. Errors that users can fix themselves are
+/// reported first.
 #[test]
 fn missing_nccl_is_reported_in_one_message() {
     let dir = TestDir::new();
@@ -87,7 +88,7 @@ fn a_missing_driver_is_reported() {
     assert!(printed.contains("this machine has no NVIDIA driver: libcuda.so.1"), "{printed}");
     assert!(!printed.contains("backtrace") && !printed.contains("restarting all workers"), "{printed}");
     assert_eq!(code, 2, "{printed}");
-    // No GPU was requested.
+    // The configuration does not require a GPU, so a missing driver is not an error.
     let ran = run_in(
         &["run", "--config", &dir.config(9, 1), "--run", &dir.path("run"), "--set", "device.kind=\"auto\""],
         &[],
@@ -102,7 +103,7 @@ fn build(source: &str, library: &str) {
     assert!(built.success());
 }
 
-/// Folder that looks like a matching libtorch, whose library records that it was loaded.
+/// Creates a folder that looks like a matching libtorch. Its library records that it was loaded.
 fn recording_libtorch(dir: &TestDir, name: &str) -> String {
     let folder = libtorch(dir, name, &format!("{}+cu130", torch::BUILT_WITH));
     dir.file(&format!("{name}/__init__.py"), "");
@@ -110,8 +111,8 @@ fn recording_libtorch(dir: &TestDir, name: &str) -> String {
     folder
 }
 
-/// Commands that read a GPU run use only a library chosen by their user, neither the one that the run's configuration
-/// names nor one in the working directory.
+/// Commands that read a run must use only a libtorch that their user has chosen. They must load neither the libtorch
+/// that the configuration of the run names, nor one in the working directory.
 #[test]
 fn readers_load_only_libraries_chosen_by_their_user() {
     let dir = TestDir::new();
@@ -143,7 +144,7 @@ fn readers_load_only_libraries_chosen_by_their_user() {
     for (loaded, printed) in reads(&[]) {
         assert!(!loaded, "the library that the run names was loaded: {printed}");
     }
-    // The user's own settings still apply.
+    // The settings of the user still apply.
     for own in [("LAMBERT_LIBTORCH", theirs), ("PYTHONPATH", dir.path("here"))] {
         for (loaded, printed) in reads(std::slice::from_ref(&own)) {
             assert!(loaded, "{own:?}: {printed}");
@@ -164,7 +165,7 @@ fn libtorch_cuda_loads_without_a_driver() {
     let found = Libtorch::find(folder.to_str().unwrap(), torch::BUILT_WITH).unwrap();
     found.load().unwrap();
     assert_eq!(tch::Cuda::is_available(), Driver::open().is_ok_and(|driver| driver.device_count().unwrap() > 0));
-    // The message of libtorch_cuda; libtorch for CPUs does not know the device.
+    // This message comes from libtorch_cuda. The CPU build of libtorch does not know the device.
     let made = torch::guard(|| tch::Tensor::zeros([1], (tch::Kind::Float, tch::Device::Cuda(0))));
     assert!(
         made.as_ref().is_ok() || made.as_ref().is_err_and(|error| error.to_string().contains("no NVIDIA driver")),
@@ -174,7 +175,7 @@ fn libtorch_cuda_loads_without_a_driver() {
     assert!(found.nvidia_folders().iter().any(|folder| folder.join("libnccl.so.2").exists()));
 }
 
-/// Output of `lambert-worker bench` for a stage, and its usage errors.
+/// Tests the output of `lambert-worker bench` for a stage, and its usage errors.
 #[test]
 fn bench_measures_a_stage() {
     let dir = TestDir::new();

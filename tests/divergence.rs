@@ -1,5 +1,6 @@
-//! Runs with falsified losses. Non-finite steps leave the weights unchanged. Several of them in a row, or a loss above
-//! its limit, cause a rollback that skips the samples; the run then ends as if they had not existed.
+//! Runs with falsified losses. A step with a non-finite loss or gradient leaves the weights unchanged. Several such
+//! steps in a row, or a loss above its limit, cause a rollback. The run then skips the samples of these steps and must
+//! end as if they did not exist.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -36,15 +37,15 @@ fn train(dir: &TestDir, name: &str, ranks: usize, sets: &[String]) -> Ended {
     ended
 }
 
-/// Manifest of a run's last checkpoint.
+/// Manifest of the last checkpoint of a run.
 fn manifest(dir: &TestDir, name: &str) -> Value {
     let run = dir.path(name);
     let path = format!("{run}/checkpoints/{}/manifest.json", checkpoints(&run)[0]);
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// Sample ranges and sample count that the run's last checkpoint records as skipped. Asserts that every sample up to
-/// the cursor was trained on or skipped.
+/// Returns the skipped sample ranges and their number of samples, from the last checkpoint of a run. Asserts that every
+/// sample up to the cursor was trained on or skipped.
 fn skipped_samples(dir: &TestDir, name: &str) -> (Vec<[u64; 2]>, u64) {
     let manifest = manifest(dir, name);
     let only = |value: &Value| value.as_object().unwrap().values().next().cloned().unwrap_or_default();
@@ -57,7 +58,7 @@ fn skipped_samples(dir: &TestDir, name: &str) -> (Vec<[u64; 2]>, u64) {
     (ranges.iter().map(|range| [range.start, range.end]).collect(), skipped)
 }
 
-/// Trains an undisturbed run that skips `samples` from its first step on.
+/// Trains an undisturbed run that skips `samples` from the beginning.
 fn train_without(dir: &TestDir, name: &str, samples: Range<u64>) -> Ended {
     let dataset = Dataset::open(&dir.path("data/train")).unwrap().manifest_sha256().to_owned();
     let left_out = RollbackRecord { attempt: 0, steps: 0, dataset, samples, reason: "a test leaves them out".into() };
@@ -84,14 +85,15 @@ fn distance(dir: &TestDir, one: &str, other: &str) -> f64 {
     (difference / other.iter().map(|value| square(*value)).sum::<f64>()).sqrt()
 }
 
-/// Asserts that a run has the same weights, moments and counters as one that never had the skipped samples.
+/// Asserts that a run has the same weights, moments and counters as a run that never had the skipped samples.
 fn assert_ends_like(dir: &TestDir, one: &str, other: &str) {
     assert_same_bits(&dir.path(one), &dir.path(other));
     let end = |name: &str| ["state", "cursor"].map(|part| manifest(dir, name)[part].clone());
     assert_eq!(end(one), end(other));
 }
 
-/// Batch digest of each step; for a repeated step, the last one. (The disk's speed determines the first repeated step.)
+/// Returns the batch digest of each step. For a repeated step, returns the digest of the last repetition. (The speed of
+/// the disk determines the first step that is repeated.)
 fn digests(ended: &Ended) -> BTreeMap<u64, u64> {
     ended.records.iter().map(|record| (record.step, record.batch.digest)).collect()
 }
@@ -108,7 +110,7 @@ fn a_loss_above_its_limit_causes_a_rollback() {
     let without = train_without(&dir, "without", 49 * BATCH..51 * BATCH);
     assert!(without.records.last().unwrap().loss < 0.97 * without.records[0].loss, "the loss did not fall");
     assert_ends_like(&dir, "faulty", "without");
-    // The record of the undone step is kept, and so is the reason.
+    // The record of the step that was rolled back is kept, and so is the reason of the rollback.
     let run = dir.path("faulty");
     let records = StepRecords::<StepRecord>::read(&Store::open(&run).unwrap()).unwrap();
     let undone = records.all.iter().rfind(|recorded| recorded.position.attempt == 1).unwrap();
@@ -119,8 +121,8 @@ fn a_loss_above_its_limit_causes_a_rollback() {
     assert!(
         std::fs::read_to_string(format!("{run}/rollbacks/attempt-0001.json")).unwrap().contains("above the limit of")
     );
-    // Without the guard the bad sample affects the weights. One rank skips the same samples and differs only by
-    // rounding.
+    // Without the guard, the bad sample affects the weights. A run on one rank skips the same samples and differs only
+    // by rounding.
     let unguarded = train(&dir, "unguarded", 2, &[fault[0].clone(), "guard.loss_band=0".into()]);
     assert!(unguarded.records.iter().any(|record| record.loss > 1000.0 && record.step == 51));
     assert_eq!(skipped_samples(&dir, "unguarded").1, 0);
@@ -133,7 +135,8 @@ fn a_loss_above_its_limit_causes_a_rollback() {
     kill_around_the_rollback(&dir, &fault);
 }
 
-/// Kills around the rollback leave the result unchanged: two kills, or `LAMBERT_TEST_KILLS`.
+/// Kills at times around the rollback must leave the result unchanged. `LAMBERT_TEST_KILLS` is the number of kills; the
+/// default is two.
 fn kill_around_the_rollback(dir: &TestDir, fault: &[String]) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
@@ -146,7 +149,7 @@ fn kill_around_the_rollback(dir: &TestDir, fault: &[String]) {
         running.reach(51);
         std::thread::sleep(Duration::from_millis(moments.below(60)));
         if trial % 2 == 0 {
-            // Workers of the current attempt, which may be leaving, or of the next one.
+            // These workers belong to the current attempt and may be exiting, or they belong to the next attempt.
             support::workers(&dir.path(&name)).into_values().for_each(support::kill_if_there);
         } else {
             running.kill_coordinator("-9");
@@ -174,13 +177,13 @@ fn nonfinite_gradients_leave_the_weights_unchanged_and_several_cause_a_rollback(
     assert!(record.loss.is_nan() && record.update.grad_norm.is_none(), "{record:?}");
     assert_eq!(skipped_samples(&dir, "skipped"), (vec![[30 * BATCH, 31 * BATCH]], BATCH));
     assert_eq!(digests(&skipped), digests(&clean), "later steps have other samples");
-    // A run that ends with the skipped step has the weights and moments of one that ends before it.
+    // A run that ends with the skipped step has the same weights and moments as a run that ends before this step.
     let constant = |steps: u64| [one[0].clone(), format!("stage.0.steps={steps}"), "stage.0.decay=constant".into()];
     train(&dir, "until-30", 2, &constant(30));
     train(&dir, "until-31", 2, &constant(31));
     assert_same_bits(&dir.path("until-30"), &dir.path("until-31"));
 
-    // Steps 34 to 36, with a checkpoint after step 35.
+    // The faults hit steps 34 to 36. A checkpoint is due after step 35.
     let row = [format!("test.nan_samples={}", support::rows(&dir, &[33 * BATCH, 34 * BATCH + 1, 35 * BATCH + 2]))];
     let faulty = train(&dir, "row", 2, &row);
     let reported = faulty.log.lines().find(|line| line.contains("rolled back")).expect(&faulty.log);
@@ -189,7 +192,8 @@ fn nonfinite_gradients_leave_the_weights_unchanged_and_several_cause_a_rollback(
             && reported.contains("rolled back to step 32"),
         "{reported}"
     );
-    // A slow disk yields fewer checkpoints. An undone one may be removed before the next attempt lists them.
+    // On a slow disk there are fewer checkpoints. A checkpoint that was rolled back may be removed before the next
+    // attempt lists the checkpoints.
     let saved = |step: &str| faulty.log.contains(&format!("saved checkpoint step-{step}-a0001"));
     let passed = "step-000000035-a0001: attempt 1 rolled back to step 32";
     assert!(!faulty.log.contains(passed) || saved("000000035"), "{}", faulty.log);
@@ -206,11 +210,12 @@ fn resumed_steps(ended: &Ended) -> Vec<u64> {
     steps.map(|name| name[..9].parse().unwrap()).collect()
 }
 
-/// The checkpoint may already contain the cause of the divergence. Regression test: it was loaded repeatedly.
+/// The checkpoint before a divergence may already contain its cause. Regression test: older versions loaded this
+/// checkpoint again and again.
 #[test]
 fn a_run_that_diverges_again_resumes_one_checkpoint_earlier() {
     let dir = TestDir::new();
-    // Steps 51 and 53 of the first two attempts, between two checkpoints.
+    // The faults hit step 51 of the first attempt and step 53 of the second, between two checkpoints.
     let fault = [format!("test.million_samples={}", support::rows(&dir, &[50 * BATCH + 3, 54 * BATCH + 3]))];
     let further = train(&dir, "further", 2, &fault);
     let [first, second] = resumed_steps(&further)[..] else { panic!("{}", further.log) };
@@ -241,7 +246,7 @@ fn a_run_without_progress_after_rollbacks_fails() {
     assert!(ended.log.contains("giving up after 2 rollbacks without progress"), "{}", ended.log);
 }
 
-/// Learning rates at which every model diverges: the held-out loss is NaN and is still reported.
+/// At such a learning rate every model diverges. The held-out loss is NaN and must still be reported.
 #[test]
 fn a_nonfinite_held_out_loss_is_reported() {
     let dir = TestDir::new();

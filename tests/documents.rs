@@ -1,10 +1,10 @@
-//! Checks of the documentation: each link leads to an existing file and heading, the book has every page, and
-//! paragraphs, table cells and pages stay short.
+//! Checks the documentation: each link leads to an existing file and heading, the book contains every page, and
+//! paragraphs, table cells and pages are short.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// The Markdown pages at the root, in cluster/collective and in every folder below docs.
+/// Returns the Markdown pages at the root, in cluster/collective and in every folder below docs.
 fn documents() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (mut folders, mut pages) = (vec![root.to_owned(), root.join("cluster/collective")], Vec::new());
@@ -28,7 +28,7 @@ fn links(text: &str) -> Vec<String> {
     targets.filter(|target| !target.contains([' ', '\n']) && !target.contains("://")).collect()
 }
 
-/// The anchors of a document's headings, as GitHub makes them.
+/// Anchors of the headings of a document, as GitHub generates them.
 fn anchors(text: &str) -> Vec<String> {
     let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
     let kept = |c: char| c.is_alphanumeric() || ['-', '_', ' '].contains(&c);
@@ -70,12 +70,12 @@ fn the_book_has_every_page() {
     assert_eq!(listed.len(), chapters.len(), "a page is listed twice");
 }
 
-/// Maximum lines of a paragraph.
+/// Maximum number of lines of a paragraph.
 const PARAGRAPH: usize = 8;
-/// Maximum characters of a table's cell.
+/// Maximum number of characters in a table cell.
 const CELL: usize = 120;
 
-/// The line number and the number of lines of each paragraph or list item outside code.
+/// Returns the line number and the number of lines of each paragraph or list item outside code.
 fn paragraphs(text: &str) -> Vec<(usize, usize)> {
     let (mut found, mut is_code, mut was_text) = (Vec::new(), false, false);
     for (index, line) in text.lines().enumerate() {
@@ -96,7 +96,7 @@ fn paragraphs(text: &str) -> Vec<(usize, usize)> {
     found
 }
 
-/// The cells of a table's row.
+/// Cells of a table row.
 fn cells(row: &str) -> Vec<String> {
     row.replace("\\|", "/").split('|').map(|cell| cell.trim().to_owned()).collect()
 }

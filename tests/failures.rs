@@ -1,5 +1,5 @@
-//! Failures at chosen moments: kills inside single requests of a save or a load, a wall clock that jumps. No file or
-//! log contains a credential.
+//! Failures at chosen times: kills inside single requests of a save or a load, and a wall clock that jumps. Also checks
+//! that no file or log contains a credential.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,8 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 /// Request to stall: method, part of the path, number of matching requests that pass first.
 type StalledRequest = (&'static str, &'static str, usize);
 
-/// Rank 0 reads each object once to verify it; then all ranks load it.
+/// Requests that are stalled one after the other. Rank 0 reads each object once to verify it. Then all ranks load the
+/// object.
 const STALLED_REQUESTS: [StalledRequest; 7] = [
     ("PUT", "/model.safetensors", 0),
     ("GET", "/manifest.json", 0),
@@ -46,7 +47,7 @@ fn kills_inside_a_save_or_a_load_leave_the_result_unchanged() {
     let server = Server::start(Path::new(&dir.path("s3")), 0);
     let url = format!("s3://{BUCKET}/killed");
     let mut running = Running::start_in(&config, &url, &["--set", "cluster.restart.limit=100"], &server.environment());
-    // The first request follows a checkpoint; later ones follow the state that earlier kills left.
+    // The first stalled request comes after a checkpoint. The later ones come after the state that earlier kills left.
     running.reach(15);
     stall(&server, STALLED_REQUESTS[0]);
     for (i, aim) in STALLED_REQUESTS.iter().enumerate() {
@@ -55,7 +56,7 @@ fn kills_inside_a_save_or_a_load_leave_the_result_unchanged() {
         let victims = workers(&url);
         let next = STALLED_REQUESTS.get(i + 1);
         next.filter(|aim| aim.0 == "GET").iter().for_each(|aim| stall(&server, **aim));
-        // Kills all ranks and one rank in turn; the coordinator ends the others.
+        // Kills rank 0, rank 1 and all ranks in turn. The coordinator ends the ranks that are not killed.
         victims.iter().filter(|(rank, _)| i % 3 == 2 || **rank == i % 3).for_each(|(_, pid)| signal(*pid, "-9"));
         let is_new = || workers(&url).values().any(|pid| !victims.values().any(|victim| victim == pid));
         wait_until("no new workers", is_new);
@@ -103,14 +104,14 @@ fn a_jumping_clock_has_no_effect() {
     assert_same_bits(&reference, &run);
 }
 
-/// Current year as a program sees it.
+/// Returns the current year as a program under this clock sees it.
 fn year(clock: &[(&'static str, String)]) -> String {
     std::thread::sleep(Duration::from_millis(130));
     let year = Command::new("date").arg("+%Y").envs(clock.iter().map(|(name, value)| (name, value))).output().unwrap();
     String::from_utf8(year.stdout).unwrap()
 }
 
-/// Covers the most detailed log, with store faults, and all files.
+/// Checks the most detailed log of a run with store faults, and all files of the run.
 #[test]
 fn no_credential_is_logged_or_written() {
     let dir = TestDir::new();

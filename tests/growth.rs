@@ -1,5 +1,5 @@
-//! Runs whose model grows: kills around a growth boundary leave the result unchanged, the checkpoints on both sides of
-//! it, and rejected configurations.
+//! Runs whose model grows. Kills around a growth boundary must leave the result unchanged. Also tests the checkpoints
+//! on both sides of a boundary, and rejected configurations.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -10,7 +10,7 @@ use lambert_control::StepRecord;
 use lambert_dataset::random::Key;
 use safetensors::SafeTensors;
 
-/// Steps of each of the stages with one, two and four layers; the second one ends early at a plateau.
+/// Steps of each stage. The three stages have one, two and four layers. The second stage ends early at a plateau.
 const STEPS: u64 = 20;
 /// Steps at which the stages end.
 const ENDS: [u64; 3] = [STEPS, STEPS + 12, STEPS + 12 + STEPS];
@@ -28,7 +28,7 @@ fn config(dir: &TestDir, ranks: usize) -> String {
          {}{}{}[evaluation]\ndata = {held_out:?}\nevery_steps = 4\nsamples = 32\n[checkpoint]\nevery_steps = 7\nkeep = 100\n\
          [cluster]\nranks = {ranks}\nall_reduce.backend = \"mpi\"\n[device]\nkind = \"cpu\"\n",
         stage(1, ""),
-        // The loss never falls by 10 nats, so the plateau is found after the first evaluation.
+        // The loss never falls by 10 nats, so the two evaluations after the first one are a plateau.
         stage(
             2,
             "growth.moments = \"zero\"\ngrowth.new_layers_only = 4\nplateau = { evaluations = 2, min_delta = 10.0 }\n",
@@ -43,12 +43,13 @@ fn finished(ended: Ended) -> Ended {
     ended
 }
 
-/// Tensors of a checkpoint's model, by name.
+/// Tensors of the model of a checkpoint, by name.
 fn model(run: &str, step: u64) -> BTreeMap<String, Vec<u8>> {
     model_among(run, step..=step)
 }
 
-/// Tensors of the newest checkpoint within `steps`. On a slow disk a checkpoint is saved a few steps late.
+/// Tensors of the newest checkpoint within `steps`. On a slow disk a checkpoint is saved a few steps later than it is
+/// due.
 fn model_among(run: &str, steps: RangeInclusive<u64>) -> BTreeMap<String, Vec<u8>> {
     let name = checkpoints(run).into_iter().find(|name| steps.contains(&name[5..14].parse().unwrap())).unwrap();
     let bytes = std::fs::read(format!("{run}/checkpoints/{name}/model.safetensors")).unwrap();
@@ -80,7 +81,7 @@ fn kills_leave_a_growing_model_unchanged() {
     let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
     eprintln!("moments from LAMBERT_TEST_SEED={seed}");
     let mut moments = Key::new(seed).rng();
-    // Kills ranks around one boundary and the coordinator around the other.
+    // Kills the ranks around one boundary and the coordinator around the other boundary.
     let turn = moments.below(2) as usize;
     for (trial, boundary) in [ENDS[turn], ENDS[1 - turn]].into_iter().enumerate() {
         let name = dir.path(&format!("killed-{trial}"));
@@ -99,7 +100,7 @@ fn kills_leave_a_growing_model_unchanged() {
         assert_same_bits(&reference, &name);
     }
 
-    // Another world size after the boundary gives the same samples.
+    // A different world size after the boundary gives the same samples.
     let moved = dir.path("moved");
     let mut running = Running::start(&config(&dir, 2), &moved);
     running.reach(STEPS - 3);
@@ -114,8 +115,8 @@ fn kills_leave_a_growing_model_unchanged() {
     assert_eq!(rest.records.last().unwrap().step, ENDS[2]);
 }
 
-/// Checks the checkpoints around the boundaries: before one the depth is unchanged, and after it only new layers train
-/// at first.
+/// Checks the checkpoints around the boundaries. A checkpoint at a boundary has the old depth. After the first
+/// boundary, only the new layers are trained at first.
 fn assert_boundary_checkpoints(dir: &TestDir, run: &str) {
     let [before, frozen, after, end] = [20..=20, 21..=24, 25..=31, 52..=52].map(|steps| model_among(run, steps));
     assert_eq!([&before, &frozen, &after, &end].map(layers), [1, 2, 2, 4]);
@@ -129,7 +130,7 @@ fn assert_boundary_checkpoints(dir: &TestDir, run: &str) {
             .any(|(name, data)| { *data != before[&name.replace("layer.1.", "layer.0.")] })
     );
     assert!(before.iter().any(|(name, data)| *data != after[name]), "old layers stayed frozen");
-    // The exported configuration has the depth.
+    // The exported configuration has the depth of the checkpoint.
     for (step, layers) in [(20, 1), (32, 2), (52, 4)] {
         let name = checkpoints(run).into_iter().find(|name| name.starts_with(&format!("step-{step:09}"))).unwrap();
         let folder = dir.path(&format!("export-{layers}"));
@@ -198,7 +199,8 @@ fn a_model_grows_from_the_checkpoint_of_another_run() {
     refused(&shallow, &with, "run.from_optimizer: ");
 }
 
-/// The shipped configuration of BERT-base, narrower and with fewer steps: three depths, then longer samples.
+/// Runs the shipped configuration of BERT-base with a smaller hidden size and fewer steps. It has three depths, and
+/// then longer samples.
 #[test]
 fn a_shipped_configuration_runs_from_end_to_end() {
     let dir = TestDir::new();
@@ -244,7 +246,8 @@ fn a_shipped_configuration_runs_from_end_to_end() {
     assert_eq!([3, 6, 9, 12].map(|step| layers(&model(&url, step))), [3, 6, 12, 12]);
 }
 
-/// Transitions into a stage take place even if the previous stage is shortened to end before the run's current step.
+/// The previous stage is shortened so that it ends before the current step of the run. The transition into the next
+/// stage must still take place.
 #[test]
 fn a_stage_shortened_below_the_current_step_still_ends_with_growth() {
     let dir = TestDir::new();

@@ -20,12 +20,12 @@ fn start(network: &Network, hosts: &[usize], config: &str, run: &str, more: &[&s
     Running::start_by(command, config, run, &arguments)
 }
 
-/// Default folder of the ranks' output.
+/// Default folder for the output of the ranks.
 fn logs() -> PathBuf {
     format!("/tmp/lambert-logs-{}", rustix::process::geteuid().as_raw()).into()
 }
 
-/// Names of the ranks whose output is in files on a host.
+/// Returns the names of the ranks whose output is in files on a host.
 fn ranks(host: &Host) -> BTreeSet<String> {
     host.files(&logs()).into_iter().map(|(path, _)| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect()
 }
@@ -45,7 +45,8 @@ fn wait_until_clean(host: &Host) {
     eprintln!("nothing is left on {} after {:.1} s", host.address, start.elapsed().as_secs_f64());
 }
 
-/// Cuts the second host off for `short` seconds, without a restart, and for `long`, with one.
+/// Cuts off the second host twice. An outage of `short` seconds must cause no restart. An outage of `long` seconds must
+/// cause one restart.
 fn cut(silence: u64, short: u64, long: u64) {
     let dir = TestDir::new();
     let Some(network) = Network::new(&dir, 2) else { return };
@@ -59,7 +60,7 @@ fn cut(silence: u64, short: u64, long: u64) {
         std::thread::sleep(Duration::from_secs(seconds));
         network.reconnect(1);
         let before = running.latest().unwrap().step;
-        // Excludes records that were already in flight.
+        // Skips records that were already in flight.
         while running.record().unwrap().step < before.min(5) + 20 {}
         running.reach_now(20);
         eprintln!("cut for {seconds} s: steps again after {:.1} s", begun.elapsed().as_secs_f64());
@@ -86,7 +87,7 @@ fn outages_with_default_timeouts() {
     cut(90, 20, 300);
 }
 
-/// The rank moves to the spare host, and the run ends with the bits of an undisturbed one.
+/// The rank must move to the spare host, and the run must end with the same bits as an undisturbed run.
 #[test]
 fn a_rank_on_a_lost_host_moves_to_the_spare_host() {
     let dir = TestDir::new();
@@ -107,7 +108,8 @@ fn a_rank_on_a_lost_host_moves_to_the_spare_host() {
     [0, 2].into_iter().for_each(|host| wait_until_clean(network.host_at(host)));
 }
 
-/// A rank moves to the spare host if its host cannot read the dataset after the script `fault`.
+/// Runs the script `fault` on the second host, which can then not read the dataset. The rank of this host must move to
+/// the spare host.
 fn assert_moves_to_the_spare_host(fault: &str, why: &str) {
     let dir = TestDir::new();
     let Some(network) = Network::new(&dir, 3) else { return };
@@ -131,7 +133,7 @@ fn a_rank_on_a_host_without_the_mount_moves() {
     assert_moves_to_the_spare_host("mount -t tmpfs tmpfs $1", "manifest.json");
 }
 
-/// Disk with lost blocks: every read is an input/output error.
+/// The disk has lost its blocks, so every read fails with an input/output error.
 #[test]
 fn a_rank_on_a_host_with_a_failed_disk_moves() {
     let fault = "truncate -s 16M /mnt/disk && mkfs.ext4 -q /mnt/disk && mkdir /mnt/data && mount -o loop /mnt/disk /mnt/data
@@ -140,8 +142,8 @@ fn a_rank_on_a_host_with_a_failed_disk_moves() {
     assert_moves_to_the_spare_host(fault, "Input/output error");
 }
 
-/// Runs with host names and the control channel over IPv6. The output of each rank is in a file on its host; no other
-/// files or shared memory remain.
+/// Starts a run with host names, and with the control channel over IPv6. The output of each rank must be in a file on
+/// its host. No other file and no shared memory may remain.
 fn assert_only_logs_remain(mpi: &[(&'static str, String)]) {
     let dir = TestDir::new();
     let Some(network) = Network::with(&dir, 2, mpi) else { return };
@@ -176,7 +178,7 @@ fn only_logs_remain_with_open_mpi_5() {
     assert_only_logs_remain(&mpi);
 }
 
-/// The first coordinator loses the network; meanwhile one on the second host takes the run over.
+/// The first coordinator loses the network. Meanwhile a coordinator on the second host takes over the run.
 #[test]
 fn a_coordinator_cut_off_from_the_store_is_replaced() {
     let dir = TestDir::new();
@@ -208,15 +210,15 @@ fn a_coordinator_cut_off_from_the_store_is_replaced() {
     assert!(ended.log.contains("attempt 2: ") && !ended.log.contains("restarting all workers"), "{}", ended.log);
 }
 
-/// Median seconds of a step of BERT-base on two hosts with one rank each and a link of `megabits` Mbit/s, and of
-/// exposed communication. Asserts that the link carried the gradients.
+/// Trains BERT-base on two hosts with one rank each and a link of `megabits` Mbit/s. Returns the median duration of a
+/// step and the median of its exposed communication, seconds. Asserts that the gradients were sent over the link.
 fn step_of_bert_base(megabits: u32, sets: &[&str]) -> [f64; 2] {
     const STEPS: u64 = 4;
     let dir = TestDir::new();
     let Some(network) = Network::new(&dir, 2) else { panic!("there are no hosts") };
     network.slow_down(megabits);
-    // The vocabulary of the test, padded to the size of BERT's; samples of similar lengths, so that each rank has one
-    // micro-batch.
+    // The vocabulary of the test is padded to the size of BERT's vocabulary. The samples have similar lengths, so that
+    // each rank has one micro-batch.
     let mut pieces = std::fs::read_to_string(dir.path("vocab.txt")).unwrap();
     let existing = pieces.lines().count();
     (existing..30_522).for_each(|number| pieces += &format!("[unused{number}]\n"));
@@ -253,7 +255,7 @@ fn step_of_bert_base(megabits: u32, sets: &[&str]) -> [f64; 2] {
     [step, exposed]
 }
 
-/// At 1 Gbit/s the last backward pass takes longer than the all-reduce.
+/// At 1 Gbit/s, the last backward pass takes longer than the all-reduce.
 #[test]
 #[ignore = "minutes, on an idle machine: CONTRIBUTING.md"]
 fn the_backward_pass_hides_the_all_reduce() {
@@ -271,7 +273,7 @@ fn step_times_over_slow_links() {
                 let sets =
                     [format!("cluster.all_reduce.dtype={wire:?}"), format!("cluster.all_reduce.overlap={overlap}")];
                 let [step, exposed] = step_of_bert_base(megabits, &sets.each_ref().map(String::as_str));
-                // For docs/links/plot.py.
+                // This line is input for docs/links/plot.py.
                 eprintln!("links,{megabits},{wire},{overlap},{step:.2},{exposed:.2}");
             }
         }

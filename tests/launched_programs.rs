@@ -1,5 +1,5 @@
-//! Programs that the coordinator starts: workers that fail at once, other versions and implementations of MPI, a proxy
-//! in their environment.
+//! Programs that the coordinator starts: workers that fail immediately, other versions and implementations of MPI, and
+//! workers with a proxy in their environment.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use crate::support::{
     self, ENDLESS, Running, TestDir, assert_same_bits, install, open_mpi_5, run_in, seconds, with_worker,
 };
 
-/// Runs a copy of `lambert` with this worker script to its end; returns exit code and log.
+/// Runs a copy of `lambert` with this worker script. Returns the exit code and the log.
 fn run_with_worker(dir: &TestDir, script: &str) -> (i32, String) {
     let config = dir.config(ENDLESS, 2);
     let arguments = ["run", "--config", &config, "--run", &dir.path("run")];
@@ -43,7 +43,7 @@ fn a_version_mismatch_is_rejected() {
     assert!(log.contains("MPI library") && log.contains("Open MPI v4") && log.contains("Open MPI v5"), "{log}");
 }
 
-/// mpirun of another MPI implementation.
+/// The mpirun in PATH belongs to another MPI implementation.
 #[test]
 fn another_mpi_is_rejected_by_name() {
     let dir = TestDir::new();
@@ -55,7 +55,7 @@ fn another_mpi_is_rejected_by_name() {
     assert!(ran.err.contains("bin/mpirun is not Open MPI 4 or 5") && ran.err.contains("HYDRA"), "{}", ran.err);
 }
 
-/// A rank is killed under Open MPI 5; the final bits are the same.
+/// A rank is killed under Open MPI 5. The final bits must stay the same.
 #[test]
 fn open_mpi_5_starts_and_restarts() {
     let Some(environment) = open_mpi_5() else { return };

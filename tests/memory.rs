@@ -1,4 +1,4 @@
-//! The memory formula compared with the measured peak of a worker.
+//! Compares the memory formula with the measured peak of a worker.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,12 +8,13 @@ use lambert_config::Layers;
 use lambert_dataset::Dataset;
 use lambert_plan::memory;
 
-/// Allowed excess of the formula, which rejects runs, over the peak. It must never be below.
+/// Maximum relative excess of the formula over the measured peak. The formula is used to reject runs and must never be
+/// below the peak.
 const MARGIN: f64 = 0.15;
-/// Variation of the program's base memory between processor types, bytes.
+/// Variation of the base memory of the program between processor types, bytes.
 const PROGRAM: f64 = 64e6;
 
-/// Measured peak and formula, bytes, of a run with a single worker after three steps.
+/// Returns the measured peak of a run with a single worker after three steps, and the result of the formula, bytes.
 fn measure(dir: &TestDir, name: &str, sets: &[&str]) -> (f64, f64) {
     let data = dir.path("data/train");
     let text = format!(
@@ -68,7 +69,7 @@ fn the_formula_is_close_to_the_measured_peak_for_other_shapes() {
     ]);
 }
 
-/// Compares formula and peak for runs with these settings.
+/// Compares the formula with the measured peak for runs with these settings.
 fn assert_close_for(cases: &[(&str, &[&str])]) {
     let dir = TestDir::new();
     let mut far = Vec::new();
@@ -120,8 +121,8 @@ fn memory_is_constant_over_thousands_of_steps() {
     assert_memory_is_constant(6000, 8000);
 }
 
-/// Asserts that a worker's memory after `steps` more steps is that after the first `first`. Shapes vary, and every
-/// hundredth step is saved. Caches of the allocator and libraries grow by about 30 MB over the first 5,000 steps.
+/// Asserts that the memory of a worker does not grow in `steps` steps after the first `first` steps. Shapes vary, and
+/// every hundredth step is saved. Caches of the allocator and libraries grow by about 30 MB over the first 5,000 steps.
 fn assert_memory_is_constant(first: u64, steps: u64) {
     const MEAN: u64 = 100;
     let dir = TestDir::new();
@@ -131,7 +132,7 @@ fn assert_memory_is_constant(first: u64, steps: u64) {
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let (config, run) = (dir.config(end, 1), dir.path("run"));
     let mut running = Running::start_with(&config, &run, &sets);
-    // Averages over steps, because the allocator returns memory with a delay.
+    // Memory is averaged over several steps, because the allocator returns memory with a delay.
     let mut mean = |from: u64| {
         running.reach(from);
         let worker = support::workers(&run).remove(&0).unwrap();
@@ -141,11 +142,11 @@ fn assert_memory_is_constant(first: u64, steps: u64) {
     };
     let (early, late) = (mean(first), mean(first + steps));
     println!("{:.1} MB after {first} steps, {:.1} MB after {steps} more", early / 1e6, late / 1e6);
-    // Allocator arenas vary by 11 MB on a busy machine. A leak per step is larger: 40 KB in each of 400 steps.
+    // Allocator arenas vary by 11 MB on a busy machine. A leak of 40 KB in each of 400 steps is larger.
     assert!(late < early + 16e6, "{early} bytes became {late}");
 }
 
-/// A control group with a memory limit, and a child of it without. Both are removed on drop.
+/// A control group with a memory limit, and its child group without a limit. Both are removed on drop.
 struct LimitedGroup(PathBuf);
 
 impl LimitedGroup {

@@ -44,7 +44,7 @@ const TINY: Model = Model {
 /// Vocabulary size of the small models.
 const PIECES: usize = 96;
 
-/// All golden models: name, shape and options, values.
+/// Returns all golden models with their names.
 fn golden() -> [(&'static str, Golden); 5] {
     let padded = Model { pad_vocabulary_to: 100, ..TINY };
     let padded_untied = Model { activation: Activation::GeluTanh, tied_decoder: false, pad_vocabulary_to: 64, ..TINY };
@@ -108,8 +108,8 @@ impl Golden {
         }
     }
 
-    /// The model with the golden weights. Panics if the tensor names differ. Padding rows of the vocabulary get weights
-    /// that would be predicted.
+    /// Returns the model with the golden weights. Panics if the tensor names differ. Padding rows of the vocabulary get
+    /// large weights, so that the model would predict them if it did not mask them.
     fn model(&self) -> Parameters {
         let parameters =
             Parameters::zeros(Arc::new(Host), Architecture::new(&self.model, self.model.layers, self.pieces));
@@ -154,9 +154,9 @@ fn logits(name: &str, golden: &Golden) {
     assert!(mlm < 1e-4 && pair < 1e-4, "{name}: {mlm:e} {pair:e}");
 }
 
-/// Published shapes, from the files of tests/golden/make_bert.py in the folder LAMBERT_GOLDEN. Uses libtorch's matrix
-/// products, then oneDNN's; with the latter, gradients that almost cancel (keys and queries of deep layers) are
-/// compared with float64.
+/// Tests the published shapes. The variable LAMBERT_GOLDEN names the folder with the files of
+/// tests/golden/make_bert.py. The test uses the matrix products of libtorch, and then those of oneDNN. With oneDNN,
+/// gradients that almost cancel (keys and queries of deep layers) are compared with float64 gradients.
 #[test]
 #[ignore = "needs the files that tests/golden/make_bert.py writes"]
 fn published_shapes_equal_transformers() {
@@ -185,7 +185,7 @@ fn losses_and_gradients_equal_transformers() {
     }
 }
 
-/// bf16 has a relative precision of 0.4 %: losses and gradients are close, but not equal. Also tests recomputed
+/// bf16 has a relative precision of 0.4 %, so losses and gradients are close, but not equal. Also tests recomputed
 /// activations.
 #[test]
 fn bf16_is_close_to_transformers() {
@@ -250,13 +250,15 @@ fn losses_and_gradients(name: &str, golden: &Golden, onednn: bool) {
         let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
         let difference = norm(&mut ours.iter().zip(theirs).map(|(a, b)| f64::from(a - b)));
         let size = norm(&mut theirs.iter().map(|value| f64::from(*value)));
-        // The keys' bias shifts all scores of a query alike, so its gradient is zero except for rounding.
+        // The bias of the keys shifts all attention scores of a query equally, so its gradient is zero except for
+        // rounding.
         let limit = if spec.name.ends_with("key.bias") { 1e-6 } else { 1e-4 * size };
         if let Some(exact) = golden.floats.get(&format!("gradient64:{}", spec.name))
             && difference > limit
             && onednn
         {
-            // The remainder is rounding on both sides; ours may be slightly farther from float64.
+            // The difference is caused by rounding on both sides. Our gradient may be up to twice as far from the
+            // float64 gradient as that of transformers.
             let far = |values: &[f32]| norm(&mut values.iter().zip(exact).map(|(a, b)| f64::from(a - b)));
             let (ours, theirs) = (far(ours), far(theirs));
             assert!(ours < 2.0 * theirs, "{name}, {}: {ours:e}, theirs {theirs:e}", spec.name);

@@ -1,5 +1,5 @@
-//! Modules have no import cycles, neither at a crate's root nor among the children of a module. Imports between a
-//! module and its own children are allowed. Tests are ignored.
+//! Checks that modules have no import cycles, neither at the root of a crate nor among the children of a module.
+//! Imports between a module and its own children are allowed. Test modules are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -20,7 +20,7 @@ pub const CRATES: [&str; 9] = [
 /// Path of a module from the root of its crate.
 type Module = Vec<String>;
 
-/// Modules of a crate except tests, with their code without comments and tests.
+/// Returns the modules of a crate without test modules. The code of each module has no comments and no tests.
 fn modules(crate_folder: &str) -> BTreeMap<Module, String> {
     let mut modules = BTreeMap::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(crate_folder);
@@ -61,7 +61,7 @@ fn imports(module: &Module, code: &str) -> Vec<Module> {
     let mut paths = Vec::new();
     for start in ["crate::", "super::"] {
         for (at, _) in code.match_indices(start) {
-            // Excludes the middle of a longer path, such as super::super.
+            // Skip the middle of a longer path, such as super::super.
             if !code[..at].ends_with("::") {
                 paths.extend(tree(&code[at..]));
             }
@@ -76,7 +76,7 @@ fn imports(module: &Module, code: &str) -> Vec<Module> {
     paths.into_iter().map(from_root).collect()
 }
 
-/// Paths of `a::b` or of `a::{b, c::d}` at the beginning of a text.
+/// Returns the paths of `a::b` or of `a::{b, c::d}` at the beginning of a text.
 fn tree(text: &str) -> Vec<Vec<String>> {
     let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
     let (name, rest) = text.split_at(end);
@@ -88,7 +88,7 @@ fn tree(text: &str) -> Vec<Vec<String>> {
     below.into_iter().map(|path| [vec![name.to_owned()], path].concat()).collect()
 }
 
-/// Items of a group after its opening brace.
+/// Returns the items of a group. `group` starts after the opening brace.
 fn items(group: &str) -> Vec<&str> {
     let (mut depth, mut begin, mut items) = (0, 0, Vec::new());
     for (at, c) in group.char_indices() {

@@ -1,9 +1,9 @@
-//! The noise scale of gradients compared with the gradients of single samples.
+//! Compares the gradient noise estimates of a run with the gradients of single samples.
 
 use crate::support::{Running, TestDir};
 use lambert_control::StepRecord;
 
-/// Step records for the same 256 samples and weights, `batch` samples per step.
+/// Returns step records for the same 256 samples and the same weights, with `batch` samples per step.
 fn records(dir: &TestDir, batch: u64, more: &str) -> Vec<StepRecord> {
     let sets = [&format!("stage.0.global_batch={batch}"), "stage.0.learning_rate=1e-30", "model.dropout=0", more];
     let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
@@ -19,7 +19,9 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
     values.sum::<f64>() / count
 }
 
-/// `E|g_B|^2 = |G|^2 + tr(S) / B` for batches of 1 and 16 samples yields tr(S) and |G|^2 without half batches.
+/// Let g_B be the mean gradient of B samples and G the gradient of the expected loss. Let S be the covariance of the
+/// gradient of one sample. Then `E|g_B|^2 = |G|^2 + tr(S) / B`. Measurements for B = 1 and B = 16 yield tr(S) and |G|^2
+/// without half batches.
 #[test]
 fn the_estimate_from_half_batches_matches_single_samples() {
     let dir = TestDir::new();

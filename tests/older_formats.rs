@@ -1,7 +1,8 @@
-//! Runs that older versions of lambert began, stored in `tests/golden/format-N` by the format of their checkpoints. The
-//! current version resumes them and ends with the weights of the version that wrote them.
+//! Runs that older versions of lambert began. They are stored in `tests/golden/format-N`, where N is the format of
+//! their checkpoints. The current version must resume them and end with the same weights as the version that wrote
+//! them.
 //!
-//! `LAMBERT_WRITE_OLD_RUN=1` adds the format that the programs write now. Do that before the format changes.
+//! `LAMBERT_WRITE_OLD_RUN=1` stores a run in the current format. Do this before the format changes.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,7 @@ const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
 /// Placeholder for the folder of the datasets in the stored run.toml.
 const PLACE: &str = "PLACE";
 const BATCH: u64 = 16;
-/// Step whose loss is falsified, so that the run rolls back. The stored checkpoint is a later one.
+/// Step whose loss is falsified, so that the run rolls back. The stored checkpoint is from a later step.
 const FALSIFIED: u64 = 8;
 
 /// 20 steps with one layer and 20 with two. From format 3 on, a rollback happens before the stored checkpoint.
@@ -43,7 +44,7 @@ fn config(dir: &TestDir, format: u64) -> String {
     dir.file("old.toml", text)
 }
 
-/// Folder of the checkpoint after `step` steps.
+/// Returns the folder of the checkpoint after `step` steps.
 fn checkpoint(run: &Path, step: u64) -> PathBuf {
     let names = checkpoints(run.to_str().unwrap());
     let name = names.into_iter().find(|name| name.starts_with(&format!("step-{step:09}"))).unwrap();
@@ -84,8 +85,8 @@ fn max_difference(one: &[u8], other: &[u8]) -> f32 {
     differences.max_by(f32::total_cmp).unwrap()
 }
 
-/// Makes the stored run refer to this test's dataset: the samples are the same, but the dataset's manifest has the
-/// version of the program that prepared it.
+/// Makes the stored run refer to the dataset of this test. The samples are the same. The manifest of the dataset
+/// differs, because it contains the version of the program that wrote it.
 fn replace_dataset(dir: &TestDir, run: &Path) {
     let path = checkpoint(run, 10).join("manifest.json");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -126,7 +127,7 @@ fn runs_of_older_versions_resume_with_the_same_result() {
         // Losses are summed in another order than when format 2 was current.
         assert!(difference < 1e-5, "format {format}: {difference:e}");
         if format > 2 {
-            // The stored state has the skipped samples: the falsified one is not learned.
+            // The stored state contains the skipped samples, so the falsified sample is not trained on.
             assert!(!ended.log.contains("rolled back"), "{}", ended.log);
             let manifest = manifest(&last);
             let skipped = manifest["state"]["skipped_by_dataset"].as_object().unwrap().values().next().unwrap();

@@ -13,7 +13,7 @@ const NAMES: [&str; 6] = [
     "NCCL_RUNTIME_CONNECT",
 ];
 
-/// Variables in [`NAMES`] that rank 1 of a run has, as `NAME=VALUE`.
+/// Returns the variables in [`NAMES`] that rank 1 of a run has, as `NAME=VALUE`.
 fn variables_of_rank_1(settings: &[&str], environment: &[(&str, &str)]) -> Vec<String> {
     let dir = TestDir::new();
     let script = format!("env >{}.$OMPI_COMM_WORLD_RANK; exit 2", dir.path("env"));
@@ -37,13 +37,13 @@ fn ranks_with_a_gpu_have_the_variables_of_its_libraries() {
     let found = variables_of_rank_1(&[gpu, "device.deterministic=true"], &[]);
     let fixed = ["CUBLAS_WORKSPACE_CONFIG=:4096:8", "NCCL_ALGO=^NVLS,NVLSTree"];
     assert_eq!(found, [&fixed[..], &log, &["NCCL_RUNTIME_CONNECT=0"]].concat());
-    // The user's settings take precedence, and without `device.deterministic` cuBLAS has its default.
+    // Settings of the user take precedence. Without `device.deterministic`, no variable for cuBLAS is set.
     let found = variables_of_rank_1(&[gpu], &[("NCCL_DEBUG", "WARN"), ("NCCL_ALGO", "Ring")]);
     assert_eq!(found, ["NCCL_ALGO=Ring", "NCCL_DEBUG=WARN", "NCCL_RUNTIME_CONNECT=0"]);
     assert_eq!(variables_of_rank_1(&[r#"device.kind="cpu""#], &[]), [""; 0]);
 }
 
-/// Commands without a coordinator set the variables themselves, before they start threads.
+/// A worker without a coordinator sets the variables itself, before it starts threads.
 #[test]
 fn a_worker_without_a_coordinator_sets_the_variables() {
     let variables_set = |environment: &[(&str, &str)]| {

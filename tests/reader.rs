@@ -45,7 +45,7 @@ fn options(rank: usize, world: usize) -> LoaderOptions {
     }
 }
 
-/// Batches of `size` samples, for samples 0 to `end`.
+/// Reads the samples 0 to `end` in batches of `size` samples.
 fn read(reader: &mut BatchReader, options: &LoaderOptions, size: usize, end: u64, threads: usize) -> Vec<GlobalBatch> {
     let starts = (0..end).step_by(size);
     starts.map(|start| reader.global_batch(options, start, BatchRequest::whole(size), threads).unwrap()).collect()
@@ -80,7 +80,7 @@ fn no_row_group_is_decoded_twice_in_a_step() {
     let groups = dataset.row_groups().len();
     let sizes: Vec<u64> = dataset.row_groups().iter().map(|group| group.rows).collect();
     let order = EpochOrder::new(&sizes, 1, 0);
-    // 260 samples span more than three windows of row groups: more than the cache holds.
+    // 260 samples span more than three windows of row groups. These are more row groups than the cache can contain.
     let size = 260;
     let mut large = reader(&dataset, true);
     for start in [0, size] {
@@ -94,7 +94,7 @@ fn no_row_group_is_decoded_twice_in_a_step() {
         assert!(decoded <= limit, "decoded {decoded} row groups, expected at most {limit}");
         assert!(start > 0 || decoded == limit, "decoded {decoded} row groups, expected {limit}");
     }
-    // Small batches mostly lie within a window: an epoch decodes each group once, shuffled or not.
+    // Small batches mostly lie within one window. An epoch must decode each row group only once, shuffled or not.
     for shuffle in [true, false] {
         let mut small = reader(&dataset, shuffle);
         read(&mut small, &options(0, 1), 10, ROWS, 2);

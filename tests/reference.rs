@@ -1,8 +1,9 @@
-//! Compares whole runs bit for bit with stored references: one and two ranks, LAMB and AdamW, with dropout, growth and
-//! a rollback. A change to the engine that keeps all bits passes. One that changes rounding updates the references
-//! (`LAMBERT_WRITE_REFERENCE=1`), and its commit states by how much the losses changed.
+//! Compares whole runs bit for bit with stored references. The runs use one and two ranks, LAMB and AdamW, with
+//! dropout, growth and a rollback. A change to the engine passes this test if it keeps all bits. A change that affects
+//! rounding must update the references (`LAMBERT_WRITE_REFERENCE=1`). Its commit message states by how much the losses
+//! changed.
 //!
-//! The bits are those of one processor type; on another, the losses are compared.
+//! The stored bits are valid for one processor type. On another processor type, only the losses are compared.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,9 +22,9 @@ const FALSIFIED_STEP: u64 = 45;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct References {
-    /// Processor type on which they were computed.
+    /// Processor type on which the references were computed.
     processor: String,
-    /// References by optimizer and ranks, as `lamb-2`.
+    /// References by optimizer and number of ranks, such as `lamb-2`.
     runs: BTreeMap<String, Reference>,
 }
 
@@ -65,7 +66,7 @@ fn config(dir: &TestDir, optimizer: &str, ranks: usize) -> String {
     dir.file(&format!("reference-{optimizer}-{ranks}.toml"), text)
 }
 
-/// SHA-256 of each object of a run's newest checkpoint.
+/// SHA-256 of each object of the newest checkpoint of a run.
 fn objects(run: &str) -> BTreeMap<String, String> {
     let path = Path::new(run).join("checkpoints").join(&checkpoints(run)[0]).join("manifest.json");
     let manifest: serde_json::Value = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();

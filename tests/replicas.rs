@@ -1,5 +1,5 @@
-//! A bit of one rank's weights flips: the next save names the rank and is not committed, and the run resumes from the
-//! previous checkpoint with the same final result.
+//! A bit flips in the weights of one rank. The next save must name the rank and must not be committed. The run must
+//! resume from the previous checkpoint and end with the same result.
 
 use crate::support::{Ended, Running, TestDir, assert_same_bits};
 
@@ -24,7 +24,7 @@ fn ranks_whose_weights_differ_are_found_at_the_next_save() {
         let [clean, flipped] = ["clean", "flipped"].map(|name| format!("{name}-{ranks}"));
         train(&dir, &clean, ranks, &[]);
         let found = train(&dir, &flipped, ranks, &[flip]);
-        // The error names the rank if it is known which one is wrong.
+        // The error names the wrong rank if the other ranks are a majority.
         let who = if ranks == 3 { "rank 1 (pid" } else { "failed: " };
         let reported = |line: &str| line.contains(expected) && line.contains(who) && line.contains("failed: ");
         assert!(found.log.lines().any(reported), "{}", found.log);

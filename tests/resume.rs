@@ -8,7 +8,8 @@ use lambert_dataset::random::{Key, Rng};
 
 const STEPS: u64 = 120;
 
-/// Random kill times differ between test runs; the seed is printed, so that a failure can be repeated.
+/// Returns a random generator for the times of the kills. It differs between test runs. Its seed is printed, so that a
+/// failure can be repeated.
 fn kill_times() -> Rng {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
@@ -16,7 +17,7 @@ fn kill_times() -> Rng {
     Key::new(seed).rng()
 }
 
-/// Runs without a disturbance; returns the URL.
+/// Trains a run without a disturbance. Returns its URL.
 fn undisturbed(dir: &TestDir) -> String {
     let run = dir.path("undisturbed");
     let ended = Running::start(&dir.config(STEPS, 2), &run).end();
@@ -61,7 +62,7 @@ fn kill_ranks(dir: &TestDir, reference: &str, kill_times: &mut Rng) {
     assert_same_bits(reference, &run);
 }
 
-/// Kills the coordinator twice. Its workers exit, and the same command resumes the run.
+/// Kills the coordinator twice. Its workers must exit, and the same command must resume the run.
 fn kill_coordinators(dir: &TestDir, reference: &str, kill_times: &mut Rng) {
     let run = dir.path("killed-coordinators");
     for first in [1, 30] {
@@ -95,7 +96,8 @@ fn assert_a_shifted_cursor_is_detected(dir: &TestDir, reference: &str) {
     assert_ne!(final_state(&run), final_state(reference), "another order of samples gave the same weights");
 }
 
-/// A checkpoint moved to a later step resumes with that step's batches: only the cursor determines them.
+/// A checkpoint is changed to a later step. The run must then resume with the batches of that step, because only the
+/// cursor determines the batches.
 #[test]
 fn the_cursor_alone_determines_the_next_batches() {
     let dir = TestDir::new();
@@ -113,7 +115,7 @@ fn the_cursor_alone_determines_the_next_batches() {
     assert_eq!(batches(&moved.records), batches(&straight.records)[STEPS as usize - 30..]);
 }
 
-/// Adds one to the cursor in the newest checkpoint's manifest and updates its checksum.
+/// Adds one to the cursor in the manifest of the newest checkpoint, and updates the checksum of the manifest.
 fn shift_cursor(run: &str) {
     let path = format!("{run}/checkpoints/{}/manifest.json", checkpoints(run)[0]);
     let text = std::fs::read_to_string(&path).unwrap();

@@ -1,5 +1,5 @@
-//! Saves that cannot complete: a write that never returns, a non-finite state, a stop during a long operation. The
-//! ranks decide alike and in time, and no intact checkpoint is lost.
+//! Saves that cannot complete: a write that never returns, a non-finite state, or a stop during a long operation. All
+//! ranks must make the same decision in time, and no intact checkpoint may be lost.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use crate::support::preload::BlockingFsync;
 use crate::support::{Ended, Running, TestDir, assert_same_bits, checkpoints, wait_for_no_workers};
 use lambert_store::{Store, checkpoint};
 
-/// More steps than any run completes before a test ends it.
+/// A number of steps that no run completes before its test ends it.
 const ENDLESS: u64 = 1_000_000;
 
 /// Upper bound of the time until a run ends.
@@ -69,7 +69,7 @@ fn a_stop_does_not_wait_for_a_hanging_write() {
     wait_for_no_workers(&url);
 }
 
-/// A limit of zero minutes ends a run at the first failed save, but not during a slow one.
+/// A limit of zero minutes ends a run at the first failed save, but not during a slow save.
 #[test]
 fn a_limit_of_zero_minutes_tolerates_a_slow_save() {
     let dir = TestDir::new();
@@ -86,7 +86,7 @@ fn a_limit_of_zero_minutes_tolerates_a_slow_save() {
     says(&ended, &["saved checkpoint step-000000007-a0001"]);
 }
 
-/// A stop during the save before a growth: the deeper model is not started.
+/// If a stop is requested during the save before a growth, the training of the deeper model must not start.
 #[test]
 fn a_stop_before_growth_does_not_train_the_deeper_model() {
     let dir = TestDir::new();
@@ -130,7 +130,7 @@ fn a_nonfinite_state_is_not_saved_and_the_run_resumes_from_the_previous_checkpoi
     assert_same_bits(&dir.path("clean"), &dir.path("spoilt"));
 }
 
-/// A stop does not wait for the store, which cannot fix the state.
+/// A stop must not wait for the store, because the state cannot be saved anyway.
 #[test]
 fn a_stop_with_a_nonfinite_state_ends_at_once() {
     let dir = TestDir::new();
@@ -146,7 +146,7 @@ fn a_stop_with_a_nonfinite_state_ends_at_once() {
     says(&ended, &["is not finite on rank 1"]);
 }
 
-/// Workers without responses exit cleanly, and no rank is blamed.
+/// Workers that get no responses must exit cleanly, and no rank may be blamed.
 #[test]
 fn a_suspended_coordinator_does_not_count_as_a_failure() {
     let dir = TestDir::new();
@@ -167,13 +167,14 @@ fn a_suspended_coordinator_does_not_count_as_a_failure() {
     assert!(!ended.log.contains("killed by SIG"), "{}", ended.log);
 }
 
-/// The last evaluation may take hours: after a stop the next start runs it, with the same final bits.
+/// The last evaluation may take hours. If it is interrupted by a stop, the next start must run it. The final bits must
+/// stay the same.
 #[test]
 fn an_evaluation_interrupted_by_a_stop_runs_at_the_next_start() {
     let dir = TestDir::new();
     let (url, reference) = (dir.path("run"), dir.path("undisturbed"));
     let data = format!("evaluation.data={}", dir.path("data/train"));
-    // A command takes up to two seconds to reach a rank; the evaluation takes longer.
+    // A command takes up to two seconds to reach a rank. With this model, the evaluation takes longer.
     let model = ["model.layers=3", "model.hidden=256", "model.intermediate=1024"];
     let more = sets(&[&[&*data, "evaluation.samples=0"], &model[..]].concat());
     let more: Vec<&str> = more.iter().map(String::as_str).collect();

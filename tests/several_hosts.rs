@@ -1,5 +1,5 @@
-//! Runs the commands of docs/guides/several-hosts.md, "From one host to several", and checks the messages it quotes for
-//! faults.
+//! Runs the commands in the section "From one host to several" of docs/guides/several-hosts.md. Also checks the error
+//! messages that the page quotes.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use std::time::Instant;
 use crate::support::hosts::Network;
 use crate::support::{TestDir, lambert};
 
-/// Text below a heading of the page, up to the next heading.
+/// Returns the text below a heading of the page, up to the next heading.
 fn section(heading: &str) -> String {
     let page =
         std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/guides/several-hosts.md")).unwrap();
@@ -16,7 +16,7 @@ fn section(heading: &str) -> String {
     rest.split("\n#").next().unwrap().to_owned()
 }
 
-/// Two hosts with the page's `/srv`, and its configuration with `steps` steps.
+/// Creates two hosts with the folder `/srv` as on the page, and the configuration of the page with `steps` steps.
 fn hosts(dir: &TestDir, steps: u64) -> Option<Network> {
     let network = Network::new(dir, 2)?;
     let key = dir.path("ssh-key");
@@ -37,7 +37,7 @@ fn hosts(dir: &TestDir, steps: u64) -> Option<Network> {
     Some(network)
 }
 
-/// Runs a script on a host; returns whether it succeeded, and its output.
+/// Runs a script on a host. Returns true if it succeeded, and its output.
 fn run_on(network: &Network, host: usize, script: &str) -> (bool, String) {
     let path = format!("/srv:/srv/bin:{}", std::env::var("PATH").unwrap());
     let output = network
@@ -51,8 +51,8 @@ fn run_on(network: &Network, host: usize, script: &str) -> (bool, String) {
     (output.status.success(), String::from_utf8_lossy(&text).into_owned())
 }
 
-/// Restricts both hosts to TCP connections for ssh and these ports, and to packets of connections that they opened.
-/// Uses routes, because the kernel may lack a firewall.
+/// Blocks all TCP packets that the hosts receive, except packets whose source or destination is the port of ssh or one
+/// of the ports `open`. Uses routes, because the kernel may lack a firewall.
 fn close_all_but(network: &Network, open: &[&str]) {
     let mut script = "ip rule add pref 100 lookup local; ip rule del pref 0\n".to_owned();
     for ports in ["22"].iter().chain(open) {
@@ -153,7 +153,7 @@ fn faults_print_the_messages_of_the_page() {
     }
 }
 
-/// MPI launchers that the ranks reject.
+/// Ranks must reject MPI launchers that are not supported.
 #[test]
 fn unsupported_launchers_are_rejected_by_name() {
     let dir = TestDir::new();

@@ -1,5 +1,5 @@
-//! Every configuration in configs/ and docs/ parses and passes the checks: `prep*.toml` as preparations, the others as
-//! runs.
+//! Every configuration in configs/ and docs/ must parse and pass the checks. `prep*.toml` are configurations of
+//! preparation jobs, the others of runs.
 
 use std::path::Path;
 
@@ -38,7 +38,7 @@ fn shipped(name: &str) -> RunConfig {
     Layers::default().load(&path).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Steps, samples and peak learning rate of each stage.
+/// Returns steps, samples and peak learning rate of each stage.
 fn plan(config: &RunConfig) -> Vec<(u64, u64, f64)> {
     config.stage.iter().map(|stage| (stage.steps, timeline::samples(stage), stage.learning_rate)).collect()
 }

@@ -7,15 +7,15 @@ use std::time::Duration;
 use crate::support::preload::BlockingFsync;
 use crate::support::{Running, TestDir, checkpoints, lambert, workers};
 
-/// More steps than any run completes before a test ends it.
+/// A number of steps that no run completes before its test ends it.
 const ENDLESS: u64 = 1_000_000;
 
-/// A process and all its descendants.
+/// Returns a process and all its descendants.
 fn process_tree(pid: u32) -> Vec<u32> {
     let mut parents = BTreeMap::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let stat = std::fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        // The name, in parentheses, may contain any character.
+        // The process name, which is in parentheses, may contain any character.
         let Some((pid, rest)) = stat.split_once(' ').zip(stat.rsplit_once(')')).map(|(head, tail)| (head.0, tail.1))
         else {
             continue;
@@ -31,7 +31,7 @@ fn process_tree(pid: u32) -> Vec<u32> {
     found
 }
 
-/// As systemd stops a service with KillMode=control-group.
+/// systemd stops a service with KillMode=control-group in this way.
 #[test]
 fn sigterm_to_every_process_saves_a_checkpoint_and_stops() {
     let dir = TestDir::new();
@@ -41,7 +41,7 @@ fn sigterm_to_every_process_saves_a_checkpoint_and_stops() {
         let sets = ["--set", &format!("cluster.all_reduce.backend={backend}"), "--set", "checkpoint.every_steps=0"];
         let mut running = Running::start_in(&dir.config(ENDLESS, ranks), &run, &sets, &slow.environment);
         running.reach(3);
-        // mpirun would end its ranks before a save of some seconds is done.
+        // If mpirun reacted to the signal, it would end its ranks before this slow save is complete.
         slow.block("optimizer-00000");
         let all: Vec<String> = process_tree(running.pid()).iter().map(u32::to_string).collect();
         assert!(all.len() > 2 * ranks, "expected coordinator, ranks and output writers: {all:?}");
@@ -56,8 +56,8 @@ fn sigterm_to_every_process_saves_a_checkpoint_and_stops() {
     }
 }
 
-/// `timeout` signals its child and the process group of both, which counts as one request. (The kernel may merge the
-/// two signals, so the test first sends two distinct ones.)
+/// `timeout` sends a signal to its child and to the process group of both. The two signals must count as one request.
+/// (The kernel may merge them, so the test first sends two signals itself, with a pause.)
 #[test]
 fn the_two_signals_of_timeout_are_one_request() {
     let dir = TestDir::new();

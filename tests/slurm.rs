@@ -1,4 +1,4 @@
-//! Runs under a real Slurm: submitted, killed, preempted, stopped.
+//! Runs that are submitted, killed, preempted and stopped under a real Slurm.
 
 mod long;
 mod memory;
@@ -14,7 +14,7 @@ use std::time::Instant;
 use crate::support::slurm::Sandbox;
 use crate::support::{self, Running, TestDir, assert_same_bits, copy, signal};
 
-/// Configuration of two ranks on two nodes, readable by the sandbox's user.
+/// Writes a configuration of two ranks on two nodes, which the user of the sandbox can read.
 fn config(dir: &TestDir, sandbox: &Sandbox, steps: u64) -> String {
     let text = std::fs::read_to_string(dir.config(steps, 2)).unwrap();
     let text = text.replace(&dir.path("data/train"), &sandbox.path("data/train"));
@@ -23,8 +23,8 @@ fn config(dir: &TestDir, sandbox: &Sandbox, steps: u64) -> String {
     sandbox.path("run.toml")
 }
 
-/// Kills a rank, kills the coordinator and preempts the job. The run ends with the bits of an undisturbed run under
-/// mpirun.
+/// Kills a rank, kills the coordinator and preempts the job. The run must end with the same bits as an undisturbed run
+/// under mpirun.
 fn result_is_unchanged_after_kills_and_preemption(dir: &TestDir, sandbox: &Sandbox) {
     const STEPS: u64 = 300;
     let local = std::thread::scope(|scope| {
@@ -86,7 +86,7 @@ fn disturb(dir: &TestDir, sandbox: &Sandbox, steps: u64) {
     assert!(sandbox.log(&job).contains("starting 2 workers"), "the log was truncated: {}", sandbox.log(&job));
 }
 
-/// A requested end does not requeue the job and leaves a checkpoint of the last step.
+/// A requested end must not requeue the job, and must leave a checkpoint of the last step.
 fn requested_ends_are_not_requeued(dir: &TestDir, sandbox: &Sandbox) {
     let file = config(dir, sandbox, 1_000_000);
     let (stopped, cancelled) = (sandbox.path("runs/stopped"), sandbox.path("runs/cancelled"));
@@ -107,7 +107,7 @@ fn requested_ends_are_not_requeued(dir: &TestDir, sandbox: &Sandbox) {
     }
 }
 
-/// Signals the ranks' step but not the job, as a preemption without the user signal does.
+/// Signals the job step of the ranks but not the batch script, as a preemption without the user signal does.
 fn sigterm_to_the_step_stops_the_run(dir: &TestDir, sandbox: &Sandbox) {
     let run = sandbox.path("runs/asked");
     let job = sandbox.submit(&config(dir, sandbox, 1_000_000), &run, &[]);
@@ -120,7 +120,7 @@ fn sigterm_to_the_step_stops_the_run(dir: &TestDir, sandbox: &Sandbox) {
     assert!(sandbox.ended(&job).starts_with("CANCELLED"), "{}", sandbox.log(&job));
 }
 
-/// Jobs that could never start are rejected with an error per key; nothing is queued or written.
+/// Jobs that could never start must be rejected with an error for each key. Nothing may be queued or written.
 fn impossible_jobs_are_rejected(dir: &TestDir, sandbox: &Sandbox) {
     let file = config(dir, sandbox, 10);
     let (sum, run) = ("slurm.", sandbox.path("runs/refused"));
@@ -148,7 +148,7 @@ fn impossible_jobs_are_rejected(dir: &TestDir, sandbox: &Sandbox) {
     assert!(!Path::new(&run).exists(), "a rejected job wrote its run");
 }
 
-/// Name for output, and the test.
+/// Name for the output, and the test.
 type Case = (&'static str, fn(&TestDir, &Sandbox));
 
 #[test]
@@ -185,7 +185,7 @@ fn jobs_run_in_a_real_slurm() {
     assert!(!Command::new("id").arg(user).output().unwrap().status.success(), "the user was not removed");
 }
 
-/// Without Slurm nothing is queued, but `--dry-run` still prints the script.
+/// Without Slurm nothing can be queued, but `--dry-run` still prints the script.
 #[test]
 fn submit_without_slurm_fails_and_dry_run_works() {
     let dir = TestDir::new();
@@ -200,7 +200,7 @@ fn submit_without_slurm_fails_and_dry_run_works() {
     assert!(!Path::new(&run).exists());
 }
 
-/// The run's current state and the duration of its checkpoints determine whether it is queued.
+/// The current state of a run and the duration of its checkpoints determine whether the run can be queued.
 #[test]
 fn submit_rejects_an_active_run_and_a_short_lead_time() {
     let dir = TestDir::new();

@@ -1,5 +1,5 @@
-//! Stage transitions: moments and counters either continue or are both reset. The size of updates follows the schedule
-//! in both cases.
+//! Stage transitions. Moments and counters either continue or are reset together. In both cases the size of the updates
+//! must follow the schedule.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ const STEPS: u64 = 40;
 
 fn config(kind: OptimizerKind, restart_optimizer: bool) -> RunConfig {
     let model = Model { layers: 1, hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Model::default() };
-    // The second stage has a tenth of the learning rate: the schedule's own change.
+    // The second stage has a tenth of the learning rate. This change comes from the schedule.
     let stage = |learning_rate, restart_optimizer| Stage {
         steps: STEPS,
         warmup: 0.0,
@@ -37,7 +37,8 @@ fn config(kind: OptimizerKind, restart_optimizer: bool) -> RunConfig {
     }
 }
 
-/// Root mean square of each update divided by its learning rate, with gradients of constant direction.
+/// Returns the root mean square of each update divided by its learning rate, and the number of updates of the pooler.
+/// The gradients have a constant direction.
 fn relative_update_sizes(config: &RunConfig) -> (Vec<f64>, u64) {
     let specs = Architecture::new(&config.model, 1, 50);
     let mut state = TrainState::new(Parameters::initialize(Arc::new(Host), specs, 1, 0.02));

@@ -1,5 +1,5 @@
-//! Changes to a run's store while it is in use: the folder is moved, names are forged, checkpoints are pruned during
-//! reads, deletions are slow.
+//! Changes to the store of a run while the store is in use: the folder is moved, names are forged, checkpoints are
+//! pruned during reads, and deletions are slow.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use crate::s3_server::{BUCKET, Fault, Rule, Server};
 use crate::support::{self, Running, TestDir, checkpoints, done, run_in, wait_for_no_workers};
 
-/// Moving a run's folder moves the run: nothing is created at the old path, and the run resumes at the new one.
+/// Moving the folder of a run moves the run. Nothing may be created at the old path, and the run must resume at the new
+/// path.
 #[test]
 fn a_run_moved_during_training_ends() {
     let dir = TestDir::new();
@@ -35,7 +36,7 @@ fn a_run_moved_during_training_ends() {
     assert!(ended.log.contains(&newest), "{}", ended.log);
 }
 
-/// Object names may be forged; no thread panics over one.
+/// Object names can be forged. No thread may panic because of a forged name.
 #[test]
 fn an_attempt_number_without_successor_is_an_error() {
     let dir = TestDir::new();
@@ -61,8 +62,8 @@ fn an_attempt_number_without_successor_is_an_error() {
     }
 }
 
-/// Checkpoints are pruned while another process reads them: that is not damage, and the reader continues with a newer
-/// one.
+/// Checkpoints are pruned while another process reads them. This must not be reported as damage. The reader must
+/// continue with a newer checkpoint.
 #[test]
 fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
     let dir = TestDir::new();
@@ -82,7 +83,7 @@ fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
             support::copy(&spare.join(&name), &folder.join(&name));
         }
     };
-    // Same order as the run's pruning: the manifest goes first.
+    // Removes a whole checkpoint, as pruning does, and then adds a newer one, if any.
     let replace = |from: &'static str, to: Option<&'static str>| {
         let (folder, spare) = (folder.join("checkpoints"), spare.join("checkpoints"));
         move || {
@@ -104,7 +105,7 @@ fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
     std::fs::remove_file(folder.join("checkpoints").join(older).join("model.safetensors")).unwrap();
     let verified = run_in(&["checkpoint", "verify", &url], &environment);
     assert_eq!((verified.code, verified.out.lines().count()), (1, 2), "{}{}", verified.out, verified.err);
-    // The first read verifies the object, the second loads it.
+    // The first read verifies the object. The second read loads it.
     for after in [0, 1] {
         let exported = dir.path(&format!("exported-{after}"));
         for arguments in [&["export", &url, "--output", &exported][..], &["fill-mask", &url, "the [MASK] ."]] {
@@ -117,7 +118,7 @@ fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
     }
 }
 
-/// Pruning blocks neither saves nor stages, and delays the end of the run by seconds only.
+/// Pruning must block neither saves nor stages, and may delay the end of the run only by seconds.
 #[test]
 fn slow_deletions_delay_no_step() {
     let dir = TestDir::new();
@@ -126,7 +127,7 @@ fn slow_deletions_delay_no_step() {
     let environment = server.environment();
     let more = ["--set", "checkpoint.keep=1"];
     let mut running = Running::start_in(&dir.config(28, 2), &url, &more, &environment);
-    // The coordinator's deletions at startup are done; the next one is of the first checkpoint.
+    // The coordinator has completed its deletions at startup. The next deletion is that of the first checkpoint.
     running.reach(3);
     let (fault, start) = (Fault::Stall(Duration::from_secs(40)), Instant::now());
     server.fail(Rule { method: "POST".parse().unwrap(), contains: "delete", after: 0, times: 1, fault });
@@ -136,7 +137,7 @@ fn slow_deletions_delay_no_step() {
     assert_eq!(server.hits(), 1, "the fault was not hit");
     assert!(seconds < 35.0, "{seconds:.1} s: {}", ended.log);
     eprintln!("{seconds:.1} s to the end, of which at most 10 s are for what was being removed");
-    // Remaining checkpoints are removed later.
+    // The remaining checkpoints can be removed later.
     server.clear();
     let pruned = run_in(&["checkpoint", "prune", &url, "--json"], &environment);
     assert_eq!(pruned.code, 0, "{}", pruned.err);

@@ -1,4 +1,5 @@
-//! Checkpoint saves while the store is unavailable: a bucket rejects requests, or a folder is read-only or full.
+//! Checkpoint saves while the store is unavailable, because a bucket rejects requests, or because a folder is read-only
+//! or full.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -6,7 +7,7 @@ use std::process::{Command, Stdio};
 use crate::s3_server::{self, Fault, Rule, Server};
 use crate::support::{self, Running, TestDir, checkpoints, done, tree};
 
-/// A rejected save is logged as a warning with the reason; saves resume when the bucket accepts them again.
+/// A rejected save must be logged as a warning with the reason. Saves must resume when the bucket accepts them again.
 #[test]
 fn a_rejecting_bucket_delays_checkpoints() {
     let dir = TestDir::new();
@@ -75,7 +76,7 @@ fn mount(arguments: &[&str], on: &Path) -> bool {
     Command::new("mount").args(arguments).arg(on).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-/// A read-only folder only delays checkpoints; saves resume when it is writable again.
+/// A read-only folder must only delay checkpoints. Saves must resume when the folder is writable again.
 #[test]
 fn training_continues_while_the_store_is_read_only() {
     let Some(disk) = Disk::mount("size=64m") else { return };
@@ -98,7 +99,7 @@ fn training_continues_while_the_store_is_read_only() {
     }
 }
 
-/// A full disk ends the run after the timeout with one message, and earlier checkpoints are kept.
+/// A full disk must end the run after the timeout, with one message. Earlier checkpoints must be kept.
 #[test]
 fn a_permanent_outage_ends_the_run() {
     let Some(disk) = Disk::mount("size=1m") else { return };

@@ -1,4 +1,4 @@
-//! Coordinators and the lease of a run: a takeover, a lost response, a store without leases.
+//! Coordinators and the lease of a run: a takeover, a lost response, and a store that grants no lease.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use crate::s3_server::{BUCKET, Fault, Rule, Server};
 use crate::support::{ENDLESS, Running, TestDir, read_json, seconds};
 
-/// A coordinator whose workers fail after another one took over exits and does not take the run back.
+/// Another coordinator takes over the run, and then the workers of the first coordinator fail. The first coordinator
+/// must exit and must not take the run back.
 #[test]
 fn a_replaced_coordinator_does_not_take_the_run_back() {
     let dir = TestDir::new();
@@ -30,7 +31,7 @@ fn a_replaced_coordinator_does_not_take_the_run_back() {
     assert_eq!(read_json(&run, "status.json")["attempt"], 2);
 }
 
-/// The response to a lease creation is lost repeatedly while the poller sees the lease.
+/// The response to the creation of a lease is lost repeatedly, while the poller already sees the new lease.
 #[test]
 fn a_lost_response_to_a_lease_is_not_a_takeover() {
     let dir = TestDir::new();
@@ -49,7 +50,7 @@ fn a_lost_response_to_a_lease_is_not_a_takeover() {
     assert!(ended.log.contains("attempt 2: starting") && !ended.log.contains("attempt 3"), "{}", ended.log);
 }
 
-/// A coordinator that waits for a lease handles signals.
+/// A coordinator that waits for a lease must react to signals.
 #[test]
 fn a_signal_ends_a_coordinator_that_waits_for_a_lease() {
     let dir = TestDir::new();

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::support::{self, Running, TestDir};
 use serde_json::Value;
 
-/// Each rank's file has the requested steps and the spans within them.
+/// The trace file of each rank must contain the requested steps and the spans within these steps.
 #[test]
 fn selected_steps_are_traced() {
     let dir = TestDir::new();

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::{self, TestDir, lambert};
 
-/// Configuration of one rank with held-out samples.
+/// Writes a configuration with one rank and held-out samples.
 fn config(place: &TestDir, steps: u64) -> String {
     let text =
         std::fs::read_to_string(place.config(steps, 1)).unwrap().replace("backend = \"mpi\"", "backend = \"auto\"");
@@ -20,7 +20,7 @@ fn start(arguments: &[&str]) -> Child {
     Command::new(lambert()).args(arguments).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// Waits for a tuning to end; returns its exit code.
+/// Waits for the end of a tuning process. Returns its exit code.
 fn code(mut tuning: Child) -> Option<i32> {
     let begun = Instant::now();
     loop {
@@ -35,7 +35,7 @@ fn code(mut tuning: Child) -> Option<i32> {
     }
 }
 
-/// Tuning of runs that never finish, two at a time.
+/// Tuning of runs that never finish. Two runs execute at a time.
 struct Endless {
     place: TestDir,
     config: String,
@@ -59,7 +59,7 @@ impl Endless {
         ["seed=1", "seed=2"].map(|name| self.place.path(&format!("runs/{name}")))
     }
 
-    /// Waits until both train.
+    /// Waits until the first two runs train.
     fn wait(&self) {
         let begun = Instant::now();
         let trains =
@@ -72,7 +72,7 @@ impl Endless {
         }
     }
 
-    /// Asserts that both have ended and that there is no third run.
+    /// Asserts that the first two runs have ended and that there is no third run.
     fn assert_ended(&self) {
         for run in self.first_runs() {
             assert!(support::workers(&run).is_empty(), "{run} has workers");
@@ -90,7 +90,7 @@ fn signals_are_forwarded_to_the_runs() {
     nohup.args(["-c", script]).arg(lambert()).args(endless.line()).stdout(Stdio::null()).stderr(Stdio::null());
     let mut tuning = nohup.spawn().unwrap();
     endless.wait();
-    // As under nohup.
+    // The tuning ignores SIGHUP, as under nohup.
     support::signal(tuning.id(), "-HUP");
     std::thread::sleep(Duration::from_secs(1));
     assert!(tuning.try_wait().unwrap().is_none(), "an ignored signal ended the tuning");
@@ -176,14 +176,15 @@ fn a_killed_tuning_resumes_and_finds_the_best_run() {
     assert!(table.lines().nth(1).unwrap().starts_with(&format!("\"{}\",", best["name"].as_str().unwrap())), "{table}");
     let svg = std::fs::read_to_string(place.path("runs/tune.svg")).unwrap();
     assert!(svg.contains("stage.0.learning_rate") && svg.contains("optimizer.kind"));
-    // The best run's configuration alone reproduces the run.
+    // The configuration of the best run must reproduce the run.
     let best_config = place.path("runs/best.toml");
     let ended = support::Running::start(&best_config, &place.path("again")).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     support::assert_same_bits(&format!("{runs}/{}", best["name"].as_str().unwrap()), &place.path("again"));
     let third = support::run(&line);
     assert!(third.err.starts_with("5 runs, 0 to do"), "{}", third.err);
-    // New runs with another criterion, or another value of an untuned key, are not ranked with these.
+    // New runs with another criterion, or with another value of a key that is not tuned, must not be ranked with these
+    // runs.
     let grid = ["tune", "--config", &config, "--runs", &runs, "--grid", "stage.0.learning_rate=3e-3", "--set"];
     for (set, differs) in
         [("evaluation.samples=50", "evaluation.samples: "), ("optimizer.beta2=0.9", "optimizer.beta2: ")]
@@ -196,7 +197,7 @@ fn a_killed_tuning_resumes_and_finds_the_best_run() {
             other.err
         );
     }
-    // A removed run is repeated.
+    // A run that was removed is repeated.
     std::fs::remove_dir_all(format!("{runs}/{}", best["name"].as_str().unwrap())).unwrap();
     let remade = support::run(&line);
     assert!(remade.err.starts_with("5 runs, 1 to do"), "{}", remade.err);

@@ -1,4 +1,4 @@
-//! Blocked parts of the coordinator: a reader of its output, a write to the store, one of its threads.
+//! Parts of the coordinator that block or fail: its output, a write to the store, and one of its threads.
 
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter};
 use std::path::Path;
@@ -10,17 +10,17 @@ use serde_json::Value;
 use crate::support::preload::{BlockingFsync, FailingThreads};
 use crate::support::{self, Running, TestDir, lambert, wait_for_no_workers};
 
-/// More steps than any run completes before a test ends it.
+/// A number of steps that no run completes before its test ends it.
 const ENDLESS: u64 = 1_000_000;
 
-/// A pipe with room for a few records only.
+/// Creates a pipe with room for only a few records.
 fn small_pipe() -> (PipeReader, PipeWriter) {
     let (reader, writer) = std::io::pipe().unwrap();
     rustix::pipe::fcntl_setpipe_size(&writer, 4096).unwrap();
     (reader, writer)
 }
 
-/// Status of the run at `run`; null if there is none.
+/// Returns the status of the run at `run`, or null if there is none.
 fn status(run: &str) -> Value {
     let text = std::fs::read(Path::new(run).join("status.json")).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
@@ -34,7 +34,7 @@ fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for a coordinator to end within `limit`; returns its exit code.
+/// Waits at most `limit` for the end of a coordinator. Returns its exit code.
 fn code(coordinator: &mut Child, limit: Duration) -> Option<i32> {
     let start = Instant::now();
     while start.elapsed() < limit {
@@ -48,7 +48,7 @@ fn code(coordinator: &mut Child, limit: Duration) -> Option<i32> {
     panic!("the coordinator has not ended within {limit:?}");
 }
 
-/// Starts a run whose output is not read; returns it and the readers.
+/// Starts a run whose output is not read. Returns its coordinator and the two readers.
 fn unread(dir: &TestDir, run: &str) -> (Child, PipeReader, PipeReader) {
     let (output, error) = (small_pipe(), small_pipe());
     let mut command = Command::new(lambert());
@@ -93,7 +93,8 @@ fn a_reader_that_never_continues_does_not_keep_the_process() {
     assert!(support::workers(&run).is_empty());
 }
 
-/// The file server is unavailable at the end: the result is printed, and the process exits with it.
+/// The file server is unavailable at the end of a run. The coordinator must still print the result and exit with its
+/// exit code.
 #[test]
 fn a_blocked_status_write_does_not_keep_the_process() {
     let dir = TestDir::new();
@@ -110,7 +111,7 @@ fn a_blocked_status_write_does_not_keep_the_process() {
     assert!(start.elapsed() < Duration::from_secs(60), "{}", ended.log);
 }
 
-/// The thread that polls for requests panics, because the system refuses the store a new thread.
+/// The thread that polls for requests panics, because the system does not let the store start a new thread.
 #[test]
 fn a_panic_on_another_thread_ends_the_run_with_one_line() {
     let dir = TestDir::new();
@@ -119,11 +120,12 @@ fn a_panic_on_another_thread_ends_the_run_with_one_line() {
     let environment = [("LD_PRELOAD", preload), fsync.environment[1].clone(), threads.environment[1].clone()];
     let mut running = Running::start_in(&dir.config(ENDLESS, 1), &run, &[], &environment);
     running.reach(5);
-    // One thread of the store blocks here; the next request needs another one.
+    // One thread of the store blocks here, so the next request needs another thread.
     fsync.block("status.json");
     std::thread::sleep(Duration::from_secs(4));
     threads.fail();
-    // Idle threads of the store exit after ten seconds; stopping the coordinator keeps requests from using them.
+    // Idle threads of the store exit after ten seconds. While the coordinator is stopped, no request uses these
+    // threads.
     for _ in 0..5 {
         if support::workers(&run).is_empty() {
             break;

@@ -1,11 +1,11 @@
-//! Modules without an objective keep their initial weights, are named in the plan, and are not exported.
+//! Modules that no objective uses must keep their initial weights, be named in the plan and not be exported.
 
 use std::path::Path;
 
 use crate::support::{Running, TestDir, checkpoints, done};
 use safetensors::SafeTensors;
 
-/// Tensors of the pooler and the pair head.
+/// Tensors of the pooler and of the sentence-pair (NSP/SOP) head.
 const UNUSED: [&str; 4] =
     ["bert.pooler.dense.bias", "bert.pooler.dense.weight", "cls.seq_relationship.bias", "cls.seq_relationship.weight"];
 
@@ -20,7 +20,7 @@ fn train(dir: &TestDir, optimizer: &str, pair: &str) -> String {
     run
 }
 
-/// Weights of a run's `number`th newest checkpoint.
+/// Returns the weights of the checkpoint at index `number`, from the newest.
 fn weights(run: &str, number: usize) -> Vec<u8> {
     let name = checkpoints(run).swap_remove(number);
     std::fs::read(Path::new(run).join("checkpoints").join(name).join("model.safetensors")).unwrap()

@@ -5,13 +5,13 @@ use std::path::Path;
 /// Folders with Rust sources.
 const FOLDERS: [&str; 7] = ["src", "tests", "benches", "configs", "data-prep", "cluster", "launcher"];
 
-/// Openings that do not name the documented item; a noun phrase or a verb does.
+/// Openings that do not name the documented item. A noun phrase or a verb is required instead.
 const OPENERS: [&str; 9] = ["What", "Whether", "How", "That of", "Those of", "When", "Where", "Why", "Which"];
 
-/// Most doc comments with such an opening, percent.
+/// Maximum share of doc comments with such an opening, percent.
 const MAX_PERCENT: f64 = 1.0;
 
-/// Types and variants of earlier versions, replaced by standard terms.
+/// Types and variants of earlier versions that were replaced by standard terms.
 #[rustfmt::skip]
 const TYPES: [&str; 73] = [
     "Apart", "Asks", "Card", "Chosen", "Clash", "Collected", "Cut", "Demand", "Detours", "Division", "Drawn", "Each",
@@ -23,7 +23,7 @@ const TYPES: [&str; 73] = [
     "Auditor", "Eavesdropper", "Weather",
 ];
 
-/// Functions and modules of earlier versions.
+/// Functions and modules of earlier versions that were replaced by standard terms.
 #[rustfmt::skip]
 const FUNCTIONS: [&str; 31] = [
     "add_in_one_order", "are_final", "binding", "by_main_memory", "dealing", "derail", "doomed", "forecast", "hear",
@@ -32,7 +32,7 @@ const FUNCTIONS: [&str; 31] = [
     "together", "owed", "make_of", "ends_like",
 ];
 
-/// Opening lines of the doc comments of a file, with their line numbers.
+/// Returns the opening lines of the doc comments of a file, with their line numbers.
 fn doc_openings(text: &str) -> Vec<(usize, &str)> {
     let lines: Vec<&str> = text.lines().map(str::trim_start).collect();
     let is_doc = |line: &str| line.starts_with("///") || line.starts_with("//!");
@@ -46,7 +46,7 @@ fn opens_badly(comment: &str) -> bool {
         .any(|opener| comment.strip_prefix(opener).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric)))
 }
 
-/// Replaced names that a file defines as a type, a function or a module, with their line numbers.
+/// Returns the replaced names that a file defines as a type, a function or a module, with their line numbers.
 fn replaced_names(text: &str) -> Vec<(usize, &str)> {
     let mut found = Vec::new();
     for (number, line) in text.lines().enumerate() {
@@ -63,7 +63,7 @@ fn replaced_names(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// Rust files below `folder` except this one, with their text.
+/// Adds the Rust files below `folder`, except this file, with their text.
 fn read(folder: &Path, files: &mut Vec<(String, String)>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -1,5 +1,5 @@
-//! Invariant 1: a global batch has the same samples and masks in every world. Losses agree within the rounding of the
-//! order of summation.
+//! Invariant 1: a global batch has the same samples and masks for every world size. Losses differ only by rounding,
+//! because terms are summed in another order.
 
 use crate::support::{Running, TestDir, assert_same_weights};
 use lambert_control::StepRecord;
@@ -18,8 +18,8 @@ fn train_for(steps: u64, dir: &TestDir, ranks: usize, more: &[&str]) -> Vec<Step
     ended.records
 }
 
-/// Asserts that losses over `steps` steps are within the relative `tolerance` of those of one rank. With three ranks
-/// and sixteen samples, one rank has at least six.
+/// Asserts that the losses of `steps` steps are within the relative `tolerance` of the losses on one rank. With three
+/// ranks and sixteen samples, one rank has at least six samples.
 fn assert_equal_losses(steps: u64, others: &[(usize, f64)], tolerance: f64) {
     let dir = TestDir::new();
     let one = train_for(steps, &dir, 1, &[]);
@@ -64,7 +64,7 @@ fn worlds_of_one_to_four_have_equal_losses_for_two_hundred_steps() {
     assert_equal_losses(200, &[(2, 1.1), (3, 1.4), (4, 1.3)], 1e-4);
 }
 
-/// Measuring changes the order of the samples only, and every world measures the same.
+/// Measuring changes only the order of the samples. Every world size must measure the same values.
 #[test]
 fn noise_and_trust_ratios_do_not_depend_on_the_world() {
     let dir = TestDir::new();

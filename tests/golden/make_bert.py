@@ -1,15 +1,17 @@
-"""Writes NAME.safetensors: a small pre-training model of Hugging Face transformers with random weights, two inputs (one
-padded, one with a single segment) and what it answers: logits, losses, and the gradient of each parameter.
+"""Writes NAME.safetensors. The file contains the random weights of a small pre-training model of Hugging Face transformers,
+two inputs (one padded, one with a single segment), and the results of the model: logits, losses, and the gradient of each
+parameter.
 
     pip install torch==2.11.0 transformers numpy safetensors
     for name in bert-tiny bert-untied-tanh megatron-bert; do
         python tests/golden/make_bert.py tests/golden/$name.safetensors
     done
 
-bert-tiny is BertForPreTraining; bert-untied-tanh has a decoder of its own and the approximated GELU; megatron-bert is
-MegatronBertForPreTraining, which normalises before attention and feed-forward layer.
+bert-tiny is BertForPreTraining. bert-untied-tanh has an untied decoder and the tanh approximation of GELU. megatron-bert is
+MegatronBertForPreTraining, which applies layer normalisation before attention and before the feed-forward layer (pre-norm).
 
-The published shapes are too large to be kept (1.3 and 4 GB); their gradients come in float64, too. They are compared by
+The files of the published shapes are too large for the repository (1.3 and 4 GB). They also contain gradients computed in
+float64. These commands write the files and run the comparison:
 
     mkdir -p golden
     for name in bert-base-uncased bert-base-cased bert-large-uncased bert-large-cased; do
@@ -50,7 +52,7 @@ match pathlib.Path(sys.argv[1]).stem:
         sys.exit(f"no model is called {name}")
 model = model.eval()
 with torch.no_grad():
-    for parameter in model.parameters():  # larger than at initialisation, so that every part of the formula shows
+    for parameter in model.parameters():  # larger than at initialisation, so that every term affects the results
         parameter.add_(deviation * torch.randn_like(parameter))
 
 vocabulary = shape["vocab_size"]
@@ -76,7 +78,7 @@ nsp = torch.nn.functional.cross_entropy(out.seq_relationship_logits, pair)
 (mlm + nsp).backward()
 
 tensors = {}
-for name, parameter in model.named_parameters():  # tied parameters come once
+for name, parameter in model.named_parameters():  # lists tied parameters only once
     tensors[f"weight:{name}"] = parameter.detach().clone().contiguous()
     gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
     tensors[f"gradient:{name}"] = gradient.detach().clone().contiguous()

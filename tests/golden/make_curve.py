@@ -1,5 +1,6 @@
-"""Writes curve.safetensors: a small BertForPreTraining, ten global batches of eight samples, and the losses of 50 steps on
-them, in plain PyTorch arithmetic: AdamW and LAMB, gradients clipped to 1, a warm-up of five steps and a linear decay.
+"""Writes curve.safetensors. The file contains the weights of a small BertForPreTraining, ten global batches of eight samples,
+and the losses of 50 steps on these batches, for AdamW and for LAMB. The updates are written in plain PyTorch arithmetic.
+Gradients are clipped to norm 1. The learning rate has a warm-up of five steps and a linear decay.
 
     pip install torch==2.11.0 transformers numpy safetensors
     python tests/golden/make_curve.py tests/golden/curve.safetensors
@@ -22,7 +23,7 @@ start = BertForPreTraining(BertConfig(
     max_position_embeddings=24, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, initializer_range=0.05,
 )).eval()
 
-# Sequences with a rule, so that there is something to learn: each piece follows from the one before.
+# Each token is a function of the previous token, so that the model can learn something.
 ids = torch.zeros(BATCHES, ROWS, WIDTH, dtype=torch.long)
 labels = torch.full_like(ids, -100)
 segments = torch.zeros_like(ids)
@@ -30,7 +31,7 @@ lengths = torch.zeros(BATCHES, ROWS, dtype=torch.long)
 pair = torch.randint(0, 2, (BATCHES, ROWS))
 for batch in range(BATCHES):
     for row in range(ROWS):
-        # The last four rows of a batch are a micro-batch of their own, of twelve columns.
+        # The last four rows of a batch are a separate micro-batch with twelve columns.
         length = int(torch.randint(9, WIDTH + 1, ()) if row < ROWS // 2 else torch.randint(5, 13, ()))
         length = WIDTH if row == 0 else 12 if row == ROWS // 2 else length
         piece = int(torch.randint(5, 96, ()))

@@ -22,12 +22,12 @@ use lambert_worker::optim;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
 use tch::Kind;
 
-/// First GPU. Loads the libraries of all tests before libtorch is used.
+/// Returns the first GPU. Loads the libraries of all tests before libtorch is used.
 fn first_gpu() -> Option<Arc<dyn Kernels>> {
     open_gpu().map(|(kernels, _)| kernels)
 }
 
-/// First GPU with its properties.
+/// Returns the first GPU with its properties.
 fn open_gpu() -> Option<(Arc<dyn Kernels>, Gpu)> {
     static GPU: OnceLock<Option<(Arc<dyn Kernels>, Gpu)>> = OnceLock::new();
     let open = || match Driver::open() {
@@ -62,7 +62,7 @@ fn fifty_steps_match_the_reference_losses() {
     }
 }
 
-/// Rows, heads, width and length of dropout tensors, as used by the model.
+/// Shapes of dropout tensors in the model: [batch, sequence, hidden] and [batch, heads, sequence, sequence].
 const SHAPES: [&[i64]; 6] =
     [&[5, 7, 16], &[3, 130, 768], &[2, 512, 1024], &[2, 4, 33, 33], &[2, 12, 128, 128], &[1, 16, 512, 512]];
 
@@ -84,7 +84,7 @@ fn dropout_matches_the_host() {
     println!("POINT dropout masks: equal bits over {} shapes", SHAPES.len());
 }
 
-/// State with the same weights and gradients on every device.
+/// Creates a state with the same weights and gradients on every device.
 fn state(kernels: Arc<dyn Kernels>, model: &Model) -> TrainState {
     TrainState::new(Parameters::initialize(kernels, Architecture::new(model, 2, 1000), 1, 0.02))
 }
@@ -129,7 +129,7 @@ fn the_weight_digest_matches_the_host() {
     println!("POINT digest of the weights: the host's, in {milliseconds:.1} ms");
 }
 
-/// A snapshot starts at once and has the values of that moment, while training continues.
+/// A snapshot must start immediately and have the values of its start, while training continues.
 #[test]
 fn snapshots_overlap_with_training() {
     let Some(gpu) = first_gpu() else { return };
@@ -159,7 +159,7 @@ fn snapshots_overlap_with_training() {
     }
 }
 
-/// World of one rank: the all-reduce waits for pending work of the compute stream.
+/// Even with one rank, the all-reduce must wait for pending work of the compute stream.
 #[test]
 fn the_all_reduce_waits_for_pending_computation() {
     let Some((kernels, gpu)) = open_gpu() else { return };

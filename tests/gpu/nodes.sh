@@ -1,13 +1,13 @@
 #!/bin/sh
-# Tests NCCL on a cluster: ranks and transports, bandwidth compared with the published rate of the links, losses
-# compared with one GPU, recovery time after a killed rank. Builds nothing; lambert, lambert-worker and the GPU
-# libraries (docs/guides/gpus.md) must be on every host at the same paths.
+# Tests NCCL on a cluster: ranks and transports, bandwidth compared with the published bandwidth of the links, losses
+# compared with one GPU, and recovery time after a rank is killed. The script builds nothing. lambert, lambert-worker and the
+# GPU libraries (docs/guides/gpus.md) must be on every host at the same paths.
 #
 #   tests/gpu/nodes.sh --shared FOLDER --ranks N [--hosts '"a:8", "b:8"'] [--gbits RATE] [--share S]
 #
-# FOLDER is on a file system that all hosts have. Without --hosts all ranks are on this host, or where a Slurm job has put them.
-# --gbits: what a host's links to the others carry together, Gbit/s, as published; --share: how much of it the sum has to reach (0.5).
-# Ends with a table; exits with 1 where a point fails.
+# FOLDER is on a file system of all hosts. Without --hosts, all ranks run on this host or, in a Slurm job, on its nodes.
+# --gbits: published total bandwidth of the links of a host, Gbit/s. --share: part of it that the all-reduce must reach (0.5).
+# Prints a table at the end. Exits with 1 if a point fails.
 set -eu
 command -v pkill > /dev/null || { echo "$0: pkill (Debian: procps), which kills ranks here, is missing" >&2; exit 2; }
 shared=; ranks=; hosts=; gbits=; share=0.5
@@ -32,7 +32,7 @@ table=$work/table
 failed=0
 
 say() { printf '\n== %s\n' "$*"; }
-# point NAME PASSED FIGURE
+# point NAME PASSED FIGURE: adds a row to the table.
 point() {
     printf '| %-26s | %-6s | %s |\n' "$1" "$2" "$3" | tee -a "$table"
     [ "$2" = passed ] || failed=1
@@ -55,7 +55,7 @@ sequence_length = 128
 TOML
 lambert prep --config "$work/prep.toml" > /dev/null 2>&1
 
-# BERT-base, with about 370 MB of gradients for this vocabulary.
+# BERT-base. With this vocabulary its gradients have about 370 MB.
 cat > "$work/run.toml" <<TOML
 [model]
 layers = 12
@@ -80,12 +80,12 @@ backend = "nccl"
 overlap = false
 TOML
 
-# run NAME [ARGUMENT...]
+# run NAME [ARGUMENT...]: starts a run.
 run() {
     name=$1; shift
     lambert run --config "$work/run.toml" --run "$work/$name" "$@" > "$work/$name.log" 2>&1
 }
-# Same run on all ranks.
+# everywhere NAME [ARGUMENT...]: the same run on all ranks.
 everywhere() {
     name=$1; shift
     run "$name" --ranks "$ranks" --set "cluster.hosts=[$hosts]" "$@"
@@ -123,7 +123,7 @@ apart=$(python3 "$here/records.py" apart "$work/alone" "$work/all" 2>&1) || true
 if awk -v apart="$apart" 'BEGIN { exit !(apart + 0 < 1e-4 && apart ~ /e/) }'; then passed=passed; else passed=FAILED; fi
 point "losses of one card" "$passed" "apart by $apart at most (1e-4)"
 
-# The weights in the newest checkpoint have the size of the gradients.
+# The gradients have the size of the weights in the newest checkpoint.
 bytes=$(find "$work/all/checkpoints" -name model.safetensors -size +1M -exec wc -c {} + | awk '$1 > most && $2 != "total" { most = $1 } END { print most }')
 sum=$(python3 "$here/records.py" rate "$work/all" "$bytes" "$ranks")
 bus=${sum#* }

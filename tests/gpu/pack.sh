@@ -1,6 +1,6 @@
 #!/bin/sh
-# Collects in one folder (about 60 MB) everything that tests/gpu/run.sh needs on a machine without a build: the stripped
-# programs and test program, and Open MPI 5.
+# Collects everything that tests/gpu/run.sh needs in one folder (about 60 MB), for a machine without a build. The folder has
+# the two programs and the test program, all stripped, and Open MPI 5.
 #
 #   tests/gpu/pack.sh [FOLDER]    FOLDER (.gpu) is recreated
 set -eu

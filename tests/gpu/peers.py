@@ -1,6 +1,6 @@
-"""Trains transformers' BertForPreTraining on the batches of `lambert-worker bench --batches FILE`, on the first GPU: bf16
-autocast, scaled dot product attention, fused AdamW, accumulated micro-batches; eager and compiled. Prints a JSON line for each:
-median seconds per step, samples per second.
+"""Trains BertForPreTraining of transformers on the first GPU, on the batches of `lambert-worker bench --batches FILE`. Uses bf16
+autocast, scaled dot product attention, fused AdamW and gradient accumulation over micro-batches. Measures the eager and the
+compiled model. Prints a JSON line for each, with the median seconds per step and the samples per second.
 
     peers.py FILE [eager] [compiled]
 """

@@ -1,6 +1,6 @@
 """Evaluates the step records of a run. RUN is a folder.
 
-    records.py apart RUN OTHER        largest relative difference of two runs' losses over all steps
+    records.py apart RUN OTHER        largest relative difference between the losses of two runs over all steps
     records.py rate RUN BYTES RANKS   best all-reduce of BYTES over RANKS ranks: seconds, and the bus bandwidth of nccl-tests in GB/s,
                                       2 (n - 1) / n of the bytes per second
 """
@@ -11,7 +11,7 @@ import sys
 
 
 def steps(run):
-    """The last record of each step, by its number."""
+    """Returns the last record of each step, by step number."""
     found = {}
     for name in sorted(glob.glob(f"{run}/metrics/attempt-*.jsonl")):
         with open(name) as file:

@@ -1,5 +1,5 @@
-"""Measures torch's NCCL all-reduce between two processes, each with MEGABYTES of f32 on the first GPU: best time in seconds, and bus
-bandwidth in GB/s. NCCL treats the two as ranks on two hosts.
+"""Measures the NCCL all-reduce of torch between two processes, each with MEGABYTES of f32 values on the first GPU. Prints the
+best time in seconds and the bus bandwidth in GB/s. NCCL treats the two processes as ranks on two hosts.
 
     reduce.py MEGABYTES
 """

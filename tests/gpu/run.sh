@@ -1,16 +1,16 @@
 #!/bin/sh
-# GPU tests, for a machine with a driver and a python3 with torch 2.11.0 for CUDA. Builds nothing: the folder from
-# tests/gpu/pack.sh is enough.
+# GPU tests. The machine needs a GPU driver and a python3 with torch 2.11.0 for CUDA. The script builds nothing. It needs
+# only the folder that tests/gpu/pack.sh creates.
 #
 #   tests/gpu/run.sh [--packed FOLDER] [--output FOLDER] [PART...]
 #
-# Parts, each below 8 minutes; by default all of them:
+# Parts. Each takes less than 8 minutes. By default all of them run:
 #   points       kernels, golden steps, snapshots
 #   resume       a kill leaves the result unchanged
 #   two          two ranks on one GPU over MPI
 #   nccl         NCCL with one rank, with a GPU that is listed twice, and with two ranks on one GPU if NCCL permits it
 #   base, large  BERT-base and BERT-large at 128 and 512 tokens, compared with transformers if python3 has it
-# Ends with a table and OUTPUT/points.json; exits with 1 if a point fails.
+# Prints a table at the end and writes OUTPUT/points.json. Exits with 1 if a point fails.
 set -eu
 command -v pkill > /dev/null || { echo "$0: pkill (Debian: procps), which kills ranks here, is missing" >&2; exit 2; }
 packed=.gpu; output=${TMPDIR:-/tmp}/lambert-gpu
@@ -34,7 +34,7 @@ results=$output/points.jsonl
 : > "$results"
 
 say() { printf '\n== %s\n' "$*"; }
-# point NAME PASSED FIGURE
+# point NAME PASSED FIGURE: records a result.
 point() {
     printf '%s: %s (%s)\n' "$1" "$3" "$2"
     python3 -c 'import json, sys; print(json.dumps(dict(zip(["point", "passed", "figure"], sys.argv[1:]))))' "$@" >> "$results"
@@ -47,12 +47,12 @@ export PATH="$packed:$packed/openmpi/bin:$PATH" OPAL_PREFIX="$packed/openmpi"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv || true
 
-# Dataset of generated text with LENGTH tokens per sample: dataset NAME LENGTH DOCUMENTS
+# dataset NAME LENGTH: prepares a dataset of generated text with LENGTH tokens per sample.
 dataset() {
     [ -e "$work/vocab.txt" ] || {
         lambert generate --documents 20000 --seed 1 --output "$work/corpus.txt" 2>/dev/null
         lambert vocab --size 8000 --output "$work/vocab.txt" --input "$work/corpus.txt" 2>/dev/null
-        # Vocabulary of BERT's size, because it determines the time of the logits.
+        # The vocabulary gets the size of BERT's vocabulary, because the size determines the time of the logits.
         pieces=$(wc -l < "$work/vocab.txt")
         seq "$pieces" 30521 | sed 's/^/unused-/' >> "$work/vocab.txt"
     }
@@ -73,7 +73,7 @@ TOML
     lambert prep --config "$work/$1.toml" 2>/dev/null >&2
 }
 
-# Configuration of a small model: configuration NAME RANKS
+# configuration NAME RANKS: writes the configuration of a small model.
 configuration() {
     cat > "$work/$1.toml" <<TOML
 [model]
@@ -102,7 +102,7 @@ ranks = $2
 TOML
 }
 
-# Newest step in a run's records.
+# step RUN: prints the newest step of a run.
 step() {
     lambert status "$1" --json 2>/dev/null |
         python3 -c 'import json, sys; print((json.load(sys.stdin).get("status") or {}).get("step") or 0)' 2>/dev/null || echo 0
@@ -158,18 +158,18 @@ two() {
     fi
 }
 
-# Bytes of a run's gradients, from the size of its weights in a checkpoint.
+# gradients RUN: prints the size of the gradients of a run, bytes. It is the size of the weights in a checkpoint.
 gradients() {
     find "$1/checkpoints" -name model.safetensors -exec wc -c {} + | awk '$2 != "total" { bytes = $1 } END { print bytes }'
 }
 
-# Duration and bandwidth of the all-reduce: rate RUN RANKS
+# rate RUN RANKS: prints the duration and the bandwidth of the all-reduce.
 rate() {
     python3 "$here/records.py" rate "$1" "$(gradients "$1")" "$2" |
         awk -v bytes="$(gradients "$1")" '{ printf "%.0f MB in %s s at best, bus %s GB/s\n", bytes / 1e6, $1, $2 }'
 }
 
-# Files of NCCL's shared memory.
+# Prints the number of shared memory files of NCCL.
 segments() { find /dev/shm -maxdepth 1 -name 'nccl-*' 2>/dev/null | wc -l; }
 
 nccl() {
@@ -181,7 +181,7 @@ nccl() {
         > "$output/one.log" 2>&1 || true
     cat "$work/one/nccl/attempt-0001.json" 2>/dev/null || tail -n 20 "$output/one.log"
     apart=$(python3 "$here/records.py" apart "$work/alone" "$work/one" 2>&1) || true
-    # The all-reduce of one rank returns its own gradients.
+    # With one rank, the all-reduce returns the gradients of this rank.
     if [ "$apart" = "0.0e+00" ]; then passed=passed; else passed=FAILED; fi
     point "a world of one by NCCL" "$passed" "losses apart from those without: $apart"
 
@@ -193,8 +193,8 @@ nccl() {
     two_by_nccl
 }
 
-# With different values of NCCL_HOSTID, NCCL treats two ranks as on two hosts. The result with a single GPU is reported
-# and not checked.
+# With different values of NCCL_HOSTID, NCCL treats two ranks as if they were on two hosts. If NCCL does not support this
+# with a single GPU, the part reports the error and passes.
 two_by_nccl() {
     mkdir -p "$work/apart"
     cp "$packed/lambert" "$work/apart/lambert"
@@ -279,7 +279,7 @@ PYTHON
     beside_transformers "$1" "$2" "$6"
 }
 
-# Runs transformers on the same samples: beside_transformers SHAPE LENGTH AIM
+# beside_transformers SHAPE LENGTH AIM: runs transformers on the same samples.
 beside_transformers() {
     if ! python3 -c 'import transformers' 2>/dev/null; then
         echo "SKIPPED: python3 has no transformers"
@@ -306,7 +306,8 @@ datasets() {
     [ -e "$work/d512" ] || dataset d512 512
 }
 
-# Samples per step, tokens per micro-batch, share of the peak, speed relative to transformers.
+# Arguments of speed_of: SHAPE, LENGTH, SAMPLES per step, TOKENS per micro-batch, minimum SHARE of the peak, minimum speed in
+# TIMES the speed of transformers.
 base() {
     say "BERT-base, bf16"
     datasets

@@ -1,4 +1,4 @@
-//! Long tests: a run that needs three times its time limit, and the downtime of a run after events of its job.
+//! Long tests: a run that takes three times its time limit, and the downtime of a run after events of its job.
 //!
 //!     cargo test --release --workspace --test programs slurm::long -- --ignored --nocapture --test-threads 1
 use std::path::Path;
@@ -17,7 +17,7 @@ fn start_sandbox(dir: &TestDir) -> Option<Sandbox> {
     Some(sandbox)
 }
 
-/// Number of steps that take about `seconds`, from the rate of a short run.
+/// Returns the number of steps that take about `seconds`, from the speed of a short run.
 fn steps_for(dir: &TestDir, seconds: f64) -> u64 {
     const PROBE: u64 = 400;
     let mut running = Running::start(&dir.config(PROBE, 2), &dir.path("probe"));
@@ -27,14 +27,15 @@ fn steps_for(dir: &TestDir, seconds: f64) -> u64 {
     (seconds * (PROBE - 100) as f64 / begun.elapsed().as_secs_f64()) as u64
 }
 
-/// The time limit is a third of the duration of the run; the store is an S3 server.
+/// The time limit is a third of the duration of the run. The store is an S3 server.
 #[test]
 #[ignore = "long: six minutes"]
 fn a_run_longer_than_its_time_limit_finishes() {
     let dir = TestDir::new();
     let Some(sandbox) = start_sandbox(&dir) else { return };
     let server = Server::start(Path::new(&dir.path("s3")), 0);
-    // Slurm sends its signal 15 to 75 s before the minute is over, on a timer of 30 s.
+    // Slurm checks time limits with a timer of 30 s. It therefore sends its signal 15 to 75 s before the limit of one
+    // minute.
     let steps = steps_for(&dir, 120.0);
     let file = config(&dir, &sandbox, steps);
     let variables = sandbox.file("store.env", &secrets::exports(&server));
@@ -43,7 +44,7 @@ fn a_run_longer_than_its_time_limit_finishes() {
         format!("--set 'slurm.time=\"1\"' --set slurm.lead_seconds=15 --set \"slurm.prologue=['. {variables}']\"");
     let line = format!(". {variables}; exec {} submit --config {file} --run {run} {sets}", sandbox.path("bin/lambert"));
     let local = dir.path("local");
-    // Runs concurrently, to slow the queued run down.
+    // This run executes concurrently, to slow down the queued run.
     let undisturbed = Running::start(&dir.config(steps, 2), &local);
     let begun = Instant::now();
     let ran = sandbox.run("sh", &["-c", &line]);
@@ -73,12 +74,13 @@ fn last_state(sandbox: &Sandbox, job: &str) -> String {
     states.split_whitespace().next().unwrap_or_default().to_owned()
 }
 
-/// Row of the table: an event and its times, seconds.
+/// Row of the table: an event and its durations, seconds.
 struct Row {
     what: &'static str,
-    /// From the event to the next step.
+    /// Durations from the event to the next step.
     all: Vec<f64>,
-    /// Part of it from the script's end to the next start of the job, which is Slurm's delay.
+    /// Parts of these durations from the end of the batch script to the next start of the job. They are the delay of
+    /// Slurm.
     slurm: Vec<f64>,
 }
 
@@ -100,7 +102,8 @@ impl Row {
     }
 }
 
-/// Measures the time from `event` to the next step that is not in the log yet, and Slurm's part of it.
+/// Measures the time from `event` to the next step that is not in the log yet. Returns this time and the part that
+/// Slurm causes, seconds.
 fn time_to_next_step(sandbox: &Sandbox, job: &str, restart: Restart, event: impl FnOnce()) -> (f64, f64) {
     let seen = sandbox.log(job).len();
     let begun = Instant::now();
@@ -108,14 +111,14 @@ fn time_to_next_step(sandbox: &Sandbox, job: &str, restart: Restart, event: impl
     let mut slurm = 0.0;
     let mut seen = seen;
     if restart == Restart::SameCoordinator {
-        // The next line of output may be ten seconds away.
+        // This line is printed immediately. The next line for a step may take ten seconds.
         sandbox.wait_for_log(job, seen, "recovered to step");
         return (begun.elapsed().as_secs_f64(), slurm);
     }
     if restart == Restart::Requeue {
         seen = sandbox.wait_for_log(job, seen, "stopped: step");
         let ended = Instant::now();
-        // First output of a coordinator, the plan.
+        // The plan is the first output of a coordinator.
         seen = sandbox.wait_for_log(job, seen, "\ntotal: ");
         slurm = ended.elapsed().as_secs_f64();
     }
@@ -142,7 +145,7 @@ const IN_PLACE: usize = 3;
 fn measure(sandbox: &Sandbox, job: &str, what: &'static str, restart: Restart, event: impl Fn()) {
     let times: Vec<(f64, f64)> = (0..if restart == Restart::NewCoordinator { IN_PLACE } else { TIMES })
         .map(|_| {
-            // Late enough for output lines to be rare: the first ones are always printed.
+            // The first steps after a start are always printed. After this pause, lines of steps are rare.
             std::thread::sleep(std::time::Duration::from_secs(2));
             time_to_next_step(sandbox, job, restart, &event)
         })
@@ -156,7 +159,7 @@ fn urgent(sandbox: &Sandbox) {
     assert_eq!(ran.code, 0, "{}", ran.err);
 }
 
-/// Five repetitions of each event; docs/experiments/slurm.md has the table.
+/// Measures five repetitions of most events. The table is in docs/experiments/slurm.md.
 #[test]
 #[ignore = "long: five minutes"]
 fn downtime_of_a_run() {
@@ -186,7 +189,7 @@ fn downtime_of_a_run() {
     cancelled(&sandbox, &file, &run, &job);
 }
 
-/// Suspends the job for less and for more than the timeouts of ranks (90 s) and coordinator (45 s).
+/// Suspends the job for less and for more time than the timeouts of the ranks (90 s) and of the coordinator (45 s).
 fn suspended(sandbox: &Sandbox, job: &str) {
     for seconds in [3, 100] {
         let starts = sandbox.log(job).matches("starting 2 workers").count();
@@ -201,7 +204,7 @@ fn suspended(sandbox: &Sandbox, job: &str) {
     }
 }
 
-/// Step in the run's status.
+/// Returns the step in the status of the run.
 fn step(sandbox: &Sandbox) -> u64 {
     let text = std::fs::read_to_string(sandbox.path("runs/long/status.json")).unwrap_or_default();
     serde_json::from_str::<serde_json::Value>(&text).ok().and_then(|status| status["step"].as_u64()).unwrap_or(0)

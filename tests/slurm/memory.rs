@@ -1,4 +1,4 @@
-//! Shared memory of the ranks of a node, in a directory that is removed with the step.
+//! Shared memory of the ranks of a node. It is in a directory that is removed at the end of the job step.
 
 use std::collections::BTreeSet;
 
@@ -6,12 +6,12 @@ use crate::slurm::config;
 use crate::support::slurm::Sandbox;
 use crate::support::{TestDir, signal};
 
-/// Two ranks on one node map each other's segments after every start.
+/// Two ranks on one node must map the shared memory segments of each other after every start.
 pub fn is_shared(dir: &TestDir, sandbox: &Sandbox) {
     starts(dir, sandbox, 3);
 }
 
-/// Starts a run `starts` times, killing a rank after each start.
+/// Starts a run `starts` times. Kills a rank after each start except the last.
 pub fn starts(dir: &TestDir, sandbox: &Sandbox, starts: usize) {
     let run = sandbox.path("runs/shared");
     let more = ["--set", "slurm.nodes=1", "--set", "cluster.restart.limit=1000"];
@@ -36,7 +36,7 @@ pub fn starts(dir: &TestDir, sandbox: &Sandbox, starts: usize) {
     sandbox.ended(&job);
 }
 
-/// Existing files of the step's directory that a process has mapped.
+/// Returns the existing files in the directory of the job step that a process has mapped.
 fn segments(pid: u32) -> BTreeSet<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let files = maps.lines().filter_map(|line| line.find("/dev/shm/lambert-mpirun-").map(|at| line[at..].to_owned()));

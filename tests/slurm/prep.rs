@@ -1,11 +1,12 @@
-//! Preparations under Slurm.
+//! Preparation jobs under Slurm.
 
 use std::path::Path;
 
 use crate::support::slurm::Sandbox;
 use crate::support::{TestDir, tree};
 
-/// Array of four parts, one of which fails and is resubmitted alone. The joined datasets equal those of one process.
+/// Submits a job array of four parts. One part fails and is resubmitted alone. The datasets after the join must equal
+/// those of one process.
 pub fn an_array_and_its_join(dir: &TestDir, sandbox: &Sandbox) {
     let text = std::fs::read_to_string(dir.path("prep.toml")).unwrap();
     // Paths in the file are relative to its folder.

@@ -1,4 +1,4 @@
-//! Requests for jobs that are not running: pending, suspended, requeued.
+//! Requests for jobs that are not running because they are pending, suspended or requeued.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use crate::slurm::config;
 use crate::support::slurm::Sandbox;
 use crate::support::{TestDir, checkpoints};
 
-/// Pending run: `lambert status` prints the reason, and `lambert stop` cancels the job.
+/// For a pending run, `lambert status` must print the reason, and `lambert stop` must cancel the job.
 pub fn stop_requests_apply_to_inactive_jobs(dir: &TestDir, sandbox: &Sandbox) {
     let file = config(dir, sandbox, 1_000_000);
     let (suspended, requeued) = (sandbox.path("runs/suspended"), sandbox.path("runs/requeued"));
@@ -24,7 +24,7 @@ fn stop_pending(sandbox: &Sandbox, file: &str) {
     let job = sandbox.submit(file, &run, &later);
     let reported = sandbox.lambert(&["status", &run]).out;
     assert!(reported.contains("not started yet"), "{reported}");
-    // BeginTime, or Resources before the scheduler has evaluated the job.
+    // The reason is BeginTime, or Resources before the scheduler has evaluated the job.
     for text in [format!("job          {job}: pending ("), "), expected to start 20".to_owned()] {
         assert!(reported.contains(&text), "no {text:?} in {reported}");
     }
@@ -38,24 +38,24 @@ fn stop_pending(sandbox: &Sandbox, file: &str) {
     assert_eq!(again.code, 1, "{}", again.out);
 }
 
-/// A stop request for a pending job is honoured by its coordinator before any rank starts.
+/// The coordinator of a pending job must follow a stop request before any rank starts.
 fn stop_while_held(sandbox: &Sandbox, file: &str) {
     let run = sandbox.path("runs/held");
     let job = sandbox.submit(file, &run, &["--set", "slurm.options=[\"--hold\"]"]);
-    // Effect of `lambert stop` if it may not cancel the job, for example another user's.
+    // `lambert stop` writes this file if it cannot cancel the job, for example a job of another user.
     sandbox.file("runs/held/control/stop", "asked\n");
     assert_eq!(sandbox.run("scontrol", &["release", &job]).code, 0);
     assert_eq!(sandbox.ended(&job), "FAILED|76:0", "{}", sandbox.log(&job));
     assert!(!sandbox.log(&job).contains("starting 2 workers"), "{}", sandbox.log(&job));
 }
 
-/// The job was requeued manually; the run is stopped before the job starts again.
+/// The job was requeued manually. The run is stopped before the job starts again.
 fn stop_requeued(sandbox: &Sandbox, run: &str, job: &str) {
     sandbox.wait_for_log(job, 0, "\nstep 5/");
     assert_eq!(sandbox.run("scontrol", &["requeue", job]).code, 0);
     sandbox.wait_for_log(job, 0, "(requeued)");
     sandbox.wait_for_state(job, "PENDING");
-    // Slurm has no reason before its scheduler has evaluated the job.
+    // Slurm shows no reason before its scheduler has evaluated the job.
     sandbox.wait("a status with the reason why the job waits", || {
         let reported = sandbox.lambert(&["status", run]).out;
         let texts = [", queued again", "requeued 1 time", "ago: requeued", ": pending ("];
@@ -82,7 +82,7 @@ fn stop_suspended(sandbox: &Sandbox, run: &str, job: &str) {
     assert_eq!(sandbox.log(job).matches("starting 2 workers").count(), 1, "{}", sandbox.log(job));
 }
 
-/// Two concurrent submissions both find no job; only one may queue it.
+/// Two concurrent submissions both find no job in the queue. Only one of them may queue a job.
 pub fn one_of_two_concurrent_submissions_succeeds(dir: &TestDir, sandbox: &Sandbox) {
     let (file, run) = (config(dir, sandbox, 1_000_000), sandbox.path("runs/twice"));
     let more = ["--set", "slurm.options=[\"--hold\"]", "--set", "run.name='twice'"];

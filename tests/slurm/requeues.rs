@@ -6,13 +6,13 @@ use crate::slurm::config;
 use crate::support::slurm::Sandbox;
 use crate::support::{TestDir, signal};
 
-/// A transient failure requeues the job up to a limit; a permanent one does not.
+/// A transient failure requeues the job, up to a limit. A permanent failure does not requeue it.
 pub fn failures_decide(dir: &TestDir, sandbox: &Sandbox) {
     let file = config(dir, sandbox, 1_000_000);
     let fatal =
         ["--set", "guard.rollbacks=1", "--set", &format!("test.nan_samples={:?}", (0..2000).collect::<Vec<u64>>())];
     let hopeless = sandbox.submit(&file, &sandbox.path("runs/hopeless"), &fatal);
-    // A busy controller does not answer the first query of each start.
+    // Imitates a busy controller, which does not answer the first query of each start.
     let asked = sandbox.path("runs/asked-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}");
     let busy = format!(
         "slurm.prologue=['''squeue() {{ case $* in *%T*) [ -e {asked} ] || {{ touch {asked}; return 1; }} ;; esac; command \
@@ -39,7 +39,7 @@ pub fn failures_decide(dir: &TestDir, sandbox: &Sandbox) {
     assert!(!sandbox.log(&hopeless).contains("requeuing the job"), "{}", sandbox.log(&hopeless));
 }
 
-/// A preemption while the prologue copies files: no worker was started, and it is not a failure.
+/// The job is preempted while its prologue copies files. No worker was started, and this does not count as a failure.
 pub fn preemption_in_the_prologue(dir: &TestDir, sandbox: &Sandbox) {
     let (run, begun) = (sandbox.path("runs/early"), sandbox.path("runs/begun"));
     let prologue = format!("slurm.prologue=['[ -e {begun} ] || {{ touch {begun}; sleep 3; }}']");
@@ -54,8 +54,8 @@ pub fn preemption_in_the_prologue(dir: &TestDir, sandbox: &Sandbox) {
     assert_eq!(sandbox.ended(&job), "FAILED|76:0", "{}", sandbox.log(&job));
 }
 
-/// Submits a run that fails at once because its program is missing, as if its file system were unavailable. The job has
-/// a comment of the site.
+/// Submits a run that fails immediately because its program is missing, as if its file system were unavailable. The job
+/// has a comment that another program of the site has set.
 fn failing(dir: &TestDir, sandbox: &Sandbox, name: &str, prologue: &str) -> String {
     let (file, folder) = (config(dir, sandbox, 10), sandbox.path(name));
     assert_eq!(sandbox.run("cp", &["-r", &sandbox.path("bin"), &folder]).code, 0);
@@ -70,7 +70,7 @@ fn failing(dir: &TestDir, sandbox: &Sandbox, name: &str, prologue: &str) -> Stri
     ran.out
 }
 
-/// A number in another program's comment is not a failure count, and the comment is kept.
+/// A number in a comment of another program must not count as a failure count, and the comment must be kept.
 pub fn the_failure_count_keeps_other_comments(dir: &TestDir, sandbox: &Sandbox) {
     let job = failing(dir, sandbox, "commented", "");
     assert_eq!(sandbox.ended(&job), "FAILED|1:0", "{}", sandbox.log(&job));
@@ -81,8 +81,8 @@ pub fn the_failure_count_keeps_other_comments(dir: &TestDir, sandbox: &Sandbox) 
     assert_eq!(reported, "project 2026; lambert: 1 failures");
 }
 
-/// Slurm rejects the update that records the failure, because it also sets a priority that requires privilege. Without
-/// a failure count the job would be requeued forever.
+/// Slurm rejects the update that records the failure, because here the update also sets a priority that requires
+/// privileges. Without a failure count the job would be requeued forever.
 pub fn a_rejected_failure_count_ends_the_job(dir: &TestDir, sandbox: &Sandbox) {
     let refused = "sleep() { :; }; scontrol() { case $1 in update) command scontrol \"$@\" Nice=-100 ;; *) command scontrol \"$@\" ;; \
                    esac; };";

@@ -1,4 +1,4 @@
-//! Secrets do not appear in Slurm's folders and records, nor on command lines.
+//! Secrets must appear neither in folders and records of Slurm nor on command lines.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,13 +8,13 @@ use crate::slurm::config;
 use crate::support::TestDir;
 use crate::support::slurm::Sandbox;
 
-/// Variables of a store, as shell lines.
+/// Returns the variables of a store as shell lines.
 pub fn exports(server: &Server) -> String {
     server.environment().iter().map(|(name, value)| format!("export {name}='{value}'\n")).collect()
 }
 
-/// Run on an S3 server whose key is in a file that the prologue reads. The submitting user has it in the environment
-/// and sets a variable that makes sbatch export everything.
+/// Submits a run in an S3 store. The key of the store is in a file that the prologue reads. The user who submits has
+/// the key in the environment and sets a variable that makes sbatch export the whole environment.
 pub fn secrets_are_not_exposed(dir: &TestDir, sandbox: &Sandbox) {
     let server = Server::start(Path::new(&dir.path("s3")), 0);
     let variables = sandbox.file("store.env", &exports(&server));

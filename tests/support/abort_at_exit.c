@@ -1,4 +1,5 @@
-/* Preloaded: rank 1 of lambert-worker aborts after its main function returns, as a library's destructor may. */
+/* Library for LD_PRELOAD: rank 1 of lambert-worker aborts after its main function has returned, as the destructor of a
+   library can do. */
 
 #define _GNU_SOURCE
 #include <errno.h>

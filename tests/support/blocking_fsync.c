@@ -1,5 +1,5 @@
-// Preloaded: fsync and fdatasync block while the file named by LAMBERT_TEST_BLOCK_FSYNC exists, as on an unavailable
-// file server. The file contains a substring of the affected paths; an empty file matches all.
+// Library for LD_PRELOAD: fsync and fdatasync block while the file named by LAMBERT_TEST_BLOCK_FSYNC exists, as on an
+// unavailable file server. The file contains a substring of the affected paths. An empty file matches all paths.
 
 #define _GNU_SOURCE
 #include <fcntl.h>

@@ -1,4 +1,4 @@
-//! Fifty steps from fixed weights on fixed batches, with any kernels.
+//! Trains fifty steps from fixed weights on fixed batches, with any kernels.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use safetensors::SafeTensors;
 
 const STEPS: u64 = 50;
 const VOCABULARY: usize = 96;
-/// Rows of a global batch and their width; the second half of the rows is a micro-batch of width `NARROW`.
+/// Rows of a global batch and their width. The second half of the rows is a micro-batch of width `NARROW`.
 const ROWS: usize = 8;
 const WIDTH: usize = 16;
 const NARROW: usize = 12;
@@ -41,7 +41,7 @@ impl Golden {
         data.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
     }
 
-    /// Slice for `batch` and `rows` of an integer tensor \[batches, rows\] or \[batches, rows, width\].
+    /// Returns the slice for `batch` and `rows` of an integer tensor \[batches, rows\] or \[batches, rows, width\].
     fn integers(&self, name: &str, batch: usize, rows: std::ops::Range<usize>) -> Vec<Vec<i32>> {
         let tensor = self.0.tensor(name).unwrap();
         let words = tensor.data().chunks_exact(8);
@@ -90,12 +90,12 @@ impl Golden {
     }
 }
 
-/// Losses of the fifty steps.
+/// Returns the losses of the fifty steps.
 pub fn train(kind: OptimizerKind, learning_rate: f64) -> Curve {
     train_in(Arc::new(Host), Precision::Fp32, kind, learning_rate).0
 }
 
-/// Losses of the fifty steps and final weights, with given kernels and precision.
+/// Returns the losses of the fifty steps and the final weights, with given kernels and precision.
 pub fn train_in(
     kernels: Arc<dyn Kernels>,
     precision: Precision,
@@ -129,7 +129,7 @@ pub fn train_in(
     (curve, state.read(Buffer::Weights, 0..state.elements()))
 }
 
-/// Largest difference.
+/// Returns the largest difference.
 pub fn max_difference<'a>(one: &Curve, other: impl IntoIterator<Item = &'a f64>) -> f64 {
     one.iter().zip(other).map(|(one, other)| (one - other).abs()).max_by(f64::total_cmp).unwrap()
 }

@@ -1,4 +1,4 @@
-// Preloaded: thread creation fails in `lambert` while the file named by LAMBERT_TEST_FAIL_THREADS exists.
+// Library for LD_PRELOAD: thread creation fails in `lambert` while the file named by LAMBERT_TEST_FAIL_THREADS exists.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

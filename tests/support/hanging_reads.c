@@ -1,4 +1,4 @@
-// Preloaded: reads of a dataset's shards hang while the file named by LAMBERT_TEST_HANG exists.
+// Library for LD_PRELOAD: reads of dataset shards hang while the file named by LAMBERT_TEST_HANG exists.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-//! Emulates several hosts: each has its own namespaces for network, host name, processes and mounts, its own `/tmp` and
-//! `/dev/shm`, and an ssh server. A bridge connects them. Links can be cut, and hosts stopped.
+//! Emulates several hosts. Each host has its own namespaces for network, host name, processes and mounts, its own
+//! `/tmp` and `/dev/shm`, and an ssh server. A bridge connects the hosts. Links can be cut, and hosts can be stopped.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{TestDir, lambert, tree};
 
-/// Prefix of bridge names, followed by the process id of the creator.
+/// Prefix of bridge names. The process ID of the creator follows.
 const BRIDGE: &str = "lmb";
 
 /// Hosts on a private network.
@@ -17,7 +17,7 @@ pub struct Network {
     number: u32,
     bridge: String,
     key: String,
-    /// Variables of all processes on the hosts, if different from this machine's.
+    /// Environment variables of all processes on the hosts that differ from those of this machine.
     environment: Vec<(&'static str, String)>,
 }
 
@@ -29,16 +29,17 @@ pub struct Host {
     pub address: String,
     /// IPv6 address.
     pub six: String,
-    /// `unshare` process; its end stops the host.
+    /// `unshare` process. When it ends, the host stops.
     unshare: Child,
     /// First process of the host.
     init: u32,
-    /// Interface of the host's cable on the bridge.
+    /// Network interface on the bridge that connects the host.
     plug: String,
 }
 
 impl Network {
-    /// `count` hosts that see the folder of `place`; `None`, with a message, if this machine cannot create them.
+    /// Creates `count` hosts that share the folder of `dir`. If this machine cannot create hosts, prints a message and
+    /// returns `None`.
     pub fn new(dir: &TestDir, count: u32) -> Option<Self> {
         Self::with(dir, count, &[])
     }
@@ -119,17 +120,17 @@ impl Network {
         Host { name, address, six, unshare, init, plug }
     }
 
-    /// The host with this index, from 0.
+    /// Returns the host with this index, from 0.
     pub fn host_at(&self, index: usize) -> &Host {
         &self.hosts[index]
     }
 
-    /// Variables of programs on the hosts.
+    /// Environment variables of programs on the hosts.
     pub fn environment(&self) -> &[(&'static str, String)] {
         &self.environment
     }
 
-    /// This machine's address on the network.
+    /// Address of this machine on the network.
     pub fn gateway(&self) -> String {
         format!("10.212.{}.254", self.number)
     }
@@ -165,7 +166,7 @@ impl Network {
     /// Limits the sending rate of each host to `megabits` Mbit/s.
     pub fn slow_down(&self, megabits: u32) {
         for host in &self.hosts {
-            // A burst of a hundredth of a second, and at least one packet.
+            // The burst is a hundredth of a second, and at least one packet.
             let burst = (u64::from(megabits) * 1_000_000 / 8 / 100).max(65_536);
             let limit = format!("{megabits}mbit burst {burst} latency 50ms");
             let shape = format!("tc qdisc replace dev eth0 root tbf rate {limit}");
@@ -180,7 +181,7 @@ impl Network {
 }
 
 impl Host {
-    /// A command that runs on the host.
+    /// Returns a command that runs on the host.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.init.to_string(), "--net", "--uts", "--mount", "--pid", "--ipc", "--"]);
@@ -188,12 +189,12 @@ impl Host {
         command
     }
 
-    /// Files written to its `/tmp`, as seen from this machine.
+    /// Folder with the files written to `/tmp` of the host, as seen from this machine.
     fn written(&self) -> PathBuf {
         Path::new("/proc").join(self.init.to_string()).join("root/mnt/written")
     }
 
-    /// Existing files in its `/tmp`, except below `without`, and in its `/dev/shm`.
+    /// Returns the existing files in `/tmp` of the host, except `without`, and in `/dev/shm` of the host.
     pub fn left(&self, without: &Path) -> Vec<PathBuf> {
         let names = |folder: &Path| {
             let entries = std::fs::read_dir(folder).unwrap();
@@ -203,18 +204,18 @@ impl Host {
         written.chain(names(&self.shared_memory())).collect()
     }
 
-    /// Path of its `/dev/shm`.
+    /// Path of `/dev/shm` of the host.
     pub fn shared_memory(&self) -> PathBuf {
         Path::new("/proc").join(self.init.to_string()).join("root/dev/shm")
     }
 
-    /// Files below a folder of its `/tmp`, with their text.
+    /// Returns the files below a folder of `/tmp` of the host, with their text.
     pub fn files(&self, folder: &Path) -> Vec<(PathBuf, String)> {
         let files = tree(&self.written().join(folder.strip_prefix("/tmp").unwrap()));
         files.into_iter().map(|(path, bytes)| (path, String::from_utf8_lossy(&bytes).into_owned())).collect()
     }
 
-    /// Bytes sent over its cable.
+    /// Number of bytes that the host has sent over the network.
     pub fn sent(&self) -> u64 {
         let read = self.command(Path::new("cat")).arg("/proc/net/dev").output().unwrap();
         let text = String::from_utf8(read.stdout).unwrap();
@@ -235,7 +236,7 @@ impl Host {
         assert!(self.command(Path::new("kill")).args([number, pid.trim()]).status().unwrap().success(), "{pid:?}");
     }
 
-    /// Command lines of the host's processes, except the ssh server.
+    /// Returns the command lines of the processes on the host, except the ssh server.
     pub fn processes(&self) -> Vec<String> {
         let text = self.command(Path::new("ps")).args(["-eo", "args="]).output().unwrap().stdout;
         let text = String::from_utf8_lossy(&text);
@@ -269,7 +270,7 @@ fn first_child(pid: u32) -> u32 {
     let start = Instant::now();
     loop {
         let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-        // The address can be set once `exec` has run and all mounts exist.
+        // The host is ready once the script has executed dropbear, because all mounts exist then.
         let child = children.split_whitespace().next().and_then(|child| child.parse().ok());
         let name = child.map(|child: u32| std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default());
         if let (Some(child), Some("dropbear\n")) = (child, name.as_deref()) {
@@ -280,7 +281,7 @@ fn first_child(pid: u32) -> u32 {
     }
 }
 
-/// Removes the bridges of killed test programs; their hosts ended with them.
+/// Removes the bridges of killed test programs. The hosts of these programs have already ended.
 fn sweep() {
     for entry in std::fs::read_dir("/sys/class/net").unwrap().flatten() {
         let name = entry.file_name().into_string().unwrap_or_default();

@@ -1,4 +1,4 @@
-/* Preloaded: the wall clock jumps by years, forwards and backwards, every quarter of a second. */
+/* Library for LD_PRELOAD: the wall clock jumps by up to years, forwards and backwards, every quarter of a second. */
 
 #include <sys/syscall.h>
 #include <sys/time.h>

@@ -1,4 +1,4 @@
-// Library that creates the file named by LAMBERT_TEST_LOADED when it is loaded.
+// When this library is loaded, it creates the file named by LAMBERT_TEST_LOADED.
 #include <stdio.h>
 #include <stdlib.h>
 

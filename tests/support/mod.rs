@@ -1,5 +1,5 @@
-//! Shared parts of the end-to-end tests: a small dataset prepared by the real commands, and access to a run's
-//! checkpoints.
+//! Shared parts of the end-to-end tests: a small dataset that the real commands prepare, and access to the checkpoints
+//! of a run.
 
 pub mod hosts;
 pub mod observed;
@@ -26,7 +26,7 @@ pub struct TestDir {
     folder: tempfile::TempDir,
 }
 
-/// Datasets, prepared once per test program and copied, so that tests may modify their copies.
+/// Folder with the datasets. They are prepared once per test program. Each test has a copy, which it may modify.
 fn prepared() -> &'static Path {
     static PREPARED: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = PREPARED.get_or_init(|| {
@@ -71,7 +71,7 @@ impl TestDir {
         path
     }
 
-    /// Configuration of `steps` steps of a tiny model on `ranks` ranks.
+    /// Writes the configuration of a run of a tiny model with `steps` steps on `ranks` ranks.
     pub fn config(&self, steps: u64, ranks: usize) -> String {
         let text = format!(
             "[model]\nlayers = 2\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\n\
@@ -84,7 +84,7 @@ impl TestDir {
     }
 }
 
-/// Rows of the training data at positions `numbers` of the sample order, as a TOML list.
+/// Returns the rows of the training data that are at the positions `numbers` of the sample order, as a TOML list.
 pub fn rows(dir: &TestDir, numbers: &[u64]) -> String {
     let dataset = Dataset::open(&dir.path("data/train")).unwrap();
     let sizes: Vec<u64> = dataset.row_groups().iter().map(|group| group.rows).collect();
@@ -108,14 +108,14 @@ pub fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// Names of the run's checkpoints, newest first.
+/// Returns the names of the checkpoints of a run, newest first.
 pub fn checkpoints(run: &str) -> Vec<String> {
     let listed = done(&["checkpoint", "list", run, "--json"]);
     let name = |line: &str| serde_json::from_str::<Value>(line).unwrap()["name"].as_str().unwrap().to_owned();
     listed.lines().map(name).collect()
 }
 
-/// Files of the newest checkpoint except the manifest: weights and moments.
+/// Returns the files of the newest checkpoint without the manifest: weights and moments.
 pub fn final_state(run: &str) -> BTreeMap<PathBuf, Vec<u8>> {
     let newest = checkpoints(run).remove(0);
     let mut files = tree(&Path::new(run).join("checkpoints").join(newest));
@@ -139,7 +139,8 @@ pub fn assert_same_weights(one: &str, other: &str) {
     assert!(weights(one) == weights(other), "the weights of {one} and {other} differ");
 }
 
-/// Moves the newest checkpoint of a run to another step, as if trained until then: step, cursors and update counters.
+/// Changes the newest checkpoint of a run to another step, as if the run had been trained until then. Changes the step,
+/// the cursors and the update counters.
 pub fn move_on(run: &str, step: u64) {
     let (name, folder) = (checkpoints(run).remove(0), Path::new(run).join("checkpoints"));
     let path = folder.join(&name).join("manifest.json");
@@ -156,7 +157,7 @@ pub fn move_on(run: &str, step: u64) {
     std::fs::rename(folder.join(&name), folder.join(new)).unwrap();
 }
 
-/// Updates the checksum in a manifest's text.
+/// Updates the checksum in the text of a manifest.
 pub fn seal(text: &str) -> String {
     let at = text.rfind("\"manifest_sha256\": \"").unwrap() + "\"manifest_sha256\": \"".len();
     let with = |digits: &str| format!("{}{digits}{}", &text[..at], &text[at + 64..]);

@@ -1,5 +1,5 @@
-/* Preloaded: emulates flock of other file systems. ODD_LOCKS=nfs requires the access mode of the lock, like
-   fcntl; ODD_LOCKS=none has no lock manager. */
+/* Library for LD_PRELOAD: emulates flock of other file systems. With ODD_LOCKS=nfs, the file must be open in the access
+   mode of the lock, as for fcntl. With ODD_LOCKS=none, there is no lock manager. */
 
 #include <errno.h>
 #include <fcntl.h>

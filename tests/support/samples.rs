@@ -21,7 +21,7 @@ pub struct Shape {
     pub pieces: usize,
 }
 
-/// Writes a dataset into `folder`. Nine in ten samples have the maximum length, the others a random one. Token
+/// Writes a dataset into `folder`. Nine in ten samples have the maximum length, the others a random length. Token
 /// frequencies follow Zipf's law (1 / n).
 pub fn write(folder: &Path, shape: &Shape) {
     std::fs::create_dir_all(folder).unwrap();

@@ -1,4 +1,4 @@
-//! A real Slurm on this machine in a temporary folder, started by cluster/slurm-sandbox.
+//! A real Slurm on this machine in a temporary folder. The scripts in cluster/slurm-sandbox start it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -12,14 +12,14 @@ const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster/slurm-sandbo
 /// Timeout of every wait.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// A Slurm with three nodes. The name of its folder is also that of the jobs' user.
+/// A Slurm with three nodes. The user that runs its jobs has the same name as its folder.
 pub struct Sandbox {
     folder: PathBuf,
 }
 
 impl Sandbox {
-    /// Starts it, with the two programs and libtorch readable by its user; `None`, with a message, if that is not
-    /// possible.
+    /// Starts the sandbox. Copies the two programs and libtorch into it, so that its user can read them. If this
+    /// machine cannot start a sandbox, prints a message and returns `None`.
     pub fn start() -> Option<Self> {
         let script = |name: &str| Command::new(Path::new(SCRIPTS).join(name));
         let has_packages = || script("packages.sh").status().is_ok_and(|status| status.success());
@@ -46,12 +46,12 @@ impl Sandbox {
         &self.folder
     }
 
-    /// Path in the user's home.
+    /// Path in the home folder of the user.
     pub fn path(&self, name: &str) -> String {
         self.folder.join("home").join(name).to_str().unwrap().to_owned()
     }
 
-    /// Makes the user the owner of `name` in its home; returns the path.
+    /// Makes the user the owner of `name` in its home folder. Returns the path.
     pub fn give_to_user(&self, name: &str) -> String {
         let path = self.path(name);
         let owner = format!("{}:", self.folder.file_name().unwrap().to_str().unwrap());
@@ -59,7 +59,7 @@ impl Sandbox {
         path
     }
 
-    /// Runs a command as the user, in its home.
+    /// Runs a command as the user, in its home folder.
     pub fn run(&self, program: &str, arguments: &[&str]) -> CommandOutput {
         let mut command = Command::new(self.folder.join("as-user"));
         command.arg(program).args(arguments).current_dir(self.path("")).stdin(Stdio::null());
@@ -73,7 +73,7 @@ impl Sandbox {
         self.run(&self.path("bin/lambert"), arguments)
     }
 
-    /// Submits a run; returns the job id.
+    /// Submits a run. Returns the job ID.
     pub fn submit(&self, config: &str, run: &str, more: &[&str]) -> String {
         let ran = self.lambert(&[&["submit", "--config", config, "--run", run], more].concat());
         assert_eq!(ran.code, 0, "{}", ran.err);
@@ -96,7 +96,7 @@ impl Sandbox {
         });
     }
 
-    /// Writes a file owned by the user.
+    /// Writes a file that the user owns. Returns its path.
     pub fn file(&self, name: &str, content: &str) -> String {
         let path = self.path(name);
         let folder = Path::new(&path).parent().unwrap();
@@ -105,7 +105,7 @@ impl Sandbox {
         self.give_to_user(name)
     }
 
-    /// Waits for the end of a job; returns its accounting record as `STATE|CODE:SIGNAL`.
+    /// Waits for the end of a job. Returns its accounting record as `STATE|CODE:SIGNAL`.
     pub fn ended(&self, job: &str) -> String {
         self.wait("the job's end", || {
             let record = self.run("sacct", &["-nPX", "-j", job, "-o", "state,exitcode"]).out;
@@ -122,13 +122,13 @@ impl Sandbox {
         std::fs::read_to_string(self.path(&format!("lambert-{job}.log"))).unwrap_or_default()
     }
 
-    /// Waits until a job's log contains `text` after its first `from` bytes; returns the end of the match.
+    /// Waits until the log of a job contains `text` after its first `from` bytes. Returns the end of the match.
     pub fn wait_for_log(&self, job: &str, from: usize, text: &str) -> usize {
         let found = || self.log(job).get(from..)?.find(text).map(|at| from + at + text.len());
         self.wait(&format!("{text:?} in the log of job {job}"), found)
     }
 
-    /// Process ids of the user's processes whose command line starts with `line`, oldest first.
+    /// Returns the IDs of the processes of the user whose command line starts with `line`, lowest first.
     pub fn processes(&self, line: &str) -> Vec<u32> {
         let user = self.folder.file_name().unwrap().to_str().unwrap();
         let found = Command::new("pgrep").args(["-u", user, "-f", &format!("^{line}")]).output().unwrap();

@@ -23,7 +23,7 @@ pub fn tree(folder: &Path) -> Tree {
     found
 }
 
-/// Asserts that two trees are equal; names the first file that differs.
+/// Asserts that two trees are equal. The message names the first file that differs.
 #[allow(dead_code, reason = "tests of preparation use it")]
 pub fn assert_same(one: &Tree, other: &Tree) {
     assert_eq!(one.keys().collect::<Vec<_>>(), other.keys().collect::<Vec<_>>());

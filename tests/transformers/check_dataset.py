@@ -2,8 +2,8 @@
 
     python check_dataset.py DATASET [SAMPLES]
 
-DATASET is a folder that `lambert prep` made (.../train). Prints some samples, decoded by BertTokenizerFast from the
-dataset's own vocab.txt. Needs pyarrow, datasets and transformers; no code of this project is used.
+DATASET is a folder that `lambert prep` has written (.../train). Prints some samples, decoded by BertTokenizerFast with the
+vocab.txt of the dataset. Needs pyarrow, datasets and transformers. Uses no code of this project.
 """
 
 import glob

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Checks an exported folder against Hugging Face transformers itself.
+"""Checks an exported model with Hugging Face transformers.
 
     python tests/transformers/check_export.py PATH_OF_LAMBERT RUN_OR_CHECKPOINT [TEXT ...]
 
-Needs torch and transformers, which the project does not; run it by hand, CI does not. It exports the model to a temporary
-folder and checks that
-- the class that its config names (BertForPreTraining; MegatronBert... with pre-normalisation, ...ForMaskedLM without a pair
-  objective) loads it with no missing, unexpected or
-  mismatched weights, the decoder tied to the embeddings or not as the config says;
-- BertTokenizerFast and AutoTokenizer load it and cut the texts into the same pieces as `lambert fill-mask` sees;
-- the logits of the top pieces at each [MASK] differ from `lambert fill-mask`'s by at most 1e-4.
+Needs torch and transformers, which the project itself does not need. CI does not run this script, so run it by hand. It
+exports the model to a temporary folder and checks that
+- the class that the exported config names loads the model without missing, unexpected or mismatched weights. (This class is
+  BertForPreTraining, or MegatronBert... with pre-normalisation, or ...ForMaskedLM without a sentence-pair objective.) The decoder
+  must be tied to the embeddings if and only if the config says so.
+- BertTokenizerFast and AutoTokenizer load the tokenizer and produce the same tokens for each text, and as many [MASK] tokens as
+  `lambert fill-mask`.
+- the logits of the top tokens at each [MASK] differ from those of `lambert fill-mask` by at most 1e-4.
 """
 
 import json

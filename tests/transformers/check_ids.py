@@ -1,12 +1,12 @@
-"""Compares the token ids of every sentence of some corpora with those of Hugging Face's BertTokenizerFast.
+"""Compares the token IDs of every sentence of some corpora with the IDs of BertTokenizerFast of Hugging Face.
 
     python check_ids.py EXAMPLES CORPORA
 
-EXAMPLES is the folder of the programs `sentences` and `ids` (cargo build --release -p lambert-data-prep --examples);
-CORPORA holds books/, wiki/ and vocab/. The sentences are those that a preparation makes; the raw lines of every book
-are compared too, and lines that were made to be hard: those of data-prep/tests/golden and random strings of odd
+EXAMPLES is the folder of the programs `sentences` and `ids` (cargo build --release -p lambert-data-prep --examples).
+CORPORA contains books/, wiki/ and vocab/. The sentences are those that a preparation job would produce. The script also compares
+the raw lines of every book and some difficult lines: those of data-prep/tests/golden, and random strings of unusual
 characters.
-Needs transformers. Exits with 1 if one id differs.
+Needs transformers. Exits with 1 if any ID differs.
 """
 
 import itertools

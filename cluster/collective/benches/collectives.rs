@@ -1,6 +1,8 @@
-//! Benchmarks of the MPI backend: `cargo bench -p lambert-collective -- [reduce] [overlap] [gather] [small] [accuracy]`, all by default.
+//! Benchmarks of the MPI backend: `cargo bench -p lambert-collective -- [reduce] [overlap] [gather] [small]
+//! [accuracy]`. Without arguments, all of them run.
 //!
-//! The program starts itself under `mpirun`, one job per measurement. Compared jobs are interleaved in rounds; medians are printed.
+//! The program starts itself under `mpirun`, one job per measurement. Jobs that are compared run in turn, in several
+//! rounds. The program prints medians.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails should panic")]
 
@@ -135,7 +137,7 @@ fn reduce(endpoints: &mut Endpoints) {
     print(endpoints, "GB/s", 4.0 * GRADIENTS as f64 / 1e9 / seconds);
 }
 
-/// Overlaps one compute thread per rank with the all-reduce.
+/// Runs an all-reduce while one thread per rank computes.
 fn overlap(endpoints: &mut Endpoints) {
     let mut values = vec![0.001f32; GRADIENTS];
     let [alone, _] = measure(2, || all_reduce(&mut *endpoints.reducer, &mut values, None).unwrap());
@@ -156,7 +158,7 @@ fn overlap(endpoints: &mut Endpoints) {
     print(endpoints, "overlapped fraction of the all-reduce", 1.0 - (both - computing) / alone);
 }
 
-/// About one second of arithmetic in registers.
+/// Computes in registers for about one second.
 fn compute() {
     let mut values = std::hint::black_box([1.5f32; 32]);
     for _ in 0..std::hint::black_box(120_000_000u32) {
@@ -223,7 +225,7 @@ fn with_plain_mpi(job: fn(i32, i32)) {
 
 fn plain_all_reduce(rank: i32, _: i32) {
     let mut values = vec![0.001f32; GRADIENTS];
-    // Open MPI's MPI_IN_PLACE.
+    // Value of MPI_IN_PLACE in Open MPI.
     let in_place = std::ptr::without_provenance_mut(1);
     let [seconds, cpu] = measure(3, || {
         let (count, first) = (values.len() as i32, values.as_mut_ptr().cast());

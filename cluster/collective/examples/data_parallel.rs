@@ -1,4 +1,5 @@
-//! Data-parallel training of a tch model: `mpirun -n 4 target/release/examples/data_parallel`, or without `mpirun` on one rank.
+//! Data-parallel training of a tch model. Start it with `mpirun -n 4 target/release/examples/data_parallel`, or without
+//! `mpirun` for one rank.
 
 use lambert_collective::{all_reduce, local, mpi, world};
 use tch::nn::{self, Module, OptimizerConfig};

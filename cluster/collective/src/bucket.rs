@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// Memory that a bucket lies in.
+/// Memory that contains a bucket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryLocation {
     /// Host memory.
@@ -18,8 +18,8 @@ impl fmt::Display for MemoryLocation {
     }
 }
 
-/// Contiguous range of f32 gradients in host or device memory. A raw pointer, because this crate has no tensors and device memory
-/// has no slices.
+/// Contiguous range of f32 gradients in host or device memory. A bucket is a raw pointer and a length. (This crate has
+/// no tensors, and Rust slices cannot refer to device memory.)
 #[derive(Debug)]
 pub struct Bucket {
     pointer: *mut f32,
@@ -34,7 +34,7 @@ impl Bucket {
     /// Creates a bucket of `count` values in host memory, starting at `pointer`.
     ///
     /// # Safety
-    /// The values are valid for reads and writes, and nothing else accesses them, until the
+    /// The values must be valid for reads and writes, and nothing else may access them. This applies until the
     /// [`PendingAllReduce`](crate::PendingAllReduce) of this bucket has been waited for or dropped.
     pub unsafe fn host(pointer: *mut f32, count: usize) -> Self {
         Self { pointer, count, location: MemoryLocation::Host }
@@ -43,12 +43,13 @@ impl Bucket {
     /// Creates a bucket of `count` values in the memory of device `ordinal`, starting at the device address `pointer`.
     ///
     /// # Safety
-    /// As for [`Bucket::host`]. All work that writes the values is already enqueued on the device's compute stream.
+    /// As for [`Bucket::host`]. All work that writes the values must already be enqueued on the compute stream of the
+    /// device.
     pub unsafe fn device(pointer: *mut f32, count: usize, ordinal: usize) -> Self {
         Self { pointer, count, location: MemoryLocation::Device(ordinal) }
     }
 
-    /// Memory that the bucket lies in.
+    /// Memory that contains the bucket.
     pub fn location(&self) -> MemoryLocation {
         self.location
     }

@@ -25,11 +25,12 @@ pub enum Error {
     Deadline {
         /// Operation that failed.
         operation: &'static str,
-        /// Suspected ranks: those that did not respond, otherwise those that had not started the operation. Empty if all ranks
-        /// responded and had started it, or if the backend cannot tell.
+        /// Suspected ranks. These are the ranks that did not respond or, if all responded, the ranks that had not
+        /// started the operation. Empty if all ranks responded and had started the operation, or if the backend cannot
+        /// find out.
         missing: Vec<usize>,
     },
-    /// The ranks' calls do not match, or an argument is invalid.
+    /// The calls of the ranks do not match, or an argument is invalid.
     #[error("{operation}: {detail}")]
     Mismatch {
         /// Operation that failed.
@@ -37,7 +38,7 @@ pub enum Error {
         /// Difference between the ranks, or the invalid argument.
         detail: String,
     },
-    /// The reducer cannot access the bucket's memory.
+    /// The reducer cannot access the memory of the bucket.
     #[error("{reducer} cannot all-reduce a bucket in {location}")]
     UnsupportedLocation {
         /// Name of the reducer.
@@ -54,7 +55,7 @@ pub enum Error {
         code: i32,
         /// Text of `ncclGetErrorString`.
         text: String,
-        /// Text of `ncclGetLastError`; empty if there is none.
+        /// Text of `ncclGetLastError`, or an empty text.
         last: String,
     },
     /// NCCL is missing or unusable.
@@ -81,8 +82,8 @@ use crate::MemoryLocation;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// True if a retry cannot succeed because NCCL does not work on this machine: it is missing, the driver is too old, or it
-    /// rejects an argument or a call.
+    /// True if a retry cannot succeed because NCCL does not work on this machine. This is the case if NCCL is missing,
+    /// if the GPU driver is too old, or if NCCL rejects an argument or a call.
     pub fn is_nccl_unsupported(&self) -> bool {
         // ncclInvalidArgument, ncclInvalidUsage.
         const INVALID_CALL: [i32; 2] = [4, 5];

@@ -7,12 +7,14 @@ pub fn joined(backend: &'static str, rank: usize, world: usize) {
     tracing::debug!(backend, rank, world, "all-reduce is set up");
 }
 
-/// Logs that an operation makes no progress and that the other ranks are probed. `number` counts the operations of its kind.
+/// Logs that an operation makes no progress and that the other ranks are probed. `number` is the number of the
+/// operation among the operations of its kind.
 pub fn stalled(operation: &'static str, number: u64) {
     tracing::debug!(operation, number, "no progress; probing the other ranks");
 }
 
-/// Logs the ranks that caused an operation to fail: those that do not reply, or have not started it. Empty if all have.
+/// Logs that an operation fails, with the suspected ranks. A suspected rank does not reply or has not started the
+/// operation. `ranks` is empty if all ranks have started the operation.
 pub fn unanswered(operation: &'static str, ranks: &[usize]) {
     tracing::debug!(operation, ?ranks, "ranks do not reply or have not started; giving up");
 }
@@ -28,7 +30,8 @@ pub(crate) mod tests {
 
     /// Runs `work` and returns the events of this thread, at debug level.
     pub fn logged(work: impl FnOnce()) -> String {
-        // An event that another thread reaches first, without a subscriber, would be disabled for good.
+        // tracing disables an event for good if the first thread that reaches the event has no subscriber. Therefore
+        // all threads get a subscriber.
         let discard = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::sink);
         let _ = tracing::subscriber::set_global_default(discard.finish());
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -1,10 +1,10 @@
 use crate::{Error, Result};
 
-/// One rank's handle for blocking collectives on host bytes and small numbers.
+/// Handle of one rank for blocking collectives on bytes in host memory and on a few numbers.
 ///
-/// All ranks call the same operations in the same order, with equal lengths and roots. With `mpi` each may fail with
-/// [`Error::Deadline`] (see [`MpiOptions`](crate::mpi::MpiOptions)). After an error the group is unusable and the process should
-/// exit.
+/// All ranks must call the same operations in the same order, with equal lengths and roots. With `mpi`, each operation
+/// may fail with [`Error::Deadline`] (see [`MpiOptions`](crate::mpi::MpiOptions)). After an error the group is unusable
+/// and the process should exit.
 pub trait Group: Send {
     /// Rank of this process or thread, from 0.
     fn rank(&self) -> usize;
@@ -18,28 +18,29 @@ pub trait Group: Send {
     /// Replaces `values` with their element-wise sum over all ranks.
     ///
     /// # Errors
-    /// A rank has left, or the lengths differ (always detected by `local`, not always by `mpi`).
+    /// A rank has left, or the lengths differ. (`local` always detects different lengths, `mpi` does not.)
     fn all_reduce_sum_f64(&mut self, values: &mut [f64]) -> Result<()>;
 
-    /// Replaces `bytes` on every rank with those of `root`. The lengths before the call may differ.
+    /// Replaces `bytes` on every rank with the bytes of rank `root`. The lengths before the call may differ.
     ///
     /// # Errors
     /// A rank has left, or `root` is not a rank.
     fn broadcast_bytes(&mut self, bytes: &mut Vec<u8>, root: usize) -> Result<()>;
 
-    /// Gathers `bytes` of all ranks on `root`, which gets them in rank order; other ranks get `None`.
+    /// Gathers the `bytes` of all ranks on rank `root`. On `root`, returns them in rank order. On other ranks, returns
+    /// `None`.
     ///
     /// # Errors
     /// A rank has left, or `root` is not a rank.
     fn gather_bytes(&mut self, bytes: &[u8], root: usize) -> Result<Option<Vec<Vec<u8>>>>;
 
-    /// Blocks until all ranks have called it.
+    /// Blocks until all ranks have called this function.
     ///
     /// # Errors
     /// A rank has left.
     fn barrier(&mut self) -> Result<()>;
 
-    /// Shuts the group down after the last operation; see [`Endpoints::finish`](crate::Endpoints::finish).
+    /// Shuts down the group after the last operation. See [`Endpoints::finish`](crate::Endpoints::finish).
     ///
     /// # Errors
     /// Errors of the backend.

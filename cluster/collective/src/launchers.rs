@@ -1,48 +1,52 @@
-//! The launchers whose processes are ranks, a row each, and those whose processes are none. A rank takes from here all that it
-//! knows of a launcher. (The coordinator's side has no MPI and is the package `lambert`: it knows command lines and output.)
+//! Supported and unsupported launchers. Everything that a rank knows about its launcher is in this module. (The
+//! coordinator does not use MPI. Its knowledge of launchers, their command lines and output, is in the package
+//! `lambert`.)
 
 use std::fmt;
 
-/// A launcher, as the ranks that it starts know it.
+/// Supported launcher, with the properties that its ranks need.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Launcher {
-    /// Its name, as `cluster.launcher` has it.
+    /// Name of the launcher, as in the setting `cluster.launcher`.
     pub name: &'static str,
-    /// Its name in messages.
+    /// Name of the launcher in messages.
     pub description: &'static str,
     /// Environment variables that identify a rank.
     pub variables: Variables,
-    /// Names of its processes that may send SIGTERM to a rank, beside the rank's parent.
+    /// Names of the launcher processes that may send SIGTERM to a rank. The parent process of the rank may send it,
+    /// too.
     pub processes: &'static [&'static str],
-    /// True if it forwards the batch system's SIGTERM to ranks, so that its SIGTERM may not be a request to end them.
+    /// True if the launcher forwards SIGTERM from the batch system to the ranks. Then a SIGTERM from the launcher is
+    /// not always a request to end the ranks.
     pub passes_on_sigterm: bool,
 }
 
-/// The environment variables of a rank. All hold numbers but for a list of nodes.
+/// Environment variables of a rank. Their values are numbers, except for [`LocalSize::OfNodes`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Variables {
-    /// Without one variable of each group a process is no rank, whatever else is set.
+    /// Groups of variables. A process is a rank only if at least one variable of each group is set.
     pub required: &'static [&'static [&'static str]],
-    /// The rank's number, from 0.
+    /// Variable with the rank, from 0.
     pub rank: &'static str,
-    /// The number of ranks; the first that is set counts.
+    /// Variables with the number of ranks. The first one that is set is used.
     pub size: &'static [&'static str],
-    /// The rank's number among those of its node, from 0.
+    /// Variable with the rank within the node, from 0.
     pub local_rank: &'static str,
-    /// The number of ranks on its node.
+    /// Source of the number of ranks on the node.
     pub local_size: LocalSize,
 }
 
-/// The way in which a launcher tells the number of ranks on a node.
+/// Environment variables from which the number of ranks on a node is read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum LocalSize {
-    /// A variable has the number.
+    /// Variable with the number.
     Number(&'static str),
-    /// A variable has the numbers of all nodes in Slurm's shorthand, such as `2(x3),1`, another the index of this node.
+    /// Two variables. One contains the numbers for all nodes in Slurm's short form, such as `2(x3),1`. The other
+    /// contains the index of this node.
     OfNodes {
-        /// The numbers.
+        /// Variable with the numbers for all nodes.
         list: &'static str,
-        /// The index.
+        /// Variable with the index of this node.
         node: &'static str,
     },
 }
@@ -58,7 +62,7 @@ pub static MPIRUN: Launcher = Launcher {
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
         local_size: LocalSize::Number("OMPI_COMM_WORLD_LOCAL_SIZE"),
     },
-    // A program may stand between the daemon and the rank.
+    // A wrapper program may run between the daemon and the rank. The daemon is then not the parent of the rank.
     processes: &["mpirun", "orterun", "orted", "prterun", "prted"],
     passes_on_sigterm: false,
 };
@@ -68,7 +72,8 @@ pub static SRUN: Launcher = Launcher {
     name: "srun",
     description: "`srun --mpi=pmix`",
     variables: Variables {
-        // A batch script has SLURM_PROCID too, but only srun --mpi=pmix or pmi2 gives its tasks a PMI rank.
+        // SLURM_PROCID is also set in a batch script. But only `srun --mpi=pmix` and `srun --mpi=pmi2` give their tasks
+        // a PMI rank.
         required: &[&["PMIX_RANK", "PMI_RANK"], &["SLURM_STEP_ID"]],
         rank: "SLURM_PROCID",
         size: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
@@ -79,23 +84,24 @@ pub static SRUN: Launcher = Launcher {
     passes_on_sigterm: true,
 };
 
-/// All launchers, in the order in which a process looks for them: mpirun may run in a step of a Slurm job.
+/// All supported launchers, in the order of detection. mpirun comes first, because it may run in a step of a Slurm job.
 pub static LAUNCHERS: [&Launcher; 2] = [&MPIRUN, &SRUN];
 
 /// A launcher whose processes cannot be ranks.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unsupported {
-    /// Its name in messages.
+    /// Name of the launcher in messages.
     pub description: &'static str,
-    /// The environment variable that has the number of processes.
+    /// Environment variable with the number of processes.
     pub size: &'static str,
-    /// A variable that it sets beside the number, where others set the number for purposes of their own.
+    /// Second variable that the launcher sets, if other programs may also set the variable `size`. The launcher is then
+    /// detected only if this variable is set, too.
     pub marker: Option<&'static str>,
 }
 
 /// Launchers that are not supported.
 pub static UNSUPPORTED: [Unsupported; 7] = [
-    // A container may have WORLD_SIZE for whatever it runs.
+    // In a container, WORLD_SIZE may be set for another purpose.
     Unsupported { description: "torchrun", size: "WORLD_SIZE", marker: Some("TORCHELASTIC_RUN_ID") },
     unsupported("MVAPICH's mpirun", "MV2_COMM_WORLD_SIZE"),
     unsupported("MPICH's or Intel MPI's mpirun", "PMI_SIZE"),
@@ -109,7 +115,7 @@ const fn unsupported(description: &'static str, size: &'static str) -> Unsupport
     Unsupported { description, size, marker: None }
 }
 
-/// The supported launchers in words.
+/// Names of the supported launchers, for messages.
 #[derive(Debug)]
 pub struct Supported;
 

@@ -1,13 +1,14 @@
 //! Collective operations between the ranks of a data-parallel job.
 //!
-//! Each rank has [`Endpoints`]: a [`Group`] for blocking collectives on host bytes and small numbers, and a [`Reducer`] for
-//! asynchronous all-reduce of gradient [`Bucket`]s. A bucket is raw host or device memory, never a tensor. Three backends pass the
-//! same conformance suite: [`local`] (threads of one process), [`mpi`] (processes) and [`nccl`] (GPUs, together with one of the
-//! other two). [`world`] detects from the environment whether a launcher has started this process as a rank;
-//! [`launchers`] lists the facts about each launcher.
+//! Each rank has [`Endpoints`], which consist of a [`Group`] and a [`Reducer`]. The group runs blocking collectives on
+//! bytes in host memory and on a few numbers. The reducer runs asynchronous all-reduces of gradient [`Bucket`]s. A
+//! bucket is raw host or device memory, never a tensor. There are three backends: [`local`] for threads of one process,
+//! [`mpi`] for processes, and [`nccl`] for GPUs. [`nccl`] also needs one of the other two backends. All three pass the
+//! same conformance suite. [`world`] detects from the environment whether a launcher has started this process as a
+//! rank. [`launchers`] lists the properties of each launcher.
 //!
-//! Sums are bitwise identical on all ranks. With [`local`] and [`mpi`] they have a fixed order of terms, so they are reproducible for
-//! the same values, world size and bucket lengths; with [`nccl`] the order is NCCL's.
+//! Sums are bitwise identical on all ranks. With [`local`] and [`mpi`], the terms are added in a fixed order. Sums are
+//! therefore reproducible for the same values, world size and bucket lengths. With [`nccl`], NCCL determines the order.
 
 mod bucket;
 mod error;
@@ -22,7 +23,7 @@ pub mod mpi;
 /// Backend for NVIDIA GPUs that communicate over NCCL.
 pub mod nccl;
 mod reducer;
-/// Detection of the launcher and of this process's rank.
+/// Detection of the launcher and of the rank of this process.
 pub mod world;
 
 pub use bucket::{Bucket, MemoryLocation};
@@ -30,7 +31,7 @@ pub use error::{Error, Result};
 pub use group::Group;
 pub use reducer::{PendingAllReduce, Reducer, all_reduce};
 
-/// One rank's handles for communication with the other ranks.
+/// Handles with which one rank communicates with the other ranks.
 pub struct Endpoints {
     /// Blocking collectives on bytes and small numbers.
     pub group: Box<dyn Group>,
@@ -39,8 +40,8 @@ pub struct Endpoints {
 }
 
 impl Endpoints {
-    /// Shuts communication down after the last operation. Every rank must call it: MPI treats a rank that exits without it as
-    /// failed and kills the other ranks.
+    /// Shuts communication down after the last operation. Every rank must call this function. MPI treats a rank that
+    /// exits without this call as failed and kills the other ranks.
     ///
     /// # Errors
     /// Errors of the backend.

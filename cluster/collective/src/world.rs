@@ -1,25 +1,25 @@
-//! The rank that a launcher has made this process: read from the environment before MPI is touched.
+//! Detection of the rank of this process from the environment variables of its launcher, before MPI is initialized.
 
 use std::fmt;
 
 use crate::launchers::{LAUNCHERS, Launcher, LocalSize, Supported, UNSUPPORTED, Unsupported};
 
-/// A launcher's word on this process.
+/// Rank of this process and number of ranks, as its launcher has set them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct World {
     /// The launcher.
     pub launcher: &'static Launcher,
-    /// This rank's number, from 0.
+    /// Rank of this process, from 0.
     pub rank: usize,
     /// The number of ranks.
     pub size: usize,
-    /// This rank's number among those of its node, from 0: which GPU is its own.
+    /// Rank of this process within its node, from 0. It determines the GPU of the rank.
     pub local_rank: usize,
-    /// The number of ranks on its node.
+    /// Number of ranks on the node.
     pub local_size: usize,
 }
 
-/// Detects from the environment if a launcher started this process as a rank; `None` outside of a job.
+/// Detects from the environment whether a launcher started this process as a rank. Returns `None` outside a job.
 pub fn detect() -> Option<World> {
     detect_in(|name| std::env::var(name).ok())
 }
@@ -28,7 +28,7 @@ fn detect_in(variable: impl Fn(&str) -> Option<String>) -> Option<World> {
     LAUNCHERS.iter().find_map(|launcher| world_of(launcher, &variable))
 }
 
-/// World of a process that `launcher` started; `None` if another launcher did.
+/// Returns the world of this process if `launcher` started it as a rank, otherwise `None`.
 fn world_of(launcher: &'static Launcher, variable: impl Fn(&str) -> Option<String>) -> Option<World> {
     let number = |name: &str| variable(name)?.parse::<usize>().ok();
     let first = |names: &[&str]| names.iter().find_map(|name| number(name));
@@ -45,14 +45,14 @@ fn world_of(launcher: &'static Launcher, variable: impl Fn(&str) -> Option<Strin
     Some(World { launcher, rank, size, local_rank, local_size: local_size.unwrap_or(size) })
 }
 
-/// Several processes of a launcher that does not set the variables of ranks.
+/// Unsupported launcher that has started several processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnsupportedLauncher {
-    /// The launcher's name.
+    /// Name of the launcher.
     pub name: &'static str,
-    /// The variable that holds the number of processes.
+    /// Environment variable with the number of processes.
     pub variable: &'static str,
-    /// Number of processes that it started.
+    /// Number of processes that the launcher started.
     pub size: usize,
 }
 
@@ -63,7 +63,8 @@ impl fmt::Display for UnsupportedLauncher {
     }
 }
 
-/// The launcher of this process, if it has started several and makes no ranks of them: each would take itself for the only one.
+/// Returns the launcher of this process if it is unsupported and has started several processes. Without this check,
+/// each process would take itself for the only rank.
 pub fn unsupported_launcher() -> Option<UnsupportedLauncher> {
     unsupported_in(|name| std::env::var(name).ok())
 }
@@ -79,7 +80,8 @@ fn unsupported_in(variable: impl Fn(&str) -> Option<String>) -> Option<Unsupport
     })
 }
 
-/// Tasks on node number `node` from Slurm's shorthand, such as `2(x3),1`: two on each of three nodes, then one.
+/// Returns the number of tasks on node `node` from a list in Slurm's short form. In this form, `2(x3),1` means two
+/// tasks on each of three nodes and one on the fourth.
 fn tasks_on(list: &str, node: usize) -> Option<usize> {
     let mut first = 0;
     for part in list.split(',') {

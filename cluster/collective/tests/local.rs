@@ -1,4 +1,4 @@
-//! Conformance suite over threads, and behavior when a thread leaves, does not arrive or calls another operation.
+//! Conformance suite with threads as ranks, and tests of ranks that leave, do not arrive or call another operation.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -45,14 +45,14 @@ fn waiting_ranks_detect_a_rank_that_leaves() {
     }
 }
 
-/// Its contribution is complete.
+/// The other ranks need only the contribution of this rank, which is complete.
 #[test]
 fn a_rank_may_leave_after_its_contribution() {
     let results = run(3, |mut endpoints| {
         let late = Duration::from_millis(50 * endpoints.group.rank() as u64);
         thread::sleep(late);
         let pending = endpoints.reducer.start(leaked_bucket());
-        // The first ranks leave before the last one starts.
+        // Ranks 0 and 1 leave before rank 2 starts.
         if endpoints.group.rank() == 2 { pending.unwrap().wait(None) } else { pending.map(drop) }
     });
     assert!(results.iter().all(Result::is_ok), "{results:?}");
@@ -61,7 +61,7 @@ fn a_rank_may_leave_after_its_contribution() {
 /// Bucket with one value that is never freed.
 fn leaked_bucket() -> lambert_collective::Bucket {
     let value = Box::leak(Box::new([1.0f32]));
-    // SAFETY: leaked, and used by this bucket only.
+    // SAFETY: the value is leaked, and only this bucket uses it.
     unsafe { lambert_collective::Bucket::host(value.as_mut_ptr(), 1) }
 }
 
@@ -76,7 +76,7 @@ fn a_rank_that_never_arrives_is_named() {
             suite::a_rank_that_never_arrives_is_detected(&mut endpoints);
             let again = all_reduce(&mut *endpoints.reducer, &mut [1.0], Some(Instant::now())).unwrap_err();
             sender.send(again.to_string()).unwrap();
-            // The other rank must not detect that this one leaves.
+            // The other rank must fail at its deadline, not because this rank leaves.
             thread::sleep(Duration::from_millis(500));
         })
     });

@@ -1,4 +1,4 @@
-//! Conformance suite over real MPI processes. Tests named `rank_that_*` are the body of a rank.
+//! Conformance suite with real MPI processes. Each rank of a job runs a test named `rank_that_*`.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -14,7 +14,7 @@ const BF16: MpiOptions = MpiOptions {
     wire: WireFormat::Bf16,
 };
 
-/// Runs a job that must succeed and returns the digest of rank 0's sums.
+/// Runs a job that must succeed. Returns the digest of the sums on rank 0.
 fn digest_of_a_job(ranks: usize, test: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let (output, _) = mpirun(ranks, test, folder.path());

@@ -1,4 +1,5 @@
-//! Ranks that die, hang, are late or make mismatched calls, over real MPI processes. Tests named `rank_that_*` are the body of a rank.
+//! Tests with real MPI processes of which one dies, hangs, is late or makes a mismatched call. Each rank of a job runs
+//! a test named `rank_that_*`.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -15,14 +16,14 @@ use lambert_collective::{Bucket, Endpoints, Error, Result, all_reduce};
 
 const STALL: Duration = Duration::from_secs(2);
 
-/// Tolerance above a timeout.
+/// Time by which an operation may exceed a timeout.
 const TOLERANCE: Duration = Duration::from_secs(5);
 
 fn timeouts(stall_timeout: Duration, straggler_timeout: Duration) -> MpiOptions {
     MpiOptions { stall_timeout, straggler_timeout, ..MpiOptions::default() }
 }
 
-/// Runs a job of three ranks that must fail and checks that no process is left. Returns the errors of `ranks`.
+/// Runs a job of three ranks. The job must fail and leave no process. Returns the errors of `ranks`.
 fn errors_of_failed_job(test: &str, ranks: &[usize]) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     let (output, took) = mpirun(3, test, folder.path());
@@ -44,8 +45,8 @@ fn assert_processes_gone(folder: &Path) {
     }
 }
 
-/// True if the process exits within a second: mpirun may return shortly before the last killed rank has exited. A zombie counts as
-/// gone, because its parent mpirun has exited and only init can reap it.
+/// Returns true if the process exits within a second. mpirun may return shortly before the last killed rank has exited.
+/// A zombie counts as exited, because its parent mpirun has exited and only init can reap the zombie.
 fn is_gone(pid: &str) -> bool {
     (0..50).any(|_| {
         std::thread::sleep(Duration::from_millis(20));
@@ -54,14 +55,15 @@ fn is_gone(pid: &str) -> bool {
     })
 }
 
-/// Writes `error` for the test and waits until ranks 0 and 1 have written theirs, because mpirun kills all ranks when one exits.
+/// Writes `error` to a file for the test. Then waits until ranks 0 and 1 have both written their errors, because mpirun
+/// kills all ranks when one rank exits.
 fn report(endpoints: &Endpoints, error: &str) {
     jobs::write(&format!("error-{}", endpoints.group.rank()), error);
     jobs::wait_for(&["error-0", "error-1"]);
 }
 
-/// Repeats `operation` until it fails and returns the error. Checks that the last call took between half of `limit` and `limit` plus a
-/// tolerance.
+/// Repeats `operation` until it fails and returns the error. Checks that the last call took between half of `limit` and
+/// `limit` plus a tolerance.
 fn repeat_until_error(limit: Duration, mut operation: impl FnMut() -> Result<()>) -> Error {
     loop {
         let begin = Instant::now();
@@ -98,7 +100,7 @@ fn rank_that_is_stopped_inside_an_all_reduce() {
 fn every_group_operation_names_a_stopped_rank() {
     for operation in ["f64 all-reduce", "broadcast", "gather", "barrier"] {
         let test = format!("rank_that_is_stopped_in_{}", operation.replace([' ', '-'], "_"));
-        // Rank 1 waits for no other rank in a gather; its following barrier fails in the same way.
+        // In a gather, rank 1 waits for no other rank. The barrier after the gather fails in the same way.
         for error in errors_of_failed_job(&test, &[0, 1]) {
             assert!(error.ends_with(": deadline exceeded, still waiting for rank 2"), "{operation}: {error}");
         }
@@ -134,7 +136,8 @@ fn rank_that_is_stopped_in_barrier() {
     as_rank_of_a_group(|endpoints| endpoints.group.barrier());
 }
 
-/// Its communication thread replies to probes while it computes, so the stall timeout does not apply.
+/// The communication thread of the straggler replies to probes while the rank computes, so the stall timeout does not
+/// apply.
 #[test]
 fn a_straggler_is_waited_for() {
     let folder = tempfile::tempdir().unwrap();
@@ -197,7 +200,7 @@ fn a_canceled_bucket_is_not_accessed_again() {
     errors_of_failed_job("rank_that_cancels_a_bucket", &[0, 1]);
 }
 
-/// All ranks cancel the bucket after some of its segments.
+/// All ranks cancel the bucket after some of its segments were transferred.
 #[test]
 fn rank_that_cancels_a_bucket() {
     let Some(mut endpoints) = as_rank(timeouts(STALL, 60 * STALL)) else { return };
@@ -224,7 +227,8 @@ fn buckets_of_different_lengths_are_reported() {
     }
 }
 
-/// With three ranks, rank 2 exchanges data only with rank 0; rank 1 would detect the error only by timeout.
+/// With three ranks, rank 2 exchanges data only with rank 0. Rank 1 would detect the error only by timeout and takes no
+/// part.
 #[test]
 fn rank_that_has_a_different_length() {
     let Some(mut endpoints) = as_rank(MpiOptions::default()) else { return };

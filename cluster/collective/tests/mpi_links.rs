@@ -1,5 +1,5 @@
-//! Simulated hosts (Linux namespaces) with links that are cut temporarily, cut permanently, or slow. Tests named `rank_that_*` are the
-//! body of a rank.
+//! Tests with simulated hosts (Linux namespaces). The links between the hosts are cut temporarily, cut permanently, or
+//! slow. Each rank of a job runs a test named `rank_that_*`.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -17,16 +17,16 @@ use lambert_collective::mpi::MpiOptions;
 
 /// Simulated hosts, connected by a switch. The first host starts the job.
 struct Hosts {
-    /// Host processes; the last one is the switch.
+    /// Processes that create the hosts. The last one is the switch.
     hosts: Vec<Child>,
-    /// Process IDs of their init processes.
+    /// Process IDs of the init processes of the hosts.
     inits: Vec<u32>,
     job: Option<Child>,
     folder: tempfile::TempDir,
 }
 
 impl Hosts {
-    /// Creates two hosts; prints a message and returns `None` if the machine does not allow it.
+    /// Creates two hosts. If the machine does not allow this, prints a message and returns `None`.
     fn new() -> Option<Self> {
         Self::with_count(2)
     }
@@ -50,8 +50,9 @@ impl Hosts {
             ));
             cases += &format!("10.213.7.{number}) to={init};;\n");
         }
-        // Replacement for ssh that mpirun calls with a host and a command. It runs in the first host's PID namespace, so it exits with
-        // that host, and sees this machine's /proc, so nsenter finds the other host's process.
+        // Replacement for ssh. mpirun calls this script with a host and a command. The script runs in the PID namespace
+        // of the first host, so it exits together with that host. It sees the /proc of this machine, so nsenter finds
+        // the process of the destination host.
         let agent = format!("#!/bin/sh\ncase $1 in\n{cases}esac\nshift\nexec nsenter -t $to -n -u sh -c \"$*\"\n");
         std::fs::write(hosts.agent(), agent).unwrap();
         std::fs::set_permissions(hosts.agent(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -59,7 +60,8 @@ impl Hosts {
     }
 
     fn add(&mut self, number: u32) {
-        // Open MPI names its files by host name and PID, and PIDs start at 1 in each namespace.
+        // Open MPI names its files by host name and PID. PIDs start at 1 in each namespace, so the host names must be
+        // unique.
         let own = self.folder.path().file_name().unwrap().to_str().unwrap().trim_start_matches('.').to_lowercase();
         let script = format!("hostname {own}-{number}; exec sleep 600");
         let host = Command::new("unshare")
@@ -210,7 +212,7 @@ fn rank_that_sums_until_an_error() {
     }
 }
 
-/// At 1 Mbit/s a segment of 256 KiB takes two seconds, and four are in flight.
+/// At 1 Mbit/s a segment of 256 KiB takes two seconds, and four segments are in flight.
 #[test]
 fn a_slow_link_does_not_time_out() {
     let Some(mut hosts) = Hosts::new() else { return };
@@ -242,7 +244,8 @@ fn rank_that_sums_slowly() {
     endpoints.group.barrier().unwrap();
 }
 
-/// Compares an all-reduce of BERT-base's gradients over four hosts at 1 Gbit/s with the bandwidth bound of a ring.
+/// Compares an all-reduce with the bandwidth bound of a ring. The all-reduce sums the gradients of BERT-base over four
+/// hosts at 1 Gbit/s.
 #[test]
 #[ignore = "takes half a minute and needs an idle machine"]
 fn four_hosts_reach_90_percent_of_the_ring_bound() {
@@ -272,7 +275,7 @@ fn rank_that_sums_gradients() {
         all_reduce(&mut *endpoints.reducer, &mut values, None).unwrap();
         seconds.push(begin.elapsed().as_secs_f64());
     }
-    // The first one is a warm-up.
+    // The first sum is a warm-up.
     seconds.remove(0);
     seconds.sort_by(f64::total_cmp);
     if endpoints.group.rank() == 0 {
@@ -282,7 +285,7 @@ fn rank_that_sums_gradients() {
     endpoints.finish().unwrap();
 }
 
-/// Every twentieth message is delayed by 50 ms: sums stay correct and no rank is suspected.
+/// Every twentieth message is delayed by 50 ms. Sums must stay correct, and no operation may time out.
 #[test]
 fn delayed_messages_do_not_time_out() {
     let Some(mut hosts) = Hosts::new() else { return };

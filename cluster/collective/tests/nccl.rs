@@ -1,5 +1,5 @@
-//! NCCL backend with a fake NCCL library and fake GPUs whose streams run late (fake_gpu/mod.rs); ranks are threads. Tests the calls,
-//! their order and error handling, not NCCL itself.
+//! NCCL backend with a fake NCCL library and with fake GPUs whose streams run late (fake_gpu/mod.rs). Ranks are
+//! threads. The tests check the calls to NCCL, their order and the error handling, not NCCL itself.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -16,7 +16,7 @@ use lambert_collective::{Bucket, Endpoints, Error, PendingAllReduce, Result, all
 
 const STALL: Duration = Duration::from_millis(600);
 
-/// Tolerance above a timeout, on a busy machine.
+/// Time by which an operation may exceed a timeout on a busy machine.
 const TOLERANCE: Duration = Duration::from_secs(3);
 
 fn options(wire: WireFormat) -> NcclOptions {
@@ -71,7 +71,7 @@ fn the_suite_passes_with_one_to_four_ranks() {
             };
             let options = NcclOptions { stall_timeout: LONG_TIMEOUT, wire };
             let first = run(&nccl, (world, 1), options, body);
-            // Another seed: the GPUs run their work in another order.
+            // With another seed, the GPUs run their work in another order.
             assert_eq!(first, run(&nccl, (world, 2), options, body));
             for rank in 0..world {
                 let [aborts, invalid, launches] = nccl.counts(rank);
@@ -89,12 +89,12 @@ fn the_suite_passes_with_one_to_four_ranks() {
 type GpuMemory = Arc<Mutex<Vec<f32>>>;
 
 fn bucket(memory: &GpuMemory, first: usize, count: usize) -> Bucket {
-    // SAFETY: the vector never moves; only the GPU's streams access it until the all-reduces have been waited for.
+    // SAFETY: the vector never moves. Only the streams of the GPU access it until the all-reduces have been waited for.
     unsafe { Bucket::device(memory.lock().unwrap()[first..].as_mut_ptr(), count, 0) }
 }
 
-/// Two training steps like those of the engine: a bucket is started as soon as its gradients are *enqueued* and read after waiting for
-/// it. The next step writes new gradients to the same memory.
+/// Two training steps like those of the engine. A bucket is started as soon as the computation of its gradients is
+/// *enqueued*. Its sums are read after waiting for the bucket. The next step writes new gradients to the same memory.
 fn two_steps(endpoints: Result<Endpoints>, gpu: &FakeGpu) -> Vec<f32> {
     const PART: usize = 700;
     const PARTS: usize = 6;
@@ -212,7 +212,7 @@ fn a_straggler_is_waited_for_and_a_rank_that_never_arrives_is_named() {
         if endpoints.group.rank() < 2 {
             suite::a_rank_that_never_arrives_is_detected(&mut endpoints);
         }
-        // No rank leaves before all have checked.
+        // No rank may leave before all ranks have made their check.
         thread::sleep(Duration::from_secs(1));
     });
     assert_eq!(never.len(), 3);
@@ -287,7 +287,7 @@ fn initialization_times_out_if_a_rank_does_not_connect() {
     let start = Instant::now();
     let results = run(&nccl, (2, 14), options(WireFormat::F32), |endpoints, _| endpoints.is_ok());
     assert_eq!(results, [true, true]);
-    // Rank 1 leaves before it initializes NCCL.
+    // Rank 1 receives the unique ID but does not initialize NCCL.
     let mut endpoints = local::group(2);
     let mut gone = endpoints.pop().unwrap();
     let alone = endpoints.pop().unwrap();
@@ -340,8 +340,8 @@ fn setup_and_abort_are_logged_at_debug_level() {
     }
 }
 
-/// Enables debug events in all threads of this process. A test that runs beside others needs it: an event that another thread reaches
-/// first, without a subscriber, is disabled for good.
+/// Enables debug events in all threads of this process. tracing disables an event for good if the first thread that
+/// reaches the event has no subscriber. Tests run in parallel, so that thread can belong to another test.
 fn enable_debug_events() {
     let discard = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::sink);
     let _ = tracing::subscriber::set_global_default(discard.finish());

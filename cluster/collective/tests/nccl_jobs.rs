@@ -1,5 +1,5 @@
-//! NCCL backend in real MPI processes, with a fake NCCL library (fake_gpu/fake_nccl.c). The unique ID is broadcast over MPI, and MPI
-//! identifies unresponsive ranks. Tests named `rank_that_*` are the body of a rank.
+//! NCCL backend in real MPI processes, with a fake NCCL library (fake_gpu/fake_nccl.c). The unique ID is broadcast over
+//! MPI, and MPI identifies unresponsive ranks. Each rank of a job runs a test named `rank_that_*`.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -19,7 +19,7 @@ use lambert_collective::{Bucket, Endpoints, all_reduce, mpi};
 
 const STALL: Duration = Duration::from_secs(1);
 
-/// Tolerance above a timeout.
+/// Time by which an operation may exceed a timeout.
 const TOLERANCE: Duration = Duration::from_secs(5);
 
 /// Runs `test` in each rank of a job that finds the fake NCCL library.
@@ -29,7 +29,7 @@ fn run_job(ranks: usize, test: &str, folder: &Path) -> (Output, Duration) {
     mpirun(ranks, test, folder)
 }
 
-/// Initializes MPI and NCCL if this process is a rank of a job; `None` otherwise.
+/// Initializes MPI and NCCL if this process is a rank of a job. Returns `None` otherwise.
 fn as_rank_with_gpu() -> Option<Endpoints> {
     let mut endpoints =
         as_rank(mpi::MpiOptions { stall_timeout: STALL, straggler_timeout: 60 * STALL, ..mpi::MpiOptions::default() })?;
@@ -70,7 +70,7 @@ fn rank_that_sums() {
     endpoints.finish().unwrap();
 }
 
-/// Its communication thread does not reply to probes; NCCL itself would wait forever.
+/// The communication thread of a stopped rank does not reply to probes. NCCL itself would wait forever.
 #[test]
 fn a_rank_that_is_stopped_inside_a_sum_is_named_after_the_timeout() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Real NCCL on a machine without a driver: it loads, returns its version and a unique ID, and reports why it cannot connect.
+//! Test of the real NCCL on a machine without a GPU driver. NCCL must load, return its version and a unique ID, and
+//! report why it cannot connect.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -22,7 +23,8 @@ fn library_folders() -> Vec<PathBuf> {
     packages.map(|package| package.path().join("lib")).filter(|folder| folder.is_dir()).collect()
 }
 
-/// Runs this program again with environment variables, as the coordinator does for its workers.
+/// Runs this program again with additional environment variables. (The coordinator also starts its workers with such
+/// variables.)
 fn rerun_with(variables: &[(&str, &str)]) {
     let program = std::env::current_exe().unwrap();
     let status = Command::new(program).arg("--nocapture").envs(variables.iter().copied()).status().unwrap();

@@ -1,10 +1,11 @@
-//! Events of a run, the coordinator's directives and failure kinds.
+//! Events of a run, directives of the coordinator and failure kinds.
 
 use serde::{Deserialize, Serialize};
 
 use super::record::Evaluation;
 
-/// Coordinator's request to the workers. Rank 0 forwards it, so all ranks act after the same step.
+/// Request of the coordinator to the workers. Rank 0 forwards it to the other ranks, so that all ranks act after the
+/// same step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Directive {
@@ -21,13 +22,13 @@ pub enum Directive {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum EventKind {
-    /// Training starts at `step`, either from scratch or from a checkpoint.
+    /// Training starts after `step` completed steps, either from scratch or from a checkpoint.
     Started {
         /// Completed steps.
         step: u64,
         /// Steps of all stages.
         steps: u64,
-        /// Checkpoint that training resumes from; `None` at step 0.
+        /// Checkpoint from which training resumes. `None` if training starts at step 0.
         checkpoint: Option<String>,
         /// Newer checkpoints that failed verification, each with the reason.
         skipped_checkpoints: Vec<String>,
@@ -40,13 +41,14 @@ pub enum EventKind {
         step: u64,
         /// Training pause, seconds.
         seconds: f64,
-        /// Time from the snapshot to the manifest, seconds; mostly overlapped with training.
+        /// Time from the snapshot of the state until the manifest is written, seconds. Most of this time overlaps with
+        /// training.
         #[serde(default)]
         written: f64,
     },
     /// An evaluation on the held-out dataset finished.
     Evaluation(Evaluation),
-    /// The held-out loss reached a plateau: the stage ends before its last step.
+    /// The held-out loss reached a plateau, so the stage ends before its last step.
     Plateau {
         /// Completed steps of the run.
         step: u64,
@@ -57,7 +59,7 @@ pub enum EventKind {
         /// New total number of steps of all stages.
         steps: u64,
     },
-    /// The model has grown: it has more layers from this step on.
+    /// The model has grown. It has more layers from this step on.
     Grown {
         /// Completed steps.
         step: u64,
@@ -68,26 +70,26 @@ pub enum EventKind {
         /// Stage that begins.
         stage: String,
     },
-    /// Micro-batch size of this attempt, for a stage whose configuration does not fix it.
+    /// Micro-batch size that this attempt chose for a stage whose configuration does not set one.
     MicroBatch {
         /// Name of the stage.
         stage: String,
         /// Maximum tokens per micro-batch.
         tokens: usize,
     },
-    /// Warning for the user; training continues.
+    /// Warning for the user. Training continues.
     Warning {
         /// One sentence.
         message: String,
     },
-    /// Rollback after divergence: the workers exit cleanly and a new attempt starts.
+    /// Rollback after divergence. The workers exit cleanly, and a new attempt starts.
     RolledBack {
         /// Cause and consequence, for the user.
         message: String,
         /// Step at which the rollback was decided.
         #[serde(default)]
         step: u64,
-        /// Last step that is kept; checkpoints after it are rolled back.
+        /// Last step that is kept. Checkpoints of later steps become invalid.
         #[serde(default)]
         to: u64,
     },
@@ -95,7 +97,7 @@ pub enum EventKind {
     Finished {
         /// Completed steps.
         step: u64,
-        /// True if the worker stopped on request before the run's last step.
+        /// True if the worker stopped on request before the last step of the run.
         stopped: bool,
     },
     /// The worker cannot continue and exits.
@@ -107,19 +109,19 @@ pub enum EventKind {
     },
 }
 
-/// Class of a worker failure; decides whether the coordinator retries.
+/// Class of a worker failure. It decides whether the coordinator starts a new attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FailureKind {
-    /// A retry fails in the same way, for example on a damaged shard.
+    /// A new attempt would fail in the same way, for example on a damaged shard.
     Permanent,
-    /// A retry fails now but may succeed hours later, for example when the store rejects checkpoints.
+    /// A new attempt would fail now but may succeed hours later, for example when the store rejects checkpoints.
     RetryLater,
     /// The command line or the configuration is invalid.
     Usage,
-    /// A retry may succeed, for example after the store was unreachable.
+    /// A new attempt may succeed, for example after the store was unreachable.
     Transient,
-    /// Specific to this host and possibly transient, for example a missing mount or a disk read error.
+    /// The failure is specific to this host and may be transient, for example a missing mount or a disk read error.
     Host,
     /// A newer attempt of another coordinator holds the lease.
     LeaseLost,

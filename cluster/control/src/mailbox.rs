@@ -1,5 +1,5 @@
-//! Exactly-once, in-order delivery of messages and commands: the state of both ends, without any transport. Handles lost,
-//! repeated and delayed reports.
+//! Exactly-once, in-order delivery of messages and commands. This module has the state of both ends, but no transport.
+//! It handles lost, repeated and delayed reports.
 
 use std::collections::VecDeque;
 
@@ -7,11 +7,11 @@ use crate::{CoordinatorCommand, Directive, Message, SequencedMessage};
 
 /// Maximum number of messages in a report.
 const MAX_BATCH_MESSAGES: usize = 256;
-/// Maximum serialized size of a report's messages, bytes. It keeps reports below [`crate::MAX_REPORT_BYTES`]; a single longer message
-/// is still sent, and rejected by the coordinator.
+/// Maximum serialized size of the messages in a report, bytes. This limit keeps reports below
+/// [`crate::MAX_REPORT_BYTES`]. A longer single message is still sent, and the coordinator rejects it.
 const MAX_BATCH_BYTES: usize = crate::MAX_REPORT_BYTES / 2;
 
-/// Send queue of a worker: messages that the coordinator has not acknowledged.
+/// Send queue of a worker, with the messages that the coordinator has not acknowledged.
 #[derive(Debug, Default)]
 pub struct Outbox {
     pending: VecDeque<SequencedMessage>,
@@ -49,14 +49,14 @@ impl Outbox {
     }
 }
 
-/// Receive state of one worker's messages.
+/// Receive state of the messages of one worker.
 #[derive(Debug, Default)]
 pub struct Inbox {
     last: u64,
 }
 
 impl Inbox {
-    /// Returns the new messages. Drops messages after a gap: the worker resends them.
+    /// Returns the new messages. Drops messages after a gap, because the worker resends them.
     pub fn accept(&mut self, messages: Vec<SequencedMessage>) -> Vec<Message> {
         let mut new = Vec::new();
         for SequencedMessage { number, message } in messages {
@@ -74,7 +74,7 @@ impl Inbox {
     }
 }
 
-/// Hand-over of the newest command from the control thread to the training thread.
+/// Slot in which the control thread passes the newest command to the training thread.
 #[derive(Debug, Default)]
 pub struct CommandSlot {
     last_received: u64,
@@ -90,24 +90,24 @@ impl CommandSlot {
         }
     }
 
-    /// Removes and returns the pending directive; [`Directive::Continue`] if there is none.
+    /// Removes and returns the pending directive. Returns [`Directive::Continue`] if none is pending.
     pub fn take(&mut self) -> Directive {
         self.pending.take().unwrap_or_default()
     }
 
-    /// Returns the pending directive without removing it.
+    /// Returns the pending directive, or [`Directive::Continue`], without removing it.
     pub fn peek(&self) -> Directive {
         self.pending.unwrap_or_default()
     }
 
-    /// Makes a directive pending again that could not be carried out, unless a newer one is pending.
+    /// Makes `directive` pending again after it could not be executed. A newer pending directive takes precedence.
     pub fn restore(&mut self, directive: Directive) {
         if directive != Directive::Continue {
             self.pending.get_or_insert(directive);
         }
     }
 
-    /// Number of the last command that the training thread has taken; 0: none.
+    /// Number of the last command that the training thread has taken, or 0 if it has taken none.
     pub fn acknowledged(&self) -> u64 {
         self.last_received - u64::from(self.pending.is_some() && self.last_received > 0)
     }
@@ -138,7 +138,8 @@ mod tests {
         assert_eq!(outbox.batch().len(), 1, "a message above the limit is sent alone and does not block the queue");
     }
 
-    /// Simulates a connection that loses reports and replies at the set bits of two patterns.
+    /// Simulates a connection that loses reports and replies. The set bits of the first pattern are the lost reports,
+    /// those of the second the lost replies.
     fn exchange(patterns: (u64, u64)) -> Vec<Message> {
         let (mut outbox, mut inbox, mut arrived) = (Outbox::default(), Inbox::default(), Vec::new());
         for turn in 0..64 {
@@ -193,7 +194,7 @@ mod tests {
         slot.receive(CoordinatorCommand { number: 3, directive: stop });
         slot.receive(CoordinatorCommand { number: 2, directive: save });
         assert_eq!((slot.take(), slot.acknowledged()), (stop, 3));
-        // The directive could not be carried out in a step that failed.
+        // The step failed, so the directive could not be executed.
         slot.restore(Directive::Continue);
         assert_eq!(slot.take(), Directive::Continue);
         slot.restore(stop);

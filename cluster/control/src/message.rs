@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Versions;
 
-/// Activity of a worker's training thread.
+/// Activity of the training thread of a worker.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WorkerPhase {
@@ -54,7 +54,8 @@ impl std::fmt::Display for WorkerPhase {
     }
 }
 
-/// Worker's report to the coordinator: sent at startup, after each event and as a heartbeat every few seconds.
+/// Report of a worker to the coordinator. It is sent at startup, after each event, and as a heartbeat every few
+/// seconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct WorkerReport {
     /// Rank, from 0.
@@ -67,16 +68,17 @@ pub struct WorkerReport {
     pub step: u64,
     /// Phase of the training thread.
     pub phase: WorkerPhase,
-    /// Seconds since the phase began or the last step finished.
+    /// Seconds since the phase began or the last step finished, whichever is later.
     #[serde(alias = "in_phase")]
     pub seconds_in_phase: f64,
-    /// True if the worker has received a SIGTERM that it leaves to the coordinator, such as Slurm's before preemption.
+    /// True if the worker has received SIGTERM and has left the reaction to the coordinator. Slurm sends SIGTERM before
+    /// preemption, for example.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_received_sigterm: bool,
-    /// Number of the last acknowledged command; 0: none.
+    /// Number of the last acknowledged command, or 0 if none was acknowledged.
     #[serde(default)]
     pub acknowledged_command: u64,
-    /// Software versions of the worker; present until the first reply arrives.
+    /// Software versions of the worker. Reports contain them until the first reply arrives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub versions: Option<Versions>,
     /// Unacknowledged messages, in order.
@@ -87,7 +89,7 @@ pub struct WorkerReport {
 /// Message with its sequence number.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SequencedMessage {
-    /// Sequence number among the worker's messages of this attempt, from 1.
+    /// Sequence number among the messages of this worker in this attempt, from 1.
     pub number: u64,
     /// Content.
     #[serde(flatten)]
@@ -98,13 +100,14 @@ pub struct SequencedMessage {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Message {
-    /// Record of a finished step; sent by rank 0 only.
+    /// Record of a completed step. Only rank 0 sends records.
     Record(Box<StepRecord>),
     /// Event of the run.
     Event(EventKind),
 }
 
-/// Numbered directive of the coordinator. Rank 0 forwards it, so all ranks act after the same step.
+/// Numbered directive of the coordinator. Rank 0 forwards it to the other ranks, so that all ranks act after the same
+/// step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoordinatorCommand {
     /// Sequence number in this attempt, from 1.
@@ -113,12 +116,12 @@ pub struct CoordinatorCommand {
     pub directive: Directive,
 }
 
-/// Coordinator's reply to a [`WorkerReport`].
+/// Reply of the coordinator to a [`WorkerReport`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportReply {
     /// Sequence number of the last message received in order.
     pub acknowledged: u64,
-    /// Newest command that the worker has not acknowledged.
+    /// Newest command, if the worker has not acknowledged it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<CoordinatorCommand>,
 }
@@ -128,7 +131,7 @@ mod tests {
     use super::*;
     use crate::FailureKind;
 
-    /// Programs of the same protocol version must agree on these names.
+    /// These names are part of the protocol, so they must not change within a protocol version.
     #[test]
     fn reports_and_replies_keep_their_json_fields() {
         let failed = |kind| EventKind::Failed { message: "m".into(), kind };

@@ -1,4 +1,4 @@
-//! Records of steps and evaluations, which logs, files and messages carry.
+//! Records of steps and evaluations. They are written to logs and files and sent in messages.
 
 use std::collections::BTreeMap;
 
@@ -9,37 +9,38 @@ use super::scores::Scores;
 /// Loss and accuracy on held-out samples.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// Steps finished.
+    /// Completed steps of the run.
     pub step: u64,
-    /// Samples looked at.
+    /// Number of samples evaluated.
     pub samples: u64,
-    /// Masked tokens looked at.
+    /// Number of masked tokens evaluated.
     pub masked_tokens: u64,
     /// Value and accuracy of each loss: `mlm_loss`, `mlm_accuracy`, `pair_loss`, ...
     #[serde(flatten)]
     pub scores: Scores,
-    /// Entropy of the dataset's pieces, nats: the loss of the unigram baseline.
+    /// Entropy of the token (word piece) frequencies in the dataset, nats. It equals the loss of the unigram baseline.
     pub unigram_entropy: f64,
 }
 
-/// Estimates of one step; single ones stray, and may be negative. The ratio of the averages of `variance` and `gradient` over
-/// many steps is the gradient noise scale, in samples.
+/// Gradient noise estimates of one step. A single estimate varies strongly and can be negative. The gradient noise
+/// scale, in samples, is the average of `variance` over many steps divided by the average of `gradient`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct GradientNoise {
-    /// The squared L2 norm of the gradient of the expected loss.
+    /// Squared L2 norm of the gradient of the expected loss.
     pub gradient: f64,
-    /// The trace of the covariance of one sample's gradient.
+    /// Trace of the covariance matrix of the gradient of one sample.
     pub variance: f64,
 }
 
-/// The record of a step: a line of the run's metrics. Its parts are written as keys of one JSON object.
+/// Record of a step: one line of the metrics of the run. The fields of its parts are written as keys of one JSON
+/// object.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
-    /// Steps finished, this one included, since the run's first start.
+    /// Completed steps of the run over all attempts, including this step.
     pub step: u64,
     /// Name of the stage.
     pub stage: String,
-    /// Passes through the stage's dataset finished before this step's first sample.
+    /// Number of completed passes through the dataset of the stage before the first sample of this step.
     pub epoch: u64,
     /// The global batch.
     #[serde(flatten)]
@@ -71,17 +72,17 @@ pub struct BatchStats {
     pub samples: u64,
     /// Tokens, without padding.
     pub tokens: u64,
-    /// Tokens of padding that all ranks computed with, over `tokens`.
+    /// Padding tokens in the micro-batches of all ranks, divided by `tokens`.
     #[serde(default)]
     pub padding: f64,
-    /// Tokens of the rank with the most over the mean of all ranks, padding included: the factor by which imbalance lengthens
-    /// a step. 0 in records of earlier versions.
+    /// Number of tokens (with padding) of the rank with the most tokens, divided by the mean over all ranks. Imbalance
+    /// lengthens the step by this factor. 0 in records of earlier versions.
     #[serde(default, alias = "balance")]
     pub imbalance: f64,
     /// Masked tokens.
     pub masked_tokens: u64,
-    /// Sum of a 32-bit hash of each sample as it was fed, masks included: equal digests mean the same samples under the
-    /// same masks, whatever the world and the micro-batches.
+    /// Sum of 32-bit hashes, one per sample after masking. Equal digests mean the same samples with the same masks. The
+    /// digest does not depend on the world size or the micro-batch size.
     #[serde(rename = "batch_digest")]
     pub digest: u64,
 }
@@ -91,13 +92,14 @@ pub struct BatchStats {
 pub struct UpdateStats {
     /// Learning rate of this step.
     pub learning_rate: f64,
-    /// L2 norm of the whole gradient, before clipping; absent where it was not finite and the step changed nothing.
+    /// L2 L2 norm of the whole gradient, before clipping. Absent if the norm was not finite, in which case the update
+    /// was skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
-    /// Gradient noise, in steps that measured it.
+    /// Gradient noise. Present only in steps that measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub noise: Option<GradientNoise>,
-    /// LAMB's trust ratio of each tensor that has one, in steps that recorded them.
+    /// Trust ratio (LAMB) of each tensor that has one. Empty in steps that did not record trust ratios.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub trust_ratios: BTreeMap<String, f64>,
 }
@@ -105,10 +107,10 @@ pub struct UpdateStats {
 /// Updates and samples that a run has skipped up to a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SkipCounts {
-    /// Updates that changed nothing, because loss or gradient were not finite.
+    /// Updates that were skipped because the loss or the gradient was not finite.
     #[serde(default, rename = "skipped_updates")]
     pub updates: u64,
-    /// Samples of such updates, samples skipped after a rollback, and samples of damaged shards.
+    /// Samples of skipped updates, samples skipped after a rollback, and samples of damaged shards.
     #[serde(default, rename = "skipped_samples")]
     pub samples: u64,
 }
@@ -116,33 +118,33 @@ pub struct SkipCounts {
 /// The wall-clock times of a step, seconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepTimes {
-    /// The whole step, the following parts included.
+    /// The whole step, including the parts below.
     pub seconds: f64,
     /// Waiting for samples.
     pub data_wait: f64,
     /// Forward and backward passes.
     pub forward_backward: f64,
-    /// Exposed communication.
+    /// Communication that did not overlap with computation.
     #[serde(alias = "communicate")]
     pub communication: f64,
-    /// Each rank's time for its own samples and for waiting for them; absent in records of earlier versions.
+    /// Distribution over the ranks of `data_wait` plus `forward_backward`. Absent in records of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<RankTimes>,
     /// The weight update.
     pub optimizer: f64,
-    /// The pause of training for a checkpoint.
+    /// Pause of training for a checkpoint.
     pub checkpoint: f64,
 }
 
-/// The work of a step per second of its whole time.
+/// Work of a step, divided by the whole time of the step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Throughput {
     /// Samples of the global batch per second.
     pub samples_per_second: f64,
     /// Tokens of the global batch per second.
     pub tokens_per_second: f64,
-    /// Useful floating-point operations (no padding, no logits at unmasked positions) per second, over the peak that the
-    /// workers measured at their start; 0 if it was not measured.
+    /// Useful floating-point operations per second, divided by the peak that the workers measured at startup. Padding,
+    /// and logits at unmasked positions, do not count as useful. 0 if the peak was not measured.
     pub flops_utilization: f64,
 }
 
@@ -160,16 +162,16 @@ impl Throughput {
 pub struct RankTimes {
     /// Time of the fastest rank.
     pub min: f64,
-    /// Upper median.
+    /// Median over the ranks. For an even number of ranks, the larger of the two middle times.
     pub median: f64,
     /// Time of the slowest rank.
     pub max: f64,
-    /// Number of the slowest rank; the lowest of several.
+    /// The slowest rank, or the lowest of several equally slow ranks.
     pub slowest: usize,
 }
 
 impl RankTimes {
-    /// From each rank's time, in the order of the ranks; `None` for no ranks.
+    /// Summarizes the time of each rank, given in the order of the ranks. Returns `None` if there are no ranks.
     pub fn of(times: &[f64]) -> Option<Self> {
         let mut sorted = times.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -179,7 +181,7 @@ impl RankTimes {
     }
 }
 
-/// JSON has no NaN: a loss that is not finite is written as null and read back as NaN.
+/// JSON has no NaN. A loss that is not finite is therefore written as null and read back as NaN.
 mod finite {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -197,7 +199,7 @@ mod tests {
     use super::*;
     use crate::{Message, Score, SequencedMessage};
 
-    /// A record with every field, as it is written.
+    /// JSON text of a record with every field.
     const FULL: &str = concat!(
         r#"{"step":7,"stage":"short","epoch":1,"samples":256,"tokens":30000,"padding":0.03125,"imbalance":1.05,"#,
         r#""masked_tokens":4500,"batch_digest":18446744073709551615,"loss":7.25,"mlm_loss":6.5,"mlm_accuracy":0.25,"#,
@@ -208,7 +210,7 @@ mod tests {
         r#""tokens_per_second":7500.0,"flops_utilization":0.375}"#,
     );
 
-    /// A record with none of the optional fields, whose loss is not finite.
+    /// JSON text of a record without the optional fields, and with a loss that is not finite.
     const EMPTY: &str = concat!(
         r#"{"step":0,"stage":"","epoch":0,"samples":0,"tokens":0,"padding":0.0,"imbalance":0.0,"masked_tokens":0,"#,
         r#""batch_digest":0,"loss":null,"learning_rate":0.0,"skipped_updates":0,"skipped_samples":0,"seconds":0.0,"#,
@@ -220,7 +222,7 @@ mod tests {
         serde_json::from_str(text)
     }
 
-    /// The record of [`FULL`].
+    /// The record whose JSON text is [`FULL`].
     fn full() -> StepRecord {
         let score = |name: &str, loss, accuracy| Score { name: name.to_owned(), loss, accuracy };
         let scores = [score("mlm", 6.5, Some(0.25)), score("pair", f64::NAN, None)];
@@ -274,7 +276,7 @@ mod tests {
             (r#""imbalance":0.0,"#, ""),
             (r#""skipped_updates":0,"#, ""),
             (r#""skipped_samples":0,"#, r#""grad_norm":null,"ranks":null,"#),
-            // JSON writers other than serde_json drop the fraction.
+            // Other JSON writers than serde_json write 0.0 as 0.
             (r#"0.0"#, "0"),
             (r#""step":0"#, r#""unknown":{"step":[1]},"step":0"#),
         ];
@@ -283,7 +285,7 @@ mod tests {
         assert_eq!(serde_json::to_string(&read(&earlier).unwrap()).unwrap(), EMPTY);
     }
 
-    /// Keys of versions up to 0.1.
+    /// Versions up to 0.1 wrote these keys.
     #[test]
     fn old_keys_are_read() {
         let old = FULL.replace("imbalance", "balance").replace("communication", "communicate");
@@ -305,7 +307,7 @@ mod tests {
         refused(r#""samples":256"#, r#""samples":256,"samples":256"#, "duplicate field `samples`");
     }
 
-    /// Reports carry records inside a message whose kind is a key.
+    /// In a report, a record is the value of the key `record` of a message.
     #[test]
     fn records_are_the_same_in_messages() {
         let message = SequencedMessage { number: 9, message: Message::Record(Box::new(read(EMPTY).unwrap())) };

@@ -1,5 +1,5 @@
-//! Losses and accuracies of a step or an evaluation. Their names are data: a record has the fields `NAME_loss` and `NAME_accuracy`
-//! for each loss with targets.
+//! Losses and accuracies of a step or an evaluation. The names of the losses are data, not code. A record has the
+//! fields `NAME_loss` and `NAME_accuracy` for each loss that had targets.
 
 use std::fmt;
 
@@ -12,13 +12,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct Score {
     /// Name of the loss.
     pub name: String,
-    /// Mean over all targets, nats.
+    /// Mean loss over all targets, nats.
     pub loss: f64,
-    /// Fraction of targets predicted correctly; `None` if the loss has no accuracy.
+    /// Fraction of targets that were predicted correctly. `None` if the loss has no accuracy.
     pub accuracy: Option<f64>,
 }
 
-/// Scores of all losses with targets in a step or an evaluation; the run's main loss comes first.
+/// Scores of all losses that had targets in a step or an evaluation. The main loss of the run comes first.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Scores(Vec<Score>);
 
@@ -28,13 +28,13 @@ impl Scores {
         self.0.iter().find(|score| score.name == name)
     }
 
-    /// Returns the score of the main loss; its loss is NaN if no loss had targets.
+    /// Returns the score of the main loss. Its value is NaN if no loss had targets.
     pub fn main(&self) -> Score {
         let none = || Score { name: "loss".to_owned(), loss: f64::NAN, accuracy: None };
         self.0.first().cloned().unwrap_or_else(none)
     }
 
-    /// Returns the sum of the losses, nats; NaN if no loss had targets.
+    /// Returns the sum of the losses, nats. Returns NaN if no loss had targets.
     pub fn loss(&self) -> f64 {
         if self.0.is_empty() { f64::NAN } else { self.0.iter().map(|score| score.loss).sum() }
     }
@@ -62,7 +62,8 @@ impl FromIterator<Score> for Scores {
 const LOSS: &str = "_loss";
 const ACCURACY: &str = "_accuracy";
 
-/// Writes fields to be flattened into a record. JSON has no NaN: non-finite values become null, and null is read as NaN.
+/// Writes the fields as a map, which a record flattens. JSON has no NaN, so values that are not finite become null, and
+/// null is read as NaN.
 impl Serialize for Scores {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let finite = |value: f64| Some(value).filter(|value| value.is_finite());
@@ -90,7 +91,7 @@ impl<'de> Deserialize<'de> for Scores {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Scores, A::Error> {
                 let mut scores = Scores::default();
                 while let Some(key) = map.next_key::<String>()? {
-                    // Older records have null in both fields of a loss without targets.
+                    // In older records, a loss without targets has null in both fields.
                     if let Some(name) = key.strip_suffix(LOSS) {
                         scores.entry(name).loss = map.next_value::<Option<f64>>()?.unwrap_or(f64::NAN);
                     } else if let Some(name) = key.strip_suffix(ACCURACY) {

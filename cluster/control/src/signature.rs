@@ -1,8 +1,9 @@
-//! Signatures of reports and replies: HMAC-SHA256 with the attempt's secret, which is never sent.
+//! Signatures of reports and replies: HMAC-SHA256 with the secret of the attempt, which is never sent.
 //!
-//! A signature covers the protocol version, the attempt, the direction, the rank, the report's sequence number and the
-//! SHA-256 of the body. A worker numbers its reports from 1 and never reuses a number. The coordinator rejects a number that is
-//! not above the last accepted one, and a reply is signed with the number of its report. This prevents replay of both.
+//! A signature covers the protocol version, the attempt, the direction, the rank, the sequence number of the report and
+//! the SHA-256 of the body. A worker numbers its reports from 1 and never reuses a number. The coordinator rejects a
+//! report whose number is not above the last accepted number. A reply is signed with the number of its report.
+//! Therefore neither reports nor replies can be replayed.
 
 use std::fmt::{Debug, Formatter};
 
@@ -11,8 +12,8 @@ use sha2::{Digest, Sha256};
 
 use crate::PROTOCOL;
 
-/// Prefix of a report's `Authorization` header: `Lambert-HMAC RANK SEQUENCE BODY-SHA256 SIGNATURE`, digest and signature in
-/// hexadecimal.
+/// Prefix of the `Authorization` header of a report: `Lambert-HMAC RANK SEQUENCE BODY-SHA256 SIGNATURE`. Digest and
+/// signature are in hexadecimal.
 const SCHEME: &[u8] = b"Lambert-HMAC ";
 
 type Digest32 = [u8; 32];
@@ -28,7 +29,7 @@ impl Debug for SigningKey {
     }
 }
 
-/// Direction of a message. It is part of the signature, so a reply cannot be returned as a report.
+/// Direction of a message. The direction is part of the signature, so a reply cannot be sent back as a report.
 #[derive(Clone, Copy)]
 enum Direction {
     Report = 1,
@@ -78,8 +79,9 @@ impl SigningKey {
         format!("Lambert-HMAC {rank} {sequence} {} {}", to_hex(&body), to_hex(&signature))
     }
 
-    /// Verifies the `Authorization` header of a report in constant time; `None` if the signature is invalid. The caller must also
-    /// check the body ([`ReportHeader::matches_body`]) and that the sequence number is above the last one.
+    /// Verifies the `Authorization` header of a report in constant time. Returns `None` if the signature is invalid.
+    /// The caller must also check the body ([`ReportHeader::matches_body`]), and that the sequence number is above the
+    /// last accepted one.
     pub fn verify_report(&self, header: &[u8]) -> Option<ReportHeader> {
         let fields = std::str::from_utf8(header.strip_prefix(SCHEME)?).ok()?;
         let mut fields = fields.split(' ');
@@ -106,7 +108,7 @@ impl SigningKey {
     }
 }
 
-/// Worker's side: numbers and signs reports and verifies the replies.
+/// Numbers and signs the reports of a worker, and verifies the replies.
 #[derive(Debug)]
 pub struct ReportSigner {
     key: SigningKey,
@@ -115,7 +117,7 @@ pub struct ReportSigner {
 }
 
 impl ReportSigner {
-    /// Creates the signer of `rank`; its first report has the sequence number 1.
+    /// Creates the signer of `rank`. The first report has the sequence number 1.
     pub fn new(key: SigningKey, rank: usize) -> Self {
         Self { key, rank, sequence: 0 }
     }
@@ -126,7 +128,7 @@ impl ReportSigner {
         self.key.sign_report(self.rank, self.sequence, body)
     }
 
-    /// True if `body` is the coordinator's reply to the last signed report.
+    /// True if `body` is the reply of the coordinator to the last signed report.
     pub fn verify_reply(&self, body: &[u8], signature: &str) -> bool {
         self.key.verify_reply(self.rank, self.sequence, body, signature)
     }
@@ -164,7 +166,7 @@ mod tests {
         SigningKey::new("0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef", 2)
     }
 
-    /// Expected values computed by Python's hmac and hashlib.
+    /// The expected values were computed with hmac and hashlib of Python.
     #[test]
     fn signatures_are_hmac_sha256() {
         assert_eq!(
@@ -190,7 +192,8 @@ mod tests {
         }
     }
 
-    /// Changes each byte to every other value; truncates at each length; uses another attempt, rank, number and direction.
+    /// Changes each byte to every other value, and truncates at each length. Also uses another attempt, rank, sequence
+    /// number and direction.
     #[test]
     fn forged_messages_are_rejected() {
         let key = key();

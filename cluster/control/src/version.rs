@@ -33,7 +33,7 @@ pub struct Versions {
     /// libtorch version.
     #[serde(default)]
     pub libtorch: String,
-    /// Name and version of the MPI library; empty without MPI.
+    /// Name and version of the MPI library. Empty without MPI.
     #[serde(default)]
     pub mpi: String,
 }
@@ -43,7 +43,7 @@ fn protocol_before_3() -> String {
 }
 
 impl Versions {
-    /// Returns the versions of a worker that does not report any: protocol 2, the rest empty.
+    /// Returns the versions of a worker that reports no versions. The protocol is 2, and the other values are empty.
     pub fn unknown() -> Self {
         Self { protocol: protocol_before_3(), ..Self::default() }
     }
@@ -54,7 +54,8 @@ impl Versions {
         Self { program, git: GIT_COMMIT.map(str::to_owned), protocol: PROTOCOL.to_owned(), ..Self::default() }
     }
 
-    /// Returns the first version that differs, as (name, own value, other value). Values unknown to either side are not compared.
+    /// Returns the first version that differs, as (name, own value, other value). A value that either side does not
+    /// know is not compared.
     pub fn first_difference<'a>(&'a self, other: &'a Self) -> Option<(&'static str, &'a str, &'a str)> {
         let git = |versions: &'a Self| versions.git.as_deref().unwrap_or_default();
         let pairs = [

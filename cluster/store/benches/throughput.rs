@@ -32,7 +32,7 @@ fn main() {
     s3(&folder.path().join("s3"), &part);
 }
 
-/// Runs all candidates in turn, so that other load affects all of them.
+/// Runs all candidates in turn, so that other load on the machine affects all of them equally.
 fn contest(bytes: usize, contestants: &mut [(&str, &mut dyn FnMut())]) {
     let mut times = vec![Vec::new(); contestants.len()];
     for _ in 0..ROUNDS {
@@ -106,7 +106,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// object_store's own multipart writer with its default concurrency.
+/// The multipart writer of object_store with its default concurrency.
 fn plain_multipart(server: &s3_server::Server, bytes: &Bytes) {
     let client = client(server);
     block_on(async {

@@ -1,14 +1,16 @@
-//! Credentials from the shared AWS files in `~/.aws`: object_store reads the environment only.
+//! Reads credentials and the region from the shared AWS files in `~/.aws`. The object_store crate reads only the
+//! environment.
 
 use std::env::VarError;
 use std::path::PathBuf;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
 
-/// Fills in settings that the environment lacks, from the profile that `AWS_PROFILE` names (or `default`).
+/// Adds the keys and the region of the profile that `AWS_PROFILE` names (or `default`), where `builder` has no value.
+/// Returns `builder` unchanged if it already has an access key, a web identity token file or container credentials.
 ///
 /// # Errors
-/// The named profile has no keys in the credentials file.
+/// `AWS_PROFILE` is not UTF-8, or the profile that it names has no keys in the credentials file.
 pub(crate) fn fill(builder: AmazonS3Builder) -> Result<AmazonS3Builder, String> {
     let other_credentials = [Key::AccessKeyId, Key::WebIdentityTokenFile, Key::ContainerCredentialsRelativeUri];
     if other_credentials.iter().any(|key| builder.get_config_value(key).is_some()) {

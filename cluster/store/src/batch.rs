@@ -10,17 +10,18 @@ use crate::retry;
 use crate::runtime;
 use crate::store::Store;
 
-/// Concurrent reads of small objects.
+/// Number of concurrent reads in [`Store::get_all`].
 const PARALLEL: usize = 32;
 
-/// Objects per delete request: S3's limit.
+/// Maximum number of objects per delete request, as S3 limits it.
 const DELETE_BATCH: usize = 1000;
 
 impl Store {
-    /// Reads small objects of at most `limit` bytes each, in the order of `paths`, several concurrently.
+    /// Reads the objects at `paths`, several of them concurrently, and returns them in the order of `paths`. Each
+    /// object may have at most `limit` bytes.
     ///
     /// # Errors
-    /// As for [`Store::get_at_most`]; the first error ends the batch.
+    /// As for [`Store::get_at_most`]. The first error ends the call.
     pub fn get_all(&self, paths: &[String], limit: u64) -> Result<Vec<Bytes>> {
         let asked = paths.iter().map(|path| self.prepare("get", path)).collect::<Result<Vec<_>>>()?;
         runtime::wait(async move {
@@ -31,14 +32,14 @@ impl Store {
         })
     }
 
-    /// Deletes objects, batched where the store supports it. Missing objects are not an error.
+    /// Deletes objects, many per request where the store supports that. Missing objects are not an error.
     ///
     /// # Errors
-    /// A store error; some objects may have been deleted.
+    /// A store error. Some of the objects may have been deleted.
     pub fn delete_all(&self, paths: &[String]) -> Result<()> {
         for some in paths.chunks(DELETE_BATCH) {
             let names = some.iter().map(|path| names::below(&self.root, path)).collect::<Result<Vec<_>>>()?;
-            // Messages name the first object of a batch.
+            // Error messages name only the first object of the request.
             let (store, request) = (self.clone(), self.request("delete", &some[0]));
             runtime::wait(async move {
                 let once = |_| delete(&store, names.clone());

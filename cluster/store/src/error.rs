@@ -26,19 +26,19 @@ pub enum Error {
     NotFound {
         /// Operation.
         operation: &'static str,
-        /// The object's URL.
+        /// URL of the object.
         url: String,
     },
-    /// Access denied: no permission, no credential, or an expired one.
+    /// Access denied: no permission, no credential, or an expired credential.
     #[error(
         "{operation} {url}: access denied (check that the credentials in the environment are present, valid and permit this)"
     )]
     Denied {
         /// Operation.
         operation: &'static str,
-        /// The object's URL.
+        /// URL of the object.
         url: String,
-        /// The store's message.
+        /// Message of the store.
         #[source]
         source: Cause,
     },
@@ -47,7 +47,7 @@ pub enum Error {
     Failed {
         /// Operation.
         operation: &'static str,
-        /// The object's URL.
+        /// URL of the object.
         url: String,
         /// Number of attempts.
         attempts: u32,
@@ -60,7 +60,7 @@ pub enum Error {
     /// An object differs from what its writer recorded: truncated, corrupted or replaced.
     #[error("{url} is damaged: {what}: expected {expected}, found {found}")]
     Damaged {
-        /// The object's URL.
+        /// URL of the object.
         url: String,
         /// The property that differs: size, sha256, format...
         what: &'static str,
@@ -69,22 +69,22 @@ pub enum Error {
         /// The value found.
         found: String,
     },
-    /// An object exceeds the reader's size limit.
+    /// An object exceeds the size limit of the reader.
     #[error("{url} has {bytes} bytes, more than the limit of {limit}")]
     TooLarge {
-        /// The object's URL.
+        /// URL of the object.
         url: String,
         /// Its size in bytes.
         bytes: u64,
-        /// The reader's limit in bytes.
+        /// Size limit of the reader, in bytes.
         limit: u64,
     },
-    /// A tensor to be written has a NaN or infinite element; readers would reject it.
+    /// A tensor that is being written has a NaN or infinite element. Readers would reject this tensor.
     #[error("{url}: element {element} of tensor {tensor} is not finite")]
     NotFinite {
-        /// The object's URL.
+        /// URL of the object.
         url: String,
-        /// The tensor's name in the object.
+        /// Name of the tensor in the object.
         tensor: String,
         /// The first such element, as an index into the flattened tensor.
         element: u64,
@@ -92,13 +92,13 @@ pub enum Error {
     /// A checkpoint of this name is already committed.
     #[error("{url} already exists; checkpoints are never overwritten")]
     Exists {
-        /// The object's URL.
+        /// URL of the object.
         url: String,
     },
     /// A manifest that is inconsistent or belongs to another checkpoint.
     #[error("{url} cannot be committed: {why}")]
     Refused {
-        /// The checkpoint's URL.
+        /// URL of the checkpoint.
         url: String,
         /// The inconsistency.
         why: String,
@@ -109,22 +109,22 @@ pub enum Error {
          commits require"
     )]
     NotCreateOnly {
-        /// The object's URL.
+        /// URL of the object.
         url: String,
     },
-    /// The attempt number of an object has no successor.
+    /// The attempt number in the name of an object is too high, so that no attempt can follow.
     #[error(
         "{url} has attempt number {attempt}, above the maximum of {last}, so no lease can follow it; delete or move it, then \
          restart the run",
         last = crate::run::LAST_ATTEMPT
     )]
     LastAttempt {
-        /// The object's URL.
+        /// URL of the object.
         url: String,
         /// Attempt number in its name.
         attempt: u32,
     },
-    /// The store's directory was moved or removed.
+    /// The directory of the store was moved or removed.
     #[error(
         "{operation} {url}: directory {folder} no longer exists (moved, removed or not mounted) and is \
          not recreated"
@@ -132,27 +132,27 @@ pub enum Error {
     FolderGone {
         /// Operation.
         operation: &'static str,
-        /// The object's URL.
+        /// URL of the object.
         url: String,
         /// The missing directory.
         folder: String,
     },
-    /// The lease object is missing or was replaced: this attempt may no longer write to the run.
+    /// The lease object is missing or was replaced. This attempt may no longer write to the run.
     #[error(
         "attempt {attempt} has lost the lease of {url}: {object} is missing or was replaced; the run was moved, \
          removed or replaced during training",
         object = crate::run::lease(*attempt)
     )]
     LeaseGone {
-        /// The run's URL.
+        /// URL of the run.
         url: String,
         /// The attempt that lost the lease.
         attempt: u32,
     },
-    /// A newer attempt holds the lease: this one may no longer write to the run.
+    /// A newer attempt holds the lease. This attempt may no longer write to the run.
     #[error("attempt {attempt} has lost the lease of {url}: attempt {newest} holds it")]
     LeaseLost {
-        /// The run's URL.
+        /// URL of the run.
         url: String,
         /// The attempt that lost the lease.
         attempt: u32,
@@ -175,7 +175,7 @@ impl Error {
         matches!(self, Self::LeaseLost { .. } | Self::LeaseGone { .. })
     }
 
-    /// True if the object exists but differs from what was recorded.
+    /// True if the object exists but differs from the record of its writer, or is too large.
     pub fn is_damaged(&self) -> bool {
         matches!(self, Self::Damaged { .. } | Self::TooLarge { .. })
     }
@@ -183,13 +183,15 @@ impl Error {
 
 /// Message of a lower layer, with secrets from the environment redacted.
 ///
-/// Text, because lower layers quote requests and responses, and only text can be searched for secrets.
+/// Lower layers quote requests and responses, which can contain secrets. The message is stored as text, because only
+/// text can be searched for secrets.
 #[derive(Debug, Clone)]
 pub struct Cause(String);
 
 impl Cause {
     pub(crate) fn new(message: impl fmt::Display) -> Self {
-        // Messages can contain non-UTF-8 values only in lossy form.
+        // A message can contain a value that is not UTF-8 only after a lossy conversion. The same conversion is applied
+        // here.
         let variables = std::env::vars_os();
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
         Self(redact_secrets(message.to_string(), variables.map(|(name, value)| (text(name), text(value)))))
@@ -210,9 +212,9 @@ impl fmt::Display for Cause {
 
 impl std::error::Error for Cause {}
 
-/// Environment variables whose names contain these words hold secrets.
+/// An environment variable is taken for a secret if its name contains one of these words.
 const SECRET_NAMES: [&str; 6] = ["SECRET", "TOKEN", "PASSWORD", "ACCESS_KEY", "ACCOUNT_KEY", "SAS"];
-/// Shorter values are ordinary words, not secrets.
+/// Minimum length of a secret, bytes. Shorter values are taken for ordinary words.
 const SHORTEST_SECRET: usize = 8;
 
 fn redact_secrets(mut message: String, variables: impl Iterator<Item = (String, String)>) -> String {

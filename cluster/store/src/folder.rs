@@ -1,15 +1,15 @@
-//! Detects that a store's directory was moved or removed while the store is in use.
+//! Detects that the directory of a store was moved or removed while the store is in use.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Root directory of a local store that creates missing directories on write.
+/// Root directory of a local store. A write to the store would recreate this directory if it is missing.
 #[derive(Debug)]
 pub struct RequiredFolder {
     path: PathBuf,
-    /// Inode, which identifies the directory; `None` if it did not exist. (The device number may change when a file
-    /// system is remounted.)
+    /// Inode number, which identifies the directory. `None` if the directory did not exist. The device number is not
+    /// compared, because it can change when a file system is remounted.
     inode: Option<u64>,
 }
 
@@ -23,12 +23,12 @@ impl RequiredFolder {
         Self { inode: inode(&path), path }
     }
 
-    /// RecordedStep path.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// True if the same directory is still at its path.
+    /// Returns true if the recorded directory is still at its path.
     pub fn is_there(&self) -> bool {
         match self.inode {
             Some(_) => inode(&self.path) == self.inode,
@@ -36,13 +36,14 @@ impl RequiredFolder {
         }
     }
 
-    /// Removes `file` and its empty parent directories up to this one's path, after a write recreated them at the old
-    /// path of a moved directory. Does nothing unless another directory has taken the path.
+    /// Removes `file`, and then its empty parent directories up to and including this path. Call this after a write
+    /// that recreated them at the old path of a moved directory. Does nothing if the path is missing or still is the
+    /// recorded directory.
     pub fn undo(&self, file: &Path) {
         if inode(&self.path).is_none_or(|found| Some(found) == self.inode) {
             return;
         }
-        // Best effort: whatever cannot be removed is in use.
+        // Best effort: a file or directory that cannot be removed stays.
         let _ = fs::remove_file(file);
         let within = |folder: &&Path| folder.starts_with(&self.path);
         for folder in file.ancestors().skip(1).take_while(within) {
@@ -67,7 +68,7 @@ mod tests {
         assert!(folder.is_there());
         fs::rename(&run, &moved).unwrap();
         assert!(!folder.is_there());
-        // A store that checked before the move recreates the directory.
+        // A store that checked the directory just before the move recreates it.
         fs::create_dir_all(run.join("metrics")).unwrap();
         fs::write(run.join("metrics/2"), "2").unwrap();
         assert!(!folder.is_there(), "another folder has its name");

@@ -32,8 +32,8 @@ impl Hasher {
     }
 }
 
-/// Incremental 64-bit XXH3, several times faster than SHA-256. It detects changes of bytes that were verified before;
-/// it is not cryptographic.
+/// Incremental 64-bit XXH3, several times faster than SHA-256. It is not cryptographic. Use it to detect accidental
+/// changes of bytes that were verified before.
 #[derive(Clone, Default)]
 pub struct Xxh3(twox_hash::xxhash3_64::Hasher);
 

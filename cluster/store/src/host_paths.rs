@@ -1,16 +1,16 @@
-//! Names of a run's per-host directories and files outside its store.
+//! Names of the directories and files that a run has on each host, outside its store.
 //!
-//! The paths are predictable, so [`private_dir`](crate::private_dir) creates the directories.
+//! Other users can predict these paths. Therefore [`private_dir`](crate::private_dir) creates the directories.
 
 use std::path::{Path, PathBuf};
 
 use crate::hash::sha256;
 
-/// Longest run name in a path, bytes: file names are limited to 255.
+/// Maximum length of a run name in a path, bytes. (A file name can have 255 bytes.)
 const LONGEST_NAME: usize = 200;
-/// Hex digits of the SHA-256 of a run's URL in a directory name.
+/// Number of hexadecimal digits of the SHA-256 of a run URL in a directory name.
 const DIGITS: usize = 8;
-/// Prefix of an attempt's log directory; the attempt number follows.
+/// Prefix of the log directory of an attempt. The attempt number follows.
 const ATTEMPT: &str = "attempt-";
 
 /// Default log directory of all runs.
@@ -18,31 +18,31 @@ pub fn logs() -> PathBuf {
     PathBuf::from(format!("/tmp/lambert-logs-{}", user()))
 }
 
-/// Default cache directory of remote datasets: not /tmp, which may be a tmpfs.
+/// Default cache directory of remote datasets. It is not below /tmp, because /tmp may be a tmpfs.
 pub fn dataset_copies() -> PathBuf {
     PathBuf::from(format!("/var/tmp/lambert-{}", user()))
 }
 
-/// Log directory of an attempt of the run at `url`: `RUN-1a2b3c4d/attempt-000002` below `logs`, the log directory of
-/// all runs.
+/// Log directory of an attempt of the run at `url`, for example `RUN-1a2b3c4d/attempt-000002` below `logs`. `logs` is
+/// the log directory of all runs.
 pub fn attempt_logs(logs: &Path, url: &str, attempt: u32) -> PathBuf {
     let name = Path::new(url.trim_end_matches('/')).file_name().and_then(|name| name.to_str()).unwrap_or("run");
     let name = &name[..name.floor_char_boundary(LONGEST_NAME)];
     logs.join(format!("{name}-{}", digits(url))).join(format!("{ATTEMPT}{attempt:06}"))
 }
 
-/// Parses the attempt number from the name of an attempt's log directory.
+/// Parses the attempt number from the name of an attempt log directory.
 pub fn attempt_of_logs(name: &str) -> Option<u32> {
     name.strip_prefix(ATTEMPT)?.parse().ok()
 }
 
-/// True if `name` has the form of a run's log directory.
+/// True if `name` has the form of a run log directory.
 pub fn is_logs_of_run(name: &str) -> bool {
     let is_digits = |text: &str| text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     name.rsplit_once('-').is_some_and(|(_, digits)| is_digits(digits))
 }
 
-/// Log directory of an attempt and its parents.
+/// Log directory of an attempt, and its two parent directories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogFolders<'a> {
     /// Log directory of all runs.
@@ -54,36 +54,38 @@ pub struct LogFolders<'a> {
 }
 
 impl<'a> LogFolders<'a> {
-    /// Derives the parents of `attempt`, a directory from [`attempt_logs`]; `None` if it has no two parents.
+    /// Derives the parents of `attempt`, which is a directory from [`attempt_logs`]. Returns `None` if `attempt` has
+    /// fewer than two parents.
     pub fn from_attempt(attempt: &'a Path) -> Option<Self> {
         let run = attempt.parent()?;
         Some(Self { all: run.parent()?, run, attempt })
     }
 }
 
-/// File name of a rank's log.
+/// File name of the log of a rank.
 pub fn rank_log(rank: usize) -> String {
     format!("rank-{rank:05}.log")
 }
 
-/// File name of a rank's trace.
+/// File name of the trace of a rank.
 pub fn rank_trace(rank: usize) -> String {
     format!("rank-{rank:05}.trace.json")
 }
 
-/// Scratch directories of an attempt of the run at `url`: the launcher's files below /tmp, and shared memory of the
-/// ranks of a host below /dev/shm. Short paths, because sockets lie below.
+/// Scratch directories of an attempt of the run at `url`. The directory below /tmp has the files of the launcher. The
+/// directory below /dev/shm has the memory that the ranks of a host share. The paths are short, because the path of a
+/// socket in them has a length limit.
 pub fn scratch(url: &str, attempt: u32) -> [PathBuf; 2] {
     ["/tmp", "/dev/shm"].map(|parent| Path::new(parent).join(scratch_name(url, attempt)))
 }
 
-/// Name of a scratch directory. It ends with `-` and the attempt number, so that cleanup finds those of earlier
-/// attempts.
+/// Name of a scratch directory. The name ends with `-` and the attempt number, so that cleanup finds the directories of
+/// earlier attempts.
 pub fn scratch_name(url: &str, attempt: u32) -> String {
     format!("lambert-mpirun-{}-{}-{attempt}", user(), digits(url))
 }
 
-/// URL hash that distinguishes runs of the same name.
+/// First digits of the SHA-256 of a URL. They distinguish runs of the same name.
 fn digits(url: &str) -> String {
     sha256(url.as_bytes())[..DIGITS].to_owned()
 }
@@ -122,7 +124,7 @@ mod tests {
         assert_eq!(LogFolders::from_attempt(Path::new("attempt-000003")), None);
     }
 
-    /// Guards compatibility with directories that exist on users' hosts.
+    /// Directories with these names exist on the hosts of users, so the names must not change.
     #[test]
     fn names_match_existing_folders() {
         let (user, digits) = (user(), digits("/data/run"));

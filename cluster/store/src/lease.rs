@@ -1,4 +1,4 @@
-//! Run leases: one object per attempt, created and never overwritten.
+//! Leases of a run. Each attempt has one lease object, which is created once and never overwritten.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,13 +12,13 @@ use crate::store::Store;
 
 /// The right to write to a run, until a newer lease is taken.
 ///
-/// A lease does not expire and needs no renewal: the next coordinator creates the next number, which ends the
-/// previous lease.
+/// A lease does not expire and needs no renewal. The next coordinator creates a lease with the next attempt number,
+/// which ends the previous lease.
 #[derive(Debug, Clone)]
 pub struct Lease {
     store: Store,
     attempt: u32,
-    /// Content of the lease object, which distinguishes it from another of the same name.
+    /// Content of the lease object. It distinguishes this lease from a later object of the same name.
     object: Bytes,
 }
 
@@ -26,11 +26,13 @@ pub struct Lease {
 const LONGEST: u64 = 64 << 10;
 
 impl Lease {
-    /// Acquires the lease of a new attempt: creates `lease-000001`, or one more than the newest attempt. Checkpoints
-    /// count as attempts too: one that was copied from another run must order before those of later attempts.
+    /// Acquires the lease of a new attempt. Its number is 1, or one more than the highest attempt number of all leases
+    /// and checkpoints. Checkpoints count, because they may have been copied from another run. Checkpoints of the new
+    /// attempt must sort after the copied ones.
     ///
-    /// A store that ignores create-only conditions would give two coordinators the same lease. Therefore this
-    /// verifies that a second creation fails and that the object keeps the first content.
+    /// A store that ignores create-only conditions would give two coordinators the same lease. Therefore this function
+    /// tries to create the object a second time. It verifies that the second creation fails and that the object keeps
+    /// its first content.
     ///
     /// # Errors
     /// [`Error::NotCreateOnly`] if the store ignores create-only conditions, [`Error::LastAttempt`] if no attempt
@@ -53,9 +55,9 @@ impl Lease {
         Ok(lease)
     }
 
-    /// Acquires the lease of exactly this attempt, the successor of the taker's own; `None` if another coordinator
-    /// holds it. A failed creation may have succeeded at the store: an object with the name of the same `taker` is
-    /// its own.
+    /// Acquires the lease of exactly this attempt, which follows the attempt of the caller. Returns `None` if another
+    /// coordinator holds that lease. A creation that failed for the caller may have succeeded at the store. Therefore
+    /// an existing lease object that names the same `taker` counts as acquired by the caller.
     ///
     /// # Errors
     /// [`Error::LastAttempt`] if `attempt` is out of range, or another store error.
@@ -71,14 +73,14 @@ impl Lease {
         Ok(is_own.then(|| Self { store: store.clone(), attempt, object }))
     }
 
-    /// Creates the lease of an attempt; `None` if it exists.
+    /// Creates the lease of an attempt. Returns `None` if the lease already exists.
     fn create(store: &Store, attempt: u32, taker: &str) -> Result<Option<Self>> {
         let object = lease_content(attempt, taker);
         let created = store.put_new(&run::lease(attempt), object.clone())?;
         Ok(created.then(|| Self { store: store.clone(), attempt, object }))
     }
 
-    /// Opens the lease that another process (the coordinator) acquired as `attempt`.
+    /// Opens the lease of `attempt`, which another process (the coordinator) acquired.
     ///
     /// # Errors
     /// [`Error::NotFound`], or another store error.
@@ -93,7 +95,7 @@ impl Lease {
         Self { store: self.store.with_retry_policy(retry_policy), ..self.clone() }
     }
 
-    /// Returns the newest attempt with a lease; `None` if there is none.
+    /// Returns the newest attempt with a lease, or `None` if there is no lease.
     ///
     /// # Errors
     /// A store error.
@@ -110,7 +112,7 @@ impl Lease {
     /// Returns true if this lease exists and is the newest.
     ///
     /// # Errors
-    /// A store error, after which the state is unknown.
+    /// A store error. It is then unknown whether the lease is still held.
     pub fn still_held(&self) -> Result<bool> {
         match self.check() {
             Ok(()) => Ok(true),
@@ -119,7 +121,7 @@ impl Lease {
         }
     }
 
-    /// Like [`Lease::still_held`], but a lost lease is an error that says what happened to the run.
+    /// Checks that this lease exists and is the newest. The error for a lost lease says what happened to the run.
     ///
     /// # Errors
     /// [`Error::LeaseLost`] with the newer attempt, [`Error::LeaseGone`] if the run was moved or removed, or another
@@ -129,7 +131,7 @@ impl Lease {
         if let Some(newest) = Self::newest(&self.store)?.filter(|newest| *newest > attempt) {
             return Err(Error::LeaseLost { url, attempt, newest });
         }
-        // Read by name: a directory listing on a shared file system can be stale.
+        // The object is read by name, because a directory listing on a shared file system can be stale.
         match self.store.get_at_most(&run::lease(attempt), LONGEST) {
             Ok(object) if object == self.object => Ok(()),
             Ok(_) => Err(Error::LeaseGone { url, attempt }),
@@ -139,14 +141,15 @@ impl Lease {
     }
 }
 
-/// Returns the attempt number after the newest; the first is 1. The string is the object that named the newest.
+/// Returns the attempt number after `newest`, or 1 for `None`. The string in `newest` is the name of the object with
+/// that attempt number, for the error message.
 fn next_attempt(store: &Store, newest: Option<(u32, String)>) -> Result<u32> {
     let Some((attempt, object)) = newest else { return Ok(1) };
     let next = attempt.checked_add(1).filter(|next| *next <= LAST_ATTEMPT);
     next.ok_or_else(|| Error::LastAttempt { url: store.url_of(&object), attempt })
 }
 
-/// Content of a lease: its holder for diagnostics, and a random token that identifies the writer.
+/// Content of a lease: the holder, for diagnostics, and a random token that identifies the writer.
 fn lease_content(attempt: u32, taker: &str) -> Bytes {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     // Each RandomState has new random keys.
@@ -162,7 +165,7 @@ fn lease_content(attempt: u32, taker: &str) -> Bytes {
     Bytes::from(format!("{holder}\n"))
 }
 
-/// Returns the highest attempt in a checkpoint's name, committed or not, and that checkpoint's prefix.
+/// Returns the highest attempt number among all checkpoints, committed or not, and the prefix of that checkpoint.
 fn highest_checkpoint_attempt(store: &Store) -> Result<Option<(u32, String)>> {
     let folders = store.list_folders(run::CHECKPOINTS)?;
     let attempts =

@@ -1,11 +1,11 @@
 //! Blocking object-store client, and the objects of a training run: lease, checkpoints, step records.
 //!
 //! A [`Store`] is a local directory or a bucket prefix. A [`lease`] names the attempt that may write to a run. A
-//! [`checkpoint`] is a set of objects that exists once its manifest exists.
+//! [`checkpoint`] is a set of objects. The checkpoint exists if and only if its manifest exists.
 
 mod aws_profile;
 mod batch;
-/// Checkpoints: objects written by all ranks, manifest committed last, verified before use.
+/// Checkpoints. All ranks write objects, rank 0 writes the manifest last, and objects are verified before use.
 pub mod checkpoint;
 /// [`Error`]: operation, URL and cause, without credentials.
 pub mod error;

@@ -16,14 +16,15 @@ pub struct Object {
     pub path: String,
     /// Size in bytes.
     pub bytes: u64,
-    /// Changes when the object is replaced: its ETag, or its modification time if the store has no ETags.
+    /// ETag of the object, or its modification time if the store has no ETags. It changes when the object is replaced.
     pub tag: String,
     /// Modification time, milliseconds since the Unix epoch.
     pub modified: i64,
 }
 
 impl Store {
-    /// Lists all objects below `prefix` (empty: the whole store), sorted by name. A prefix without objects yields an empty list.
+    /// Lists all objects below `prefix`, sorted by name. An empty prefix means the whole store. A prefix without
+    /// objects yields an empty list.
     ///
     /// # Errors
     /// A store error.
@@ -44,7 +45,7 @@ impl Store {
         })
     }
 
-    /// Lists the common prefixes (folders) directly below `prefix`, sorted, relative to it.
+    /// Lists the folders (common prefixes) directly below `prefix`. The names are sorted and relative to `prefix`.
     ///
     /// # Errors
     /// A store error.
@@ -52,7 +53,8 @@ impl Store {
         self.list_level(prefix).map(|(folders, _)| folders)
     }
 
-    /// Lists the objects directly below `prefix`, without those in folders, sorted, relative to it.
+    /// Lists the objects directly below `prefix`, without those in folders. The names are sorted and relative to
+    /// `prefix`.
     ///
     /// # Errors
     /// A store error.

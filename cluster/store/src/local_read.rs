@@ -1,4 +1,4 @@
-//! Reads large local files: a reader thread fills buffers, the calling thread consumes them, usually to hash them.
+//! Reads large local files. A reader thread fills buffers, and the calling thread consumes them, usually to hash them.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -8,13 +8,14 @@ use std::thread;
 
 use crate::hash::Hasher;
 
-/// Small enough to stay in the shared cache between the two threads.
+/// Size of a buffer, bytes. A buffer of this size stays in the CPU cache that the two threads share.
 const PIECE: usize = 1 << 20;
 
-/// Half of a typical L2 cache: the rest is for the consumer's data.
+/// Size of the buffer of [`pieces_inline`], bytes: half of a typical L2 cache. The other half is for the data of the
+/// consumer.
 const INLINE_PIECE: usize = 512 << 10;
 
-/// Buffers in circulation between the two threads.
+/// Number of buffers that circulate between the two threads.
 const BUFFERS: usize = 4;
 
 /// Passes the first `bytes` bytes of `file` to `take`, in order.
@@ -40,14 +41,14 @@ pub(crate) fn pieces(file: &Path, bytes: u64, mut take: impl FnMut(&[u8])) -> io
         });
         for buffer in full {
             take(&buffer);
-            // The reader exits after the last read.
+            // This fails once the reader thread has ended after its last read.
             let _ = empty_sender.send(buffer);
         }
         reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
-/// Single-threaded [`pieces`], for a `take` that is cheaper than a hand-over between threads.
+/// Like [`pieces`], but on the calling thread only. Faster if `take` costs less than passing a buffer between threads.
 pub(crate) fn pieces_inline(file: &Path, bytes: u64, mut take: impl FnMut(&[u8])) -> io::Result<()> {
     let mut file = File::open(file)?;
     let mut buffer = vec![0; bytes.min(INLINE_PIECE as u64) as usize];
@@ -69,7 +70,7 @@ fn next_buffer(fresh: &mut usize, empty: &std::sync::mpsc::Receiver<Vec<u8>>) ->
     empty.recv().unwrap_or_default()
 }
 
-/// Fills `whole` from the start of `file` and returns its SHA-256.
+/// Fills `whole` from the start of `file` and returns the SHA-256 of these bytes.
 pub(crate) fn whole(file: &Path, whole: &mut [u8]) -> io::Result<String> {
     let mut file = File::open(file)?;
     thread::scope(|scope| {

@@ -1,16 +1,17 @@
-//! Validation of object names: relative, with forward slashes, and confined to their store.
+//! Validation of object names. They must be relative, use forward slashes, and stay within their store.
 
 use object_store::path::Path;
 
 use crate::error::{Error, Result};
 
-/// Longest object name, bytes: half of S3's limit for a key, which includes the prefix.
+/// Maximum length of an object name, bytes. This is half of S3's limit for a key, because a key also includes the
+/// prefix of the store.
 const LONGEST: usize = 512;
 
 /// Checks that `name` is a plain relative object name such as `checkpoints/step-000000100-a0001/manifest.json`.
 ///
-/// Names also come from manifests, which are untrusted: `..`, absolute paths, URLs, empty components, control
-/// characters, backslashes and `#` (the suffix of temporary files) are rejected.
+/// Some names come from manifests, which are untrusted. Therefore `..`, absolute paths, URLs, empty components, control
+/// characters, backslashes and `#` (which marks temporary files) are rejected.
 ///
 /// # Errors
 /// [`Error::Name`] with the broken rule.
@@ -51,7 +52,7 @@ pub(crate) fn below(root: &Path, name: &str) -> Result<Path> {
     Path::parse(full).map_err(|_| Error::Name { name: name.to_string(), why: "the store does not accept it" })
 }
 
-/// Appends `prefix` to `root`; an empty prefix means the root.
+/// Appends `prefix` to `root`. Returns `root` for an empty prefix.
 pub(crate) fn folder(root: &Path, prefix: &str) -> Result<Path> {
     match prefix.trim_end_matches('/') {
         "" => Ok(root.clone()),

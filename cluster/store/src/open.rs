@@ -18,7 +18,7 @@ use crate::aws_profile;
 use crate::error::{Cause, Error, Result};
 use crate::retry::RetryPolicy;
 
-/// Long enough for any reachable host: a connection takes milliseconds.
+/// Timeout of a connection attempt. A reachable host accepts a connection within milliseconds.
 const CONNECT_TIMEOUT: &str = "5 s";
 
 /// Connection settings of a store.
@@ -27,7 +27,7 @@ pub struct StoreSettings {
     /// Timeouts and backoff for remote stores.
     pub retry_policy: RetryPolicy,
     /// Configuration keys of the object_store crate (`aws_endpoint_url`, `google_service_account`, ...) with their
-    /// values. They take precedence over the environment. Keep secrets in the environment.
+    /// values. They take precedence over the environment. Pass secrets in the environment instead.
     pub options: Vec<(String, String)>,
 }
 
@@ -114,7 +114,7 @@ fn resolve(path: &FilePath) -> Result<PathBuf, String> {
     }
 }
 
-/// In-memory stores are shared by name within the process.
+/// Opens an in-memory store. Within a process, the same name always opens the same store.
 fn memory(url: &Url) -> Result<OpenedStore> {
     static STORES: OnceLock<Mutex<HashMap<String, Arc<InMemory>>>> = OnceLock::new();
     let name = url.host_str().unwrap_or("").to_string();
@@ -130,7 +130,7 @@ fn remote(url: &Url, backend: Result<StorageBackend>) -> Result<OpenedStore> {
     Ok(OpenedStore { backend, root, url: url.as_str().trim_end_matches('/').to_string() })
 }
 
-/// Disables object_store's retries; see the retry module.
+/// Disables the retries of object_store. The retry module replaces them.
 fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }
@@ -184,7 +184,7 @@ fn build_error(url: &Url, source: object_store::Error) -> Error {
     refused(url.as_str(), source.to_string())
 }
 
-/// True if an endpoint is plain HTTP on a loopback address: no secret leaves this machine.
+/// True if an endpoint is plain HTTP on a loopback address. Requests to such an endpoint stay on this machine.
 fn is_loopback_http(endpoint: &str) -> bool {
     let Ok(url) = Url::parse(endpoint) else { return false };
     let loopback = match url.host() {

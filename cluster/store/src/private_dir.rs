@@ -1,17 +1,17 @@
-//! Private directories (mode 0700) at paths that any user can predict and create first: below /tmp, /var/tmp and
-//! /dev/shm.
+//! Private directories (mode 0700) below /tmp, /var/tmp and /dev/shm. Any user can predict such a path and create it
+//! first.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
-/// Creates `path` with mode 0700; its parent must exist. An existing directory is accepted if this user owns it and
-/// no other user could write to it; its mode is then set to 0700.
+/// Creates `path` with mode 0700. The parent directory must exist. Accepts an existing directory if this user owns it
+/// and no other user can write to it, and sets its mode to 0700.
 ///
 /// # Errors
-/// The directory cannot be created, or the existing entry belongs to another user (the message has the uid), is a
-/// symbolic link or not a directory, or is writable by others.
+/// The directory cannot be created. Or `path` exists but belongs to another user (the message has the uid), is not a
+/// directory, or is writable by other users. A symbolic link is an error, too.
 pub fn create(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => accept(path),
@@ -25,7 +25,7 @@ pub fn is_open_to_others(path: &Path) -> bool {
     fs::metadata(path).map_or(true, |found| found.mode() & OTHERS_WRITE != 0)
 }
 
-/// Write permission of group and others.
+/// Mode bits that permit the group or others to write.
 const OTHERS_WRITE: u32 = 0o022;
 
 fn accept(path: &Path) -> io::Result<()> {
@@ -71,7 +71,7 @@ mod tests {
         create(&path).unwrap();
         assert_eq!(mode(&path), 0o700);
         create(&path).unwrap();
-        // Mode of older versions: no other user could write.
+        // Older versions created the directory with this mode. No other user can write to it.
         fs::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
         create(&path).unwrap();
         assert_eq!(mode(&path), 0o700);
@@ -97,7 +97,7 @@ mod tests {
         assert!(refusal(&file).contains("it is not a directory"));
     }
 
-    /// Directories created first by user nobody, with a closed and with an open mode.
+    /// User nobody creates the path first: as a directory with a closed or an open mode, or as a symbolic link.
     #[test]
     fn a_directory_of_another_user_is_rejected() {
         if !rustix::process::geteuid().is_root() {

@@ -1,4 +1,5 @@
-//! Reads the step records of a run: JSON lines, one object per stretch of steps between two saves of an attempt.
+//! Reads the step records of a run. Each object has the records of the steps between two saves of one attempt, as JSON
+//! lines.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use crate::listing::Object;
 use crate::run::{self, RECORDS};
 use crate::store::Store;
 
-/// Objects in memory at a time.
+/// Number of objects in memory at a time.
 const OBJECTS: usize = 32;
 
 /// A step record with its attempt.
@@ -47,20 +48,20 @@ pub struct DamagedLine {
     pub url: String,
     /// Line number, from 1.
     pub line: usize,
-    /// The parser's message.
+    /// Message of the parser.
     pub cause: String,
 }
 
-/// Step records of all attempts of a run. `T` is the record type; it needs a field `step`.
+/// Step records of all attempts of a run. `T` is the record type. Each record needs a field `step`.
 ///
-/// Steps since the last save of a killed attempt have no record of that attempt.
+/// A killed attempt leaves no records of the steps after its last save.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepRecords<T> {
-    /// All records, by attempt, in the order of execution.
+    /// All records, sorted by attempt. Records of the same attempt are in the order of execution.
     pub all: Vec<RecordedStep<T>>,
-    /// Events that have a step, in the same order.
+    /// Events that have a step, sorted like `all`.
     pub events: Vec<RecordedEvent>,
-    /// Unreadable lines, omitted from `all`.
+    /// Lines that could not be parsed. `all` and `events` omit them.
     pub damaged: Vec<DamagedLine>,
     rollbacks: Vec<RollbackPoint>,
     /// Tags of the objects read.
@@ -75,7 +76,7 @@ impl<T> Default for StepRecords<T> {
 }
 
 impl<T: DeserializeOwned> StepRecords<T> {
-    /// Reads a run's step records and rollbacks. A run without any is not an error.
+    /// Reads the step records and the rollback records of a run. A run may have none.
     ///
     /// # Errors
     /// A store error, or an unreadable rollback record.
@@ -136,13 +137,14 @@ impl<T: DeserializeOwned> StepRecords<T> {
 }
 
 impl<T> StepRecords<T> {
-    /// Returns the last attempt's record of each step, by step. Steps that were rolled back are included until a
-    /// later attempt repeats them.
+    /// Returns the record of each step, sorted by step. If several attempts executed a step, returns the record of the
+    /// last one. Includes the record of a step that was rolled back until a later attempt repeats the step.
     pub fn latest(&self) -> Vec<&RecordedStep<T>> {
         last_of_each_step(self.all.iter())
     }
 
-    /// Returns the effective history by step: like [`Self::latest`], without steps that were rolled back.
+    /// Returns the effective history, sorted by step. Like [`Self::latest`], but without records that a rollback
+    /// invalidated.
     pub fn effective(&self) -> Vec<&RecordedStep<T>> {
         last_of_each_step(self.all.iter().filter(|recorded| !self.is_rolled_back(recorded.position)))
     }
@@ -182,6 +184,7 @@ enum Line<T> {
     Other,
 }
 
+/// Parses a line.
 fn parse<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<Line<T>> {
     let kind: RecordKind = serde_json::from_slice(line)?;
     match (kind.event, kind.step) {

@@ -1,7 +1,7 @@
 //! Retries with exponential backoff, and classification of errors.
 //!
-//! Replaces object_store's retries: this loop handles lost success responses of create-only writes, never resumes a
-//! partial read, and logs every retry.
+//! Replaces the retries of object_store. This loop handles create-only writes that succeeded although the response was
+//! lost. It never resumes a partial read, and it logs every retry.
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
@@ -12,11 +12,12 @@ use crate::error::{Cause, Error, Result};
 /// Timeouts and backoff of store requests.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
-    /// Total time of all attempts of a request. No attempt starts later; one that has started may finish.
+    /// Time limit for all attempts of a request together. A failure after this time is not retried. An attempt that is
+    /// in progress may finish.
     pub total_timeout: Duration,
     /// Timeout of one attempt, from sending to the last byte of the response.
     pub request_timeout: Duration,
-    /// Backoff after the first failure; doubles with each further one, with 50 % jitter.
+    /// Backoff after the first failure. It doubles with each further failure and has a jitter of 50 %.
     pub initial_backoff: Duration,
     /// Upper bound of the backoff before jitter.
     pub max_backoff: Duration,
@@ -34,8 +35,8 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// Backoff after failure number `failures` (from 1): doubled each time, with a jitter of 50 to 150 percent so
-    /// that many throttled ranks do not retry at once.
+    /// Backoff after failure number `failures` (from 1). It doubles with each failure. A random factor from 0.5 to 1.5
+    /// prevents many throttled ranks from retrying at the same time.
     fn backoff(&self, failures: u32) -> Duration {
         let doubled = self.initial_backoff.saturating_mul(1 << (failures - 1).min(20));
         let spread = 0.5 + (RandomState::new().hash_one(failures) >> 11) as f64 / (1u64 << 53) as f64;
@@ -50,7 +51,7 @@ pub(crate) struct StoreRequest {
     pub url: String,
 }
 
-/// Runs `once(attempt)` (from 1) until it succeeds, fails permanently, or the total timeout expires.
+/// Calls `once` with the attempt number (from 1) until it succeeds, fails permanently, or the total timeout expires.
 ///
 /// `retry_policy` is `None` for local disks and memory, where retries are pointless.
 pub(crate) async fn attempts<T, F, Fut>(
@@ -110,7 +111,7 @@ enum ErrorClass {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Retry {
     Never,
-    /// A few times: possibly transient, but probably not.
+    /// At most three attempts, because the failure is probably permanent.
     Limited,
     /// Until the total timeout.
     UntilTimeout,
@@ -166,7 +167,8 @@ impl Failure {
     }
 }
 
-/// Classifies by message: object_store keeps the HTTP status in a private type but prints it.
+/// Classifies an error by its message. object_store keeps the HTTP status in a private type, but the message contains
+/// it.
 fn from_text(text: &str) -> (ErrorClass, Retry) {
     if text.contains("ExpiredToken") || text.contains("InvalidAccessKeyId") || text.contains("TokenRefreshRequired") {
         return (ErrorClass::Denied, Retry::Never);
@@ -183,7 +185,8 @@ fn from_text(text: &str) -> (ErrorClass, Retry) {
     (ErrorClass::Other, if permanent { Retry::Never } else { Retry::UntilTimeout })
 }
 
-/// Instance metadata services, queried when no other credential was found. Elsewhere nothing answers there.
+/// Hosts of the instance metadata services. object_store queries them if it finds no other credential. On machines
+/// outside the cloud these hosts do not answer.
 const METADATA_SERVICES: [&str; 2] = ["169.254.169.254", "metadata.google.internal"];
 
 fn io_kind(error: &object_store::Error) -> Option<std::io::ErrorKind> {
@@ -197,7 +200,7 @@ fn io_kind(error: &object_store::Error) -> Option<std::io::ErrorKind> {
     None
 }
 
-/// Joins the messages of `error` and its sources, skipping those already quoted.
+/// Joins the messages of `error` and its sources. Skips a message that the text already contains.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

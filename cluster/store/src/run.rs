@@ -1,4 +1,4 @@
-//! Object names relative to a run's store, and checkpoint URLs. No other module spells them.
+//! Names of objects relative to the store of a run, and checkpoint URLs. All other modules take these names from here.
 
 /// The resolved configuration.
 pub const CONFIG: &str = "run.toml";
@@ -9,13 +9,13 @@ pub const VOCABULARY: &str = "vocab.txt";
 /// Status, written by the coordinator.
 pub const STATUS: &str = "status.json";
 
-/// Coordinator state kept across restarts.
+/// Coordinator state that is kept across restarts.
 pub const COORDINATOR: &str = "coordinator.json";
 
 /// Slurm job of the run.
 pub const JOB: &str = "job.json";
 
-/// Claim held by the `lambert submit` that queues the run.
+/// Claim of the `lambert submit` process that is queueing the run.
 pub const SUBMISSION: &str = "control/submission";
 
 /// Stop request to the coordinator.
@@ -27,7 +27,7 @@ pub const SAVE: &str = "control/checkpoint";
 /// Prefix of the checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
 
-/// Manifest of a checkpoint, which commits it.
+/// Manifest of a checkpoint. Creating the manifest commits the checkpoint.
 pub const MANIFEST: &str = "manifest.json";
 
 /// Weights of a checkpoint.
@@ -39,7 +39,7 @@ pub const RECORDS: &str = "metrics";
 /// Prefix of the rollback records.
 pub const ROLLBACKS: &str = "rollbacks";
 
-/// Name prefix of a checkpoint's optimizer shards.
+/// Name prefix of the optimizer shards of a checkpoint.
 const OPTIMIZER: &str = "optimizer-";
 
 /// Name prefix of leases.
@@ -48,7 +48,7 @@ const LEASE: &str = "lease-";
 /// Form of a checkpoint URL, for messages.
 pub const CHECKPOINT_URL: &str = "RUN/checkpoints/step-NNNNNNNNN-aNNNN";
 
-/// Name of an attempt's lease.
+/// Name of the lease of an attempt.
 pub fn lease(attempt: u32) -> String {
     format!("{LEASE}{attempt:06}")
 }
@@ -59,7 +59,7 @@ pub fn attempt_of_lease(name: &str) -> Option<u32> {
     (lease(attempt) == name).then_some(attempt)
 }
 
-/// Name of an attempt's rollback record.
+/// Name of the rollback record of an attempt.
 pub fn rollback(attempt: u32) -> String {
     format!("{ROLLBACKS}/attempt-{attempt:04}.json")
 }
@@ -70,7 +70,7 @@ pub fn attempt_of_rollback(name: &str) -> Option<u32> {
     (rollback(attempt) == name).then_some(attempt)
 }
 
-/// Name of the record of automatically chosen micro-batch sizes of an attempt.
+/// Name of the object with the micro-batch sizes that an attempt chose automatically.
 pub fn micro_batches(attempt: u32) -> String {
     format!("micro-batches/attempt-{attempt:04}.json")
 }
@@ -80,12 +80,12 @@ pub fn nccl_report(attempt: u32) -> String {
     format!("nccl/attempt-{attempt:04}.json")
 }
 
-/// Name of the object with an attempt's step records after step `from`, up to a checkpoint.
+/// Name of the object with the step records of an attempt from after step `from` up to its next checkpoint.
 pub fn records(attempt: u32, from: u64) -> String {
     format!("{RECORDS}/attempt-{attempt:04}-from-{from:09}.jsonl")
 }
 
-/// Parses the attempt and the preceding step from the name of an object of step records.
+/// Parses the name of an object of step records. Returns the attempt and the step before the first record.
 pub fn position_of_records(name: &str) -> Option<AttemptStep> {
     let (attempt, from) =
         name.strip_prefix(RECORDS)?.strip_prefix("/attempt-")?.strip_suffix(".jsonl")?.split_once("-from-")?;
@@ -93,12 +93,12 @@ pub fn position_of_records(name: &str) -> Option<AttemptStep> {
     (records(position.attempt, position.step) == name).then_some(position)
 }
 
-/// Prefix of a checkpoint's objects, such as `checkpoints/step-000012000-a0003`.
+/// Prefix of the objects of a checkpoint, such as `checkpoints/step-000012000-a0003`.
 pub fn checkpoint(name: &str) -> String {
     format!("{CHECKPOINTS}/{name}")
 }
 
-/// Name of an object of a checkpoint.
+/// Name of an object of a checkpoint, relative to the run.
 pub fn in_checkpoint(checkpoint: &str, object: &str) -> String {
     format!("{CHECKPOINTS}/{checkpoint}/{object}")
 }
@@ -108,7 +108,7 @@ pub fn moments(index: usize, parts: usize) -> String {
     format!("{OPTIMIZER}{index:05}-of-{parts:05}.safetensors")
 }
 
-/// True if a checkpoint's object is an optimizer shard.
+/// True if the object of a checkpoint is an optimizer shard.
 pub fn is_moments(object: &str) -> bool {
     object.starts_with(OPTIMIZER)
 }
@@ -118,7 +118,8 @@ pub fn checkpoint_url(run: &str, checkpoint: &str) -> String {
     format!("{run}/{CHECKPOINTS}/{checkpoint}")
 }
 
-/// Splits a URL into run and, if it has the form [`CHECKPOINT_URL`], checkpoint name.
+/// Splits a URL of the form [`CHECKPOINT_URL`] into the URL of the run and the checkpoint name. Returns any other URL
+/// unchanged, with `None`.
 pub fn split_checkpoint_url(url: &str) -> (&str, Option<&str>) {
     let parts = url.trim_end_matches('/').rsplit_once('/');
     let run = parts.and_then(|(folder, _)| folder.strip_suffix(CHECKPOINTS)?.strip_suffix('/'));
@@ -128,7 +129,7 @@ pub fn split_checkpoint_url(url: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Highest attempt number; `attempt + 1` never overflows.
+/// Highest permitted attempt number. With this limit, `attempt + 1` never overflows.
 pub const LAST_ATTEMPT: u32 = u32::MAX - 1;
 
 /// Attempt and step. Orders checkpoints and step records by attempt, then by step.
@@ -146,7 +147,7 @@ impl AttemptStep {
         format!("step-{:09}-a{:04}", self.step, self.attempt)
     }
 
-    /// Parses a checkpoint's name; `None` if it is not one.
+    /// Parses the name of a checkpoint. Returns `None` for any other name.
     pub fn parse(name: &str) -> Option<Self> {
         let (step, attempt) = name.strip_prefix("step-")?.split_once("-a")?;
         let digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
@@ -188,7 +189,7 @@ mod tests {
         assert_eq!(split_checkpoint_url(&url), ("s3://b/a", Some("step-000000007-a0002")));
     }
 
-    /// Guards compatibility with stores of existing runs.
+    /// The stores of existing runs have these names, so the names must not change.
     #[test]
     fn names_match_existing_runs() {
         let names = [lease(3), rollback(3), records(2, 700), in_checkpoint("step-1", MANIFEST), moments(1, 12)];

@@ -1,4 +1,4 @@
-//! Process-wide tokio runtime behind blocking calls.
+//! Process-wide tokio runtime that executes the requests of blocking calls.
 
 use std::future::Future;
 use std::sync::OnceLock;
@@ -6,7 +6,7 @@ use std::sync::mpsc::{TryRecvError, sync_channel};
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// Network I/O mostly waits: two threads serve many concurrent requests.
+/// Number of runtime threads. Requests mostly wait for the network, so two threads serve many concurrent requests.
 const THREADS: usize = 2;
 
 fn handle() -> &'static Handle {
@@ -14,7 +14,7 @@ fn handle() -> &'static Handle {
     RUNTIME
         .get_or_init(|| {
             let built = Builder::new_multi_thread().worker_threads(THREADS).thread_name("store").enable_all().build();
-            // Fails only if the system denies threads or epoll: unrecoverable.
+            // This fails only if the system denies threads or epoll, which is unrecoverable.
             built.unwrap_or_else(|source| panic!("cannot start the store's threads: {source}"))
         })
         .handle()
@@ -30,7 +30,7 @@ pub(crate) fn start<T: Send + 'static>(future: impl Future<Output = T> + Send + 
     Pending { receiver }
 }
 
-/// Runs CPU-bound work on the blocking pool, off the runtime's worker threads.
+/// Runs CPU-bound work on the blocking pool, off the worker threads of the runtime.
 pub(crate) async fn compute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(value) => value,
@@ -40,8 +40,8 @@ pub(crate) async fn compute<T: Send + 'static>(work: impl FnOnce() -> T + Send +
 
 /// Blocks the calling thread until `future` completes.
 ///
-/// Waits on a std channel rather than in the runtime, so a thread of another async runtime may call this (it blocks
-/// that thread only).
+/// Waits on a channel of std, not in the runtime. Therefore a thread of another async runtime may call this. Only that
+/// thread is blocked.
 pub(crate) fn wait<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {
     start(future).wait()
 }
@@ -62,7 +62,7 @@ impl<T> Pending<T> {
     }
 
     pub(crate) fn wait(self) -> T {
-        // The sender is dropped without a value only if the task panicked: a bug in this crate.
+        // The sender is dropped without a value only if the task panicked, which is a bug in this crate.
         self.receiver.recv().unwrap_or_else(|_| panic!("a store task panicked; see its message above"))
     }
 }

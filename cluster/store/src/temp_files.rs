@@ -1,7 +1,7 @@
 //! Removal of temporary files that killed processes leave in a local store.
 //!
-//! A local object is written as `NAME#1` (`#2`, ... if that is taken), fsynced, and renamed or hard-linked to its
-//! name. Listings hide such files, so only this module removes them.
+//! A local object `NAME` is first written to a file `NAME#1` (or `NAME#2`, ... if that file exists). The file is then
+//! fsynced and renamed or hard-linked to `NAME`. Listings hide such temporary files, so only this module removes them.
 
 use std::fs;
 use std::io;
@@ -20,7 +20,7 @@ pub(crate) enum SearchDepth {
     Tree,
 }
 
-/// Removes temporary files below `prefix` that were not modified for `age`, and directories left empty by this.
+/// Removes temporary files below `prefix` that were not modified for `age`, and directories that this leaves empty.
 /// Returns the number of files removed. Does nothing for remote stores.
 pub(crate) fn remove(store: &Store, prefix: &str, depth: SearchDepth, age: Duration) -> Result<usize> {
     if !store.is_local() {
@@ -52,7 +52,7 @@ fn sweep(folder: &Path, depth: SearchDepth, age: Duration) -> io::Result<usize> 
         }
     }
     if removed > 0 || age.is_zero() {
-        // remove_dir fails for a directory that is not empty, which is in use.
+        // remove_dir fails if the directory is not empty. The directory then stays.
         let _ = fs::remove_dir(folder);
     }
     Ok(removed)
@@ -75,7 +75,8 @@ fn remove_older(entry: &fs::DirEntry, age: Duration) -> io::Result<bool> {
     Ok(is_older)
 }
 
-/// A file may vanish concurrently: its writer renames it, or another process removes it.
+/// Returns false if the file was missing. A file may disappear concurrently, because its writer renames it or another
+/// process removes it.
 fn ignore_not_found(removed: io::Result<bool>) -> io::Result<bool> {
     removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(false) } else { Err(error) })
 }

@@ -1,5 +1,5 @@
-//! Tests over HTTP against Azurite, Microsoft's emulator of Azure Blob Storage, which tests/setup.sh downloads;
-//! skipped without it or node.
+//! Tests over HTTP against Azurite, Microsoft's emulator of Azure Blob Storage. tests/setup.sh downloads Azurite. The
+//! tests are skipped if Azurite or node is missing.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -18,7 +18,7 @@ const ACCOUNT: &str = "devstoreaccount1";
 const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 const CONTAINER: &str = "runs";
 
-/// Creates a container (object_store cannot) by a signed PUT.
+/// Creates a container with a signed PUT request, because object_store cannot create one.
 const CREATE_CONTAINER: &str = r#"
 const [url, account, key, container] = process.argv.slice(1);
 const date = new Date().toUTCString(), version = "2021-08-06";
@@ -32,13 +32,13 @@ fetch(`${url}/${account}/${container}?restype=container`, { method: "PUT", heade
 
 struct Azurite {
     process: Child,
-    /// Its output: Azurite exits if nobody reads it.
+    /// Output of the process. Azurite exits if this pipe is closed.
     _output: BufReader<ChildStdout>,
     url: String,
 }
 
 impl Azurite {
-    /// Starts a server on a free port with an empty container; `None` if Azurite is not installed.
+    /// Starts a server on a free port with an empty container. Returns `None` if Azurite is not installed.
     fn start() -> Option<Self> {
         let home = |name: &str| std::env::var(name).ok();
         let cache = home("XDG_CACHE_HOME").or_else(|| Some(home("HOME")? + "/.cache"))?;
@@ -48,7 +48,7 @@ impl Azurite {
             eprintln!("SKIPPED: there is no Azurite; tests/setup.sh fetches one where npm is");
             return None;
         }
-        // The kernel kills it when the test ends for any reason.
+        // The kernel kills the server when the test process ends for any reason.
         let mut process = Command::new("setpriv")
             .args(["--pdeathsig", "KILL"])
             .arg(program)
@@ -87,7 +87,7 @@ impl Drop for Azurite {
     }
 }
 
-/// One test for all checks: the server takes two seconds to start.
+/// One test makes all checks, because the server takes two seconds to start.
 #[test]
 fn azure_blob_storage_behaves_like_every_store() {
     let Some(server) = Azurite::start() else { return };

@@ -95,7 +95,7 @@ fn a_commit_checks_its_objects() {
     assert!(matches!(commit(&other), Error::Exists { .. }));
 }
 
-/// Damages the newest of two checkpoints; selection must skip it and report the damage.
+/// Damages the newer of two checkpoints. Selection must skip the damaged checkpoint and report the damage.
 fn assert_skipped(damage: impl FnOnce(&Store, &str), why: &str) {
     let (_folder, run) = folder_store();
     let lease = Lease::take(&run).unwrap();
@@ -164,13 +164,13 @@ fn a_manifest_under_another_name_is_skipped() {
 fn prune_keeps_the_newest_and_the_selected() {
     let (_folder, run) = folder_store();
     let lease = Lease::take(&run).unwrap();
-    // The save due at step 200 was delayed.
+    // The save that was due at step 200 was delayed to step 230.
     let all = [50, 100, 150, 230, 260, 310, 320].map(|step| save(&run, &lease, step));
     let retention = Retention { last: 2, every_steps: 100, named: [all[0].clone()].into(), known_intact: None };
     let pruned = checkpoint::retain(&run, &retention).unwrap();
     assert_eq!(pruned.checkpoints, [all[2].clone(), all[4].clone()]);
     assert_eq!(pruned.objects, 6);
-    // The first at or after 300 is kept when there are newer ones.
+    // The first checkpoint at or after step 300 is kept although newer ones exist.
     save(&run, &lease, 330);
     save(&run, &lease, 340);
     let pruned = checkpoint::retain(&run, &Retention { named: [].into(), ..retention }).unwrap();
@@ -202,7 +202,8 @@ fn invalidated_checkpoints_displace_no_valid_one() {
             format!(r#"{{"attempt": {attempt}, "steps": {steps}, "dataset": "d", "samples": {{}}, "why": "a test"}}"#);
         run.put(&lambert_store::run::rollback(attempt), record.into()).unwrap();
     };
-    // After a rollback to step 60, the next save must not become the only valid checkpoint.
+    // After a rollback to step 60, the checkpoint of step 50 must be kept. The next save must not become the only valid
+    // checkpoint.
     undo(1, 60);
     let second = Lease::take(&run).unwrap();
     let after = save(&run, &second, 70);
@@ -212,10 +213,10 @@ fn invalidated_checkpoints_displace_no_valid_one() {
     assert_eq!(newest(&run).0, Some(after.clone()));
     checkpoint::retain(&run, &retention).unwrap();
     assert_eq!(names(&run), [after.clone(), before[0].clone()]);
-    // Exports skip invalidated checkpoints, too, unless there is no other.
+    // Exports, too, skip invalidated checkpoints unless no valid one exists.
     undo(2, 60);
     assert_eq!(newest(&run).0, Some(before[0].clone()));
-    // If all are invalid, the newest are kept; if the others are damaged, the newest intact one.
+    // If all checkpoints are invalid, the newest ones are kept, and always the newest intact one.
     undo(2, 10);
     checkpoint::retain(&run, &Retention { last: 2, ..Retention::default() }).unwrap();
     assert_eq!(names(&run), [after.clone(), before[0].clone()]);
@@ -262,7 +263,7 @@ fn background_writes_yield_the_same_objects() {
     assert!(writer.start_object("../x", bytes).is_err());
 }
 
-/// Replaces an object of a checkpoint and its manifest entry, like an attacker with write access.
+/// Replaces an object of a checkpoint and its entry in the manifest, as an attacker with write access can.
 fn forge(run: &Store, name: &str, object: &str, bytes: Vec<u8>) {
     let mut manifest = checkpoint::read_manifest(run, name).unwrap();
     let place = manifest.objects.iter().position(|entry| entry.path == object).unwrap();
@@ -275,7 +276,7 @@ fn forge(run: &Store, name: &str, object: &str, bytes: Vec<u8>) {
     writer.commit(&manifest, &lease).unwrap();
 }
 
-/// Tensors that loading rejects are rejected on write, at any size.
+/// Writing rejects the tensors that loading would reject, at any size.
 #[test]
 fn numbers_that_are_not_finite_are_not_written_as_a_checkpoint() {
     let (_folder, run) = folder_store();
@@ -293,7 +294,7 @@ fn numbers_that_are_not_finite_are_not_written_as_a_checkpoint() {
             other => panic!("{other:?}"),
         }
     }
-    // Other objects are not inspected.
+    // The elements of other objects are not checked.
     writer.put_object("x.bin", file(300, 7)).unwrap();
 }
 
@@ -366,7 +367,8 @@ fn changes_between_verification_and_loading_are_detected() {
     }
 }
 
-/// Flips every byte of the manifest and headers and every 29th of the data, and tries every shorter length.
+/// Flips a bit in every byte of the manifest, in every byte of the headers and in every 29th byte of the data. Also
+/// truncates the object before each of these bytes.
 #[test]
 fn any_changed_or_missing_byte_is_detected() {
     let (_folder, run) = folder_store();

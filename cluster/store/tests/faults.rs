@@ -1,4 +1,4 @@
-//! Fault injection between the client and an S3 server.
+//! Tests with faults injected between the client and an S3 server.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -21,7 +21,7 @@ fn server() -> (tempfile::TempDir, Server) {
 
 const STALL: Fault = Fault::Stall(Duration::from_millis(1500));
 
-/// Transient faults, which a retry fixes.
+/// Transient faults: a retry succeeds after them.
 const TRANSIENT: [Fault; 7] = [
     Fault::Refuse(500, "InternalError"),
     Fault::Refuse(503, "SlowDown"),
@@ -32,7 +32,7 @@ const TRANSIENT: [Fault; 7] = [
     STALL,
 ];
 
-/// Request timeout shorter than a stall.
+/// Retry policy with a request timeout that is shorter than a stall.
 fn short_timeouts() -> RetryPolicy {
     RetryPolicy {
         request_timeout: Duration::from_millis(700),
@@ -199,7 +199,7 @@ fn a_failed_save_leaves_the_earlier_checkpoints_alone() {
     save(&run, &lease, 100);
 }
 
-/// Runs the operations of a training run with a fault in every fourth request: no data is lost or wrong.
+/// Runs the operations of a training run while every fourth request fails on average. No data may be lost or wrong.
 #[test]
 fn a_run_survives_random_faults() {
     let (_folder, server) = server();

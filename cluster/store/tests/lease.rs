@@ -1,4 +1,4 @@
-//! Leases: one holder at a time, also under concurrent acquisition.
+//! Leases: a run has one holder at a time, even if several processes acquire a lease concurrently.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -38,8 +38,8 @@ fn attempts_that_start_together_get_different_numbers() {
     }
 }
 
-/// Object names may be forged. An attempt number without successor is an error that names the object; other invalid
-/// names are ignored.
+/// Object names can be forged. If an attempt number is too high to have a successor, the error names the object. Other
+/// invalid names are ignored.
 #[test]
 fn an_attempt_without_successor_is_an_error_that_names_it() {
     for (object, number) in [
@@ -69,7 +69,7 @@ fn an_attempt_without_successor_is_an_error_that_names_it() {
     assert!(refused.contains("lease-4294967294"), "{refused}");
 }
 
-/// Moving or removing a run's directory ends the lease; a directory in its place is another run.
+/// Moving or removing the directory of a run ends the lease. A new directory at the same path is another run.
 #[test]
 fn a_missing_lease_is_lost() {
     for replaced in [false, true] {
@@ -90,20 +90,21 @@ fn a_missing_lease_is_lost() {
     }
 }
 
-/// A coordinator that returns after another one started finds its next lease taken and takes no other.
+/// A coordinator returns after another coordinator has started. It finds that the next lease is taken, and takes no
+/// other lease.
 #[test]
 fn a_restart_takes_only_the_lease_after_its_own() {
     let (_folder, run) = common::folder_store();
     let first = Lease::take(&run).unwrap();
     let second = Lease::take_exactly(&run, first.attempt() + 1, "a").unwrap().unwrap();
     assert!(second.still_held().unwrap());
-    // Retry of a creation that failed after the object existed.
+    // The creation is repeated, as after a failure that hid its success.
     assert!(Lease::take_exactly(&run, first.attempt() + 1, "a").unwrap().is_some(), "it is the taker's own");
     assert!(Lease::take_exactly(&run, first.attempt() + 1, "b").unwrap().is_none(), "it is another's now");
     assert_eq!(Lease::newest(&run).unwrap(), Some(2), "and no later one was taken");
 }
 
-/// A creator that lost the response recognizes its own lease.
+/// A coordinator that lost the response to its creation recognizes its own lease.
 #[test]
 fn a_lost_response_loses_no_lease() {
     let folder = tempfile::tempdir().unwrap();

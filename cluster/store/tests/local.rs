@@ -13,11 +13,11 @@ use common::{folder_store, manifest, path, save};
 use lambert_store::checkpoint::{self, CheckpointWriter};
 use lambert_store::{Error, Lease, Store};
 
-/// Variable with the child's directory; set by the test that kills it.
+/// Environment variable with the directory of the child process. The test that kills the child sets this variable.
 const FOLDER: &str = "LAMBERT_TEST_FOLDER";
 const SIZE: usize = 3 << 20;
 
-/// Body of the child process; does nothing without the variable.
+/// Body of the child process. It does nothing if the variable is not set.
 #[test]
 fn child_that_writes_until_killed() {
     let Ok(folder) = std::env::var(FOLDER) else { return };
@@ -76,7 +76,7 @@ fn temporary_files_are_removed_only_without_a_writer() {
     let dead = half(&path(&finished, "manifest.json"));
     let alive = half(&path(under_way.name(), "model.safetensors"));
     let young = half("status.json");
-    // Remains of a writer killed before its first byte, or of an interrupted deletion.
+    // An empty directory remains if a writer is killed before its first byte, or if a deletion is interrupted.
     let empty = run.local_path("checkpoints/step-000000010-a0001").unwrap().unwrap();
     std::fs::create_dir(&empty).unwrap();
     assert_eq!(checkpoint::prune(&run, 3).unwrap().half_written, 1);
@@ -84,7 +84,7 @@ fn temporary_files_are_removed_only_without_a_writer() {
     checkpoint::verify(&run, &finished).unwrap();
 }
 
-/// A store that requires its directory does not recreate it after a move.
+/// A store that requires its directory does not recreate the directory after a move.
 #[test]
 fn a_required_folder_is_not_recreated() {
     let (folder, run) = folder_store();
@@ -108,7 +108,7 @@ fn a_required_folder_is_not_recreated() {
     assert!(matches!(error, Error::FolderGone { .. }), "another folder in its place: {error}");
 }
 
-/// A tmpfs of one MiB; `None` if this process may not mount.
+/// A mounted tmpfs of 1 MiB.
 struct Small(tempfile::TempDir);
 
 impl Small {

@@ -17,7 +17,7 @@ fn server() -> (tempfile::TempDir, Server) {
     (folder, server)
 }
 
-/// Fails the next PUT with this status and code.
+/// Rule that fails the next PUT with this HTTP status and this S3 error code.
 fn refuse(status: u16, code: &'static str) -> Rule {
     Rule { method: "PUT".parse().unwrap(), contains: "/x/", after: 0, times: 1, fault: Fault::Refuse(status, code) }
 }
@@ -67,7 +67,7 @@ fn a_run_lives_in_a_bucket() {
     assert_eq!(checkpoint::read_object(&run, &verified.manifest, OBJECTS[0]).unwrap(), content(OBJECTS[0], 150, 2));
 }
 
-/// A save commits, and a new attempt starts, between the two listings of pruning.
+/// Between the two listings of pruning, a save commits and a new attempt starts.
 #[test]
 fn a_checkpoint_that_is_committed_while_another_process_prunes_stays() {
     let (_folder, server) = server();
@@ -88,8 +88,8 @@ fn a_checkpoint_that_is_committed_while_another_process_prunes_stays() {
     assert_eq!((found.unwrap().0, passed_over), ("step-000000100-a0001".to_owned(), vec![]));
 }
 
-/// With `keep = 1` the newest checkpoint of a listing may be deleted before it is read. Selection must not fall back
-/// to an older retained one.
+/// With `keep = 1`, the newest checkpoint of a listing can be deleted before it is read. Selection must then not fall
+/// back to an older checkpoint that was retained by name.
 #[test]
 fn a_checkpoint_that_is_pruned_while_it_is_read_is_followed_by_the_next() {
     for contains in [
@@ -114,7 +114,8 @@ fn a_checkpoint_that_is_pruned_while_it_is_read_is_followed_by_the_next() {
     }
 }
 
-/// A new attempt takes the lease while this one deletes its first checkpoint; it must delete no other.
+/// A new attempt takes the lease while the old attempt deletes its first checkpoint. The old attempt must not delete
+/// another one.
 #[test]
 fn an_attempt_deletes_nothing_after_losing_its_lease() {
     let (_folder, server) = server();
@@ -148,7 +149,7 @@ fn many_objects_are_deleted_by_few_requests() {
     assert_eq!(store.list("").unwrap(), []);
 }
 
-/// Models two submissions: one drops its claim while the other reads it.
+/// Models two submissions: the first deletes its claim while the second reads that claim.
 #[test]
 fn an_object_deleted_during_creation_is_created() {
     let (_folder, server) = server();

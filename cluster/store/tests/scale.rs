@@ -1,4 +1,4 @@
-//! Runs with many records: unneeded ones are not read.
+//! Runs with many records: operations must not read records that they do not need.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -20,7 +20,8 @@ fn write_record(folder: &Path, object: &str, text: &str) {
     std::fs::write(path, text).unwrap();
 }
 
-/// Every attempt has rolled back before all of its checkpoints and left one or more objects of metrics.
+/// Writes a rollback record to step 0 and a lease for each of `rollbacks` attempts. Spreads `metrics` objects of step
+/// records over these attempts.
 fn write_records(folder: &Path, rollbacks: u32, metrics: u32) {
     for attempt in 1..=rollbacks {
         let record =
@@ -48,7 +49,7 @@ fn a_rollback_from_before_the_oldest_checkpoint_is_not_read() {
     let lease = Lease::take(&store).unwrap();
     assert_eq!(lease.attempt(), 51);
     [10, 20, 30].iter().for_each(|step| drop(save(&store, &lease, *step)));
-    // It invalidates the last checkpoint.
+    // This record invalidates the last checkpoint.
     let record = r#"{"attempt": 51, "steps": 20, "dataset": "d", "samples": {}, "why": "a test"}"#;
     store.put(&run::rollback(51), record.into()).unwrap();
     let newest = || checkpoint::newest_verified(&store).unwrap().0.unwrap().0;
@@ -60,7 +61,8 @@ fn a_rollback_from_before_the_oldest_checkpoint_is_not_read() {
     assert_eq!(requests(&server, "metrics", both), 0);
 }
 
-/// Times, seconds, of the operations of a start, a save and a user in a run with these numbers of records.
+/// Measures the operations at a start, at a save and by a user in a run with these numbers of records. Returns their
+/// times in seconds.
 fn measure(rollbacks: u32, metrics: u32) -> Vec<(&'static str, f64)> {
     let (_folder, store) = folder_store();
     write_records(Path::new(store.url()), rollbacks, metrics);

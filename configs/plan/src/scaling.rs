@@ -1,9 +1,9 @@
-//! Cost model of data-parallel training: duration of the gradient all-reduce, the part not overlapped with the backward pass, the
-//! wait for the slowest rank, and the resulting scaling efficiency.
+//! Cost model of data-parallel training. It estimates the duration of the gradient all-reduce, the part that does not
+//! overlap with the backward pass, the wait for the slowest rank, and the scaling efficiency.
 //!
-//! The all-reduce is assumed to transfer the minimum number of bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
-//! for clusters of workstations", 2009). Contention between jobs is not modeled. docs/experiments/scaling.md compares the model with
-//! measurements.
+//! The all-reduce is assumed to transfer the minimum number of bytes (Patarasuk and Yuan, "Bandwidth optimal all-reduce
+//! algorithms for clusters of workstations", 2009). Contention between jobs is not modeled. docs/experiments/scaling.md
+//! compares the model with measurements.
 
 /// Network link or interconnect.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,7 +23,7 @@ pub struct ClusterTopology {
     pub ranks_per_host: usize,
     /// Link between two ranks of a host.
     pub intra_host: Link,
-    /// Link between two hosts; total over all their network adapters.
+    /// Link between two hosts. Its bandwidth is the total of all network adapters of a host.
     pub inter_host: Link,
 }
 
@@ -33,8 +33,8 @@ impl ClusterTopology {
         self.hosts * self.ranks_per_host
     }
 
-    /// Duration of a ring all-reduce of `bytes`, seconds. Transfers within and between hosts overlap, so the slower link determines
-    /// the duration. The ranks of a host share its network bandwidth.
+    /// Duration of a ring all-reduce of `bytes`, seconds. Transfers within and between hosts overlap, so the slower
+    /// link determines the duration. The ranks of a host share its network bandwidth.
     pub fn ring_seconds(&self, bytes: f64) -> f64 {
         let transfer = |members: usize, link: Link| match members {
             0 | 1 => 0.0,
@@ -53,8 +53,8 @@ impl ClusterTopology {
         rounds(self.ranks_per_host) * round(self.intra_host) + rounds(self.hosts) * round(self.inter_host)
     }
 
-    /// Duration of a binomial-tree gather of `bytes` per rank on rank 0, seconds. A sender forwards the data of its whole subtree.
-    /// The rounds within hosts come first.
+    /// Duration of a binomial-tree gather of `bytes` per rank on rank 0, seconds. A sender forwards the data of its
+    /// whole subtree. The rounds within hosts come first.
     pub fn gather_seconds(&self, bytes: f64) -> f64 {
         let tree = |members: usize, bytes: f64, link: Link| {
             let rounds = f64::from(members.max(1).next_power_of_two().ilog2());
@@ -75,23 +75,24 @@ impl ClusterTopology {
 pub struct BucketTiming {
     /// Size on the wire, bytes.
     pub bytes: f64,
-    /// Time from when its gradients are final to the end of the backward pass, seconds.
+    /// Time between the completion of its gradients and the end of the backward pass, seconds.
     pub seconds_before_end: f64,
 }
 
-/// Compute work of one step of each rank.
+/// Compute work of one step on each rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepWork {
     /// Duration of forward and backward passes and the update, seconds.
     pub seconds: f64,
     /// Buckets, in the order in which their gradients become final.
     pub buckets: Vec<BucketTiming>,
-    /// Standard deviation of the ranks' step times, relative to their mean.
+    /// Standard deviation of the step times of the ranks, relative to their mean.
     pub relative_deviation: f64,
 }
 
 impl StepWork {
-    /// Exposed communication time: the part of the all-reduces after the backward pass, seconds. Buckets are reduced one by one.
+    /// Exposed communication time, seconds. This is the time that the all-reduces take after the end of the backward
+    /// pass. Buckets are reduced one after the other.
     pub fn exposed_seconds(&self, cluster: &ClusterTopology) -> f64 {
         let finish = |free: f64, bucket: &BucketTiming| {
             free.max(-bucket.seconds_before_end) + cluster.all_reduce_seconds(bucket.bytes)
@@ -99,7 +100,7 @@ impl StepWork {
         self.buckets.iter().fold(f64::NEG_INFINITY, finish).max(0.0)
     }
 
-    /// Duration of a step, seconds: work of the slowest rank plus exposed communication.
+    /// Duration of a step, seconds: the work of the slowest rank plus the exposed communication time.
     pub fn step_seconds(&self, cluster: &ClusterTopology) -> f64 {
         self.seconds * (1.0 + self.relative_deviation * slowest_rank_deviations(cluster.world_size()))
             + self.exposed_seconds(cluster)
@@ -111,9 +112,10 @@ impl StepWork {
     }
 }
 
-/// Expected delay of the slowest of `ranks` ranks relative to their mean, in standard deviations, for normally distributed times.
-/// Exact to two decimal places for up to eight ranks; above, the first terms of the asymptotic series (Cramér, "Mathematical Methods
-/// of Statistics", 1946, section 28.6).
+/// Expected delay of the slowest of `ranks` ranks relative to the mean, in standard deviations. Step times are assumed
+/// to be normally distributed. The result is exact to two decimal places for up to eight ranks. For more ranks it
+/// consists of the first terms of the asymptotic series (Cramér, "Mathematical Methods of Statistics", 1946, section
+/// 28.6).
 fn slowest_rank_deviations(ranks: usize) -> f64 {
     const FEW: [f64; 9] = [0.0, 0.0, 0.56, 0.85, 1.03, 1.16, 1.27, 1.35, 1.42];
     const EULER: f64 = 0.5772;
@@ -142,7 +144,7 @@ mod tests {
         assert_eq!(one_rank_per_host(1, 1e9).ring_seconds(1e9), 0.0);
         assert_eq!(one_rank_per_host(2, 1e9).ring_seconds(1e9), 1.0);
         assert_eq!(one_rank_per_host(4, 1e9).ring_seconds(1e9), 1.5);
-        // Eight ranks on two hosts: the link between the hosts is the bottleneck.
+        // With eight ranks on two hosts, the link between the hosts is the bottleneck.
         let two = ClusterTopology {
             ranks_per_host: 4,
             intra_host: Link { bandwidth: 1e10, latency: 0.0 },
@@ -214,8 +216,8 @@ mod tests {
         assert!(near(many / one, 0.95, 0.05), "{}", many / one);
     }
 
-    /// Rows of the table in docs/experiments/scaling.md: BERT-large, a global batch of 65,536 samples of 128 tokens on up to 512 GPUs, at
-    /// least 32 samples per GPU.
+    /// Rows of the table in docs/experiments/scaling.md, for BERT-large. The global batch has 65,536 samples of 128
+    /// tokens, but at least 32 samples per GPU.
     #[test]
     fn the_documented_table_matches_the_model() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/experiments/scaling.md");
@@ -238,8 +240,8 @@ mod tests {
         }
     }
 
-    /// Measured with 8 ranks on one host: 0.48 ms for 64 bytes per rank, 8.5 ms for 1 MiB. A round costs a sleep of 0.16 ms, and two
-    /// copies share the memory bandwidth.
+    /// Measured with 8 ranks on one host: 0.48 ms for 64 bytes per rank, 8.5 ms for 1 MiB. A round costs a sleep of
+    /// 0.16 ms, and two copies share the memory bandwidth.
     #[test]
     fn a_gather_takes_log2_rounds() {
         let memory = Link { bandwidth: 0.9e9, latency: 0.16e-3 };

@@ -1,4 +1,4 @@
-//! Backend for ranks that are threads of one process: a single rank for small runs, several for tests.
+//! Backend for ranks that are threads of one process. Small runs use it with a single rank, tests with several ranks.
 
 mod rendezvous;
 
@@ -10,8 +10,8 @@ use crate::group::check_root;
 use crate::{Bucket, Endpoints, Error, Group, PendingAllReduce, Reducer, Result, events};
 use rendezvous::{Participant, Rendezvous};
 
-/// Creates a group of `world_size` ranks and returns their endpoints in rank order, one for each thread. Dropping one leaves the
-/// group: ranks that wait for it get [`Error::RankGone`].
+/// Creates a group of `world_size` ranks and returns their endpoints in rank order, one for each thread. A rank leaves
+/// the group when its endpoints are dropped. Ranks that wait for this rank then get [`Error::RankGone`].
 pub fn group(world_size: usize) -> Vec<Endpoints> {
     let [messages, buckets] = std::array::from_fn(|_| Arc::new(Rendezvous::new(world_size)));
     let endpoints = |rank| {
@@ -40,7 +40,7 @@ struct LocalAllReduce {
     bucket: Bucket,
 }
 
-/// Sums in rank order on every rank, so that all ranks get the same bits.
+/// Writes the sum of `all` to `values`. Every rank adds the terms in rank order, so all ranks get the same bits.
 fn sum<T: Copy + AddAssign>(operation: &'static str, all: &[Arc<Vec<T>>], values: &mut [T]) -> Result<()> {
     if let Some(other) = all.iter().find(|other| other.len() != values.len()) {
         let detail = format!("{} elements on this rank, {} on another rank", values.len(), other.len());

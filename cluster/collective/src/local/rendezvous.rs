@@ -1,5 +1,5 @@
-//! In-process all-gather: threads contribute a value each and read those of all ranks. Rounds are numbered, so several can be in
-//! flight.
+//! In-process all-gather. In each round, every rank (a thread) contributes one value and reads the values of all ranks.
+//! Rounds are numbered, so several rounds can be in flight.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,7 +63,7 @@ impl RoundTable {
     }
 }
 
-/// One rank's handle; dropping it leaves the group.
+/// Handle of one rank. When it is dropped, the rank leaves the group.
 pub struct Participant {
     rank: usize,
     /// Number of the next round.
@@ -97,7 +97,7 @@ impl Participant {
         Round { operation, number, rendezvous: self.rendezvous.clone() }
     }
 
-    /// Contributes `value` and waits for those of all ranks; returns them in rank order.
+    /// Contributes `value`, waits for the values of all ranks, and returns them in rank order.
     pub fn all_gather<T: Send + Sync + 'static>(&mut self, operation: &'static str, value: T) -> Result<Vec<Arc<T>>> {
         self.contribute(operation, value).collect(None)
     }
@@ -118,7 +118,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// Name of this rank's operation.
+    /// Name of the operation of this rank.
     pub fn operation(&self) -> &'static str {
         self.operation
     }

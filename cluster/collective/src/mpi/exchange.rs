@@ -1,5 +1,5 @@
-//! Point-to-point messages of any length, sent in segments. The operations of the group consist of them. A segment shorter than the
-//! maximum ends the message.
+//! Point-to-point messages of any length. The operations of the group consist of such messages. A message is sent in
+//! segments, and a segment that is shorter than the maximum ends the message.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -10,16 +10,17 @@ use crate::{Error, Result};
 /// Maximum size of a segment, bytes.
 const MAX_SEGMENT_BYTES: usize = 1 << 20;
 
-/// One tag is enough: messages between two ranks arrive in order, and a rank runs one operation of the group at a time.
+/// One tag is sufficient, because messages between two ranks arrive in order and a rank runs one group operation at a
+/// time.
 const TAG: usize = 0;
 
 /// Request to send and receive messages concurrently.
 pub struct ExchangeRequest {
     /// Name and number of the operation of the group.
     pub operation: (&'static str, u64),
-    /// Destination rank and message.
+    /// Destination rank and content of each message to send.
     pub send: Vec<(usize, Arc<Vec<u8>>)>,
-    /// Source ranks, one message each.
+    /// Source ranks. One message is received from each rank.
     pub receive: Vec<usize>,
     /// Channel for the received messages, in the order of `receive`.
     pub reply: Sender<Result<Vec<Vec<u8>>>>,
@@ -74,7 +75,8 @@ impl RunningExchange {
             && self.receiving.iter().all(|message| message.is_complete)
     }
 
-    /// Advances all transfers without blocking. Returns true if a segment started or completed. `spare` is a pool of segment buffers.
+    /// Advances all transfers without blocking. Returns true if a segment started or completed. `spare` is a pool of
+    /// segment buffers.
     pub fn progress(&mut self, communicator: &MpiCommunicator, spare: &mut Vec<Vec<u8>>) -> Result<bool> {
         let mut has_progressed = false;
         for message in &mut self.receiving {
@@ -93,7 +95,7 @@ impl RunningExchange {
     /// Sends the received messages, or the error, to the caller.
     pub fn finish(self, result: Result<()>) {
         let received = self.receiving.into_iter().map(|message| message.bytes).collect();
-        // The caller may have gone; then nobody needs the result.
+        // Sending fails if the caller has dropped its receiver. Then the result is not needed.
         let _ = self.reply.send(result.map(|()| received));
     }
 }

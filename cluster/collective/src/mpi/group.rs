@@ -50,7 +50,7 @@ impl Operation<'_> {
         received.recv().unwrap_or_else(|_| Err(thread_exited()))
     }
 
-    /// Sends and receives at most one message each.
+    /// Sends at most one message and receives at most one message, concurrently.
     fn send_receive(&self, send: Option<usize>, bytes: Vec<u8>, receive: Option<usize>) -> Result<Option<Vec<u8>>> {
         let send = send.map(|to| (to, Arc::new(bytes))).into_iter().collect();
         Ok(self.exchange(send, receive.into_iter().collect())?.pop())
@@ -126,7 +126,8 @@ impl Group for MpiGroup {
             .ok_or_else(|| operation.mismatch("malformed message: some rank is missing or occurs twice".into()))
     }
 
-    /// Dissemination barrier: in round k each rank receives from the rank 2^k before it.
+    /// Dissemination barrier. In round k, each rank sends to the rank 2^k after it and receives from the rank 2^k
+    /// before it.
     fn barrier(&mut self) -> Result<()> {
         let (rank, world_size) = (self.rank, self.world_size);
         let operation = self.begin("barrier");
@@ -138,7 +139,7 @@ impl Group for MpiGroup {
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
-        // MPI_Finalize blocks until all ranks call it; the barrier has a timeout.
+        // MPI_Finalize blocks until all ranks call it, without a timeout. The barrier has a timeout.
         self.barrier()?;
         let (reply, finished) = channel();
         self.requests.send(CommRequest::Finalize(reply)).map_err(|_| thread_exited())?;

@@ -1,8 +1,8 @@
-//! Minimal wrapper of the MPI library; the only unsafe code that calls it.
+//! Minimal wrapper of the MPI library. All unsafe code that calls MPI is in this module.
 //!
-//! All types are bound to the thread that called [`MpiLibrary::init`], because MPI handles are raw pointers and therefore not `Send`.
-//! MPI accesses only buffers of this module: a buffer is moved into its [`Transfer`]. A transfer that is dropped before completion
-//! leaks its buffer, because MPI may still access it.
+//! The types of this module stay on the thread that called [`MpiLibrary::init`], because MPI handles are raw pointers
+//! and therefore not `Send`. MPI accesses only buffers that this module owns, because each buffer is moved into its
+//! [`Transfer`]. A transfer that is dropped before completion leaks its buffer, because MPI may still access it.
 
 use std::ffi::{c_char, c_int};
 
@@ -44,7 +44,8 @@ impl MpiLibrary {
         self.size
     }
 
-    /// Duplicates the world communicator, so that its messages do not match those of other communicators. Collective over all ranks.
+    /// Duplicates the world communicator. Messages of the duplicate do not match messages of other communicators.
+    /// Collective over all ranks.
     pub fn communicator(&self) -> Result<MpiCommunicator> {
         let mut handle = self.world.handle;
         // SAFETY: MPI is initialized; `handle` lives for the call.
@@ -124,7 +125,7 @@ impl Transfer {
     /// Lets MPI make progress. Returns the number of received bytes once the message is complete (0 for a send).
     pub fn poll(&mut self) -> Result<Option<usize>> {
         let (mut complete, mut count): (c_int, c_int) = (0, 0);
-        // SAFETY: the request comes from MPI; the other arguments live for the calls; an all-zero status is valid.
+        // SAFETY: the request comes from MPI. The other arguments outlive the calls. An all-zero status is valid.
         unsafe {
             let mut status: ffi::MPI_Status = std::mem::zeroed();
             check("MPI_Test", ffi::MPI_Test(&mut self.request, &mut complete, &mut status))?;
@@ -190,14 +191,14 @@ fn library_version() -> Result<String> {
     Ok(text_of(&text, length))
 }
 
-/// Returns name and version of the MPI library, such as `Open MPI v4.1.4`; empty if unknown. May be called by any thread before MPI
-/// is initialized.
+/// Returns the name and version of the MPI library, such as `Open MPI v4.1.4`, or an empty text if they are unknown.
+/// Any thread may call this, even before MPI is initialized.
 pub fn version() -> String {
     let version = library_version().unwrap_or_default();
     version.split([',', '\n']).next().unwrap_or_default().trim().to_owned()
 }
 
-/// Rejects libraries other than Open MPI, which are not tested.
+/// Rejects libraries other than Open MPI, because they are not tested.
 fn require_open_mpi(version: &str) -> Result<()> {
     if version.contains("Open MPI") {
         return Ok(());

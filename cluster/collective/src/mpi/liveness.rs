@@ -5,7 +5,8 @@ use crate::Result;
 
 const TAG: usize = 0;
 
-/// Message size, bytes. Four little-endian u64: kind, probe ID, started operations of the group, started buckets.
+/// Message size, bytes. Four little-endian u64: kind, probe ID, number of started operations of the group, number of
+/// started buckets.
 const LENGTH: usize = 32;
 
 /// Message kinds.
@@ -25,7 +26,7 @@ pub struct ProbeReply {
     pub started: StartedCounts,
 }
 
-/// Sends probes to the other ranks and replies to theirs.
+/// Sends probes to the other ranks and replies to probes of the other ranks.
 pub struct LivenessProbe {
     communicator: MpiCommunicator,
     /// Sends that MPI has not completed.
@@ -49,7 +50,7 @@ impl LivenessProbe {
         Ok(self.last_probe)
     }
 
-    /// Handles one incoming message, if any: replies to a probe with `started`, or returns a reply.
+    /// Handles one incoming message, if any. Answers a probe with `started`, or returns a received reply.
     pub fn progress(&mut self, started: StartedCounts) -> Result<Option<ProbeReply>> {
         let sending = std::mem::take(&mut self.sending);
         for mut transfer in sending {

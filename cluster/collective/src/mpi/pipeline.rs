@@ -1,7 +1,7 @@
-//! Pipelined all-reduce of buckets in segments. A bucket is split into blocks; each step of a block's schedule (schedule.rs) transfers
-//! one segment. Blocks are assigned round-robin to a few lanes. A lane processes one block at a time, so several segments are in
-//! flight and buckets complete roughly in the order of their starts. The assignment is the same on every rank, so the lane's index is
-//! the only message tag.
+//! Pipelined all-reduce of buckets. A bucket is split into blocks. Each block follows a schedule (schedule.rs), and
+//! each step of the schedule transfers one segment. Blocks are assigned round-robin to a few lanes. Each lane processes
+//! one block at a time. Several segments are therefore in flight, and buckets complete roughly in the order of their
+//! starts. All ranks assign blocks to lanes in the same way, so the index of the lane is the only message tag.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -15,13 +15,14 @@ use super::wire::WireFormat;
 use super::{BUCKET_ALL_REDUCE, SharedBucket, lock};
 use crate::{Bucket, Error, Result};
 
-/// Maximum size of a segment, bytes. The segments of all lanes fit into the CPU cache and take 8 s on a 1 Mbit/s link.
+/// Maximum size of a segment, bytes. Together, the segments of all lanes fit into the CPU cache and take 8 s on a 1
+/// Mbit/s link.
 const MAX_SEGMENT_BYTES: usize = 1 << 18;
 
-/// Number of blocks in flight.
+/// Number of lanes, and therefore of blocks in flight.
 const LANE_COUNT: usize = 4;
 
-/// Maximum number of values of a bucket that is sent as one message and reduced by recursive doubling.
+/// Maximum number of values in a small bucket. A small bucket is sent as one message and reduced by recursive doubling.
 const MAX_SMALL_COUNT: usize = 8192;
 
 /// Minimum number of values of a segment when a bucket is split to fill all lanes.
@@ -37,7 +38,7 @@ pub struct SegmentPipeline {
     wire: WireFormat,
     ring: Arc<[ScheduleStep]>,
     recursive_doubling: Arc<[ScheduleStep]>,
-    /// By number, in the order of the starts.
+    /// Buckets in flight, by number. Buckets are numbered in the order of their starts.
     buckets: BTreeMap<u64, BucketState>,
     started: u64,
 }
@@ -70,7 +71,7 @@ impl BucketBlock {
         self.chunk(chunk).len() * self.wire.bytes_per_value()
     }
 
-    /// Calls `use_values` with the values of a chunk; an error if the bucket was canceled.
+    /// Calls `use_values` with the values of a chunk. Fails if the bucket was canceled.
     fn with_chunk<T>(&self, chunk: usize, use_values: impl FnOnce(&mut [f32]) -> T) -> Result<T> {
         let canceled = || Error::Mismatch {
             operation: BUCKET_ALL_REDUCE,
@@ -90,7 +91,7 @@ struct ActiveBlock {
     receiving: Option<Transfer>,
 }
 
-/// Queue of blocks that are processed one at a time, with a send and a receive buffer of one segment each.
+/// Queue of blocks that are processed one at a time. Each lane has a send buffer and a receive buffer of one segment.
 #[derive(Default)]
 struct PipelineLane {
     tag: usize,
@@ -118,7 +119,7 @@ impl SegmentPipeline {
         }
     }
 
-    /// Starts the all-reduce of a bucket of `count` values; sends the result to `reply`.
+    /// Starts the all-reduce of a bucket of `count` values. The result is sent to `reply` later.
     pub fn start(&mut self, memory: &SharedBucket, count: usize, reply: Sender<Result<()>>) {
         let bucket = self.started;
         self.started += 1;
@@ -133,7 +134,7 @@ impl SegmentPipeline {
         let block_range = |first: usize| first..count.min(first + segment * chunks);
         let ranges: Vec<_> = (0..count).step_by(segment * chunks).map(block_range).collect();
         if ranges.is_empty() || self.world_size == 1 {
-            // The caller may have gone, here and below; then nobody needs the result.
+            // Sending fails, here and below, if the caller has dropped its receiver. Then the result is not needed.
             let _ = reply.send(Ok(()));
             return;
         }
@@ -157,7 +158,8 @@ impl SegmentPipeline {
         self.started
     }
 
-    /// Returns the number of the first incomplete bucket and the earliest deadline of all incomplete ones.
+    /// Returns the number of the first incomplete bucket and the earliest deadline of all incomplete buckets. Returns
+    /// `None` if all buckets are complete.
     pub fn in_flight(&self) -> Option<(u64, Option<Deadline>)> {
         let (first, _) = self.buckets.first_key_value()?;
         let deadlines = self.buckets.values().filter_map(|state| state.deadline);
@@ -209,7 +211,7 @@ enum LaneProgress {
 }
 
 impl PipelineLane {
-    /// Advances the lane by one event without blocking; `None` if it must wait.
+    /// Advances the lane by one event without blocking. Returns `None` if the lane must wait.
     fn progress(&mut self, communicator: &MpiCommunicator) -> Result<Option<LaneProgress>> {
         let Some(active) = &mut self.active else {
             return match self.queue.pop_front() {
@@ -245,7 +247,7 @@ impl PipelineLane {
         Ok(Some(LaneProgress::BlockComplete(complete)))
     }
 
-    /// Fills the send buffer with the block's first chunk and starts its first step.
+    /// Fills the send buffer with the first chunk of `block` and starts the first step of its schedule.
     fn begin(&mut self, communicator: &MpiCommunicator, block: BucketBlock) -> Result<()> {
         self.send_buffer.resize(MAX_SEGMENT_BYTES, 0);
         self.receive_buffer.resize(MAX_SEGMENT_BYTES, 0);

@@ -60,7 +60,8 @@ impl PendingAllReduce for MpiAllReduce {
     }
 }
 
-/// Empties the shared bucket: the communication thread accesses the memory only while it holds the lock.
+/// Takes the bucket away from the communication thread. That thread accesses the memory only while it has locked the
+/// mutex, so it does not access the bucket any more.
 impl Drop for MpiAllReduce {
     fn drop(&mut self) {
         lock(&self.bucket).take();

@@ -1,14 +1,16 @@
-//! Communication schedules of one rank in an all-reduce, as data, independent of MPI and memory.
+//! Communication schedules of one rank in an all-reduce. A schedule is plain data, independent of MPI and of buffers.
 //!
-//! The range to be summed is divided into chunks. A rank's send buffer holds one chunk: initially one of its own, then the chunk that
-//! it last received and combined with its own values. Each step sends the chunk in the send buffer.
+//! The range to be summed is divided into chunks. The send buffer of a rank contains one chunk. Initially this is a
+//! chunk of the values of the rank. Later it is the chunk that the rank last received and combined with its own values.
+//! Each step sends the chunk in the send buffer.
 
 /// One step of a schedule: a send and a receive that overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScheduleStep {
     /// Destination of the chunk in the send buffer.
     pub send: Option<Peer>,
-    /// Source of the received chunk and how it is combined. The result becomes the content of the send buffer.
+    /// Source of the received chunk, and the way to combine it with the rank's own values. The result becomes the
+    /// content of the send buffer.
     pub receive: Option<(Peer, Combine)>,
 }
 
@@ -24,16 +26,16 @@ pub struct Peer {
 /// Combination of a received chunk with the rank's own values of that chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Combine {
-    /// Adds the own values to the received ones; the own values stay unchanged.
+    /// Adds the own values to the received values. The own values stay unchanged.
     Add,
-    /// Adds the own values to the received ones and overwrites the own values with the sum.
+    /// Adds the own values to the received values and overwrites the own values with the sum.
     AddAndStore,
-    /// Overwrites the own values with the received ones.
+    /// Overwrites the own values with the received values.
     Store,
 }
 
-/// Ring all-reduce with one chunk per rank: reduce-scatter, then all-gather. Chunk c is always summed in the order
-/// `((x[c] + x[c + 1]) + x[c + 2]) + ...`, with ranks modulo the world size.
+/// Ring all-reduce with one chunk per rank: reduce-scatter, then all-gather. Let x[r] be the values that rank r has for
+/// chunk c, with r modulo the world size. Chunk c is always summed in the order `((x[c] + x[c + 1]) + x[c + 2]) + ...`.
 pub fn ring(rank: usize, world_size: usize) -> Vec<ScheduleStep> {
     let (right, left) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);
     let steps = 2 * (world_size - 1);
@@ -50,9 +52,10 @@ pub fn ring(rank: usize, world_size: usize) -> Vec<ScheduleStep> {
     (0..steps).map(step).collect()
 }
 
-/// Recursive doubling with the whole range as one chunk. If the world size is not a power of two, each rank from the largest power
-/// of two upward first sends its values to a partner and receives the sum at the end. Both ranks of an exchange add the same two numbers and
-/// addition is commutative, so all ranks get the same bits.
+/// Recursive doubling with the whole range as one chunk. Let p be the largest power of two that is at most the world
+/// size. Each rank from p on sends its values to a partner first, and receives the sum at the end. The ranks below p
+/// exchange their sums. In each exchange, both ranks add the same two numbers. Addition is commutative, so all ranks
+/// get the same bits.
 pub fn recursive_doubling(rank: usize, world_size: usize) -> Vec<ScheduleStep> {
     let core = 1 << world_size.ilog2();
     let to = |rank| Some(Peer { rank, chunk: 0 });
@@ -78,7 +81,8 @@ pub fn recursive_doubling(rank: usize, world_size: usize) -> Vec<ScheduleStep> {
 mod tests {
     use super::*;
 
-    /// Simulates the schedules of all ranks. Returns for each rank and chunk the ranks that were added, in order.
+    /// Simulates the schedules of all ranks. Returns, for each rank and chunk, the ranks whose values were added, in
+    /// the order of the additions.
     fn simulate(schedules: &[Vec<ScheduleStep>], chunks: usize) -> Vec<Vec<Vec<usize>>> {
         let world_size = schedules.len();
         let mut values: Vec<Vec<Vec<usize>>> = (0..world_size).map(|rank| vec![vec![rank]; chunks]).collect();

@@ -1,13 +1,14 @@
-//! Stall detection: decides when an operation is hung and which ranks are suspected. A pure function of events and their times.
+//! Stall detection. Decides when an operation is hung and which ranks are suspected. The decision depends only on the
+//! recorded events and their times.
 
 use std::time::{Duration, Instant};
 
 /// Time limits of the backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StallLimits {
-    /// Limit without a complete segment, for ranks that do not reply to probes.
+    /// Maximum time without a complete segment if a rank does not reply to probes.
     pub stall: Duration,
-    /// Limit without a complete segment, for ranks that reply but have not started the operation.
+    /// Maximum time without a complete segment if all ranks reply but one has not started the operation.
     pub straggler: Duration,
 }
 
@@ -27,7 +28,7 @@ pub enum StallVerdict {
     Wait,
     /// Probe the other ranks.
     Probe,
-    /// Fail the operation; these ranks are suspected.
+    /// Fail the operation. These ranks are suspected.
     Hung(Vec<usize>),
 }
 
@@ -46,7 +47,7 @@ pub struct StallDetector {
 #[derive(Debug)]
 struct ProbeState {
     sent_at: Instant,
-    /// By rank: number of operations that it has started.
+    /// Number of operations that each rank has started according to its reply, by rank. `None` without a reply.
     replies: Vec<Option<u64>>,
 }
 
@@ -87,7 +88,8 @@ impl StallDetector {
                 StallVerdict::Wait
             };
         };
-        // Counted from the probe, so that a rank that was stopped itself collects replies before it suspects others.
+        // The time is counted from the probe. A rank that was itself stopped then collects replies before it suspects
+        // other ranks.
         if !is_expired && now < probe.sent_at + half {
             return StallVerdict::Wait;
         }

@@ -25,13 +25,14 @@ pub enum CommRequest {
         /// Channel for the result.
         reply: Sender<Result<()>>,
     },
-    /// Deadline of the bucket with this number, in the order of the starts.
+    /// Deadline of the bucket with this number. Buckets are numbered in the order of their starts.
     SetDeadline(u64, Deadline),
     /// Finalization of MPI.
     Finalize(Sender<Result<()>>),
 }
 
-/// Starts the thread, which initializes MPI. Returns rank, world size and the channel for requests.
+/// Starts the communication thread, which initializes MPI. Returns the rank, the world size and the channel for
+/// requests.
 pub fn start(options: MpiOptions) -> Result<(usize, usize, Sender<CommRequest>)> {
     let (requests, receiver) = channel();
     let (ready, joined) = channel();
@@ -99,11 +100,11 @@ struct CommService {
     spare: Vec<Vec<u8>>,
     pipeline: SegmentPipeline,
     liveness: LivenessProbe,
-    /// For operations of the group, and for buckets.
+    /// Stall detector for operations of the group, and stall detector for buckets.
     stall_detectors: [StallDetector; 2],
-    /// IDs of the last probes, in the same order.
+    /// IDs of the last probes, in the order of `stall_detectors`.
     probes: [u64; 2],
-    /// First error; every later request fails with it.
+    /// First error. Every later request fails with this error.
     failed: Option<Error>,
 }
 
@@ -214,7 +215,7 @@ impl CommService {
         Ok(())
     }
 
-    /// Probes the other ranks or fails the operation in flight, if it is stalled.
+    /// If an operation in flight is stalled, probes the other ranks or fails the operation.
     fn check_stalls(&mut self, now: Instant) -> Result<()> {
         let group = self.exchange.as_ref().map(|running| (running.operation(), running.number(), None));
         let buckets = self.pipeline.in_flight().map(|(number, deadline)| (BUCKET_ALL_REDUCE, number, deadline));

@@ -8,12 +8,13 @@ pub struct BinomialTree {
     pub children: Vec<usize>,
 }
 
-/// Returns the neighbors of `rank` in the binomial tree of `world_size` ranks with root `root`. Depth and number of children are at
-/// most log2(`world_size`), rounded up.
+/// Returns the neighbors of `rank` in the binomial tree of `world_size` ranks with root `root`. Depth and number of
+/// children are at most log2(`world_size`), rounded up.
 pub fn binomial(rank: usize, world_size: usize, root: usize) -> BinomialTree {
     let relative = (rank + world_size - root) % world_size;
     let rank_at = |relative: usize| (relative + root) % world_size;
-    // The parent's relative rank lacks the lowest bit; each child has one more bit below it.
+    // The relative rank of the parent lacks the lowest set bit of this rank. The relative rank of each child has one
+    // more bit set, below that bit.
     let lowest_bit = if relative == 0 { world_size.next_power_of_two() } else { 1 << relative.trailing_zeros() };
     let below = (0..lowest_bit.trailing_zeros()).rev().map(|bit| relative + (1 << bit));
     BinomialTree {
@@ -22,13 +23,14 @@ pub fn binomial(rank: usize, world_size: usize, root: usize) -> BinomialTree {
     }
 }
 
-/// Encodes one rank's bytes: rank and length as little-endian u64, then the bytes.
+/// Encodes the bytes of one rank: first the rank and the length as little-endian u64, then the bytes.
 pub fn pack(rank: usize, bytes: &[u8]) -> Vec<u8> {
     let header = [rank as u64, bytes.len() as u64].map(u64::to_le_bytes);
     [header.as_flattened(), bytes].concat()
 }
 
-/// Decodes concatenated [`pack`]ed messages, in any order, into the bytes of each rank. `None` unless each rank occurs exactly once.
+/// Decodes concatenated messages of [`pack`], in any order. Returns the bytes of each rank, or `None` unless each rank
+/// occurs exactly once.
 pub fn unpack(mut message: &[u8], world_size: usize) -> Option<Vec<Vec<u8>>> {
     let mut all = vec![None; world_size];
     while !message.is_empty() {

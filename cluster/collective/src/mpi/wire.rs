@@ -1,4 +1,5 @@
-//! Encoding of values on the wire, little-endian f32 or bf16, and sums of encoded values. The loops auto-vectorize.
+//! Encoding of values on the wire, little-endian f32 or bf16, and sums of encoded values. The compiler vectorizes the
+//! loops.
 
 /// Number format of gradients on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -8,10 +9,10 @@ pub enum WireFormat {
     F32,
     /// bf16, rounded to nearest, ties to even: 2 bytes per value, 8 significant bits.
     ///
-    /// Over MPI values are rounded only when they are sent. The first rank of the ring rounds its values. Each further rank adds its
-    /// unrounded f32 values to the received ones in f32 and rounds the sum. The final sum is rounded on all ranks. A sum over n
-    /// ranks is therefore rounded n times (twice for two ranks), each time by at most 2^-8 of the partial sum. Infinities and NaN
-    /// are preserved. Buckets of up to 32 KiB are sent as f32.
+    /// Over MPI, values are rounded only when they are sent. The first rank of the ring rounds its values. Each further
+    /// rank adds its unrounded f32 values to the received values in f32 and rounds the sum. All ranks get the rounded
+    /// final sum. A sum over n ranks is therefore rounded n times, each time by at most 2^-8 of the partial sum.
+    /// Infinities and NaN are preserved. Buckets of up to 32 KiB are sent as f32.
     Bf16,
 }
 
@@ -57,7 +58,7 @@ fn decode_each<const WIDTH: usize>(values: &mut [f32], bytes: &[u8], number: imp
     values.iter_mut().zip(bytes.as_chunks().0).for_each(|(value, &bytes)| *value = number(bytes));
 }
 
-/// Rounds to bf16, to nearest, ties to even. NaN stays NaN.
+/// Rounds to the nearest bf16 value, ties to even. NaN stays NaN.
 fn to_bf16(value: f32) -> [u8; 2] {
     let bits = value.to_bits();
     let nearest = (bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16) as u16;

@@ -1,4 +1,5 @@
-//! NCCL communicator. Each call is polled with a timeout; the first failure aborts the communicator.
+//! NCCL communicator. Each call is polled until it completes, with a timeout. The first failure aborts the
+//! communicator.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -10,10 +11,11 @@ use crate::{Error, Result, events};
 /// Interval between two polls.
 pub const POLL: Duration = Duration::from_micros(50);
 
-/// Maximum wait for `ncclCommAbort`, also limited by the stall timeout. After that the communicator is left to process exit.
+/// Maximum wait for `ncclCommAbort`. The stall timeout limits this wait, too. An abort that takes longer continues in
+/// the background.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// One rank's NCCL communicator.
+/// NCCL communicator of one rank.
 pub struct NcclCommunicator {
     library: Arc<NcclLibrary>,
     handle: CommHandle,
@@ -50,7 +52,7 @@ impl NcclCommunicator {
         Ok(())
     }
 
-    /// Checks for an asynchronous error; after an abort, returns the error that caused it.
+    /// Checks for an asynchronous error. After an abort, returns the error that caused the abort.
     pub fn check(&self) -> Result<()> {
         match &self.failed {
             Some(error) => Err(error.clone()),
@@ -58,7 +60,7 @@ impl NcclCommunicator {
         }
     }
 
-    /// Enqueues an in-place all-reduce on `stream`; it is enqueued when this returns.
+    /// Enqueues an in-place all-reduce on `stream`. Returns when NCCL has enqueued it.
     ///
     /// # Safety
     /// As for [`NcclLibrary::all_reduce`].
@@ -100,7 +102,7 @@ impl NcclCommunicator {
     }
 }
 
-/// Finalizes and destroys the communicator; aborts it if that fails.
+/// Finalizes and destroys the communicator, or aborts it if finalizing fails.
 impl Drop for NcclCommunicator {
     fn drop(&mut self) {
         if self.failed.is_some() {

@@ -2,12 +2,13 @@ use std::ffi::c_void;
 
 use crate::Result;
 
-/// GPU as the NCCL backend needs it: a compute stream, which the caller enqueues work on, and a communication stream.
+/// Interface of the NCCL backend to a GPU with two streams. The caller enqueues its work on the compute stream. The
+/// backend enqueues its work on the communication stream.
 ///
 /// # Safety
-/// [`NcclDevice::comm_stream`] is a stream of the device and lives as long as the value. The buffer returned by
-/// [`NcclDevice::cast_to_bf16`] has room for the requested number of bf16 values until the communication stream has completed the next
-/// [`NcclDevice::cast_from_bf16`].
+/// [`NcclDevice::comm_stream`] is a stream of the device and lives as long as the value. The buffer that
+/// [`NcclDevice::cast_to_bf16`] returns has room for the requested number of bf16 values. It stays valid until the
+/// communication stream has completed the next [`NcclDevice::cast_from_bf16`].
 pub unsafe trait NcclDevice: Send + Sync {
     /// Event recorded on a stream.
     type StreamEvent: Send;
@@ -18,7 +19,7 @@ pub unsafe trait NcclDevice: Send + Sync {
     /// Makes the device current for the calling thread.
     ///
     /// # Errors
-    /// Errors of the driver, here and below.
+    /// Errors of the driver.
     fn make_current(&self) -> Result<()>;
 
     /// Handle of the communication stream (`cudaStream_t`).
@@ -48,15 +49,15 @@ pub unsafe trait NcclDevice: Send + Sync {
     /// Errors of the driver, or of the work itself.
     fn is_complete(&self, event: &Self::StreamEvent) -> Result<bool>;
 
-    /// Enqueues on the communication stream the rounding of `count` f32 values at address `from` to bf16, to nearest, ties to even.
-    /// Returns the address of the bf16 values.
+    /// Enqueues work on the communication stream that rounds `count` f32 values at address `from` to bf16 (to nearest,
+    /// ties to even). Returns the address of the bf16 values.
     ///
     /// # Errors
     /// Errors of the driver.
     fn cast_to_bf16(&self, from: u64, count: usize) -> Result<u64>;
 
-    /// Enqueues on the communication stream the conversion of the bf16 values of the last [`NcclDevice::cast_to_bf16`] to f32 at
-    /// address `to`.
+    /// Enqueues work on the communication stream that converts the bf16 values of the last [`NcclDevice::cast_to_bf16`]
+    /// to f32 and writes them to address `to`.
     ///
     /// # Errors
     /// Errors of the driver.

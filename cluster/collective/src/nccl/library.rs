@@ -1,6 +1,7 @@
-//! Minimal wrapper of libnccl.so.2; the only unsafe code that calls it.
+//! Minimal wrapper of libnccl.so.2. All unsafe code that calls NCCL is in this module.
 //!
-//! Functions are documented at <https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html>; types follow nccl.h.
+//! Functions are documented at <https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api.html>. Types follow
+//! nccl.h.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::path::{Path, PathBuf};
@@ -13,9 +14,9 @@ use crate::{Error, Result};
 
 /// File name of NCCL.
 const NAME: &str = "libnccl.so.2";
-/// File name prefix of the CUDA runtime, which some builds of NCCL need loaded first.
+/// File name prefix of the CUDA runtime. Some builds of NCCL require that the CUDA runtime is loaded first.
 const CUDA_RUNTIME_PREFIX: &str = "libcudart.so.";
-/// Minimum version, 2.14: the first with non-blocking communicators.
+/// Minimum version: 2.14, the first version with non-blocking communicators.
 const MIN_VERSION: i32 = 21400;
 /// Flag of `dlopen`: fail unless the library is already loaded.
 const RTLD_NOLOAD: c_int = 4;
@@ -39,7 +40,7 @@ impl UniqueId {
         self.0.to_vec()
     }
 
-    /// Creates the ID from bytes of another rank; `None` if the length is wrong.
+    /// Creates the ID from the bytes of another rank. Returns `None` if the length is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
@@ -68,7 +69,7 @@ type AllReduceFn =
     unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, RawComm, *mut c_void) -> NcclResult;
 type CommFn = unsafe extern "C" fn(RawComm) -> NcclResult;
 
-/// NCCL library. Never unloaded, because its threads and kernels may outlive this value.
+/// NCCL library. It is never unloaded, because its threads and kernels may outlive this value.
 pub struct NcclLibrary {
     path: PathBuf,
     version: i32,
@@ -84,7 +85,8 @@ pub struct NcclLibrary {
 }
 
 impl NcclLibrary {
-    /// Opens the copy that this process has already loaded, if any; otherwise loads the first one in `folders`.
+    /// Opens the copy of NCCL that this process has already loaded. If there is none, loads the first copy in
+    /// `folders`.
     ///
     /// # Errors
     /// NCCL is missing, cannot be loaded, or is older than 2.14. The message names the searched folders.
@@ -106,7 +108,7 @@ impl NcclLibrary {
     /// Returns the path of NCCL in the first of `folders` that contains it.
     ///
     /// # Errors
-    /// No folder contains it; the message names them.
+    /// No folder contains NCCL. The message names the folders.
     pub fn find(folders: &[PathBuf]) -> Result<PathBuf> {
         let found = folders.iter().map(|folder| folder.join(NAME)).find(|path| path.exists());
         found.ok_or_else(|| {
@@ -166,7 +168,7 @@ impl NcclLibrary {
         Ok(id)
     }
 
-    /// Starts the initialization of a communicator for this rank, on the calling thread's current device.
+    /// Starts the initialization of a communicator for this rank, on the current device of the calling thread.
     pub fn start_init(&self, (rank, world_size): (usize, usize), id: UniqueId) -> Result<CommHandle> {
         let (size, blocking) = (size_of::<NcclConfig>(), 0);
         let mut config = NcclConfig { size, magic: 0xcafe_beef, version: MIN_VERSION as c_uint, blocking };
@@ -180,7 +182,8 @@ impl NcclLibrary {
         }
     }
 
-    /// True if the pending call on `handle` has completed. Fails if the call failed or an asynchronous error has occurred.
+    /// True if the pending call on `handle` has completed. Fails if the call failed or an asynchronous error has
+    /// occurred.
     pub fn is_complete(&self, operation: &'static str, handle: CommHandle) -> Result<bool> {
         let mut state = SUCCESS;
         // SAFETY: the communicator is alive; the integer lives for the call.
@@ -195,8 +198,8 @@ impl NcclLibrary {
     /// Enqueues on `stream` the in-place sum of `count` elements at `address` over all ranks.
     ///
     /// # Safety
-    /// `stream` belongs to the communicator's device. The elements are valid for reads and writes until the stream has completed the
-    /// all-reduce.
+    /// `stream` belongs to the device of the communicator. The elements are valid for reads and writes until the stream
+    /// has completed the all-reduce.
     pub unsafe fn all_reduce(
         &self,
         handle: CommHandle,
@@ -206,7 +209,7 @@ impl NcclLibrary {
     ) -> Result<()> {
         const SUM: c_int = 0;
         let buffer = ptr::with_exposed_provenance_mut(address as usize);
-        // SAFETY: the communicator is alive; the caller promises the rest.
+        // SAFETY: the communicator is alive. The caller guarantees the other conditions.
         let code = unsafe { (self.all_reduce)(buffer, buffer, count, element as c_int, SUM, handle.get(), stream) };
         match code {
             IN_PROGRESS => Ok(()),
@@ -223,13 +226,14 @@ impl NcclLibrary {
         }
     }
 
-    /// Destroys a finalized communicator. It must not be used afterwards.
+    /// Destroys a finalized communicator. The communicator must not be used afterwards.
     pub fn destroy(&self, handle: CommHandle) -> Result<()> {
         // SAFETY: the communicator is released only once.
         self.check("ncclCommDestroy", unsafe { (self.destroy)(handle.get()) }, ptr::null_mut())
     }
 
-    /// Aborts a communicator and its kernels, independently of the other ranks. It must not be used afterwards. May block for long.
+    /// Aborts a communicator and its kernels, independently of the other ranks. The communicator must not be used
+    /// afterwards. This call may block for a long time.
     pub fn abort(&self, handle: CommHandle) -> Result<()> {
         // SAFETY: the communicator is released only once.
         match unsafe { (self.abort)(handle.get()) } {

@@ -16,8 +16,9 @@ const DESCRIPTOR_PREFIX: &str = "/proc/self/fd/";
 pub struct NcclLog(File);
 
 impl NcclLog {
-    /// Creates the in-memory file under the descriptor that `NCCL_DEBUG_FILE` names; NCCL opens it by that path on first use. `None` if
-    /// the variable is unset or names another file, or if the descriptor is in use.
+    /// Creates the in-memory file under the file descriptor that `NCCL_DEBUG_FILE` names. NCCL opens the file by that
+    /// path when it first writes to its log. Returns `None` if the variable is unset or does not name a descriptor, or
+    /// if the descriptor is in use.
     pub fn open() -> Option<Self> {
         let name = std::env::var(VARIABLE).ok()?;
         let number: RawFd = name.strip_prefix(DESCRIPTOR_PREFIX)?.parse().ok()?;

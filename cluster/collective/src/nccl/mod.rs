@@ -1,22 +1,27 @@
-//! Backend for NVIDIA GPUs that communicate over NCCL. It complements a group and a reducer in host memory (in a job, those of MPI).
+//! Backend for NVIDIA GPUs that communicate over NCCL. It also needs the group and the reducer of another backend,
+//! which work in host memory. In a job, this is the MPI backend.
 //!
-//! **Library.** NCCL is loaded at run time; if libtorch has already loaded it, that copy is used ([`NcclLibrary::open`]). It is an error
-//! if NCCL is missing. The unique ID is broadcast over the group. The communicator is non-blocking (`blocking = 0`): the backend polls
-//! for completion instead of blocking in NCCL.
+//! **Library.** NCCL is loaded at run time ([`NcclLibrary::open`]). If libtorch has already loaded NCCL, that copy is
+//! used. A missing NCCL is an error. Rank 0 broadcasts the unique ID over the group. The communicator is non-blocking
+//! (`blocking = 0`): the backend polls for completion instead of blocking in NCCL.
 //!
-//! **Ordering.** All-reduces run on a separate communication stream ([`NcclDevice`]). On the device, a bucket's all-reduce waits for the
-//! work that was enqueued on the compute stream before [`Reducer::start`]. Buckets are reduced in the order of their starts, so all ranks
-//! make the same NCCL calls. [`PendingAllReduce::wait`] returns when the device has completed the bucket's last operation. Work that the
-//! host enqueues afterwards, on any stream, sees the sum.
+//! **Ordering.** All-reduces run on a separate communication stream ([`NcclDevice`]). On the device, the all-reduce of
+//! a bucket waits for the work that was enqueued on the compute stream before [`Reducer::start`]. Buckets are reduced
+//! in the order of their starts, so all ranks make the same NCCL calls. [`PendingAllReduce::wait`] returns when the
+//! device has completed the last operation on the bucket. Work that the host enqueues afterwards, on any stream, sees
+//! the sum.
 //!
-//! **Timeouts.** NCCL cannot distinguish a straggler from a dead rank. Each bucket therefore has an *arrival check*: an all-reduce of four
-//! numbers in host memory, started with the bucket and waited for before it. It completes when all ranks have started the bucket.
-//! Stragglers are waited for and dead ranks are named, by the rules of [`mpi`](crate::mpi). It also detects buckets of different
-//! lengths, which NCCL does not. [`NcclOptions::stall_timeout`] starts when the arrival check and this rank's own gradients are
-//! complete. After the timeout, the backend spends up to half as long again on finding the ranks that do not respond.
+//! **Timeouts.** NCCL cannot distinguish a straggler from a dead rank. Each bucket therefore has an *arrival check*, an
+//! all-reduce of four numbers in host memory. The arrival check starts together with the bucket and completes when all
+//! ranks have started the bucket. [`PendingAllReduce::wait`] first waits for the arrival check. During this wait, the
+//! timeouts of [`mpi`](crate::mpi) for stragglers and dead ranks apply. The arrival check also detects buckets of
+//! different lengths, which NCCL does not. [`NcclOptions::stall_timeout`] starts when the arrival check and the
+//! gradients of this rank are complete. After this timeout, the backend searches for the ranks that do not respond, for
+//! at most half of the timeout.
 //!
-//! **Failures.** Asynchronous NCCL errors are polled while waiting. After any failure the communicator is aborted, which stops its
-//! kernels on the device, so the bucket is no longer accessed. All later operations return the same error.
+//! **Failures.** While the backend waits, it polls for asynchronous NCCL errors. After any failure it aborts the
+//! communicator. The abort stops the kernels of NCCL on the device, so the bucket is no longer accessed. All later
+//! operations return the same error.
 //!
 //! [`NcclLibrary::open`]: crate::nccl::NcclLibrary::open
 //! [`NcclDevice`]: crate::nccl::NcclDevice
@@ -44,13 +49,14 @@ pub use report::{NcclReport, Transports, environment_variables};
 
 pub use crate::mpi::WireFormat;
 
-/// Options of the NCCL backend; equal on all ranks.
+/// Options of the NCCL backend. They must be equal on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NcclOptions {
-    /// Timeout of communicator initialization, and of an all-reduce that all ranks have started; default 60 s.
+    /// Timeout of communicator initialization, and of an all-reduce that all ranks have started. The default is 60 s.
     pub stall_timeout: Duration,
-    /// Number format of gradients on the wire. With bf16 each rank rounds its values once and NCCL sums in bf16. A ring rounds each
-    /// partial sum by at most 2^-8 of it, so the error grows with the number of ranks.
+    /// Number format of gradients on the wire. With bf16, each rank rounds its values once, and NCCL sums in bf16. A
+    /// ring rounds each partial sum, by at most 2^-8 of the partial sum. The error therefore grows with the number of
+    /// ranks.
     pub wire: WireFormat,
 }
 
@@ -60,8 +66,8 @@ impl Default for NcclOptions {
     }
 }
 
-/// Initializes an NCCL communicator of all ranks. Collective; each rank passes a different GPU. `host_reducer` is the reducer of the
-/// same endpoints as `group`.
+/// Initializes an NCCL communicator of all ranks. All ranks must call this, each with a different GPU. `group` and
+/// `host_reducer` are from the same endpoints.
 ///
 /// # Errors
 /// NCCL returns an error or does not connect in time, or a rank has left.

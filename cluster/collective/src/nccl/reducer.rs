@@ -41,7 +41,8 @@ impl<D: NcclDevice> NcclReducer<D> {
         Self { shared: Arc::new(shared), world_size, wire: options.wire }
     }
 
-    /// Enqueues the all-reduce of `bucket`. Returns the events after its gradients and after its sum.
+    /// Enqueues the all-reduce of `bucket`. Returns two events. The first completes when the gradients of the bucket
+    /// are computed, the second when they are summed.
     fn enqueue(&self, bucket: &Bucket) -> Result<[D::StreamEvent; 2]> {
         let (device, count) = (&self.shared.device, bucket.count());
         let address = bucket.as_mut_ptr().expose_provenance() as u64;
@@ -50,8 +51,8 @@ impl<D: NcclDevice> NcclReducer<D> {
         device.wait_event(&computed)?;
         let communicator = self.shared.communicator();
         let all_reduce = |address, data_type| {
-            // SAFETY: the bucket's creator promised its memory until the all-reduce is waited for or dropped; the device promises the
-            // bf16 buffer and the stream.
+            // SAFETY: the creator of the bucket promised its memory until the all-reduce is waited for or dropped. The
+            // device promises the bf16 buffer and the stream.
             unsafe { communicator.all_reduce(address, (count, data_type), device.comm_stream()) }
         };
         match self.wire {
@@ -71,13 +72,15 @@ impl<D: NcclDevice> ReducerState<D> {
         self.communicator.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts an all-reduce of `digits` in host memory; it completes when all ranks have started theirs.
+    /// Starts an all-reduce of `digits` in host memory. This all-reduce completes when all ranks have started their
+    /// arrival checks.
     fn start_arrival_check(&self, digits: [f32; 4]) -> Result<OwnedAllReduce> {
         let mut host_reducer = self.host_reducer.lock().unwrap_or_else(PoisonError::into_inner);
         OwnedAllReduce::start(&mut **host_reducer, digits.to_vec())
     }
 
-    /// Returns the ranks that do not respond. Ranks that do take part in one more arrival check, for this or their next bucket.
+    /// Finds the ranks that do not respond, with one more arrival check. The ranks that respond take part in this
+    /// check, either here or with their next bucket.
     fn unresponsive_ranks(&self) -> Vec<usize> {
         let check = self.start_arrival_check([0.0; 4]);
         match check.and_then(|check| check.wait(Some(Instant::now() + self.stall_timeout / 2))) {
@@ -127,7 +130,7 @@ impl<D: NcclDevice + 'static> Reducer for NcclReducer<D> {
     }
 }
 
-/// Splits a length into base-4096 digits, lowest first, whose sums over up to 4096 ranks are exact in f32.
+/// Splits a length into base-4096 digits, lowest first. The sum of a digit over up to 4096 ranks is exact in f32.
 fn length_digits(count: usize) -> [f32; 4] {
     std::array::from_fn(|index| ((count >> (12 * index)) & 0xfff) as f32)
 }
@@ -136,19 +139,19 @@ fn length_digits(count: usize) -> [f32; 4] {
 struct NcclAllReduce<D: NcclDevice> {
     shared: Arc<ReducerState<D>>,
     world_size: usize,
-    /// Length of the bucket, as digits.
+    /// Length of the bucket, as base-4096 digits.
     digits: [f32; 4],
     arrival_check: Option<OwnedAllReduce>,
-    /// Event after the bucket's gradients.
+    /// Event that completes when the gradients of the bucket are computed.
     computed: D::StreamEvent,
-    /// Event after the bucket's sum.
+    /// Event that completes when the gradients of the bucket are summed.
     summed: D::StreamEvent,
     /// True if the all-reduce has completed or failed.
     is_finished: bool,
 }
 
 impl<D: NcclDevice> NcclAllReduce<D> {
-    /// Waits until all ranks have started the bucket. Fails if its length differs between ranks.
+    /// Waits until all ranks have started the bucket. Fails if the length of the bucket differs between ranks.
     fn wait_for_arrival(&mut self, deadline: Option<Instant>) -> Result<()> {
         let Some(check) = self.arrival_check.take() else { return Ok(()) };
         let sums = check.wait(deadline)?;
@@ -160,7 +163,7 @@ impl<D: NcclDevice> NcclAllReduce<D> {
         Err(Error::Mismatch { operation: BUCKET_ALL_REDUCE, detail })
     }
 
-    /// Polls until the sum is complete. The stall timeout starts when this rank's gradients are computed.
+    /// Polls until the sum is complete. The stall timeout starts when the gradients of this rank are computed.
     fn wait_for_sum(&self, deadline: Option<Instant>) -> Result<()> {
         let device = &self.shared.device;
         device.make_current()?;

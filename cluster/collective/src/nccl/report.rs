@@ -13,7 +13,7 @@ pub struct NcclReport {
     pub path: String,
     /// `NCCL_*` environment variables, as `NAME=VALUE`.
     pub variables: Vec<String>,
-    /// Transports to other ranks; `None` if NCCL writes its log to another file.
+    /// Transports to other ranks. `None` if the log of NCCL was not captured.
     pub transports: Option<Transports>,
 }
 

@@ -1,8 +1,9 @@
-// Fake libnccl.so.2 for tests: the functions that lambert calls, with the types of nccl.h, between threads and processes of one
-// machine, over shared memory and with buffers in host memory. It tests lambert's calls, their order and its error handling, not NCCL.
+// Fake libnccl.so.2 for tests. It has the functions that lambert calls, with the types of nccl.h. It connects threads
+// and processes of one machine over shared memory, and its buffers are in host memory. Tests with this library check
+// the calls of lambert, their order and the error handling, not NCCL.
 //
-// Stricter than NCCL: every call is in progress for some polls; an all-reduce is enqueued only after it was polled to completion; calls
-// during another call, or on a released communicator, are counted as invalid.
+// This library is stricter than NCCL. Every call stays in progress for some polls. An all-reduce is enqueued only after
+// it was polled to completion. A call during another call, or on a released communicator, counts as invalid.
 
 #include <fcntl.h>
 #include <stdatomic.h>
@@ -17,10 +18,10 @@ enum { SUCCESS = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, R
 enum { FLOAT32 = 7, BFLOAT16 = 9 };
 enum { RANKS = 8, CHUNK = 1 << 15, POLLS = 3 };
 
-// Faults per rank: test_inject_fault(rank, sum of these).
+// Faults per rank. A test sets them with test_inject_fault(rank, sum of these values).
 enum { REMOTE = 1, STUCK = 2, SLOW_ABORT = 4, NO_INIT = 8, REFUSED = 16 };
 static atomic_int faults[RANKS];
-// Counters per rank: test_count(rank, one of these).
+// Counters per rank. A test reads them with test_count(rank, one of these values).
 enum { ABORTS, INVALID_CALLS, LAUNCHES, COUNTS };
 static atomic_int counts[RANKS][COUNTS];
 
@@ -151,7 +152,7 @@ static void add(const comm *communicator, int type, char *to, size_t count) {
     }
 }
 
-// Advances without blocking as far as the other ranks allow; returns 0 when complete.
+// Advances without blocking as far as the other ranks allow. Returns 0 when the operation is complete.
 static int run(void *argument) {
     operation *op = argument;
     comm *communicator = op->communicator;
@@ -228,7 +229,7 @@ int ncclCommDestroy(comm *communicator) {
     return communicator->state = LEFT, SUCCESS;
 }
 
-// The memory is not freed: operations on streams may still access it.
+// The memory is not freed, because operations on streams may still access it.
 int ncclCommAbort(comm *communicator) {
     if (communicator->state == LEFT) return invalid_call(communicator);
     communicator->state = LEFT;

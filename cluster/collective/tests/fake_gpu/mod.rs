@@ -1,5 +1,5 @@
-//! Fake GPU for tests: host memory instead of device memory, and streams that run their work late, in a random order that respects
-//! streams and events. Also loads the fake NCCL library (fake_nccl.c).
+//! Fake GPU for tests. Its device memory is host memory. Its streams run their work late. The order is random, but
+//! respects the order within each stream and the events. This module also loads the fake NCCL library (fake_nccl.c).
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -50,7 +50,7 @@ impl GpuState {
     }
 }
 
-/// Stream as the fake NCCL library sees it.
+/// Stream, with the layout that the fake NCCL library expects.
 #[repr(C)]
 struct Stream {
     enqueue: extern "C" fn(*mut Stream, extern "C" fn(*mut c_void) -> c_int, *mut c_void),
@@ -72,12 +72,12 @@ extern "C" fn enqueue(stream: *mut Stream, run: extern "C" fn(*mut c_void) -> c_
     state.lock().unwrap().queues[StreamId::Comm as usize].push_back(StreamWork::Run(Box::new(work)));
 }
 
-/// Fake GPU. A thread runs its work; clones refer to the same GPU.
+/// Fake GPU. A thread runs its work. Clones refer to the same GPU.
 #[derive(Clone)]
 pub struct FakeGpu {
     state: Arc<Mutex<GpuState>>,
     stream: Arc<Mutex<Box<Stream>>>,
-    /// Single bf16 buffer, as on a real GPU.
+    /// bf16 buffer. There is only one, as on a real GPU.
     scratch: Arc<Mutex<Vec<u16>>>,
 }
 
@@ -101,7 +101,7 @@ impl FakeGpu {
         self.enqueue(StreamId::Compute, StreamWork::Run(Box::new(run)));
     }
 
-    /// Stops the GPU's thread; pending work is not run.
+    /// Stops the thread of the GPU. Pending work is not run.
     pub fn stop(&self) {
         self.state.lock().unwrap().is_stopped = true;
     }
@@ -126,7 +126,7 @@ fn run_streams(state: &Mutex<GpuState>) {
         if locked.is_stopped {
             return;
         }
-        // One stream runs ahead of the other for a while.
+        // Let one stream run ahead of the other for a while.
         if locked.random(8) == 0 {
             preferred = locked.random(2) as usize;
         }
@@ -220,7 +220,8 @@ unsafe impl NcclDevice for FakeGpu {
     }
 }
 
-/// Passes buckets in host memory on as buckets of device 0, whose memory is host memory.
+/// Reducer that passes buckets in host memory on as buckets of device 0. (The memory of this fake device is host
+/// memory.)
 pub struct HostAsDevice(pub Box<dyn Reducer>);
 
 impl Reducer for HostAsDevice {
@@ -237,7 +238,7 @@ impl Reducer for HostAsDevice {
     }
 }
 
-/// Faults for [`FakeNccl::inject_fault`]; the same values as in fake_nccl.c.
+/// Faults for [`FakeNccl::inject_fault`], with the same values as in fake_nccl.c.
 pub mod faults {
     pub const REMOTE: c_int = 1;
     pub const STUCK: c_int = 2;
@@ -247,7 +248,7 @@ pub mod faults {
     use std::ffi::c_int;
 }
 
-/// Copy of the fake NCCL library with its counters.
+/// Copy of the fake NCCL library, with its own faults and counters.
 pub struct FakeNccl {
     pub library: Arc<NcclLibrary>,
     dynamic: DynamicLibrary,

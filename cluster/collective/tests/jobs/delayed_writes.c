@@ -1,5 +1,5 @@
-// Delays every twentieth socket write of 1 KiB or more by 50 ms and appends a byte to the file LAMBERT_TEST_DELAYS for each. Loaded by
-// tests with LD_PRELOAD, for kernels that cannot delay packets.
+// Delays every twentieth socket write of 1 KiB or more by 50 ms. For each delayed write, appends a byte to the file
+// that LAMBERT_TEST_DELAYS names. Tests load this library with LD_PRELOAD, because not every kernel can delay packets.
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,5 +1,5 @@
-//! Jobs of real MPI processes. A test program starts itself under `mpirun`, with one of its tests as the body of each rank. Outside an
-//! MPI job such a test does nothing.
+//! Jobs of real MPI processes. A test program starts itself under `mpirun`, and each rank runs one of its tests.
+//! Outside an MPI job, that test does nothing.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -11,7 +11,7 @@ use lambert_collective::{Endpoints, world};
 /// Environment variable with the folder in which ranks write files for the test that started them.
 pub const FOLDER: &str = "LAMBERT_TEST_FOLDER";
 
-/// Job timeout for mpirun, seconds; longer than any job here.
+/// Job timeout for mpirun, seconds. It is longer than any job of these tests.
 const TIMEOUT: &str = "60";
 
 /// Runs `test` in each rank of a job. Returns the output and the duration.
@@ -37,7 +37,7 @@ pub fn mpirun(ranks: usize, test: &str, folder: &Path) -> (Output, Duration) {
     (output, start.elapsed())
 }
 
-/// Initializes MPI if this process is a rank of a job; `None` otherwise.
+/// Initializes MPI if this process is a rank of a job. Returns `None` otherwise.
 pub fn as_rank(options: MpiOptions) -> Option<Endpoints> {
     let detected = world::detect()?;
     let endpoints = mpi::init(options).unwrap();
@@ -59,7 +59,7 @@ pub fn write(name: &str, text: &str) {
 
 /// Writes a file to `folder` atomically.
 pub fn write_in(folder: &Path, name: &str, text: &str) {
-    // Two ranks may write the same file.
+    // Two ranks may write the same file at the same time, so each rank uses its own temporary file.
     let temporary = folder.join(format!("temp-{}-{name}", std::process::id()));
     std::fs::write(&temporary, text).unwrap();
     std::fs::rename(&temporary, folder.join(name)).unwrap();

@@ -1,4 +1,4 @@
-//! Conformance suite of the backends, seen from one rank. All ranks of a group call [`run_all_checks`] concurrently.
+//! Conformance suite that every backend must pass. All ranks of a group call [`run_all_checks`] concurrently.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ pub const F32: f64 = 1.0 / (1 << 24) as f64;
 #[allow(dead_code, reason = "not supported by every backend")]
 pub const BF16: f64 = 1.0 / (1 << 8) as f64;
 
-/// Runs all checks. Returns a digest of the bits of all sums, which must be equal on all ranks and in every run. `rounding` is the
-/// relative rounding error of the wire format.
+/// Runs all checks. Returns a digest of the bits of all sums, which must be equal on all ranks and in every run.
+/// `rounding` is the relative rounding error of the wire format.
 pub fn run_all_checks(endpoints: &mut Endpoints, rounding: f64) -> u64 {
     let (group, reducer) = (&mut *endpoints.group, &mut *endpoints.reducer);
     assert!(group.rank() < group.world_size());
@@ -36,7 +36,8 @@ pub fn run_all_checks(endpoints: &mut Endpoints, rounding: f64) -> u64 {
     digest
 }
 
-/// Small integers, whose sums are exact in any order. The sum of up to eight is at most 256, which is exact in bf16, too.
+/// Returns a small integer. Sums of such integers are exact in any order. Sums over up to eight ranks are at most 256,
+/// so they are exact in bf16, too.
 fn number(i: usize, rank: usize) -> f32 {
     ((i * 37 + rank * 7) % 33) as f32
 }
@@ -61,7 +62,7 @@ fn bucket(values: &mut [f32]) -> Bucket {
 /// Number of f32 values in 1 MiB.
 const MIB: usize = 1 << 18;
 
-/// Bucket length up to which a backend may use another algorithm.
+/// Maximum length of the buckets for which a backend may use another algorithm.
 const SMALL: usize = 8192;
 
 fn sums_of_small_integers_are_exact(group: &mut dyn Group, reducer: &mut dyn Reducer) {
@@ -130,8 +131,8 @@ fn barriers_wait_for_all_ranks(group: &mut dyn Group) {
     assert!(group.rank() != 0 || start.elapsed() >= late);
 }
 
-/// Starts four buckets in the same order on all ranks; every second rank waits for them in the opposite order. An f64 all-reduce runs
-/// while they are in flight.
+/// Starts four buckets in the same order on all ranks. Every second rank waits for the buckets in a different order. An
+/// f64 all-reduce runs while the buckets are in flight.
 fn several_buckets_may_be_in_flight(group: &mut dyn Group, reducer: &mut dyn Reducer) {
     let (rank, world) = (group.rank(), group.world_size());
     let mut values = numbers(10_000, rank);
@@ -166,7 +167,7 @@ fn device_memory_is_rejected(reducer: &mut dyn Reducer) {
     assert_eq!(error.to_string(), format!("{} cannot all-reduce a bucket in the memory of device 3", reducer.name()));
 }
 
-/// One rank is late, but within the deadline.
+/// One rank is late, but arrives before the deadline.
 fn a_deadline_in_the_future_has_no_effect(group: &mut dyn Group, reducer: &mut dyn Reducer) {
     if group.rank() == 0 {
         std::thread::sleep(Duration::from_millis(100));
@@ -176,8 +177,8 @@ fn a_deadline_in_the_future_has_no_effect(group: &mut dyn Group, reducer: &mut d
     assert_sums(&values, group.world_size());
 }
 
-/// Checks that waiting for a rank that never arrives fails at the deadline. All ranks but the last call it; the group is unusable
-/// afterwards.
+/// Checks that waiting for a rank that never arrives fails at the deadline. All ranks except the last call this
+/// function. The group is unusable afterwards.
 #[allow(dead_code, reason = "not used by every test program")]
 pub fn a_rank_that_never_arrives_is_detected(endpoints: &mut Endpoints) {
     let mut values = numbers(1000, 0);
@@ -247,7 +248,8 @@ fn order_dependent_values(length: usize, rank: usize) -> Vec<f32> {
     (0..length).map(number).collect()
 }
 
-/// Asserts that `values` are the sums of [`order_dependent_values`] over all ranks. Each term and each partial sum may be rounded once.
+/// Asserts that `values` are the sums of [`order_dependent_values`] over all ranks. Each term and each partial sum may
+/// be rounded once.
 fn assert_near(values: &[f32], world: usize, rounding: f64) {
     let terms: Vec<_> = (0..world).map(|rank| order_dependent_values(values.len(), rank)).collect();
     for (i, &value) in values.iter().enumerate() {
@@ -258,7 +260,7 @@ fn assert_near(values: &[f32], world: usize, rounding: f64) {
     }
 }
 
-/// Adds the bits of `values` to `digest` and asserts that it is equal on all ranks.
+/// Adds the bits of `values` to `digest` and asserts that the digest is equal on all ranks.
 fn assert_equal_on_all_ranks(group: &mut dyn Group, values: &[f32], digest: &mut u64) {
     for value in values {
         *digest = (*digest ^ u64::from(value.to_bits())).wrapping_mul(0x100_0000_01b3);

@@ -8,12 +8,12 @@ use crate::error::{Error, Result};
 use crate::run::{MANIFEST, in_checkpoint};
 use crate::store::Store;
 
-/// Copies a checkpoint of run `from` to run `to` under the same name. Every object is verified against the manifest;
-/// the manifest is written last. Holds one object in memory at a time.
+/// Copies a checkpoint of run `from` to run `to` under the same name. Verifies every object against the manifest, and
+/// writes the manifest last. Keeps only one object in memory at a time.
 ///
 /// # Errors
 /// [`Error::NotFound`] or [`Error::Damaged`] if the source is not intact, [`Error::Exists`] if `to` has a different
-/// checkpoint of that name, or another store error. A failed copy can be repeated.
+/// checkpoint with this name, or another store error. A failed copy can be repeated.
 pub fn copy(from: &Store, checkpoint: &str, to: &Store) -> Result<()> {
     let manifest = read_manifest(from, checkpoint)?;
     let name = in_checkpoint(checkpoint, MANIFEST);
@@ -28,8 +28,8 @@ pub fn copy(from: &Store, checkpoint: &str, to: &Store) -> Result<()> {
     if to.put_new(&name, text)? { Ok(()) } else { check_identical(&manifest, to, &name) }
 }
 
-/// Accepts an existing checkpoint only if it is identical. Checked before any write: objects of a committed
-/// checkpoint are immutable.
+/// Fails unless the manifest `name` in `to` equals `manifest`. An existing checkpoint is checked before any object is
+/// written, because the objects of a committed checkpoint are immutable.
 fn check_identical(manifest: &Manifest, to: &Store, name: &str) -> Result<()> {
     let existing = read_manifest(to, &manifest.name())?;
     if existing == *manifest { Ok(()) } else { Err(Error::Exists { url: to.url_of(name) }) }

@@ -12,34 +12,35 @@ use crate::{hash, names};
 /// Manifest format of this version.
 pub const FORMAT: u32 = 4;
 
-/// Oldest readable format: without `held_out_loss` and `best`.
+/// Oldest format that this version reads. A manifest in that format has no `held_out_loss` and no `best`.
 const OLDEST: u32 = 1;
 
-/// A checkpoint's `manifest.json`.
+/// Content of the `manifest.json` of a checkpoint.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// [`FORMAT`] of the writer; older formats are readable.
+    /// [`FORMAT`] of the version that wrote the manifest.
     pub format: u32,
     /// Completed optimizer steps.
     pub step: u64,
     /// Attempt that wrote the checkpoint.
     pub attempt: u32,
-    /// Name of the previous checkpoint of this run, which the attempt saved or resumed from; `None` if there is none.
+    /// Name of the previous checkpoint of this run. For the first save of an attempt, this is the checkpoint from which
+    /// the attempt resumed. `None` if there is no previous checkpoint.
     pub parent: Option<String>,
     /// Index of the current stage, from 0.
     pub stage: usize,
-    /// Samples consumed from each dataset, keyed by the SHA-256 of the dataset's manifest. Counts over epochs: the
-    /// second epoch of 100 samples begins at 100.
+    /// Samples consumed from each dataset, keyed by the SHA-256 of the dataset manifest. The count continues across
+    /// epochs: with 100 samples, the second epoch begins at 100.
     pub cursor: BTreeMap<String, u64>,
-    /// SHA-256 of the run's resolved configuration.
+    /// SHA-256 of the resolved configuration of the run.
     pub config_sha256: String,
-    /// World size when written.
+    /// World size (number of ranks) of the attempt that wrote the checkpoint.
     pub world: usize,
-    /// Held-out loss at this step, nats; `None` if it was not measured.
+    /// Held-out loss at this step, nats. `None` if it was not measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out_loss: Option<f64>,
-    /// Best checkpoint of the run by held-out loss so far, possibly this one.
+    /// Checkpoint of this run with the lowest held-out loss so far. It can be this checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
     /// Engine state, opaque to this crate.
@@ -68,7 +69,7 @@ pub struct ObjectEntry {
     pub bytes: u64,
     /// SHA-256, 64 lower-case hexadecimal digits.
     pub sha256: String,
-    /// For an optimizer shard: the parameter slices that it holds, in order. Empty for other objects.
+    /// Parameter slices in an optimizer shard, in the order of their data. Empty for other objects.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slices: Vec<Slice>,
 }
@@ -85,13 +86,14 @@ pub struct Slice {
     pub count: u64,
 }
 
-/// The field common to all formats, read before the rest.
+/// The one field that every format has. It is parsed before the other fields.
 #[derive(Deserialize)]
 struct Versioned {
     format: u32,
 }
 
-/// The manifest ends with its own checksum: SHA-256 of the whole text with these digits set to zero.
+/// Text before the checksum, which is at the end of the manifest. The checksum is the SHA-256 of the whole text with
+/// the digits of the checksum set to zero.
 const CHECKSUM_KEY: &str = ",\n  \"manifest_sha256\": \"";
 const END: &str = "\"\n}\n";
 const DIGITS: usize = 64;
@@ -149,8 +151,8 @@ impl Manifest {
         }
     }
 
-    /// Returns why the entries are invalid, if they are: a name outside the checkpoint, a duplicate, no checksum, or
-    /// a slice that overflows.
+    /// Returns the reason if an entry is invalid. Reasons are a name outside the checkpoint, a duplicate name, an
+    /// invalid checksum, and a slice whose end overflows.
     pub(super) fn invalid_entry(&self) -> Option<String> {
         let mut seen = HashSet::new();
         self.objects.iter().find_map(|entry| {
@@ -168,7 +170,7 @@ impl Manifest {
     }
 }
 
-/// Verifies the checksum and returns the JSON text without it; `None` if it does not match.
+/// Verifies the checksum and returns the JSON text without the checksum. Returns `None` if the checksum does not match.
 fn verify_checksum(text: &[u8]) -> Option<Vec<u8>> {
     let before_end = text.strip_suffix(END.as_bytes())?;
     let (sealed, digits) = before_end.split_at_checked(before_end.len().checked_sub(DIGITS)?)?;
@@ -240,7 +242,7 @@ mod tests {
         }
     }
 
-    /// Golden file written before format 2.
+    /// The golden file was written by a version before format 2.
     #[test]
     fn format_1_is_read() {
         let text = include_bytes!("../../tests/golden/manifest-format-1.json");

@@ -1,8 +1,8 @@
-//! Checkpoints of a run: sets of objects below `checkpoints/step-000012000-a0003/`.
+//! Checkpoints of a run. Each one is a set of objects below a prefix such as `checkpoints/step-000012000-a0003/`.
 //!
-//! A checkpoint exists if and only if its manifest exists. It is intact if every object has the size and checksum in
-//! the manifest. All ranks write objects; rank 0 commits the manifest last. `newest_verified` selects the checkpoint
-//! to resume from; `prune` removes old ones.
+//! A checkpoint exists if and only if its manifest exists. The checkpoint is intact if every object has the size and
+//! the checksum that the manifest records. All ranks write objects. Rank 0 writes the manifest last, which commits the
+//! checkpoint. `newest_verified` selects the checkpoint to resume from, and `prune` removes old checkpoints.
 
 mod copy;
 mod manifest;

@@ -1,4 +1,4 @@
-//! Retention: removes old checkpoints and orphaned objects.
+//! Retention rules, and the removal of old checkpoints and orphaned objects.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,18 +12,18 @@ use crate::run::{CHECKPOINTS, MANIFEST, checkpoint, in_checkpoint};
 use crate::store::Store;
 use crate::temp_files::{self, SearchDepth};
 
-/// Retention rules. A checkpoint that any rule selects is kept. Checkpoints invalidated by a rollback are selected
-/// only by name, so that they displace no valid one.
+/// Retention rules. A checkpoint is kept if any rule selects it. While a valid checkpoint exists, only `named` selects
+/// checkpoints that a rollback invalidated. An invalidated checkpoint therefore never takes the place of a valid one.
 #[derive(Debug, Clone, Default)]
 pub struct Retention {
-    /// Number of newest checkpoints; at least one is always kept.
+    /// Number of newest checkpoints to keep; 0 counts as 1.
     pub last: usize,
-    /// Keeps the first checkpoint at or after each multiple of this step interval; 0: none. A save that is due at a
-    /// multiple can be delayed by the previous one.
+    /// Keeps the first checkpoint at or after each multiple of this number of steps; 0 turns this rule off. (A save
+    /// that is due at a multiple can be delayed by the previous save.)
     pub every_steps: u64,
     /// Names of checkpoints to keep, such as the best by held-out loss.
     pub named: BTreeSet<String>,
-    /// A checkpoint that was just written or verified and is not read again.
+    /// Name of a checkpoint that was just written or verified. Pruning takes it as intact and does not read it again.
     pub known_intact: Option<String>,
 }
 
@@ -36,11 +36,11 @@ pub struct Pruned {
     pub objects: usize,
     /// Size of the removed objects, bytes.
     pub bytes: u64,
-    /// Number of removed temporary files of killed processes (local stores only).
+    /// Number of removed temporary files that killed processes had left (local stores only).
     pub half_written: usize,
 }
 
-/// Keeps the newest `keep` checkpoints (at least one), and always the newest that verifies.
+/// Removes all checkpoints except the newest `keep` (at least one) and the newest that verifies.
 ///
 /// # Errors
 /// A store error.
@@ -48,37 +48,39 @@ pub fn prune(run: &Store, keep: usize) -> Result<Pruned> {
     retain(run, &Retention { last: keep, ..Retention::default() })
 }
 
-/// Keeps the checkpoints that `retention` selects, and always the newest that verifies. Also removes objects of
-/// uncommitted checkpoints, unless the running attempt may still write them, and temporary files anywhere in the run.
+/// Removes all checkpoints except those that `retention` selects and the newest that verifies. Also removes the objects
+/// of uncommitted checkpoints, unless the current attempt may still be writing them. Also removes orphaned temporary
+/// files anywhere in the run.
 ///
 /// # Errors
-/// A store error; everything removed before it was not retained.
+/// A store error. Some of the objects may have been removed before the error.
 pub fn retain(run: &Store, retention: &Retention) -> Result<Pruned> {
     let mut pruned = remove_unretained(run, retention, || Ok(()))?;
     pruned.half_written += temp_files::remove(run, "", SearchDepth::Tree, ORPHAN_AGE)?;
     Ok(pruned)
 }
 
-/// Like [`retain`], for the attempt that holds `lease`, which is checked before each removal. Searches only the
-/// checkpoints and the run's root for temporary files: the other folders can have many objects.
+/// Like [`retain`], for the attempt that holds `lease`. Checks the lease before each removal. Searches for temporary
+/// files only in the checkpoints and in the root folder of the run. Other folders can have many objects.
 ///
 /// # Errors
-/// As for [`retain`]; also a lost lease.
+/// As for [`retain`], or a lost lease.
 pub fn retain_under(lease: &Lease, run: &Store, retention: &Retention) -> Result<Pruned> {
     let mut pruned = remove_unretained(run, retention, || lease.check())?;
     pruned.half_written += temp_files::remove(run, "", SearchDepth::Directory, ORPHAN_AGE)?;
     Ok(pruned)
 }
 
-/// Age at which a temporary file outside of checkpoints is orphaned.
+/// Age from which a temporary file outside the checkpoints counts as orphaned.
 const ORPHAN_AGE: Duration = Duration::from_secs(3600);
 
-/// Removes checkpoints that are not retained and remains of uncommitted ones, as long as `check` succeeds.
+/// Removes the checkpoints that are not retained, and the remains of uncommitted checkpoints. Calls `check` before each
+/// removal, and stops if it fails.
 fn remove_unretained(run: &Store, retention: &Retention, check: impl Fn() -> Result<()>) -> Result<Pruned> {
     check()?;
-    // Read the lease before the listing: then the listing has every commit of this attempt and earlier ones. In the
-    // other order, a checkpoint committed in between by an attempt that has since been superseded would look
-    // uncommitted.
+    // The newest lease is read before the checkpoints are listed. In the other order, an attempt could commit a
+    // checkpoint after the listing and lose its lease before the lease is read. That checkpoint would then look
+    // uncommitted and be removed.
     let attempt = Lease::newest(run)?;
     let folders = folders(run)?;
     let mut pruned = Pruned::default();
@@ -92,7 +94,7 @@ fn remove_unretained(run: &Store, retention: &Retention, check: impl Fn() -> Res
     }
     let committed = committed_newest_first(&folders);
     for name in run.list_folders(CHECKPOINTS)? {
-        // No writer is left there.
+        // No process writes to this folder any more.
         if AttemptStep::parse(&name).is_some_and(|position| !may_be_in_progress(position, &committed, attempt)) {
             pruned.half_written += temp_files::remove(run, &checkpoint(&name), SearchDepth::Tree, Duration::ZERO)?;
         }
@@ -108,7 +110,8 @@ fn committed_newest_first(folders: &BTreeMap<AttemptStep, Vec<Object>>) -> Vec<A
         .collect()
 }
 
-/// Deletes the manifest first: this un-commits the checkpoint, and a later run removes what a kill leaves.
+/// Removes a checkpoint. Deletes the manifest first, so that the checkpoint is no longer committed. If the process is
+/// killed midway, a later pruning removes the remaining objects.
 fn remove(run: &Store, position: AttemptStep, objects: &[Object], pruned: &mut Pruned) -> Result<()> {
     let manifest = in_checkpoint(&position.name(), MANIFEST);
     if objects.iter().any(|object| object.path == manifest) {
@@ -134,7 +137,7 @@ fn to_delete(
     let is_invalidated = |position: &AttemptStep| rollbacks.iter().any(|rollback| rollback.invalidates(*position));
     let (invalidated, valid): (Vec<AttemptStep>, Vec<AttemptStep>) =
         all.iter().partition(|position| is_invalidated(position));
-    // Without valid checkpoints a run resumes from an invalidated one.
+    // If no valid checkpoint exists, a run resumes from an invalidated one.
     let candidates = if valid.is_empty() { &invalidated } else { &valid };
     let mut retained = retention.select(candidates);
     retained.extend(invalidated.iter().filter(|position| retention.named.contains(&position.name())));
@@ -160,7 +163,8 @@ impl Retention {
         newest.chain(named).copied().chain(self.milestones(all)).collect()
     }
 
-    /// The first of `all` (newest first) at or after each multiple of `every_steps`; of several at a step the newest.
+    /// Returns the first checkpoint of `all` (sorted newest first) at or after each multiple of `every_steps`. If
+    /// several attempts saved that step, returns the checkpoint of the newest attempt.
     fn milestones(&self, all: &[AttemptStep]) -> impl Iterator<Item = AttemptStep> {
         let mut first = BTreeMap::<u64, AttemptStep>::new();
         for position in all {
@@ -191,8 +195,8 @@ fn newest_intact(run: &Store, all: &[AttemptStep], retention: &Retention) -> Res
     Ok(None)
 }
 
-/// True if the running attempt may still be writing an uncommitted checkpoint. Saves of an attempt never overlap, so
-/// one older than the attempt's newest commit was abandoned.
+/// True if the attempt with the newest lease may still be writing this uncommitted checkpoint. Saves of an attempt
+/// never overlap, so an uncommitted checkpoint that is older than the newest committed one was abandoned.
 fn may_be_in_progress(position: AttemptStep, committed: &[AttemptStep], attempt: Option<u32>) -> bool {
     let newest = committed.first();
     Some(position.attempt) >= attempt && newest.is_none_or(|newest| position > *newest)

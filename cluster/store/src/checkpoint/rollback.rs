@@ -1,6 +1,6 @@
 //! Rollback records, and the checkpoints that they invalidate.
 //!
-//! An invalidated checkpoint is used only if no other is left.
+//! A run resumes from an invalidated checkpoint only if it has no valid one.
 
 use std::ops::Range;
 
@@ -16,18 +16,18 @@ use crate::store::Store;
 /// Size limit of a rollback record, bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// Rollback record, `rollbacks/attempt-0003.json`. Written before the attempt ends; an attempt that is killed earlier
-/// reaches the same step and decision again.
+/// Rollback record, for example `rollbacks/attempt-0003.json`. The attempt writes its record before it ends. If the
+/// attempt is killed before that, the next attempt reaches the same step and makes the same decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RollbackRecord {
     /// Attempt that rolled back.
     pub attempt: u32,
-    /// Last valid step: later checkpoints of this and earlier attempts are invalid.
+    /// Last valid step. Checkpoints that this attempt or earlier attempts saved after this step are invalid.
     pub steps: u64,
-    /// SHA-256 of the dataset's manifest.
+    /// SHA-256 of the dataset manifest.
     pub dataset: String,
-    /// Samples of the dataset to skip, counted over all epochs.
+    /// Samples of the dataset to skip, as positions that continue across epochs.
     pub samples: Range<u64>,
     /// Reason, for messages.
     #[serde(alias = "why")]
@@ -35,7 +35,7 @@ pub struct RollbackRecord {
 }
 
 impl RollbackRecord {
-    /// Writes the record to the run's store.
+    /// Writes the record to the store of the run.
     ///
     /// # Errors
     /// A store error.
@@ -45,11 +45,11 @@ impl RollbackRecord {
         run.put(&path, serde_json::to_vec_pretty(self).map_err(failed)?.into())
     }
 
-    /// Reads the records of attempt `oldest` and later. Every checkpoint of `oldest` already includes the skipped
-    /// samples of earlier ones.
+    /// Reads the records of attempt `oldest` and of later attempts. Earlier records are not needed, because the
+    /// checkpoints of attempt `oldest` already include their skipped samples.
     ///
     /// # Errors
-    /// A store error; [`Error::Damaged`] for a record that is unreadable or has unknown fields.
+    /// A store error, or [`Error::Damaged`] for a record that is unreadable or has unknown fields.
     pub fn read_from(run: &Store, oldest: u32) -> Result<Vec<Self>> {
         read_from(run, oldest)
     }
@@ -71,7 +71,8 @@ pub struct RollbackPoint {
 }
 
 impl RollbackPoint {
-    /// Reads the records of attempt `oldest` and later: earlier ones invalidate no checkpoint of `oldest`.
+    /// Reads the records of attempt `oldest` and of later attempts. Earlier records cannot invalidate a checkpoint of
+    /// attempt `oldest`.
     ///
     /// # Errors
     /// A store error, or [`Error::Damaged`] for an unreadable record.
@@ -85,7 +86,7 @@ impl RollbackPoint {
         position.attempt <= self.attempt && position.step > self.steps
     }
 
-    /// Returns why a checkpoint is invalid, if it is.
+    /// Returns the reason, for messages, if this rollback makes the checkpoint invalid.
     #[must_use]
     pub fn invalid_reason(&self, manifest: &Manifest) -> Option<String> {
         let position = AttemptStep { attempt: manifest.attempt, step: manifest.step };
@@ -93,7 +94,7 @@ impl RollbackPoint {
     }
 }
 
-/// Reads the records of attempt `oldest` and later.
+/// Reads the records of attempt `oldest` and of later attempts.
 fn read_from<T: DeserializeOwned>(run: &Store, oldest: u32) -> Result<Vec<T>> {
     let names = run.list(ROLLBACKS)?.into_iter().map(|object| object.path);
     let is_read = |name: &String| run::attempt_of_rollback(name).is_none_or(|attempt| attempt >= oldest);
@@ -132,7 +133,7 @@ mod tests {
         assert_eq!(written, expected);
     }
 
-    /// Key of versions up to 0.1.
+    /// Versions up to 0.1 wrote the reason under the key `why`.
     #[test]
     fn the_old_key_of_the_reason_is_read() {
         let run = Store::open("memory://rollbacks/old-key").unwrap();

@@ -13,45 +13,46 @@ use crate::listing::Object;
 use crate::run::{CHECKPOINTS, MANIFEST, in_checkpoint};
 use crate::store::Store;
 
-/// Size limit of a manifest, bytes; a larger object is not one.
+/// Maximum size of a manifest, bytes. A larger object cannot be a manifest.
 pub(super) const MAX_MANIFEST_BYTES: u64 = 256 << 20;
 
-/// A committed checkpoint in a listing; not read yet.
+/// A committed checkpoint in a listing. Its objects were not read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedCheckpoint {
     /// Its name.
     pub name: String,
     /// Attempt and step.
     pub position: AttemptStep,
-    /// Total size of its objects, bytes.
+    /// Total size of its objects, including the manifest, bytes.
     pub bytes: u64,
 }
 
-/// A committed checkpoint that was skipped in selection.
+/// A committed checkpoint that the selection skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SkippedCheckpoint {
     /// Checkpoint name.
     pub name: String,
     /// Reason.
     pub why: String,
-    /// True if the caller rejected its manifest; false if it is damaged.
+    /// True if the caller rejected the manifest; false if the checkpoint is damaged.
     pub is_rejected: bool,
 }
 
-/// A fully read and verified checkpoint. Can be sent to other processes, which then read exactly the verified bytes
-/// or fail.
+/// A checkpoint whose objects were all read and verified. The value can be serialized and sent to other processes. Each
+/// of them then either reads exactly the verified bytes or fails.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VerifiedCheckpoint {
     /// The manifest.
     pub manifest: Manifest,
-    /// XXH3 hashes of its objects.
+    /// XXH3 hash of each object, keyed by the name of the object within the checkpoint.
     hashes: BTreeMap<String, u64>,
 }
 
-/// The selected checkpoint with its name, if any, and the skipped ones, newest first.
+/// The selected checkpoint with its name (`None` if no checkpoint is usable), and the skipped checkpoints, newest
+/// first.
 pub type CheckpointSelection = (Option<(String, VerifiedCheckpoint)>, Vec<SkippedCheckpoint>);
 
-/// Lists the objects of each checkpoint, committed or not (paths relative to the run).
+/// Lists the objects of each checkpoint, committed or not. The paths are relative to the run.
 pub(super) fn folders(run: &Store) -> Result<BTreeMap<AttemptStep, Vec<Object>>> {
     let mut folders = BTreeMap::<AttemptStep, Vec<Object>>::new();
     for object in run.list(CHECKPOINTS)? {
@@ -68,7 +69,7 @@ pub(super) fn is_committed_in(position: AttemptStep, objects: &[Object]) -> bool
     objects.iter().any(|object| object.path == manifest)
 }
 
-/// Lists the committed checkpoints of a run, newest first: by attempt, then by step.
+/// Lists the committed checkpoints of a run, sorted newest first by attempt and then by step.
 ///
 /// # Errors
 /// A store error.
@@ -81,7 +82,7 @@ pub fn list(run: &Store) -> Result<Vec<ListedCheckpoint>> {
     Ok(listed.collect())
 }
 
-/// Reads the manifest of a checkpoint and verifies its checksum; the objects are not read.
+/// Reads the manifest of a checkpoint and verifies its checksum. Does not read the other objects.
 ///
 /// # Errors
 /// [`Error::NotFound`] if the checkpoint is not committed, [`Error::Damaged`] if the manifest is damaged or of an
@@ -94,8 +95,8 @@ pub fn read_manifest(run: &Store, checkpoint: &str) -> Result<Manifest> {
     })
 }
 
-/// Reads again after damage in a remote store: a network response can be wrong while the object is intact. The second
-/// result is final.
+/// Calls `look`. If an object in a remote store appears damaged, calls `look` once more and returns the second result.
+/// (A network response can be wrong although the object is intact.)
 fn retry_if_damaged<T>(run: &Store, mut look: impl FnMut() -> Result<T>) -> Result<T> {
     match look() {
         Err(error) if error.is_damaged() && !run.is_local() => {
@@ -106,14 +107,14 @@ fn retry_if_damaged<T>(run: &Store, mut look: impl FnMut() -> Result<T>) -> Resu
     }
 }
 
-/// Reads all objects of a checkpoint and verifies sizes and checksums. Safetensors objects must also have a valid
-/// header and finite elements: training cannot resume from others.
+/// Reads all objects of a checkpoint and verifies sizes and checksums. Also checks that each safetensors object has a
+/// valid header and only finite elements, because training cannot resume from any other.
 ///
 /// # Errors
-/// [`Error::NotFound`] or [`Error::Damaged`] if it is not intact, or another store error.
+/// [`Error::NotFound`] or [`Error::Damaged`] if the checkpoint is not intact, or another store error.
 pub fn verify(run: &Store, checkpoint: &str) -> Result<VerifiedCheckpoint> {
     let manifest = read_manifest(run, checkpoint)?;
-    // Sizes first: cheap, and they reveal most damage.
+    // Sizes are checked first, because that is cheap and finds most damage.
     for entry in &manifest.objects {
         check_size(run, checkpoint, entry)?;
     }
@@ -132,14 +133,15 @@ pub fn verify(run: &Store, checkpoint: &str) -> Result<VerifiedCheckpoint> {
     Ok(VerifiedCheckpoint { manifest, hashes })
 }
 
-/// Concurrent reads: enough to overlap hashing with I/O.
+/// Number of objects that are read concurrently. It is sufficient to overlap hashing with I/O.
 const PARALLEL: usize = 4;
 
-/// Selects the newest checkpoint that verifies. One invalidated by a rollback is used only if there is no other.
+/// Selects the newest checkpoint that verifies. Selects a checkpoint that a rollback invalidated only if no valid
+/// checkpoint verifies.
 ///
 /// # Errors
-/// A store error. An unreachable store says nothing about a checkpoint, so it is never a reason to select an older
-/// one.
+/// A store error. If the store is unreachable while a checkpoint is read, returns the error instead of an older
+/// checkpoint.
 pub fn newest_verified(run: &Store) -> Result<CheckpointSelection> {
     let oldest = list(run)?.last().map_or(0, |listed| listed.position.attempt);
     let rollbacks = RollbackPoint::read_from(run, oldest)?;
@@ -149,8 +151,10 @@ pub fn newest_verified(run: &Store) -> Result<CheckpointSelection> {
     }
 }
 
-/// Like [`newest_verified`], for checkpoints whose manifest `reject` accepts (`None`); it is called before any object
-/// is read. If a checkpoint is pruned while it is read, the run is listed again: then there is a newer one.
+/// Selects the newest checkpoint that verifies and that `reject` accepts. `reject` gets the manifest and returns `None`
+/// to accept it, or the reason to reject it. Calls `reject` before it reads any object of the checkpoint. Considers
+/// rollbacks only if `reject` does. If a checkpoint is pruned while it is being read, lists the run again, because a
+/// newer checkpoint must exist.
 ///
 /// # Errors
 /// As for [`newest_verified`].
@@ -177,7 +181,7 @@ pub fn newest_fitting(run: &Store, reject: impl Fn(&Manifest) -> Option<String>)
     }
 }
 
-/// Bounds relisting of a run whose checkpoints are pruned faster than they can be read.
+/// Maximum number of listings, in case checkpoints are pruned faster than they can be read.
 const MAX_LISTINGS: usize = 20;
 
 enum Verdict {
@@ -204,8 +208,9 @@ fn newest_first(mut passed_over: Vec<SkippedCheckpoint>) -> Vec<SkippedCheckpoin
     passed_over
 }
 
-/// True if a checkpoint is committed, intact or not. Pruning deletes the manifest first: an unreadable object is
-/// damage only if this is still true afterwards.
+/// Returns true if a checkpoint is committed, intact or not. Call this after an object could not be read. If the
+/// checkpoint is still committed, the object is damaged. If not, pruning has removed the checkpoint, because pruning
+/// deletes the manifest first.
 ///
 /// # Errors
 /// A store error.
@@ -216,10 +221,10 @@ pub fn is_committed(run: &Store, checkpoint: &str) -> Result<bool> {
 /// Reads one object of a checkpoint and verifies it against the manifest.
 ///
 /// # Errors
-/// [`Error::NotFound`] if the manifest or the store lacks the object, [`Error::Damaged`] if it was changed, or
-/// another store error.
+/// [`Error::NotFound`] if the manifest does not list the object, [`Error::Damaged`] if the object is missing or was
+/// changed, or another store error.
 pub fn read_object(run: &Store, manifest: &Manifest, object: &str) -> Result<Bytes> {
-    // Allocates only after the store has confirmed the size.
+    // The store confirms the size here, before memory of that size is allocated.
     let (name, entry) = checked_entry(run, manifest, object)?;
     retry_if_damaged(run, || {
         let (bytes, found) = run.get_hashed(&name, entry.bytes)?;
@@ -229,14 +234,14 @@ pub fn read_object(run: &Store, manifest: &Manifest, object: &str) -> Result<Byt
 
 /// Receives an object in pieces.
 pub trait ObjectSink {
-    /// Discards all pieces: the object is sent again from the beginning.
+    /// Discards all pieces received so far. Called each time before the object is sent from the beginning.
     fn restart(&mut self);
     /// Receives the next bytes.
     fn update(&mut self, piece: &[u8]);
 }
 
-/// Streams one object of a verified checkpoint to `sink`. The data is valid only if this succeeds: the hash is
-/// compared at the end.
+/// Streams one object of a verified checkpoint to `sink`. The data is valid only if this function succeeds, because the
+/// hash is compared after the last piece.
 ///
 /// # Errors
 /// As for [`read_object`].
@@ -263,7 +268,7 @@ pub fn stream_object(
     })
 }
 
-/// Returns the name and the entry of an object whose size was checked.
+/// Checks the size of an object and returns its name and its entry.
 fn checked_entry<'a>(run: &Store, manifest: &'a Manifest, object: &str) -> Result<(String, &'a ObjectEntry)> {
     let checkpoint = manifest.name();
     let name = in_checkpoint(&checkpoint, object);
@@ -295,7 +300,7 @@ fn check_content(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<u
         inspector.iter_mut().for_each(|inspector| inspector.update(piece));
     })?;
     check_sha256(run, &name, entry, hasher.finish())?;
-    // The checksum matches; check that the tensors are usable, too.
+    // The checksum matches. Now check that the tensors are usable, too.
     let problem = inspector.and_then(TensorValidator::finish);
     let expected = "valid safetensors with finite elements".to_string();
     problem.map_or(Ok(xxh3.finish()), |found| {

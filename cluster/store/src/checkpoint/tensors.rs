@@ -1,7 +1,8 @@
-//! Incremental validation of safetensors objects: valid headers, finite elements.
+//! Incremental validation of safetensors objects. The header must be valid, and all elements must be finite.
 //!
-//! The format (huggingface.co/docs/safetensors): 8 bytes, little-endian, the header's length; the header, a JSON
-//! object from tensor name to `dtype`, `shape` and `data_offsets`; the data, without gaps.
+//! An object in this format (huggingface.co/docs/safetensors) has three parts. The first is the length of the header, 8
+//! bytes in little-endian order. The second is the header, a JSON object that maps each tensor name to `dtype`, `shape`
+//! and `data_offsets`. The third is the data of the tensors, without gaps.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -10,15 +11,15 @@ use serde::Deserialize;
 use serde::de::{MapAccess, Visitor};
 use serde_json::Value;
 
-/// File name suffix of validated objects.
+/// File name suffix of the objects that are validated.
 pub(super) const SUFFIX: &str = ".safetensors";
 
-/// Header size limit, bytes; headers of real models have kilobytes.
+/// Maximum size of a header, bytes. Headers of real models have a few kilobytes.
 const MAX_HEADER_BYTES: u64 = 16 << 20;
 
 const LENGTH_BYTES: usize = 8;
 
-/// Streaming validator; buffers only the header.
+/// Streaming validator. It buffers only the header.
 pub(super) struct TensorValidator {
     size: u64,
     head: Vec<u8>,
@@ -140,7 +141,7 @@ impl DataValidator {
     }
 }
 
-/// Storage format of a tensor's elements.
+/// Storage format of the elements of a tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum ElementKind {
     /// Floating point. An element with all exponent bits set is NaN or infinite.
@@ -170,7 +171,8 @@ impl ElementKind {
         }
     }
 
-    /// Returns the index of the first NaN or infinite element of `partial` followed by `piece`.
+    /// Returns the index of the first NaN or infinite element in the concatenation of `partial` and `piece`. Leaves the
+    /// bytes of an incomplete last element in `partial`.
     fn first_not_finite(self, partial: &mut Vec<u8>, mut piece: &[u8]) -> Option<u64> {
         let Self::Float { bytes, exponent } = self else { return None };
         let mut before = 0;
@@ -195,8 +197,8 @@ impl ElementKind {
     }
 }
 
-/// True if any `width`-byte element of `bytes` has all bits of `exponent` set. Branch-free loops, which the compiler
-/// vectorizes.
+/// True if any `width`-byte element of `bytes` has all bits of `exponent` set. The loops have no branches, so the
+/// compiler vectorizes them.
 fn any_not_finite(width: usize, exponent: u64, bytes: &[u8]) -> bool {
     match width {
         2 => bytes
@@ -224,7 +226,7 @@ struct TensorHeader {
     data_offsets: (u64, u64),
 }
 
-/// A JSON object with all members, including duplicate keys, which a map would hide.
+/// All members of a JSON object, including those with duplicate keys. A map would keep only one member per key.
 struct Members(Vec<(String, Value)>);
 
 impl<'de> Deserialize<'de> for Members {
@@ -249,7 +251,7 @@ impl<'de> Deserialize<'de> for Members {
     }
 }
 
-/// Parses a header into tensors in the order of their data, which has `data` bytes.
+/// Parses a header and returns the tensors in the order of their data. The data section has `data` bytes.
 fn regions(header: &[u8], data: u64) -> Result<Vec<TensorRegion>, String> {
     let members: Members = serde_json::from_slice(header).map_err(|error| format!("its header is invalid: {error}"))?;
     let mut tensors = Vec::new();

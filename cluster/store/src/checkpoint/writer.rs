@@ -1,4 +1,4 @@
-//! Writes a checkpoint: objects from all ranks, then the manifest from rank 0.
+//! Writes a checkpoint. All ranks write objects, and then rank 0 writes the manifest.
 
 use bytes::Bytes;
 
@@ -42,8 +42,8 @@ impl PendingObject {
     }
 }
 
-/// A checkpoint being written. Every rank creates its own for the same step and attempt. Cheap to clone; usable from
-/// any thread.
+/// Writer of one checkpoint. Every rank creates its own writer for the same step and attempt. A writer is cheap to
+/// clone and usable from any thread.
 #[derive(Debug, Clone)]
 pub struct CheckpointWriter {
     run: Store,
@@ -74,11 +74,11 @@ impl CheckpointWriter {
         self.start_object(object, bytes)?.wait()
     }
 
-    /// Starts the upload of one object. `bytes` must not change: they are read until the upload ends.
+    /// Starts the upload of one object. The buffer behind `bytes` must not change until the upload ends.
     /// (`Bytes::from_owner` wraps a buffer without a copy.)
     ///
     /// # Errors
-    /// An invalid name; [`PendingObject`] returns all others.
+    /// An invalid name. [`PendingObject::wait`] returns all other errors.
     pub fn start_object(&self, object: &str, bytes: Bytes) -> Result<PendingObject> {
         crate::names::check(object)?;
         let size = bytes.len() as u64;
@@ -94,12 +94,12 @@ impl CheckpointWriter {
         Ok(PendingObject { upload, object: object.to_string(), url, bytes: size })
     }
 
-    /// Commits the checkpoint: checks that every object exists with its size and that the lease is held, then creates
-    /// the manifest. Called by one rank after all have written their objects.
+    /// Commits the checkpoint by creating its manifest. First checks that every object exists and has the recorded
+    /// size, and that the lease is held. One rank calls this after all ranks have written their objects.
     ///
     /// # Errors
-    /// [`Error::LeaseLost`]; [`Error::Damaged`] for an object that is missing or has another size; [`Error::Refused`]
-    /// for a manifest of another checkpoint; [`Error::Exists`]; or another store error.
+    /// [`Error::LeaseLost`], [`Error::Damaged`] for an object that is missing or has another size, [`Error::Refused`]
+    /// for an invalid manifest or a manifest of another checkpoint, [`Error::Exists`], or another store error.
     pub fn commit(&self, manifest: &Manifest, lease: &Lease) -> Result<()> {
         if let Some(why) = self.reason_to_refuse(manifest, lease) {
             return Err(Error::Refused { url: self.manifest_url(), why });
@@ -112,15 +112,17 @@ impl CheckpointWriter {
         lease.check()?;
         let name = in_checkpoint(&self.name, MANIFEST);
         let text = Bytes::from(text);
-        // A commit whose response was lost may have succeeded; repeating it must not conflict with itself.
+        // An earlier call may have created the manifest although its response was lost. A repeated call must then
+        // succeed.
         if self.run.put_new(&name, text.clone())? || self.run.get_at_most(&name, MAX_MANIFEST_BYTES)? == text {
             return Ok(());
         }
         Err(Error::Exists { url: self.run.url_of(&name) })
     }
 
-    /// Deletes the objects of a failed save from a local store, to free disk space. Does nothing in a bucket, where a
-    /// manifest whose response was lost may still appear: pruning deletes the objects after a later commit.
+    /// Deletes the objects of a failed save from a local store, to free disk space. Does nothing for a bucket, because
+    /// the manifest may still appear there later if the response to the commit was lost. Pruning deletes the objects
+    /// after a later commit.
     ///
     /// # Errors
     /// A store error.
@@ -160,7 +162,7 @@ impl CheckpointWriter {
     }
 }
 
-/// Bytes that are hashed and validated together, while they are in the CPU cache.
+/// Size of a piece, bytes. Each piece is hashed and then validated while it is in the CPU cache.
 const PIECE: usize = 256 << 10;
 
 /// Returns the SHA-256 of a safetensors file, or an error if an element is not finite.

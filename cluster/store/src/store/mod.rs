@@ -20,11 +20,11 @@ use crate::retry::{self, RetryPolicy, StoreRequest};
 use crate::runtime;
 pub use transfer::Upload;
 
-/// A local directory or an object-store prefix. Cheap to clone; usable from many threads.
+/// A local directory or an object-store prefix. A store is cheap to clone and usable from many threads.
 ///
-/// Every call blocks until the store responds; a call from an async runtime's thread blocks that thread. Remote
-/// requests are retried as [`StoreSettings::retry_policy`] says. Local writes are fsynced and atomic: after a crash an object
-/// is complete or absent.
+/// Every call blocks the calling thread until the store responds, also on a thread of an async runtime. Remote requests
+/// are retried according to [`StoreSettings::retry_policy`]. Local writes are fsynced and atomic, so after a crash an
+/// object is either complete or absent.
 #[derive(Clone)]
 pub struct Store {
     pub(crate) backend: Arc<StorageBackend>,
@@ -42,11 +42,11 @@ impl std::fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens a path, `file://`, `memory://name/prefix` (shared within the process), `s3://bucket/prefix`,
-    /// `gs://bucket/prefix` or `az://container/prefix`, without any request.
+    /// Opens a store without sending a request. The URL is a path, `file://`, `memory://name/prefix` (shared within the
+    /// process), `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
     ///
-    /// Credentials and endpoints come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, ...) or from the
-    /// cloud instance's identity.
+    /// Credentials and endpoints come from the environment (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, ...), from the
+    /// shared AWS files, or from the identity of the cloud instance.
     ///
     /// # Errors
     /// An unknown scheme, a URL with a password, or a configuration that the backend rejects.
@@ -70,8 +70,8 @@ impl Store {
         Self { retry_policy, ..self.clone() }
     }
 
-    /// Returns the same store, which does not recreate its root: if a local store's directory is moved or removed
-    /// from now on, writes fail with [`Error::FolderGone`]. No effect on buckets.
+    /// Returns the same store, but without permission to recreate its root directory. If the directory of a local store
+    /// is moved or removed from now on, writes fail with [`Error::FolderGone`]. Has no effect on buckets.
     #[must_use]
     pub fn require_folder(&self) -> Self {
         let required = self.is_local().then(|| Arc::new(RequiredFolder::at(PathBuf::from(&self.url))));
@@ -93,7 +93,7 @@ impl Store {
         Ok(Self { root, url: self.url_of(prefix), ..self.clone() })
     }
 
-    /// Returns the file path of object `path` in a local store; `None` for remote stores. The file need not exist.
+    /// Returns the file path of object `path` in a local store, or `None` for a remote store. The file need not exist.
     ///
     /// # Errors
     /// [`Error::Name`] if `path` is not a plain relative name.
@@ -102,7 +102,7 @@ impl Store {
         Ok(self.is_local().then(|| PathBuf::from(&self.url).join(path)))
     }
 
-    /// Reads a whole object of any size. Use [`Store::get_at_most`] unless it is known to be small.
+    /// Reads a whole object of any size. Use [`Store::get_at_most`] unless the object is known to be small.
     ///
     /// # Errors
     /// [`Error::NotFound`], or another store error.
@@ -110,7 +110,7 @@ impl Store {
         self.get_at_most(path, u64::MAX)
     }
 
-    /// Reads a whole object of at most `limit` bytes; a larger one is not transferred.
+    /// Reads a whole object of at most `limit` bytes. Does not transfer a larger object.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::TooLarge`], or another store error.
@@ -138,7 +138,7 @@ impl Store {
     /// Reads the byte range `range` of an object.
     ///
     /// # Errors
-    /// [`Error::NotFound`], a range beyond the object's end, or another store error.
+    /// [`Error::NotFound`], a range beyond the end of the object, or another store error.
     pub fn get_range(&self, path: &str, range: Range<u64>) -> Result<Bytes> {
         if range.is_empty() {
             return Ok(Bytes::new());
@@ -150,7 +150,7 @@ impl Store {
         })
     }
 
-    /// Returns the size of an object in bytes; `None` if it does not exist.
+    /// Returns the size of an object in bytes, or `None` if the object does not exist.
     ///
     /// # Errors
     /// A store error.
@@ -172,7 +172,7 @@ impl Store {
         matches!(*self.backend, StorageBackend::Local(_))
     }
 
-    /// Retry policy, where retries make sense.
+    /// Retry policy of a remote store. `None` for local disks and memory, where requests are not retried.
     pub(crate) fn retried(&self) -> Option<&RetryPolicy> {
         matches!(*self.backend, StorageBackend::Remote { in_memory: false, .. }).then_some(&self.retry_policy)
     }
@@ -185,7 +185,7 @@ impl Store {
         StoreRequest { operation, url: self.url_of(path) }
     }
 
-    /// Returns what a request needs: an owned store, the checked full name, and the operation for messages.
+    /// Returns the parts of a request: a clone of the store, the checked full name, and operation and URL for messages.
     pub(crate) fn prepare(&self, operation: &'static str, path: &str) -> Result<(Self, Path, StoreRequest)> {
         Ok((self.clone(), names::below(&self.root, path)?, self.request(operation, path)))
     }
@@ -196,15 +196,15 @@ impl Store {
     }
 }
 
-/// Result of a size-limited read. Not an error, so that it is not retried.
+/// Result of a size-limited read. An object above the limit is not an error here, so that the read is not retried.
 enum LimitedRead {
     /// The whole object.
     Object(Bytes),
-    /// Size of an object above the limit, bytes; not read.
+    /// The object is larger than the limit and was not read. The value is its size in bytes.
     TooLarge(u64),
 }
 
-/// Checks the length of a body: a truncated one can look like a success.
+/// Checks the length of a response body, because a truncated response can look like a success.
 pub(crate) fn complete(expected: u64, body: Bytes) -> object_store::Result<Bytes> {
     if body.len() as u64 == expected {
         return Ok(body);
@@ -213,8 +213,8 @@ pub(crate) fn complete(expected: u64, body: Bytes) -> object_store::Result<Bytes
     Err(object_store::Error::Generic { store: "answer", source })
 }
 
-/// Reads the bytes `range` of an object. S3 and Azure truncate a range beyond the object's end; here that is a
-/// permanent error.
+/// Reads the bytes `range` of an object. S3 and Azure truncate a range that exceeds the object. This function returns a
+/// permanent error instead.
 pub(crate) async fn part(objects: &dyn ObjectStore, name: &Path, range: &Range<u64>) -> object_store::Result<Bytes> {
     let options = GetOptions { range: Some(range.clone().into()), ..GetOptions::default() };
     let answer = objects.get_opts(name, options).await?;

@@ -11,7 +11,8 @@ impl Store {
     /// parallel, with bounded memory.
     ///
     /// # Errors
-    /// [`Error::NotFound`], a shorter object, or another store error. `take` may have seen the first pieces by then.
+    /// [`Error::NotFound`], a shorter object, or another store error. `take` may have received some pieces before the
+    /// error.
     pub fn read_pieces(&self, path: &str, bytes: u64, take: impl FnMut(&[u8])) -> Result<()> {
         match self.local_path(path)? {
             Some(file) => local_read::pieces(&file, bytes, take).map_err(|source| self.read_error(path, &source)),
@@ -22,7 +23,7 @@ impl Store {
         }
     }
 
-    /// Like [`Store::read_pieces`] for a cheap `take`: local files are read on the calling thread.
+    /// Like [`Store::read_pieces`], but reads local files on the calling thread. Use this if `take` is cheap.
     ///
     /// # Errors
     /// As for [`Store::read_pieces`].
@@ -35,15 +36,15 @@ impl Store {
         }
     }
 
-    /// Reads the first `bytes` bytes of an object and computes their SHA-256 on the way. Allocates `bytes` at once:
-    /// check the object's size first.
+    /// Reads the first `bytes` bytes of an object and computes their SHA-256 during the read. Allocates `bytes` bytes
+    /// before the read, so check the size of the object first.
     ///
     /// # Errors
     /// [`Error::NotFound`], a shorter object, out of memory, or another store error.
     pub fn get_hashed(&self, path: &str, bytes: u64) -> Result<(Bytes, String)> {
         self.check_memory(path, bytes)?;
         if let Some(file) = self.local_path(path)? {
-            // Zeroed pages are not committed until the file is read into them.
+            // The kernel commits zeroed pages only when the file is read into them.
             let mut whole = vec![0; bytes as usize];
             let sha256 = local_read::whole(&file, &mut whole).map_err(|source| self.read_error(path, &source))?;
             return Ok((whole.into(), sha256));
@@ -56,7 +57,8 @@ impl Store {
         Ok((whole.into(), hasher.finish()))
     }
 
-    /// Tries the allocation: a failed one would abort the process, this one returns an error.
+    /// Tries to allocate `bytes` bytes and returns an error if that fails. A failed allocation elsewhere would abort
+    /// the process.
     fn check_memory(&self, path: &str, bytes: u64) -> Result<()> {
         let size = usize::try_from(bytes).unwrap_or(usize::MAX);
         Vec::<u8>::new().try_reserve_exact(size).map_err(|source| self.read_error(path, &source))

@@ -18,16 +18,16 @@ use crate::open::StorageBackend;
 use crate::retry::{self, StoreRequest};
 use crate::runtime::{self, Pending};
 
-/// Part size, bytes: large enough for throughput on one connection, small enough for a cheap retry.
+/// Size of a part, bytes. It is large enough for throughput on one connection and small enough for a cheap retry.
 const PIECE: u64 = 16 << 20;
 
-/// S3's limit of parts per upload.
+/// Maximum number of parts per upload, as S3 limits it.
 const MAX_PARTS: u64 = 10_000;
 
-/// Concurrent parts.
+/// Number of parts that are transferred concurrently.
 const PARALLEL: usize = 8;
 
-/// A background write. It continues if this handle is dropped, until the process exits.
+/// Handle of a background write. If the handle is dropped, the write continues until it ends or the process exits.
 pub struct Upload {
     task: Pending<Result<String>>,
     done: Option<Result<String>>,
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Upload {
 }
 
 impl Upload {
-    /// Writes `bytes` and concurrently computes their digest, which may reject them.
+    /// Starts writing `bytes`. Concurrently calls `digest`, which returns their SHA-256 or an error.
     pub(crate) fn start(
         store: Store,
         name: Path,
@@ -57,7 +57,7 @@ impl Upload {
         Self { task, done: None }
     }
 
-    /// True if the write has succeeded or failed: [`Upload::wait`] then returns at once.
+    /// Returns true if the write has succeeded or failed. [`Upload::wait`] then returns immediately.
     pub fn is_done(&mut self) -> bool {
         if self.done.is_none() {
             self.done = self.task.take();
@@ -68,7 +68,7 @@ impl Upload {
     /// Waits for completion and returns the SHA-256 of the written bytes.
     ///
     /// # Errors
-    /// A store error, or the digest's.
+    /// A store error, or the error that the digest returned.
     pub fn wait(self) -> Result<String> {
         let task = self.task;
         self.done.unwrap_or_else(|| task.wait())
@@ -90,7 +90,7 @@ pub(crate) async fn upload(store: Store, name: Path, request: StoreRequest, byte
     }
 }
 
-/// Writes the first `bytes` bytes of a file as `name`. A multipart upload holds a few parts in memory at a time.
+/// Writes the first `bytes` bytes of a file as `name`. A multipart upload keeps only a few parts in memory at a time.
 pub(crate) async fn upload_file(
     store: Store,
     name: Path,
@@ -113,7 +113,7 @@ pub(crate) async fn upload_file(
 /// Content of an upload.
 enum Content {
     Bytes(Bytes),
-    /// The first n bytes of a file.
+    /// A file, and the number of its first bytes that are uploaded.
     File(Arc<File>, u64),
 }
 
@@ -160,8 +160,8 @@ impl Multipart<'_> {
         let id = retry::attempts(self.request, self.store.retried(), begin).await?;
         let done = self.send_and_complete(&id, content).await;
         if done.is_err() {
-            // Parts of an aborted upload incur cost until they are removed. If this fails too, the bucket's lifecycle
-            // rule removes them (docs/guides/object-stores.md).
+            // Parts of an unfinished upload incur cost until they are removed. If this request fails too, the lifecycle
+            // rule of the bucket removes the parts (docs/guides/object-stores.md).
             let _ = self.parts.abort_multipart(self.name, &id).await;
         }
         done
@@ -186,8 +186,8 @@ impl Multipart<'_> {
 
     async fn finish(&self, id: &MultipartId, parts: Vec<PartId>, bytes: u64, attempt: u32) -> object_store::Result<()> {
         match self.parts.complete_multipart(self.name, id, parts).await {
-            // If a retry finds no upload, the first attempt completed it and its response was lost. (Most stores
-            // answer "not found", some "denied".)
+            // If a retry finds no such upload, an earlier attempt completed the upload and its response was lost. (Most
+            // stores then answer "not found", some answer "denied".)
             Err(object_store::Error::NotFound { .. } | object_store::Error::PermissionDenied { .. }) if attempt > 1 => {
                 let there = self.store.backend.objects().head(self.name).await?;
                 if there.size == bytes { Ok(()) } else { Err(lost_upload()) }
@@ -230,7 +230,7 @@ async fn fetch(store: &Store, name: &Path, request: &StoreRequest, range: Range<
     retry::attempts(request, store.retried(), once).await
 }
 
-/// Splits `0..bytes` into parts of equal size except the last.
+/// Splits `0..bytes` into ranges of equal size. The last range may be shorter.
 fn pieces(bytes: u64) -> Vec<Range<u64>> {
     let piece = PIECE.max(bytes.div_ceil(MAX_PARTS));
     (0..bytes.div_ceil(piece)).map(|i| i * piece..((i + 1) * piece).min(bytes)).collect()

@@ -12,11 +12,11 @@ use crate::error::{Error, Result};
 use crate::retry::{self, StoreRequest};
 use crate::{hash, runtime};
 
-/// Attempts to create an object that is concurrently deleted.
+/// Maximum number of attempts to create an object that other processes delete concurrently.
 const MAX_CREATE_ATTEMPTS: u32 = 8;
 
 impl Store {
-    /// Writes an object, replacing an existing one; large ones as a multipart upload where supported.
+    /// Writes an object, or replaces an existing one. Sends a large object to a remote store as a multipart upload.
     ///
     /// # Errors
     /// A store error.
@@ -25,7 +25,7 @@ impl Store {
         runtime::wait(transfer::upload(store, name, request, bytes))
     }
 
-    /// Writes the first `bytes` bytes of `file` as an object. A multipart upload holds a few parts in memory at a
+    /// Writes the first `bytes` bytes of `file` as an object. A multipart upload keeps only a few parts in memory at a
     /// time.
     ///
     /// # Errors
@@ -35,7 +35,7 @@ impl Store {
         runtime::wait(transfer::upload_file(store, name, request, Arc::new(file), bytes))
     }
 
-    /// Like [`Store::put`]; also returns the SHA-256 of `bytes`, computed concurrently.
+    /// Like [`Store::put`], but also returns the SHA-256 of `bytes`, which is computed concurrently.
     ///
     /// # Errors
     /// A store error.
@@ -43,10 +43,10 @@ impl Store {
         self.put_in_background(path, bytes)?.wait()
     }
 
-    /// Starts [`Store::put_hashed`] in the background. Several may run concurrently.
+    /// Starts [`Store::put_hashed`] in the background. Several uploads may run concurrently.
     ///
     /// # Errors
-    /// [`Error::Name`]; the [`Upload`] returns all others.
+    /// [`Error::Name`]. [`Upload::wait`] returns all other errors.
     pub fn put_in_background(&self, path: &str, bytes: Bytes) -> Result<Upload> {
         self.put_digested(path, bytes, |bytes| Ok(hash::sha256(bytes)))
     }
@@ -64,11 +64,11 @@ impl Store {
 
     /// Creates an object unless it exists. Returns true if it was created.
     ///
-    /// If a response was lost and the object exists with exactly these bytes, it counts as created by this call.
-    /// Include a random token in the bytes to distinguish concurrent writers.
+    /// If a response was lost and the object now exists with exactly these bytes, the object counts as created by this
+    /// call. To distinguish concurrent writers, include a random token in the bytes.
     ///
     /// # Errors
-    /// A store error; an existing object is not an error.
+    /// A store error. An existing object is not an error.
     pub fn put_new(&self, path: &str, bytes: Bytes) -> Result<bool> {
         let (store, name, request) = self.prepare("create", path)?;
         runtime::wait(async move {
@@ -94,8 +94,8 @@ impl Store {
         done.or_else(|error| if error.is_not_found() { Ok(()) } else { Err(error) })
     }
 
-    /// Runs `writing` for the object of `request`. Fails if the required directory is missing. A store creates missing
-    /// parent directories, so if the directory is moved during the write, the recreated path is removed.
+    /// Runs `writing` for the object of `request`. Fails if the required directory is missing. If the directory is
+    /// moved during the write, the write recreates it at its old path. The recreated path is then removed.
     pub(crate) async fn write<T>(&self, request: &StoreRequest, writing: impl Future<Output = Result<T>>) -> Result<T> {
         let Some(folder) = self.required.as_deref() else { return writing.await };
         let gone = || Error::FolderGone {
@@ -115,7 +115,7 @@ impl Store {
     }
 }
 
-/// Creates an object unless it exists. Returns true if it was created. Retries if the existing object is deleted
+/// Creates an object unless it exists. Returns true if it was created. Tries again if the existing object is deleted
 /// before it can be read.
 async fn create(objects: &dyn ObjectStore, name: &Path, bytes: Bytes, attempt: u32) -> object_store::Result<bool> {
     for _ in 0..MAX_CREATE_ATTEMPTS {

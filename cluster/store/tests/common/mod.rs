@@ -8,7 +8,7 @@ use bytes::Bytes;
 use lambert_store::checkpoint::{CheckpointWriter, FORMAT, Manifest, ObjectSink};
 use lambert_store::{Lease, Store};
 
-/// The two objects of a test checkpoint; their bytes depend on step and attempt.
+/// Names of the two objects of a test checkpoint. Their contents depend on step and attempt.
 pub const OBJECTS: [&str; 2] = ["model.safetensors", "optimizer-00000-of-00001.safetensors"];
 
 pub fn folder_store() -> (tempfile::TempDir, Store) {
@@ -57,7 +57,7 @@ pub fn manifest(writer: &CheckpointWriter, step: u64, attempt: u32) -> Manifest 
     }
 }
 
-/// Writes and commits the checkpoint of `step`; returns its name.
+/// Writes and commits the checkpoint of `step`. Returns its name.
 pub fn save(run: &Store, lease: &Lease, step: u64) -> String {
     let writer = CheckpointWriter::new(run, step, lease.attempt());
     writer.commit(&manifest(&writer, step, lease.attempt()), lease).unwrap();

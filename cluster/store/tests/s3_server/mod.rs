@@ -1,4 +1,4 @@
-//! A local S3 server over a directory, behind a fault-injecting TCP proxy.
+//! A local S3 server that stores objects in a directory, behind a TCP proxy that injects faults.
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 #![allow(dead_code, reason = "each test program uses a part")]
 
@@ -24,23 +24,23 @@ pub const SECRET_KEY: &str = "verysecretkeyverysecretkey";
 /// Fault injected into a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fault {
-    /// The request is not executed; the response is this status with this S3 error code.
+    /// The request is not executed. The response has this HTTP status and this S3 error code.
     Refuse(u16, &'static str),
-    /// The connection is reset in the middle of the request body; the server never sees its end.
+    /// The connection is reset in the middle of the request body, so the server never receives the whole body.
     Reset,
-    /// The request is executed, and the connection reset without a response.
+    /// The request is executed, but the connection is reset without a response.
     LoseAnswer,
     /// The response body stops in the middle and the connection is reset.
     CutBody,
-    /// The response body is truncated, with a matching header.
+    /// The response body is truncated, and its Content-Length matches the truncated body.
     ShortBody,
-    /// The response body is corrupted at the same length.
+    /// The response body is corrupted but has the same length.
     WrongBody,
-    /// No response for this time; then the connection is closed.
+    /// Nothing is sent for this time, then the connection is reset.
     Stall(Duration),
 }
 
-/// Selects the requests that a fault hits, and their number.
+/// Selects the requests that a fault hits.
 #[derive(Debug, Clone)]
 pub struct Rule {
     pub method: Method,
@@ -52,7 +52,7 @@ pub struct Rule {
     pub fault: Fault,
 }
 
-/// Injects random faults of a list with this probability, from a seed.
+/// Injects random faults of a list into requests, with a given probability and seed.
 #[derive(Debug, Clone)]
 pub struct RandomFaults {
     pub per_mille: u64,
@@ -60,19 +60,19 @@ pub struct RandomFaults {
     pub seed: u64,
 }
 
-/// Action of a test between two requests.
+/// Action that a test runs between two requests.
 type Hook = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 pub struct Layer {
     rules: Mutex<Vec<Rule>>,
-    /// Substring of method and target, number of matching requests that pass first, and the action before the next
-    /// one.
+    /// Substring of method and target, number of matching requests that pass first, and the action that runs before the
+    /// next matching request.
     hook: Mutex<Option<(&'static str, usize, Hook)>>,
     random_faults: Mutex<Option<RandomFaults>>,
     seen: Mutex<Vec<String>>,
     hit: Mutex<usize>,
-    /// True to ignore PUT's If-None-Match, like a store without support.
+    /// True if the server ignores If-None-Match in PUT requests, like a store that does not support it.
     unconditional: AtomicBool,
 }
 
@@ -83,7 +83,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `folder` (with the bucket [`BUCKET`] in it) on `port` of this machine, 0 for any.
+    /// Serves `folder`, with the bucket [`BUCKET`] in it, on `port` of this machine. 0 means any free port.
     pub fn start(folder: &Path, port: u16) -> Self {
         Self::start_at(folder, "127.0.0.1", port)
     }
@@ -138,7 +138,7 @@ impl Server {
         *self.layer.hit.lock().unwrap()
     }
 
-    /// Makes create-only writes replace objects from now on.
+    /// From now on, create-only writes replace existing objects.
     pub fn ignore_conditions(&self) {
         self.layer.unconditional.store(true, Ordering::SeqCst);
     }
@@ -147,7 +147,8 @@ impl Server {
         self.layer.rules.lock().unwrap().push(rule);
     }
 
-    /// Runs `hook` once, before the request that follows `after` requests whose method and target contain `contains`.
+    /// Runs `hook` once. Of the requests whose method and target contain `contains`, the first `after` pass. The hook
+    /// runs before the next one.
     pub fn before(&self, contains: &'static str, after: usize, hook: impl FnOnce() + Send + 'static) {
         *self.layer.hook.lock().unwrap() = Some((contains, after, Box::new(hook)));
     }
@@ -161,7 +162,7 @@ impl Server {
         *self.layer.random_faults.lock().unwrap() = random_faults;
     }
 
-    /// Removes all faults; returns the number of requests hit since the last call.
+    /// Removes all faults. Returns the number of requests that a fault hit since the last call.
     pub fn clear(&self) -> usize {
         self.layer.rules.lock().unwrap().clear();
         self.random_faults(None);
@@ -174,7 +175,7 @@ impl Server {
     }
 }
 
-/// Backoff of milliseconds for fast tests.
+/// Retry policy with backoffs of a few milliseconds, for fast tests.
 pub fn fast_retries() -> RetryPolicy {
     RetryPolicy {
         total_timeout: Duration::from_secs(5),
@@ -185,14 +186,15 @@ pub fn fast_retries() -> RetryPolicy {
 }
 
 async fn accept(listener: tokio::net::TcpListener, service: S3Service, layer: Arc<Layer>, folder: PathBuf) {
-    // s3s-fs checks and then writes; S3 does both atomically.
+    // s3s-fs first checks whether an object exists and then writes it. S3 does both in one atomic operation, hence this
+    // lock.
     let creating = Arc::new(tokio::sync::Mutex::new(()));
     while let Ok((socket, _)) = listener.accept().await {
         let (service, creating) = (service.clone(), creating.clone());
         let (layer, folder) = (layer.clone(), folder.clone());
         let answer = move |request: Request<Incoming>| {
             if layer.unconditional.load(Ordering::SeqCst) && request.headers().contains_key("if-none-match") {
-                // The header is signed, so the object is deleted instead.
+                // The header is signed and cannot be removed, so the existing object is deleted instead.
                 let _ = std::fs::remove_file(folder.join(request.uri().path().trim_start_matches('/')));
             }
             answer(request, service.clone(), creating.clone())
@@ -214,7 +216,7 @@ async fn answer(
 }
 
 impl Layer {
-    /// Takes the hook of this request, if any.
+    /// Takes and returns the hook if it is due before this request.
     fn hook(&self, method: &str, target: &str) -> Option<Hook> {
         let mut hook = self.hook.lock().unwrap();
         let (contains, after, _) = hook.as_mut()?;
@@ -250,7 +252,7 @@ impl Layer {
     fn by_chance(&self) -> Option<Fault> {
         let mut random_faults = self.random_faults.lock().unwrap();
         let RandomFaults { per_mille, faults, seed } = random_faults.as_mut()?;
-        // Knuth's multiplier; the upper bits are the good ones.
+        // A linear congruential generator with Knuth's multiplier. Only its upper bits are random enough.
         *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let drawn = *seed >> 33;
         (drawn % 1000 < *per_mille).then(|| faults[(drawn / 1000) as usize % faults.len()])

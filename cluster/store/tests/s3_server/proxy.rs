@@ -14,20 +14,20 @@ pub async fn serve(listener: TcpListener, server: SocketAddr, layer: Arc<Layer>)
     while let Ok((client, _)) = listener.accept().await {
         let layer = layer.clone();
         tokio::spawn(async move {
-            // A client that disconnects ends only its connection.
+            // If a client disconnects, only its own connection ends.
             let _ = forward(client, server, &layer).await;
         });
     }
 }
 
-/// Head of a request or response, and the part of the body read with it.
+/// Head of a request or response, and the part of the body that was read together with the head.
 struct Message {
     lines: Vec<String>,
     body: Vec<u8>,
 }
 
 impl Message {
-    /// Reads at least to the end of the head.
+    /// Reads to the end of the head or further.
     async fn read(from: &mut TcpStream) -> Result<Self> {
         let mut bytes = Vec::new();
         loop {
@@ -61,7 +61,7 @@ impl Message {
         (self.lines.join("\r\n") + "\r\n\r\n").into_bytes()
     }
 
-    /// Reads the rest of a body by its Content-Length.
+    /// Reads the rest of the body, whose length is in the Content-Length header.
     async fn fill(&mut self, from: &mut TcpStream) -> Result<()> {
         while self.body.len() < self.length() {
             if from.read_buf(&mut self.body).await? == 0 {
@@ -83,7 +83,7 @@ async fn forward(mut client: TcpStream, server: SocketAddr, layer: &Layer) -> Re
     let fault = layer.fault(method, target);
     match fault {
         Some(Fault::Refuse(status, code)) => {
-            // Read the body first: a client that is still sending sees a reset otherwise, not the answer.
+            // Read the whole body first. Otherwise a client that is still sending sees a reset instead of the response.
             request.fill(&mut client).await?;
             return client.write_all(&refusal(status, code)).await;
         }
@@ -110,7 +110,7 @@ async fn forward(mut client: TcpStream, server: SocketAddr, layer: &Layer) -> Re
     }
 }
 
-/// Sends half of the request to the server, then closes; the client sees a reset.
+/// Sends half of the request to the server, then resets both connections.
 async fn reset_inside(mut client: TcpStream, mut request: Message, mut server: TcpStream) -> Result<()> {
     let half = request.length() / 2;
     while request.body.len() < half {
@@ -124,7 +124,7 @@ async fn reset_inside(mut client: TcpStream, mut request: Message, mut server: T
     server.set_zero_linger()
 }
 
-/// Reads the server's whole response and returns less, other bytes or nothing.
+/// Reads the whole response of the server. Sends the client only a part of it, other bytes, or nothing.
 async fn corrupt_response(mut client: TcpStream, mut server: TcpStream, bodiless: bool, fault: Fault) -> Result<()> {
     let mut answer = Message::read(&mut server).await?;
     server.read_to_end(&mut answer.body).await?;
@@ -132,12 +132,12 @@ async fn corrupt_response(mut client: TcpStream, mut server: TcpStream, bodiless
     match fault {
         Fault::LoseAnswer => return client.set_zero_linger(),
         Fault::CutBody => {
-            // A response without a body is truncated in its head; otherwise it would be complete.
+            // If a response has no body, its head is truncated. Otherwise the response would be complete.
             let mut head = answer.head();
             head.truncate(if half == 0 { head.len() / 2 } else { head.len() });
             client.write_all(&head).await?;
             client.write_all(&answer.body[..half]).await?;
-            // Wait until the half is read: a reset discards unread data.
+            // Wait until the client has read the half, because a reset discards unread data.
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             return client.set_zero_linger();
         }
@@ -158,7 +158,7 @@ fn refusal(status: u16, code: &str) -> Vec<u8> {
     format!("HTTP/1.1 {status} Refused\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}").into_bytes()
 }
 
-/// The error of a request that cannot be forwarded.
+/// Error of a request that cannot be forwarded.
 pub fn closed() -> Error {
     Error::new(ErrorKind::ConnectionReset, "the connection was closed")
 }
