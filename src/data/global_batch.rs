@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::batch::MicroBatch;
 
-/// A global batch, as one rank sees it.
+/// Global batch, with the micro-batches of one rank.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GlobalBatch {
     /// Epoch of the first sample.
@@ -15,11 +15,12 @@ pub struct GlobalBatch {
     pub lengths: Vec<u16>,
     /// Padding tokens in the micro-batches of all ranks.
     pub padding: u64,
-    /// Padded tokens of the largest shard over the mean of all shards; 0 if the samples could not be read.
+    /// Number of tokens, padding included, of the largest shard divided by the mean over all
+    /// shards. 0 if the samples could not be read.
     pub imbalance: f64,
-    /// Masked tokens of all ranks: the divisor of the masked-language loss. Computed from the lengths alone, so that
-    /// every rank knows it before its first backward pass. With whole-word or span masking slightly fewer tokens may
-    /// be masked.
+    /// Number of masked tokens of all ranks, which is the divisor of the masked-language loss. It is computed from the
+    /// lengths alone, so that every rank knows it before its first backward pass. With whole-word or span masking,
+    /// slightly fewer tokens may actually be masked.
     pub masked_tokens: u64,
     /// Micro-batches of this rank; may be empty.
     pub micro_batches: Vec<MicroBatch>,

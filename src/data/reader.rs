@@ -119,8 +119,8 @@ impl BatchReader {
         Ok(batch)
     }
 
-    /// Epochs and locations of the next `size` samples from `cursor` on, without skipped samples, and the sample
-    /// number after the last.
+    /// Returns the epochs and locations of the next `size` samples from `cursor` on, without skipped samples. Also
+    /// returns the sample number after the last of them.
     fn next_locations(
         &mut self,
         options: &LoaderOptions,
@@ -170,7 +170,7 @@ impl BatchReader {
         self.order(epoch).window(number % rows).iter().copied().collect()
     }
 
-    /// Reads and masks the samples at `own`.
+    /// Reads and masks the samples at `own_locations`.
     fn gather(
         &mut self,
         own_locations: &[(u64, SampleLocation)],

@@ -1,5 +1,5 @@
-//! Cache of decoded row groups. Each row group of a batch is decoded once, in parallel; those that the next batch may
-//! need are kept.
+//! Cache of decoded row groups. The row groups of a batch are decoded in parallel, each once. The row groups that
+//! the next batch may need stay in the cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -24,7 +24,7 @@ impl HostBuffer {
         Self { pin: Some(pin), bytes }
     }
 
-    /// True if the memory is page-locked, so that a device copies to it directly.
+    /// True if the memory is page-locked. A device can copy to page-locked memory directly.
     pub fn is_pinned(&self) -> bool {
         self.pin.is_some()
     }

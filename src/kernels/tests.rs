@@ -230,7 +230,7 @@ fn updates_match_f64_formulas() {
     }
 }
 
-/// Largest difference of weights and moments from the host's after `steps` updates.
+/// Largest difference between the weights and moments of `kernels` and those of the host, after `steps` updates.
 fn max_difference_from_host(kernels: &dyn Kernels, shapes: &[Shape], settings: &Settings, steps: u64) -> f32 {
     let mut random = RandomValues::new(8);
     let weights = random.weights(shapes);

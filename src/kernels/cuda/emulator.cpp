@@ -1,6 +1,7 @@
-// Test emulator: compiles the kernels as C++ and runs them on the CPU. The threads of a block are fibers that switch at
-// barriers and shuffles. Each fiber has a random priority between barriers, and the ready fiber with the highest priority runs,
-// so that some threads run far ahead of others and a missing barrier produces wrong results. Blocks run sequentially.
+// Test emulator: compiles the kernels as C++ and runs them on the CPU. The threads of a block are fibers,
+// which switch at barriers and shuffles. Between barriers, each fiber has a random priority, and the ready
+// fiber with the highest priority runs. Some threads therefore run far ahead of others, so that a missing
+// barrier produces wrong results. Blocks run sequentially.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -37,7 +38,8 @@ struct Fiber {
   bool started = false;
   uint64_t priority = 0;
   Wait waiting_for = Wait::kDone;
-  // Shuffle: value provided, value received, and lane offset of the source.
+  // State of a shuffle: the value that this thread provides, the value that it
+  // receives, and the lane offset of the source.
   uint64_t provided, received;
   unsigned delta;
 };
@@ -191,7 +193,7 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
 
 #define __global__
 #define __device__
-// Blocks run sequentially, so one copy suffices.
+// Blocks run sequentially, so one copy of the shared memory suffices.
 #define __shared__ static thread_local
 
 using std::isfinite;

@@ -1,5 +1,5 @@
-//! Parallel loops on libtorch's OpenMP threads (libgomp). Those threads spin after each operation, so separate
-//! threads would compete with them for cores.
+//! Parallel loops on the OpenMP threads of libtorch (libgomp). OpenMP threads spin after each operation, so additional
+//! threads would compete with them for CPU cores.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -21,8 +21,9 @@ fn gomp_parallel() -> Option<GompParallel> {
     })
 }
 
-/// Calls `work` with the index and values of each chunk of `length` values; the last chunk may be shorter. A panic in
-/// `work` is resumed on the calling thread after all threads finish, because it must not unwind through libgomp.
+/// Calls `work` with the index and values of each chunk of `length` values. The last chunk may be
+/// shorter. If `work` panics, the panic is resumed on the calling thread after all threads finish.
+/// A panic must not unwind through libgomp.
 pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
     struct ChunkQueue<'a, W> {
         next: AtomicUsize,
@@ -42,7 +43,8 @@ pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [
                 return;
             }
             let length = shared.length.min(shared.count - start);
-            // SAFETY: within the slice that each_chunk borrows mutably; no other thread gets this index.
+            // SAFETY: the range is within the slice that each_chunk borrows mutably, and no
+            // other thread gets this index.
             let chunk = unsafe { std::slice::from_raw_parts_mut(shared.first.add(start), length) };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (shared.work)(index, chunk))) {
                 // Stop handing out chunks.

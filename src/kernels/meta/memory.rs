@@ -1,5 +1,5 @@
-//! Compares the GPU memory estimate with the bytes of a step's tensors on the meta device, whose allocator counts
-//! them.
+//! Tests that compare the estimate of GPU memory with the tensor memory of a training step on the meta device. The
+//! allocator of the meta device counts the bytes of all tensors.
 
 use lambert_config::run::{Attention, Objective, RunConfig, Stage};
 use lambert_plan::architecture::Architecture;
@@ -91,10 +91,10 @@ fn peak(config: &RunConfig, shape: Shape) -> i64 {
     unsafe { lambert_peak() - before }
 }
 
-/// Maximum excess of the estimate over the count. The estimate must never be below the count.
+/// Maximum relative excess of the estimate over the counted bytes. The estimate must never be below the count.
 const MARGIN: f64 = 0.15;
 
-/// Estimate divided by count, for a micro-batch of `shape`.
+/// Estimate divided by counted bytes, for a micro-batch of `shape`.
 fn ratio(mut config: RunConfig, shape: Shape) -> f64 {
     let Shape { layers, hidden, heads, intermediate, length, .. } = shape;
     config.model = Model { layers, hidden, heads, intermediate, positions: length, ..config.model };
