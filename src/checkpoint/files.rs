@@ -106,7 +106,7 @@ fn parts(manifest: &Manifest, state: &TrainState) -> Result<Vec<(String, Vec<Loa
         parts.push((object.path.clone(), vec![target(FIRST, Buffer::First), target(SECOND, Buffer::Second)]));
         covered.extend(ranges);
     }
-    // Threads write concurrently, so no element must be covered twice.
+    // Threads write concurrently, so each element must be covered at most once.
     covered.sort_by_key(|range| range.start);
     let once = covered.windows(2).all(|pair| pair[0].end <= pair[1].start);
     let all = covered.iter().map(Range::len).sum::<usize>() == specs.iter().map(ParamSpec::count).sum::<usize>();

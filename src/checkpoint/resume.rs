@@ -110,8 +110,8 @@ fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision,
 
 fn start_decision((newest, skipped): CheckpointSelection, store: &Store) -> StartDecision {
     let shown = |over: &SkippedCheckpoint| format!("{}: {}", over.name, over.why);
-    // If checkpoints exist but none fits, the run must not start from scratch. It would discard its training, and new
-    // checkpoints would displace the old ones.
+    // If checkpoints exist but none fits, the run must not start from scratch. A new start would discard the training so
+    // far, and its checkpoints would displace the old ones.
     let incompatibility = skipped.iter().find(|over| newest.is_none() && over.is_rejected).map(|over| {
         format!("no checkpoint of {} fits the run's configuration; the newest is {}", store.url(), shown(over))
     });
