@@ -29,7 +29,8 @@ pub trait PassInput {
     fn make(&self, input: &Input, earlier: &[PassOutput]) -> Input;
 }
 
-/// Pass of an objective. Its backward pass completes before the next pass starts, so that memory holds the activations of one pass.
+/// Pass of an objective. Its backward pass completes before the next pass starts, so that only
+/// the activations of one pass are in memory.
 pub struct Pass {
     /// Network.
     pub encoder: Encoder,

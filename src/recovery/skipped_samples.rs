@@ -1,4 +1,5 @@
-//! Samples skipped after a rollback, and damaged shards. Part of the training state, so that a resumed run skips the same ones.
+//! Samples skipped after a rollback, and damaged shards. They are part of the training state, so
+//! that a resumed run skips the same samples.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -11,7 +12,7 @@ pub struct SkippedSamples {
     /// Sample indices, counted over all epochs; sorted, without overlap. Includes the samples of skipped updates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     samples: Vec<Range<u64>>,
-    /// Indices of damaged shards in the dataset's manifest.
+    /// Indices of damaged shards in the manifest of the dataset.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     shards: BTreeSet<usize>,
 }
@@ -36,7 +37,7 @@ impl SkippedSamples {
         self.shards.insert(shard)
     }
 
-    /// True if any of the dataset's `shards` shards is not skipped.
+    /// True if a shard of the dataset is not skipped. `shards` is the number of shards of the dataset.
     pub fn has_shards_left(&self, shards: usize) -> bool {
         self.shards.len() < shards
     }

@@ -1,5 +1,5 @@
-//! Votes of the ranks after a step. They travel in the all-reduce of the losses, so that all ranks reach the same
-//! decision after the same step. Also a collective decision for the time before the first step.
+//! Votes of the ranks after a step. The all-reduce of the losses also sums the votes, so that all ranks reach the same
+//! decision after the same step. [`gather_and_decide`] makes a collective decision outside of steps.
 
 use lambert_collective::Group;
 use lambert_control::Directive;
@@ -41,12 +41,12 @@ pub struct Vote {
 /// State of the save in progress on one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SaveVote {
-    /// No save, or no news.
+    /// No save is in progress, or there is nothing to report.
     #[default]
     Nothing,
     /// This rank has written its objects.
     Written,
-    /// Slow by rank 0's clock, and not reported yet.
+    /// The save is slow by the clock of rank 0, and this was not reported yet.
     Slow,
     /// Rank 0 knows the outcome.
     Decided(Decision),
@@ -59,13 +59,13 @@ pub enum Decision {
     Committed,
     /// Transient failure.
     Failed,
-    /// The ranks' weights differ.
+    /// The weights of the ranks differ.
     ReplicasDiffer,
     /// The state has elements that are not finite.
     NotFinite,
     /// Permanent failure: this attempt cannot save any more.
     Lost,
-    /// Unknown: a write exceeded its time limit.
+    /// The outcome is unknown, because a write exceeded its time limit.
     Stuck,
 }
 
@@ -80,13 +80,13 @@ impl Decision {
 pub struct Agreement {
     /// Directive after this step.
     pub directive: Directive,
-    /// Ranks that have written their objects of the save in progress.
+    /// Number of ranks that have written their objects of the save in progress.
     pub written: usize,
     /// True if the save in progress must be reported as slow now.
     pub slow: bool,
     /// Outcome of the save in progress, once rank 0 knows it.
     pub decided: Option<Decision>,
-    /// Ranks that could not read their samples.
+    /// Number of ranks that could not read their samples.
     pub unread: usize,
 }
 
@@ -132,7 +132,8 @@ impl Agreement {
     }
 }
 
-/// All-reduces `sums` together with the ranks' votes and times, seconds. Returns the agreement and the times by rank.
+/// All-reduces `sums` together with the votes and the times (seconds) of the ranks.
+/// Returns the agreement and the times by rank.
 pub fn all_reduce_votes(
     group: &mut dyn Group,
     sums: &mut [f64],
