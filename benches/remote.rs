@@ -21,7 +21,7 @@ use samples::Shape;
 
 #[derive(Parser)]
 struct Arguments {
-    /// Samples of the dataset
+    /// Number of samples in the dataset
     #[arg(long, default_value_t = 800_000)]
     rows: u64,
     #[arg(long, default_value_t = 64)]
@@ -30,7 +30,7 @@ struct Arguments {
     rounds: usize,
     #[arg(long, default_value_t = 2)]
     ranks: usize,
-    /// Program `lambert`, in a folder with lambert-worker; default: that of this build
+    /// Program `lambert`, in a folder with lambert-worker; default: the program of this build
     #[arg(long)]
     program: Option<String>,
     /// Passed by cargo to every benchmark
@@ -88,7 +88,8 @@ fn main() {
 }
 
 impl Bench {
-    /// Measures the seconds to the first step and the MB in the cache then. Stops the run, with a checkpoint, once the cache is full.
+    /// Measures the seconds to the first step, and the MB in the cache at that time. Stops the run, with a
+    /// checkpoint, when the cache stops growing.
     fn first_step(&self) -> (f64, f64) {
         let start = Instant::now();
         let mut command = Command::new(&self.program);
