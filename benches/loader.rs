@@ -1,9 +1,9 @@
 //! Loader throughput against training speed: `cargo bench --workspace --bench loader`.
 //!
-//! One rank of 1, 8 and 64 ranks reads its shard of global batches of 256, 8,192 and 65,536 samples. It sleeps for the
-//! time of a step at 1,500 or 5,000 samples/s. The benchmark prints the fraction of time spent waiting after the first
-//! batch, the row groups decoded per step (mean/maximum), the number of threads, the samples/s of one reader thread,
-//! and the memory use, measured and by formula.
+//! One rank of 1, 8 and 64 ranks reads its shard of global batches of 256, 8,192 and 65,536 samples. Between batches,
+//! the rank sleeps for the time of a step at 1,500 or 5,000 samples/s. The benchmark prints the fraction of time spent
+//! waiting after the first batch, the row groups decoded per step (mean/maximum), the number of threads, the samples/s
+//! of one reader thread, and the memory use, measured and by formula.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -124,7 +124,7 @@ fn consume(dataset: &Arc<Dataset>, batch: usize, world: usize, rate: f64, argume
     let mut held = loader.next_batch().unwrap().unwrap();
     let (start, mut waited, mut most) = (Instant::now(), 0.0, 0.0_f64);
     for _ in 1..steps {
-        // Simulate the step by short sleeps, and measure the memory between them.
+        // Simulate the step by short sleeps, and measure the memory after each sleep.
         let until = Instant::now() + Duration::from_secs_f64(step);
         while let Some(left) = until.checked_duration_since(Instant::now()) {
             most = most.max(resident() - before);

@@ -1,6 +1,6 @@
-//! Global allocator of every program that links the engine. jemalloc replaces the malloc of glibc, also in libtorch.
-//! glibc does not reuse freed aligned blocks that lie between live blocks, which costs up to a third of the memory of a
-//! training step (docs/experiments/memory.md).
+//! Global allocator of every program that links the engine. It replaces the malloc of glibc by jemalloc, also in
+//! libtorch. The malloc of glibc does not reuse freed aligned blocks that lie between live blocks. This costs up to a
+//! third of the memory of a training step (docs/experiments/memory.md).
 
 use tikv_jemallocator::Jemalloc;
 
@@ -14,8 +14,8 @@ struct CString(*const u8);
 // SAFETY: the pointer points to an immutable literal.
 unsafe impl Sync for CString {}
 
-/// Options that jemalloc reads at startup. Pages are never returned to the operating system (decay -1),
-/// because new page faults cost up to a third of the time of a step on a virtual machine. Blocks of 8 MiB and
+/// Options that jemalloc reads at startup. Pages are never returned to the operating system (decay -1). On
+/// a virtual machine, new page faults would cost up to a third of the time of a step. Blocks of 8 MiB and
 /// more get no separate arena (oversize_threshold), so that smaller blocks can reuse their memory. Large
 /// blocks get no extra page (cache_oblivious).
 #[unsafe(export_name = "malloc_conf")]

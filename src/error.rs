@@ -17,7 +17,7 @@ pub enum Error {
     /// Invalid configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Invalid request; the message says what is wrong and what was expected.
+    /// Invalid request. The message says what is wrong and what was expected.
     #[error("{0}")]
     Usage(String),
     /// A dataset cannot be read.
@@ -86,7 +86,7 @@ pub enum Error {
         /// True if a majority shows that this rank is wrong.
         blamed: bool,
     },
-    /// The training state has values that are not finite. No attempt could load such a checkpoint.
+    /// The training state has values that are not finite. No attempt could load a checkpoint with these values.
     #[error("{what}, after step {step}: no checkpoint was saved")]
     NotFinite {
         /// Step of the checkpoint.
@@ -191,8 +191,8 @@ impl Error {
                 F::Transient
             }
             Self::Replicas { blamed: true, .. } | Self::GpuLost { .. } | Self::Directory { .. } => F::Host,
-            // A GPU failed at start. Setup errors are excluded: they need an administrator,
-            // and another host does not help.
+            // A GPU failed at start. Setup errors are excluded, because they need an
+            // administrator and another host does not help.
             Self::Device(error) if !error.is_setup_error() => F::Host,
             Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => {
                 F::Transient

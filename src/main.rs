@@ -138,8 +138,8 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let colours = std::io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
-    // Without `log_internal_errors(false)`, tracing reports its write errors on standard
-    // error. It panics if standard error is closed.
+    // Without `log_internal_errors(false)`, tracing reports its write errors on standard error. If
+    // standard error is closed, tracing panics.
     let lines = lines.with_ansi(colours).log_internal_errors(false).with_filter(filter);
     let trace = trace(&arguments.command);
     let failed = trace.as_ref().err().map(ToString::to_string);
@@ -297,8 +297,8 @@ fn versions() -> Versions {
     Versions { libtorch: torch::version(), mpi: lambert_collective::mpi::version(), ..Versions::current() }
 }
 
-/// Exits without waiting for the other ranks. They may hang in a collective that this
-/// rank has left. The coordinator ends them.
+/// Exits without waiting for the other ranks. The other ranks may hang in a collective that this rank
+/// has left, and the coordinator ends them.
 fn leave(control: Arc<Control>, failed: &Error) -> ! {
     control.phase(WorkerPhase::Stop);
     // The session is already dropped, so this is the last reference to `control`. Dropping it flushes pending messages.

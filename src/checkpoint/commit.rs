@@ -114,8 +114,8 @@ impl Commit {
     /// a failure. After a commit, deletes old checkpoints in the background.
     pub fn run(mut self) -> (SaveOutcome, RecordBatch) {
         let _commit = span!("commit", checkpoint = self.writer.name());
-        // Wait for the previous deletion, so that a local disk has at most two checkpoints more than the
-        // retained ones. Object stores need no such limit.
+        // Wait for the previous deletion, so that a local disk has at most two checkpoints in addition to the retained
+        // checkpoints. Object stores need no limit.
         if self.store.is_local() {
             self.pruner.wait();
         }
@@ -133,8 +133,8 @@ impl Commit {
         (outcome, self.records)
     }
 
-    /// Commits the checkpoint. If the commit fails and the lease is lost, the lost lease is the cause: the run was
-    /// moved, or another attempt has the lease.
+    /// Commits the checkpoint. If the commit fails and the lease is lost, the lost lease is the cause. Either the run
+    /// was moved, or another attempt has the lease.
     fn outcome(&mut self) -> SaveOutcome {
         match self.commit() {
             SaveOutcome::Failed(why) => match session::lease_loss(&self.lease) {

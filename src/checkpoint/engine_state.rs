@@ -77,7 +77,7 @@ impl EngineState {
         }
     }
 
-    /// Parses the state in a checkpoint's manifest.
+    /// Parses the state in the manifest of a checkpoint.
     pub fn read(manifest: &Manifest) -> Result<Self, Error> {
         let fault = |error: serde_json::Error| Error::Checkpoint {
             name: manifest.name(),
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<EngineState>(&text).unwrap().updates(&specs), counts);
     }
 
-    /// Format 3 has other keys for the same values.
+    /// Format 3 has the same values under other keys.
     #[test]
     fn keys_of_format_3_are_read() {
         let recent = |key: &str| {

@@ -35,8 +35,9 @@ impl Records {
         Ok(())
     }
 
-    /// Returns the records for a checkpoint after `step` and starts the next interval. An interval without steps stays
-    /// open. The object of the next checkpoint then replaces the object of this one and includes its lines.
+    /// Returns the records for a checkpoint after `step` and starts the next interval. An interval
+    /// without steps stays open. The records object of the next checkpoint then replaces the object
+    /// of this checkpoint and includes its lines.
     pub fn cut(&mut self, step: u64) -> RecordBatch {
         let from = std::mem::replace(&mut self.from, step);
         let lines = if from == step { self.lines.clone() } else { std::mem::take(&mut self.lines) };
@@ -101,7 +102,7 @@ mod tests {
         assert_eq!(records.cut(13), RecordBatch { attempt: 2, from: 10, lines: "11\n12\n13\n".into() });
         assert_eq!(records.cut(13), RecordBatch { attempt: 2, from: 13, lines: String::new() });
 
-        // An interval without steps: the record of an evaluation that was repeated.
+        // An interval without steps can have the record of a repeated evaluation.
         push(&mut records, 0);
         let failed = records.cut(13);
         assert_eq!(failed, RecordBatch { attempt: 2, from: 13, lines: "0\n".into() });

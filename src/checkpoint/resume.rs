@@ -72,7 +72,7 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
     if session.is_first() {
         let found = select_start(session, datasets)
             .unwrap_or_else(|error| StartDecision { error: Some(error::chain(&error)), ..StartDecision::default() });
-        // A coordinator prints these from the `Started` event.
+        // A coordinator prints the skipped checkpoints from the `Started` event.
         for skipped in found.skipped.iter().filter(|_| !session.control.is_connected()) {
             tracing::warn!("skipped checkpoint {skipped}");
         }
@@ -110,8 +110,8 @@ fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision,
 
 fn start_decision((newest, skipped): CheckpointSelection, store: &Store) -> StartDecision {
     let shown = |over: &SkippedCheckpoint| format!("{}: {}", over.name, over.why);
-    // If checkpoints exist but none fits, the run must not start from scratch. A new start would discard the training so
-    // far, and its checkpoints would displace the old ones.
+    // If checkpoints exist but none fits, the run must not start from scratch. A new start would discard the training
+    // so far, and new checkpoints would displace the old checkpoints.
     let incompatibility = skipped.iter().find(|over| newest.is_none() && over.is_rejected).map(|over| {
         format!("no checkpoint of {} fits the run's configuration; the newest is {}", store.url(), shown(over))
     });
@@ -169,7 +169,7 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
 }
 
 /// Creates the state of step 0 from the weights of another run. Copies the moments and update counts of that run too,
-/// if configured. The number of layers is that of the other run, and the first stage grows the model.
+/// if configured. The state has as many layers as the checkpoint, and the first stage grows the model.
 fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<TrainState, Error> {
     let config = &session.config;
     let (run, name) = stored_run::split_checkpoint_url(url);

@@ -24,8 +24,8 @@ enum NextStart {
 /// run has diverged from `loaded` before. `keep` is `checkpoint.keep`.
 ///
 /// The decision is encoded only in `record.steps`, which resume and pruning read. An attempt that started
-/// earlier and passed through the checkpoint counts like an attempt that resumed from it. If a rank is killed
-/// meanwhile, the decision therefore stays the same.
+/// earlier and passed through the checkpoint counts like an attempt that resumed from it. The decision therefore
+/// does not change if a rank is killed in between.
 pub fn go_further_back(
     record: &mut RollbackRecord,
     run: &Store,

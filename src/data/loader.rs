@@ -15,7 +15,7 @@ use crate::torch;
 /// Prefetches global batches on a background thread.
 pub struct Loader {
     batches: Receiver<Result<GlobalBatch, DatasetError>>,
-    /// Loader thread. It returns the panic message if it panicked.
+    /// Loader thread, which returns the panic message after a panic.
     thread: Option<JoinHandle<Result<(), String>>>,
 }
 

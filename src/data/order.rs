@@ -43,7 +43,7 @@ impl EpochOrder {
         self.epoch
     }
 
-    /// Location of sample `index` of the epoch; `index` must be below the number of rows.
+    /// Location of sample `index` of the epoch. `index` must be below the number of rows.
     pub fn at(&self, index: u64) -> SampleLocation {
         let group = self.group_of(index);
         let window = group / WINDOW;

@@ -1,5 +1,5 @@
-//! Builds the micro-batches of a rank: draws the samples of a global batch, assigns them to ranks and micro-batches,
-//! decodes and masks them.
+//! Builds the micro-batches of a rank. Draws the samples of a global batch, assigns them to ranks and
+//! micro-batches, and decodes and masks them.
 
 use std::collections::BTreeSet;
 
@@ -120,7 +120,7 @@ impl BatchReader {
     }
 
     /// Returns the epochs and locations of the next `size` samples from `cursor` on, without skipped samples. Also
-    /// returns the sample number after the last of them.
+    /// returns the number of the sample that follows.
     fn next_locations(
         &mut self,
         options: &LoaderOptions,

@@ -17,7 +17,7 @@ pub struct SampleSource {
     pub objective: Objective,
     /// Seed of sample order and masks.
     pub seed: u64,
-    /// True if each epoch is shuffled; evaluation reads in file order.
+    /// True if each epoch is shuffled. An evaluation is not shuffled, so it reads in file order.
     pub shuffle: bool,
     /// Fault injection for tests.
     pub test: FaultInjection,

@@ -193,7 +193,7 @@ impl<L: ReadbackStream> PendingSnapshot for StreamSnapshot<L> {
 
 impl<L: ReadbackStream> Drop for StreamSnapshot<L> {
     fn drop(&mut self) {
-        // The error is not lost: CUDA errors are sticky, so the next call to the device reports the same error.
+        // The error is not lost. CUDA errors are sticky, so the next call to the device reports the error again.
         if self.buffer.is_some() && torch::guard(|| lock(&self.stream).wait()).is_err() {
             // The GPU may still write to the buffer.
             std::mem::forget(self.buffer.take());
@@ -233,7 +233,7 @@ mod tests {
 
         fn wait(&self) {
             for (bytes, into) in lock(&self.pending).drain(..) {
-                // SAFETY: the memory must outlive the copies; the test verifies that.
+                // SAFETY: the memory must outlive the copies, which the test verifies.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into as *mut u8, bytes.len()) };
             }
             self.waited.store(true, Ordering::Relaxed);

@@ -203,7 +203,7 @@ impl Driver {
         })
     }
 
-    /// Primary context of a GPU, which libtorch also uses. It is retained until the process exits.
+    /// Primary context of a GPU, which libtorch also uses. The context is retained until the process exits.
     fn context(&self, index: usize) -> Result<CuContext, DriverError> {
         let retain =
             self.symbol::<unsafe extern "C" fn(*mut CuContext, CuDevice) -> CuResult>("cuDevicePrimaryCtxRetain")?;
@@ -253,7 +253,7 @@ impl Driver {
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts of the process.
 const PORTABLE: c_uint = 1;
 
-/// Registration of pinned host memory; dropping it unpins the memory.
+/// Registration of pinned host memory. Dropping the registration unpins the memory.
 pub struct HostRegistration {
     driver: Arc<Driver>,
     index: usize,
@@ -344,7 +344,7 @@ impl LoadedKernels {
     /// The kernel is unknown, or a driver call fails.
     ///
     /// # Safety
-    /// `arguments` must match the kernel's parameters in number and type.
+    /// `arguments` must match the parameters of the kernel in number and type.
     pub unsafe fn launch(
         &self,
         kernel: &str,

@@ -129,7 +129,7 @@ fn python_package() -> Option<PathBuf> {
     Some(PathBuf::from(folder.trim())).filter(|folder| !folder.as_os_str().is_empty())
 }
 
-/// Parses a line `name = 'VALUE'` of torch's version.py, with an optional type annotation.
+/// Parses a line `name = 'VALUE'` of version.py in torch. The line may have a type annotation.
 fn python_string(text: &str, name: &str) -> Option<String> {
     let rest =
         text.lines().find_map(|line| line.strip_prefix(name).filter(|rest| rest.starts_with([' ', ':', '='])))?;

@@ -354,7 +354,7 @@ fn settled_free_memory(
     Ok(last)
 }
 
-/// Cache directory, if the environment defines one.
+/// Cache directory; `None` if the environment does not define a cache directory.
 fn cache_dir() -> Option<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;

@@ -107,8 +107,8 @@ impl Nvrtc {
         Ok(format!("{major}.{minor}"))
     }
 
-    /// Returns the kernels compiled for `architecture` (such as `sm_90`). Reads an intact cache file if there is one.
-    /// Otherwise compiles the kernels and caches them. A failure to write the cache is only logged.
+    /// Returns the kernels compiled for `architecture` (such as `sm_90`). Reads the cache file if it is intact.
+    /// Otherwise compiles the kernels and writes the cache file. A failure to write the cache is only logged.
     ///
     /// # Errors
     /// The kernels do not compile.

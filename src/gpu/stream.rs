@@ -41,7 +41,7 @@ unsafe impl Sync for CommStream {}
 /// dropped, because the stream may still use them.
 #[derive(Default)]
 struct Bf16Scratch {
-    /// Device addresses; the last one is in use.
+    /// Device addresses of the buffers. The last buffer is in use.
     all: Vec<u64>,
     /// Capacity of the last buffer, in values.
     capacity: usize,
@@ -149,7 +149,7 @@ impl Drop for CudaEvent {
         let destroy = self.kernels.driver().symbol::<unsafe extern "C" fn(CuHandle) -> CuResult>("cuEventDestroy_v2");
         if let Ok(destroy) = destroy {
             // SAFETY: the event was created in `record` and is destroyed once. The driver
-            // keeps it while a stream waits for it.
+            // keeps the event while a stream waits for it.
             let _ = unsafe { destroy(self.handle) };
         }
     }

@@ -43,7 +43,8 @@ impl LoadedModel {
         let (of, name) = run::split_checkpoint_url(url);
         let store = Store::open(of)?;
         let (mut config, _) = session::read_config(&store)?;
-        // The configuration of the run must not choose the library that this host loads. LAMBERT_LIBTORCH chooses it.
+        // The configuration of the run must not choose the library that this host loads. The environment
+        // variable LAMBERT_LIBTORCH chooses the library.
         (config.cluster, config.device) = (Cluster::default(), Device { kind: device, ..Device::default() });
         let (kernels, _) = ComputeDevice::load(&config.device, config.cluster.all_reduce.backend)?
             .kernels(None, config.model.precision)?;
@@ -61,7 +62,7 @@ impl LoadedModel {
         Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256 })
     }
 
-    /// Objective of the run, over these weights.
+    /// Objective of the run, over the weights of this model.
     pub fn objective(&self) -> Objective {
         Objective::new(&self.parameters, &self.config.model, &self.config.objective)
     }

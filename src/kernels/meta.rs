@@ -1,6 +1,6 @@
-//! Tests of a training step on the meta device of libtorch, whose tensors have shapes but no data. A hidden read
-//! of a value is an error, and so is a shape that depends on data. The tests count the reads and the copies to
-//! the device. They run with the reference operations and with the CUDA operations. For CUDA, a check of the
+//! Tests of a training step on the meta device of libtorch, whose tensors have shapes but no data. A hidden read of
+//! a value is an error, and so is a shape that depends on data. The tests count the reads and the copies to the
+//! device. The tests run with the reference operations and with the CUDA operations. For CUDA, a check of the
 //! arguments replaces each hand-written kernel.
 
 mod memory;
@@ -150,7 +150,7 @@ impl Kernels for MetaReference {
     }
 }
 
-/// A global batch of two micro-batches; the second one is padded.
+/// A global batch of two micro-batches. The second micro-batch is padded.
 fn batch() -> GlobalBatch {
     let sample = |length: u32| {
         let masked_tokens = vec![MaskedToken { position: 1, label: 3 }, MaskedToken { position: 2, label: 4 }];

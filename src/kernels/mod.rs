@@ -54,7 +54,7 @@ pub trait Kernels: Send + Sync {
     /// concurrently.
     fn write(&self, tensor: &Tensor, first: usize, bytes: &[u8]);
 
-    /// Wraps `bytes` as a buffer for device-to-host copies, pinned where the device supports it.
+    /// Wraps `bytes` as a buffer for device-to-host copies. The buffer is pinned if the device supports pinned memory.
     fn host_buffer(&self, bytes: Vec<u8>) -> HostBuffer {
         HostBuffer::new(bytes)
     }
@@ -95,11 +95,11 @@ pub trait Kernels: Send + Sync {
         None
     }
 
-    /// Seeds libtorch's generator of the device for operations enqueued next.
+    /// Seeds the libtorch random generator of the device, for the operations that are enqueued next.
     fn seed(&self, seed: u64);
 
-    /// Returns dropout factors, f32 of shape `shape` \[batch, (heads,) sequence, length\]. A factor is 0 for a
-    /// dropped element and `params.scale` for the others. It is a pure function of `params`, sample, head and
+    /// Returns dropout factors, f32 of shape `shape` \[batch, (heads,) sequence, length\]. A factor is 0 for a dropped
+    /// element and `params.scale` for a kept element. Each factor is a pure function of `params`, sample, head and
     /// position, and has the same bits on every device.
     fn dropout_factors(&self, params: &DropoutParams<'_>, shape: &[i64]) -> Tensor;
 
@@ -115,7 +115,7 @@ pub trait Kernels: Send + Sync {
     fn norm(&self, values: &Tensor) -> Tensor;
 
     /// Digest of the bits of f32 `values`, i64 \[\], equal on all devices. The digest is the sum modulo 2^64 of
-    /// `mix(word + (i + 1) STEP)` over all words. Word i has element 2i in its low half. Its high half has element 2i +
+    /// `mix(word + (i + 1) STEP)` over all words. Word i has element 2i in its low half. The high half has element 2i +
     /// 1, or 0 past the end. Any change to a single word changes the digest.
     fn digest(&self, values: &Tensor) -> Tensor;
 
@@ -172,7 +172,7 @@ pub struct StateBuffers<'a> {
 pub struct OptimizerUpdate<'a> {
     /// Optimizer.
     pub kind: OptimizerKind,
-    /// Maximum gradient norm; larger gradients are scaled down to it. 0 disables clipping.
+    /// Maximum gradient norm. Larger gradients are scaled down to this norm. 0 disables clipping.
     pub clip_norm: f64,
     /// Bounds of LAMB's trust ratio.
     pub trust_ratio: Option<[f64; 2]>,

@@ -1,5 +1,5 @@
-//! Reference implementation with plain libtorch operations. It runs on any device and is slow. The kernel tests use it
-//! as the baseline. Dropout, norms, digests and updates never read values from the device.
+//! Reference implementation with plain libtorch operations. The implementation runs on any device and is slow. The
+//! kernel tests use it as the baseline. Dropout, norms, digests and updates never read values from the device.
 
 use lambert_config::run::OptimizerKind;
 use tch::{Device, Kind, Tensor};
@@ -123,7 +123,7 @@ fn direction(constants: &ParamUpdate, first: &Tensor, second: &Tensor) -> Tensor
     first * f64::from(constants.inv_bias_correction1) / root
 }
 
-/// LAMB trust ratio |p| / |u| within `bounds`; 1 before bounding if either norm is 0.
+/// LAMB trust ratio |p| / |u|, clamped to `bounds`. The ratio is 1 before it is clamped if either norm is 0.
 fn trust_ratio(weights: &Tensor, update: &Tensor, bounds: Option<[f64; 2]>) -> Tensor {
     let none = weights.eq(0.0).bitwise_or_tensor(&update.eq(0.0));
     let ratio = weights.ones_like().where_self(&none, &(weights / update));

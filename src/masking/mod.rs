@@ -1,5 +1,5 @@
 //! Token masking: selects tokens of a sample and replaces them. The mask is a pure function of seed, epoch and sample.
-//! It does not depend on the number of ranks, and there is no state to save.
+//! The mask does not depend on the number of ranks, and there is no state to save.
 
 mod choose;
 #[cfg(test)]

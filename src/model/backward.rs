@@ -9,8 +9,8 @@ use crate::torch;
 
 /// Forward state of a segment.
 struct SegmentActivations {
-    /// Detached outputs, which are autograd leaves. Later segments read them, and their
-    /// backward passes accumulate gradients in them.
+    /// Detached outputs, which are autograd leaves. Later segments read these outputs, and the backward passes of
+    /// later segments accumulate gradients in them.
     leaves: Vec<Tensor>,
     /// Outputs with their autograd graph; `None` if the backward pass recomputes them.
     outputs: Option<Vec<Tensor>>,

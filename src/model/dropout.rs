@@ -1,6 +1,6 @@
-//! Keyed dropout: the dropout masks are a pure function of seed, step, sample and dropout site. They do not depend on
-//! the number of ranks or on the partition into micro-batches. On the CPU, the random generator of libtorch is a single
-//! sequential stream. With that generator, dropout took an eighth of the time of a step.
+//! Keyed dropout: the dropout masks are a pure function of seed, step, sample and dropout site. The masks do not depend
+//! on the number of ranks or on the partition into micro-batches. On the CPU, the random generator of libtorch is a
+//! single sequential stream. With that generator, dropout took an eighth of the time of a step.
 
 use lambert_dataset::random::Key;
 use tch::Tensor;
@@ -25,7 +25,7 @@ pub enum Dropout<'a> {
     On {
         /// Probabilities.
         rates: DropoutRates,
-        /// Key derived from the run's seed and the step.
+        /// Key derived from the seed of the run and the step.
         key: Key,
         /// Index in the global batch of the sample in each row, i64 \[batch\].
         samples: &'a Tensor,

@@ -11,7 +11,7 @@ pub struct Input {
     pub ids: Tensor,
     /// Segment ids, 0 or 1, i64 \[batch, sequence\].
     pub segments: Tensor,
-    /// Attention mask: `true` at tokens, `false` at padding; bool \[batch, 1, 1, sequence\]. `None` without padding.
+    /// Attention mask, bool \[batch, 1, 1, sequence\]: `true` at tokens, `false` at padding. `None` without padding.
     pub attention_mask: Option<Tensor>,
     /// Index in the global batch of the sample in each row, i64 \[batch\].
     pub samples: Tensor,
@@ -59,7 +59,8 @@ impl PendingUpload {
 }
 
 impl Input {
-    /// Uploads the micro-batches to the device and calls `work` with each. The next micro-batch is uploaded meanwhile.
+    /// Uploads the micro-batches to the device and calls `work` with each. While `work`
+    /// runs, the next micro-batch is uploaded.
     pub fn each(kernels: &dyn Kernels, batches: &[MicroBatch], mut work: impl FnMut(&MicroBatch, Self)) {
         let mut next_upload = batches.first().map(|batch| PendingUpload::new(kernels, batch));
         for (number, batch) in batches.iter().enumerate() {

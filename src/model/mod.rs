@@ -40,7 +40,7 @@ use weights::NetworkWeights;
 struct Linear {
     weight: Tensor,
     bias: Tensor,
-    /// Weight and bias in the compute dtype; if `None`, they are cast on each call.
+    /// Weight and bias in the compute dtype. If `None`, weight and bias are cast on each call.
     compute_copy: Option<[Tensor; 2]>,
 }
 
@@ -92,7 +92,7 @@ impl LayerNorm {
     }
 }
 
-/// Compute dtype of a model's layers and heads.
+/// Compute dtype of the layers and heads of a model.
 pub fn compute_dtype(model: &run::Model) -> Kind {
     match model.precision {
         Precision::Fp32 | Precision::Tf32 => Kind::Float,
@@ -112,7 +112,7 @@ struct EncoderSegment {
     block: Box<dyn SegmentBlock>,
     /// Outputs of other segments that this segment reads.
     inputs: Vec<SegmentOutput>,
-    /// Segments whose outputs this segment is the last to read. Their outputs are freed afterwards.
+    /// Segments whose outputs no later segment reads. The forward pass frees these outputs after this segment.
     releases: Vec<usize>,
 }
 
@@ -126,7 +126,7 @@ pub struct Encoder {
     /// Layer norm after the last layer, if the network has one.
     final_norm: Option<LayerNorm>,
     dropout: DropoutRates,
-    /// True if attention uses fused kernels, whose dropout comes from libtorch's generator.
+    /// True if attention uses fused kernels, which draw dropout from the random generator of libtorch.
     uses_fused_attention: bool,
     kernels: Arc<dyn Kernels>,
     /// True if the backward pass recomputes activations instead of storing them.

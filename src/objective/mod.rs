@@ -19,7 +19,7 @@ use crate::state::Parameters;
 pub use pass::{Pass, PassInput, PassOutput};
 
 /// Loss of predictions against targets, summed over a micro-batch. The training loop divides the sum by the number of
-/// targets in the global batch, so that the result does not depend on the split into micro-batches.
+/// targets in the global batch. The result therefore does not depend on the split into micro-batches.
 pub trait Loss {
     /// Description of the loss.
     fn description(&self) -> objectives::LossSpec;

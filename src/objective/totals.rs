@@ -28,7 +28,7 @@ impl LossTotals {
     }
 }
 
-/// Totals of all losses over micro-batches; after an all-reduce, over all ranks.
+/// Totals of all losses over micro-batches. After an all-reduce, the totals are over all ranks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ObjectiveTotals {
     /// Totals of each loss, in the order of the passes.

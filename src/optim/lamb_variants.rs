@@ -107,7 +107,7 @@ fn max_weight_error(
     for updates in 1..=10 {
         let mut gradients = vec![0.0_f32; state.elements()];
         for (index, tensor) in tensors.iter().enumerate() {
-            // Gradient scales differ by a factor of 100 between tensors, so that epsilon matters for some of them.
+            // Gradient scales differ by a factor of 100 between tensors, so that epsilon matters for some tensors.
             let scale = [1e-5, 1e-3, 1e-1][index % 3];
             let values = random.values(&[("", tensor.range.len(), true)], scale);
             gradients[tensor.range.clone()].copy_from_slice(&values);

@@ -29,7 +29,7 @@ pub struct LossHistory {
 /// A recent step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecentStep {
-    /// Steps completed before this one.
+    /// Number of steps completed before this step.
     pub before: u64,
     /// Indices of the samples of this step in the dataset of the stage, counted over all epochs.
     pub samples: Range<u64>,
@@ -113,7 +113,7 @@ impl LossHistory {
         RollbackPlan { step, to_step, samples: start..samples.end, reason: format!("step {step}: {reason}") }
     }
 
-    /// Adds a completed step; `loss` is `None` if the step was skipped.
+    /// Adds a completed step. `loss` is `None` if the step was skipped.
     pub fn add(&mut self, guard: &Guard, before: u64, samples: Range<u64>, loss: Option<f64>) {
         self.recent.push_back(RecentStep { before, samples, is_finite: loss.is_some() });
         let most = (guard.nonfinite_steps + guard.batches_before) as usize;

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Ranks whose weights differ from those of the others.
+/// Ranks whose weights differ from the weights of the other ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaMismatch {
     pub ranks: Vec<usize>,

@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 /// Samples and shards of one dataset that are skipped.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SkippedSamples {
-    /// Sample indices, counted over all epochs; sorted, without overlap. Includes the samples of skipped updates.
+    /// Ranges of sample indices, counted over all epochs. The ranges are sorted and do not overlap.
+    /// Includes the samples of skipped updates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     samples: Vec<Range<u64>>,
     /// Indices of damaged shards in the manifest of the dataset.
@@ -32,7 +33,7 @@ impl SkippedSamples {
         self.samples = merged;
     }
 
-    /// Adds a shard; returns true if it is new.
+    /// Adds a shard. Returns true if the shard is new.
     pub fn add_shard(&mut self, shard: usize) -> bool {
         self.shards.insert(shard)
     }

@@ -69,7 +69,7 @@ pub enum Buffer {
 }
 
 impl TrainState {
-    /// Creates a state at step 0 with these weights and zero moments.
+    /// Creates a state at step 0 with the weights in `parameters` and zero moments.
     pub fn new(mut parameters: Parameters) -> Self {
         let elements = elements(parameters.specs());
         let zeros = |count: usize| parameters.kernels.zeros(&[count as i64], Kind::Float);
@@ -134,7 +134,7 @@ impl TrainState {
         let _ = self.gradients.narrow(0, self.elements() as i64, 1).g_add_(number);
     }
 
-    /// L2 norm of the gradients, f64 \[\]; not finite if the tail element is not finite.
+    /// L2 norm of the gradients, f64 \[\]. Not finite if the first tail element is not finite.
     pub fn gradient_norm(&self) -> Tensor {
         let elements = self.elements() as i64;
         let norm = self.kernels().norm(&self.gradients.narrow(0, 0, elements));
@@ -224,8 +224,7 @@ impl TrainState {
         self.write(Buffer::Second, end - 1, &[f32::INFINITY]);
     }
 
-    /// Replaces weights, gradients, moments and update counts by those of `other`,
-    /// which may have a different number of layers.
+    /// Takes weights, gradients, moments and update counts from `other`, which may have a different number of layers.
     pub fn take_tensors(&mut self, other: Self) {
         self.parameters = other.parameters;
         (self.gradients, self.first, self.second) = (other.gradients, other.first, other.second);

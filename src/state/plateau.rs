@@ -13,7 +13,7 @@ pub struct PlateauTracker {
 }
 
 impl PlateauTracker {
-    /// True if there was no evaluation yet.
+    /// True before the first evaluation.
     pub fn is_new(&self) -> bool {
         *self == Self::default()
     }

@@ -29,17 +29,18 @@ pub struct EvalRequest {
     pub samples: u64,
     /// Maximum tokens per micro-batch, padding included.
     pub micro_batch_tokens: usize,
-    /// Number of canonical shards; `None`: one per rank.
+    /// Number of canonical shards, which are a fixed partition of a batch for every
+    /// world size. `None`: one shard per rank.
     pub parts: Option<usize>,
 }
 
-/// Outcome of an evaluation, the same on all ranks.
+/// Outcome of an evaluation, which is equal on all ranks.
 pub enum EvalOutcome {
     /// All samples were evaluated.
     Completed(Evaluation),
     /// A rank could not read its samples. Holds the error on the rank that failed.
     Unreadable(Option<DatasetError>),
-    /// A stop was requested; there is no result.
+    /// A stop was requested, so there is no result.
     Stopped,
 }
 

@@ -1,5 +1,6 @@
 //! Gradient all-reduce, in place in the flat gradient buffer. The all-reduce runs either in buckets, overlapped with
-//! the backward pass, or as an exact sum over canonical shards. The exact sum has the same bits for every world size.
+//! the backward pass, or as an exact sum over canonical shards, which are a fixed partition of the global batch. The
+//! exact sum has the same bits for every world size.
 
 use lambert_collective::{Bucket, Group, MemoryLocation, PendingAllReduce, Reducer, all_reduce};
 
@@ -19,8 +20,8 @@ pub fn overlaps(session: &Session) -> bool {
     config.cluster.all_reduce.overlap.unwrap_or_else(hides)
 }
 
-/// True if overlap speeds up `world` ranks of `threads` threads each. That is so if ranks on other hosts add network
-/// latency, or if this host has idle CPU cores.
+/// True if overlap hides communication for `world` ranks of `threads` threads each. Overlap helps if ranks on other
+/// hosts add network latency, or if this host has idle CPU cores.
 fn hides_communication(host: HostShare, world: usize, threads: usize) -> bool {
     host.ranks < world || host.processors > host.ranks * threads
 }
@@ -176,7 +177,7 @@ mod tests {
                 MemoryLocation::Device(0),
                 "gradients of a GPU were reduced through host memory"
             );
-            // SAFETY: the emulated device memory is host memory; the caller's guarantees hold for it.
+            // SAFETY: the emulated device memory is host memory, and the guarantees of the caller apply to it.
             self.0.start(unsafe { Bucket::host(bucket.as_mut_ptr(), bucket.count()) })
         }
     }

@@ -47,7 +47,7 @@ pub enum TrainOutcome {
     Done,
     /// Stopped on request, after saving a checkpoint.
     Stopped,
-    /// Ended by the divergence guard; the next attempt resumes from an earlier checkpoint.
+    /// Ended by the divergence guard. The next attempt resumes from an earlier checkpoint.
     RolledBack,
 }
 

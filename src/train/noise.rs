@@ -1,22 +1,22 @@
 //! Gradient noise scale, in samples. Batch sizes above the noise scale save few updates.
 //!
 //! The estimate is the simple noise scale of McCandlish et al. 2018 (arXiv 1812.06162, appendix A.1). A global
-//! batch of B samples is split at random into two halves of b samples each. g_B is the mean gradient of the
-//! batch, and g_b is the mean gradient of a half.
+//! batch of B samples is split at random into two halves of b samples each. The mean gradient of the batch is
+//! g_B, and the mean gradient of a half is g_b.
 //!
 //! ```text
 //! |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b)         tr(S) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)
 //! ```
 //!
-//! |G|^2 is an unbiased estimate of the squared norm of the true gradient. tr(S) is an unbiased estimate of
-//! the trace of the per-sample covariance. Both estimates are noisy, so each is averaged over many steps.
-//! The noise scale is the average of tr(S) divided by the average of |G|^2. Micro-batches cannot serve as
+//! The value |G|^2 is an unbiased estimate of the squared norm of the true gradient. The value tr(S) is an unbiased
+//! estimate of the trace of the per-sample covariance. Both estimates are noisy, so each is averaged over many
+//! steps. The noise scale is the average of tr(S) divided by the average of |G|^2. Micro-batches cannot serve as
 //! halves, because samples are sorted by length.
 
 use lambert_control::GradientNoise;
 
 /// Estimates |G|^2 and tr(S) from one step. `whole` is the norm of the mean gradient over all `samples`. `parts` are
-/// the norms of the contributions of the two halves to that mean, so both are divided by `samples` and not by the size
+/// the norms of the contributions of the two halves to that mean, so each is divided by `samples` and not by the size
 /// of the half. Returns `None` if a norm is not finite or a half is empty.
 pub fn estimate(samples: u64, whole: f64, parts: [f64; 2]) -> Option<GradientNoise> {
     let all = samples as f64;

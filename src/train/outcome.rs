@@ -11,7 +11,7 @@ use crate::state::TrainState;
 /// Samples of a step, including skipped samples.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepSamples {
-    /// sha256 of the dataset's manifest.
+    /// SHA-256 of the manifest of the dataset.
     pub dataset: String,
     /// Indices of the samples, counted over all epochs.
     pub samples: Range<u64>,
@@ -19,11 +19,11 @@ pub struct StepSamples {
     pub skipped: u64,
 }
 
-/// Outcome of a step, the same on all ranks.
+/// Outcome of a step, which is equal on all ranks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepOutcome {
     pub stage: String,
-    /// Steps completed before this one.
+    /// Number of steps completed before this step.
     pub before: u64,
     /// Epoch of the first sample.
     pub epoch: u64,

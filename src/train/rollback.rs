@@ -1,5 +1,5 @@
-//! Recovery from a failed step. After a divergence, the run rolls back and skips the samples that
-//! caused it. After a failed read, the run skips the damaged shards, or it saves a final checkpoint
+//! Recovery from a failed step. After a divergence, the run rolls back and skips the samples that caused
+//! the divergence. After a failed read, the run skips the damaged shards, or it saves a final checkpoint
 //! and fails. All ranks take the same action.
 
 use lambert_collective::Group;
@@ -29,13 +29,13 @@ pub fn end_attempt(
 ) -> Result<(), Error> {
     // Use the timeout of the save phase, because rank 0 writes to the store while the other ranks wait.
     session.control.phase(WorkerPhase::Save);
-    // Finish the save in flight. It has an earlier state, and the next attempt may resume from it.
+    // Finish the save in flight. This save has an earlier state, from which the next attempt may resume.
     saver.settle(collective)?;
     let written = match session.is_first() {
         true => write_record(session, saver, dataset, loaded, plan).map(Some),
         false => Ok(None),
     };
-    // If one rank exits, the other ranks are ended too. All ranks therefore wait until the record is written.
+    // If one rank exits, the other ranks end too. All ranks therefore wait until the record is written.
     let mut word = vec![u8::from(written.is_ok())];
     collective.broadcast_bytes(&mut word, 0)?;
     let event = written?;

@@ -14,7 +14,7 @@ use crate::torch::{self, TorchError};
 
 /// Totals over micro-batches: losses and correct predictions on the device, target counts and digests in host memory.
 pub struct PendingTotals {
-    /// Two values for each loss of each pass: the loss sum and the number of correct predictions. f64 \[2 x losses\].
+    /// Loss sum and number of correct predictions of each loss of each pass, f64 \[2 x losses\].
     sums: Tensor,
     known: ObjectiveTotals,
 }
@@ -25,7 +25,7 @@ impl PendingTotals {
         Self { sums: kernels.zeros(&[2 * known.losses.len() as i64], Kind::Double), known }
     }
 
-    /// Adds the losses of a pass; `first` is the index of its first loss.
+    /// Adds the losses of a pass. `first` is the index of the first loss of the pass.
     fn add(&mut self, first: usize, pass: &Pass, batch: &MicroBatch, scores: &[Option<LossValue>]) {
         for (place, (loss, scored)) in (first..).zip(pass.losses().zip(scores)) {
             let Some(LossValue { loss: sum, correct, .. }) = scored else { continue };
@@ -37,7 +37,7 @@ impl PendingTotals {
         }
     }
 
-    /// Returns 0 if all losses are finite, otherwise NaN; f32 \[\].
+    /// Returns 0 if all losses are finite, otherwise NaN, as f32 \[\].
     fn nonfinite_flag(&self) -> Tensor {
         (self.sums.sum(Kind::Double) * 0.0).to_kind(Kind::Float)
     }
@@ -70,8 +70,9 @@ pub fn forward_backward(
     gradients(objective, state, (share.batch, share.micro_batches), dropout, gradients_ready)
 }
 
-/// Runs the passes of [`forward_backward`] for one canonical shard of this rank at a time. Each shard has separate
-/// totals and separate gradients. After each shard, `take` receives the state with the gradients of that shard.
+/// Runs the passes of [`forward_backward`] for one canonical shard of this rank at a time. Canonical shards are a fixed
+/// partition of the global batch. Each shard has separate totals and separate gradients. After each shard, `take`
+/// receives the state with the gradients of that shard.
 pub fn per_shard(
     objective: &Objective,
     state: &mut TrainState,
@@ -136,8 +137,8 @@ fn gradients(
     })
 }
 
-/// Calls `run` for each pass, with the input of the pass, the index of its first loss, and true if a later pass may
-/// read its output. `run` returns the output of the pass.
+/// Calls `run` for each pass. The arguments are the pass, its input, the index of its first loss, and true if a later
+/// pass may read its output. `run` returns the output of the pass.
 fn each_pass(
     objective: &Objective,
     input: &Input,

@@ -30,7 +30,7 @@ where
 /// Vote of one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Vote {
-    /// Directive of rank 0; `Continue` on the others.
+    /// Directive of rank 0; `Continue` on the other ranks.
     pub directive: Directive,
     /// State of the save in progress on this rank.
     pub save: SaveVote,
@@ -84,14 +84,14 @@ pub struct Agreement {
     pub written: usize,
     /// True if the save in progress must be reported as slow now.
     pub slow: bool,
-    /// Outcome of the save in progress, once rank 0 knows it.
+    /// Outcome of the save in progress; `None` until rank 0 knows the outcome.
     pub decided: Option<Decision>,
     /// Number of ranks that could not read their samples.
     pub unread: usize,
 }
 
-/// Elements of an encoded [`Vote`]: one counter for each directive, for written, slow and unread, and for each
-/// decision.
+/// Number of elements of an encoded [`Vote`]. There is one counter each for the two directives other than `Continue`,
+/// for written, slow and unread, and for each decision.
 const LENGTH: usize = 5 + Decision::ALL.len();
 
 impl Vote {
@@ -223,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Only rank 0 should send decisions; if several ranks do, the result is still one of them.
+    /// Only rank 0 should send decisions. If several ranks send decisions, the result is still one of these decisions.
     #[test]
     fn the_decision_of_highest_precedence_counts() {
         let message = |directive, decision| Vote { directive, save: SaveVote::Decided(decision), unread: false };

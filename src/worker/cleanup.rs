@@ -60,7 +60,7 @@ mod tests {
         ];
         let all = [&own, &shared].into_iter().chain(&earlier).chain(&others);
         all.for_each(|folder| std::fs::create_dir_all(folder).unwrap());
-        // NCCL segments: the first is unmapped, the second mapped by this process.
+        // Two NCCL segments. No process maps the first segment, and this process maps the second segment.
         let segments =
             ["left", "held"].map(|name| PathBuf::from(format!("/dev/shm/nccl-{}{name}", std::process::id())));
         segments.iter().for_each(|segment| std::fs::write(segment, [0; 4096]).unwrap());

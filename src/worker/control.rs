@@ -35,7 +35,7 @@ const REFUSED_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time that a rank waits for acknowledgements before it leaves MPI. Reports are resent after that time, too.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Channel to the coordinator; inactive if the worker was started manually.
+/// Channel to the coordinator. The channel is inactive if the worker was started manually.
 pub struct Control {
     shared: Arc<SharedControl>,
     wake: Option<Sender<()>>,
@@ -134,7 +134,7 @@ impl Control {
         self.shared.state().commands.peek() == Directive::CheckpointAndStop
     }
 
-    /// Puts back a directive that could not be followed. It is taken again after the next step.
+    /// Puts back a directive that could not be followed. The directive is taken again after the next step.
     pub fn put_back(&self, directive: Directive) {
         self.shared.state().commands.restore(directive);
     }
@@ -168,7 +168,7 @@ struct Reporter {
     rank: usize,
     host: String,
     shared: Arc<SharedControl>,
-    /// Versions of this rank, until the coordinator has received them.
+    /// Versions of this rank; `None` after the coordinator has received the versions.
     versions: Option<Versions>,
     heard: Instant,
     /// Time without a reply after which the coordinator counts as lost.
@@ -204,9 +204,9 @@ fn flag_on_sigterm() -> Arc<AtomicBool> {
     terminated
 }
 
-/// True if SIGTERM from process `sender` ends this process. That is the case if the sender is the parent, or another
-/// process of the launcher. It is never the case for launchers that forward the SIGTERM of the batch system, because
-/// the two signals cannot be distinguished.
+/// True if SIGTERM from process `sender` ends this process. SIGTERM ends this process if the sender is the parent or
+/// another process of the launcher. Some launchers forward the SIGTERM of the batch system. For these launchers the
+/// result is false, because the two signals cannot be distinguished.
 fn sigterm_ends_process(launcher: Option<&Launcher>, sender: i32, parent: i32) -> bool {
     let Some(launcher) = launcher else { return sender == parent };
     let name = std::fs::read_to_string(format!("/proc/{sender}/comm")).unwrap_or_default();
@@ -295,7 +295,7 @@ impl Reporter {
         let silent = self.heard.elapsed();
         if silent > self.patience || is_over {
             tracing::error!("no reply from the coordinator for {} s ({error}); exiting", silent.as_secs());
-            // Do not join the other threads. They compute, or wait in MPI for ranks that exit in the same way.
+            // Do not join the other threads, which compute, or wait in MPI for ranks that exit in the same way.
             leave::exit_now(exit::UNSUPERVISED);
         }
         tracing::debug!(url = %self.url, rank = self.rank, "the coordinator does not answer: {error}");

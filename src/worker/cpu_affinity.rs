@@ -1,5 +1,6 @@
-//! CPU pinning: binds the threads of a rank to the NUMA node of its GPU, or to the rank's share of the NUMA nodes of
-//! the host. The memory of the rank is then local. A binding that the launcher or the batch system has set is kept.
+//! CPU pinning: binds the threads of a rank to some NUMA nodes, so that the memory of the rank is local. A rank gets
+//! the node of its GPU, if this node is known, and otherwise a share of the nodes of the host. A binding that the
+//! launcher or the batch system has set is kept.
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Exits at once with `code`. Unlike [`std::process::exit`], this function runs no library destructors. They would free
-/// memory that other threads still use, and crash.
+/// Exits at once with `code`. Unlike [`std::process::exit`], this function runs no library destructors. Destructors
+/// would free memory that other threads still use, and the process would crash.
 pub fn exit_now(code: i32) -> ! {
     // Standard error and the log are unbuffered.
     let _ = std::io::stdout().flush();

@@ -45,9 +45,10 @@ pub enum RankLogError {
     Tee(#[source] io::Error),
 }
 
-/// Redirects standard output and standard error to the log of this rank in `folder`, the directory of an attempt, and
-/// to the previous standard error. A separate process copies the output, so that nothing is lost in a crash. That
-/// process exits together with this process. Also removes the logs of old attempts, and of runs that ended long ago.
+/// Redirects standard output and standard error to the log of this rank in `folder`, the directory of an
+/// attempt, and to the previous standard error. A separate process copies the output, so that nothing is
+/// lost in a crash. The copying process exits together with this process. Also removes the logs of old
+/// attempts, and of runs that ended long ago.
 ///
 /// # Errors
 /// The file cannot be written. In that case, the output is not redirected.
@@ -108,7 +109,7 @@ fn prepare_all(all: &Path) -> Result<(), RankLogError> {
     Ok(())
 }
 
-/// Removes the logs of attempts that are at least [`KEPT_ATTEMPTS`] attempts older than this one.
+/// Removes the logs of attempts that are at least [`KEPT_ATTEMPTS`] attempts older than this attempt.
 fn remove_old_attempts(folders: LogFolders<'_>) {
     let number = |path: &Path| host_paths::attempt_of_logs(path.file_name()?.to_str()?);
     let Some(own) = number(folders.attempt) else { return };
@@ -196,7 +197,7 @@ mod tests {
         nobody_in(&place.path().join("logs"), &run, &nobody);
         refused(&run.join("attempt-000001"));
         assert_eq!(fs::read_dir(&run).unwrap().count(), 0);
-        // Owned by root and world-writable: others may have created directories there.
+        // The folder is owned by root and world-writable, so others may have created directories in it.
         let roots = place.path().join("open");
         fs::create_dir(&roots).unwrap();
         mode(&roots, 0o777);

@@ -1,8 +1,8 @@
-//! A worker process: run session, control channel, and host resources.
+//! Worker process of a rank: run session, control channel, and host resources.
 //!
 //! - [`session`]: configuration, world, control channel, store and device of a rank
 //! - [`control`]: worker end of the control channel
-//! - [`agreement`]: votes of the ranks in each step's all-reduce
+//! - [`agreement`]: votes of the ranks in the all-reduce of each step
 //! - [`nccl_report`]: version, variables and transports of NCCL
 //! - [`micro_batch_size`]: micro-batch sizes that fit into GPU memory
 //! - [`peak`]: matmul throughput of a device

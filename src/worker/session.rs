@@ -47,7 +47,7 @@ pub struct Session {
     pub nccl: bool,
     /// Channel to the coordinator.
     pub control: Arc<Control>,
-    /// Kernels of this rank's device.
+    /// Kernels of the device of this rank.
     pub kernels: Arc<dyn Kernels>,
     /// GPU of this rank; `None` on a CPU.
     pub gpu: Option<Gpu>,
@@ -125,7 +125,7 @@ impl Session {
         Ok(is_stop == [1])
     }
 
-    /// Warns the user, through the coordinator if there is one.
+    /// Warns the user: through the coordinator, or in the log without a coordinator.
     pub fn warn(&self, message: String) {
         match self.control.is_connected() {
             true => self.control.event(EventKind::Warning { message }),

@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use crate::kernels::{Kernels, OptimizerUpdate, ParamUpdate, Values};
 
-/// Maximum number of elements in a chunk. This constant fixes the order of summation on every GPU.
+/// Maximum number of elements in a chunk. The value fixes the order of summation on every GPU.
 pub const CHUNK: usize = 1 << 16;
 
 /// Chunk table of a set of parameters, reused while the set is unchanged.

@@ -7,17 +7,17 @@ use tch::{Device, Kind, Tensor};
 
 use crate::kernels::{HostBuffer, PendingSnapshot, TensorCopy};
 
-/// Threads per block; must equal `THREADS` in kernels.cu.
+/// Threads per block. Must equal `THREADS` in kernels.cu.
 pub const THREADS: usize = 256;
 
-/// A device that runs the kernels of kernels.cu in call order: a GPU, or the emulator.
+/// Device that runs the kernels of kernels.cu in call order. The device is a GPU or the emulator.
 pub trait KernelDevice: Send + Sync {
     /// CUDA device index, if the device has its own memory.
     fn device_index(&self) -> Option<usize> {
         None
     }
 
-    /// Allocates f32 zeros in host memory, pinned where the device supports it.
+    /// Allocates f32 zeros in host memory. The memory is pinned if the device supports pinned memory.
     fn pinned_zeros(&self, elements: usize) -> Tensor {
         Tensor::zeros([elements as i64], (Kind::Float, Device::Cpu))
     }
@@ -141,7 +141,7 @@ impl KernelArguments {
         self.sizes[index]
     }
 
-    /// Pointers to the arguments, in the form that `cuLaunchKernel` expects. They are
+    /// Pointers to the arguments, in the form that `cuLaunchKernel` expects. The pointers are
     /// valid until the list is changed or moved.
     pub fn pointers(&mut self) -> &mut [*mut c_void] {
         self.pointers = self.words.iter_mut().map(|word| std::ptr::from_mut(word).cast::<c_void>()).collect();

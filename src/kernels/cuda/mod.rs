@@ -1,5 +1,5 @@
-//! CUDA kernels. Hand-written kernels compute keyed dropout, whose masks are drawn from a key and a counter, and all
-//! operations where they are faster than libtorch. All other operations are libtorch operations.
+//! CUDA kernels. Hand-written kernels compute keyed dropout, whose masks are drawn from a key and a counter. They also
+//! compute the operations for which libtorch is slower. libtorch computes all other operations.
 //!
 //! - kernels.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
 //! - [`KernelDevice`]: device that runs the kernels, either a GPU or, in tests, the CPU (`Emulator`)
@@ -46,7 +46,7 @@ pub const KERNELS: [&str; 12] = [
 /// Kernels of a GPU or of the emulated GPU.
 pub struct Cuda<C> {
     device: Arc<C>,
-    /// Chunk table of the last update. It is reused while the set of updated parameters stays the same.
+    /// Chunk table of the last update. The table is reused while the set of updated parameters stays the same.
     chunks: Mutex<Option<ChunkTable>>,
     /// Host copy of the gradients, for all-reduces in host memory.
     host: Mutex<Option<Tensor>>,

@@ -14,7 +14,7 @@ const CHUNK: usize = 1 << 16;
 #[derive(Default)]
 pub struct Slices<'a> {
     pub weights: &'a mut [f32],
-    /// Gradients; overwritten by the update.
+    /// Gradients, which the update overwrites.
     pub gradients: &'a mut [f32],
     /// First moments.
     pub first: &'a mut [f32],

@@ -13,7 +13,7 @@ type GompParallel = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void
 fn gomp_parallel() -> Option<GompParallel> {
     static SYMBOL: OnceLock<Option<GompParallel>> = OnceLock::new();
     *SYMBOL.get_or_init(|| {
-        // SAFETY: the name is NUL-terminated; `GOMP_parallel` has had this signature since GCC 4.9.
+        // SAFETY: the name is NUL-terminated, and `GOMP_parallel` has had this signature since GCC 4.9.
         unsafe {
             let symbol = libc::dlsym(libc::RTLD_DEFAULT, c"GOMP_parallel".as_ptr());
             (!symbol.is_null()).then(|| std::mem::transmute::<*mut c_void, GompParallel>(symbol))
@@ -62,7 +62,7 @@ pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [
     let mut shared = ChunkQueue { next, first, count, length: length.max(1), work: &work, panicked };
     let (task, data) = (task(&work), (&raw mut shared).cast::<c_void>());
     match gomp_parallel() {
-        // SAFETY: `task` reads `data` as a ChunkQueue; GOMP_parallel returns after all threads leave `task`.
+        // SAFETY: `task` reads `data` as a ChunkQueue, and GOMP_parallel returns after all threads leave `task`.
         Some(parallel) => unsafe { parallel(task, data, tch::get_num_threads().max(1) as u32, 0) },
         None => task(data),
     }

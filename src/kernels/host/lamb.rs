@@ -27,7 +27,7 @@ pub fn update(bounds: Option<[f64; 2]>, chunks: &mut [Chunk<'_>], scale: f32, th
     step_sizes
 }
 
-/// Trust ratio of a tensor with these norms, within `bounds`.
+/// Trust ratio of a tensor with weight norm `weights` and update norm `update`, clamped to `bounds`.
 fn ratio(weights: f64, update: f64, bounds: Option<[f64; 2]>) -> f64 {
     let ratio = if weights > 0.0 && update > 0.0 { weights / update } else { 1.0 };
     bounds.map_or(ratio, |[min_ratio, max_ratio]| ratio.clamp(min_ratio, max_ratio))

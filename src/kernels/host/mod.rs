@@ -97,7 +97,7 @@ impl Kernels for Host {
     }
 }
 
-/// Applies the update; the result does not depend on the number of threads. Returns the step sizes for LAMB.
+/// Applies the update. The result does not depend on the number of threads. For LAMB, returns the step sizes.
 fn apply_update(slices: Slices<'_>, update: &OptimizerUpdate<'_>, norm: f64, threads: usize) -> Option<Vec<f32>> {
     let clip = update.clip_norm > 0.0 && norm > update.clip_norm;
     let scale = if clip { (update.clip_norm / norm) as f32 } else { 1.0 };

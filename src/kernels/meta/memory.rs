@@ -47,7 +47,7 @@ const SHAPES: [Shape; 16] = [
     shape([24, 1024, 16, 4096], [30522, 512, 16]),
 ];
 
-/// A global batch of two micro-batches of `rows` samples; the second one is padded.
+/// A global batch of two micro-batches of `rows` samples. The second micro-batch is padded.
 fn batches(config: &RunConfig, shape: Shape) -> GlobalBatch {
     let masked_tokens =
         (1..=config.objective.predictions(shape.length) as u16).map(|position| MaskedToken { position, label: 3 });
@@ -122,7 +122,7 @@ fn memory_estimate_is_slightly_above_the_count() {
             {
                 for attention in [Attention::Keyed, Attention::Fused] {
                     let plain = Model { norm, precision, attention, ..Model::default() };
-                    // Rotate through the other settings.
+                    // Each shape also gets one of four sets of other settings.
                     let model = match number % 4 {
                         0 => plain,
                         1 => Model { dropout: 0.0, attention_dropout: Some(0.1), ..plain },

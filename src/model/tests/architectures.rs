@@ -1,5 +1,5 @@
-//! Test architectures that no model family has: shared layer parameters, a table that every layer reads, a last layer
-//! applied twice, two networks with shared embeddings, a frozen network.
+//! Test architectures that are not in the program. They have shared layer parameters, a table that every layer reads, a
+//! last layer that is applied twice, two networks with shared embeddings, or a frozen network.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ fn shared_layers(model: &Model) -> Architecture {
     network.into()
 }
 
-/// Position embeddings in a side segment with two outputs; each layer adds one of them to its input.
+/// Position embeddings in a side segment with two outputs. Each layer adds one of the outputs to its input.
 fn table_in_every_layer(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
     let is_table = |module: &&Module| module.part == ModuleKind::PositionEmbeddings;
@@ -236,7 +236,7 @@ impl Loss for Replaced {
     }
 }
 
-/// A frozen teacher outside the training state, and a BERT student that also learns the teacher's hidden states.
+/// A frozen teacher outside the training state, and a BERT student that also learns the hidden states of the teacher.
 fn teacher_and_student(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
     let kernels = Arc::clone(parameters.kernels());
     let mut teacher =
@@ -292,7 +292,7 @@ impl Case {
         Encoder::with_blocks(NetworkWeights::new(parameters, number, model), code)
     }
 
-    /// Objective with this case's passes.
+    /// Objective with the passes of this case.
     pub fn objective(&self, parameters: &Parameters, model: &Model) -> Objective {
         Objective::from_passes((self.passes)(self, parameters, model))
     }

@@ -1,4 +1,4 @@
-//! Tests that every architecture must pass; see [`architectures`].
+//! Tests that every architecture in [`architectures`] must pass.
 
 pub mod architectures;
 
@@ -32,8 +32,8 @@ impl Case {
         (state, objective)
     }
 
-    /// Returns the gradients of a step over `batch`, and a copy of every prefix of the gradients
-    /// from the time when it was reported as final.
+    /// Returns the gradients of a step over `batch`, and a copy of every prefix of the gradients,
+    /// taken when the prefix was reported as final.
     fn step(
         &self,
         kernels: Arc<dyn Kernels>,
@@ -161,7 +161,7 @@ fn shared_parameters_are_stored_once() {
     let [bert, shared, table, twice, networks, teacher, no_segments] = CASES.each_ref().map(count);
     let (tensors_per_layer, embeddings) = (16, 5);
     assert_eq!((shared, table, twice), (bert - 2 * tensors_per_layer, bert, bert - tensors_per_layer));
-    // These three also have three layers in total and one head of each kind.
+    // These three architectures also have three layers in total and one head of each kind.
     assert_eq!((networks, teacher, no_segments), (bert, bert, bert - 1));
     assert!(networks > 3 * tensors_per_layer + embeddings);
     for case in CASES {

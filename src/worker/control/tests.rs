@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 const SECRET: &str = "secret";
 
-/// A rank at the end of training, and its coordinator's listener.
+/// A rank at the end of training, and the listener of its coordinator.
 fn rank() -> (Control, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
