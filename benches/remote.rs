@@ -1,7 +1,8 @@
-//! Time from `lambert run` to the first step of a resumed run whose dataset is in S3: `cargo bench --workspace --bench remote`.
+//! Time from `lambert run` to the first step of a resumed run with a dataset in S3:
+//! `cargo bench --workspace --bench remote`.
 //!
-//! The dataset has 64 shards on a local S3 server, and the dataset cache is either empty or complete. Also prints the size of the
-//! cache at the first step.
+//! The dataset has 64 shards on a local S3 server. The dataset cache is either empty or complete. The benchmark also
+//! prints the size of the cache at the first step.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 

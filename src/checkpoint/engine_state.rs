@@ -16,14 +16,14 @@ use crate::state::{ParamSpec, Skipped, StageProgress, TrainState};
 /// Contents of `state` in a manifest. The serde aliases are the keys of formats up to 3.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EngineState {
-    /// Optimizer updates of the moments, by parameter group.
+    /// Number of optimizer updates, by parameter group.
     updates: Updates,
     /// Formats up to 2: for each encoder layer that was added later, the number of updates before it was added.
     #[serde(default, skip_serializing)]
     born: BTreeMap<usize, u64>,
-    /// Steps skipped because loss or gradient was not finite.
+    /// Number of steps skipped because the loss or the gradient was not finite.
     skipped_updates: u64,
-    /// Samples that were skipped or had no effect.
+    /// Number of samples that were skipped, or whose update was skipped.
     #[serde(default)]
     skipped_samples: u64,
     /// Skipped samples of each dataset, keyed by the SHA-256 of its manifest.

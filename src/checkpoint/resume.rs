@@ -124,8 +124,8 @@ fn start_decision((newest, skipped): CheckpointSelection, store: &Store) -> Star
     }
 }
 
-/// Returns the reason why a checkpoint does not fit the configuration; `None` if it fits. The parameters that its
-/// slices list must be the parameters of the model.
+/// Returns the reason why a checkpoint does not fit the configuration; `None` if it fits. The slices in its manifest
+/// must list exactly the parameters of the model.
 fn incompatibility(config: &RunConfig, manifest: &Manifest, vocabulary: usize) -> Option<String> {
     let Some(stage) = config.stage.get(manifest.stage) else {
         let last = config.stage.len().saturating_sub(1);
@@ -168,8 +168,8 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
     }
 }
 
-/// Creates the state of step 0 from the weights of another run. Copies the moments and update counts of that run too,
-/// if configured. The state has as many layers as the checkpoint, and the first stage grows the model.
+/// Creates the state of step 0 from the weights of another run. If `run.from_optimizer` is set, also copies the moments
+/// and update counts of that run. The state has as many layers as the checkpoint, and the first stage grows the model.
 fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<TrainState, Error> {
     let config = &session.config;
     let (run, name) = stored_run::split_checkpoint_url(url);

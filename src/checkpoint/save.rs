@@ -17,7 +17,7 @@ use crate::worker::agreement::{Decision, SaveVote};
 pub(super) struct Save {
     pub writer: CheckpointWriter,
     pub manifest: Manifest,
-    /// Digest of this rank's weights, if there are other ranks.
+    /// Digest of the weights of this rank; `None` if there is only one rank.
     pub digest: Option<Tensor>,
     pub began: Instant,
     /// Time that training was blocked, seconds.
@@ -57,8 +57,9 @@ impl Save {
         self.progress = Progress::Decided(outcome, records);
     }
 
-    /// Returns this rank's vote. On rank 0, `timing` is the timing of the save by the clock. An exceeded limit counts
-    /// only if the previous vote was also late, because a long step may end after all ranks have written.
+    /// Returns this rank's vote. On rank 0, `timing` is the timing of the save by the clock. A save counts as
+    /// slow or stuck only at the second consecutive late vote. After a long step, the first vote may be late
+    /// although all ranks have already written.
     pub fn vote(&mut self, timing: Option<SaveTiming>) -> SaveVote {
         if let Progress::Decided(outcome, _) = &self.progress {
             return SaveVote::Decided(outcome.decision());

@@ -47,7 +47,7 @@ impl SaveTimeLimit {
         Self { total: limit(total), total_text, stop: limit(limits.stop_seconds) }
     }
 
-    /// Judges a save that began `took` ago. `stopping` is the time since a stop was requested, if it was.
+    /// Judges a save that began `took` ago. `stopping` is the time since the stop request; `None` without a request.
     pub fn judge(&self, took: Duration, stopping: Option<Duration>) -> SaveTiming {
         if let Some(message) = self.stop_is_over(stopping) {
             return SaveTiming::Over(message);

@@ -36,8 +36,8 @@ pub struct LoaderOptions {
     pub rank: usize,
     /// Number of ranks.
     pub world_size: usize,
-    /// Number of shards of a global batch, distributed evenly over the ranks. There is one shard per rank, or the
-    /// fixed number of shards of canonical mode.
+    /// Number of shards of a global batch, distributed evenly over the ranks. There is one shard per rank or, with
+    /// `all_reduce.canonical`, a fixed number of shards for every world size.
     pub shards: usize,
     /// Maximum number of reader threads.
     pub max_threads: usize,

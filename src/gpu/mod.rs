@@ -143,7 +143,7 @@ pub enum DeviceError {
     #[error(transparent)]
     Conflict(#[from] conflicts::DeviceConflict),
     /// The run does not fit in the free memory of the GPU, but would fit in its total
-    /// memory. The text names both sizes.
+    /// memory. The text describes the shortage.
     #[error("{0}\n  it would fit on a GPU that no other process uses")]
     InsufficientFreeMemory(String),
     /// A libtorch operation failed.

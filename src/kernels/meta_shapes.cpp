@@ -1,7 +1,7 @@
 // Test support for the meta device: shape functions, an observer that counts reads and copies, and an allocator that
 // counts the bytes that a GPU would allocate. Meta tensors have shapes but no data, so reading a value is an error.
 //
-// libtorch registers its own shape functions of these operations only from Python.
+// For these operations, libtorch registers its own shape functions only from Python.
 
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
@@ -110,10 +110,10 @@ at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::T
       at::_scaled_dot_product_efficient_attention(query, key, value, bias, computes_logsumexp, dropped, causal, scale));
 }
 
-// Current and peak bytes of this thread's meta tensors.
+// Current and peak bytes of the meta tensors of this thread.
 thread_local int64_t live, peak;
 
-// Counts allocations without allocating memory; the context pointer stores the size.
+// Counts allocations without allocating memory. The context pointer stores the size.
 struct CountingAllocator final : c10::Allocator {
   static void free_bytes(void *bytes) {
     live -= *static_cast<int64_t *>(bytes);
@@ -131,7 +131,7 @@ struct CountingAllocator final : c10::Allocator {
 
 CountingAllocator counting_allocator;
 
-// Registered before main; at::empty looks up the allocator on each call.
+// Registers the allocator before main. at::empty looks up the allocator on each call.
 const bool is_registered = [] {
   c10::SetAllocator(c10::DeviceType::Meta, &counting_allocator, 1);
   return true;

@@ -68,7 +68,7 @@ pub trait Kernels: Send + Sync {
     /// Makes all later calls wait for started snapshots.
     fn wait_snapshots(&self) {}
 
-    /// Returns the values of `numbers`, f64 \[n\], once they are computed. A training step calls this once.
+    /// Returns the values of `numbers`, f64 \[n\], once they are computed. A training step calls this function once.
     fn fetch(&self, numbers: &Tensor) -> Vec<f64>;
 
     /// Blocks until all enqueued work is complete.

@@ -112,7 +112,8 @@ struct EncoderSegment {
     block: Box<dyn SegmentBlock>,
     /// Outputs of other segments that this segment reads.
     inputs: Vec<SegmentOutput>,
-    /// Segments whose outputs no later segment reads. The forward pass frees these outputs after this segment.
+    /// Earlier segments whose outputs are not read after this segment. The forward pass
+    /// frees these outputs after this segment.
     releases: Vec<usize>,
 }
 

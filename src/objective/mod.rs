@@ -1,6 +1,6 @@
 //! Training objective: an ordered list of passes. A pass is a network, its input and the losses of its output. To add a
-//! loss, add a file to this folder, a line to `LOSSES`, and a description to configs/plan/src/objectives.rs.
-//! src/model/tests/architectures.rs has examples.
+//! loss, add a file to this folder, a line to `LOSSES`, and a description to configs/plan/src/objectives.rs. For
+//! examples, see src/model/tests/architectures.rs.
 
 mod masked_language;
 mod pair;

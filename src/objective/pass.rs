@@ -16,7 +16,7 @@ pub struct PassOutput {
 }
 
 impl PassOutput {
-    /// Takes the output if a later pass reads it. Otherwise the logits are dropped, to free memory before the backward pass.
+    /// Takes the output if a later pass reads it. Otherwise drops the logits, to free memory before the backward pass.
     pub fn take(hidden: &Tensor, scores: &mut [Option<LossValue>], is_read: bool) -> Option<Self> {
         let logits: Vec<_> = scores.iter_mut().map(|scored| scored.as_mut()?.logits.take()).collect();
         is_read.then(|| Self { hidden: hidden.detach(), logits })

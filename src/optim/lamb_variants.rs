@@ -1,5 +1,5 @@
-//! Checks LAMB against f64 reference implementations of the variants in NVIDIA Apex and DeepSpeed, and shows the settings
-//! that select each variant.
+//! Checks LAMB against f64 reference implementations of the variants in NVIDIA Apex and DeepSpeed, and
+//! shows which settings select each variant.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SkippedSamples {
     /// Ranges of sample indices, counted over all epochs. The ranges are sorted and do not overlap.
-    /// Includes the samples of skipped updates.
+    /// They include the samples of skipped updates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     samples: Vec<Range<u64>>,
     /// Indices of damaged shards in the manifest of the dataset.

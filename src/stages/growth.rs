@@ -95,9 +95,9 @@ impl<'a> GrowthPlan<'a> {
     }
 
     /// Weights of a parameter if new layers start as the identity. The residual projections of new layers are zero.
-    /// With post-norm, each new layer also normalizes its input, which changes nothing only if the input was normalized
-    /// with gain 1 and bias 0. The gain and bias before a run of new layers therefore move to the end of the run. The
-    /// layer norms before and within the run get gain 1 and bias 0.
+    /// With post-norm, each new layer also normalizes its input. The normalization changes nothing only if the input
+    /// was normalized with gain 1 and bias 0. The gain and bias before a run of new layers therefore move to the end of
+    /// the run. The layer norms before and within the run get gain 1 and bias 0.
     fn identity(&self, layer: usize, spec: &ParamSpec, of: impl Fn(usize) -> Range<usize>) -> InitialWeights {
         let (source, new) = self.sources[layer];
         let is_new = |layer: usize| self.sources.get(layer).is_some_and(|(_, new)| *new);

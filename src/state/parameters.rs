@@ -100,7 +100,8 @@ impl Parameters {
         self.architecture.layers()
     }
 
-    /// Freezes the parameters selected by `frozen` and unfreezes all others. Frozen parameters have zero gradients and are not updated.
+    /// Freezes the parameters selected by `frozen` and unfreezes all others. Frozen parameters
+    /// have zero gradients, and updates skip them.
     pub fn freeze(&mut self, frozen: impl Fn(&ParamSpec) -> bool) {
         for (spec, view) in self.specs.iter_mut().zip(&mut self.views) {
             spec.is_frozen = frozen(spec);

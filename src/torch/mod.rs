@@ -42,7 +42,7 @@ unsafe extern "C" {
     ) -> *mut torch_sys::C_tensor;
 }
 
-/// Callback with the message of a failed operation.
+/// Callback that receives the message of a failed operation.
 type Failed = extern "C" fn(*const c_char);
 
 /// Calls the [`Map`] that the first argument points to, with `x` and the addend, which may be null. On
@@ -88,7 +88,7 @@ pub fn version() -> String {
     version.unwrap_or_default().to_owned()
 }
 
-/// Makes backward accumulate the gradient of `parameter` into `gradient`, a view of the same shape.
+/// Makes the backward pass accumulate the gradient of `parameter` into `gradient`, a view of the same shape.
 pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) {
     // SAFETY: both pointers are live at::Tensor objects for the whole call. The
     // function copies the handle that it keeps.
@@ -175,7 +175,8 @@ pub fn backward(outputs: &[Tensor], gradients: &[Tensor]) {
 
 /// Copies bytes of a contiguous tensor on any device into `into`, starting at byte `first`.
 pub fn read_bytes(tensor: &Tensor, first: usize, into: &mut [u8]) {
-    // SAFETY: the tensor over `into` lives no longer than `into` is borrowed, and the copy has ended when `copy_` returns.
+    // SAFETY: the tensor over `into` lives no longer than the borrow of `into`, and
+    // the copy has ended when `copy_` returns.
     let mut host = unsafe { bytes_in_place(into.as_mut_ptr(), into.len()) };
     host.copy_(&bytes_of(tensor, first, into.len()));
 }

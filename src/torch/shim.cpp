@@ -19,8 +19,8 @@ Tensor mkldnn_linear_pointwise(const Tensor &x, const Tensor &weight, const std:
                                std::optional<std::string_view> algorithm);
 }  // namespace at::native
 
-// Makes backward accumulate the gradient of `parameter` into `gradient`, a view of the flat gradient buffer, so that
-// all-reduce and optimizer use one buffer without copies.
+// Makes the backward pass accumulate the gradient of `parameter` into `gradient`, a view of the flat gradient buffer.
+// All-reduce and optimizer then use one buffer without copies.
 extern "C" int lambert_set_gradient(at::Tensor *parameter, at::Tensor *gradient) {
   try {
     parameter->mutable_grad() = *gradient;

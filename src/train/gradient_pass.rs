@@ -32,7 +32,7 @@ pub struct GradientPass<'a> {
     pub has_no_samples: bool,
 }
 
-/// Totals, half norms and times of a gradient computation.
+/// Totals, gradient norms of the halves, and times of a gradient computation.
 #[derive(Default)]
 pub struct GradientStats {
     /// Totals of the whole batch, or of each half. The inner vector has one entry per canonical shard of this rank, or
@@ -142,7 +142,8 @@ impl GradientPass<'_> {
         Ok((vec![pending], all_reduce))
     }
 
-    /// Runs the passes for one canonical shard at a time, and accumulates the gradients in an [`ExactSum`].
+    /// Runs the passes for one canonical shard (a fixed part of the global batch) at a time, and
+    /// accumulates the gradients in an [`ExactSum`].
     fn canonical(
         &self,
         share: RankBatch<'_>,

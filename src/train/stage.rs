@@ -133,7 +133,8 @@ impl<'a> StageRun<'a> {
             self.loader.finish()?;
             return Err(Error::NoMoreSamples(state.step));
         };
-        // A rank that could not read its samples still joins the collectives, so that all ranks learn of the failure together.
+        // A rank that could not read its samples still joins the collectives, so that all ranks
+        // learn of the failure after the same step.
         let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
         drop(reading);
         let data_wait = watch.lap();

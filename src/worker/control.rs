@@ -119,7 +119,7 @@ impl Control {
 
     fn wake(&self) {
         if let Some(wake) = &self.wake {
-            // If the channel is full, the thread is about to wake up anyway.
+            // If the channel is full, the reporting thread wakes up anyway.
             let _ = wake.try_send(());
         }
     }

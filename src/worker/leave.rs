@@ -12,7 +12,8 @@ pub fn exit_now(code: i32) -> ! {
     signal_hook::low_level::exit(code)
 }
 
-/// Returns the result of `work`. Returns `None` if `work` exceeds `limit`; its thread then continues in the background.
+/// Returns the result of `work`. Returns `None` if `work` exceeds `limit`. The thread of
+/// `work` then continues in the background.
 pub fn run_with_timeout<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, done) = mpsc::channel();
     let work = move || drop(sender.send(work()));

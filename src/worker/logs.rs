@@ -19,7 +19,7 @@ const KEPT_ATTEMPTS: u32 = 20;
 /// Time since the last write after which the logs of a run are removed from a host.
 const STALE_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Copies standard input to the file `$0` and to standard output.
+/// Shell script that copies standard input to the file `$0` and to standard output.
 const TEE: &str = r#"trap "" TERM; exec tee --append --ignore-interrupts --output-error=warn-nopipe -- "$0""#;
 
 /// Failure to open the log of a rank.

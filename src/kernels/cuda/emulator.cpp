@@ -44,7 +44,7 @@ struct Fiber {
   unsigned delta;
 };
 
-// Scheduler for the threads of a block; reused for all blocks.
+// Scheduler for the threads of a block. One scheduler is reused for all blocks.
 struct Block {
   std::vector<Fiber> fibers;
   std::priority_queue<std::pair<uint64_t, unsigned>> ready;
@@ -61,7 +61,7 @@ struct Block {
     return random;
   }
 
-  // Switches to the scheduler; returns when the fiber is resumed.
+  // Switches to the scheduler. Returns when the fiber is resumed.
   void wait(Wait reason) {
     Fiber &self = fibers[current];
     self.waiting_for = reason;
@@ -221,7 +221,7 @@ const std::map<std::string, std::function<void(void **)>> kKernels = {
 
 }  // namespace
 
-// Runs a kernel like cuLaunchKernel; `seed` determines the thread order. Returns an error message, or null.
+// Runs a kernel like cuLaunchKernel. `seed` determines the thread order. Returns an error message, or null.
 extern "C" const char *lambert_emulate(const char *kernel, unsigned blocks, unsigned threads, void **arguments,
                                        uint64_t seed) {
   static thread_local std::string error_text;
@@ -237,7 +237,7 @@ extern "C" const char *lambert_emulate(const char *kernel, unsigned blocks, unsi
     }
     return nullptr;
   } catch (const std::exception &error) {
-    // Discard the suspended fibers; the next call creates new ones.
+    // Discard the suspended fibers. The next call creates new fibers.
     block.reset();
     error_text = std::string(kernel) + ": " + error.what();
     return error_text.c_str();

@@ -1,5 +1,5 @@
-//! Parallel loops over chunks of the flat buffers. Neither the chunk boundaries nor the order of summation depend on
-//! the number of threads. Results therefore have the same bits for any number of threads.
+//! Parallel loops over chunks of the flat buffers. The chunk boundaries and the order of summation do not depend on the
+//! number of threads. Results therefore have the same bits for any number of threads.
 
 use std::ops::Range;
 

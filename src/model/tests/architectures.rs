@@ -74,7 +74,7 @@ fn table_in_every_layer(model: &Model) -> Architecture {
     network.into()
 }
 
-/// BERT's blocks without segment embeddings, with other tensor names (RoBERTa, arXiv 1907.11692).
+/// Blocks of BERT without segment embeddings, with other tensor names (RoBERTa, arXiv 1907.11692).
 fn no_segment_embeddings(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
     let kept = |module: &&Module| module.part != ModuleKind::SegmentEmbeddings;

@@ -134,7 +134,7 @@ fn gradients_are_independent_of_micro_batches_and_device() {
     }
 }
 
-/// Canonical mode computes and sums the gradients of one shard of a global batch at a time.
+/// With `all_reduce.canonical`, the gradients of a global batch are computed and summed for one shard at a time.
 #[test]
 fn sum_of_shard_gradients_matches_whole_batch() {
     for case in CASES {
