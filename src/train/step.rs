@@ -55,8 +55,8 @@ impl PendingTotals {
 
 /// Runs forward and backward passes over this rank's micro-batches of a global batch, or of half of it. Replaces the
 /// gradients in `state` by the gradients of the total loss. For the total loss, each loss is divided by its number of
-/// targets in the whole global batch and multiplied by its weight. If a loss is not finite, the gradient norm of `state`
-/// is not finite either.
+/// targets in the whole global batch and multiplied by its weight. If a loss is not finite, the gradient norm of
+/// `state` is not finite either.
 ///
 /// `dropout` is a key derived from the seed and the step. During the backward passes of the last micro-batch,
 /// `gradients_ready` receives the number of elements at the start of the gradient buffer that are final.
