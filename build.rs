@@ -1,4 +1,4 @@
-//! Compiles the C++ shim over libtorch and sets the binaries' rpath to libtorch.
+//! Compiles the C++ shim over libtorch, and sets the rpath of the binaries to libtorch.
 
 use std::path::PathBuf;
 
@@ -11,17 +11,17 @@ fn main() {
         .std("c++17")
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
-        // Must match libtorch's build: NDEBUG changes the layout of some classes.
+        // Must match the build of libtorch, because NDEBUG changes the layout of some classes.
         .define("NDEBUG", None)
-        // Debug information of libtorch's thousands of headers is large and unused.
+        // The debug information of thousands of libtorch headers is large and unused.
         .debug(false)
         .flag_if_supported("-Wno-unused-parameter")
         .file("src/torch/shim.cpp")
         .file("src/torch/gpu.cpp")
-        // For tests; the linker omits it from programs that do not use it.
+        // Used by tests. The linker omits this file from programs that do not use it.
         .file("src/kernels/meta_shapes.cpp")
         .compile("lambert_torch_shim");
-    // For tests: the GPU kernels compiled as C++, with the GPU's rounding.
+    // For tests: compiles the GPU kernels as C++, with the rounding of the GPU.
     cc::Build::new()
         .cpp(true)
         .std("c++17")
@@ -42,6 +42,6 @@ fn main() {
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-lib=dylib=torch_cpu");
     println!("cargo:rustc-link-lib=dylib=c10");
-    // Searches beside the program (a copy on a cluster), then the build's location.
+    // The loader searches beside the program first (for a copy on a cluster), then at the location of the build.
     println!("cargo:rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib:$ORIGIN:{}", lib.display());
 }

@@ -1,8 +1,9 @@
 //! Time to save and load a checkpoint of BERT-base with LAMB moments (1.3 GB):
 //! `cargo bench --workspace --bench checkpoint [-- [--layers N] [--folder DIR] [--python PYTHON]]`.
 //!
-//! Baselines are a memcpy, a plain write, and plain reads with a warm and a cold page cache; with `--python`, also torch and
-//! safetensors. The contestants alternate in each round, so that other load affects all of them; medians are printed.
+//! Baselines are a memcpy, a plain write, and plain reads with a warm and a cold page cache. With `--python`,
+//! torch and safetensors are baselines too. All variants run in each round, so that other load on the host affects
+//! all of them. The benchmark prints medians.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -32,7 +33,7 @@ const COLD_READ: &str = "plain read, from the disk";
 
 #[derive(Parser)]
 struct Arguments {
-    /// Encoder layers of BERT-base's width
+    /// Number of encoder layers, with the width of BERT-base
     #[arg(long, default_value_t = 12)]
     layers: usize,
     /// Rounds; the median is printed
@@ -49,7 +50,7 @@ struct Arguments {
     bench: bool,
 }
 
-/// Times of each contestant, seconds.
+/// Times of each variant, seconds.
 type Times = Vec<(&'static str, Vec<f64>)>;
 
 fn note(times: &mut Times, name: &'static str, seconds: f64) {
@@ -110,7 +111,7 @@ fn state(layers: usize) -> TrainState {
     state
 }
 
-/// Times the wait of the training loop and the whole save.
+/// Times the whole save, and the part during which the training loop waits.
 fn save(times: &mut Times, store: &Store, lease: &Lease, snapshot: &mut Snapshot, state: &TrainState) {
     let start = Instant::now();
     let writer = CheckpointWriter::new(store, state.step, lease.attempt());

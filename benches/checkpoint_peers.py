@@ -1,5 +1,5 @@
-"""Saves a state of ELEMENTS weights and twice as many moments in FOLDER, in the way that each line of the input names,
-and answers with two figures: seconds that training would wait, and seconds until the state is on the disk."""
+"""Saves a state of ELEMENTS weights and twice as many moments to FOLDER. Each input line names a way to save. Each output
+line has two numbers: the seconds that training would wait, and the seconds until the state is on the disk."""
 
 import os
 import shutil

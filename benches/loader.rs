@@ -1,8 +1,9 @@
 //! Loader throughput against training speed: `cargo bench --workspace --bench loader`.
 //!
-//! One rank of 1, 8 and 64 reads its shard of global batches of 256, 8,192 and 65,536 samples, and sleeps for the time of a step at
-//! 1,500 or 5,000 samples/s. Printed are the fraction of time spent waiting after the first batch, the row groups decoded per step
-//! (mean/maximum), threads, samples/s of one reader thread, and memory, measured and by formula.
+//! One rank of 1, 8 and 64 ranks reads its shard of global batches of 256, 8,192 and 65,536 samples. Between batches,
+//! the rank sleeps for the time of a step at 1,500 or 5,000 samples/s. The benchmark prints the fraction of time spent
+//! waiting after the first batch, the row groups decoded per step (mean/maximum), the number of threads, the samples/s
+//! of one reader thread, and the memory use, measured and by formula.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -24,7 +25,7 @@ use samples::Shape;
 
 #[derive(Parser)]
 struct Arguments {
-    /// Samples of the dataset
+    /// Number of samples in the dataset
     #[arg(long, default_value_t = 400_000)]
     rows: u64,
     /// Approximate time of each measurement, seconds
@@ -52,7 +53,7 @@ fn main() {
         samples::write(Path::new(&folder), &shape);
     }
     let dataset = Arc::new(Dataset::open(&folder).unwrap());
-    // Each shard is hashed on first use; keep that out of the measurement.
+    // Each shard is hashed on first use. Read every shard now, so that the measurement does not include the hashing.
     (0..dataset.row_groups().len()).for_each(|group| drop(dataset.lengths(group).unwrap()));
     println!("batch    world  samples/s  waited  decoded  threads  produced/s  memory MB  formula MB");
     for batch in [256, 8192, 65536] {
@@ -123,7 +124,7 @@ fn consume(dataset: &Arc<Dataset>, batch: usize, world: usize, rate: f64, argume
     let mut held = loader.next_batch().unwrap().unwrap();
     let (start, mut waited, mut most) = (Instant::now(), 0.0, 0.0_f64);
     for _ in 1..steps {
-        // Simulate the step in short sleeps, to sample memory.
+        // Simulate the step by short sleeps, and measure the memory after each sleep.
         let until = Instant::now() + Duration::from_secs_f64(step);
         while let Some(left) = until.checked_duration_since(Instant::now()) {
             most = most.max(resident() - before);

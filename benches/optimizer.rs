@@ -1,10 +1,12 @@
 //! Optimizer updates of 110 million weights against memory bandwidth: `cargo bench --workspace --bench optimizer`.
 //!
-//! The bandwidth is that of an in-place axpy (`y += a x`, 12 bytes per element) over buffers of the same size with the same number
-//! of threads. Bytes per element by formula, without caches: LAMB 44 (gradients for the norm; weights, gradients and moments read,
-//! moments and update written; update and weights read, weights written), AdamW 32.
+//! The bandwidth is measured with an in-place axpy (`y += a x`, 12 bytes per element) over buffers of the same size
+//! with the same number of threads. By formula, without caches, LAMB moves 44 bytes per element. The norm reads the
+//! gradients. The first pass reads weights, gradients and moments, and writes moments and update. The second pass reads
+//! update and weights, and writes weights. AdamW moves 32 bytes per element.
 //!
-//! `LAMBERT_BENCH_ROUNDS` (7) rounds alternate; medians are printed. `LAMBERT_BENCH_THREADS` (2) sets the threads.
+//! The measurements alternate for `LAMBERT_BENCH_ROUNDS` (7) rounds, and medians are printed.
+//! `LAMBERT_BENCH_THREADS` (2) sets the number of threads.
 #![allow(clippy::unwrap_used)] // A panic is a bench's report.
 
 use std::sync::Arc;

@@ -1,7 +1,8 @@
-//! Time from `lambert run` to the first step of a resumed run whose dataset is in S3: `cargo bench --workspace --bench remote`.
+//! Time from `lambert run` to the first step of a resumed run with a dataset in S3:
+//! `cargo bench --workspace --bench remote`.
 //!
-//! The dataset has 64 shards on a local S3 server, and the dataset cache is either empty or complete. Also prints the size of the
-//! cache at the first step.
+//! The dataset has 64 shards on a local S3 server. The dataset cache is either empty or complete. The benchmark also
+//! prints the size of the cache at the first step.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -21,7 +22,7 @@ use samples::Shape;
 
 #[derive(Parser)]
 struct Arguments {
-    /// Samples of the dataset
+    /// Number of samples in the dataset
     #[arg(long, default_value_t = 800_000)]
     rows: u64,
     #[arg(long, default_value_t = 64)]
@@ -30,7 +31,7 @@ struct Arguments {
     rounds: usize,
     #[arg(long, default_value_t = 2)]
     ranks: usize,
-    /// Program `lambert`, in a folder with lambert-worker; default: that of this build
+    /// Program `lambert`, in a folder with lambert-worker; default: the program of this build
     #[arg(long)]
     program: Option<String>,
     /// Passed by cargo to every benchmark
@@ -88,7 +89,8 @@ fn main() {
 }
 
 impl Bench {
-    /// Measures the seconds to the first step and the MB in the cache then. Stops the run, with a checkpoint, once the cache is full.
+    /// Measures the seconds to the first step, and the MB in the cache at that time. Stops the run, with a
+    /// checkpoint, when the cache stops growing.
     fn first_step(&self) -> (f64, f64) {
         let start = Instant::now();
         let mut command = Command::new(&self.program);

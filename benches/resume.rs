@@ -1,8 +1,8 @@
-//! Time from `lambert run` to the first step of BERT-base: `cargo bench --workspace --bench resume -- --vocabulary FILE`, with a
-//! vocabulary of BERT's size.
+//! Time from `lambert run` to the first step of BERT-base: `cargo bench --workspace --bench resume -- --vocabulary
+//! FILE`. The vocabulary must have the size of that of BERT.
 //!
-//! Compares a new run, a run resumed from step 10, and one resumed from the same checkpoint renumbered to step 1,000,000. The three
-//! alternate. Needs about 5 GB for temporary files.
+//! Compares a new run, a run resumed from step 10, and a run resumed from the same checkpoint renumbered to step
+//! 1,000,000. The three runs alternate. The benchmark needs about 5 GB for temporary files.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -62,7 +62,7 @@ fn main() {
     }
 }
 
-/// Measures the seconds until the coordinator prints the record of the first step, which must be `first`.
+/// Measures the seconds until the coordinator prints the record of the first step, whose number must be `first`.
 fn first_step(config: &str, run: &str, first: u64) -> f64 {
     let start = Instant::now();
     let mut running = Running::start_with(config, run, &["--set", "checkpoint.every_steps=0"]);
@@ -79,7 +79,8 @@ fn end(running: Running, run: &str) {
     support::wait_for_no_workers(run);
 }
 
-/// Prepares a dataset and a configuration of BERT-base with two samples per step; returns the path of the configuration.
+/// Prepares a dataset and a configuration of BERT-base with two samples per step.
+/// Returns the path of the configuration.
 fn prepare(arguments: &Arguments, path: &impl Fn(&str) -> String) -> String {
     done(&["generate", "--documents", "2000", "--seed", "1", "--output", &path("corpus.txt")]);
     let prep = format!(

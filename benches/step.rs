@@ -1,10 +1,11 @@
 //! Training throughput compared with Hugging Face transformers, on the same samples:
 //! `cargo bench --workspace --bench step -- --shape base --python PYTHON`.
 //!
-//! Samples are prepared from a folder of plain text. Each round times the same number of steps of every contender in turn; medians
-//! over the rounds are printed, of the rates and of the ratios within a round. All use two threads, f32, dropout 0.1, AdamW, and an
-//! allocator that keeps its pages. Without `--python` (with torch and transformers) only lambert runs. FLOPs exclude padding and
-//! logits of unmasked tokens; the peak is that of a 1024 x 1024 matmul, measured in every round.
+//! Samples are prepared from a folder of plain text. Each round times the same number of steps of every program in
+//! turn. The benchmark prints medians over the rounds, of the rates and of the ratios within a round. All programs use
+//! two threads, f32, dropout 0.1, AdamW, and an allocator that keeps its pages. Without `--python` (with torch and
+//! transformers) only lambert runs. FLOPs exclude padding and logits of unmasked tokens. The peak is the rate of a
+//! 1024 x 1024 matmul, measured in every round.
 #![allow(clippy::unwrap_used)] // A panic is a bench's report.
 
 use std::io::{BufRead, BufReader, Write};
@@ -32,13 +33,13 @@ use lambert_worker::worker::peak;
 
 #[derive(Parser)]
 struct Arguments {
-    /// Model and samples of a global batch
+    /// Model, and number of samples in a global batch
     #[arg(long, value_enum, default_value_t = Shape::Small)]
     shape: Shape,
     /// Folder of plain text
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/corpora/books/en"))]
     text: String,
-    /// Vocabulary, as vocab.txt
+    /// Vocabulary in the format of vocab.txt
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/corpora/vocab/bert-base-uncased-vocab.txt"))]
     vocabulary: String,
     /// Python with torch and transformers
@@ -83,7 +84,7 @@ impl Shape {
     }
 }
 
-/// Prepares the text and returns the first `count` global batches, of samples of 128 tokens.
+/// Prepares the text, and returns the first `count` global batches. Samples have up to 128 tokens.
 fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBatch>, usize) {
     let source = prep::Source { path: arguments.text.clone(), ..prep::Source::default() };
     let mut config = PrepConfig { source: vec![source], ..PrepConfig::default() };
@@ -118,7 +119,7 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
     (batches, vocabulary)
 }
 
-/// Time of several steps, seconds: total, and forward and backward passes.
+/// Time of several steps, seconds: in total, and in the forward and backward passes.
 #[derive(Clone, Copy)]
 struct Seconds {
     all: f64,
@@ -160,7 +161,8 @@ impl Engine {
     }
 }
 
-/// Contenders in a Python process. Each input line has a name and a range of batches; each output line has seconds.
+/// Programs to compare with, in a Python process. Each input line has a name and a range of
+/// batches. Each output line has the seconds.
 struct Peers {
     child: Child,
     input: ChildStdin,
@@ -227,7 +229,7 @@ fn spread(values: &[f64]) -> f64 {
     100.0 * (extreme(f64::max) - extreme(f64::min)) / median(values)
 }
 
-/// Prints the median rate of a contender and lambert's speedup over it.
+/// Prints the median rate of a program, and the speedup of lambert over this program.
 fn line(name: &str, rates: &[f64], ours: &[f64]) {
     let ratios: Vec<f64> = ours.iter().zip(rates).map(|(ours, theirs)| ours / theirs).collect();
     let (rate, ratio) = (median(rates), median(&ratios));

@@ -1,5 +1,5 @@
-"""Trains transformers' BertForPreTraining on the batches of the file TASK: for a line `NAME FIRST END` of the input the
-batches FIRST to END (exclusive), answered by the seconds that they took."""
+"""Trains BertForPreTraining of transformers on the batches of the file TASK. For each input line `NAME FIRST END`, trains
+on the batches FIRST to END (exclusive) and prints the seconds that they took."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
-//! Global allocator of every program that links the engine, including libtorch: jemalloc instead of glibc's malloc.
-//! glibc does not reuse freed aligned blocks between live ones, which costs a training step up to a third of its
-//! memory (docs/experiments/memory.md).
+//! Global allocator of every program that links the engine. It replaces the malloc of glibc by jemalloc, also in
+//! libtorch. The malloc of glibc does not reuse freed aligned blocks that lie between live blocks. This costs up to a
+//! third of the memory of a training step (docs/experiments/memory.md).
 
 use tikv_jemallocator::Jemalloc;
 
@@ -11,12 +11,13 @@ static ALLOCATOR: Jemalloc = Jemalloc;
 #[repr(transparent)]
 struct CString(*const u8);
 
-// SAFETY: points to an immutable literal.
+// SAFETY: the pointer points to an immutable literal.
 unsafe impl Sync for CString {}
 
-/// Read by jemalloc at startup. Pages are never returned (decay -1): refaulting them costs a step on a virtual
-/// machine up to a third of its time. Blocks of 8 MiB and more get no separate arena (oversize_threshold), so that
-/// smaller ones can reuse them, and large ones get no extra page (cache_oblivious).
+/// Options that jemalloc reads at startup. Pages are never returned to the operating system (decay -1). On
+/// a virtual machine, new page faults would cost up to a third of the time of a step. Blocks of 8 MiB and
+/// more get no separate arena (oversize_threshold), so that smaller blocks can reuse their memory. Large
+/// blocks get no extra page (cache_oblivious).
 #[unsafe(export_name = "malloc_conf")]
 static OPTIONS: CString =
     CString(c"dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0,cache_oblivious:false".as_ptr().cast());

@@ -1,4 +1,5 @@
-//! Benchmark of a stage on this device (`lambert-worker bench`): a single rank, with the stage's samples and random weights.
+//! Benchmark of a stage on this device (`lambert-worker bench`). It uses a single rank, the
+//! samples of the stage, and random weights.
 
 mod report;
 
@@ -35,15 +36,16 @@ pub use report::{BatchSize, BenchReport, FlopRates, MemoryUse, PhaseShares};
 pub struct BenchOptions {
     /// Stage index, from 0.
     pub stage: usize,
-    /// Samples per step; `None`: the stage's global batch.
+    /// Samples per step; `None`: the global batch size of the stage.
     pub samples: Option<usize>,
-    /// Steps timed as a whole; the same number is timed by phase.
+    /// Number of steps that are timed as a whole. The same number of steps is timed by phase.
     pub steps: usize,
     /// Warmup steps.
     pub warmup: usize,
     /// True to print JSON.
     pub json: bool,
-    /// File to write the first `steps` global batches to, as JSON, instead of measuring: input for another program.
+    /// File for the first `steps` global batches, as JSON, which is input for another
+    /// program. If set, nothing is measured.
     pub batches: Option<PathBuf>,
 }
 
@@ -173,7 +175,7 @@ impl<'a> Bench<'a> {
         Ok(Self { config, stage, objective, state, loader })
     }
 
-    /// Runs a training step. With `by_phase`, it also waits for the device between the phases.
+    /// Runs a training step. With `by_phase`, also waits for the device between the phases.
     fn step(&mut self, by_phase: bool) -> Result<StepTiming, Error> {
         let (mut whole, mut watch) = (Stopwatch::start(), Stopwatch::start());
         let Some(batch) = self.loader.next_batch() else {

@@ -9,20 +9,21 @@ use crate::gpu::DeviceError;
 use crate::recovery::replicas::ReplicaMismatch;
 use crate::torch::{self, TorchError};
 
-/// Error of a worker. Messages do not repeat their source; the program prints the chain once, at its end.
+/// Error of a worker. A message does not repeat the message of its source. The program
+/// prints the whole chain once, before it exits.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Invalid configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// Invalid request; the message says what is wrong and what was expected.
+    /// Invalid request. The message says what is wrong and what was expected.
     #[error("{0}")]
     Usage(String),
     /// A dataset cannot be read.
     #[error(transparent)]
     Dataset(#[from] DatasetError),
-    /// The run's store cannot be read or written.
+    /// The store of the run cannot be read or written.
     #[error(transparent)]
     Store(#[from] lambert_store::Error),
     /// A collective operation failed.
@@ -39,7 +40,7 @@ pub enum Error {
     GpuLost {
         /// Index, name and PCI address.
         gpu: String,
-        /// CUDA's error message.
+        /// Error message of CUDA.
         message: String,
     },
     /// Out of memory in a step.
@@ -85,7 +86,7 @@ pub enum Error {
         /// True if a majority shows that this rank is wrong.
         blamed: bool,
     },
-    /// The training state has values that are not finite. No attempt could load such a checkpoint.
+    /// The training state has values that are not finite. No attempt could load a checkpoint with these values.
     #[error("{what}, after step {step}: no checkpoint was saved")]
     NotFinite {
         /// Step of the checkpoint.
@@ -148,12 +149,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// Creates an error from invalid values of a configuration that only a look at its datasets reveals.
+    /// Creates an error for invalid configuration values that are found only by reading the datasets.
     pub fn invalid_config(origin: &str, faults: Vec<ConfigIssue>) -> Self {
         Self::Config(ConfigError::Invalid { origin: origin.to_owned(), issues: faults })
     }
 
-    /// CUDA's message if a GPU failed, from a tensor operation, an all-reduce or the driver.
+    /// CUDA message, if a GPU failed in a tensor operation, an all-reduce or a driver call.
     pub fn gpu_failure(&self) -> Option<&str> {
         use lambert_collective::Error as Sum;
         match self {
@@ -181,16 +182,17 @@ impl Error {
         use control::FailureKind as F;
         match self {
             Self::Store(error) if error.is_lease_lost() => F::LeaseLost,
-            // The coordinator has read the manifest: a mount is missing on this host.
+            // The coordinator has read the manifest, so a mount is missing on this host.
             Self::Dataset(DatasetError::NoManifest { .. }) => F::Host,
-            // The dataset cache of this host: the disk is full, or permission is denied.
+            // The dataset cache of this host failed, because the disk is full or permission is denied.
             Self::Dataset(DatasetError::Cache { .. }) => F::Host,
             Self::Dataset(error) if is_host_error(error) => F::Host,
             Self::Dataset(DatasetError::Store { .. }) | Self::Device(DeviceError::InsufficientFreeMemory(_)) => {
                 F::Transient
             }
             Self::Replicas { blamed: true, .. } | Self::GpuLost { .. } | Self::Directory { .. } => F::Host,
-            // A GPU that fails at start. Setup errors need an administrator, and another host does not help.
+            // A GPU failed at start. Setup errors are excluded, because they need an
+            // administrator and another host does not help.
             Self::Device(error) if !error.is_setup_error() => F::Host,
             Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => {
                 F::Transient
@@ -207,7 +209,7 @@ impl Error {
 fn is_host_error(error: &(dyn std::error::Error + 'static)) -> bool {
     const HOST_ERRORS: [i32; 6] =
         [libc::EIO, libc::ESTALE, libc::ENOTCONN, libc::ETIMEDOUT, libc::EHOSTDOWN, libc::EREMOTEIO];
-    // A store may be unreachable from all hosts; only errors of a disk or a mount point to this host.
+    // A store may be unreachable from all hosts. Only errors of a disk or a mount show that this host is the cause.
     const MOUNT_ERRORS: [i32; 2] = [libc::EIO, libc::ESTALE];
     let own = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
     let reported = error.downcast_ref::<lambert_store::Cause>().and_then(lambert_store::Cause::os_error);

@@ -2,21 +2,21 @@
 //!
 //! Suggested reading order:
 //!
-//! - [`train`]: training loop: stages, steps, gradients, evaluation
-//! - [`worker`]: process of a rank: session, control channel, agreement between ranks, logs
+//! - [`train`]: training loop (stages, steps, gradients, evaluation)
+//! - [`worker`]: process of a rank (session, control channel, agreement between ranks, logs)
 //! - [`state`]: training state, as tensors on one device
-//! - [`data`]: dataset to micro-batches; the assignment of samples to batches and ranks is a pure function
+//! - [`data`]: loader that reads a dataset into micro-batches; a pure function assigns samples to batches and ranks
 //! - [`masking`]: token masking, a pure function of (seed, epoch, sample)
 //! - [`model`]: embeddings, encoder and heads, over the parameters of the state
-//! - [`objective`]: training objective: passes and their losses
+//! - [`objective`]: training objective, as forward passes and their losses
 //! - [`optim`]: LAMB and AdamW
 //! - [`recovery`]: divergence guard and detection of damage
-//! - [`stages`]: entry into a stage, model growth
-//! - [`checkpoint`]: load and save of the training state in the run's store
+//! - [`stages`]: start of a stage, model growth
+//! - [`checkpoint`]: loading and saving of the training state in the store of the run
 //! - [`inference`]: inference with a trained model
 //! - [`mod@bench`]: benchmark of a stage
 //! - [`gpu`]: compute device of a rank, GPU driver
-//! - [`kernels`]: custom kernels, a trait implemented for each kind of device
+//! - [`kernels`]: custom kernels behind a trait that each kind of device implements
 //! - [`torch`]: thin layer over libtorch
 //! - [`error`]: errors and exit codes
 //! - `allocator`: jemalloc in place of malloc

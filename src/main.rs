@@ -138,7 +138,8 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let colours = std::io::stderr().is_terminal();
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
-    // tracing would report write errors to standard error and panic if that is closed.
+    // Without `log_internal_errors(false)`, tracing reports its write errors on standard error. If
+    // standard error is closed, tracing panics.
     let lines = lines.with_ansi(colours).log_internal_errors(false).with_filter(filter);
     let trace = trace(&arguments.command);
     let failed = trace.as_ref().err().map(ToString::to_string);
@@ -160,7 +161,7 @@ fn main() -> ExitCode {
     ExitCode::from(code as u8)
 }
 
-/// Layer that writes a trace of the steps given by `--trace`, if any.
+/// Tracing layer that writes a trace of the steps given by `--trace`. `None` without `--trace`.
 fn trace<S>(command: &WorkerCommand) -> std::io::Result<Option<impl Layer<S> + use<S>>>
 where
     S: Subscriber + for<'a> LookupSpan<'a> + Send + Sync,
@@ -183,7 +184,8 @@ fn steps(text: &str) -> Result<Range<u64>, String> {
     parse().ok_or_else(|| "expected a range of steps such as 10..15".to_owned())
 }
 
-/// Value of `device.deterministic` for `bench`. True for commands whose configuration is in a run's store, which is read later.
+/// Returns `device.deterministic` for `bench`. Returns true for every other command, because
+/// the configuration of the run is read later.
 fn is_deterministic(command: &WorkerCommand) -> bool {
     let WorkerCommand::Bench { config, sets, .. } = command else { return true };
     Layers::from_process(sets).load::<RunConfig>(config).map_or(true, |config| config.device.deterministic)
@@ -217,7 +219,8 @@ fn keep_logs(logs: Option<&Path>) {
     }
 }
 
-/// Creates the directories of the launcher and MPI on this host, and has them removed when the launcher has ended.
+/// Creates the directories of the launcher and of MPI on this host. The directories
+/// are removed when the launcher has ended.
 fn prepare(session: &[PathBuf]) -> Result<(), Error> {
     for path in session {
         private_dir::create(path).map_err(|source| Error::Directory { path: path.clone(), source })?;
@@ -232,8 +235,8 @@ fn prepare(session: &[PathBuf]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Trains and reports a failure to the coordinator. A requested stop is a success under a coordinator; without one it has a
-/// separate exit code.
+/// Trains, and reports a failure to the coordinator. If the run stopped early, returns `exit::DONE` under a
+/// coordinator and `exit::STOPPED` without one.
 fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> Result<i32, Error> {
     let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
     let prepared = prepare(session);
@@ -259,7 +262,8 @@ fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> 
     }
 }
 
-/// Timeout for a silent coordinator.
+/// Time without a message from the coordinator after which the coordinator counts as lost.
+/// Unlimited if `coordinator_seconds` is 0.
 fn coordinator_timeout(limits: &Limits) -> Duration {
     let seconds = limits.coordinator_seconds;
     Some(seconds).filter(|seconds| *seconds > 0.0).map_or(Duration::MAX, Duration::from_secs_f64)
@@ -276,13 +280,13 @@ fn run_attempt(
     let (session, mut ranks) = Session::open(url, attempt, world, device, Arc::clone(control))?;
     let outcome = train::run(&session, &mut ranks).map_err(|error| session.explain(error))?;
     control.phase(WorkerPhase::Stop);
-    // Report the result first: later failures of a rank do not change it.
+    // Report the result before the ranks disconnect. A rank that fails later does not change the result.
     control.flush();
     ranks.finish()?;
     Ok(outcome)
 }
 
-/// Returns the version as `--version` prints it, with the libtorch that the program was built with.
+/// Returns the text of `--version`, which includes the libtorch version at build time.
 fn version_text() -> &'static str {
     static TEXT: LazyLock<String> =
         LazyLock::new(|| format!("{}, libtorch {}", lambert_control::version_text(), torch::BUILT_WITH));
@@ -293,10 +297,11 @@ fn versions() -> Versions {
     Versions { libtorch: torch::version(), mpi: lambert_collective::mpi::version(), ..Versions::current() }
 }
 
-/// Exits without waiting for the other ranks, which may hang in a collective that this rank has left; the coordinator ends them.
+/// Exits without waiting for the other ranks. The other ranks may hang in a collective that this rank
+/// has left, and the coordinator ends them.
 fn leave(control: Arc<Control>, failed: &Error) -> ! {
     control.phase(WorkerPhase::Stop);
-    // This is the last reference, since the session is dropped: dropping it flushes pending messages.
+    // The session is already dropped, so this is the last reference to `control`. Dropping it flushes pending messages.
     drop(control);
     tracing::error!("{}", error::chain(failed));
     leave::exit_now(failed.exit_code());
@@ -313,7 +318,7 @@ fn eval(model: &LoadedModel, data: &str, samples: u64, json: bool) -> Result<i32
         evaluate::evaluate(&model.objective(), &mut *local::single().group, &request, model.step, || false)?;
     let result = match evaluated {
         EvalOutcome::Completed(evaluation) => evaluation,
-        // With one rank, a read failure is of this rank.
+        // There is only one rank, so a read failure always includes the error.
         EvalOutcome::Unreadable(Some(unread)) => return Err(Error::Dataset(unread)),
         EvalOutcome::Unreadable(None) | EvalOutcome::Stopped => return Err(Error::NoMoreSamples(model.step)),
     };

@@ -4,8 +4,8 @@ use std::fmt::{Display, Formatter};
 
 use serde::Serialize;
 
-/// Measurements of a stage, serialized as one JSON object. Times are medians. Rates are of steps timed as a whole, without waits
-/// between the phases.
+/// Measurements of a stage, serialized as one JSON object. Times are medians. Rates come from the steps that are timed
+/// as a whole, without waits between the phases.
 #[derive(Debug, Clone, Serialize)]
 pub struct BenchReport {
     pub device: String,
@@ -42,7 +42,7 @@ pub struct BatchSize {
 pub struct FlopRates {
     /// Achieved rate, without padding.
     pub teraflops: f64,
-    /// Measured rate of a large square matmul in the model's compute dtype.
+    /// Measured rate of a large square matmul in the compute dtype of the model.
     pub peak_teraflops: f64,
     /// `teraflops` / `peak_teraflops`.
     pub utilization: f64,
@@ -57,8 +57,8 @@ pub struct PhaseShares {
     pub forward_backward: f64,
     /// Optimizer update.
     pub optimizer: f64,
-    /// Fraction of the forward and backward time after which the CPU has enqueued all their kernels. Near 1, the GPU waits for the
-    /// CPU.
+    /// Fraction of the forward and backward time after which the CPU has enqueued all kernels of these passes. If the
+    /// fraction is near 1, the GPU waits for the CPU.
     pub enqueued: f64,
 }
 

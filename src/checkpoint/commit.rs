@@ -12,13 +12,13 @@ use crate::worker::agreement::Decision;
 use crate::worker::session::{self, Session};
 use crate::worker::trace::span;
 
-/// A checkpoint to commit, once all ranks have sent their entries.
+/// Checkpoint to commit after all ranks have sent their entries.
 pub struct Commit {
     /// Writer of the checkpoint.
     pub writer: CheckpointWriter,
     /// Manifest, without objects.
     pub manifest: Manifest,
-    /// [`RankEntries::encode`] of each rank.
+    /// Result of [`RankEntries::encode`] from each rank.
     pub parts: Vec<Vec<u8>>,
     /// Step records since the previous checkpoint.
     pub records: RecordBatch,
@@ -32,23 +32,23 @@ pub struct Commit {
     pub pruner: Pruner,
 }
 
-/// SaveOutcome of a save.
+/// Outcome of a save.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SaveOutcome {
     /// The checkpoint is committed.
     Committed,
     /// Transient failure: a retry may succeed.
     Failed(String),
-    /// The ranks' weights differ.
+    /// The weights of the ranks differ.
     ReplicasDiffer(ReplicaMismatch),
-    /// A tensor has an element that is not finite; names tensor and rank.
+    /// A tensor has an element that is not finite. The text names the tensor and the rank.
     NotFinite(String),
     /// Permanent failure: this attempt cannot save any more.
     Lost(String),
 }
 
 impl SaveOutcome {
-    /// The outcome as broadcast to the other ranks.
+    /// Decision that rank 0 broadcasts to the other ranks for this outcome.
     pub fn decision(&self) -> Decision {
         match self {
             Self::Committed => Decision::Committed,
@@ -60,10 +60,10 @@ impl SaveOutcome {
     }
 }
 
-/// A rank's contribution to the manifest.
+/// Contribution of a rank to the manifest.
 #[derive(Serialize, Deserialize)]
 pub struct RankEntries {
-    /// Digest of its weights when the save began.
+    /// Digest of the weights of the rank when the save began.
     digest: u64,
     /// Entries of the written objects, or the failure.
     written: Result<Vec<ObjectEntry>, WriteFailure>,
@@ -79,7 +79,7 @@ enum WriteFailure {
 }
 
 impl RankEntries {
-    /// Serializes the contribution for rank 0. `slices` are the slices of the rank's optimizer shard.
+    /// Serializes the contribution for rank 0. `slices` are the parameter slices in the optimizer shard of the rank.
     pub fn encode(
         digest: u64,
         written: Result<Vec<ObjectEntry>, lambert_store::Error>,
@@ -95,8 +95,8 @@ impl RankEntries {
     }
 }
 
-/// Describes an element of a checkpoint's tensor. Optimizer tensors concatenate many parameters, so `slices` locate
-/// the parameter.
+/// Describes an element of a tensor in a checkpoint. An optimizer tensor concatenates many parameters, and `slices`
+/// shows which parameter the element belongs to.
 fn name_element(tensor: &str, element: u64, slices: &[Slice]) -> String {
     let mut before = 0;
     let moments = [super::files::FIRST, super::files::SECOND].contains(&tensor);
@@ -110,11 +110,12 @@ fn name_element(tensor: &str, element: u64, slices: &[Slice]) -> String {
 }
 
 impl Commit {
-    /// Commits and returns the records, which are needed again after a failure. Deletes old checkpoints in the
-    /// background.
+    /// Commits the checkpoint. Returns the outcome and the step records, because the next save needs the records after
+    /// a failure. After a commit, deletes old checkpoints in the background.
     pub fn run(mut self) -> (SaveOutcome, RecordBatch) {
         let _commit = span!("commit", checkpoint = self.writer.name());
-        // Limits a local disk to two checkpoints beyond the retained ones; buckets need no limit.
+        // Wait for the previous deletion, so that a local disk has at most two checkpoints in addition to the retained
+        // checkpoints. Object stores need no limit.
         if self.store.is_local() {
             self.pruner.wait();
         }
@@ -132,7 +133,8 @@ impl Commit {
         (outcome, self.records)
     }
 
-    /// Commits. A lost lease explains any failure: the run was moved, or another attempt holds it.
+    /// Commits the checkpoint. If the commit fails and the lease is lost, the lost lease is the cause. Either the run
+    /// was moved, or another attempt has the lease.
     fn outcome(&mut self) -> SaveOutcome {
         match self.commit() {
             SaveOutcome::Failed(why) => match session::lease_loss(&self.lease) {
@@ -185,13 +187,13 @@ fn failure_outcome(error: &lambert_store::Error) -> SaveOutcome {
     use lambert_store::Error as E;
     let message = error::chain(error);
     match error {
-        // Another attempt holds the run, or the manifest is invalid: retries are pointless.
+        // Another attempt has the lease of the run, or the manifest is invalid. A retry cannot succeed.
         E::LeaseLost { .. } | E::LeaseGone { .. } | E::Refused { .. } | E::Exists { .. } => SaveOutcome::Lost(message),
         _ => SaveOutcome::Failed(message),
     }
 }
 
-/// Retention rules when the checkpoint of `manifest` is committed.
+/// Retention rules that apply after the checkpoint of `manifest` is committed.
 pub fn retention(session: &Session, manifest: &Manifest) -> Retention {
     let settings = &session.config.checkpoint;
     Retention {
@@ -210,8 +212,8 @@ mod tests {
 
     use super::*;
 
-    /// Saves step 20 with two ranks after step 10; `lie` changes their contributions. Returns the outcome, the
-    /// checkpoint that the next start selects, and the reasons for skipped ones.
+    /// Saves step 10 and then step 20 with two ranks. `lie` changes the contributions of the ranks to step 20. Returns
+    /// the outcome of step 20, the checkpoint that the next start selects, and the reasons for skipped checkpoints.
     fn save(lie: impl FnOnce(&mut [RankEntries; 2])) -> (SaveOutcome, String, Vec<String>) {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().to_str().unwrap()).unwrap();
@@ -277,7 +279,7 @@ mod tests {
         assert_eq!(save(|_| ()), (SaveOutcome::Committed, SECOND.to_owned(), vec![]));
     }
 
-    /// A false entry commits nothing, and the previous checkpoint stays valid.
+    /// A false entry prevents the commit, and the previous checkpoint stays valid.
     #[test]
     fn a_false_entry_fails_the_save_and_keeps_the_previous_checkpoint() {
         let failed = |lie: fn(&mut [RankEntries; 2]), word: &str| match save(lie) {
@@ -294,7 +296,7 @@ mod tests {
         failed(|parts| entry(&mut parts[1]).sha256 = "0".into(), "no valid sha256");
     }
 
-    /// A commit does not read the objects; the next start does, and reports why it skips the checkpoint.
+    /// A commit does not read the objects. The next start reads them, and reports why it skips the checkpoint.
     #[test]
     fn a_false_checksum_is_detected_by_the_next_start() {
         let (outcome, newest, over) = save(|parts| entry(&mut parts[1]).sha256 = sha256(b"something else"));

@@ -1,4 +1,4 @@
-//! Engine state in a checkpoint's manifest (`state`): counters, history and vocabulary.
+//! Engine state: counters, history and vocabulary, stored under `state` in the manifest of a checkpoint.
 
 use std::collections::BTreeMap;
 
@@ -13,35 +13,35 @@ use crate::recovery::skipped_samples::SkippedSamples;
 use crate::state::plateau::PlateauTracker;
 use crate::state::{ParamSpec, Skipped, StageProgress, TrainState};
 
-/// Contents of a manifest's `state`. The aliases are the keys of formats up to 3.
+/// Contents of `state` in a manifest. The serde aliases are the keys of formats up to 3.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct EngineState {
-    /// Optimizer updates of the moments, by parameter group.
+    /// Number of optimizer updates, by parameter group.
     updates: Updates,
-    /// Formats up to 2: updates before each later encoder layer was added.
+    /// Formats up to 2: for each encoder layer that was added later, the number of updates before it was added.
     #[serde(default, skip_serializing)]
     born: BTreeMap<usize, u64>,
-    /// Steps skipped because loss or gradient was not finite.
+    /// Number of steps skipped because the loss or the gradient was not finite.
     skipped_updates: u64,
-    /// Samples that were skipped or had no effect.
+    /// Number of samples that were skipped, or whose update was skipped.
     #[serde(default)]
     skipped_samples: u64,
     /// Skipped samples of each dataset, keyed by the SHA-256 of its manifest.
     #[serde(default, alias = "detours")]
     skipped_by_dataset: BTreeMap<String, SkippedSamples>,
-    /// Statistics of the stage's steps for the divergence guard.
+    /// Loss statistics of the current stage, for the divergence guard.
     #[serde(default)]
     history: LossHistory,
-    /// Plateau detection over the stage's evaluations.
+    /// Plateau detection over the evaluations of the current stage.
     #[serde(default, alias = "watched", skip_serializing_if = "PlateauTracker::is_new")]
     plateau: PlateauTracker,
-    /// Stages that ended early at a plateau, and their steps.
+    /// Stages that ended early at a plateau, with their numbers of steps.
     #[serde(default, alias = "ended", skip_serializing_if = "EarlyStops::is_empty")]
     early_stops: EarlyStops,
     /// True if the evaluation of this step is pending.
     #[serde(default, alias = "unevaluated", skip_serializing_if = "std::ops::Not::not")]
     evaluation_pending: bool,
-    /// Encoder layers before the stage's growth, if the model has grown.
+    /// Number of encoder layers before the growth of the current stage, if the model has grown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     grown_from: Option<usize>,
     /// Vocabulary size and case.
@@ -60,7 +60,7 @@ enum Updates {
 }
 
 impl EngineState {
-    /// Captures `state`; the tuple is the vocabulary's size and whether text is lowercased.
+    /// Captures `state`. The tuple has the size of the vocabulary, and true if text is lowercased.
     pub fn capture(state: &TrainState, (size, lowercase): (usize, bool)) -> Self {
         Self {
             updates: Updates::Groups(state.updates.clone()),
@@ -77,7 +77,7 @@ impl EngineState {
         }
     }
 
-    /// Parses the state in a checkpoint's manifest.
+    /// Parses the state in the manifest of a checkpoint.
     pub fn read(manifest: &Manifest) -> Result<Self, Error> {
         let fault = |error: serde_json::Error| Error::Checkpoint {
             name: manifest.name(),
@@ -98,7 +98,7 @@ impl EngineState {
         specs.iter().map(|spec| (spec.group(), count(spec))).filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Restores this state, and the step, stage and cursors of `manifest`, in a state of the same model.
+    /// Copies this engine state, and the step, stage and cursors of `manifest`, to `state`, which has the same model.
     pub fn apply(self, manifest: &Manifest, state: &mut TrainState) {
         state.updates = self.updates(state.parameters.specs());
         state.skipped = Skipped {
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<EngineState>(&text).unwrap().updates(&specs), counts);
     }
 
-    /// Format 3 has other keys for the same values.
+    /// Format 3 has the same values under other keys.
     #[test]
     fn keys_of_format_3_are_read() {
         let recent = |key: &str| {

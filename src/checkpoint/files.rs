@@ -14,7 +14,7 @@ pub const FIRST: &str = "exp_avg";
 /// Tensor name of the second moments.
 pub const SECOND: &str = "exp_avg_sq";
 
-/// Returns the element range of shard `index` of `parts`; shard sizes differ by at most one.
+/// Returns the element range of shard `index` of `parts` shards. Shard sizes differ by at most one element.
 pub fn shard_range(elements: usize, index: usize, parts: usize) -> Range<usize> {
     let start = |index: usize| (elements as u128 * index as u128 / parts as u128) as usize;
     start(index)..start(index + 1)
@@ -36,7 +36,7 @@ pub fn slices(specs: &[ParamSpec], range: &Range<usize>) -> Vec<Slice> {
     specs.iter().filter_map(cut).collect()
 }
 
-/// Returns the range of a slice in the flat buffers; `None` if the model does not have it.
+/// Returns the range of a slice in the flat buffers; `None` if the model does not have the slice.
 pub fn place(specs: &[ParamSpec], slice: &Slice) -> Option<Range<usize>> {
     let spec = specs.iter().find(|spec| spec.name == slice.tensor)?;
     let end = slice.first.checked_add(slice.count).filter(|end| *end <= spec.count() as u64)?;
@@ -50,7 +50,7 @@ pub(super) fn write_error(error: safetensors::SafeTensorError) -> Error {
 /// Concurrent object reads.
 const PARALLEL: usize = 4;
 
-/// Reads the weights of a verified checkpoint. The file must hold exactly the model's parameters.
+/// Reads the weights of a verified checkpoint. The file must have exactly the parameters of the model.
 pub fn read_weights(store: &Store, verified: &VerifiedCheckpoint, parameters: &Parameters) -> Result<(), Error> {
     fill(store, verified, run::WEIGHTS, weights(parameters))
 }
@@ -81,14 +81,15 @@ pub fn read(store: &Store, verified: &VerifiedCheckpoint, state: &mut TrainState
     Ok(())
 }
 
-/// Reads an object that holds exactly `targets`.
+/// Reads an object that must have exactly the tensors of `targets`.
 fn fill(store: &Store, verified: &VerifiedCheckpoint, object: &str, targets: Vec<LoadTarget>) -> Result<(), Error> {
     let mut loader = TensorLoader::new(targets);
     stored::stream_object(store, verified, object, &mut loader)?;
     loader.finish().map_or(Ok(()), |why| Err(fault(&verified.manifest, format!("{object}: {why}"))))
 }
 
-/// Returns the optimizer shards and their targets, as their slices say, for any parameter order.
+/// Returns the optimizer shards with their load targets. The slices of a shard determine its targets,
+/// so the order of the parameters may differ.
 fn parts(manifest: &Manifest, state: &TrainState) -> Result<Vec<(String, Vec<LoadTarget>)>, Error> {
     let specs = state.parameters.specs();
     let mut covered = Vec::new();
@@ -105,7 +106,7 @@ fn parts(manifest: &Manifest, state: &TrainState) -> Result<Vec<(String, Vec<Loa
         parts.push((object.path.clone(), vec![target(FIRST, Buffer::First), target(SECOND, Buffer::Second)]));
         covered.extend(ranges);
     }
-    // Threads write concurrently, so no element may occur twice.
+    // Threads write concurrently, so each element must be covered at most once.
     covered.sort_by_key(|range| range.start);
     let once = covered.windows(2).all(|pair| pair[0].end <= pair[1].start);
     let all = covered.iter().map(Range::len).sum::<usize>() == specs.iter().map(ParamSpec::count).sum::<usize>();

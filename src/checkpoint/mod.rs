@@ -1,13 +1,18 @@
 //! Saves and restores the training state.
 //!
-//! - [`resume`]: loads the newest checkpoint that verifies and fits the configuration
-//! - [`saver`]: schedules asynchronous saves; `save`: one save in progress; [`snapshot`]: the host copy that it
-//!   writes; [`commit`]: rank 0's commit once all ranks have written; `pruner`: deletes old checkpoints;
-//!   [`retry_state`]: retries after failures; [`time_limit`]: time limits of a save
-//! - [`rollback`]: start of the attempt after a rollback, and the samples that it skips
+//! - [`resume`]: loads the newest checkpoint that passes verification and fits the configuration
+//! - [`saver`]: schedules asynchronous saves
+//! - `save`: one save in progress
+//! - [`snapshot`]: host copy of the state, from which a save is written
+//! - [`commit`]: commit by rank 0 after all ranks have written
+//! - `pruner`: deletes old checkpoints
+//! - [`retry_state`]: retries after failures
+//! - [`time_limit`]: time limits of a save
+//! - [`rollback`]: start of the attempt after a rollback, and the samples that this attempt skips
 //! - [`records`]: step records between two checkpoints
 //! - [`EngineState`]: counters and history stored in the manifest
-//! - `files`, `tensor_loader`: objects of a checkpoint, and their streaming into the state
+//! - `files`: objects of a checkpoint
+//! - `tensor_loader`: streaming of an object into the training state
 
 pub mod commit;
 mod engine_state;

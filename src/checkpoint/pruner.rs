@@ -8,7 +8,7 @@ use lambert_store::{Lease, Store};
 
 use crate::error;
 
-/// Time that the end of an attempt waits for a deletion. The next attempt deletes the rest.
+/// Maximum time that an attempt waits for a deletion before it ends. The next attempt deletes the rest.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs at most one deletion at a time. Clones share the state.
@@ -19,13 +19,13 @@ pub struct Pruner {
 }
 
 impl Pruner {
-    /// Deletes checkpoints that `retention` does not select, as long as `lease` is held. Does nothing if a deletion
-    /// is running: the next one covers both.
+    /// Starts to delete the checkpoints that `retention` does not select, as long as `lease` is held. Does nothing
+    /// while another deletion runs, because the next deletion covers these checkpoints too.
     pub fn start(&self, store: Store, lease: Lease, retention: Retention) {
         if std::mem::replace(&mut *self.lock(), true) {
             return;
         }
-        // Dropped when the thread ends, even by a panic, or here if it cannot start.
+        // The guard is dropped when the thread ends, even by a panic, or here if the thread cannot start.
         let end = BusyGuard(self.clone());
         let prune = move || {
             let _end = end;

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::error::Error;
 
-/// Adds a pause, seconds, to a step's time and rescales its rates.
+/// Adds a pause, in seconds, to the time of a step, and lowers the throughput of the step accordingly.
 pub fn add_pause(record: &mut StepRecord, pause: f64) {
     let seconds = &mut record.times.seconds;
     let share = if pause > 0.0 { *seconds / (*seconds + pause) } else { 1.0 };
@@ -35,15 +35,16 @@ impl Records {
         Ok(())
     }
 
-    /// Returns the records for a checkpoint after `step` and starts the next interval. An interval without steps is
-    /// kept: the next object replaces its object and includes its lines.
+    /// Returns the records for a checkpoint after `step` and starts the next interval. An interval
+    /// without steps stays open. The records object of the next checkpoint then replaces the object
+    /// of this checkpoint and includes its lines.
     pub fn cut(&mut self, step: u64) -> RecordBatch {
         let from = std::mem::replace(&mut self.from, step);
         let lines = if from == step { self.lines.clone() } else { std::mem::take(&mut self.lines) };
         RecordBatch { attempt: self.attempt, from, lines }
     }
 
-    /// Restores the records of a failed save; the next one includes them.
+    /// Restores the records of a failed save, so that the next save includes them.
     pub fn restore(&mut self, records: RecordBatch) {
         if self.from != records.from {
             self.from = records.from;
@@ -61,7 +62,7 @@ pub struct RecordBatch {
 }
 
 impl RecordBatch {
-    /// Writes the records as one object, replacing a shorter one of a failed save.
+    /// Writes the records as one object. Replaces the shorter object of a failed save, if there is one.
     pub fn write(&self, store: &Store) -> Result<(), lambert_store::Error> {
         if self.lines.is_empty() {
             return Ok(());
@@ -101,7 +102,7 @@ mod tests {
         assert_eq!(records.cut(13), RecordBatch { attempt: 2, from: 10, lines: "11\n12\n13\n".into() });
         assert_eq!(records.cut(13), RecordBatch { attempt: 2, from: 13, lines: String::new() });
 
-        // No step: a missed evaluation that was repeated.
+        // An interval without steps can have the record of a repeated evaluation.
         push(&mut records, 0);
         let failed = records.cut(13);
         assert_eq!(failed, RecordBatch { attempt: 2, from: 13, lines: "0\n".into() });

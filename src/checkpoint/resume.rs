@@ -1,4 +1,4 @@
-//! Loads the state to resume from.
+//! Loads the training state that an attempt starts from.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use crate::state::{self, ParamSpec, Parameters, TrainState};
 use crate::torch;
 use crate::worker::session::{self, Datasets, Session};
 
-/// ResumeOrigin of a resumed state.
+/// Origin of a resumed state.
 #[derive(Debug, Clone, Default)]
 pub struct ResumeOrigin {
-    /// Checkpoint of this run; `None` at the beginning of a run.
+    /// Checkpoint of this run that was loaded; `None` at the beginning of a run.
     pub checkpoint: Option<String>,
     /// Best checkpoint by held-out loss so far.
     pub best: Option<Best>,
 }
 
-/// Loads the newest checkpoint that verifies and fits the configuration; in a run without one, the weights of
-/// `run.from`, or random weights.
+/// Loads the newest checkpoint that passes verification and fits the configuration. A run without checkpoints starts
+/// from the weights of `run.from`, or from random weights.
 pub fn resume(
     session: &Session,
     collective: &mut dyn Group,
@@ -57,7 +57,7 @@ pub fn resume(
     Ok((state, ResumeOrigin { checkpoint, best }))
 }
 
-/// Rank 0's decision, broadcast so that all ranks see the same state of the store.
+/// Decision of rank 0. Rank 0 broadcasts it, so that all ranks act on the same state of the store.
 #[derive(Default, Serialize, Deserialize)]
 struct StartDecision {
     checkpoint: Option<VerifiedCheckpoint>,
@@ -72,7 +72,7 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
     if session.is_first() {
         let found = select_start(session, datasets)
             .unwrap_or_else(|error| StartDecision { error: Some(error::chain(&error)), ..StartDecision::default() });
-        // A coordinator prints these from the `Started` event.
+        // A coordinator prints the skipped checkpoints from the `Started` event.
         for skipped in found.skipped.iter().filter(|_| !session.control.is_connected()) {
             tracing::warn!("skipped checkpoint {skipped}");
         }
@@ -91,7 +91,7 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
     }
 }
 
-/// Selects the checkpoint to resume from: one that no rollback invalidated, if there is any.
+/// Selects the checkpoint to resume from. Prefers a checkpoint that no rollback has invalidated.
 fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision, Error> {
     let oldest = stored::list(&session.store)?.last().map_or(0, |listed| listed.position.attempt);
     let rollbacks = RollbackRecord::read_from(&session.store, oldest)?;
@@ -99,7 +99,8 @@ fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision,
     let invalidated = |manifest: &Manifest| rollbacks.iter().find_map(|record| record.point().invalid_reason(manifest));
     let (newest, skipped) =
         stored::newest_fitting(&session.store, |manifest| fits(manifest).or_else(|| invalidated(manifest)))?;
-    // Older checkpoints may have been pruned: then one shortly before the divergence is better than none.
+    // The checkpoints that are still valid may have been pruned. An invalidated checkpoint, shortly
+    // before the divergence, is better than none.
     let selection = match newest {
         Some(_) => (newest, skipped),
         None => stored::newest_fitting(&session.store, fits)?,
@@ -109,7 +110,8 @@ fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision,
 
 fn start_decision((newest, skipped): CheckpointSelection, store: &Store) -> StartDecision {
     let shown = |over: &SkippedCheckpoint| format!("{}: {}", over.name, over.why);
-    // Starting from scratch would discard the run's training and let new checkpoints displace the old ones.
+    // If checkpoints exist but none fits, the run must not start from scratch. A new start would discard the training
+    // so far, and new checkpoints would displace the old checkpoints.
     let incompatibility = skipped.iter().find(|over| newest.is_none() && over.is_rejected).map(|over| {
         format!("no checkpoint of {} fits the run's configuration; the newest is {}", store.url(), shown(over))
     });
@@ -122,8 +124,8 @@ fn start_decision((newest, skipped): CheckpointSelection, store: &Store) -> Star
     }
 }
 
-/// Returns why a checkpoint does not fit the configuration, if so: its parameters, as listed in its slices, differ
-/// from the model's.
+/// Returns the reason why a checkpoint does not fit the configuration; `None` if it fits. The slices in its manifest
+/// must list exactly the parameters of the model.
 fn incompatibility(config: &RunConfig, manifest: &Manifest, vocabulary: usize) -> Option<String> {
     let Some(stage) = config.stage.get(manifest.stage) else {
         let last = config.stage.len().saturating_sub(1);
@@ -150,7 +152,7 @@ fn vocabulary(datasets: &Datasets) -> usize {
 /// Creates the state of a run before its first step.
 fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
     let config = &session.config;
-    // The run keeps its vocabulary for exports and for readers that need only the model.
+    // The store of the run keeps the vocabulary, for exports and for programs that need only the model.
     if session.is_first() {
         session.store.put(VOCABULARY, datasets.first().vocabulary()?.into())?;
     }
@@ -166,8 +168,8 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
     }
 }
 
-/// Creates step 0 from another run's weights, and its moments and update counts if configured. Keeps that model's
-/// depth: the first stage grows it.
+/// Creates the state of step 0 from the weights of another run. If `run.from_optimizer` is set, also copies the moments
+/// and update counts of that run. The state has as many layers as the checkpoint, and the first stage grows the model.
 fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<TrainState, Error> {
     let config = &session.config;
     let (run, name) = stored_run::split_checkpoint_url(url);
@@ -194,7 +196,7 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     Ok(state)
 }
 
-/// Allocates a zeroed state of the run's model with `layers` encoder layers.
+/// Allocates a zeroed state for the model of the run with `layers` encoder layers.
 fn empty(session: &Session, layers: usize, datasets: &Datasets) -> Result<TrainState, Error> {
     let architecture = Architecture::of_run(&session.config, layers, vocabulary(datasets));
     Ok(torch::guard(|| TrainState::new(Parameters::zeros(session.kernels.clone(), architecture)))?)
@@ -206,7 +208,7 @@ fn load(session: &Session, verified: &VerifiedCheckpoint, datasets: &Datasets) -
     Ok(state)
 }
 
-/// Restores `state`, which has the checkpoint's parameters, from a checkpoint.
+/// Restores `state` from a checkpoint. `state` must have the parameters of the checkpoint.
 pub fn read_state(store: &Store, verified: &VerifiedCheckpoint, state: &mut TrainState) -> Result<(), Error> {
     let engine_state = EngineState::read(&verified.manifest)?;
     files::read(store, verified, state)?;
@@ -214,8 +216,8 @@ pub fn read_state(store: &Store, verified: &VerifiedCheckpoint, state: &mut Trai
     Ok(())
 }
 
-/// Reads the checkpoint `name` of a run, or its newest that verifies, with `read`. If the newest is pruned while it
-/// is read, selects again.
+/// Reads the checkpoint `name` of a run with `read`. Without `name`, reads the newest checkpoint that passes
+/// verification. If that checkpoint is pruned while it is read, selects again.
 pub fn read_chosen<T>(
     store: &Store,
     name: Option<&str>,
@@ -232,7 +234,7 @@ pub fn read_chosen<T>(
     }
 }
 
-/// Attempts to read a checkpoint while others are pruned.
+/// Maximum number of attempts to read the newest checkpoint while checkpoints are pruned.
 const RETRIES: usize = 10;
 
 fn choose(store: &Store, name: Option<&str>) -> Result<(VerifiedCheckpoint, EngineState), Error> {
@@ -251,7 +253,7 @@ fn choose(store: &Store, name: Option<&str>) -> Result<(VerifiedCheckpoint, Engi
     Ok((verified, engine_state))
 }
 
-/// Loads the weights of a checkpoint. Names, shapes and types must match the model's.
+/// Loads the weights of a checkpoint. Names, shapes and types must match those of the model.
 pub fn read_model(
     kernels: Arc<dyn Kernels>,
     store: &Store,

@@ -1,4 +1,4 @@
-//! Start of the attempt after a rollback, and the samples that it skips.
+//! Start of the attempt after a rollback, and the samples that this attempt skips.
 //!
 //! The store crate defines the record: [`RollbackRecord`].
 
@@ -11,7 +11,7 @@ use crate::state::TrainState;
 /// Start of the attempt after a rollback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NextStart {
-    /// The newest checkpoint that the record leaves valid.
+    /// Newest checkpoint that is still valid after the rollback.
     AsRecorded,
     /// An earlier checkpoint.
     Earlier(AttemptStep),
@@ -19,12 +19,13 @@ enum NextStart {
     NoEarlier,
 }
 
-/// Moves the rollback one checkpoint further back if the run already diverged from `loaded`, the checkpoint that the
-/// attempt resumed from: its state may cause the divergence. Returns a message if so. `keep` is `checkpoint.keep`.
+/// Moves the rollback one checkpoint further back if the run has diverged from `loaded` before. `loaded` is the
+/// checkpoint that the attempt resumed from, so its state may be the cause of the divergence. Returns a message if the
+/// run has diverged from `loaded` before. `keep` is `checkpoint.keep`.
 ///
-/// Encodes the decision only in `steps`, which resume and pruning read. An attempt that started earlier and passed
-/// through the checkpoint counts like one that resumed from it, so the decision does not depend on a rank that was
-/// killed meanwhile.
+/// The decision is encoded only in `record.steps`, which resume and pruning read. An attempt that started
+/// earlier and passed through the checkpoint counts like an attempt that resumed from it. The decision therefore
+/// does not change if a rank is killed in between.
 pub fn go_further_back(
     record: &mut RollbackRecord,
     run: &Store,
@@ -51,8 +52,8 @@ pub fn go_further_back(
     })
 }
 
-/// Decides the start after the rollback `own` of an attempt that resumed from `loaded`, given earlier rollbacks
-/// `before` and the run's checkpoints `listed`, newest first.
+/// Decides the start after the rollback `own` of an attempt that resumed from `loaded`. `before` are the earlier
+/// rollbacks. `listed` are the checkpoints of the run, newest first.
 fn next_start(own: RollbackPoint, loaded: AttemptStep, before: &[RollbackPoint], listed: &[AttemptStep]) -> NextStart {
     let newest = |own: RollbackPoint| {
         let is_left = |place: &&AttemptStep| {
@@ -64,12 +65,12 @@ fn next_start(own: RollbackPoint, loaded: AttemptStep, before: &[RollbackPoint],
     if !came_back || newest(own) != Some(loaded) {
         return NextStart::AsRecorded;
     }
-    // A checkpoint comes after at least one step.
+    // A checkpoint comes after at least one step, so `loaded.step` is at least 1.
     let further = RollbackPoint { steps: loaded.step.saturating_sub(1), ..own };
     newest(further).map_or(NextStart::NoEarlier, NextStart::Earlier)
 }
 
-/// Adds the samples of a rollback to the skipped ones of `state`.
+/// Adds the samples of a rollback to the skipped samples of `state`.
 pub fn skip_samples(record: &RollbackRecord, state: &mut TrainState) {
     state.skipped.by_dataset.entry(record.dataset.clone()).or_default().add(record.samples.clone());
 }
@@ -92,7 +93,7 @@ mod tests {
     #[test]
     fn a_second_rollback_to_a_checkpoint_goes_one_further_back() {
         let listed = [place(1, 48), place(1, 41), place(1, 34)];
-        // Two steps after the checkpoint; directly after it.
+        // The rollback is to two steps after the checkpoint, or directly to the checkpoint.
         for steps in [50, 48] {
             assert_eq!(next(2, steps, listed[0], &[], &listed), NextStart::AsRecorded);
             assert_eq!(next(2, steps, listed[0], &[(1, 49)], &listed), NextStart::Earlier(listed[1]));
@@ -102,7 +103,7 @@ mod tests {
             NextStart::AsRecorded,
             "the record already goes further back"
         );
-        // The second rollback returned to 41, so the third is the second from there.
+        // The second rollback returned to step 41, so the third rollback is the second one from that checkpoint.
         let before = [(1, 49), (2, 47)];
         let further = [place(1, 41), place(1, 34)];
         assert_eq!(next(3, 44, place(1, 41), &before, &listed), NextStart::Earlier(further[1]));
@@ -123,7 +124,7 @@ mod tests {
         assert_eq!(next(2, 50, place(1, 48), &[(1, 49)], &rolled_back), NextStart::NoEarlier);
     }
 
-    /// Rollbacks before the checkpoint was written did not return to it.
+    /// A rollback from before the checkpoint was written did not return to the checkpoint.
     #[test]
     fn earlier_rollbacks_of_other_checkpoints_do_not_count() {
         let listed = [place(3, 90), place(1, 48)];

@@ -1,4 +1,4 @@
-//! A save in progress, from the snapshot to rank 0's decision.
+//! A save in progress, from the snapshot to the decision of rank 0.
 
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -17,12 +17,12 @@ use crate::worker::agreement::{Decision, SaveVote};
 pub(super) struct Save {
     pub writer: CheckpointWriter,
     pub manifest: Manifest,
-    /// Digest of this rank's weights, if there are other ranks.
+    /// Digest of the weights of this rank; `None` if there is only one rank.
     pub digest: Option<Tensor>,
     pub began: Instant,
     /// Time that training was blocked, seconds.
     pub stall: f64,
-    /// SaveTiming by rank 0's clock at the last vote.
+    /// Timing of the save at the last vote, by the clock of rank 0.
     pub timing: SaveTiming,
     /// True if the slow save was reported.
     pub has_reported_slow: bool,
@@ -33,15 +33,15 @@ pub(super) struct Save {
 pub(super) enum Progress {
     Copying(PendingCopies, RecordBatch),
     Writing(Vec<(PendingObject, Vec<Slice>)>, RecordBatch),
-    /// The commit thread, on rank 0.
+    /// The commit thread on rank 0, `None` on the other ranks.
     Committing(Option<JoinHandle<(SaveOutcome, RecordBatch)>>),
-    /// The outcome, known to rank 0 only.
+    /// Outcome of the save, which only rank 0 knows.
     Decided(SaveOutcome, RecordBatch),
 }
 
 impl Save {
-    /// Collects the outcome of rank 0's commit thread if it has ended. A failure becomes permanent if saves have
-    /// failed for `limit` minutes, or once `stop_is_over` names a limit.
+    /// Collects the outcome of the commit thread of rank 0 if the thread has ended. A failure becomes permanent if
+    /// saves have failed for `limit` minutes, or if `stop_is_over` names an exceeded limit.
     pub fn decide(&mut self, retry_state: &RetryState, limit: f64, stop_is_over: Option<String>) {
         let Progress::Committing(thread) = &mut self.progress else { return };
         let Some(thread) = thread.take_if(|thread| thread.is_finished()) else { return };
@@ -57,8 +57,9 @@ impl Save {
         self.progress = Progress::Decided(outcome, records);
     }
 
-    /// Returns this rank's vote; on rank 0 with `timing` by the clock. A limit counts only from the second vote on:
-    /// a long step may end after all ranks have written.
+    /// Returns this rank's vote. On rank 0, `timing` is the timing of the save by the clock. A save counts as
+    /// slow or stuck only at the second consecutive late vote. After a long step, the first vote may be late
+    /// although all ranks have already written.
     pub fn vote(&mut self, timing: Option<SaveTiming>) -> SaveVote {
         if let Progress::Decided(outcome, _) = &self.progress {
             return SaveVote::Decided(outcome.decision());
@@ -82,7 +83,8 @@ impl Save {
         }
     }
 
-    /// URLs of the objects that this rank has not written yet; on rank 0 of the manifest during the commit.
+    /// URLs of the objects that this rank has not written yet. During the commit, rank
+    /// 0 returns the URL of the manifest.
     pub fn waits_for(&mut self) -> Vec<String> {
         match &mut self.progress {
             Progress::Writing(objects, _) => {

@@ -1,5 +1,6 @@
-//! Host copy of the state that a checkpoint is written from: safetensors files in memory, with reused headers. A copy
-//! from host memory blocks training; a copy from a GPU runs in the background until the next update.
+//! Host copy of the training state, from which a checkpoint is written. The copy is a set of safetensors
+//! files in memory, with reused headers. A copy from host memory blocks training. A copy from a GPU runs
+//! in the background until the next update.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,7 +16,7 @@ use crate::error::Error;
 use crate::kernels::{HostBuffer, Kernels, PendingSnapshot};
 use crate::state::{Buffer, ParamSpec, Parameters, Region, TrainState};
 
-/// Header padding, bytes, for aligned data.
+/// Alignment of the tensor data, bytes. The header is padded to a multiple of this value.
 const ALIGNMENT: usize = 8;
 
 /// An in-memory safetensors file of f32 tensors in the given order.
@@ -27,7 +28,7 @@ pub struct SnapshotFile {
     memory: Option<Arc<HostBuffer>>,
 }
 
-/// Shared buffer that a store reads while the snapshot keeps it for reuse.
+/// Buffer that a store reads while the snapshot keeps the buffer for reuse.
 struct SharedBuffer(Arc<HostBuffer>);
 
 impl AsRef<[u8]> for SharedBuffer {
@@ -40,7 +41,7 @@ impl SnapshotFile {
     /// Allocates a file for tensors of these names and shapes, for copies from the device of `kernels`.
     ///
     /// # Errors
-    /// More elements than a file can hold.
+    /// There are more elements than a file can hold.
     pub fn new(
         kernels: Arc<dyn Kernels>,
         tensors: impl IntoIterator<Item = (String, Vec<usize>)>,
@@ -66,13 +67,13 @@ impl SnapshotFile {
 
     fn allocate(&self) -> HostBuffer {
         let mut bytes = self.header.clone();
-        // Nonzero, so that pages are faulted in now and not during the first save.
+        // Fill with nonzero bytes, so that pages are faulted in now and not during the first save.
         bytes.resize(self.header.len() + self.data, 0xff);
         self.kernels.host_buffer(bytes)
     }
 
-    /// Starts to copy `parts` contiguously into the data section, which they fill exactly. Reuses the last buffer
-    /// unless it is still shared; then allocates another.
+    /// Starts to copy `parts` one after another to the data section, which they must fill exactly. Reuses the last
+    /// buffer. If the last buffer is still shared, allocates another.
     pub fn begin(&mut self, parts: &[Region]) -> Box<dyn PendingSnapshot> {
         let memory = self.memory.take().and_then(Arc::into_inner).unwrap_or_else(|| self.allocate());
         let mut at = self.header.len();
@@ -104,7 +105,7 @@ pub struct SnapshotObject {
     pub slices: Vec<Slice>,
 }
 
-/// Copies in progress of a rank's objects.
+/// Copies in progress for the objects of a rank.
 pub struct PendingCopies {
     moments: Box<dyn PendingSnapshot>,
     weights: Option<Box<dyn PendingSnapshot>>,
@@ -117,7 +118,7 @@ impl PendingCopies {
     }
 }
 
-/// Buffers for one rank's objects: its optimizer shard and, on rank 0, the weights.
+/// Buffers for the objects of one rank: its optimizer shard and, on rank 0, the weights.
 pub struct Snapshot {
     weights: Option<SnapshotFile>,
     moments: SnapshotFile,
@@ -131,7 +132,7 @@ impl Snapshot {
     /// Allocates the buffers of rank `rank` of `world`.
     ///
     /// # Errors
-    /// More elements than a file can hold.
+    /// There are more elements than a file can hold.
     pub fn new(parameters: &Parameters, rank: usize, world: usize) -> Result<Self, Error> {
         let (specs, kernels) = (parameters.specs(), parameters.kernels());
         let elements = specs.iter().map(ParamSpec::count).sum();

@@ -1,5 +1,5 @@
-//! Streams a safetensors file from the store into the flat buffers: each piece is copied to its targets on arrival,
-//! so no file is held in memory.
+//! Streams a safetensors file from the store into the flat buffers. Each piece is copied to its targets on arrival,
+//! so the file is never in memory as a whole.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use safetensors::tensor::{Dtype, Metadata};
 use crate::state::Region;
 
 const LENGTH: usize = size_of::<u64>();
-/// Header size limit, bytes; headers of real models have kilobytes.
+/// Limit on the header size, bytes. The headers of real models have a few kilobytes.
 const MAX_HEADER_BYTES: u64 = 16 << 20;
 
 /// Destination of a tensor.
@@ -28,8 +28,8 @@ type CopyPlan = Vec<(usize, Range<usize>)>;
 pub struct TensorLoader {
     targets: Vec<LoadTarget>,
     head: Vec<u8>,
-    /// For each tensor in file order: index of its target, and its byte range after the header. `None` until the
-    /// header is complete.
+    /// For each tensor in file order: the index of its target, and its byte range after the
+    /// header. `None` until the header is complete.
     plan: Option<CopyPlan>,
     /// Data bytes received.
     seen: usize,
@@ -37,12 +37,12 @@ pub struct TensorLoader {
 }
 
 impl TensorLoader {
-    /// Creates a loader for a file that holds exactly these tensors.
+    /// Creates a loader for a file that must have exactly these tensors.
     pub fn new(targets: Vec<LoadTarget>) -> Self {
         Self { targets, head: Vec::new(), plan: None, seen: 0, fault: None }
     }
 
-    /// Returns the error, if any; otherwise all targets are filled.
+    /// Returns the error, if any. Without an error, all targets are filled.
     pub fn finish(self) -> Option<String> {
         let is_complete = self.plan.is_some_and(|plan| plan.iter().all(|(_, range)| range.end <= self.seen));
         self.fault.or_else(|| (!is_complete).then(|| "the file is truncated".to_owned()))
@@ -138,7 +138,7 @@ mod tests {
         let (a, b) = (region(&[0.0; 6]), region(&vec![0.0; shape.iter().product()]));
         let target =
             |name: &str, shape: &[usize], region| LoadTarget { name: name.to_owned(), shape: shape.to_vec(), region };
-        // In a different order than in the file.
+        // The targets are in a different order than in the file.
         let mut loader = TensorLoader::new(vec![target("b", shape, b.clone()), target("a", &[2, 3], a.clone())]);
         loader.update(&bytes[..bytes.len() / 2]);
         loader.restart();

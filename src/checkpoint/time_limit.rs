@@ -1,4 +1,4 @@
-//! Time limits of saves, so that a write that never returns is detected. Only rank 0's clock counts: the other ranks
+//! Time limits of saves, which detect a write that never returns. Only the clock of rank 0 counts. The other ranks
 //! learn the verdict from the vote after a step.
 
 use std::time::Duration;
@@ -30,12 +30,12 @@ pub enum SaveTiming {
     InTime,
     /// Within the limits, but slow.
     Slow,
-    /// Over a limit; the text names it.
+    /// Over a limit, which the text names.
     Over(String),
 }
 
 impl SaveTimeLimit {
-    /// Uses `checkpoint.give_up_minutes`; if that is 0 (the first failure ends the run),
+    /// Uses `checkpoint.give_up_minutes` as the limit of a save. If that key is 0, the first failure ends the run, and
     /// `cluster.limits.save_seconds` limits a save in progress.
     pub fn new(config: &RunConfig) -> Self {
         let (minutes, limits) = (config.checkpoint.give_up_minutes, &config.cluster.limits);
@@ -47,7 +47,7 @@ impl SaveTimeLimit {
         Self { total: limit(total), total_text, stop: limit(limits.stop_seconds) }
     }
 
-    /// Judges a save that began `took` ago, with a stop requested `stopping` ago.
+    /// Judges a save that began `took` ago. `stopping` is the time since the stop request; `None` without a request.
     pub fn judge(&self, took: Duration, stopping: Option<Duration>) -> SaveTiming {
         if let Some(message) = self.stop_is_over(stopping) {
             return SaveTiming::Over(message);
@@ -59,7 +59,7 @@ impl SaveTimeLimit {
         }
     }
 
-    /// Returns the exceeded limit if a stop was requested `stopping` ago and its limit has passed.
+    /// Returns the exceeded limit if a stop was requested `stopping` ago and the time limit of a stop has passed.
     pub fn stop_is_over(&self, stopping: Option<Duration>) -> Option<String> {
         let over = stopping.is_some_and(|stopping| stopping.as_secs_f64() >= self.stop);
         over.then(|| format!("within {} s of the request to stop (cluster.limits.stop_seconds)", self.stop))
@@ -71,8 +71,8 @@ impl SaveTimeLimit {
     }
 }
 
-/// Appends the objects that each rank waits for to rank 0's `beginning`. Collective; returns the same text on all
-/// ranks. `own` are the URLs that this rank is still writing.
+/// Appends the objects that each rank is still writing to the text `beginning` of rank 0. Collective. Returns the same
+/// text on all ranks. `own` are the URLs that this rank is still writing.
 ///
 /// # Errors
 /// A failed collective.

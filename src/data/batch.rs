@@ -11,16 +11,16 @@ pub struct MaskedSample {
     pub ids: Vec<u32>,
     /// Index of the first token of segment B; 0 if there is one segment.
     pub segment_b_start: u16,
-    /// Pair label; `None` without a pair objective.
+    /// Sentence-pair label; `None` without a sentence-pair objective.
     pub pair_label: Option<u8>,
     /// Masked tokens, sorted by position.
     pub masked_tokens: Vec<MaskedToken>,
-    /// Factor of the sample's loss: 1, except in fault-injection tests.
+    /// Factor on the loss of the sample: 1, except in fault-injection tests.
     pub loss_scale: f32,
 }
 
 impl MaskedSample {
-    /// 32-bit digest of the model's input. The digest of a global batch is the sum over its samples.
+    /// 32-bit digest of the model input. The digest of a global batch is the sum of the digests of its samples.
     fn digest(&self) -> u64 {
         let mut key = Key::new(u64::from(self.segment_b_start)).with(self.pair_label.map_or(2, u64::from));
         for id in &self.ids {
@@ -52,17 +52,18 @@ pub struct MicroBatch {
     pub positions: Vec<i32>,
     /// Original ids of the masked tokens.
     pub labels: Vec<i32>,
-    /// Pair labels, \[batch\]; empty without a pair objective.
+    /// Sentence-pair labels, \[batch\]; empty without a sentence-pair objective.
     pub pair_labels: Vec<i32>,
-    /// Sum of the samples' digests.
+    /// Sum of the digests of the samples.
     pub digest: u64,
-    /// Factor of each row's loss, \[batch\]; empty if all are 1 (other values occur only in fault-injection tests).
+    /// Factor on the loss of each row, \[batch\]. Empty if all factors are 1. Other
+    /// factors occur only in fault-injection tests.
     pub loss_scales: Vec<f32>,
 }
 
 impl MicroBatch {
-    /// Stacks `samples`, which have indices `sample_indices` in the global batch, and pads them with `padding` to
-    /// `seq_len`.
+    /// Stacks `samples` and pads them to `seq_len` with the token id `padding`. `sample_indices` are the
+    /// indices of the samples in the global batch.
     pub fn new(sample_indices: &[usize], seq_len: usize, padding: u32, samples: &[MaskedSample]) -> Self {
         let rows = samples.len();
         let mut batch = Self {

@@ -4,22 +4,23 @@ use std::ops::Range;
 
 use super::batch::MicroBatch;
 
-/// A global batch, as one rank sees it.
+/// Global batch, with the micro-batches of one rank.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GlobalBatch {
     /// Epoch of the first sample.
     pub epoch: u64,
-    /// Range of sample numbers, counted over all epochs; includes skipped samples.
+    /// Range of sample numbers, counted over all epochs. Includes skipped samples.
     pub sample_range: Range<u64>,
-    /// Length of every sample in tokens, including those of other ranks.
+    /// Length of every sample in tokens, including the samples of other ranks.
     pub lengths: Vec<u16>,
     /// Padding tokens in the micro-batches of all ranks.
     pub padding: u64,
-    /// Padded tokens of the largest shard over the mean of all shards; 0 if the samples could not be read.
+    /// Number of tokens, padding included, of the largest shard divided by the mean over all
+    /// shards. 0 if the samples could not be read.
     pub imbalance: f64,
-    /// Masked tokens of all ranks: the divisor of the masked-language loss. Computed from the lengths alone, so that
-    /// every rank knows it before its first backward pass. With whole-word or span masking slightly fewer tokens may
-    /// be masked.
+    /// Number of masked tokens of all ranks, which is the divisor of the masked-language loss. The number is computed
+    /// from the lengths alone, so that every rank knows it before its first backward pass. With whole-word or span
+    /// masking, slightly fewer tokens may actually be masked.
     pub masked_tokens: u64,
     /// Micro-batches of this rank; may be empty.
     pub micro_batches: Vec<MicroBatch>,
@@ -56,7 +57,7 @@ impl GlobalBatch {
     }
 }
 
-/// Micro-batches of this rank, from a global batch or one half of it.
+/// Micro-batches of this rank, from a global batch or from half of a global batch.
 #[derive(Debug, Clone, Copy)]
 pub struct RankBatch<'a> {
     /// Global batch.

@@ -2,8 +2,8 @@
 
 use lambert_dataset::random::Key;
 
-/// Splits sample indices 0 to `samples` - 1 into halves, each sorted. The second half gets the extra sample of an odd
-/// number.
+/// Splits sample indices 0 to `samples` - 1 into halves, each sorted. If `samples` is
+/// odd, the second half has one sample more.
 pub fn halves(samples: usize, key: Key) -> [Vec<usize>; 2] {
     let mut order: Vec<usize> = (0..samples).collect();
     order.sort_by_key(|sample| (key.with(*sample as u64).value(), *sample));

@@ -15,7 +15,7 @@ use crate::torch;
 /// Prefetches global batches on a background thread.
 pub struct Loader {
     batches: Receiver<Result<GlobalBatch, DatasetError>>,
-    /// Returns the panic message if the thread panicked.
+    /// Loader thread, which returns the panic message after a panic.
     thread: Option<JoinHandle<Result<(), String>>>,
 }
 
@@ -31,7 +31,7 @@ impl Loader {
             crossbeam_channel::bounded(memory::batches_ahead(options.max_batch, options.world_size, data));
         let serve = move || match BatchReader::new(source) {
             Ok(mut reader) => send_batches(&mut reader, &options, requests, &sender),
-            // The receiver may be gone; then nobody needs the error.
+            // If the receiver was dropped, nobody needs the error.
             Err(error) => drop(sender.send(Err(error))),
         };
         let work = move || torch::caught(serve);
@@ -89,8 +89,8 @@ fn send_batches(
     }
 }
 
-/// Number of threads for the next batch: one more (up to `max_threads`) if the queue is empty, one less if it is
-/// full.
+/// Number of threads for the next batch. Adds one thread (up to `max_threads`) if the queue is empty, and
+/// removes one thread if the queue is full.
 fn next_threads(threads: usize, max_threads: usize, is_empty: bool, is_full: bool) -> usize {
     match (is_empty, is_full) {
         (true, _) => (threads + 1).min(max_threads.max(1)),

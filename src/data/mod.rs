@@ -1,11 +1,12 @@
 //! Data loading: from a dataset to the micro-batches of a rank.
 //!
 //! - [`order`]: sample order, a pure function of (row groups, seed, epoch)
-//! - [`batch`]: masked token arrays of a micro-batch; [`GlobalBatch`]: micro-batches of a rank
+//! - [`batch`]: masked token arrays of a micro-batch
+//! - [`GlobalBatch`]: micro-batches of a rank
 //! - [`halves`]: split of a global batch for the gradient noise scale
 //! - [`row_group_cache`]: decoded row groups
 //! - [`reader`]: builds global batches
-//! - [`loader`]: prefetches them for the training loop
+//! - [`loader`]: prefetches global batches for the training loop
 
 pub mod batch;
 mod global_batch;

@@ -1,6 +1,6 @@
-//! Sample order of an epoch: permutes the row groups, then the rows within windows of [`WINDOW`] row groups, both
-//! with keyed permutations. A batch touches few row groups, and any index can be looked up directly, so that resuming
-//! at any step costs the same.
+//! Sample order of an epoch. The row groups are permuted first. Then the rows are permuted within windows of [`WINDOW`]
+//! row groups. The seed and the epoch determine both permutations. A batch needs few row groups. Any index can be
+//! looked up directly, so resuming at any step costs the same.
 
 use lambert_dataset::random::{Key, Permutation};
 pub use lambert_plan::memory::WINDOW;
@@ -43,7 +43,7 @@ impl EpochOrder {
         self.epoch
     }
 
-    /// Location of sample `index` of the epoch; `index` must be below the number of rows.
+    /// Location of sample `index` of the epoch. `index` must be below the number of rows.
     pub fn at(&self, index: u64) -> SampleLocation {
         let group = self.group_of(index);
         let window = group / WINDOW;

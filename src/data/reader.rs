@@ -1,5 +1,5 @@
-//! Builds the micro-batches of a rank: draws the samples of a global batch, assigns them to ranks and micro-batches,
-//! decodes and masks them.
+//! Builds the micro-batches of a rank. Draws the samples of a global batch, assigns them to ranks and
+//! micro-batches, and decodes and masks them.
 
 use std::collections::BTreeSet;
 
@@ -119,8 +119,8 @@ impl BatchReader {
         Ok(batch)
     }
 
-    /// Epochs and locations of the next `size` samples from `cursor` on, without skipped samples, and the sample
-    /// number after the last.
+    /// Returns the epochs and locations of the next `size` samples from `cursor` on, without skipped samples. Also
+    /// returns the number of the sample that follows.
     fn next_locations(
         &mut self,
         options: &LoaderOptions,
@@ -170,7 +170,7 @@ impl BatchReader {
         self.order(epoch).window(number % rows).iter().copied().collect()
     }
 
-    /// Reads and masks the samples at `own`.
+    /// Reads and masks the samples at `own_locations`.
     fn gather(
         &mut self,
         own_locations: &[(u64, SampleLocation)],

@@ -17,7 +17,7 @@ pub struct SampleSource {
     pub objective: Objective,
     /// Seed of sample order and masks.
     pub seed: u64,
-    /// True if each epoch is shuffled; evaluation reads in file order.
+    /// True if each epoch is shuffled. An evaluation is not shuffled, so it reads in file order.
     pub shuffle: bool,
     /// Fault injection for tests.
     pub test: FaultInjection,
@@ -36,8 +36,8 @@ pub struct LoaderOptions {
     pub rank: usize,
     /// Number of ranks.
     pub world_size: usize,
-    /// Number of shards of a global batch, distributed evenly over the ranks: one per rank, or the fixed number of
-    /// canonical mode.
+    /// Number of shards of a global batch, distributed evenly over the ranks. There is one shard per rank or, with
+    /// `all_reduce.canonical`, a fixed number of shards for every world size.
     pub shards: usize,
     /// Maximum number of reader threads.
     pub max_threads: usize,

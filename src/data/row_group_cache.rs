@@ -1,5 +1,5 @@
-//! Cache of decoded row groups. Each row group of a batch is decoded once, in parallel; those that the next batch may
-//! need are kept.
+//! Cache of decoded row groups. The row groups of a batch are decoded in parallel, each once. The row groups that
+//! the next batch may need stay in the cache.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ struct CachedRowGroup {
     samples: Option<Arc<Samples>>,
 }
 
-/// Lengths and decoded samples of a dataset's row groups.
+/// Lengths and decoded samples of the row groups of a dataset.
 pub struct RowGroupCache {
     dataset: Arc<Dataset>,
     row_groups: BTreeMap<usize, CachedRowGroup>,
@@ -42,7 +42,8 @@ impl RowGroupCache {
         Ok(())
     }
 
-    /// Length of a sample in tokens. Its row group must have been passed to [`RowGroupCache::load_lengths`].
+    /// Length of a sample in tokens. The row group of the sample must have been passed
+    /// to [`RowGroupCache::load_lengths`].
     pub fn length(&self, location: SampleLocation) -> u16 {
         self.row_groups[&location.row_group].lengths[location.row]
     }

@@ -32,7 +32,7 @@ pub enum DeviceConflict {
         gpu: String,
         host: String,
     },
-    /// One rank uses a GPU and one the CPU. The CPU rank would delay every step and round differently.
+    /// One rank uses a GPU and another rank uses the CPU. The CPU rank would delay every step and round differently.
     #[error(
         "rank {} uses a GPU (host {}) and rank {} uses the CPU (host {}); all ranks of a run must use the same kind of device: \
          set device.kind to \"cpu\" or \"cuda\"",
@@ -49,7 +49,7 @@ pub enum DeviceConflict {
     },
 }
 
-/// Host and device of a rank, as exchanged between ranks.
+/// Host and device of a rank. The ranks exchange this value.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RankDevice {
     host: String,
@@ -68,7 +68,7 @@ pub enum DeviceSharing {
     Allowed,
     /// NCCL is in use, which allows one rank per GPU of a host.
     ForbiddenByNccl,
-    /// NCCL is in use; it accepts ranks on the same GPU if their `NCCL_HOSTID` values differ.
+    /// NCCL is in use, and ranks may share a GPU if their `NCCL_HOSTID` values differ.
     AllowedAcrossNcclHosts,
 }
 

@@ -1,5 +1,5 @@
 //! Compiled GPU code (cubin) and its cache file. The driver infers the length of a cubin from its contents, so
-//! corrupt code must never reach it.
+//! corrupt code must never reach the driver.
 
 use std::path::Path;
 use std::{fs, io};

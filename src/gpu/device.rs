@@ -19,9 +19,9 @@ pub struct CudaDevice {
     index: usize,
     driver: Arc<Driver>,
     kernels: Arc<LoadedKernels>,
-    /// Host-to-device copies of micro-batches.
+    /// Stream for host-to-device copies of micro-batches.
     upload_stream: Mutex<CopyStream>,
-    /// Device-to-host copies of snapshots.
+    /// Stream for device-to-host copies of snapshots.
     readback_stream: Arc<Mutex<CopyStream>>,
 }
 
@@ -74,11 +74,11 @@ impl KernelDevice for CudaDevice {
     }
 
     fn host_buffer(&self, mut bytes: Vec<u8>) -> HostBuffer {
-        // Small allocations may share a page, which cannot be pinned twice.
+        // Small allocations may share a page, and a page cannot be pinned twice.
         if bytes.len() < MIN_PINNED_BYTES {
             return HostBuffer::new(bytes);
         }
-        // SAFETY: `HostBuffer` drops the pin before the bytes and never reallocates them.
+        // SAFETY: `HostBuffer` drops the pin before the bytes and never reallocates the bytes.
         match unsafe { self.driver.pin(self.index, &mut bytes) } {
             Ok(pin) => HostBuffer::pinned(bytes, Box::new(pin)),
             Err(error) => {
@@ -113,19 +113,20 @@ impl KernelDevice for CudaDevice {
 
     fn launch(&self, kernel: &str, blocks: usize, arguments: &mut KernelArguments) -> Result<(), String> {
         let stream = gpu::current_stream(self.index)?;
-        // SAFETY: the arguments from src/kernels/cuda match the kernel signatures in kernels.cu; the tests make the same
-        // calls in the emulator.
+        // SAFETY: the arguments from src/kernels/cuda match the kernel signatures in kernels.cu. The
+        // tests make the same calls in the emulator.
         let launched = unsafe { self.kernels.launch(kernel, blocks, THREADS, stream, arguments.pointers()) };
         launched.map_err(|error| error.to_string())
     }
 }
 
-/// Interface of a device-to-host copy stream, as [`StreamSnapshot`] uses it.
+/// Operations that [`StreamSnapshot`] needs from a device-to-host copy stream.
 trait ReadbackStream: Send {
     /// Starts copying bytes of `tensor`, from byte `src_offset` on, to `into`.
     ///
     /// # Safety
-    /// Both must stay allocated, and `into` must not be accessed, until [`ReadbackStream::is_done`].
+    /// `tensor` and `into` must stay allocated until [`ReadbackStream::is_done`] returns true.
+    /// Until then, `into` must not be accessed.
     unsafe fn begin_read(&self, tensor: &Tensor, src_offset: usize, into: &mut [u8]);
 
     /// True if all copies are complete.
@@ -163,11 +164,13 @@ impl<L: ReadbackStream> StreamSnapshot<L> {
     /// already started before it frees the memory.
     fn new(stream: &Arc<Mutex<L>>, copies: Vec<TensorCopy>, into: HostBuffer) -> Self {
         let mut snapshot = Self { stream: Arc::clone(stream), copies, buffer: Some(into) };
-        // Declared after `snapshot`, so that unwinding releases this lock first: dropping the snapshot takes it again.
+        // The lock is declared after `snapshot`, so that unwinding releases it first.
+        // Dropping the snapshot takes the lock again.
         let stream = lock(stream);
         if let Some(buffer) = &mut snapshot.buffer {
             for TensorCopy { tensor, src_offset, dst_range } in &snapshot.copies {
-                // SAFETY: `snapshot` owns both until the copies complete, and does not expose the buffer before.
+                // SAFETY: `snapshot` owns the tensor and the buffer until the copies complete, and
+                // does not expose the buffer before.
                 unsafe { stream.begin_read(tensor, *src_offset, &mut buffer.bytes_mut()[dst_range.clone()]) };
             }
         }
@@ -190,7 +193,7 @@ impl<L: ReadbackStream> PendingSnapshot for StreamSnapshot<L> {
 
 impl<L: ReadbackStream> Drop for StreamSnapshot<L> {
     fn drop(&mut self) {
-        // CUDA errors are sticky: the next call to the device reports this one.
+        // The error is not lost. CUDA errors are sticky, so the next call to the device reports the error again.
         if self.buffer.is_some() && torch::guard(|| lock(&self.stream).wait()).is_err() {
             // The GPU may still write to the buffer.
             std::mem::forget(self.buffer.take());
@@ -208,7 +211,7 @@ mod tests {
 
     use super::*;
 
-    /// Copies only when waited for; fails to start a third copy.
+    /// Stream that copies only when `wait` is called, and fails to start a third copy.
     #[derive(Default)]
     struct DeferredStream {
         pending: Mutex<Vec<(Vec<u8>, usize)>>,
@@ -230,14 +233,14 @@ mod tests {
 
         fn wait(&self) {
             for (bytes, into) in lock(&self.pending).drain(..) {
-                // SAFETY: the memory must outlive the copies; the test verifies that.
+                // SAFETY: the memory must outlive the copies, which the test verifies.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into as *mut u8, bytes.len()) };
             }
             self.waited.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Stands in for a pin: records whether the copies were complete when the buffer was freed.
+    /// Replaces the pin of a buffer. Records whether the copies were complete when the buffer was freed.
     struct FreeWitness(Arc<AtomicBool>, Arc<AtomicBool>);
 
     impl Drop for FreeWitness {

@@ -41,7 +41,7 @@ impl DriverError {
     }
 }
 
-/// `CUDA_ERROR_NO_DEVICE`, and `CUDA_ERROR_STUB_LIBRARY`: the linker stub is loaded instead of the driver.
+/// Codes of `CUDA_ERROR_NO_DEVICE` and of `CUDA_ERROR_STUB_LIBRARY` (the linker stub is loaded instead of the driver).
 const NO_DEVICE: i32 = 100;
 const STUB_LIBRARY: i32 = 34;
 
@@ -83,14 +83,14 @@ pub struct GpuProperties {
     pub name: String,
     /// Compute capability: major, minor.
     pub compute_capability: (i32, i32),
-    /// PCI bus ID, such as `0000:1B:00.0`; identifies the GPU in every process of the host.
+    /// PCI bus ID, such as `0000:1B:00.0`, which identifies the GPU in every process of the host.
     pub pci_bus_id: String,
     /// Total memory in bytes.
     pub memory: u64,
 }
 
 impl GpuProperties {
-    /// Architecture in NVRTC's notation, such as `sm_90`.
+    /// Architecture in the notation of NVRTC, such as `sm_90`.
     pub fn architecture(&self) -> String {
         format!("sm_{}{}", self.compute_capability.0, self.compute_capability.1)
     }
@@ -103,7 +103,7 @@ impl Driver {
     /// The driver is missing or cannot be initialized. [`DriverError::has_no_device`] is true if the machine has no
     /// GPU.
     pub fn open() -> Result<Self, DriverError> {
-        // SAFETY: NVIDIA's library; its initializers have no preconditions.
+        // SAFETY: this is the driver library of NVIDIA, whose initializers have no preconditions.
         let library = unsafe { Library::open(Some(NAME), RTLD_NOW | RTLD_GLOBAL) };
         let driver = Self { library: library.map_err(|error| DriverError::Absent(error.to_string()))? };
         let begin = driver.symbol::<unsafe extern "C" fn(c_uint) -> CuResult>("cuInit")?;
@@ -113,7 +113,7 @@ impl Driver {
     }
 
     pub(super) fn symbol<T>(&self, call: &'static str) -> Result<Symbol<T>, DriverError> {
-        // SAFETY: callers pass the type in NVIDIA's header.
+        // SAFETY: callers pass the type from the header of NVIDIA.
         let found = unsafe { self.library.get(call.as_bytes()) };
         found.map_err(|error| DriverError::Call { call, code: -1, message: error.to_string() })
     }
@@ -126,9 +126,9 @@ impl Driver {
         let text_of = |name: &'static str| {
             let mut text = std::ptr::null();
             let ask = self.symbol::<GetErrorText>(name).ok()?;
-            // SAFETY: returns a constant string, or null for an unknown code.
+            // SAFETY: the function returns a constant string, or null for an unknown code.
             let has_text = unsafe { ask(code, &raw mut text) } == 0 && !text.is_null();
-            // SAFETY: a NUL-terminated string.
+            // SAFETY: `text` is a NUL-terminated string.
             has_text.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
         };
         let message =
@@ -178,7 +178,7 @@ impl Driver {
         let text = |call: &'static str| {
             let mut bytes = [0_u8; 256];
             let ask = self.symbol::<GetDeviceText>(call)?;
-            // SAFETY: the buffer has the length passed, and one more byte that stays zero.
+            // SAFETY: the buffer has one byte more than the length that is passed, and this byte stays zero.
             self.check(call, unsafe { ask(bytes.as_mut_ptr().cast(), bytes.len() as c_int - 1, device) })?;
             let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
             Ok::<_, DriverError>(text.to_string_lossy().into_owned())
@@ -203,7 +203,7 @@ impl Driver {
         })
     }
 
-    /// Primary context of a GPU, shared with libtorch; retained until the process exits.
+    /// Primary context of a GPU, which libtorch also uses. The context is retained until the process exits.
     fn context(&self, index: usize) -> Result<CuContext, DriverError> {
         let retain =
             self.symbol::<unsafe extern "C" fn(*mut CuContext, CuDevice) -> CuResult>("cuDevicePrimaryCtxRetain")?;
@@ -219,7 +219,7 @@ impl Driver {
         self.check("cuCtxSetCurrent", unsafe { set(context) })
     }
 
-    /// Free memory of a GPU in bytes, measured with this process's context already created.
+    /// Free memory of a GPU in bytes, measured after the context of this process is created.
     ///
     /// # Errors
     /// A driver call fails.
@@ -235,7 +235,7 @@ impl Driver {
     /// Pins `bytes`, so that the GPU can copy to them asynchronously.
     ///
     /// # Errors
-    /// The driver call fails: the amount of pinned memory is limited.
+    /// The driver call fails, for example because the amount of pinned memory is limited.
     ///
     /// # Safety
     /// The memory must stay allocated until the `HostRegistration` is dropped.
@@ -244,7 +244,7 @@ impl Driver {
         self.make_current(self.context(index)?)?;
         let register = self.symbol::<HostRegister>("cuMemHostRegister_v2")?;
         let first = bytes.as_mut_ptr().cast::<c_void>();
-        // SAFETY: memory of this length, kept by the caller.
+        // SAFETY: the memory has this length, and the caller keeps it allocated.
         self.check("cuMemHostRegister", unsafe { register(first, bytes.len(), PORTABLE) })?;
         Ok(HostRegistration { driver: Arc::clone(self), index, first })
     }
@@ -253,7 +253,7 @@ impl Driver {
 /// `CU_MEMHOSTREGISTER_PORTABLE`: pinned for all contexts of the process.
 const PORTABLE: c_uint = 1;
 
-/// Registration of pinned host memory; dropping it unpins the memory.
+/// Registration of pinned host memory. Dropping the registration unpins the memory.
 pub struct HostRegistration {
     driver: Arc<Driver>,
     index: usize,
@@ -271,7 +271,7 @@ impl Drop for HostRegistration {
         let undo = || {
             driver.make_current(driver.context(self.index)?)?;
             let unregister = driver.symbol::<unsafe extern "C" fn(*mut c_void) -> CuResult>("cuMemHostUnregister")?;
-            // SAFETY: registered once, in `pin`.
+            // SAFETY: the memory was registered once, in `pin`.
             driver.check("cuMemHostUnregister", unsafe { unregister(self.first) })
         };
         if let Err(error) = undo() {
@@ -310,14 +310,14 @@ impl LoadedKernels {
         let load =
             driver.symbol::<unsafe extern "C" fn(*mut CuModule, *const c_void) -> CuResult>("cuModuleLoadData")?;
         let mut module = std::ptr::null_mut();
-        // SAFETY: a complete cubin, as guaranteed by its type; the driver reads its length from it and copies it.
+        // SAFETY: the type guarantees a complete cubin. The driver reads the length from the cubin and copies the code.
         driver.check("cuModuleLoadData", unsafe { load(&raw mut module, code.bytes().as_ptr().cast()) })?;
         type GetFunction = unsafe extern "C" fn(*mut CuFunction, CuModule, *const c_char) -> CuResult;
         let get = driver.symbol::<GetFunction>("cuModuleGetFunction")?;
         let function = |name: &&'static str| {
             let symbol = CString::new(format!("lambert_{name}")).unwrap_or_default();
             let mut function = std::ptr::null_mut();
-            // SAFETY: the module loaded above, and a NUL-terminated string.
+            // SAFETY: `module` was loaded above, and `symbol` is a NUL-terminated string.
             driver.check("cuModuleGetFunction", unsafe { get(&raw mut function, module, symbol.as_ptr()) })?;
             Ok((*name, function))
         };
@@ -330,7 +330,7 @@ impl LoadedKernels {
         &self.driver
     }
 
-    /// Makes the GPU's context current on this thread.
+    /// Makes the context of the GPU current on this thread.
     ///
     /// # Errors
     /// The driver call fails.
@@ -344,7 +344,7 @@ impl LoadedKernels {
     /// The kernel is unknown, or a driver call fails.
     ///
     /// # Safety
-    /// `arguments` must match the kernel's parameters in number and type.
+    /// `arguments` must match the parameters of the kernel in number and type.
     pub unsafe fn launch(
         &self,
         kernel: &str,
@@ -359,7 +359,7 @@ impl LoadedKernels {
         self.driver.make_current(self.context)?;
         let (blocks, threads) = (blocks as c_uint, threads as c_uint);
         let pointers = arguments.as_mut_ptr();
-        // SAFETY: arguments guaranteed by the caller; a function of the current context.
+        // SAFETY: the caller guarantees the arguments, and the function belongs to the current context.
         let status =
             unsafe { (self.launch)(function, blocks, 1, 1, threads, 1, 1, 0, stream, pointers, std::ptr::null_mut()) };
         self.driver.check("cuLaunchKernel", status)

@@ -10,9 +10,9 @@ use super::DeviceError;
 
 /// Library name.
 pub const LIBRARY: &str = "libtorch_cuda.so";
-/// Environment variable with its directory.
+/// Environment variable that names the directory of the library.
 pub const ENV_VAR: &str = "LAMBERT_LIBTORCH";
-/// Directory of NVIDIA's libraries in a Python installation, relative to that of libtorch_cuda.so.
+/// Directory of the NVIDIA libraries in a Python installation, relative to the directory of libtorch_cuda.so.
 const WHEEL_LIBS: &str = "../../nvidia";
 
 /// A libtorch installation with CUDA support.
@@ -24,17 +24,17 @@ pub struct Libtorch {
     pub origin: &'static str,
     /// Version, such as `2.11.0+cu130`.
     pub version: String,
-    /// CUDA version that it was built with, such as `13.0`.
+    /// CUDA version that libtorch was built with, such as `13.0`.
     pub cuda: String,
 }
 
 impl Libtorch {
-    /// Finds libtorch. Search order: `configured` (if not empty); `LAMBERT_LIBTORCH`; lib/ next to the program; the
-    /// installed Python package torch; the download of cluster/setup.sh.
+    /// Finds libtorch. Search order: `configured` (if not empty), `LAMBERT_LIBTORCH`, lib/ next to the program, the
+    /// installed Python package torch, and the download of cluster/setup.sh.
     ///
     /// # Errors
-    /// An explicitly set directory has no library; no library is found; its version is unknown or differs from
-    /// `expected_version`.
+    /// An explicitly set directory has no library, or no library is found. The version is
+    /// unknown, or it differs from `expected_version`.
     pub fn find(configured: &str, expected_version: &str) -> Result<Self, DeviceError> {
         let variable = std::env::var_os(ENV_VAR).filter(|value| !value.is_empty()).map(PathBuf::from);
         let named = [
@@ -83,22 +83,22 @@ impl Libtorch {
         Ok(Self { folder, origin, version, cuda })
     }
 
-    /// Loads the library for the lifetime of the process. Must be called before libtorch is first used: libtorch
-    /// looks for its CUDA part once.
+    /// Loads the library for the lifetime of the process. Must be called before libtorch is first used, because
+    /// libtorch looks for its CUDA part only once.
     ///
     /// # Errors
     /// The library or one of its dependencies cannot be loaded.
     pub fn load(&self) -> Result<(), DeviceError> {
         let path = self.folder.join(LIBRARY);
-        // SAFETY: libtorch's own library, whose initializers register its operations.
+        // SAFETY: the library belongs to libtorch, and its initializers register operations.
         let library = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
         let library = library.map_err(|source| DeviceError::Load { path, source })?;
-        // The registered operations refer to it, so it must not be unloaded.
+        // The registered operations refer to the library, so it must not be unloaded.
         std::mem::forget(library);
         Ok(())
     }
 
-    /// Directories that may contain NVIDIA's libraries.
+    /// Directories that may contain the NVIDIA libraries.
     pub fn nvidia_folders(&self) -> Vec<PathBuf> {
         let packages = std::fs::read_dir(self.folder.join(WHEEL_LIBS)).into_iter().flatten().flatten();
         let packages = packages.map(|entry| entry.path().join("lib"));
@@ -111,8 +111,9 @@ fn find_library(folder: &Path) -> Option<PathBuf> {
     [folder.to_owned(), folder.join("lib")].into_iter().find(|folder| folder.join(LIBRARY).exists())
 }
 
-/// Prints the directory of the Python package torch without importing it. Drops the empty first entry of `sys.path`,
-/// the working directory, which is untrusted. (`-I` would also drop the user's site packages and PYTHONPATH.)
+/// Prints the directory of the Python package torch without importing the package. Drops the empty first
+/// entry of `sys.path`, which is the working directory and therefore untrusted. (`-I` would also drop the
+/// site packages of the user and PYTHONPATH.)
 const PROBE: &str = "\
 import sys
 sys.path = [entry for entry in sys.path if entry]
@@ -128,7 +129,7 @@ fn python_package() -> Option<PathBuf> {
     Some(PathBuf::from(folder.trim())).filter(|folder| !folder.as_os_str().is_empty())
 }
 
-/// Parses a line `name = 'VALUE'` of torch's version.py, with an optional type annotation.
+/// Parses a line `name = 'VALUE'` of version.py in torch. The line may have a type annotation.
 fn python_string(text: &str, name: &str) -> Option<String> {
     let rest =
         text.lines().find_map(|line| line.strip_prefix(name).filter(|rest| rest.starts_with([' ', ':', '='])))?;

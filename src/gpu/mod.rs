@@ -1,11 +1,14 @@
 //! Compute device of a rank: the CPU or a GPU. The libraries that a GPU needs (driver, CUDA part of libtorch, NVRTC,
 //! NCCL) are loaded at run time, so that one program runs on machines with and without a GPU.
 //!
-//! - [`ComputeDevice`]: the device of a rank; [`conflicts`]: incompatible devices among ranks
+//! - [`ComputeDevice`]: the device of a rank
+//! - [`conflicts`]: incompatible devices among ranks
 //! - [`Driver`]: device queries and kernel launches
 //! - [`Libtorch`]: the CUDA part of libtorch
-//! - [`Nvrtc`]: compiler of the hand-written kernels; cubin: compiled code and its cache
-//! - [`Nccl`]: NCCL library; [`CommStream`]: the stream that its all-reduces run on
+//! - [`Nvrtc`]: compiler of the hand-written kernels
+//! - `cubin`: compiled kernels and their cache file
+//! - [`Nccl`]: NCCL library
+//! - [`CommStream`]: the stream on which NCCL runs all-reduces
 
 pub mod conflicts;
 mod cubin;
@@ -64,7 +67,7 @@ pub enum DeviceError {
         /// Directory.
         folder: PathBuf,
     },
-    /// The version of libtorch differs from the one that this program links to.
+    /// The version of libtorch differs from the version that this program links to.
     #[error("libtorch in {} is {version}; this program was built with {expected_version}", folder.display())]
     LibtorchVersionMismatch {
         /// Directory.
@@ -85,7 +88,7 @@ pub enum DeviceError {
     /// The driver is missing, or a driver call failed.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The driver does not support libtorch's CUDA version.
+    /// The driver does not support the CUDA version of libtorch.
     #[error(
         "the NVIDIA driver supports CUDA {}.{}, but libtorch {version} was built with CUDA {cuda}; install driver 580 or \
          later",
@@ -102,7 +105,7 @@ pub enum DeviceError {
     /// The driver reports no GPU.
     #[error("the NVIDIA driver sees no GPU{}", visible_devices())]
     NoGpu,
-    /// libtorch does not support the GPU's compute capability.
+    /// libtorch does not support the compute capability of the GPU.
     #[error(
         "GPU {index} ({name}) has compute capability {}.{}; this libtorch supports 7.5 and later; docs/guides/gpus.md explains \
          how to build for older GPUs",
@@ -139,7 +142,8 @@ pub enum DeviceError {
     /// The devices of two ranks are incompatible.
     #[error(transparent)]
     Conflict(#[from] conflicts::DeviceConflict),
-    /// The run does not fit in free GPU memory, but would fit in the GPU's total memory. The text names both.
+    /// The run does not fit in the free memory of the GPU, but would fit in its total
+    /// memory. The text describes the shortage.
     #[error("{0}\n  it would fit on a GPU that no other process uses")]
     InsufficientFreeMemory(String),
     /// A libtorch operation failed.
@@ -148,8 +152,8 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// True for a problem with the machine's setup or the configuration; false for a failure of a GPU, or too little
-    /// free memory.
+    /// True for a problem with the setup of the machine or with the configuration. False if a GPU
+    /// failed, or if too little memory is free.
     pub fn is_setup_error(&self) -> bool {
         match self {
             Self::Torch(_) | Self::InsufficientFreeMemory(_) => false,
@@ -181,11 +185,12 @@ pub enum ComputeDevice {
 }
 
 impl ComputeDevice {
-    /// Selects the configured device and loads its libraries, NCCL too if `backend` uses it. `auto` selects a GPU if the driver reports
-    /// one. Must be called before any other use of libtorch.
+    /// Selects the configured device and loads its libraries, including NCCL if `backend` uses NCCL. `auto` selects a
+    /// GPU if the driver reports a GPU. Must be called before any other use of libtorch.
     ///
     /// # Errors
-    /// A GPU is required, or present with `auto`, but cannot be used: training never falls back to the CPU silently.
+    /// A GPU is required, or `auto` finds a GPU, but the GPU cannot be used. Training
+    /// never falls back to the CPU silently.
     pub fn load(device: &Device, backend: Backend) -> Result<Self, DeviceError> {
         if device.kind == DeviceKind::Cpu {
             return Ok(Self::Host);
@@ -195,7 +200,7 @@ impl ComputeDevice {
         let driver = match Driver::open() {
             Err(error) if !is_required && error.has_no_device() => return Ok(Self::Host),
             Err(error) => {
-                // Report problems other than the missing driver first: users can fix them without an administrator.
+                // Report other problems before the driver error, because users can fix them without an administrator.
                 let libtorch = Libtorch::find(&device.libtorch, torch::BUILT_WITH)?;
                 if uses_nccl {
                     NcclLibrary::find(&libtorch.nvidia_folders()).map_err(DeviceError::Nccl)?;
@@ -230,8 +235,8 @@ impl ComputeDevice {
         }
     }
 
-    /// Creates the device's kernels, and describes the GPU if the device is one. The GPU index is the rank's local
-    /// rank modulo the number of GPUs; `precision` selects TF32 for f32 matrix products.
+    /// Creates the kernels of the device, and describes the GPU if the device is a GPU. The GPU index is the local rank
+    /// modulo the number of GPUs. `precision` decides whether f32 matrix products use TF32.
     ///
     /// # Errors
     /// The GPU or NVRTC cannot be used.
@@ -265,7 +270,7 @@ impl ComputeDevice {
         }
         let compiler = compiler.ok_or(DeviceError::NvrtcNotFound { searched })?;
         let code = compiler.kernels(&properties.architecture(), cache_dir().as_deref())?;
-        // Measured before libtorch allocates anything.
+        // Measure free memory before libtorch allocates GPU memory.
         let free_memory =
             settled_free_memory(properties.memory, &mut || driver.free_memory(index), &mut std::thread::sleep)?;
         let driver = Arc::new(driver);
@@ -324,11 +329,11 @@ impl std::fmt::Display for Gpu {
     }
 }
 
-/// Maximum wait for the memory of ended processes, in seconds.
+/// Maximum time to wait for the memory of ended processes, in seconds.
 const MAX_SETTLE_SECONDS: usize = 10;
 
-/// Measures free memory in bytes. If over a tenth of `all` is in use, waits while free memory grows, up to
-/// [`MAX_SETTLE_SECONDS`]: the memory of a rank that was just killed takes a while to be released.
+/// Measures free memory in bytes. If more than a tenth of `all` is in use, waits while free memory grows, at most
+/// [`MAX_SETTLE_SECONDS`] seconds. The memory of a rank that was just killed is released only after some time.
 fn settled_free_memory(
     all: u64,
     free: &mut dyn FnMut() -> Result<u64, DriverError>,
@@ -349,7 +354,7 @@ fn settled_free_memory(
     Ok(last)
 }
 
-/// Cache directory, if the environment defines one.
+/// Cache directory; `None` if the environment does not define a cache directory.
 fn cache_dir() -> Option<PathBuf> {
     let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache")))?;

@@ -1,5 +1,5 @@
-//! Bindings to NVIDIA's run-time compiler (libnvrtc), which needs neither a driver nor a C++ compiler. Compiled
-//! kernels are cached on disk by source, architecture and compiler version.
+//! Bindings to NVRTC (libnvrtc), the run-time compiler of NVIDIA. NVRTC needs neither a driver nor a C++ compiler.
+//! Compiled kernels are cached on disk by source, architecture and compiler version.
 //!
 //! All functions are documented at <https://docs.nvidia.com/cuda/nvrtc>.
 
@@ -15,10 +15,10 @@ use crate::kernels::cuda::SOURCE;
 
 /// Library names of CUDA 13 and CUDA 12.
 pub const NAMES: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.12"];
-/// Library that NVRTC opens by name; it is found only if it is already loaded.
+/// Library that NVRTC opens by name. NVRTC finds this library only if it is already loaded.
 const BUILTINS: &str = "libnvrtc-builtins.so";
 
-/// Compiler options; without FMA every operation rounds once, as on the host.
+/// Compiler options. FMA is disabled, so that every operation rounds separately, as on the host.
 const OPTIONS: [&str; 3] = ["--std=c++17", "--fmad=false", "-default-device"];
 
 /// Compilation error.
@@ -62,7 +62,7 @@ pub struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Loads libnvrtc.so.* and its builtins library from `folder`. Returns `None` if the file does not exist.
+    /// Loads libnvrtc.so.* and its builtins library from `folder`. Returns `None` if `folder` has no libnvrtc.
     ///
     /// # Errors
     /// The library exists but cannot be loaded.
@@ -73,14 +73,14 @@ impl Nvrtc {
             path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(BUILTINS))
         };
         for builtins in entries.filter(is_builtins) {
-            // Stays loaded, so that NVRTC finds it by name.
+            // The library stays loaded, so that NVRTC finds it by name.
             std::mem::forget(load(&builtins)?);
         }
         Ok(Some(Self { library: load(&path)? }))
     }
 
     fn symbol<T>(&self, name: &'static str) -> Result<Symbol<T>, CompileError> {
-        // SAFETY: callers pass the type in NVIDIA's header.
+        // SAFETY: callers pass the type from the header of NVIDIA.
         let found = unsafe { self.library.get(name.as_bytes()) };
         found.map_err(|error| CompileError::Call { call: name, message: error.to_string() })
     }
@@ -90,7 +90,7 @@ impl Nvrtc {
             return Ok(());
         }
         let words = self.symbol::<unsafe extern "C" fn(NvrtcResult) -> *const c_char>("nvrtcGetErrorString")?;
-        // SAFETY: returns a constant string for any status.
+        // SAFETY: the function returns a constant string for any status.
         let message = unsafe { CStr::from_ptr(words(status)) }.to_string_lossy().into_owned();
         Err(CompileError::Call { call, message })
     }
@@ -107,8 +107,8 @@ impl Nvrtc {
         Ok(format!("{major}.{minor}"))
     }
 
-    /// Returns the kernels compiled for `architecture` (such as `sm_90`), from the cache if an intact file exists;
-    /// otherwise compiles and caches them. A failure to write the cache is only logged.
+    /// Returns the kernels compiled for `architecture` (such as `sm_90`). Reads the cache file if it is intact.
+    /// Otherwise compiles the kernels and writes the cache file. A failure to write the cache is only logged.
     ///
     /// # Errors
     /// The kernels do not compile.
@@ -150,14 +150,14 @@ impl Nvrtc {
         let (source, name) = (text(source)?, text("kernels.cu")?);
         let mut program: Program = std::ptr::null_mut();
         let none = std::ptr::null();
-        // SAFETY: NVRTC copies the strings, which outlive the call; no headers are passed.
+        // SAFETY: NVRTC copies the strings, which outlive the call. No headers are passed.
         let status = unsafe { create(&raw mut program, source.as_ptr(), name.as_ptr(), 0, none, none) };
         self.check("nvrtcCreateProgram", status)?;
         let options = OPTIONS.iter().map(|option| (*option).to_owned());
         let options = options.chain([format!("--gpu-architecture={architecture}")]);
         let options = options.map(|option| text(&option)).collect::<Result<Vec<_>, _>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: the program created above, and as many strings as the count says.
+        // SAFETY: the program was created above, and the array has as many strings as the count says.
         let status = unsafe { compile(program, pointers.len() as c_int, pointers.as_ptr()) };
         let result = match self.check("nvrtcCompileProgram", status) {
             Ok(()) => self.read_buffer(program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN").map(Cubin::new),
@@ -168,7 +168,8 @@ impl Nvrtc {
         result
     }
 
-    /// Reads a buffer of the program: `size` returns its length, `fill` its contents.
+    /// Reads a buffer of the program. The NVRTC function `size` returns the length, and
+    /// the function `fill` the contents.
     fn read_buffer(&self, program: Program, size: &'static str, fill: &'static str) -> Result<Vec<u8>, CompileError> {
         let ask = self.symbol::<unsafe extern "C" fn(Program, *mut usize) -> NvrtcResult>(size)?;
         let get = self.symbol::<unsafe extern "C" fn(Program, *mut c_char) -> NvrtcResult>(fill)?;
@@ -194,7 +195,7 @@ impl Nvrtc {
 }
 
 fn load(path: &Path) -> Result<Library, CompileError> {
-    // SAFETY: NVIDIA's library; its initializers have no preconditions.
+    // SAFETY: this is a library of NVIDIA, whose initializers have no preconditions.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) };
     library.map_err(|source| CompileError::Load { path: path.to_owned(), source })
 }

@@ -1,4 +1,4 @@
-//! CUDA stream for gradient all-reduces, beside the compute stream. Events order work between the two.
+//! CUDA stream for gradient all-reduces, beside the compute stream. Events order the work of the two streams.
 //!
 //! All functions are documented at <https://docs.nvidia.com/cuda/cuda-driver-api>.
 
@@ -14,10 +14,10 @@ use crate::torch::gpu;
 
 type CuHandle = *mut c_void;
 
-/// `CU_STREAM_NON_BLOCKING`: does not synchronize with the default stream, which is the compute stream.
+/// `CU_STREAM_NON_BLOCKING`: the stream does not synchronize with the default stream, which is the compute stream.
 const STREAM_NON_BLOCKING: c_uint = 1;
-/// Requested priority, above the compute stream's; the driver clamps it to the supported range. All-reduces use few
-/// multiprocessors, and all ranks wait for them.
+/// Requested priority, higher than the priority of the compute stream. The driver clamps it to the supported range. A
+/// high priority is useful because all ranks wait for all-reduces, and all-reduces use few multiprocessors.
 const STREAM_PRIORITY: c_int = -5;
 /// `CU_EVENT_DISABLE_TIMING`.
 const NO_TIMING: c_uint = 2;
@@ -37,18 +37,18 @@ unsafe impl Send for CommStream {}
 // SAFETY: as above.
 unsafe impl Sync for CommStream {}
 
-/// Device buffers for bf16 gradients. Outgrown buffers are kept until the stream is dropped, because it may still use
-/// them.
+/// Device buffers for bf16 gradients. Buffers that became too small are kept until the stream is
+/// dropped, because the stream may still use them.
 #[derive(Default)]
 struct Bf16Scratch {
-    /// Device addresses; the last one is in use.
+    /// Device addresses of the buffers. The last buffer is in use.
     all: Vec<u64>,
     /// Capacity of the last buffer, in values.
     capacity: usize,
 }
 
 impl CommStream {
-    /// Creates a stream on GPU `index`, with the kernels loaded there.
+    /// Creates a stream on GPU `index`, with the kernels that are loaded on this GPU.
     ///
     /// # Errors
     /// A driver call fails.
@@ -78,12 +78,12 @@ impl CommStream {
         // SAFETY: the handle outlives the call.
         self.driver().check("cuEventCreate", unsafe { create(&raw mut event, NO_TIMING) })?;
         let event = CudaEvent { handle: event, kernels: Arc::clone(&self.kernels) };
-        // SAFETY: the event created above, and a stream of the same context.
+        // SAFETY: `event` was created above, and `stream` belongs to the same context.
         self.driver().check("cuEventRecord", unsafe { record(event.handle, stream) })?;
         Ok(event)
     }
 
-    /// Returns a buffer for `count` bf16 values; allocates one if the current buffer is too small.
+    /// Returns a buffer for `count` bf16 values. Allocates a buffer if the current one is too small.
     fn reserve_bf16(&self, count: usize) -> Result<u64, DriverError> {
         type Allocate = unsafe extern "C" fn(*mut u64, usize) -> CuResult;
         let mut scratch = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,11 +99,11 @@ impl CommStream {
         Ok(address)
     }
 
-    /// Launches a conversion kernel: destination, source, number of elements.
+    /// Launches a conversion kernel, whose arguments are destination, source and number of elements.
     fn convert(&self, kernel: &str, (mut to, mut from): (u64, u64), count: usize) -> Result<(), DriverError> {
         let mut elements = count as u64;
         let mut arguments = [&raw mut to, &raw mut from, &raw mut elements].map(<*mut u64>::cast);
-        // SAFETY: the kernel has these three parameters; both addresses hold `count` values.
+        // SAFETY: the kernel has these three parameters, and both addresses point to `count` values.
         unsafe { self.kernels.launch(kernel, count.div_ceil(THREADS), THREADS, self.stream, &mut arguments) }
     }
 
@@ -119,11 +119,12 @@ impl Drop for CommStream {
         let undo = || {
             self.kernels.make_current()?;
             let destroy = self.driver().symbol::<unsafe extern "C" fn(CuHandle) -> CuResult>("cuStreamDestroy_v2")?;
-            // SAFETY: created in `new` and destroyed once; the driver completes pending work first.
+            // SAFETY: the stream was created in `new` and is destroyed once. The driver completes pending work first.
             self.driver().check("cuStreamDestroy", unsafe { destroy(self.stream) })?;
             let free = self.driver().symbol::<unsafe extern "C" fn(u64) -> CuResult>("cuMemFree_v2")?;
             for address in scratch.all {
-                // SAFETY: allocated in `reserve_bf16` and freed once; the driver waits for pending work.
+                // SAFETY: the buffer was allocated in `reserve_bf16` and is freed once. The driver
+                // waits for pending work.
                 self.driver().check("cuMemFree", unsafe { free(address) })?;
             }
             Ok::<_, DriverError>(())
@@ -147,13 +148,14 @@ impl Drop for CudaEvent {
     fn drop(&mut self) {
         let destroy = self.kernels.driver().symbol::<unsafe extern "C" fn(CuHandle) -> CuResult>("cuEventDestroy_v2");
         if let Ok(destroy) = destroy {
-            // SAFETY: created in `record` and destroyed once; the driver keeps it while a stream waits for it.
+            // SAFETY: the event was created in `record` and is destroyed once. The driver
+            // keeps the event while a stream waits for it.
             let _ = unsafe { destroy(self.handle) };
         }
     }
 }
 
-// SAFETY: the stream lives as long as the value, and bf16 buffers are freed only with it.
+// SAFETY: the stream lives as long as the value, and bf16 buffers are freed only together with the stream.
 unsafe impl NcclDevice for CommStream {
     type StreamEvent = CudaEvent;
 
@@ -183,7 +185,7 @@ unsafe impl NcclDevice for CommStream {
         type Wait = unsafe extern "C" fn(CuHandle, CuHandle, c_uint) -> CuResult;
         let wait = || {
             let wait = self.driver().symbol::<Wait>("cuStreamWaitEvent")?;
-            // SAFETY: a stream and an event of the same context.
+            // SAFETY: the stream and the event belong to the same context.
             self.driver().check("cuStreamWaitEvent", unsafe { wait(self.stream, event.handle, 0) })
         };
         wait().map_err(self.failed("wait for the gradients"))
@@ -192,7 +194,7 @@ unsafe impl NcclDevice for CommStream {
     fn is_complete(&self, event: &CudaEvent) -> Result<bool> {
         let query = self.driver().symbol::<unsafe extern "C" fn(CuHandle) -> CuResult>("cuEventQuery");
         let query = query.map_err(self.failed("query an event"))?;
-        // SAFETY: a recorded event.
+        // SAFETY: the event was recorded.
         match unsafe { query(event.handle) } {
             NOT_READY => Ok(false),
             code => self.driver().check("cuEventQuery", code).map(|()| true).map_err(self.failed("all-reduce")),

@@ -19,7 +19,8 @@ use crate::worker::session;
 
 /// Model loaded for inference, with its configuration and tokenizer.
 pub struct LoadedModel {
-    /// Configuration of the run; `[cluster]` and `[device]` are reset to defaults and the chosen device.
+    /// Configuration of the run. `[cluster]` has default values. `[device]` has default
+    /// values and the chosen device kind.
     pub config: RunConfig,
     /// Weights.
     pub parameters: Parameters,
@@ -27,14 +28,14 @@ pub struct LoadedModel {
     pub layers: usize,
     /// Training step of the checkpoint.
     pub step: u64,
-    /// Tokenizer with the run's vocabulary.
+    /// Tokenizer with the vocabulary of the run.
     pub tokenizer: Tokenizer,
     vocabulary_sha256: String,
 }
 
 impl LoadedModel {
-    /// Loads a model on `device` from `url`: a run (its newest valid checkpoint) or `RUN/checkpoints/step-...`. Call it before any
-    /// other use of libtorch.
+    /// Loads a model on `device`. `url` is a run, whose newest valid checkpoint is loaded, or a checkpoint
+    /// `RUN/checkpoints/step-...`. Call this function before any other use of libtorch.
     ///
     /// # Errors
     /// The run does not exist, has no valid checkpoint, or the device cannot be used.
@@ -42,7 +43,8 @@ impl LoadedModel {
         let (of, name) = run::split_checkpoint_url(url);
         let store = Store::open(of)?;
         let (mut config, _) = session::read_config(&store)?;
-        // The run's configuration must not choose the library to load on this host: LAMBERT_LIBTORCH does.
+        // The configuration of the run must not choose the library that this host loads. The environment
+        // variable LAMBERT_LIBTORCH chooses the library.
         (config.cluster, config.device) = (Cluster::default(), Device { kind: device, ..Device::default() });
         let (kernels, _) = ComputeDevice::load(&config.device, config.cluster.all_reduce.backend)?
             .kernels(None, config.model.precision)?;
@@ -60,12 +62,12 @@ impl LoadedModel {
         Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256 })
     }
 
-    /// Objective of the run, over these weights.
+    /// Objective of the run, over the weights of this model.
     pub fn objective(&self) -> Objective {
         Objective::new(&self.parameters, &self.config.model, &self.config.objective)
     }
 
-    /// Creates an evaluation on the dataset at `url`, which must match the model's vocabulary and objective.
+    /// Creates an evaluation on the dataset at `url`, which must match the vocabulary and the objective of the model.
     pub fn eval_request(&self, url: &str, samples: u64) -> Result<EvalRequest, Error> {
         let dataset = Arc::new(Dataset::open(url)?);
         let mut errors = Vec::new();

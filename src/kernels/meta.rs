@@ -1,6 +1,7 @@
-//! A training step on libtorch's meta device, whose tensors have shapes but no data: a hidden read, or a shape that
-//! depends on data, is an error. Counts the reads and the copies to the device. Runs with the reference operations,
-//! and with the CUDA operations, where a check of the arguments replaces each hand-written kernel.
+//! Tests of a training step on the meta device of libtorch, whose tensors have shapes but no data. A hidden read of
+//! a value is an error, and so is a shape that depends on data. The tests count the reads and the copies to the
+//! device. The tests run with the reference operations and with the CUDA operations. For CUDA, a check of the
+//! arguments replaces each hand-written kernel.
 
 mod memory;
 
@@ -38,7 +39,7 @@ struct MetaDevice {
 }
 
 fn to_meta(host: &Tensor) -> Tensor {
-    // SAFETY: takes a live at::Tensor and returns a new one that nothing else owns.
+    // SAFETY: the function takes a live at::Tensor and returns a new tensor that nothing else owns.
     unsafe {
         let meta = lambert_to_meta(host.as_ptr());
         assert!(!meta.is_null());
@@ -149,7 +150,7 @@ impl Kernels for MetaReference {
     }
 }
 
-/// A global batch of two micro-batches; the second one is padded.
+/// A global batch of two micro-batches. The second micro-batch is padded.
 fn batch() -> GlobalBatch {
     let sample = |length: u32| {
         let masked_tokens = vec![MaskedToken { position: 1, label: 3 }, MaskedToken { position: 2, label: 4 }];
@@ -174,7 +175,7 @@ fn batch() -> GlobalBatch {
     }
 }
 
-/// Counts of a step: fetches, other reads, and copies between devices.
+/// Counts the fetches, the other reads, and the copies between devices of a step.
 fn counts(
     device: &MetaDevice,
     state: &mut TrainState,
@@ -193,7 +194,7 @@ fn counts(
     (device.fetched.swap(0, Ordering::Relaxed), reads, copies)
 }
 
-/// Counts of a step of a new BERT model.
+/// Counts as in [`counts`], for a step of a new BERT model.
 fn bert_counts(
     device: &MetaDevice,
     kernels: Arc<dyn Kernels>,
@@ -207,12 +208,12 @@ fn bert_counts(
     counts(device, &mut state, &objective, kind)
 }
 
-/// One upload per micro-batch.
+/// Copies that upload the micro-batches, one for each micro-batch.
 const BATCH_UPLOADS: i64 = 2;
-/// Copies made by `zeros` during a step: the initial value of the loss sums.
+/// Copies that `zeros` makes during a step, for the initial value of the loss sums.
 const LOSS_ZEROS: i64 = 1;
-/// Copies of a CUDA update: the update constants and, in the first step, the chunk table (two tensors); the initial
-/// values of the norm and of LAMB's sums and step sizes.
+/// Copies of a CUDA update. Three are the update constants and, in the first step, the two tensors of the chunk table.
+/// Two are initial values for the norm. LAMB adds the initial values of its sums and its step sizes.
 const UPDATE_COPIES: i64 = 3 + 2;
 const LAMB_UPDATE_COPIES: i64 = UPDATE_COPIES + 2;
 

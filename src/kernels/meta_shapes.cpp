@@ -1,7 +1,7 @@
-// Test support for the meta device, whose tensors have shapes but no data, so that reading one is an error: shape functions,
-// an observer that counts reads and copies, and an allocator that counts the bytes a GPU would allocate.
+// Test support for the meta device: shape functions, an observer that counts reads and copies, and an allocator that
+// counts the bytes that a GPU would allocate. Meta tensors have shapes but no data, so reading a value is an error.
 //
-// libtorch registers its own shape functions of these operations only from Python.
+// For these operations, libtorch registers its own shape functions only from Python.
 
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
@@ -56,14 +56,15 @@ at::Tensor &where_out(const at::Tensor &condition, const at::Tensor &self, const
   return out;
 }
 
-// x W^T with a 16-bit x and an f32 result, as on CUDA: accumulates into `out` directly.
+// x W^T with a 16-bit x and an f32 result. As on CUDA, the product accumulates directly in `out`.
 at::Tensor &addmm_out(const at::Tensor &, const at::Tensor &, const at::Tensor &, at::ScalarType, const at::Scalar &,
                       const at::Scalar &, at::Tensor &out) {
   return out;
 }
 
-// Memory-efficient attention, with the outputs of libtorch's CUDA kernels (aten/src/ATen/native/transformers/cuda): the result
-// in the layout [batch, sequence, heads, head_size], and the logsumexp of each row of attention weights.
+// Memory-efficient attention, with the outputs of the CUDA kernels of libtorch
+// (aten/src/ATen/native/transformers/cuda). The outputs are the result in the layout [batch, sequence, heads,
+// head_size], and the logsumexp of each row of attention weights.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused(const at::Tensor &query, const at::Tensor &,
                                                                  const at::Tensor &, const std::optional<at::Tensor> &,
                                                                  bool computes_logsumexp, double, bool,
@@ -75,7 +76,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused(const at::Tenso
           at::empty({}, of.dtype(at::kLong)), at::empty({}, of.dtype(at::kLong))};
 }
 
-// Backward pass. It accumulates the query gradients in f32, padded to multiples of 128 rows and 32 head elements.
+// Backward pass of memory-efficient attention. It accumulates the query gradients in f32, padded to
+// multiples of 128 rows and 32 head elements.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused_backward(
     const at::Tensor &gradient, const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
     const at::Tensor &, const at::Tensor &, const at::Tensor &, const at::Tensor &, const at::Tensor &, double,
@@ -91,7 +93,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused_backward(
   return gradients;
 }
 
-// libtorch would decompose attention on meta tensors; on a GPU it uses the fused kernel.
+// On meta tensors, libtorch would decompose attention. On a GPU, libtorch uses the fused kernel, so
+// this function uses the fused kernel too.
 at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
                      const std::optional<at::Tensor> &mask, double dropped, bool causal, std::optional<double> scale,
                      bool) {
@@ -107,10 +110,10 @@ at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::T
       at::_scaled_dot_product_efficient_attention(query, key, value, bias, computes_logsumexp, dropped, causal, scale));
 }
 
-// Current and peak bytes of this thread's meta tensors.
+// Current and peak bytes of the meta tensors of this thread.
 thread_local int64_t live, peak;
 
-// Counts allocations without allocating memory; the context pointer stores the size.
+// Counts allocations without allocating memory. The context pointer stores the size.
 struct CountingAllocator final : c10::Allocator {
   static void free_bytes(void *bytes) {
     live -= *static_cast<int64_t *>(bytes);
@@ -128,7 +131,7 @@ struct CountingAllocator final : c10::Allocator {
 
 CountingAllocator counting_allocator;
 
-// Registered before main; at::empty looks up the allocator on each call.
+// Registers the allocator before main. at::empty looks up the allocator on each call.
 const bool is_registered = [] {
   c10::SetAllocator(c10::DeviceType::Meta, &counting_allocator, 1);
   return true;
@@ -176,7 +179,7 @@ extern "C" at::Tensor *lambert_to_meta(const at::Tensor *host) {
   }
 }
 
-// Throws inside `caught` and returns its result: -1, after passing the message to `failed`.
+// Throws an exception inside `caught`, which passes the message to `failed`. Returns -1, the result of `caught`.
 extern "C" int lambert_throw(bool is_standard, Failed failed) {
   return caught(
       [=]() -> int {

@@ -1,10 +1,10 @@
-//! Device kernels: hand-written loops that replace libtorch operations, and transfers between host and device.
-//! [`Kernels`] is the trait; each kind of device implements it.
+//! Device kernels: hand-written loops that replace libtorch operations, and transfers between host and device. Each
+//! kind of device implements the trait [`Kernels`].
 //!
-//! - [`Host`]: the CPU; the only file that takes slices of tensors
-//! - [`Cuda`]: GPUs; hand-written kernels (cuda/kernels.cu) and libtorch operations
+//! - [`Host`]: kernels of the CPU
+//! - [`Cuda`]: kernels of GPUs, hand-written (cuda/kernels.cu) or libtorch operations
 //! - [`snapshot`]: asynchronous device-to-host copies
-//! - `Reference`: plain libtorch operations on any device; slow; the baseline that tests compare the others with
+//! - `Reference`: plain libtorch operations on any device, the slow baseline of the tests
 
 pub mod cuda;
 mod host;
@@ -29,13 +29,13 @@ pub use host::Host;
 pub use reference::Reference;
 pub use snapshot::{HostBuffer, PendingSnapshot, TensorCopy};
 
-/// The kernels of a device. Calls are enqueued in order and may return before they complete. Only [`Kernels::fetch`],
+/// Kernels of a device. Calls are enqueued in order and may return before the work completes. Only [`Kernels::fetch`],
 /// [`Kernels::read`], [`Kernels::with_host_floats`] and [`Kernels::wait`] wait for results.
 pub trait Kernels: Send + Sync {
     /// Allocates a tensor of zeros on the device.
     fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor;
 
-    /// Copies `values` to a new tensor on the device, \[n\].
+    /// Copies `values` to a new device tensor of shape \[n\].
     fn upload(&self, values: Values<'_>) -> Tensor;
 
     /// Uploads `values` on a separate stream, concurrently with enqueued work. The tensor is valid after the next
@@ -54,13 +54,13 @@ pub trait Kernels: Send + Sync {
     /// concurrently.
     fn write(&self, tensor: &Tensor, first: usize, bytes: &[u8]);
 
-    /// Wraps `bytes` as a buffer for device-to-host copies, pinned where the device supports it.
+    /// Wraps `bytes` as a buffer for device-to-host copies. The buffer is pinned if the device supports pinned memory.
     fn host_buffer(&self, bytes: Vec<u8>) -> HostBuffer {
         HostBuffer::new(bytes)
     }
 
-    /// Starts copying tensors to host memory once all earlier calls complete. Before a call that modifies these
-    /// tensors, call [`Kernels::wait_snapshots`].
+    /// Enqueues copies of tensors to host memory. The copies start when all earlier calls are complete. Before a call
+    /// that modifies these tensors, call [`Kernels::wait_snapshots`].
     fn start_snapshot(&self, copies: Vec<TensorCopy>, into: HostBuffer) -> Box<dyn PendingSnapshot> {
         Box::new(snapshot::CompletedSnapshot::copy(self, &copies, into))
     }
@@ -68,7 +68,7 @@ pub trait Kernels: Send + Sync {
     /// Makes all later calls wait for started snapshots.
     fn wait_snapshots(&self) {}
 
-    /// Returns the values of `numbers`, f64 \[n\], once they are computed. A training step calls this once.
+    /// Returns the values of `numbers`, f64 \[n\], once they are computed. A training step calls this function once.
     fn fetch(&self, numbers: &Tensor) -> Vec<f64>;
 
     /// Blocks until all enqueued work is complete.
@@ -77,7 +77,7 @@ pub trait Kernels: Send + Sync {
     }
 
     /// Returns the address of an element of a contiguous f32 tensor, for an all-reduce that runs concurrently with
-    /// other operations. `None` if the device does not support that.
+    /// other operations. `None` if the device does not support concurrent access.
     fn address(&self, _tensor: &Tensor, _element: usize) -> Option<Address> {
         None
     }
@@ -95,18 +95,18 @@ pub trait Kernels: Send + Sync {
         None
     }
 
-    /// Seeds libtorch's generator of the device for operations enqueued next.
+    /// Seeds the libtorch random generator of the device, for the operations that are enqueued next.
     fn seed(&self, seed: u64);
 
-    /// Dropout factors, f32 of `shape` \[batch, (heads,) sequence, length\]: 0 for dropped elements, `params.scale`
-    /// for the others. A factor is a pure function of `params`, sample, head and position, and has the same bits on
-    /// every device.
+    /// Returns dropout factors, f32 of shape `shape` \[batch, (heads,) sequence, length\]. A factor is 0 for a dropped
+    /// element and `params.scale` for a kept element. Each factor is a pure function of `params`, sample, head and
+    /// position, and has the same bits on every device.
     fn dropout_factors(&self, params: &DropoutParams<'_>, shape: &[i64]) -> Tensor;
 
-    /// Applies dropout to `x` and adds the residual `added`, if given. Returns a tensor with the shape and dtype of
-    /// `x`; differentiable.
+    /// Applies dropout to `x` and adds the residual `added`, if given. The result is
+    /// differentiable and has the shape and dtype of `x`.
     fn dropout(&self, x: &Tensor, added: Option<&Tensor>, params: &DropoutParams<'_>) -> Tensor {
-        // Factors stay f32: bf16 cannot represent 1 / 0.9.
+        // The factors stay f32, because bf16 cannot represent a scale such as 1 / 0.9.
         let dropped = (x * self.dropout_factors(params, &x.size())).to_kind(x.kind());
         added.map_or_else(|| dropped.shallow_clone(), |added| &dropped + added)
     }
@@ -114,13 +114,13 @@ pub trait Kernels: Send + Sync {
     /// L2 norm of f32 `values`, f64 \[\], summed in a fixed order.
     fn norm(&self, values: &Tensor) -> Tensor;
 
-    /// Digest of the bits of f32 `values`, i64 \[\], the same on every device: the sum modulo 2^64 of
-    /// `mix(word + (i + 1) STEP)`. Word i holds elements 2i (low half) and 2i + 1 (high half, 0 past the end). Any change to
-    /// a single word changes the digest.
+    /// Digest of the bits of f32 `values`, i64 \[\], equal on all devices. The digest is the sum modulo 2^64 of
+    /// `mix(word + (i + 1) STEP)` over all words. Word i has element 2i in its low half. The high half has element 2i +
+    /// 1, or 0 past the end. Any change to a single word changes the digest.
     fn digest(&self, values: &Tensor) -> Tensor;
 
     /// Updates weights and moments in place, unless `update.norm` is not finite. Overwrites the gradients. For LAMB,
-    /// returns each parameter's step size, f32 \[parameters\]: learning rate times trust ratio.
+    /// returns the step size of each parameter, f32 \[parameters\], which is the learning rate times the trust ratio.
     fn update(&self, buffers: &mut StateBuffers<'_>, update: &OptimizerUpdate<'_>) -> Option<Tensor>;
 }
 
@@ -136,7 +136,7 @@ pub struct Address {
 /// Values in host memory.
 #[derive(Debug, Clone, Copy)]
 pub enum Values<'a> {
-    /// Micro-batch contents.
+    /// Integers of a micro-batch.
     I32(&'a [i32]),
     /// Scale factors.
     F32(&'a [f32]),
@@ -149,15 +149,15 @@ pub enum Values<'a> {
 pub struct DropoutParams<'a> {
     /// Key derived from the seed, the step and the dropout site.
     pub key: Key,
-    /// Index of each row's sample in the global batch, i64 \[batch\], on the device.
+    /// Index in the global batch of the sample in each row, i64 \[batch\], on the device.
     pub samples: &'a Tensor,
     /// An element is dropped if its 16 random bits are below this number.
     pub threshold: u16,
-    /// Scale of the kept elements, 1 / (1 - rate).
+    /// Scale of the kept elements, 1 / (1 - dropout probability).
     pub scale: f32,
 }
 
-/// Flat buffers of the training state, f32 \[elements\]. The gradient buffer may be longer.
+/// Flat buffers of the training state, f32 \[elements\]. The gradient buffer may have more elements at its end.
 pub struct StateBuffers<'a> {
     pub weights: &'a mut Tensor,
     pub gradients: &'a mut Tensor,
@@ -172,7 +172,7 @@ pub struct StateBuffers<'a> {
 pub struct OptimizerUpdate<'a> {
     /// Optimizer.
     pub kind: OptimizerKind,
-    /// Maximum gradient norm; larger gradients are scaled down to it. 0 disables clipping.
+    /// Maximum gradient norm. Larger gradients are scaled down to this norm. 0 disables clipping.
     pub clip_norm: f64,
     /// Bounds of LAMB's trust ratio.
     pub trust_ratio: Option<[f64; 2]>,
@@ -182,16 +182,16 @@ pub struct OptimizerUpdate<'a> {
     pub parameters: Vec<(Range<usize>, ParamUpdate)>,
 }
 
-/// Constants of a parameter's update.
+/// Constants of the update of one parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ParamUpdate {
     /// Decay rate of the first moment.
     pub beta1: f32,
-    /// 1 - beta1, subtracted in f64: in f32 the result would be off in the fifth digit.
+    /// 1 - beta1, computed in f64. In f32, the result would be wrong in the fifth digit.
     pub one_minus_beta1: f32,
     /// Decay rate of the second moment.
     pub beta2: f32,
-    /// 1 - beta2, subtracted in f64.
+    /// 1 - beta2, computed in f64.
     pub one_minus_beta2: f32,
     /// Added to the square root of the second moment.
     pub eps: f32,

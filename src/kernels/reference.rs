@@ -1,5 +1,5 @@
-//! Reference implementation from plain libtorch operations: slow, runs on any device, baseline of the kernel tests.
-//! Only [`Kernels::fetch`] and [`Kernels::read`] read values from the device.
+//! Reference implementation with plain libtorch operations. The implementation runs on any device and is slow. The
+//! kernel tests use it as the baseline. Dropout, norms, digests and updates never read values from the device.
 
 use lambert_config::run::OptimizerKind;
 use tch::{Device, Kind, Tensor};
@@ -123,19 +123,19 @@ fn direction(constants: &ParamUpdate, first: &Tensor, second: &Tensor) -> Tensor
     first * f64::from(constants.inv_bias_correction1) / root
 }
 
-/// LAMB trust ratio |p| / |u| within `bounds`; 1 before bounding if either norm is 0.
+/// LAMB trust ratio |p| / |u|, clamped to `bounds`. The ratio is 1 before it is clamped if either norm is 0.
 fn trust_ratio(weights: &Tensor, update: &Tensor, bounds: Option<[f64; 2]>) -> Tensor {
     let none = weights.eq(0.0).bitwise_or_tensor(&update.eq(0.0));
     let ratio = weights.ones_like().where_self(&none, &(weights / update));
     bounds.map_or_else(|| ratio.shallow_clone(), |[min_ratio, max_ratio]| ratio.clamp(min_ratio, max_ratio))
 }
 
-/// Implements [`Kernels::dropout_factors`] with the keyed generator of lambert-dataset (random.rs), in wrapping i64
-/// arithmetic.
+/// Implements [`Kernels::dropout_factors`] with the random generator of lambert-dataset
+/// (random.rs), in wrapping i64 arithmetic.
 pub(super) fn dropout_factors(params: &DropoutParams<'_>, shape: &[i64]) -> Tensor {
     let (length, positions) = (shape[shape.len() - 1], shape[shape.len() - 2]);
     let heads = if shape.len() == 4 { shape[1] } else { 1 };
-    // 1 to `count`, on the samples' device.
+    // Integers 1 to `count`, on the device of `samples`.
     let from_one = |count: i64| {
         let ones = params.samples.narrow(0, 0, 1).expand([count], false).ones_like();
         ones.cumsum(0, Kind::Int64)

@@ -8,7 +8,7 @@ use super::Kernels;
 
 /// Host memory that device tensors are copied to.
 pub struct HostBuffer {
-    /// Page-lock registration; declared before `bytes`, so that it is dropped first.
+    /// Page-lock registration. The field is declared before `bytes`, so that it is dropped first.
     pin: Option<Box<dyn Send + Sync>>,
     bytes: Vec<u8>,
 }
@@ -19,12 +19,12 @@ impl HostBuffer {
         Self { pin: None, bytes }
     }
 
-    /// Creates a page-locked buffer; dropping `pin` unlocks its pages.
+    /// Creates a page-locked buffer. Dropping `pin` unlocks its pages.
     pub fn pinned(bytes: Vec<u8>, pin: Box<dyn Send + Sync>) -> Self {
         Self { pin: Some(pin), bytes }
     }
 
-    /// True if the memory is page-locked, so that a device copies to it directly.
+    /// True if the memory is page-locked. A device can copy to page-locked memory directly.
     pub fn is_pinned(&self) -> bool {
         self.pin.is_some()
     }
@@ -54,7 +54,7 @@ impl std::fmt::Debug for HostBuffer {
 
 /// Byte range of a contiguous tensor and its destination in a [`HostBuffer`].
 pub struct TensorCopy {
-    /// Source; kept alive until the copy completes.
+    /// Source tensor, which is kept alive until the copy completes.
     pub tensor: Tensor,
     /// First byte of the source range.
     pub src_offset: usize,
@@ -62,7 +62,7 @@ pub struct TensorCopy {
     pub dst_range: Range<usize>,
 }
 
-/// Copies in progress. Dropping the value waits for them.
+/// Copies in progress. Dropping this value waits for the copies.
 pub trait PendingSnapshot: Send {
     /// True if all copies are complete.
     fn is_complete(&self) -> bool;

@@ -12,7 +12,7 @@ use super::cuda::Emulator;
 use super::*;
 use crate::optim;
 
-/// Name, elements, and whether weight decay applies. `e.weight` starts at zero; `f.weight` spans several chunks.
+/// Name, elements, and whether weight decay applies. `e.weight` starts at zero, and `f.weight` spans several chunks.
 pub const SHAPES: Shapes<6> = [
     ("a.weight", 64 * 33, true),
     ("b.bias", 33, false),
@@ -205,7 +205,7 @@ fn settings() -> Vec<(&'static str, Settings)> {
 }
 
 fn reference() -> Reference {
-    // Parallel tests would contend for libtorch's threads.
+    // Parallel tests would compete for the threads of libtorch.
     tch::set_num_threads(1);
     Reference::new(Device::Cpu)
 }
@@ -230,7 +230,7 @@ fn updates_match_f64_formulas() {
     }
 }
 
-/// Largest difference of weights and moments from the host's after `steps` updates.
+/// Largest difference between the weights and moments of `kernels` and those of the host, after `steps` updates.
 fn max_difference_from_host(kernels: &dyn Kernels, shapes: &[Shape], settings: &Settings, steps: u64) -> f32 {
     let mut random = RandomValues::new(8);
     let weights = random.weights(shapes);

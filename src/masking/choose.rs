@@ -7,18 +7,19 @@ use lambert_dataset::random::Rng;
 
 use super::MaskVocab;
 
-/// Maximum words per span. `SPAN_STOPS` is the parameter of the geometric distribution of span lengths (arXiv
-/// 1907.10529, section 3.1).
+/// Maximum number of words per span. `SPAN_STOPS` is the parameter of the geometric distribution of span
+/// lengths (arXiv 1907.10529, section 3.1).
 pub const LONGEST_SPAN: u64 = 10;
 const SPAN_STOPS: f64 = 0.2;
 
-/// Position of a selected token, and the group that it is replaced with.
+/// Position of a selected token, and the number of its replacement group. One random draw
+/// decides how all tokens of a group are replaced.
 pub type SelectedToken = (u16, usize);
 
 /// Selects at most `max_tokens` tokens of `ids`, sorted by position. Never selects special tokens.
 ///
-/// Draws words or spans until `max_tokens` tokens are selected. A word that would exceed the limit is skipped (as in
-/// Google's create_pretraining_data); a span ends before such a word.
+/// Draws words or spans until `max_tokens` tokens are selected. A word that would exceed the limit is skipped, as in
+/// create_pretraining_data of Google. A span ends before a word that would exceed the limit.
 pub fn select(ids: &[u32], unit: MaskUnit, max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng) -> Vec<SelectedToken> {
     let mut selected = match unit {
         MaskUnit::Piece => select_tokens(ids, max_tokens, vocab, rng),
@@ -47,7 +48,7 @@ fn select_words(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng
         number += 1;
         let word = words[word].clone();
         if selected.len() + word.len() <= max_tokens {
-            // Each token is its own replacement group.
+            // Each token has a separate replacement group.
             selected.extend(word.map(|position| (position, usize::from(position))));
         }
     }
@@ -77,7 +78,8 @@ fn select_spans(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng
     selected
 }
 
-/// Words per span: geometric distribution, redrawn above [`LONGEST_SPAN`]; 3.8 on average.
+/// Draws the number of words of a span from a geometric distribution. Draws again if the number is
+/// above [`LONGEST_SPAN`]. The mean is 3.8.
 pub fn span_length(rng: &mut Rng) -> u64 {
     loop {
         let length = (1..=LONGEST_SPAN).find(|_| rng.chance(SPAN_STOPS));
@@ -87,7 +89,7 @@ pub fn span_length(rng: &mut Rng) -> u64 {
     }
 }
 
-/// Splits a sample into words: a token and its continuation tokens. Skips special tokens.
+/// Splits a sample into words. A word is a token and its continuation tokens. Special tokens are left out.
 fn split_words(ids: &[u32], vocab: &MaskVocab) -> Vec<Range<u16>> {
     let mut words: Vec<Range<u16>> = Vec::new();
     for (position, id) in (0_u16..).zip(ids) {
@@ -102,11 +104,11 @@ fn split_words(ids: &[u32], vocab: &MaskVocab) -> Vec<Range<u16>> {
     words
 }
 
-/// Lazy Fisher-Yates shuffle: draws without replacement.
+/// Lazy Fisher-Yates shuffle, which draws without replacement.
 struct PartialShuffle<T>(Vec<T>);
 
 impl<T: Copy> PartialShuffle<T> {
-    /// Returns draw `index`, counted from 0; `None` if all items are drawn.
+    /// Returns draw `index`, counted from 0. `None` if all items are drawn.
     fn next(&mut self, index: usize, rng: &mut Rng) -> Option<T> {
         let left = self.0.len().checked_sub(index).filter(|left| *left > 0)?;
         self.0.swap(index, index + rng.below(left as u64) as usize);

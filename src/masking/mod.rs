@@ -1,5 +1,5 @@
-//! Token masking: selects tokens of a sample and replaces them. The mask is a pure function of seed, epoch and
-//! sample: independent of the number of ranks, with no state to store.
+//! Token masking: selects tokens of a sample and replaces them. The mask is a pure function of seed, epoch and sample.
+//! The mask does not depend on the number of ranks, and there is no state to save.
 
 mod choose;
 #[cfg(test)]
@@ -35,7 +35,7 @@ pub struct MaskedToken {
     pub label: u32,
 }
 
-/// Key of a sample's mask. Static masking repeats its masks every `static_masks` epochs.
+/// Key of the mask of a sample. Static masking repeats its masks every `static_masks` epochs.
 pub fn key(seed: u64, objective: &Objective, epoch: u64, sample: u64) -> Key {
     let epoch = match objective.masking {
         Masking::Dynamic => epoch,
@@ -44,8 +44,9 @@ pub fn key(seed: u64, objective: &Objective, epoch: u64, sample: u64) -> Key {
     Key::new(seed).with_bytes(b"mask").with(epoch).with(sample)
 }
 
-/// Masks tokens of `ids` in place and returns them sorted by position. 80% become \[MASK\] (or \[UNK\]), 10% a random
-/// token, 10% stay unchanged; drawn per token, or once per span.
+/// Masks tokens of `ids` in place, and returns the masked tokens sorted by position. 80% of them become
+/// \[MASK\] (or \[UNK\]), 10% become a random token, and 10% stay unchanged. The replacement is drawn
+/// for each token, or once for a whole span.
 pub fn mask(ids: &mut [u32], objective: &Objective, vocab: &MaskVocab, key: Key) -> Vec<MaskedToken> {
     let mut rng = key.rng();
     let max_tokens = objective.predictions(ids.len());

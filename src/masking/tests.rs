@@ -3,7 +3,7 @@ use lambert_config::run::MaskUnit;
 use super::choose::{LONGEST_SPAN, span_length};
 use super::*;
 
-/// A vocabulary of 1,000 tokens; every third one from 500 on continues a word.
+/// A vocabulary of 1,000 tokens. Every third token from 500 on continues a word.
 fn vocab() -> MaskVocab {
     let continuations = (0..1000).map(|id| id >= 500 && id % 3 == 0).collect();
     MaskVocab { mask_id: 4, unk_id: 1, special_ids: [0, 2, 3], continuations }
@@ -90,7 +90,7 @@ impl Counts {
         counts
     }
 
-    /// Counts runs of adjacent masked tokens, and those that mix the replacement token with others.
+    /// Counts runs of adjacent masked tokens, and runs that mix the replacement token with other tokens.
     fn count_runs(&mut self, ids: &[u32], at: &[usize], replacement: u32) {
         for run in at.chunk_by(|a, b| a + 1 == *b) {
             self.runs += 1;
@@ -109,14 +109,15 @@ fn replacement_rates_match_80_10_10() {
     for unit in UNITS {
         let counts = Counts::collect(&objective(unit), 60_000);
         assert_eq!(counts.max_tokens, 60_000 * 19);
-        // Except in a few samples, some word fits in the remaining budget.
+        // In nearly all samples, some word fits in the remaining budget.
         assert!(
             counts.total <= counts.max_tokens && counts.fraction(counts.max_tokens) < 1.001,
             "{unit:?}: {}",
             counts.total
         );
-        // Four standard deviations of a frequency of 0.8 in 1,140,000 draws are 0.0015; for draws per span of about
-        // four words, more than twice that. A random token equals the original with probability 1/1,000.
+        // Four standard deviations of a frequency of 0.8 in 1,140,000 draws are 0.0015. With one draw per
+        // span of about four words, four standard deviations are more than twice as large. A random token
+        // equals the original with probability 1/1,000.
         let slack = if unit == MaskUnit::Span { 3.0 } else { 1.0 };
         for (count, expected) in [(counts.as_mask, 0.8), (counts.as_random, 0.0999), (counts.same, 0.1001)] {
             let fraction = counts.fraction(count);
@@ -176,7 +177,7 @@ fn span_lengths_match_paper_and_spans_share_a_replacement() {
     let (span, token) =
         (Counts::collect(&objective(MaskUnit::Span), 5_000), Counts::collect(&objective(MaskUnit::Piece), 5_000));
     assert!(span.runs * 3 < token.runs, "{} runs against {}", span.runs, token.runs);
-    // Adjacent spans may differ; adjacent single tokens usually do.
+    // Adjacent spans may have different replacements, but adjacent single tokens differ more often.
     let mixed = |counts: &Counts| counts.mixed as f64 / (counts.total - counts.runs) as f64;
     assert!(mixed(&span) * 4.0 < mixed(&token), "{} against {}", mixed(&span), mixed(&token));
 }

@@ -1,4 +1,4 @@
-//! Backward pass, one segment at a time, with stored or recomputed activations.
+//! Backward pass, one segment at a time. Activations are stored or recomputed.
 
 use lambert_plan::architecture::SegmentOutput;
 use tch::Tensor;
@@ -9,18 +9,21 @@ use crate::torch;
 
 /// Forward state of a segment.
 struct SegmentActivations {
-    /// Outputs detached from the graph: autograd leaves that later segments read and accumulate gradients into.
+    /// Detached outputs, which are autograd leaves. Later segments read these outputs, and the backward passes of
+    /// later segments accumulate gradients in them.
     leaves: Vec<Tensor>,
-    /// Outputs with their graph; `None` if they are recomputed.
+    /// Outputs with their autograd graph; `None` if the backward pass recomputes them.
     outputs: Option<Vec<Tensor>>,
 }
 
 impl Encoder {
-    /// Runs the forward pass, `loss`, and the backward pass. `loss` maps the encoder output \[batch, sequence,
-    /// hidden\] to a scalar and further results, which are returned. `on_segment_done` receives the number of
-    /// segments whose backward pass is complete; the heads come first. With [`Encoder::recompute`] only one segment's
-    /// activations are in memory at a time (arXiv 1604.06174). Recomputation repeats the same dropout, which is
-    /// keyed.
+    /// Runs the forward pass, `loss`, and the backward pass. `loss` receives the encoder output \[batch, sequence,
+    /// hidden\]. It returns a scalar and a second value, which this function returns.
+    ///
+    /// After the backward pass of each segment, `on_segment_done` receives the number of segments whose
+    /// backward pass is complete. The heads come first. With [`Encoder::recompute`], the activations of only
+    /// one segment are in memory at a time (arXiv 1604.06174). Recomputation repeats the dropout masks,
+    /// because the dropout key determines them.
     pub fn backward<T>(
         &self,
         input: &Input,
@@ -45,7 +48,7 @@ impl Encoder {
         while let Some(SegmentActivations { leaves, outputs }) = segments.pop() {
             let gradients: Vec<Tensor> = leaves.iter().map(Tensor::grad).collect();
             drop(leaves);
-            // No gradient arrives if all segments below are frozen or the micro-batch has no targets.
+            // Gradients are undefined if the micro-batch has no targets, or if all segments up to this one are frozen.
             if gradients.iter().any(Tensor::defined) {
                 let read = |value: SegmentOutput| &segments[value.segment].leaves[value.output];
                 let outputs = outputs.unwrap_or_else(|| self.forward_segment(segments.len(), read, input, dropout));

@@ -1,4 +1,4 @@
-//! Interface of a segment's implementation.
+//! Interface that each segment of a network implements.
 
 use tch::Tensor;
 
@@ -7,7 +7,7 @@ use crate::model::input::Input;
 
 /// Forward computation of a network segment.
 pub trait SegmentBlock {
-    /// Computes the segment's outputs. `inputs` are the outputs of other segments that it reads, in the order of its
-    /// description; the hidden states \[batch, sequence, hidden\], if it reads any, come first.
+    /// Computes the outputs of the segment. `inputs` are the outputs of other segments, in the order of the network
+    /// description. If the segment reads hidden states \[batch, sequence, hidden\], they come first.
     fn forward(&self, inputs: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor>;
 }

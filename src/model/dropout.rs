@@ -1,6 +1,6 @@
-//! Keyed dropout: the masks are a pure function of seed, step, sample and dropout site. They do not depend on the
-//! number of ranks or the partition into micro-batches. libtorch's CPU generator is a single sequential stream, which
-//! took an eighth of a step.
+//! Keyed dropout: the dropout masks are a pure function of seed, step, sample and dropout site. The masks do not depend
+//! on the number of ranks or on the partition into micro-batches. On the CPU, the random generator of libtorch is a
+//! single sequential stream. With that generator, dropout took an eighth of the time of a step.
 
 use lambert_dataset::random::Key;
 use tch::Tensor;
@@ -21,18 +21,18 @@ pub struct DropoutRates {
 pub enum Dropout<'a> {
     /// No dropout, as in evaluation.
     Off,
-    /// Keyed dropout.
+    /// Dropout with masks that are derived from `key`.
     On {
         /// Probabilities.
         rates: DropoutRates,
-        /// Key derived from the run's seed and the step.
+        /// Key derived from the seed of the run and the step.
         key: Key,
-        /// Index of each row's sample in the global batch, i64 \[batch\].
+        /// Index in the global batch of the sample in each row, i64 \[batch\].
         samples: &'a Tensor,
         /// Device kernels.
         kernels: &'a dyn Kernels,
-        /// Seed for fused attention, which uses libtorch's generator: unique to the micro-batch within the global
-        /// batch. `None` with keyed attention dropout.
+        /// Seed of the libtorch generator, which fused attention uses for its dropout. No other micro-batch of the
+        /// global batch has the same seed. `None` if the masks of attention dropout are derived from `key`.
         fused_seed: Option<u64>,
     },
 }
@@ -62,7 +62,7 @@ pub enum LayerDropout {
 }
 
 impl DropoutSite {
-    /// Number of the site in the dropout key. Stable: changing it would change the masks.
+    /// Number of the site, which is part of the dropout key. Changing a number would change the dropout masks.
     fn number(self) -> u64 {
         match self {
             Self::Embeddings => 0,
@@ -71,7 +71,7 @@ impl DropoutSite {
     }
 }
 
-/// Number of values of the 16-bit draws.
+/// Number of distinct values of a 16-bit random draw.
 const STEPS: f64 = 65536.0;
 
 impl Dropout<'_> {
@@ -80,7 +80,8 @@ impl Dropout<'_> {
         matches!(self, Self::On { rates, fused_seed: None, .. } if rates.attention > 0.0)
     }
 
-    /// Dropout probability to pass to fused attention at `site`. Seeds libtorch's generator for that call.
+    /// Returns the dropout probability for fused attention at `site`. Seeds the
+    /// libtorch generator for that attention call.
     pub fn seed_fused_attention(self, site: DropoutSite) -> f64 {
         match self {
             Self::On { rates, key, kernels, fused_seed: Some(micro_batch), .. } if rates.attention > 0.0 => {

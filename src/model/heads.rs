@@ -1,4 +1,5 @@
-//! Pre-training heads for masked tokens and the pair label. A network has the heads that its description lists.
+//! Pre-training heads for masked language modeling and for the sentence-pair label (NSP or SOP). A network
+//! has the heads that its description lists.
 
 use lambert_config::run::Activation;
 use lambert_plan::architecture::{Head, ModuleKind, ParamKind};
@@ -21,35 +22,35 @@ impl Heads {
         }
     }
 
-    /// Logits over the vocabulary, \[n, vocabulary\], at `n` positions. `positions` index the flattened \[batch x
-    /// sequence\] rows of `hidden`, \[batch, sequence, hidden\]. Padding entries of the vocabulary have a logit of
-    /// minus infinity.
+    /// Logits over the vocabulary at `n` positions, \[n, vocabulary\]. `positions` are row indices into
+    /// `hidden` \[batch, sequence, hidden\], flattened to \[batch x sequence, hidden\]. Padding entries of the
+    /// vocabulary have a logit of minus infinity.
     ///
     /// # Panics
-    /// The network has no such head.
+    /// The network has no masked-language head.
     pub fn masked_language(&self, hidden: &Tensor, positions: &Tensor) -> Tensor {
         let head = self.masked_language.as_ref().expect("the network has no masked-language head");
         head.logits(&hidden.flatten(0, 1).index_select(0, positions))
     }
 
-    /// Logits of the pair label, \[batch, 2\], from the first token's hidden state. `hidden` is \[batch, sequence,
-    /// hidden\].
+    /// Logits of the sentence-pair label, \[batch, 2\], from the hidden state of the first token.
+    /// `hidden` is \[batch, sequence, hidden\].
     ///
     /// # Panics
-    /// The network has no such head.
+    /// The network has no sentence-pair head.
     pub fn pair(&self, hidden: &Tensor) -> Tensor {
         self.pair.as_ref().expect("the network has no pair head").logits(&hidden.select(1, 0))
     }
 }
 
-/// Masked-language-modeling head. Its decoder is tied to the token embeddings, or has its own weights.
+/// Masked-language-modeling head. The decoder weight is tied to the token embeddings or separate.
 struct MaskedLanguageHead {
     activation: Activation,
     transform: Linear,
     norm: LayerNorm,
     decoder: Linear,
-    /// Added to the logits: minus infinity at padding entries of the vocabulary, 0 elsewhere; \[vocabulary\]. `None`
-    /// without padding.
+    /// Tensor added to the logits, \[vocabulary\]: minus infinity at padding entries of the vocabulary, 0 elsewhere.
+    /// `None` if the vocabulary has no padding entries.
     padding_logits: Option<Tensor>,
 }
 
@@ -89,7 +90,7 @@ impl MaskedLanguageHead {
     }
 }
 
-/// Pooler and classifier of the pair label.
+/// Sentence-pair (NSP/SOP) head: pooler and classifier.
 struct PairHead {
     pooler: Linear,
     classifier: Linear,

@@ -1,4 +1,4 @@
-//! Device tensors of a micro-batch: the input of its passes.
+//! Device tensors of a micro-batch, which are the input of its forward passes.
 
 use tch::{Kind, Tensor};
 
@@ -11,23 +11,24 @@ pub struct Input {
     pub ids: Tensor,
     /// Segment ids, 0 or 1, i64 \[batch, sequence\].
     pub segments: Tensor,
-    /// Attention mask: `true` at tokens, `false` at padding; bool \[batch, 1, 1, sequence\]. `None` without padding.
+    /// Attention mask, bool \[batch, 1, 1, sequence\]: `true` at tokens, `false` at padding. `None` without padding.
     pub attention_mask: Option<Tensor>,
-    /// Index of each row's sample in the global batch, i64 \[batch\].
+    /// Index in the global batch of the sample in each row, i64 \[batch\].
     pub samples: Tensor,
-    /// First sample index; unique to the micro-batch within the global batch.
+    /// Index of the first sample in the global batch. No other micro-batch of the
+    /// global batch has the same first sample.
     pub first_sample: u64,
     /// Indices of the masked tokens in the flattened \[batch x sequence\] ids, i64 \[n\]; `None` without masked
     /// tokens.
     pub positions: Option<Tensor>,
     /// Original ids of the masked tokens, i64 \[n\].
     pub labels: Option<Tensor>,
-    /// Pair labels, i64 \[batch\]; `None` without a pair objective.
+    /// Sentence-pair labels, i64 \[batch\]; `None` without a sentence-pair objective.
     pub pair_labels: Option<Tensor>,
     /// Targets that an earlier pass computed for this pass, if any.
     pub derived_targets: Option<Tensor>,
-    /// Factor of each row's loss, f32 \[batch\]; `None` if all are 1 (other values occur only in fault-injection
-    /// tests).
+    /// Factor on the loss of each row, f32 \[batch\]. `None` if all factors are 1. Other
+    /// factors occur only in fault-injection tests.
     pub loss_scales: Option<Tensor>,
 }
 
@@ -58,7 +59,8 @@ impl PendingUpload {
 }
 
 impl Input {
-    /// Calls `work` with each micro-batch on the device, while the next one is being uploaded.
+    /// Uploads the micro-batches to the device and calls `work` with each. While `work`
+    /// runs, the next micro-batch is uploaded.
     pub fn each(kernels: &dyn Kernels, batches: &[MicroBatch], mut work: impl FnMut(&MicroBatch, Self)) {
         let mut next_upload = batches.first().map(|batch| PendingUpload::new(kernels, batch));
         for (number, batch) in batches.iter().enumerate() {
@@ -93,7 +95,7 @@ impl Input {
         }
     }
 
-    /// Builds the input of an uploaded micro-batch; derives segments and attention mask on the device.
+    /// Builds the input of an uploaded micro-batch. Segment ids and attention mask are computed on the device.
     fn new(batch: &MicroBatch, upload: PendingUpload) -> Self {
         let (rows, seq_len) = (batch.rows as i64, batch.seq_len as i64);
         let all = upload.numbers.to_kind(Kind::Int64);

@@ -1,5 +1,5 @@
-//! Transformer encoder layer: self-attention and feed-forward network, each with a residual connection, post-norm or
-//! pre-norm.
+//! Transformer encoder layer. Self-attention and the feed-forward network each have a
+//! residual connection, with post-norm or pre-norm.
 
 use lambert_config::run::{Activation, Norm};
 use lambert_plan::architecture::ModuleKind;
@@ -12,7 +12,8 @@ use crate::model::input::Input;
 
 /// Encoder layer.
 pub struct Layer {
-    /// Index among all layer applications of the network.
+    /// Index of this application among all layer applications of the network. A network
+    /// can apply one layer several times.
     application: usize,
     heads: i64,
     norm: Norm,
@@ -27,7 +28,7 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Creates application `application` of layer `layer`, with that layer's parameters.
+    /// Creates the layer application with index `application`, which uses the parameters of layer `layer`.
     pub fn new(weights: NetworkWeights<'_>, layer: usize, application: usize) -> Self {
         let model = weights.model;
         let linear = |part| Linear::new(weights, part, Some(layer));
@@ -46,10 +47,10 @@ impl Layer {
         }
     }
 
-    /// Maps \[batch, sequence, hidden\] to the same shape. `attention_mask` is \[batch, 1, 1, sequence\], `true` at
-    /// tokens.
+    /// Maps hidden states \[batch, sequence, hidden\] to hidden states of the same shape. `attention_mask` is
+    /// \[batch, 1, 1, sequence\], `true` at tokens.
     fn apply(&self, hidden: &Tensor, attention_mask: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
-        // Both apply to `x` and add `hidden` as the residual.
+        // `attention` and `feed_forward` transform `x`, and add `hidden` as the residual.
         let attention = |x: &Tensor, hidden: &Tensor| {
             let mixed = self.attend(x, attention_mask, dropout);
             dropout.hidden(
@@ -82,8 +83,8 @@ impl Layer {
     fn attend(&self, hidden: &Tensor, attention_mask: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
         let size = hidden.size();
         let (rows, seq_len) = (size[0], size[1]);
-        // Three tensors [batch, sequence, heads, head_size]. One copy stacks their gradients in the layout of the
-        // fused projection.
+        // `unbind` returns three tensors [batch, sequence, heads, head_size]. In its backward pass, one copy stacks
+        // their gradients in the layout of the fused projection.
         let all = self.query_key_value.forward(hidden).view([rows, seq_len, 3, self.heads, -1]).unbind(2);
         let heads = |index: usize| all[index].transpose(1, 2);
         let (query, key, value) = (heads(0), heads(1), heads(2));
@@ -95,7 +96,7 @@ impl Layer {
             }
             dropout.attention(scores.softmax(-1, None), self.site(LayerDropout::AttentionWeights)).matmul(&value)
         } else {
-            // libtorch's fused kernels, which do not store the attention weights.
+            // The fused kernels of libtorch do not store the attention weights.
             let dropped = dropout.seed_fused_attention(self.site(LayerDropout::AttentionWeights));
             Tensor::scaled_dot_product_attention(&query, &key, &value, attention_mask, dropped, false, None, false)
         };

@@ -1,12 +1,14 @@
-//! Encoder network, built from its description (configs/plan/src/architecture): segment blocks and pre-training
-//! heads. Independent of ranks, files and sockets.
+//! Encoder network with its pre-training heads, built from a network description (configs/plan/src/architecture).
+//! The code uses no ranks, files or sockets.
 //!
-//! - [`Encoder`]: forward pass; `backward`: backward pass, segment by segment
-//! - `block`: interface of a segment; `embeddings` and `layer` implement BERT's
+//! - [`Encoder`]: forward pass
+//! - `backward`: backward pass, segment by segment
+//! - `block`: interface of a segment
+//! - `embeddings`, `layer`: segments of BERT
 //! - [`Heads`]: predictions from hidden states
-//! - [`Dropout`]: keyed dropout
+//! - [`Dropout`]: dropout whose masks are a function of seed, step, sample and dropout site
 //! - [`input`]: input tensors of a micro-batch
-//! - `weights`: parameters as one network sees them
+//! - `weights`: access to the parameters of one network
 
 mod backward;
 mod block;
@@ -34,11 +36,11 @@ pub use dropout::{Dropout, DropoutRates};
 pub use heads::Heads;
 use weights::NetworkWeights;
 
-/// Linear layer `x W^T + b`; W is \[out, in\]. Computes in the dtype of `x`; gradients are f32.
+/// Linear layer `x W^T + b`, where W is \[out, in\]. The computation uses the dtype of `x`. Gradients are f32.
 struct Linear {
     weight: Tensor,
     bias: Tensor,
-    /// Weight and bias in the compute dtype; if `None`, they are cast on each call.
+    /// Weight and bias in the compute dtype. If `None`, weight and bias are cast on each call.
     compute_copy: Option<[Tensor; 2]>,
 }
 
@@ -55,7 +57,8 @@ impl Linear {
         Self { weight: parameters.tensor(weight), bias: parameters.tensor(bias), compute_copy }
     }
 
-    /// Fuses the linear layers of a layer that share their input and are stored together, starting with `part`.
+    /// Fuses linear modules of encoder layer `layer` that share their input. Their parameters are stored next to
+    /// each other, and `part` is the first module.
     fn fused(weights: NetworkWeights<'_>, part: ModuleKind, layer: usize) -> Self {
         let [weight, bias] =
             [ParamKind::Weight, ParamKind::Bias].map(|leaf| weights.network.id(part, Some(layer), leaf));
@@ -89,7 +92,7 @@ impl LayerNorm {
     }
 }
 
-/// Compute dtype of a model's layers and heads.
+/// Compute dtype of the layers and heads of a model.
 pub fn compute_dtype(model: &run::Model) -> Kind {
     match model.precision {
         Precision::Fp32 | Precision::Tf32 => Kind::Float,
@@ -107,9 +110,10 @@ fn activate(x: &Tensor, activation: Activation) -> Tensor {
 /// Encoder segment (not the heads).
 struct EncoderSegment {
     block: Box<dyn SegmentBlock>,
-    /// Outputs of other segments that it reads.
+    /// Outputs of other segments that this segment reads.
     inputs: Vec<SegmentOutput>,
-    /// Segments whose outputs it is the last to read.
+    /// Earlier segments whose outputs are not read after this segment. The forward pass
+    /// frees these outputs after this segment.
     releases: Vec<usize>,
 }
 
@@ -123,7 +127,7 @@ pub struct Encoder {
     /// Layer norm after the last layer, if the network has one.
     final_norm: Option<LayerNorm>,
     dropout: DropoutRates,
-    /// True if attention uses fused kernels, whose dropout comes from libtorch's generator.
+    /// True if attention uses fused kernels, which draw dropout from the random generator of libtorch.
     uses_fused_attention: bool,
     kernels: Arc<dyn Kernels>,
     /// True if the backward pass recomputes activations instead of storing them.
@@ -133,12 +137,13 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Creates the first network of `parameters`, which it shares.
+    /// Creates the encoder of the first network of `parameters`. The encoder shares the tensors of `parameters`.
     pub fn new(parameters: &Parameters, model: &run::Model) -> Self {
         Self::with_blocks(NetworkWeights::new(parameters, 0, model), block)
     }
 
-    /// Creates the network of `weights`; `block` implements each segment except the heads.
+    /// Creates the encoder of the network of `weights`. `block` returns the
+    /// implementation of each segment except the heads.
     fn with_blocks(
         weights: NetworkWeights<'_>,
         block: impl Fn(NetworkWeights<'_>, &Segment) -> Option<Box<dyn SegmentBlock>>,
@@ -174,7 +179,7 @@ impl Encoder {
         }
     }
 
-    /// Kernels of its device.
+    /// Kernels of the device that has the parameters.
     pub fn kernels(&self) -> &dyn Kernels {
         &*self.kernels
     }
@@ -194,7 +199,7 @@ impl Encoder {
         self.apply_final_norm(outputs[self.heads_input.segment][self.heads_input.output].shallow_clone())
     }
 
-    /// Computes the outputs of segment `index`; `read` returns its inputs.
+    /// Computes the outputs of segment `index`. `read` returns an output of an earlier segment.
     fn forward_segment<'a>(
         &self,
         index: usize,
@@ -214,16 +219,16 @@ impl Encoder {
         }
     }
 
-    /// Dropout of a step for the samples of `input`; `key` is derived from the seed and the step.
+    /// Dropout of a step for the samples of `input`. `key` is derived from the seed and the step.
     pub fn dropout<'a>(&'a self, key: Key, input: &'a Input) -> Dropout<'a> {
-        // Network 0 has no number in its key, so that single-network runs keep their masks.
+        // The key of network 0 does not include the network index, so that runs with a single network keep their masks.
         let key = if self.network == 0 { key } else { key.with_bytes(b"network").with(self.network as u64) };
         let fused_seed = self.uses_fused_attention.then_some(input.first_sample);
         Dropout::On { rates: self.dropout, key, samples: &input.samples, kernels: &*self.kernels, fused_seed }
     }
 }
 
-/// Block of a segment; `None` for the heads, which read the encoder's output.
+/// Implementation of a segment; `None` for the heads, which read the output of the encoder.
 fn block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn SegmentBlock>> {
     match (segment.kind, segment.layer) {
         (SegmentKind::Embed, _) => Some(Box::new(embeddings::Embeddings::new(weights))),

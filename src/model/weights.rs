@@ -1,4 +1,4 @@
-//! Parameters as one network sees them.
+//! Access to the parameters of one network.
 
 use lambert_config::run::{Model, Norm};
 use lambert_plan::architecture::{ModuleKind, Network, NormInput, ParamKind};
@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use crate::state::Parameters;
 
-/// A network, its parameters (some may be owned by another network), and its configuration.
+/// Description, parameters and configuration of a network. Another network may own some of the parameters.
 #[derive(Clone, Copy)]
 pub struct NetworkWeights<'a> {
     /// Parameters of all networks.

@@ -1,5 +1,6 @@
-//! Training objective: an ordered list of passes. A pass is a network, its input and the losses of its output. A new loss is a
-//! file here, a line in `LOSSES` and a description in configs/plan/src/objectives.rs; src/model/tests/architectures.rs has examples.
+//! Training objective: an ordered list of passes. A pass is a network, its input and the losses of its output. To add a
+//! loss, add a file to this folder, a line to `LOSSES`, and a description to configs/plan/src/objectives.rs. For
+//! examples, see src/model/tests/architectures.rs.
 
 mod masked_language;
 mod pair;
@@ -17,8 +18,8 @@ use crate::objective::totals::ObjectiveTotals;
 use crate::state::Parameters;
 pub use pass::{Pass, PassInput, PassOutput};
 
-/// Loss of predictions against targets, summed over a micro-batch. The training loop divides it by the number of targets in the
-/// global batch, so that it does not depend on the split into micro-batches.
+/// Loss of predictions against targets, summed over a micro-batch. The training loop divides the sum by the number of
+/// targets in the global batch. The result therefore does not depend on the split into micro-batches.
 pub trait Loss {
     /// Description of the loss.
     fn description(&self) -> objectives::LossSpec;
@@ -26,14 +27,15 @@ pub trait Loss {
     /// Number of targets in a micro-batch.
     fn targets(&self, batch: &MicroBatch) -> usize;
 
-    /// Number of targets in the global batch, over all ranks: the divisor. It depends only on the lengths of the samples.
+    /// Number of targets in the global batch, over all ranks. The loss is divided by this number, which
+    /// depends only on the lengths of the samples.
     fn global_targets(&self, batch: &GlobalBatch) -> u64;
 
     /// Computes the loss of a micro-batch with at least one target. `hidden` is \[batch, sequence, hidden\].
     fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue;
 }
 
-/// Constructor of a loss from its description, which has the weight of the run.
+/// Constructor of a loss. The description has the loss weight that the run configures.
 type LossFactory = fn(objectives::LossSpec) -> Box<dyn Loss>;
 
 /// Implementations of the losses.
@@ -45,7 +47,7 @@ const LOSSES: [(objectives::LossSpec, LossFactory); 2] = [
 /// Implementation of a loss.
 ///
 /// # Panics
-/// `LOSSES` has no entry for it.
+/// `LOSSES` has no entry for the loss.
 pub(crate) fn loss(description: objectives::LossSpec) -> Box<dyn Loss> {
     let found = LOSSES.iter().find(|(known, _)| known.name == description.name);
     found.unwrap_or_else(|| panic!("loss {} has no implementation", description.name)).1(description)
@@ -101,13 +103,14 @@ impl Objective {
     }
 }
 
-/// Targets of a micro-batch. A loss is computed only if there are any.
+/// Targets of a micro-batch. A loss is computed only if the micro-batch has targets.
 fn targets(tensor: Option<&Tensor>) -> &Tensor {
     tensor.expect("a micro-batch without targets is not scored")
 }
 
-/// Computes the summed cross-entropy of `logits` \[n, classes\] against `labels` \[n\], and the number of correct predictions.
-/// `factors` \[n\], used in tests, scale each cross-entropy. Computed in f32 for any dtype of the logits.
+/// Computes the summed cross-entropy of `logits` \[n, classes\] against `labels` \[n\], and the
+/// number of correct predictions. The tests use `factors` \[n\] to scale each cross-entropy. The
+/// computation uses f32 for any dtype of the logits.
 fn score(logits: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> LossValue {
     let detached = logits.detach();
     let logits = logits.to_kind(Kind::Float);

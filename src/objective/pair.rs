@@ -1,5 +1,5 @@
-//! Next-sentence prediction and sentence order prediction: binary classification of a segment pair. The dataset defines label 1:
-//! the second segment was replaced, or swapped with the first.
+//! Next-sentence prediction (NSP) and sentence-order prediction (SOP): binary classification of a pair of segments. In
+//! the dataset, label 1 means that the second segment was replaced (NSP) or swapped with the first segment (SOP).
 
 use lambert_plan::objectives;
 use tch::Tensor;

@@ -16,7 +16,7 @@ pub struct PassOutput {
 }
 
 impl PassOutput {
-    /// Takes the output if a later pass reads it. Otherwise the logits are dropped, to free memory before the backward pass.
+    /// Takes the output if a later pass reads it. Otherwise drops the logits, to free memory before the backward pass.
     pub fn take(hidden: &Tensor, scores: &mut [Option<LossValue>], is_read: bool) -> Option<Self> {
         let logits: Vec<_> = scores.iter_mut().map(|scored| scored.as_mut()?.logits.take()).collect();
         is_read.then(|| Self { hidden: hidden.detach(), logits })
@@ -29,7 +29,8 @@ pub trait PassInput {
     fn make(&self, input: &Input, earlier: &[PassOutput]) -> Input;
 }
 
-/// Pass of an objective. Its backward pass completes before the next pass starts, so that memory holds the activations of one pass.
+/// Pass of an objective. Its backward pass completes before the next pass starts, so that only
+/// the activations of one pass are in memory.
 pub struct Pass {
     /// Network.
     pub encoder: Encoder,

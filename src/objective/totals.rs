@@ -28,12 +28,12 @@ impl LossTotals {
     }
 }
 
-/// Totals of all losses over micro-batches; after an all-reduce, over all ranks.
+/// Totals of all losses over micro-batches. After an all-reduce, the totals are over all ranks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ObjectiveTotals {
     /// Totals of each loss, in the order of the passes.
     pub losses: Vec<LossTotals>,
-    /// Sum of the sample digests; exact in f64, because each has 32 bits.
+    /// Sum of the sample digests. The sum is exact in f64, because each digest has 32 bits.
     pub digest: f64,
 }
 
@@ -71,8 +71,9 @@ impl ObjectiveTotals {
         self.add_numbers(&other.numbers());
     }
 
-    /// Flattens the totals of this rank's shards, from index `first`, into a buffer with a slot for each of `parts` shards. An
-    /// all-reduce of the buffers gathers the totals of all shards. `zero` has the same losses.
+    /// Flattens the totals of this rank's shards into a buffer with one slot for each of `parts` shards.
+    /// `first` is the index of this rank's first shard. An all-reduce of the buffers gathers the totals
+    /// of all shards. `zero` has the same losses.
     pub fn scatter_shards(zero: &Self, own: &[Self], first: usize, parts: usize) -> Vec<f64> {
         let length = zero.len();
         let mut numbers = vec![0.0; length * parts];
@@ -89,7 +90,7 @@ impl ObjectiveTotals {
         sum
     }
 
-    /// Totals of one loss; zero if the run does not have it.
+    /// Totals of one loss; zero if the run does not have the loss.
     pub fn of(&self, loss: objectives::LossSpec) -> LossTotals {
         let found = self.losses.iter().find(|sums| sums.description == loss).copied();
         found.unwrap_or(LossTotals { description: loss, loss: 0.0, correct: 0.0, targets: 0.0 })

@@ -1,5 +1,5 @@
-//! Checks LAMB against f64 reference implementations of the variants in NVIDIA Apex and DeepSpeed, and shows the settings
-//! that select each variant.
+//! Checks LAMB against f64 reference implementations of the variants in NVIDIA Apex and DeepSpeed, and
+//! shows which settings select each variant.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,9 +44,9 @@ impl LambTensor {
         if self.decays { DECAY } else { 0.0 }
     }
 
-    /// Apex's `FusedLAMB` with the arguments of NVIDIA's BERT recipe: bias correction, and a trust ratio without bounds.
-    /// The ratio applies only to tensors with weight decay, or to all with `everywhere` (Apex's `use_nvlamb`).
-    /// `gradients` are already clipped to a global norm of 1. Returns the trust ratio.
+    /// Update of `FusedLAMB` in Apex, with the arguments of the BERT recipe of NVIDIA: bias correction, and a trust
+    /// ratio without bounds. The trust ratio applies only to tensors with weight decay, or with `everywhere` to all
+    /// tensors (`use_nvlamb` in Apex). `gradients` are already clipped to a global norm of 1. Returns the trust ratio.
     fn step_apex(&mut self, gradients: &[f64], updates: i32, everywhere: bool) -> f64 {
         self.update_moments(gradients);
         let (correction1, correction2) = (1.0 - BETA1.powi(updates), 1.0 - BETA2.powi(updates));
@@ -62,8 +62,8 @@ impl LambTensor {
         ratio
     }
 
-    /// DeepSpeed's `FusedLamb`: no bias correction of the moments, a trust ratio in \[0.01, 10\] for every tensor.
-    /// The learning rate contains the bias correction, so the correction does not affect the trust ratio.
+    /// Update of `FusedLamb` in DeepSpeed: no bias correction of the moments, and a trust ratio in \[0.01, 10\] for
+    /// every tensor. The learning rate contains the bias correction, so the correction does not affect the trust ratio.
     fn step_deepspeed(&mut self, gradients: &[f64], updates: i32) -> f64 {
         self.update_moments(gradients);
         let direction = |i: usize| self.first[i] / (self.second[i].sqrt() + EPS) + self.decay() * self.weights[i];
@@ -79,13 +79,13 @@ impl LambTensor {
     }
 }
 
-/// DeepSpeed's step size: learning rate times sqrt(1 - beta2^t) / (1 - beta1^t).
+/// Step size of DeepSpeed: learning rate times sqrt(1 - beta2^t) / (1 - beta1^t).
 fn deepspeed_rate(updates: i32) -> f64 {
     RATE * (1.0 - BETA2.powi(updates)).sqrt() / (1.0 - BETA1.powi(updates))
 }
 
-/// Applies ten updates with both implementations to a one-layer model. Returns the largest relative difference of a
-/// tensor's weights.
+/// Applies ten updates with both implementations to a one-layer model. Returns the largest relative
+/// difference between the weights of a tensor.
 fn max_weight_error(
     settings: &Settings,
     rate: fn(i32) -> f64,
@@ -107,7 +107,7 @@ fn max_weight_error(
     for updates in 1..=10 {
         let mut gradients = vec![0.0_f32; state.elements()];
         for (index, tensor) in tensors.iter().enumerate() {
-            // Gradient scales differ by a factor of 100 between tensors, so that epsilon matters for some of them.
+            // Gradient scales differ by a factor of 100 between tensors, so that epsilon matters for some tensors.
             let scale = [1e-5, 1e-3, 1e-1][index % 3];
             let values = random.values(&[("", tensor.range.len(), true)], scale);
             gradients[tensor.range.clone()].copy_from_slice(&values);

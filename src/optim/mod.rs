@@ -1,5 +1,5 @@
-//! Optimizer updates: computes the constants of each parameter's LAMB or AdamW update. The element loops are device
-//! kernels ([`crate::kernels`]). Independent of ranks and files.
+//! Optimizer updates. The module computes the constants of the LAMB or AdamW update of each parameter. The loops over
+//! elements are device kernels ([`crate::kernels`]). The code uses no ranks and no files.
 
 #[cfg(test)]
 mod lamb_variants;
@@ -22,7 +22,7 @@ pub struct EnqueuedUpdate {
 }
 
 impl EnqueuedUpdate {
-    /// LAMB trust ratio by tensor name, for tensors that have one. The update's gradient norm must be finite.
+    /// LAMB trust ratio of each tensor that has one, by tensor name. The gradient norm of the update must be finite.
     pub fn trust_ratios(&self, state: &TrainState) -> BTreeMap<String, f64> {
         let Some(step_sizes) = &self.step_sizes else { return BTreeMap::new() };
         let step_sizes = state.kernels().fetch(&step_sizes.to_kind(Kind::Double));
@@ -36,10 +36,10 @@ impl EnqueuedUpdate {
     }
 }
 
-/// Enqueues an update with the gradients of `state`, which it overwrites. Skips frozen parameters. A gradient norm
-/// that is not finite leaves weights and moments unchanged.
+/// Enqueues an update with the gradients of `state`. The update overwrites the gradients and skips frozen parameters.
+/// If the gradient norm is not finite, weights and moments stay unchanged.
 ///
-/// Does not count the update: call [`TrainState::count_update`] once the step is known to be valid.
+/// The update is not counted. Call [`TrainState::count_update`] when the step is known to be valid.
 pub fn update(state: &mut TrainState, settings: &Settings, learning_rate: f64) -> EnqueuedUpdate {
     let norm = state.gradient_norm();
     let trainable = state.parameters.specs().iter().filter(|spec| !spec.is_frozen);
@@ -60,7 +60,7 @@ pub fn update(state: &mut TrainState, settings: &Settings, learning_rate: f64) -
     EnqueuedUpdate { norm, step_sizes, constants }
 }
 
-/// Constants of a parameter's update number `updates`, counted from 1. `decays` is true if weight decay applies.
+/// Constants of update number `updates` of a parameter, counted from 1. `decays` is true if weight decay applies.
 pub fn param_update(settings: &Settings, decays: bool, updates: u64, learning_rate: f64) -> ParamUpdate {
     let correction = |beta: f64| {
         if settings.corrects_bias() { (1.0 / (1.0 - beta.powf(updates as f64))) as f32 } else { 1.0 }

@@ -8,29 +8,30 @@ use std::ops::Range;
 use lambert_config::run::Guard;
 use serde::{Deserialize, Serialize};
 
-/// Minimum distance of the loss limit above the mean, as a fraction of the mean. Without it, a long stretch of low variance would
-/// make an ordinary batch exceed the limit.
+/// Minimum distance of the loss limit above the mean, as a fraction of the mean. Without this minimum, an ordinary
+/// batch could exceed the limit after many steps with low variance.
 const MIN_BAND: f64 = 0.1;
 
-/// Loss statistics and recent steps of a stage; part of the training state. The statistics are f32, which JSON preserves exactly.
+/// Loss statistics and recent steps of a stage, which are part of the training state. The
+/// statistics are f32, which JSON preserves exactly.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LossHistory {
-    /// Finite losses seen in this stage.
+    /// Number of finite losses in this stage.
     losses: u64,
     /// Running mean of the losses, nats.
     mean: f32,
     /// Running variance of the losses, nats squared.
     variance: f32,
-    /// Latest steps of this stage, oldest first; at most the number that a rollback may undo.
+    /// Latest steps of this stage, oldest first. There are at most as many as a rollback can undo.
     recent: VecDeque<RecentStep>,
 }
 
 /// A recent step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecentStep {
-    /// Steps completed before this one.
+    /// Number of steps completed before this step.
     pub before: u64,
-    /// Indices of its samples in the stage's dataset, counted over all epochs.
+    /// Indices of the samples of this step in the dataset of the stage, counted over all epochs.
     pub samples: Range<u64>,
     /// True if loss and gradient were finite.
     #[serde(rename = "finite", alias = "sound")]
@@ -42,7 +43,7 @@ pub struct RecentStep {
 pub enum GuardVerdict {
     /// Keep the update.
     Apply,
-    /// Skip the update: loss or gradient are not finite.
+    /// Skip the update, because the loss or the gradient is not finite.
     Skip,
     /// Discard the update and roll back.
     Rollback(RollbackPlan),
@@ -62,8 +63,8 @@ pub struct RollbackPlan {
 }
 
 impl LossHistory {
-    /// Decides on a step. `before` is the number of steps completed before it, `samples` are those it drew; `loss` (nats) and
-    /// gradient `norm` are over all ranks.
+    /// Decides on a step. `before` is the number of steps completed before this step. `samples` are the samples that
+    /// the step drew. `loss` (nats) and the gradient norm `norm` are over all ranks.
     pub fn judge(&self, guard: &Guard, before: u64, samples: Range<u64>, loss: f64, norm: f64) -> GuardVerdict {
         let roll_back = |bad: usize, reason| {
             GuardVerdict::Rollback(self.rollback_plan(guard, before, samples.clone(), bad, reason))
@@ -95,7 +96,8 @@ impl LossHistory {
         known.then(|| mean + (guard.loss_band * deviation).max(MIN_BAND * mean))
     }
 
-    /// Plans a rollback past the last `bad` steps and `batches_before` more: a harmful update shows in the loss of the next batch.
+    /// Plans a rollback of the last `bad` steps and of `batches_before` steps more, because a harmful update
+    /// shows only in the loss of the next batch.
     fn rollback_plan(
         &self,
         guard: &Guard,
@@ -111,7 +113,7 @@ impl LossHistory {
         RollbackPlan { step, to_step, samples: start..samples.end, reason: format!("step {step}: {reason}") }
     }
 
-    /// Adds a completed step; `loss` is `None` if the step was skipped.
+    /// Adds a completed step. `loss` is `None` if the step was skipped.
     pub fn add(&mut self, guard: &Guard, before: u64, samples: Range<u64>, loss: Option<f64>) {
         self.recent.push_back(RecentStep { before, samples, is_finite: loss.is_some() });
         let most = (guard.nonfinite_steps + guard.batches_before) as usize;

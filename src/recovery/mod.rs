@@ -1,6 +1,6 @@
 //! Protection of a run against divergence and damage.
 //!
-//! - [`guard`]: divergence guard: skips updates and triggers rollbacks
+//! - [`guard`]: divergence guard, which skips updates and triggers rollbacks
 //! - [`skipped_samples`]: samples and shards that are no longer drawn
 //! - [`replicas`]: comparison of the weights of all ranks
 

@@ -1,19 +1,20 @@
-//! Detection of replicas that have diverged. All ranks apply the same updates to the same weights, so their weights are identical
-//! bit for bit. A flipped bit in memory or a faulty processor breaks this silently, so each save compares a digest of every rank's
-//! weights before it commits.
+//! Detection of replicas that have diverged. All ranks apply the same updates to the same weights, so their weights are
+//! identical bit for bit. After a flipped bit in memory or a fault of a processor, the weights can differ without any
+//! error. Each save therefore compares the digests of the weights of all ranks before it commits.
 
 use serde::{Deserialize, Serialize};
 
-/// Ranks whose weights differ from those of the others.
+/// Ranks whose weights differ from the weights of the other ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReplicaMismatch {
     pub ranks: Vec<usize>,
-    /// Number of ranks in the majority; `None` without a majority, when the right weights are unknown.
+    /// Number of ranks in the majority; `None` without a majority, because the correct weights are then unknown.
     pub agreed: Option<usize>,
 }
 
 impl ReplicaMismatch {
-    /// Compares the digests of all ranks; `None` if they are equal. Lists the ranks outside the majority, or all ranks without one.
+    /// Compares the digests of all ranks; `None` if they are equal. Lists the ranks outside the
+    /// majority, or all ranks if there is no majority.
     pub fn detect(digests: &[u64]) -> Option<Self> {
         let count = |digest: &u64| digests.iter().filter(|other| *other == digest).count();
         let majority = digests.iter().find(|digest| 2 * count(digest) > digests.len());

@@ -1,4 +1,5 @@
-//! Samples skipped after a rollback, and damaged shards. Part of the training state, so that a resumed run skips the same ones.
+//! Samples skipped after a rollback, and damaged shards. They are part of the training state, so
+//! that a resumed run skips the same samples.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -8,10 +9,11 @@ use serde::{Deserialize, Serialize};
 /// Samples and shards of one dataset that are skipped.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SkippedSamples {
-    /// Sample indices, counted over all epochs; sorted, without overlap. Includes the samples of skipped updates.
+    /// Ranges of sample indices, counted over all epochs. The ranges are sorted and do not overlap.
+    /// They include the samples of skipped updates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     samples: Vec<Range<u64>>,
-    /// Indices of damaged shards in the dataset's manifest.
+    /// Indices of damaged shards in the manifest of the dataset.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     shards: BTreeSet<usize>,
 }
@@ -31,12 +33,12 @@ impl SkippedSamples {
         self.samples = merged;
     }
 
-    /// Adds a shard; returns true if it is new.
+    /// Adds a shard. Returns true if the shard is new.
     pub fn add_shard(&mut self, shard: usize) -> bool {
         self.shards.insert(shard)
     }
 
-    /// True if any of the dataset's `shards` shards is not skipped.
+    /// True if a shard of the dataset is not skipped. `shards` is the number of shards of the dataset.
     pub fn has_shards_left(&self, shards: usize) -> bool {
         self.shards.len() < shards
     }

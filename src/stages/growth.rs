@@ -1,5 +1,5 @@
-//! Progressive stacking: builds a deeper training state from a shallower one. Growth is deterministic, so a run killed before its
-//! first checkpoint at the new depth grows to the same bits again.
+//! Progressive stacking: builds a deeper training state from a shallower one. Growth is deterministic. If a run is
+//! killed before the first checkpoint at the new depth, the next attempt grows the model to the same bits.
 
 use std::ops::Range;
 
@@ -9,8 +9,9 @@ use lambert_plan::architecture::{Architecture, Role, TensorId};
 use crate::state::{Buffer, ParamSpec, Parameters, TrainState};
 use crate::torch::{self, TorchError};
 
-/// Grows `state` to the depth of `architecture`, if they differ. Embeddings, heads and old layers are copied unchanged. Weights,
-/// moments and update counts of new layers follow `growth`.
+/// Grows `state` to the depth of `architecture`, if the depths differ. Embeddings, heads and
+/// existing layers keep their weights, except layer norms with `growth.identity`. Weights, moments
+/// and update counts of new layers follow `growth`.
 pub fn grow(state: &mut TrainState, architecture: Architecture, growth: &Growth) -> Result<(), TorchError> {
     let (from, layers) = (state.parameters.layers(), architecture.layers());
     state.stages.grown_from = (from != layers).then_some(from);
@@ -53,7 +54,7 @@ enum InitialWeights {
 }
 
 impl InitialWeights {
-    /// Gain 1 or bias 0.
+    /// Layer norm that does not change normalized input: gain 1 or bias 0.
     fn identity_norm(role: Role) -> Self {
         Self::Constant(if role.is_gain() { 1.0 } else { 0.0 })
     }
@@ -93,9 +94,10 @@ impl<'a> GrowthPlan<'a> {
         ParamSource { weights, moments: moments.map(|share| (old(source), share)) }
     }
 
-    /// Weights of a parameter when new layers start as the identity: their residual projections are zero. With post-norm, each new
-    /// layer also normalizes its input, which is the identity only on input that was normalized with gain 1 and bias 0. So the gain
-    /// and bias before a run of new layers move to the end of the run, and all earlier ones in it become 1 and 0.
+    /// Weights of a parameter if new layers start as the identity. The residual projections of new layers are zero.
+    /// With post-norm, each new layer also normalizes its input. The normalization changes nothing only if the input
+    /// was normalized with gain 1 and bias 0. The gain and bias before a run of new layers therefore move to the end of
+    /// the run. The layer norms before and within the run get gain 1 and bias 0.
     fn identity(&self, layer: usize, spec: &ParamSpec, of: impl Fn(usize) -> Range<usize>) -> InitialWeights {
         let (source, new) = self.sources[layer];
         let is_new = |layer: usize| self.sources.get(layer).is_some_and(|(_, new)| *new);
@@ -116,8 +118,9 @@ impl<'a> GrowthPlan<'a> {
     }
 }
 
-/// Freezes parameters after `done` steps of a stage that grew the model from `from` layers: all but the new layers during the first
-/// `new_layers_only` steps, then only the unused parameters.
+/// Freezes parameters after `done` steps of a stage that grew the model from `from` layers. During the
+/// first `new_layers_only` steps, freezes all parameters except those of the new layers. After these
+/// steps, freezes only the unused parameters.
 pub fn freeze(
     parameters: &mut Parameters,
     growth: &Growth,
@@ -189,8 +192,8 @@ mod tests {
         state.parameters.specs().iter().map(|spec| (spec.name.clone(), of(spec))).collect()
     }
 
-    /// Compares the grown model with old tensors assembled by hand. `sources` has the source layer of each layer, `factor` the
-    /// scale of its moments.
+    /// Compares the grown model with old tensors assembled by hand. `sources` has the source layer of each layer.
+    /// `factor` returns the scales of the two moments of a layer.
     fn check(order: GrowthOrder, moments: Moments, sources: &[usize], factor: impl Fn(usize) -> [f32; 2]) {
         let (mut state, model) = state(Norm::Post, 2);
         let before = tensors(&state);

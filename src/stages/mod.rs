@@ -1,4 +1,4 @@
-//! Entry into a stage: model growth and optimizer restart.
+//! Start of a stage: model growth and optimizer restart.
 //!
 //! - [`growth`]: progressive stacking of layers
 
@@ -13,8 +13,8 @@ use crate::state::TrainState;
 use crate::state::plateau::PlateauTracker;
 use crate::torch::TorchError;
 
-/// Enters the stage of `place`, unless the state is already in it: grows the model, resets the loss history and the plateau
-/// tracker, and restarts the optimizer if configured. Returns true if the stage is new.
+/// Enters the stage of `place`, unless the state is already in that stage. Grows the model, resets the loss history and
+/// the plateau tracker, and restarts the optimizer if configured. Returns true if the stage is new.
 ///
 /// # Errors
 /// Out of memory while growing the model.
@@ -59,7 +59,7 @@ mod tests {
         assert!(!enter(&mut state, &config, &place(0)).unwrap());
         assert_eq!((state.stages.grown_from, state.parameters.layers()), (Some(1), 2));
         assert_eq!(state.updates["layer.1"], 1, "the optimizer was restarted twice");
-        // A stage may be entered after its first step, when the previous stage was shortened.
+        // A stage may be entered after its first step, if the previous stage was shortened.
         state.stages.entered = Some(0);
         assert!(enter(&mut state, &config, &place(5)).unwrap());
         assert!(state.updates.is_empty());

@@ -1,11 +1,12 @@
-//! Layout of the parameters in the flat buffers: in the order in which the backward pass completes their gradients, from the heads
-//! down to the embeddings. At any time the final gradients form a prefix of the buffer.
+//! Layout of the parameters in the flat buffers. The parameters are in the order in which the backward
+//! pass completes their gradients, from the heads down to the embeddings. At any time, the gradients
+//! that are final form a prefix of the buffer.
 
 use std::ops::Range;
 
 use lambert_plan::architecture::{ALIGNMENT, Architecture, Head, Role, Tensor, TensorId};
 
-/// Name (Hugging Face's), shape and offset of a parameter in the flat buffers.
+/// Name (as in Hugging Face models), shape and offset of a parameter in the flat buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParamSpec {
     /// Identifier within the architecture.
@@ -20,13 +21,14 @@ pub struct ParamSpec {
     pub first: usize,
     /// Number of padding rows at the end, beyond the vocabulary; `None` if the rows are not tokens.
     pub padding: Option<usize>,
-    /// True if it directly follows the previous parameter, so that both form one fused matrix or vector.
+    /// True if the parameter directly follows the previous one in the buffers, so that
+    /// the two form one fused matrix or vector.
     pub is_fused: bool,
-    /// True if updates leave it and its moments unchanged.
+    /// True if updates leave the parameter and its moments unchanged.
     pub is_frozen: bool,
-    /// Head that it belongs to, if any.
+    /// Head that the parameter belongs to, if any.
     pub head: Option<Head>,
-    /// Number of backward segments after which its gradient is final.
+    /// Number of segments whose backward pass must be complete before the gradient is final.
     pub final_after_segment: usize,
 }
 
@@ -46,7 +48,8 @@ impl ParamSpec {
         self.first..self.first + self.count()
     }
 
-    /// Group of parameters that share an update count: those that are frozen, or grown, together.
+    /// Group of the parameter. The parameters of a group share an update count, because
+    /// they are frozen or grown together.
     pub fn group(&self) -> String {
         let own = match self.id.layer {
             Some(layer) => format!("layer.{layer}"),
@@ -70,7 +73,8 @@ pub fn specs(architecture: &Architecture) -> Vec<ParamSpec> {
     specs
 }
 
-/// Length of the prefix of gradients that is final after `segments` backward segments.
+/// Number of elements at the start of the gradient buffer that are final after the
+/// backward pass of `segments` segments.
 pub fn final_elements(specs: &[ParamSpec], segments: usize) -> usize {
     let open = specs.iter().find(|spec| spec.final_after_segment > segments);
     open.map_or_else(|| elements(specs), |spec| spec.first)

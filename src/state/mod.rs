@@ -1,4 +1,5 @@
-//! Training state: everything that a step changes. Sample order, masks and dropout are functions of it.
+//! Training state: everything that a step changes. Sample order, masks and dropout are
+//! functions of the seed and of this state.
 //!
 //! - [`TrainState`]: weights, gradients and moments on one device, counters and cursors
 //! - [`Parameters`]: weights only, for inference
@@ -28,8 +29,8 @@ pub use parameters::Parameters;
 pub use progress::{Skipped, StageProgress};
 pub use region::Region;
 
-/// Extra elements after the gradients. The first takes part in the all-reduce as a flag: 0, or not finite if the loss of a rank is
-/// not finite, so that no rank updates.
+/// Number of extra elements after the gradients. The first of them is a flag that is all-reduced with the gradients.
+/// The flag is 0, or not finite if the loss of a rank is not finite. In that case, no rank updates its weights.
 const TAIL: usize = 32;
 
 /// Training state.
@@ -38,7 +39,7 @@ pub struct TrainState {
     pub step: u64,
     /// Weights.
     pub parameters: Parameters,
-    /// Gradients, f32 \[elements + TAIL\]; the backward pass accumulates into them.
+    /// Gradients, f32 \[elements + TAIL\]. The backward pass accumulates into this buffer.
     gradients: Tensor,
     /// First moments, f32 \[elements\].
     first: Tensor,
@@ -52,7 +53,7 @@ pub struct TrainState {
     pub stages: StageProgress,
     /// True if the evaluation after the last step is missing, because of a failed read or a stop request.
     pub evaluation_pending: bool,
-    /// Samples drawn from each dataset, by the sha256 of its manifest.
+    /// Number of samples drawn from each dataset, by the sha256 of the dataset manifest.
     pub cursors: BTreeMap<String, u64>,
 }
 
@@ -68,7 +69,7 @@ pub enum Buffer {
 }
 
 impl TrainState {
-    /// Creates a state at step 0 with these weights and zero moments.
+    /// Creates a state at step 0 with the weights in `parameters` and zero moments.
     pub fn new(mut parameters: Parameters) -> Self {
         let elements = elements(parameters.specs());
         let zeros = |count: usize| parameters.kernels.zeros(&[count as i64], Kind::Float);
@@ -123,17 +124,17 @@ impl TrainState {
         }
     }
 
-    /// Sets the gradients and their tail to zero.
+    /// Sets the gradients and the tail elements to zero.
     pub fn clear_gradients(&mut self) {
         let _ = self.gradients.zero_();
     }
 
-    /// Adds `number`, f32 \[\], to the tail element, which is all-reduced with the gradients.
+    /// Adds `number`, f32 \[\], to the first tail element, which is all-reduced with the gradients.
     pub fn add_to_tail(&mut self, number: &Tensor) {
         let _ = self.gradients.narrow(0, self.elements() as i64, 1).g_add_(number);
     }
 
-    /// L2 norm of the gradients, f64 \[\]; not finite if the tail element is not finite.
+    /// L2 norm of the gradients, f64 \[\]. Not finite if the first tail element is not finite.
     pub fn gradient_norm(&self) -> Tensor {
         let elements = self.elements() as i64;
         let norm = self.kernels().norm(&self.gradients.narrow(0, 0, elements));
@@ -193,7 +194,7 @@ impl TrainState {
         self.kernels().write(self.buffer(buffer), size_of::<f32>() * first, bytes);
     }
 
-    /// Copies elements of `other`, scaled by `share`.
+    /// Copies elements of `other`, multiplied by `share`.
     pub fn copy(&mut self, buffer: Buffer, to: Range<usize>, other: &Self, from: Range<usize>, share: f32) {
         let part =
             |state: &Self, range: &Range<usize>| state.buffer(buffer).narrow(0, range.start as i64, range.len() as i64);
@@ -209,7 +210,8 @@ impl TrainState {
         let _ = part.fill_(f64::from(value));
     }
 
-    /// Flips a high mantissa bit of a weight, for fault injection. Updates do not round it away.
+    /// Flips a high mantissa bit of a weight, for fault injection. The change is so
+    /// large that updates do not round it away.
     pub fn flip_bit(&mut self) {
         let first = self.parameters.specs().last().map_or(0, |spec| spec.first);
         let flipped = self.read(Buffer::Weights, first..first + 1)[0].to_bits() ^ (1 << 22);
@@ -222,7 +224,7 @@ impl TrainState {
         self.write(Buffer::Second, end - 1, &[f32::INFINITY]);
     }
 
-    /// Replaces weights, gradients, moments and update counts by those of `other`, which may have another depth.
+    /// Takes weights, gradients, moments and update counts from `other`, which may have a different number of layers.
     pub fn take_tensors(&mut self, other: Self) {
         self.parameters = other.parameters;
         (self.gradients, self.first, self.second) = (other.gradients, other.first, other.second);

@@ -19,12 +19,12 @@ pub struct Parameters {
     pub(super) kernels: Arc<dyn Kernels>,
     /// Weights, f32 \[elements\].
     pub(super) values: Tensor,
-    /// Copy of the weights in the compute dtype, which updates maintain; `None` for f32.
+    /// Copy of the weights in the compute dtype. Updates keep the copy current. `None` if the compute dtype is f32.
     pub(super) bf16: Option<Tensor>,
     architecture: Arc<Architecture>,
     specs: Vec<ParamSpec>,
     views: Vec<Tensor>,
-    /// Fused parameters: indices of their specs, and a view of all of them.
+    /// Sets of fused parameters: the indices of their specs, and one view of all parameters of the set.
     fused: Vec<(Range<usize>, Tensor)>,
     places: HashMap<TensorId, usize>,
 }
@@ -42,9 +42,9 @@ impl Parameters {
         Self { kernels, values, bf16: None, architecture, specs, views, fused, places }
     }
 
-    /// Initializes as BERT does: matrices from a normal distribution truncated at two standard deviations, biases with 0, layer norm
-    /// gains with 1. Each parameter is a pure function of the seed and its name. Padding rows of the vocabulary are 0 and stay 0: they
-    /// receive no gradient.
+    /// Initializes the parameters as BERT does. Matrices are drawn from a normal distribution truncated at two standard
+    /// deviations. Biases are 0, and layer norm gains are 1. Each parameter is a pure function of the seed and of its
+    /// name. Padding rows of the vocabulary are 0 and stay 0, because they receive no gradient.
     pub fn initialize(
         kernels: Arc<dyn Kernels>,
         architecture: impl Into<Arc<Architecture>>,
@@ -67,7 +67,8 @@ impl Parameters {
         parameters
     }
 
-    /// Makes the backward pass accumulate each gradient in its range of `gradients`, which has at least the length of the weights.
+    /// Makes the backward pass accumulate each gradient in its range of `gradients`.
+    /// `gradients` is at least as long as the weights.
     pub(super) fn attach(&mut self, gradients: &Tensor) {
         for (spec, parameter) in self.specs.iter().zip(&mut self.views) {
             let _ = parameter.requires_grad_(true);
@@ -99,7 +100,8 @@ impl Parameters {
         self.architecture.layers()
     }
 
-    /// Freezes the parameters selected by `frozen` and unfreezes all others. Frozen parameters have zero gradients and are not updated.
+    /// Freezes the parameters selected by `frozen` and unfreezes all others. Frozen parameters
+    /// have zero gradients, and updates skip them.
     pub fn freeze(&mut self, frozen: impl Fn(&ParamSpec) -> bool) {
         for (spec, view) in self.specs.iter_mut().zip(&mut self.views) {
             spec.is_frozen = frozen(spec);
@@ -118,25 +120,25 @@ impl Parameters {
         self.views[self.place(id)].shallow_clone()
     }
 
-    /// Returns a handle to a parameter and those fused with it, stacked along the first dimension.
+    /// Returns a handle to a parameter and the parameters fused with it, stacked along the first dimension.
     pub fn fused(&self, id: TensorId) -> Tensor {
         let place = self.place(id);
         let found = self.fused.iter().find(|(numbers, _)| numbers.start == place);
         found.unwrap_or_else(|| panic!("no parameter is fused with {id:?}")).1.shallow_clone()
     }
 
-    /// Creates a copy of the weights in `kind`, which updates maintain; none for f32. Call it again after any other change of the
-    /// weights.
+    /// Creates a copy of the weights in dtype `kind`, unless `kind` is f32. Updates keep the copy current. After any
+    /// other change of the weights, call this function again.
     pub fn keep_bf16_copy(&mut self, kind: Kind) {
         self.bf16 = (kind != Kind::Float).then(|| self.values.detach().to_kind(kind));
     }
 
-    /// Like [`Parameters::tensor`], in the compute dtype; `None` for f32.
+    /// Like [`Parameters::tensor`], but in the compute dtype; `None` if the compute dtype is f32.
     pub fn bf16_tensor(&self, id: TensorId) -> Option<Tensor> {
         self.bf16.as_ref().map(|bf16| view(bf16, self.spec(id)))
     }
 
-    /// Like [`Parameters::fused`], in the compute dtype; `None` for f32.
+    /// Like [`Parameters::fused`], but in the compute dtype; `None` if the compute dtype is f32.
     pub fn bf16_joined(&self, id: TensorId) -> Option<Tensor> {
         let rows = self.fused.iter().find(|(numbers, _)| numbers.start == self.place(id))?.0.clone();
         self.bf16.as_ref().map(|bf16| join(bf16, &self.specs[rows]))
@@ -175,7 +177,7 @@ pub(super) fn view(buffer: &Tensor, spec: &ParamSpec) -> Tensor {
     buffer.narrow(0, spec.first as i64, spec.count() as i64).view(spec.shape.as_slice())
 }
 
-/// Index ranges of fused parameters.
+/// Index ranges of the sets of fused parameters.
 fn fused(specs: &[ParamSpec]) -> Vec<Range<usize>> {
     let mut runs = Vec::<Range<usize>>::new();
     for (number, _) in specs.iter().enumerate().filter(|(_, spec)| spec.is_fused) {
@@ -195,7 +197,7 @@ fn join(buffer: &Tensor, specs: &[ParamSpec]) -> Tensor {
     buffer.narrow(0, specs[0].first as i64, count as i64).view(shape.as_slice())
 }
 
-/// Marsaglia's polar method; values beyond two standard deviations are redrawn.
+/// Draws normal values with the polar method of Marsaglia. Values beyond two standard deviations are drawn again.
 fn fill_truncated_normal(elements: &mut [f32], key: Key, deviation: f64) {
     let mut rng = key.rng();
     let mut spare = None;
@@ -276,7 +278,7 @@ mod tests {
         fill_truncated_normal(&mut elements, Key::new(1), 0.02);
         assert!(elements.iter().all(|value| value.abs() <= 0.04));
         let square = elements.iter().map(|value| f64::from(value * value)).sum::<f64>() / 1e5;
-        // Truncation at two standard deviations reduces the variance to 0.7737 of the full one.
+        // Truncation at two standard deviations reduces the variance to 0.7737 of the untruncated variance.
         assert!((square / 0.0004 - 0.7737).abs() < 0.01, "{square}");
         let mean = elements.iter().map(|value| f64::from(*value)).sum::<f64>() / 1e5;
         assert!(mean.abs() < 0.0003, "{mean}");

@@ -3,17 +3,17 @@
 use lambert_config::run::Plateau;
 use serde::{Deserialize, Serialize};
 
-/// Plateau detector of a stage; part of the training state. The loss is f32, which JSON preserves exactly.
+/// Plateau detector of a stage, which is part of the training state. The loss is f32, which JSON preserves exactly.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PlateauTracker {
-    /// Reference loss, nats: the latest that improved by `min_delta`, or the first.
+    /// Reference loss, nats: the latest loss that improved by more than `min_delta`, or the first loss.
     lowest: Option<f32>,
-    /// Evaluations since the last improvement by `min_delta`.
+    /// Number of evaluations since the last improvement by more than `min_delta`.
     flat: u64,
 }
 
 impl PlateauTracker {
-    /// True if there was no evaluation yet.
+    /// True before the first evaluation.
     pub fn is_new(&self) -> bool {
         *self == Self::default()
     }

@@ -15,16 +15,16 @@ pub struct Skipped {
     pub updates: u64,
     /// Samples that were not drawn, or whose update was skipped.
     pub samples: u64,
-    /// Samples and shards to skip, by the sha256 of the dataset's manifest.
+    /// Samples and shards to skip, by the sha256 of the dataset manifest.
     pub by_dataset: BTreeMap<String, SkippedSamples>,
 }
 
 /// Progress through the stages of a run.
 #[derive(Debug, Clone, Default)]
 pub struct StageProgress {
-    /// Latest stage entered; its growth and optimizer restart are done.
+    /// Latest stage that was entered. Its growth and its optimizer restart are complete.
     pub entered: Option<usize>,
-    /// Number of layers before the stage's growth, if the model has grown.
+    /// Number of layers before the growth of the stage, if the model has grown.
     pub grown_from: Option<usize>,
     /// Loss history of the stage, for the divergence guard.
     pub history: LossHistory,

@@ -1,4 +1,4 @@
-//! Ranges of a flat buffer viewed as consecutive bytes, the content of a checkpoint file.
+//! Ranges of a flat buffer, viewed as consecutive bytes. These bytes are the data of tensors in a checkpoint file.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -52,7 +52,7 @@ impl Region {
         self.bytes == 0
     }
 
-    /// Copies the whole region to `into`, which must have its length.
+    /// Copies the whole region to `into`, which must be as long as the region.
     pub fn read(&self, into: &mut [u8]) {
         for (before, range) in &self.ranges {
             let part = &mut into[*before..][..ELEMENT * range.len()];
@@ -60,7 +60,7 @@ impl Region {
         }
     }
 
-    /// Copies needed to move the region to host memory, at byte offset `at`.
+    /// Returns the copies that transfer the region to host memory, from byte offset `at` of the destination on.
     pub fn copies(&self, at: usize) -> impl Iterator<Item = TensorCopy> + '_ {
         self.ranges.iter().map(move |(before, range)| TensorCopy {
             tensor: self.buffer.shallow_clone(),

@@ -6,7 +6,7 @@
 
 using Failed = void (*)(const char *);
 
-// Returns the result of `work`; if it throws, passes the message to `failed` and returns `otherwise`.
+// Returns the result of `work`. If `work` throws, passes the message to `failed` and returns `otherwise`.
 template <typename Work, typename Result>
 Result caught(Work work, Result otherwise, Failed failed) {
   try {

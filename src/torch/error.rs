@@ -55,30 +55,30 @@ pub fn lost_gpu(output: &str) -> Option<&str> {
 }
 
 impl TorchError {
-    /// Returns CUDA's message if the GPU is unusable in this process.
+    /// Returns the CUDA message if it says that the GPU is unusable in this process.
     pub fn lost_gpu(&self) -> Option<&str> {
         lost_gpu(&self.0).filter(|line| line.contains("CUDA") || line.contains("driver"))
     }
 }
 
-/// Silences panics: their messages go into the error of [`guard`] or to [`last_panic`].
+/// Silences panics. The message of a panic becomes the error of [`guard`], or is available from [`last_panic`].
 pub fn quiet_panics() {
     std::panic::set_hook(Box::new(|info| {
         LAST_PANIC.with(|last| *last.borrow_mut() = Some(info.to_string().replace('\n', " ")));
     }));
 }
 
-/// Message of this thread's last panic, if one was caught since the last call.
+/// Returns the message of the last panic of this thread, if there was a panic since the last call.
 pub fn last_panic() -> Option<String> {
     LAST_PANIC.with(|last| last.borrow_mut().take())
 }
 
-/// Runs tensor code and converts tch's panics to errors, so that model code can be written as formulas.
+/// Runs tensor code and converts panics of tch to errors, so that model code can be written as formulas.
 pub fn guard<T>(work: impl FnOnce() -> T) -> Result<T, TorchError> {
     caught(work).map_err(TorchError)
 }
 
-/// Runs `work`; returns the message if it panics.
+/// Runs `work`. Returns the panic message if `work` panics.
 pub fn caught<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|payload| {
         let output = payload.downcast_ref::<String>().cloned();

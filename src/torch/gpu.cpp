@@ -1,5 +1,5 @@
-// GPU functions of libtorch: random generator, streams, memory statistics. Uses c10's device-generic interface, which
-// needs no CUDA headers.
+// GPU functions of libtorch: random generator, streams, memory statistics. The code uses the device-generic
+// interface of c10, which needs no CUDA headers.
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
@@ -24,8 +24,8 @@ class CopyStream {
   explicit CopyStream(c10::Device device)
       : device(device), guard(device.type()), stream(guard.getStreamFromGlobalPool(device)), last(device.type()) {}
 
-  // Uploads a host tensor asynchronously through pinned memory, which libtorch keeps until the copy ends. The compute
-  // stream may use it after `join`.
+  // Uploads a host tensor asynchronously through pinned memory, which libtorch keeps until the copy ends. The
+  // compute stream may use the result after `join`.
   at::Tensor upload(const at::Tensor &host) {
     const c10::StreamGuard here(stream);
     at::Tensor made = host.pin_memory().to(device, host.scalar_type(), /*non_blocking=*/true);
@@ -34,7 +34,7 @@ class CopyStream {
     return made;
   }
 
-  // Copies `from` to pinned memory after the work enqueued so far on the compute stream.
+  // Copies `from` to the pinned tensor `to`, after the work that is already enqueued on the compute stream.
   void download(at::Tensor &to, const at::Tensor &from) {
     c10::Event computed(device.type());
     computed.record(guard.getStream(device));
@@ -49,7 +49,7 @@ class CopyStream {
     const c10::Stream computing = guard.getStream(device);
     last.block(computing);
     for (const at::Tensor &tensor : sent) {
-      // If freed, its memory is reused only after the compute stream has passed this point.
+      // If the tensor is freed, its memory is reused only after the compute stream has passed this point.
       guard.recordDataPtrOnStream(tensor.storage().data_ptr(), computing);
     }
     sent.clear();
@@ -66,11 +66,11 @@ class CopyStream {
   c10::Stream stream;
   // Recorded after the last copy.
   c10::Event last;
-  // Uploads that the compute stream does not wait for yet.
+  // Uploaded tensors that the compute stream does not wait for yet.
   std::vector<at::Tensor> sent;
 };
 
-// Returns the result of `work`, or -1 and passes the message to `failed`.
+// Returns the result of `work`. If `work` throws, passes the message to `failed` and returns -1.
 template <typename Work>
 int attempt(Work work, Failed failed) {
   return caught([&]() -> int { return work(); }, -1, failed);
@@ -78,9 +78,9 @@ int attempt(Work work, Failed failed) {
 
 }  // namespace
 
-// Enables deterministic algorithms on GPUs. cuBLAS then needs a workspace of fixed size from CUBLAS_WORKSPACE_CONFIG,
-// read at its initialization; configs/src/gpu_environment.rs sets it. Returns 0, or -1 and passes the message to
-// `failed`, like all functions below that return an int.
+// Enables deterministic algorithms on GPUs. cuBLAS then needs a workspace of fixed size. It reads the size from
+// CUBLAS_WORKSPACE_CONFIG at its initialization, and configs/src/gpu_environment.rs sets this variable. On failure,
+// this function and all functions below that return an int pass the message to `failed` and return -1.
 extern "C" int lambert_use_deterministic_algorithms(Failed failed) {
   return attempt(
       [] {
@@ -104,8 +104,8 @@ extern "C" int lambert_allow_tf32(bool allowed, Failed failed) {
       failed);
 }
 
-// Disables cuDNN in fused attention: it builds a plan for every new shape, which takes a large part of a second, and
-// nearly every micro-batch has a new shape. The other kernels need no plan.
+// Disables cuDNN in fused attention. cuDNN builds a plan for every new shape, which takes a large part of a second, and
+// nearly every micro-batch has a new shape. The other attention kernels need no plan.
 extern "C" int lambert_disable_cudnn_attention(Failed failed) {
   return attempt(
       [] {
@@ -127,7 +127,7 @@ extern "C" int lambert_seed_gpu(int index, uint64_t seed, Failed failed) {
       failed);
 }
 
-// Returns the CUDA stream of GPU `index` that this thread's operations run on in `stream` (null: the default stream).
+// Writes the CUDA stream of GPU `index` on which this thread runs operations to `stream` (null: the default stream).
 extern "C" int lambert_current_stream(int index, void **stream, Failed failed) {
   return attempt(
       [&] {
@@ -138,7 +138,7 @@ extern "C" int lambert_current_stream(int index, void **stream, Failed failed) {
       failed);
 }
 
-// Returns the peak memory of tensors on GPU `index`, bytes, in `bytes`.
+// Writes the peak memory of tensors on GPU `index`, in bytes, to `bytes`.
 extern "C" int lambert_peak_memory(int index, int64_t *bytes, Failed failed) {
   return attempt(
       [&] {
@@ -157,7 +157,7 @@ extern "C" CopyStream *lambert_copy_stream(int index, Failed failed) {
 // Deletes a copy stream, whose copies must be complete.
 extern "C" void lambert_copy_stream_delete(CopyStream *copies) { delete copies; }
 
-// CopyStream::upload; the caller owns the result. Null on failure.
+// Calls CopyStream::upload. The caller owns the result, which is null on failure.
 extern "C" at::Tensor *lambert_copy_stream_upload(CopyStream *copies, const at::Tensor *host, Failed failed) {
   return caught([&] { return new at::Tensor(copies->upload(*host)); }, static_cast<at::Tensor *>(nullptr), failed);
 }

@@ -40,29 +40,29 @@ fn check(code: i32) -> i32 {
 
 /// Makes libtorch use deterministic algorithms on GPUs, process-wide. Call it before the first GPU operation.
 pub fn use_deterministic_algorithms() {
-    // SAFETY: sets flags.
+    // SAFETY: the function only sets flags.
     check(unsafe { lambert_use_deterministic_algorithms(failed) });
 }
 
 /// Allows TF32 in f32 matrix products on GPUs, process-wide.
 pub fn allow_tf32(allowed: bool) {
-    // SAFETY: sets a flag.
+    // SAFETY: the function only sets a flag.
     check(unsafe { lambert_allow_tf32(allowed, failed) });
 }
 
 /// Disables cuDNN in fused attention, process-wide.
 pub fn disable_cudnn_attention() {
-    // SAFETY: sets a flag.
+    // SAFETY: the function only sets a flag.
     check(unsafe { lambert_disable_cudnn_attention(failed) });
 }
 
-/// Seeds libtorch's generator of GPU `index`.
+/// Seeds the libtorch generator of GPU `index`.
 pub fn seed(index: usize, seed: u64) {
-    // SAFETY: numbers only.
+    // SAFETY: the arguments are numbers.
     check(unsafe { lambert_seed_gpu(index as i32, seed, failed) });
 }
 
-/// Returns the CUDA stream of GPU `index` that this thread's operations run on.
+/// Returns the CUDA stream of GPU `index` on which this thread runs operations.
 ///
 /// # Errors
 /// libtorch does not know the GPU.
@@ -75,7 +75,7 @@ pub fn current_stream(index: usize) -> Result<*mut c_void, String> {
     }
 }
 
-/// Peak memory of this process's tensors on GPU `index`, bytes.
+/// Peak memory of the tensors of this process on GPU `index`, bytes.
 ///
 /// # Errors
 /// libtorch does not know the GPU.
@@ -88,18 +88,18 @@ pub fn peak_memory(index: usize) -> Result<u64, String> {
     }
 }
 
-/// A GPU stream for asynchronous copies beside the compute stream, which is the calling thread's current stream. Its
-/// functions panic like tch if libtorch fails.
+/// GPU stream for asynchronous copies beside the compute stream. The compute stream is the current stream of the
+/// calling thread. The functions panic, as in tch, if libtorch fails.
 pub struct CopyStream(*mut c_void);
 
-// SAFETY: streams and events may be used by any thread, and `upload` and `join`, which modify the stream, by one at a time: that is
-// up to the owner, who has them behind a lock.
+// SAFETY: any thread may use streams and events. `upload` and `join` modify the stream, so only one thread at a time
+// may call them. The owner guards the stream with a lock.
 unsafe impl Send for CopyStream {}
 
 impl CopyStream {
     /// Creates a copy stream on GPU `index`.
     pub fn new(index: usize) -> Self {
-        // SAFETY: a number only.
+        // SAFETY: the argument is a number.
         let stream = unsafe { lambert_copy_stream(index as i32, failed) };
         assert!(!stream.is_null(), "{}", LAST_ERROR_TEXT.with(RefCell::take));
         Self(stream)
@@ -107,41 +107,44 @@ impl CopyStream {
 
     /// Uploads `host` asynchronously. The compute stream may use the copy after [`CopyStream::join`].
     pub fn upload(&self, host: &Tensor) -> Tensor {
-        // SAFETY: a copy stream and a live at::Tensor, whose content is copied before this returns.
+        // SAFETY: `self.0` is a copy stream. `host` is a live at::Tensor, whose content is
+        // copied before the function returns.
         made(|failed| unsafe { lambert_copy_stream_upload(self.0, host.as_ptr(), failed) })
     }
 
-    /// Starts to copy `from` to the host tensor `to`, after the work enqueued so far on the compute stream.
+    /// Starts to copy `from` to the host tensor `to`, after the work that is already enqueued on the compute stream.
     ///
     /// # Safety
-    /// The memory of both must stay valid, and that of `to` untouched, until [`CopyStream::is_done`].
+    /// The memory of `to` and `from` must stay valid until [`CopyStream::is_done`] returns true. Until then,
+    /// the memory of `to` must not be accessed.
     pub unsafe fn download(&self, to: &Tensor, from: &Tensor) {
-        // SAFETY: a copy stream and live at::Tensor objects; the caller sees to their memory.
+        // SAFETY: `self.0` is a copy stream, and `to` and `from` are live at::Tensor
+        // objects. The caller guarantees their memory.
         check(unsafe { lambert_copy_stream_download(self.0, to.as_ptr(), from.as_ptr(), failed) });
     }
 
     /// Makes later work on the compute stream wait for all copies so far.
     pub fn join(&self) {
-        // SAFETY: a copy stream.
+        // SAFETY: `self.0` is a copy stream.
         check(unsafe { lambert_copy_stream_join(self.0, failed) });
     }
 
     /// True if all copies are complete.
     pub fn is_done(&self) -> bool {
-        // SAFETY: a copy stream.
+        // SAFETY: `self.0` is a copy stream.
         check(unsafe { lambert_copy_stream_is_done(self.0, failed) }) == 1
     }
 
     /// Waits for all copies.
     pub fn wait(&self) {
-        // SAFETY: a copy stream.
+        // SAFETY: `self.0` is a copy stream.
         check(unsafe { lambert_copy_stream_wait(self.0, failed) });
     }
 }
 
 impl Drop for CopyStream {
     fn drop(&mut self) {
-        // SAFETY: made by lambert_copy_stream, and forgotten once.
+        // SAFETY: lambert_copy_stream created the stream, and the stream is deleted once.
         unsafe { lambert_copy_stream_delete(self.0) }
     }
 }

@@ -1,4 +1,4 @@
-//! Thin layer over libtorch: all `unsafe` tensor code, and conversion of its failures to errors.
+//! Thin layer over libtorch: all `unsafe` tensor code, and conversion of libtorch failures to errors.
 
 mod error;
 pub mod gpu;
@@ -42,11 +42,11 @@ unsafe extern "C" {
     ) -> *mut torch_sys::C_tensor;
 }
 
-/// Callback with the message of a failed operation.
+/// Callback that receives the message of a failed operation.
 type Failed = extern "C" fn(*const c_char);
 
-/// Calls the [`Map`] behind the first argument with `x` and the addend, which may be null. Returns null on failure
-/// and sets the message.
+/// Calls the [`Map`] that the first argument points to, with `x` and the addend, which may be null. On
+/// failure, returns null and sets the message.
 type Call = extern "C" fn(
     *mut c_void,
     *const torch_sys::C_tensor,
@@ -58,12 +58,12 @@ type Call = extern "C" fn(
 type Map = Box<dyn Fn(&Tensor, Option<&Tensor>) -> Tensor + Send>;
 
 thread_local! {
-    /// Message of the shim's last failure.
+    /// Message of the last failure in the shim (shim.cpp).
     static LAST_ERROR_TEXT: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 extern "C" fn failed(text: *const c_char) {
-    // SAFETY: the shim passes a string that ends with a zero and lives until this returns.
+    // SAFETY: the shim passes a NUL-terminated string that lives until this function returns.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned();
     LAST_ERROR_TEXT.with(|output| *output.borrow_mut() = text);
 }
@@ -75,9 +75,9 @@ unsafe extern "C" {
 /// Version of the libtorch headers used in the build.
 pub const BUILT_WITH: &str = env!("LAMBERT_LIBTORCH_VERSION");
 
-/// Build settings of the loaded libtorch, as it prints them.
+/// Build settings of the loaded libtorch, as text.
 pub fn settings() -> String {
-    // SAFETY: the shim gives a string with its end that lives as long as the program.
+    // SAFETY: the shim returns a NUL-terminated string that lives as long as the program.
     unsafe { CStr::from_ptr(lambert_torch_settings()) }.to_string_lossy().into_owned()
 }
 
@@ -88,30 +88,33 @@ pub fn version() -> String {
     version.unwrap_or_default().to_owned()
 }
 
-/// Makes backward accumulate the gradient of `parameter` into `gradient`, a view of the same shape.
+/// Makes the backward pass accumulate the gradient of `parameter` into `gradient`, a view of the same shape.
 pub fn set_gradient(parameter: &Tensor, gradient: &Tensor) {
-    // SAFETY: both pointers are live at::Tensor objects for the whole call, which copies the handle it keeps.
+    // SAFETY: both pointers are live at::Tensor objects for the whole call. The
+    // function copies the handle that it keeps.
     let failed = unsafe { lambert_set_gradient(parameter.as_ptr().cast_mut(), gradient.as_ptr().cast_mut()) };
     assert_eq!(failed, 0, "a gradient of another shape or type than its parameter");
 }
 
-/// Allows or forbids oneDNN in [`linear`], process-wide; allowed by default. Without it, results round as in PyTorch.
+/// Allows or forbids oneDNN in [`linear`], process-wide. oneDNN is allowed by default.
+/// Without oneDNN, results round as in PyTorch.
 pub fn allow_onednn(allowed: bool) {
     // SAFETY: sets a flag.
     unsafe { lambert_allow_onednn(allowed) }
 }
 
-/// `x W^T + b`, \[..., in\] to \[..., out\], in the dtype of `x`. `weight`, \[out, in\], and `bias`, \[out\], are
-/// parameters with gradients from [`set_gradient`]; backward adds to those without a temporary. `low` has both in the
-/// dtype of `x`; without it they are cast.
+/// Computes `x W^T + b` in the dtype of `x`, \[..., in\] to \[..., out\]. `weight` \[out, in\] and `bias` \[out\] are
+/// parameters with gradients from [`set_gradient`]. The backward pass adds to these gradients without a temporary
+/// tensor. `low` has weight and bias in the dtype of `x`. Without `low`, weight and bias are cast on each call.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor, low: Option<&[Tensor; 2]>) -> Tensor {
     let [low_weight, low_bias] = low.map_or([std::ptr::null(); 2], |low| low.each_ref().map(Tensor::as_ptr));
-    // SAFETY: all pointers are live at::Tensor objects for the whole call, or null where that is allowed.
+    // SAFETY: all pointers are live at::Tensor objects for the whole call, or null where null is allowed.
     made(|failed| unsafe { lambert_linear(x.as_ptr(), weight.as_ptr(), bias.as_ptr(), low_weight, low_bias, failed) })
 }
 
-/// `map(x, added)` with a self-adjoint linear `map` of `x` plus `added` of the same shape: the gradient of `x` is
-/// `map` of the result's gradient. `map` may be called again and from another thread, but not concurrently.
+/// Returns `map(x, added)`, where `map` is a self-adjoint linear map of `x` plus `added` of the same
+/// shape. The gradient of `x` is therefore `map` of the gradient of the result. `map` may be called again
+/// and from another thread, but not concurrently.
 pub fn self_adjoint(
     x: &Tensor,
     added: Option<&Tensor>,
@@ -126,10 +129,10 @@ pub fn self_adjoint(
         thread_local! {
             static WHY: RefCell<CString> = RefCell::default();
         }
-        // SAFETY: the Map passed by self_adjoint, which lives until `forget`.
+        // SAFETY: `owner` is the Map that `self_adjoint` passed, which lives until `forget`.
         let map = unsafe { &*owner.cast::<Map>() };
         let handle = |tensor: *const torch_sys::C_tensor| {
-            // SAFETY: a live at::Tensor, of which this makes a handle of its own.
+            // SAFETY: `tensor` is a live at::Tensor, and the result is a separate handle to this tensor.
             unsafe { Tensor::clone_from_ptr(tensor.cast_mut()) }
         };
         let made = caught(|| {
@@ -137,39 +140,43 @@ pub fn self_adjoint(
             map(&handle(x), added.as_ref())
         });
         match made {
-            // The shim takes the at::Tensor over.
+            // The shim takes ownership of the at::Tensor.
             Ok(made) => std::mem::ManuallyDrop::new(made).as_mut_ptr(),
             Err(why) => {
                 WHY.set(CString::new(why.replace('\0', " ")).unwrap_or_default());
-                // SAFETY: the shim's pointer to a string; the string lives until this thread's next failure.
+                // SAFETY: `output` is a pointer of the shim to a string. The string lives until
+                // the next failure on this thread.
                 unsafe { *output = WHY.with_borrow(|why| why.as_ptr()) };
                 std::ptr::null_mut()
             }
         }
     }
     extern "C" fn forget(owner: *mut c_void) {
-        // SAFETY: made by Box::into_raw below; the shim forgets it once.
+        // SAFETY: `owner` comes from Box::into_raw below, and the shim calls `forget` once.
         drop(unsafe { Box::from_raw(owner.cast::<Map>()) });
     }
     let owner = Box::into_raw(Box::<Map>::new(Box::new(map))).cast::<c_void>();
     let added = added.map_or(std::ptr::null(), Tensor::as_ptr);
-    // SAFETY: the pointers are live at::Tensor objects, or null where that is allowed; `owner` is what `call` and `forget` expect.
+    // SAFETY: the tensor pointers are live at::Tensor objects, or null where null is allowed. `owner` is
+    // the value that `call` and `forget` expect.
     made(|failed| unsafe { lambert_self_adjoint(x.as_ptr(), added, call, owner, forget, failed) })
 }
 
-/// Runs backward from `outputs`, whose graphs may share tensors, with `gradients` of the same shapes.
+/// Runs the backward pass from `outputs`, with `gradients` of the same shapes. The
+/// graphs of the outputs may share tensors.
 pub fn backward(outputs: &[Tensor], gradients: &[Tensor]) {
     assert_eq!(outputs.len(), gradients.len(), "an output has one gradient");
     let pointers = |tensors: &[Tensor]| tensors.iter().map(Tensor::as_ptr).collect::<Vec<_>>();
     let (of_outputs, of_gradients) = (pointers(outputs), pointers(gradients));
-    // SAFETY: both arrays hold as many pointers to at::Tensor objects, which live for the whole call.
+    // SAFETY: both arrays have `outputs.len()` pointers to at::Tensor objects, which live for the whole call.
     let failure = unsafe { lambert_backward(of_outputs.as_ptr(), of_gradients.as_ptr(), outputs.len(), failed) };
     assert_eq!(failure, 0, "{}", LAST_ERROR_TEXT.with(RefCell::take));
 }
 
 /// Copies bytes of a contiguous tensor on any device into `into`, starting at byte `first`.
 pub fn read_bytes(tensor: &Tensor, first: usize, into: &mut [u8]) {
-    // SAFETY: the tensor over `into` lives no longer than `into` is borrowed, and the copy has ended when `copy_` returns.
+    // SAFETY: the tensor over `into` lives no longer than the borrow of `into`, and
+    // the copy has ended when `copy_` returns.
     let mut host = unsafe { bytes_in_place(into.as_mut_ptr(), into.len()) };
     host.copy_(&bytes_of(tensor, first, into.len()));
 }
@@ -177,24 +184,24 @@ pub fn read_bytes(tensor: &Tensor, first: usize, into: &mut [u8]) {
 /// Starts an asynchronous copy of bytes of a contiguous GPU tensor into `into`, starting at byte `first`.
 ///
 /// # Safety
-/// As of [`CopyStream::download`](gpu::CopyStream::download).
+/// Same as for [`CopyStream::download`](gpu::CopyStream::download).
 pub unsafe fn begin_read(stream: &gpu::CopyStream, tensor: &Tensor, first: usize, into: &mut [u8]) {
-    // SAFETY: the caller sees to the memory, for longer than this tensor lives.
+    // SAFETY: the caller keeps the memory valid for longer than this tensor lives.
     let host = unsafe { bytes_in_place(into.as_mut_ptr(), into.len()) };
-    // SAFETY: the caller's.
+    // SAFETY: the caller guarantees the conditions of `download`.
     unsafe { stream.download(&host, &bytes_of(tensor, first, into.len())) }
 }
 
 /// Copies `bytes` into a contiguous tensor on any device, starting at byte `first`.
 pub fn write_bytes(tensor: &Tensor, first: usize, bytes: &[u8]) {
-    // SAFETY: as above; nothing writes through this tensor.
+    // SAFETY: as in `read_bytes`. Nothing writes through this tensor.
     let host = unsafe { bytes_in_place(bytes.as_ptr().cast_mut(), bytes.len()) };
     bytes_of(tensor, first, bytes.len()).copy_(&host);
 }
 
 /// Wraps host memory as a tensor, u8 \[count\].
 unsafe fn bytes_in_place(first: *mut u8, count: usize) -> Tensor {
-    // SAFETY: the caller sees to the memory.
+    // SAFETY: the caller keeps the memory valid.
     unsafe { Tensor::from_blob(first, &[count as i64], &[1], Kind::Uint8, Device::Cpu) }
 }
 
@@ -204,18 +211,18 @@ fn bytes_of(tensor: &Tensor, first: usize, count: usize) -> Tensor {
     tensor.detach().flatten(0, -1).view_dtype(Kind::Uint8).narrow(0, first as i64, count as i64)
 }
 
-/// Looks up rows of `table`, \[rows, width\], by `ids`, i64 \[...\]: \[..., width\]. `table` is a parameter as in
-/// [`linear`].
+/// Looks up rows of `table` \[rows, width\] by `ids`, i64 \[...\]. The result is \[..., width\]. `table` is a
+/// parameter with a gradient from [`set_gradient`].
 pub fn embedding(table: &Tensor, ids: &Tensor) -> Tensor {
     // SAFETY: both pointers are live at::Tensor objects for the whole call.
     made(|failed| unsafe { lambert_embedding(table.as_ptr(), ids.as_ptr(), failed) })
 }
 
-/// Takes ownership of the tensor that `make` returns; panics like tch on failure.
+/// Takes ownership of the tensor that `make` returns. Panics, as in tch, on failure.
 fn made(make: impl FnOnce(Failed) -> *mut torch_sys::C_tensor) -> Tensor {
     let made = make(failed);
     assert!(!made.is_null(), "{}", LAST_ERROR_TEXT.with(RefCell::take));
-    // SAFETY: a new at::Tensor that nothing else holds.
+    // SAFETY: `made` is a new at::Tensor that nothing else owns.
     unsafe { Tensor::from_ptr(made) }
 }
 
@@ -289,7 +296,7 @@ mod tests {
             fn lambert_throw(is_standard: bool, failed: Failed) -> i32;
         }
         for (is_standard, output) in [(true, "of the standard library"), (false, "an exception of an unknown type")] {
-            // SAFETY: throws, and catches it.
+            // SAFETY: the function throws an exception and catches it.
             assert_eq!(unsafe { lambert_throw(is_standard, failed) }, -1);
             assert_eq!(LAST_ERROR_TEXT.with(RefCell::take), output);
         }

@@ -13,14 +13,14 @@
 #include "caught.h"
 
 namespace at::native {
-// oneDNN's x W^T + b, fused with the operation `attr`. libtorch exports it without a header.
+// x W^T + b of oneDNN, fused with the operation `attr`. libtorch exports this function without a header.
 Tensor mkldnn_linear_pointwise(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias,
                                std::string_view attr, c10::List<std::optional<Scalar>> scalars,
                                std::optional<std::string_view> algorithm);
 }  // namespace at::native
 
-// Makes backward accumulate the gradient of `parameter` into `gradient`, a view of the flat gradient buffer, so that
-// all-reduce and optimizer use one buffer without copies.
+// Makes the backward pass accumulate the gradient of `parameter` into `gradient`, a view of the flat gradient buffer.
+// All-reduce and optimizer then use one buffer without copies.
 extern "C" int lambert_set_gradient(at::Tensor *parameter, at::Tensor *gradient) {
   try {
     parameter->mutable_grad() = *gradient;
@@ -41,8 +41,9 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using MaybeTensor = std::optional<at::Tensor>;
 
-// x W^T + b; W may be strided. Uses oneDNN for f32 on the CPU, which is faster than at::linear's MKL
-// (docs/experiments/training-speed.md). Incompatible shapes are left to at::linear, which reports them.
+// x W^T + b, where W may be strided. For f32 on the CPU, this function uses oneDNN, which is
+// faster than the MKL of at::linear (docs/experiments/training-speed.md). Incompatible shapes are
+// passed to at::linear, which reports the error.
 at::Tensor product(const at::Tensor &x, const at::Tensor &weight, const std::optional<at::Tensor> &bias) {
   const bool plain = x.is_cpu() && x.scalar_type() == at::kFloat;
   if (onednn_allowed && plain && x.numel() > 0 && x.size(-1) == weight.size(1)) {
@@ -52,10 +53,10 @@ at::Tensor product(const at::Tensor &x, const at::Tensor &weight, const std::opt
   return at::linear(x, weight, bias);
 }
 
-// x W^T + b, computed in x's dtype. libtorch's own linear allocates the gradient of W and then adds it to the flat
-// buffer; here the matrix product accumulates into the buffer directly.
+// x W^T + b, computed in the dtype of x. The linear function of libtorch allocates the gradient of W and then adds it
+// to the flat buffer. Here, the matrix product accumulates directly into the buffer.
 struct Linear : torch::autograd::Function<Linear> {
-  // `low_weight` and `low_bias` are weight and bias in x's dtype, if such a copy exists.
+  // `low_weight` and `low_bias` are weight and bias in the dtype of x, if such copies exist.
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &weight,
                             const at::Tensor &bias, const MaybeTensor &low_weight, const MaybeTensor &low_bias) {
     const auto cast = [&](const at::Tensor &parameter, const MaybeTensor &low) {
@@ -79,7 +80,8 @@ struct Linear : torch::autograd::Function<Linear> {
       if (x.scalar_type() == weight.scalar_type()) {
         sum.addmm_(gradient.t(), x);
       } else if (!x.is_cpu()) {
-        // No rounding per micro-batch: the bf16 product accumulates in f32. The CPU does not support this.
+        // The bf16 product accumulates in f32, so that micro-batches are not rounded separately.
+        // The CPU does not support this operation.
         at::addmm_out(sum, sum, gradient.t(), x, at::kFloat, 1, 1);
       } else {
         weight.mutable_grad().add_(gradient.t().mm(x));
@@ -96,7 +98,8 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 };
 
-// Embedding lookup. libtorch's own allocates the gradient as a table and then adds it to the flat buffer.
+// Embedding lookup. The embedding function of libtorch allocates a whole table for the gradient
+// and then adds the table to the flat buffer.
 struct Embedding : torch::autograd::Function<Embedding> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &table, const at::Tensor &ids) {
     context->save_for_backward({ids});
@@ -119,7 +122,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
   }
 };
 
-// A Rust closure and its owner.
+// A Rust closure and the object that owns it.
 struct Map : torch::CustomClassHolder {
   using Call = at::Tensor *(*)(void *owner, const at::Tensor *x, const at::Tensor *added, const char **said);
   Call call;
@@ -141,7 +144,7 @@ struct Map : torch::CustomClassHolder {
   }
 };
 
-// map(x) + added for a self-adjoint linear map: its backward is the map itself.
+// map(x) + added for a self-adjoint linear map. The backward pass applies the same map.
 struct SelfAdjoint : torch::autograd::Function<SelfAdjoint> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const MaybeTensor &added,
                             const c10::intrusive_ptr<Map> &map) {
@@ -166,7 +169,7 @@ struct SelfAdjoint : torch::autograd::Function<SelfAdjoint> {
 
 MaybeTensor some(const at::Tensor *tensor) { return tensor == nullptr ? MaybeTensor() : MaybeTensor(*tensor); }
 
-// Returns the tensor of `make`, owned by the caller; on failure null, with the message passed to `failed`.
+// Returns the tensor of `make`, which the caller owns. On failure, returns null and passes the message to `failed`.
 template <typename Make>
 at::Tensor *made(Make make, Failed failed) {
   return caught([&] { return new at::Tensor(make()); }, static_cast<at::Tensor *>(nullptr), failed);
@@ -174,22 +177,23 @@ at::Tensor *made(Make make, Failed failed) {
 
 }  // namespace
 
-// x W^T + b, whose backward adds the gradients of W and b to those set by lambert_set_gradient. `weight` and `bias`
-// are such parameters; `low_weight` and `low_bias` are the same in x's dtype, or null. Returns like `made`.
+// x W^T + b. `weight` and `bias` are parameters with gradients from lambert_set_gradient, and the backward pass adds to
+// these gradients. `low_weight` and `low_bias` are weight and bias in the dtype of x, or null. Returns like `made`.
 extern "C" at::Tensor *lambert_linear(const at::Tensor *x, const at::Tensor *weight, const at::Tensor *bias,
                                       const at::Tensor *low_weight, const at::Tensor *low_bias,
                                       Failed failed) {
   return made([&] { return Linear::apply(*x, *weight, *bias, some(low_weight), some(low_bias)); }, failed);
 }
 
-// map(x) + added, or map(x) if `added` is null. `owner` belongs to the map and is released with it by `forget`.
-// Returns like `made`.
+// map(x) + added, or map(x) if `added` is null. The map owns `owner` and releases
+// it with `forget`. Returns like `made`.
 extern "C" at::Tensor *lambert_self_adjoint(const at::Tensor *x, const at::Tensor *added, Map::Call call, void *owner,
                                              void (*forget)(void *), Failed failed) {
   return made([&] { return SelfAdjoint::apply(*x, some(added), c10::make_intrusive<Map>(call, owner, forget)); }, failed);
 }
 
-// Runs backward from `count` outputs with `gradients`. Returns 0, or 1 with the message passed to `failed`.
+// Runs the backward pass from `count` outputs with `gradients`. On failure, passes
+// the message to `failed` and returns 1.
 extern "C" int lambert_backward(const at::Tensor *const *outputs, const at::Tensor *const *gradients, size_t count,
                                 Failed failed) {
   const auto all = [&](const at::Tensor *const *tensors) {
@@ -200,7 +204,8 @@ extern "C" int lambert_backward(const at::Tensor *const *outputs, const at::Tens
   return caught([&] { return torch::autograd::backward(all(outputs), all(gradients)), 0; }, 1, failed);
 }
 
-// Looks up rows of `table`, a parameter as above, by `ids`. Returns like `made`.
+// Looks up rows of `table` by `ids`. `table` is a parameter with a gradient from
+// lambert_set_gradient. Returns like `made`.
 extern "C" at::Tensor *lambert_embedding(const at::Tensor *table, const at::Tensor *ids, Failed failed) {
   return made([&] { return Embedding::apply(*table, *ids); }, failed);
 }

@@ -1,5 +1,5 @@
-//! Held-out loss and accuracy. Samples are read in file order, with a fixed masking seed, so that all models are evaluated on the
-//! same predictions.
+//! Held-out loss and accuracy. Samples are read in file order, and the masking seed is fixed. All models
+//! therefore predict the same masked tokens.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::recovery::skipped_samples::SkippedSamples;
 use crate::train::step;
 use crate::worker::agreement::{self, Vote};
 
-/// Samples per batch; micro-batches are formed within a batch.
+/// Samples per batch. Each batch is split into micro-batches.
 const BATCH: usize = 256;
 
 /// Dataset and settings of an evaluation.
@@ -29,22 +29,23 @@ pub struct EvalRequest {
     pub samples: u64,
     /// Maximum tokens per micro-batch, padding included.
     pub micro_batch_tokens: usize,
-    /// Number of canonical shards; `None`: one per rank.
+    /// Number of canonical shards, which are a fixed partition of a batch for every
+    /// world size. `None`: one shard per rank.
     pub parts: Option<usize>,
 }
 
-/// Outcome of an evaluation, the same on all ranks.
+/// Outcome of an evaluation, which is equal on all ranks.
 pub enum EvalOutcome {
     /// All samples were evaluated.
     Completed(Evaluation),
     /// A rank could not read its samples. Holds the error on the rank that failed.
     Unreadable(Option<DatasetError>),
-    /// A stop was requested; there is no result.
+    /// A stop was requested, so there is no result.
     Stopped,
 }
 
-/// Measures losses and accuracies after `step` steps, over all ranks. Before each batch the ranks exchange read failures, and rank
-/// 0 shares `is_stop_requested`.
+/// Measures losses and accuracies over all ranks. `step` is the number of completed training steps. Before each batch,
+/// the ranks exchange read failures, and rank 0 shares the result of `is_stop_requested`.
 pub fn evaluate(
     objective: &Objective,
     collective: &mut dyn Group,
@@ -56,7 +57,7 @@ pub fn evaluate(
     let samples = if request.samples == 0 { rows } else { rows.min(request.samples) };
     let source = SampleSource {
         dataset: Arc::clone(&request.dataset),
-        // Evaluate on single pieces replaced by [MASK], independent of the masking used for training.
+        // Replace single tokens (word pieces) by [MASK], whatever masking the training uses.
         objective: run::Objective {
             mask_unit: MaskUnit::Piece,
             mask_token: MaskToken::Mask,

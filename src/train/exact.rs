@@ -1,24 +1,25 @@
 //! Order-independent gradient summation: the result has the same bits for every world size.
 //!
-//! Each f32 is split into two f64: a multiple of 2^-32 and a multiple of 2^-80. Sums of either are exact while they fit in 53
-//! bits, and exact sums do not depend on the order. Bits below 2^-80 are dropped; NaN or |x| >= 2^16 yields NaN. The sum of both
-//! halves is rounded to f32 once.
+//! Each f32 is split into two f64: a multiple of 2^-32 and a multiple of 2^-80. A sum of these multiples is exact while
+//! it fits in 53 bits, and an exact sum does not depend on the order of its terms. Bits below 2^-80 are dropped. NaN or
+//! |x| >= 2^16 yields NaN. At the end, the sums of the two halves are added, and the result is rounded to f32.
 
 use lambert_collective::Group;
 
 use crate::error::Error;
 
-/// Adding and subtracting one of these rounds an f64 to a multiple of 2^-32 or 2^-80, ties to even: the last of the 52 mantissa
-/// bits of the sum has that value.
+/// Constants that round an f64 to a multiple of 2^-32 (the first) or 2^-80 (the second), ties to even.
+/// Adding and then subtracting a constant does the rounding, because the lowest mantissa bit of the
+/// intermediate sum is worth 2^-32 or 2^-80.
 const ROUNDING_SHIFTS: [f64; 2] = [1.5 * (1_u64 << 20) as f64, 1.5 / (1_u64 << 28) as f64];
-/// Limit on |x|: sums of a few hundred larger terms would not fit in 53 bits.
+/// Limit on |x|. A sum of 32 terms below the limit always fits in 53 bits.
 const TOO_LARGE: f32 = 65536.0;
 /// Elements per all-reduce.
 const CHUNK: usize = 1 << 17;
 
 /// Accumulator of an exact sum.
 pub struct ExactSum {
-    /// Upper and lower halves of the elements.
+    /// Sums of the upper halves and sums of the lower halves, one f64 per element.
     halves: [Vec<f64>; 2],
 }
 
@@ -61,7 +62,7 @@ impl ExactSum {
 }
 
 fn split(value: f32) -> [f64; 2] {
-    // A select, not a branch, so that the loop vectorizes.
+    // The compiler makes this a select instruction instead of a branch, so that the loop vectorizes.
     let value = if value.abs() < TOO_LARGE { f64::from(value) } else { f64::NAN };
     let rounded = |value: f64, shift: f64| (value + shift) - shift;
     let upper = rounded(value, ROUNDING_SHIFTS[0]);

@@ -1,5 +1,5 @@
-//! Gradient of a step over all ranks: forward and backward passes, then an all-reduce. Where the gradient noise scale is measured,
-//! the global batch is processed in two halves.
+//! Gradient of a step over all ranks. An all-reduce follows the forward and backward passes. On steps that measure the
+//! gradient noise scale, the global batch is processed in two halves.
 
 use lambert_collective::{Group, Reducer};
 use lambert_control::GradientNoise;
@@ -25,28 +25,29 @@ use crate::worker::trace::span;
 pub struct GradientPass<'a> {
     pub session: &'a Session,
     pub objective: &'a Objective,
-    /// This rank's shard of the global batch.
+    /// Shard of the global batch that this rank computes.
     pub batch: &'a GlobalBatch,
     pub dropout: Key,
-    /// True if this rank could not read its samples: then no rank may update.
+    /// True if this rank could not read its samples. In that case, no rank updates its weights.
     pub has_no_samples: bool,
 }
 
-/// Totals, half norms and times of a gradient computation.
+/// Totals, gradient norms of the halves, and times of a gradient computation.
 #[derive(Default)]
 pub struct GradientStats {
-    /// Totals of the whole batch or of each half, by canonical shard of this rank.
+    /// Totals of the whole batch, or of each half. The inner vector has one entry per canonical shard of this rank, or
+    /// a single entry without canonical shards.
     pending: Vec<Vec<step::PendingTotals>>,
     /// Gradient norm of each half, f64 \[\]; empty if the batch was not halved.
     halves: Vec<Tensor>,
     /// Time of the forward and backward passes, seconds.
     pub seconds: f64,
-    /// Exposed communication time, seconds.
+    /// Communication time that no computation hides, seconds.
     pub communication: f64,
 }
 
 impl GradientPass<'_> {
-    /// Computes the gradient over all ranks, in `state`. Collective: every rank must call it.
+    /// Computes the gradient over all ranks and leaves it in `state`. Collective: every rank must call it.
     ///
     /// # Errors
     /// Out of memory, or a rank failed.
@@ -94,7 +95,8 @@ impl GradientPass<'_> {
             false => {
                 let passes = span!("forward and backward");
                 let (pending, all_reduce) = self.bucketed(share, state, reducer)?;
-                // Without overlap the all-reduce starts now: wait, so that its time does not include pending kernels.
+                // Without overlap, the all-reduce starts only in `finish`. Wait for pending kernels first, so
+                // that they do not count as all-reduce time.
                 if session.world > 1 && !gradients::overlaps(session) {
                     torch::guard(|| session.kernels.wait())?;
                 }
@@ -121,7 +123,8 @@ impl GradientPass<'_> {
         Ok(())
     }
 
-    /// Runs the passes and starts the all-reduce of the buckets whose gradients are final.
+    /// Runs the forward and backward passes. With overlap, starts the all-reduce of each bucket as soon
+    /// as the gradients of the bucket are final.
     fn bucketed<'r>(
         &self,
         share: RankBatch<'_>,
@@ -139,7 +142,8 @@ impl GradientPass<'_> {
         Ok((vec![pending], all_reduce))
     }
 
-    /// Runs the passes shard by shard and accumulates the gradients in an [`ExactSum`].
+    /// Runs the passes for one canonical shard (a fixed part of the global batch) at a time, and
+    /// accumulates the gradients in an [`ExactSum`].
     fn canonical(
         &self,
         share: RankBatch<'_>,
@@ -163,7 +167,8 @@ impl GradientPass<'_> {
 
 /// Results of a gradient computation, read back from the device.
 pub struct GradientResult {
-    /// Totals of the whole batch or of each half, by canonical shard of this rank.
+    /// Totals of the whole batch, or of each half. The inner vector has one entry per canonical shard of this rank, or
+    /// a single entry without canonical shards.
     pub totals: Vec<Vec<ObjectiveTotals>>,
     /// L2 norm of the gradient over all ranks, before clipping.
     pub norm: f64,
@@ -172,7 +177,8 @@ pub struct GradientResult {
 }
 
 impl GradientStats {
-    /// Waits for the device and reads the results back. `norm`, f64 \[\], is the gradient norm of a global batch of `samples`.
+    /// Waits for the device and reads the results back. `samples` is the size of the global batch, and
+    /// `norm`, f64 \[\], is the norm of its gradient.
     ///
     /// # Errors
     /// The device fails.

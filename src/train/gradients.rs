@@ -1,5 +1,6 @@
-//! Gradient all-reduce, in place in the flat gradient buffer. Either in buckets, overlapped with the backward pass; or as an exact
-//! sum over canonical shards, which has the same bits for every world size.
+//! Gradient all-reduce, in place in the flat gradient buffer. The all-reduce runs either in buckets, overlapped with
+//! the backward pass, or as an exact sum over canonical shards, which are a fixed partition of the global batch. The
+//! exact sum has the same bits for every world size.
 
 use lambert_collective::{Bucket, Group, MemoryLocation, PendingAllReduce, Reducer, all_reduce};
 
@@ -11,23 +12,25 @@ use crate::train::exact::ExactSum;
 use crate::worker::host_share::HostShare;
 use crate::worker::session::Session;
 
-/// True if the all-reduce overlaps with the backward pass: as configured, otherwise where that hides communication.
+/// True if the all-reduce overlaps with the backward pass. Follows `all_reduce.overlap` if that key is set.
+/// Otherwise true if overlap hides communication.
 pub fn overlaps(session: &Session) -> bool {
     let config = &session.config;
     let hides = || session.nccl || hides_communication(session.host, session.world, config.device.threads);
     config.cluster.all_reduce.overlap.unwrap_or_else(hides)
 }
 
-/// True if `world` ranks of `threads` threads gain from overlap: ranks on other hosts add network latency, or this host has idle
-/// CPU cores.
+/// True if overlap hides communication for `world` ranks of `threads` threads each. Overlap helps if ranks on other
+/// hosts add network latency, or if this host has idle CPU cores.
 fn hides_communication(host: HostShare, world: usize, threads: usize) -> bool {
     host.ranks < world || host.processors > host.ranks * threads
 }
 
-/// Bucketed all-reduce of the gradients of one step. A bucket is a range of the flat buffer, which is in the order of the backward
-/// pass. All ranks start the same buckets in the same order, whatever their number of micro-batches.
+/// Bucketed all-reduce of the gradients of one step. A bucket is a range of the flat gradient buffer. The buffer stores
+/// the gradients in the order in which the backward pass computes them. All ranks start the same buckets in the same
+/// order, even if their numbers of micro-batches differ.
 pub struct BucketedAllReduce<'a> {
-    /// `None` with one rank: there is nothing to reduce.
+    /// `None` with one rank, because there is nothing to reduce.
     reducer: Option<&'a mut dyn Reducer>,
     /// Elements per bucket.
     bucket: usize,
@@ -36,19 +39,19 @@ pub struct BucketedAllReduce<'a> {
     /// Elements in the buckets started so far.
     started: usize,
     pending: Vec<Box<dyn PendingAllReduce>>,
-    /// First error of starting a bucket.
+    /// First error from starting a bucket.
     failed: Option<lambert_collective::Error>,
 }
 
 impl<'a> BucketedAllReduce<'a> {
-    /// Creates an all-reduce in buckets of `bucket` elements; `reducer` is `None` with one rank. With `overlap`, a bucket starts as
-    /// soon as its gradients are final.
+    /// Creates an all-reduce in buckets of `bucket` elements. `reducer` is `None` with one rank. With `overlap`, a
+    /// bucket starts as soon as its gradients are final.
     pub fn new(reducer: Option<&'a mut dyn Reducer>, bucket: usize, overlap: bool) -> Self {
         Self { reducer, bucket: bucket.max(1), overlap, started: 0, pending: Vec::new(), failed: None }
     }
 
-    /// Starts the complete buckets among the first `elements` gradients, which are final. The caller must not access them until
-    /// [`BucketedAllReduce::finish`] returns.
+    /// With overlap, starts the complete buckets within the first `elements` gradients, which are final. The caller
+    /// must not access these gradients until [`BucketedAllReduce::finish`] returns.
     pub fn gradients_ready(&mut self, state: &TrainState, elements: usize) {
         if self.overlap {
             self.start_up_to(state, elements);
@@ -72,13 +75,15 @@ impl<'a> BucketedAllReduce<'a> {
         }
     }
 
-    /// Bucket of `count` gradients from `first`, if the reducer supports their memory.
+    /// Returns the bucket of `count` gradients that starts at element `first`. `None` if there is no reducer, or if the
+    /// reducer does not support the memory of the gradients.
     fn bucket(&self, state: &TrainState, first: usize, count: usize) -> Option<Bucket> {
         let Address { pointer, device } = state.gradients_in_place(first..first + count)?;
         let place = device.map_or(MemoryLocation::Host, MemoryLocation::Device);
-        // SAFETY: the bucket points into the state's gradient buffer, which outlives it: buckets are awaited or dropped with this
-        // all-reduce, within one step. The caller of `gradients_ready` does not access the elements meanwhile, and has enqueued all
-        // writes to them on the device's compute stream.
+        // SAFETY: the bucket points into the gradient buffer of the state. The buffer outlives the bucket, because
+        // every bucket is awaited or dropped with this all-reduce, within one step. Until then, the caller of
+        // `gradients_ready` does not access the elements. The caller has already enqueued all writes to the
+        // elements on the compute stream of the device.
         let bucket = unsafe {
             match place {
                 MemoryLocation::Host => Bucket::host(pointer.as_ptr(), count),
@@ -88,7 +93,8 @@ impl<'a> BucketedAllReduce<'a> {
         self.reducer.as_ref().is_some_and(|reducer| reducer.supports(place)).then_some(bucket)
     }
 
-    /// Reduces the remaining buckets and the tail element. Returns when this rank has the sum, which has the same bits on all ranks.
+    /// Reduces the remaining buckets and the tail element, which follows the gradients. Returns when this rank has the
+    /// sum. The sum has the same bits on all ranks.
     ///
     /// # Errors
     /// The all-reduce fails.
@@ -107,7 +113,7 @@ impl<'a> BucketedAllReduce<'a> {
         Ok(self.pending.into_iter().try_for_each(|pending| pending.wait(None))?)
     }
 
-    /// Reduces through host memory, for gradients in memory that the reducer does not support.
+    /// All-reduces through host memory. Used if the reducer does not support the memory of the gradients.
     fn via_host(self, state: &mut TrainState) -> Result<(), Error> {
         let Some(reducer) = self.reducer else { return Ok(()) };
         let kernels = state.parameters.kernels().clone();
@@ -125,7 +131,7 @@ pub fn accumulate_exact(state: &mut TrainState, sum: &mut ExactSum) {
     state.clear_gradients();
 }
 
-/// All-reduces `sum` and writes it to the gradients of `state`.
+/// Adds the gradients of `state` to `sum`, all-reduces `sum`, and writes the result to the gradients of `state`.
 ///
 /// # Errors
 /// The all-reduce fails.
@@ -153,7 +159,7 @@ mod tests {
     use crate::state::{Buffer, Parameters};
     use crate::train::step;
 
-    /// Reducer that supports device 0 only; the emulated device is in host memory.
+    /// Reducer that supports only device 0. The memory of the emulated device is host memory.
     struct DeviceReducer(Box<dyn Reducer>);
 
     impl Reducer for DeviceReducer {
@@ -171,12 +177,13 @@ mod tests {
                 MemoryLocation::Device(0),
                 "gradients of a GPU were reduced through host memory"
             );
-            // SAFETY: the emulated device memory is host memory; the caller's guarantees hold for it.
+            // SAFETY: the emulated device memory is host memory, and the guarantees of the caller apply to it.
             self.0.start(unsafe { Bucket::host(bucket.as_mut_ptr(), bucket.count()) })
         }
     }
 
-    /// Gradients and norm of each rank after the all-reduce; `ready` has the fractions reported as ready by each rank.
+    /// Gradients and gradient norm of each rank after the all-reduce. `ready[rank]` lists the fractions of the
+    /// gradients that this rank reports as ready.
     fn all_reduced(
         kernels: fn() -> Arc<dyn Kernels>,
         bucket: usize,
@@ -210,7 +217,7 @@ mod tests {
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     }
 
-    /// Gradients of a step on one rank of `world`, after the all-reduce.
+    /// Gradients on one rank after a step, all-reduced over `world` ranks.
     fn gradients_of_a_world(mut ends: lambert_collective::Endpoints, lengths: &[u16], world: usize) -> Vec<f32> {
         tch::set_num_threads(1);
         let model = step::tests::model(Norm::Post);
@@ -252,7 +259,7 @@ mod tests {
         let parameters = Parameters::zeros(Arc::new(Host), specs);
         let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>().sqrt();
         let all = norm(&mut one.iter().copied());
-        // World sizes above the number of samples leave ranks without work.
+        // With more ranks than samples, some ranks have no work.
         for world in [2, 3, 4, 6] {
             let (mut worst, mut where_) = (0.0, "");
             for gradients in of(world) {
@@ -260,7 +267,7 @@ mod tests {
                     let difference = spec.range().map(|index| gradients[index] - one[index]);
                     let difference = norm(&mut difference.into_iter());
                     let own = norm(&mut one[spec.range()].iter().copied());
-                    // The gradient of a key bias is zero up to rounding: softmax is invariant to it.
+                    // Softmax does not depend on the key bias, so the gradient of a key bias is zero up to rounding.
                     let share = difference / if spec.name.ends_with("key.bias") { all } else { own };
                     assert!(share < 1e-6, "{world} ranks: {share:.1e} of the norm of {}", spec.name);
                     if share > worst {
@@ -291,7 +298,7 @@ mod tests {
         ] {
             for (sum, norm) in all_reduced(kernels, bucket, overlap, &ready) {
                 assert!(sum == whole[0].0, "buckets of {bucket}");
-                // The tail is 0 + 1 + 2.
+                // The tail element is the sum over the three ranks, 0 + 1 + 2.
                 let square: f64 = sum.iter().map(|sum| f64::from(*sum).powi(2)).sum();
                 assert!((norm / (square.sqrt() + 3.0) - 1.0).abs() < 1e-9, "{norm}");
             }

@@ -1,5 +1,5 @@
-//! Loss curves of fifty steps from fixed weights on fixed batches, compared with plain PyTorch (tests/golden/make_curve.py), with
-//! the stored curve of this engine, and with a second run.
+//! Loss curves of fifty steps from fixed weights on fixed batches. The curves are compared with plain PyTorch
+//! (tests/golden/make_curve.py), with the stored curve of this engine, and with a second run.
 //!
 //! After an intended change, `LAMBERT_WRITE_CURVE=1` rewrites the stored curve.
 

@@ -1,15 +1,15 @@
-//! Training loop, from the run's URL to the final checkpoint.
+//! Training loop, from the resumed state to the final checkpoint.
 //!
 //! - `stage`: steps and evaluations of one stage
 //! - `gradient_pass`: gradient of a step over all ranks
 //! - [`step`]: forward and backward passes of one rank
 //! - [`gradients`]: bucketed all-reduce, overlapped with the backward pass
 //! - [`exact`]: order-independent gradient summation
-//! - [`outcome`]: result of a step and the guard's verdict
+//! - [`outcome`]: result of a step, and the verdict of the divergence guard
 //! - [`step_record`]: step record
 //! - `noise`: gradient noise scale
 //! - [`evaluate`]: held-out losses
-//! - `rollback`: rollbacks after divergence, damaged shards
+//! - `rollback`: rollback after divergence, and skipping of damaged shards
 
 pub mod evaluate;
 pub mod exact;
@@ -47,7 +47,7 @@ pub enum TrainOutcome {
     Done,
     /// Stopped on request, after saving a checkpoint.
     Stopped,
-    /// Ended by the divergence guard; the next attempt resumes from an earlier checkpoint.
+    /// Ended by the divergence guard. The next attempt resumes from an earlier checkpoint.
     RolledBack,
 }
 
@@ -71,7 +71,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
         let dataset = &*datasets.stages[place.index];
         let stops = enter(session, collective, &mut saver, &mut state, &place)?;
         session.control.phase(WorkerPhase::Load);
-        // Check before the first step of a grown model: growing the model and that step are slow.
+        // Check for a stop request first, because growing the model and the first step of a grown model are slow.
         if stops || session.agree_on_stop(collective)? {
             return stop(session, collective, &mut saver, &state);
         }
@@ -139,7 +139,7 @@ fn stop(
     Ok(finish(session, saver, state, TrainOutcome::Stopped))
 }
 
-/// Injects the `[test]` faults that follow a step.
+/// Injects the faults that the `[test]` section of the configuration requests after a step.
 fn inject_faults(session: &Session, state: &mut TrainState) {
     let (test, attempt) = (&session.config.test, session.lease.attempt());
     if test.flips(attempt, session.rank, state.step) {
@@ -150,8 +150,9 @@ fn inject_faults(session: &Session, state: &mut TrainState) {
     }
 }
 
-/// Runs the evaluation that the previous attempt missed after its last step, and saves its result. A stop request during the
-/// evaluation leaves it to the next attempt: the checkpoint keeps the `evaluation_pending` flag.
+/// Runs the evaluation that the previous attempt skipped after its last step, and saves the result.
+/// If a stop is requested during the evaluation, the next attempt runs it, because the checkpoint
+/// still has the `evaluation_pending` flag.
 fn run_missed_evaluation(
     session: &Session,
     collective: &mut dyn Group,
@@ -163,7 +164,7 @@ fn run_missed_evaluation(
     let last =
         state.step.checked_sub(1).and_then(|step| timeline::position(&session.config, &state.stages.early_stops, step));
     let Some(last) = last.filter(|place| Some(place.index) == state.stages.entered) else {
-        // The stage has been shortened since, to end before this step.
+        // The configuration has changed since, and the stage now ends before this step.
         state.evaluation_pending = false;
         return Ok(());
     };
@@ -173,8 +174,8 @@ fn run_missed_evaluation(
     if state.evaluation_pending { Ok(()) } else { saver.renew(collective, state) }
 }
 
-/// Enters or resumes a stage. Saves a checkpoint before growing the model. Returns true if a stop was requested: then the stage
-/// is not entered.
+/// Enters or resumes a stage. Before the model grows, saves a checkpoint and checks for a stop request. Returns true,
+/// without entering the stage, if a stop was requested.
 fn enter(
     session: &Session,
     collective: &mut dyn Group,
@@ -183,7 +184,7 @@ fn enter(
     place: &StagePosition<'_>,
 ) -> Result<bool, Error> {
     let (from, to) = (state.parameters.layers(), place.stage.depth(&session.config.model));
-    // At step 0 the original model is still available: it is initial, or the base checkpoint of another run.
+    // At step 0 no checkpoint is needed. The model is newly initialized, or it is the base checkpoint of another run.
     if from != to && state.step > 0 {
         saver.complete(collective, state)?;
         if session.agree_on_stop(collective)? {

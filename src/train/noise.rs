@@ -1,19 +1,23 @@
-//! Gradient noise scale, in samples: about the batch size above which larger batches save few updates.
+//! Gradient noise scale, in samples. Batch sizes above the noise scale save few updates.
 //!
-//! The simple noise scale of McCandlish et al. 2018 (arXiv 1812.06162, appendix A.1): a global batch of B samples is split at
-//! random into two halves of b samples. With the squared norms of the mean gradients of the batch and of a half,
+//! The estimate is the simple noise scale of McCandlish et al. 2018 (arXiv 1812.06162, appendix A.1). A global
+//! batch of B samples is split at random into two halves of b samples each. The mean gradient of the batch is
+//! g_B, and the mean gradient of a half is g_b.
 //!
 //! ```text
 //! |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b)         tr(S) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)
 //! ```
 //!
-//! are unbiased estimates of the squared norm of the true gradient and of the trace of the per-sample covariance. Both are noisy:
-//! the noise scale is the ratio of their averages over many steps. Micro-batches cannot serve as halves: they are sorted by length.
+//! The value |G|^2 is an unbiased estimate of the squared norm of the true gradient. The value tr(S) is an unbiased
+//! estimate of the trace of the per-sample covariance. Both estimates are noisy, so each is averaged over many
+//! steps. The noise scale is the average of tr(S) divided by the average of |G|^2. Micro-batches cannot serve as
+//! halves, because samples are sorted by length.
 
 use lambert_control::GradientNoise;
 
-/// Estimates both terms from one step. `whole` is the gradient norm over all `samples`; `parts` are the norms of the two halves'
-/// contributions, which are also divided by all samples. `None` if a norm is not finite or a half is empty.
+/// Estimates |G|^2 and tr(S) from one step. `whole` is the norm of the mean gradient over all `samples`. `parts` are
+/// the norms of the contributions of the two halves to that mean, so each is divided by `samples` and not by the size
+/// of the half. Returns `None` if a norm is not finite or a half is empty.
 pub fn estimate(samples: u64, whole: f64, parts: [f64; 2]) -> Option<GradientNoise> {
     let all = samples as f64;
     let sizes = [samples / 2, samples - samples / 2].map(|size| size as f64);
@@ -37,7 +41,7 @@ mod tests {
         const WIDTH: usize = 4;
         let (mean, deviation) = ([0.3, -0.1, 0.0, 0.2], 1.5);
         let mut rng = Key::new(7).rng();
-        // Uniform noise with this standard deviation.
+        // Uniform noise with standard deviation `deviation`.
         let mut noise = || (rng.unit_f64() - 0.5) * 12.0_f64.sqrt() * deviation;
         for samples in [2_u64, 7, 64] {
             let rounds = 200_000 / samples;

@@ -8,10 +8,10 @@ use crate::objective::totals::ObjectiveTotals;
 use crate::recovery::guard::GuardVerdict;
 use crate::state::TrainState;
 
-/// Samples of a step, including those skipped.
+/// Samples of a step, including skipped samples.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepSamples {
-    /// sha256 of the dataset's manifest.
+    /// SHA-256 of the manifest of the dataset.
     pub dataset: String,
     /// Indices of the samples, counted over all epochs.
     pub samples: Range<u64>,
@@ -19,23 +19,23 @@ pub struct StepSamples {
     pub skipped: u64,
 }
 
-/// Outcome of a step, the same on all ranks.
+/// Outcome of a step, which is equal on all ranks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepOutcome {
     pub stage: String,
-    /// Steps completed before this one.
+    /// Number of steps completed before this step.
     pub before: u64,
     /// Epoch of the first sample.
     pub epoch: u64,
-    /// Samples of the global batch.
+    /// Number of samples in the global batch.
     pub samples: u64,
-    /// Tokens of the global batch, without padding.
+    /// Number of tokens in the global batch, without padding.
     pub tokens: u64,
     /// Padding tokens in the micro-batches of all ranks.
     pub padding: u64,
-    /// Tokens of the rank with the most, relative to the mean over ranks; padding included.
+    /// Largest number of tokens on one rank, divided by the mean over ranks. Includes padding.
     pub imbalance: f64,
-    /// Samples drawn.
+    /// Samples that the step drew from the dataset.
     pub drawn: StepSamples,
     /// Learning rate of the update.
     pub learning_rate: f64,
@@ -56,8 +56,9 @@ impl StepOutcome {
         Some(self.norm).filter(|norm| norm.is_finite())
     }
 
-    /// Asks the divergence guard for a verdict and updates the counters of `state`. The optimizer has already updated the weights,
-    /// unless loss or norm are not finite. A rollback discards that update, so nothing is counted.
+    /// Asks the divergence guard for a verdict, and updates the counters of `state`. The optimizer has
+    /// already updated the weights, unless the loss or the norm is not finite. A rollback discards this
+    /// update, so it leaves the counters unchanged.
     pub fn conclude(&self, state: &mut TrainState, guard: &Guard) -> GuardVerdict {
         let StepSamples { dataset, samples, skipped } = &self.drawn;
         let verdict = state.stages.history.judge(guard, self.before, samples.clone(), self.loss(), self.norm);

@@ -1,5 +1,6 @@
-//! Recovery from a step that failed: rollback past the samples that caused a divergence, skipping of damaged shards, or a final
-//! checkpoint and an error. All ranks take the same action.
+//! Recovery from a failed step. After a divergence, the run rolls back and skips the samples that caused
+//! the divergence. After a failed read, the run skips the damaged shards, or it saves a final checkpoint
+//! and fails. All ranks take the same action.
 
 use lambert_collective::Group;
 use lambert_config::run::DamagedShard;
@@ -16,8 +17,8 @@ use crate::worker::agreement;
 use crate::worker::control::WorkerPhase;
 use crate::worker::session::Session;
 
-/// Ends the attempt for a rollback: rank 0 writes a rollback record for the next attempt. `loaded` is the checkpoint that this
-/// attempt resumed from.
+/// Ends the attempt so that the next attempt rolls back. Rank 0 writes a rollback record, which the next attempt reads.
+/// `loaded` is the checkpoint that this attempt resumed from.
 pub fn end_attempt(
     session: &Session,
     collective: &mut dyn Group,
@@ -26,15 +27,15 @@ pub fn end_attempt(
     loaded: Option<&str>,
     plan: RollbackPlan,
 ) -> Result<(), Error> {
-    // The save phase has the timeout of a save: rank 0 writes to the store, and the others wait for rank 0.
+    // Use the timeout of the save phase, because rank 0 writes to the store while the other ranks wait.
     session.control.phase(WorkerPhase::Save);
-    // A save in flight has an earlier state: the next attempt may resume from it.
+    // Finish the save in flight. This save has an earlier state, from which the next attempt may resume.
     saver.settle(collective)?;
     let written = match session.is_first() {
         true => write_record(session, saver, dataset, loaded, plan).map(Some),
         false => Ok(None),
     };
-    // A rank that exits ends the others too, so all wait until the record is written.
+    // If one rank exits, the other ranks end too. All ranks therefore wait until the record is written.
     let mut word = vec![u8::from(written.is_ok())];
     collective.broadcast_bytes(&mut word, 0)?;
     let event = written?;
@@ -68,19 +69,20 @@ fn write_record(
     Ok(EventKind::RolledBack { message, step, to: steps })
 }
 
-/// A rank's failure to read its samples.
+/// Failure of a rank to read its samples.
 #[derive(Clone, Serialize, Deserialize)]
 struct ReadFailure {
-    /// Index of the damaged shard, if the failure is due to one.
+    /// Index of the damaged shard, if a damaged shard caused the failure.
     shard: Option<usize>,
     message: String,
 }
 
-/// Handles a failed read on any rank (`error` on the rank that failed). Skips the damaged shards from now on, if
-/// `guard.damaged_shard` permits it and other shards are left.
+/// Handles a failed read on any rank. `error` is the read error on a rank that failed, `None` on the other ranks. If
+/// `guard.damaged_shard` permits it and other shards are left, skips the damaged shards from now on.
 ///
 /// # Errors
-/// Otherwise saves a checkpoint and returns the error on the rank that failed.
+/// If the shards cannot be skipped, saves a checkpoint. A rank that failed then returns `error`, and the other ranks
+/// return [`Error::Peer`].
 pub fn skip_damaged_shards(
     session: &Session,
     collective: &mut dyn Group,
@@ -106,7 +108,8 @@ pub fn skip_damaged_shards(
     save_and_fail(collective, saver, state, error)
 }
 
-/// Saves a checkpoint of the completed steps after a failed read on any rank (`error` on the rank that failed).
+/// Saves a checkpoint of the completed steps after a failed read on any rank. `error` is the read error on a
+/// rank that failed, `None` on the other ranks.
 ///
 /// # Errors
 /// Always returns an error: the read error on the rank that failed, [`Error::Peer`] on the others.

@@ -35,17 +35,17 @@ use crate::worker::trace::span;
 pub enum StepResult {
     /// Step record, and the state that all ranks agree on.
     Completed(Box<StepRecord>, Agreed),
-    /// Not run: a rank could not read its samples. Holds the error on the rank that failed.
+    /// A rank could not read its samples, so no rank updated its weights. Holds the error on the rank that failed.
     Unreadable(Option<DatasetError>),
 }
 
-/// State that all ranks agree on after a step.
+/// Values that are the same on all ranks after a step.
 pub struct Agreed {
     /// Totals over all ranks.
     pub totals: ObjectiveTotals,
     /// Merged votes of all ranks.
     pub agreement: Agreement,
-    /// Data wait and compute time of each rank, seconds.
+    /// Time that each rank spent on waiting for data and on the forward and backward passes, seconds.
     pub busy: Vec<f64>,
     /// Verdict of the divergence guard.
     pub verdict: GuardVerdict,
@@ -105,7 +105,8 @@ impl<'a> StageRun<'a> {
         Ok(Self { session, datasets, place, first_step: state.step, loader, objective, micro_batch_tokens })
     }
 
-    /// Freezes unused heads. Freezes or unfreezes the old layers after `done` steps of the stage, as its growth settings require.
+    /// Freezes unused heads. Freezes or unfreezes the layers that existed before the growth, as the growth settings
+    /// of the stage require after `done` steps.
     pub fn freeze(&self, state: &mut TrainState, done: u64) {
         let growth = &self.place.stage.growth;
         if done == self.place.done || done == growth.new_layers_only {
@@ -114,7 +115,8 @@ impl<'a> StageRun<'a> {
         }
     }
 
-    /// Runs one step: reads a global batch, all-reduces its gradient, and updates the weights if loss and gradient are finite.
+    /// Runs one step. Reads a global batch, computes and all-reduces its gradient, and updates the weights
+    /// if the loss and the gradient are finite.
     pub fn update(
         &mut self,
         state: &mut TrainState,
@@ -131,7 +133,8 @@ impl<'a> StageRun<'a> {
             self.loader.finish()?;
             return Err(Error::NoMoreSamples(state.step));
         };
-        // A rank that could not read its samples still joins the collectives, so that all ranks learn of the failure together.
+        // A rank that could not read its samples still joins the collectives, so that all ranks
+        // learn of the failure after the same step.
         let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
         drop(reading);
         let data_wait = watch.lap();
@@ -180,14 +183,16 @@ impl<'a> StageRun<'a> {
         Ok(StepResult::Completed(Box::new(record), agreed))
     }
 
-    /// Index of this rank's first canonical shard and the total number of shards. `None` unless `all_reduce.canonical` is set.
+    /// Index of the first canonical shard of this rank, and the total number of canonical shards.
+    /// `None` unless `all_reduce.canonical` is set.
     fn canonical_shards(&self) -> Option<(usize, usize)> {
         let Session { config, rank, world, .. } = self.session;
         let parts = config.cluster.all_reduce.shards(*world);
         config.cluster.all_reduce.canonical.then_some((parts * rank / world, parts))
     }
 
-    /// All-reduces the totals and the votes: rank 0's directive, the progress of the save in flight, and read failures.
+    /// All-reduces the totals and the votes. The votes have the directive of rank 0, the progress
+    /// of the save in flight, and read failures.
     fn agree(
         &self,
         collective: &mut dyn Group,
@@ -213,7 +218,7 @@ impl<'a> StageRun<'a> {
         Ok(Agreed { totals: ObjectiveTotals::sum_shards(&zero, &sums), agreement, busy, verdict: GuardVerdict::Apply })
     }
 
-    /// Fields of the outcome that follow from the batch alone.
+    /// Returns an outcome with only the fields that do not depend on the gradient.
     fn outcome(&self, state: &TrainState, batch: &GlobalBatch) -> StepOutcome {
         let dataset = self.datasets.stages[self.place.index].manifest_sha256().to_owned();
         StepOutcome {
@@ -229,7 +234,7 @@ impl<'a> StageRun<'a> {
         }
     }
 
-    /// Adds the settings that reduce memory use to an out-of-memory error.
+    /// Converts an out-of-memory error to [`Error::Memory`], which lists the settings that reduce memory use.
     fn explain(&self, error: Error) -> Error {
         let (objective, StagePosition { stage, index, .. }) = (&self.session.config.objective, self.place);
         let requested = if let Error::Torch(failed) = &error { failed.memory() } else { None };
@@ -245,8 +250,9 @@ impl<'a> StageRun<'a> {
         }
     }
 
-    /// Measures the held-out loss, if evaluation data is configured, and ends the stage at a plateau. Returns true if the loss is a
-    /// new best that needs a checkpoint. A stop request cancels the evaluation and sets `state.evaluation_pending`.
+    /// Measures the held-out loss, if evaluation data is configured, and ends the stage at a plateau.
+    /// Returns true if the loss is a new best and needs a checkpoint. A stop request cancels the
+    /// evaluation and sets `state.evaluation_pending`.
     pub fn evaluate(
         &self,
         state: &mut TrainState,

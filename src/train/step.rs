@@ -14,7 +14,7 @@ use crate::torch::{self, TorchError};
 
 /// Totals over micro-batches: losses and correct predictions on the device, target counts and digests in host memory.
 pub struct PendingTotals {
-    /// Sum and correct predictions of each loss of each pass, f64 \[2 x losses\].
+    /// Loss sum and number of correct predictions of each loss of each pass, f64 \[2 x losses\].
     sums: Tensor,
     known: ObjectiveTotals,
 }
@@ -25,7 +25,7 @@ impl PendingTotals {
         Self { sums: kernels.zeros(&[2 * known.losses.len() as i64], Kind::Double), known }
     }
 
-    /// Adds the losses of a pass; `first` is the index of its first loss.
+    /// Adds the losses of a pass. `first` is the index of the first loss of the pass.
     fn add(&mut self, first: usize, pass: &Pass, batch: &MicroBatch, scores: &[Option<LossValue>]) {
         for (place, (loss, scored)) in (first..).zip(pass.losses().zip(scores)) {
             let Some(LossValue { loss: sum, correct, .. }) = scored else { continue };
@@ -37,7 +37,7 @@ impl PendingTotals {
         }
     }
 
-    /// Returns 0 if all losses are finite, otherwise NaN; f32 \[\].
+    /// Returns 0 if all losses are finite, otherwise NaN, as f32 \[\].
     fn nonfinite_flag(&self) -> Tensor {
         (self.sums.sum(Kind::Double) * 0.0).to_kind(Kind::Float)
     }
@@ -53,12 +53,13 @@ impl PendingTotals {
     }
 }
 
-/// Runs forward and backward passes over this rank's micro-batches of a global batch, or of half of it. Replaces the gradients in
-/// `state` by those of the total loss: each loss divided by its targets in the whole global batch, times its weight. A loss that
-/// is not finite makes the gradient norm of `state` not finite.
+/// Runs forward and backward passes over this rank's micro-batches of a global batch, or of half of it. Replaces the
+/// gradients in `state` by the gradients of the total loss. For the total loss, each loss is divided by its number of
+/// targets in the whole global batch and multiplied by its weight. If a loss is not finite, the gradient norm of
+/// `state` is not finite either.
 ///
-/// `dropout` is a key derived from the seed and the step. During the backward passes of the last micro-batch, `gradients_ready`
-/// is called with the length of the prefix of the gradient buffer that is final.
+/// `dropout` is a key derived from the seed and the step. During the backward passes of the last micro-batch,
+/// `gradients_ready` receives the number of elements at the start of the gradient buffer that are final.
 pub fn forward_backward(
     objective: &Objective,
     state: &mut TrainState,
@@ -69,8 +70,9 @@ pub fn forward_backward(
     gradients(objective, state, (share.batch, share.micro_batches), dropout, gradients_ready)
 }
 
-/// Runs [`forward_backward`] for each of this rank's canonical shards in turn. Each shard has separate gradients, passed to
-/// `take`, and separate totals.
+/// Runs the passes of [`forward_backward`] for one canonical shard of this rank at a time. Canonical shards are a fixed
+/// partition of the global batch. Each shard has separate totals and separate gradients. After each shard, `take`
+/// receives the state with the gradients of that shard.
 pub fn per_shard(
     objective: &Objective,
     state: &mut TrainState,
@@ -83,7 +85,7 @@ pub fn per_shard(
         torch::guard(|| take(state))?;
         Ok(pending)
     };
-    // A rank without samples contributes one shard of zeros.
+    // A rank without samples contributes one shard with gradients of zero.
     match share.shard_micro_batches.is_empty() {
         true => std::iter::once(&[][..]).map(&mut compute_shard).collect(),
         false => share.shards().map(&mut compute_shard).collect(),
@@ -106,7 +108,7 @@ fn gradients(
         Input::each(&*kernels, micro_batches, |micro_batch, input| {
             left -= 1;
             pending.known.digest += micro_batch.digest as f64;
-            // Segments completed by the backward passes of earlier passes.
+            // Segments of earlier passes of the objective, whose gradients are already complete.
             let mut before = 0;
             each_pass(objective, &input, |pass, input, first_loss, is_read| {
                 if pass.is_frozen {
@@ -135,8 +137,8 @@ fn gradients(
     })
 }
 
-/// Calls `run` for each pass with its input, the index of its first loss, and true if a later pass may read its output. `run`
-/// returns that output.
+/// Calls `run` for each pass. The arguments are the pass, its input, the index of its first loss, and true if a later
+/// pass may read its output. `run` returns the output of the pass.
 fn each_pass(
     objective: &Objective,
     input: &Input,
@@ -196,7 +198,7 @@ fn pass_weights(pass: &Pass, batch: &GlobalBatch) -> Vec<(f64, f64)> {
     pass.losses().map(of).collect()
 }
 
-/// Contribution of a micro-batch to the total loss of the global batch in a pass, a scalar.
+/// Contribution of one pass over a micro-batch to the total loss of the global batch, a scalar.
 fn total(kernels: &dyn Kernels, scores: &[Option<LossValue>], weights: &[(f64, f64)]) -> Tensor {
     let share = |(scored, (divisor, weight)): (&Option<LossValue>, &(f64, f64))| {
         let share = &scored.as_ref()?.loss / *divisor;
@@ -250,7 +252,7 @@ pub(crate) mod tests {
         Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, dropout: 0.3, norm, ..Model::default() }
     }
 
-    /// MLM and pair losses over the network of `state`.
+    /// MLM and sentence-pair losses of the network of `state`.
     pub(crate) fn objective(state: &TrainState, model: &Model) -> Objective {
         Objective::new(&state.parameters, model, &run::Objective::default())
     }
@@ -371,7 +373,7 @@ pub(crate) mod tests {
         for (norm, precision, bound) in [
             (Norm::Post, Precision::Fp32, 1e-6),
             (Norm::Pre, Precision::Fp32, 1e-6),
-            // The fused residual addition rounds once, not twice.
+            // The GPU kernel with the fused residual addition rounds once, not twice.
             (Norm::Post, Precision::Bf16, 2e-2),
         ] {
             let model = Model { attention: Attention::Keyed, precision, ..model(norm) };

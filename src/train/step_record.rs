@@ -31,8 +31,8 @@ pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
     }
 }
 
-/// Sets the throughput; `record.times.seconds` must be set. `flops` are the floating-point operations of the step, `peak` is the
-/// measured matmul peak of all ranks together, FLOP/s.
+/// Sets the throughput. `record.times.seconds` must be set before. `flops` is the number of floating-point operations
+/// of the step. `peak` is the measured matmul peak of all ranks together, FLOP/s.
 pub fn set_throughput(record: &mut StepRecord, flops: f64, peak: f64) {
     let (batch, seconds) = (&record.batch, record.times.seconds);
     record.throughput = Throughput {

@@ -1,5 +1,5 @@
-//! Votes of the ranks after a step. They travel in the all-reduce of the losses, so that all ranks reach the same
-//! decision after the same step. Also a collective decision for the time before the first step.
+//! Votes of the ranks after a step. The all-reduce of the losses also sums the votes, so that all ranks reach the same
+//! decision after the same step. [`gather_and_decide`] makes a collective decision outside of steps.
 
 use lambert_collective::Group;
 use lambert_control::Directive;
@@ -30,7 +30,7 @@ where
 /// Vote of one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Vote {
-    /// Directive of rank 0; `Continue` on the others.
+    /// Directive of rank 0; `Continue` on the other ranks.
     pub directive: Directive,
     /// State of the save in progress on this rank.
     pub save: SaveVote,
@@ -41,12 +41,12 @@ pub struct Vote {
 /// State of the save in progress on one rank.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum SaveVote {
-    /// No save, or no news.
+    /// No save is in progress, or there is nothing to report.
     #[default]
     Nothing,
     /// This rank has written its objects.
     Written,
-    /// Slow by rank 0's clock, and not reported yet.
+    /// The save is slow by the clock of rank 0, and this was not reported yet.
     Slow,
     /// Rank 0 knows the outcome.
     Decided(Decision),
@@ -59,13 +59,13 @@ pub enum Decision {
     Committed,
     /// Transient failure.
     Failed,
-    /// The ranks' weights differ.
+    /// The weights of the ranks differ.
     ReplicasDiffer,
     /// The state has elements that are not finite.
     NotFinite,
     /// Permanent failure: this attempt cannot save any more.
     Lost,
-    /// Unknown: a write exceeded its time limit.
+    /// The outcome is unknown, because a write exceeded its time limit.
     Stuck,
 }
 
@@ -80,18 +80,18 @@ impl Decision {
 pub struct Agreement {
     /// Directive after this step.
     pub directive: Directive,
-    /// Ranks that have written their objects of the save in progress.
+    /// Number of ranks that have written their objects of the save in progress.
     pub written: usize,
     /// True if the save in progress must be reported as slow now.
     pub slow: bool,
-    /// Outcome of the save in progress, once rank 0 knows it.
+    /// Outcome of the save in progress; `None` until rank 0 knows the outcome.
     pub decided: Option<Decision>,
-    /// Ranks that could not read their samples.
+    /// Number of ranks that could not read their samples.
     pub unread: usize,
 }
 
-/// Elements of an encoded [`Vote`]: one counter for each directive, for written, slow and unread, and for each
-/// decision.
+/// Number of elements of an encoded [`Vote`]. There is one counter each for the two directives other than `Continue`,
+/// for written, slow and unread, and for each decision.
 const LENGTH: usize = 5 + Decision::ALL.len();
 
 impl Vote {
@@ -132,7 +132,8 @@ impl Agreement {
     }
 }
 
-/// All-reduces `sums` together with the ranks' votes and times, seconds. Returns the agreement and the times by rank.
+/// All-reduces `sums` together with the votes and the times (seconds) of the ranks.
+/// Returns the agreement and the times by rank.
 pub fn all_reduce_votes(
     group: &mut dyn Group,
     sums: &mut [f64],
@@ -222,7 +223,7 @@ mod tests {
         }
     }
 
-    /// Only rank 0 should send decisions; if several ranks do, the result is still one of them.
+    /// Only rank 0 should send decisions. If several ranks send decisions, the result is still one of these decisions.
     #[test]
     fn the_decision_of_highest_precedence_counts() {
         let message = |directive, decision| Vote { directive, save: SaveVote::Decided(decision), unread: false };

@@ -1,18 +1,21 @@
 //! Removes the files of a launcher and of MPI from this host after the launcher has ended. Launcher, rank and
-//! coordinator may be killed at any time, so a separate process waits for the launcher's end.
+//! coordinator may be killed at any time, so a separate process waits for the end of the launcher.
 
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// Waits for the end of process `$0`, unless that is 1, which has adopted the orphan of a launcher that has ended.
-/// Under srun the launcher is root's slurmstepd, which cannot be signalled or seen in /proc; tail treats EPERM as
-/// alive. Then removes the directories `$@`, and this user's of earlier attempts of the run, whose launchers may have
-/// been killed before a rank started: names end with `-` and the attempt number
-/// (`lambert_store::host_paths::scratch_name`). Finally removes NCCL's shared-memory files of this user that no
-/// process has mapped, which remain when processes are killed during initialization. Ignores SIGTERM, which a
-/// supervisor may send to all processes.
+/// Shell script. Waits until process `$0`, the launcher, has ended. If `$0` is 1, the launcher has already ended, and
+/// process 1 has adopted the rank. Under srun, the launcher is a slurmstepd of root, which cannot be signalled or
+/// seen in /proc. tail treats EPERM as alive.
+///
+/// Then removes the directories `$@`. Also removes directories of this user from earlier attempts of the run, because
+/// their launchers may have been killed before a rank started. The names of these directories end with `-` and the
+/// attempt number (`lambert_store::host_paths::scratch_name`). Finally removes the shared-memory files of NCCL that
+/// belong to this user and that no process has mapped. Such files remain if processes are killed during initialization.
+///
+/// The script ignores SIGTERM, which a supervisor may send to all processes.
 const SCRIPT: &str = r#"
 trap "" TERM
 [ "$0" = 1 ] || tail --pid="$0" --sleep-interval=0.2 -f /dev/null || exit
@@ -27,7 +30,7 @@ for left in /dev/shm/nccl-*; do
 done
 "#;
 
-/// Starts a process that removes `folders` on this host after this process's parent, the launcher, has ended.
+/// Starts a process that removes `folders` on this host after the launcher, the parent of this process, has ended.
 ///
 /// # Errors
 /// The process cannot be started.
@@ -57,12 +60,12 @@ mod tests {
         ];
         let all = [&own, &shared].into_iter().chain(&earlier).chain(&others);
         all.for_each(|folder| std::fs::create_dir_all(folder).unwrap());
-        // NCCL segments: the first is unmapped, the second mapped by this process.
+        // Two NCCL segments. No process maps the first segment, and this process maps the second segment.
         let segments =
             ["left", "held"].map(|name| PathBuf::from(format!("/dev/shm/nccl-{}{name}", std::process::id())));
         segments.iter().for_each(|segment| std::fs::write(segment, [0; 4096]).unwrap());
         let held = std::fs::File::open(&segments[1]).unwrap();
-        // SAFETY: maps one page of an open file at an address that the kernel chooses.
+        // SAFETY: the call maps one page of an open file at an address that the kernel chooses.
         let page = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -90,7 +93,7 @@ mod tests {
         assert!(others.iter().all(|folder| folder.exists()), "folders of a later attempt and of another run stay");
     }
 
-    /// slurmstepd belongs to root, the ranks do not: `kill -0` fails with EPERM.
+    /// slurmstepd belongs to root and the ranks do not, so `kill -0` fails with EPERM.
     #[test]
     fn a_launcher_of_another_user_is_waited_for() {
         if !rustix::process::geteuid().is_root() {

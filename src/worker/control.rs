@@ -1,5 +1,5 @@
-//! The worker's end of the control channel: a thread that reports the training thread's progress to the coordinator,
-//! resends unacknowledged messages, and keeps the coordinator's last command.
+//! Worker end of the control channel. A thread reports the progress of the training thread to the coordinator, resends
+//! unacknowledged messages, and keeps the last command of the coordinator.
 
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,13 +29,13 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 const RESEND_DELAY: Duration = Duration::from_millis(200);
 /// Timeout of one report, from connection to reply.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time of continuously refused connections after which the coordinator is considered gone. (A broken link causes
-/// timeouts, not refusals.)
+/// Duration of continuously refused connections after which the coordinator counts as lost. (A broken network link
+/// causes timeouts, not refused connections.)
 const REFUSED_TIMEOUT: Duration = Duration::from_secs(5);
-/// Limit of the wait for acknowledgements before a rank leaves MPI. Reports are resent after that, too.
+/// Maximum time that a rank waits for acknowledgements before it leaves MPI. Reports are resent after that time, too.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Channel to the coordinator; inactive if the worker was started manually.
+/// Channel to the coordinator. The channel is inactive if the worker was started manually.
 pub struct Control {
     shared: Arc<SharedControl>,
     wake: Option<Sender<()>>,
@@ -71,8 +71,8 @@ impl SharedControl {
 }
 
 impl Control {
-    /// Connects to the coordinator of attempt `attempt`, which the environment names. If it does not answer for
-    /// `patience`, this process exits.
+    /// Connects to the coordinator of attempt `attempt`, whose address is in the environment. If the coordinator does
+    /// not answer for `patience`, this process exits.
     pub fn connect(rank: usize, attempt: u32, versions: Versions, patience: Duration) -> Self {
         let shared = SharedControl::new(WorkerPhase::Join);
         let (Ok(url), Ok(secret)) = (std::env::var(URL_VARIABLE), std::env::var(TOKEN_VARIABLE)) else {
@@ -98,7 +98,7 @@ impl Control {
         }
     }
 
-    /// Reports the finished steps, with the last step's record (rank 0).
+    /// Reports the number of completed steps and, on rank 0, the record of the last step.
     pub fn step(&self, step: u64, record: Option<StepRecord>) {
         let mut state = self.shared.state();
         (state.step, state.since) = (step, Instant::now());
@@ -119,12 +119,12 @@ impl Control {
 
     fn wake(&self) {
         if let Some(wake) = &self.wake {
-            // A full channel already wakes it.
+            // If the channel is full, the reporting thread wakes up anyway.
             let _ = wake.try_send(());
         }
     }
 
-    /// Returns the coordinator's directive once, even if it is repeated.
+    /// Returns the directive of the coordinator. Each directive is returned once, even if the coordinator repeats it.
     pub fn take_directive(&self) -> Directive {
         self.shared.state().commands.take()
     }
@@ -134,7 +134,7 @@ impl Control {
         self.shared.state().commands.peek() == Directive::CheckpointAndStop
     }
 
-    /// Puts back a directive that could not be followed; it is taken again after the next step.
+    /// Puts back a directive that could not be followed. The directive is taken again after the next step.
     pub fn put_back(&self, directive: Directive) {
         self.shared.state().commands.restore(directive);
     }
@@ -168,20 +168,20 @@ struct Reporter {
     rank: usize,
     host: String,
     shared: Arc<SharedControl>,
-    /// Versions of this rank, until the coordinator has received them.
+    /// Versions of this rank; `None` after the coordinator has received the versions.
     versions: Option<Versions>,
     heard: Instant,
-    /// Silence after which the coordinator is considered gone.
+    /// Time without a reply after which the coordinator counts as lost.
     patience: Duration,
-    /// Start of continuously refused connections.
+    /// Start of the current period of refused connections.
     refused: Option<Instant>,
-    /// True once SIGTERM was received and is reported.
+    /// True if SIGTERM was received. Reports include this flag.
     terminated: Arc<AtomicBool>,
 }
 
-/// Handles SIGTERM from now on: returns a flag that it sets instead of ending the process. A service manager sends it
-/// to all processes at once; a batch system sends it to the ranks first on preemption. The coordinator then has all
-/// ranks save after the same step. SIGTERM from the launcher still ends this rank.
+/// Handles SIGTERM from now on. SIGTERM sets the returned flag instead of ending the process. A service manager sends
+/// SIGTERM to all processes at once. On preemption, a batch system sends SIGTERM to the ranks first. The coordinator
+/// then makes all ranks save after the same step. SIGTERM from the launcher still ends this rank.
 fn flag_on_sigterm() -> Arc<AtomicBool> {
     let terminated = Arc::new(AtomicBool::new(false));
     let launcher = lambert_collective::world::detect().map(|world| world.launcher);
@@ -204,8 +204,9 @@ fn flag_on_sigterm() -> Arc<AtomicBool> {
     terminated
 }
 
-/// True if SIGTERM from the process `sender` ends this process: the sender is the parent, or another process of the
-/// launcher. Launchers that forward the batch system's SIGTERM are ignored, because the two cannot be distinguished.
+/// True if SIGTERM from process `sender` ends this process. SIGTERM ends this process if the sender is the parent or
+/// another process of the launcher. Some launchers forward the SIGTERM of the batch system. For these launchers the
+/// result is false, because the two signals cannot be distinguished.
 fn sigterm_ends_process(launcher: Option<&Launcher>, sender: i32, parent: i32) -> bool {
     let Some(launcher) = launcher else { return sender == parent };
     let name = std::fs::read_to_string(format!("/proc/{sender}/comm")).unwrap_or_default();
@@ -221,7 +222,7 @@ impl Reporter {
         versions: Versions,
         patience: Duration,
     ) -> Self {
-        // Ignores proxies of the environment, which are for external hosts.
+        // Ignore the proxies of the environment, which are for external hosts.
         let agent = ureq::Agent::config_builder().timeout_global(Some(REQUEST_TIMEOUT)).proxy(None).build().new_agent();
         let host = lambert_store::host::name();
         let url = format!("{url}{REPORT_PATH}");
@@ -251,7 +252,8 @@ impl Reporter {
         match self.send(&report) {
             Ok(answer) => self.take(answer),
             Err(error) => {
-                // This process was suspended meanwhile (e.g. by Slurm), so the coordinator could not answer.
+                // This process was suspended during the request (for example by Slurm), so the
+                // missing reply does not count.
                 if begun.elapsed() > 2 * REQUEST_TIMEOUT {
                     (self.heard, self.refused) = (Instant::now(), None);
                 }
@@ -262,7 +264,7 @@ impl Reporter {
         true
     }
 
-    /// Sends a report and verifies the signature of the reply; any other reply counts as none.
+    /// Sends a report and verifies the signature of the reply. A reply without a valid signature counts as no reply.
     fn send(&mut self, report: &WorkerReport) -> Result<ReportReply, ureq::Error> {
         let body = serde_json::to_vec(report).map_err(ureq::Error::Json)?;
         let request = self.agent.post(&self.url).header("Authorization", self.signer.sign(&body));
@@ -276,10 +278,10 @@ impl Reporter {
         serde_json::from_slice(&text).map_err(ureq::Error::Json)
     }
 
-    /// Handles an unanswered report. Exits if the coordinator is gone.
+    /// Handles an unanswered report. Exits if the coordinator counts as lost.
     fn handle_silence(&mut self, error: &ureq::Error) {
         let is_refused = matches!(error, ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
-        // It has never answered, and rejects the path or the signature of reports.
+        // The server has never given a valid reply, and rejects the path or the signature of reports.
         let is_foreign = matches!(error, ureq::Error::StatusCode(401 | 404)) && self.versions.is_some();
         self.refused = (is_refused || is_foreign).then(|| self.refused.unwrap_or_else(Instant::now));
         let is_over = self.refused.is_some_and(|since| since.elapsed() > REFUSED_TIMEOUT);
@@ -293,7 +295,7 @@ impl Reporter {
         let silent = self.heard.elapsed();
         if silent > self.patience || is_over {
             tracing::error!("no reply from the coordinator for {} s ({error}); exiting", silent.as_secs());
-            // Other threads compute, or wait in MPI for ranks that exit the same way.
+            // Do not join the other threads, which compute, or wait in MPI for ranks that exit in the same way.
             leave::exit_now(exit::UNSUPERVISED);
         }
         tracing::debug!(url = %self.url, rank = self.rank, "the coordinator does not answer: {error}");

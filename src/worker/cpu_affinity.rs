@@ -1,5 +1,6 @@
-//! CPU pinning: binds a rank's threads to the NUMA node of its GPU, or to its share of the host's nodes, so that its
-//! memory is local. Keeps a binding set by the launcher or the batch system.
+//! CPU pinning: binds the threads of a rank to some NUMA nodes, so that the memory of the rank is local. A rank gets
+//! the node of its GPU, if this node is known, and otherwise a share of the nodes of the host. A binding that the
+//! launcher or the batch system has set is kept.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -18,7 +19,7 @@ const DEVICES: &str = "/sys/bus/pci/devices";
 pub enum CpuBinding {
     /// Bound to the CPUs of these NUMA nodes.
     Nodes {
-        /// NumaNode numbers.
+        /// Numbers of the NUMA nodes.
         nodes: Vec<usize>,
         /// CPU numbers.
         cpus: Vec<usize>,
@@ -55,7 +56,7 @@ struct NumaNode {
     cpus: BTreeSet<usize>,
 }
 
-/// Binds this thread and the threads that it starts later. `gpu` is the PCI bus ID of the rank's GPU.
+/// Binds this thread and the threads that it starts later. `gpu` is the PCI bus ID of the GPU of this rank.
 pub fn bind(world: Option<&World>, gpu: Option<&str>) -> CpuBinding {
     let Ok(own) = sched_getaffinity(None) else { return CpuBinding::Unknown };
     let allowed = (0..CpuSet::MAX_CPU).filter(|cpu| own.is_set(*cpu)).collect();
@@ -72,8 +73,8 @@ pub fn bind(world: Option<&World>, gpu: Option<&str>) -> CpuBinding {
     binding
 }
 
-/// Chooses the CPUs of local rank `rank` of `size`, for a process that may run on `allowed`: those of node `near`,
-/// the nearest to its GPU, if known.
+/// Chooses the CPUs of local rank `rank` of `size` local ranks, for a process that may run on the CPUs `allowed`. If
+/// the NUMA node of the GPU (`near`) is known, chooses the CPUs of this node.
 fn choose(nodes: &[NumaNode], allowed: &BTreeSet<usize>, [rank, size]: [usize; 2], near: Option<usize>) -> CpuBinding {
     let all: BTreeSet<usize> = nodes.iter().flat_map(|node| &node.cpus).copied().collect();
     let of = |chosen: &[&NumaNode]| CpuBinding::Nodes {
@@ -120,7 +121,7 @@ fn list(text: &str) -> Option<BTreeSet<usize>> {
     Some(numbers)
 }
 
-/// Returns the NUMA node of a PCI device; sysfs has -1 if it has none.
+/// Returns the NUMA node of a PCI device. `None` if sysfs has -1, which means that the device has no node.
 fn node_of(folder: &Path, bus: &str) -> Option<usize> {
     std::fs::read_to_string(folder.join(bus.to_lowercase()).join("numa_node")).ok()?.trim().parse().ok()
 }

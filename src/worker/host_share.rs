@@ -18,7 +18,7 @@ impl HostShare {
         Self { processors, ranks: lambert_collective::world::detect().map_or(1, |world| world.local_size) }
     }
 
-    /// Reader threads of a rank's data loader.
+    /// Number of reader threads in the data loader of a rank.
     pub fn readers(self) -> usize {
         self.processors.div_ceil(self.ranks.max(1)).min(memory::READERS)
     }

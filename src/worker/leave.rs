@@ -4,15 +4,16 @@ use std::io::Write;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Exits at once with `code`. Unlike [`std::process::exit`] it runs no library destructors, which would free memory
-/// that other threads still use and crash.
+/// Exits at once with `code`. Unlike [`std::process::exit`], this function runs no library destructors. Destructors
+/// would free memory that other threads still use, and the process would crash.
 pub fn exit_now(code: i32) -> ! {
     // Standard error and the log are unbuffered.
     let _ = std::io::stdout().flush();
     signal_hook::low_level::exit(code)
 }
 
-/// Returns the result of `work`, or `None` if it exceeds `limit`; then its thread continues in the background.
+/// Returns the result of `work`. Returns `None` if `work` exceeds `limit`. The thread of
+/// `work` then continues in the background.
 pub fn run_with_timeout<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, done) = mpsc::channel();
     let work = move || drop(sender.send(work()));

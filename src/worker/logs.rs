@@ -1,5 +1,5 @@
-//! Copies a rank's output to a log file on its host: log lines, and output of libraries up to a crash. The
-//! coordinator may be unreachable, or its output discarded.
+//! Copies the output of a rank to a log file on its host. The output includes log lines and the output of libraries up
+//! to a crash. The file helps if the coordinator is unreachable or if its output is discarded.
 
 use std::fs;
 use std::io;
@@ -14,15 +14,15 @@ use lambert_store::private_dir;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::geteuid;
 
-/// Attempts of a run whose logs are kept on a host.
+/// Number of attempts of a run whose logs stay on a host.
 const KEPT_ATTEMPTS: u32 = 20;
-/// Age without writes after which a run's logs are removed from a host.
+/// Time since the last write after which the logs of a run are removed from a host.
 const STALE_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// Copies standard input to the file `$0` and to standard output.
+/// Shell script that copies standard input to the file `$0` and to standard output.
 const TEE: &str = r#"trap "" TERM; exec tee --append --ignore-interrupts --output-error=warn-nopipe -- "$0""#;
 
-/// Failure to open a rank's log.
+/// Failure to open the log of a rank.
 #[derive(Debug, thiserror::Error)]
 pub enum RankLogError {
     /// The directory or file cannot be created.
@@ -45,12 +45,13 @@ pub enum RankLogError {
     Tee(#[source] io::Error),
 }
 
-/// Redirects standard output and standard error to this rank's log in `folder` (an attempt's directory), and on to
-/// the previous standard error. A separate process copies them, so that nothing is lost in a crash; it exits with
-/// this process. Removes logs of old attempts and of runs that ended long ago.
+/// Redirects standard output and standard error to the log of this rank in `folder`, the directory of an
+/// attempt, and to the previous standard error. A separate process copies the output, so that nothing is
+/// lost in a crash. The copying process exits together with this process. Also removes the logs of old
+/// attempts, and of runs that ended long ago.
 ///
 /// # Errors
-/// The file cannot be written; the output is not redirected.
+/// The file cannot be written. In that case, the output is not redirected.
 pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
     let file = folder.join(host_paths::rank_log(rank));
     let failed = |path: &Path| {
@@ -58,7 +59,7 @@ pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
         |source| RankLogError::Write { path, source }
     };
     create(folder)?;
-    // Reports an error here rather than in tee.
+    // Open the file here, so that this function reports the error instead of tee.
     fs::File::options().create(true).append(true).open(&file).map_err(failed(&file))?;
     if let Some(folders) = LogFolders::from_attempt(folder) {
         remove_old_attempts(folders);
@@ -68,8 +69,8 @@ pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
     let (out, into) = pipe_with(PipeFlags::CLOEXEC).map_err(system)?;
     let on = rustix::io::fcntl_dupfd_cloexec(io::stderr(), 3).map_err(system)?;
     let mut tee = Command::new("sh");
-    // tee continues without a reader and ignores signals to a group or to all processes; it exits at the end of the
-    // pipe.
+    // tee continues without a reader, and ignores signals to a group or to all
+    // processes. tee exits at the end of the pipe.
     tee.args(["-c", TEE]).arg(&file).process_group(0);
     tee.stdin(out).stdout(on).stderr(Stdio::null()).spawn().map_err(RankLogError::Tee)?;
     rustix::stdio::dup2_stdout(&into).map_err(system)?;
@@ -91,8 +92,8 @@ pub fn create(folder: &Path) -> Result<(), RankLogError> {
     Ok(())
 }
 
-/// Creates the log directory of all runs. Below a parent that others can write to, such as /tmp, it must be private;
-/// elsewhere an administrator may have created it for several users.
+/// Creates the log directory of all runs. If others can write to its parent, such as /tmp, the directory must be
+/// private. Elsewhere, an administrator may have created the directory for several users.
 fn prepare_all(all: &Path) -> Result<(), RankLogError> {
     let failed = |source| RankLogError::Write { path: all.to_owned(), source };
     let parent = all.parent().unwrap_or(all);
@@ -108,7 +109,7 @@ fn prepare_all(all: &Path) -> Result<(), RankLogError> {
     Ok(())
 }
 
-/// Removes the logs of attempts long before this one.
+/// Removes the logs of attempts that are at least [`KEPT_ATTEMPTS`] attempts older than this attempt.
 fn remove_old_attempts(folders: LogFolders<'_>) {
     let number = |path: &Path| host_paths::attempt_of_logs(path.file_name()?.to_str()?);
     let Some(own) = number(folders.attempt) else { return };
@@ -116,12 +117,12 @@ fn remove_old_attempts(folders: LogFolders<'_>) {
     for path in
         entries.map(|entry| entry.path()).filter(|path| number(path).is_some_and(|old| old + KEPT_ATTEMPTS <= own))
     {
-        // Another rank of this host may remove it concurrently.
+        // Another rank of this host may remove the directory concurrently.
         let _ = fs::remove_dir_all(path);
     }
 }
 
-/// Removes the logs of runs, among other entries of `all`, that had no writes for long.
+/// Removes the logs of runs that had no writes for [`STALE_AGE`]. Other entries of `all` are kept.
 fn remove_stale_runs(all: &Path, now: SystemTime) {
     let within = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let name = |path: &Path| path.file_name().and_then(|name| name.to_str()).map(str::to_owned).unwrap_or_default();
@@ -167,7 +168,7 @@ mod tests {
         assert_eq!(left(), [false, true, true], "what is not ours stays");
     }
 
-    /// The parent's permissions decide the required state of the directory.
+    /// The permissions of the parent decide which owner and permissions the directory must have.
     #[test]
     fn folders_of_other_users_are_rejected() {
         if !geteuid().is_root() {
@@ -196,7 +197,7 @@ mod tests {
         nobody_in(&place.path().join("logs"), &run, &nobody);
         refused(&run.join("attempt-000001"));
         assert_eq!(fs::read_dir(&run).unwrap().count(), 0);
-        // Owned by root and world-writable: others may have created directories there.
+        // The folder is owned by root and world-writable, so others may have created directories in it.
         let roots = place.path().join("open");
         fs::create_dir(&roots).unwrap();
         mode(&roots, 0o777);

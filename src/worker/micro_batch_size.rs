@@ -1,4 +1,5 @@
-//! Micro-batch sizes of an attempt, tokens: as configured, or the largest that fit into GPU memory.
+//! Micro-batch sizes of an attempt, in tokens. A size is configured, or it is the
+//! largest size that fits into GPU memory.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +15,8 @@ use crate::gpu::{DeviceError, Gpu};
 use crate::worker::agreement;
 use crate::worker::session::{Datasets, Session};
 
-/// Returns the maximum tokens of a micro-batch of each stage. Collective; call it before any training state is on a
-/// GPU.
+/// Returns the maximum number of tokens of a micro-batch for each stage. Collective. Call this
+/// function before any training state is on a GPU.
 ///
 /// # Errors
 /// A stage does not fit into GPU memory.
@@ -33,7 +34,7 @@ pub fn settle(session: &Session, group: &mut dyn Group, datasets: &Datasets) -> 
     Ok(chosen)
 }
 
-/// Reports the sizes of stages that leave them open, and records them in the run's store by attempt.
+/// Reports the sizes of the stages with [`TokenBudget::Auto`], and writes them to the store of the run, by attempt.
 fn report(session: &Session, chosen: &[usize]) -> Result<(), Error> {
     let open = session.config.stage.iter().zip(chosen);
     let open: BTreeMap<&str, usize> = open
@@ -60,7 +61,8 @@ struct GpuMemory {
     memory: u64,
 }
 
-/// Returns the GPU with the least free memory per rank, equal on all ranks; `None` if no rank has a GPU. Collective.
+/// Returns the GPU with the least free memory per rank. The result is equal on all ranks;
+/// `None` if no rank has a GPU. Collective.
 fn least_free_gpu(group: &mut dyn Group, gpu: Option<&Gpu>) -> Result<Option<GpuBudget>, Error> {
     let own = gpu.map(|gpu| GpuMemory {
         host: lambert_store::host::name(),
@@ -72,7 +74,8 @@ fn least_free_gpu(group: &mut dyn Group, gpu: Option<&Gpu>) -> Result<Option<Gpu
     agreement::gather_and_decide(group, &own, least_of)
 }
 
-/// Divides the free memory of a GPU evenly between the ranks that share it.
+/// Returns the GPU with the least free memory per rank. The memory of a GPU is divided
+/// evenly between the ranks that share the GPU.
 fn least_of(all: &[Option<GpuMemory>]) -> Option<GpuBudget> {
     let mut sharing = BTreeMap::<(&str, &str), u64>::new();
     for gpu in all.iter().flatten() {
@@ -106,7 +109,7 @@ mod tests {
         assert_eq!(room.gpu, "GPU 0 (X, 1) on host a");
     }
 
-    /// A GPU with `free` bytes of free memory and its own bus ID.
+    /// A GPU with `free` bytes of free memory and a unique bus ID.
     fn gpu(free: u64) -> Gpu {
         let properties = GpuProperties {
             name: "X".into(),

@@ -1,15 +1,20 @@
-//! A worker process: run session, control channel, and host resources.
+//! Worker process of a rank: run session, control channel, and host resources.
 //!
 //! - [`session`]: configuration, world, control channel, store and device of a rank
-//! - [`control`]: the worker's end of the control channel
-//! - [`agreement`]: votes of the ranks in each step's all-reduce
+//! - [`control`]: worker end of the control channel
+//! - [`agreement`]: votes of the ranks in the all-reduce of each step
 //! - [`nccl_report`]: version, variables and transports of NCCL
 //! - [`micro_batch_size`]: micro-batch sizes that fit into GPU memory
-//! - [`peak`]: matmul throughput of a device; [`stopwatch`]: elapsed time; [`trace`]: Chrome traces of selected steps
-//! - [`output`]: results on standard output; [`logs`]: log file of a rank on its host
-//! - [`cleanup`]: removal of the launcher's files from a host; [`host_share`]: CPUs per rank; `cpu_affinity`: CPU
-//!   pinning
-//! - [`leave`]: exit with threads that cannot be joined; [`environment`]: environment variables of GPU libraries
+//! - [`peak`]: matmul throughput of a device
+//! - [`stopwatch`]: elapsed time
+//! - [`trace`]: Chrome traces of selected steps
+//! - [`output`]: results on standard output
+//! - [`logs`]: log file of a rank on its host
+//! - [`cleanup`]: removal of the files of the launcher from a host
+//! - [`host_share`]: CPUs per rank
+//! - `cpu_affinity`: CPU pinning
+//! - [`leave`]: exit with threads that cannot be joined
+//! - [`environment`]: environment variables of GPU libraries
 
 pub mod agreement;
 pub mod cleanup;

@@ -1,4 +1,4 @@
-//! NCCL configuration of the ranks: logged at the start of an attempt and recorded in the run's store.
+//! NCCL configuration of the ranks, which is logged at the start of an attempt and written to the store of the run.
 
 use lambert_collective::Group;
 use lambert_store::{Store, run};
@@ -13,12 +13,12 @@ use crate::worker::agreement;
 struct RankNccl {
     rank: usize,
     host: String,
-    /// NCCL version, and path of the library.
+    /// NCCL version. `library` is the path of the library.
     version: String,
     library: String,
     /// `NCCL_*` variables in effect, as `NAME=VALUE`.
     variables: Vec<String>,
-    /// Transports to other ranks from NCCL's log; `None` if the user redirected that log.
+    /// Transports to other ranks, from the log of NCCL. `None` if the user redirected that log.
     transports: Option<String>,
     warnings: Vec<String>,
 }
@@ -39,7 +39,7 @@ impl RankNccl {
         }
     }
 
-    /// Merges the warnings of all ranks, each once, and adds version mismatches.
+    /// Merges the warnings of all ranks without repetitions, and adds warnings about version mismatches.
     fn warnings(all: &[Self]) -> Vec<String> {
         let mut merged: Vec<String> = Vec::new();
         for own in all {
@@ -57,8 +57,8 @@ impl RankNccl {
     }
 }
 
-/// Logs the NCCL configuration of each rank and writes all of them to the run's store on rank 0. Collective. Returns
-/// warnings for the user, on rank 0.
+/// Logs the NCCL configuration of each rank. Rank 0 writes the configurations of all ranks to the store of the run, and
+/// returns warnings for the user. Collective.
 ///
 /// # Errors
 /// A failed collective, or a store error.

@@ -1,4 +1,4 @@
-//! Matmul throughput of a device, the reference for the utilization of a run.
+//! Matmul throughput of a device, which is the reference for the utilization of a run.
 
 use tch::{Kind, Tensor};
 
@@ -6,13 +6,13 @@ use super::stopwatch::Stopwatch;
 use crate::kernels::Kernels;
 use crate::torch::{self, TorchError};
 
-/// Matrix width that saturates a device: larger on a GPU.
+/// Matrix width that saturates a device. A GPU needs larger matrices than a CPU.
 pub fn peak_width(is_gpu: bool) -> i64 {
     if is_gpu { 8192 } else { 1024 }
 }
 
-/// Measures the throughput of this rank, FLOP/s, in a product of two square matrices of `width` and dtype `kind`: the
-/// best of several runs of the two functions that a training step uses (on the CPU MKL and oneDNN).
+/// Measures the matmul throughput of this rank, FLOP/s, with two square matrices of `width` and dtype `kind`. Returns
+/// the best of several runs of the two functions that a training step uses (MKL and oneDNN on the CPU).
 pub fn matmul_peak(kernels: &dyn Kernels, kind: Kind, width: i64) -> Result<f64, TorchError> {
     torch::guard(|| {
         let ones = |shape: &[i64]| kernels.zeros(shape, kind) + 1.0;

@@ -33,31 +33,31 @@ pub struct Session {
     pub config: RunConfig,
     /// SHA-256 of the resolved configuration file.
     pub config_sha256: String,
-    /// The run's store.
+    /// Store of the run.
     pub store: Store,
-    /// Lease of this process's attempt.
+    /// Lease of the attempt of this process.
     pub lease: Lease,
     /// Rank, from 0.
     pub rank: usize,
     /// World size.
     pub world: usize,
-    /// CPUs and ranks of this host, before the rank was pinned.
+    /// CPUs and ranks of this host, counted before the rank was pinned.
     pub host: HostShare,
     /// True if NCCL reduces gradients.
     pub nccl: bool,
     /// Channel to the coordinator.
     pub control: Arc<Control>,
-    /// Kernels of this rank's device.
+    /// Kernels of the device of this rank.
     pub kernels: Arc<dyn Kernels>,
-    /// The GPU, if the device is one.
+    /// GPU of this rank; `None` on a CPU.
     pub gpu: Option<Gpu>,
     /// Matmul throughput of all ranks together, FLOP/s.
     pub peak: f64,
 }
 
 impl Session {
-    /// Joins attempt `attempt` of the run at `url` with `world` ranks, if known, on `device`. Also returns the
-    /// collective endpoints.
+    /// Joins attempt `attempt` of the run at `url`, on `device`. `world` is the expected number of ranks, if
+    /// known. Also returns the collective endpoints.
     pub fn open(
         url: &str,
         attempt: u32,
@@ -96,7 +96,8 @@ impl Session {
         self.rank == 0
     }
 
-    /// Replaces a write error by the lost lease that caused it, and names a GPU that failed.
+    /// Replaces a write error by the error of a lost lease, if the lease is lost. Adds the name
+    /// of the GPU to the error of a failed GPU.
     pub fn explain(&self, error: Error) -> Error {
         if let (Some(output), Some(gpu)) = (error.gpu_failure(), &self.gpu) {
             return Error::GpuLost { gpu: gpu.name(), message: output.to_owned() };
@@ -107,14 +108,14 @@ impl Session {
         }
     }
 
-    /// Returns the error of a lost lease, if it is lost. Does not wait for a hanging file system.
+    /// Returns the error of a lost lease, if the lease is lost. Does not wait for a hanging file system.
     fn lost_lease(&self) -> Option<lambert_store::Error> {
         let lease = self.lease.clone();
         leave::run_with_timeout(2 * BRIEF, move || lease_loss(&lease))?
     }
 
-    /// Returns true on all ranks if a stop is requested on rank 0; they then end with the last checkpoint.
-    /// Collective.
+    /// Returns true on all ranks if a stop is requested on rank 0. The ranks then end the
+    /// attempt with the last checkpoint. Collective.
     ///
     /// # Errors
     /// A failed collective.
@@ -124,7 +125,7 @@ impl Session {
         Ok(is_stop == [1])
     }
 
-    /// Warns the user, through the coordinator if there is one.
+    /// Warns the user: through the coordinator, or in the log without a coordinator.
     pub fn warn(&self, message: String) {
         match self.control.is_connected() {
             true => self.control.event(EventKind::Warning { message }),
@@ -133,10 +134,10 @@ impl Session {
     }
 }
 
-/// Retry limit of a lease check.
+/// Maximum time for retries of a lease check.
 const BRIEF: Duration = Duration::from_secs(5);
 
-/// Returns the error of a lost lease, if it is lost. Does not wait for an unreachable store.
+/// Returns the error of a lost lease, if the lease is lost. Does not wait for an unreachable store.
 pub fn lease_loss(lease: &Lease) -> Option<lambert_store::Error> {
     let brief = RetryPolicy { total_timeout: BRIEF, ..RetryPolicy::default() };
     lease.with_retry_policy(brief).check().err().filter(lambert_store::Error::is_lease_lost)
@@ -157,7 +158,7 @@ fn compute_kind(config: &RunConfig, gpu: Option<&Gpu>) -> Result<Kind, Error> {
     }
 }
 
-/// Pins this rank to its share of the host's CPUs, and logs it.
+/// Pins this rank to its share of the CPUs of the host, and logs the binding.
 fn bind(threads: usize, gpu: Option<&Gpu>) {
     let binding =
         cpu_affinity::bind(lambert_collective::world::detect().as_ref(), gpu.map(|gpu| &*gpu.properties.pci_bus_id));
@@ -179,7 +180,7 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
     Ok((Layers::default().parse(&text, &origin)?, lambert_store::hash::sha256(&bytes)))
 }
 
-/// Joins the world of the launcher; checks that it has `world` ranks.
+/// Joins the ranks that the launcher started, and checks that their number is `world`.
 fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     if let Some(launcher) = lambert_collective::world::unsupported_launcher() {
         return Err(Error::Usage(format!("{launcher}; use `lambert run`")));
@@ -199,7 +200,7 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
     Ok(ranks)
 }
 
-/// Replaces the reducer by NCCL between GPUs; MPI detects absent ranks.
+/// Replaces the reducer by NCCL, which all-reduces between GPUs. MPI still detects absent ranks.
 fn use_nccl_reducer(ranks: Endpoints, sums: &Nccl, gpu: &Gpu, options: nccl::NcclOptions) -> Result<Endpoints, Error> {
     let Endpoints { mut group, reducer } = ranks;
     let refused = |error: lambert_collective::Error| match error.is_nccl_unsupported() {
@@ -212,7 +213,7 @@ fn use_nccl_reducer(ranks: Endpoints, sums: &Nccl, gpu: &Gpu, options: nccl::Ncc
     Ok(Endpoints { group, reducer })
 }
 
-/// Checks the devices of all ranks for conflicts. Collective; `sharing` says if ranks may share a GPU.
+/// Checks the devices of all ranks for conflicts. Collective. `sharing` is the rule for ranks that share a GPU.
 fn check_devices(group: &mut dyn Group, gpu: Option<&Gpu>, sharing: DeviceSharing) -> Result<(), Error> {
     match agreement::gather_and_decide(group, &RankDevice::local(gpu), |all: &[RankDevice]| {
         find_conflict(all, sharing)
@@ -234,7 +235,7 @@ fn sharing(is_allowed: bool, over_nccl: bool) -> DeviceSharing {
 
 /// MPI options.
 fn options(cluster: &Cluster) -> mpi::MpiOptions {
-    // The coordinator limits the time of live ranks.
+    // No straggler timeout is needed, because the coordinator limits the time of live ranks.
     mpi::MpiOptions { stall_timeout: stall(cluster), straggler_timeout: NEVER, wire: wire(cluster) }
 }
 
@@ -267,8 +268,8 @@ pub struct Datasets {
 }
 
 impl Datasets {
-    /// Opens all datasets, and checks that they fit the model, the objective and this host's memory. The error lists
-    /// every problem.
+    /// Opens all datasets, and checks that they fit the model, the objective and the memory of
+    /// this host. The error lists every problem.
     pub fn open(config: &RunConfig) -> Result<Self, Error> {
         let cache = &config.cluster.dataset_cache;
         let open = |url: &String| Ok(Arc::new(Dataset::open(url)?.with_cache(cache)));
@@ -285,7 +286,7 @@ impl Datasets {
         if faults.is_empty() { Ok(Self { stages, evaluation }) } else { Err(Error::invalid_config(CONFIG, faults)) }
     }
 
-    /// Returns the first dataset, for the vocabulary that all share.
+    /// Returns the first dataset. All datasets share its vocabulary.
     pub fn first(&self) -> &Dataset {
         &self.stages[0]
     }

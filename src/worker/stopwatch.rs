@@ -11,7 +11,7 @@ impl Stopwatch {
         Self(Instant::now())
     }
 
-    /// Returns the seconds since the start or the last lap, and starts the next.
+    /// Returns the seconds since the start or the last lap, and starts the next interval.
     pub fn lap(&mut self) -> f64 {
         let now = Instant::now();
         let seconds = now.duration_since(self.0).as_secs_f64();

@@ -1,6 +1,6 @@
 //! Chrome trace of selected steps of this rank, for Perfetto or chrome://tracing.
 //!
-//! The engine's spans (`span!`) are nearly free in other steps. Logs show them only with `RUST_LOG=debug`.
+//! In other steps, the spans of the engine (`span!`) cost almost no time. Logs show them only with `RUST_LOG=debug`.
 
 use std::fs::File;
 use std::io::BufWriter;
@@ -60,7 +60,7 @@ pub fn finish() {
     *TRACE.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
-/// Enters a span of this name until the result is dropped; `key = value` arguments add fields.
+/// Enters a span with the given name. The span ends when the result is dropped. `key = value` arguments add fields.
 macro_rules! span {
     ($name:literal $(, $($field:tt)*)?) => {
         tracing::debug_span!(target: "lambert_trace", $name $(, $($field)*)?).entered()

@@ -8,7 +8,7 @@ use crate::checkpoint::ResumeOrigin;
 pub(super) struct CheckpointHistory {
     /// Newest checkpoint and its step.
     newest: Option<(String, u64)>,
-    /// The state has changed since the newest checkpoint, within the same step.
+    /// True if the state has changed since the newest checkpoint, within the same step.
     stale: bool,
     /// Best checkpoint by held-out loss.
     best: Option<Best>,
@@ -58,7 +58,7 @@ impl CheckpointHistory {
         self.evaluated.filter(|(evaluated, _)| *evaluated == step).map(|(_, loss)| loss)
     }
 
-    /// Returns the best checkpoint once `name` is committed with held-out loss `loss`.
+    /// Returns the checkpoint that is the best one if `name` is committed with held-out loss `loss`.
     pub fn best_with(&self, name: &str, loss: Option<f64>) -> Option<Best> {
         let better = loss.filter(|loss| self.is_best(*loss));
         better.map(|loss| Best { checkpoint: name.to_owned(), loss }).or_else(|| self.best.clone())

@@ -1,13 +1,14 @@
 //! Asynchronous checkpoint saves.
 //!
-//! 1. After the same step on all ranks the state is copied ([`Snapshot`]), from a GPU concurrently with training. The
-//!    store's tasks hash and upload the copy.
-//! 2. Every step's all-reduce counts the ranks whose uploads are complete. When all are, rank 0 gathers the entries, and
-//!    its commit thread checks the lease and commits ([`Commit`]); then old checkpoints are deleted (`pruner`).
+//! 1. All ranks copy the state after the same step ([`Snapshot`]). A copy from a GPU runs concurrently with training.
+//!    Background tasks of the store hash and upload the copy.
+//! 2. The all-reduce of every step counts the ranks whose uploads are complete. When all uploads are complete, rank 0
+//!    gathers the entries of the objects. Its commit thread checks the lease and commits ([`Commit`]). Then the pruner
+//!    deletes old checkpoints (`pruner`).
 //! 3. A later all-reduce broadcasts the outcome, so that all ranks learn it after the same step.
 //!
-//! Only the training loop's thread uses the collective, and saves never overlap. A save that exceeds its time limit
-//! by rank 0's clock ends the attempt ([`SaveTimeLimit`]).
+//! Only the thread of the training loop uses the collective, and saves never overlap. A save that exceeds its time
+//! limit, by the clock of rank 0, ends the attempt ([`SaveTimeLimit`]).
 //!
 //! - `schedule`: intervals, retries and time limits
 //! - `history`: the newest and the best checkpoint
@@ -70,7 +71,7 @@ impl<'a> Saver<'a> {
     /// Creates the saver of an attempt that resumes with `state` from `origin`.
     ///
     /// # Errors
-    /// More weights than a file can hold.
+    /// The model has more weights than a file can hold.
     pub fn new(
         session: &'a Session,
         datasets: &Datasets,
@@ -91,15 +92,15 @@ impl<'a> Saver<'a> {
         })
     }
 
-    /// Adds a step record, after setting its time in saves.
+    /// Sets the checkpoint time of a step record, and adds the record.
     pub fn push(&mut self, record: &mut StepRecord) -> Result<(), Error> {
         record.times.checkpoint = std::mem::take(&mut self.stall);
         records::add_pause(record, record.times.checkpoint);
         self.records.push(record)
     }
 
-    /// Adds an evaluation to the records. Returns true if its checkpoint is the best so far and must be kept;
-    /// collective, as rank 0 decides.
+    /// Adds an evaluation to the records. Returns true if the loss is the best so far and its checkpoint must be
+    /// kept. Collective, because rank 0 decides.
     pub fn push_evaluation(&mut self, collective: &mut dyn Group, evaluation: &Evaluation) -> Result<bool, Error> {
         self.records.push(&EventKind::Evaluation(evaluation.clone()))?;
         let best = self.history.add_evaluation(evaluation.step, evaluation.scores.loss());
@@ -111,19 +112,19 @@ impl<'a> Saver<'a> {
         Ok(is_best == [1])
     }
 
-    /// Returns true if a checkpoint is due after `step`: by the step interval, because it is `wanted`, or because one
-    /// had to wait. Equal on all ranks.
+    /// Returns true if a checkpoint is due after `step` and no save is in progress. A checkpoint is due at the step
+    /// interval, if it is `wanted`, or if it was due before and had to wait. The result is equal on all ranks.
     pub fn is_due(&mut self, step: u64, wanted: bool) -> bool {
         self.schedule.is_due(step, wanted) && self.save.is_none()
     }
 
-    /// Returns true if a checkpoint is due by time: interval or backoff has elapsed. Clocks differ between ranks:
-    /// only rank 0's result counts.
+    /// Returns true if a checkpoint is due by time, because the interval or the backoff has elapsed. Clocks differ
+    /// between ranks, so only the result of rank 0 counts.
     pub fn is_overdue(&self) -> bool {
         self.save.is_none() && self.schedule.is_overdue()
     }
 
-    /// Starts the limit `cluster.limits.stop_seconds` of saves before a stop, on the first call.
+    /// Starts the time limit of saves before a stop (`cluster.limits.stop_seconds`). Later calls have no effect.
     pub fn stop(&mut self) {
         self.schedule.stop();
     }
@@ -134,7 +135,7 @@ impl<'a> Saver<'a> {
         self.schedule.vote(save, self.session.is_first())
     }
 
-    /// Advances the save in progress by the ranks' agreement. Call it after each step.
+    /// Advances the save in progress according to the agreement of the ranks. Call it after each step.
     pub fn poll_save(&mut self, collective: &mut dyn Group, agreement: &Agreement) -> Result<(), Error> {
         self.start_uploads(false)?;
         self.advance(collective, agreement)
@@ -154,7 +155,7 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Starts to save the state as a checkpoint, after the previous save has ended.
+    /// Waits until the previous save has ended, and starts to save the state as a checkpoint.
     pub fn save(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
         self.settle(collective)?;
         if self.history.has(state.step) {
@@ -188,7 +189,7 @@ impl<'a> Saver<'a> {
     /// Reallocates the snapshot after the model has grown. No save may be in progress.
     ///
     /// # Errors
-    /// More weights than a file can hold.
+    /// The model has more weights than a file can hold.
     pub fn resize(&mut self, state: &TrainState) -> Result<(), Error> {
         self.snapshot = Snapshot::new(&state.parameters, self.session.rank, self.session.world)?;
         Ok(())
@@ -207,14 +208,14 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Saves the current step again after a state change within the step. This attempt's checkpoint of the step
-    /// orders after one of an earlier attempt.
+    /// Saves the current step again after a state change within the step. The checkpoint of this attempt is newer than
+    /// a checkpoint of the same step from an earlier attempt.
     pub fn renew(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
         self.history.set_stale();
         self.complete(collective, state)
     }
 
-    /// Writes the records since the last checkpoint, for an attempt that ends without another.
+    /// Writes the records since the last checkpoint, for an attempt that ends without another checkpoint.
     pub fn write_records(&mut self) -> Result<(), Error> {
         Ok(self.records.cut(self.history.step()).write(&self.session.store)?)
     }

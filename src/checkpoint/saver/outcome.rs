@@ -12,7 +12,8 @@ use crate::recovery::replicas::ReplicaMismatch;
 use crate::worker::agreement::Decision;
 
 impl Saver<'_> {
-    /// Warns which ranks have not written which objects, long before the time limit ends the run.
+    /// Warns about a slow save, long before the time limit ends the run. Names the ranks
+    /// and the objects that they have not written.
     pub(super) fn report_slow(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
         let Some(save) = &mut self.save else { return Ok(()) };
         let (name, seconds) = (save.writer.name(), save.began.elapsed().as_secs_f64());
@@ -25,7 +26,7 @@ impl Saver<'_> {
     }
 
     /// Returns the error that ends all ranks because a write exceeded its time limit. The save is not retried in this
-    /// process: the write still reads the snapshot.
+    /// process, because the write still reads the snapshot.
     pub(super) fn stuck_error(&mut self, collective: &mut dyn Group) -> Result<Error, Error> {
         let Some(save) = &mut self.save else {
             return Ok(Error::Peer("rank 0 reports a stuck save, but none is in progress"));
@@ -35,7 +36,7 @@ impl Saver<'_> {
         Ok(Error::Save { name: save.writer.name().to_owned(), message })
     }
 
-    /// Applies the decision on all ranks.
+    /// Ends the save with `decision`. All ranks do the same.
     pub(super) fn conclude(&mut self, collective: &mut dyn Group, decision: Decision) -> Result<(), Error> {
         let Some(save) = self.save.take() else { return Ok(()) };
         if decision == Decision::Committed {
@@ -78,8 +79,8 @@ impl Saver<'_> {
         self.history.commit(name, manifest);
     }
 
-    /// Restores the records of a failed save. Returns the error, serialized for the broadcast; empty on ranks that do
-    /// not know it.
+    /// Restores the records of a failed save. Returns the error, serialized for the broadcast. The result is
+    /// empty on ranks that do not know the error.
     fn take_failure(&mut self, progress: Progress) -> Result<Vec<u8>, Error> {
         let Progress::Decided(outcome, records) = progress else { return Ok(Vec::new()) };
         self.records.restore(records);

@@ -13,7 +13,7 @@ use crate::worker::agreement::SaveVote;
 /// Save intervals, retries after failures, and time limits.
 pub(super) struct SaveSchedule {
     settings: Checkpoint,
-    /// A save is due and waits for the previous one to end.
+    /// True if a save is due and waits for the previous save to end.
     due: bool,
     last_save: Instant,
     retry_state: RetryState,
@@ -75,7 +75,7 @@ impl SaveSchedule {
         self.stopping.get_or_insert_with(Instant::now);
     }
 
-    /// Returns this rank's vote on the save in progress; only rank 0 (`first`) checks the clock.
+    /// Returns this rank's vote on the save in progress. Only rank 0 (`first`) checks the clock.
     pub fn vote(&self, save: &mut Save, first: bool) -> SaveVote {
         let stopping = self.stopping.map(|since| since.elapsed());
         let over = self.limit.stop_is_over(stopping);

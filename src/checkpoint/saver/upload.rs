@@ -13,7 +13,7 @@ use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
 
 impl Saver<'_> {
-    /// Starts the uploads once the snapshot is complete, or waits for it if `wait`.
+    /// Starts the uploads if the snapshot is complete. With `wait`, waits for the snapshot first.
     pub(super) fn start_uploads(&mut self, wait: bool) -> Result<(), Error> {
         let Some(save) = &mut self.save else { return Ok(()) };
         if !matches!(&save.progress, Progress::Copying(copying, _) if wait || copying.is_done()) {

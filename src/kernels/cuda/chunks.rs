@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use crate::kernels::{Kernels, OptimizerUpdate, ParamUpdate, Values};
 
-/// Maximum elements of a chunk. It fixes the summation order, independently of the GPU.
+/// Maximum number of elements in a chunk. The value fixes the order of summation on every GPU.
 pub const CHUNK: usize = 1 << 16;
 
 /// Chunk table of a set of parameters, reused while the set is unchanged.
@@ -14,7 +14,7 @@ pub struct ChunkTable {
     parameters: Vec<Range<usize>>,
     /// `Chunk` structs of kernels.cu as bytes, u8 \[16 x count\].
     pub table: Tensor,
-    /// Cumulative chunk count after each parameter, u32 as bytes, u8 \[4 x parameters\].
+    /// Number of chunks up to and including each parameter, u32 as bytes, u8 \[4 x parameters\].
     pub ends: Tensor,
     /// Number of chunks.
     pub count: usize,

@@ -1,6 +1,7 @@
-// Test emulator: compiles the kernels as C++ and runs them on the CPU. The threads of a block are fibers that switch at
-// barriers and shuffles. Each fiber has a random priority between barriers, and the ready fiber with the highest priority runs,
-// so that some threads run far ahead of others and a missing barrier produces wrong results. Blocks run sequentially.
+// Test emulator: compiles the kernels as C++ and runs them on the CPU. The threads of a block are fibers,
+// which switch at barriers and shuffles. Between barriers, each fiber has a random priority, and the ready
+// fiber with the highest priority runs. Some threads therefore run far ahead of others, so that a missing
+// barrier produces wrong results. Blocks run sequentially.
 
 #include <setjmp.h>
 #include <ucontext.h>
@@ -37,12 +38,13 @@ struct Fiber {
   bool started = false;
   uint64_t priority = 0;
   Wait waiting_for = Wait::kDone;
-  // Shuffle: value provided, value received, and lane offset of the source.
+  // State of a shuffle: the value that this thread provides, the value that it
+  // receives, and the lane offset of the source.
   uint64_t provided, received;
   unsigned delta;
 };
 
-// Scheduler for the threads of a block; reused for all blocks.
+// Scheduler for the threads of a block. One scheduler is reused for all blocks.
 struct Block {
   std::vector<Fiber> fibers;
   std::priority_queue<std::pair<uint64_t, unsigned>> ready;
@@ -59,7 +61,7 @@ struct Block {
     return random;
   }
 
-  // Switches to the scheduler; returns when the fiber is resumed.
+  // Switches to the scheduler. Returns when the fiber is resumed.
   void wait(Wait reason) {
     Fiber &self = fibers[current];
     self.waiting_for = reason;
@@ -191,7 +193,7 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
 
 #define __global__
 #define __device__
-// Blocks run sequentially, so one copy suffices.
+// Blocks run sequentially, so one copy of the shared memory suffices.
 #define __shared__ static thread_local
 
 using std::isfinite;
@@ -219,7 +221,7 @@ const std::map<std::string, std::function<void(void **)>> kKernels = {
 
 }  // namespace
 
-// Runs a kernel like cuLaunchKernel; `seed` determines the thread order. Returns an error message, or null.
+// Runs a kernel like cuLaunchKernel. `seed` determines the thread order. Returns an error message, or null.
 extern "C" const char *lambert_emulate(const char *kernel, unsigned blocks, unsigned threads, void **arguments,
                                        uint64_t seed) {
   static thread_local std::string error_text;
@@ -235,7 +237,7 @@ extern "C" const char *lambert_emulate(const char *kernel, unsigned blocks, unsi
     }
     return nullptr;
   } catch (const std::exception &error) {
-    // Discard the suspended fibers; the next call creates new ones.
+    // Discard the suspended fibers. The next call creates new fibers.
     block.reset();
     error_text = std::string(kernel) + ": " + error.what();
     return error_text.c_str();

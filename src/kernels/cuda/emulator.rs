@@ -1,5 +1,5 @@
-//! CPU emulation of the CUDA kernels: kernels.cu compiled as C++, with the threads of a block as fibers in a seeded
-//! random order.
+//! CPU emulation of the CUDA kernels. kernels.cu is compiled as C++, and the threads of a block are
+//! fibers that run in a seeded random order.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,7 +24,7 @@ unsafe extern "C" {
 /// wait produces wrong values.
 #[derive(Default)]
 pub struct Emulator {
-    /// CUDA device index that its tensors claim to be on; `None`: host memory.
+    /// Index of the CUDA device that is reported as the location of the tensors; `None`: host memory.
     device: Option<usize>,
     launches: AtomicU64,
     /// Pending uploads: destination and source.
@@ -33,13 +33,13 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// Creates an emulator whose tensors claim to be on CUDA device `number`.
+    /// Creates an emulator that reports CUDA device `number` as the location of its tensors.
     pub fn with_device_index(number: usize) -> Self {
         Self { device: Some(number), ..Self::default() }
     }
 }
 
-/// Deferred copies; `copies` is empty once they are done.
+/// Deferred copies. `copies` is empty when the copies are done.
 struct DeferredCopies {
     copies: Vec<TensorCopy>,
     memory: Option<HostBuffer>,
@@ -120,15 +120,15 @@ impl KernelDevice for Emulator {
     fn launch(&self, kernel: &str, blocks: usize, arguments: &mut KernelArguments) -> Result<(), String> {
         let name = CString::new(kernel).map_err(|error| error.to_string())?;
         let seed = self.launches.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5bd1_e995;
-        // SAFETY: the emulator reads one argument per parameter of this kernel; the tensors they point to outlive the
-        // call.
+        // SAFETY: the emulator reads one argument per parameter of this kernel. The tensors that
+        // the arguments point to outlive the call.
         let error = unsafe {
             let pointers = arguments.pointers().as_mut_ptr();
             lambert_emulate(name.as_ptr(), blocks as u32, THREADS as u32, pointers, seed)
         };
         match error.is_null() {
             true => Ok(()),
-            // SAFETY: a NUL-terminated string that is valid until this thread's next call.
+            // SAFETY: `error` is a NUL-terminated string that stays valid until the next call on this thread.
             false => Err(unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned()),
         }
     }

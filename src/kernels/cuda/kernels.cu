@@ -1,7 +1,9 @@
-// Keyed dropout, reductions and multi-tensor optimizer updates. CUDA C++ without headers: NVRTC compiles it for the GPU
-// present; the tests compile it as C++ and run it on the CPU (emulator.cpp).
+// Keyed dropout (the random draws are a function of a key and a counter), reductions and multi-tensor optimizer
+// updates. This CUDA C++ includes no headers. NVRTC compiles it at run time for the GPU. The tests compile it as
+// C++ and run it on the CPU (emulator.cpp).
 //
-// Every reduction has a fixed order: the elements of a thread, the threads of a block, the chunks of a tensor. No atomics.
+// Every reduction has a fixed order: first the elements of a thread, then the threads of a block, then the
+// chunks of a tensor. No kernel uses atomics.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -54,7 +56,7 @@ extern "C" __global__ void lambert_from_bf16(float *to, const bf16 *from, u64 co
   }
 }
 
-// ---- Keyed generator, as in data-prep/dataset/src/random.rs.
+// ---- Random generator with a key, as in data-prep/dataset/src/random.rs.
 
 #define STEP 0x9e3779b97f4a7c15ull
 
@@ -69,14 +71,15 @@ __device__ inline u64 with(u64 key, u64 value) {
   return mix(rotated ^ mix(value + STEP)) + key;
 }
 
-// Key of a row of [batch, heads, positions] rows.
+// Key of row `row`. Rows are numbered in the order [batch, heads, positions].
 __device__ inline u64 row_key(u64 key, const i64 *samples, u64 row, u32 heads, u32 positions) {
   const u64 position = row % positions, sample_and_head = row / positions;
   return with(with(with(key, static_cast<u64>(samples[sample_and_head / heads])), sample_and_head % heads), position);
 }
 
-// Draws four 16-bit lanes per word. `out[i] = x[i] * scale`, or 0 if the lane is below `threshold`, plus `added[i]` unless
-// `added` is null. One warp per row of `length` elements.
+// Dropout. `out[i]` is `x[i] * scale`, or 0 if the 16 random bits of the element are below `threshold`. If `added`
+// is not null, `added[i]` is added to `out[i]`. One 64-bit random word has the random bits of four elements. One
+// warp computes one row of `length` elements.
 template <typename T>
 __device__ inline void dropout(T *out, const T *x, const T *added, const i64 *samples, u64 key, u32 threshold, float scale,
                                u64 rows, u32 heads, u32 positions, u32 length) {
@@ -109,7 +112,8 @@ extern "C" __global__ void lambert_dropout_bf16(bf16 *out, const bf16 *x, const 
 
 // ---- Reductions.
 
-// Sum of `value` over the block, valid in its first thread. All threads of the block must call it.
+// Sum of `value` over the threads of the block. Only the first thread gets the result. All
+// threads of the block must call this function.
 template <typename T>
 __device__ inline T block_sum(T value) {
   __shared__ T warps[THREADS / WARP];
@@ -125,7 +129,7 @@ __device__ inline T block_sum(T value) {
       value += warps[warp];
     }
   }
-  // The next call reuses `warps`.
+  // Wait here, because the next call reuses `warps`.
   __syncthreads();
   return value;
 }
@@ -144,7 +148,7 @@ extern "C" __global__ void lambert_sum_of_squares(double *sums, const float *val
   }
 }
 
-// Sum of `sums`, computed by one block, valid in its first thread.
+// Sum of `sums`, computed by one block. Only the first thread gets the result.
 template <typename T>
 __device__ inline T sum_partials(const T *sums, u32 count) {
   T sum = 0;
@@ -185,7 +189,7 @@ extern "C" __global__ void lambert_digest_sum(u64 *digest, const u64 *sums, u32 
   }
 }
 
-// ---- Optimizer updates; formulas in src/kernels/host/lamb.rs and adamw.rs. One block per chunk.
+// ---- Optimizer updates, with one block per chunk. The formulas are in src/kernels/host/lamb.rs and adamw.rs.
 
 // Mirrors `ParamUpdate` of src/kernels/mod.rs.
 struct ParamUpdate {
@@ -200,7 +204,8 @@ struct Chunk {
   u32 count, parameter;
 };
 
-// Factor that clips gradients to norm `clip` (0: no clipping); 0 if `norm` is not finite.
+// Factor that scales the gradients to a norm of at most `clip`. A `clip` of 0 disables clipping.
+// The factor is 0 if `norm` is not finite.
 __device__ inline float clip_scale(double norm, double clip) {
   if (!isfinite(norm)) {
     return 0.0f;
@@ -215,8 +220,8 @@ __device__ inline float direction(const ParamUpdate &constants, float gradient, 
   return *first * constants.inv_bias_correction1 / (sqrtf(*second * constants.inv_bias_correction2) + constants.eps);
 }
 
-// LAMB, first kernel: replaces the gradients by the update. sums[2 block] = sum of squares of the weights,
-// sums[2 block + 1] = that of the update.
+// LAMB, first kernel: replaces the gradients by the update. sums[2 block] = sum of squares of the weights, sums[2
+// block + 1] = sum of squares of the update.
 extern "C" __global__ void lambert_lamb_directions(const Chunk *chunks, const ParamUpdate *all_constants, const double *norm,
                                                    double clip, const float *weights, float *gradients, float *first,
                                                    float *second, double *sums) {
@@ -241,8 +246,9 @@ extern "C" __global__ void lambert_lamb_directions(const Chunk *chunks, const Pa
   }
 }
 
-// LAMB, second kernel: step_sizes[parameter] = learning rate times trust ratio, clamped to [min_ratio, max_ratio]. One block
-// per parameter, whose chunks are ends[parameter - 1] to ends[parameter].
+// LAMB, second kernel: step_sizes[parameter] = learning rate times trust ratio. The trust ratio is clamped to
+// [min_ratio, max_ratio]. One block per parameter. The chunks of a parameter are numbered from ends[parameter - 1]
+// up to, but not including, ends[parameter].
 extern "C" __global__ void lambert_lamb_step_sizes(float *step_sizes, const ParamUpdate *all_constants, const u32 *ends,
                                                    const double *sums, double min_ratio, double max_ratio) {
   const ParamUpdate constants = all_constants[blockIdx.x];
@@ -260,7 +266,7 @@ extern "C" __global__ void lambert_lamb_step_sizes(float *step_sizes, const Para
   }
 }
 
-// LAMB, third kernel: weights -= step size * update. `bf16_weights` is their bf16 copy, or null.
+// LAMB, third kernel: weights -= step size * update. `bf16_weights` is the bf16 copy of the weights, or null.
 extern "C" __global__ void lambert_lamb_apply(const Chunk *chunks, const float *step_sizes, const double *norm,
                                               float *weights, const float *updates, bf16 *bf16_weights) {
   const Chunk chunk = chunks[blockIdx.x];

@@ -7,17 +7,17 @@ use tch::{Device, Kind, Tensor};
 
 use crate::kernels::{HostBuffer, PendingSnapshot, TensorCopy};
 
-/// Threads per block; must equal `THREADS` in kernels.cu.
+/// Threads per block. Must equal `THREADS` in kernels.cu.
 pub const THREADS: usize = 256;
 
-/// A device that runs the kernels of kernels.cu in call order: a GPU, or the emulator.
+/// Device that runs the kernels of kernels.cu in call order. The device is a GPU or the emulator.
 pub trait KernelDevice: Send + Sync {
     /// CUDA device index, if the device has its own memory.
     fn device_index(&self) -> Option<usize> {
         None
     }
 
-    /// Allocates f32 zeros in host memory, pinned where the device supports it.
+    /// Allocates f32 zeros in host memory. The memory is pinned if the device supports pinned memory.
     fn pinned_zeros(&self, elements: usize) -> Tensor {
         Tensor::zeros([elements as i64], (Kind::Float, Device::Cpu))
     }
@@ -25,7 +25,7 @@ pub trait KernelDevice: Send + Sync {
     /// Allocates a tensor of zeros on the device.
     fn zeros(&self, shape: &[i64], kind: Kind) -> Tensor;
 
-    /// Copies a host tensor to the device, possibly asynchronously, in call order.
+    /// Copies a host tensor to the device, in order with the other calls. The copy may be asynchronous.
     fn to_device(&self, host: Tensor) -> Tensor;
 
     /// Implements [`Kernels::upload_async`](crate::kernels::Kernels::upload_async).
@@ -78,7 +78,7 @@ pub fn address(tensor: &Tensor, element: usize) -> Option<NonNull<f32>> {
 pub struct KernelArguments {
     /// Argument values, each in the low bytes of a word.
     words: Vec<u64>,
-    /// Size in bytes of each pointed-to tensor; 0 for values.
+    /// Size in bytes of the tensor that each argument points to; 0 for values.
     sizes: Vec<usize>,
     pointers: Vec<*mut c_void>,
 }
@@ -89,8 +89,8 @@ impl KernelArguments {
         Self::default()
     }
 
-    /// Appends a pointer to the elements of a contiguous tensor. The tensor must stay alive until the kernel
-    /// completes; libtorch's caching allocator ensures this for work on the tensor's own stream.
+    /// Appends a pointer to the elements of a contiguous tensor. The tensor must stay alive until the kernel completes.
+    /// The caching allocator of libtorch ensures this for work on the stream of the tensor.
     pub fn tensor(mut self, tensor: &Tensor) -> Self {
         assert!(tensor.is_contiguous(), "kernel argument is not contiguous: {tensor:?}");
         self.words.push(tensor.data_ptr() as u64);
@@ -141,7 +141,8 @@ impl KernelArguments {
         self.sizes[index]
     }
 
-    /// Pointers to the arguments, as `cuLaunchKernel` takes them, valid until the next call.
+    /// Pointers to the arguments, in the form that `cuLaunchKernel` expects. The pointers are
+    /// valid until the list is changed or moved.
     pub fn pointers(&mut self) -> &mut [*mut c_void] {
         self.pointers = self.words.iter_mut().map(|word| std::ptr::from_mut(word).cast::<c_void>()).collect();
         &mut self.pointers

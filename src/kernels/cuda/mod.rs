@@ -1,8 +1,8 @@
-//! CUDA kernels: hand-written for keyed dropout (masks drawn from a key and a counter) and where they are faster than
-//! libtorch; libtorch operations otherwise.
+//! CUDA kernels. Hand-written kernels compute keyed dropout, whose masks are drawn from a key and a counter. They also
+//! compute the operations for which libtorch is slower. libtorch computes all other operations.
 //!
-//! - kernels.cu: the kernels, compiled at run time for the GPU present ([`crate::gpu`])
-//! - [`KernelDevice`]: a device that runs them: a GPU, or the CPU in tests (`Emulator`)
+//! - kernels.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
+//! - [`KernelDevice`]: device that runs the kernels, either a GPU or, in tests, the CPU (`Emulator`)
 
 mod chunks;
 #[cfg(test)]
@@ -43,10 +43,10 @@ pub const KERNELS: [&str; 12] = [
     "from_bf16",
 ];
 
-/// The kernels of a GPU, or of its emulation.
+/// Kernels of a GPU or of the emulated GPU.
 pub struct Cuda<C> {
     device: Arc<C>,
-    /// Chunk of each block in the last update; reused while the set of updated parameters stays the same.
+    /// Chunk table of the last update. The table is reused while the set of updated parameters stays the same.
     chunks: Mutex<Option<ChunkTable>>,
     /// Host copy of the gradients, for all-reduces in host memory.
     host: Mutex<Option<Tensor>>,
@@ -62,8 +62,8 @@ impl<C: KernelDevice> Cuda<C> {
         launch(&*self.device, kernel, blocks, arguments);
     }
 
-    /// Reduces `values` to a 0-d tensor of dtype `kind`: `chunk_kernel` produces one partial result per chunk,
-    /// `final_kernel` combines them.
+    /// Reduces `values` to a 0-d tensor of dtype `kind`. `chunk_kernel` computes one partial result per chunk, and
+    /// `final_kernel` combines the partial results.
     fn reduce_chunks(&self, values: &Tensor, kind: Kind, chunk_kernel: &str, final_kernel: &str) -> Tensor {
         let count = values.numel();
         let blocks = count.div_ceil(CHUNK);

@@ -1,9 +1,10 @@
-//! Adam with decoupled weight decay (arXiv 1711.05101). Without bias correction it is Adam as in the original BERT
+//! Adam with decoupled weight decay (arXiv 1711.05101). Without bias correction, this is the Adam of the original BERT
 //! code (google-research/bert, optimization.py).
 
 use super::chunks::{self, Chunk};
 
-/// AdamW update `p -= rate (m_hat / (sqrt(v_hat) + eps) + decay p)`; gradients are multiplied by `scale` first.
+/// AdamW update `p -= learning_rate (m_hat / (sqrt(v_hat) + eps) + weight_decay p)`.
+/// Gradients are first multiplied by `scale`.
 pub fn update(chunks: &mut [Chunk<'_>], scale: f32, threads: usize) {
     chunks::for_each_chunk(chunks, threads, |chunk| {
         let (constants, slices) = (chunk.constants, &mut chunk.slices);

@@ -1,5 +1,5 @@
-//! Parallel loops over chunks of the flat buffers. Chunk boundaries and the order in which partial sums are added are
-//! independent of the number of threads, so results are too.
+//! Parallel loops over chunks of the flat buffers. The chunk boundaries and the order of summation do not depend on the
+//! number of threads. Results therefore have the same bits for any number of threads.
 
 use std::ops::Range;
 
@@ -7,14 +7,14 @@ use lambert_dataset::random::{STEP, mix};
 
 use crate::kernels::ParamUpdate;
 
-/// Elements per chunk: small enough to balance the threads, large enough to keep the overhead low.
+/// Elements per chunk. The value is small enough to balance the threads, and large enough to keep the overhead low.
 const CHUNK: usize = 1 << 16;
 
-/// The same range of the four flat buffers.
+/// One range of elements in each of the four flat buffers.
 #[derive(Default)]
 pub struct Slices<'a> {
     pub weights: &'a mut [f32],
-    /// Gradients; overwritten by the update.
+    /// Gradients, which the update overwrites.
     pub gradients: &'a mut [f32],
     /// First moments.
     pub first: &'a mut [f32],
@@ -50,7 +50,7 @@ pub struct Chunk<'a> {
     pub slices: Slices<'a>,
 }
 
-/// Splits the parameters into chunks; a chunk never spans two parameters. Ranges are in buffer order.
+/// Splits the parameters into chunks. A chunk never spans two parameters. The ranges must be in buffer order.
 pub fn split<'a>(parameters: &[(Range<usize>, ParamUpdate)], mut slices: Slices<'a>) -> Vec<Chunk<'a>> {
     let mut chunks = Vec::new();
     let mut end = 0;
@@ -99,7 +99,8 @@ pub fn for_each_chunk<R: Send>(
     })
 }
 
-/// Maps each chunk of `values` (index, elements) on `threads` threads and returns the results in order.
+/// Calls `map` with the index and the elements of each chunk of `values`, on `threads`
+/// threads. Returns the results in chunk order.
 fn map_chunks<R: Send>(values: &[f32], threads: usize, map: impl Fn(usize, &[f32]) -> R + Sync) -> Vec<R> {
     let chunks: Vec<(usize, &[f32])> = values.chunks(CHUNK).enumerate().collect();
     let map = &map;
@@ -134,7 +135,7 @@ pub fn digest(values: &[f32], threads: usize) -> u64 {
     map_chunks(values, threads, chunk_digest).into_iter().fold(0, u64::wrapping_add)
 }
 
-/// Sum of squares in f64, in eight fixed lanes: precise enough for a norm, and reproducible.
+/// Sum of squares in f64, accumulated in eight fixed lanes. The result is reproducible, and precise enough for a norm.
 pub fn sum_of_squares(values: &[f32]) -> f64 {
     let mut lanes = [0.0_f64; 8];
     let (blocks, rest) = values.as_chunks::<8>();

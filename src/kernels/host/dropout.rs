@@ -1,11 +1,12 @@
-//! Dropout factors on the CPU: one keyed generator per sample, head and position; four factors per 64-bit word.
+//! Dropout factors on the CPU. Each combination of sample, head and position has a random generator with its own key.
+//! One 64-bit random word gives four factors.
 
 use lambert_dataset::random::Key;
 
 use super::gomp;
 use crate::kernels::DropoutParams;
 
-/// Fills `factors`, of `shape` \[batch, (heads,) sequence, length\]; `samples` is \[batch\].
+/// Fills `factors`, which has shape `shape` \[batch, (heads,) sequence, length\]. `samples` has shape \[batch\].
 pub fn fill(factors: &mut [f32], shape: &[i64], params: &DropoutParams<'_>, samples: &[i64]) {
     let (length, positions) = (shape[shape.len() - 1] as usize, shape[shape.len() - 2] as usize);
     let heads = if shape.len() == 4 { shape[1] as usize } else { 1 };

@@ -1,5 +1,5 @@
-//! Parallel loops on libtorch's OpenMP threads (libgomp). Those threads spin after each operation, so separate
-//! threads would compete with them for cores.
+//! Parallel loops on the OpenMP threads of libtorch (libgomp). OpenMP threads spin after each operation, so additional
+//! threads would compete with them for CPU cores.
 
 use std::any::Any;
 use std::ffi::c_void;
@@ -13,7 +13,7 @@ type GompParallel = unsafe extern "C" fn(extern "C" fn(*mut c_void), *mut c_void
 fn gomp_parallel() -> Option<GompParallel> {
     static SYMBOL: OnceLock<Option<GompParallel>> = OnceLock::new();
     *SYMBOL.get_or_init(|| {
-        // SAFETY: the name is NUL-terminated; `GOMP_parallel` has had this signature since GCC 4.9.
+        // SAFETY: the name is NUL-terminated, and `GOMP_parallel` has had this signature since GCC 4.9.
         unsafe {
             let symbol = libc::dlsym(libc::RTLD_DEFAULT, c"GOMP_parallel".as_ptr());
             (!symbol.is_null()).then(|| std::mem::transmute::<*mut c_void, GompParallel>(symbol))
@@ -21,8 +21,9 @@ fn gomp_parallel() -> Option<GompParallel> {
     })
 }
 
-/// Calls `work` with the index and values of each chunk of `length` values; the last chunk may be shorter. A panic in
-/// `work` is resumed on the calling thread after all threads finish, because it must not unwind through libgomp.
+/// Calls `work` with the index and values of each chunk of `length` values. The last chunk may be
+/// shorter. If `work` panics, the panic is resumed on the calling thread after all threads finish.
+/// A panic must not unwind through libgomp.
 pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
     struct ChunkQueue<'a, W> {
         next: AtomicUsize,
@@ -42,7 +43,8 @@ pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [
                 return;
             }
             let length = shared.length.min(shared.count - start);
-            // SAFETY: within the slice that each_chunk borrows mutably; no other thread gets this index.
+            // SAFETY: the range is within the slice that each_chunk borrows mutably, and no
+            // other thread gets this index.
             let chunk = unsafe { std::slice::from_raw_parts_mut(shared.first.add(start), length) };
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (shared.work)(index, chunk))) {
                 // Stop handing out chunks.
@@ -60,7 +62,7 @@ pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [
     let mut shared = ChunkQueue { next, first, count, length: length.max(1), work: &work, panicked };
     let (task, data) = (task(&work), (&raw mut shared).cast::<c_void>());
     match gomp_parallel() {
-        // SAFETY: `task` reads `data` as a ChunkQueue; GOMP_parallel returns after all threads leave `task`.
+        // SAFETY: `task` reads `data` as a ChunkQueue, and GOMP_parallel returns after all threads leave `task`.
         Some(parallel) => unsafe { parallel(task, data, tch::get_num_threads().max(1) as u32, 0) },
         None => task(data),
     }

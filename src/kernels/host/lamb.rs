@@ -1,14 +1,14 @@
-//! LAMB (arXiv 1904.00962, algorithm 2, with the details of NVIDIA's BERT recipe): Adam's direction plus weight
-//! decay, scaled per tensor by the ratio of the weight norm to the update norm.
+//! LAMB (arXiv 1904.00962, algorithm 2, with the details of the BERT recipe of NVIDIA). The update of a tensor is the
+//! Adam direction plus weight decay, scaled by the ratio of the weight norm to the update norm.
 
 use super::chunks::{self, Chunk, sum_of_squares};
 
-/// Elements per block; a block of all four buffers stays in the cache.
+/// Elements per block. The four buffers of one block fit in the CPU cache.
 const BLOCK: usize = 2048;
 
-/// LAMB update `u = m_hat / (sqrt(v_hat) + eps) + decay p`, `p -= rate |p| / |u| u`; gradients are multiplied by
-/// `scale` first. The ratio is 1 if the parameter has no trust ratio, or if its weights or update are all zero.
-/// Returns the step size (rate times ratio) of each parameter.
+/// LAMB update `u = m_hat / (sqrt(v_hat) + eps) + weight_decay p`, `p -= learning_rate |p| / |u| u`. Gradients are
+/// first multiplied by `scale`. The ratio `|p| / |u|` is 1 if the parameter has no trust ratio, or if its weights or
+/// update are all zero. Returns the step size of each parameter, which is the learning rate times the ratio.
 pub fn update(bounds: Option<[f64; 2]>, chunks: &mut [Chunk<'_>], scale: f32, threads: usize) -> Vec<f32> {
     let sums = chunks::for_each_chunk(chunks, threads, |chunk| directions(chunk, scale));
     let parameters = chunks.last().map_or(0, |chunk| chunk.parameter + 1);
@@ -27,7 +27,7 @@ pub fn update(bounds: Option<[f64; 2]>, chunks: &mut [Chunk<'_>], scale: f32, th
     step_sizes
 }
 
-/// Trust ratio of a tensor with these norms, within `bounds`.
+/// Trust ratio of a tensor with weight norm `weights` and update norm `update`, clamped to `bounds`.
 fn ratio(weights: f64, update: f64, bounds: Option<[f64; 2]>) -> f64 {
     let ratio = if weights > 0.0 && update > 0.0 { weights / update } else { 1.0 };
     bounds.map_or(ratio, |[min_ratio, max_ratio]| ratio.clamp(min_ratio, max_ratio))

@@ -1,5 +1,5 @@
-//! CPU kernels: loops over slices on libtorch's threads or on scoped threads. The only file that takes a slice of a
-//! tensor.
+//! CPU kernels: loops over slices, on the threads of libtorch or on scoped threads.
+//! No other file takes a slice of a tensor.
 
 mod adamw;
 mod chunks;
@@ -15,7 +15,7 @@ use tch::{Device, Kind, Tensor};
 use super::{Address, DropoutParams, Kernels, OptimizerUpdate, ParamUpdate, StateBuffers, Values};
 use chunks::Slices;
 
-/// The CPU and host memory.
+/// Kernels of the CPU, for tensors in host memory.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Host;
 
@@ -34,13 +34,14 @@ impl Kernels for Host {
 
     fn read(&self, tensor: &Tensor, first: usize, into: &mut [u8]) {
         let start = bytes_from(tensor, first, into.len());
-        // SAFETY: `start` begins `into.len()` bytes of the tensor's storage, which lives as long as the handle.
+        // SAFETY: `start` is followed by `into.len()` bytes of the tensor storage, which
+        // lives as long as the tensor handle.
         unsafe { std::ptr::copy_nonoverlapping(start, into.as_mut_ptr(), into.len()) }
     }
 
     fn write(&self, tensor: &Tensor, first: usize, bytes: &[u8]) {
         let start = bytes_from(tensor, first, bytes.len());
-        // SAFETY: as above; concurrent writers write disjoint bytes, and nothing reads them meanwhile.
+        // SAFETY: as in `read`. Concurrent writers write disjoint bytes, and nothing reads these bytes meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, bytes.len()) }
     }
 
@@ -96,7 +97,7 @@ impl Kernels for Host {
     }
 }
 
-/// Applies the update; the result does not depend on the number of threads. Returns the step sizes for LAMB.
+/// Applies the update. The result does not depend on the number of threads. For LAMB, returns the step sizes.
 fn apply_update(slices: Slices<'_>, update: &OptimizerUpdate<'_>, norm: f64, threads: usize) -> Option<Vec<f32>> {
     let clip = update.clip_norm > 0.0 && norm > update.clip_norm;
     let scale = if clip { (update.clip_norm / norm) as f32 } else { 1.0 };
@@ -127,8 +128,8 @@ fn threads() -> usize {
 /// Elements of a contiguous tensor of `T` in host memory, without a copy.
 fn slice<T>(tensor: &Tensor, kind: Kind) -> &[T] {
     check(tensor, kind);
-    // SAFETY: `check` verified a contiguous tensor in host memory; callers pass the kind of T; the storage lives as
-    // long as the borrowed handle.
+    // SAFETY: `check` verified a contiguous tensor in host memory, and callers pass the kind of T. The
+    // storage lives as long as the borrowed handle.
     unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<T>(), tensor.numel()) }
 }
 
@@ -136,8 +137,8 @@ fn slice<T>(tensor: &Tensor, kind: Kind) -> &[T] {
 /// this handle.
 fn floats_mut(tensor: &mut Tensor) -> &mut [f32] {
     check(tensor, Kind::Float);
-    // SAFETY: as above. Other views of the storage exist (the parameters), but a single thread runs all tensor code,
-    // so none of it runs while the slice lives.
+    // SAFETY: as in `slice`. Other views of the storage exist (the parameters), but a single thread runs all tensor
+    // code. No other tensor code runs while the slice is alive.
     unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<f32>(), tensor.numel()) }
 }
 

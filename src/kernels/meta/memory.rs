@@ -1,5 +1,5 @@
-//! Compares the GPU memory estimate with the bytes of a step's tensors on the meta device, whose allocator counts
-//! them.
+//! Tests that compare the estimate of GPU memory with the tensor memory of a training step on the meta device. The
+//! allocator of the meta device counts the bytes of all tensors.
 
 use lambert_config::run::{Attention, Objective, RunConfig, Stage};
 use lambert_plan::architecture::Architecture;
@@ -47,7 +47,7 @@ const SHAPES: [Shape; 16] = [
     shape([24, 1024, 16, 4096], [30522, 512, 16]),
 ];
 
-/// A global batch of two micro-batches of `rows` samples; the second one is padded.
+/// A global batch of two micro-batches of `rows` samples. The second micro-batch is padded.
 fn batches(config: &RunConfig, shape: Shape) -> GlobalBatch {
     let masked_tokens =
         (1..=config.objective.predictions(shape.length) as u16).map(|position| MaskedToken { position, label: 3 });
@@ -91,10 +91,10 @@ fn peak(config: &RunConfig, shape: Shape) -> i64 {
     unsafe { lambert_peak() - before }
 }
 
-/// Maximum excess of the estimate over the count. The estimate must never be below the count.
+/// Maximum relative excess of the estimate over the counted bytes. The estimate must never be below the count.
 const MARGIN: f64 = 0.15;
 
-/// Estimate divided by count, for a micro-batch of `shape`.
+/// Estimate divided by counted bytes, for a micro-batch of `shape`.
 fn ratio(mut config: RunConfig, shape: Shape) -> f64 {
     let Shape { layers, hidden, heads, intermediate, length, .. } = shape;
     config.model = Model { layers, hidden, heads, intermediate, positions: length, ..config.model };
@@ -122,7 +122,7 @@ fn memory_estimate_is_slightly_above_the_count() {
             {
                 for attention in [Attention::Keyed, Attention::Fused] {
                     let plain = Model { norm, precision, attention, ..Model::default() };
-                    // Rotate through the other settings.
+                    // Each shape also gets one of four sets of other settings.
                     let model = match number % 4 {
                         0 => plain,
                         1 => Model { dropout: 0.0, attention_dropout: Some(0.1), ..plain },

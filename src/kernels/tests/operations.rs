@@ -25,8 +25,8 @@ fn dropout_factors_are_bit_identical_on_all_devices() {
     }
 }
 
-/// Shapes of the shipped models' activations (shortened) and of attention weights, and lengths that are not multiples
-/// of four.
+/// Covers the (shortened) activation shapes of the shipped models, shapes of attention weights,
+/// and lengths that are not multiples of four.
 #[test]
 fn dropout_and_its_gradient_match_host_bits() {
     for shape in [&[2, 5, 128][..], &[1, 3, 768], &[1, 2, 1024], &[2, 4, 6, 11], &[1, 12, 3, 128]] {
@@ -48,7 +48,7 @@ fn dropout_and_its_gradient_match_host_bits() {
             assert_eq!(passes(&Host, false), passes(&emulated(), false), "{shape:?} {kind:?}");
             let ([.., theirs_x, theirs_added], [y, x, added]) = (passes(&Host, true), passes(&emulated(), true));
             assert_eq!((theirs_x, theirs_added), (x, added), "{shape:?} {kind:?}, added");
-            // The fused addition rounds once, the host twice.
+            // The fused kernel rounds once, and the host rounds twice.
             let host = passes(&Host, true)[0].to_kind(Kind::Float);
             let error = ((y.to_kind(Kind::Float) - &host) / (host.abs() + 1.0)).abs().max().double_value(&[]);
             assert!(error <= if kind == Kind::Float { 0.0 } else { 1.0 / 128.0 }, "{shape:?} {kind:?}: {error:e}");
@@ -81,7 +81,7 @@ fn digests_match_and_detect_every_bit_flip() {
         }
     }
     assert_eq!(digest_of(&Host, &[]), 0);
-    // Independent values: splitmix64's first outputs are mix(STEP) and mix(2 STEP).
+    // Known values: the first outputs of splitmix64 are mix(STEP) and mix(2 STEP).
     assert_eq!(digest_of(&Host, &[0.0]), 0xe220_a839_7b1d_cdaf);
     assert_eq!(digest_of(&Host, &[0.0; 4]), 0xe220_a839_7b1d_cdaf_u64.wrapping_add(0x6e78_9e6a_a1b9_65f4));
 }

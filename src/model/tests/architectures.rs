@@ -1,5 +1,5 @@
-//! Test architectures that no model family has: shared layer parameters, a table that every layer reads, a last layer
-//! applied twice, two networks with shared embeddings, a frozen network.
+//! Test architectures that are not in the program. They have shared layer parameters, a table that every layer reads, a
+//! last layer that is applied twice, two networks with shared embeddings, or a frozen network.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ fn shared_layers(model: &Model) -> Architecture {
     network.into()
 }
 
-/// Position embeddings in a side segment with two outputs; each layer adds one of them to its input.
+/// Position embeddings in a side segment with two outputs. Each layer adds one of the outputs to its input.
 fn table_in_every_layer(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
     let is_table = |module: &&Module| module.part == ModuleKind::PositionEmbeddings;
@@ -74,7 +74,7 @@ fn table_in_every_layer(model: &Model) -> Architecture {
     network.into()
 }
 
-/// BERT's blocks without segment embeddings, with other tensor names (RoBERTa, arXiv 1907.11692).
+/// Blocks of BERT without segment embeddings, with other tensor names (RoBERTa, arXiv 1907.11692).
 fn no_segment_embeddings(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
     let kept = |module: &&Module| module.part != ModuleKind::SegmentEmbeddings;
@@ -131,8 +131,8 @@ fn table_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn
     })
 }
 
-/// The third segment applies the second layer twice more and also reads the first layer's output (like DeBERTa's
-/// enhanced mask decoder, arXiv 2006.03654).
+/// The third layer segment applies the second layer two more times, and also reads the output of the first layer. The
+/// enhanced mask decoder of DeBERTa is similar (arXiv 2006.03654).
 fn last_layer_twice(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
     let twice = &mut network.segments[3];
@@ -166,8 +166,8 @@ fn without(network: Network, head: Head) -> Network {
     Network { segments: network.segments.into_iter().map(keep).collect(), ..network }
 }
 
-/// A masked-language model, and a deeper network with the same embeddings that detects which tokens it predicted
-/// wrongly (ELECTRA, arXiv 2003.10555).
+/// A masked-language model, and a second, deeper network with the same embeddings. The second network detects the
+/// tokens that the first network predicted wrongly (ELECTRA, arXiv 2003.10555).
 fn two_networks(model: &Model) -> Architecture {
     let first = without(Network::new(model, &[], 1, VOCABULARY), Head::Pair);
     let mut second = without(Network::new(model, &[], 2, VOCABULARY), Head::MaskedLanguage);
@@ -186,7 +186,8 @@ fn replaced_tokens(case: &Case, parameters: &Parameters, model: &Model) -> Vec<P
     ]
 }
 
-/// Replaces masked tokens by the first pass's predictions. Targets: 1 where the token differs from the original.
+/// Replaces masked tokens by the predictions of the first pass. The target is 1
+/// where the token differs from the original.
 struct Predictions;
 
 impl PassInput for Predictions {
@@ -235,7 +236,7 @@ impl Loss for Replaced {
     }
 }
 
-/// A frozen teacher outside the training state, and a BERT student that also learns the teacher's hidden states.
+/// A frozen teacher outside the training state, and a BERT student that also learns the hidden states of the teacher.
 fn teacher_and_student(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
     let kernels = Arc::clone(parameters.kernels());
     let mut teacher =
@@ -247,7 +248,7 @@ fn teacher_and_student(case: &Case, parameters: &Parameters, model: &Model) -> V
     vec![Pass::frozen(BERT.encoder(&teacher, 0, model)), Pass::new(student, losses).with_input(Box::new(HiddenStates))]
 }
 
-/// Passes the micro-batch through. Targets: hidden states of the first pass.
+/// Leaves the micro-batch unchanged. The targets are the hidden states of the first pass.
 struct HiddenStates;
 
 impl PassInput for HiddenStates {
@@ -257,7 +258,7 @@ impl PassInput for HiddenStates {
     }
 }
 
-/// Squared distance between the first tokens' hidden states of student and teacher.
+/// Squared distance between the hidden states of student and teacher at the first token.
 struct Distance;
 
 impl Loss for Distance {
@@ -291,7 +292,7 @@ impl Case {
         Encoder::with_blocks(NetworkWeights::new(parameters, number, model), code)
     }
 
-    /// Objective with this case's passes.
+    /// Objective with the passes of this case.
     pub fn objective(&self, parameters: &Parameters, model: &Model) -> Objective {
         Objective::from_passes((self.passes)(self, parameters, model))
     }
@@ -309,7 +310,7 @@ impl Case {
     }
 }
 
-/// Gradients of a step as libtorch computes them with one graph over all passes.
+/// Gradients of a step, computed by libtorch with one autograd graph over all passes.
 pub fn gradients_of_one_graph(state: &mut TrainState, objective: &Objective, global: &GlobalBatch) -> Vec<f32> {
     state.clear_gradients();
     Input::each(&Host, &global.micro_batches, |micro_batch, input| {

@@ -1,4 +1,4 @@
-//! Tests that every architecture must pass; see [`architectures`].
+//! Tests that every architecture in [`architectures`] must pass.
 
 pub mod architectures;
 
@@ -32,8 +32,8 @@ impl Case {
         (state, objective)
     }
 
-    /// Returns the gradients of a step over `batch`, and every prefix that was reported final, as it was when
-    /// reported.
+    /// Returns the gradients of a step over `batch`, and a copy of every prefix of the gradients,
+    /// taken when the prefix was reported as final.
     fn step(
         &self,
         kernels: Arc<dyn Kernels>,
@@ -110,7 +110,7 @@ fn gradients_reported_final_do_not_change() {
     }
 }
 
-/// Gradients become final as early as possible: after the backward pass of the first segment that reads the tensor.
+/// A gradient is final after the backward pass of the first segment, in forward order, that reads the tensor.
 #[test]
 fn head_gradients_are_final_first() {
     for case in CASES {
@@ -134,7 +134,7 @@ fn gradients_are_independent_of_micro_batches_and_device() {
     }
 }
 
-/// Canonical mode sums the shards of a global batch one by one.
+/// With `all_reduce.canonical`, the gradients of a global batch are computed and summed for one shard at a time.
 #[test]
 fn sum_of_shard_gradients_matches_whole_batch() {
     for case in CASES {
@@ -161,7 +161,7 @@ fn shared_parameters_are_stored_once() {
     let [bert, shared, table, twice, networks, teacher, no_segments] = CASES.each_ref().map(count);
     let (tensors_per_layer, embeddings) = (16, 5);
     assert_eq!((shared, table, twice), (bert - 2 * tensors_per_layer, bert, bert - tensors_per_layer));
-    // Both have three layers in total and one head of each kind.
+    // These three architectures also have three layers in total and one head of each kind.
     assert_eq!((networks, teacher, no_segments), (bert, bert, bert - 1));
     assert!(networks > 3 * tensors_per_layer + embeddings);
     for case in CASES {

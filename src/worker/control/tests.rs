@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 const SECRET: &str = "secret";
 
-/// A rank at the end of training, and its coordinator's listener.
+/// A rank at the end of training, and the listener of its coordinator.
 fn rank() -> (Control, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -66,7 +66,8 @@ fn signed(secret: &str, sequence: u64, answer: &ReportReply) -> String {
     head + "connection: close\r\n\r\n" + &body
 }
 
-/// With lost replies and broken connections, the last message arrives, and the rank waits for it.
+/// Although replies are lost and connections break, the last message arrives, and
+/// the rank waits for the acknowledgement.
 #[test]
 fn the_last_message_arrives_after_lost_replies() {
     let (mut control, listener) = rank();
@@ -76,7 +77,7 @@ fn the_last_message_arrives_after_lost_replies() {
         loop {
             let (mut stream, sequence, report) = next(&listener);
             if !report.messages.is_empty() && lost < 3 {
-                // The report may have arrived; its reply is lost.
+                // The report has arrived, but the reply is lost.
                 lost += 1;
                 continue;
             }
@@ -94,7 +95,7 @@ fn the_last_message_arrives_after_lost_replies() {
     assert_eq!(coordinator.join().unwrap(), [Message::Event(EventKind::Finished { step: 9, stopped: true })]);
 }
 
-/// Anyone on the network can answer; a reply that was not signed for this very report has no effect.
+/// Anyone on the network can answer. A reply has no effect unless it was signed for exactly this report.
 #[test]
 fn forged_and_replayed_replies_have_no_effect() {
     let (mut control, listener) = rank();
@@ -146,7 +147,7 @@ fn a_launcher_ends_its_ranks_unless_it_forwards_the_signals_of_the_batch_system(
     let mut daemon = Command::new(program);
     let daemon = daemon.args(["-c", "echo; read line"]).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut daemon = daemon.spawn().unwrap();
-    // Its name is set before it writes.
+    // The name of the process is set before the process writes.
     daemon.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let sender = i32::try_from(daemon.id()).unwrap();
     let reported = [&MPIRUN, &SRUN].map(|launcher| sigterm_ends_process(Some(launcher), sender, parent));
@@ -183,7 +184,7 @@ fn the_first_and_lost_responses_are_logged_at_debug_level() {
             stream.write_all(signed(SECRET, sequence, &answer).as_bytes()).unwrap();
         }
     });
-    // An event that another test reaches first, without a subscriber, would be disabled for good.
+    // If another test reached the event first, without a subscriber, tracing would disable the event permanently.
     let discard = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::sink);
     let _ = tracing::subscriber::set_global_default(discard.finish());
     let log = tempfile::NamedTempFile::new().unwrap();
