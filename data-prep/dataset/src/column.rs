@@ -1,4 +1,4 @@
-//! Decoding of a row group's columns from Parquet.
+//! Decoding of the columns of a row group from Parquet.
 
 use parquet::column::reader::ColumnReader;
 use parquet::errors::ParquetError;
@@ -49,7 +49,7 @@ impl Column {
         Ok(read)
     }
 
-    /// Returns the values as pair labels, [`NO_PAIR`] for null.
+    /// Returns the values as pair labels, with [`NO_PAIR`] for null.
     pub fn labels(&self) -> Vec<u8> {
         let mut values = self.values.iter();
         self.definition

@@ -12,7 +12,7 @@ pub enum DatasetError {
         /// Cause.
         source: lambert_store::Error,
     },
-    /// The manifest is missing, so this is not a complete dataset (a preparation writes the manifest last).
+    /// The manifest is missing, so this is not a complete dataset. A preparation job writes the manifest last.
     #[error("{url} is not a dataset: manifest.json not found (a preparation writes it at its end)")]
     NoManifest {
         /// Directory or URL prefix.
@@ -69,7 +69,7 @@ pub enum DatasetError {
         operation: &'static str,
         /// Shard.
         file: String,
-        /// Row group in the shard, from 0, if the error concerns one.
+        /// Row group in the shard, from 0, if the error concerns a row group.
         group: Option<usize>,
         /// Cause.
         source: parquet::errors::ParquetError,

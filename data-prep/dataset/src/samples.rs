@@ -11,7 +11,7 @@ pub struct RowGroup {
     pub index: usize,
     /// Number of rows.
     pub rows: u64,
-    /// Index of its first row in the dataset.
+    /// Index of the first row of the row group in the dataset.
     pub first_row: u64,
 }
 

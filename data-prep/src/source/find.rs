@@ -130,7 +130,7 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, SourceError> {
     Ok(files)
 }
 
-/// Lists a single object, all objects below a prefix, or those that match a glob.
+/// Lists a single object, all objects below a prefix, or the objects that match a glob.
 fn remote_objects(key: &str, url: &str) -> Result<Vec<FoundFile>, SourceError> {
     let error = |source| SourceError::Store { url: url.to_owned(), source };
     let special = url.find(['*', '?', '[']).unwrap_or(url.len());
