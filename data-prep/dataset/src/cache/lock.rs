@@ -14,7 +14,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeouts of a wait for a holder that makes no progress.
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
-    /// Until a warning.
+    /// Time until a warning.
     pub report: Duration,
     /// Time until the waiting process continues without the lock.
     pub stalled: Duration,
