@@ -250,7 +250,8 @@ fn read_with(folder: &str) -> Result<(), String> {
     })
 }
 
-/// The default folder belongs to another user; then a configured folder, which may.
+/// First the default folder belongs to another user, which is an error. Then a configured folder does, which is
+/// permitted.
 #[test]
 fn the_default_folder_is_private_and_a_configured_one_may_be_shared() {
     if let Ok(named) = std::env::var(AS_SECOND_USER) {
