@@ -2,8 +2,7 @@
 //!
 //! The next word is predictable from local context: determiners agree with nouns, nouns have typical adjectives, and
 //! verbs have typical objects. It is also predictable from distant context. A document has one topic and one
-//! protagonist, verbs agree with their subject across a relative clause, and the end of a sentence refers to its
-//! object.
+//! protagonist. Verbs agree with their subject across a relative clause. The end of a sentence refers to its object.
 //!
 //! A bigram model alone has a loss that is more than 1.5 nats per word below that of the unigram baseline. The
 //! generator reports the loss of the baseline.

@@ -32,7 +32,7 @@ pub struct DecodedSample {
     pub first: String,
     /// Second segment, if any.
     pub second: Option<String>,
-    /// True if the second segment was replaced or swapped; `None` without a pair objective.
+    /// True if the second segment was replaced (NSP) or swapped (SOP). `None` without a pair objective.
     pub pair_label: Option<bool>,
 }
 

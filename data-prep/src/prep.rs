@@ -11,8 +11,9 @@
 //! killed resumes.
 //!
 //! A dataset is a pure function of the input bytes and the configuration. Every document has a fixed ID in the corpus.
-//! The cell of a document, its pair partners and the order of the samples are pseudo-random functions of the seed and
-//! of such IDs. No result depends on the thread or the part that computed it.
+//! The cell of a document and its pair partners are pseudo-random functions of the seed and this ID. The order of the
+//! samples is a pseudo-random function of the seed and of the index of each sample in its bucket. No result depends on
+//! the thread or the part that computed it.
 
 mod buckets;
 mod corpus;
@@ -138,7 +139,7 @@ pub struct PrepReport {
     pub unchanged: bool,
     /// Held-out share of the tokens, if it is configured and known. `None` after a run of a single part.
     pub held_out: Option<HeldOut>,
-    /// The datasets with their manifests; empty after a single part.
+    /// The datasets with their manifests. Empty after a run of a single part.
     pub datasets: Vec<PreparedDataset>,
 }
 

@@ -51,7 +51,7 @@ pub struct SourceFile {
     pub format: &'static dyn InputFormat,
     /// Extractor for its documents.
     pub extractor: Extractor,
-    /// Offset in the stored file; 0 unless the file is read in ranges.
+    /// Start offset in the stored file. It is 0 unless the file is read in ranges.
     pub start: u64,
     /// Stored size, bytes.
     pub bytes: u64,

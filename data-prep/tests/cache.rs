@@ -250,8 +250,7 @@ fn read_with(folder: &str) -> Result<(), String> {
     })
 }
 
-/// First the default folder belongs to another user, which is an error. Then a configured folder does, which is
-/// permitted.
+/// A default folder that belongs to another user is an error. A configured folder may belong to another user.
 #[test]
 fn the_default_folder_is_private_and_a_configured_one_may_be_shared() {
     if let Ok(named) = std::env::var(AS_SECOND_USER) {

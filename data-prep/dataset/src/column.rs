@@ -12,9 +12,9 @@ use super::samples::RowGroup;
 pub struct Column {
     /// Non-null values of all rows.
     pub values: Vec<i32>,
-    /// Definition level of each value; 0 = null.
+    /// Definition level of each value. 0 = null.
     pub definition: Vec<i16>,
-    /// Repetition level of each value; 0 = start of a row.
+    /// Repetition level of each value. 0 = start of a row.
     pub repetition: Vec<i16>,
 }
 

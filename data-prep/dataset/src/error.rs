@@ -35,7 +35,7 @@ pub enum DatasetError {
         file: String,
         /// Size in the manifest, bytes.
         expected: u64,
-        /// Actual size, bytes; `None` if the file is missing.
+        /// Actual size, bytes, or `None` if the file is missing.
         found: Option<u64>,
     },
     /// The checksum of a file differs from the manifest.
@@ -113,7 +113,7 @@ impl DatasetError {
     }
 }
 
-/// True if the disk is full or the user's quota is exhausted.
+/// True if the disk is full or the quota of the user is exhausted.
 pub(super) fn is_full(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }

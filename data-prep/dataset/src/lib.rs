@@ -3,7 +3,7 @@
 //! [`Dataset`] reads a dataset from a directory or URL. [`ShardWriter`] and [`write()`] write a dataset.
 //! docs/reference/formats.md describes the format. The crate also contains code that readers and writers share:
 //!
-//! - [`tokenizer`]: WordPiece tokenizer from a vocab.txt; `tokenizer.json` for other libraries
+//! - [`tokenizer`]: WordPiece tokenizer for a vocab.txt, and `tokenizer.json` for other libraries
 //! - [`random`]: random numbers that are stable functions of a key
 //! - [`parallel`]: independent tasks on several threads
 

@@ -120,7 +120,7 @@ pub struct Counts {
     pub samples: u64,
     /// Number of tokens in all rows, including special tokens.
     pub tokens: u64,
-    /// Number of rows with a replaced or swapped second segment.
+    /// Number of rows with a replaced (NSP) or swapped (SOP) second segment.
     pub positive_pairs: u64,
     /// Number of rejected or repaired items by reason, in both splits together.
     pub rejected: BTreeMap<String, u64>,

@@ -30,7 +30,7 @@ pub fn parallel<T: Send, E: Send>(
         let others: Vec<_> = (1..threads.min(count)).map(|_| scope.spawn(work)).collect();
         let mut results = work();
         for other in others {
-            // Propagate the thread's panic.
+            // Propagate a panic of the thread.
             results.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
         results

@@ -22,9 +22,9 @@ pub struct Samples {
     pub input_ids: Vec<u32>,
     /// Row offsets. Row `r` is `input_ids[offsets[r]..offsets[r + 1]]`, so there is one more offset than rows.
     pub offsets: Vec<usize>,
-    /// Start of the second segment of each row, in tokens; 0 = the row has one segment.
+    /// Start of the second segment of each row, in tokens. 0 = the row has one segment.
     pub segment_b_start: Vec<u16>,
-    /// Pair label of each row: 1 = the second segment was replaced or swapped, 0 = it was not,
+    /// Pair label of each row: 1 = the second segment was replaced (NSP) or swapped (SOP), 0 = it was not,
     /// [`NO_PAIR`](crate::NO_PAIR) = no pair objective.
     pub pair_label: Vec<u8>,
 }

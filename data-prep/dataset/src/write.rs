@@ -21,9 +21,9 @@ use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, VOCABULARY, schema
 pub struct Sample<'a> {
     /// Token ids with `[CLS]` and `[SEP]`, unmasked, 1 to 65,535 of them.
     pub input_ids: &'a [u32],
-    /// Start of the second segment, in tokens; 0 = one segment.
+    /// Start of the second segment, in tokens. 0 = the sample has one segment.
     pub segment_b_start: u16,
-    /// 1 = the second segment was replaced or swapped, 0 = it was not, [`NO_PAIR`] = no pair objective.
+    /// 1 = the second segment was replaced (NSP) or swapped (SOP), 0 = it was not, [`NO_PAIR`] = no pair objective.
     pub pair_label: u8,
 }
 

@@ -1,4 +1,5 @@
-//! Buckets: generates the samples of each group of documents, sorted by their global shuffle keys.
+//! Buckets of documents. Generates the samples of each bucket, sorted by their global shuffle keys. A bucket is a range
+//! of cells, or of slices within a cell ([`super::spill`]).
 
 use std::ops::Range;
 use std::path::Path;
@@ -123,7 +124,7 @@ impl DatasetSplit {
         }
     }
 
-    /// Returns the achieved held-out share, if one is requested.
+    /// Returns the achieved held-out share, if the configuration requests a share above 0.
     pub fn held_out(job: &JobContext<'_>, splits: &[Self]) -> Option<HeldOut> {
         let target = job.config.samples.held_out;
         let [train, held_out] = splits else { return None };

@@ -1,7 +1,8 @@
 //! SHA-256 of the input files. A dataset is identified by the configuration and by these hashes.
 //!
-//! Files are hashed while they are tokenized. A file is read again for its hash in two cases: to check whether an
-//! existing dataset is up to date, and if the stamp of a tokenized file has changed or is unknown.
+//! Files are hashed while they are tokenized. A file is read again for its hash in two cases. The first case is the
+//! check whether an existing dataset is up to date. The second case is a tokenized file whose stamp (modification time
+//! or ETag) has changed or is unknown.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};

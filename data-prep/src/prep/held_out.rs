@@ -3,7 +3,7 @@
 //! Tokenization assigns each document at random to a training cell or a held-out cell, before the corpus size is known
 //! ([`super::spill`]). With many documents, the held-out share of the tokens is close to the target, and this
 //! assignment is final. With few documents, the share can be far from the target. Then this module goes through the
-//! documents in the order of their random keys and holds out each document that brings the share closer to the target.
+//! documents in the order of their random keys. It holds out each document that brings the share closer to the target.
 //! If the share still misses the target, documents are split into blocks of whole sentences, and blocks are selected in
 //! the same way.
 //!
@@ -33,7 +33,7 @@ pub fn is_close_enough(target: f64, held_out: u64, all: u64) -> bool {
     (share(held_out, all) - target).abs() <= TOLERANCE * target.min(1.0 - target)
 }
 
-/// Returns the share rounded to six decimals; 0 if `all` is 0.
+/// Returns the share rounded to six decimals, or 0 if `all` is 0.
 pub fn share(part: u64, all: u64) -> f64 {
     (part as f64 / all.max(1) as f64 * 1e6).round() / 1e6
 }
@@ -153,7 +153,7 @@ fn take_toward_goal(units: &[SelectionUnit], goal: u64, all: u64) -> Vec<usize> 
     taken
 }
 
-/// Returns the unit with the fewest tokens, unless it is the only one.
+/// Returns the unit with the fewest tokens, or no unit if there is only one.
 fn smallest(units: &[SelectionUnit]) -> Vec<usize> {
     let least = units.iter().enumerate().min_by_key(|(_, unit)| unit.totals.tokens);
     least.filter(|_| units.len() > 1).map(|(index, _)| index).into_iter().collect()

@@ -28,7 +28,7 @@ const BUCKET_TOKENS: u64 = 4 << 20;
 pub struct JobContext<'a> {
     /// Configuration.
     pub config: &'a PrepConfig,
-    /// The configured sources, followed by the excluded ones.
+    /// The configured sources, followed by the excluded sources.
     pub sources: Vec<Source>,
     /// Tokenizer of the configured vocabulary.
     pub tokenizer: Tokenizer,
@@ -195,8 +195,8 @@ impl<'a> JobContext<'a> {
         }
     }
 
-    /// Removes the work folder, `job.json` last. If the process is killed meanwhile, `job.json` still marks the
-    /// remaining files as files of this job, and the next run of the job removes them.
+    /// Removes the work folder, `job.json` last. If the process is killed meanwhile, `job.json` still identifies the
+    /// remaining files. The next run of the job then removes them.
     pub fn remove_folder(&self) -> Result<(), PrepError> {
         let error = |path: &Path, source| PrepError::WorkIo { operation: "remove", path: path.to_owned(), source };
         for entry in std::fs::read_dir(&self.folder).map_err(|source| error(&self.folder, source))? {

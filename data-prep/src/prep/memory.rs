@@ -48,7 +48,7 @@ impl PrepMemory {
         self.available() / 2
     }
 
-    /// Returns the number of threads that can run at once if each needs `bytes_per_thread`; at least one.
+    /// Returns the number of threads that can run at once if each thread needs `bytes_per_thread`. The minimum is 1.
     pub fn max_threads(self, bytes_per_thread: u64) -> usize {
         (self.available() / bytes_per_thread.max(1)).clamp(1, self.threads) as usize
     }

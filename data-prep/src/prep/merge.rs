@@ -29,7 +29,7 @@ impl<'a> SampleCursor<'a> {
         Self { file, unread: range, width, buffer: Vec::new(), sample: 0..0 }
     }
 
-    /// Moves to the next sample; returns false at the end.
+    /// Moves to the next sample. Returns false at the end.
     fn advance(&mut self) -> Result<bool> {
         loop {
             let start = self.sample.end;

@@ -20,7 +20,7 @@ pub struct SampleFileContents {
     pub samples: u64,
     /// Number of tokens, including special tokens.
     pub tokens: u64,
-    /// Number of samples whose second segment was replaced or swapped.
+    /// Number of samples whose second segment was replaced (NSP) or swapped (SOP).
     pub positive_pairs: u64,
 }
 

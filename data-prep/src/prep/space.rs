@@ -8,7 +8,7 @@ use super::sample_file::SAMPLE_HEADER_BYTES;
 use crate::record::ids;
 use crate::source::SourceFile;
 
-/// Disk space in the work folder. Datasets are written there and then moved to the output.
+/// Disk space in the work folder. Datasets are written to this folder and then moved to the output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpaceEstimate {
     /// Work folder.
@@ -19,7 +19,7 @@ pub struct SpaceEstimate {
     pub free: u64,
 }
 
-/// Assumed number of tokens per byte of text. English has 0.22; other languages with an English vocabulary have up to
+/// Assumed number of tokens per byte of text. English has 0.22. Other languages with an English vocabulary have up to
 /// 0.35.
 const TOKENS_PER_BYTE: f64 = 0.3;
 /// Size of a row in a shard, divided by the size of the same row in a sample file.
@@ -85,7 +85,7 @@ fn text_bytes(file: &SourceFile) -> f64 {
     file.bytes as f64 * ratio * file.format.text_per_byte()
 }
 
-/// Free bytes in `folder` or its nearest existing ancestor; `u64::MAX` if unknown.
+/// Free bytes in `folder` or its nearest existing ancestor, or `u64::MAX` if unknown.
 fn free_bytes(folder: &Path) -> u64 {
     let above = folder.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
     let found = above.into_iter().find_map(|path| rustix::fs::statvfs(path).ok());

@@ -99,7 +99,7 @@ pub struct CellEntry {
     pub offset: u64,
     /// Size of the documents, bytes.
     pub bytes: u64,
-    /// Index of the first document's fingerprint.
+    /// Index of the fingerprint of the first document.
     pub first_fingerprint: u64,
     /// Counts of the documents.
     pub totals: DocumentTotals,
@@ -178,7 +178,7 @@ struct BufferedDocument {
     cell: u16,
     slice: u16,
     id: DocumentId,
-    /// Range in `bytes`; empty if the document is excluded.
+    /// Start of the range in `bytes`. The range is empty if the document is excluded.
     start: usize,
     end: usize,
     /// Offset in `fingerprints`.

@@ -54,7 +54,7 @@ impl<'a> SampleBuilder<'a> {
         self.ids.len() == 1
     }
 
-    /// Number of tokens that still fit, after a separator if one is needed.
+    /// Number of tokens that still fit, after a separator if `needs_separator`.
     fn room(&self) -> usize {
         (self.target + 1).saturating_sub(self.ids.len() + usize::from(self.needs_separator))
     }

@@ -1,4 +1,4 @@
-//! Sentence boundaries of Unicode's UAX #29.
+//! Sentence boundaries of Unicode UAX #29.
 //!
 //! `icu_segmenter` examines every character. But a sentence can end only after a terminator such as a full stop. So the
 //! segmenter starts one character before the next possible terminator. No rule depends on the text before that

@@ -1,5 +1,5 @@
 //! Lock of a shard during its download. The lock file contains the name of the holder, and its modification time shows
-//! the holder's progress.
+//! the progress of the holder.
 
 use std::fs::{File, TryLockError};
 use std::io;

@@ -1,8 +1,8 @@
 //! Cache of encoded words in front of the tokenizers library.
 //!
-//! Text between two spaces or punctuation marks has the same ids in any context. The reason is that cleaning,
-//! decomposition and lowercasing work per character or within a run of combining marks, and that BERT splits at every
-//! space and around every punctuation mark.
+//! Cleaning, decomposition and lowercasing work per character or within a run of combining marks. BERT splits at every
+//! space and around every punctuation mark. Therefore text between two spaces or punctuation marks has the same ids in
+//! any context.
 //!
 //! So this cache splits the text at the spaces and marks that are cheap to detect, and looks up each segment by its
 //! bytes. The caller encodes segments that are not cached. data-prep/tests/tokenizer.rs tests that results are exact.

@@ -97,7 +97,7 @@ impl ParquetRows {
         Ok(Self { file: reader, stored, name, column, next_group: 0, open_group: None, row: 0, rows, notices })
     }
 
-    /// Opens the next row group, or decodes more rows of the current one.
+    /// Opens the next row group, or decodes more rows of the current row group.
     fn decode_more(&mut self) -> Result<(), ParquetError> {
         let Some(group) = &mut self.open_group else {
             self.open_group = Some(self.open_next_group()?);

@@ -121,8 +121,8 @@ fn is_media(name: &str) -> bool {
     extension.len() <= 5 && MEDIA.iter().any(|known| extension.eq_ignore_ascii_case(known))
 }
 
-/// True if a link with a namespace is alone on its line. In any language, the categories at the end of a page are such
-/// links.
+/// True if a link with a namespace is alone on its line. The categories at the end of a page have this form in any
+/// language.
 fn is_category_line(source: &str, at: usize, end: usize, inner: &str) -> bool {
     let target = inner.split('|').next().unwrap_or(inner);
     let is_namespaced = target.split_once(':').is_some_and(|(prefix, rest)| {

@@ -74,7 +74,7 @@ impl PageReader {
         Ok(if self.has_ended { FillResult::End } else { FillResult::Text })
     }
 
-    /// Moves past the next `needle`. Returns false if there is none.
+    /// Moves past the next `needle`. Returns false if the rest of the input has no `needle`.
     fn skip_past(&mut self, needle: &[u8]) -> Result<bool, SourceError> {
         loop {
             if let Some(found) = memmem::find(&self.buffer[self.start..], needle) {
