@@ -1,8 +1,9 @@
-//! Throughput in MB/s of each stage of a preparation and of whole preparations, on the development corpora: `cargo
-//! bench --workspace --bench stages`.
+//! Throughput in MB/s of each stage of a preparation job and of whole preparation jobs, on the development corpora:
+//! `cargo bench --workspace --bench stages`.
 //!
-//! One line per stage: megabytes (10^6) of text or XML, median seconds per round, MB/s. Stages run on one thread. The
-//! `LAMBERT_BENCH_ROUNDS` (3) rounds are interleaved, so that a busy machine slows all stages alike.
+//! Prints one line per stage: megabytes (10^6) of text or XML, median seconds per round, MB/s. Stages run on one
+//! thread, unless the name of the stage says otherwise. Each of the `LAMBERT_BENCH_ROUNDS` rounds (default 3) runs all
+//! stages, so that a busy machine slows all stages alike.
 #![allow(clippy::unwrap_used)] // A panic is a bench's report.
 
 use std::path::{Path, PathBuf};
@@ -60,10 +61,10 @@ impl Corpus {
     }
 }
 
-/// Copies of the corpus in a whole preparation, so that the startup time is negligible.
+/// Number of copies of the corpus in a whole preparation job, so that the startup time is negligible.
 const COPIES: usize = 4;
 
-/// Start time of each phase of a preparation.
+/// Start time of each phase of a preparation job.
 type Phases = Mutex<Vec<(&'static str, Instant)>>;
 
 fn whole(source: &Source, vocabulary: &Path, threads: usize, phases: &Phases) {
@@ -71,7 +72,7 @@ fn whole(source: &Source, vocabulary: &Path, threads: usize, phases: &Phases) {
     let mut config = PrepConfig { source: vec![source.clone(); COPIES], ..PrepConfig::default() };
     config.output.url = folder.path().join("data").display().to_string();
     config.vocabulary.file = vocabulary.display().to_string();
-    // With a few dozen documents the held-out split would be a tenth of the text, in one shard.
+    // The corpus has a few dozen documents. So a held-out split would be a tenth of the text, in one shard.
     config.samples.held_out = 0.0;
     *phases.lock().unwrap() = vec![("tokenizing", Instant::now())];
     let progress = |status: &PrepStatus| {

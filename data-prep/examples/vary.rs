@@ -1,9 +1,9 @@
-//! Generates a large varied text from a small one: `cargo run --release -p lambert-data-prep --example vary BYTES
+//! Generates a large varied text from a small text: `cargo run --release -p lambert-data-prep --example vary BYTES
 //! FOLDER FILE...`.
 //!
 //! Writes files of 64 MB with blank lines between documents. A document has 3 to 200 random paragraphs of the given
-//! files, with one word in ten replaced by a random one, so that no two are alike. The same arguments give the same
-//! bytes.
+//! files. One word in ten is replaced by a random word, so that no two documents are alike. The same arguments produce
+//! the same bytes.
 
 use std::error::Error;
 use std::io::Write;

@@ -16,13 +16,13 @@ pub enum Extracted {
     Text(String),
     /// Sentences, one per line.
     Sentences(String),
-    /// Not a document, with the reason as a key of the manifest's `rejected`.
+    /// No usable prose. Contains the reason, which becomes a key of `rejected` in the manifest.
     Rejected(&'static str),
 }
 
 type Extract = dyn Fn(Cow<'_, str>) -> Extracted + Send + Sync;
 
-/// Extracts the prose of raw documents; shared by all documents of a file.
+/// Extracts the prose of raw documents. One extractor serves all documents of a file.
 #[derive(Clone)]
 pub struct Extractor(Arc<Extract>);
 
@@ -38,22 +38,22 @@ impl Extractor {
         Self(Arc::new(extract))
     }
 
-    /// Running text: joins hard-wrapped lines and removes the Project Gutenberg header and license.
+    /// Extractor for running text. Joins hard-wrapped lines and removes the Project Gutenberg header and license.
     pub fn running_text() -> Self {
         Self::new(|text| Extracted::Text(paragraphs::join(gutenberg::body(&text))))
     }
 
-    /// One paragraph per line.
+    /// Extractor for text with one paragraph per line.
     pub fn paragraphs() -> Self {
         Self::new(|text| Extracted::Text(text.into_owned()))
     }
 
-    /// One sentence per line.
+    /// Extractor for text with one sentence per line.
     pub fn sentences() -> Self {
         Self::new(|text| Extracted::Sentences(text.into_owned()))
     }
 
-    /// A `<page>` element in a dump of the wiki `site`.
+    /// Extractor for the `<page>` elements of a dump of the wiki `site`.
     pub fn wiki_page(keep: wikitext::KeepOptions, site: wikitext::WikiSite) -> Self {
         Self::new(move |text| page::extract(&text, keep, &site))
     }

@@ -1,9 +1,11 @@
 //! Synthetic corpora from a small probabilistic grammar.
 //!
-//! The next word is predictable from local context (determiners agree with nouns; nouns have typical adjectives, verbs
-//! have typical objects) and from distant context. A document keeps one topic and one protagonist, verbs agree with
-//! their subject across a relative clause, and the end of a sentence refers to its object. Bigrams
-//! alone beat the unigram baseline by more than 1.5 nats per word; the generator reports the baseline's loss.
+//! The next word is predictable from local context: determiners agree with nouns, nouns have typical adjectives, and
+//! verbs have typical objects. It is also predictable from distant context. A document has one topic and one
+//! protagonist. Verbs agree with their subject across a relative clause. The end of a sentence refers to its object.
+//!
+//! A bigram model alone has a loss that is more than 1.5 nats per word below that of the unigram baseline. The
+//! generator reports the loss of the baseline.
 
 mod words;
 
@@ -18,15 +20,15 @@ use words::{NAMES, TOPICS, Topic};
 /// Statistics of a generated corpus.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GrammarReport {
-    /// Documents, separated by blank lines.
+    /// Number of documents. Blank lines separate documents.
     pub documents: u64,
-    /// Sentences.
+    /// Number of sentences.
     pub sentences: u64,
-    /// Words, including periods and commas.
+    /// Number of words, including periods and commas.
     pub words: u64,
-    /// Bytes of text.
+    /// Size of the text, bytes.
     pub bytes: u64,
-    /// Distinct words.
+    /// Number of distinct words.
     pub vocabulary: usize,
     /// Loss of the unigram baseline, nats per word.
     pub unigram_entropy: f64,
@@ -35,7 +37,7 @@ pub struct GrammarReport {
 /// Writes `documents` documents to `output`. The output is a pure function of `seed`.
 ///
 /// # Errors
-/// Errors of `output`.
+/// Writing to `output` failed.
 pub fn generate(mut output: impl Write, documents: u64, seed: u64) -> io::Result<GrammarReport> {
     let mut counts: HashMap<&'static str, u64> = HashMap::new();
     let (mut sentences, mut bytes) = (0, 0);
@@ -66,7 +68,7 @@ pub fn generate(mut output: impl Write, documents: u64, seed: u64) -> io::Result
     })
 }
 
-/// Appends a sentence as a line, capitalized and without spaces before punctuation.
+/// Appends a sentence as a capitalized line, without spaces before punctuation.
 fn write_sentence(sentence: &[&str], text: &mut String) {
     for (index, word) in sentence.iter().enumerate() {
         if index == 0 {
@@ -97,7 +99,7 @@ struct DocumentGenerator {
     topic: &'static Topic,
     protagonist: &'static str,
     pronoun: &'static str,
-    /// The protagonist's recurring possession and location.
+    /// Recurring possession of the protagonist, as an index of a noun of the topic.
     thing: usize,
     place: &'static str,
 }
@@ -185,7 +187,7 @@ impl DocumentGenerator {
         self.predicate(number, words);
     }
 
-    /// Appends a verb and an object, usually the typical one.
+    /// Appends a verb and an object, usually the object that is typical of the verb.
     fn predicate(&mut self, number: GrammaticalNumber, words: &mut Sentence) {
         let verb = self.verb();
         words.push(self.topic.verb(verb, number == GrammaticalNumber::Singular));
@@ -256,7 +258,8 @@ mod tests {
         assert!((4.0..6.0).contains(&report.unigram_entropy), "{report:?}");
     }
 
-    /// Even bigrams are much better than unigrams; topic and distant agreement add to that.
+    /// A bigram model has a much lower loss than the unigram baseline. Topic and distant agreement lower the loss
+    /// further.
     #[test]
     fn bigrams_beat_unigrams_by_more_than_a_nat() {
         let mut bytes = Vec::new();

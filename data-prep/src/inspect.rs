@@ -17,7 +17,7 @@ pub struct Inspection {
     pub manifest: Manifest,
     /// True if every file was hashed and every row was read.
     pub verified: bool,
-    /// Samples from the whole dataset; the selection is deterministic.
+    /// Samples from pseudo-random rows of the dataset. A dataset always yields the same samples.
     pub samples: Vec<DecodedSample>,
 }
 
@@ -26,17 +26,17 @@ pub struct Inspection {
 pub struct DecodedSample {
     /// Row number in the dataset.
     pub row: u64,
-    /// Tokens, including special tokens.
+    /// Number of tokens, including special tokens.
     pub length: usize,
     /// First segment, without `[CLS]` and `[SEP]`.
     pub first: String,
     /// Second segment, if any.
     pub second: Option<String>,
-    /// True if the second segment was replaced or swapped; `None` without a pair objective.
+    /// True if the second segment was replaced (NSP) or swapped (SOP). `None` without a pair objective.
     pub pair_label: Option<bool>,
 }
 
-/// Why a dataset cannot be inspected.
+/// Failure to inspect a dataset.
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     /// The dataset cannot be read.
@@ -47,7 +47,7 @@ pub enum InspectError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Opens the dataset at `url` and decodes up to `samples` rows; `verify` also hashes every file and reads every row.
+/// Opens the dataset at `url` and decodes up to `samples` rows. `verify` also hashes every file and reads every row.
 ///
 /// # Errors
 /// The dataset or its vocabulary cannot be read, or verification fails.

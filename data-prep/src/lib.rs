@@ -1,6 +1,7 @@
-//! Corpus preparation: text files become a sharded Parquet dataset. `lambert-dataset` defines the dataset format.
+//! Corpus preparation. Turns text files into a sharded Parquet dataset, whose format the crate `lambert-dataset`
+//! defines.
 //!
-//! - [`prep`]: the whole pipeline, restartable and in bounded memory
+//! - [`prep`]: the whole pipeline, restartable and with bounded memory
 //! - [`source`]: files to raw documents
 //! - [`extract`]: raw documents to paragraphs of prose
 //! - [`sentences`]: paragraphs to sentences

@@ -1,4 +1,4 @@
-//! Dataset preparation: a corpus becomes two datasets, `train` and `held-out`.
+//! Dataset preparation. Turns a corpus into two datasets, `train` and `held-out`.
 //!
 //! ```text
 //! files -> documents -> sentences -> token ids     (any number of threads and parts; `tokenize`)
@@ -7,10 +7,13 @@
 //!       -> manifests                               (`finish`)
 //! ```
 //!
-//! Every step writes complete files to a work folder and skips the files that exist, so a killed preparation resumes. A
-//! dataset is a pure function of the input bytes and the configuration. Every document has a fixed ID in the corpus;
-//! its cell, its pair partners and the sample order are keyed random functions of that ID. No step depends on the
-//! thread or part that ran it.
+//! Every step writes complete files to a work folder and skips files that already exist. So a preparation job that was
+//! killed resumes.
+//!
+//! A dataset is a pure function of the input bytes and the configuration. Every document has a fixed ID in the corpus.
+//! The cell of a document and its pair partners are pseudo-random functions of the seed and this ID. The order of the
+//! samples is a pseudo-random function of the seed and of the index of each sample in its bucket. No result depends on
+//! the thread or the part that computed it.
 
 mod buckets;
 mod corpus;
@@ -58,27 +61,28 @@ use shards::SortedSamples;
 /// Default memory budget, bytes.
 pub const DEFAULT_MEMORY: u64 = 2 << 30;
 
-/// Bytes of memory per token of a bucket while its samples are generated: the ID and its share of the index.
+/// Memory per token of a bucket while samples are generated, bytes: the token id and a share of the document index.
 const BYTES_PER_BUCKET_TOKEN: u64 = 5;
 
-/// Resources and scope of a preparation. None of them changes a byte of the result.
+/// Resources and scope of a preparation job. They have no effect on the bytes of the datasets.
 pub struct PrepOptions<'a> {
     /// Worker threads.
     pub threads: usize,
     /// Memory budget of all threads together, bytes.
     pub memory: u64,
-    /// The part to tokenize, as (index from 0, number of parts); `None` tokenizes what is left and writes the datasets.
+    /// The part to tokenize, as (index from 0, number of parts). `None` tokenizes all batches that no part has
+    /// tokenized, and writes the datasets.
     pub part: Option<(usize, usize)>,
     /// Receives progress reports.
     pub progress: &'a dyn PrepProgress,
 }
 
-/// Receives progress reports from any thread of a preparation, several times a second.
+/// Receives progress reports from any thread of a preparation job, several times a second.
 pub trait PrepProgress: Sync {
     /// Called once before the work starts.
     fn start(&self, _plan: &PrepPlan) {}
 
-    /// Called if the file system of the work folder has no locks, so that concurrent preparations go undetected.
+    /// Called if the file system of the work folder has no locks. Concurrent preparation jobs are then not detected.
     fn lock_unavailable(&self, _folder: &Path) {}
 
     /// Called for each place in an input file that was skipped or repaired.
@@ -94,7 +98,7 @@ impl<F: Fn(&PrepStatus) + Sync> PrepProgress for F {
     }
 }
 
-/// Size of a preparation, known before it starts.
+/// Size of a preparation job, computed before the work starts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrepPlan {
     /// Number of input files.
@@ -107,7 +111,7 @@ pub struct PrepPlan {
     pub space: SpaceEstimate,
 }
 
-/// Progress of a preparation.
+/// Progress of a preparation job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrepStatus {
     /// Current phase: `comparing` (checks existing datasets), `tokenizing`, `sampling` or `writing`.
@@ -124,18 +128,18 @@ pub struct PrepStatus {
     pub text_bytes: u64,
 }
 
-/// Result of a preparation.
+/// Result of a preparation job.
 #[derive(Debug, Clone, Serialize)]
 pub struct PrepReport {
     /// Number of input files.
     pub files: usize,
     /// Stored size of the input files, bytes.
     pub input_bytes: u64,
-    /// True if the datasets already existed, made from the same corpus and configuration.
+    /// True if datasets of the same corpus and configuration already existed.
     pub unchanged: bool,
-    /// Held-out share of the tokens, if requested and known; `None` after a single part.
+    /// Held-out share of the tokens, if it is configured and known. `None` after a run of a single part.
     pub held_out: Option<HeldOut>,
-    /// The datasets with their manifests; empty after a single part.
+    /// The datasets with their manifests. Empty after a run of a single part.
     pub datasets: Vec<PreparedDataset>,
 }
 
@@ -148,7 +152,7 @@ pub struct PreparedDataset {
     pub manifest: Manifest,
 }
 
-/// Loads and validates the configuration of a preparation, including its input formats.
+/// Loads and validates the configuration of a preparation job, including the input formats.
 ///
 /// # Errors
 /// A [`ConfigError`] that lists every invalid value.
@@ -159,7 +163,7 @@ pub fn load(layers: &Layers, path: &Path) -> Result<PrepConfig, ConfigError> {
 /// Prepares the datasets that `config` describes. Blocks until they are written.
 ///
 /// # Errors
-/// See [`PrepError`]; calling again resumes the work.
+/// See [`PrepError`]. A later call resumes the work.
 pub fn run(config: &PrepConfig, options: &PrepOptions<'_>) -> Result<PrepReport, PrepError> {
     run_with_limits(config, options, WorkLimits::default())
 }
@@ -225,7 +229,7 @@ fn write_sample_files(
         .flat_map(|split| (0..splits[split].buckets()).map(move |bucket| (split, bucket)))
         .filter(|&(split, bucket)| !merge_passes[split].is_done(0, bucket))
         .collect();
-    // Largest first, so that all threads finish together.
+    // The largest tasks come first, so that all threads finish at about the same time.
     tasks.sort_by_key(|&(split, bucket)| std::cmp::Reverse(tokens[split][bucket]));
     let largest = tasks.first().map_or(0, |&(split, bucket)| tokens[split][bucket]);
     let workers =

@@ -1,4 +1,4 @@
-//! Records of tokenized documents in the work folder, written by tokenization and read by sample generation.
+//! Records of tokenized documents in the work folder. Tokenization writes them and sample generation reads them.
 
 pub mod ids;
 
@@ -16,16 +16,16 @@ pub struct DocumentId {
 }
 
 impl DocumentId {
-    /// Key for random decisions of one kind about this document.
+    /// Key of the random decisions of type `kind` about this document.
     pub fn key(self, seed: u64, kind: &str) -> Key {
         Key::new(seed).with_bytes(kind.as_bytes()).with(u64::from(self.file)).with(u64::from(self.ordinal))
     }
 }
 
-/// Bytes before the sentence lengths of a record: file, ordinal, sentences, tokens (4 each).
+/// Bytes before the sentence lengths of a record: file, ordinal, number of sentences, number of tokens (4 each).
 pub const RECORD_HEADER_BYTES: usize = 16;
 
-/// Computes the end of each sentence, in tokens of its document, from the lengths in a record.
+/// Computes the end offset of each sentence, in tokens of its document, from the sentence lengths in a record.
 pub fn sentence_ends(lengths: &[u8]) -> Vec<u32> {
     let mut end = 0;
     let add = |pair: &[u8]| {
@@ -35,7 +35,7 @@ pub fn sentence_ends(lengths: &[u8]) -> Vec<u32> {
     lengths.chunks_exact(2).map(add).collect()
 }
 
-/// Start of a sentence, in tokens of its document.
+/// Start offset of a sentence, in tokens of its document.
 pub fn sentence_start(ends: &[u32], sentence: usize) -> u32 {
     if sentence == 0 { 0 } else { ends[sentence - 1] }
 }

@@ -38,7 +38,7 @@ pub fn make_samples(bucket: &DocumentBucket, rules: &SamplingRules<'_>, emit: &m
                 pairs::make_pairs(bucket, index, rules, &mut key(index, repeat, "samples").rng(), emit);
             }),
             Pair::None => {
-                // Each pass has a different order, and so different neighbors.
+                // Each pass packs the documents in a different order, so that documents have different neighbors.
                 let mut order: Vec<_> =
                     uses.map(|(index, repeat)| (key(index, repeat, "order").value(), index)).collect();
                 order.sort_unstable();
@@ -50,7 +50,8 @@ pub fn make_samples(bucket: &DocumentBucket, rules: &SamplingRules<'_>, emit: &m
     }
 }
 
-/// Returns the target length of a sample: `max_tokens`, or with the configured probability a shorter random length.
+/// Returns the target length of a sample. It is `max_tokens` or, with the configured probability, a shorter random
+/// length.
 fn target_length(rules: &SamplingRules<'_>, max_tokens: usize, rng: &mut lambert_dataset::random::Rng) -> usize {
     if rng.chance(rules.samples.short_sequence_probability) {
         rng.between(2, max_tokens as u64) as usize

@@ -1,7 +1,7 @@
 //! Sentence splitting.
 //!
-//! Boundaries follow Unicode's UAX #29 (`boundaries`). That standard knows neither abbreviations nor reported speech,
-//! so boundaries after `Mr.`, `J. R.` or `"Who?"` before `he asked` are removed.
+//! Boundaries follow Unicode UAX #29 (`boundaries`). This standard handles neither abbreviations nor reported speech.
+//! So this module removes the boundaries after `Mr.` and `J. R.`, and between `"Who?"` and `he asked`.
 
 mod abbreviations;
 mod boundaries;
@@ -11,9 +11,9 @@ use abbreviations::ABBREVIATIONS;
 use boundaries::boundaries;
 use starters::STARTERS;
 
-/// Longer sentences are split at spaces, in scripts without a full stop. In bytes.
+/// Thai and Lao sentences above this length are split at spaces, because these scripts have no full stop. In bytes.
 const LONG_SENTENCE_BYTES: usize = 600;
-/// Minimum length of a part of such a sentence, bytes; a Thai letter has three.
+/// Minimum length of a part of a split sentence, bytes. A Thai letter takes three bytes.
 const MIN_PART_BYTES: usize = 150;
 
 /// Appends the trimmed sentences of `paragraph` to `sentences`.
@@ -34,23 +34,24 @@ pub fn split<'a>(paragraph: &'a str, sentences: &mut Vec<&'a str>) {
     }
 }
 
-/// Length of the brackets at the end of a sentence that belong to the next one, as in `彼は聞いた。「私だ。」`.
+/// Length of the opening brackets at the end of `sentence` that belong to the next sentence, as in `彼は聞いた。「私だ。」`.
 fn opening_brackets(sentence: &str) -> usize {
     let opens = |c: char| matches!(c, '「' | '『' | '（' | '《' | '〈' | '【');
     let stem = sentence.trim_end_matches(opens);
-    // German closing quotes are opening quotes in Chinese; the preceding character decides.
+    // The closing quotes of German are the opening quotes of Chinese. The preceding character decides.
     let quoted = stem.strip_suffix(['“', '‘']).filter(|stem| stem.ends_with(['。', '！', '？', '”', '’']));
     sentence.len() - quoted.unwrap_or(stem).len()
 }
 
-/// Length of a closing `»` and the space after it, if French spacing separates it: `« Qui ? » Il partit.`
+/// Length of a closing `»` and the space after it, if French spacing separates the `»` from its sentence: `« Qui ? » Il
+/// partit.`
 fn closing_guillemet(after: &str) -> usize {
     let Some(rest) = after.strip_prefix('»') else { return 0 };
-    // Before a letter it is an opening mark, as in German.
+    // Before a letter, `»` is an opening mark, as in German.
     if rest.starts_with(char::is_alphanumeric) { 0 } else { after.len() - rest.trim_start().len() }
 }
 
-/// Splits a long sentence at spaces between two Thai or Lao letters, which separate clauses.
+/// Splits a long sentence at the spaces between two Thai or Lao letters. These spaces separate clauses.
 fn split_at_spaces<'a>(sentence: &'a str, sentences: &mut Vec<&'a str>) {
     let mut start = 0;
     for (space, _) in sentence.match_indices(' ') {
@@ -95,12 +96,12 @@ fn is_boundary(before: &str, after: &str) -> bool {
     !is_dotted(word) || starts_sentence(after)
 }
 
-/// True for `U.S` and `p.m`, which occur before names and at the end of a sentence.
+/// True for `U.S` and `p.m`. These abbreviations occur before names and at the end of a sentence.
 fn is_dotted(word: &str) -> bool {
     word.len() > 2 && word.split('.').all(|letter| letter.len() == 1 && letter.starts_with(char::is_alphabetic))
 }
 
-/// True for `c. 1900` and `b. 1850`: a lowercase letter before a number.
+/// True for a lowercase letter before a number: `c. 1900` and `b. 1850`.
 fn is_abbreviated_before_number(word: &str, after: &str) -> bool {
     let mut characters = word.chars();
     let small = matches!((characters.next(), characters.next()), (Some(c), None) if c.is_lowercase());
@@ -175,7 +176,7 @@ mod tests {
         }
     }
 
-    /// Words of one language that are abbreviations in another.
+    /// The words before the full stops are abbreviations in other languages.
     #[test]
     fn ordinary_words_end_sentences() {
         for text in [
@@ -227,7 +228,7 @@ mod tests {
         let long = [clause; 60].join(" ");
         let found = sentences(&long);
         assert_eq!(found, vec![clause; 60]);
-        // Not at a number, and never within a word.
+        // Text is not split next to a number and never within a word.
         let dates = ["เมื่อวันที่ 24 มิถุนายน พ.ศ. 2475"; 40].join(" ");
         assert!(sentences(&dates).iter().all(|part| part.ends_with("2475") || part.ends_with("มิถุนายน")), "{dates}");
     }

@@ -1,6 +1,6 @@
 //! Document sources: files of several formats, streamed in batches of whole documents.
 //!
-//! Each format is a file in `formats` that implements the trait in `format`; `formats` lists them.
+//! Each format has a file in `formats` that implements the trait in `format`. The module `formats` lists all formats.
 
 mod batches;
 mod bzip2_blocks;
@@ -38,10 +38,10 @@ pub use stored::StoredReader;
 use crate::extract::{Extracted, Extractor};
 use formats::FORMATS;
 
-/// An input file, or a range of whole bzip2 streams of one.
+/// An input file, or a range of whole bzip2 streams of an input file.
 #[derive(Debug, Clone)]
 pub struct SourceFile {
-    /// Index of its `[[source]]`.
+    /// Index of the `[[source]]` of this file.
     pub source: usize,
     /// Number of the file across all sources, from 0.
     pub number: u32,
@@ -51,12 +51,12 @@ pub struct SourceFile {
     pub format: &'static dyn InputFormat,
     /// Extractor for its documents.
     pub extractor: Extractor,
-    /// Offset in the stored file; 0 unless the file is read in ranges.
+    /// Start offset in the stored file. It is 0 unless the file is read in ranges.
     pub start: u64,
     /// Stored size, bytes.
     pub bytes: u64,
-    /// Modification stamp: nanoseconds since 1970, or the ETag of an object. A new stamp triggers a check of the
-    /// contents and nothing else.
+    /// Modification time in nanoseconds since 1970, or the ETag of an object. A changed stamp only triggers a check of
+    /// the contents.
     pub stamp: String,
 }
 
@@ -66,7 +66,7 @@ impl SourceFile {
         is_url(&self.name)
     }
 
-    /// Combines the file with its source for a format.
+    /// Combines the file and its source into the input of a format.
     fn to_input<'a>(&'a self, source: &'a Source, formats: FormatRegistry, window: u64) -> InputFile<'a> {
         InputFile { file: self, source, format: Some(self.format), formats, window }
     }
@@ -93,7 +93,7 @@ pub type SkipNotices = Vec<SkipNotice>;
 /// A skipped or repaired part of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SkipNotice {
-    /// Reason, a key of the manifest's `rejected`.
+    /// Reason, which is a key of `rejected` in the manifest.
     pub reason: &'static str,
     /// Position in the file: byte offset in the decompressed text, or row.
     pub offset: u64,
@@ -117,29 +117,29 @@ pub trait DocumentReader: Send {
     fn take_notices(&mut self) -> SkipNotices;
 }
 
-/// Adds an error for each unknown format and for each `documents` value that its format does not support.
+/// Adds an issue for each unknown format and for each `documents` value that its format does not support.
 pub fn check_settings(config: &PrepConfig, faults: &mut Vec<ConfigIssue>) {
     settings::check(FORMATS, config, faults);
 }
 
-/// Lists the source settings that have no effect, because the format does not read them.
+/// Lists the source settings that have no effect because the format of the source does not read them.
 #[must_use]
 pub fn unused_settings(config: &PrepConfig) -> Vec<ConfigIssue> {
     settings::unused(FORMATS, config)
 }
 
-/// Lists all files in the order of the sources, sorted by path within each source. `threads` threads inspect them.
+/// Lists all files in the order of the sources, sorted by path within each source. `threads` threads inspect the files.
 ///
 /// # Errors
-/// A source has no files, a file cannot be read, or it has an unusable format.
+/// A source has no files, a file cannot be read, or a file has an unusable format.
 pub fn find_files(sources: &[Source], threads: usize) -> Result<Vec<SourceFile>, SourceError> {
     find::find_files(FORMATS, sources, threads)
 }
 
-/// Opens a file of `source`. `counter` is incremented by the stored bytes read.
+/// Opens a file of `source`. `counter` counts the stored bytes that were read.
 ///
 /// # Errors
-/// The file cannot be opened, or is not of the format of its source.
+/// The file cannot be opened, or does not have the format of its source.
 pub fn open_reader(
     source: &Source,
     file: &SourceFile,
@@ -148,10 +148,10 @@ pub fn open_reader(
     open_stored(FORMATS, source, file, counter, DEFAULT_WINDOW).map(|(_, documents)| documents)
 }
 
-/// Decompression window without a memory budget, bytes.
+/// Largest decompression window if there is no memory budget, bytes.
 const DEFAULT_WINDOW: u64 = 1 << 30;
 
-/// Opens a file with a decompression window of `window` bytes. Also returns the underlying stored file.
+/// Opens a file with a decompression window of up to `window` bytes. Also returns the underlying stored file.
 fn open_stored(
     formats: FormatRegistry,
     source: &Source,
@@ -167,7 +167,7 @@ fn open_stored(
 /// Extracts the prose of a document of `file`. Reports repairs to `notices`.
 ///
 /// # Errors
-/// The document is not UTF-8 and `source.invalid` refuses that.
+/// The document is not UTF-8, and `source.invalid` is `refuse`.
 pub fn extract(
     source: &Source,
     file: &SourceFile,

@@ -1,7 +1,7 @@
 //! WordPiece vocabulary training.
-//!
-//! The `tokenizers` crate computes the merges, the most frequent pair first and ties by ID. It would number the
-//! alphabet in hash-table order, so the alphabet is chosen and numbered here to make the result deterministic.
+//! The `tokenizers` crate computes the merges. It merges the most frequent pair first and breaks ties by ID. But it
+//! would number the alphabet in hash-table order. So this module chooses and numbers the alphabet, to make the result
+//! deterministic.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use lambert_dataset::tokenizer::json::{PREFIX, SPECIAL};
 /// Vocabulary training settings.
 #[derive(Debug, Clone)]
 pub struct VocabSettings {
-    /// Number of tokens, including special tokens; fewer if the corpus is too small.
+    /// Number of tokens, including special tokens. The vocabulary has fewer tokens if the corpus is too small.
     pub size: usize,
-    /// Lowercases and strips accents, as the uncased models do.
+    /// True to lowercase the text and strip accents, as for uncased models.
     pub lowercase: bool,
-    /// Upper limit on distinct characters; words with rarer ones are not counted.
+    /// Upper limit on the number of distinct characters. Words with rarer characters are not counted.
     pub limit_alphabet: usize,
-    /// Less frequent pairs are not merged.
+    /// Smallest frequency of a pair that is merged.
     pub min_frequency: u64,
 }
 
@@ -37,11 +37,11 @@ impl Default for VocabSettings {
     }
 }
 
-/// Longer words are skipped, in bytes.
+/// Upper limit on the length of a word, bytes. Longer words are skipped.
 const MAX_WORD_BYTES: usize = 400;
-/// Upper limit on distinct words counted at a time; beyond it the rarest are dropped.
+/// Upper limit on the number of distinct words counted at a time. Above the limit, the rarest words are dropped.
 const MAX_COUNTED_WORDS: usize = 8 << 20;
-/// Upper limit on the total word count: the trainer counts pairs in 32 bits.
+/// Upper limit on the total word count, because the trainer counts pairs in 32 bits.
 const MAX_TOTAL_COUNT: u64 = 1 << 30;
 
 /// Trains a vocabulary on the documents of `sources` and returns the contents of a vocab.txt.
@@ -138,7 +138,7 @@ fn train_on_counts(counts: &HashMap<String, u64>, settings: &VocabSettings) -> R
     Ok(by_id.into_values().map(|token| token + "\n").collect())
 }
 
-/// Returns the most frequent characters, sorted.
+/// Returns the most frequent characters, sorted by code point.
 fn alphabet(counts: &HashMap<String, u64>, limit: usize) -> Vec<char> {
     let mut characters: HashMap<char, u64> = HashMap::new();
     for (word, count) in counts {

@@ -54,7 +54,7 @@ impl Remote {
     }
 }
 
-/// A small tmpfs, unmounted on drop. Mounting fails without the privilege.
+/// A small tmpfs that is unmounted on drop. Mounting fails without the privilege to mount.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -97,7 +97,7 @@ fn group_of(dataset: &Dataset, shard: usize) -> usize {
 #[test]
 fn processes_on_a_host_share_one_verified_copy() {
     let remote = Remote::new("shared");
-    // Concurrent processes: each shard is fetched once, and only copies remain.
+    // Of several concurrent processes, one fetches each shard. Only complete copies remain.
     let ranks: Vec<_> = (0..4)
         .map(|_| {
             let dataset = remote.open(1e9);
@@ -162,7 +162,7 @@ fn the_least_recently_used_copies_are_evicted_first() {
     assert_eq!(copies(), [0, 2, 3]);
     // An evicted copy that is still open remains readable.
     dataset.read(group_of(&dataset, 1)).unwrap();
-    // A limit below the size of a shard holds one.
+    // If the limit is below the size of a shard, the cache keeps one shard.
     let tight = remote.open(1.0);
     tight.read(group_of(&tight, 5)).unwrap();
     assert_eq!(copies(), [5]);
@@ -185,7 +185,7 @@ fn shards_are_prefetched_within_the_cache_limit() {
     assert!(remote.open(1.0).fetch_ahead(&[0, 1]).unwrap().is_some());
 }
 
-/// The cache limit exceeds the disk.
+/// The cache limit exceeds the size of the disk.
 #[test]
 fn copies_are_evicted_on_a_full_disk() {
     let remote = Remote::new("full");
@@ -218,7 +218,7 @@ fn a_manifest_cannot_name_files_outside_the_folder() {
     std::fs::create_dir(remote.cache()).unwrap();
     let victim = remote.folder.path().join("victim.parquet");
     let shard = remote.open(1.0).manifest().shards[0].clone();
-    // As long as the shard, so that it passes for a copy.
+    // The file is as long as the shard, so that it would be accepted as a copy.
     std::fs::write(&victim, vec![b'x'; shard.bytes as usize]).unwrap();
     let (manifest, sha256) = (remote.store.get("manifest.json").unwrap(), shard.sha256);
     for name in
@@ -238,7 +238,8 @@ fn a_manifest_cannot_name_files_outside_the_folder() {
 /// Environment variable that marks the child process run as the second user, with the folder to use.
 const AS_SECOND_USER: &str = "LAMBERT_TEST_SECOND_USER";
 
-/// Reads a remote dataset through `folder`, or the default one if empty; returns the error as text.
+/// Reads a remote dataset through the cache in `folder`, or in the default folder if `folder` is empty. Returns the
+/// error as text.
 fn read_with(folder: &str) -> Result<(), String> {
     let remote = Remote::new("second-user");
     let settings = DatasetCache { folder: folder.to_owned(), gigabytes: 1.0 };
@@ -249,7 +250,7 @@ fn read_with(folder: &str) -> Result<(), String> {
     })
 }
 
-/// The default folder belongs to another user; then a configured folder, which may.
+/// A default folder that belongs to another user is an error. A configured folder may belong to another user.
 #[test]
 fn the_default_folder_is_private_and_a_configured_one_may_be_shared() {
     if let Ok(named) = std::env::var(AS_SECOND_USER) {

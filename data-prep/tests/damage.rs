@@ -1,4 +1,5 @@
-//! Damaged files: refused with file and offset, or skipped and counted while the intact parts are kept.
+//! Damaged files. They are refused with file name and offset, or the damage is skipped and counted while the intact
+//! parts are kept.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -14,7 +15,7 @@ use lambert_dataset::Manifest;
 
 const BLOCK: &str = "bzip2: damaged block";
 
-/// Prepares one file, refusing or skipping damage.
+/// Prepares one file. `damaged` refuses or skips damage.
 fn prepare(
     bytes: &[u8],
     name: &str,
@@ -41,7 +42,7 @@ fn refused(bytes: &[u8], name: &str, format: &str, words: &[&str]) {
     words.iter().for_each(|word| assert!(error.to_string().contains(word), "no {word:?} in {error}"));
 }
 
-/// A dump of pages that repeat one sentence with the page number.
+/// A dump of pages, each of which repeats one sentence with the page number.
 fn dump(pages: usize) -> String {
     let page = |number: usize| {
         let text = format!("The boat of number {number} is wet. ").repeat(40);
@@ -63,9 +64,9 @@ fn a_damaged_block_loses_only_its_own_pages() {
     assert_eq!(manifest.counts.rejected[BLOCK], 1);
     assert_eq!(manifest.counts.rejected["wikipedia: cut page"], 1, "the page that the gap cuts in two");
     let lost = pages as u64 - manifest.counts.documents;
-    // A block holds 100 kB, a page 1.3 kB.
+    // A block has 100 kB, and a page has 1.3 kB.
     assert!((60..90).contains(&lost), "{lost}");
-    // All pages have the same number of sentences, so none was assembled from two.
+    // All pages have the same number of sentences, so no page was assembled from two pages.
     assert_eq!(manifest.counts.sentences, 40 * manifest.counts.documents);
 }
 
@@ -147,7 +148,7 @@ fn long_lines_single_words_and_files_without_text_are_handled() {
     let manifest = prepare(nul.as_bytes(), "nul.txt", "text", None, Damaged::Refuse).unwrap();
     assert_eq!(manifest.counts.documents, 1);
     refused(b"\0\0\0\n", "nothing.txt", "text", &["nothing.txt", "a binary file"]);
-    // Zero-width spaces, which extraction removes.
+    // Extraction removes zero-width spaces, so no text remains.
     refused("\u{200b}\u{200b}\n".as_bytes(), "nothing.txt", "text", &["without a sentence (1)"]);
 }
 
@@ -210,11 +211,11 @@ fn a_damaged_block_in_a_real_dump() {
     let mended = prepare(&dump, name, "wikipedia", None, Damaged::Skip).unwrap();
     eprintln!("{} of {} documents are left", mended.counts.documents, whole.counts.documents);
     assert_eq!(mended.counts.rejected[BLOCK], 1);
-    // 900 kB of 6.1 MB.
+    // A block has 900 kB of the 6.1 MB of text.
     assert!(mended.counts.documents < whole.counts.documents && mended.counts.documents > whole.counts.documents / 2);
 }
 
-/// Collects the reported notices.
+/// Collects the notices that the job reports.
 #[derive(Default)]
 struct Named(std::sync::Mutex<Vec<(String, SkipNotice)>>);
 

@@ -1,4 +1,4 @@
-//! Datasets are written, read back, and damaged in every way that must be detected.
+//! Datasets are written, read back, and damaged in all ways that must be detected.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 #[path = "../../tests/support/samples.rs"]
@@ -20,7 +20,7 @@ fn manifest() -> Manifest {
     samples::manifest(16, 8, VOCABULARY)
 }
 
-/// Rows of varying lengths.
+/// Rows with different lengths.
 fn rows(count: u64) -> Vec<(Vec<u32>, u16, u8)> {
     let row = |index: u64| {
         let mut rng = Key::new(5).with(index).rng();

@@ -1,4 +1,5 @@
-//! The held-out share of the tokens, by whole documents if they can meet it and by blocks of long documents otherwise.
+//! The held-out share of the tokens. Whole documents are held out if they can meet the share, otherwise blocks of long
+//! documents.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -11,7 +12,8 @@ use lambert_config::prep::{Documents, Pair, Source};
 use lambert_data_prep::prep::{self, PrepOptions, PrepReport, PrepStatus};
 use lambert_dataset::{Dataset, HeldOut, Manifest};
 
-/// Generated text as books; `sizes` gives the number of generated documents per book. Also returns the vocabulary file.
+/// Writes generated text as books. `sizes` has the number of generated documents per book. Also returns the vocabulary
+/// file.
 fn books(folder: &Path, sizes: &[usize]) -> (Vec<Source>, PathBuf) {
     let (text, vocabulary) = generated(folder, sizes.iter().sum::<usize>() as u64);
     let text = std::fs::read_to_string(text).unwrap();
@@ -32,7 +34,8 @@ fn books_config(folder: &Path, sizes: &[usize]) -> PrepConfig {
     config
 }
 
-/// Both manifests and the achieved share. The manifests include it only if the split by cell missed the target.
+/// Returns both manifests and the achieved share. The manifests have the share only if the split by cell missed the
+/// target.
 fn manifests(report: &PrepReport) -> (&Manifest, &Manifest, &HeldOut) {
     let [train, held_out] = report.datasets.as_slice() else { panic!("{report:?}") };
     assert_eq!(train.manifest.held_out, held_out.manifest.held_out);
@@ -42,14 +45,14 @@ fn manifests(report: &PrepReport) -> (&Manifest, &Manifest, &HeldOut) {
     (&train.manifest, &held_out.manifest, report.held_out.as_ref().unwrap())
 }
 
-/// Checks that every sentence of the corpus is in one of the two splits.
+/// Checks that the two splits together have every sentence of the corpus.
 fn assert_divided(train: &Manifest, held_out: &Manifest) {
     let sentences: u64 = train.sources.iter().map(|source| source.sentences).sum();
     assert_eq!(train.counts.sentences + held_out.counts.sentences, sentences);
     assert!(train.counts.samples > 0 && held_out.counts.samples > 0);
 }
 
-/// SHA-256 of both manifests, recorded before selections existed.
+/// The expected values are the start of the SHA-256 of each manifest. A change of this program must not change them.
 #[test]
 fn a_split_by_cell_that_meets_the_share_keeps_its_bytes() {
     let folder = tempfile::tempdir().unwrap();
@@ -71,7 +74,7 @@ fn a_split_by_cell_that_meets_the_share_keeps_its_bytes() {
     };
     let drawn: Vec<String> = identities("drawn", &text, 0.05);
     assert_eq!(drawn, ["ac1b32ed7ebef98f", "77029000f5a5426f"]);
-    // No document is in a held-out cell: the one with the smallest key is held out.
+    // No document is in a held-out cell, so the document with the smallest key is held out.
     let short = folder.path().join("short.txt");
     let documents = std::fs::read_to_string(&text).unwrap();
     std::fs::write(&short, documents.split("\n\n").take(24).collect::<Vec<_>>().join("\n\n")).unwrap();
@@ -88,7 +91,7 @@ fn one_book_is_split_into_blocks() {
     assert_divided(train, held_out);
     assert!((0.04..0.06).contains(&share.reached), "{share:?}");
     assert_eq!(train.held_out.as_ref(), Some(share));
-    // Eight blocks, some of which may be adjacent; the rest of the book is training data.
+    // There are eight blocks, and some may be adjacent. The rest of the book is training data.
     let block = share.block_tokens.unwrap();
     let tokens = train.sources[0].tokens;
     assert_eq!(block, tokens * 5 / 100 / 8);
@@ -196,7 +199,7 @@ fn token_usage_overlaps_within_a_language_and_not_across_languages() {
     let unknown = [&book, &wiki, &german, &chinese].map(|usage| usage.unknown());
     eprintln!("overlaps {overlaps:.3?}, unknown {unknown:.3?}");
     assert!((book.overlap(&book) - 1.0).abs() < 1e-9);
-    // Run plans warn below 0.3.
+    // Run plans print a warning if the overlap is below 0.3.
     assert!(overlaps[..3].iter().all(|overlap| *overlap > 0.4), "{overlaps:?}");
     assert!(overlaps[3..].iter().all(|overlap| *overlap < 0.25), "{overlaps:?}");
     assert!(unknown[..3].iter().all(|unknown| *unknown < 0.01) && unknown[3] > 0.05, "{unknown:?}");
@@ -230,7 +233,7 @@ fn real_text_is_split_by_tokens() {
     }
 }
 
-/// Ten pages of the English sample as a dump.
+/// Writes ten pages of the English dump as a dump.
 fn ten_pages(corpora: &Path, folder: &Path) -> PathBuf {
     let dump = corpora.join("wiki/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.xml.bz2");
     let mut text = String::new();

@@ -1,5 +1,5 @@
-//! Untrusted datasets: any manifest or shard is read or refused with its file name, without a panic and in bounded
-//! memory.
+//! Untrusted datasets. Any manifest or shard is either read or refused with its file name, without a panic and in
+//! bounded memory.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 #[path = "../../tests/support/samples.rs"]
@@ -13,7 +13,7 @@ use lambert_dataset::random::{Key, Rng};
 use lambert_dataset::{Dataset, DatasetError, Manifest, TokenUsage, sha256_hex};
 use samples::Shape;
 
-/// Memory limit for any read, bytes; the datasets here have a few kilobytes.
+/// Memory limit for any read, bytes. The datasets in these tests have a few kilobytes.
 const MEMORY: u64 = 512 << 20;
 
 fn write(folder: &Path) -> Vec<u8> {
@@ -21,7 +21,7 @@ fn write(folder: &Path) -> Vec<u8> {
     std::fs::read(folder.join("manifest.json")).unwrap()
 }
 
-/// Reads everything in a dataset.
+/// Reads all files and rows of a dataset.
 fn read(url: &str) -> Result<(), DatasetError> {
     let dataset = Dataset::open(url)?;
     let _ = (dataset.sizes(), dataset.rows());
@@ -30,8 +30,8 @@ fn read(url: &str) -> Result<(), DatasetError> {
     dataset.verify()
 }
 
-/// Reads the dataset and returns whether that succeeded. Panics on a panic, or if the error names no file of the
-/// dataset.
+/// Reads the dataset and returns true if that succeeded. Fails the test on a panic, or if the error does not name a
+/// file of the dataset.
 fn attempt(folder: &Path, what: &str) -> bool {
     let result = catch_unwind(AssertUnwindSafe(|| read(folder.to_str().unwrap())));
     let Err(error) = result.unwrap_or_else(|_| panic!("{what}: a panic")) else { return true };
@@ -52,7 +52,7 @@ fn peak_memory() -> u64 {
     line.trim().strip_suffix(" kB").unwrap().trim().parse::<u64>().unwrap() << 10
 }
 
-/// A random run of bytes that satisfy `wanted`; empty and at the start if there is none.
+/// Returns a random run of bytes that satisfy `wanted`, or an empty range at the start if there is no such run.
 fn some_run(bytes: &[u8], rng: &mut Rng, wanted: impl Fn(u8) -> bool) -> std::ops::Range<usize> {
     let starts: Vec<usize> =
         (0..bytes.len()).filter(|&at| wanted(bytes[at]) && (at == 0 || !wanted(bytes[at - 1]))).collect();
@@ -101,7 +101,7 @@ fn change_json(bytes: &mut Vec<u8>, rng: &mut Rng) {
 }
 
 fn change_bytes(bytes: &mut Vec<u8>, rng: &mut Rng) {
-    // Half of the changes are in the footer, which holds the offsets.
+    // Half of the changes are in the footer, which contains the offsets.
     let first = if rng.chance(0.5) { bytes.len() - bytes.len().min(600) } else { 0 };
     let mut place = |bytes: &[u8]| first + rng.below((bytes.len() - first) as u64) as usize;
     let at = place(bytes);
@@ -139,7 +139,7 @@ fn a_changed_manifest_is_read_or_refused() {
     assert!(peak_memory() < MEMORY, "{} bytes of memory", peak_memory());
 }
 
-/// The manifest has the SHA-256 of the changed bytes, so that they reach the Parquet library.
+/// The manifest has the SHA-256 of the changed bytes, so that the Parquet library reads them.
 #[test]
 fn a_changed_shard_is_read_or_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -165,7 +165,7 @@ fn a_changed_shard_is_read_or_refused() {
     assert!(peak_memory() < MEMORY, "{} bytes of memory", peak_memory());
 }
 
-/// Replaces a string in the manifest and returns the error on opening.
+/// Replaces a string in the manifest and returns the error that opening the dataset reports.
 fn refused(from: &str, to: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let text = String::from_utf8(write(folder.path())).unwrap();
@@ -195,7 +195,7 @@ fn a_manifest_that_is_too_large_is_not_read() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path());
     let file = std::fs::File::options().write(true).open(folder.path().join("manifest.json")).unwrap();
-    // A sparse file.
+    // The file is sparse.
     file.set_len(1 << 40).unwrap();
     let error = Dataset::open(folder.path().to_str().unwrap()).map(drop).unwrap_err();
     let cause = error.source().unwrap().to_string();

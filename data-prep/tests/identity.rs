@@ -1,4 +1,4 @@
-//! Dataset identity: the contents of the inputs count, not their names, sizes or times.
+//! Dataset identity. It depends on the contents of the inputs, not on their names or times.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -18,7 +18,7 @@ fn part(config: &PrepConfig, part: (usize, usize)) -> Result<PrepReport, PrepErr
     )
 }
 
-/// Replaces a word by one of the same length, so the size is unchanged; `keep_time` also keeps the mtime.
+/// Replaces a word by a word of the same length, so that the size does not change. `keep_time` also keeps the mtime.
 fn edit(path: &Path, keep_time: bool) {
     let modified = std::fs::metadata(path).unwrap().modified().unwrap();
     let text = std::fs::read_to_string(path).unwrap();
@@ -56,7 +56,7 @@ fn an_edit_that_keeps_size_and_mtime_is_detected() {
     assert!(found.unchanged);
     assert_eq!(found.datasets[0].manifest, made.datasets[0].manifest);
     assert_eq!(made.datasets[0].manifest.corpus.bytes, std::fs::metadata(&text).unwrap().len());
-    // Killed after its last step: the next call removes the leftovers.
+    // A job was killed after its last step. The next call removes the leftover work folder.
     std::fs::create_dir(folder.path().join("data.work")).unwrap();
     std::fs::write(
         folder.path().join("data.work/job.json"),
@@ -92,7 +92,7 @@ fn an_edit_in_a_shared_file_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 200);
     let once = std::fs::read_to_string(&text).unwrap();
-    // Above 32 MiB the parts share a file batch by batch.
+    // The parts share a file above 32 MiB batch by batch.
     std::fs::write(&text, once.repeat((33 << 20) / once.len() + 1)).unwrap();
     let sources = || vec![source(&text, "text", Documents::BlankLine)];
     let config = config(folder.path(), &vocabulary, sources());
@@ -116,7 +116,7 @@ fn unchanged_objects_are_identified_by_etag() {
     run(&config, 1).unwrap();
     let known = store.get("out/inputs.json").unwrap();
     assert!(run(&config, 1).unwrap().unchanged);
-    // For an unchanged ETag the recorded hash is used; without a record the object is read.
+    // If the ETag is unchanged, the recorded hash is used. Without a record, the object is read.
     let mut other: serde_json::Value = serde_json::from_slice(&known).unwrap();
     other[0]["sha256"] = "0".repeat(64).into();
     store.put("out/inputs.json", other.to_string().into_bytes().into()).unwrap();

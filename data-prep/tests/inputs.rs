@@ -1,4 +1,4 @@
-//! Input formats, compressions and encodings; damage, duplicates and weights.
+//! Input formats, compressions and encodings, and also damage, duplicates and weights.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -10,7 +10,7 @@ use common::corpus::{Corpus, bzip2, counts, gzip};
 use common::{config, run};
 use lambert_config::prep::{Damaged, Documents, Invalid, Source};
 
-/// `The boat.`, compressed with `xz`; the tests link no encoder.
+/// The text `The boat.`, compressed with `xz`. The tests do not link an xz encoder.
 const XZ: &[u8] = &[
     0xfd, 0x37, 0x7a, 0x58, 0x5a, 0x00, 0x00, 0x04, 0xe6, 0xd6, 0xb4, 0x46, 0x02, 0x00, 0x21, 0x01, 0x16, 0x00, 0x00,
     0x00, 0x74, 0x2f, 0xe5, 0xa3, 0x01, 0x00, 0x09, 0x54, 0x68, 0x65, 0x20, 0x62, 0x6f, 0x61, 0x74, 0x2e, 0x0a, 0x00,
@@ -188,7 +188,7 @@ fn every_format_is_detected_from_its_first_bytes() {
         assert_eq!(corpus.prepare(vec![source]).unwrap().counts.documents, plain, "{name}");
     }
     write_parquet(&corpus.path().join("in/nine"), &documents);
-    // All of them in one folder.
+    // One folder contains all these files.
     let all = corpus.prepare(vec![auto(corpus.path().join("in").display().to_string())]).unwrap();
     assert_eq!(all.counts.documents, plain * (cases.len() as u64 + 1));
 }
@@ -205,7 +205,7 @@ fn a_long_json_line_is_read_whole_or_refused_with_a_message() {
     assert_eq!((manifest.counts.documents, manifest.counts.sentences), (3, 1_300_002));
     drop(line);
 
-    // A highly compressible line may exceed memory.
+    // A highly compressible line can exceed memory.
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packed.write_all(format!("{short}{{\"text\": \"").as_bytes()).unwrap();
     (0..257).for_each(|_| packed.write_all(&vec![b'x'; 1 << 20]).unwrap());
@@ -228,7 +228,7 @@ fn zstd_with_skippable_frames_and_long_windows_is_read() {
         let manifest = corpus.prepare(vec![corpus.source("a.zst", &bytes, "text")]).unwrap();
         assert_eq!(counts(&manifest), corpus.plain());
     }
-    // `zstd --long=28`: the frame declares the window, however little of it is used.
+    // With `zstd --long=28`, the frame declares the full window, even if the content uses only a little of it.
     let mut encoder = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
     encoder.window_log(28).unwrap();
     encoder.long_distance_matching(true).unwrap();
@@ -238,7 +238,7 @@ fn zstd_with_skippable_frames_and_long_windows_is_read() {
     assert_eq!(counts(&manifest), corpus.plain());
 }
 
-/// Each thread has a share of the memory: with 256 threads it is 3 MiB, and the file needs 8.
+/// The threads share the memory budget. With 256 threads, each has 3 MiB, but the file needs 8 MiB.
 #[test]
 fn a_decompression_window_above_the_memory_budget_is_refused() {
     let corpus = Corpus::new();
@@ -247,7 +247,7 @@ fn a_decompression_window_above_the_memory_budget_is_refused() {
     encoder.write_all(corpus.text.as_bytes()).unwrap();
     for (name, bytes) in [("small.xz", XZ.to_vec()), ("small.zst", encoder.finish().unwrap())] {
         let mut source = corpus.source(name, &bytes, "text");
-        // Not tolerated as damage either.
+        // The error is not treated as damage either.
         for damaged in [Damaged::Refuse, Damaged::Skip] {
             source.damaged = damaged;
             let work = tempfile::tempdir().unwrap();
@@ -340,7 +340,7 @@ fn duplicates_are_removed_on_request() {
     let corpus = Corpus::new();
     let [documents, ..] = corpus.plain();
     let text = corpus.source("one.txt", corpus.text.as_bytes(), "text");
-    // Every document again with one word changed, and once more unchanged.
+    // The corpus has every document three times: unchanged, with one word changed, and unchanged again.
     let changed = corpus
         .text
         .replacen(". ", ", then . ", 0)

@@ -1,4 +1,4 @@
-//! A preparation that is killed with SIGKILL at random times and restarted.
+//! A preparation job that is killed with SIGKILL at random times and then restarted.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -27,7 +27,7 @@ fn job(folder: &Path, work: &Path) -> PrepConfig {
     config
 }
 
-/// Child process of the test below; does nothing on its own.
+/// Child process of the test below. It does nothing if it runs as a test itself.
 #[test]
 fn child() {
     if let Some(folder) = std::env::var_os(FOLDER) {
@@ -36,7 +36,7 @@ fn child() {
     }
 }
 
-/// Runs [`child`] for at most `allowed`; returns true if it finished.
+/// Runs [`child`] for at most `allowed`. Returns true if the child finished.
 fn attempt(folder: &Path, allowed: Option<Duration>) -> bool {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--test-threads=1"])
@@ -60,7 +60,7 @@ fn attempt(folder: &Path, allowed: Option<Duration>) -> bool {
     }
 }
 
-/// Kills a preparation six times, or `LAMBERT_TEST_KILLS` times.
+/// Kills a preparation job six times, or `LAMBERT_TEST_KILLS` times.
 #[test]
 fn a_killed_preparation_resumes_to_the_same_result() {
     let kills: u64 = std::env::var("LAMBERT_TEST_KILLS").ok().and_then(|text| text.parse().ok()).unwrap_or(6);
@@ -72,7 +72,7 @@ fn a_killed_preparation_resumes_to_the_same_result() {
     let mut rng = Key::new(whole.as_nanos() as u64).rng();
     let mut finished = 0;
     for _ in 0..kills {
-        // Somewhat longer than a full run, to cover the last steps.
+        // The limit can be longer than a full run, so that kills also occur in the last steps.
         let allowed = whole.mul_f64(rng.unit_f64() * 1.2);
         if attempt(folder.path(), Some(allowed)) {
             finished += 1;

@@ -1,4 +1,4 @@
-//! Samples without pairs: every sentence is in the dataset exactly once per pass.
+//! Samples without pairs. The dataset has every sentence exactly once per pass.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -40,7 +40,7 @@ fn documents(count: u64, longest: u64) -> Vec<Vec<Vec<u32>>> {
     (0..count).map(document).collect()
 }
 
-/// Prepares the documents and returns the rows.
+/// Prepares the documents and returns the rows of the dataset.
 fn rows(documents: &[Vec<Vec<u32>>], packing: Packing, passes: usize, short: f64) -> Vec<Vec<u32>> {
     let folder = tempfile::tempdir().unwrap();
     let line = |sentence: &Vec<u32>| {
@@ -86,7 +86,7 @@ fn every_sentence_is_used_exactly_once_per_pass() {
     for packing in [Packing::DocumentSentences, Packing::FullSentences] {
         for (passes, short) in [(1, 0.0), (3, 0.1)] {
             let rows = rows(&documents, packing, passes, short);
-            // A short sample may split a sentence; without short samples all rows have whole sentences.
+            // A short sample can split a sentence. If there are no short samples, all rows have whole sentences.
             let tokens = counted(rows.iter().flat_map(|row| pieces(row)).flatten().copied());
             let expected = counted(documents.iter().flatten().flatten().copied());
             assert_eq!(tokens, expected.into_iter().map(|(id, count)| (id, passes * count)).collect());
@@ -118,7 +118,7 @@ fn separators_occur_only_between_documents() {
         }
         assert_eq!(joined == 0, packing == Packing::DocumentSentences);
         let mean = rows.iter().map(Vec::len).sum::<usize>() as f64 / rows.len() as f64;
-        // On average, full samples are half a sentence (20 tokens) below the limit, less where short sentences fit.
+        // On average, full samples are half a sentence (20 tokens) below the limit, or less where short sentences fit.
         assert_eq!(mean > LENGTH as f64 - 15.0, packing == Packing::FullSentences, "{packing:?}: {mean}");
         tokens.push(rows.len());
     }

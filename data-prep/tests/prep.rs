@@ -1,4 +1,4 @@
-//! Whole preparations of the development corpora and of generated text, and their failures.
+//! Whole preparation jobs for the development corpora and for generated text, and failures of preparation jobs.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -122,14 +122,14 @@ fn at_least_one_sentence_is_held_out() {
     config.samples.held_out = 0.001;
     let report = run(&config, 1).unwrap();
     let counts: Vec<_> = report.datasets.iter().map(|dataset| &dataset.manifest.counts).collect();
-    // The target is below one sentence, so the shortest one is held out.
+    // The target is below one sentence, so the shortest sentence is held out.
     assert_eq!((counts[0].documents, counts[1].documents, counts[1].sentences), (10, 1, 1));
     config.samples.held_out = 0.0;
     config.output.url = folder.path().join("none").display().to_string();
     assert_eq!(run(&config, 1).unwrap().datasets.len(), 1);
 }
 
-/// Prepares an invalid input; returns the message and whether it is a usage error.
+/// Prepares an invalid input. Returns the error message, and true if the error is a usage error.
 fn refused(name: &str, bytes: &[u8], format: &str) -> (String, bool) {
     let folder = tempfile::tempdir().unwrap();
     let (_, vocabulary) = generated(folder.path(), 30);
@@ -194,7 +194,7 @@ fn wrong_configurations_are_usage_errors() {
 fn a_disk_that_is_too_small_is_detected_before_the_work_starts() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 30);
-    // A sparse file of three petabytes.
+    // The file is sparse and has three petabytes.
     let sparse = std::fs::File::create(folder.path().join("sparse.txt")).unwrap();
     sparse.set_len(3 << 50).unwrap_or_else(|_| sparse.set_len(15 << 40).unwrap());
     let huge = folder.path().join("sparse.txt");
@@ -222,7 +222,7 @@ fn the_manifest_has_the_counts_of_each_source() {
     assert_eq!((second.found, second.documents, second.duplicates, second.tokens), (40, 0, 40, first.tokens));
     let bytes = std::fs::metadata(&text).unwrap().len();
     assert_eq!(first.stored_bytes, bytes);
-    // The blank lines between documents belong to none of them.
+    // The blank lines between documents are not part of any document.
     assert!((bytes - 80..=bytes).contains(&first.text_bytes), "{first:?} of {bytes}");
     let sentences: u64 = report.datasets.iter().map(|dataset| dataset.manifest.counts.sentences).sum();
     assert_eq!(first.sentences, sentences);

@@ -1,5 +1,5 @@
-//! Samples of real books in comparison with a second implementation of Google's `create_pretraining_data`, on the same
-//! sentences: shares, lengths and origins of the segments.
+//! Samples of real books, compared with a second implementation of Google's `create_pretraining_data` on the same
+//! sentences. The comparison covers the shares, lengths and origins of the segments.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -20,7 +20,7 @@ const SHORT: f64 = 0.1;
 /// Documents as lists of sentences of token ids.
 type Corpus = Vec<Vec<Vec<u32>>>;
 
-/// Writes the sentences of the English books, 400 per document, in Google's format; returns their token ids.
+/// Writes the sentences of the English books, 400 per document, in Google's format. Returns their token ids.
 fn books(corpora: &Path, tokenizer: &Tokenizer, path: &Path) -> Corpus {
     let books = source(&corpora.join("books/en"), "text", Documents::File);
     let (mut text, mut documents) = (String::new(), Corpus::new());
@@ -44,11 +44,11 @@ struct Pairs {
     /// Tokens per sample, including special tokens.
     lengths: Vec<usize>,
     random: usize,
-    /// Tokens of both segments and the label.
+    /// Tokens of both segments, and true if the second segment is random.
     segments: Vec<(Vec<u32>, Vec<u32>, bool)>,
 }
 
-/// Google's rules. With `per_document` the short target is chosen once per document, as in Google's code.
+/// Creates samples by Google's rules. `per_document` chooses the short target once per document, as in Google's code.
 fn google(corpus: &Corpus, per_document: bool, rng: &mut Rng) -> Pairs {
     let most = LENGTH - 3;
     let mut made = Pairs { lengths: Vec::new(), random: 0, segments: Vec::new() };
@@ -116,7 +116,7 @@ fn google_twice(corpus: &Corpus, per_document: bool, rng: &mut Rng) -> (f64, f64
     (random, short, classes, made.lengths.len())
 }
 
-/// The samples of `lambert prep` for the same sentences.
+/// Returns the samples that `lambert prep` creates from the same sentences.
 fn ours(folder: &Path, vocabulary: &Path, sentences: &Path, passes: usize) -> Pairs {
     let mut config = config(folder, vocabulary, vec![source(sentences, "sentences", Documents::BlankLine)]);
     let samples = &mut config.samples;
@@ -143,14 +143,15 @@ impl Pairs {
         self.lengths.iter().filter(|&&length| matches(length)).count() as f64 / self.lengths.len() as f64
     }
 
-    /// Share of random second segments, share of samples below the full length, and shares of eight length classes.
+    /// Share of random second segments, share of samples below the full length, and share of each of eight length
+    /// classes.
     fn figures(&self) -> (f64, f64, [f64; 8]) {
         let classes = std::array::from_fn(|class| self.share(|length| (length - 1) / 16 == class));
         (self.random as f64 / self.lengths.len() as f64, self.share(|length| length < LENGTH), classes)
     }
 }
 
-/// The tokens of all documents, with an index of every n-gram of [`Index::RUN`] tokens.
+/// The tokens of all documents, with an index of all n-grams of [`Index::RUN`] tokens.
 struct Index {
     tokens: Vec<u32>,
     runs: Vec<(u64, u32)>,
@@ -158,7 +159,7 @@ struct Index {
 
 impl Index {
     const RUN: usize = 6;
-    /// Separates documents, so that a match is within one document.
+    /// Separator of documents, so that a match is within one document.
     const BORDER: u32 = u32::MAX;
 
     fn new(corpus: &Corpus) -> Self {
@@ -185,7 +186,7 @@ impl Index {
         candidates.map(|&(_, at)| at as usize).filter(|&at| self.tokens[at..].starts_with(segment))
     }
 
-    /// True if `after` follows `before` in a document, apart from tokens removed by truncation.
+    /// True if `after` follows `before` in a document. Truncation may have removed tokens between them.
     fn follows(&self, before: &[u32], after: &[u32]) -> bool {
         let gap = |at: usize| {
             let end = at + before.len();
@@ -210,8 +211,9 @@ fn shares_and_lengths_match_googles_and_segments_stay_within_documents() {
 
     let (random, short, classes) = ours.figures();
     eprintln!("ours: {} samples, random {random:.4}, short {short:.4}, by length {classes:.4?}", ours.lengths.len());
-    // Google's code chooses the short target once per document, so the share of short samples depends on the samples
-    // per document. Here it is chosen per sample, and compared with a reference that does the same.
+    // Google's code chooses the short target once per document, so the share of short samples depends on the number of
+    // samples per document. `lambert prep` chooses it per sample. The test compares with a reference that also chooses
+    // per sample.
     let mut rng = Key::new(1).rng();
     for (name, per_document) in [("a sample", false), ("a document", true)] {
         let (theirs_random, theirs_short, theirs_classes, count) = google_twice(&corpus, per_document, &mut rng);
@@ -221,7 +223,7 @@ fn shares_and_lengths_match_googles_and_segments_stay_within_documents() {
         if per_document {
             continue;
         }
-        // Five standard deviations of the difference of two shares near 0.5 of 120,000.
+        // Five standard deviations of the difference between two shares near 0.5, each of 120,000 samples.
         let close = |left: f64, right: f64| (left - right).abs() < 0.0102;
         let shares = [(random, theirs_random), (short, theirs_short)].into_iter();
         assert!(shares.chain(classes.into_iter().zip(theirs_classes)).all(|(left, right)| close(left, right)));

@@ -1,4 +1,4 @@
-//! Token ids equal those of Hugging Face's `BertTokenizerFast`; tests/golden/tokenizer.py wrote the expected values.
+//! Token ids equal those of Hugging Face's `BertTokenizerFast`. tests/golden/tokenizer.py wrote the expected values.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 use lambert_dataset::random::{Key, Rng};
@@ -45,7 +45,8 @@ fn the_exported_json_has_the_post_processor_and_the_special_tokens() {
     assert!(tokenizer_json(b"[PAD]\n", true).is_err());
 }
 
-/// Words that the encoder splits by itself: concatenated, whole, truncated, in any case, and too long.
+/// Words that the encoder splits without the library. They are concatenated, whole, truncated, in any case, or too
+/// long.
 #[test]
 fn words_are_encoded_like_the_library() {
     let golden = golden();
@@ -73,7 +74,7 @@ fn words_are_encoded_like_the_library() {
     }
 }
 
-/// The encoder splits text into words and caches them, which must not change the result.
+/// The encoder splits text into words and caches the words. This must not change the result.
 #[test]
 fn the_caching_encoder_matches_the_library() {
     let golden = golden();

@@ -1,4 +1,5 @@
-//! Vocabulary training is deterministic for any number of threads and in every process, although hash tables differ.
+//! Vocabulary training yields the same result for any number of threads and in every process. Hash tables have a
+//! different order in every process.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -13,7 +14,7 @@ use lambert_data_prep::vocab::{VocabSettings, train};
 const FOLDER: &str = "LAMBERT_TEST_VOCAB_FOLDER";
 const OUTPUT: &str = "LAMBERT_TEST_VOCAB_OUTPUT";
 
-/// The generated text, and German and Japanese novels from the development corpora if available.
+/// The generated text. If the development corpora are available, also German and Japanese novels.
 fn sources(folder: &Path) -> Vec<Source> {
     let mut sources = vec![source(&folder.join("corpus.txt"), "text", Documents::BlankLine)];
     if let Some(corpora) = corpora() {
@@ -23,7 +24,7 @@ fn sources(folder: &Path) -> Vec<Source> {
     sources
 }
 
-/// Child process of the test below; does nothing on its own.
+/// Child process of the test below. It does nothing if it runs as a test itself.
 #[test]
 fn child() {
     if let (Some(folder), Some(output)) = (std::env::var_os(FOLDER), std::env::var_os(OUTPUT)) {
@@ -54,7 +55,7 @@ fn the_vocabulary_does_not_depend_on_threads_or_processes() {
         .collect();
     assert!(trained[0].lines().count() > 500, "{}", trained[0].lines().count());
     trained.iter().for_each(|other| assert!(*other == trained[0]));
-    // All lines are distinct, the special tokens first.
+    // All lines are distinct, and the special tokens come first.
     let lines: std::collections::BTreeSet<&str> = trained[0].lines().collect();
     assert_eq!(lines.len(), trained[0].lines().count());
     assert!(trained[0].starts_with("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"));

@@ -10,8 +10,8 @@ use lambert_config::prep::Documents;
 use lambert_data_prep::extract::Extracted;
 use lambert_data_prep::source as input;
 
-/// Language code, local name of the file namespace, an alias of it, category namespace, `thumb` keyword, redirect
-/// keyword, disambiguation template, a sentence.
+/// Language code, local name of the file namespace, alias of the file namespace, category namespace, `thumb` keyword,
+/// redirect keyword, disambiguation template, a sentence.
 type Wiki = [&'static str; 8];
 
 const WIKIS: [Wiki; 24] = [
@@ -47,11 +47,11 @@ const WIKIS: [Wiki; 24] = [
     ["tr", "Dosya", "Resim", "Kategori", "küçükresim", "#YÖNLENDİRME", "Anlam ayrımı", "Şehir büyüktür."],
     ["ur", "ملف", "تصویر", "زمرہ", "تصغیر", "#رجوع_مکرر", "ضد ابہام", "شہر بڑا ہے۔"],
     ["zh", "文件", "图像", "分类", "缩略图", "#重定向", "消歧义", "城市很大。"],
-    // A language that is not in the table.
+    // A language that is not in the table of the extractor.
     ["xx", "Dingsda", "File", "Haufen", "klein", "#WOANDERS", "Disambig", "Da urb es grand."],
 ];
 
-/// Pages in the style of MediaWiki's help on images, categories, redirects and tables.
+/// Pages in the style of the help pages of MediaWiki on images, categories, redirects and tables.
 fn dump([code, file, alias, category, thumb, redirect, disambiguation, sentence]: &Wiki, own_head: bool) -> String {
     let names = if own_head {
         format!(
@@ -84,7 +84,7 @@ fn dump([code, file, alias, category, thumb, redirect, disambiguation, sentence]
     )
 }
 
-/// Returns the prose of the articles and the reasons for rejecting the other pages.
+/// Returns the prose of the articles, and the reasons why the other pages were rejected.
 fn read(path: &Path) -> (Vec<String>, Vec<&'static str>) {
     let source = source(path, "wikipedia", Documents::Row);
     let (mut articles, mut rejected) = (Vec::new(), Vec::new());
@@ -113,7 +113,7 @@ fn no_markup_is_left_in_any_language() {
     }
 }
 
-/// An excerpt with the siteinfo of the English Wikipedia, which is common.
+/// An excerpt often has the siteinfo of the English Wikipedia.
 #[test]
 fn a_dump_with_the_siteinfo_of_another_wiki_leaves_no_markup() {
     let folder = tempfile::tempdir().unwrap();
@@ -126,10 +126,11 @@ fn a_dump_with_the_siteinfo_of_another_wiki_leaves_no_markup() {
     }
 }
 
-/// Lines with remaining markup.
+/// Returns the lines with remaining markup.
 fn leaks(text: &str) -> Vec<&str> {
     const MARKS: [&str; 10] = ["[[", "]]", "{{", "}}", "{|", "|", "<ref", "</", "px|", "__"];
-    // Visible to a reader of the page as well: articles about characters and HTML, and typos in the sources.
+    // A reader of the page sees these marks too. They are in articles about characters and HTML, or are typos of the
+    // source.
     const SHOWN: [&str; 5] = [
         "trigraphs were created",
         "<strong>R</strong> sorkons",

@@ -1,10 +1,11 @@
-"""The same corpus through Hugging Face datasets + tokenizers and through `lambert prep`, interleaved, one process each.
+"""Processes one corpus with Hugging Face datasets + tokenizers and with `lambert prep`, in turn.
 
     pip install datasets transformers tokenizers
     python data-prep/benches/peers/huggingface.py --lambert target/release/lambert --vocabulary vocab.txt --rounds 3 FILE...
 
-Theirs is what their examples do: lines of text, a fast BERT tokenizer, runs of 128 tokens (no sentence pairs, no shuffle
-over the corpus), Parquet. Ours does more: sentences, next-sentence pairs, the global shuffle. Prints MB of text a second.
+The Hugging Face program does what its examples do. It reads lines of text, encodes them with a fast BERT tokenizer,
+cuts the ids into runs of 128, and writes Parquet, without sentence pairs or a shuffle over the corpus. `lambert prep` also
+splits sentences, forms next-sentence pairs, and shuffles globally. Prints MB of text per second.
 """
 
 import argparse

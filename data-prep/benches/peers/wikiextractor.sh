@@ -1,11 +1,12 @@
 #!/bin/sh
-# Wikitext to prose beside wikiextractor, one process each, interleaved:
+# Compares the speed of wikitext extraction with wikiextractor. The programs run in turn, with one process each:
 #
 #   pip install wikiextractor
 #   data-prep/benches/peers/wikiextractor.sh DUMP.xml.bz2 COPIES ROUNDS
 #
-# The dump is decompressed and repeated COPIES times first. Prints MB of XML a second of both, a line a round, and the
-# median ratio. wikiextractor runs without templates (its quicker way) and discards what it finds empty, as we do.
+# The dump is first decompressed and repeated COPIES times. Each round prints a line with the MB of XML per second of
+# both programs. The last line is the median ratio. wikiextractor runs without templates, which is its faster mode, and
+# discards empty pages, as lambert does.
 set -eu
 dump=$1 copies=$2 rounds=$3
 top=$(cd "$(dirname "$0")/../../.." && pwd)

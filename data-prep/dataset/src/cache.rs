@@ -1,9 +1,10 @@
 //! Local cache of remote shards, shared by all processes of a host that use the same directory.
 //!
-//! A cached shard is named by its sha256 and gets that name once it is complete and verified. One process downloads a
-//! shard while others that need it wait, as long as the download progresses. If a new shard would exceed the capacity,
-//! or the disk is full, the least recently used shards are evicted. Processes that have an evicted shard open can still
-//! read it.
+//! The file name of a cached shard is its sha256. A shard gets this name once it is complete and verified. One process
+//! downloads a shard. Other processes that need the shard wait as long as the download makes progress.
+//!
+//! If a new shard would exceed the capacity, or if the disk is full, the least recently used shards are evicted. A
+//! process that has an evicted shard open can still read it.
 
 mod lock;
 
@@ -26,24 +27,24 @@ const SHARD_EXTENSION: &str = ".parquet";
 const LOCK_EXTENSION: &str = ".lock";
 /// File name prefix of an incomplete download.
 const PARTIAL_PREFIX: &str = ".fetch-";
-/// Lock for eviction.
+/// Name of the lock file for eviction.
 const EVICTION_LOCK: &str = "room.lock";
-/// Age of the last write after which an incomplete download or a lock counts as abandoned.
+/// Time since the last write after which an incomplete download or a lock counts as abandoned.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
 /// Cache directory.
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: PathBuf,
-    /// True if the settings name the directory, which other users may then share.
+    /// True if the settings name the directory. Other users can then share it.
     is_configured: bool,
-    /// Capacity in bytes. A single larger shard is still cached.
+    /// Capacity in bytes. A shard that is larger than the capacity is still cached.
     limit: u64,
     timeouts: Timeouts,
 }
 
 impl Cache {
-    /// Uses the configured directory, or the user's default.
+    /// Uses the configured directory, or the default directory of the user.
     pub fn new(settings: &DatasetCache) -> Self {
         let is_configured = !settings.folder.is_empty();
         let folder = if is_configured { PathBuf::from(&settings.folder) } else { host_paths::dataset_copies() };
@@ -70,8 +71,8 @@ impl Cache {
         remove(&self.path(shard)).map_err(self.cache_error("remove a damaged shard from"))
     }
 
-    /// Downloads a shard unless it is cached. If another process is downloading it, waits while that makes progress.
-    /// Also returns whether the shard was downloaded, and so verified, by this call.
+    /// Downloads a shard unless it is cached. If another process is downloading the shard, waits as long as that
+    /// download makes progress. The returned flag is true if this call downloaded, and so verified, the shard.
     pub fn fetch(&self, store: &Store, shard: &Shard) -> Result<(File, bool), DatasetError> {
         let file = self.lock_file(&lock_name(shard))?;
         let purpose = format!("for the download of {}/{}", store.url(), shard.path);
@@ -96,7 +97,8 @@ impl Cache {
         self.folder.join(format!("{}{SHARD_EXTENSION}", shard.sha256))
     }
 
-    /// The default directory must belong to this user alone: anyone could have created it.
+    /// Creates the directory. The default directory must belong to this user alone, because anyone could have created
+    /// it.
     fn create_folder(&self) -> io::Result<()> {
         if self.is_configured { std::fs::create_dir_all(&self.folder) } else { private_dir::create(&self.folder) }
     }
@@ -108,7 +110,8 @@ impl Cache {
         self.evict_on_full_disk(open).map_err(self.cache_error("lock a file in"))
     }
 
-    /// Downloads a shard. `lock` is the shard's lock, or `None` after a timeout on another process that holds it.
+    /// Downloads a shard. `lock` is the lock of the shard, or `None` if another process holds it and the wait timed
+    /// out.
     fn download(&self, store: &Store, shard: &Shard, mut lock: Option<FetchLock>) -> Result<File, DatasetError> {
         self.evict_until_fits(shard.bytes)?;
         let create = || tempfile::Builder::new().prefix(PARTIAL_PREFIX).tempfile_in(&self.folder);
@@ -132,7 +135,7 @@ impl Cache {
             return Err(DatasetError::Damaged { url: url(), file, expected, found });
         }
         let file = copy.persist(self.path(shard)).map_err(|error| self.cache_error("write to")(error.error))?;
-        // Waiting processes still have the lock file open; they acquire it and find the copy.
+        // Waiting processes still have the lock file open. They acquire its lock and find the cached shard.
         remove(&self.folder.join(lock_name(shard))).map_err(self.cache_error("remove a lock from"))?;
         Ok(file)
     }
@@ -165,7 +168,8 @@ impl Cache {
 
     /// Evicts the least recently used shards until `bytes` more fit.
     fn evict_until_fits(&self, bytes: u64) -> Result<(), DatasetError> {
-        // A process that holds the lock too long is suspended. Concurrent eviction is harmless.
+        // If the process that holds the lock is suspended, the wait ends without the lock. Concurrent eviction is
+        // harmless.
         let purpose = "for cache eviction";
         let _lock = FetchLock::wait(self.lock_file(EVICTION_LOCK)?, self.timeouts, purpose)
             .map_err(self.cache_error("lock a file in"))?;
@@ -202,7 +206,7 @@ impl Cache {
         Ok(copies)
     }
 
-    /// Returns a constructor of errors of an operation in the cache directory.
+    /// Returns a function that turns an I/O error of `operation` in the cache directory into a dataset error.
     pub fn cache_error(&self, operation: &'static str) -> impl Fn(io::Error) -> DatasetError {
         let folder = self.folder.clone();
         move |source| DatasetError::Cache { operation, folder: folder.clone(), source }

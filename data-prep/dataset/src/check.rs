@@ -1,4 +1,4 @@
-//! Validation of the columns of a row group before its rows are used: another program may have written the shard.
+//! Validation of the columns of a row group before its rows are used. Another program may have written the shard.
 
 use lambert_config::prep::Pair;
 
@@ -7,7 +7,7 @@ use super::{Manifest, NO_PAIR, Samples};
 /// Validates the lengths of rows, in tokens.
 ///
 /// # Errors
-/// The invalid row, its value, and the expected range.
+/// The message has the invalid row, its value, and the expected range.
 pub fn lengths(manifest: &Manifest, column: &[i32]) -> Result<Vec<u16>, String> {
     let longest = manifest.sequence_length;
     let checked = column.iter().enumerate().map(|(row, &length)| match u16::try_from(length) {
@@ -20,7 +20,7 @@ pub fn lengths(manifest: &Manifest, column: &[i32]) -> Result<Vec<u16>, String> 
 /// Validates the start positions of second segments.
 ///
 /// # Errors
-/// The invalid row and its value.
+/// The message has the invalid row and its value.
 pub fn starts(column: &[i32], lengths: &[u16]) -> Result<Vec<u16>, String> {
     let checked = column.iter().zip(lengths).enumerate().map(|(row, (&start, &length))| match u16::try_from(start) {
         Ok(start) if start <= length => Ok(start),
@@ -29,9 +29,10 @@ pub fn starts(column: &[i32], lengths: &[u16]) -> Result<Vec<u16>, String> {
     checked.collect()
 }
 
-/// Returns the first problem in the samples of a row group. `repetition` has the levels of `input_ids`: 0 starts a row.
+/// Returns the first problem in the samples of a row group. `repetition` has the repetition levels of `input_ids`.
+/// Level 0 starts a row.
 pub fn first_problem(manifest: &Manifest, samples: &Samples, repetition: &[i16]) -> Option<String> {
-    // Sums and maxima vectorize, unlike searches; these loops read every token.
+    // These loops read every token. Sums and maxima vectorize, but searches do not.
     let rows: u32 = repetition.iter().map(|&level| u32::from(level == 0)).sum();
     if rows as usize != samples.rows() || samples.offsets.last() != Some(&samples.input_ids.len()) {
         return Some("the column length does not match input_ids".to_owned());

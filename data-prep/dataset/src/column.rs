@@ -1,4 +1,4 @@
-//! Decoding of a row group's columns from Parquet.
+//! Decoding of the columns of a row group from Parquet.
 
 use parquet::column::reader::ColumnReader;
 use parquet::errors::ParquetError;
@@ -12,9 +12,9 @@ use super::samples::RowGroup;
 pub struct Column {
     /// Non-null values of all rows.
     pub values: Vec<i32>,
-    /// Definition level of each value; 0 = null.
+    /// Definition level of each value. 0 = null.
     pub definition: Vec<i16>,
-    /// Repetition level of each value; 0 = start of a row.
+    /// Repetition level of each value. 0 = start of a row.
     pub repetition: Vec<i16>,
 }
 
@@ -49,7 +49,7 @@ impl Column {
         Ok(read)
     }
 
-    /// Returns the values as pair labels, [`NO_PAIR`] for null.
+    /// Returns the values as pair labels, with [`NO_PAIR`] for null.
     pub fn labels(&self) -> Vec<u8> {
         let mut values = self.values.iter();
         self.definition

@@ -5,8 +5,9 @@ use lambert_config::run::{Pair, RunConfig};
 
 use super::Dataset;
 
-/// Reports every dataset that this configuration's model cannot be trained on. `used` lists the datasets with the keys
-/// that name them. `vocabulary` is the sha256 that their vocabularies must have; if `None`, that of the first dataset.
+/// Adds an issue for every dataset that cannot train the configured model. `used` lists each dataset with the
+/// configuration key that names it. `vocabulary` is the required sha256 of the vocabularies. If it is `None`, all
+/// datasets must have the vocabulary of the first dataset.
 pub fn check_compatibility(
     config: &RunConfig,
     used: &[(String, &Dataset)],

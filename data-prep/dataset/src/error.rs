@@ -12,7 +12,7 @@ pub enum DatasetError {
         /// Cause.
         source: lambert_store::Error,
     },
-    /// The manifest is missing, so this is not a complete dataset (a preparation writes the manifest last).
+    /// The manifest is missing, so this is not a complete dataset. A preparation job writes the manifest last.
     #[error("{url} is not a dataset: manifest.json not found (a preparation writes it at its end)")]
     NoManifest {
         /// Directory or URL prefix.
@@ -35,7 +35,7 @@ pub enum DatasetError {
         file: String,
         /// Size in the manifest, bytes.
         expected: u64,
-        /// Actual size, bytes; `None` if the file is missing.
+        /// Actual size, bytes, or `None` if the file is missing.
         found: Option<u64>,
     },
     /// The checksum of a file differs from the manifest.
@@ -69,7 +69,7 @@ pub enum DatasetError {
         operation: &'static str,
         /// Shard.
         file: String,
-        /// Row group in the shard, from 0, if the error concerns one.
+        /// Row group in the shard, from 0, if the error concerns a row group.
         group: Option<usize>,
         /// Cause.
         source: parquet::errors::ParquetError,
@@ -113,7 +113,7 @@ impl DatasetError {
     }
 }
 
-/// True if the disk is full or the user's quota is exhausted.
+/// True if the disk is full or the quota of the user is exhausted.
 pub(super) fn is_full(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }

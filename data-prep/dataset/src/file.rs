@@ -23,8 +23,8 @@ pub type Reader = SerializedFileReader<ShardFile>;
 /// Identity of a local file: device and inode.
 pub type Identity = (u64, u64);
 
-/// Opens a shard and returns the identity of its file. Verifies its sha256 unless it is the already verified file
-/// `checked`. Remote shards are read through `cache`.
+/// Opens a shard and returns the identity of its file. Verifies the sha256 of the file, unless the file is `checked`,
+/// which has already been verified. Remote shards are read through `cache`.
 pub fn open(
     store: &Store,
     shard: &Shard,
@@ -58,7 +58,7 @@ fn identity(file: &File) -> std::io::Result<Identity> {
     file.metadata().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Returns the cached copy of a shard, downloading it if it is missing or damaged.
+/// Returns the cached copy of a shard. Downloads the shard if the copy is missing or damaged.
 fn copied(store: &Store, shard: &Shard, cache: &Cache, checked: Option<Identity>) -> Result<File, DatasetError> {
     let sound = |file: &mut File| -> std::io::Result<bool> {
         Ok(Some(identity(file)?) == checked || hash(file)? == shard.sha256)
@@ -106,13 +106,13 @@ fn check(store: &Store, shard: &Shard, found: String) -> Result<(), DatasetError
     Err(DatasetError::Damaged { url, file, expected: shard.sha256.clone(), found })
 }
 
-/// File with positional reads, so that threads do not share a cursor.
+/// File with positional reads, so that threads do not share a file position.
 pub struct ShardFile {
     file: Arc<File>,
     bytes: u64,
 }
 
-/// Independent cursor over a [`ShardFile`].
+/// Independent position in a [`ShardFile`].
 pub struct Cursor {
     file: Arc<File>,
     at: u64,

@@ -1,10 +1,10 @@
-//! Dataset: Parquet shards of samples, `vocab.txt`, and `manifest.json`, which is written last.
+//! Dataset format: Parquet shards of samples, `vocab.txt`, and `manifest.json`, which is written last.
 //!
-//! [`Dataset`] reads one from a directory or URL; [`ShardWriter`] and [`write()`] write one. docs/reference/formats.md
-//! describes the format. The crate also contains code shared by readers and writers:
+//! [`Dataset`] reads a dataset from a directory or URL. [`ShardWriter`] and [`write()`] write a dataset.
+//! docs/reference/formats.md describes the format. The crate also contains code that readers and writers share:
 //!
-//! - [`tokenizer`]: WordPiece tokenizer from a vocab.txt; `tokenizer.json` for other libraries
-//! - [`random`]: keyed random numbers with stable values
+//! - [`tokenizer`]: WordPiece tokenizer for a vocab.txt, and `tokenizer.json` for other libraries
+//! - [`random`]: random numbers that are stable functions of a key
 //! - [`parallel`]: independent tasks on several threads
 
 mod cache;

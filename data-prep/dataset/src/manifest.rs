@@ -15,7 +15,7 @@ pub const VERSION: u32 = 1;
 pub const MAX_MANIFEST_BYTES: u64 = 256 << 20;
 /// Maximum size of a vocabulary, bytes.
 const MAX_VOCABULARY_BYTES: u64 = 256 << 20;
-/// Maximum number of rows in a row group, which is loaded into memory as a whole.
+/// Maximum number of rows in a row group. A row group is loaded into memory as a whole.
 const MAX_ROW_GROUP_ROWS: u64 = 1 << 24;
 
 /// Content of `manifest.json`.
@@ -25,8 +25,8 @@ pub struct Manifest {
     pub version: u32,
     /// `train` or `held-out`.
     pub split: String,
-    /// sha256 of all inputs except the corpus (configuration, vocabulary, version); empty if the dataset was not made
-    /// by a preparation.
+    /// sha256 of all inputs except the corpus (configuration, vocabulary, version). Empty if no preparation job made
+    /// the dataset.
     pub preparation: String,
     /// Corpus.
     #[serde(default)]
@@ -43,13 +43,14 @@ pub struct Manifest {
     pub samples: SampleRules,
     /// Counts of documents, samples and tokens.
     pub counts: Counts,
-    /// Statistics of each source, in configuration order; the same in both splits.
+    /// Statistics of each source, in configuration order. Both splits have the same statistics.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceCounts>,
-    /// Achieved held-out fraction, if whole documents could not meet the configured one.
+    /// Achieved held-out fraction, if the random assignment of documents missed the configured fraction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out: Option<HeldOut>,
-    /// Entropy of the samples' tokens, special tokens excluded, in nats per token: the loss of the unigram baseline.
+    /// Entropy of the tokens of all samples without special tokens, in nats per token. This is the loss of the unigram
+    /// baseline.
     pub unigram_entropy: f64,
     /// Parquet files, in row order.
     pub shards: Vec<Shard>,
@@ -60,8 +61,8 @@ pub struct Manifest {
 pub struct Corpus {
     /// Total size of the input files as stored, bytes.
     pub bytes: u64,
-    /// sha256 over each input file's source index and sha256, in order; empty if the dataset was not made by a
-    /// preparation.
+    /// sha256 over the source index and the sha256 of each input file, in order. Empty if no preparation job made the
+    /// dataset.
     pub sha256: String,
 }
 
@@ -86,9 +87,9 @@ pub struct SampleRules {
     /// Packing of samples without a pair.
     #[serde(default)]
     pub packing: Packing,
-    /// Fraction of samples with a random shorter target length.
+    /// Fraction of samples that have a shorter random target length.
     pub short_sequence_probability: f64,
-    /// Passes over the corpus.
+    /// Number of passes over the corpus.
     pub passes: usize,
     /// Configured held-out fraction of the tokens.
     pub held_out: f64,
@@ -103,7 +104,7 @@ pub struct HeldOut {
     pub asked: f64,
     /// Achieved fraction, to six decimals.
     pub reached: f64,
-    /// Minimum tokens per block, if documents were split into blocks; absent if whole documents were chosen.
+    /// Minimum number of tokens per block, if documents were split into blocks. Absent if whole documents were chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_tokens: Option<u64>,
 }
@@ -111,42 +112,42 @@ pub struct HeldOut {
 /// Counts of a dataset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Documents used.
+    /// Number of documents used.
     pub documents: u64,
-    /// Sentences in the documents.
+    /// Number of sentences in these documents.
     pub sentences: u64,
-    /// Rows.
+    /// Number of rows.
     pub samples: u64,
-    /// Tokens of all rows, special tokens included.
+    /// Number of tokens in all rows, including special tokens.
     pub tokens: u64,
-    /// Rows with a replaced or swapped second segment.
+    /// Number of rows with a replaced (NSP) or swapped (SOP) second segment.
     pub positive_pairs: u64,
-    /// Rejected or repaired items by reason, for the whole preparation, not only this split.
+    /// Number of rejected or repaired items by reason, in both splits together.
     pub rejected: BTreeMap<String, u64>,
 }
 
-/// Statistics of one source, for the whole preparation.
+/// Statistics of one source, for both splits together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceCounts {
     /// Input format.
     pub format: FormatName,
     /// True for a source of documents to exclude.
     pub excluded: bool,
-    /// Files, or ranges of whole bzip2 streams within a file.
+    /// Number of files, or of ranges of whole bzip2 streams within a file.
     pub files: u64,
     /// Size of the files as stored, bytes.
     pub stored_bytes: u64,
-    /// Size of the documents, decompressed, markup included, bytes.
+    /// Size of the decompressed documents with markup, bytes.
     pub text_bytes: u64,
-    /// Documents found.
+    /// Number of documents found.
     pub found: u64,
-    /// Documents used.
+    /// Number of documents used.
     pub documents: u64,
-    /// Documents removed because they equal or resemble another one.
+    /// Number of documents removed because they equal or resemble another document.
     pub duplicates: u64,
-    /// Sentences, including those of duplicates.
+    /// Number of sentences, including the sentences of duplicates.
     pub sentences: u64,
-    /// Tokens, including those of duplicates.
+    /// Number of tokens, including the tokens of duplicates.
     pub tokens: u64,
 }
 
@@ -155,13 +156,13 @@ pub struct SourceCounts {
 pub struct Shard {
     /// File name.
     pub path: String,
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
     /// File size, bytes.
     pub bytes: u64,
     /// sha256 of the file.
     pub sha256: String,
-    /// Rows of each row group.
+    /// Number of rows in each row group.
     pub row_groups: Vec<u64>,
 }
 
@@ -169,7 +170,7 @@ impl Manifest {
     /// Serializes `manifest.json`.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
-        // Serializing plain structs with string keys cannot fail; an empty file would be rejected on reading.
+        // Plain structs with string keys always serialize. A reader would reject an empty file.
         let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
         bytes.push(b'\n');
         bytes
@@ -178,7 +179,7 @@ impl Manifest {
     /// Parses and validates `manifest.json`.
     ///
     /// # Errors
-    /// The problem found, and the expectation.
+    /// The message has the problem and the expected content.
     pub fn from_json(bytes: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct VersionHeader {
@@ -242,7 +243,7 @@ impl Shard {
     }
 }
 
-/// Sums numbers; `None` on overflow.
+/// Returns the sum of `numbers`, or `None` on overflow.
 fn sum(numbers: impl Iterator<Item = u64>) -> Option<u64> {
     numbers.into_iter().try_fold(0_u64, u64::checked_add)
 }
@@ -251,8 +252,8 @@ fn format_count(sum: Option<u64>) -> String {
     sum.map_or_else(|| "too many".to_owned(), |sum| sum.to_string())
 }
 
-/// Returns the entropy of a distribution given by counts, in nats per item, rounded to six decimals to be the same on
-/// every machine.
+/// Returns the entropy of the distribution that `counts` describes, in nats per item. Rounds it to six decimals, so
+/// that the result is the same on every machine.
 pub fn entropy(counts: &[u64]) -> f64 {
     let total = counts.iter().sum::<u64>() as f64;
     let nats: f64 = counts

@@ -1,4 +1,4 @@
-//! Open shards of a dataset: a limited number; the one opened first is closed first.
+//! Open shards of a dataset. Their number is limited, and the shard that was opened first is closed first.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::DatasetError;
 use super::file::{Identity, Reader};
 
-/// Maximum number of open shards: processes are commonly limited to about a thousand files.
+/// Maximum number of open shards. Many systems limit a process to about a thousand open files.
 const MAX_OPEN: usize = 128;
 
 /// Open shards of a dataset.
@@ -30,14 +30,14 @@ impl OpenShards {
         Self { slots: (0..shards).map(|_| Mutex::default()).collect(), opened: Mutex::default() }
     }
 
-    /// Returns the reader of shard `index`. If the shard is not open, calls `open` with the file verified before. If
-    /// the disk is full, closes all other shards and calls `open` again.
+    /// Returns the reader of shard `index`. If the shard is not open, calls `open` with the identity of the file that
+    /// was verified before. If the disk is full, closes all other shards and calls `open` again.
     pub fn get(
         &self,
         index: usize,
         open: impl Fn(Option<Identity>) -> Result<(Reader, Identity), DatasetError>,
     ) -> Result<Arc<Reader>, DatasetError> {
-        // A poisoned lock only means that another thread failed to open the shard; retry here.
+        // A poisoned lock means that another thread panicked while it opened the shard. This call tries again.
         let mut slot = self.slots[index].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reader) = &slot.reader {
             return Ok(reader.clone());
@@ -46,7 +46,7 @@ impl OpenShards {
             if !error.is_full_disk() {
                 return Err(error);
             }
-            // Evicted files take space until they are closed.
+            // Evicted files take disk space until they are closed.
             self.close_others(index);
             open(slot.checked)
         })?;
@@ -57,7 +57,7 @@ impl OpenShards {
         Ok(reader)
     }
 
-    /// Closes the shard opened first if the limit is exceeded. Threads that hold its reader can still use it.
+    /// Closes the shard that was opened first if the limit is exceeded. Threads that use its reader can still read.
     fn close_oldest(&self, opened: usize) {
         let mut all = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         all.push_back(opened);
@@ -68,7 +68,7 @@ impl OpenShards {
         }
     }
 
-    /// Closes all other shards. Threads that hold a reader can still use it.
+    /// Closes all other shards. Threads that use their readers can still read.
     fn close_others(&self, index: usize) {
         for (_, slot) in self.slots.iter().enumerate().filter(|(other, _)| *other != index) {
             // A locked shard is about to be read by another thread.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs `task` for `0..count` on `threads` threads, including the calling one. Returns the results in order.
+/// Runs `task` for `0..count` on `threads` threads, including the calling thread. Returns the results in order.
 ///
 /// # Errors
 /// Returns the error of the lowest failed index. After a failure no further tasks start.
@@ -30,7 +30,7 @@ pub fn parallel<T: Send, E: Send>(
         let others: Vec<_> = (1..threads.min(count)).map(|_| scope.spawn(work)).collect();
         let mut results = work();
         for other in others {
-            // Propagate the thread's panic.
+            // Propagate a panic of the thread.
             results.extend(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         }
         results

@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::Dataset;
 
-/// Concurrent downloads per process.
+/// Number of concurrent downloads per process.
 const PREFETCH_THREADS: usize = 4;
 
-/// Prefetches shards in the background. Dropping it starts no further downloads; those in progress complete.
+/// Background download of shards. After a drop, no further downloads start, and downloads in progress complete.
 #[derive(Debug)]
 pub struct ShardPrefetch {
     stop: Arc<AtomicBool>,
 }
 
 impl ShardPrefetch {
-    /// Starts to download `shards` in this order. Errors are ignored here: a later read of the shard reports them.
+    /// Starts to download `shards` in this order. Errors are ignored, because a later read of the shard reports them.
     pub fn start(dataset: &Arc<Dataset>, shards: Vec<usize>) -> Self {
         let (stop, next) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let shards = Arc::new(shards);
@@ -29,7 +29,7 @@ impl ShardPrefetch {
                     let _ = dataset.fetch(*shard);
                 }
             };
-            // Without the thread, shards are downloaded on first use.
+            // If the thread cannot be started, shards are downloaded on first use.
             drop(std::thread::Builder::new().name("fetch".to_owned()).spawn(work));
         }
         Self { stop }

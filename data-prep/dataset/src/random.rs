@@ -1,10 +1,12 @@
-//! Deterministic keyed random numbers with stable values.
+//! Deterministic pseudo-random numbers with stable values.
 //!
-//! Every random choice of a preparation and a run derives from a [`Key`], a pure function of the choice's context
-//! (seed, epoch, sample and so on), so no generator state is stored or restored. The implementation is local because
-//! every dataset's bytes depend on it: no dependency update may change a value. Tests pin some values.
+//! Every random choice of a preparation job or a training run derives from a [`Key`]. A key is a pure function of the
+//! context of the choice (seed, epoch, sample and so on). So no generator state is stored or restored.
+//!
+//! The implementation is local because the bytes of every dataset depend on it. No update of a dependency may change a
+//! value. Tests pin some values.
 
-/// Key of a random choice: its context, hashed to 64 bits.
+/// Key of a random choice: a 64-bit hash of the context of the choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Key(u64);
 
@@ -26,16 +28,16 @@ impl Key {
         Self(mix(seed.wrapping_add(STEP)))
     }
 
-    /// Derives a key from this one and a fact. The order of facts matters.
+    /// Derives a key from this key and a number. The order of derivations matters.
     #[must_use]
     pub const fn with(self, fact: u64) -> Self {
         Self(mix(self.0.rotate_left(23) ^ mix(fact.wrapping_add(STEP))).wrapping_add(self.0))
     }
 
-    /// Derives a key from this one and bytes, such as a name.
+    /// Derives a key from this key and bytes, such as a name.
     #[must_use]
     pub fn with_bytes(self, bytes: &[u8]) -> Self {
-        // The length distinguishes zero padding; the inversion distinguishes bytes from facts.
+        // The length distinguishes inputs with different zero padding. Its inversion distinguishes bytes from numbers.
         let key = self.with(!(bytes.len() as u64));
         bytes.chunks(8).fold(key, |key, chunk| {
             let mut word = [0; 8];
@@ -76,7 +78,7 @@ impl Rng {
         mix(self.state)
     }
 
-    /// Returns a uniform number from 0 to `n - 1`; 0 if `n` is 0.
+    /// Returns a uniform number from 0 to `n - 1`, or 0 if `n` is 0.
     ///
     /// Uses multiplication with rejection (Lemire 2019), so there is no modulo bias.
     pub fn below(&mut self, n: u64) -> u64 {
@@ -112,10 +114,10 @@ impl Rng {
     }
 }
 
-/// Keyed pseudo-random permutation of `0..n`, evaluated at any index in constant time and memory.
+/// Pseudo-random permutation of `0..n` that depends on a key. Any index is evaluated in constant time and memory.
 ///
-/// A Feistel network over the next power of two with cycle walking (Black and Rogaway 2002). For `n` of at least 8 it
-/// takes at most two evaluations per index on average.
+/// A Feistel network over the next power of two with cycle walking (Black and Rogaway 2002). For `n` of at least 8, an
+/// index takes at most two evaluations of the network on average.
 #[derive(Debug, Clone)]
 pub struct Permutation {
     n: u64,
@@ -130,7 +132,7 @@ impl Permutation {
     /// Creates the permutation of `0..n` for `key`.
     #[must_use]
     pub fn new(n: u64, key: Key) -> Self {
-        // At least 16 values: with fewer, the network reaches only some of the permutations.
+        // A network over fewer than 16 values reaches only some of the permutations.
         let bits = (u64::BITS - n.saturating_sub(1).leading_zeros()).max(4);
         let mut rng = key.rng();
         let rounds = std::array::from_fn(|_| rng.next_u64());

@@ -1,4 +1,4 @@
-//! Opens datasets and reads row groups.
+//! Opening of datasets and reading of row groups.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use super::panics::catch_panics;
 use super::samples::{RowGroup, Samples, row_groups};
 use super::{DatasetError, MANIFEST, Manifest, Shard, ShardPrefetch, check, schema, sha256_hex};
 
-/// Maximum number of tokens in a row group, which is loaded into memory as a whole.
+/// Maximum number of tokens in a row group. A row group is loaded into memory as a whole.
 const MAX_ROW_GROUP_TOKENS: u64 = 1 << 28;
 
-/// Open dataset: the manifest is valid, and the file sizes match it.
+/// An open dataset. Its manifest is valid, and the file sizes match the manifest.
 ///
 /// The sha256 of a shard is verified once, when its first row group is read.
 pub struct Dataset {
@@ -61,8 +61,8 @@ impl Dataset {
         Self { cache: Cache::new(settings), ..self }
     }
 
-    /// Starts to download `shards`, in this order, up to the capacity of the cache. Returns `None` if there is nothing
-    /// to download or the shards are local.
+    /// Starts to download `shards`, in this order, up to the capacity of the cache. Returns `None` if `shards` is empty
+    /// or if the shards are local.
     ///
     /// # Errors
     /// A shard name that the store rejects.
@@ -81,7 +81,7 @@ impl Dataset {
         Ok(Some(ShardPrefetch::start(self, shards)))
     }
 
-    /// Downloads a shard unless it is cached or being downloaded.
+    /// Downloads a shard, unless it is cached or another process is downloading it.
     pub(super) fn fetch(&self, shard: usize) -> Result<(), DatasetError> {
         self.cache.fetch_ahead(&self.store, &self.manifest.shards[shard])
     }
@@ -105,7 +105,8 @@ impl Dataset {
         &self.manifest
     }
 
-    /// Returns the sha256 of `manifest.json`, which identifies the dataset: it covers the checksums of all other files.
+    /// Returns the sha256 of `manifest.json`. It identifies the dataset, because the manifest has the checksums of all
+    /// files.
     #[must_use]
     pub fn manifest_sha256(&self) -> &str {
         &self.sha256
@@ -117,7 +118,7 @@ impl Dataset {
         self.manifest.counts.samples
     }
 
-    /// Returns the dataset's shape, for memory estimates.
+    /// Returns the shape of the dataset, for memory estimates.
     #[must_use]
     pub fn sizes(&self) -> DatasetShape {
         let row_group = self.groups.iter().map(|group| group.rows).max().unwrap_or(0);
@@ -131,14 +132,14 @@ impl Dataset {
         &self.groups
     }
 
-    /// Returns the length of each row of a row group, in tokens. Reads only that column.
+    /// Returns the length of each row of a row group, in tokens. Reads only the length column.
     pub fn lengths(&self, row_group: usize) -> Result<Vec<u16>, DatasetError> {
         let group = self.groups[row_group];
         let reader = self.shard(group.shard)?;
         self.checked_lengths(&reader, group)
     }
 
-    /// Reads the samples of a row group, by index into [`Dataset::row_groups`].
+    /// Reads the samples of a row group. `row_group` is an index into [`Dataset::row_groups`].
     pub fn read(&self, row_group: usize) -> Result<Samples, DatasetError> {
         let group = self.groups[row_group];
         let reader = self.shard(group.shard)?;
@@ -172,7 +173,7 @@ impl Dataset {
         check::lengths(&self.manifest, &column.values).map_err(|message| self.content(group, message))
     }
 
-    /// Reads a column of a row group after checking that it has `values` values.
+    /// Checks that a column of a row group has `values` values, then reads the column.
     fn column(&self, reader: &Reader, group: RowGroup, index: usize, values: u64) -> Result<Column, DatasetError> {
         let found = reader.metadata().row_group(group.index).column(index).num_values();
         if u64::try_from(found) != Ok(values) {
@@ -194,8 +195,8 @@ impl Dataset {
         Ok(bytes.to_vec())
     }
 
-    /// Returns the index of the shard that `error` reports as damaged: its checksum differs from the manifest, or it
-    /// cannot be decoded. `None` for other errors.
+    /// Returns the index of the shard that `error` reports as damaged. A damaged shard has a wrong checksum or cannot
+    /// be decoded. Returns `None` for other errors.
     #[must_use]
     pub fn damaged_shard(&self, error: &DatasetError) -> Option<usize> {
         let file = match error {

@@ -11,20 +11,20 @@ pub struct RowGroup {
     pub index: usize,
     /// Number of rows.
     pub rows: u64,
-    /// Index of its first row in the dataset.
+    /// Index of the first row of the row group in the dataset.
     pub first_row: u64,
 }
 
 /// Samples of a row group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Samples {
-    /// Token ids of all rows, concatenated, special tokens included, unmasked.
+    /// Concatenated token ids of all rows, unmasked and with special tokens.
     pub input_ids: Vec<u32>,
-    /// Row offsets, one more than rows: row `r` is `input_ids[offsets[r]..offsets[r + 1]]`.
+    /// Row offsets. Row `r` is `input_ids[offsets[r]..offsets[r + 1]]`, so there is one more offset than rows.
     pub offsets: Vec<usize>,
-    /// Start of each row's second segment, in tokens; 0 = one segment.
+    /// Start of the second segment of each row, in tokens. 0 = the row has one segment.
     pub segment_b_start: Vec<u16>,
-    /// Pair label of each row: 1 = the second segment was replaced or swapped, 0 = it was not,
+    /// Pair label of each row: 1 = the second segment was replaced (NSP) or swapped (SOP), 0 = it was not,
     /// [`NO_PAIR`](crate::NO_PAIR) = no pair objective.
     pub pair_label: Vec<u8>,
 }

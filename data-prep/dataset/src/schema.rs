@@ -16,7 +16,7 @@ pub const PAIR_LABEL: usize = 3;
 /// Column names.
 pub const NAMES: [&str; 4] = ["input_ids", "length", "segment_b_start", "pair_label"];
 
-/// Compression level; higher levels save less than 2 % on token ids.
+/// Compression level. Higher levels save less than 2 % on token ids.
 const ZSTD_LEVEL: i32 = 3;
 
 /// Returns the schema: `input_ids: list<uint16|uint32>`, `length: uint16`, `segment_b_start: uint16`, `pair_label:
@@ -27,19 +27,20 @@ pub fn schema(vocabulary_size: usize) -> SchemaRef {
     Arc::new(Schema::new(NAMES.into_iter().zip(fields).map(field).collect::<Vec<_>>()))
 }
 
-/// Returns the element type of `input_ids`: 16 bits if that suffices for every id.
+/// Returns the element type of `input_ids`, which has 16 bits if every id fits.
 pub fn ids_field(vocabulary_size: usize) -> FieldRef {
     let kind = if vocabulary_size <= 1 << 16 { DataType::UInt16 } else { DataType::UInt32 };
     Arc::new(Field::new("element", kind, false))
 }
 
-/// Returns the writer options: no embedded Arrow schema, and the schema root name of the first datasets.
+/// Returns the writer options. Files have no embedded Arrow schema. The schema root has the same name as in the first
+/// datasets.
 pub fn options() -> Result<ArrowWriterOptions, ParquetError> {
     let options = ArrowWriterOptions::new().with_properties(properties()?);
     Ok(options.with_skip_arrow_metadata(true).with_schema_root("sample".to_owned()))
 }
 
-/// Independent of time, machine and library version, so that equal rows yield equal bytes.
+/// Returns properties that do not depend on time, machine or library version, so that equal rows yield equal bytes.
 fn properties() -> Result<WriterProperties, ParquetError> {
     Ok(WriterProperties::builder()
         .set_created_by("lambert".to_owned())

@@ -4,7 +4,7 @@ use super::{Dataset, DatasetError, Manifest};
 
 /// Maximum number of row groups to read.
 const MAX_ROW_GROUPS: usize = 4;
-/// Maximum size of a shard to read, bytes: its checksum must be verified first.
+/// Maximum size of a shard to read, bytes. The checksum of the whole shard must be verified first.
 const MAX_SHARD_BYTES: u64 = 1 << 30;
 
 /// Token frequencies, without `[PAD]`, `[CLS]`, `[SEP]` and `[MASK]`.
@@ -16,8 +16,9 @@ pub struct TokenUsage {
 }
 
 impl TokenUsage {
-    /// Estimates token frequencies from the first row groups of a shard; samples are in random order. Returns `None` if
-    /// there are no local shards or they are too large.
+    /// Estimates token frequencies from the first row groups of the smallest shard. These rows are a random sample,
+    /// because samples are in random order. Returns `None` if the shards are not local or too large, or if they have no
+    /// tokens.
     ///
     /// # Errors
     /// The shard cannot be read.
@@ -46,13 +47,14 @@ impl TokenUsage {
         Self { counts, total, unknown }
     }
 
-    /// Returns the fraction of `[UNK]`.
+    /// Returns the fraction of tokens that are `[UNK]`.
     #[must_use]
     pub fn unknown(&self) -> f64 {
         self.unknown as f64 / self.total as f64
     }
 
-    /// Returns the overlap of two distributions over one vocabulary, sum(min(p, q)): 1 if equal, 0 if disjoint.
+    /// Returns the overlap of two distributions over the same vocabulary, sum(min(p, q)). It is 1 if they are equal and
+    /// 0 if they are disjoint.
     #[must_use]
     pub fn overlap(&self, other: &Self) -> f64 {
         let share = |count: u64, total: u64| count as f64 / total as f64;

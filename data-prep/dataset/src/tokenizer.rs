@@ -1,7 +1,7 @@
 //! WordPiece tokenizer, as in BERT: text to token ids and back.
 //!
-//! The `tokenizers` crate implements the encoding (cleaning, splitting, longest match first). It only reads its own
-//! JSON format, which [`json`] writes from the vocabulary. That JSON has no added tokens, so `[MASK]` in a text is
+//! The `tokenizers` crate implements the encoding (cleaning, splitting, longest match first). This crate reads only its
+//! own JSON format, which [`json`] writes from the vocabulary. The JSON has no added tokens, so `[MASK]` in a text is
 //! plain text and never the special token.
 
 mod error;
@@ -27,7 +27,7 @@ use words::Words;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Special {
-    /// `[PAD]`: padding of a batch; not part of any sample.
+    /// `[PAD]`: padding of a batch. No sample contains it.
     pub pad: u32,
     /// `[UNK]`: a word that the vocabulary cannot represent.
     pub unk: u32,
@@ -40,7 +40,7 @@ pub struct Special {
 }
 
 impl Special {
-    /// Returns all five, in field order.
+    /// Returns all five ids, in field order.
     #[must_use]
     pub const fn all(&self) -> [u32; 5] {
         [self.pad, self.unk, self.cls, self.sep, self.mask]
@@ -71,7 +71,7 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads a vocab.txt: one token per line; the line number from 0 is its id.
+    /// Reads a vocab.txt. Each line is a token, and the line number from 0 is the id of the token.
     pub fn from_vocab_file(path: impl AsRef<Path>, lowercase: bool) -> Result<Self, TokenizerError> {
         let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
@@ -83,14 +83,14 @@ impl Tokenizer {
         Self::named(bytes, lowercase, "the vocabulary")
     }
 
-    /// Like [`Tokenizer::from_vocab`]; errors name the vocabulary `origin`.
+    /// Like [`Tokenizer::from_vocab`], but errors name the vocabulary `origin`.
     pub fn named(bytes: &[u8], lowercase: bool, origin: &str) -> Result<Self, TokenizerError> {
         let tokenizer = Self::begin(bytes, lowercase, origin)?;
         tokenizer.check().map(|()| tokenizer)
     }
 
-    /// Like [`Tokenizer::named`], but returns while a background thread is still building it. Encode nothing before
-    /// [`Tokenizer::check`] succeeds.
+    /// Like [`Tokenizer::named`], but returns while a background thread is still building the tokenizer. The caller
+    /// must not encode text before [`Tokenizer::check`] succeeds.
     pub fn begin(bytes: &[u8], lowercase: bool, origin: &str) -> Result<Self, TokenizerError> {
         let pieces = Arc::new(json::pieces(bytes, origin)?);
         let special = special(&pieces, origin)?;
@@ -110,8 +110,8 @@ impl Tokenizer {
         self.library.built().as_ref().map(drop).map_err(refused)
     }
 
-    /// Returns the token ids of `text`, without special tokens. Texts of 4 GiB or more, which the library rejects,
-    /// become one `[UNK]`.
+    /// Returns the token ids of `text`, without special tokens. A text of 4 GiB or more, which the library rejects,
+    /// becomes one `[UNK]`.
     #[must_use]
     pub fn encode(&self, text: &str) -> Vec<u32> {
         let mut ids = Vec::new();
@@ -119,8 +119,8 @@ impl Tokenizer {
         PipelineToken::cast_slice(&ids).to_vec()
     }
 
-    /// Returns an encoder for large texts: it caches words and encodes most new ones without the library; several times
-    /// as fast.
+    /// Returns an encoder for large texts. It caches words, and encodes most new words without the `tokenizers` crate.
+    /// It is several times as fast as [`Tokenizer::encode`].
     #[must_use]
     pub fn encoder(&self) -> Encoder<'_> {
         Encoder { tokenizer: self, word_cache: WordCache::new(), ids: Vec::new(), library_ids: Vec::new() }
@@ -159,7 +159,7 @@ impl Tokenizer {
         &self.pieces
     }
 
-    /// Returns the token with this id; `[UNK]` for an id outside the vocabulary.
+    /// Returns the token with this id, or `[UNK]` for an id outside the vocabulary.
     #[must_use]
     pub fn piece(&self, id: u32) -> &str {
         self.pieces.get(id as usize).map_or("[UNK]", String::as_str)
@@ -171,7 +171,7 @@ impl Tokenizer {
         self.piece(id).starts_with(json::PREFIX)
     }
 
-    /// Decodes token ids to text: continuations are joined, words are separated by spaces.
+    /// Decodes token ids to text. Continuations are appended to their word, and spaces separate words.
     #[must_use]
     pub fn decode(&self, ids: &[u32]) -> String {
         let mut text = String::new();
@@ -200,7 +200,8 @@ pub struct Encoder<'a> {
 }
 
 impl Encoder<'_> {
-    /// Returns the token ids of `text`, without special tokens; equal to [`Tokenizer::encode`].
+    /// Returns the token ids of `text`, without special tokens. The result is the same as that of
+    /// [`Tokenizer::encode`].
     pub fn encode(&mut self, text: &str) -> &[u32] {
         let Self { tokenizer, word_cache, ids, library_ids } = self;
         ids.clear();

@@ -1,14 +1,14 @@
-//! Vocabulary properties that determine a model's shape and the tokenization of its input.
+//! Vocabulary properties that determine the shape of a model and the tokenization of its input.
 
 use serde::{Deserialize, Serialize};
 
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
-/// Vocabulary properties of a trained model, as stored in the state of a checkpoint. The ids of the special tokens
-/// follow from the vocabulary: [`Tokenizer::special`].
+/// Vocabulary properties of a trained model, as stored in the state of a checkpoint. The vocabulary determines the ids
+/// of the special tokens ([`Tokenizer::special`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VocabularyFacts {
-    /// Number of tokens, special tokens included.
+    /// Number of tokens, including special tokens.
     #[serde(rename = "vocabulary")]
     pub size: usize,
     /// True if text is lowercased and stripped of accents before tokenization.
@@ -16,7 +16,8 @@ pub struct VocabularyFacts {
 }
 
 impl VocabularyFacts {
-    /// Creates the tokenizer for the bytes of a vocab.txt, with this case handling. Its size may differ.
+    /// Creates the tokenizer for the bytes of a vocab.txt, with this case handling. The vocabulary can have a different
+    /// size.
     ///
     /// # Errors
     /// The bytes are not a vocabulary.

@@ -1,4 +1,4 @@
-//! Writes shards and small datasets.
+//! Writing of shards and of small datasets.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -19,11 +19,11 @@ use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, VOCABULARY, schema
 /// Sample to write, borrowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample<'a> {
-    /// Token ids with `[CLS]` and `[SEP]`, unmasked; at least one, at most 65,535.
+    /// Token ids with `[CLS]` and `[SEP]`, unmasked, 1 to 65,535 of them.
     pub input_ids: &'a [u32],
-    /// Start of the second segment, in tokens; 0 = one segment.
+    /// Start of the second segment, in tokens. 0 = the sample has one segment.
     pub segment_b_start: u16,
-    /// 1 = the second segment was replaced or swapped, 0 = it was not, [`NO_PAIR`] = no pair objective.
+    /// 1 = the second segment was replaced (NSP) or swapped (SOP), 0 = it was not, [`NO_PAIR`] = no pair objective.
     pub pair_label: u8,
 }
 
@@ -56,7 +56,7 @@ struct Columns {
 }
 
 impl ShardWriter {
-    /// Creates the file `folder/name`, replacing an existing one.
+    /// Creates the file `folder/name`. Replaces an existing file.
     pub fn create(folder: &Path, name: &str, vocabulary_size: usize, rows: usize) -> Result<Self, DatasetError> {
         let path = folder.join(name);
         let file = File::create(&path).map_err(|source| DatasetError::Io { operation: "create", path, source })?;
@@ -86,7 +86,7 @@ impl ShardWriter {
         if self.columns.length.len() == self.rows_per_group { self.write_group() } else { Ok(()) }
     }
 
-    /// Writes the remaining rows and syncs the file. Returns its manifest entry.
+    /// Writes the remaining rows and syncs the file. Returns the manifest entry of the shard.
     pub fn finish(mut self) -> Result<Shard, DatasetError> {
         if !self.columns.length.is_empty() {
             self.write_group()?;
@@ -165,11 +165,11 @@ impl Write for HashingWriter {
     }
 }
 
-/// Writes a small dataset to a local directory: `samples` in order, in `shards` files whose sizes differ by at most one
-/// row.
+/// Writes a small dataset to a local directory. Distributes `samples`, in order, over `shards` files, whose numbers of
+/// rows differ by at most one.
 ///
-/// `manifest` contains the provenance. Shards, sample and token counts and the vocabulary entry are filled in. Returns
-/// the manifest as written.
+/// `manifest` contains the provenance. This function fills in the shards, the sample and token counts, and the
+/// vocabulary entry. Returns the manifest as written.
 pub fn write(
     folder: &Path,
     mut manifest: Manifest,

@@ -1,6 +1,6 @@
 //! Character references (`&amp;`, `&nbsp;`, `&#8211;`).
 
-/// Appends `text` to `output` and replaces its character references; other ampersands are kept.
+/// Appends `text` to `output` with character references decoded. Other ampersands are kept.
 pub fn decode_into(text: &str, output: &mut String) {
     let mut rest = text;
     while let Some(at) = memchr::memchr(b'&', rest.as_bytes()) {
@@ -41,7 +41,7 @@ pub fn reference(text: &str) -> Option<(char, usize)> {
     Some((character, end + 1))
 }
 
-/// The most frequent references in Wikipedia articles; `nbsp` and similar ones become plain spaces.
+/// The most frequent references in Wikipedia articles. `nbsp` and other special spaces become plain spaces.
 const NAMED: [(&str, char); 11] = [
     ("lt", '<'),
     ("gt", '>'),
@@ -56,7 +56,7 @@ const NAMED: [(&str, char); 11] = [
     ("emsp", ' '),
 ];
 
-/// Decodes any other named HTML reference that is one character; `text` includes `&` and `;`.
+/// Decodes a named HTML reference that stands for one character. `text` includes `&` and `;`.
 fn html_entity(text: &str) -> Option<char> {
     let decoded = html_escape::decode_html_entities(text);
     let mut characters = decoded.chars();

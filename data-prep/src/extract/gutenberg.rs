@@ -1,6 +1,6 @@
 //! Removal of the header and the license that Project Gutenberg adds to a book.
 
-/// Returns the book without header and license; text without the boundary lines is unchanged.
+/// Returns the book without header and license. Text without boundary lines is returned unchanged.
 pub fn body(text: &str) -> &str {
     let start = boundary_lines(text).find(|line| line.rest.starts_with("START"));
     let text = start.map_or(text, |line| &text[line.end..]);

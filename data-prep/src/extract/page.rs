@@ -1,4 +1,4 @@
-//! A `<page>` of a MediaWiki dump: detects articles and extracts their prose.
+//! Pages of a MediaWiki dump. Detects articles and extracts their prose.
 
 use super::{Extracted, entities, wikitext};
 
@@ -28,7 +28,7 @@ fn element<'a>(page: &'a str, open: &str, close: &str) -> Option<&'a str> {
     Some(&page[start..start + page[start..].find(close)?])
 }
 
-/// Contents of `<text ...>`, whose attributes vary.
+/// Returns the contents of the `<text ...>` element, whatever its attributes are.
 fn text(page: &str) -> Option<&str> {
     let start = page.find("<text")?;
     let open = start + page[start..].find('>')?;
@@ -39,7 +39,7 @@ fn text(page: &str) -> Option<&str> {
     page.get(open + 1..end)
 }
 
-/// True for `#REDIRECT [[...]]` in any language: a line that begins with `#` and a word, then a link.
+/// True for `#REDIRECT [[...]]` in any language. The first line must begin with `#`, one to three words and a link.
 fn is_redirect(source: &str) -> bool {
     let Some(rest) = source.trim_start().strip_prefix('#') else { return false };
     let Some((word, _)) = rest.lines().next().and_then(|line| line.split_once("[[")) else { return false };
@@ -51,10 +51,10 @@ fn is_redirect(source: &str) -> bool {
         && word.chars().all(is_word)
 }
 
-/// Longest redirect keyword, words.
+/// Largest number of words in a redirect keyword.
 const MAX_REDIRECT_WORDS: usize = 3;
 
-/// Longest name of a disambiguation template, bytes.
+/// Upper limit on the length of the name of a disambiguation template, bytes.
 const MAX_TEMPLATE_NAME_BYTES: usize = 100;
 
 fn is_disambiguation(title: &str, source: &str, site: &wikitext::WikiSite) -> bool {

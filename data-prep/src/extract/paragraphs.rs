@@ -1,13 +1,13 @@
-//! Paragraphs of plain text: joins hard-wrapped prose and keeps the lines of verse and lists.
+//! Paragraphs of plain text. Joins the lines of hard-wrapped prose. Does not join the lines of verse and lists.
 
-/// Text with longer lines is not hard-wrapped: each line is a paragraph.
+/// Largest wrap width, bytes. In text with longer lines, each line is a paragraph.
 const MAX_WRAP_WIDTH: usize = 100;
 /// Smallest width of a prose block, relative to the wrap width of the text.
 const MIN_RELATIVE_WIDTH: f64 = 0.75;
 /// Smallest share of full lines in a prose block.
 const MIN_FULL_LINES: f64 = 0.7;
 
-/// Joins wrapped lines; returns one paragraph per line.
+/// Joins wrapped lines. Returns one paragraph per line.
 pub fn join(text: &str) -> String {
     let width = wrap_width(text);
     let mut joined = String::with_capacity(text.len());
@@ -25,7 +25,8 @@ pub fn join(text: &str) -> String {
     joined
 }
 
-/// Estimates the wrap width as the 95th percentile of the line widths, in bytes; `None` if the text is not wrapped.
+/// Estimates the wrap width as the 95th percentile of the line widths, in bytes. Returns `None` if the text is not
+/// wrapped.
 fn wrap_width(text: &str) -> Option<usize> {
     let mut widths: Vec<usize> = text.lines().map(|line| line.trim().len()).filter(|&width| width > 0).collect();
     if widths.len() < 2 {
@@ -53,7 +54,7 @@ fn flush(block: &mut Vec<&str>, width: Option<usize>, joined: &mut String) {
     block.clear();
 }
 
-/// True if most lines end where the next word would not have fit, as in wrapped prose and unlike verse.
+/// True if most lines end where the next word would not have fit. This is typical of wrapped prose, but not of verse.
 fn is_prose(block: &[&str], width: usize) -> bool {
     let widest = block.iter().map(|line| line.trim().len()).max().unwrap_or(0);
     if (widest as f64) < MIN_RELATIVE_WIDTH * width as f64 {
@@ -61,7 +62,7 @@ fn is_prose(block: &[&str], width: usize) -> bool {
     }
     let full = |pair: &[&str]| {
         let next = pair[1].trim_start().split(' ').next().map_or(0, str::len);
-        // Two bytes of slack for text wrapped slightly early.
+        // Some text is wrapped up to two bytes early.
         pair[0].trim().len() + 1 + next + 2 > widest
     };
     let count = block.windows(2).filter(|pair| full(pair)).count();

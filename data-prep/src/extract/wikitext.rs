@@ -1,8 +1,10 @@
-//! Wikitext to prose, in two passes.
+//! Conversion of wikitext to prose, in two passes.
 //!
 //! `inline` removes markup that may span lines (templates, tables, comments, tags, links). `lines` then selects the
-//! lines of prose and cleans them up. This is not a full MediaWiki parser: dumps do not expand templates, so a short
-//! list of templates that stand for words (dates, units, languages) is rendered and the rest is dropped.
+//! lines of prose and cleans them up.
+//!
+//! This is not a full MediaWiki parser. Dumps contain unexpanded templates. The templates of a short list (dates,
+//! units, languages) are rendered as words, and all other templates are dropped.
 
 mod arguments;
 mod inline;
@@ -58,7 +60,6 @@ mod tests {
         assert_eq!(prose("Life ({{IPA|x}}; born 1900) and ({{audio|y}}) more."), "Life (born 1900) and more.\n");
     }
 
-    /// Templates within sentences.
     #[test]
     fn templates_are_rendered_within_sentences() {
         for (source, shown) in [
@@ -102,7 +103,7 @@ mod tests {
         }
     }
 
-    /// MediaWiki ignores the case of the first letter, spaces around the name, and underscores.
+    /// In namespace names, MediaWiki ignores the case of the first letter, spaces around the name, and underscores.
     #[test]
     fn files_and_categories_are_removed_in_any_language() {
         for link in [

@@ -1,4 +1,5 @@
-//! Buckets: generates the samples of each group of documents, sorted by their global shuffle keys.
+//! Buckets of documents. Generates the samples of each bucket, sorted by their global shuffle keys. A bucket is a range
+//! of cells, or of slices within a cell ([`super::spill`]).
 
 use std::ops::Range;
 use std::path::Path;
@@ -19,9 +20,10 @@ use lambert_dataset::random::Key;
 
 /// Minimum number of documents per bucket, so that pairs mix many documents.
 const MIN_DOCUMENTS: u64 = 16;
-/// Largest multiple of the target size that a bucket with few documents may reach.
+/// Upper limit on the size of a bucket, as a multiple of `bucket_tokens`. A bucket may exceed `bucket_tokens` in order
+/// to have [`MIN_DOCUMENTS`] documents.
 const MAX_OVERSIZE: u64 = 16;
-/// Upper limit on the buckets of a selection; all cells divide evenly into 64.
+/// Upper limit on the number of buckets of a split by selection. The 1,088 cells divide evenly into 64 buckets.
 const MAX_SELECTION_BUCKETS: u32 = 64;
 
 /// One of the two datasets.
@@ -31,17 +33,18 @@ pub struct DatasetSplit {
     pub name: &'static str,
     /// Counts of the documents in this split.
     pub totals: DocumentTotals,
-    /// Slices of each bucket, numbered across all cells.
+    /// Range of slices in each bucket. Slices are numbered across all cells.
     slices: Vec<Range<u32>>,
     rule: SplitRule,
 }
 
-/// Rule that assigns documents of the cells to a split.
+/// Rule that selects the documents of a split.
 #[derive(Debug, Clone)]
 enum SplitRule {
-    /// By cell: all documents of the split's cells, or only one, or all but one.
+    /// By cell: all documents in the cells of the split. `only` limits the split to one document, and `except` leaves
+    /// one document out.
     ByCell { only: Option<DocumentId>, except: Option<DocumentId> },
-    /// By selection: the held-out documents or blocks, or all others.
+    /// By selection: the selected documents or blocks if `is_held_out`, otherwise the rest of the corpus.
     BySelection { selection: Arc<HeldOutSelection>, is_held_out: bool },
 }
 
@@ -100,8 +103,8 @@ impl DatasetSplit {
         Self { name, totals, slices, rule: SplitRule::ByCell { only, except } }
     }
 
-    /// Builds both splits from a selection. It overrides the assignment by cell, so each bucket covers adjacent cells
-    /// of all cells.
+    /// Builds both splits from a selection. A document of either split can be in any cell, so the buckets of each split
+    /// cover all cells.
     fn by_selection(job: &JobContext<'_>, selection: HeldOutSelection) -> Vec<Self> {
         let selection = Arc::new(selection);
         let split = |name, totals: DocumentTotals, is_held_out| {
@@ -113,7 +116,7 @@ impl DatasetSplit {
         vec![split("train", selection.train, false), split("held-out", selection.held_out, true)]
     }
 
-    /// The selection, if the assignment by cell misses the target share.
+    /// The selection, if the assignment by cell missed the target share.
     pub fn selection(&self) -> Option<&HeldOutSelection> {
         match &self.rule {
             SplitRule::ByCell { .. } => None,
@@ -121,7 +124,7 @@ impl DatasetSplit {
         }
     }
 
-    /// Returns the achieved held-out share, if one is requested.
+    /// Returns the achieved held-out share, if the configuration requests a share above 0.
     pub fn held_out(job: &JobContext<'_>, splits: &[Self]) -> Option<HeldOut> {
         let target = job.config.samples.held_out;
         let [train, held_out] = splits else { return None };
@@ -130,7 +133,8 @@ impl DatasetSplit {
         (target > 0.0).then(|| train.selection().map_or(summary, |selection| selection.summary(target)))
     }
 
-    /// Prefix of the split's files in the work folder. It depends on the rule, so files of another rule are not reused.
+    /// File name prefix of the split in the work folder. Each rule has its own prefix, so files of another rule are not
+    /// reused.
     pub fn file_prefix(&self) -> String {
         match &self.rule {
             SplitRule::ByCell { .. } => self.name.to_owned(),
@@ -143,7 +147,7 @@ impl DatasetSplit {
         if self.totals.documents == 0 { 0 } else { self.slices.len() }
     }
 
-    /// Estimates the tokens of each bucket from its cells.
+    /// Estimates the number of tokens in each bucket from the totals of its cells.
     pub fn tokens(&self, cell_totals: &[DocumentTotals]) -> Vec<u64> {
         let tokens = |slices: &Range<u32>| {
             let (cells, slices) = (cells_of(slices), slices.end - slices.start);
@@ -155,7 +159,7 @@ impl DatasetSplit {
         self.slices[..self.buckets()].iter().map(tokens).collect()
     }
 
-    /// Returns the sentence ranges of a document in this split; `ends` holds the end of each sentence in tokens.
+    /// Returns the sentence ranges of a document in this split. `ends` has the end offset of each sentence, in tokens.
     fn sentence_ranges(&self, id: DocumentId, ends: &[u32]) -> Vec<Range<usize>> {
         match &self.rule {
             SplitRule::ByCell { only, except } if only.is_none_or(|only| only == id) && *except != Some(id) => {
@@ -166,7 +170,7 @@ impl DatasetSplit {
         }
     }
 
-    /// True if the split has only a few documents of its cells.
+    /// True if the split contains only a few of the documents in its cells.
     fn is_sparse(&self) -> bool {
         matches!(self.rule, SplitRule::BySelection { is_held_out: true, .. })
     }
@@ -188,7 +192,8 @@ fn cells_of(slices: &Range<u32>) -> Range<u16> {
     (slices.start / width) as u16..slices.end.div_ceil(width) as u16
 }
 
-/// Returns the document to hold out if no cell assignment does: the one with the smallest key.
+/// Returns the document that is held out if the held-out cells are empty: the training document with the smallest
+/// random key.
 fn fallback_document(
     job: &JobContext<'_>,
     spill_files: &[SpillFile],
@@ -272,7 +277,7 @@ fn load_documents(
         };
         match split.selection().filter(|_| split.is_sparse()) {
             None => bytes.extend_from_slice(&spill_file.file.read(at, length as usize)?),
-            // The cells span the whole corpus, so only the held-out documents are kept in memory.
+            // The cells contain the whole corpus. Only the records of held-out documents are kept in memory.
             Some(selection) => {
                 for cell in &found {
                     let records = spill_file.file.read(cell.offset, cell.bytes as usize)?;

@@ -1,7 +1,8 @@
-//! Identity of the input files by SHA-256, the part of a dataset's identity that the configuration does not determine.
+//! SHA-256 of the input files. A dataset is identified by the configuration and by these hashes.
 //!
-//! Files are hashed while they are read. A file is read for its hash alone to check whether an existing dataset is up
-//! to date, or if its stamp has changed since it was tokenized.
+//! Files are hashed while they are tokenized. A file is read again for its hash in two cases. The first case is the
+//! check whether an existing dataset is up to date. The second case is a tokenized file whose stamp (modification time
+//! or ETag) has changed or is unknown.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,10 +17,11 @@ use crate::source::{SourceError, SourceFile, StoredReader};
 use lambert_dataset::parallel::parallel;
 use lambert_dataset::{Corpus, sha256_hex};
 
-/// File beside the datasets with the ETags of all input objects, so that unchanged objects need not be read again.
+/// File beside the datasets that lists the ETags of all input objects. An object with an unchanged ETag is not read
+/// again.
 const OBJECTS_FILE: &str = "inputs.json";
 
-/// An input object in a store, as it was read.
+/// An input object in a store, at the time it was tokenized.
 #[derive(Debug, Serialize, Deserialize)]
 struct InputObject {
     url: String,
@@ -73,10 +75,10 @@ pub fn current(job: &JobContext<'_>, threads: usize, progress: &dyn PrepProgress
     Ok(combine(job, &hashes))
 }
 
-/// Checks the completely tokenized files whose stamp has changed or is unknown.
+/// Hashes again every completely tokenized file whose stamp has changed or is unknown.
 ///
 /// # Errors
-/// The contents of one of them have changed.
+/// The contents of such a file have changed.
 pub fn check_unchanged(
     job: &JobContext<'_>,
     spill_files: &[SpillFile],
@@ -100,7 +102,7 @@ pub fn check_unchanged(
     .map(drop)
 }
 
-/// Writes the ETags and hashes of the input objects beside the datasets.
+/// Writes the ETags and hashes of the input objects to a file beside the datasets.
 pub fn record_objects(job: &JobContext<'_>, spill_files: &[SpillFile]) -> Result<(), PrepError> {
     let found = finished_files(job, spill_files)?;
     let describe = |file: &SourceFile| {
@@ -118,7 +120,8 @@ pub fn record_objects(job: &JobContext<'_>, spill_files: &[SpillFile]) -> Result
     write.map_err(|source| PrepError::Store { url: url.to_owned(), source })
 }
 
-/// Reads the output of [`record_objects`]; empty if it is missing or unreadable, so that all objects are read.
+/// Reads the output of [`record_objects`]. Returns an empty list if the file is missing or invalid, so that all objects
+/// are read.
 fn recorded_objects(job: &JobContext<'_>) -> Result<Vec<InputObject>, PrepError> {
     if !job.files.iter().any(SourceFile::is_remote) {
         return Ok(Vec::new());
@@ -131,7 +134,7 @@ fn recorded_objects(job: &JobContext<'_>) -> Result<Vec<InputObject>, PrepError>
     }
 }
 
-/// Hash and stamp of each file that was read, by file number. Several parts may have read the same file.
+/// Hash and stamp of each file that was read, by file number. Several parts can have read the same file.
 fn finished_files<'a>(
     job: &JobContext<'_>,
     spill_files: &'a [SpillFile],

@@ -1,7 +1,8 @@
-//! Removal of exact and near-duplicate documents. The first document in the corpus is kept; documents of `exclude`
-//! precede all others.
+//! Removal of exact and near-duplicate documents. Among equal or similar documents, the first in the corpus is kept.
+//! Documents of `exclude` come before all others.
 //!
-//! Memory holds one bit per document and as many fingerprints as the budget allows; the rest is partitioned on disk.
+//! Fingerprints are partitioned on disk, and one partition at a time is compared in memory. Memory also contains up to
+//! one bit per document.
 
 use std::collections::BTreeMap;
 
@@ -95,10 +96,10 @@ impl DuplicateCandidate {
     }
 }
 
-/// LSH bands of four signature values each; two documents are compared if a band is equal. This finds pairs of
-/// similarity 0.8 with probability 0.9998 and of 0.5 with 0.64.
+/// Number of LSH bands of a signature, with four values each. Two documents are compared if one of their bands is
+/// equal. The probability of a comparison is 0.9998 at similarity 0.8, and 0.64 at similarity 0.5.
 const BANDS: usize = 16;
-/// Documents of a band that another one is compared with, at most.
+/// Largest number of documents of a group that another document is compared with.
 const MAX_COMPARED: usize = 8;
 
 /// Finds the documents to remove by the rules of the configuration.
@@ -126,7 +127,7 @@ pub fn find_duplicates(job: &JobContext<'_>, spill_files: &[SpillFile]) -> Resul
     Ok(removed)
 }
 
-/// Partitions the documents that are not in `removed` by key.
+/// Partitions by key all documents that are not in `removed`.
 fn partition_by_key(
     job: &JobContext<'_>,
     spill_files: &[SpillFile],
@@ -168,7 +169,7 @@ fn for_each_group(
     })
 }
 
-/// Removes documents similar to an earlier one.
+/// Removes each document that is similar to an earlier document.
 fn remove_near_duplicates(
     job: &JobContext<'_>,
     spill_files: &[SpillFile],
@@ -186,7 +187,7 @@ fn remove_near_duplicates(
     Ok(())
 }
 
-/// Removes documents of a group that are similar to an earlier one in it.
+/// Removes each document of a group that is similar to an earlier document of the group.
 fn remove_near_duplicates_in_group(
     spill_files: &[SpillFile],
     group: &[DuplicateCandidate],

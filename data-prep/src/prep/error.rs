@@ -4,7 +4,7 @@ use crate::source::SourceError;
 use lambert_dataset::DatasetError;
 use lambert_dataset::tokenizer::TokenizerError;
 
-/// Why a preparation failed. Existing files are unchanged.
+/// Failure of a preparation job. Existing datasets are unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepError {
@@ -14,7 +14,7 @@ pub enum PrepError {
     /// The vocabulary is unusable.
     #[error("cannot load vocabulary.file")]
     Vocabulary(#[from] TokenizerError),
-    /// The output holds a dataset of another job.
+    /// The output URL already contains a dataset of another job.
     #[error("{url} holds a dataset of another corpus or configuration; remove it or choose another output.url")]
     DatasetExists {
         /// Dataset URL.
@@ -47,10 +47,10 @@ pub enum PrepError {
     EmptyCorpus {
         /// Number of files read.
         files: usize,
-        /// Skipped items by reason, as text that continues the message.
+        /// Number of skipped items by reason, as text that continues the message.
         rejected: Option<String>,
     },
-    /// The disk of the work folder is too small.
+    /// The disk of the work folder has too little free space.
     #[error(
         "{}: not enough disk space: about {} MB needed, {} MB free; set output.work to a folder with more space, or \
          output.check_space = false to skip this check",
@@ -94,8 +94,8 @@ pub enum PrepError {
 }
 
 impl PrepError {
-    /// True if the command or its configuration is wrong (exit code 2) rather than the corpus or the machine (exit code
-    /// 1).
+    /// True if the command or its configuration is invalid (exit code 2). False if the cause is the corpus or the
+    /// machine (exit code 1).
     #[must_use]
     pub const fn is_usage(&self) -> bool {
         match self {

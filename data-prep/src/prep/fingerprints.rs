@@ -1,14 +1,14 @@
-//! Document fingerprints: the data for duplicate detection, stored apart from the tokens.
+//! Document fingerprints. They are the data for duplicate detection and are stored apart from the tokens.
 
 use super::totals::DocumentTotals;
 use crate::record::DocumentId;
 use lambert_dataset::random::Key;
 
-/// Values of a MinHash signature.
+/// Number of values in a MinHash signature.
 pub const SIGNATURE_VALUES: usize = 64;
-/// Tokens per shingle of the similarity estimate.
+/// Tokens per shingle in the similarity estimate.
 const SHINGLE_TOKENS: usize = 5;
-/// Size of a fingerprint without signature, bytes.
+/// Size of a fingerprint without a signature, bytes.
 const FINGERPRINT_BYTES: usize = 32;
 /// Cell number of documents from `exclude`.
 pub const EXCLUDED: u16 = u16::MAX;
@@ -32,7 +32,7 @@ impl DocumentFingerprint {
         if has_signature { FINGERPRINT_BYTES + 4 * SIGNATURE_VALUES } else { FINGERPRINT_BYTES }
     }
 
-    /// Appends the fingerprint without signature.
+    /// Appends the fingerprint without its signature to `output`.
     pub fn write(&self, output: &mut Vec<u8>) {
         output.extend_from_slice(&self.hash.to_le_bytes());
         let words = [self.id.file, self.id.ordinal, self.totals.sentences as u32, self.totals.tokens as u32];
@@ -52,9 +52,9 @@ impl DocumentFingerprint {
     }
 }
 
-/// Hashes all tokens. In a corpus of 20 million documents two collide with a probability of 1e-5.
+/// Hashes all tokens. In a corpus of 20 million documents, the probability that any two hashes collide is 1e-5.
 pub fn token_hash(tokens: &[u32]) -> u64 {
-    // A rolling multiply before the final mix suffices: the input is not adversarial.
+    // A rolling multiplication and one final mix suffice, because the input is not adversarial.
     let mut state = tokens.len() as u64;
     for &token in tokens {
         state = (state.rotate_left(29) ^ u64::from(token)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -62,8 +62,8 @@ pub fn token_hash(tokens: &[u32]) -> u64 {
     Key::new(state).value()
 }
 
-/// Computes the MinHash signature of the five-token shingles (one-permutation hashing, Li et al. 2012; empty bins take
-/// the value of the next full one, Shrivastava and Li 2014).
+/// Computes the MinHash signature of the five-token shingles by one-permutation hashing (Li et al. 2012). The value of
+/// an empty bin is the value of the next full bin plus an offset (Shrivastava and Li 2014).
 pub fn signature(tokens: &[u32]) -> [u32; SIGNATURE_VALUES] {
     let mut bins = [u32::MAX; SIGNATURE_VALUES];
     for shingle in tokens.windows(SHINGLE_TOKENS.min(tokens.len().max(1))) {

@@ -1,4 +1,5 @@
-//! Last step: writes the shards and publishes shards, vocabulary and manifests. The manifest of `train` comes last.
+//! Last step. Writes the shards, then publishes shards, vocabulary and manifests. The manifest of `train` is published
+//! last.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -104,7 +105,7 @@ pub fn write_datasets(
         }
     }
     let mut written = write_shards(job, &pending, threads, progress)?;
-    // A published `train` dataset means that all datasets are complete.
+    // The `train` dataset is published last. So if it exists, all datasets are complete.
     for (split, shards) in pending.iter().zip(&mut written).rev() {
         let mut manifest =
             build_manifest(job, spill_files, removed, split.split, &split.sorted, std::mem::take(shards))?;
@@ -141,7 +142,7 @@ impl<'a> PendingDataset<'a> {
     }
 }
 
-/// Writes the shards of all datasets in parallel, so that no thread waits for the end of a small dataset.
+/// Writes the shards of all datasets in one parallel loop, so that no thread waits for the end of a small dataset.
 fn write_shards(
     job: &JobContext<'_>,
     pending: &[PendingDataset<'_>],
@@ -153,7 +154,7 @@ fn write_shards(
         .enumerate()
         .flat_map(|(index, split)| (0..split.shards).map(move |shard| (index, shard)))
         .collect();
-    // Largest first, so that all threads finish together.
+    // The largest tasks come first, so that all threads finish at about the same time.
     tasks.sort_by_key(|&(index, _)| std::cmp::Reverse(pending[index].sorted.len() / pending[index].shards as u64));
     let workers = job.memory.max_threads(SHARD_WRITER_BYTES).min(threads);
     let shards = parallel(workers, tasks.len(), |number| -> Result<_, PrepError> {
@@ -251,7 +252,7 @@ fn source_counts(job: &JobContext<'_>, spill_files: &[SpillFile], removed: &Remo
     (0..job.sources.len()).map(count).collect()
 }
 
-/// Moves or uploads a finished dataset, its manifest last.
+/// Moves or uploads the files of a finished dataset, its manifest last.
 fn publish(job: &JobContext<'_>, url: &str, folder: &Path, manifest: &Manifest) -> Result<(), PrepError> {
     let store_error = |source| PrepError::Store { url: url.to_owned(), source };
     let store = Store::open(url).map_err(store_error)?;

@@ -1,9 +1,11 @@
-//! Selection of held-out documents if assignment by cell misses the configured share of the tokens.
+//! Selection of held-out documents if the assignment by cell misses the configured share of the tokens.
 //!
-//! Tokenization assigns each document at random, before the corpus size is known ([`super::spill`]). With many
-//! documents the resulting share is close to the target and the assignment stands. With few it may be far off. Then
-//! documents are taken in key order, each one only if it brings the share closer to the target. If that is not close
-//! enough either, documents are split into blocks of whole sentences, which are selected in the same way.
+//! Tokenization assigns each document at random to a training cell or a held-out cell, before the corpus size is known
+//! ([`super::spill`]). With many documents, the held-out share of the tokens is close to the target, and this
+//! assignment is final. With few documents, the share can be far from the target. Then this module goes through the
+//! documents in the order of their random keys. It holds out each document that brings the share closer to the target.
+//! If the share still misses the target, documents are split into blocks of whole sentences, and blocks are selected in
+//! the same way.
 //!
 //! The selection depends on the documents and the seed only, not on threads or parts.
 
@@ -19,11 +21,11 @@ use super::totals::DocumentTotals;
 use crate::record::{DocumentId, RECORD_HEADER_BYTES, ids, sentence_ends, sentence_start};
 use lambert_dataset::HeldOut;
 
-/// Accepted deviation from the target share, as a fraction of the smaller side of the split.
+/// Accepted deviation from the target share, as a fraction of the target share of the smaller split.
 const TOLERANCE: f64 = 0.5;
-/// Target number of held-out blocks, so that they are not one contiguous passage.
+/// Target number of held-out blocks. With several blocks, the held-out text is not one contiguous passage.
 const TARGET_BLOCKS: u64 = 8;
-/// Target size of a block, at most, tokens.
+/// Upper limit on the target size of a block, tokens.
 const MAX_BLOCK_TOKENS: u64 = 4096;
 
 /// True if `held_out` of `all` tokens is close enough to the share `target`.
@@ -31,7 +33,7 @@ pub fn is_close_enough(target: f64, held_out: u64, all: u64) -> bool {
     (share(held_out, all) - target).abs() <= TOLERANCE * target.min(1.0 - target)
 }
 
-/// Returns the share rounded to six decimals; 0 if `all` is 0.
+/// Returns the share rounded to six decimals, or 0 if `all` is 0.
 pub fn share(part: u64, all: u64) -> f64 {
     (part as f64 / all.max(1) as f64 * 1e6).round() / 1e6
 }
@@ -39,9 +41,10 @@ pub fn share(part: u64, all: u64) -> f64 {
 /// The documents or blocks that are held out.
 #[derive(Debug, Default)]
 pub struct HeldOutSelection {
-    /// Minimum size of a block, if documents are split.
+    /// Minimum size of a block, tokens, if documents are split.
     block_tokens: Option<u64>,
-    /// Sorted indices of the held-out blocks by document; 0 alone is the whole document if documents are not split.
+    /// Sorted indices of the held-out blocks of each document. If documents are not split, block 0 is the whole
+    /// document.
     held_out_blocks: BTreeMap<DocumentId, Vec<u32>>,
     /// Counts of the training split.
     pub train: DocumentTotals,
@@ -103,8 +106,8 @@ impl HeldOutSelection {
         self.held_out_blocks.contains_key(&id)
     }
 
-    /// Returns the held-out sentences of a document, or all others, as the fewest possible ranges. `ends` holds the end
-    /// of each sentence, in tokens of the document.
+    /// Returns the held-out sentences of a document if `is_held_out`, otherwise its other sentences, as the fewest
+    /// possible ranges. `ends` has the end offset of each sentence, in tokens.
     pub fn sentence_ranges(&self, id: DocumentId, ends: &[u32], is_held_out: bool) -> Vec<Range<usize>> {
         let whole = std::iter::once(0..ends.len()).collect();
         match (self.held_out_blocks.get(&id), self.block_tokens) {
@@ -120,7 +123,7 @@ impl HeldOutSelection {
     }
 }
 
-/// A document or a block of one.
+/// A document, or a block of a document.
 #[derive(Debug, Clone, Copy)]
 struct SelectionUnit {
     key: u64,
@@ -137,7 +140,7 @@ impl SelectionUnit {
     }
 }
 
-/// Takes units in order, each one that brings the token sum closer to `goal`; never all of them.
+/// Takes, in order, each unit that brings the token sum closer to `goal`. Never takes all units.
 fn take_toward_goal(units: &[SelectionUnit], goal: u64, all: u64) -> Vec<usize> {
     let (mut taken, mut sum) = (Vec::new(), 0);
     for (index, unit) in units.iter().enumerate() {
@@ -150,13 +153,13 @@ fn take_toward_goal(units: &[SelectionUnit], goal: u64, all: u64) -> Vec<usize> 
     taken
 }
 
-/// Returns the unit with the fewest tokens, unless it is the only one.
+/// Returns the unit with the fewest tokens, or no unit if there is only one.
 fn smallest(units: &[SelectionUnit]) -> Vec<usize> {
     let least = units.iter().enumerate().min_by_key(|(_, unit)| unit.totals.tokens);
     least.filter(|_| units.len() > 1).map(|(index, _)| index).into_iter().collect()
 }
 
-/// Lists all documents in use.
+/// Lists all documents that are neither excluded nor removed.
 fn document_units(
     job: &JobContext<'_>,
     spill_files: &[SpillFile],
@@ -174,7 +177,8 @@ fn document_units(
     Ok(units)
 }
 
-/// Lists the blocks of all documents in use. The sentence lengths are read for long documents only.
+/// Lists the blocks of all documents that are neither excluded nor removed. Reads sentence lengths only for documents
+/// that can have several blocks.
 fn block_units(
     job: &JobContext<'_>,
     spill_files: &[SpillFile],
@@ -217,8 +221,9 @@ const fn is_one_block(tokens: u64, size: u64) -> bool {
     2 * tokens < 3 * size
 }
 
-/// Splits a document into blocks, as ranges of sentences. Each block has at least `size` tokens and ends with a
-/// sentence. A rest of at least half of `size` forms its own block; a shorter one joins the block before.
+/// Splits a document into blocks, as ranges of sentences. Each block has at least `size` tokens, except for the last
+/// block. A remainder of at least half of `size` forms the last block. A shorter remainder is appended to the block
+/// before.
 fn split_into_blocks(ends: &[u32], size: u64) -> Vec<Range<usize>> {
     let mut blocks: Vec<Range<usize>> = Vec::new();
     let mut first = 0;

@@ -1,4 +1,4 @@
-//! Inputs, settings and work folder of a preparation.
+//! Inputs, settings and work folder of a preparation job.
 
 use std::io::Write;
 use std::ops::Range;
@@ -18,17 +18,17 @@ use crate::source::{self, SourceFile, WorkPart};
 use lambert_dataset::sha256_hex;
 use lambert_dataset::tokenizer::Tokenizer;
 
-/// Version of the work folder and of everything else that determines the bytes of a dataset.
+/// Version of the work folder format and of the algorithms that determine the bytes of a dataset.
 const VERSION: u32 = 3;
 
-/// Target size of a bucket, tokens: small enough for memory, and enough buckets for many threads.
+/// Target size of a bucket, tokens. A bucket must fit into memory, and many threads need enough buckets.
 const BUCKET_TOKENS: u64 = 4 << 20;
 
-/// Inputs, settings and work folder of a preparation.
+/// Inputs, settings and work folder of a preparation job.
 pub struct JobContext<'a> {
     /// Configuration.
     pub config: &'a PrepConfig,
-    /// The configured sources, followed by the excluded ones.
+    /// The configured sources, followed by the excluded sources.
     pub sources: Vec<Source>,
     /// Tokenizer of the configured vocabulary.
     pub tokenizer: Tokenizer,
@@ -40,7 +40,7 @@ pub struct JobContext<'a> {
     pub limits: WorkLimits,
     /// Input files of all sources.
     pub files: Vec<SourceFile>,
-    /// SHA-256 of everything except the file contents that determines the bytes of the datasets.
+    /// SHA-256 of all inputs that determine the bytes of the datasets, except for the file contents.
     pub fingerprint: String,
     folder: PathBuf,
 }
@@ -95,7 +95,7 @@ impl SpillFile {
         Ok(bytes.chunks_exact(CellEntry::BYTES).map(CellEntry::read).collect())
     }
 
-    /// Returns the offset and the length, in bytes, of the documents in a range of slices of a cell.
+    /// Returns the offset and the length, in bytes, of the documents in a range of slices within a cell.
     pub fn slice_range(
         &self,
         cell: &CellEntry,
@@ -182,7 +182,7 @@ impl<'a> JobContext<'a> {
         PrepError::ForeignWorkFolder { folder: self.folder.clone() }
     }
 
-    /// Removes the work folder of a preparation that was killed after its last step.
+    /// Removes the work folder that a process left behind if it was killed after it had published the datasets.
     pub fn remove_leftovers(&self) -> Result<(), PrepError> {
         if !self.folder.join("job.json").exists() {
             return Ok(());
@@ -195,8 +195,8 @@ impl<'a> JobContext<'a> {
         }
     }
 
-    /// Removes the work folder, `job.json` last: what a kill leaves behind still belongs to this job, which removes it at its next
-    /// start.
+    /// Removes the work folder, `job.json` last. If the process is killed meanwhile, `job.json` still identifies the
+    /// remaining files. The next run of the job then removes them.
     pub fn remove_folder(&self) -> Result<(), PrepError> {
         let error = |path: &Path, source| PrepError::WorkIo { operation: "remove", path: path.to_owned(), source };
         for entry in std::fs::read_dir(&self.folder).map_err(|source| error(&self.folder, source))? {
@@ -227,7 +227,8 @@ impl<'a> JobContext<'a> {
     }
 }
 
-/// Hashes everything except the file contents that determines the bytes of the datasets; paths and scheduling do not.
+/// Hashes all inputs that determine the bytes of the datasets, except for the file contents. Paths and Slurm settings
+/// are left out because they do not affect the datasets.
 fn fingerprint(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> String {
     let mut config = config.clone();
     config.output.url.clear();
@@ -241,7 +242,7 @@ fn fingerprint(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> 
     sha256_hex(inputs.to_string().as_bytes())
 }
 
-/// Returns `output.work`, or a folder beside the output.
+/// Returns `output.work`, or a default folder whose name is derived from `output.url`.
 fn work_folder(config: &PrepConfig) -> PathBuf {
     let url = config.output.url.trim_end_matches('/');
     match &config.output.work {

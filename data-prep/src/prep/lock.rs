@@ -1,7 +1,9 @@
-//! Locks on the work folder. Parts of the same division may run concurrently; all other combinations are refused.
+//! Locks on the work folder. Two processes may run concurrently if they work on different parts of the same number of
+//! parts. All other combinations are refused.
 //!
-//! Each process locks its own file with flock, which the kernel releases when the process dies. It then checks that no
-//! incompatible file is locked. So of two processes that start together at most one continues.
+//! Each process locks its own file with flock. The kernel releases this lock when the process dies. The process then
+//! checks that no incompatible file is locked. So if two incompatible processes start at the same time, at most one
+//! continues.
 
 use std::fs::{File, TryLockError};
 use std::path::Path;
@@ -18,12 +20,12 @@ const SUFFIX: &str = ".lock";
 pub struct WorkFolderLock {
     #[expect(dead_code, reason = "closing the file gives the lock back")]
     file: File,
-    /// False if the file system has no locks; concurrent preparations are then not detected.
+    /// False if the file system has no locks. Concurrent preparation jobs are then not detected.
     pub is_held: bool,
 }
 
 impl WorkFolderLock {
-    /// Locks `part` of the folder; `None` locks it for the process that joins all parts.
+    /// Locks `part` of the folder. `None` locks the whole folder for the process that writes the datasets.
     ///
     /// # Errors
     /// A process with an incompatible part holds a lock.
@@ -60,7 +62,8 @@ fn lock(
 ) -> Result<WorkFolderLock, PrepError> {
     let path = folder.join(name);
     let io_error = |source| PrepError::WorkIo { operation: "lock", path: path.clone(), source };
-    // NFS maps flock to fcntl locks: a shared one requires read access, an exclusive one write access.
+    // NFS implements flock with fcntl locks: a shared lock requires read access, and an exclusive lock requires write
+    // access.
     let file = File::options().create(true).truncate(false).read(true).write(true).open(&path).map_err(io_error)?;
     match acquire(&file) {
         Ok(()) => Ok(WorkFolderLock { file, is_held: true }),

@@ -1,4 +1,4 @@
-//! Memory budget of a data preparation.
+//! Memory budget of a preparation job.
 
 use super::PrepError;
 
@@ -6,10 +6,10 @@ use super::PrepError;
 const PROGRAM_BYTES: u64 = 96 << 20;
 /// Smallest usable budget, bytes.
 const MIN_BYTES: u64 = 256 << 20;
-/// Maximum total size of all threads' spill buffers, bytes. Larger ones are no faster.
+/// Upper limit on the size of the spill buffers of all threads together, bytes. Larger buffers are no faster.
 const MAX_TOTAL_SPILL_BYTES: u64 = 128 << 20;
 
-/// A budget in bytes, shared by all threads.
+/// A memory budget in bytes, shared by all threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PrepMemory {
     bytes: u64,
@@ -43,12 +43,12 @@ impl PrepMemory {
         self.available() / 2 / self.threads
     }
 
-    /// Bytes for sorting on one thread while the others wait.
+    /// Bytes for sorting on one thread while the other threads wait.
     pub const fn sort_buffer(self) -> u64 {
         self.available() / 2
     }
 
-    /// Returns the number of threads that can run at once if each needs `bytes_per_thread`; at least one.
+    /// Returns the number of threads that can run at once if each thread needs `bytes_per_thread`. The minimum is 1.
     pub fn max_threads(self, bytes_per_thread: u64) -> usize {
         (self.available() / bytes_per_thread.max(1)).clamp(1, self.threads) as usize
     }

@@ -15,7 +15,7 @@ const BUFFER: usize = 1 << 16;
 /// A position in a file of sorted samples.
 pub struct SampleCursor<'a> {
     file: &'a File,
-    /// Bytes not read yet.
+    /// Byte range of the file that has not been read yet.
     unread: Range<u64>,
     width: usize,
     buffer: Vec<u8>,
@@ -29,7 +29,7 @@ impl<'a> SampleCursor<'a> {
         Self { file, unread: range, width, buffer: Vec::new(), sample: 0..0 }
     }
 
-    /// Moves to the next sample; returns false at the end.
+    /// Moves to the next sample. Returns false at the end.
     fn advance(&mut self) -> Result<bool> {
         loop {
             let start = self.sample.end;
@@ -46,7 +46,7 @@ impl<'a> SampleCursor<'a> {
         }
     }
 
-    /// Reads more bytes and discards those before `start`.
+    /// Reads more bytes into the buffer and discards the bytes before `start`.
     fn fill(&mut self, start: usize) -> Result<()> {
         self.buffer.drain(..start);
         self.sample = 0..0;

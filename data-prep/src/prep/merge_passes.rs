@@ -1,7 +1,8 @@
-//! Merge passes over the sample files of a split. Pass 0 has one file per bucket; each later pass merges groups of
-//! adjacent files until few enough remain to be read at once.
+//! Merge passes over the sample files of a split. Pass 0 has one file per bucket. Each later pass merges groups of
+//! adjacent files, until few enough files remain to be read at the same time.
 //!
-//! A merged file replaces its inputs, which are removed, so a restart finds either the inputs or the output.
+//! The inputs of a merged file are removed after the merged file is complete. So a restart finds the merged file, its
+//! inputs, or both.
 
 use std::fs::File;
 use std::io::Write;
@@ -20,12 +21,12 @@ use crate::record::ids;
 pub struct MergePasses<'a> {
     job: &'a JobContext<'a>,
     split: String,
-    /// Number of files after each pass, the buckets first.
+    /// Number of files after each pass. Entry 0 is the number of buckets.
     counts: Vec<usize>,
 }
 
 impl<'a> MergePasses<'a> {
-    /// Plans the passes of `split`; the files need not exist.
+    /// Plans the passes of `split`. The files need not exist.
     pub fn new(job: &'a JobContext<'a>, split: &DatasetSplit) -> Self {
         let mut counts = vec![split.buckets()];
         while let Some(&last) = counts.last().filter(|&&last| last > job.limits.merge_files) {
@@ -34,7 +35,7 @@ impl<'a> MergePasses<'a> {
         Self { job, split: split.file_prefix(), counts }
     }
 
-    /// Number of passes, the bucket files included.
+    /// Number of passes, including pass 0.
     pub fn passes(&self) -> usize {
         self.counts.len()
     }
@@ -49,7 +50,7 @@ impl<'a> MergePasses<'a> {
         self.job.folder().join(format!("{}-{pass}-{index:05}.samples", self.split))
     }
 
-    /// True if the file or one merged from it exists.
+    /// True if the file exists, or a file into which it was merged.
     pub fn is_done(&self, pass: usize, index: usize) -> bool {
         let mut outputs = (pass..self.passes()).scan(index, |index, pass| {
             let current = *index;
@@ -65,7 +66,7 @@ impl<'a> MergePasses<'a> {
         (0..self.files(pass)).map(|index| SampleFile::open(self.path(pass, index))).collect()
     }
 
-    /// Writes a file of a later pass from its inputs, unless that is done.
+    /// Writes a file of pass 1 or later from its inputs, unless [`Self::is_done`] is true.
     pub fn merge_file(&self, pass: usize, index: usize) -> Result<(), PrepError> {
         if self.is_done(pass, index) {
             return Ok(());

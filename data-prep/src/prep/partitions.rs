@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use super::PrepError;
 use lambert_dataset::random::Key;
 
-/// Upper limit on the files: each needs a descriptor and a buffer.
+/// Upper limit on the number of files. Each file needs a file descriptor and a buffer.
 const MAX_FILES: u64 = 256;
 const BUFFER_BYTES: usize = 1 << 16;
 
@@ -19,7 +19,7 @@ pub struct Partitions {
 }
 
 impl Partitions {
-    /// Creates partitions for `bytes` of records of which `limit` bytes fit into memory.
+    /// Creates partitions of about `limit` bytes for `bytes` bytes of records, but at most [`MAX_FILES`] partitions.
     pub fn new(folder: &Path, bytes: u64, limit: u64) -> Result<Self, PrepError> {
         let count = bytes.div_ceil(limit.max(1)).clamp(1, MAX_FILES);
         let file = |_| tempfile::tempfile_in(folder).map(|file| BufWriter::with_capacity(BUFFER_BYTES, file));

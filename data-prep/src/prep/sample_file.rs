@@ -1,4 +1,4 @@
-//! Layout of sample files: samples of a bucket, sorted by their shuffle keys.
+//! Layout of a sample file, which contains the samples of one or more buckets, sorted by their shuffle keys.
 
 use std::collections::BTreeMap;
 
@@ -14,13 +14,13 @@ pub const SAMPLE_HEADER_BYTES: usize = 13;
 pub struct SampleFileContents {
     /// Rows and bytes of each non-empty key interval.
     pub intervals: BTreeMap<usize, (u64, u64)>,
-    /// Bytes of all samples; the count of every token id follows, 8 bytes each.
+    /// Size of all samples, bytes. The counts of all token ids follow the samples, 8 bytes each.
     pub bytes: u64,
-    /// Samples.
+    /// Number of samples.
     pub samples: u64,
-    /// Tokens, including special tokens.
+    /// Number of tokens, including special tokens.
     pub tokens: u64,
-    /// Samples whose second segment was replaced or swapped.
+    /// Number of samples whose second segment was replaced (NSP) or swapped (SOP).
     pub positive_pairs: u64,
 }
 

@@ -15,7 +15,7 @@ use lambert_dataset::{DatasetError, Sample, Shard, ShardWriter, shard_name};
 /// All samples of a split.
 pub struct SortedSamples {
     files: Vec<SampleFile>,
-    /// For each file, the offset of each key interval and the end of the last one.
+    /// Offsets of the key intervals in each file, followed by the end of the last interval.
     starts: Vec<Vec<u64>>,
     /// Row number of the first sample of each interval, followed by the number of samples.
     rows: Vec<u64>,
@@ -106,7 +106,7 @@ impl SortedSamples {
     }
 }
 
-/// Path of the file that marks a shard as complete and holds its manifest entry.
+/// Path of the file that marks a shard as complete and contains the manifest entry of the shard.
 fn completion_path(folder: &Path, name: &str) -> PathBuf {
     folder.with_extension("done").join(format!("{name}.done"))
 }

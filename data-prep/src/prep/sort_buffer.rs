@@ -1,4 +1,5 @@
-//! External sort of a bucket's samples by their shuffle keys: sorted runs go to unnamed temporary files and are merged.
+//! External sort of the samples of a bucket by their shuffle keys. Sorted runs are written to unnamed temporary files
+//! and then merged.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -12,13 +13,14 @@ use crate::record::ids;
 use lambert_dataset::random::Key;
 use lambert_dataset::tokenizer::Special;
 
-/// Sorts samples by key; spills to disk beyond [`WorkLimits::sort_bytes`](super::job::WorkLimits::sort_bytes).
+/// Sorts samples by key. Writes a sorted run to disk whenever the samples in memory reach
+/// [`WorkLimits::sort_bytes`](super::job::WorkLimits::sort_bytes).
 pub struct SortBuffer<'a> {
     job: &'a JobContext<'a>,
     width: usize,
     special: Special,
     bytes: Vec<u8>,
-    /// Key, start and end in `bytes`.
+    /// Key of each sample, with its start and end in `bytes`.
     records: Vec<(u64, usize, usize)>,
     counts: Vec<u64>,
     contents: SampleFileContents,
@@ -41,7 +43,7 @@ impl<'a> SortBuffer<'a> {
         }
     }
 
-    /// Adds a sample. Its shuffle key is derived from `key` and the sample's index.
+    /// Adds a sample. Its shuffle key is derived from `key` and the index of the sample.
     pub fn push(&mut self, key: Key, ids: &[u32], segment_b_start: u16, label: u8) -> Result<(), PrepError> {
         let key = key.with(self.contents.samples).value();
         let start = self.bytes.len();
@@ -85,7 +87,7 @@ impl<'a> SortBuffer<'a> {
         if !self.spilled.is_empty() {
             self.spill()?;
         }
-        // The framing [CLS] and [SEP] are not counted; an [UNK] in the text is.
+        // The counts leave out the [CLS] and [SEP] that frame a sample. They include [UNK] tokens.
         self.counts[self.special.cls as usize] = 0;
         self.counts[self.special.sep as usize] = 0;
         work_file::write(path, |output| {
@@ -103,7 +105,7 @@ impl<'a> SortBuffer<'a> {
     }
 }
 
-/// Writes the samples in key order; equal keys keep the order of insertion.
+/// Writes the samples in key order. Samples with equal keys keep the order of insertion.
 fn write_sorted(bytes: &[u8], records: &mut [(u64, usize, usize)], output: &mut impl Write) -> std::io::Result<()> {
     records.sort_unstable();
     records.iter().try_for_each(|&(_, start, end)| output.write_all(&bytes[start..end]))

@@ -1,4 +1,4 @@
-//! Disk space of a preparation, estimated from the input sizes and again from the token counts.
+//! Disk space of a preparation job, estimated from the input sizes and again from the token counts.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::sample_file::SAMPLE_HEADER_BYTES;
 use crate::record::ids;
 use crate::source::SourceFile;
 
-/// Disk space in the work folder. Datasets are built there and then moved.
+/// Disk space in the work folder. Datasets are written to this folder and then moved to the output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SpaceEstimate {
     /// Work folder.
@@ -19,27 +19,28 @@ pub struct SpaceEstimate {
     pub free: u64,
 }
 
-/// Upper estimate of tokens per byte of text: English has 0.22, other languages with an English vocabulary up to 0.35.
+/// Assumed number of tokens per byte of text. English has 0.22. Other languages with an English vocabulary have up to
+/// 0.35.
 const TOKENS_PER_BYTE: f64 = 0.3;
-/// Size of a row in a shard relative to the same row in a sample file.
+/// Size of a row in a shard, divided by the size of the same row in a sample file.
 const SHARD_TO_SAMPLE_BYTES: f64 = 0.9;
 
-/// Estimates the space from the input sizes.
+/// Estimates the required space from the input sizes.
 ///
 /// # Errors
-/// The disk is too small, unless `output.check_space` is false.
+/// The disk has too little free space, and `output.check_space` is true.
 pub fn check_input(job: &JobContext<'_>) -> Result<SpaceEstimate, PrepError> {
     let sizes = job.files.iter().map(|file| (text_bytes(file) * TOKENS_PER_BYTE, uses_per_document(job, file.source)));
     let mut space = estimate(job, sizes);
-    // Files of an earlier attempt already count toward the estimate.
+    // The estimate includes files that an earlier run has already written.
     space.needed = space.needed.saturating_sub(folder_bytes(job.folder()));
     check(job, space)
 }
 
-/// Estimates the space from the counted tokens.
+/// Estimates the required space from the counted tokens.
 ///
 /// # Errors
-/// As [`check_input`].
+/// The same error as [`check_input`].
 pub fn check_samples(job: &JobContext<'_>, spill_files: &[SpillFile]) -> Result<SpaceEstimate, PrepError> {
     let parts = spill_files.iter().flat_map(|spill_file| &spill_file.contents.sources);
     let sizes = parts.map(|(source, part)| (part.kept.tokens as f64, uses_per_document(job, *source as usize)));
@@ -59,7 +60,7 @@ fn check(job: &JobContext<'_>, space: SpaceEstimate) -> Result<SpaceEstimate, Pr
 /// Estimates the space from (tokens, uses per document) of each part of the corpus.
 fn estimate(job: &JobContext<'_>, sizes: impl Iterator<Item = (f64, f64)>) -> SpaceEstimate {
     let width = ids::width(job.tokenizer.size()) as f64;
-    // In the worst case a sample is half full, plus [CLS] and two [SEP].
+    // Bytes per token for the sample header, [CLS] and two [SEP], if a sample is half full (the worst case).
     let head = 2.0 * (SAMPLE_HEADER_BYTES as f64 + 3.0 * width) / job.config.samples.sequence_length as f64;
     let bytes: f64 = sizes
         .map(|(tokens, uses)| tokens * width + tokens * uses * (width + head) * (1.0 + SHARD_TO_SAMPLE_BYTES))
@@ -84,7 +85,7 @@ fn text_bytes(file: &SourceFile) -> f64 {
     file.bytes as f64 * ratio * file.format.text_per_byte()
 }
 
-/// Free bytes in `folder` or its nearest existing ancestor; `u64::MAX` if unknown.
+/// Free bytes in `folder` or its nearest existing ancestor, or `u64::MAX` if unknown.
 fn free_bytes(folder: &Path) -> u64 {
     let above = folder.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
     let found = above.into_iter().find_map(|path| rustix::fs::statvfs(path).ok());

@@ -1,7 +1,8 @@
 //! Buffers tokenized documents and spills them to disk, sorted by cell.
 //!
-//! A cell is a fixed hash partition of the documents: it depends on the document ID and the seed only. Once the corpus
-//! size is known, adjacent cells are combined into buckets that fit into memory and hold enough documents for pairs.
+//! A cell is a hash partition of the documents. The document ID and the seed determine the cell of a document. Once the
+//! corpus size is known, adjacent cells are combined into buckets. A bucket fits into memory and has enough documents
+//! for pairs.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -15,15 +16,15 @@ use super::{PrepError, work_file};
 use crate::record::{DocumentId, RECORD_HEADER_BYTES, ids};
 use crate::source::WorkPart;
 
-/// Cells of training documents; the held-out cells follow.
+/// Number of cells for training documents. The held-out cells follow.
 pub const TRAIN_CELLS: u16 = 1024;
-/// Cells of held-out documents.
+/// Number of cells for held-out documents.
 pub const HELD_OUT_CELLS: u16 = 64;
-/// Slices per cell, for corpora whose cells exceed memory.
+/// Number of slices per cell. Slices divide cells that are too large for one bucket.
 pub const SLICES_PER_CELL: u16 = 1024;
 
 impl DocumentId {
-    /// Returns the cell; with probability `held_out` it is a held-out cell.
+    /// Returns the cell of the document. It is a held-out cell with probability `held_out`.
     fn cell(self, seed: u64, held_out: f64) -> u16 {
         let mut rng = self.key(seed, "cell").rng();
         if rng.chance(held_out) {
@@ -33,7 +34,7 @@ impl DocumentId {
         }
     }
 
-    /// Returns the slice within the cell.
+    /// Returns the slice of the document within its cell.
     pub fn slice(self, seed: u64) -> u16 {
         self.key(seed, "part").rng().below(u64::from(SLICES_PER_CELL)) as u16
     }
@@ -52,7 +53,7 @@ pub struct SpillContents {
     pub sources: BTreeMap<u32, SourceTotals>,
     /// Number of skipped items by reason.
     pub rejected: BTreeMap<String, u64>,
-    /// Offset of the fingerprints, which are in document order; those of excluded documents come last.
+    /// Offset of the fingerprints. They are in document order, except that excluded documents come last.
     #[serde(rename = "heads_at")]
     pub fingerprints_offset: u64,
     /// Number of fingerprints.
@@ -76,7 +77,7 @@ pub struct FinishedBatch {
     /// True if this is the last batch of its file.
     #[serde(rename = "last")]
     pub is_last: bool,
-    /// Hash of the documents as read.
+    /// Hash of the documents as they were read.
     pub digest: u64,
 }
 
@@ -91,14 +92,14 @@ pub struct FinishedFile {
     pub stamp: String,
 }
 
-/// Location of a cell's documents in a spill file, sorted by slice and document ID.
+/// Location of the documents of a cell in a spill file. The documents are sorted by slice and document ID.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CellEntry {
     /// Offset of the first document.
     pub offset: u64,
-    /// Length of the documents, bytes.
+    /// Size of the documents, bytes.
     pub bytes: u64,
-    /// Index of the first document's fingerprint.
+    /// Index of the fingerprint of the first document.
     pub first_fingerprint: u64,
     /// Counts of the documents.
     pub totals: DocumentTotals,
@@ -127,7 +128,7 @@ impl CellEntry {
 /// Counts of a source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceTotals {
-    /// Decompressed bytes of its documents, including markup.
+    /// Decompressed bytes of the documents, including markup.
     pub text_bytes: u64,
     /// Number of documents in the files.
     pub found: u64,
@@ -148,7 +149,7 @@ pub const fn record_bytes(totals: &DocumentTotals, width: usize) -> u64 {
     RECORD_HEADER_BYTES as u64 + 2 * totals.sentences + totals.tokens * width as u64
 }
 
-/// Iterates over the complete records in `bytes`.
+/// Iterates over the complete document records in `bytes`.
 pub fn records(bytes: &[u8], width: usize) -> impl Iterator<Item = (DocumentId, &[u8])> {
     let mut left = bytes;
     std::iter::from_fn(move || {
@@ -177,7 +178,7 @@ struct BufferedDocument {
     cell: u16,
     slice: u16,
     id: DocumentId,
-    /// Range in `bytes`; empty if the document is excluded.
+    /// Start of the range in `bytes`. The range is empty if the document is excluded.
     start: usize,
     end: usize,
     /// Offset in `fingerprints`.
@@ -186,7 +187,7 @@ struct BufferedDocument {
 }
 
 impl SpillBuffer {
-    /// Creates an empty buffer. `has_signatures` adds MinHash signatures for near-duplicate detection.
+    /// Creates an empty buffer. If `has_signatures`, documents get MinHash signatures for near-duplicate detection.
     pub fn new(seed: u64, held_out: f64, width: usize, has_signatures: bool) -> Self {
         let (bytes, fingerprints, documents, contents) = (Vec::new(), Vec::new(), Vec::new(), SpillContents::default());
         Self { seed, held_out, width, has_signatures, bytes, fingerprints, documents, contents }
@@ -202,8 +203,8 @@ impl SpillBuffer {
         self.contents.batches.is_empty() && self.contents.files.is_empty()
     }
 
-    /// Adds a document. `tokens` concatenates its sentences, `lengths` gives their token counts. For an excluded
-    /// document only the fingerprint is kept.
+    /// Adds a document. `tokens` concatenates the sentences, and `lengths` has the number of tokens of each sentence.
+    /// Only the fingerprint of an excluded document is kept.
     pub fn push(&mut self, id: DocumentId, lengths: &[u16], tokens: &[u32], is_excluded: bool) {
         let totals = DocumentTotals { documents: 1, sentences: lengths.len() as u64, tokens: tokens.len() as u64 };
         let cell = if is_excluded { EXCLUDED } else { id.cell(self.seed, self.held_out) };
@@ -256,12 +257,12 @@ impl SpillBuffer {
         self.contents.files.push(file);
     }
 
-    /// Name of the next spill file, unique within the preparation across all parts.
+    /// Name of the next spill file, unique within the preparation job across all parts.
     fn file_name(&self, part: WorkPart) -> Option<String> {
         let (batch, file) = (self.contents.batches.first(), self.contents.files.first());
         let part = part.map_or(0, |(index, _)| index);
         batch.map(|batch| format!("run-{:06}-{:06}.docs", batch.file, batch.number)).or_else(|| {
-            // No batch in this buffer: the file ended with a batch of another part.
+            // This buffer has no batch, because the last batch of the file belongs to another part.
             file.map(|file| format!("read-{:06}-{part:06}.docs", file.file))
         })
     }

@@ -1,4 +1,4 @@
-//! Preparations with tiny limits: spilling to disk must not change the result.
+//! Preparation jobs with tiny limits. Spilling to disk must not change the result.
 
 use std::fs::File;
 use std::path::Path;
@@ -10,7 +10,7 @@ use lambert_config::{Layers, PrepConfig};
 use super::{DEFAULT_MEMORY, Manifest, PrepOptions, PrepStatus, WorkLimits, load, run_with_limits};
 use crate::{grammar, vocab};
 
-/// The same 600 documents twice, half of them held out.
+/// Configuration that reads the same 600 documents twice and holds half of them out.
 fn config(folder: &Path) -> PrepConfig {
     let (text, vocabulary) = (folder.join("corpus.txt"), folder.join("vocab.txt"));
     grammar::generate(File::create(&text).unwrap(), 600, 1).unwrap();
@@ -59,7 +59,7 @@ fn spilling_to_disk_does_not_change_the_result() {
     }
 }
 
-/// Held-out documents have 64 cells.
+/// `bucket_tokens = 4` makes buckets smaller than one of the 64 held-out cells.
 #[test]
 fn buckets_smaller_than_a_cell_keep_every_token() {
     let folder = tempfile::tempdir().unwrap();
@@ -79,7 +79,7 @@ fn buckets_smaller_than_a_cell_keep_every_token() {
     }
 }
 
-/// Of 40 documents the assignment by cell misses the target share, so documents are split.
+/// With 40 documents, neither cells nor whole documents reach the target share, so documents are split.
 #[test]
 fn blocks_across_many_buckets_keep_every_token() {
     let folder = tempfile::tempdir().unwrap();
@@ -109,13 +109,13 @@ fn steps_are_logged_at_debug_level() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path());
     config.output.url = folder.path().join("data").display().to_string();
-    // An event that another test reaches first, without a subscriber, would be disabled for good.
+    // `tracing` would disable an event for the whole process if another test reached it first without a subscriber.
     let discard = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::sink);
     let _ = tracing::subscriber::set_global_default(discard.finish());
     let log = tempfile::NamedTempFile::new().unwrap();
     let lines = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_ansi(false);
     let lines = lines.with_writer(log.reopen().unwrap()).finish();
-    // One thread, this one: the subscriber is of this thread.
+    // The subscriber receives events of this thread only, so the job must use one thread.
     let options = PrepOptions { threads: 1, memory: DEFAULT_MEMORY, part: None, progress: &|_: &PrepStatus| {} };
     tracing::subscriber::with_default(lines, || {
         (0..2).for_each(|_| drop(run_with_limits(&config, &options, WorkLimits::default()).unwrap()));

@@ -14,12 +14,12 @@ use crate::sentences;
 use crate::source::{BatchQueue, DocumentBatch, SkipNotice, SourceFile, WorkPart, extract, is_read_by};
 use lambert_dataset::tokenizer::Encoder;
 
-/// Longest time that tokenized documents stay in memory only, which bounds the work lost to a kill.
+/// Longest time between two writes of tokenized documents to disk. It limits the work that a kill destroys.
 const MAX_UNSAVED: Duration = Duration::from_secs(10);
-/// Longer sentences are split.
+/// Largest number of tokens per sentence. Longer sentences are split.
 const MAX_SENTENCE_TOKENS: usize = 1024;
 
-/// Tokenizes every batch of this part that is not in a spill file yet.
+/// Tokenizes every batch of this part that is not yet in a spill file.
 pub fn run(job: &JobContext<'_>, part: WorkPart, threads: usize, progress: &dyn PrepProgress) -> Result<(), PrepError> {
     let spill_files = job.spill_files()?;
     let batches = || spill_files.iter().flat_map(|spill_file| &spill_file.contents.batches);
@@ -45,7 +45,7 @@ pub fn run(job: &JobContext<'_>, part: WorkPart, threads: usize, progress: &dyn 
     results.into_iter().collect()
 }
 
-/// Returns the files whose batches are all in `batches`.
+/// Returns the numbers of the files whose batches are all in `batches`.
 fn complete_files<'a>(batches: impl Iterator<Item = &'a FinishedBatch>) -> HashSet<u32> {
     let mut found: HashMap<u32, (u32, Option<u32>)> = HashMap::new();
     for batch in batches {
@@ -167,7 +167,7 @@ struct DocumentEncoder<'a> {
     encoder: Encoder<'a>,
     minimum_tokens: usize,
     is_excluded: bool,
-    /// Sentences of the current document that were split.
+    /// Number of sentences of the current document that were split.
     split_sentences: u64,
     tokens: Vec<u32>,
     lengths: Vec<u16>,

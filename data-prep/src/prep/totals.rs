@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 /// Counts of documents, sentences and tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DocumentTotals {
-    /// Documents.
+    /// Number of documents.
     pub documents: u64,
-    /// Sentences.
+    /// Number of sentences.
     pub sentences: u64,
-    /// Tokens, without special tokens.
+    /// Number of tokens, without special tokens.
     pub tokens: u64,
 }
 

@@ -1,6 +1,7 @@
-//! Files of the work folder: a body, a JSON trailer that describes it, the trailer's length and a magic number.
+//! Files of the work folder. Each file has a body, a JSON trailer that describes the body, the length of the trailer,
+//! and a magic number.
 //!
-//! A file is written under a temporary name, synced and renamed, so a file that exists is complete.
+//! A file is written under a temporary name, synced and renamed. So a file under its final name is complete.
 
 use std::fs::{File, Permissions};
 use std::io::{BufWriter, Write};
@@ -15,7 +16,7 @@ use super::PrepError;
 /// Last eight bytes of a work file.
 const MAGIC: u64 = u64::from_le_bytes(*b"lambert1");
 
-/// Writes `path`: `body` writes the body and returns the JSON trailer.
+/// Writes the file `path`. The function `body` writes the body and returns the JSON trailer.
 pub fn write<T: Serialize>(
     path: &Path,
     body: impl FnOnce(&mut BufWriter<&File>) -> std::io::Result<T>,
@@ -47,7 +48,7 @@ pub fn write_atomically<T>(path: &Path, content: impl FnOnce(&File) -> std::io::
     attempt().map_err(|source| PrepError::WorkIo { operation: "write", path: path.to_owned(), source })
 }
 
-/// Moves a file atomically, copying it if the target is on another file system.
+/// Moves a file atomically. Copies the file if the target is on another file system.
 pub fn move_file(from: &Path, to: &Path) -> std::io::Result<()> {
     let folder = to.parent().unwrap_or(to);
     std::fs::create_dir_all(folder)?;
@@ -61,7 +62,8 @@ pub fn move_file(from: &Path, to: &Path) -> std::io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// A file written by [`write()`]. Each read opens it again, because there may be more files than file descriptors.
+/// A file written by [`write()`]. Each read opens the file again, because there can be more files than file
+/// descriptors.
 pub struct WorkFile {
     path: PathBuf,
 }

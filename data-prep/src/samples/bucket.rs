@@ -5,27 +5,27 @@ use std::ops::Range;
 use crate::record::{DocumentId, RECORD_HEADER_BYTES, ids, sentence_ends, sentence_start};
 use lambert_dataset::random::Key;
 
-/// Documents, or fragments of them, in the order of their IDs.
+/// Documents, or fragments of documents, in the order of document IDs.
 #[derive(Debug, Default)]
 pub struct DocumentBucket {
     width: usize,
     bytes: Vec<u8>,
     documents: Vec<BucketEntry>,
-    /// End of each sentence, in tokens of its document.
+    /// End offset of each sentence, in tokens of its document or fragment.
     ends: Vec<u32>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct BucketEntry {
     id: DocumentId,
-    /// Index of the fragment's first sentence in its document.
+    /// Index, within the document, of the first sentence of this fragment.
     first_sentence: usize,
     tokens: usize,
     first_end: usize,
     sentences: usize,
 }
 
-/// A document of a bucket, or a fragment of one.
+/// A document of a bucket, or a fragment of a document.
 #[derive(Debug, Clone, Copy)]
 pub struct BucketDocument<'a> {
     /// Document ID.
@@ -37,8 +37,9 @@ pub struct BucketDocument<'a> {
 }
 
 impl DocumentBucket {
-    /// Parses the document records in `bytes` (see [`crate::record`]); `None` if they are malformed. `sentence_ranges`
-    /// maps the sentence ends of a document to the ranges to use, each as a separate document.
+    /// Parses the document records in `bytes` (see [`crate::record`]). Returns `None` if they are malformed.
+    /// `sentence_ranges` maps the sentence ends of a document to ranges of sentences. Each range becomes a separate
+    /// document of the bucket.
     pub fn new(
         bytes: Vec<u8>,
         width: usize,
@@ -87,7 +88,7 @@ impl DocumentBucket {
 }
 
 impl BucketDocument<'_> {
-    /// Key for random decisions of one kind about this document.
+    /// Key of the random decisions of type `kind` about this document.
     pub fn key(&self, seed: u64, kind: &str) -> Key {
         let key = self.id.key(seed, kind);
         if self.first_sentence == 0 { key } else { key.with_bytes(b"piece").with(self.first_sentence as u64) }
@@ -98,7 +99,8 @@ impl BucketDocument<'_> {
         self.ends.len()
     }
 
-    /// Start of a sentence in tokens of the document; the number of sentences gives its end.
+    /// Start offset of a sentence, in tokens of the document. The index after the last sentence yields the end of the
+    /// document.
     pub fn sentence_start(&self, sentence: usize) -> usize {
         if sentence == 0 { 0 } else { self.ends[sentence - 1] as usize }
     }

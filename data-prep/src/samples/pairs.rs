@@ -1,8 +1,8 @@
-//! Two-segment samples: next-sentence prediction by the rules of Google's `create_pretraining_data.py` (Devlin et al.
-//! 2018), and sentence order prediction (Lan et al. 2019), which splits documents in the same way.
+//! Samples of two segments. Next-sentence prediction (NSP) follows the rules of Google's `create_pretraining_data.py`
+//! (Devlin et al. 2018). Sentence-order prediction (SOP, Lan et al. 2019) splits documents in the same way.
 //!
-//! One difference: the short target length is chosen per sample rather than per document, so that the share of short
-//! samples does not depend on document lengths.
+//! One rule differs from Google's code. The short target length is chosen per sample rather than per document, so that
+//! the share of short samples does not depend on document lengths.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::bucket::DocumentBucket;
 use super::{EmitSample, SamplingRules, target_length};
 use lambert_dataset::random::Rng;
 
-/// Attempts to find another document, as in Google's code.
+/// Number of attempts to choose another document, as in Google's code.
 const MAX_TRIES: usize = 10;
 
 /// A document index and a range of its tokens.
@@ -66,8 +66,9 @@ pub fn make_pairs(
     }
 }
 
-/// Chooses consecutive sentences of another document, with at least `min_tokens` tokens if it has that many. If ten
-/// attempts find no other document, the segment is from this one, at a random position, as in Google's code.
+/// Chooses consecutive sentences of another document at random. The segment has at least `min_tokens` tokens, unless
+/// that document ends before. If ten attempts choose no other document, the segment is from document `index`, as in
+/// Google's code.
 fn random_segment(bucket: &DocumentBucket, index: usize, min_tokens: usize, rng: &mut Rng) -> TokenSpan {
     let mut chosen = index;
     for _ in 0..MAX_TRIES {
@@ -85,7 +86,7 @@ fn random_segment(bucket: &DocumentBucket, index: usize, min_tokens: usize, rng:
     (chosen, document.sentence_start(first)..document.sentence_start(next))
 }
 
-/// Removes tokens from the front or back of the longer segment until both fit.
+/// Removes tokens from the front or the back of the longer segment until both segments fit into `max_tokens`.
 fn truncate(a: &mut Range<usize>, b: &mut Range<usize>, max_tokens: usize, rng: &mut Rng) {
     while a.len() + b.len() > max_tokens {
         let longer = if a.len() > b.len() { &mut *a } else { &mut *b };
@@ -97,7 +98,7 @@ fn truncate(a: &mut Range<usize>, b: &mut Range<usize>, max_tokens: usize, rng: 
     }
 }
 
-/// Assembles `[CLS] a [SEP] b [SEP]` and returns the start of b.
+/// Assembles `[CLS] a [SEP] b [SEP]` and returns the start of `b`.
 fn assemble(
     bucket: &DocumentBucket,
     rules: &SamplingRules<'_>,

@@ -1,5 +1,5 @@
-//! Single-segment samples: whole sentences, packed until the next one does not fit (Liu et al. 2019), from one document
-//! or across documents.
+//! Samples of one segment. Whole sentences are packed until the next sentence does not fit (Liu et al. 2019). A sample
+//! contains sentences of one document or of several documents.
 
 use lambert_config::prep::Packing;
 
@@ -8,8 +8,8 @@ use super::{EmitSample, SamplingRules, target_length};
 use lambert_dataset::NO_PAIR;
 use lambert_dataset::random::Rng;
 
-/// Packs the documents listed in `order`. A sentence longer than a sample continues in the next one, so no token is
-/// lost.
+/// Packs the documents listed in `order`. A sentence that is longer than a sample continues in the next sample, so that
+/// no token is lost.
 pub fn pack(
     bucket: &DocumentBucket,
     order: &[usize],
@@ -39,7 +39,7 @@ struct SampleBuilder<'a> {
     /// Target length, tokens.
     target: usize,
     ids: Vec<u32>,
-    /// True if the next sentence is from another document than the tokens before it.
+    /// True if the next sentence and the tokens before it are from different documents.
     needs_separator: bool,
 }
 
@@ -54,7 +54,7 @@ impl<'a> SampleBuilder<'a> {
         self.ids.len() == 1
     }
 
-    /// Number of tokens that still fit, after a separator if one is needed.
+    /// Number of tokens that still fit, after a separator if `needs_separator`.
     fn room(&self) -> usize {
         (self.target + 1).saturating_sub(self.ids.len() + usize::from(self.needs_separator))
     }
@@ -82,7 +82,7 @@ impl<'a> SampleBuilder<'a> {
         document.copy(tokens, &mut self.ids);
     }
 
-    /// Emits the sample unless it is empty, and starts the next one.
+    /// Emits the sample unless it is empty, and starts the next sample.
     fn finish(&mut self, rng: &mut Rng, emit: &mut EmitSample<'_>) {
         self.needs_separator = false;
         if self.is_empty() {

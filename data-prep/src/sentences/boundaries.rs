@@ -1,12 +1,13 @@
-//! Sentence boundaries of Unicode's UAX #29.
+//! Sentence boundaries of Unicode UAX #29.
 //!
-//! `icu_segmenter` examines every character. A sentence can only end after a terminator such as a full stop, so
-//! segmentation starts one character before the next candidate: no rule depends on the text further left.
+//! `icu_segmenter` examines every character. But a sentence can end only after a terminator such as a full stop. So the
+//! segmenter starts one character before the next possible terminator. No rule depends on the text before that
+//! character.
 
 use icu_segmenter::SentenceSegmenter;
 use icu_segmenter::options::SentenceBreakInvariantOptions;
 
-/// Iterates over the ends of the sentences in `text`; the last one is the end of the text.
+/// Iterates over the end offsets of the sentences in `text`. The last offset is the end of the text.
 pub fn boundaries(text: &str) -> impl Iterator<Item = usize> {
     let segmenter = SentenceSegmenter::new(SentenceBreakInvariantOptions::default());
     let mut at = 0;
@@ -18,8 +19,8 @@ pub fn boundaries(text: &str) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Returns the start of the last inert character in the leading run of them. Inert characters end no sentence and are
-/// unaffected by the characters before them.
+/// Returns the start of the last character in the run of inert characters at the start of `text`. An inert character
+/// does not end a sentence, and the characters before it do not affect it.
 fn last_inert(text: &[u8]) -> usize {
     let (mut last, mut at) = (0, 0);
     loop {
@@ -67,7 +68,7 @@ mod tests {
         ["", ".", "a", "A.B", "x. y", "3.14 e.g. It. «Ja.» No", "Who? “he.” ’Tis…", "Да. Нет", "好。不好"]
             .into_iter()
             .for_each(assert_same);
-        // Terminators, closing marks, continuations, combining characters, and every character that is skipped.
+        // Terminators, closing marks, continuations, combining characters, and every inert character.
         let odd = ".!?。．\u{85}\u{2028}\r\n\t )”’»,;:—–…aBz9 \u{301}\u{ad}\u{200d}\u{feff}ßЯяאا ज中ไ١ª\u{1f600}";
         let last_inert = (0..0x80).chain(0xc0..0x180).chain(0x400..0x480).filter_map(char::from_u32);
         let characters: Vec<char> = odd.chars().chain(last_inert).collect();

@@ -1,6 +1,6 @@
 //! Distribution of the corpus over threads, in batches of whole documents.
 //!
-//! The contents of a batch depend on the files alone, so a restart can identify the finished batches.
+//! The contents of a batch depend on the files alone, so a restart can identify the batches that are already finished.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -12,7 +12,8 @@ use twox_hash::XxHash3_64;
 use super::formats::FORMATS;
 use super::{DocumentReader, RawDocument, SkipNotices, SourceError, SourceFile, StoredReader, open_stored};
 
-/// Target size of a batch, bytes: large enough to make queueing cheap, small enough for threads to finish together.
+/// Target size of a batch, bytes. Larger batches make the queue cheaper. Smaller batches let all threads finish at
+/// about the same time.
 const BATCH_BYTES: usize = 1 << 20;
 
 /// A batch of documents of one file.
@@ -24,9 +25,9 @@ pub struct DocumentBatch {
     pub number: u32,
     /// True for the last batch of its file.
     pub is_last: bool,
-    /// True if this part processes the batch; otherwise `documents` is empty.
+    /// True if this part processes the batch. Otherwise `documents` is empty.
     pub is_assigned: bool,
-    /// SHA-256 of the stored file, with the last batch only.
+    /// SHA-256 of the stored file, only in the last batch.
     pub sha256: Option<String>,
     /// Whole documents.
     pub documents: Vec<RawDocument>,
@@ -40,16 +41,16 @@ impl DocumentBatch {
         self.documents.iter().map(|document| document.bytes.len()).sum()
     }
 
-    /// Hash of the documents, by which a restart detects changed files.
+    /// Hash of the documents. A restart compares it to detect changed files.
     pub fn digest(&self) -> u64 {
         self.documents.iter().fold(0, |seed, document| XxHash3_64::oneshot_with_seed(seed, &document.bytes))
     }
 }
 
-/// One of several processes that share the work, as (index, number of parts); `None` for a single process.
+/// Part of the corpus that this process reads, as (index, number of parts). `None` is the whole corpus.
 pub type WorkPart = Option<(usize, usize)>;
 
-/// Files above this stored size are shared batch by batch; smaller ones belong to one part.
+/// Stored size above which the batches of a file are distributed over all parts. A smaller file belongs to one part.
 const SHARED_FILE_BYTES: u64 = 32 << 20;
 
 /// True if `part` has to read the file.
@@ -89,8 +90,8 @@ struct FileStream {
 pub struct OpenFile(Option<Arc<Mutex<FileStream>>>);
 
 impl<'a> BatchQueue<'a> {
-    /// Creates a queue of the batches of `files` for `part`, without those in `done`, which maps (file, batch) to
-    /// digest. Decompression windows are limited to `window` bytes.
+    /// Creates a queue of the batches of `files` that belong to `part` and are not in `done`. `done` maps (file, batch)
+    /// to the digest of the batch. Decompression windows are limited to `window` bytes.
     pub fn new(
         sources: &'a [Source],
         files: Vec<&'a SourceFile>,
@@ -126,7 +127,7 @@ impl<'a> BatchQueue<'a> {
         }
     }
 
-    /// Opens the next file; joins a file of another thread if all are open.
+    /// Opens the next file. If all files are already open, returns a file that another thread reads.
     fn open_next(&self) -> Result<Option<Arc<Mutex<FileStream>>>, SourceError> {
         let Some(file) = self.files.get(self.next_file.fetch_add(1, Ordering::Relaxed)) else {
             return Ok(lock(&self.open).last().cloned());
@@ -150,7 +151,8 @@ impl<'a> BatchQueue<'a> {
             if batch.is_assigned {
                 return Ok(Some(batch));
             }
-            // The reader of the last batch reports the file's hash, even if the batch belongs to another part.
+            // The process that reads the last batch reports the hash of the file, even if the batch belongs to another
+            // part.
             if batch.is_last {
                 (batch.documents, batch.notices) = (Vec::new(), SkipNotices::new());
                 return Ok(Some(batch));

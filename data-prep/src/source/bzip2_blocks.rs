@@ -1,18 +1,18 @@
-//! Block-wise bzip2 decompression, so that a damaged block is a gap and does not end the file. Blocks start with a
-//! 48-bit marker at any bit position, and each has its own checksum.
+//! Block-wise bzip2 decompression. A damaged block becomes a gap, and reading continues after the gap. Each block
+//! starts with a 48-bit marker at any bit position and has its own checksum.
 
 use std::io::{Error, Read, Result};
 
 use super::damage::Gap;
 
-/// Start of a block.
+/// Marker at the start of a block.
 const BLOCK_MARKER: u64 = 0x3141_5926_5359;
-/// End of a stream, followed by its checksum and padding to a whole byte.
+/// Marker at the end of a stream. A checksum and padding to a whole byte follow it.
 const END_MARKER: u64 = 0x1772_4538_5090;
 /// Length of both markers, bits.
 const MARKER_BITS: usize = 48;
 const MARKER_MASK: u64 = (1 << MARKER_BITS) - 1;
-/// Upper limit on the stored size of a block: 900 kB of incompressible data and some overhead.
+/// Upper limit on the stored size of a block, bytes: 900 kB of incompressible data and some overhead.
 const MAX_BLOCK_BYTES: usize = 2 << 20;
 /// Stored bytes per read.
 const READ_BYTES: usize = 1 << 17;
@@ -20,11 +20,11 @@ const READ_BYTES: usize = 1 << 17;
 const DAMAGED: &str = "bzip2: damaged block";
 const NOT_A_BLOCK: &str = "bzip2: bytes that are no block";
 
-/// Reads the text of all intact blocks, with a [`Gap`] for each damaged one.
+/// Reads the text of all intact blocks. Returns a [`Gap`] for each damaged block.
 pub struct Bzip2Blocks<R> {
     input: R,
     has_ended: bool,
-    /// Stored bytes; positions in it are in bits.
+    /// Stored bytes. Positions in the buffer are in bits.
     buffer: Vec<u8>,
     /// Bit from which the next marker is searched.
     search_from: usize,
@@ -33,7 +33,7 @@ pub struct Bzip2Blocks<R> {
     consumed: usize,
 }
 
-/// Contents of the bits before `search_from`.
+/// Type of the region that ends at the next marker.
 #[derive(Clone, Copy)]
 enum BitRegion {
     /// A block that starts at this bit.
@@ -96,7 +96,7 @@ impl<R: Read> Bzip2Blocks<R> {
         Ok(())
     }
 
-    /// Finds the next marker; `None` at the end of the file.
+    /// Finds the next marker. Returns `None` at the end of the file.
     fn next_marker(&mut self) -> Result<Option<Marker>> {
         loop {
             if let Some(marker) = find_marker(&self.buffer, self.search_from) {
@@ -159,7 +159,7 @@ fn find_marker(bytes: &[u8], from: usize) -> Option<Marker> {
     let mut window = 0_u64;
     for (index, &byte) in bytes.iter().enumerate().skip(from / 8) {
         window = window << 8 | u64::from(byte);
-        // All positions whose last bit is in this byte, the earliest first.
+        // All marker positions whose last bit is in this byte, the earliest position first.
         for after in (0..8).rev() {
             let bits = window >> after & MARKER_MASK;
             let end = index * 8 + 8 - after;
@@ -172,7 +172,7 @@ fn find_marker(bytes: &[u8], from: usize) -> Option<Marker> {
     None
 }
 
-/// Decompresses the block in the bits from `start` to `end` by wrapping it in a stream of its own.
+/// Decompresses the block in the bits from `start` to `end`, by writing it into a stream with one block.
 fn decompress(bytes: &[u8], start: usize, end: usize, text: &mut Vec<u8>) -> Result<()> {
     if end < start + MARKER_BITS + 32 {
         return Err(Error::other("too short for a block"));
@@ -182,13 +182,13 @@ fn decompress(bytes: &[u8], start: usize, end: usize, text: &mut Vec<u8>) -> Res
     (0..whole).for_each(|index| stream.push(read_bits(bytes, start + index * 8, 8), 8));
     stream.push(read_bits(bytes, start + whole * 8, rest), rest);
     stream.push(END_MARKER, MARKER_BITS);
-    // In a stream with one block the checksum equals the block's.
+    // The checksum of a stream with one block equals the checksum of the block.
     stream.push(read_bits(bytes, start + MARKER_BITS, 32), 32);
     stream.push(0, 7);
     bzip2::read::BzDecoder::new(stream.bytes.as_slice()).read_to_end(text).map(drop)
 }
 
-/// Reads up to 32 bits at any position; zeros beyond the end.
+/// Reads up to 32 bits at any bit position. Bits after the end of `bytes` are zero.
 fn read_bits(bytes: &[u8], at: usize, count: usize) -> u64 {
     let byte = |index: usize| u64::from(bytes.get(index).copied().unwrap_or(0));
     let word = (0..5).fold(0, |word, index| word << 8 | byte(at / 8 + index));
@@ -269,7 +269,7 @@ mod tests {
         let (left, gaps) = read(&packed);
         assert_eq!(gaps, [DAMAGED]);
         let lost = text.len() - left.len();
-        // One block of 100 kB, minus what the format reserves.
+        // At level 1, a block has 100 kB minus the bytes that the format reserves.
         assert!((99_000..=100_000).contains(&lost), "{lost}");
         let before = left.iter().zip(&text).take_while(|(left, right)| left == right).count();
         assert!(left[before..] == text[before + lost..], "the rest is the end of the text");

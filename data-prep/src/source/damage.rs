@@ -6,13 +6,13 @@ use std::io::{BufRead, Error, ErrorKind, Read, Result};
 use super::input::{BoxedReader, read_buffered};
 use super::stored::StorageError;
 
-/// Error that marks missing text. The next read returns the text after it.
+/// Error that marks missing text. The next read returns the text after the gap.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Gap(&'static str);
 
 impl Gap {
-    /// Creates a gap as an I/O error; `reason` is a key of the manifest's `rejected`.
+    /// Creates a gap as an I/O error. `reason` is a key of `rejected` in the manifest.
     pub fn error(reason: &'static str) -> Error {
         Error::new(ErrorKind::InvalidData, Self(reason))
     }
@@ -23,16 +23,17 @@ impl Gap {
     }
 }
 
-/// Turns errors of damaged input into a gap at the end of the text. Errors of the disk or the store are passed on.
+/// Reader that reports damaged input as a gap at the end of the text. Errors of the disk or the store are returned
+/// unchanged.
 pub struct TolerantReader {
     input: BoxedReader,
     has_ended: bool,
-    /// Gaps found by [`TolerantReader::peek`], not reported yet.
+    /// Gaps that [`TolerantReader::peek`] found and that are not reported yet.
     pending_gaps: VecDeque<&'static str>,
 }
 
 impl TolerantReader {
-    /// Reads `input` up to the first error that is not a gap.
+    /// Creates a reader of `input` that ends at the first error other than a gap.
     pub fn new(input: BoxedReader) -> Self {
         Self { input, has_ended: false, pending_gaps: VecDeque::new() }
     }
@@ -77,7 +78,7 @@ impl BufRead for TolerantReader {
             return Err(Gap::error(reason));
         }
         self.check_input()?;
-        // Buffered by the check above, so it cannot fail.
+        // `check_input` has filled the buffer, so `fill_buf` cannot fail.
         if self.has_ended { Ok(&[]) } else { self.input.fill_buf() }
     }
 

@@ -12,7 +12,7 @@ pub enum SourceError {
         /// Reason.
         reason: String,
     },
-    /// An input file changed during the preparation.
+    /// An input file changed while the preparation job ran.
     #[error("{file} has changed since this preparation started; remove the work folder to start over")]
     Changed {
         /// File.
@@ -83,7 +83,8 @@ pub enum SourceError {
 }
 
 impl SourceError {
-    /// True if the configuration is wrong (exit code 2) rather than the corpus or the machine (exit code 1).
+    /// True if the configuration is invalid (exit code 2). False if the cause is the corpus or the machine (exit code
+    /// 1).
     #[must_use]
     pub const fn is_usage(&self) -> bool {
         matches!(self, Self::NoFiles { .. } | Self::Setting { .. })

@@ -28,7 +28,7 @@ pub fn compression(head: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// True if the first block has a valid tar checksum, which all tar variants have.
+/// True if the first block has a valid tar checksum. All tar variants have this checksum.
 fn is_tar(head: &[u8]) -> bool {
     let Some(block) = head.get(..TAR_BLOCK) else { return false };
     let stored = std::str::from_utf8(&block[TAR_CHECKSUM]).unwrap_or("").trim_matches(['\0', ' ']);
@@ -38,7 +38,7 @@ fn is_tar(head: &[u8]) -> bool {
 }
 
 /// Describes the type of binary data that starts with `head` (images, programs, other archives), as words that follow
-/// "it looks like". Text with a few control characters is text.
+/// "it looks like". Returns `None` for text, even with a few control characters.
 pub fn binary(head: &[u8]) -> Option<String> {
     let is_control = |byte: &&u8| **byte < b' ' && !b"\t\n\x0b\x0c\r\x1b".contains(byte);
     let controls = head.iter().filter(is_control).count();

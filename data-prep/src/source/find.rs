@@ -62,7 +62,7 @@ struct FoundFile {
     name: String,
     /// Size, bytes.
     bytes: u64,
-    /// Modification time, or the object's ETag.
+    /// Modification time, or the ETag of an object.
     stamp: String,
 }
 
@@ -80,7 +80,7 @@ fn local_files(key: &str, pattern: &str) -> Result<Vec<FoundFile>, SourceError> 
         Ok(metadata) if metadata.is_file() => vec![path.to_owned()],
         // Opening a pipe could block, and a device has no end.
         Ok(_) => return Err(no_files(key, pattern, "neither a file nor a folder")),
-        // Existing names are literal, even with brackets; any other name is a glob.
+        // Existing names are literal, even with brackets. Any other name is a glob.
         Err(_) if pattern.contains(['*', '?', '[']) => {
             let found = glob::glob(pattern).map_err(|error| no_files(key, pattern, error))?;
             found.filter_map(Result::ok).filter(|path| path.is_file()).collect()
@@ -130,7 +130,7 @@ fn files_below(folder: &Path) -> Result<Vec<PathBuf>, SourceError> {
     Ok(files)
 }
 
-/// Lists a single object, all objects below a prefix, or those that match a glob.
+/// Lists a single object, all objects below a prefix, or the objects that match a glob.
 fn remote_objects(key: &str, url: &str) -> Result<Vec<FoundFile>, SourceError> {
     let error = |source| SourceError::Store { url: url.to_owned(), source };
     let special = url.find(['*', '?', '[']).unwrap_or(url.len());

@@ -14,9 +14,9 @@ use crate::extract::Extractor;
 /// The first bytes of a file.
 #[derive(Debug, Clone, Copy)]
 pub enum FileHead<'a> {
-    /// As stored.
+    /// First bytes as stored.
     Stored(&'a [u8]),
-    /// Decompressed, in UTF-8.
+    /// First bytes of the decompressed text, in UTF-8.
     Text(&'a [u8]),
 }
 
@@ -28,7 +28,7 @@ pub trait InputFormat: Sync {
     /// Supported values of `source.documents`, the default first.
     fn documents(&self) -> &'static [Documents];
 
-    /// Source keys that this format reads in addition to the common ones.
+    /// Source keys that this format reads in addition to the keys of all formats.
     fn options(&self) -> &'static [&'static str] {
         &[]
     }
@@ -37,7 +37,8 @@ pub trait InputFormat: Sync {
     /// [`FileHead::Stored`].
     fn recognizes(&self, head: FileHead<'_>) -> bool;
 
-    /// Name for error messages that refuse a file of this format as text; `None` if it may be read as text.
+    /// Name in the error message for a file of this format that a source configures as text. `None` if such a file may
+    /// be read as text.
     fn looks_like(&self) -> Option<&'static str> {
         None
     }
@@ -52,7 +53,7 @@ pub trait InputFormat: Sync {
         1.0
     }
 
-    /// True if a file of this name (without folder) accompanies files of this format and is not read.
+    /// True if a file of this name (without folder) accompanies files of this format but is not an input itself.
     fn ignores(&self, _name: &str) -> bool {
         false
     }
@@ -71,7 +72,7 @@ pub trait InputFormat: Sync {
     /// The file cannot be read.
     fn extractor(&self, file: &InputFile<'_>) -> Result<Extractor, SourceError>;
 
-    /// Opens a file, or a range of one, for reading documents from `stored`.
+    /// Opens a file, or a range of a file, for reading documents from `stored`.
     ///
     /// # Errors
     /// The file cannot be read or does not have this format.
@@ -93,15 +94,15 @@ impl std::fmt::Debug for dyn InputFormat {
 /// A file with its source and the context for reading it.
 #[derive(Clone, Copy)]
 pub struct InputFile<'a> {
-    /// The file, or a range of one.
+    /// The file, or a range of a file.
     pub file: &'a SourceFile,
-    /// Its source.
+    /// Source of the file.
     pub source: &'a Source,
-    /// Its format, if known.
+    /// Format of the file, if known.
     pub format: Option<&'static dyn InputFormat>,
     /// All formats.
     pub formats: FormatRegistry,
-    /// Upper limit of the decompression window, bytes.
+    /// Upper limit on the decompression window, bytes.
     pub window: u64,
 }
 
@@ -117,7 +118,7 @@ impl InputFile<'_> {
         })
     }
 
-    /// Opens the text for a look at its first bytes.
+    /// Opens the text in order to examine its first bytes.
     ///
     /// # Errors
     /// As [`InputFile::text`], or the file cannot be opened.
@@ -126,7 +127,7 @@ impl InputFile<'_> {
     }
 }
 
-/// Stored bytes examined to detect binary formats.
+/// Number of stored bytes that are examined to detect binary formats.
 const STORED_HEAD: u64 = 512;
 
 /// The list of input formats.
@@ -148,10 +149,10 @@ impl FormatRegistry {
         std::iter::once(self.text).chain(self.formats.iter().copied())
     }
 
-    /// Looks up a format by name; `None` for `auto`.
+    /// Looks up a format by name. Returns `None` for `auto`.
     ///
     /// # Errors
-    /// The name is unknown; the message lists the valid ones.
+    /// The name is unknown. The message lists the valid names.
     pub fn named(self, name: &FormatName) -> Result<Option<&'static dyn InputFormat>, String> {
         if name.is_auto() {
             return Ok(None);
@@ -197,7 +198,7 @@ impl FormatRegistry {
         Some(format!("{}; use format = \"{}\"", found.looks_like()?, found.name()))
     }
 
-    /// True if a file of this name (without folder) is ignored when a source names its folder.
+    /// True if a file of this name (without folder) is skipped when a source names its folder.
     pub fn ignores(self, format: Option<&'static dyn InputFormat>, name: &str) -> bool {
         format.map_or_else(|| self.all().any(|format| format.ignores(name)), |format| format.ignores(name))
     }

@@ -1,4 +1,4 @@
-//! The input formats, one file each.
+//! The input formats. Each format has one file.
 
 mod jsonl;
 mod parquet;

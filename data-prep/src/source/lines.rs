@@ -4,9 +4,9 @@ use super::SourceError;
 use super::damage::Gap;
 use super::input::BoxedReader;
 
-/// Longer lines are split, to bound memory.
+/// Upper limit on the length of a line, bytes. Longer lines are split to bound memory.
 pub const MAX_LINE_BYTES: usize = 16 << 20;
-/// Longer lines that cannot be split are skipped.
+/// Upper limit on the length of a line that cannot be split, bytes. Longer lines are skipped.
 const MAX_WHOLE_LINE_BYTES: usize = 256 << 20;
 
 /// Result of reading a line.
@@ -16,7 +16,7 @@ pub enum LineEnd {
     Line,
     /// No line was left.
     File,
-    /// Damage, with the reason. Nothing is appended: fragments of the damaged line are dropped.
+    /// Damage, with the reason. Nothing is appended, because fragments of a damaged line are dropped.
     Gap(&'static str),
     /// The line exceeds this limit, in bytes, and cannot be split. Nothing is appended.
     TooLong(usize),
@@ -27,19 +27,19 @@ pub struct Lines {
     input: BoxedReader,
     name: String,
     offset: u64,
-    /// Splits long lines if true, skips them otherwise.
+    /// True if long lines are split. False if they are skipped.
     splits_long_lines: bool,
-    /// True after a gap: the rest of a line comes first.
+    /// True after a gap. The next text is then the rest of a damaged line, which is dropped.
     is_mid_line: bool,
 }
 
 impl Lines {
-    /// Reads the lines of `input` and splits those above 16 MiB. `name` is the file, for error messages.
+    /// Reads the lines of `input` and splits those above 16 MiB. `name` is the file name for error messages.
     pub fn new(input: BoxedReader, name: &str) -> Self {
         Self { input, name: name.to_owned(), offset: 0, splits_long_lines: true, is_mid_line: false }
     }
 
-    /// Reads whole lines; those above 256 MiB are skipped as [`LineEnd::TooLong`].
+    /// Reads the lines of `input` without splitting them. A line above 256 MiB is skipped as [`LineEnd::TooLong`].
     pub fn whole(input: BoxedReader, name: &str) -> Self {
         Self { splits_long_lines: false, ..Self::new(input, name) }
     }

@@ -17,8 +17,8 @@ const BUFFER: usize = 1 << 17;
 /// Largest zstd window, as a power of two.
 const MAX_ZSTD_WINDOW_LOG: u32 = 31;
 
-/// Opens the text in `stored`, the bytes of `file`. `refusal` is the format's check of the first bytes. Tolerated
-/// damage is a [`super::damage::Gap`].
+/// Opens the text of `file`, whose stored bytes `stored` reads. The format checks the first bytes with `refusal`.
+/// Damage that the source tolerates is reported as a [`super::damage::Gap`].
 ///
 /// # Errors
 /// The file cannot be read, is not text, or is refused by its format.
@@ -56,7 +56,7 @@ pub fn open(
     }
 }
 
-/// Decompresses `stored`. The first bytes determine the compression, not the file name. All members of gzip and zstd
+/// Decompresses `stored`. The first bytes, not the file name, determine the compression. All members of gzip and zstd
 /// files and all streams of bzip2 and xz files are read.
 fn decompressed(stored: StoredReader, skips_damage: bool, window: u64) -> std::io::Result<BoxedReader> {
     let mut stored = BufReader::with_capacity(BUFFER, stored);
@@ -77,8 +77,8 @@ fn decompressed(stored: StoredReader, skips_damage: bool, window: u64) -> std::i
     })
 }
 
-/// Translates the memory-limit errors of a decompressor, which both libraries report as text, into one that names the
-/// settings.
+/// Reader that replaces the memory-limit error of a decompressor by an error that names the settings to change. Both
+/// decompressors report the memory limit only as text in an error message.
 struct WindowLimited<R> {
     inner: R,
     window: u64,
@@ -103,12 +103,12 @@ impl<R: Read> Read for WindowLimited<R> {
     }
 }
 
-/// Returns the bytes that may hold a byte-order mark.
+/// Returns the first bytes, which may contain a byte-order mark.
 fn byte_order_mark(text: &[u8]) -> Vec<u8> {
     text[..text.len().min(3)].to_vec()
 }
 
-/// Determines the encoding to convert from; `None` for UTF-8.
+/// Determines the encoding to convert from. Returns `None` for UTF-8.
 fn encoding(
     start: &[u8],
     source: &Source,

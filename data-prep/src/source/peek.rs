@@ -1,23 +1,23 @@
-//! Reader with access to its first bytes before they are read.
+//! Reader whose first bytes can be examined before they are read.
 
 use std::io::{BufRead, Error, Read, Result};
 
 use super::input::{BoxedReader, read_buffered};
 
-/// Bytes to examine; detecting a tar archive takes 512.
+/// Number of bytes that can be examined. Detection of a tar archive needs 512.
 const HEAD_BYTES: usize = 4096;
 
-/// Reader with access to its first bytes before they are read.
+/// Reader whose first bytes can be examined before they are read.
 pub struct PeekReader {
     head: Vec<u8>,
     consumed: usize,
-    /// Error found while reading the head.
+    /// Error that occurred while the head was read.
     error: Option<Error>,
     input: BoxedReader,
 }
 
 impl PeekReader {
-    /// Reads the head of `input`. An error or a gap in it is returned to the reader in its place.
+    /// Reads the head of `input`. An error or a gap in the head is returned when the reader reaches its position.
     pub fn new(mut input: BoxedReader) -> Self {
         let (mut head, mut error) = (Vec::with_capacity(HEAD_BYTES), None);
         while head.len() < HEAD_BYTES && error.is_none() {
@@ -39,7 +39,7 @@ impl PeekReader {
         &self.head
     }
 
-    /// Error that ended the head.
+    /// Returns the error that ended the head, if any.
     pub fn into_error(self) -> Option<Error> {
         self.error
     }

@@ -8,9 +8,9 @@ use std::thread;
 use bytes::Bytes;
 use lambert_store::Store;
 
-/// Bytes per request: enough for good throughput, few enough to read many files at a time.
+/// Bytes per request. Large requests increase the throughput, and small requests let many files be read at a time.
 const PART_BYTES: u64 = 4 << 20;
-/// Upper limit on concurrent requests. The same number of finished parts may be waiting.
+/// Upper limit on the number of concurrent requests. The same number of finished parts can wait to be read.
 const MAX_PARALLEL: u64 = 6;
 
 type FetchedPart = std::result::Result<Bytes, lambert_store::Error>;
@@ -19,8 +19,8 @@ type FetchedPart = std::result::Result<Bytes, lambert_store::Error>;
 pub struct ReadAhead {
     object: RemoteObject,
     parallel: usize,
-    /// Part `i` arrives on channel `i` modulo their number. The channels are created when the second part is read,
-    /// because often only the start of an object is examined.
+    /// Part `i` arrives on channel `i % parallel`. The channels are created when the second part is read, because often
+    /// only the start of an object is examined.
     parts: Vec<Receiver<FetchedPart>>,
     next: u64,
     part: Bytes,
@@ -53,7 +53,7 @@ impl ReadAhead {
         Ok(())
     }
 
-    /// Waits for the next part; leaves an empty one at the end.
+    /// Waits for the next part. At the end of the object, `part` stays empty.
     fn advance(&mut self) -> Result<()> {
         if self.next == self.object.parts() {
             return Ok(());
@@ -84,7 +84,7 @@ impl RemoteObject {
         self.store.get_range(&self.name, self.range(part))
     }
 
-    /// Fetches every `step`-th part from `first` on until the receiver is dropped. Part 0 was fetched before.
+    /// Fetches every `step`-th part from `first` on until the receiver is dropped. Part 0 has already been fetched.
     fn fetch_into(&self, first: u64, step: usize, sender: &SyncSender<FetchedPart>) {
         for part in (first..self.parts()).step_by(step).skip_while(|&part| part == 0) {
             let fetched = self.fetch(part);
@@ -137,7 +137,7 @@ mod tests {
         let mut failing = ReadAhead::new(store.clone(), "gone", 100, PART_BYTES);
         let error = failing.read_to_end(&mut Vec::new()).unwrap_err();
         assert!(error.to_string().contains("no such object"), "{error}");
-        // In the middle, while other threads are reading.
+        // The object disappears in the middle, while other threads read it.
         store.put("going", vec![7; 3 * PART_BYTES as usize].into()).unwrap();
         let mut failing = ReadAhead::new(store.clone(), "going", 3 * PART_BYTES, 4 * PART_BYTES);
         failing.read_exact(&mut vec![0; PART_BYTES as usize]).unwrap();

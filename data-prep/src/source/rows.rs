@@ -1,4 +1,4 @@
-//! Documents from rows of text: each row is a document, or a sentence of one.
+//! Documents from rows of text. Each row is a document, or a sentence of a document.
 
 use lambert_config::prep::Documents;
 
@@ -8,12 +8,12 @@ use crate::extract::Extractor;
 /// Values of `documents` that row formats support.
 pub const DOCUMENTS: &[Documents] = &[Documents::Row, Documents::Sentence];
 
-/// Creates the extractor of a row format. Rows are not hard-wrapped; their lines are paragraphs.
+/// Creates the extractor of a row format. Rows are not hard-wrapped, so each line of a row is a paragraph.
 pub fn extractor(documents: Documents) -> Extractor {
     if documents == Documents::Sentence { Extractor::sentences() } else { Extractor::paragraphs() }
 }
 
-/// Upper limit on the rows of a document that no empty row ends.
+/// Upper limit on the number of rows in a document, unless an empty row ends the document before.
 const MAX_SENTENCES: usize = 512;
 
 /// Reads the text of rows.
@@ -32,7 +32,7 @@ pub struct RowDocuments<R> {
 }
 
 impl<R: RowReader> RowDocuments<R> {
-    /// Treats each row as a document, or as a sentence of one, as `documents` says.
+    /// Creates a reader of `rows`. `documents` determines whether a row is a document or a sentence of a document.
     pub fn new(rows: R, documents: Documents) -> Self {
         Self { rows, is_sentence_per_row: documents == Documents::Sentence, ordinal: 0 }
     }

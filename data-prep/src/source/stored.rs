@@ -27,13 +27,13 @@ struct HashedStream {
     expected: u64,
 }
 
-/// An I/O error of the disk or the object store. Unlike corrupt input, it is never skipped.
+/// An I/O error of the disk or the object store. Unlike corrupt input, such an error is never skipped.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub struct StorageError(pub Error);
 
 impl StoredReader {
-    /// Opens `file`. `counter` is incremented by the bytes read. For an object, up to `memory` bytes are read ahead.
+    /// Opens `file`. `counter` counts the bytes that were read. Up to `memory` bytes of an object are read ahead.
     ///
     /// # Errors
     /// The file or the store cannot be opened.
@@ -50,7 +50,7 @@ impl StoredReader {
         Ok(Self(Arc::new(Mutex::new(bytes))))
     }
 
-    /// Reads and hashes up to byte `end`.
+    /// Reads and hashes the file up to byte `end`.
     pub fn skip_to(&self, end: u64) -> Result<()> {
         let mut bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut buffer = vec![0; SKIP_BUFFER_BYTES.min(end.saturating_sub(bytes.read) as usize)];
@@ -63,7 +63,7 @@ impl StoredReader {
         Ok(())
     }
 
-    /// Reads the rest and returns the SHA-256 of the file.
+    /// Reads the rest of the file and returns the SHA-256 of the file.
     pub fn finish(&self) -> Result<String> {
         self.skip_to(u64::MAX)?;
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! A registry with an additional format: it is detected, refused, checked and read like the others.
+//! Registry with an additional format. This format is detected, refused, checked and read like the other formats.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -19,7 +19,8 @@ pub struct Transcoder {
 }
 
 impl Transcoder {
-    /// Reads `input` as `encoding`. Invalid bytes are replaced by U+FFFD, or are an error with their offset.
+    /// Reads `input` as `encoding`. Invalid bytes become U+FFFD if `replaces_invalid`, otherwise an error with their
+    /// offset.
     pub fn new(input: BoxedReader, encoding: &'static Encoding, replaces_invalid: bool) -> Self {
         let decoder = encoding.new_decoder_with_bom_removal();
         Self { input, decoder, encoding, replaces_invalid, offset: 0, text: Vec::new(), consumed: 0, has_ended: false }

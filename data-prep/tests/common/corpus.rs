@@ -1,4 +1,4 @@
-//! A small generated corpus and preparations of files beside it.
+//! A small generated corpus, with preparation jobs for files beside it.
 
 use std::io::Write;
 use std::path::Path;
@@ -48,7 +48,7 @@ impl Corpus {
         run(&config, 2).map(|report| report.datasets[0].manifest.clone())
     }
 
-    /// Documents, sentences and samples of the unmodified text.
+    /// Numbers of documents, sentences and samples of the unmodified text.
     pub fn plain(&self) -> [u64; 3] {
         counts(&self.prepare(vec![self.source("plain.txt", self.text.as_bytes(), "text")]).unwrap())
     }

@@ -1,4 +1,4 @@
-//! Helpers for the tests of preparations.
+//! Helpers for the tests of preparation jobs.
 #![allow(dead_code, unused_imports)] // Each test file uses a part of it.
 
 pub mod corpus;
@@ -12,7 +12,7 @@ use lambert_config::prep::{Documents, Source};
 use lambert_data_prep::prep::{self, PrepError, PrepOptions, PrepReport, PrepStatus};
 pub use tree::{assert_same, tree};
 
-/// The development corpora in `LAMBERT_TEST_CORPORA`, or in `shared/corpora` beside the checkout, if present.
+/// Returns the development corpora in `LAMBERT_TEST_CORPORA` or in `shared/corpora` beside the checkout, if present.
 pub fn corpora() -> Option<PathBuf> {
     let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/corpora");
     let path = std::env::var_os("LAMBERT_TEST_CORPORA").map_or_else(beside, PathBuf::from);
@@ -29,7 +29,7 @@ pub fn source(path: &Path, format: &str, documents: Documents) -> Source {
     Source { path: path.display().to_string(), format: format.into(), documents, ..Source::default() }
 }
 
-/// A preparation of `sources` into `folder/data`.
+/// Configuration that prepares `sources` into `folder/data`.
 pub fn config(folder: &Path, vocabulary: &Path, sources: Vec<Source>) -> PrepConfig {
     let mut config = PrepConfig { source: sources, ..PrepConfig::default() };
     config.output.url = folder.join("data").display().to_string();
@@ -38,7 +38,7 @@ pub fn config(folder: &Path, vocabulary: &Path, sources: Vec<Source>) -> PrepCon
     config
 }
 
-/// Runs the preparation with `threads` threads.
+/// Runs the preparation job with `threads` threads.
 pub fn run(config: &PrepConfig, threads: usize) -> Result<PrepReport, PrepError> {
     prep::run(
         config,

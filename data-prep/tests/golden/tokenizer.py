@@ -1,10 +1,10 @@
-"""Writes tokenizer.json beside itself: lines of text and the ids that Hugging Face's BertTokenizerFast gives them.
+"""Writes tokenizer.json beside this script: lines of text with the ids from Hugging Face's BertTokenizerFast.
 
     python tokenizer.py CORPORA
 
-CORPORA holds books/, wiki/ and vocab/ (see docs/reference/formats.md). Needs transformers and tokenizers; made with transformers
-5.23.0 and tokenizers 0.23.3. The vocabularies are cut down to the pieces of these lines and their characters, so that
-the file stays small; both tokenizers read the same cut-down one.
+CORPORA contains books/, wiki/ and vocab/ (see docs/reference/formats.md). The script needs transformers and tokenizers. The
+stored file was written with transformers 5.23.0 and tokenizers 0.23.3. To keep the file small, each vocabulary is reduced
+to the tokens (word pieces) of these lines and their characters. Both tokenizers read the same reduced vocabulary.
 """
 
 import json
@@ -43,7 +43,7 @@ TORTURE = [
 
 
 def texts(corpora: pathlib.Path) -> list[str]:
-    """Some lines of every language."""
+    """Returns some lines of every language."""
     lines = list(TORTURE)
     for folder in sorted((corpora / "books").iterdir()):
         for path in sorted(folder.iterdir())[:2]:
@@ -53,7 +53,7 @@ def texts(corpora: pathlib.Path) -> list[str]:
 
 
 def cut_down(vocabulary: pathlib.Path, lowercase: bool, lines: list[str]) -> list[str]:
-    """The special pieces, the pieces these lines use, and the pieces of one character in them."""
+    """Returns the special tokens, the tokens that these lines use, and the one-character tokens in them."""
     tokenizer = BertTokenizerFast(vocab=str(vocabulary), do_lower_case=lowercase)
     tokenizer.split_special_tokens = True
     used = set()

@@ -1,5 +1,5 @@
 //! Lock of a shard during its download. The lock file contains the name of the holder, and its modification time shows
-//! the holder's progress.
+//! the progress of the holder.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -11,12 +11,12 @@ const BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(
 /// Interval of progress updates.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Timeouts for a holder that makes no progress.
+/// Timeouts of a wait for a holder that makes no progress.
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
-    /// Until a warning.
+    /// Time until a warning.
     pub report: Duration,
-    /// Until the waiting process proceeds without the lock.
+    /// Time until the waiting process continues without the lock.
     pub stalled: Duration,
 }
 
@@ -26,7 +26,7 @@ impl Default for Timeouts {
     }
 }
 
-/// File lock, released on drop. On file systems without locks it excludes nobody.
+/// File lock, released on drop. On file systems without locks, it does not exclude other processes.
 #[derive(Debug)]
 pub struct FetchLock {
     file: File,
@@ -52,12 +52,12 @@ impl FetchLock {
             Err(TryLockError::Error(error)) => return Err(error),
         }
         let holder = format!("process {} on host {}", std::process::id(), lambert_store::host::name());
-        // Only for messages: writing the name may fail on a full disk.
+        // The name serves messages only, so an error, as on a full disk, is ignored.
         let _ = file.set_len(0).and_then(|()| file.write_all_at(holder.as_bytes(), 0));
         Ok(TryLock::Acquired(Self { file, last_signal: Instant::now() }))
     }
 
-    /// Waits for the lock of `file` while its holder makes progress; `None` after [`Timeouts::stalled`] without
+    /// Waits for the lock of `file` while its holder makes progress. Returns `None` after [`Timeouts::stalled`] without
     /// progress. `purpose` describes the wait in messages.
     pub fn wait(file: File, timeouts: Timeouts, purpose: &str) -> io::Result<Option<Self>> {
         let (mut file, mut pause, mut reported) = (file, BACKOFF[0], false);
@@ -108,7 +108,8 @@ fn holder(file: &File) -> String {
     if text.is_empty() { "another process".to_owned() } else { text }
 }
 
-/// True if the file system does not support locks. Then each process may download the shard, and the last copy stays.
+/// True if the file system does not support locks. Then several processes can download a shard, and the last copy
+/// stays.
 fn has_no_locks(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let none = [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP, Errno::INVAL].map(Errno::raw_os_error);

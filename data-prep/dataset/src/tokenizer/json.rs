@@ -1,5 +1,5 @@
-//! `tokenizer.json`, generated from a vocab.txt: in the form that the tokenizers library of this program reads, and in
-//! the form that Hugging Face's `BertTokenizerFast` loads.
+//! `tokenizer.json`, generated from a vocab.txt, in two forms. The tokenizers library of this program reads one form,
+//! and Hugging Face's `BertTokenizerFast` loads the other form.
 
 use std::collections::HashMap;
 
@@ -19,10 +19,10 @@ const SEP: &str = "[SEP]";
 /// Mask token.
 pub const MASK: &str = "[MASK]";
 
-/// BERT's limit, in characters: longer words become `[UNK]`.
+/// Upper limit on the length of a word in BERT, characters. Longer words become `[UNK]`.
 const MAX_WORD_CHARS: usize = 100;
 
-/// Parses the tokens of a vocab.txt, in id order. `origin` names it in errors.
+/// Parses the tokens of a vocab.txt, in id order. `origin` names the vocabulary in errors.
 pub fn pieces(bytes: &[u8], origin: &str) -> Result<Vec<String>, TokenizerError> {
     let text = std::str::from_utf8(bytes)
         .map_err(|error| TokenizerError::NotUtf8 { origin: origin.to_owned(), at: error.valid_up_to() })?;
@@ -41,7 +41,7 @@ pub fn pieces(bytes: &[u8], origin: &str) -> Result<Vec<String>, TokenizerError>
     Ok(pieces)
 }
 
-/// Writes the JSON for `tokenizers` 1.0: no added tokens and no post-processor, so only text is encoded.
+/// Writes the JSON for `tokenizers` 1.0. It has no added tokens and no post-processor, so only text is encoded.
 pub(super) fn canonical(pieces: &[String], lowercase: bool) -> String {
     json!({
         "version": "2.0",

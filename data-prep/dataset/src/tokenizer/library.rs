@@ -1,5 +1,5 @@
-//! Tokenizer of the `tokenizers` crate. Building it takes as long as encoding two megabytes of text, so a thread builds
-//! it in the background, while simple words are already encoded without it.
+//! Tokenizer of the `tokenizers` crate. Its construction takes as long as encoding two megabytes of text. So a
+//! background thread constructs it, while simple words are already encoded without it.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;

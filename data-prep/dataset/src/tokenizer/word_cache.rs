@@ -1,30 +1,31 @@
 //! Cache of encoded words in front of the tokenizers library.
 //!
-//! Text between two spaces or punctuation marks has the same ids in any context: cleaning, decomposition and
-//! lowercasing work per character or within a run of combining marks, and BERT splits at every space and around every
-//! punctuation mark. The text is therefore split at the spaces and marks that are cheap to detect, and each segment is
-//! looked up by its bytes. Unknown segments are encoded by the caller. data-prep/tests/tokenizer.rs tests that results
-//! are exact.
+//! Cleaning, decomposition and lowercasing work per character or within a run of combining marks. BERT splits at every
+//! space and around every punctuation mark. Therefore text between two spaces or punctuation marks has the same ids in
+//! any context.
+//!
+//! So this cache splits the text at the spaces and marks that are cheap to detect, and looks up each segment by its
+//! bytes. The caller encodes segments that are not cached. data-prep/tests/tokenizer.rs tests that results are exact.
 
 /// Maximum length of a cached segment, bytes.
 pub const MAX_WORD_BYTES: usize = 31;
 /// Maximum number of ids of a cached segment.
 const MAX_IDS: usize = 7;
-/// Segments to split off before their slots are accessed, so that the cache misses of many slots overlap.
+/// Number of segments to split off before their slots are accessed, so that the CPU cache misses of many slots overlap.
 const SEGMENT_BATCH: usize = 64;
-/// Number of slots: 8 MiB, enough for the words that make up nearly all text of a large corpus.
+/// Number of slots. They take 8 MiB and suffice for the words that make up nearly all text of a large corpus.
 const SLOTS: usize = 1 << 17;
 
-/// Direct-mapped cache of words: a new word replaces another in the same slot.
+/// Direct-mapped cache of words. A new word replaces the word in its slot.
 pub struct WordCache {
     slots: Vec<CachedWord>,
     /// Byte ranges of the next segments.
     next: Vec<(usize, usize)>,
-    /// Text, padded with zeros by the size of a key.
+    /// Text, followed by as many zeros as a key has bytes.
     text: Vec<u8>,
 }
 
-/// Cached word; fills one cache line.
+/// Cached word. It fills one cache line.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct CachedWord {
@@ -79,7 +80,7 @@ impl WordCache {
 }
 
 impl CachedWord {
-    /// Appends the ids of a word by `encode` and caches them.
+    /// Calls `encode` to append the ids of a word, and caches these ids.
     fn take(&mut self, key: WordKey, output: &mut Vec<u32>, encode: impl FnOnce(&mut Vec<u32>)) {
         let start = output.len();
         encode(output);
@@ -125,7 +126,7 @@ static MASKS: [WordKey; KEY] = {
     masks
 };
 
-/// Returns the index of a key among `slots` slots, a power of two.
+/// Returns the slot of a key. `slots` is the number of slots, a power of two.
 #[inline]
 pub fn index(key: WordKey, slots: usize) -> usize {
     let [a, b, c, d] = key;
@@ -139,9 +140,9 @@ pub fn index(key: WordKey, slots: usize) -> usize {
 enum Class {
     /// Part of the segment.
     Inside,
-    /// Ends the segment and is dropped.
+    /// Ends the segment and belongs to no segment.
     Space,
-    /// Ends the segment and forms one alone.
+    /// Ends the segment and forms a separate segment.
     Mark,
     /// May be the first byte of a typographic mark.
     Lead,
@@ -164,7 +165,7 @@ const CLASSES: [Class; 256] = {
     classes
 };
 
-/// Iterator over the byte ranges of a text's segments.
+/// Iterator over the byte ranges of the segments of a text.
 struct Segments<'a> {
     text: &'a [u8],
     at: usize,

@@ -1,20 +1,23 @@
 //! Encoder for words of ASCII letters and digits and for single punctuation marks, which make up nearly all English
-//! text. Applies WordPiece directly: repeatedly the longest matching token, or `[UNK]` for a word without a match.
-//! BERT's cleaning only lowercases such words, so the library's pipeline would cost more than the encoding.
-//! data-prep/tests/tokenizer.rs tests that the results equal the library's.
+//! text.
+//!
+//! This encoder applies WordPiece directly. It repeatedly takes the longest matching token, and returns `[UNK]` for a
+//! word without a match. For such words, the cleaning step of BERT only lowercases, so the full pipeline of the
+//! `tokenizers` crate would cost more than the encoding. data-prep/tests/tokenizer.rs tests that the results equal
+//! those of the crate.
 
 use super::json::PREFIX;
 use super::word_cache::{WordKey, index, is_mark, key};
 
 /// Maximum length of a word, bytes.
 const MAX_WORD_BYTES: usize = super::word_cache::MAX_WORD_BYTES;
-/// Flag in a key's last byte, beside the length: the token continues a word.
+/// Flag of a token that continues a word. It is in the last byte of the key, beside the length.
 const CONTINUES: u64 = 0x80 << 56;
 
-/// Tokens that such words consist of.
+/// Table of the tokens that such words consist of.
 #[derive(Debug)]
 pub struct Words {
-    /// Open-addressing hash table with linear probing; its size is a power of two, at most half full.
+    /// Open-addressing hash table with linear probing. Its size is a power of two, and it is at most half full.
     slots: Vec<Option<(WordKey, u32)>>,
     /// Length of the longest token, bytes.
     longest: usize,
@@ -42,7 +45,7 @@ impl Words {
         words
     }
 
-    /// Appends the ids of `word`. Returns `false` if it is not a word that this encoder handles.
+    /// Appends the ids of `word`. Returns `false` if this encoder does not support the word.
     pub fn append(&self, word: &str, ids: &mut Vec<u32>) -> bool {
         let mut bytes = [0; MAX_WORD_BYTES];
         let Some(bytes) = bytes.get_mut(..word.len()).filter(|_| is_word(word.as_bytes())) else { return false };

@@ -1,6 +1,6 @@
 //! Template arguments.
 
-/// Parameter names of the enclosed text in various wikis.
+/// Names, in various wikis, of the parameter that contains the enclosed text.
 const TEXT_PARAMETERS: [&str; 9] =
     ["text", "texte", "quote", "quotation", "content", "texto", "testo", "treść", "zitat"];
 
@@ -11,7 +11,7 @@ pub struct TemplateArguments<'a> {
 }
 
 impl<'a> TemplateArguments<'a> {
-    /// Parses `text`, which follows the template name.
+    /// Parses the text of a template call after the template name.
     pub fn parse(text: &'a str) -> Self {
         let mut arguments = Self { positional: Vec::new(), named: Vec::new() };
         for argument in split_at_bars(text) {
@@ -23,7 +23,7 @@ impl<'a> TemplateArguments<'a> {
         arguments
     }
 
-    /// Adds a named argument; `2=text` is the second positional one.
+    /// Adds a named argument. `2=text` sets the second positional argument.
     fn add_named(&mut self, name: &'a str, value: &'a str) {
         match name.parse::<usize>() {
             Ok(number @ 1..=9) => {
@@ -39,7 +39,7 @@ impl<'a> TemplateArguments<'a> {
         self.positional.len()
     }
 
-    /// Returns a positional argument, from 0; empty if missing.
+    /// Returns the positional argument at index `number` (from 0), or an empty string if it is missing.
     pub fn get(&self, number: usize) -> &'a str {
         self.positional.get(number).copied().unwrap_or("")
     }
@@ -54,7 +54,7 @@ impl<'a> TemplateArguments<'a> {
         self.named.iter().find(|(known, value)| *known == name && !value.is_empty()).map(|(_, value)| *value)
     }
 
-    /// Returns the enclosed text: the argument with one of the usual names, or the first positional one.
+    /// Returns the enclosed text: a parameter named in `TEXT_PARAMETERS`, otherwise the first positional argument.
     pub fn text(&self) -> &'a str {
         let called = |name: &&str| TEXT_PARAMETERS.contains(&name.to_lowercase().as_str());
         let named = self.named.iter().find(|(name, value)| called(name) && !value.is_empty());
@@ -62,7 +62,7 @@ impl<'a> TemplateArguments<'a> {
     }
 }
 
-/// Splits at bars outside links and templates.
+/// Splits `text` at the bars outside links and templates.
 fn split_at_bars(text: &str) -> Vec<&str> {
     let (mut depth, mut start) = (0_i32, 0);
     let mut found = Vec::new();

@@ -6,10 +6,10 @@ mod templates;
 use super::super::entities;
 use super::{WikiSite, tags};
 
-/// Deeper nested markup is dropped.
+/// Largest nesting depth of markup. Deeper markup is dropped.
 const MAX_DEPTH: usize = 24;
 
-/// Appends `source` to `output` without templates, tables, comments, tags, links and quotes.
+/// Appends the text of `source` to `output`. Inline markup is rendered or removed.
 pub fn render(source: &str, output: &mut String, depth: usize, site: &WikiSite) {
     if depth <= MAX_DEPTH {
         Renderer { source, output, copied: 0, depth, site, unclosed: Unclosed::default() }.run();
@@ -20,7 +20,7 @@ pub fn render(source: &str, output: &mut String, depth: usize, site: &WikiSite) 
 struct Renderer<'a> {
     source: &'a str,
     output: &'a mut String,
-    /// End of the last markup, a byte of the source; the text after it is not in the output yet.
+    /// Byte offset in `source` of the end of the last markup. The text after this offset is not in `output` yet.
     copied: usize,
     /// Number of templates and links around the text.
     depth: usize,
@@ -40,7 +40,7 @@ impl Renderer<'_> {
         self.output.push_str(&self.source[self.copied..]);
     }
 
-    /// Handles the special character at `at`. Returns the end of the markup, or `None` if it is a plain character.
+    /// Handles the special character at `at`. Returns the end of the markup, or `None` if the character is plain text.
     fn markup(&mut self, at: usize) -> Option<usize> {
         match self.source.as_bytes()[at] {
             b'<' => tags::tag(self.source, at, self.output, self.copied, &mut self.unclosed.tags),
@@ -81,14 +81,14 @@ impl Renderer<'_> {
         }
     }
 
-    /// Two, three or five apostrophes are italics and bold.
+    /// Removes two, three or five apostrophes, which mark italics, bold or both.
     fn quotes(&mut self, at: usize) -> Option<usize> {
         let count = self.source.as_bytes()[at..].iter().take_while(|&&byte| byte == b'\'').count();
         if count < 2 {
             return None;
         }
         self.copy_until(at);
-        // Four are bold after an apostrophe.
+        // Four apostrophes are a literal apostrophe and a mark for bold.
         if count == 4 {
             self.output.push('\'');
         }
@@ -113,7 +113,7 @@ impl Renderer<'_> {
         Some(at + length + 4)
     }
 
-    /// Removes closing marks without an opening one.
+    /// Removes a closing mark that has no opening mark.
     fn closing(&mut self, at: usize) -> Option<usize> {
         let rest = &self.source[at..];
         if !rest.starts_with("}}") && !rest.starts_with("]]") {
@@ -124,7 +124,7 @@ impl Renderer<'_> {
     }
 }
 
-/// Kinds of markup known to have no closing mark in the rest of the text.
+/// Kinds of markup for which the rest of the text has no closing mark.
 #[derive(Default)]
 struct Unclosed {
     templates: bool,

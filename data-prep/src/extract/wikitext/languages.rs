@@ -1,5 +1,5 @@
-//! Localized namespace names (files, media, categories) with their aliases, and disambiguation templates of the
-//! Wikipedias. All in lowercase.
+//! Names of namespaces (files, media, categories) and of disambiguation templates in the languages of Wikipedia. All
+//! names are in lowercase and include aliases.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
@@ -7,15 +7,15 @@ use std::sync::LazyLock;
 /// Language code, namespaces, disambiguation templates.
 type LanguageNames = (&'static str, &'static str, &'static str);
 
-/// True if links into the namespace `prefix` are hidden in any language. Articles are translated with their links, and
-/// the English names work everywhere.
+/// True if `prefix` is the name of a hidden namespace in any language. Every language is checked because translated
+/// articles keep links of the original, and because the English names work in every wiki.
 pub fn is_hidden_namespace(prefix: &str) -> bool {
     static NAMES: LazyLock<HashSet<&str>> =
         LazyLock::new(|| LANGUAGES.iter().flat_map(|(_, names, _)| names.split(',')).collect());
     NAMES.contains(prefix)
 }
 
-/// Disambiguation templates of the language `code`; `None` if it is not listed.
+/// Disambiguation templates of the language `code`, or `None` if the language is not listed.
 pub fn disambiguation_templates(code: &str) -> Option<impl Iterator<Item = &'static str>> {
     LANGUAGES.iter().find(|(known, ..)| *known == code).map(|(.., templates)| templates.split(','))
 }

@@ -2,8 +2,8 @@
 
 use super::KeepOptions;
 
-/// Returns the paragraphs of `flat`, one per line. Rules and remains of tables are dropped, headings and list items
-/// unless `keep` has them.
+/// Returns the paragraphs of `flat`, one per line. Drops horizontal rules and the remains of tables. Drops headings and
+/// list items unless `keep` includes them.
 pub fn paragraphs(flat: &str, keep: KeepOptions) -> String {
     let mut output = String::with_capacity(flat.len());
     for line in flat.lines() {
@@ -14,7 +14,7 @@ pub fn paragraphs(flat: &str, keep: KeepOptions) -> String {
     output
 }
 
-/// Returns the text of a line to keep.
+/// Returns the text of a line, or `None` if the line is dropped.
 fn prose(line: &str, keep: KeepOptions) -> Option<&str> {
     let text = match line.as_bytes().first()? {
         b'|' | b'!' => return None,
@@ -28,7 +28,7 @@ fn prose(line: &str, keep: KeepOptions) -> Option<&str> {
     text.chars().any(char::is_alphanumeric).then_some(text)
 }
 
-/// Appends `line` with a line end and repairs the spaces and brackets that removed templates leave.
+/// Appends `line` and a newline. Cleans up the spaces and brackets that removed templates leave behind.
 fn tidy(line: &str, output: &mut String) {
     let start = output.len();
     for character in line.trim_start_matches([':', ' ']).chars() {
@@ -52,7 +52,7 @@ fn tidy(line: &str, output: &mut String) {
     }
 }
 
-/// Pushes `character`; removes an empty pair of brackets.
+/// Appends `character`. Removes a pair of parentheses if it is empty.
 fn push(output: &mut String, start: usize, character: char) {
     if character == ')' {
         while output.len() > start && output.ends_with([' ', ',', ';']) {

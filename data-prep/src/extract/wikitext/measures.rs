@@ -8,7 +8,7 @@ const SHIPS: [&str; 24] = [
     "usrc", "css", "sms", "smu", "rfa", "ins", "jds", "rv", "mt",
 ];
 
-/// Renders the template `name` (in lowercase: `lower`), if supported.
+/// Renders the template `name` if it is supported. `lower` is the name in lowercase.
 pub fn expand(name: &str, lower: &str, arguments: &TemplateArguments<'_>) -> Option<String> {
     let get = |number| arguments.get(number);
     Some(match lower {
@@ -49,7 +49,7 @@ fn begins_with_digit(text: &str) -> bool {
     text.trim_start_matches(['-', '+', '−', '±']).starts_with(|character: char| character.is_ascii_digit())
 }
 
-/// `5|km|mi` is "5 km"; `5|-|10|km` and `5|to|10|km` are ranges.
+/// Renders a measure: `5|km|mi` is "5 km". `5|-|10|km` and `5|to|10|km` are ranges.
 fn measure(arguments: &[&str]) -> String {
     match arguments {
         [from, separator @ ("-" | "–" | "to" | "and" | "by" | "x"), to, unit, ..] => {
@@ -61,7 +61,7 @@ fn measure(arguments: &[&str]) -> String {
     }
 }
 
-/// Unit as displayed after the number.
+/// Unit as it is displayed after the number.
 fn unit_name(code: &str) -> String {
     let name = match code {
         "C" => "°C",
@@ -82,7 +82,7 @@ fn unit_name(code: &str) -> String {
     format!(" {name}")
 }
 
-/// `2` is "1/2", `3|4` is "3/4", `1|3|4` is "1 3/4".
+/// Renders a fraction: `2` is "1/2", `3|4` is "3/4", `1|3|4` is "1 3/4".
 fn fraction(arguments: &[&str]) -> String {
     match arguments {
         [] => "/".to_owned(),
@@ -92,8 +92,8 @@ fn fraction(arguments: &[&str]) -> String {
     }
 }
 
-/// French: `XIX|e` is "XIXe siècle", and `sp` with `XVII|e|au|XVIII|e|s` is "XVIIe au XVIIIe siècle". Other wikis use
-/// `s` for something else.
+/// Renders a century in French: `XIX|e` is "XIXe siècle", and `sp` with `XVII|e|au|XVIII|e|s` is "XVIIe au XVIIIe
+/// siècle". Requires Roman numerals, because other wikis have different templates called `s`.
 fn century(name: &str, arguments: &[&str]) -> Option<String> {
     let roman = |text: &str| !text.is_empty() && text.bytes().all(|byte| b"IVXLCivxlc".contains(&byte));
     let before = if name.starts_with('-') { " av. J.-C." } else { "" };
@@ -112,14 +112,15 @@ fn century(name: &str, arguments: &[&str]) -> Option<String> {
     }
 }
 
-/// True for `1er`, `IIe` or `XIXe siècle`, templates that render their own name.
+/// True for templates that render their own name, such as `1er`, `IIe` or `XIXe siècle`.
 fn is_ordinal(name: &str) -> bool {
     let number = name.strip_suffix(" siècle").unwrap_or(name);
     let digits = number.bytes().take_while(|byte| byte.is_ascii_digit() || b"IVXLC".contains(byte)).count();
     digits > 0 && matches!(&number[digits..], "er" | "re" | "ère" | "e" | "ème" | "nd" | "nde" | "d" | "de")
 }
 
-/// Renders a ship; `code` selects the parts: `2` the name alone, `3` no number, `6` no prefix.
+/// Renders a ship. `code` selects the parts: `2` is the name alone, `3` leaves out the number, and `6` leaves out the
+/// prefix.
 fn ship(prefix: &str, name: &str, number: &str, code: &str) -> String {
     let hull = if number.is_empty() { String::new() } else { format!(" ({number})") };
     match code {

@@ -13,13 +13,13 @@ const HIDDEN_NAMESPACES: [&str; 3] = ["-2", "6", "14"];
 pub struct WikiSite {
     /// Local names of the hidden namespaces, in lowercase.
     hidden: BTreeSet<String>,
-    /// Disambiguation templates in lowercase; those of all languages if the wiki's language is unknown.
+    /// Disambiguation templates in lowercase. If the language of the wiki is unknown, the set includes all languages.
     disambiguation: BTreeSet<String>,
 }
 
 impl WikiSite {
-    /// Identifies the wiki from the start of its dump and its file name. Excerpts may have the head of another wiki, so
-    /// both count.
+    /// Determines the languages of the wiki from the head of its dump and from its file name. An excerpt can contain
+    /// the head of another wiki, so this function uses both.
     pub fn from_siteinfo(head: &str, file: &str) -> Self {
         let name = file.rsplit('/').next().unwrap_or(file);
         let codes = [between(head, "xml:lang=\"", "\""), between(head, "<dbname>", "</dbname>"), Some(name)];

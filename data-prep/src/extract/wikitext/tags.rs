@@ -76,7 +76,7 @@ const UNWRAPPED: [&str; 38] = [
     "bdi",
 ];
 
-/// Handles the `<` at `at`. Returns the end of the markup, or `None` if it is a plain character.
+/// Handles the `<` at `at`. Returns the end of the markup, or `None` if the `<` is plain text.
 pub fn tag(
     source: &str,
     at: usize,

@@ -1,4 +1,4 @@
-//! JSON lines: one object per line, with the text in one of its fields.
+//! JSON lines. Each line is an object with the text in one of its fields.
 
 use lambert_config::prep::{Damaged, Documents};
 use memchr::memmem;
@@ -40,13 +40,13 @@ impl InputFormat for JsonlFormat {
     }
 }
 
-/// True if the first line is a JSON object, or the start of one.
+/// True if the first line is a JSON object or the start of a JSON object.
 fn begins_with_object(head: &[u8]) -> bool {
     let line = head.trim_ascii_start();
     let end = memchr::memchr(b'\n', line);
     match serde_json::from_slice::<serde_json::Map<_, _>>(&line[..end.unwrap_or(line.len())]) {
         Ok(_) => true,
-        // The head ends within the line; an object with a key is enough.
+        // The head ends within the first line. The start of an object with a key suffices.
         Err(error) => end.is_none() && error.is_eof() && memmem::find(line, b"\":").is_some(),
     }
 }

@@ -1,4 +1,4 @@
-//! Parquet: one column holds the text.
+//! Parquet files with the text in one column.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -16,7 +16,7 @@ use crate::source::{DocumentReader, SkipNotice, SkipNotices, SourceError, Source
 
 /// First bytes of a Parquet file.
 const MAGIC: &[u8] = b"PAR1";
-/// Estimated bytes of text per stored byte; pages are compressed.
+/// Estimated bytes of text per stored byte. Parquet pages are compressed.
 const TEXT_PER_BYTE: f64 = 2.5;
 
 /// The format `parquet`.
@@ -57,7 +57,7 @@ impl InputFormat for ParquetFormat {
     }
 }
 
-/// Rows decoded at a time: few in comparison with a page.
+/// Number of rows decoded at a time. It is small compared with a page.
 const ROWS_PER_READ: usize = 256;
 
 /// Reads a text column page by page.
@@ -82,7 +82,7 @@ struct OpenRowGroup {
 }
 
 impl ParquetRows {
-    /// Opens the column `field`. `stored` is the same file, read one row group ahead for its hash.
+    /// Opens the column `field`. `stored` reads the same file for its hash, up to the end of the current row group.
     fn open(file: &SourceFile, mut stored: StoredReader, field: &str) -> Result<Self, SourceError> {
         let name = file.name.clone();
         let reader =
@@ -97,7 +97,7 @@ impl ParquetRows {
         Ok(Self { file: reader, stored, name, column, next_group: 0, open_group: None, row: 0, rows, notices })
     }
 
-    /// Opens the next row group, or decodes more rows of the current one.
+    /// Opens the next row group, or decodes more rows of the current row group.
     fn decode_more(&mut self) -> Result<(), ParquetError> {
         let Some(group) = &mut self.open_group else {
             self.open_group = Some(self.open_next_group()?);

@@ -19,7 +19,7 @@ impl InputFormat for SentencesFormat {
         &[Documents::BlankLine]
     }
 
-    /// Indistinguishable from running text.
+    /// Always false, because this format looks like running text.
     fn recognizes(&self, _head: FileHead<'_>) -> bool {
         false
     }

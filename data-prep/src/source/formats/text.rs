@@ -19,7 +19,7 @@ impl InputFormat for TextFormat {
         &[Documents::File, Documents::BlankLine]
     }
 
-    /// The fallback of the registry: nothing identifies running text.
+    /// Always false, because no first bytes identify running text. This format is the fallback of the registry.
     fn recognizes(&self, _head: FileHead<'_>) -> bool {
         false
     }
@@ -38,7 +38,7 @@ impl InputFormat for TextFormat {
     }
 }
 
-/// Documents made of lines.
+/// Reader of documents that consist of lines.
 pub struct TextDocuments {
     lines: Lines,
     ordinal: u32,
@@ -47,7 +47,7 @@ pub struct TextDocuments {
 }
 
 impl TextDocuments {
-    /// Reads the file as one document, or as several separated by blank lines.
+    /// Reads the file as one document, or as several documents separated by blank lines.
     pub fn open(
         file: &InputFile<'_>,
         stored: StoredReader,

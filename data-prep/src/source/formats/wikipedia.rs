@@ -1,4 +1,4 @@
-//! MediaWiki pages-articles dumps (XML): each page is a document. Multistream dumps are read in ranges.
+//! MediaWiki pages-articles dumps (XML). Each page is a document. Multistream dumps are read in ranges.
 
 mod multistream;
 mod pages;

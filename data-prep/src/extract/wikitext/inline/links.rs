@@ -3,13 +3,13 @@
 use super::super::WikiSite;
 use super::Renderer;
 
-/// Extensions of media files. Any link to such a file is hidden, whatever its namespace is called.
+/// Extensions of media files. A link to a media file is hidden, whatever the name of its namespace.
 const MEDIA: [&str; 25] = [
     "jpg", "jpeg", "jpe", "png", "svg", "gif", "tif", "tiff", "webp", "bmp", "xcf", "ogg", "oga", "ogv", "opus",
     "webm", "mid", "midi", "flac", "wav", "mp3", "mp4", "pdf", "djvu", "stl",
 ];
 
-/// Longest namespace name, bytes; letters of Indic scripts have three each.
+/// Upper limit on the length of a namespace name, bytes. A letter of an Indic script takes three bytes.
 const MAX_NAME_BYTES: usize = 80;
 
 /// Interwiki prefixes longer than a language code.
@@ -27,7 +27,7 @@ const INTERWIKI: [&str; 10] = [
 ];
 
 impl Renderer<'_> {
-    /// Handles the `[` at `at`. Returns the end of the markup, or `None` if it is a plain character.
+    /// Handles the `[` at `at`. Returns the end of the markup, or `None` if the `[` is plain text.
     pub(super) fn link(&mut self, at: usize) -> Option<usize> {
         let source = self.source;
         let rest = &source[at..];
@@ -121,7 +121,8 @@ fn is_media(name: &str) -> bool {
     extension.len() <= 5 && MEDIA.iter().any(|known| extension.eq_ignore_ascii_case(known))
 }
 
-/// True if a namespaced link is alone on its line, as the categories at the end of a page are in any language.
+/// True if a link with a namespace is alone on its line. The categories at the end of a page have this form in any
+/// language.
 fn is_category_line(source: &str, at: usize, end: usize, inner: &str) -> bool {
     let target = inner.split('|').next().unwrap_or(inner);
     let is_namespaced = target.split_once(':').is_some_and(|(prefix, rest)| {

@@ -3,7 +3,7 @@
 use super::super::arguments::TemplateArguments;
 use super::super::{WikiSite, measures};
 
-/// Longest supported name, bytes.
+/// Upper limit on the length of a template name, bytes.
 const MAX_NAME_BYTES: usize = 48;
 
 /// Rendering of a template.
@@ -14,13 +14,13 @@ enum TemplateText {
     Argument(usize),
     /// The last argument.
     Last,
-    /// The second argument, or the first if that is empty.
+    /// The second argument, or the first argument if the second is empty.
     SecondOrFirst,
-    /// All arguments, with this separator.
+    /// All arguments with this separator between them.
     Joined(&'static str),
     /// The first argument after this prefix.
     Prefixed(&'static str),
-    /// The enclosed text between two marks.
+    /// The enclosed text between these two strings.
     Quoted(&'static str, &'static str),
     /// The enclosed text as a separate paragraph.
     Paragraph,
@@ -46,7 +46,7 @@ pub fn render(inner: &str, output: &mut String, depth: usize, site: &WikiSite) {
     }
 }
 
-/// True for text in the language of the name (`lang-el`, or `enS` in the German Wikipedia) and for link labels
+/// True if the argument is foreign-language text (`lang-el`, or `enS` in the German Wikipedia) or a link label
 /// (`link-en`).
 fn is_foreign(name: &str, lower: &str) -> bool {
     let code = |code: &str| (2..=3).contains(&code.len()) && code.bytes().all(|byte| byte.is_ascii_lowercase());

@@ -1,7 +1,7 @@
-//! Multistream dumps: bzip2 files of many streams, each with whole pages. Threads and parts share such a file by
-//! ranges.
+//! Multistream dumps. Such a dump is a bzip2 file of many streams, and each stream contains whole pages. Threads and
+//! parts read different ranges of the file.
 //!
-//! The index file is not needed. A stream starts with ten characteristic bytes, and its first decompressed bytes show
+//! The index file is not needed. A stream starts with ten characteristic bytes. Its first decompressed bytes show
 //! whether it starts with a page.
 
 use std::fs::File;
@@ -15,7 +15,7 @@ use memchr::memmem;
 
 /// Target size of a range, stored bytes.
 const RANGE_BYTES: u64 = 16 << 20;
-/// Smaller files are not split.
+/// Smallest stored size of a file that is split into ranges, bytes.
 const MIN_DIVIDED_BYTES: u64 = 2 * RANGE_BYTES;
 
 /// First bytes of a stream with 900 kB blocks, and of its first block.
@@ -40,7 +40,7 @@ pub fn split_ranges(path: &Path, bytes: u64) -> Result<Vec<Range<u64>>, SourceEr
             Some(at) => from = at + 1,
             None => break,
         }
-        // No stream starts with a page: not a multistream dump.
+        // No stream so far starts with a page, so the file is not a multistream dump.
         if starts.len() == 1 && from > 4 * RANGE_BYTES {
             break;
         }

@@ -7,7 +7,7 @@ use crate::source::damage::Gap;
 use crate::source::input::BoxedReader;
 use crate::source::{DocumentReader, RawDocument, SkipNotice, SkipNotices, SourceError};
 
-/// Upper limit on the size of a page; beyond it the closing tag is missing.
+/// Upper limit on the size of a page, bytes. A larger page is treated as truncated.
 const MAX_PAGE_BYTES: usize = 256 << 20;
 
 const OPEN: &[u8] = b"<page>";
@@ -28,7 +28,7 @@ pub struct PageReader {
 }
 
 impl PageReader {
-    /// Reads the pages of `input`: a whole dump if `is_whole`, else a range that starts with a page.
+    /// Reads the pages of `input`, which is a whole dump if `is_whole`, otherwise a range that starts with a page.
     pub fn new(input: BoxedReader, name: &str, is_whole: bool, damaged: Damaged) -> Self {
         let (name, has_checked_root) = (name.to_owned(), !is_whole);
         Self {
@@ -50,7 +50,7 @@ impl PageReader {
         if self.has_ended {
             return Ok(FillResult::End);
         }
-        // The consumed text is dropped, so the buffer holds little more than one page.
+        // The consumed text is dropped, so the buffer contains little more than one page.
         self.buffer.drain(..self.start);
         self.offset += self.start as u64;
         self.start = 0;
@@ -74,7 +74,7 @@ impl PageReader {
         Ok(if self.has_ended { FillResult::End } else { FillResult::Text })
     }
 
-    /// Moves past the next `needle`; returns false if there is none.
+    /// Moves past the next `needle`. Returns false if the rest of the input has no `needle`.
     fn skip_past(&mut self, needle: &[u8]) -> Result<bool, SourceError> {
         loop {
             if let Some(found) = memmem::find(&self.buffer[self.start..], needle) {
@@ -122,7 +122,7 @@ impl PageReader {
             let body = &self.buffer[self.start..];
             if let Some(found) = memmem::find(&body[searched..], CLOSE) {
                 let length = searched + found;
-                // If a part of the file is missing, the next page starts before this one ends.
+                // If a part of the file is missing, the next page starts before this page ends.
                 let Some(next) = memmem::rfind(&body[..length], OPEN) else { return Ok(Some(length)) };
                 self.report_truncated()?;
                 self.start += next + OPEN.len();
@@ -137,7 +137,7 @@ impl PageReader {
         }
     }
 
-    /// Counts a truncated page, or returns the error.
+    /// Adds a notice about a truncated page if damage is skipped. Otherwise returns an error.
     fn report_truncated(&mut self) -> Result<(), SourceError> {
         let at = self.offset + self.start as u64;
         if self.damaged == Damaged::Skip {
