@@ -73,6 +73,7 @@ wait $run
 say "Held-out evaluation and export"
 "$lambert" eval "$demo/run" --data "$demo/data/held-out" --json > "$demo/eval.json"
 "$lambert" export "$demo/run" --output "$demo/model"
+"$lambert" report "$demo/run" --output "$demo/report.html"
 first=$(cat "$demo"/run/metrics/*.jsonl | head -n 1 | number mlm_loss)
 last=$(cat "$demo"/run/metrics/*.jsonl | grep '"seconds"' | tail -n 20 \
     | grep -o '"mlm_loss":[-0-9.e]*' | sed 's/.*://' | awk '{ sum += $1 } END { printf "%.4f", sum / NR }')
@@ -88,6 +89,7 @@ awk "BEGIN { exit !($held_out > $entropy) }" \
     && echo 'the held-out loss is above the unigram baseline: too little text for this number of steps'
 printf 'recovery time after SIGKILL at step %-4s %.1f s\n' "$killed" "$lost"
 printf 'exported for transformers                %s\n' "$demo/model"
+printf 'report with the loss curves              %s\n' "$demo/report.html"
 # Held-out text in which the fifth word is masked.
 say "Fill-mask"
 "$lambert" inspect "$demo/data/held-out" --samples 30 --json | grep -o '"first":"[^"\\]*"' | sed 's/^"first":"//; s/"$//' \

@@ -31,6 +31,7 @@ mod plan;
 mod rank_environment;
 mod reference;
 mod replicas;
+mod report;
 mod resume;
 mod run_check;
 #[path = "../cluster/store/tests/s3_server/mod.rs"]

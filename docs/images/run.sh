@@ -33,4 +33,4 @@ while [ -z "$killed" ] && kill -0 $run 2>/dev/null; do
 done
 wait $run
 
-cargo run --release --locked --example curves -- "$folder/run" docs/images/run.svg
+"$lambert" report "$folder/run" --output "$folder/report.html" --curves docs/images/run.svg

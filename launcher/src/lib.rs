@@ -6,7 +6,8 @@
 //! - [`observe`]: observers of a run: console, status file, `--json` lines
 //! - [`slurm`]: batch scripts, job submission and job state
 //! - [`tune`]: hyperparameter sweeps
-//! - [`metrics`]: step records as tables; [`tensorboard`]: TensorBoard event files
+//! - [`metrics`]: step records as tables; [`tensorboard`]: TensorBoard event files;
+//!   [`report`]: reports of runs
 //! - [`status`]: `status.json`, which reports the state of a run to other machines
 //! - [`store_writer`]: background writer for small objects; [`logs`]: log directories of the ranks; [`host`]: host
 //!   name, clock, processes
@@ -30,6 +31,7 @@ pub mod logs;
 pub mod metrics;
 pub mod observe;
 pub mod panics;
+pub mod report;
 pub mod run;
 pub mod slurm;
 pub mod status;

@@ -9,7 +9,7 @@ use lambert::cli::Cli;
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/commands.md");
 
 /// Guide for each command.
-const GUIDES: [(&str, &str); 12] = [
+const GUIDES: [(&str, &str); 13] = [
     ("prep", "[Prepare a corpus](../guides/prepare-a-corpus.md)"),
     (
         "run",
@@ -20,6 +20,7 @@ const GUIDES: [(&str, &str); 12] = [
     ("tune", "[Tune hyperparameters](../guides/one-machine.md#tune-hyperparameters)"),
     ("status", "[Watch a run](../guides/watch-a-run.md)"),
     ("metrics", "[Export metrics](../guides/metrics.md)"),
+    ("report", "[Report a run](../guides/report.md)"),
     ("stop", "[Stop a run](../guides/one-machine.md#stop-a-run)"),
     ("checkpoint", "[Manage checkpoints](../guides/one-machine.md#manage-checkpoints)"),
     ("eval", "[Evaluate and export a model](../guides/export.md)"),

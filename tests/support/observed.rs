@@ -26,7 +26,7 @@ pub fn config(dir: &TestDir) -> String {
         )
     };
     let text = format!(
-        "[model]\nlayers = 4\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\n{}{}\
+        "[run]\nname = \"observed\"\n[model]\nlayers = 4\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\n{}{}\
          [evaluation]\ndata = {:?}\nevery_steps = 10\nsamples = 32\n[checkpoint]\nevery_steps = 7\nkeep = 3\n\
          [cluster]\nranks = 2\nall_reduce.backend = \"mpi\"\nrestart.limit = 100\n[guard]\nloss_window = 20\n\
          [device]\nkind = \"cpu\"\n[test]\nmillion_samples = {}\n",

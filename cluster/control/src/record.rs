@@ -92,7 +92,7 @@ pub struct BatchStats {
 pub struct UpdateStats {
     /// Learning rate of this step.
     pub learning_rate: f64,
-    /// L2 L2 norm of the whole gradient, before clipping. Absent if the norm was not finite, in which case the update
+    /// L2 norm of the whole gradient, before clipping. Absent if the norm was not finite, in which case the update
     /// was skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,

@@ -1,6 +1,7 @@
 //! Command-line interface: all arguments, declared once. Only their syntax is checked here.
 //!
-//! - `data`: dataset commands; `plan`: planning command; `run`: run commands; `metrics`: export of step records
+//! - `data`: dataset commands; `plan`: planning command; `run`: run commands; `metrics`: export of step records;
+//!   `report`: reports
 //! - `model`: checkpoint and model commands
 //! - `values`: parsers for argument values
 
@@ -10,6 +11,7 @@ mod data;
 mod metrics;
 mod model;
 mod plan;
+mod report;
 mod run;
 mod values;
 
@@ -19,6 +21,7 @@ pub use data::{Generate, Inspect, Prep, Vocab};
 pub use metrics::{Metrics, RecordFormat};
 pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
 pub use plan::{MachineName, Plan};
+pub use report::{Report, ReportFormat};
 pub use run::{Run, Status, Stop, Submit, Tune};
 
 /// Pre-train BERT-family encoders on one machine or a cluster
@@ -70,6 +73,8 @@ pub enum Command {
     Status(Status),
     /// Export step records as JSON lines, CSV, Parquet or TensorBoard event files
     Metrics(Metrics),
+    /// Write a report of runs with curves, failures and configuration
+    Report(Report),
     /// Checkpoint and stop a run
     Stop(Stop),
     /// List, verify, prune, copy or save checkpoints

@@ -8,6 +8,7 @@ mod inspect;
 mod metrics;
 mod plan;
 mod prep;
+mod report;
 mod status;
 mod status_lines;
 mod stop;
@@ -33,6 +34,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::Tune(arguments) => tune::tune(arguments),
         Command::Status(arguments) => status::status(arguments),
         Command::Metrics(arguments) => metrics::metrics(arguments),
+        Command::Report(arguments) => report::report(arguments),
         Command::Stop(arguments) => stop::stop(arguments),
         Command::Eval(arguments) => worker::become_worker(&arguments.to_worker()),
         Command::FillMask(arguments) => worker::become_worker(&arguments.to_worker()),

@@ -1,0 +1,277 @@
+//! Facts of a run for a report, read from its store.
+
+use std::collections::BTreeMap;
+
+use lambert_config::RunConfig;
+use lambert_control::{Evaluation, StepRecord};
+use lambert_plan::architecture::Architecture;
+use lambert_plan::flops;
+use lambert_store::run::{CONFIG, COORDINATOR, VOCABULARY};
+use lambert_store::{Store, checkpoint};
+use serde::Serialize;
+
+use super::chart::{Curves, Mark};
+use crate::decide::RestartHistory;
+use crate::failure::Failure;
+use crate::metrics::history::History;
+use crate::run::stored as stored_config;
+use crate::status::stored;
+
+/// Steps whose mean is the final loss.
+const LAST: usize = 20;
+
+/// Facts of a run.
+#[derive(Debug, Serialize)]
+pub struct RunReport {
+    pub name: String,
+    pub url: String,
+    /// State in `status.json`; empty if there is none.
+    pub state: String,
+    /// Why the run failed, if it did.
+    pub error: Option<String>,
+    /// Steps that are not undone.
+    pub steps: u64,
+    pub planned_steps: u64,
+    pub samples: u64,
+    /// Tokens without padding.
+    pub tokens: u64,
+    /// FLOPs of the steps that are not undone; none for a configuration that this program cannot read.
+    pub flops: Option<f64>,
+    /// Seconds of the steps that are not undone.
+    pub step_seconds: f64,
+    /// Seconds of steps that were repeated or rolled back.
+    pub undone_seconds: f64,
+    pub undone_steps: u64,
+    /// Seconds from failures until the run had made the lost steps again.
+    pub recovery_seconds: f64,
+    /// Median samples per second.
+    pub samples_per_second: f64,
+    /// Mean of the last 20 steps by loss, nats.
+    pub losses: BTreeMap<String, f64>,
+    /// Last evaluation by loss, nats.
+    pub held_out: BTreeMap<String, f64>,
+    /// Step and loss of the evaluation with the lowest main loss.
+    pub best_held_out: Option<(u64, f64)>,
+    /// Loss of the unigram baseline, nats.
+    pub unigram_entropy: Option<f64>,
+    pub skipped_samples: u64,
+    pub skipped_updates: u64,
+    pub stages: Vec<StageReport>,
+    pub failures: Vec<FailureReport>,
+    pub checkpoint: Option<String>,
+    /// SHA-256 of the dataset manifests that the newest checkpoint names.
+    pub datasets_sha256: Vec<String>,
+    /// Text of `run.toml`.
+    pub config: String,
+    #[serde(skip)]
+    pub curves: Curves,
+}
+
+/// Stage of a run.
+#[derive(Debug, Serialize)]
+pub struct StageReport {
+    pub name: String,
+    pub layers: usize,
+    pub data: String,
+    pub steps: u64,
+    pub samples: u64,
+    pub tokens: u64,
+    pub flops: f64,
+    pub final_loss: f64,
+}
+
+/// Failure that was followed by a restart.
+#[derive(Debug, Serialize)]
+pub struct FailureReport {
+    pub attempt: u32,
+    pub step: u64,
+    pub cause: String,
+    /// Seconds until the run reached the step again; none if it has not.
+    pub recovery_seconds: Option<f64>,
+}
+
+/// Reads a run.
+///
+/// # Errors
+/// A store error. Damaged records are omitted with a warning.
+pub fn collect(store: &Store) -> Result<RunReport, Failure> {
+    let mut history = History::default();
+    history.refresh(store).map_err(Failure::failed)?;
+    let (steps, evaluations, undone) = parse(&history);
+    let config = String::from_utf8_lossy(&store.get(CONFIG).map_err(Failure::failed)?).into_owned();
+    let parsed = stored_config::parse(&config, store)
+        .inspect_err(|error| tracing::warn!("{error}; the report lacks layers and FLOPs"))
+        .ok();
+    let status = stored::read(store)?.unwrap_or_default();
+    let restarts = restarts(store)?;
+    let stages = parsed.as_ref().map_or(Vec::new(), |config| stages(config, &steps, vocabulary(store)));
+    let checkpoints = checkpoint::list(store).map_err(Failure::failed)?;
+    let newest = checkpoints.first().map(|listed| listed.name.clone());
+    let manifest = newest.as_ref().and_then(|name| checkpoint::read_manifest(store, name).ok());
+    let best = evaluations.iter().filter(|evaluation| evaluation.scores.main().loss.is_finite());
+    let best = best.min_by(|a, b| a.scores.main().loss.total_cmp(&b.scores.main().loss));
+    let sum = |of: fn(&StepRecord) -> u64| steps.iter().map(of).sum();
+    let last = steps.last();
+    Ok(RunReport {
+        name: status.name.clone(),
+        url: store.url().to_owned(),
+        state: if status.updated > 0.0 { status.state.to_string() } else { String::new() },
+        error: status.error.filter(|_| status.state == crate::status::RunState::Failed),
+        steps: steps.len() as u64,
+        planned_steps: parsed.as_ref().map_or(0, |config| config.stage.iter().map(|stage| stage.steps).sum()),
+        samples: sum(|record| record.batch.samples),
+        tokens: sum(|record| record.batch.tokens),
+        flops: parsed.is_some().then(|| stages.iter().map(|stage| stage.flops).sum()),
+        step_seconds: steps.iter().map(|record| record.times.seconds).sum(),
+        undone_seconds: undone.iter().map(|record| record.times.seconds).sum(),
+        undone_steps: undone.len() as u64,
+        recovery_seconds: restarts.restarts.iter().filter_map(|restart| restart.seconds).sum(),
+        samples_per_second: median(steps.iter().map(|record| record.throughput.samples_per_second).collect()),
+        losses: mean_losses(&steps),
+        held_out: evaluations.last().map_or(BTreeMap::new(), |evaluation| {
+            evaluation.scores.iter().map(|score| (score.name.clone(), score.loss)).collect()
+        }),
+        best_held_out: best.map(|evaluation| (evaluation.step, evaluation.scores.main().loss)),
+        unigram_entropy: evaluations.last().map(|evaluation| evaluation.unigram_entropy),
+        skipped_samples: last.map_or(0, |record| record.skipped.samples),
+        skipped_updates: last.map_or(0, |record| record.skipped.updates),
+        failures: failures(&restarts),
+        checkpoint: newest,
+        datasets_sha256: manifest.map_or(Vec::new(), |manifest| manifest.cursor.keys().cloned().collect()),
+        curves: curves(&status.name, &steps, &undone, &evaluations, &stages, &restarts),
+        stages,
+        config,
+    })
+}
+
+/// Step records that are not undone and their evaluations, by step, and the undone step records.
+fn parse(history: &History) -> (Vec<StepRecord>, Vec<Evaluation>, Vec<StepRecord>) {
+    let (mut steps, mut evaluations, mut undone) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    for entry in history.entries() {
+        let step = entry.position.step;
+        if entry.is_event {
+            let evaluation = serde_json::from_str::<Evaluation>(entry.text).ok().filter(|_| !entry.is_undone);
+            evaluations.extend(evaluation.map(|evaluation| (step, evaluation)));
+        } else if let Ok(record) = serde_json::from_str::<StepRecord>(entry.text) {
+            match entry.is_undone {
+                true => undone.push(record),
+                false => drop(steps.insert(step, record)),
+            }
+        }
+    }
+    (steps.into_values().collect(), evaluations.into_values().collect(), undone)
+}
+
+fn restarts(store: &Store) -> Result<RestartHistory, Failure> {
+    match store.get(COORDINATOR) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map_err(Failure::failed),
+        Err(error) if error.is_not_found() => Ok(RestartHistory::default()),
+        Err(error) => Err(Failure::failed(error)),
+    }
+}
+
+/// Number of tokens in the vocabulary of the run; 0 if it has none yet.
+fn vocabulary(store: &Store) -> usize {
+    store.get(VOCABULARY).map_or(0, |bytes| bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count())
+}
+
+fn stages(config: &RunConfig, steps: &[StepRecord], vocabulary: usize) -> Vec<StageReport> {
+    let report = |stage: &lambert_config::run::Stage| {
+        let records: Vec<&StepRecord> = steps.iter().filter(|record| record.stage == stage.name).collect();
+        let layers = stage.depth(&config.model);
+        let sum = |of: fn(&StepRecord) -> u64| records.iter().map(|record| of(record)).sum::<u64>();
+        let (samples, tokens) = (sum(|record| record.batch.samples), sum(|record| record.batch.tokens));
+        let architecture = Architecture::of_run(config, layers, vocabulary);
+        let count = samples.max(1);
+        let sample = flops::training(
+            &architecture,
+            std::iter::once(tokens / count),
+            sum(|record| record.batch.masked_tokens) / count,
+        );
+        let last = &records[records.len().saturating_sub(LAST)..];
+        StageReport {
+            name: stage.name.clone(),
+            layers,
+            data: stage.data.clone(),
+            steps: records.len() as u64,
+            samples,
+            tokens,
+            flops: sample * samples as f64,
+            final_loss: last.iter().map(|record| record.loss).sum::<f64>() / last.len() as f64,
+        }
+    };
+    config.stage.iter().map(report).collect()
+}
+
+fn mean_losses(steps: &[StepRecord]) -> BTreeMap<String, f64> {
+    let last = &steps[steps.len().saturating_sub(LAST)..];
+    let mut sums: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+    for score in last.iter().flat_map(|record| record.scores.iter()).filter(|score| score.loss.is_finite()) {
+        let sum = sums.entry(score.name.clone()).or_default();
+        *sum = (sum.0 + score.loss, sum.1 + 1.0);
+    }
+    sums.into_iter().map(|(name, (sum, count))| (name, sum / count)).collect()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(0.0)
+}
+
+fn failures(history: &RestartHistory) -> Vec<FailureReport> {
+    let report = |restart: &crate::decide::history::Restart| FailureReport {
+        attempt: restart.attempt,
+        step: restart.step,
+        cause: restart.cause.clone(),
+        recovery_seconds: restart.seconds,
+    };
+    history.restarts.iter().map(report).collect()
+}
+
+fn curves(
+    name: &str,
+    steps: &[StepRecord],
+    undone: &[StepRecord],
+    evaluations: &[Evaluation],
+    stages: &[StageReport],
+    history: &RestartHistory,
+) -> Curves {
+    let objective = steps.first().map_or(String::new(), |record| record.scores.main().name.to_uppercase());
+    let point = |record: &StepRecord, value: f64| Some((record.step as f64, value)).filter(|_| value.is_finite());
+    let series = |of: fn(&StepRecord) -> f64| steps.iter().filter_map(|record| point(record, of(record))).collect();
+    let by_stage = steps.chunk_by(|a, b| a.stage == b.stage);
+    let main_loss = |record: &StepRecord| record.scores.main().loss;
+    let restarts = history.restarts.iter().map(|restart| {
+        let label = match () {
+            () if restart.cause.contains("rolled back") => "rollback",
+            () if restart.cause.contains("killed by") => "worker killed",
+            () => "restart",
+        };
+        Mark { step: restart.step as f64, label: format!("{label} at step {}", restart.step) }
+    });
+    let mut end = 0;
+    let growth = stages.windows(2).filter_map(|pair| {
+        end += pair[0].steps;
+        let (before, after) = (pair[0].layers, pair[1].layers);
+        let label = format!("grown from {before} to {after} layers");
+        (before < after && pair[1].steps > 0).then_some(Mark { step: end as f64, label })
+    });
+    Curves {
+        name: name.to_owned(),
+        objective,
+        training: by_stage
+            .map(|stage| stage.iter().filter_map(|record| point(record, main_loss(record))).collect())
+            .collect(),
+        undone: undone.iter().filter_map(|record| point(record, main_loss(record))).collect(),
+        held_out: evaluations
+            .iter()
+            .map(|evaluation| (evaluation.step as f64, evaluation.scores.main().loss))
+            .filter(|(_, loss)| loss.is_finite())
+            .collect(),
+        baseline: evaluations.last().map(|evaluation| evaluation.unigram_entropy),
+        learning_rate: series(|record| record.update.learning_rate),
+        gradient_norm: series(|record| record.update.grad_norm.unwrap_or(f64::NAN)),
+        samples_per_second: series(|record| record.throughput.samples_per_second),
+        marks: restarts.chain(growth).collect(),
+    }
+}

@@ -1,0 +1,11 @@
+//! Report of one or more runs: curves, results, failures, data and configuration.
+//!
+//! - [`collect`]: facts of a run, from its store
+//! - [`document`]: the report as headings, tables, code and pictures; [`html`], [`markdown`]: its formats
+//! - [`chart`]: pictures as SVG
+
+pub mod chart;
+pub mod collect;
+pub mod document;
+pub mod html;
+pub mod markdown;
