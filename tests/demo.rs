@@ -69,7 +69,9 @@ fn demo(corpus: &[String]) -> String {
     let made = make.output().unwrap();
     let printed = format!("{}{}", String::from_utf8_lossy(&made.stdout), String::from_utf8_lossy(&made.stderr));
     assert!(made.status.success(), "make demo with {corpus:?}: {printed}");
-    for word in ["SIGKILL to rank 1", "held-out MLM loss", "exported for transformers", "[MASK]"] {
+    for word in
+        ["SIGKILL to rank 1", "held-out MLM loss", "exported for transformers", "report with the loss curves", "[MASK]"]
+    {
         assert!(printed.contains(word), "no {word:?} of {corpus:?} in {printed}");
     }
     assert!(folder.path().join("demo/model/model.safetensors").exists());

@@ -14,7 +14,10 @@ fn the_facts_of_a_run_are_in_every_format() {
     let (dir, url) = (TestDir::new(), observed_run());
     let facts: Value = serde_json::from_str(&done(&["report", url, "--format", "json"])).unwrap();
     let facts = &facts[0];
-    assert_eq!((&facts["steps"], &facts["planned_steps"], &facts["state"]), (&90.into(), &90.into(), &"finished".into()));
+    assert_eq!(
+        (&facts["steps"], &facts["planned_steps"], &facts["state"]),
+        (&90.into(), &90.into(), &"finished".into())
+    );
     assert_eq!(facts["samples"], 16 * observed::STEPS);
     assert_eq!(facts["skipped_samples"], 32);
     assert!(facts["undone_steps"].as_u64().unwrap() >= 2 && facts["flops"].as_f64().unwrap() > 1e9, "{facts}");
