@@ -8,7 +8,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
-type Drawn<T> = Result<T, Box<dyn std::error::Error>>;
+type DrawResult<T> = Result<T, Box<dyn std::error::Error>>;
 /// Step and value.
 pub type Point = (f64, f64);
 
@@ -58,7 +58,7 @@ pub struct Curves {
     pub gradient_norm: Vec<Point>,
     pub samples_per_second: Vec<Point>,
     /// Failures and growth.
-    pub marks: Vec<Mark>,
+    pub marks: Vec<EventLine>,
 }
 
 impl Curves {
@@ -70,7 +70,7 @@ impl Curves {
 
 /// Vertical line in the chart of losses.
 #[derive(Debug)]
-pub struct Mark {
+pub struct EventLine {
     pub step: f64,
     pub label: String,
 }
@@ -109,7 +109,7 @@ pub fn small(runs: &[&Curves], value: Value, name: &str) -> Result<String, Chart
     svg(SMALL, |svg| draw_small(runs, value, name, svg))
 }
 
-fn svg(size: (u32, u32), draw: impl FnOnce(&mut String) -> Drawn<()>) -> Result<String, ChartError> {
+fn svg(size: (u32, u32), draw: impl FnOnce(&mut String) -> DrawResult<()>) -> Result<String, ChartError> {
     let mut svg = String::new();
     draw(&mut svg).map_err(|error| ChartError(error.to_string()))?;
     // The viewBox has units; width and height are in pixels.
@@ -117,7 +117,7 @@ fn svg(size: (u32, u32), draw: impl FnOnce(&mut String) -> Drawn<()>) -> Result<
     Ok(svg.replacen(&attributes(UNITS), &attributes(1), 1))
 }
 
-fn draw_small(runs: &[&Curves], value: Value, name: &str, svg: &mut String) -> Drawn<()> {
+fn draw_small(runs: &[&Curves], value: Value, name: &str, svg: &mut String) -> DrawResult<()> {
     let points = || runs.iter().flat_map(|run| value.of(run));
     let last = points().map(|(step, _)| *step).fold(1.0, f64::max);
     let top = points().map(|(_, value)| *value).fold(f64::MIN_POSITIVE, f64::max);
@@ -131,7 +131,7 @@ fn draw_small(runs: &[&Curves], value: Value, name: &str, svg: &mut String) -> D
     Ok(())
 }
 
-fn draw_losses(runs: &[&Curves], svg: &mut String) -> Drawn<()> {
+fn draw_losses(runs: &[&Curves], svg: &mut String) -> DrawResult<()> {
     let losses = || runs.iter().flat_map(|run| run.losses());
     let bottom = losses().fold(f64::INFINITY, f64::min).floor();
     let top = losses().fold(f64::NEG_INFINITY, f64::max).ceil();
@@ -167,7 +167,7 @@ fn frame<'a>(
     steps: Range<f64>,
     values: Range<f64>,
     name: &str,
-) -> Drawn<Chart<'a>> {
+) -> DrawResult<Chart<'a>> {
     let mut chart = ChartBuilder::on(area)
         .margin(units(14))
         .margin_right(units(26))
@@ -207,7 +207,7 @@ fn draw_run(
     [smooth, single, point]: &[RGBColor; 3],
     range: &Range<f64>,
     is_compared: bool,
-) -> Drawn<()> {
+) -> DrawResult<()> {
     // Undone steps above the range, such as those of a diverged loss, are not drawn.
     let undone = run.undone.iter().filter(|(_, loss)| range.contains(loss));
     chart.draw_series(undone.map(|point| Circle::new(*point, units(2), UNDONE.filled())))?;
@@ -232,7 +232,7 @@ fn draw_run(
     Ok(())
 }
 
-fn draw_baseline(chart: &mut Chart<'_>, baseline: f64, last: f64) -> Drawn<()> {
+fn draw_baseline(chart: &mut Chart<'_>, baseline: f64, last: f64) -> DrawResult<()> {
     let line = BASELINE.stroke_width(UNITS * 3 / 2);
     chart.draw_series(DashedLineSeries::new([(0.0, baseline), (last, baseline)], units(8), units(6), line))?;
     let style = font(18).color(&BASELINE).pos(Pos::new(HPos::Right, VPos::Bottom));
@@ -241,7 +241,7 @@ fn draw_baseline(chart: &mut Chart<'_>, baseline: f64, last: f64) -> Drawn<()> {
     Ok(())
 }
 
-fn draw_marks(chart: &mut Chart<'_>, marks: &[Mark], losses: Range<f64>) -> Drawn<()> {
+fn draw_marks(chart: &mut Chart<'_>, marks: &[EventLine], losses: Range<f64>) -> DrawResult<()> {
     for (index, mark) in marks.iter().enumerate() {
         let ends = [(mark.step, losses.start), (mark.step, losses.end)];
         chart.draw_series(LineSeries::new(ends, MARK.stroke_width(UNITS * 3 / 2)))?;

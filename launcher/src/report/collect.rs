@@ -10,7 +10,7 @@ use lambert_store::run::{CONFIG, COORDINATOR, VOCABULARY};
 use lambert_store::{Store, checkpoint};
 use serde::Serialize;
 
-use super::chart::{Curves, Mark};
+use super::chart::{Curves, EventLine};
 use crate::decide::RestartHistory;
 use crate::failure::Failure;
 use crate::metrics::history::History;
@@ -247,14 +247,14 @@ fn curves(
             () if restart.cause.contains("killed by") => "worker killed",
             () => "restart",
         };
-        Mark { step: restart.step as f64, label: format!("{label} at step {}", restart.step) }
+        EventLine { step: restart.step as f64, label: format!("{label} at step {}", restart.step) }
     });
     let mut end = 0;
     let growth = stages.windows(2).filter_map(|pair| {
         end += pair[0].steps;
         let (before, after) = (pair[0].layers, pair[1].layers);
         let label = format!("grown from {before} to {after} layers");
-        (before < after && pair[1].steps > 0).then_some(Mark { step: end as f64, label })
+        (before < after && pair[1].steps > 0).then_some(EventLine { step: end as f64, label })
     });
     Curves {
         name: name.to_owned(),

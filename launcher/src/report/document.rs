@@ -1,5 +1,7 @@
 //! Report as headings, tables, code and pictures, independent of the output format.
 
+use lambert_store::run::CONFIG;
+
 use super::chart::{self, ChartError};
 use super::collect::RunReport;
 use crate::text::{counted, duration, percent, rate};
@@ -123,6 +125,6 @@ fn of_run(run: &RunReport, is_compared: bool) -> Vec<Block> {
         rows.extend(run.datasets_sha256.iter().map(|sha256| vec![sha256.clone()]));
         blocks.extend([heading("Data"), Block::Table(rows)]);
     }
-    blocks.extend([heading("Configuration"), Block::Code("run.toml".to_owned(), run.config.clone())]);
+    blocks.extend([heading("Configuration"), Block::Code(CONFIG.to_owned(), run.config.clone())]);
     blocks
 }
