@@ -25,11 +25,11 @@ type Point = (f64, f64);
 
 /// Size of the image, pixels.
 const SIZE: (u32, u32) = (900, 420);
-/// SVG units a pixel: coordinates are whole numbers of units.
+/// Number of SVG units per pixel. Coordinates are whole numbers of units.
 const UNITS: u32 = 4;
-/// Maximum number of points of a line.
+/// Maximum number of points in a line.
 const POINTS: usize = 1500;
-/// Steps on each side that the smoothed line averages.
+/// Number of points before and after a point that the smoothed line includes in the mean.
 const SMOOTHING: usize = 12;
 
 const TRAINING: RGBColor = RGBColor(176, 203, 235);
@@ -49,7 +49,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What the image shows.
+/// Content of the image.
 struct Curves {
     /// Name of the main objective, such as `mlm`.
     objective: String,
@@ -58,7 +58,7 @@ struct Curves {
     held_out: Vec<Point>,
     /// Unigram entropy of the held-out data.
     baseline: Option<f64>,
-    /// Steps with the lines of a label.
+    /// Steps to mark, each with the lines of its label.
     marks: Vec<(f64, Vec<String>)>,
 }
 
@@ -77,7 +77,8 @@ impl Curves {
     }
 }
 
-/// Reads the held-out losses and the unigram baseline. A later attempt's evaluation replaces an earlier one's.
+/// Reads the held-out losses and the unigram baseline. If several attempts evaluated the same step, the last evaluation
+/// counts.
 fn evaluations(store: &Store) -> Result<(Vec<Point>, Option<f64>)> {
     let objects = store.list(RECORDS)?.into_iter();
     let mut objects: Vec<_> =
@@ -113,7 +114,7 @@ fn restarts(store: &Store, records: &StepRecords<StepRecord>) -> Result<Vec<(f64
     Ok(history.restarts.iter().map(mark).collect())
 }
 
-/// Marks each start of a stage with more layers than the one before.
+/// Marks the start of each stage that has more layers than the previous stage.
 fn growth(store: &Store, history: &[&StepRecord]) -> Result<Vec<(f64, Vec<String>)>> {
     let text = String::from_utf8(store.get(CONFIG)?.to_vec())?;
     let config: RunConfig = Layers::default().parse(&text, CONFIG)?;
@@ -214,7 +215,7 @@ impl Curves {
     }
 }
 
-/// Pixels in SVG units.
+/// Converts pixels to SVG units.
 fn units(pixels: i32) -> i32 {
     pixels * UNITS as i32
 }
@@ -229,12 +230,12 @@ fn legend(series: &mut SeriesAnno<'_, SVGBackend<'_>>, label: Option<String>, li
     }
 }
 
-/// Every n-th point, so that a line has at most [`POINTS`].
+/// Returns every n-th point. The number n is chosen so that a line has at most [`POINTS`] points.
 fn thinned(points: &[Point]) -> impl Iterator<Item = Point> {
     points.iter().copied().step_by(points.len().div_ceil(POINTS).max(1))
 }
 
-/// Means over the neighbouring points.
+/// Replaces each loss by the mean of the losses of the point and its neighbors.
 fn smoothed(points: &[Point]) -> Vec<Point> {
     let mean = |window: &[Point]| window.iter().map(|(_, loss)| loss).sum::<f64>() / window.len() as f64;
     let around = |index: usize| &points[index.saturating_sub(SMOOTHING)..points.len().min(index + SMOOTHING + 1)];

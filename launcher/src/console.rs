@@ -97,7 +97,7 @@ pub fn result(text: &str) -> io::Result<()> {
     written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
-/// Writes results to stdout with `content`; only before [`detach`]. A closed pipe is not an error.
+/// Calls `content` to write results to stdout. Must not be called after [`detach`]. A closed pipe is not an error.
 pub fn results(content: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>) -> io::Result<()> {
     let mut output = io::BufWriter::new(io::stdout());
     let written = content(&mut output).and_then(|()| output.flush());

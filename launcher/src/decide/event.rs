@@ -97,7 +97,7 @@ impl std::fmt::Display for ProcessExit {
 /// Requested lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseRequest {
-    /// The lease after the newest in the store.
+    /// The lease that follows the newest lease in the store.
     Next,
     /// The lease with this number, which follows the last lease of this coordinator.
     Exactly(u32),

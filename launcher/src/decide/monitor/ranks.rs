@@ -12,7 +12,7 @@ pub struct Rank {
     /// Process ID on `host`.
     pub pid: u32,
     pub host: String,
-    /// Completed steps.
+    /// Number of completed steps.
     pub step: u64,
     /// Phase of the training thread.
     pub phase: WorkerPhase,
