@@ -1,6 +1,6 @@
 //! Tables of docs/reference/configuration.md. There is one table per section of a configuration file. A line such as
-//! `<!-- generated: run.model -->`, which contains the name of the section, precedes each table. The line `<!-- end
-//! -->` follows it.
+//! `<!-- generated: run.model -->`, which contains the name of the section, precedes each table. The line
+//! `<!-- end -->` follows it.
 
 use std::collections::BTreeMap;
 

@@ -281,7 +281,7 @@ mod tests {
         let buckets = buckets(&config, &config.stage[0], 30522, 1.0);
         let bytes: f64 = buckets.iter().map(|bucket| bucket.bytes).sum();
         assert_eq!(bytes, 4.0 * 110_106_428.0);
-        // The gradients have 440 MB and are split into buckets of 25 MB.
+        // The 440 MB of gradients are split into buckets of 25 MB.
         assert_eq!(buckets.len(), 18);
         assert!(buckets.is_sorted_by(|a, b| a.seconds_before_end >= b.seconds_before_end));
         assert_eq!(buckets[17].seconds_before_end, 0.0);
