@@ -11,7 +11,7 @@ pub const DIVERGED: i32 = 65;
 /// The coordinator did not answer a worker for `cluster.limits.coordinator_seconds`. This is not a failure of the
 /// worker (`EX_UNAVAILABLE`).
 pub const UNSUPERVISED: i32 = 69;
-/// Permanent failure, do not retry: for example a damaged shard, or out of memory in a step (`EX_SOFTWARE`).
+/// Permanent failure, for example a damaged shard, or out of memory in a step. Do not retry (`EX_SOFTWARE`).
 pub const FINAL: i32 = 70;
 /// A GPU failed in a way that the process cannot recover from (`EX_IOERR`).
 pub const GPU_FAILED: i32 = 74;

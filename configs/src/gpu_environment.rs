@@ -20,8 +20,8 @@ pub fn defaults(deterministic: bool, is_set: impl Fn(&str) -> bool) -> Vec<(&'st
 }
 
 /// Log settings of NCCL. They are set only if the environment has none of them. NCCL writes to a file descriptor that
-/// lambert-worker opens in memory (cluster/collective/src/nccl/log.rs). The number of this descriptor is above those
-/// that a rank has open when it loads NCCL.
+/// lambert-worker opens in memory (cluster/collective/src/nccl/log.rs). The number of this descriptor is higher than
+/// the numbers of all descriptors that a rank has open when it loads NCCL.
 const LOG: [(&str, &str); 3] =
     [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_FILE", "/proc/self/fd/250"), ("NCCL_DEBUG_SUBSYS", "INIT,NET,GRAPH")];
 

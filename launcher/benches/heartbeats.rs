@@ -1,5 +1,6 @@
-//! Cost of a worker's heartbeat for its coordinator, by number of ranks: real HTTP over the loopback interface, the
-//! server and the decision of `lambert run`. `cargo bench -p lambert-launcher --bench heartbeats`.
+//! Benchmark of the CPU time that a heartbeat of a worker costs the coordinator, for several numbers of ranks. The
+//! heartbeats are real HTTP requests over the loopback interface. The benchmark includes the control server and the
+//! decision function of `lambert run`. To run it: `cargo bench -p lambert-launcher --bench heartbeats`.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a bench reports")]
 
@@ -15,7 +16,7 @@ use lambert_config::RunConfig;
 use lambert_config::run::ControlChannel;
 use lambert_control::{REPORT_PATH, SigningKey, WorkerPhase, WorkerReport};
 
-/// Total reports for each number of ranks.
+/// Number of reports in a measurement, summed over all ranks.
 const REPORTS: usize = 40_000;
 
 fn main() {
@@ -55,7 +56,7 @@ fn measure(ranks: usize) {
     );
 }
 
-/// Handles events as `lambert run` does; returns the CPU time and the number of reports.
+/// Handles events as `lambert run` does. Returns the CPU time and the number of reports.
 fn attend(ranks: usize, inbox: &Receiver<Event>) -> (Duration, usize) {
     let mut config = RunConfig::default();
     config.cluster.ranks = ranks;
@@ -87,7 +88,7 @@ fn request(rank: usize, sequence: u64, address: &str, key: &SigningKey) -> Strin
     )
 }
 
-/// Sends one report of each rank and reads the response.
+/// Sends one report per rank, and then reads the responses.
 fn round(streams: &mut [TcpStream], requests: &[String]) {
     streams.iter_mut().zip(requests).for_each(|(stream, request)| stream.write_all(request.as_bytes()).unwrap());
     for stream in streams {

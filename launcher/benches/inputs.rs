@@ -1,6 +1,7 @@
-//! Rate at which a preparation reads an object of a bucket, compared with plain downloads of the same object, from a
-//! local S3 server: `cargo bench --workspace --bench inputs [-- MEBIBYTES]`. Each line is the median of interleaved
-//! rounds. (The server reads the whole object for each request, so the object is small and is read several times.)
+//! Benchmark of the rate at which a preparation reads an object from a local S3 server. For comparison, the benchmark
+//! also downloads the object in other ways. To run it: `cargo bench --workspace --bench inputs [-- MEBIBYTES]`. Each
+//! round measures all ways of reading, and each output line shows the median over the rounds. The server reads the
+//! whole object for each request, so the object is small and each round reads it several times.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -21,7 +22,7 @@ use s3_server::{BUCKET, Server};
 use tokio::task::JoinSet;
 
 const OBJECT: &str = "corpus/text.txt";
-/// Reads of the object per round.
+/// Number of times that a round reads the object in each way.
 const TIMES: u64 = 4;
 
 #[derive(Parser)]
@@ -52,7 +53,7 @@ fn main() {
     let lines = line.repeat((bytes / line.len() as u64) as usize);
     std::fs::write(&path, &lines).unwrap();
     let server = Server::start(folder.path(), 0);
-    // A child process finds the server through its environment, as every preparation does.
+    // The child process gets the address of the server from its environment, as every preparation does.
     let mut measuring = Command::new(std::env::current_exe().unwrap());
     measuring.args(["--rounds", &arguments.rounds.to_string(), "--measure", &lines.len().to_string()]);
     measuring.envs(server.environment()).env("AWS_ALLOW_HTTP", "true");

@@ -19,7 +19,7 @@ use crate::cli::LogFormat;
 pub use queue::{Bar, BarState};
 use queue::{OutputQueue, Sink};
 
-/// Maximum bytes queued for a stream.
+/// Maximum number of queued bytes per stream.
 const LONGEST: usize = 1 << 20;
 /// Time limit per stream for flushing at exit.
 const LAST_WRITES: Duration = Duration::from_secs(2);
@@ -47,8 +47,8 @@ struct Detached {
 
 static DETACHED: OnceLock<Detached> = OnceLock::new();
 
-/// Stops waiting for the readers of stdout and stderr. If a reader is too slow, the oldest lines are dropped and
-/// counted. Call [`finish`] before exit.
+/// Starts the threads that write to stdout and stderr. From then on, output does not wait for readers. If a reader is
+/// too slow, the oldest lines are dropped and counted. Call [`finish`] before exit.
 ///
 /// # Errors
 /// The system cannot start a thread.
@@ -97,7 +97,7 @@ pub fn result(text: &str) -> io::Result<()> {
     written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
-/// Writes results to stdout with `content`; only before [`detach`]. A closed pipe is not an error.
+/// Calls `content` to write results to stdout. Must not be called after [`detach`]. A closed pipe is not an error.
 pub fn results(content: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>) -> io::Result<()> {
     let mut output = io::BufWriter::new(io::stdout());
     let written = content(&mut output).and_then(|()| output.flush());

@@ -11,7 +11,7 @@ const NAME: &str = "lambert-worker";
 /// `lambert-worker` cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
-    /// Not found.
+    /// The program was not found.
     #[error("cannot find {NAME}; looked in {} and in PATH ({path})", beside.display())]
     Missing {
         /// Directory of this program.
@@ -19,7 +19,7 @@ pub enum WorkerError {
         /// Value of PATH.
         path: String,
     },
-    /// Starts, but does not print its version.
+    /// The program starts, but does not print its version.
     #[error("{} --version failed: {message}", program.display())]
     Version {
         /// Path of the program.
@@ -27,7 +27,7 @@ pub enum WorkerError {
         /// Its standard error.
         message: String,
     },
-    /// Cannot be executed.
+    /// The program cannot be executed.
     #[error("cannot start {}", program.display())]
     Start {
         /// Path of the program.

@@ -111,7 +111,7 @@ impl RankLoad {
     }
 }
 
-/// Load of the busiest rank, relative to the mean, up to which no rebalancing is done.
+/// Load of the busiest rank, relative to the mean, above which loads are rebalanced.
 const MAX_IMBALANCE: f64 = 1.005;
 /// Maximum number of ranks to consider for an exchange with the busiest rank. The least loaded ranks come first.
 const EXCHANGE_CANDIDATES: usize = 16;

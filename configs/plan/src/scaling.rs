@@ -133,7 +133,7 @@ mod tests {
         (a / b - 1.0).abs() < tolerance
     }
 
-    /// Hosts with one rank each and no latency.
+    /// Describes hosts with one rank per host and links without latency.
     fn one_rank_per_host(hosts: usize, bandwidth: f64) -> ClusterTopology {
         let link = Link { bandwidth, latency: 0.0 };
         ClusterTopology { hosts, ranks_per_host: 1, intra_host: link, inter_host: link }
@@ -186,14 +186,15 @@ mod tests {
         }
     }
 
-    /// Hosts with 8 A100, NVLink (300 GB/s in each direction) and eight 200 Gbit/s network adapters.
+    /// Describes hosts with eight A100 GPUs, NVLink (300 GB/s in each direction) and eight 200 Gbit/s network adapters.
     fn dgx(hosts: usize) -> ClusterTopology {
         let link = |bandwidth| Link { bandwidth, latency: 5e-6 };
         ClusterTopology { hosts, ranks_per_host: 8, intra_host: link(300e9), inter_host: link(200e9) }
     }
 
-    /// A step of BERT-large (336 million parameters) on one A100 at 580 samples of 128 tokens per second (NVIDIA
-    /// DeepLearningExamples). The last of eight micro-batches spends two thirds of its time in the backward pass.
+    /// Describes a step of BERT-large (336 million parameters) on one A100, which processes 580 samples of 128 tokens
+    /// per second (NVIDIA DeepLearningExamples). The last of eight micro-batches spends two thirds of its time in the
+    /// backward pass.
     fn bert_large(samples: f64, bytes_per_gradient: f64) -> StepWork {
         let (seconds, bytes) = (samples / 580.0, 336e6 * bytes_per_gradient);
         let backward = seconds / 8.0 * 2.0 / 3.0;
@@ -204,8 +205,8 @@ mod tests {
         StepWork { seconds, buckets: (0..25).map(bucket).collect(), relative_deviation: 0.01 }
     }
 
-    /// Published: 138,294 samples/s on 256 A100 and 4,591 on 8, with 256 samples per update and GPU (NVIDIA
-    /// DeepLearningExamples). That is 95% of linear scaling from 1 to 32 hosts.
+    /// Published throughput: 138,294 samples/s on 256 A100 GPUs and 4,591 samples/s on 8 A100 GPUs, with 256 samples
+    /// per update and GPU (NVIDIA DeepLearningExamples). From 1 to 32 hosts, this is 94 % of linear scaling.
     #[test]
     fn the_model_is_within_five_percent_of_a_published_run() {
         let work = bert_large(256.0, 2.0);
@@ -240,8 +241,8 @@ mod tests {
         }
     }
 
-    /// Measured with 8 ranks on one host: 0.48 ms for 64 bytes per rank, 8.5 ms for 1 MiB. A round costs a sleep of
-    /// 0.16 ms, and two copies share the memory bandwidth.
+    /// Measured with 8 ranks on one host: 0.48 ms for 64 bytes per rank, 8.5 ms for 1 MiB per rank. In the model, a
+    /// round takes 0.16 ms because a rank sleeps, and two copies share the memory bandwidth.
     #[test]
     fn a_gather_takes_log2_rounds() {
         let memory = Link { bandwidth: 0.9e9, latency: 0.16e-3 };

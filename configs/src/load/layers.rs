@@ -11,8 +11,8 @@ use toml::Table;
 
 use super::error::ConfigIssue;
 
-/// Only key at the root of the merged tree. The configuration is below this key, because the crate parses keys at the
-/// root as paths and would split a key that contains a dot.
+/// The only key at the root of the merged tree. The configuration is below this key, because the crate parses keys at
+/// the root as paths and would split a key that contains a dot.
 const ROOT: &str = "configuration";
 
 /// Key and value as the user wrote them.

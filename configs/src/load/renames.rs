@@ -31,7 +31,7 @@ fn rename(old: &str, new: &str, layer: &mut Layer, issues: &mut Vec<ConfigIssue>
     let mut first = None;
     for mut assignment in std::mem::take(layer) {
         let found = take(&mut assignment, &old);
-        // An assignment to the old key itself was taken as a whole.
+        // If the assignment was to the old key or a key below it, nothing remains of the assignment.
         if !matches(&assignment.path, &old) {
             layer.push(assignment);
         }

@@ -10,8 +10,8 @@ use toml::{Table, Value};
 use super::shipped::resolve;
 use super::{repository, schema};
 
-/// Sections by path, for example `stage.growth`. A section has its keys with their defaults in the schema. The default
-/// is `None` if the schema has no default.
+/// Sections by path, for example `stage.growth`. Each section maps its keys to their defaults in the schema. The
+/// default is `None` if the schema has no default.
 type Sections = BTreeMap<String, BTreeMap<String, Option<serde_json::Value>>>;
 
 /// Collects the sections of a schema.

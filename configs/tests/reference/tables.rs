@@ -1,5 +1,6 @@
-//! Tables of docs/reference/configuration.md. There is one table per section of a configuration file. Each table is
-//! between `<!-- generated: run.model -->`, with the name of the section, and `<!-- end -->`.
+//! Tables of docs/reference/configuration.md. There is one table per section of a configuration file. A line such as
+//! `<!-- generated: run.model -->`, which contains the name of the section, precedes each table. The line
+//! `<!-- end -->` follows it.
 
 use std::collections::BTreeMap;
 

@@ -152,8 +152,8 @@ fn copy(url: &str, to: &str) -> Outcome {
         let (from, to) = (from.url().to_owned(), to.url().to_owned());
         return Err(Failure::usage(CheckpointError::OtherRun { from, to, what }));
     }
-    // The attempt number of a copied checkpoint could be above those of the destination run, which would then prefer
-    // the copy to its own checkpoints.
+    // The attempt number of a copied checkpoint could be higher than all attempt numbers of the destination run. This
+    // run would then prefer the copy to its own checkpoints.
     if let Some(attempt) = Lease::newest(&to).map_err(Failure::failed)? {
         let (to, lease) = (to.url().to_owned(), names::lease(attempt));
         return Err(Failure::usage(CheckpointError::Trained { to, lease }));

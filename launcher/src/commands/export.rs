@@ -187,7 +187,7 @@ fn write(folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Failure> {
     std::fs::rename(temporary.keep(), &absolute).map_err(failed(folder))
 }
 
-/// Makes a temporary directory, which only its owner can read, readable for all users.
+/// Lets all users read the directory. At first, only its owner can read a temporary directory.
 fn readable(folder: &Path) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))

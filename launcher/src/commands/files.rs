@@ -40,7 +40,7 @@ fn whole<T>(
     Ok(result)
 }
 
-/// Makes a temporary file, which only its owner can read, readable for all users.
+/// Lets all users read the file. At first, only its owner can read a temporary file.
 fn open_to_all(file: &NamedTempFile) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o644))

@@ -66,7 +66,7 @@ fn export(store: &Store, format: RecordFormat, output: Option<&Path>) -> Result<
     }
 }
 
-/// Writes the event file; with `follow`, until the run is over.
+/// Writes the event file. With `follow`, continues to append new records until the run is over.
 fn tensorboard(store: &Store, folder: &Path, follow: bool) -> Result<(), Failure> {
     let failed = |source| Failure::failed(MetricsError::EventFile { folder: folder.display().to_string(), source });
     let mut history = History::default();
@@ -78,7 +78,7 @@ fn tensorboard(store: &Store, folder: &Path, follow: bool) -> Result<(), Failure
     writer.write(&history.entries()).map_err(Failure::failed)?;
     while !is_over {
         std::thread::sleep(PAUSE);
-        // The status first: records are complete when a run is over.
+        // The status is read before the records. If the status says that the run is over, all records are complete.
         let read =
             self::is_over(store).and_then(|is_over| Ok((is_over, history.refresh(store).map_err(Failure::failed)?)));
         match read {
@@ -94,7 +94,8 @@ fn tensorboard(store: &Store, folder: &Path, follow: bool) -> Result<(), Failure
     Ok(())
 }
 
-/// True if no coordinator works on the run. One that exited without a last status counts as gone only on its own host.
+/// True if no coordinator works on the run. If a coordinator exited without writing its last status, this function
+/// detects the exit only on the host of that coordinator.
 fn is_over(store: &Store) -> Result<bool, Failure> {
     let liveness = stored::read(store)?.as_ref().map(liveness);
     if liveness == Some(Liveness::Gone) {
@@ -103,7 +104,7 @@ fn is_over(store: &Store) -> Result<bool, Failure> {
     Ok(matches!(liveness, Some(Liveness::Over | Liveness::Gone)))
 }
 
-/// Configuration and versions as texts, and the configuration as hyperparameters.
+/// Returns events with the configuration and the versions as texts, and with the configuration as hyperparameters.
 fn headers(store: &Store, start: f64) -> Result<Vec<Event>, Failure> {
     let config = store.get(CONFIG).map_err(Failure::failed)?;
     let config = String::from_utf8_lossy(&config);

@@ -18,7 +18,7 @@ use crate::slurm::record::JobRecord;
 use crate::status::Status;
 use crate::status::stored::{self, LONGEST, liveness};
 
-/// Maximum number of job ends shown.
+/// Maximum number of entries of `job_ends` that are shown.
 const ENDS: usize = 10;
 #[derive(Debug, thiserror::Error)]
 enum StatusError {

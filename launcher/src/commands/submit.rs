@@ -105,8 +105,8 @@ fn refuse_coordinated(store: &Store, last: &Status) -> Result<(), Failure> {
     Err(Failure::usage(SubmitError::Coordinated { url, pid, host, age }))
 }
 
-/// Rejects a lead time that is shorter than the last step plus a median checkpoint. Accepts any lead time if no
-/// checkpoint duration is known.
+/// Rejects a lead time that is shorter than the duration of the last step plus the median duration of a checkpoint.
+/// Accepts any lead time if no checkpoint duration is known.
 fn refuse_short_lead(lead: u64, history: &RestartHistory, last: &Status) -> Result<(), SubmitError> {
     let Some(save) = history.median_save() else { return Ok(()) };
     let step = last.latest.record.as_ref().map_or(0.0, |record| record.times.seconds);

@@ -5,15 +5,15 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum bytes of queued lines per write.
+/// Maximum total size of several lines that are written together, bytes.
 const BATCH: usize = 64 << 10;
 
 /// State of a progress bar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BarState {
-    /// Completed units.
+    /// Number of completed units.
     pub position: u64,
-    /// Total units.
+    /// Total number of units.
     pub length: u64,
     /// Text after the bar.
     pub message: String,
@@ -55,11 +55,11 @@ struct QueueShared {
 struct QueueState {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// Lines dropped since the last gap line was written.
+    /// Number of lines that were dropped since the last gap line was written.
     gap: u64,
-    /// Total lines dropped.
+    /// Total number of dropped lines.
     dropped: u64,
-    /// Latest progress bar update not yet drawn.
+    /// Latest update of the progress bar, if it is not drawn yet.
     bar: Option<Bar>,
     /// Number of lines being written.
     writing: u64,
@@ -106,7 +106,8 @@ impl OutputQueue {
         self.shared.changed.notify_all();
     }
 
-    /// Waits at most `limit` until everything is written. Returns the number of lines dropped or still unwritten.
+    /// Waits at most `limit` until everything is written. Returns the number of lines that were dropped or are still
+    /// unwritten.
     pub fn finish(&self, limit: Duration) -> u64 {
         let deadline = Instant::now() + limit;
         let mut state = self.shared.lock();

@@ -97,7 +97,7 @@ impl std::fmt::Display for ProcessExit {
 /// Requested lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseRequest {
-    /// The lease after the newest in the store.
+    /// The lease that follows the newest lease in the store.
     Next,
     /// The lease with this number, which follows the last lease of this coordinator.
     Exactly(u32),
@@ -106,20 +106,20 @@ pub enum LeaseRequest {
 /// Actions for the coordinator to execute.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Take a lease; answered by [`Event::LeaseTaken`], [`Event::LeaseHeld`] or [`Event::LeaseFailed`].
+    /// Takes a lease. The response is [`Event::LeaseTaken`], [`Event::LeaseHeld`] or [`Event::LeaseFailed`].
     TakeLease(LeaseRequest),
-    /// Start the processes of an attempt. The last event of the attempt is [`WorkerEvent::Gone`] or
+    /// Starts the processes of an attempt. The last event of the attempt is [`WorkerEvent::Gone`] or
     /// [`Event::StartFailed`].
     Start(Attempt),
-    /// Send a command to the ranks.
+    /// Sends a command to the ranks.
     Command(Directive),
-    /// Terminate the processes of the attempt; answered by [`WorkerEvent::Gone`].
+    /// Terminates the processes of the attempt. The response is [`WorkerEvent::Gone`].
     End,
-    /// Query Slurm for the state of the job; answered by [`Event::Job`].
+    /// Queries Slurm for the state of the job. The response is [`Event::Job`].
     AskSlurm,
-    /// Delete the stop request from the store.
+    /// Deletes the stop request from the store.
     ForgetStop,
-    /// Notify the user.
+    /// Notifies the user.
     Note(Note),
 }
 

@@ -45,7 +45,7 @@ pub struct JobEnd {
     pub unix: f64,
     /// Slurm job ID.
     pub job: String,
-    /// Completed steps. Absent if the coordinator was killed.
+    /// Number of completed steps. Absent if the coordinator was killed.
     pub step: Option<u64>,
     pub cause: String,
 }
@@ -57,7 +57,7 @@ pub struct Restart {
     pub unix: f64,
     /// Failed attempt.
     pub attempt: u32,
-    /// Completed steps.
+    /// Number of completed steps.
     pub step: u64,
     /// Cause of the failure.
     pub cause: String,

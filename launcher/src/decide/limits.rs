@@ -1,5 +1,5 @@
-//! Phase timeouts. Hung and lost ranks are detected from the phase of the training thread, the time in that phase and
-//! the time since the last report.
+//! Phase timeouts. Ranks that hang or no longer report are detected from the phase of the training thread, the time in
+//! that phase and the time since the last report.
 
 use lambert_config::run::{Limits, RunConfig};
 use lambert_control::WorkerPhase;
@@ -19,7 +19,7 @@ pub struct PhaseTimeouts {
     saves: Seconds,
 }
 
-/// A rank that hangs or is lost.
+/// A rank that hangs or no longer reports.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankTimeout {
     /// Description of the rank and the timeout.

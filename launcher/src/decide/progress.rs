@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct Progress {
     /// Steps of the furthest checkpoint.
     pub furthest: u64,
-    /// Number of consecutive attempts that ended without a checkpoint beyond `furthest`. Only attempts that count are
-    /// included.
+    /// Number of consecutive attempts that ended without a checkpoint beyond `furthest`. Attempts that end with
+    /// `counts` false are not included (see [`Progress::end`]).
     pub fruitless: usize,
     /// True while an attempt is running that has not yet committed a checkpoint beyond `furthest`.
     pub pending: bool,

@@ -143,7 +143,8 @@ pub fn conclude(state: &mut CoordinatorState, at: Seconds, mut verdict: Verdict,
     {
         verdict = give_up(state, at, exit::FINAL, message);
     }
-    // In all other cases a stop request stays in the store, for the next coordinator after a requeue.
+    // In these two cases the stop request is deleted. Otherwise it stays in the store for the next coordinator after a
+    // requeue.
     if matches!(verdict, Verdict::Finished | Verdict::Stopped(StopReason::Person)) {
         actions.push(Action::ForgetStop);
     }

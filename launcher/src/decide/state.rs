@@ -21,7 +21,8 @@ pub struct Settings {
     pub host_pool: HostPool,
     /// Phase timeouts.
     pub timeouts: PhaseTimeouts,
-    /// Maximum number of failures within the window, and of consecutive attempts without progress, before giving up.
+    /// Maximum number of failures within the window. Also the maximum number of consecutive attempts without progress.
+    /// With one more, the coordinator gives up.
     pub restarts: usize,
     /// Window in which failures are counted, seconds.
     pub window: Seconds,

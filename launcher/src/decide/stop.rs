@@ -2,7 +2,7 @@
 
 use super::Seconds;
 
-/// Maximum time by which Slurm may send the signal before the time limit too early, seconds.
+/// Maximum time, in seconds, by which Slurm may send SIGUSR1 earlier than requested.
 const EARLY: Seconds = 60.0;
 /// Allowance for a late answer from Slurm, seconds.
 const LATE: Seconds = 10.0;

@@ -12,7 +12,7 @@ use super::line::RecordLine;
 #[derive(Debug, Default)]
 pub struct History {
     records: StepRecords<RecordLine>,
-    /// Damaged lines that were reported.
+    /// Number of damaged lines for which a warning was logged.
     reported: usize,
 }
 
@@ -25,15 +25,16 @@ pub struct Entry<'a> {
     pub is_event: bool,
     /// The line, a JSON object.
     pub text: &'a str,
-    /// Estimated time of its end, seconds since the Unix epoch.
+    /// Estimated time at which the step or the event ended, seconds since the Unix epoch.
     pub time: f64,
 }
 
 impl History {
-    /// Reads what the run has written since the last call; false if there is nothing. Logs a warning for each damaged line.
+    /// Reads the records that the run has written since the last call. Returns false if there are none. Logs a warning
+    /// for each damaged line.
     ///
     /// # Errors
-    /// A store error, or an unreadable rollback record.
+    /// The store fails, or a rollback record is unreadable.
     pub fn refresh(&mut self, run: &Store) -> Result<bool, lambert_store::Error> {
         let has_changed = self.records.refresh(run)?;
         let damaged = &self.records.damaged;
@@ -42,7 +43,7 @@ impl History {
         Ok(has_changed)
     }
 
-    /// Returns all entries, by attempt, in the order of execution.
+    /// Returns the entries of all attempts, one attempt after the other, in the order of execution.
     pub fn entries(&self) -> Vec<Entry<'_>> {
         let effective: BTreeSet<AttemptStep> =
             self.records.effective().iter().map(|recorded| recorded.position).collect();
@@ -78,7 +79,8 @@ fn seconds(milliseconds: i64) -> f64 {
     milliseconds as f64 / 1000.0
 }
 
-/// Estimated end of each step: the object's modification time less the seconds of the later steps in the object.
+/// Estimates the end of each step: the modification time of the object that contains the record of the step, minus the
+/// durations of the later steps in this object.
 fn times(records: &[RecordedStep<RecordLine>]) -> Vec<f64> {
     let (mut times, mut later): (Vec<f64>, Option<&RecordedStep<RecordLine>>) = (Vec::new(), None);
     for recorded in records.iter().rev() {
@@ -104,7 +106,7 @@ pub(crate) mod tests {
         Store::open(&format!("memory://history/{name}")).unwrap()
     }
 
-    /// Line of a step that took 2 seconds.
+    /// Returns the line of a step that took 2 seconds.
     pub(crate) fn line(step: u64, loss: f64) -> String {
         let times = StepTimes { seconds: 2.0, ..StepTimes::default() };
         serde_json::to_string(&StepRecord { step, loss, times, ..StepRecord::default() }).unwrap() + "\n"

@@ -1,4 +1,4 @@
-//! JSON lines: records and evaluations as stored, with `attempt` and `undone`.
+//! JSON lines. Each line is a record or an evaluation as it is in the store, plus the members `attempt` and `undone`.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,5 @@
-//! Lines of step records: their text, and their fields by name. Numbers keep the digits of the line.
+//! Lines of step records: the text of a line, and its fields by name. Numbers keep the digits that they have in the
+//! text.
 
 use std::fmt;
 
@@ -32,12 +33,12 @@ pub enum Field {
     Bool(bool),
     /// Digits of a number.
     Number(String),
-    /// A string; the JSON of a list.
+    /// A string, or the JSON text of a list.
     Text(String),
 }
 
 impl Field {
-    /// Returns the nearest number; NaN for null, `None` for other types.
+    /// Returns the `f64` that is nearest to a number. Returns NaN for null, and `None` for other types.
     pub fn number(&self) -> Option<f64> {
         match self {
             Self::Null => Some(f64::NAN),
@@ -47,7 +48,7 @@ impl Field {
     }
 }
 
-/// Returns the fields of a JSON object, in order. Those of nested objects have names such as `ranks.min`.
+/// Returns the fields of a JSON object, in order. Fields of nested objects have names such as `ranks.min`.
 ///
 /// # Errors
 /// `text` is not a JSON object.

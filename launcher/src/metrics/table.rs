@@ -14,7 +14,7 @@ const HELD_OUT: &str = "held_out_";
 #[derive(Debug, Default)]
 pub struct Table {
     pub rows: usize,
-    /// In the order of their first appearance: `attempt` and `undone`, then the fields of the records.
+    /// Columns, in the order of their first appearance: `attempt` and `undone`, then the fields of the records.
     pub columns: Vec<Column>,
     by_name: HashMap<String, usize>,
 }
@@ -31,16 +31,16 @@ pub struct Column {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ColumnType {
     Bool,
-    /// 64 bits with a sign.
+    /// Signed 64-bit integer.
     Int,
-    /// 64 bits without a sign.
+    /// Unsigned 64-bit integer.
     Unsigned,
     Float,
     Text,
 }
 
 impl Column {
-    /// Returns the narrowest type of all values. Nulls have any type.
+    /// Returns the narrowest type that fits all values. Nulls fit every type.
     pub fn column_type(&self) -> ColumnType {
         let numbers = || self.cells.values().filter(|field| **field != Field::Null);
         let are = |is: fn(&Field) -> bool| numbers().all(is);
@@ -63,8 +63,9 @@ impl Column {
 }
 
 impl Table {
-    /// Builds the table. An evaluation goes into the row of its step, if its attempt or an earlier one has one that is
-    /// as valid, and into a row of its own otherwise.
+    /// Builds the table. An evaluation is added to the row of its step. This row is from the attempt of the evaluation
+    /// or from an earlier attempt, and has the same value of `undone` as the evaluation. Without such a row, the
+    /// evaluation gets its own row at the end.
     ///
     /// # Errors
     /// A line is not a JSON object.
@@ -124,11 +125,12 @@ pub(crate) mod tests {
     use super::super::history::tests::{evaluation, line, put, read, store};
     use super::*;
 
-    /// Rows: evaluation of step 0 (last, a row of its own), step 1, steps 2 and 3 of attempt 1 and step 3 of attempt 2.
+    /// Returns a table with these rows: steps 1, 2 and 3 of attempt 1, step 3 of attempt 2, and the evaluation of step
+    /// 0, which has its own row.
     pub(crate) fn table(name: &str) -> Table {
         let store = store(name);
         put(&store, 1, 0, [evaluation(0, 9.0), line(1, 5.0), line(2, f64::NAN), line(3, 3.0)].concat());
-        // The evaluation of step 2 was missed by attempt 1.
+        // Attempt 1 did not evaluate step 2, so attempt 2 evaluates it.
         put(&store, 2, 2, [evaluation(2, 8.0), line(3, 2.5), evaluation(3, 7.0)].concat());
         Table::new(&read(&store).entries()).unwrap()
     }

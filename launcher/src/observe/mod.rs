@@ -56,7 +56,7 @@ pub struct ObserverSetup<'a> {
     pub config: &'a RunConfig,
     /// The run's URL.
     pub url: &'a str,
-    /// Steps of all stages.
+    /// Total number of steps of all stages.
     pub steps: u64,
     /// Output of step records.
     pub records: RecordOutput,
@@ -100,7 +100,8 @@ pub struct RunEnd<'a> {
     pub verdict: &'a Verdict,
     /// Coordinator state.
     pub state: &'a CoordinatorState,
-    /// Final run status. If another coordinator took over the run, the state is that before the takeover.
+    /// Final run status. If another coordinator took over the run, the status has the run state from before the
+    /// takeover.
     pub status: &'a Status,
 }
 

@@ -13,8 +13,8 @@ use crate::logs;
 use crate::status::{CoordinatorProcess, Downtime, RankStatus, RunProgress, RunState, Status};
 use crate::store_writer::Urgency;
 
-/// Interval of full status updates between urgent events, seconds. The cost of an update is proportional to the number
-/// of ranks, so the status is not updated on every report.
+/// Interval between full status updates, seconds. An urgent event causes an additional update. The cost of an update is
+/// proportional to the number of ranks, so the status is not updated on every report.
 const PERIOD: Seconds = 1.0;
 
 /// Maintains the status and throughput of a run.

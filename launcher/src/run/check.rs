@@ -24,10 +24,10 @@ struct Refused(Vec<String>);
 /// Prints the plan if the run could start.
 ///
 /// # Errors
-/// All problems that were found. The exit code is 2, or that of the only problem.
+/// All problems that were found. The exit code is 2, unless there is only one problem and it has another exit code.
 pub fn check(arguments: &cli::Run) -> Outcome {
     let mut problems = Vec::new();
-    // Writing to a bucket cannot be tested without a change of it.
+    // Write access to a bucket cannot be tested without changing the bucket.
     if let Ok(store) = Store::open(&arguments.run)
         && store.is_local()
     {
@@ -70,7 +70,7 @@ fn not_writable(path: &Path) -> Option<String> {
     Some(format!("cannot write to {}: {}", folder.display(), std::io::Error::from(error)))
 }
 
-/// Names in `cluster.hosts` that cannot be resolved.
+/// Returns an error message for each name in `cluster.hosts` that cannot be resolved.
 fn unknown_hosts(config: &RunConfig) -> Vec<String> {
     let hosts = config.cluster.host_list().unwrap_or_default();
     let problem = |name: &str| {

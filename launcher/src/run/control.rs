@@ -30,7 +30,7 @@ use tokio::runtime::Runtime;
 use crate::decide::{Attempt, Event, WorkerEvent};
 use message_validator::MessageValidator;
 
-/// Time limit for reading the body of a report, from the end of the headers.
+/// Time limit for reading the body of a report. The time starts at the end of the headers.
 const BODY: Duration = Duration::from_secs(5);
 
 /// The control server cannot start.

@@ -121,7 +121,7 @@ impl<'a> Coordinator<'a> {
             let left = self.clock.until_tick();
             if left.is_zero() {
                 self.clock.tick();
-                // The coordinator may wait for an event from the panicked thread, which will never arrive.
+                // If a thread has panicked, the coordinator could wait forever for an event from this thread.
                 panics::first().map_or(Ok(()), Err)?;
                 self.look_after()?;
                 return Ok(Event::Tick);

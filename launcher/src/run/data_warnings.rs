@@ -10,12 +10,12 @@ use lambert_plan::timeline;
 
 use crate::failure::Failure;
 
-/// Maximum number of epochs without a warning. The pre-training of BERT had about 40 epochs (Devlin et al. 2018).
+/// Number of epochs above which there is a warning. The pre-training of BERT had about 40 epochs (Devlin et al. 2018).
 const MOST_EPOCHS: f64 = 40.0;
-/// Maximum fraction of `[UNK]` tokens without a warning.
+/// Fraction of `[UNK]` tokens above which there is a warning.
 const MOST_UNKNOWN: f64 = 0.05;
-/// Minimum overlap of token frequencies without a warning. Measured overlaps: two parts of a novel 0.78, two novels
-/// 0.63, a novel and Wikipedia 0.47, different languages below 0.2 (data-prep/tests/held_out.rs).
+/// Overlap of token frequencies below which there is a warning. Measured overlaps: two parts of a novel 0.78, two
+/// novels 0.63, a novel and Wikipedia 0.47, different languages below 0.2 (data-prep/tests/held_out.rs).
 const LEAST_OVERLAP: f64 = 0.3;
 
 /// Time limit for reading the datasets.

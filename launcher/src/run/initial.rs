@@ -80,8 +80,8 @@ fn join_job(store: &Store, record: JobRecord, lead: f64) -> JobSettings {
     JobSettings { id: record.job, lead }
 }
 
-/// Returns the last status with the newest checkpoint that no rollback has invalidated. The checkpoint does not come
-/// from the stored status, because a copied run has checkpoints but no status.
+/// Returns the last status. Its checkpoint is replaced by the newest checkpoint that no rollback has invalidated. The
+/// stored status is not sufficient, because a copied run has checkpoints but no status.
 fn before(store: &Store) -> Status {
     let mut before = status::stored::before(store);
     if let Ok(listed) = checkpoint::list(store) {

@@ -3,9 +3,9 @@
 use crate::decide::{JobState, JobView};
 use crate::slurm::job::Job;
 
-/// Interprets the state of `job`. The coordinator belongs to start number `start` of the job, from 0. While its
-/// processes exit, a job is `COMPLETING`, no matter if it is then requeued or cancelled. Slurm counts one more start
-/// for a requeued job, but not for a cancelled job.
+/// Interprets the state of `job`. The coordinator belongs to start number `start` of the job, counted from 0. While the
+/// processes of a job exit, its state is `COMPLETING`, no matter if the job is then requeued or cancelled. Slurm counts
+/// one more start for a requeued job, but not for a cancelled job.
 pub fn view(job: &Job, start: u32) -> JobView {
     let job_state = match job.state.as_str() {
         "CANCELLED" => JobState::Cancelled,

@@ -1,10 +1,10 @@
 //! Launchers for the ranks of an attempt. Only this module knows command-line flags, output formats and process trees.
 //! The rest of the coordinator uses attempts and events.
 //!
-//! - [`direct`]: a single rank as a child process; [`mpirun`]: Open MPI 4 and 5; [`output`]: parser of its output;
-//!   [`srun`]: a Slurm job step
+//! - [`direct`]: a single rank as a child process; [`mpirun`]: Open MPI 4 and 5; [`output`]: parser of the output of
+//!   mpirun; [`srun`]: a Slurm job step
 //! - [`environment`]: environment variables for ranks on other hosts
-//! - [`processes`]: process trees that are terminated completely; [`scratch`]: scratch directories of Open MPI
+//! - [`processes`]: process trees, and their complete termination; [`scratch`]: scratch directories of Open MPI
 //! - [`workers`]: the running processes of an attempt
 
 pub mod direct;

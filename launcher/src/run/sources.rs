@@ -20,7 +20,7 @@ static TAKER: LazyLock<String> = LazyLock::new(|| format!("{:016x}", RandomState
 /// Polling interval of the store.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// Signals forwarded as events while this value lives.
+/// Forwards signals as events while this value lives.
 #[derive(Debug)]
 pub struct Signals(signal_hook::iterator::Handle);
 

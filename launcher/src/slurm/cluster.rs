@@ -52,8 +52,8 @@ pub fn check(slurm: &Slurm, folder: &Path) -> Result<(), ClusterError> {
     if faults.is_empty() { Ok(()) } else { Err(ClusterError::Faults { faults }) }
 }
 
-/// Checks the configured partitions, or the default partition if none is configured. The job only has to fit one of
-/// several configured partitions.
+/// Checks the configured partitions, or the default partition if none is configured. If several partitions are
+/// configured, the job has to fit only one of them.
 fn check_partitions(slurm: &Slurm, partitions: &[Partition]) -> Vec<String> {
     let named: Vec<&str> = slurm.partition.iter().flat_map(|named| named.split(',')).collect();
     let is_meant = |partition: &&Partition| match named[..] {

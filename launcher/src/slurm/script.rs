@@ -17,7 +17,7 @@ pub struct ScriptParams<'a> {
 
 /// Renders the batch script of a run.
 pub fn render(config: &RunConfig, job: &ScriptParams<'_>) -> Result<String, DirectiveError> {
-    // The traps come before the prologue: it may take minutes, and signals may arrive in that time.
+    // The traps come before the prologue, because the prologue may take minutes and signals may arrive in that time.
     let first: Vec<String> = TRAPS.lines().map(str::to_owned).collect();
     let script = directives::head(&options(config, job), &[first, config.slurm.prologue.clone()].concat())?;
     let coordinator = format!("{} run --run {}", in_shell(job.lambert), in_shell(job.run));
@@ -56,9 +56,9 @@ trap 'pass_on USR1' USR1
 trap 'pass_on TERM' TERM
 "#;
 
-/// Main part of the batch script. The coordinator runs in the background, because bash runs no traps while it waits
-/// for a foreground command. A signal interrupts `wait`, which then returns a code of the signal. Only the last `wait`
-/// returns the exit code of the coordinator.
+/// Main part of the batch script. The coordinator runs in the background, because bash runs no traps while it waits for
+/// a foreground command. A signal interrupts `wait`, which then returns an exit code that stands for the signal. Only
+/// the last `wait` returns the exit code of the coordinator.
 const BODY: &str = r#"
 code=@STOPPED@
 for _ in 1 2 3 4; do

@@ -85,9 +85,9 @@ pub struct Status {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RunProgress {
-    /// Completed steps.
+    /// Number of completed steps.
     pub step: u64,
-    /// Steps of all stages.
+    /// Total number of steps of all stages.
     pub steps: u64,
     /// Samples per second, averaged over recent steps.
     pub samples_per_second: f64,
@@ -189,7 +189,7 @@ pub struct RankStatus {
     pub host: String,
     /// Process ID on that host.
     pub pid: u32,
-    /// Completed steps.
+    /// Number of completed steps.
     pub step: u64,
     /// Description of the training thread's phase.
     #[serde(default)]
@@ -204,7 +204,7 @@ pub struct RankStatus {
 pub struct Downtime {
     /// Failed attempt.
     pub attempt: u32,
-    /// Completed steps at the time of failure.
+    /// Number of completed steps at the time of the failure.
     pub step: u64,
     /// Seconds from the failure until the run reached `step` again. `None` if the run has not reached `step` again.
     pub seconds: Option<f64>,

@@ -8,19 +8,19 @@ use prost::Message;
 
 use super::proto::Event;
 
-/// Added to a rotated checksum.
+/// Constant that is added to the rotated checksum.
 const MASK: u32 = 0xa282_ead8;
 /// Start of the names. TensorBoard reads all files with `tfevents` in their names, in the order of the names.
 const PREFIX: &str = "events.out.tfevents.";
 /// End of the names of lambert's files.
 const SUFFIX: &str = ".lambert";
 
-/// Masked CRC-32C: data that contain their own checksum would defeat a plain one.
+/// Returns the masked CRC-32C. Without the mask, the CRC of data that contain their own CRC would be unreliable.
 fn checksum(data: &[u8]) -> [u8; 4] {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(MASK).to_le_bytes()
 }
 
-/// Frames an event as a TFRecord: length, its checksum, the event, its checksum.
+/// Frames an event as a TFRecord: length, checksum of the length, event, checksum of the event.
 pub fn record(event: &Event) -> Vec<u8> {
     let data = event.encode_to_vec();
     let length = (data.len() as u64).to_le_bytes();
@@ -32,8 +32,8 @@ pub fn record(event: &Event) -> Vec<u8> {
 pub struct EventFile(File);
 
 impl EventFile {
-    /// Creates a file in `folder`, named by the time (seconds since the Unix epoch), and deletes earlier files of
-    /// lambert there.
+    /// Deletes earlier event files of lambert from `folder`, and creates a new event file there. The name of the new
+    /// file contains `now` (seconds since the Unix epoch).
     ///
     /// # Errors
     /// The folder or the file cannot be written.

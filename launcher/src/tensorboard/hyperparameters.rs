@@ -14,7 +14,8 @@ use super::proto::{
 /// Tag that the plugin expects.
 const TAG: &str = "_hparams_/session_start_info";
 
-/// Event with the numbers, strings and booleans of a configuration, named by key, for example `stage.0.steps`.
+/// Returns an event with the numbers, strings and booleans of a configuration. The name of each value is its key, for
+/// example `stage.0.steps`.
 pub fn event(wall_time: f64, config: &Value) -> Event {
     let mut hparams = BTreeMap::new();
     collect("", config, &mut hparams);

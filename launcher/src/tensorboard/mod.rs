@@ -3,7 +3,7 @@
 //! - [`proto`]: the messages of TensorFlow's event.proto and summary.proto; [`file`](mod@file): records and file names
 //! - [`scalars`]: tags and values of a step record; [`text`]: text summaries;
 //!   [`hyperparameters`]: the configuration for the hparams plugin
-//! - [`writer`]: writes the effective history and takes back undone steps
+//! - [`writer`]: writes the effective history, and removes undone steps from the plots
 
 pub mod file;
 pub mod hyperparameters;

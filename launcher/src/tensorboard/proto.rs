@@ -1,11 +1,12 @@
-//! Messages of TensorFlow's event.proto, summary.proto and tensor.proto and of TensorBoard's hparams plugin, as far as
-//! lambert writes them. Members of a oneof are optional fields, which have the same encoding.
+//! Messages of TensorFlow's event.proto, summary.proto and tensor.proto and of TensorBoard's hparams plugin, with only
+//! the fields that lambert writes. The members of a oneof are declared as optional fields, because both have the same
+//! encoding.
 
 use std::collections::BTreeMap;
 
 use prost::Message;
 
-/// Version of the format, in the first event of a file.
+/// Format version. The first event of a file contains it.
 pub const FILE_VERSION: &str = "brain.Event:2";
 /// `SessionLog.SessionStatus.START`.
 pub const START: i32 = 1;

@@ -12,7 +12,7 @@ const ACCURACY: &str = "_accuracy";
 /// Prefix of trust ratios.
 const TRUST_RATIOS: &str = "trust_ratios.";
 
-/// Fields with tags of their own.
+/// Fields that have fixed tags. All other tags are derived from the names of the fields.
 const TAGS: [(&str, &str); 27] = [
     ("loss", "loss/total"),
     ("learning_rate", "optimizer/learning_rate"),
@@ -45,7 +45,7 @@ const TAGS: [(&str, &str); 27] = [
 const NOISE_GRADIENT: &str = "noise.gradient";
 const NOISE_VARIANCE: &str = "noise.variance";
 
-/// Tag of the average of gradient noise estimates, in samples.
+/// Tag of the gradient noise scale, in samples. It is computed from the averages of the estimates.
 const NOISE_SCALE: &str = "noise/scale";
 
 /// Tag and value of a scalar.
@@ -93,7 +93,7 @@ fn evaluation_tag(field: &str) -> Option<String> {
         .or_else(|| entropy().map(|(_, tag)| (*tag).to_owned()))
 }
 
-/// Summary values of scalars.
+/// Converts scalars to summary values.
 pub fn values(scalars: Vec<Scalar>) -> Vec<Value> {
     let value = |(tag, value)| Value { tag, simple_value: Some(value), ..Value::default() };
     scalars.into_iter().map(value).collect()

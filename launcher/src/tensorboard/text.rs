@@ -2,7 +2,7 @@
 
 use super::proto::{Event, Metadata, PluginData, STRING, Shape, Summary, Tensor, Value};
 
-/// Text summary at step 0.
+/// Returns an event with a text summary at step 0.
 pub fn event(wall_time: f64, tag: &str, markdown: &str) -> Event {
     let plugin_data = Some(PluginData { plugin_name: "text".to_owned(), ..PluginData::default() });
     let string_val = vec![markdown.as_bytes().to_vec()];

@@ -1,9 +1,11 @@
-//! Writes the effective history of a run as events. What was written and is undone later is taken back.
+//! Writes the effective history of a run as events. If a step is undone after its events were written, the writer makes
+//! TensorBoard drop the points of the step.
 //!
-//! TensorBoard has two readers. The Python reader drops all points from the step of a START on. The data server
-//! (`--load_fast`) ignores a START. When it reads a point of a tag, it drops the points of the tag at that step and later
-//! ones. So the START has a step at which every tag with undone points has a valid point, and all valid points from that
-//! step on are written again.
+//! TensorBoard has two readers. When the Python reader reads a START event, it drops all earlier points whose step is
+//! not before the step of the START. The data server (`--load_fast`) ignores START events. Instead, when it reads a
+//! point of a tag, it drops all earlier points of this tag whose step is not before the step of the point. Therefore
+//! the writer appends a START, and then writes all valid points from the step of the START on again. This step is early
+//! enough that every tag with undone points gets a valid point again, if the tag has a valid point.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,7 +18,7 @@ use super::scalars::{self, Scalar};
 use crate::metrics::history::Entry;
 use crate::status::NoiseScale;
 
-/// Events kept in memory at a time.
+/// Maximum number of events that are collected in memory before they are written.
 const EVENTS: usize = 4096;
 
 /// Error of [`HistoryWriter::write`].
@@ -32,7 +34,7 @@ pub enum WriteError {
 #[derive(Debug)]
 pub struct HistoryWriter {
     file: EventFile,
-    /// Entries written and still valid.
+    /// Entries that were written and are still valid.
     written: Vec<Written>,
     /// Last step of each tag.
     tags: HashMap<String, u64>,
@@ -62,10 +64,11 @@ impl HistoryWriter {
         Ok(Self { file, written: Vec::new(), tags, noise, wall_time: start })
     }
 
-    /// Writes what is new in the effective part of `entries`.
+    /// Writes the effective entries that were not written yet. If written entries are no longer effective, first takes
+    /// them back.
     ///
     /// # Errors
-    /// A record that is not JSON, or a file that cannot be written.
+    /// A record is not JSON, or the file cannot be written.
     pub fn write(&mut self, entries: &[Entry<'_>]) -> Result<(), WriteError> {
         let mut effective: Vec<&Entry<'_>> = entries.iter().filter(|entry| !entry.is_undone).collect();
         effective.sort_by_key(|entry| (entry.position.step, entry.is_event));
@@ -85,8 +88,10 @@ impl HistoryWriter {
         Ok(self.file.append(&events)?)
     }
 
-    /// Takes back the entries from the step of the first invalid one. Entries before it become unwritten as far back as
-    /// the oldest last valid point of the tags with undone points, so that each of these tags gets a point again.
+    /// Takes back the written entries from the first step at which they differ from `effective`. `same` is the number
+    /// of entries before the first difference. Each tag with undone points needs a valid point after the START.
+    /// Therefore the entries are taken back from an earlier step if necessary: from the earliest of the last valid
+    /// points of these tags.
     fn take_back(&mut self, effective: &[&Entry<'_>], same: usize) -> Result<(), WriteError> {
         let next = effective.get(same).map(|entry| entry.position.step);
         let step = next.map_or(self.written[same].position.step, |next| next.min(self.written[same].position.step));
@@ -105,7 +110,7 @@ impl HistoryWriter {
         self.written.partition_point(|written| written.position.step < step)
     }
 
-    /// Sets the last step of each tag and the noise scale to those after `entries`.
+    /// Sets the last step of each tag and the noise scale to their values after `entries`.
     fn count_as_written(&mut self, entries: &[&Entry<'_>]) -> Result<(), WriteError> {
         (self.tags, self.noise) = (HashMap::new(), NoiseScale::default());
         for entry in entries {
@@ -117,7 +122,7 @@ impl HistoryWriter {
 
     fn event(&mut self, entry: &Entry<'_>) -> Result<Event, WriteError> {
         let scalars = self.scalars(entry)?;
-        // Objects copied to another store have other times.
+        // Wall times must not decrease, but the objects of a copied run have the times of the copy.
         self.wall_time = self.wall_time.max(entry.time);
         for (tag, _) in &scalars {
             match self.tags.get_mut(tag) {
@@ -137,7 +142,7 @@ fn identity(entry: &Entry<'_>) -> Written {
     Written { position: entry.position, is_event: entry.is_event }
 }
 
-/// Tells readers that `step` is the next.
+/// Returns the START event that tells readers that `step` is the next step.
 fn start_at(step: u64, wall_time: f64) -> Event {
     Event { wall_time, step: step as i64, session_log: Some(SessionLog { status: START }), ..Event::default() }
 }

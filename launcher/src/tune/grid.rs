@@ -44,7 +44,7 @@ pub enum GridError {
     /// Not of the form KEY=VALUE.
     #[error("{0:?}: expected KEY=VALUE")]
     NoValue(String),
-    /// A grid key without values, for which the grid would be empty.
+    /// A grid key without values. The grid would be empty.
     #[error("--grid {0}: expected KEY=VALUE,VALUE")]
     NoValues(String),
     /// Unclosed quote or bracket.

@@ -15,7 +15,7 @@ use super::grid::Setting;
 pub enum TrialOutcome {
     /// All steps are done.
     Finished,
-    /// The divergence guard gave up the run after repeated losses that were not finite or above the upper bound.
+    /// The divergence guard gave up the run after repeated losses that were above the upper bound or were not finite.
     Diverged,
     /// The run failed for another reason, which the log shows. The next `lambert tune` retries the run.
     Failed,

@@ -74,9 +74,9 @@ impl HostResources {
         Self { processors, bytes: memory::host_memory(), gpus }
     }
 
-    /// Returns `wanted` slots, or, without `wanted`, as many slots as fit on this host, but at least one. Each slot is
-    /// for a run that needs at most `need`. A run with ranks elsewhere gets this host alone. A run with more ranks than
-    /// GPUs gets all GPUs.
+    /// Returns `wanted` slots. If `wanted` is `None`, returns as many slots as fit on this host, but at least one. Each
+    /// slot is for a run that needs at most `need`. For runs with ranks elsewhere, only one slot fits on this host. A
+    /// run with more ranks than GPUs gets all GPUs.
     pub fn slots(&self, need: &ResourceNeed, wanted: Option<usize>) -> Vec<RunSlot> {
         let by_memory =
             self.bytes.map_or(usize::MAX, |bytes| usize::try_from(bytes / need.bytes.max(1)).unwrap_or(usize::MAX));

@@ -17,14 +17,14 @@ fn rolled_back(step: u64, to: u64) -> EventKind {
     EventKind::RolledBack { message: "the loss".into(), step, to }
 }
 
-/// Regression test: a load of the checkpoint that exceeded the time limit was retried forever, with one failure per
-/// hour.
+/// Regression test: if loading the checkpoint exceeded the time limit, the load was retried forever, with one failure
+/// per hour.
 #[test]
 fn attempts_without_a_new_checkpoint_end_the_run_at_any_interval() {
     let mut scene = Scenario::new();
     scene.train(1, 50).saves(50).wait(LATER).fail(FailureKind::Transient).pause();
     for lease in 2..=6 {
-        // The checkpoint is not beyond that of the previous attempt.
+        // The checkpoint is at the same step as the checkpoint of the previous attempt.
         scene.wait(LATER);
         scene.train(lease, 60).saves(50).fail(FailureKind::Transient).pause();
     }

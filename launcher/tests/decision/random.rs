@@ -13,7 +13,7 @@ use lambert::decide::{
 
 /// Number of sequences. Each sequence has its own seed.
 const SEQUENCES: u64 = 100_000;
-/// Events in a sequence.
+/// Number of events in a sequence.
 const EVENTS: usize = 60;
 
 const RESTARTS: usize = 3;
@@ -283,7 +283,7 @@ impl Simulation {
     }
 }
 
-/// From every state, two signals and a few expected events lead to a verdict.
+/// Sends two signals and a few expected events. They must lead to a verdict from every state. Returns the verdict.
 fn signals_end(mut simulation: Simulation) -> Option<Verdict> {
     // In a Slurm job, only a second Ctrl-C ends the run at once.
     simulation.give(Event::Signal(Signal::Interrupt));
@@ -297,7 +297,7 @@ fn signals_end(mut simulation: Simulation) -> Option<Verdict> {
     simulation.checker.verdict
 }
 
-/// From every state, timeouts lead to a verdict if no more reports arrive.
+/// Sends no more reports. The timeouts must then lead to a verdict from every state. Returns the verdict.
 fn silence_ends(mut simulation: Simulation) -> Option<Verdict> {
     for _ in 0..4000 {
         let event = simulation.expected_event();

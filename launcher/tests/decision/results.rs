@@ -51,7 +51,7 @@ fn a_crash_after_the_result_is_a_warning() {
         .send_event(finished(false))
         .exit(134);
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
-    // The same applies to an error that a rank reports.
+    // An error that a rank reports after the result is also only a warning.
     let mut scene = done(false);
     scene.send_event(EventKind::Failed { message: "MPI_Finalize".into(), kind: FailureKind::Transient }).exit(1);
     let reported = "rank 0 (pid 7, host a) failed: MPI_Finalize".to_owned();

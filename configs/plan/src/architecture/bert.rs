@@ -1,5 +1,5 @@
 //! BERT (arXiv 1810.04805) and its pre-training heads. Parameter names are those of transformers' `BertForPreTraining`,
-//! or `MegatronBertForPreTraining` with pre-norm.
+//! or with pre-norm those of `MegatronBertForPreTraining`.
 
 use std::sync::Arc;
 

@@ -19,7 +19,7 @@ pub struct Tensor {
     pub is_fused_with_previous: bool,
     /// Head to which the tensor belongs, if any.
     pub head: Option<Head>,
-    /// Number of segments over all networks, in the order of the backward pass, after which the gradient of this tensor
-    /// is final.
+    /// Number of segments whose backward passes must be complete before the gradient of this tensor is final. Segments
+    /// are counted over all networks, in the order of the backward pass.
     pub final_after_segment: usize,
 }

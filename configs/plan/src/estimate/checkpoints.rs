@@ -8,8 +8,8 @@ pub fn bytes(parameters: u64) -> u64 {
     BYTES.saturating_mul(parameters)
 }
 
-/// Returns the checkpoint interval that loses least time, seconds: `sqrt(2 C M)` for saves of C seconds and a mean time
-/// between failures of M seconds (Young 1974; the first-order term of Daly 2006).
+/// Returns the checkpoint interval that minimizes the lost time, seconds. The interval is `sqrt(2 * C * M)` for saves
+/// of C seconds and a mean time between failures of M seconds (Young 1974; the first-order term of Daly 2006).
 pub fn best_interval_seconds(save_seconds: f64, mean_seconds_between_failures: f64) -> f64 {
     (2.0 * save_seconds * mean_seconds_between_failures).sqrt()
 }

@@ -4,7 +4,7 @@ use lambert_config::run::Precision;
 
 use crate::scaling::Link;
 
-/// Bytes of memory traffic of an optimizer update per parameter (LAMB, docs/experiments/optimizers.md).
+/// Memory traffic of an optimizer update, bytes per parameter (LAMB, docs/experiments/optimizers.md).
 const UPDATE_BYTES: f64 = 44.0;
 
 /// Published dense peak rates of a GPU, per second.
@@ -26,11 +26,12 @@ pub struct GpuModel {
     pub utilization: f64,
 }
 
-/// Known GPUs. Datasheets give tensor-core rates with sparsity for Hopper and later; the dense rate is half of it. A
-/// datasheet's NVLink bandwidth counts both directions.
+/// Known GPUs. For Hopper and later GPUs, datasheets state tensor-core rates with sparsity. The dense rate is half of
+/// the stated rate. The NVLink bandwidth in datasheets is the sum of both directions.
 ///
-/// Utilizations are assumptions: lambert has not been measured on these GPUs. That of A100 follows from 580 samples of
-/// 128 tokens per second of BERT-large (NVIDIA DeepLearningExamples): 0.24 TFLOP x 580 / 312.
+/// Utilizations are assumptions: lambert has not been measured on these GPUs. The utilization of the A100 follows from
+/// a published throughput of BERT-large: 580 samples of 128 tokens per second (NVIDIA DeepLearningExamples). A sample
+/// takes 0.24 TFLOP, and the peak is 312 TFLOP/s. The utilization is thus 580 * 0.24 / 312.
 pub const GPUS: [GpuModel; 4] = [
     // "NVIDIA A100 Tensor Core GPU" datasheet, 80GB SXM; "NVIDIA DGX A100" datasheet: 8 x 200 Gbit/s.
     GpuModel {
@@ -119,7 +120,7 @@ impl Compute {
     }
 }
 
-/// Machine of a run: equal hosts.
+/// Machine on which a run trains. All hosts are equal.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
     /// Name for messages.
@@ -135,7 +136,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Returns hosts of eight GPUs of this model, with 5 microseconds per message.
+    /// Returns a machine with eight GPUs of this model per host. The latency of a message is 5 microseconds.
     pub fn published(gpu: GpuModel, utilization: Option<f64>) -> Self {
         let utilization = utilization.unwrap_or(gpu.utilization);
         let link = |bandwidth| Link { bandwidth, latency: 5e-6 };
@@ -148,8 +149,8 @@ impl Machine {
         }
     }
 
-    /// Returns hosts with `ranks_per_host` measured ranks. Links are assumed: shared memory at 3.6 GB/s
-    /// (docs/experiments/collectives.md) and a network of 10 Gbit/s.
+    /// Returns a machine with `ranks_per_host` ranks per host, which have the measured rates. The links are
+    /// assumptions: shared memory at 3.6 GB/s (docs/experiments/collectives.md) and a network of 10 Gbit/s.
     pub fn measured(name: String, flops_per_second: f64, update_seconds: f64, ranks_per_host: usize) -> Self {
         Self {
             name,

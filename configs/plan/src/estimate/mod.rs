@@ -25,12 +25,12 @@ pub struct StageSamples {
     pub shape: DatasetShape,
     /// Mean length of a sample, tokens.
     pub mean_tokens: f64,
-    /// True without a dataset: the shape is assumed, and the number of samples is unknown.
+    /// True if there is no dataset. The shape is then assumed, and the number of samples is unknown.
     pub is_assumed: bool,
 }
 
 impl StageSamples {
-    /// Returns full samples of `tokens` tokens of a dataset that does not exist yet.
+    /// Describes the samples of a dataset that does not exist yet. All samples have the full length of `tokens` tokens.
     pub fn assumed(tokens: usize, vocabulary: usize) -> Self {
         let shape = DatasetShape { vocabulary, sequence_length: tokens, rows: u64::MAX >> 16, row_group: 1024 };
         Self { shape, mean_tokens: tokens as f64, is_assumed: true }
@@ -42,23 +42,23 @@ impl StageSamples {
 pub struct StageEstimate {
     /// Name of the stage.
     pub name: String,
-    /// Parameters of the model.
+    /// Number of parameters of the model.
     pub parameters: u64,
     /// Maximum sample length.
     pub sequence_length_tokens: usize,
-    /// Optimizer steps.
+    /// Number of optimizer steps.
     pub steps: u64,
-    /// Samples trained on.
+    /// Number of samples on which the stage trains.
     pub samples: u64,
-    /// Passes over the dataset; `None` without a dataset.
+    /// Number of passes over the dataset. `None` without a dataset.
     pub epochs: Option<f64>,
-    /// Samples of the last pass that are not used; `None` without a dataset.
+    /// Number of samples that the last pass does not use. `None` without a dataset.
     pub unused_samples: Option<u64>,
     /// FLOPs of training.
     pub flops: f64,
     /// Memory of a rank.
     pub memory: MemoryEstimate,
-    /// Tokens of the busiest rank over the mean.
+    /// Tokens of the busiest rank, divided by the mean over all ranks.
     pub imbalance: f64,
     /// Duration; `None` without a machine.
     pub time: Option<TimeEstimate>,
@@ -80,7 +80,7 @@ pub struct TimeEstimate {
     pub step_seconds: f64,
     /// Duration of the all-reduce of all gradients, seconds.
     pub all_reduce_seconds: f64,
-    /// Part of it that the backward pass does not hide, seconds.
+    /// Part of the all-reduce duration that does not overlap with the backward pass, seconds.
     pub exposed_seconds: f64,
     /// Throughput relative to independent ranks with the same work.
     pub scaling_efficiency: f64,
@@ -90,7 +90,7 @@ pub struct TimeEstimate {
     pub rank_hours: f64,
 }
 
-/// FLOPs of a stage with `layers` layers, assuming that all samples have the mean length.
+/// Returns the FLOPs of a stage with `layers` layers, under the assumption that all samples have the mean length.
 pub fn stage_flops(config: &RunConfig, stage: &Stage, layers: usize, data: StageSamples) -> f64 {
     let length = data.mean_tokens.round() as usize;
     let masked = config.objective.predictions(length) as u64;
@@ -155,12 +155,12 @@ pub struct ScalingPoint {
     pub hours: f64,
     /// Hours of all ranks together.
     pub rank_hours: f64,
-    /// Rank-hours of one rank, divided by those of `ranks` ranks.
+    /// Rank-hours of the run on one rank, divided by its rank-hours on `ranks` ranks.
     pub efficiency: f64,
 }
 
-/// Estimates the duration of a run with the same global batches on 1, 2, 4, ... up to 4,096 ranks. Stops where a rank
-/// would have no sample.
+/// Estimates the duration of a run with the same global batches on 1, 2, 4, ... up to 4,096 ranks. Omits numbers of
+/// ranks at which a rank would have no sample.
 pub fn scaling(config: &RunConfig, data: &[StageSamples], machine: &Machine) -> Vec<ScalingPoint> {
     let most = config.stage.iter().map(|stage| stage.global_batch).min().unwrap_or(0).min(MAX_RANKS);
     let hours = |ranks: usize| -> f64 {
@@ -195,9 +195,9 @@ fn time(
     let cluster = ClusterTopology { hosts, ranks_per_host, intra_host, inter_host };
     let rank_tokens = stage.global_batch as f64 * data.mean_tokens / ranks as f64;
     let last = (stage.micro_batch_tokens.or_default() as f64 / rank_tokens.max(1.0)).min(1.0);
-    // A forward pass is a third of the work, or a quarter with recomputation.
+    // The forward pass is a third of the work, or a quarter with recomputation. The rest is the backward pass.
     let backward = passes * last * if stage.recompute { 0.75 } else { 2.0 / 3.0 };
-    // On CPUs the communication thread competes with the passes, so only several hosts overlap by default.
+    // On CPUs, the communication thread competes with the passes. By default, they overlap only on several hosts.
     let overlaps = config.cluster.all_reduce.overlap.unwrap_or(memory::uses_gpu(config) || hosts > 1);
     let buckets = buckets(config, stage, data.shape.vocabulary, if overlaps { backward } else { 0.0 });
     let all_reduce_seconds = buckets.iter().map(|bucket| cluster.all_reduce_seconds(bucket.bytes)).sum();
@@ -214,8 +214,8 @@ fn time(
     }
 }
 
-/// Gradient buckets, in the order in which they are final. Each layer takes an equal part of the `backward` seconds;
-/// embeddings and heads take none.
+/// Returns the gradient buckets, in the order in which they are final. The `backward` seconds are divided equally among
+/// the layers. Embeddings and heads take no time.
 fn buckets(config: &RunConfig, stage: &Stage, vocabulary: usize, backward: f64) -> Vec<BucketTiming> {
     let layers = stage.depth(&config.model);
     let width = match config.cluster.all_reduce.dtype {
@@ -261,7 +261,8 @@ mod tests {
         for (precision, peak) in [(Precision::Bf16, 312e12), (Precision::Tf32, 156e12), (Precision::Fp32, 19.5e12)] {
             let machine = Machine::published(GPUS[0], Some(0.5));
             let stage = &stages(&run(1, precision), &[data], Some(&machine))[0];
-            // 256 samples of 128 tokens; 12 layers of 14.2 MFLOPs a token and 0.39 of attention; 19 tokens of the MLM head.
+            // The global batch has 256 samples of 128 tokens. Each of the 12 layers takes 14.2 MFLOPs per token, plus
+            // 0.39 MFLOPs for attention. The MLM head predicts 19 tokens per sample.
             let sample = 128.0 * 12.0 * (14_155_776.0 + 393_216.0) + 19.0 * 48_061_440.0;
             let passes = 3.0 * 256.0 * sample / (0.5 * peak);
             // 110,106,428 parameters x 44 bytes at 2,039 GB/s: 2.4 ms.
@@ -280,7 +281,7 @@ mod tests {
         let buckets = buckets(&config, &config.stage[0], 30522, 1.0);
         let bytes: f64 = buckets.iter().map(|bucket| bucket.bytes).sum();
         assert_eq!(bytes, 4.0 * 110_106_428.0);
-        // 440 MB in buckets of 25 MB.
+        // The 440 MB of gradients are split into buckets of 25 MB.
         assert_eq!(buckets.len(), 18);
         assert!(buckets.is_sorted_by(|a, b| a.seconds_before_end >= b.seconds_before_end));
         assert_eq!(buckets[17].seconds_before_end, 0.0);
@@ -316,7 +317,7 @@ mod tests {
         let shape = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1_000_000, row_group: 1024 };
         let data = StageSamples { shape, mean_tokens: 120.0, is_assumed: false };
         let stage = &stages(&run(1, Precision::Fp32), &[data], None)[0];
-        // 3,600 x 256 = 921,600 of 1,000,000 samples.
+        // The stage uses 3,600 x 256 = 921,600 of the 1,000,000 samples.
         assert_eq!((stage.epochs, stage.unused_samples), (Some(0.9216), Some(78_400)));
         assert_eq!(stage.time, None);
     }

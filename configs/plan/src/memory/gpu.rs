@@ -12,7 +12,7 @@ use super::DatasetShape;
 
 /// Additional bytes per parameter with bf16: a bf16 copy of the weights.
 const BF16_WEIGHTS: u64 = 2;
-/// Upper bounds of the number of tensors: per layer, and outside the layers.
+/// Upper bounds: the number of tensors per layer, and the number of tensors outside the layers.
 const TENSOR_COUNTS: (u64, u64) = (16, 16);
 
 /// Bytes per masked token and vocabulary token, in f32: log-softmax, its gradient and the gradient of the logits.

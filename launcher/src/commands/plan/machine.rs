@@ -1,4 +1,4 @@
-//! Machine of a plan: a GPU with its published peak, or a benchmark.
+//! Machine of a plan. Its compute rate comes from the published peak rate of a GPU or from a benchmark.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,17 +13,17 @@ use crate::cli::{self, MachineName};
 use crate::failure::Failure;
 use crate::worker;
 
-/// Steps of the benchmark; the median counts.
+/// Number of steps of the benchmark. The reported time is the median step time.
 const STEPS: &str = "9";
 
 /// Part of the report of `lambert-worker bench --json`.
 #[derive(Debug, Deserialize)]
 struct BenchFigures {
     device: String,
-    /// Minimum, median and maximum of a step.
+    /// Minimum, median and maximum step time, seconds.
     seconds: [f64; 3],
     teraflops: f64,
-    /// Fraction of a step.
+    /// Fraction of the step time that the optimizer update takes.
     optimizer: f64,
 }
 
@@ -35,7 +35,7 @@ impl BenchFigures {
     }
 }
 
-/// Returns the machine that the arguments name, if any; measures this one for `--machine here`.
+/// Returns the machine that the arguments specify, if any. For `--machine here`, measures this machine.
 pub fn machine(arguments: &cli::Plan, config: &RunConfig, sets: &[String]) -> Result<Option<Machine>, Failure> {
     if let Some(path) = &arguments.bench {
         let origin = path.display().to_string();
@@ -54,7 +54,7 @@ fn figures(text: &str, origin: String) -> Result<BenchFigures, PlanError> {
     serde_json::from_str(text).map_err(|source| PlanError::Format { origin, source })
 }
 
-/// Measures the first stage with the samples of one rank.
+/// Runs the benchmark on the first stage. Each step has as many samples as one rank gets in the run.
 fn bench(path: &Path, config: &RunConfig, sets: &[String]) -> Result<Machine, Failure> {
     let program = worker::find().map_err(Failure::failed)?;
     let samples = config.stage.first().map_or(1, |stage| stage.global_batch.div_ceil(config.cluster.ranks.max(1)));
@@ -78,7 +78,7 @@ fn bench(path: &Path, config: &RunConfig, sets: &[String]) -> Result<Machine, Fa
     Ok(figures.machine(config.cluster.ranks))
 }
 
-/// Returns the GPU of this name; `None` for this machine.
+/// Returns the GPU with this name. Returns `None` for the name of this machine.
 pub fn gpu(name: MachineName) -> Option<GpuModel> {
     let value = name.to_possible_value()?;
     GPUS.into_iter().find(|gpu| gpu.name == value.get_name())
@@ -92,7 +92,8 @@ mod tests {
     fn benchmark_reports_give_a_rate_without_the_update() {
         let text = r#"{"device":"CPU","samples":4,"seconds":[1.0,2.0,3.0],"teraflops":0.3,"optimizer":0.25}"#;
         let machine = figures(text, String::new()).unwrap().machine(2);
-        // 0.3 TFLOP/s over the whole step, of which the passes take three quarters; a quarter of 2 s for the update.
+        // The rate over the whole step is 0.3 TFLOP/s. The passes take three quarters of the step, so their rate is 0.4
+        // TFLOP/s. The update takes a quarter of the median step time of 2 s.
         let precision = lambert_config::run::Precision::Fp32;
         assert!((machine.compute.flops_per_second(precision) / 0.4e12 - 1.0).abs() < 1e-12);
         assert_eq!(machine.compute.update_seconds(7), 0.5);

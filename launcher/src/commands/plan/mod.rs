@@ -22,7 +22,7 @@ use crate::cli::{self, MachineName};
 use crate::console;
 use crate::failure::{Failure, Outcome};
 
-/// Vocabulary size where there is no dataset: that of bert-base-uncased.
+/// Vocabulary size that is assumed if there is no dataset. It is the vocabulary size of bert-base-uncased.
 const VOCABULARY: usize = 30522;
 
 #[derive(Debug, thiserror::Error)]
@@ -130,7 +130,7 @@ fn check_ranges(arguments: &cli::Plan) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Returns the settings of the command line; a named GPU implies `device.kind`.
+/// Returns the settings from the command line. If the command line names a GPU, `device.kind` is one of the settings.
 fn sets(arguments: &cli::Plan) -> Vec<String> {
     let mut sets = arguments.sets.clone();
     sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
@@ -161,7 +161,7 @@ fn samples(config: &RunConfig, tokens: &[u16]) -> Result<(Vec<StageSamples>, Vec
     Ok((data, assumptions))
 }
 
-/// Stages that do not fit into the memory of the GPU, or of this host.
+/// Returns an error message for each stage that does not fit into the memory of the GPU or of this host.
 fn shortages(config: &RunConfig, data: &[StageSamples], name: Option<MachineName>) -> Vec<String> {
     let shapes: Vec<DatasetShape> = data.iter().map(|data| data.shape).collect();
     let mut issues = Vec::new();

@@ -109,8 +109,8 @@ impl FailureSigns {
     ///
     /// 1. a permanent failure that a rank reported
     /// 2. a host failure that a rank reported
-    /// 3. workers that exited because they lost the coordinator
-    /// 4. the first dead rank: its signal, its lack of memory, its own report or its exit code
+    /// 3. workers that exited because the coordinator did not answer
+    /// 4. the death of the first rank that died: its signal, an out-of-memory kill, its own report or its exit code
     /// 5. the first report of any rank
     /// 6. the exit status of the launcher or of the only rank
     pub fn failure(&self, ranks: &Ranks, world: usize) -> AttemptEnd {

@@ -12,7 +12,7 @@ pub struct Rank {
     /// Process ID on `host`.
     pub pid: u32,
     pub host: String,
-    /// Completed steps.
+    /// Number of completed steps.
     pub step: u64,
     /// Phase of the training thread.
     pub phase: WorkerPhase,
@@ -51,7 +51,7 @@ impl Ranks {
         self.reported.contains_key(&rank)
     }
 
-    /// Iterates over ranks that have reported, by number.
+    /// Iterates over the ranks that have reported, in the order of their numbers.
     pub fn iter(&self) -> btree_map::Iter<'_, usize, Rank> {
         self.reported.iter()
     }

@@ -6,7 +6,7 @@ use lambert_control::StepRecord;
 
 use crate::decide::Seconds;
 
-/// Number of recent steps in the median duration.
+/// Number of recent steps over which the median duration is computed.
 const WINDOW: usize = 50;
 
 /// Training progress of an attempt.

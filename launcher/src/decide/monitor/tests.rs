@@ -149,7 +149,8 @@ fn a_version_mismatch_is_detected() {
     assert_eq!(monitor.versions.mismatch.as_deref(), Some("rank 0 has MPI library four, rank 2 has five"));
 }
 
-/// The test covers the events from which a coordinator, once it is resumed, learns that its ranks have exited.
+/// The test covers a coordinator that was suspended. After it is resumed, it learns from these events that its ranks
+/// have exited.
 #[test]
 fn ranks_without_responses_from_this_coordinator_have_not_failed() {
     let is_unsupervised =

@@ -7,7 +7,7 @@ use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 
 /// Variables that are always passed on: credentials and endpoints of stores, certificates, logging and library
 /// settings. mpirun itself forwards only the `OMPI_MCA_*` variables that concern mpirun. With this list, ranks get all
-/// of them.
+/// `OMPI_MCA_*` variables.
 const USUAL: [&str; 15] = [
     "AWS_*",
     "GOOGLE_*",

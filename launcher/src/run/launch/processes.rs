@@ -1,4 +1,5 @@
-//! Process tree that ends when its coordinator ends, and that can be terminated completely.
+//! Tree of a program and its descendants. The program is terminated when its coordinator ends. The coordinator can also
+//! terminate the whole tree.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -50,8 +51,8 @@ pub fn allow_connections() {
 pub enum ExitSignal {
     /// SIGTERM.
     Terminate,
-    /// SIGINT, with SIGTERM blocked in the program. For programs that kill their ranks on SIGTERM: a supervisor may
-    /// send SIGTERM to all processes.
+    /// SIGINT. In addition, SIGTERM is blocked in the program. This signal is for programs that kill their ranks on
+    /// SIGTERM, because a supervisor may send SIGTERM to all processes.
     Interrupt,
 }
 
@@ -98,8 +99,8 @@ fn block_sigterm() -> io::Result<()> {
     if failed == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(failed)) }
 }
 
-/// Resets SIGINT to its default action. A shell ignores SIGINT in background jobs, and programs inherit this setting,
-/// so SIGINT could not end the program.
+/// Resets SIGINT to its default action. A shell ignores SIGINT in background jobs, and programs inherit this setting.
+/// Without the reset, SIGINT could then not end the program.
 fn hear_interrupts() {
     // SAFETY: the call sets the default action. This process loses no handler, because exec follows.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };

@@ -25,7 +25,7 @@ fn events(folder: &Path) -> Vec<Event> {
     .collect()
 }
 
-/// Steps of STARTs as `start N`, and points of two tags as `TAG@STEP=VALUE`.
+/// Describes START events as `start STEP`, and points of three tags as `TAG@STEP=VALUE`.
 fn described(events: &[Event]) -> Vec<String> {
     let mut lines = Vec::new();
     for event in events {
@@ -39,7 +39,7 @@ fn described(events: &[Event]) -> Vec<String> {
     lines
 }
 
-/// Writes the store's history and returns what was appended.
+/// Writes the history in the store, and returns descriptions of the appended events.
 fn appended(writer: &mut HistoryWriter, store: &Store, folder: &Path) -> Vec<String> {
     let before = described(&events(folder)).len();
     writer.write(&read(store).entries()).unwrap();
@@ -63,7 +63,7 @@ fn undone_points_are_taken_back() {
     assert_eq!(appended(&mut writer, &store, folder), again);
     put(&store, 2, 2, line(3, 3.0));
     assert_eq!(appended(&mut writer, &store, folder), ["loss/total@3=3"]);
-    // A later attempt repeats step 3. No evaluation is undone, so none is repeated.
+    // A later attempt repeats step 3. No evaluation is undone, so no evaluation is written again.
     put(&store, 3, 2, [line(3, 3.5), line(4, 2.0), evaluation(4, 8.0)].concat());
     let repeated = ["start 2", "loss/total@2=4", "loss/total@3=3.5", "loss/total@4=2", "held-out/x@4=8"];
     assert_eq!(appended(&mut writer, &store, folder), repeated);
