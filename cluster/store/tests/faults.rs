@@ -45,7 +45,7 @@ fn inject(server: &Server, method: &str, contains: &'static str, times: usize, f
     server.fail(Rule { method: method.parse().unwrap(), contains, after: 0, times, fault });
 }
 
-/// Runs `operation` once per fault, with the first two requests of `method` failing.
+/// Runs `operation` once per fault. The fault hits the first two requests with `method`.
 fn assert_retried(method: &str, operation: impl Fn(&Store, Fault)) {
     let (_folder, server) = server();
     let store = server.store_with("x", SECRET_KEY, short_timeouts());

@@ -18,10 +18,11 @@ use crate::open::StorageBackend;
 use crate::retry::{self, StoreRequest};
 use crate::runtime::{self, Pending};
 
-/// Size of a part, bytes. It is large enough for throughput on one connection and small enough for a cheap retry.
+/// Size of a part, bytes. It is large enough for good throughput on one connection, and small enough that a retry is
+/// cheap.
 const PIECE: u64 = 16 << 20;
 
-/// Maximum number of parts per upload, as S3 limits it.
+/// Maximum number of parts per upload. It is the limit of S3.
 const MAX_PARTS: u64 = 10_000;
 
 /// Number of parts that are transferred concurrently.
@@ -113,7 +114,7 @@ pub(crate) async fn upload_file(
 /// Content of an upload.
 enum Content {
     Bytes(Bytes),
-    /// A file, and the number of its first bytes that are uploaded.
+    /// A file, and the number of bytes to upload from its start.
     File(Arc<File>, u64),
 }
 
