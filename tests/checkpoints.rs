@@ -26,7 +26,7 @@ fn the_last_every_nth_and_the_best_are_retained() {
     let dir = TestDir::new();
     let (config, url, held_out) = (dir.config(40, 2), dir.path("run"), dir.path("data/held-out"));
     let evaluation = format!("evaluation.data={held_out}");
-    // The loss rises, so the best checkpoint is one of the first evaluations, long before the end.
+    // The loss rises, so one of the first evaluations determines the best checkpoint, long before the end.
     let sets = [
         &evaluation,
         "evaluation.every_steps=10",
@@ -66,7 +66,7 @@ fn steps_of(name: &str) -> u64 {
     name["step-".len()..][..9].parse().unwrap()
 }
 
-/// Losses of the evaluations in the run records.
+/// Losses of the evaluations in the records of a run.
 fn evaluations(url: &str) -> Vec<f64> {
     let lines = tree(&Path::new(url).join("metrics"))
         .into_values()
@@ -174,7 +174,7 @@ fn a_copy_is_an_independent_run() {
     // checkpoints must still sort after the copied checkpoint.
     train(&config, &copied, &["--set", "stage.0.steps=28", "--allow-change", "stage"]);
     assert_eq!(checkpoints(&copied), ["step-000000028-a0003", newest.as_str()]);
-    // A checkpoint with another model is rejected, because it would be read with the model of this run.
+    // A checkpoint of another model is rejected, because the program would load it into the model of this run.
     let other = dir.path("other");
     train(&config, &other, &["--set", "model.activation=gelu-tanh"]);
     let of_other = format!("{other}/checkpoints/{}", checkpoints(&other)[0]);

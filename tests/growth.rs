@@ -1,5 +1,5 @@
-//! Runs whose model grows. Kills around a growth boundary must leave the result unchanged. Also tests the checkpoints
-//! on both sides of a boundary, and rejected configurations.
+//! Tests of runs whose model grows. Kills around a growth boundary must leave the result unchanged. Also tests the
+//! checkpoints on both sides of a boundary, and rejected configurations.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -10,7 +10,8 @@ use lambert_control::StepRecord;
 use lambert_dataset::random::Key;
 use safetensors::SafeTensors;
 
-/// Steps of each stage. The three stages have one, two and four layers. The second stage ends early at a plateau.
+/// Number of steps of each stage in the configuration. The three stages have one, two and four layers. The second stage
+/// ends early at a plateau.
 const STEPS: u64 = 20;
 /// Steps at which the stages end.
 const ENDS: [u64; 3] = [STEPS, STEPS + 12, STEPS + 12 + STEPS];
@@ -141,7 +142,7 @@ fn assert_boundary_checkpoints(dir: &TestDir, run: &str) {
     }
 }
 
-/// A run of two layers that starts from the weights of a checkpoint with one layer.
+/// A run with two layers starts from the weights of a checkpoint with one layer.
 #[test]
 fn a_model_grows_from_the_checkpoint_of_another_run() {
     let dir = TestDir::new();
@@ -199,8 +200,8 @@ fn a_model_grows_from_the_checkpoint_of_another_run() {
     refused(&shallow, &with, "run.from_optimizer: ");
 }
 
-/// Runs the shipped configuration of BERT-base with a smaller hidden size and fewer steps. It has three depths, and
-/// then longer samples.
+/// Runs the shipped configuration of BERT-base with a smaller hidden size and fewer steps. Its first three stages have
+/// increasing depths, and the last stage has longer samples.
 #[test]
 fn a_shipped_configuration_runs_from_end_to_end() {
     let dir = TestDir::new();

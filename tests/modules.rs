@@ -35,7 +35,7 @@ fn read(file: &Path, folder: &Path, module: Module, modules: &mut BTreeMap<Modul
     let mut code = String::new();
     for (number, line) in lines.iter().enumerate() {
         let is_test = number > 0 && lines[number - 1].starts_with("#[cfg(test)]");
-        // A test module ends its file.
+        // A test module is the last item of its file.
         if is_test && line.ends_with("mod tests {") {
             break;
         }

@@ -1,4 +1,4 @@
-//! Runs that are submitted, killed, preempted and stopped under a real Slurm.
+//! Tests of runs that are submitted, killed, preempted and stopped under a real Slurm.
 
 mod long;
 mod memory;
@@ -120,7 +120,8 @@ fn sigterm_to_the_step_stops_the_run(dir: &TestDir, sandbox: &Sandbox) {
     assert!(sandbox.ended(&job).starts_with("CANCELLED"), "{}", sandbox.log(&job));
 }
 
-/// Jobs that could never start must be rejected with an error for each key. Nothing may be queued or written.
+/// Jobs that could never start must be rejected with an error that names the wrong key. Nothing may be queued or
+/// written.
 fn impossible_jobs_are_rejected(dir: &TestDir, sandbox: &Sandbox) {
     let file = config(dir, sandbox, 10);
     let (sum, run) = ("slurm.", sandbox.path("runs/refused"));
@@ -148,7 +149,7 @@ fn impossible_jobs_are_rejected(dir: &TestDir, sandbox: &Sandbox) {
     assert!(!Path::new(&run).exists(), "a rejected job wrote its run");
 }
 
-/// Name for the output, and the test.
+/// Name of a test in the output, and the test function.
 type Case = (&'static str, fn(&TestDir, &Sandbox));
 
 #[test]

@@ -65,7 +65,7 @@ fn a_stalled_reader_does_not_block_the_run() {
     wait_until("the status has stopped at a step of which the output has no room", || {
         status(&run)["step"].as_u64() > Some(100)
     });
-    // After the readers continue, the output is complete and in order.
+    // Once the pipes are read again, the output must be complete and in order.
     let log = std::thread::spawn(move || std::io::read_to_string(error).unwrap());
     let lines = std::thread::spawn(move || BufReader::new(output).lines().map_while(Result::ok).collect::<Vec<_>>());
     support::done(&["stop", &run]);

@@ -129,7 +129,8 @@ fn the_weight_digest_matches_the_host() {
     println!("POINT digest of the weights: the host's, in {milliseconds:.1} ms");
 }
 
-/// A snapshot must start immediately and have the values of its start, while training continues.
+/// A snapshot must start immediately. It must contain the values from the time of its start, although training
+/// continues.
 #[test]
 fn snapshots_overlap_with_training() {
     let Some(gpu) = first_gpu() else { return };

@@ -38,7 +38,8 @@ fn stop_pending(sandbox: &Sandbox, file: &str) {
     assert_eq!(again.code, 1, "{}", again.out);
 }
 
-/// The coordinator of a pending job must follow a stop request before any rank starts.
+/// If a stop request is made while the job is pending, the coordinator must follow the request before it starts any
+/// rank.
 fn stop_while_held(sandbox: &Sandbox, file: &str) {
     let run = sandbox.path("runs/held");
     let job = sandbox.submit(file, &run, &["--set", "slurm.options=[\"--hold\"]"]);

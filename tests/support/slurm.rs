@@ -12,7 +12,7 @@ const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster/slurm-sandbo
 /// Timeout of every wait.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// A Slurm with three nodes. The user that runs its jobs has the same name as its folder.
+/// A Slurm with three nodes. The user that runs its jobs has the same name as the folder of the sandbox.
 pub struct Sandbox {
     folder: PathBuf,
 }
