@@ -134,7 +134,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// Kills one rank, all ranks, or the coordinator, which is then restarted.
+    /// Kills one rank, all ranks, or the coordinator. Restarts a killed coordinator.
     fn kill(&mut self, mut running: Running) -> Running {
         wait_for_workers(&mut running, &self.url);
         let victims: Vec<u32> = workers(&self.url).into_values().collect();

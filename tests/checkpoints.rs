@@ -44,7 +44,7 @@ fn the_last_every_nth_and_the_best_are_retained() {
     let losses: Vec<f64> = evaluations(&url);
     assert_eq!(losses.len(), 4);
     assert!((best.loss - losses.iter().copied().fold(f64::INFINITY, f64::min)).abs() < 1e-9);
-    // JSON round trips may change the last bit.
+    // The last bit of a number may change when the number is written as JSON and read back.
     let same = |a: f64, b: f64| (a - b).abs() <= 1e-12 * a.abs();
     assert!(newest.step == 40 && same(newest.held_out_loss.unwrap(), losses[3]));
     let best_step = steps_of(&best.checkpoint);
@@ -95,7 +95,7 @@ fn a_new_run_starts_from_the_weights_of_another() {
     let updates = |run: &str| manifest(run, &checkpoints(run)[0]).state["updates"]["bert.embeddings"].as_u64().unwrap();
     assert_eq!((updates(&bare), updates(&whole)), (1, 15));
     assert_eq!(manifest(&bare, &checkpoints(&bare)[0]).step, 1);
-    // The run resumes with the same command, and also without --from.
+    // The same command must resume the run, also if --from is omitted.
     train(&config, &bare, &still);
     train(&config, &bare, &still[..4]);
 

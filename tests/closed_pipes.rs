@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::{self, TestDir, done};
 
-/// A pipe without a reader.
+/// Returns the write end of a pipe that has no reader.
 fn closed() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);

@@ -13,7 +13,7 @@ use safetensors::SafeTensors;
 /// Number of steps of each stage in the configuration. The three stages have one, two and four layers. The second stage
 /// ends early at a plateau.
 const STEPS: u64 = 20;
-/// Steps at which the stages end.
+/// Step at which each stage ends.
 const ENDS: [u64; 3] = [STEPS, STEPS + 12, STEPS + 12 + STEPS];
 
 fn config(dir: &TestDir, ranks: usize) -> String {
@@ -49,8 +49,8 @@ fn model(run: &str, step: u64) -> BTreeMap<String, Vec<u8>> {
     model_among(run, step..=step)
 }
 
-/// Tensors of the newest checkpoint within `steps`. On a slow disk a checkpoint is saved a few steps later than it is
-/// due.
+/// Tensors of the newest checkpoint whose step is in `steps`. On a slow disk a checkpoint is saved a few steps later
+/// than it is due.
 fn model_among(run: &str, steps: RangeInclusive<u64>) -> BTreeMap<String, Vec<u8>> {
     let name = checkpoints(run).into_iter().find(|name| steps.contains(&name[5..14].parse().unwrap())).unwrap();
     let bytes = std::fs::read(format!("{run}/checkpoints/{name}/model.safetensors")).unwrap();
@@ -101,7 +101,7 @@ fn kills_leave_a_growing_model_unchanged() {
         assert_same_bits(&reference, &name);
     }
 
-    // A different world size after the boundary gives the same samples.
+    // With a different world size after the boundary, the samples must be the same.
     let moved = dir.path("moved");
     let mut running = Running::start(&config(&dir, 2), &moved);
     running.reach(STEPS - 3);

@@ -14,7 +14,7 @@ const MARGIN: f64 = 0.15;
 /// Maximum difference between processor types in the base memory of the program, bytes.
 const PROGRAM: f64 = 64e6;
 
-/// Returns the measured peak of a run with a single worker after three steps, and the result of the formula, bytes.
+/// Trains with a single worker. Returns the peak memory after three steps and the result of the formula, bytes.
 fn measure(dir: &TestDir, name: &str, sets: &[&str]) -> (f64, f64) {
     let data = dir.path("data/train");
     let text = format!(

@@ -1,4 +1,4 @@
-//! `lambert metrics`, read by the programs of its users: pandas, pyarrow and TensorBoard.
+//! Tests of the output of `lambert metrics` with the programs that read it: pandas, pyarrow and TensorBoard.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

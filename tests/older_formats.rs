@@ -1,6 +1,6 @@
-//! Runs that older versions of lambert began. They are stored in `tests/golden/format-N`, where N is the format of
-//! their checkpoints. The current version must resume them and end with the same weights as the version that wrote
-//! them.
+//! Tests with runs that older versions of lambert began. These runs are stored in `tests/golden/format-N`, where N is
+//! the format of their checkpoints. The current version must resume them and end with the same weights as the version
+//! that wrote them.
 //!
 //! `LAMBERT_WRITE_OLD_RUN=1` stores a run in the current format. Do this before the format changes.
 

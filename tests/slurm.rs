@@ -14,7 +14,7 @@ use std::time::Instant;
 use crate::support::slurm::Sandbox;
 use crate::support::{self, Running, TestDir, assert_same_bits, copy, signal};
 
-/// Writes a configuration of two ranks on two nodes, which the user of the sandbox can read.
+/// Writes a configuration with two ranks on two nodes. The user of the sandbox can read the file.
 fn config(dir: &TestDir, sandbox: &Sandbox, steps: u64) -> String {
     let text = std::fs::read_to_string(dir.config(steps, 2)).unwrap();
     let text = text.replace(&dir.path("data/train"), &sandbox.path("data/train"));

@@ -83,7 +83,7 @@ fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
             support::copy(&spare.join(&name), &folder.join(&name));
         }
     };
-    // Removes a whole checkpoint, as pruning does, and then adds a newer one, if any.
+    // Removes the whole checkpoint `from`, as pruning does. Then adds the checkpoint `to`, if there is one.
     let replace = |from: &'static str, to: Option<&'static str>| {
         let (folder, spare) = (folder.join("checkpoints"), spare.join("checkpoints"));
         move || {

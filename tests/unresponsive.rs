@@ -48,7 +48,8 @@ fn code(coordinator: &mut Child, limit: Duration) -> Option<i32> {
     panic!("the coordinator has not ended within {limit:?}");
 }
 
-/// Starts a run whose output is not read. Returns its coordinator and the two readers.
+/// Starts a run whose output is not read. Returns its coordinator and the read ends of its standard output and its
+/// standard error.
 fn unread(dir: &TestDir, run: &str) -> (Child, PipeReader, PipeReader) {
     let (output, error) = (small_pipe(), small_pipe());
     let mut command = Command::new(lambert());

@@ -19,7 +19,8 @@ fn train_for(steps: u64, dir: &TestDir, ranks: usize, more: &[&str]) -> Vec<Step
 }
 
 /// Trains for `steps` steps. Asserts that the losses differ from the losses on one rank by at most the relative
-/// `tolerance`. With three ranks and sixteen samples, one rank has at least six samples.
+/// `tolerance`. `others` contains world sizes, each with an upper bound of the imbalance. (The bound cannot be 1: with
+/// three ranks and sixteen samples, one rank has at least six samples.)
 fn assert_equal_losses(steps: u64, others: &[(usize, f64)], tolerance: f64) {
     let dir = TestDir::new();
     let one = train_for(steps, &dir, 1, &[]);

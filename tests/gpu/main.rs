@@ -1,4 +1,4 @@
-//! GPU tests: compares a real GPU with the host. Each test prints its result as `POINT name: ...`, which
+//! GPU tests, which compare a real GPU with the host. Each test prints its result as `POINT name: ...`, which
 //! tests/gpu/run.sh collects. Without a GPU the tests print SKIPPED.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]

@@ -17,7 +17,7 @@ fn start_sandbox(dir: &TestDir) -> Option<Sandbox> {
     Some(sandbox)
 }
 
-/// Returns the number of steps that take about `seconds`, from the speed of a short run.
+/// Returns the number of steps that take about `seconds`, estimated from the speed of a short run.
 fn steps_for(dir: &TestDir, seconds: f64) -> u64 {
     const PROBE: u64 = 400;
     let mut running = Running::start(&dir.config(PROBE, 2), &dir.path("probe"));

@@ -24,7 +24,7 @@ fn stop_pending(sandbox: &Sandbox, file: &str) {
     let job = sandbox.submit(file, &run, &later);
     let reported = sandbox.lambert(&["status", &run]).out;
     assert!(reported.contains("not started yet"), "{reported}");
-    // The reason is BeginTime, or Resources before the scheduler has evaluated the job.
+    // The reason is BeginTime. Before the scheduler has evaluated the job, the reason is Resources.
     for text in [format!("job          {job}: pending ("), "), expected to start 20".to_owned()] {
         assert!(reported.contains(&text), "no {text:?} in {reported}");
     }

@@ -1,5 +1,5 @@
-//! Encoding of values on the wire, little-endian f32 or bf16, and sums of encoded values. The compiler vectorizes the
-//! loops.
+//! Encoding of values on the wire as little-endian f32 or bf16, and addition to encoded values. The compiler vectorizes
+//! the loops.
 
 /// Number format of gradients on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
