@@ -95,7 +95,7 @@ impl<T: DeserializeOwned> StepRecords<T> {
     pub fn refresh(&mut self, run: &Store) -> Result<bool> {
         let rollbacks = RollbackPoint::read_from(run, 0)?;
         let listed = run.list(RECORDS)?.into_iter();
-        // Attempt numbers above 9999 do not sort by name.
+        // The order of names is not the order of attempts if an attempt number exceeds 9999.
         let mut objects: Vec<(AttemptStep, Object)> =
             listed.filter_map(|object| Some((run::position_of_records(&object.path)?, object))).collect();
         objects.sort_by_key(|(from, _)| *from);

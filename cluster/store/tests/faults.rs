@@ -199,7 +199,7 @@ fn a_failed_save_leaves_the_earlier_checkpoints_alone() {
     save(&run, &lease, 100);
 }
 
-/// Runs the operations of a training run while every fourth request fails on average. No data may be lost or wrong.
+/// Runs the operations of a training run. On average, every fourth request fails. No data may be lost or wrong.
 #[test]
 fn a_run_survives_random_faults() {
     let (_folder, server) = server();

@@ -161,8 +161,8 @@ impl Multipart<'_> {
         let id = retry::attempts(self.request, self.store.retried(), begin).await?;
         let done = self.send_and_complete(&id, content).await;
         if done.is_err() {
-            // Parts of an unfinished upload incur cost until they are removed. If this request fails too, the lifecycle
-            // rule of the bucket removes the parts (docs/guides/object-stores.md).
+            // The parts of an unfinished upload cost money until they are removed. If this request fails too, the
+            // lifecycle rule of the bucket removes the parts (docs/guides/object-stores.md).
             let _ = self.parts.abort_multipart(self.name, &id).await;
         }
         done
@@ -187,8 +187,8 @@ impl Multipart<'_> {
 
     async fn finish(&self, id: &MultipartId, parts: Vec<PartId>, bytes: u64, attempt: u32) -> object_store::Result<()> {
         match self.parts.complete_multipart(self.name, id, parts).await {
-            // If a retry finds no such upload, an earlier attempt completed the upload and its response was lost. (Most
-            // stores then answer "not found", some answer "denied".)
+            // If a retry finds no such upload, an earlier attempt completed the upload and its response was lost. (For
+            // a missing upload, most stores return "not found", some return "denied".)
             Err(object_store::Error::NotFound { .. } | object_store::Error::PermissionDenied { .. }) if attempt > 1 => {
                 let there = self.store.backend.objects().head(self.name).await?;
                 if there.size == bytes { Ok(()) } else { Err(lost_upload()) }
