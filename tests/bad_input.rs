@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::support::{self, CommandOutput, TestDir, checkpoints, done, run, tree};
 
-/// Asserts this exit code and a single error message that contains all `words`.
+/// Asserts that the command exited with `code` and printed a single error message, which contains all `words`.
 fn refused(ran: &CommandOutput, code: i32, words: &[&str]) {
     assert_eq!(ran.code, code, "{}", ran.err);
     assert_eq!(ran.err.matches("error: ").count(), 1, "one message: {}", ran.err);
@@ -263,7 +263,8 @@ fn damaged_checkpoints_are_skipped() {
     refused(&named, 1, &[&newest, "model.safetensors"]);
 
     // Without a usable checkpoint the run must not start from scratch, because that would prune the damaged
-    // checkpoints. The newest checkpoint gets the format of a later version here, as an older program would find it.
+    // checkpoints. Here the newest checkpoint gets a higher format number, as if a later version of the program had
+    // written it.
     let manifest = object("step-000000200-a0002", "manifest.json");
     let newer = std::fs::read_to_string(&manifest).unwrap().replacen("\"format\": ", "\"format\": 9", 1);
     std::fs::write(&manifest, newer).unwrap();

@@ -1,6 +1,6 @@
-//! Runs that are killed repeatedly at random times. A kill hits one rank, all ranks or the coordinator. A third of the
-//! kills are aimed at a save or a load. The run must end with the same bits or, if the world size changes, with the
-//! same samples.
+//! Tests of runs that are killed repeatedly at random times. A kill hits one rank, all ranks or the coordinator. A
+//! third of the kills are aimed at a save or a load. The run must end with the same bits or, if the world size changes,
+//! with the same samples.
 //!
 //! The short tests run by default. CONTRIBUTING.md lists the long ones.
 
@@ -17,7 +17,7 @@ use crate::support::{
 use lambert_control::StepRecord;
 use lambert_dataset::random::{Key, Rng};
 
-/// Steps between checkpoints in the configuration of `support`.
+/// Number of steps between two checkpoints in the configuration of `support`.
 const INTERVAL: u64 = 7;
 
 /// A number of steps that no run completes before its last kill.
@@ -26,7 +26,7 @@ const ENDLESS: u64 = 1_000_000;
 /// Run that is killed and restarted.
 struct Trial<'a> {
     place: &'a TestDir,
-    /// Total steps. `None` until the last kill.
+    /// Total number of steps. `None` until the last kill.
     steps: Option<u64>,
     /// URL of the run.
     url: String,
@@ -83,8 +83,8 @@ impl<'a> Trial<'a> {
         self.rng.below(bound)
     }
 
-    /// Kills the run `kills` times and then lets it finish after a few more checkpoints. Returns the total steps of the
-    /// run.
+    /// Kills the run `kills` times and then lets it finish after a few more checkpoints. Returns the total number of
+    /// steps of the run.
     fn kill_repeatedly(&mut self, kills: usize) -> u64 {
         let mut running = self.start();
         for kill in 0..kills {
@@ -134,7 +134,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// Kills one rank, all ranks, or the coordinator, which is then restarted.
+    /// Kills one rank, all ranks, or the coordinator. Restarts a killed coordinator.
     fn kill(&mut self, mut running: Running) -> Running {
         wait_for_workers(&mut running, &self.url);
         let victims: Vec<u32> = workers(&self.url).into_values().collect();
@@ -263,7 +263,8 @@ fn wait_for_workers(running: &mut Running, url: &str) {
     }
 }
 
-/// Learning rate schedule that does not depend on the total steps, because they are known only after the last kill.
+/// Learning rate schedule that does not depend on the total number of steps. This number is known only after the last
+/// kill.
 const CONSTANT_RATE: [&str; 4] = ["--set", "stage.0.warmup=0.0", "--set", "stage.0.decay=constant"];
 
 /// Returns the step in a checkpoint name.

@@ -26,7 +26,7 @@ fn the_last_every_nth_and_the_best_are_retained() {
     let dir = TestDir::new();
     let (config, url, held_out) = (dir.config(40, 2), dir.path("run"), dir.path("data/held-out"));
     let evaluation = format!("evaluation.data={held_out}");
-    // The loss rises, so the best checkpoint is one of the first evaluations, long before the end.
+    // The loss rises, so one of the first evaluations determines the best checkpoint, long before the end.
     let sets = [
         &evaluation,
         "evaluation.every_steps=10",
@@ -44,7 +44,7 @@ fn the_last_every_nth_and_the_best_are_retained() {
     let losses: Vec<f64> = evaluations(&url);
     assert_eq!(losses.len(), 4);
     assert!((best.loss - losses.iter().copied().fold(f64::INFINITY, f64::min)).abs() < 1e-9);
-    // JSON round trips may change the last bit.
+    // The last bit of a number may change when the number is written as JSON and read back.
     let same = |a: f64, b: f64| (a - b).abs() <= 1e-12 * a.abs();
     assert!(newest.step == 40 && same(newest.held_out_loss.unwrap(), losses[3]));
     let best_step = steps_of(&best.checkpoint);
@@ -66,7 +66,7 @@ fn steps_of(name: &str) -> u64 {
     name["step-".len()..][..9].parse().unwrap()
 }
 
-/// Losses of the evaluations in the run records.
+/// Losses of the evaluations in the records of a run.
 fn evaluations(url: &str) -> Vec<f64> {
     let lines = tree(&Path::new(url).join("metrics"))
         .into_values()
@@ -95,7 +95,7 @@ fn a_new_run_starts_from_the_weights_of_another() {
     let updates = |run: &str| manifest(run, &checkpoints(run)[0]).state["updates"]["bert.embeddings"].as_u64().unwrap();
     assert_eq!((updates(&bare), updates(&whole)), (1, 15));
     assert_eq!(manifest(&bare, &checkpoints(&bare)[0]).step, 1);
-    // The run resumes with the same command, and also without --from.
+    // The same command must resume the run, also if --from is omitted.
     train(&config, &bare, &still);
     train(&config, &bare, &still[..4]);
 
@@ -174,7 +174,7 @@ fn a_copy_is_an_independent_run() {
     // checkpoints must still sort after the copied checkpoint.
     train(&config, &copied, &["--set", "stage.0.steps=28", "--allow-change", "stage"]);
     assert_eq!(checkpoints(&copied), ["step-000000028-a0003", newest.as_str()]);
-    // A checkpoint with another model is rejected, because it would be read with the model of this run.
+    // A checkpoint of another model is rejected, because the program would load it into the model of this run.
     let other = dir.path("other");
     train(&config, &other, &["--set", "model.activation=gelu-tanh"]);
     let of_other = format!("{other}/checkpoints/{}", checkpoints(&other)[0]);

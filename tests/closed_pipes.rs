@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::{self, TestDir, done};
 
-/// A pipe without a reader.
+/// Returns the write end of a pipe that has no reader.
 fn closed() -> Stdio {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
@@ -49,7 +49,7 @@ fn closed_outputs_are_not_an_error() {
     unread(&support::lambert(), &["run", "--config", &config, "--run", &dir.path("second"), "--json"]);
 }
 
-/// A worker started directly writes its records to standard output.
+/// A worker that is started directly, without a coordinator, writes its records to standard output.
 #[test]
 fn training_continues_with_a_closed_output() {
     let dir = TestDir::new();

@@ -18,7 +18,7 @@ struct Attacker {
 #[derive(Default)]
 struct Seen {
     messages: Vec<Vec<u8>>,
-    /// HTTP status codes with which the coordinator answered replayed reports. `changed` has the codes for modified
+    /// HTTP status codes of the responses to replayed reports. `changed` contains those of the responses to modified
     /// reports.
     repeated: Vec<u16>,
     changed: Vec<u16>,

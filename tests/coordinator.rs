@@ -55,7 +55,7 @@ fn sighup_after_sigint_does_not_cancel_the_checkpoint() {
     std::thread::sleep(Duration::from_millis(300));
     running.kill_coordinator("-HUP");
     stopped(&run, &running.end(), 76, "stopped: step");
-    // The status contains the step and the checkpoint of the run before the ranks have reported.
+    // Even before the ranks have reported, the status contains the step and the checkpoint of the run.
     let newest = checkpoints(&run).remove(0);
     let running = Running::start_in(&dir.config(ENDLESS, 2), &run, &[], &[slow.preload, slow.trigger]);
     until(&run, "\"starting\"");
@@ -83,7 +83,7 @@ fn a_stop_before_the_first_step_ends_the_run_at_once() {
     assert_eq!(Running::start(&config, &run).end().code, Some(0), "the run does not start again");
 }
 
-/// Regression test: a run whose worker crashed after the end of training was restarted five times and then failed.
+/// Regression test: if a worker crashed after the end of training, the run was restarted five times and then failed.
 #[test]
 fn a_crash_after_the_end_does_not_change_the_result() {
     let dir = TestDir::new();
@@ -213,7 +213,7 @@ fn slow_reads(dir: &TestDir) -> SlowReads {
 }
 
 /// A process in uninterruptible sleep cannot be killed. The coordinator reports it after a timeout and exits without
-/// it.
+/// waiting for it any longer.
 #[test]
 fn an_unkillable_process_is_reported_and_left() {
     let dir = TestDir::new();

@@ -146,8 +146,8 @@ fn a_damaged_shard_stops_the_run_or_is_skipped() {
     let cursor = manifest["cursor"].as_object().unwrap().values().next().unwrap().as_u64().unwrap();
     assert_eq!(cursor, STEPS * BATCH + skipped.last().unwrap(), "samples read twice or not at all");
 
-    // A run is stopped after it has found the damage, and resumed with the restored shard. The run must skip the same
-    // samples.
+    // A run is stopped after it has found the damage. It is resumed after the shard has been restored. The run must
+    // skip the same samples as a run that was not stopped.
     let mut running = start(&dir, "resumed", &data, 2, &skip);
     running.reach(step + 2);
     running.kill_coordinator("-TERM");

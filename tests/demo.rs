@@ -1,5 +1,5 @@
-//! Runs `make demo` in each form that README.md and the Makefile show, with fewer steps, in a separate folder and
-//! without a build.
+//! Runs `make demo` in each form that README.md and the Makefile show. The tests use fewer steps and a separate folder,
+//! and do not build the programs.
 
 use std::io::Write;
 use std::path::Path;

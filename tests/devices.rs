@@ -111,8 +111,8 @@ fn recording_libtorch(dir: &TestDir, name: &str) -> String {
     folder
 }
 
-/// Commands that read a run must use only a libtorch that their user has chosen. They must load neither the libtorch
-/// that the configuration of the run names, nor one in the working directory.
+/// Commands that read a run must use only a libtorch that their user has chosen. They must not load the libtorch that
+/// the configuration of the run names, nor a libtorch in the working directory.
 #[test]
 fn readers_load_only_libraries_chosen_by_their_user() {
     let dir = TestDir::new();

@@ -1,6 +1,6 @@
-//! Runs with falsified losses. A step with a non-finite loss or gradient leaves the weights unchanged. Several such
-//! steps in a row, or a loss above its limit, cause a rollback. The run then skips the samples of these steps and must
-//! end as if they did not exist.
+//! Tests of runs in which the losses of some samples are replaced by NaN or by a million. A step with a non-finite loss
+//! or gradient leaves the weights unchanged. Several such steps in a row, or a loss above its limit, cause a rollback.
+//! The run then skips the samples of these steps and must end as if these samples did not exist.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -44,8 +44,8 @@ fn manifest(dir: &TestDir, name: &str) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// Returns the skipped sample ranges and their number of samples, from the last checkpoint of a run. Asserts that every
-/// sample up to the cursor was trained on or skipped.
+/// Reads the last checkpoint of a run. Returns the skipped ranges of samples and the total number of skipped samples.
+/// Asserts that every sample up to the cursor was trained on or skipped.
 fn skipped_samples(dir: &TestDir, name: &str) -> (Vec<[u64; 2]>, u64) {
     let manifest = manifest(dir, name);
     let only = |value: &Value| value.as_object().unwrap().values().next().cloned().unwrap_or_default();
@@ -135,8 +135,8 @@ fn a_loss_above_its_limit_causes_a_rollback() {
     kill_around_the_rollback(&dir, &fault);
 }
 
-/// Kills at times around the rollback must leave the result unchanged. `LAMBERT_TEST_KILLS` is the number of kills; the
-/// default is two.
+/// Kills processes at random times around the rollback. The result must stay the same. `LAMBERT_TEST_KILLS` is the
+/// number of kills. The default is two.
 fn kill_around_the_rollback(dir: &TestDir, fault: &[String]) {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
@@ -210,8 +210,8 @@ fn resumed_steps(ended: &Ended) -> Vec<u64> {
     steps.map(|name| name[..9].parse().unwrap()).collect()
 }
 
-/// The checkpoint before a divergence may already contain its cause. Regression test: older versions loaded this
-/// checkpoint again and again.
+/// The last checkpoint before a divergence may already contain the cause of the divergence. Regression test: older
+/// versions loaded this checkpoint again and again.
 #[test]
 fn a_run_that_diverges_again_resumes_one_checkpoint_earlier() {
     let dir = TestDir::new();
@@ -246,7 +246,7 @@ fn a_run_without_progress_after_rollbacks_fails() {
     assert!(ended.log.contains("giving up after 2 rollbacks without progress"), "{}", ended.log);
 }
 
-/// At such a learning rate every model diverges. The held-out loss is NaN and must still be reported.
+/// Every model diverges at the learning rate of this test. The held-out loss is NaN and must still be reported.
 #[test]
 fn a_nonfinite_held_out_loss_is_reported() {
     let dir = TestDir::new();

@@ -47,7 +47,8 @@ fn kills_inside_a_save_or_a_load_leave_the_result_unchanged() {
     let server = Server::start(Path::new(&dir.path("s3")), 0);
     let url = format!("s3://{BUCKET}/killed");
     let mut running = Running::start_in(&config, &url, &["--set", "cluster.restart.limit=100"], &server.environment());
-    // The first stalled request comes after a checkpoint. The later ones come after the state that earlier kills left.
+    // The first request is stalled only after a checkpoint has been saved. Each later request belongs to the attempt
+    // that follows a kill.
     running.reach(15);
     stall(&server, STALLED_REQUESTS[0]);
     for (i, aim) in STALLED_REQUESTS.iter().enumerate() {
@@ -111,7 +112,7 @@ fn year(clock: &[(&'static str, String)]) -> String {
     String::from_utf8(year.stdout).unwrap()
 }
 
-/// Checks the most detailed log of a run with store faults, and all files of the run.
+/// Checks the log (at the most detailed level) and all files of a run with store faults.
 #[test]
 fn no_credential_is_logged_or_written() {
     let dir = TestDir::new();

@@ -1,5 +1,5 @@
-//! Runs whose model grows. Kills around a growth boundary must leave the result unchanged. Also tests the checkpoints
-//! on both sides of a boundary, and rejected configurations.
+//! Tests of runs whose model grows. Kills around a growth boundary must leave the result unchanged. Also tests the
+//! checkpoints on both sides of a boundary, and rejected configurations.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -10,9 +10,10 @@ use lambert_control::StepRecord;
 use lambert_dataset::random::Key;
 use safetensors::SafeTensors;
 
-/// Steps of each stage. The three stages have one, two and four layers. The second stage ends early at a plateau.
+/// Number of steps of each stage in the configuration. The three stages have one, two and four layers. The second stage
+/// ends early at a plateau.
 const STEPS: u64 = 20;
-/// Steps at which the stages end.
+/// Step at which each stage ends.
 const ENDS: [u64; 3] = [STEPS, STEPS + 12, STEPS + 12 + STEPS];
 
 fn config(dir: &TestDir, ranks: usize) -> String {
@@ -48,8 +49,8 @@ fn model(run: &str, step: u64) -> BTreeMap<String, Vec<u8>> {
     model_among(run, step..=step)
 }
 
-/// Tensors of the newest checkpoint within `steps`. On a slow disk a checkpoint is saved a few steps later than it is
-/// due.
+/// Tensors of the newest checkpoint whose step is in `steps`. On a slow disk a checkpoint is saved a few steps later
+/// than it is due.
 fn model_among(run: &str, steps: RangeInclusive<u64>) -> BTreeMap<String, Vec<u8>> {
     let name = checkpoints(run).into_iter().find(|name| steps.contains(&name[5..14].parse().unwrap())).unwrap();
     let bytes = std::fs::read(format!("{run}/checkpoints/{name}/model.safetensors")).unwrap();
@@ -100,7 +101,7 @@ fn kills_leave_a_growing_model_unchanged() {
         assert_same_bits(&reference, &name);
     }
 
-    // A different world size after the boundary gives the same samples.
+    // With a different world size after the boundary, the samples must be the same.
     let moved = dir.path("moved");
     let mut running = Running::start(&config(&dir, 2), &moved);
     running.reach(STEPS - 3);
@@ -141,7 +142,7 @@ fn assert_boundary_checkpoints(dir: &TestDir, run: &str) {
     }
 }
 
-/// A run of two layers that starts from the weights of a checkpoint with one layer.
+/// A run with two layers starts from the weights of a checkpoint with one layer.
 #[test]
 fn a_model_grows_from_the_checkpoint_of_another_run() {
     let dir = TestDir::new();
@@ -199,8 +200,8 @@ fn a_model_grows_from_the_checkpoint_of_another_run() {
     refused(&shallow, &with, "run.from_optimizer: ");
 }
 
-/// Runs the shipped configuration of BERT-base with a smaller hidden size and fewer steps. It has three depths, and
-/// then longer samples.
+/// Runs the shipped configuration of BERT-base with a smaller hidden size and fewer steps. Its first three stages have
+/// increasing depths, and the last stage has longer samples.
 #[test]
 fn a_shipped_configuration_runs_from_end_to_end() {
     let dir = TestDir::new();

@@ -1,4 +1,4 @@
-//! Runs on several hosts: cut links, a lost host, an unreachable store.
+//! Tests of runs on several hosts: cut links, a lost host, an unreachable store.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use crate::s3_server::{BUCKET, Server};
 use crate::support::hosts::{Host, Network};
 use crate::support::{self, Running, TestDir, assert_same_bits, lambert, open_mpi_5};
 
-/// More steps than any run completes before a test ends it.
+/// A number of steps that no run completes before its test ends it.
 const ENDLESS: u64 = 1_000_000;
 
 /// Starts `lambert run` on the first of the hosts.
@@ -108,8 +108,8 @@ fn a_rank_on_a_lost_host_moves_to_the_spare_host() {
     [0, 2].into_iter().for_each(|host| wait_until_clean(network.host_at(host)));
 }
 
-/// Runs the script `fault` on the second host, which can then not read the dataset. The rank of this host must move to
-/// the spare host.
+/// Runs the script `fault` on the second host. After that, this host cannot read the dataset. Its rank must move to the
+/// spare host.
 fn assert_moves_to_the_spare_host(fault: &str, why: &str) {
     let dir = TestDir::new();
     let Some(network) = Network::new(&dir, 3) else { return };
@@ -133,7 +133,8 @@ fn a_rank_on_a_host_without_the_mount_moves() {
     assert_moves_to_the_spare_host("mount -t tmpfs tmpfs $1", "manifest.json");
 }
 
-/// The disk has lost its blocks, so every read fails with an input/output error.
+/// The disk is an image file that is truncated after it was mounted. Therefore every read fails with an input/output
+/// error.
 #[test]
 fn a_rank_on_a_host_with_a_failed_disk_moves() {
     let fault = "truncate -s 16M /mnt/disk && mkfs.ext4 -q /mnt/disk && mkdir /mnt/data && mount -o loop /mnt/disk /mnt/data

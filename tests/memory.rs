@@ -11,10 +11,10 @@ use lambert_plan::memory;
 /// Maximum relative excess of the formula over the measured peak. The formula is used to reject runs and must never be
 /// below the peak.
 const MARGIN: f64 = 0.15;
-/// Variation of the base memory of the program between processor types, bytes.
+/// Maximum difference between processor types in the base memory of the program, bytes.
 const PROGRAM: f64 = 64e6;
 
-/// Returns the measured peak of a run with a single worker after three steps, and the result of the formula, bytes.
+/// Trains with a single worker. Returns the peak memory after three steps and the result of the formula, bytes.
 fn measure(dir: &TestDir, name: &str, sets: &[&str]) -> (f64, f64) {
     let data = dir.path("data/train");
     let text = format!(
@@ -142,7 +142,7 @@ fn assert_memory_is_constant(first: u64, steps: u64) {
     };
     let (early, late) = (mean(first), mean(first + steps));
     println!("{:.1} MB after {first} steps, {:.1} MB after {steps} more", early / 1e6, late / 1e6);
-    // Allocator arenas vary by 11 MB on a busy machine. A leak of 40 KB in each of 400 steps is larger.
+    // Allocator arenas vary by 11 MB on a busy machine. A leak of 40 KB in each of 400 steps exceeds this limit.
     assert!(late < early + 16e6, "{early} bytes became {late}");
 }
 

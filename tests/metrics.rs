@@ -1,4 +1,4 @@
-//! `lambert metrics`, read by the programs of its users: pandas, pyarrow and TensorBoard.
+//! Tests of the output of `lambert metrics` with the programs that read it: pandas, pyarrow and TensorBoard.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 use crate::support::{TestDir, cache, copy, done, lambert, observed, run};
 use serde_json::Value;
 
-/// Points of a scalar: step and value.
+/// Curve of a scalar. Each point has a step and a value.
 type Points = Vec<(u64, Option<f64>)>;
 
-/// Runs tests/readers/metrics.py; `None` without its packages.
+/// Runs tests/readers/metrics.py. Returns `None` if the packages that it needs are missing.
 fn read<T: serde::de::DeserializeOwned>(arguments: &[&str]) -> Option<T> {
     let packages = cache("LAMBERT_TEST_READERS", "readers-1")?;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/readers/metrics.py");
     let output = Command::new("python3").env("PYTHONPATH", packages).arg(script).args(arguments).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {error}");
-    // A loss that is not finite is NaN, which JSON lacks.
+    // Python writes a loss that is not finite as NaN, which is not valid JSON.
     let text = String::from_utf8(output.stdout).unwrap().replace("NaN", "null");
     Some(serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}")))
 }
@@ -27,7 +27,7 @@ fn lines(run: &str) -> Vec<Value> {
     done(&["metrics", run]).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Loss of each step that is not undone.
+/// Loss of each step that was not undone by a rollback or a restart.
 fn losses(run: &str) -> Points {
     let mut points: Points = lines(run)
         .iter()
@@ -122,7 +122,7 @@ fn tensorboard_reads_the_effective_history_of_a_finished_run() {
     assert_eq!(hyperparameters["device.kind"], "cpu", "{hyperparameters}");
 }
 
-/// `lambert metrics --follow`, killed at the end of a failed test.
+/// Process of `lambert metrics --follow`. It is killed on drop, so it also ends if a test fails.
 struct Follower(Child);
 
 impl Drop for Follower {
@@ -138,14 +138,14 @@ fn written(folder: &str) -> u64 {
     files.map(|file| file.unwrap().metadata().unwrap().len()).sum()
 }
 
-/// Waits until the follower has written `bytes` more.
+/// Waits until the event file is larger than `before` bytes. Returns its size a few seconds later.
 fn wait_for_growth(folder: &str, before: u64) -> u64 {
     let start = Instant::now();
     while written(folder) <= before {
         assert!(start.elapsed() < Duration::from_secs(120), "nothing was appended to {folder}");
         std::thread::sleep(Duration::from_millis(50));
     }
-    // Objects that were copied during a refresh are read by the next one.
+    // If an object is copied during a refresh, only the next refresh reads it.
     std::thread::sleep(Duration::from_secs(4));
     written(folder)
 }

@@ -109,7 +109,7 @@ impl Golden {
     }
 
     /// Returns the model with the golden weights. Panics if the tensor names differ. Padding rows of the vocabulary get
-    /// large weights, so that the model would predict them if it did not mask them.
+    /// large weights. A model that did not mask these rows would predict them.
     fn model(&self) -> Parameters {
         let parameters =
             Parameters::zeros(Arc::new(Host), Architecture::new(&self.model, self.model.layers, self.pieces));
@@ -156,7 +156,7 @@ fn logits(name: &str, golden: &Golden) {
 
 /// Tests the published shapes. The variable LAMBERT_GOLDEN names the folder with the files of
 /// tests/golden/make_bert.py. The test uses the matrix products of libtorch, and then those of oneDNN. With oneDNN,
-/// gradients that almost cancel (keys and queries of deep layers) are compared with float64 gradients.
+/// gradients whose terms almost cancel (keys and queries of deep layers) are compared with float64 gradients.
 #[test]
 #[ignore = "needs the files that tests/golden/make_bert.py writes"]
 fn published_shapes_equal_transformers() {

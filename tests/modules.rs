@@ -20,7 +20,8 @@ pub const CRATES: [&str; 9] = [
 /// Path of a module from the root of its crate.
 type Module = Vec<String>;
 
-/// Returns the modules of a crate without test modules. The code of each module has no comments and no tests.
+/// Returns all modules of a crate except test modules, each with its code. Comments and tests are removed from the
+/// code.
 fn modules(crate_folder: &str) -> BTreeMap<Module, String> {
     let mut modules = BTreeMap::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join(crate_folder);
@@ -35,7 +36,7 @@ fn read(file: &Path, folder: &Path, module: Module, modules: &mut BTreeMap<Modul
     let mut code = String::new();
     for (number, line) in lines.iter().enumerate() {
         let is_test = number > 0 && lines[number - 1].starts_with("#[cfg(test)]");
-        // A test module ends its file.
+        // A test module is the last item of its file.
         if is_test && line.ends_with("mod tests {") {
             break;
         }

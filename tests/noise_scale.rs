@@ -3,7 +3,8 @@
 use crate::support::{Running, TestDir};
 use lambert_control::StepRecord;
 
-/// Returns step records for the same 256 samples and the same weights, with `batch` samples per step.
+/// Trains on 256 samples with `batch` samples per step and returns the step records. The samples and the weights are
+/// the same for every value of `batch`.
 fn records(dir: &TestDir, batch: u64, more: &str) -> Vec<StepRecord> {
     let sets = [&format!("stage.0.global_batch={batch}"), "stage.0.learning_rate=1e-30", "model.dropout=0", more];
     let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
@@ -20,8 +21,8 @@ fn mean(values: impl ExactSizeIterator<Item = f64>) -> f64 {
 }
 
 /// Let g_B be the mean gradient of B samples and G the gradient of the expected loss. Let S be the covariance of the
-/// gradient of one sample. Then `E|g_B|^2 = |G|^2 + tr(S) / B`. Measurements for B = 1 and B = 16 yield tr(S) and |G|^2
-/// without half batches.
+/// gradient of one sample. Then `E|g_B|^2 = |G|^2 + tr(S) / B`. Measurements with B = 1 and with B = 16 therefore
+/// determine tr(S) and |G|^2. They need no half batches.
 #[test]
 fn the_estimate_from_half_batches_matches_single_samples() {
     let dir = TestDir::new();

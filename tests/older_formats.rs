@@ -1,6 +1,6 @@
-//! Runs that older versions of lambert began. They are stored in `tests/golden/format-N`, where N is the format of
-//! their checkpoints. The current version must resume them and end with the same weights as the version that wrote
-//! them.
+//! Tests with runs that older versions of lambert began. These runs are stored in `tests/golden/format-N`, where N is
+//! the format of their checkpoints. The current version must resume them and end with the same weights as the version
+//! that wrote them.
 //!
 //! `LAMBERT_WRITE_OLD_RUN=1` stores a run in the current format. Do this before the format changes.
 
@@ -15,10 +15,12 @@ const GOLDEN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden");
 /// Placeholder for the folder of the datasets in the stored run.toml.
 const PLACE: &str = "PLACE";
 const BATCH: u64 = 16;
-/// Step whose loss is falsified, so that the run rolls back. The stored checkpoint is from a later step.
+/// Step in which one sample gets a loss of a million, so that the run rolls back. The stored checkpoint is from a later
+/// step.
 const FALSIFIED: u64 = 8;
 
-/// 20 steps with one layer and 20 with two. From format 3 on, a rollback happens before the stored checkpoint.
+/// Writes the configuration of the stored run: 20 steps with one layer, then 20 steps with two layers. From format 3
+/// on, the run rolls back before the stored checkpoint.
 fn config(dir: &TestDir, format: u64) -> String {
     let stage = |layers: usize| {
         format!(
@@ -124,10 +126,11 @@ fn runs_of_older_versions_resume_with_the_same_result() {
         let (is, was) = (std::fs::read(last.join("model.safetensors")), std::fs::read(old.join("final.safetensors")));
         let difference = max_difference(&is.unwrap(), &was.unwrap());
         println!("format {format}: the weights after 40 steps differ by at most {difference:.1e}");
-        // Losses are summed in another order than when format 2 was current.
+        // The order in which losses are summed has changed since format 2 was current.
         assert!(difference < 1e-5, "format {format}: {difference:e}");
         if format > 2 {
-            // The stored state contains the skipped samples, so the falsified sample is not trained on.
+            // The stored state lists the skipped samples, so the run does not train on the sample that caused the
+            // rollback.
             assert!(!ended.log.contains("rolled back"), "{}", ended.log);
             let manifest = manifest(&last);
             let skipped = manifest["state"]["skipped_by_dataset"].as_object().unwrap().values().next().unwrap();

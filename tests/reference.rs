@@ -1,7 +1,7 @@
 //! Compares whole runs bit for bit with stored references. The runs use one and two ranks, LAMB and AdamW, with
 //! dropout, growth and a rollback. A change to the engine passes this test if it keeps all bits. A change that affects
-//! rounding must update the references (`LAMBERT_WRITE_REFERENCE=1`). Its commit message states by how much the losses
-//! changed.
+//! rounding must update the references (`LAMBERT_WRITE_REFERENCE=1`). The commit message of such a change must state by
+//! how much the losses changed.
 //!
 //! The stored bits are valid for one processor type. On another processor type, only the losses are compared.
 
@@ -12,19 +12,19 @@ use crate::support::{self, Running, TestDir, checkpoints};
 use serde::{Deserialize, Serialize};
 
 const REFERENCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/reference.json");
-/// Upper bound of the difference of losses on another processor type.
+/// Maximum difference between the losses on another processor type and the reference losses.
 const NEAR: f64 = 1e-3;
-/// Steps of the stages with one and two layers.
+/// Number of steps of the stage with one layer, and of the stage with two layers.
 const STEPS: [u64; 2] = [25, 35];
 const BATCH: u64 = 16;
-/// Step with a falsified loss, which causes a rollback.
+/// Step in which one sample gets a wrong loss. This causes a rollback.
 const FALSIFIED_STEP: u64 = 45;
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct References {
     /// Processor type on which the references were computed.
     processor: String,
-    /// References by optimizer and number of ranks, such as `lamb-2`.
+    /// References, keyed by optimizer and number of ranks, such as `lamb-2`.
     runs: BTreeMap<String, Reference>,
 }
 

@@ -15,7 +15,7 @@ fn train(dir: &TestDir, name: &str, ranks: usize, sets: &[&str]) -> Ended {
 #[test]
 fn ranks_whose_weights_differ_are_found_at_the_next_save() {
     let dir = TestDir::new();
-    // One checkpoint every seven steps.
+    // The configuration of `support` saves a checkpoint every seven steps.
     let flip = "test.flipped_weights=[[1, 10]]";
     for (ranks, expected) in [
         (3, "the weights of rank 1 differ from those of the majority (2 ranks)"),
@@ -24,7 +24,7 @@ fn ranks_whose_weights_differ_are_found_at_the_next_save() {
         let [clean, flipped] = ["clean", "flipped"].map(|name| format!("{name}-{ranks}"));
         train(&dir, &clean, ranks, &[]);
         let found = train(&dir, &flipped, ranks, &[flip]);
-        // The error names the wrong rank if the other ranks are a majority.
+        // The error can name the rank with the flipped bit only if the other ranks are a majority.
         let who = if ranks == 3 { "rank 1 (pid" } else { "failed: " };
         let reported = |line: &str| line.contains(expected) && line.contains(who) && line.contains("failed: ");
         assert!(found.log.lines().any(reported), "{}", found.log);

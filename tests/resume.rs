@@ -1,4 +1,4 @@
-//! Kills leave the final bits of a run unchanged.
+//! Tests that kills leave the final bits of a run unchanged.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use lambert_dataset::random::{Key, Rng};
 
 const STEPS: u64 = 120;
 
-/// Returns a random generator for the times of the kills. It differs between test runs. Its seed is printed, so that a
-/// failure can be repeated.
+/// Returns a random generator for the times of the kills. Its seed differs between executions of the test. The seed is
+/// printed, so that a failure can be repeated.
 fn kill_times() -> Rng {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as u64;
     let seed = std::env::var("LAMBERT_TEST_SEED").map_or(now, |seed| seed.parse().unwrap());
@@ -81,7 +81,7 @@ fn kill_coordinators(dir: &TestDir, reference: &str, kill_times: &mut Rng) {
     assert_same_bits(reference, &run);
 }
 
-/// Negative control: a data cursor shifted by one sample must fail the comparison above.
+/// Negative control: if the data cursor is shifted by one sample, the run must end with other weights.
 fn assert_a_shifted_cursor_is_detected(dir: &TestDir, reference: &str) {
     let run = dir.path("off-by-one");
     let mut running = Running::start(&dir.config(STEPS, 2), &run);

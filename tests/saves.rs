@@ -1,5 +1,5 @@
-//! Saves that cannot complete: a write that never returns, a non-finite state, or a stop during a long operation. All
-//! ranks must make the same decision in time, and no intact checkpoint may be lost.
+//! Tests of saves that cannot complete, because a write never returns, the state is not finite, or the run is stopped
+//! during a long operation. All ranks must make the same decision in time, and no intact checkpoint may be lost.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use lambert_store::{Store, checkpoint};
 /// A number of steps that no run completes before its test ends it.
 const ENDLESS: u64 = 1_000_000;
 
-/// Upper bound of the time until a run ends.
+/// Maximum time until a run ends.
 const LONGEST_END: Duration = Duration::from_secs(60);
 
 /// Converts settings to arguments.

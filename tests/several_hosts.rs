@@ -16,7 +16,8 @@ fn section(heading: &str) -> String {
     rest.split("\n#").next().unwrap().to_owned()
 }
 
-/// Creates two hosts with the folder `/srv` as on the page, and the configuration of the page with `steps` steps.
+/// Creates two hosts with the folder `/srv` as on the page. Writes a configuration with `steps` steps and the
+/// `[cluster]` table of the page.
 fn hosts(dir: &TestDir, steps: u64) -> Option<Network> {
     let network = Network::new(dir, 2)?;
     let key = dir.path("ssh-key");

@@ -31,7 +31,7 @@ fn process_tree(pid: u32) -> Vec<u32> {
     found
 }
 
-/// systemd stops a service with KillMode=control-group in this way.
+/// Sends SIGTERM to every process. systemd does this to stop a service with KillMode=control-group.
 #[test]
 fn sigterm_to_every_process_saves_a_checkpoint_and_stops() {
     let dir = TestDir::new();

@@ -1,4 +1,4 @@
-//! Runs that are submitted, killed, preempted and stopped under a real Slurm.
+//! Tests of runs that are submitted, killed, preempted and stopped under a real Slurm.
 
 mod long;
 mod memory;
@@ -14,7 +14,7 @@ use std::time::Instant;
 use crate::support::slurm::Sandbox;
 use crate::support::{self, Running, TestDir, assert_same_bits, copy, signal};
 
-/// Writes a configuration of two ranks on two nodes, which the user of the sandbox can read.
+/// Writes a configuration with two ranks on two nodes. The user of the sandbox can read the file.
 fn config(dir: &TestDir, sandbox: &Sandbox, steps: u64) -> String {
     let text = std::fs::read_to_string(dir.config(steps, 2)).unwrap();
     let text = text.replace(&dir.path("data/train"), &sandbox.path("data/train"));
@@ -120,7 +120,8 @@ fn sigterm_to_the_step_stops_the_run(dir: &TestDir, sandbox: &Sandbox) {
     assert!(sandbox.ended(&job).starts_with("CANCELLED"), "{}", sandbox.log(&job));
 }
 
-/// Jobs that could never start must be rejected with an error for each key. Nothing may be queued or written.
+/// Jobs that could never start must be rejected with an error that names the wrong key. Nothing may be queued or
+/// written.
 fn impossible_jobs_are_rejected(dir: &TestDir, sandbox: &Sandbox) {
     let file = config(dir, sandbox, 10);
     let (sum, run) = ("slurm.", sandbox.path("runs/refused"));
@@ -148,7 +149,7 @@ fn impossible_jobs_are_rejected(dir: &TestDir, sandbox: &Sandbox) {
     assert!(!Path::new(&run).exists(), "a rejected job wrote its run");
 }
 
-/// Name for the output, and the test.
+/// Name of a test in the output, and the test function.
 type Case = (&'static str, fn(&TestDir, &Sandbox));
 
 #[test]

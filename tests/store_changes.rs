@@ -83,7 +83,7 @@ fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
             support::copy(&spare.join(&name), &folder.join(&name));
         }
     };
-    // Removes a whole checkpoint, as pruning does, and then adds a newer one, if any.
+    // Removes the whole checkpoint `from`, as pruning does. Then adds the checkpoint `to`, if there is one.
     let replace = |from: &'static str, to: Option<&'static str>| {
         let (folder, spare) = (folder.join("checkpoints"), spare.join("checkpoints"));
         move || {
@@ -100,7 +100,7 @@ fn a_checkpoint_pruned_during_a_read_is_not_damaged() {
         "{}",
         verified.err
     );
-    // Actual damage is still reported.
+    // Real damage must still be reported.
     existing(&[older, newer]);
     std::fs::remove_file(folder.join("checkpoints").join(older).join("model.safetensors")).unwrap();
     let verified = run_in(&["checkpoint", "verify", &url], &environment);
@@ -127,7 +127,8 @@ fn slow_deletions_delay_no_step() {
     let environment = server.environment();
     let more = ["--set", "checkpoint.keep=1"];
     let mut running = Running::start_in(&dir.config(28, 2), &url, &more, &environment);
-    // The coordinator has completed its deletions at startup. The next deletion is that of the first checkpoint.
+    // The deletions that the coordinator makes at startup are complete. The next object to be deleted belongs to the
+    // first checkpoint.
     running.reach(3);
     let (fault, start) = (Fault::Stall(Duration::from_secs(40)), Instant::now());
     server.fail(Rule { method: "POST".parse().unwrap(), contains: "delete", after: 0, times: 1, fault });

@@ -1,5 +1,4 @@
-//! Checkpoint saves while the store is unavailable, because a bucket rejects requests, or because a folder is read-only
-//! or full.
+//! Tests of saves while the store is unavailable: a bucket rejects requests, or a folder is read-only or full.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -59,7 +59,7 @@ impl Endless {
         ["seed=1", "seed=2"].map(|name| self.place.path(&format!("runs/{name}")))
     }
 
-    /// Waits until the first two runs train.
+    /// Waits until the first two runs have workers and at least one checkpoint each.
     fn wait(&self) {
         let begun = Instant::now();
         let trains =

@@ -48,7 +48,8 @@ fn code(coordinator: &mut Child, limit: Duration) -> Option<i32> {
     panic!("the coordinator has not ended within {limit:?}");
 }
 
-/// Starts a run whose output is not read. Returns its coordinator and the two readers.
+/// Starts a run whose output is not read. Returns its coordinator and the read ends of its standard output and its
+/// standard error.
 fn unread(dir: &TestDir, run: &str) -> (Child, PipeReader, PipeReader) {
     let (output, error) = (small_pipe(), small_pipe());
     let mut command = Command::new(lambert());
@@ -65,7 +66,7 @@ fn a_stalled_reader_does_not_block_the_run() {
     wait_until("the status has stopped at a step of which the output has no room", || {
         status(&run)["step"].as_u64() > Some(100)
     });
-    // After the readers continue, the output is complete and in order.
+    // Once the pipes are read again, the output must be complete and in order.
     let log = std::thread::spawn(move || std::io::read_to_string(error).unwrap());
     let lines = std::thread::spawn(move || BufReader::new(output).lines().map_while(Result::ok).collect::<Vec<_>>());
     support::done(&["stop", &run]);

@@ -20,7 +20,7 @@ fn train(dir: &TestDir, optimizer: &str, pair: &str) -> String {
     run
 }
 
-/// Returns the weights of the checkpoint at index `number`, from the newest.
+/// Returns the weights of checkpoint `number` in the list of checkpoints, which begins with the newest.
 fn weights(run: &str, number: usize) -> Vec<u8> {
     let name = checkpoints(run).swap_remove(number);
     std::fs::read(Path::new(run).join("checkpoints").join(name).join("model.safetensors")).unwrap()

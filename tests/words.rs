@@ -63,7 +63,7 @@ fn replaced_names(text: &str) -> Vec<(usize, &str)> {
     found
 }
 
-/// Adds the Rust files below `folder`, except this file, with their text.
+/// Adds the path and the text of each Rust file below `folder` to `files`, except those of this file.
 fn read(folder: &Path, files: &mut Vec<(String, String)>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -18,8 +18,9 @@ fn train_for(steps: u64, dir: &TestDir, ranks: usize, more: &[&str]) -> Vec<Step
     ended.records
 }
 
-/// Asserts that the losses of `steps` steps are within the relative `tolerance` of the losses on one rank. With three
-/// ranks and sixteen samples, one rank has at least six samples.
+/// Trains for `steps` steps. Asserts that the losses differ from the losses on one rank by at most the relative
+/// `tolerance`. `others` contains world sizes, each with an upper bound of the imbalance. (The bound cannot be 1: with
+/// three ranks and sixteen samples, one rank has at least six samples.)
 fn assert_equal_losses(steps: u64, others: &[(usize, f64)], tolerance: f64) {
     let dir = TestDir::new();
     let one = train_for(steps, &dir, 1, &[]);
@@ -64,7 +65,8 @@ fn worlds_of_one_to_four_have_equal_losses_for_two_hundred_steps() {
     assert_equal_losses(200, &[(2, 1.1), (3, 1.4), (4, 1.3)], 1e-4);
 }
 
-/// Measuring changes only the order of the samples. Every world size must measure the same values.
+/// The measurements change only the order in which samples are processed. They must give the same values with every
+/// world size.
 #[test]
 fn noise_and_trust_ratios_do_not_depend_on_the_world() {
     let dir = TestDir::new();

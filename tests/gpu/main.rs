@@ -1,4 +1,4 @@
-//! GPU tests: compares a real GPU with the host. Each test prints its result as `POINT name: ...`, which
+//! GPU tests, which compare a real GPU with the host. Each test prints its result as `POINT name: ...`, which
 //! tests/gpu/run.sh collects. Without a GPU the tests print SKIPPED.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
@@ -129,7 +129,8 @@ fn the_weight_digest_matches_the_host() {
     println!("POINT digest of the weights: the host's, in {milliseconds:.1} ms");
 }
 
-/// A snapshot must start immediately and have the values of its start, while training continues.
+/// A snapshot must start immediately. It must contain the values from the time of its start, although training
+/// continues.
 #[test]
 fn snapshots_overlap_with_training() {
     let Some(gpu) = first_gpu() else { return };

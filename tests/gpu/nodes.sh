@@ -1,12 +1,12 @@
 #!/bin/sh
 # Tests NCCL on a cluster: ranks and transports, bandwidth compared with the published bandwidth of the links, losses
-# compared with one GPU, and recovery time after a rank is killed. The script builds nothing. lambert, lambert-worker and the
-# GPU libraries (docs/guides/gpus.md) must be on every host at the same paths.
+# compared with those on one GPU, and recovery time after a rank is killed. The script builds nothing. lambert, lambert-worker
+# and the GPU libraries (docs/guides/gpus.md) must be on every host at the same paths.
 #
 #   tests/gpu/nodes.sh --shared FOLDER --ranks N [--hosts '"a:8", "b:8"'] [--gbits RATE] [--share S]
 #
 # FOLDER is on a file system of all hosts. Without --hosts, all ranks run on this host or, in a Slurm job, on its nodes.
-# --gbits: published total bandwidth of the links of a host, Gbit/s. --share: part of it that the all-reduce must reach (0.5).
+# --gbits: published total bandwidth of the links of a host, Gbit/s. --share: part of RATE that the all-reduce must reach (0.5).
 # Prints a table at the end. Exits with 1 if a point fails.
 set -eu
 command -v pkill > /dev/null || { echo "$0: pkill (Debian: procps), which kills ranks here, is missing" >&2; exit 2; }
@@ -85,7 +85,7 @@ run() {
     name=$1; shift
     lambert run --config "$work/run.toml" --run "$work/$name" "$@" > "$work/$name.log" 2>&1
 }
-# everywhere NAME [ARGUMENT...]: the same run on all ranks.
+# everywhere NAME [ARGUMENT...]: starts a run on all ranks.
 everywhere() {
     name=$1; shift
     run "$name" --ranks "$ranks" --set "cluster.hosts=[$hosts]" "$@"
@@ -123,7 +123,7 @@ apart=$(python3 "$here/records.py" apart "$work/alone" "$work/all" 2>&1) || true
 if awk -v apart="$apart" 'BEGIN { exit !(apart + 0 < 1e-4 && apart ~ /e/) }'; then passed=passed; else passed=FAILED; fi
 point "losses of one card" "$passed" "apart by $apart at most (1e-4)"
 
-# The gradients have the size of the weights in the newest checkpoint.
+# The gradients are as large as the weights in the newest checkpoint.
 bytes=$(find "$work/all/checkpoints" -name model.safetensors -size +1M -exec wc -c {} + | awk '$1 > most && $2 != "total" { most = $1 } END { print most }')
 sum=$(python3 "$here/records.py" rate "$work/all" "$bytes" "$ranks")
 bus=${sum#* }

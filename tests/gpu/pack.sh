@@ -1,6 +1,6 @@
 #!/bin/sh
-# Collects everything that tests/gpu/run.sh needs in one folder (about 60 MB), for a machine without a build. The folder has
-# the two programs and the test program, all stripped, and Open MPI 5.
+# Collects everything that tests/gpu/run.sh needs in one folder (about 60 MB), for a machine without a build. The folder
+# contains Open MPI 5 and the stripped binaries of the two programs and of the test program.
 #
 #   tests/gpu/pack.sh [FOLDER]    FOLDER (.gpu) is recreated
 set -eu

@@ -1,8 +1,8 @@
 """Evaluates the step records of a run. RUN is a folder.
 
     records.py apart RUN OTHER        largest relative difference between the losses of two runs over all steps
-    records.py rate RUN BYTES RANKS   best all-reduce of BYTES over RANKS ranks: seconds, and the bus bandwidth of nccl-tests in GB/s,
-                                      2 (n - 1) / n of the bytes per second
+    records.py rate RUN BYTES RANKS   fastest all-reduce of BYTES over n = RANKS ranks: its duration in seconds, and its bus
+                                      bandwidth as nccl-tests defines it, 2 * (n - 1) / n * BYTES / duration, in GB/s
 """
 
 import glob

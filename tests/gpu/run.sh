@@ -158,7 +158,7 @@ two() {
     fi
 }
 
-# gradients RUN: prints the size of the gradients of a run, bytes. It is the size of the weights in a checkpoint.
+# gradients RUN: prints the size of the gradients of a run, bytes. It equals the size of the weights in a checkpoint.
 gradients() {
     find "$1/checkpoints" -name model.safetensors -exec wc -c {} + | awk '$2 != "total" { bytes = $1 } END { print bytes }'
 }
@@ -181,7 +181,7 @@ nccl() {
         > "$output/one.log" 2>&1 || true
     cat "$work/one/nccl/attempt-0001.json" 2>/dev/null || tail -n 20 "$output/one.log"
     apart=$(python3 "$here/records.py" apart "$work/alone" "$work/one" 2>&1) || true
-    # With one rank, the all-reduce returns the gradients of this rank.
+    # With one rank, the all-reduce must return the gradients of this rank unchanged.
     if [ "$apart" = "0.0e+00" ]; then passed=passed; else passed=FAILED; fi
     point "a world of one by NCCL" "$passed" "losses apart from those without: $apart"
 
@@ -235,7 +235,7 @@ SH
     point "a rank killed while NCCL sums" "$passed" "started again after $seconds s, $(segments) segments left ($before before)"
 }
 
-# speed_of SHAPE LENGTH SAMPLES TOKENS SHARE TIMES
+# speed_of SHAPE LENGTH SAMPLES TOKENS SHARE TIMES: measures the speed of a training step.
 speed_of() {
     if [ "$1" = large ]; then size="layers = 24
 hidden = 1024
@@ -279,7 +279,7 @@ PYTHON
     beside_transformers "$1" "$2" "$6"
 }
 
-# beside_transformers SHAPE LENGTH AIM: runs transformers on the same samples.
+# beside_transformers SHAPE LENGTH AIM: runs transformers on the same samples. AIM is the minimum ratio of the speeds.
 beside_transformers() {
     if ! python3 -c 'import transformers' 2>/dev/null; then
         echo "SKIPPED: python3 has no transformers"
@@ -306,8 +306,8 @@ datasets() {
     [ -e "$work/d512" ] || dataset d512 512
 }
 
-# Arguments of speed_of: SHAPE, LENGTH, SAMPLES per step, TOKENS per micro-batch, minimum SHARE of the peak, minimum speed in
-# TIMES the speed of transformers.
+# Arguments of speed_of: SHAPE, LENGTH, SAMPLES per step, TOKENS per micro-batch, SHARE of the peak that must be reached, and
+# TIMES, the minimum ratio of the speed to that of transformers.
 base() {
     say "BERT-base, bf16"
     datasets

@@ -2,7 +2,7 @@
 
     python3 metrics.py tables CSV PARQUET           pandas and pyarrow; prints the columns of both as JSON
     python3 metrics.py accumulator FOLDER           TensorBoard's EventAccumulator; prints {tag: [[step, value], ...]}
-    python3 metrics.py server FOLDER true|false     TensorBoard with --load_fast; the same over HTTP
+    python3 metrics.py server FOLDER true|false     TensorBoard with --load_fast, over HTTP; prints {tag: [[step, value], ...]}
     python3 metrics.py texts FOLDER                 text summaries and hyperparameters
 """
 
@@ -68,7 +68,7 @@ def server(folder, load_fast):
         while not tags and time.monotonic() < deadline:
             time.sleep(0.5)
             tags = get("plugin/scalars/tags")
-        # The fast loader shows files while it reads them.
+        # The fast loader serves data before it has read the whole file. So repeat until the data no longer change.
         scalars, before = {}, None
         while scalars != before or not scalars:
             before = scalars

@@ -17,7 +17,7 @@ fn start_sandbox(dir: &TestDir) -> Option<Sandbox> {
     Some(sandbox)
 }
 
-/// Returns the number of steps that take about `seconds`, from the speed of a short run.
+/// Returns the number of steps that take about `seconds`, estimated from the speed of a short run.
 fn steps_for(dir: &TestDir, seconds: f64) -> u64 {
     const PROBE: u64 = 400;
     let mut running = Running::start(&dir.config(PROBE, 2), &dir.path("probe"));
@@ -79,8 +79,7 @@ struct Row {
     what: &'static str,
     /// Durations from the event to the next step.
     all: Vec<f64>,
-    /// Parts of these durations from the end of the batch script to the next start of the job. They are the delay of
-    /// Slurm.
+    /// Delay of Slurm within each duration: the time from the end of the batch script to the next start of the job.
     slurm: Vec<f64>,
 }
 
@@ -102,8 +101,8 @@ impl Row {
     }
 }
 
-/// Measures the time from `event` to the next step that is not in the log yet. Returns this time and the part that
-/// Slurm causes, seconds.
+/// Measures the time from `event` to the next step that is not in the log yet. Returns this time and the part of it
+/// that is the delay of Slurm, seconds.
 fn time_to_next_step(sandbox: &Sandbox, job: &str, restart: Restart, event: impl FnOnce()) -> (f64, f64) {
     let seen = sandbox.log(job).len();
     let begun = Instant::now();
@@ -189,7 +188,8 @@ fn downtime_of_a_run() {
     cancelled(&sandbox, &file, &run, &job);
 }
 
-/// Suspends the job for less and for more time than the timeouts of the ranks (90 s) and of the coordinator (45 s).
+/// Suspends the job twice: for less time than the timeouts of the ranks (90 s) and of the coordinator (45 s), and then
+/// for more time than both timeouts.
 fn suspended(sandbox: &Sandbox, job: &str) {
     for seconds in [3, 100] {
         let starts = sandbox.log(job).matches("starting 2 workers").count();

@@ -36,7 +36,7 @@ pub fn starts(dir: &TestDir, sandbox: &Sandbox, starts: usize) {
     sandbox.ended(&job);
 }
 
-/// Returns the existing files in the directory of the job step that a process has mapped.
+/// Returns the files in the directory of the job step that a process has mapped. Omits deleted files.
 fn segments(pid: u32) -> BTreeSet<String> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
     let files = maps.lines().filter_map(|line| line.find("/dev/shm/lambert-mpirun-").map(|at| line[at..].to_owned()));

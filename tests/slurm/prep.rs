@@ -5,8 +5,8 @@ use std::path::Path;
 use crate::support::slurm::Sandbox;
 use crate::support::{TestDir, tree};
 
-/// Submits a job array of four parts. One part fails and is resubmitted alone. The datasets after the join must equal
-/// those of one process.
+/// Submits a job array of four parts. One part fails and is resubmitted alone. After the join, the datasets must equal
+/// the datasets that a single process prepares.
 pub fn an_array_and_its_join(dir: &TestDir, sandbox: &Sandbox) {
     let text = std::fs::read_to_string(dir.path("prep.toml")).unwrap();
     // Paths in the file are relative to its folder.

@@ -24,7 +24,7 @@ fn stop_pending(sandbox: &Sandbox, file: &str) {
     let job = sandbox.submit(file, &run, &later);
     let reported = sandbox.lambert(&["status", &run]).out;
     assert!(reported.contains("not started yet"), "{reported}");
-    // The reason is BeginTime, or Resources before the scheduler has evaluated the job.
+    // The reason is BeginTime. Before the scheduler has evaluated the job, the reason is Resources.
     for text in [format!("job          {job}: pending ("), "), expected to start 20".to_owned()] {
         assert!(reported.contains(&text), "no {text:?} in {reported}");
     }
@@ -38,7 +38,8 @@ fn stop_pending(sandbox: &Sandbox, file: &str) {
     assert_eq!(again.code, 1, "{}", again.out);
 }
 
-/// The coordinator of a pending job must follow a stop request before any rank starts.
+/// If a stop request is made while the job is pending, the coordinator must follow the request before it starts any
+/// rank.
 fn stop_while_held(sandbox: &Sandbox, file: &str) {
     let run = sandbox.path("runs/held");
     let job = sandbox.submit(file, &run, &["--set", "slurm.options=[\"--hold\"]"]);

@@ -39,7 +39,8 @@ pub fn failures_decide(dir: &TestDir, sandbox: &Sandbox) {
     assert!(!sandbox.log(&hopeless).contains("requeuing the job"), "{}", sandbox.log(&hopeless));
 }
 
-/// The job is preempted while its prologue copies files. No worker was started, and this does not count as a failure.
+/// The job is preempted while its prologue copies files. No worker was started. This preemption must not count as a
+/// failure.
 pub fn preemption_in_the_prologue(dir: &TestDir, sandbox: &Sandbox) {
     let (run, begun) = (sandbox.path("runs/early"), sandbox.path("runs/begun"));
     let prologue = format!("slurm.prologue=['[ -e {begun} ] || {{ touch {begun}; sleep 3; }}']");

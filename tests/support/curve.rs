@@ -1,4 +1,4 @@
-//! Trains fifty steps from fixed weights on fixed batches, with any kernels.
+//! Trains for fifty steps, with any kernels. The initial weights and the batches are fixed.
 
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ use safetensors::SafeTensors;
 
 const STEPS: u64 = 50;
 const VOCABULARY: usize = 96;
-/// Rows of a global batch and their width. The second half of the rows is a micro-batch of width `NARROW`.
+/// Number of rows of a global batch. The first half of the rows is a micro-batch of width `WIDTH`, the second half is
+/// one of width `NARROW`.
 const ROWS: usize = 8;
 const WIDTH: usize = 16;
 const NARROW: usize = 12;
@@ -129,7 +130,7 @@ pub fn train_in(
     (curve, state.read(Buffer::Weights, 0..state.elements()))
 }
 
-/// Returns the largest difference.
+/// Returns the largest difference between the losses of two curves at the same step.
 pub fn max_difference<'a>(one: &Curve, other: impl IntoIterator<Item = &'a f64>) -> f64 {
     one.iter().zip(other).map(|(one, other)| (one - other).abs()).max_by(f64::total_cmp).unwrap()
 }

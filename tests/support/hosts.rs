@@ -17,7 +17,8 @@ pub struct Network {
     number: u32,
     bridge: String,
     key: String,
-    /// Environment variables of all processes on the hosts that differ from those of this machine.
+    /// Environment variables of the processes on the hosts. Contains only variables that differ from those of this
+    /// machine.
     environment: Vec<(&'static str, String)>,
 }
 
@@ -33,7 +34,7 @@ pub struct Host {
     unshare: Child,
     /// First process of the host.
     init: u32,
-    /// Network interface on the bridge that connects the host.
+    /// Network interface that connects the host to the bridge.
     plug: String,
 }
 
@@ -166,7 +167,7 @@ impl Network {
     /// Limits the sending rate of each host to `megabits` Mbit/s.
     pub fn slow_down(&self, megabits: u32) {
         for host in &self.hosts {
-            // The burst is a hundredth of a second, and at least one packet.
+            // The burst is the amount of data that is sent in a hundredth of a second, but at least one packet.
             let burst = (u64::from(megabits) * 1_000_000 / 8 / 100).max(65_536);
             let limit = format!("{megabits}mbit burst {burst} latency 50ms");
             let shape = format!("tc qdisc replace dev eth0 root tbf rate {limit}");
@@ -194,7 +195,7 @@ impl Host {
         Path::new("/proc").join(self.init.to_string()).join("root/mnt/written")
     }
 
-    /// Returns the existing files in `/tmp` of the host, except `without`, and in `/dev/shm` of the host.
+    /// Returns the names of the files in `/tmp` and in `/dev/shm` of the host. Omits `without`, which is in `/tmp`.
     pub fn left(&self, without: &Path) -> Vec<PathBuf> {
         let names = |folder: &Path| {
             let entries = std::fs::read_dir(folder).unwrap();

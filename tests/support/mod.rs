@@ -139,8 +139,8 @@ pub fn assert_same_weights(one: &str, other: &str) {
     assert!(weights(one) == weights(other), "the weights of {one} and {other} differ");
 }
 
-/// Changes the newest checkpoint of a run to another step, as if the run had been trained until then. Changes the step,
-/// the cursors and the update counters.
+/// Changes the newest checkpoint of a run to another step, as if the run had been trained up to that step. Changes the
+/// step, the cursors and the update counters.
 pub fn move_on(run: &str, step: u64) {
     let (name, folder) = (checkpoints(run).remove(0), Path::new(run).join("checkpoints"));
     let path = folder.join(&name).join("manifest.json");

@@ -5,11 +5,11 @@ use std::sync::OnceLock;
 
 use super::{Running, TestDir, rows};
 
-/// Steps of the run; growth follows step [`GROWTH`].
+/// Number of steps of the run. The model grows after step [`GROWTH`].
 pub const STEPS: u64 = 90;
-/// Last step of the first stage, with two layers. The second one has four.
+/// Last step of the first stage. This stage has two layers, the second stage has four.
 pub const GROWTH: u64 = 60;
-/// Step whose loss is falsified, so that it is rolled back.
+/// Step in which one sample gets a wrong loss, so that the step is rolled back.
 pub const FALSIFIED: u64 = 41;
 /// The worker of rank 1 is killed after this step.
 pub const KILLED: u64 = 15;

@@ -13,8 +13,8 @@ pub fn lambert() -> PathBuf {
     program
 }
 
-/// Folder of a tool that tests/setup.sh fetches: the value of `variable`, or `name` in the cache. Prints SKIPPED and
-/// returns `None` without it.
+/// Folder of a tool that tests/setup.sh fetches. It is the value of `variable` or, by default, `name` in the cache. If
+/// the folder does not exist, prints SKIPPED and returns `None`.
 pub fn cache(variable: &str, name: &str) -> Option<String> {
     let fetched = || {
         let variable = |name: &str| std::env::var(name).ok();

@@ -12,7 +12,7 @@ const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cluster/slurm-sandbo
 /// Timeout of every wait.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// A Slurm with three nodes. The user that runs its jobs has the same name as its folder.
+/// A Slurm with three nodes. The user that runs its jobs has the same name as the folder of the sandbox.
 pub struct Sandbox {
     folder: PathBuf,
 }
@@ -128,7 +128,8 @@ impl Sandbox {
         self.wait(&format!("{text:?} in the log of job {job}"), found)
     }
 
-    /// Returns the IDs of the processes of the user whose command line starts with `line`, lowest first.
+    /// Returns the IDs of the user's processes, lowest first. Omits processes whose command line does not start with
+    /// `line`.
     pub fn processes(&self, line: &str) -> Vec<u32> {
         let user = self.folder.file_name().unwrap().to_str().unwrap();
         let found = Command::new("pgrep").args(["-u", user, "-f", &format!("^{line}")]).output().unwrap();

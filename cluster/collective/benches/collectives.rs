@@ -115,7 +115,8 @@ fn cpu_seconds() -> f64 {
     nanoseconds.sum::<f64>() / 1e9
 }
 
-/// Mean wall-clock and CPU time of `times` calls after one warm-up call, seconds.
+/// Returns the mean wall-clock time and the mean CPU time of a call, seconds. Makes one warm-up call and then `times`
+/// measured calls.
 fn measure(times: u32, mut call: impl FnMut()) -> [f64; 2] {
     call();
     let (begin, cpu) = (Instant::now(), cpu_seconds());
@@ -190,7 +191,8 @@ fn small(endpoints: &mut Endpoints) {
     print(endpoints, "idle, CPU ms per second", 200.0 * (cpu_seconds() - begin));
 }
 
-/// Relative error of sums of independent values between -1 and 1, one per rank.
+/// Measures the relative error of sums. Each rank contributes one value between -1 and 1 to each sum, and the values
+/// are independent.
 fn accuracy(endpoints: &mut Endpoints) {
     let number = |i: u64, rank: usize| {
         let mixed = (i ^ (rank as u64) << 40).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -209,7 +211,7 @@ fn accuracy(endpoints: &mut Endpoints) {
     print(endpoints, "relative error of the sum, ppm of its L2 norm", 1e6 * (errors / squares).sqrt());
 }
 
-/// Runs `job` with rank and world size, using MPI directly.
+/// Initializes MPI without this crate, calls `job` with the rank and the world size, and finalizes MPI.
 fn with_plain_mpi(job: fn(i32, i32)) {
     let (mut rank, mut world) = (0, 0);
     // SAFETY: MPI is not initialized yet; null arguments are allowed; the integers live for the calls.

@@ -28,7 +28,7 @@ pub fn aborted(backend: &'static str, error: &Error) {
 pub(crate) mod tests {
     use super::*;
 
-    /// Runs `work` and returns the events of this thread, at debug level.
+    /// Runs `work` and returns the debug events that this thread logs during the run.
     pub fn logged(work: impl FnOnce()) -> String {
         // tracing disables an event for good if the first thread that reaches the event has no subscriber. Therefore
         // all threads get a subscriber.

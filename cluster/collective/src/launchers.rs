@@ -1,6 +1,6 @@
 //! Supported and unsupported launchers. Everything that a rank knows about its launcher is in this module. (The
-//! coordinator does not use MPI. Its knowledge of launchers, their command lines and output, is in the package
-//! `lambert`.)
+//! coordinator does not use MPI. It needs to know the command lines and the output of launchers. That knowledge is in
+//! the package `lambert`.)
 
 use std::fmt;
 

@@ -45,7 +45,7 @@ fn waiting_ranks_detect_a_rank_that_leaves() {
     }
 }
 
-/// The other ranks need only the contribution of this rank, which is complete.
+/// The other ranks need only the contribution of this rank. The rank has made its contribution before it leaves.
 #[test]
 fn a_rank_may_leave_after_its_contribution() {
     let results = run(3, |mut endpoints| {

@@ -1,5 +1,5 @@
-//! Tests with real MPI processes of which one dies, hangs, is late or makes a mismatched call. Each rank of a job runs
-//! a test named `rank_that_*`.
+//! Tests with real MPI processes. One of the processes dies, hangs, is late or makes a call that does not match the
+//! others. Each rank of a job runs a test named `rank_that_*`.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -16,7 +16,7 @@ use lambert_collective::{Bucket, Endpoints, Error, Result, all_reduce};
 
 const STALL: Duration = Duration::from_secs(2);
 
-/// Time by which an operation may exceed a timeout.
+/// Margin by which an operation may exceed a timeout.
 const TOLERANCE: Duration = Duration::from_secs(5);
 
 fn timeouts(stall_timeout: Duration, straggler_timeout: Duration) -> MpiOptions {
@@ -62,8 +62,8 @@ fn report(endpoints: &Endpoints, error: &str) {
     jobs::wait_for(&["error-0", "error-1"]);
 }
 
-/// Repeats `operation` until it fails and returns the error. Checks that the last call took between half of `limit` and
-/// `limit` plus a tolerance.
+/// Repeats `operation` until it fails and returns the error. Checks that the last call took at least `limit` / 2 and
+/// less than `limit` + [`TOLERANCE`].
 fn repeat_until_error(limit: Duration, mut operation: impl FnMut() -> Result<()>) -> Error {
     loop {
         let begin = Instant::now();
@@ -227,8 +227,8 @@ fn buckets_of_different_lengths_are_reported() {
     }
 }
 
-/// With three ranks, rank 2 exchanges data only with rank 0. Rank 1 would detect the error only by timeout and takes no
-/// part.
+/// With three ranks, rank 2 exchanges data only with rank 0. Rank 1 would detect the error only by timeout, so it takes
+/// no part.
 #[test]
 fn rank_that_has_a_different_length() {
     let Some(mut endpoints) = as_rank(MpiOptions::default()) else { return };

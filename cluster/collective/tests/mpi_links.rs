@@ -1,5 +1,5 @@
-//! Tests with simulated hosts (Linux namespaces). The links between the hosts are cut temporarily, cut permanently, or
-//! slow. Each rank of a job runs a test named `rank_that_*`.
+//! Tests with simulated hosts (Linux namespaces). The links between the hosts are cut temporarily or permanently, or
+//! are slow. Each rank of a job runs a test named `rank_that_*`.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 

@@ -1,5 +1,5 @@
-//! NCCL backend with a fake NCCL library and with fake GPUs whose streams run late (fake_gpu/mod.rs). Ranks are
-//! threads. The tests check the calls to NCCL, their order and the error handling, not NCCL itself.
+//! Tests of the NCCL backend with a fake NCCL library and with fake GPUs, whose streams run late (fake_gpu/mod.rs).
+//! Ranks are threads. The tests check the calls to NCCL, their order and the error handling, not NCCL itself.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -16,7 +16,7 @@ use lambert_collective::{Bucket, Endpoints, Error, PendingAllReduce, Result, all
 
 const STALL: Duration = Duration::from_millis(600);
 
-/// Time by which an operation may exceed a timeout on a busy machine.
+/// Margin by which an operation may exceed a timeout on a busy machine.
 const TOLERANCE: Duration = Duration::from_secs(3);
 
 fn options(wire: WireFormat) -> NcclOptions {
@@ -172,7 +172,7 @@ fn an_asynchronous_error_fails_the_sum_at_once_and_on_other_ranks_by_timeout() {
     assert_eq!(error, expected);
     assert!(*took < STALL, "detected after {took:?}");
     for (error, took) in [&results[0], &results[2]] {
-        // Rank 1 has left the group, or NCCL makes no progress.
+        // The error is that rank 1 has left the group or that NCCL makes no progress.
         assert!(error.contains("rank 1 has left") || error.contains("deadline exceeded"), "{error}");
         assert!(*took < 2 * STALL + TOLERANCE, "{error} after {took:?}");
     }

@@ -1,5 +1,5 @@
-//! NCCL backend in real MPI processes, with a fake NCCL library (fake_gpu/fake_nccl.c). The unique ID is broadcast over
-//! MPI, and MPI identifies unresponsive ranks. Each rank of a job runs a test named `rank_that_*`.
+//! Tests of the NCCL backend in real MPI processes, with a fake NCCL library (fake_gpu/fake_nccl.c). The unique ID is
+//! broadcast over MPI, and MPI identifies unresponsive ranks. Each rank of a job runs a test named `rank_that_*`.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -19,7 +19,7 @@ use lambert_collective::{Bucket, Endpoints, all_reduce, mpi};
 
 const STALL: Duration = Duration::from_secs(1);
 
-/// Time by which an operation may exceed a timeout.
+/// Margin by which an operation may exceed a timeout.
 const TOLERANCE: Duration = Duration::from_secs(5);
 
 /// Runs `test` in each rank of a job that finds the fake NCCL library.

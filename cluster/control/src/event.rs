@@ -41,8 +41,8 @@ pub enum EventKind {
         step: u64,
         /// Training pause, seconds.
         seconds: f64,
-        /// Time from the snapshot of the state until the manifest is written, seconds. Most of this time overlaps with
-        /// training.
+        /// Time from the snapshot of the state to the end of writing the manifest, seconds. Most of this time overlaps
+        /// with training.
         #[serde(default)]
         written: f64,
     },

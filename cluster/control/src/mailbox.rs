@@ -138,8 +138,8 @@ mod tests {
         assert_eq!(outbox.batch().len(), 1, "a message above the limit is sent alone and does not block the queue");
     }
 
-    /// Simulates a connection that loses reports and replies. The set bits of the first pattern are the lost reports,
-    /// those of the second the lost replies.
+    /// Simulates a connection that loses reports and replies. A set bit of the first pattern means that a report is
+    /// lost. A set bit of the second pattern means that a reply is lost.
     fn exchange(patterns: (u64, u64)) -> Vec<Message> {
         let (mut outbox, mut inbox, mut arrived) = (Outbox::default(), Inbox::default(), Vec::new());
         for turn in 0..64 {

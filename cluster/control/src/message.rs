@@ -96,7 +96,7 @@ pub struct SequencedMessage {
     pub message: Message,
 }
 
-/// Message of a worker that must reach the coordinator exactly once.
+/// Content of a message from a worker. Each message must reach the coordinator exactly once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Message {

@@ -22,8 +22,8 @@ pub struct Evaluation {
     pub unigram_entropy: f64,
 }
 
-/// Gradient noise estimates of one step. A single estimate varies strongly and can be negative. The gradient noise
-/// scale, in samples, is the average of `variance` over many steps divided by the average of `gradient`.
+/// Estimates of the gradient noise in one step. A single estimate varies strongly and can be negative. The gradient
+/// noise scale, in samples, is the average of `variance` over many steps divided by the average of `gradient`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct GradientNoise {
     /// Squared L2 norm of the gradient of the expected loss.
@@ -32,7 +32,7 @@ pub struct GradientNoise {
     pub variance: f64,
 }
 
-/// Record of a step: one line of the metrics of the run. The fields of its parts are written as keys of one JSON
+/// Record of a step: one line of the metrics of the run. The parts are flattened: their fields become keys of one JSON
 /// object.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepRecord {
@@ -40,7 +40,7 @@ pub struct StepRecord {
     pub step: u64,
     /// Name of the stage.
     pub stage: String,
-    /// Number of completed passes through the dataset of the stage before the first sample of this step.
+    /// Number of passes through the dataset of the stage that were complete before the first sample of this step.
     pub epoch: u64,
     /// The global batch.
     #[serde(flatten)]
@@ -75,14 +75,14 @@ pub struct BatchStats {
     /// Padding tokens in the micro-batches of all ranks, divided by `tokens`.
     #[serde(default)]
     pub padding: f64,
-    /// Number of tokens (with padding) of the rank with the most tokens, divided by the mean over all ranks. Imbalance
-    /// lengthens the step by this factor. 0 in records of earlier versions.
+    /// Number of tokens, with padding, of the rank that has the most tokens, divided by the mean over all ranks.
+    /// Imbalance lengthens the step by this factor. 0 in records of earlier versions.
     #[serde(default, alias = "balance")]
     pub imbalance: f64,
     /// Masked tokens.
     pub masked_tokens: u64,
-    /// Sum of 32-bit hashes, one per sample after masking. Equal digests mean the same samples with the same masks. The
-    /// digest does not depend on the world size or the micro-batch size.
+    /// Sum over the samples of a 32-bit hash of the masked sample. Equal digests mean the same samples with the same
+    /// masks. The digest does not depend on the world size or the micro-batch size.
     #[serde(rename = "batch_digest")]
     pub digest: u64,
 }
@@ -92,8 +92,8 @@ pub struct BatchStats {
 pub struct UpdateStats {
     /// Learning rate of this step.
     pub learning_rate: f64,
-    /// L2 norm of the whole gradient, before clipping. Absent if the norm was not finite, in which case the update
-    /// was skipped.
+    /// L2 norm of the whole gradient, before clipping. Absent if the norm was not finite, in which case the update was
+    /// skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
     /// Gradient noise. Present only in steps that measured it.
@@ -149,7 +149,7 @@ pub struct Throughput {
 }
 
 impl Throughput {
-    /// Scales all rates.
+    /// Multiplies all rates by `factor`.
     pub fn scale(&mut self, factor: f64) {
         for rate in [&mut self.samples_per_second, &mut self.tokens_per_second, &mut self.flops_utilization] {
             *rate *= factor;

@@ -62,8 +62,8 @@ impl FromIterator<Score> for Scores {
 const LOSS: &str = "_loss";
 const ACCURACY: &str = "_accuracy";
 
-/// Writes the fields as a map, which a record flattens. JSON has no NaN, so values that are not finite become null, and
-/// null is read as NaN.
+/// Writes the fields as a map, which is flattened into the record. JSON has no NaN, so values that are not finite
+/// become null, and null is read as NaN.
 impl Serialize for Scores {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let finite = |value: f64| Some(value).filter(|value| value.is_finite());

@@ -192,8 +192,8 @@ mod tests {
         }
     }
 
-    /// Changes each byte to every other value, and truncates at each length. Also uses another attempt, rank, sequence
-    /// number and direction.
+    /// Changes single bytes of signatures and bodies, and truncates them at each length. Also verifies signatures for
+    /// another attempt, rank, sequence number and direction.
     #[test]
     fn forged_messages_are_rejected() {
         let key = key();

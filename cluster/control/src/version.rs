@@ -54,8 +54,8 @@ impl Versions {
         Self { program, git: GIT_COMMIT.map(str::to_owned), protocol: PROTOCOL.to_owned(), ..Self::default() }
     }
 
-    /// Returns the first version that differs, as (name, own value, other value). A value that either side does not
-    /// know is not compared.
+    /// Returns the first version that differs, as (name, own value, other value). Skips values that are unknown on
+    /// either side.
     pub fn first_difference<'a>(&'a self, other: &'a Self) -> Option<(&'static str, &'a str, &'a str)> {
         let git = |versions: &'a Self| versions.git.as_deref().unwrap_or_default();
         let pairs = [

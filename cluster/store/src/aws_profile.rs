@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
 
-/// Adds the keys and the region of the profile that `AWS_PROFILE` names (or `default`), where `builder` has no value.
-/// Returns `builder` unchanged if it already has an access key, a web identity token file or container credentials.
+/// Adds the keys and the region of a profile, unless `builder` already has a value for them. `AWS_PROFILE` names the
+/// profile. If it is not set, the profile is `default`. Returns `builder` unchanged if it already has an access key, a
+/// web identity token file or container credentials.
 ///
 /// # Errors
 /// `AWS_PROFILE` is not UTF-8, or the profile that it names has no keys in the credentials file.

@@ -13,7 +13,7 @@ use crate::store::Store;
 /// Number of concurrent reads in [`Store::get_all`].
 const PARALLEL: usize = 32;
 
-/// Maximum number of objects per delete request, as S3 limits it.
+/// Maximum number of objects per delete request. It is the limit of S3.
 const DELETE_BATCH: usize = 1000;
 
 impl Store {
@@ -32,7 +32,7 @@ impl Store {
         })
     }
 
-    /// Deletes objects, many per request where the store supports that. Missing objects are not an error.
+    /// Deletes objects. If the store supports it, each request deletes many objects. Missing objects are not an error.
     ///
     /// # Errors
     /// A store error. Some of the objects may have been deleted.

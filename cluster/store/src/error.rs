@@ -190,8 +190,8 @@ pub struct Cause(String);
 
 impl Cause {
     pub(crate) fn new(message: impl fmt::Display) -> Self {
-        // A message can contain a value that is not UTF-8 only after a lossy conversion. The same conversion is applied
-        // here.
+        // If the value of a variable is not UTF-8, a message can contain only its lossy conversion. Therefore this code
+        // converts the values in the same way.
         let variables = std::env::vars_os();
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
         Self(redact_secrets(message.to_string(), variables.map(|(name, value)| (text(name), text(value)))))

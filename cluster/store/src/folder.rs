@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Root directory of a local store. A write to the store would recreate this directory if it is missing.
+/// Root directory of a local store, checked before writes. Without this check, a write would recreate a missing
+/// directory.
 #[derive(Debug)]
 pub struct RequiredFolder {
     path: PathBuf,
@@ -37,7 +38,7 @@ impl RequiredFolder {
     }
 
     /// Removes `file`, and then its empty parent directories up to and including this path. Call this after a write
-    /// that recreated them at the old path of a moved directory. Does nothing if the path is missing or still is the
+    /// that has recreated the moved directory at its old path. Does nothing if the path is missing or still is the
     /// recorded directory.
     pub fn undo(&self, file: &Path) {
         if inode(&self.path).is_none_or(|found| Some(found) == self.inode) {
@@ -68,7 +69,7 @@ mod tests {
         assert!(folder.is_there());
         fs::rename(&run, &moved).unwrap();
         assert!(!folder.is_there());
-        // A store that checked the directory just before the move recreates it.
+        // A store recreates the directory if it made its check just before the move.
         fs::create_dir_all(run.join("metrics")).unwrap();
         fs::write(run.join("metrics/2"), "2").unwrap();
         assert!(!folder.is_there(), "another folder has its name");

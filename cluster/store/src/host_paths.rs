@@ -8,7 +8,7 @@ use crate::hash::sha256;
 
 /// Maximum length of a run name in a path, bytes. (A file name can have 255 bytes.)
 const LONGEST_NAME: usize = 200;
-/// Number of hexadecimal digits of the SHA-256 of a run URL in a directory name.
+/// Number of hexadecimal digits in a directory name. They are the first digits of the SHA-256 of the run URL.
 const DIGITS: usize = 8;
 /// Prefix of the log directory of an attempt. The attempt number follows.
 const ATTEMPT: &str = "attempt-";
@@ -73,8 +73,8 @@ pub fn rank_trace(rank: usize) -> String {
 }
 
 /// Scratch directories of an attempt of the run at `url`. The directory below /tmp has the files of the launcher. The
-/// directory below /dev/shm has the memory that the ranks of a host share. The paths are short, because the path of a
-/// socket in them has a length limit.
+/// directory below /dev/shm has the memory that the ranks of a host share. The paths are short, because the directories
+/// contain sockets, and the path of a socket has a length limit.
 pub fn scratch(url: &str, attempt: u32) -> [PathBuf; 2] {
     ["/tmp", "/dev/shm"].map(|parent| Path::new(parent).join(scratch_name(url, attempt)))
 }

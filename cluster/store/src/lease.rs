@@ -26,9 +26,9 @@ pub struct Lease {
 const LONGEST: u64 = 64 << 10;
 
 impl Lease {
-    /// Acquires the lease of a new attempt. Its number is 1, or one more than the highest attempt number of all leases
-    /// and checkpoints. Checkpoints count, because they may have been copied from another run. Checkpoints of the new
-    /// attempt must sort after the copied ones.
+    /// Acquires the lease of a new attempt. Its attempt number is one more than the highest attempt number of all
+    /// leases and checkpoints, or 1 if there are none. Checkpoints count, because they may have been copied from
+    /// another run, and the checkpoints of the new attempt must sort after the copied ones.
     ///
     /// A store that ignores create-only conditions would give two coordinators the same lease. Therefore this function
     /// tries to create the object a second time. It verifies that the second creation fails and that the object keeps

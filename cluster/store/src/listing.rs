@@ -53,8 +53,8 @@ impl Store {
         self.list_level(prefix).map(|(folders, _)| folders)
     }
 
-    /// Lists the objects directly below `prefix`, without those in folders. The names are sorted and relative to
-    /// `prefix`.
+    /// Lists the objects directly below `prefix`, without the objects in its folders. The names are sorted and relative
+    /// to `prefix`.
     ///
     /// # Errors
     /// A store error.

@@ -10,8 +10,8 @@ use std::path::Path;
 /// and no other user can write to it, and sets its mode to 0700.
 ///
 /// # Errors
-/// The directory cannot be created. Or `path` exists but belongs to another user (the message has the uid), is not a
-/// directory, or is writable by other users. A symbolic link is an error, too.
+/// The directory cannot be created. Or `path` exists but belongs to another user, is not a directory (a symbolic link
+/// is not one, either), or is writable by other users. If another user owns `path`, the message contains the uid.
 pub fn create(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => accept(path),
@@ -97,7 +97,8 @@ mod tests {
         assert!(refusal(&file).contains("it is not a directory"));
     }
 
-    /// User nobody creates the path first: as a directory with a closed or an open mode, or as a symbolic link.
+    /// The user `nobody` creates the path first: as a directory with mode 0700, as a directory with mode 0777, or as a
+    /// symbolic link.
     #[test]
     fn a_directory_of_another_user_is_rejected() {
         if !rustix::process::geteuid().is_root() {

@@ -13,7 +13,7 @@ use crate::listing::Object;
 use crate::run::{self, RECORDS};
 use crate::store::Store;
 
-/// Number of objects in memory at a time.
+/// Maximum number of objects in memory at a time.
 const OBJECTS: usize = 32;
 
 /// A step record with its attempt.
@@ -64,7 +64,7 @@ pub struct StepRecords<T> {
     /// Lines that could not be parsed. `all` and `events` omit them.
     pub damaged: Vec<DamagedLine>,
     rollbacks: Vec<RollbackPoint>,
-    /// Tags of the objects read.
+    /// Tag of each object that was read.
     tags: BTreeMap<AttemptStep, String>,
 }
 
@@ -86,15 +86,16 @@ impl<T: DeserializeOwned> StepRecords<T> {
         Ok(records)
     }
 
-    /// Reads rollbacks and objects written since the last read; false if there are none. Rereads everything if an object
-    /// was replaced (by a longer one, after a failed save) or an earlier attempt wrote another one.
+    /// Reads the rollbacks and the objects that were written since the last read. Returns false if there are none.
+    /// Rereads everything if an object that was already read was replaced, or if a new object sorts before such an
+    /// object. (After a failed save, a longer object replaces the object of that save.)
     ///
     /// # Errors
     /// As [`Self::read`].
     pub fn refresh(&mut self, run: &Store) -> Result<bool> {
         let rollbacks = RollbackPoint::read_from(run, 0)?;
         let listed = run.list(RECORDS)?.into_iter();
-        // Attempt numbers above 9999 do not sort by name.
+        // The order of names is not the order of attempts if an attempt number exceeds 9999.
         let mut objects: Vec<(AttemptStep, Object)> =
             listed.filter_map(|object| Some((run::position_of_records(&object.path)?, object))).collect();
         objects.sort_by_key(|(from, _)| *from);
@@ -138,7 +139,7 @@ impl<T: DeserializeOwned> StepRecords<T> {
 
 impl<T> StepRecords<T> {
     /// Returns the record of each step, sorted by step. If several attempts executed a step, returns the record of the
-    /// last one. Includes the record of a step that was rolled back until a later attempt repeats the step.
+    /// last one. If a step was rolled back, its record is included until a later attempt repeats the step.
     pub fn latest(&self) -> Vec<&RecordedStep<T>> {
         last_of_each_step(self.all.iter())
     }
@@ -149,8 +150,8 @@ impl<T> StepRecords<T> {
         last_of_each_step(self.all.iter().filter(|recorded| !self.is_rolled_back(recorded.position)))
     }
 
-    /// Returns the events of the effective history, by step: the last one of each step, without those of steps that
-    /// were rolled back.
+    /// Returns the events of the effective history, sorted by step. Of several events at the same step, returns only
+    /// the last one. Omits events of steps that were rolled back.
     pub fn effective_events(&self) -> Vec<&RecordedEvent> {
         let kept = self.events.iter().filter(|event| !self.is_rolled_back(event.position));
         let last: BTreeMap<u64, &RecordedEvent> = kept.map(|event| (event.position.step, event)).collect();
@@ -234,7 +235,7 @@ mod tests {
     #[test]
     fn the_last_attempt_takes_precedence() {
         let store = store("attempts");
-        // Sorted by name, attempt 10000 precedes attempt 9999.
+        // In the order of names, attempt 10000 precedes attempt 9999.
         put(&store, 10_000, 2, &line(3, 0.5));
         put(&store, 2, 0, &(line(1, 5.0) + &line(2, 4.0) + &line(3, 3.0)));
         put(&store, 2, 3, "{\"event\":\"evaluation\",\"step\":3}\n");
@@ -260,7 +261,7 @@ mod tests {
         assert_eq!(records, read(&store));
         assert_eq!((records.all.len(), losses(&records.effective())), (3, vec![(1, 5.0)]));
         assert_eq!((records.events.len(), records.effective_events().len()), (1, 0));
-        // A longer object replaces that of a failed save.
+        // A longer object replaces the object of a failed save.
         put(&store, 1, 2, &(line(3, 3.0) + &line(4, 2.0)));
         put(&store, 2, 1, &line(2, 1.0));
         records.refresh(&store).unwrap();

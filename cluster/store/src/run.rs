@@ -80,7 +80,7 @@ pub fn nccl_report(attempt: u32) -> String {
     format!("nccl/attempt-{attempt:04}.json")
 }
 
-/// Name of the object with the step records of an attempt from after step `from` up to its next checkpoint.
+/// Name of the object with the records of the steps after step `from`, up to the next checkpoint of the attempt.
 pub fn records(attempt: u32, from: u64) -> String {
     format!("{RECORDS}/attempt-{attempt:04}-from-{from:09}.jsonl")
 }

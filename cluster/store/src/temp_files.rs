@@ -20,8 +20,8 @@ pub(crate) enum SearchDepth {
     Tree,
 }
 
-/// Removes temporary files below `prefix` that were not modified for `age`, and directories that this leaves empty.
-/// Returns the number of files removed. Does nothing for remote stores.
+/// Removes the temporary files below `prefix` that were last modified at least `age` ago. Also removes directories that
+/// become empty. Returns the number of files removed. Does nothing for remote stores.
 pub(crate) fn remove(store: &Store, prefix: &str, depth: SearchDepth, age: Duration) -> Result<usize> {
     if !store.is_local() {
         return Ok(0);
@@ -75,8 +75,8 @@ fn remove_older(entry: &fs::DirEntry, age: Duration) -> io::Result<bool> {
     Ok(is_older)
 }
 
-/// Returns false if the file was missing. A file may disappear concurrently, because its writer renames it or another
-/// process removes it.
+/// Converts the error of a missing file to false. A file may disappear concurrently, because its writer renames it or
+/// another process removes it.
 fn ignore_not_found(removed: io::Result<bool>) -> io::Result<bool> {
     removed.or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(false) } else { Err(error) })
 }

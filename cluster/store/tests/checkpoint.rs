@@ -213,10 +213,10 @@ fn invalidated_checkpoints_displace_no_valid_one() {
     assert_eq!(newest(&run).0, Some(after.clone()));
     checkpoint::retain(&run, &retention).unwrap();
     assert_eq!(names(&run), [after.clone(), before[0].clone()]);
-    // Exports, too, skip invalidated checkpoints unless no valid one exists.
+    // An export also skips invalidated checkpoints, as long as a valid one exists.
     undo(2, 60);
     assert_eq!(newest(&run).0, Some(before[0].clone()));
-    // If all checkpoints are invalid, the newest ones are kept, and always the newest intact one.
+    // If all checkpoints are invalid, the newest ones are kept. The newest intact checkpoint is kept in any case.
     undo(2, 10);
     checkpoint::retain(&run, &Retention { last: 2, ..Retention::default() }).unwrap();
     assert_eq!(names(&run), [after.clone(), before[0].clone()]);
@@ -276,7 +276,7 @@ fn forge(run: &Store, name: &str, object: &str, bytes: Vec<u8>) {
     writer.commit(&manifest, &lease).unwrap();
 }
 
-/// Writing rejects the tensors that loading would reject, at any size.
+/// A save rejects every tensor that a load would reject, whatever the size of the tensor.
 #[test]
 fn numbers_that_are_not_finite_are_not_written_as_a_checkpoint() {
     let (_folder, run) = folder_store();

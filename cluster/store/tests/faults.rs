@@ -45,7 +45,7 @@ fn inject(server: &Server, method: &str, contains: &'static str, times: usize, f
     server.fail(Rule { method: method.parse().unwrap(), contains, after: 0, times, fault });
 }
 
-/// Runs `operation` once per fault, with the first two requests of `method` failing.
+/// Runs `operation` once per fault. The fault hits the first two requests with `method`.
 fn assert_retried(method: &str, operation: impl Fn(&Store, Fault)) {
     let (_folder, server) = server();
     let store = server.store_with("x", SECRET_KEY, short_timeouts());
@@ -199,7 +199,7 @@ fn a_failed_save_leaves_the_earlier_checkpoints_alone() {
     save(&run, &lease, 100);
 }
 
-/// Runs the operations of a training run while every fourth request fails on average. No data may be lost or wrong.
+/// Runs the operations of a training run. On average, every fourth request fails. No data may be lost or wrong.
 #[test]
 fn a_run_survives_random_faults() {
     let (_folder, server) = server();

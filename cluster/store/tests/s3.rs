@@ -17,7 +17,7 @@ fn server() -> (tempfile::TempDir, Server) {
     (folder, server)
 }
 
-/// Rule that fails the next PUT with this HTTP status and this S3 error code.
+/// Rule that makes the next PUT fail with this HTTP status and this S3 error code.
 fn refuse(status: u16, code: &'static str) -> Rule {
     Rule { method: "PUT".parse().unwrap(), contains: "/x/", after: 0, times: 1, fault: Fault::Refuse(status, code) }
 }
@@ -67,7 +67,7 @@ fn a_run_lives_in_a_bucket() {
     assert_eq!(checkpoint::read_object(&run, &verified.manifest, OBJECTS[0]).unwrap(), content(OBJECTS[0], 150, 2));
 }
 
-/// Between the two listings of pruning, a save commits and a new attempt starts.
+/// Pruning lists the run twice. Between these two listings, a save commits and a new attempt starts.
 #[test]
 fn a_checkpoint_that_is_committed_while_another_process_prunes_stays() {
     let (_folder, server) = server();

@@ -1,4 +1,4 @@
-//! Runs with many records: operations must not read records that they do not need.
+//! Tests of runs with many records. Operations must not read records that they do not need.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -20,8 +20,8 @@ fn write_record(folder: &Path, object: &str, text: &str) {
     std::fs::write(path, text).unwrap();
 }
 
-/// Writes a rollback record to step 0 and a lease for each of `rollbacks` attempts. Spreads `metrics` objects of step
-/// records over these attempts.
+/// For each of `rollbacks` attempts, writes a lease and the record of a rollback to step 0. Distributes `metrics`
+/// objects with step records over these attempts.
 fn write_records(folder: &Path, rollbacks: u32, metrics: u32) {
     for attempt in 1..=rollbacks {
         let record =
@@ -61,8 +61,8 @@ fn a_rollback_from_before_the_oldest_checkpoint_is_not_read() {
     assert_eq!(requests(&server, "metrics", both), 0);
 }
 
-/// Measures the operations at a start, at a save and by a user in a run with these numbers of records. Returns their
-/// times in seconds.
+/// Measures operations in a run that has `rollbacks` rollback records and `metrics` objects with step records. They are
+/// the operations that a start, a save or a user requires. Returns their durations in seconds.
 fn measure(rollbacks: u32, metrics: u32) -> Vec<(&'static str, f64)> {
     let (_folder, store) = folder_store();
     write_records(Path::new(store.url()), rollbacks, metrics);

@@ -10,8 +10,8 @@ use crate::group::check_root;
 use crate::{Bucket, Endpoints, Error, Group, PendingAllReduce, Reducer, Result, events};
 use rendezvous::{Participant, Rendezvous};
 
-/// Creates a group of `world_size` ranks and returns their endpoints in rank order, one for each thread. A rank leaves
-/// the group when its endpoints are dropped. Ranks that wait for this rank then get [`Error::RankGone`].
+/// Creates a group of `world_size` ranks and returns the endpoints of each rank, in rank order. Each rank is a thread.
+/// A rank leaves the group when its endpoints are dropped. Ranks that wait for this rank then get [`Error::RankGone`].
 pub fn group(world_size: usize) -> Vec<Endpoints> {
     let [messages, buckets] = std::array::from_fn(|_| Arc::new(Rendezvous::new(world_size)));
     let endpoints = |rank| {

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::{Error, Result, events};
 
-/// Name of the operation and value of one rank.
+/// Contribution of one rank: the name of its operation, and its value.
 type Contribution = (&'static str, Arc<dyn Any + Send + Sync>);
 
 /// State shared by the participants.
@@ -148,7 +148,7 @@ impl Round {
         }
     }
 
-    /// Checks that a contribution belongs to the same operation.
+    /// Checks that a contribution belongs to the operation of this rank, and returns its value.
     fn received<T: Send + Sync + 'static>(&self, (other, value): Contribution) -> Result<Arc<T>> {
         let mismatch = || Error::Mismatch { operation: self.operation, detail: format!("another rank called {other}") };
         if self.operation != other {

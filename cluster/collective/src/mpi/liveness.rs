@@ -5,8 +5,8 @@ use crate::Result;
 
 const TAG: usize = 0;
 
-/// Message size, bytes. Four little-endian u64: kind, probe ID, number of started operations of the group, number of
-/// started buckets.
+/// Size of a message, bytes. A message consists of four little-endian u64: kind, probe ID, number of started operations
+/// of the group, number of started buckets.
 const LENGTH: usize = 32;
 
 /// Message kinds.
@@ -22,14 +22,14 @@ pub struct ProbeReply {
     pub rank: usize,
     /// ID of the probe.
     pub probe: u64,
-    /// Operations that the rank has started.
+    /// Numbers of operations and of buckets that the rank has started.
     pub started: StartedCounts,
 }
 
 /// Sends probes to the other ranks and replies to probes of the other ranks.
 pub struct LivenessProbe {
     communicator: MpiCommunicator,
-    /// Sends that MPI has not completed.
+    /// Messages that MPI has not sent completely.
     sending: Vec<Transfer>,
     receiving: Option<(usize, Transfer)>,
     /// ID of the last probe.
@@ -50,7 +50,7 @@ impl LivenessProbe {
         Ok(self.last_probe)
     }
 
-    /// Handles one incoming message, if any. Answers a probe with `started`, or returns a received reply.
+    /// Handles one incoming message, if any. Replies to a probe with `started`, or returns a received reply.
     pub fn progress(&mut self, started: StartedCounts) -> Result<Option<ProbeReply>> {
         let sending = std::mem::take(&mut self.sending);
         for mut transfer in sending {

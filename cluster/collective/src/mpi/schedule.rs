@@ -53,9 +53,9 @@ pub fn ring(rank: usize, world_size: usize) -> Vec<ScheduleStep> {
 }
 
 /// Recursive doubling with the whole range as one chunk. Let p be the largest power of two that is at most the world
-/// size. Each rank from p on sends its values to a partner first, and receives the sum at the end. The ranks below p
-/// exchange their sums. In each exchange, both ranks add the same two numbers. Addition is commutative, so all ranks
-/// get the same bits.
+/// size. Each rank with a number of at least p first sends its values to a partner, and receives the sum at the end.
+/// The ranks below p exchange their sums. In each exchange, both ranks add the same two numbers. Addition is
+/// commutative, so all ranks get the same bits.
 pub fn recursive_doubling(rank: usize, world_size: usize) -> Vec<ScheduleStep> {
     let core = 1 << world_size.ilog2();
     let to = |rank| Some(Peer { rank, chunk: 0 });

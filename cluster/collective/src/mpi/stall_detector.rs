@@ -15,9 +15,9 @@ pub struct StallLimits {
 /// Deadline that the caller has set for an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline {
-    /// Time to probe the other ranks.
+    /// Time at which the other ranks are probed.
     pub probe_at: Instant,
-    /// Time to fail the operation.
+    /// Time at which the operation fails.
     pub expires_at: Instant,
 }
 
@@ -47,7 +47,7 @@ pub struct StallDetector {
 #[derive(Debug)]
 struct ProbeState {
     sent_at: Instant,
-    /// Number of operations that each rank has started according to its reply, by rank. `None` without a reply.
+    /// Number of operations that each rank has started, according to its reply. `None` for a rank that has not replied.
     replies: Vec<Option<u64>>,
 }
 
@@ -88,8 +88,8 @@ impl StallDetector {
                 StallVerdict::Wait
             };
         };
-        // The time is counted from the probe. A rank that was itself stopped then collects replies before it suspects
-        // other ranks.
+        // The time is counted from the probe. Therefore a rank that was itself stopped collects replies after it
+        // resumes, and only then suspects other ranks.
         if !is_expired && now < probe.sent_at + half {
             return StallVerdict::Wait;
         }

@@ -13,8 +13,8 @@ pub struct BinomialTree {
 pub fn binomial(rank: usize, world_size: usize, root: usize) -> BinomialTree {
     let relative = (rank + world_size - root) % world_size;
     let rank_at = |relative: usize| (relative + root) % world_size;
-    // The relative rank of the parent lacks the lowest set bit of this rank. The relative rank of each child has one
-    // more bit set, below that bit.
+    // The relative rank of the parent is `relative` without its lowest set bit. The relative rank of a child is
+    // `relative` with one more bit set, which is below the lowest set bit.
     let lowest_bit = if relative == 0 { world_size.next_power_of_two() } else { 1 << relative.trailing_zeros() };
     let below = (0..lowest_bit.trailing_zeros()).rev().map(|bit| relative + (1 << bit));
     BinomialTree {

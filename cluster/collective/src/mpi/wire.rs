@@ -1,5 +1,5 @@
-//! Encoding of values on the wire, little-endian f32 or bf16, and sums of encoded values. The compiler vectorizes the
-//! loops.
+//! Encoding of values on the wire as little-endian f32 or bf16, and addition to encoded values. The compiler vectorizes
+//! the loops.
 
 /// Number format of gradients on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -11,8 +11,8 @@ pub enum WireFormat {
     ///
     /// Over MPI, values are rounded only when they are sent. The first rank of the ring rounds its values. Each further
     /// rank adds its unrounded f32 values to the received values in f32 and rounds the sum. All ranks get the rounded
-    /// final sum. A sum over n ranks is therefore rounded n times, each time by at most 2^-8 of the partial sum.
-    /// Infinities and NaN are preserved. Buckets of up to 32 KiB are sent as f32.
+    /// final sum. A sum over n ranks is therefore rounded n times. Each rounding changes the partial sum by at most
+    /// 2^-8 of its value. Infinities and NaN are preserved. Buckets of up to 32 KiB are sent as f32.
     Bf16,
 }
 

@@ -25,7 +25,7 @@ pub struct NcclCommunicator {
 }
 
 impl NcclCommunicator {
-    /// Connects this rank, given as (rank, world size), to all others within `stall_timeout`.
+    /// Connects this rank to all other ranks within `stall_timeout`. `rank` contains the rank and the world size.
     pub fn connect(
         library: &Arc<NcclLibrary>,
         rank: (usize, usize),
@@ -91,7 +91,7 @@ impl NcclCommunicator {
         self.failed.clone().unwrap_or(error)
     }
 
-    /// Calls `ncclCommAbort` on a separate thread, because it can hang, and waits for a limited time.
+    /// Calls `ncclCommAbort` on a separate thread, because the call can hang. Waits for it for a limited time.
     fn abort(&self) {
         let (library, handle) = (self.library.clone(), self.handle);
         let (done, aborted) = channel();

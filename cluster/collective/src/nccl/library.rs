@@ -246,7 +246,8 @@ impl NcclLibrary {
         if code == SUCCESS {
             return Ok(());
         }
-        // SAFETY: both return a NUL-terminated string or null; the second is valid until NCCL's next error.
+        // SAFETY: both functions return a NUL-terminated string or null; the second string is valid until NCCL's next
+        // error.
         let texts = unsafe { [(self.error_string)(code), (self.last_error)(handle)] };
         let [text, last] = texts.map(|text| match text.is_null() {
             true => String::new(),

@@ -22,7 +22,7 @@ pub struct NcclReducer<D: NcclDevice> {
 
 struct ReducerState<D> {
     communicator: Mutex<NcclCommunicator>,
-    /// Reducer in host memory, for arrival checks.
+    /// Reducer for host memory. Arrival checks use it.
     host_reducer: Mutex<Box<dyn Reducer>>,
     device: D,
     stall_timeout: Duration,
@@ -79,8 +79,8 @@ impl<D: NcclDevice> ReducerState<D> {
         OwnedAllReduce::start(&mut **host_reducer, digits.to_vec())
     }
 
-    /// Finds the ranks that do not respond, with one more arrival check. The ranks that respond take part in this
-    /// check, either here or with their next bucket.
+    /// Starts one more arrival check to find the ranks that do not respond. A rank that responds takes part in this
+    /// check, either here or with its next bucket.
     fn unresponsive_ranks(&self) -> Vec<usize> {
         let check = self.start_arrival_check([0.0; 4]);
         match check.and_then(|check| check.wait(Some(Instant::now() + self.stall_timeout / 2))) {

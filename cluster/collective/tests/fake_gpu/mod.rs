@@ -1,5 +1,6 @@
-//! Fake GPU for tests. Its device memory is host memory. Its streams run their work late. The order is random, but
-//! respects the order within each stream and the events. This module also loads the fake NCCL library (fake_nccl.c).
+//! Fake GPU for tests. Its device memory is host memory. Its streams run their work late. The order of work is random
+//! between the streams, but fixed within a stream. Streams wait for events as on a real GPU. This module also loads the
+//! fake NCCL library (fake_nccl.c).
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
@@ -29,7 +30,7 @@ enum StreamWork {
 
 struct GpuState {
     queues: [VecDeque<StreamWork>; 2],
-    /// True for completed events.
+    /// One element per event: true if the event is complete.
     events: Vec<bool>,
     seed: u64,
     is_stopped: bool,
@@ -220,8 +221,8 @@ unsafe impl NcclDevice for FakeGpu {
     }
 }
 
-/// Reducer that passes buckets in host memory on as buckets of device 0. (The memory of this fake device is host
-/// memory.)
+/// Reducer that converts buckets in host memory to buckets of device 0 and passes them on. (The memory of this fake
+/// device is host memory.)
 pub struct HostAsDevice(pub Box<dyn Reducer>);
 
 impl Reducer for HostAsDevice {
@@ -255,7 +256,7 @@ pub struct FakeNccl {
     _folder: tempfile::TempDir,
 }
 
-/// Number of aborts, invalid calls and launched all-reduces of a rank.
+/// Numbers of aborts, of invalid calls and of launched all-reduces of a rank.
 pub type Counts = [c_int; 3];
 
 impl FakeNccl {

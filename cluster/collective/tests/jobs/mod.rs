@@ -1,5 +1,5 @@
 //! Jobs of real MPI processes. A test program starts itself under `mpirun`, and each rank runs one of its tests.
-//! Outside an MPI job, that test does nothing.
+//! Outside an MPI job, such a test does nothing.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -272,7 +272,7 @@ fn assert_equal_on_all_ranks(group: &mut dyn Group, values: &[f32], digest: &mut
     );
 }
 
-/// Also checks that a repeated sum has the same bits.
+/// Checks sums whose bits depend on the order of the terms. A repeated sum must have the same bits, too.
 fn order_dependent_sums_are_bitwise_equal_on_all_ranks(
     group: &mut dyn Group,
     reducer: &mut dyn Reducer,

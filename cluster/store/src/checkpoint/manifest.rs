@@ -31,7 +31,7 @@ pub struct Manifest {
     /// Index of the current stage, from 0.
     pub stage: usize,
     /// Samples consumed from each dataset, keyed by the SHA-256 of the dataset manifest. The count continues across
-    /// epochs: with 100 samples, the second epoch begins at 100.
+    /// epochs. In a dataset of 100 samples, the second epoch begins at 100.
     pub cursor: BTreeMap<String, u64>,
     /// SHA-256 of the resolved configuration of the run.
     pub config_sha256: String,

@@ -23,7 +23,8 @@ pub struct Retention {
     pub every_steps: u64,
     /// Names of checkpoints to keep, such as the best by held-out loss.
     pub named: BTreeSet<String>,
-    /// Name of a checkpoint that was just written or verified. Pruning takes it as intact and does not read it again.
+    /// Name of a checkpoint that was just written or verified. Pruning assumes that it is intact and does not read it
+    /// again.
     pub known_intact: Option<String>,
 }
 
@@ -40,7 +41,7 @@ pub struct Pruned {
     pub half_written: usize,
 }
 
-/// Removes all checkpoints except the newest `keep` (at least one) and the newest that verifies.
+/// Removes all checkpoints except the `keep` newest ones (at least one) and the newest checkpoint that verifies.
 ///
 /// # Errors
 /// A store error.
@@ -48,9 +49,9 @@ pub fn prune(run: &Store, keep: usize) -> Result<Pruned> {
     retain(run, &Retention { last: keep, ..Retention::default() })
 }
 
-/// Removes all checkpoints except those that `retention` selects and the newest that verifies. Also removes the objects
-/// of uncommitted checkpoints, unless the current attempt may still be writing them. Also removes orphaned temporary
-/// files anywhere in the run.
+/// Removes all checkpoints except those that `retention` selects and the newest checkpoint that verifies. Also removes
+/// the objects of uncommitted checkpoints, unless the current attempt may still be writing them. Also removes orphaned
+/// temporary files anywhere in the run.
 ///
 /// # Errors
 /// A store error. Some of the objects may have been removed before the error.
@@ -71,11 +72,11 @@ pub fn retain_under(lease: &Lease, run: &Store, retention: &Retention) -> Result
     Ok(pruned)
 }
 
-/// Age from which a temporary file outside the checkpoints counts as orphaned.
+/// Minimum age of an orphaned temporary file outside the checkpoints. A younger file may still be in use.
 const ORPHAN_AGE: Duration = Duration::from_secs(3600);
 
 /// Removes the checkpoints that are not retained, and the remains of uncommitted checkpoints. Calls `check` before each
-/// removal, and stops if it fails.
+/// removal, and stops if `check` fails.
 fn remove_unretained(run: &Store, retention: &Retention, check: impl Fn() -> Result<()>) -> Result<Pruned> {
     check()?;
     // The newest lease is read before the checkpoints are listed. In the other order, an attempt could commit a

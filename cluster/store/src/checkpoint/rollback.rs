@@ -27,7 +27,7 @@ pub struct RollbackRecord {
     pub steps: u64,
     /// SHA-256 of the dataset manifest.
     pub dataset: String,
-    /// Samples of the dataset to skip, as positions that continue across epochs.
+    /// Samples to skip, as positions in the dataset. The positions continue across epochs.
     pub samples: Range<u64>,
     /// Reason, for messages.
     #[serde(alias = "why")]

@@ -108,7 +108,7 @@ fn retry_if_damaged<T>(run: &Store, mut look: impl FnMut() -> Result<T>) -> Resu
 }
 
 /// Reads all objects of a checkpoint and verifies sizes and checksums. Also checks that each safetensors object has a
-/// valid header and only finite elements, because training cannot resume from any other.
+/// valid header and only finite elements, because training can resume only from such objects.
 ///
 /// # Errors
 /// [`Error::NotFound`] or [`Error::Damaged`] if the checkpoint is not intact, or another store error.
@@ -208,9 +208,9 @@ fn newest_first(mut passed_over: Vec<SkippedCheckpoint>) -> Vec<SkippedCheckpoin
     passed_over
 }
 
-/// Returns true if a checkpoint is committed, intact or not. Call this after an object could not be read. If the
-/// checkpoint is still committed, the object is damaged. If not, pruning has removed the checkpoint, because pruning
-/// deletes the manifest first.
+/// Returns true if a checkpoint is committed. It need not be intact. Call this after an object could not be read. If
+/// the checkpoint is still committed, the object is damaged. If not, pruning has removed the checkpoint, because
+/// pruning deletes the manifest first.
 ///
 /// # Errors
 /// A store error.

@@ -121,8 +121,8 @@ impl CheckpointWriter {
     }
 
     /// Deletes the objects of a failed save from a local store, to free disk space. Does nothing for a bucket, because
-    /// the manifest may still appear there later if the response to the commit was lost. Pruning deletes the objects
-    /// after a later commit.
+    /// the manifest may still appear there later if the response to the commit was lost. In a bucket, pruning deletes
+    /// the objects after a later commit.
     ///
     /// # Errors
     /// A store error.

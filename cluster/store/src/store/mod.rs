@@ -31,7 +31,7 @@ pub struct Store {
     pub(crate) root: Path,
     pub(crate) url: String,
     pub(crate) retry_policy: RetryPolicy,
-    /// Directory that must exist for writes.
+    /// Directory that must still exist when an object is written.
     required: Option<Arc<RequiredFolder>>,
 }
 

@@ -18,10 +18,11 @@ use crate::open::StorageBackend;
 use crate::retry::{self, StoreRequest};
 use crate::runtime::{self, Pending};
 
-/// Size of a part, bytes. It is large enough for throughput on one connection and small enough for a cheap retry.
+/// Size of a part, bytes. It is large enough for good throughput on one connection, and small enough that a retry is
+/// cheap.
 const PIECE: u64 = 16 << 20;
 
-/// Maximum number of parts per upload, as S3 limits it.
+/// Maximum number of parts per upload. It is the limit of S3.
 const MAX_PARTS: u64 = 10_000;
 
 /// Number of parts that are transferred concurrently.
@@ -113,7 +114,7 @@ pub(crate) async fn upload_file(
 /// Content of an upload.
 enum Content {
     Bytes(Bytes),
-    /// A file, and the number of its first bytes that are uploaded.
+    /// A file, and the number of bytes to upload from its start.
     File(Arc<File>, u64),
 }
 
@@ -160,8 +161,8 @@ impl Multipart<'_> {
         let id = retry::attempts(self.request, self.store.retried(), begin).await?;
         let done = self.send_and_complete(&id, content).await;
         if done.is_err() {
-            // Parts of an unfinished upload incur cost until they are removed. If this request fails too, the lifecycle
-            // rule of the bucket removes the parts (docs/guides/object-stores.md).
+            // The parts of an unfinished upload cost money until they are removed. If this request fails too, the
+            // lifecycle rule of the bucket removes the parts (docs/guides/object-stores.md).
             let _ = self.parts.abort_multipart(self.name, &id).await;
         }
         done
@@ -186,8 +187,8 @@ impl Multipart<'_> {
 
     async fn finish(&self, id: &MultipartId, parts: Vec<PartId>, bytes: u64, attempt: u32) -> object_store::Result<()> {
         match self.parts.complete_multipart(self.name, id, parts).await {
-            // If a retry finds no such upload, an earlier attempt completed the upload and its response was lost. (Most
-            // stores then answer "not found", some answer "denied".)
+            // If a retry finds no such upload, an earlier attempt completed the upload and its response was lost. (For
+            // a missing upload, most stores return "not found", some return "denied".)
             Err(object_store::Error::NotFound { .. } | object_store::Error::PermissionDenied { .. }) if attempt > 1 => {
                 let there = self.store.backend.objects().head(self.name).await?;
                 if there.size == bytes { Ok(()) } else { Err(lost_upload()) }

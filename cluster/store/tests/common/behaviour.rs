@@ -16,7 +16,7 @@ fn reads_back_what_it_wrote(store: &Store) {
     assert_eq!(store.get("a/b.bin").unwrap(), "0123456789");
     assert_eq!(store.get_range("a/b.bin", 2..5).unwrap(), "234");
     assert_eq!(store.get_range("a/b.bin", 5..5).unwrap(), "");
-    // Some backends truncate such a range, others reject it. A retry cannot succeed.
+    // These ranges end after the object. Some backends truncate such a range, others reject it. A retry cannot succeed.
     for beyond in [8..12, 10..11, 12..14] {
         let read = store.get_range("a/b.bin", beyond.clone());
         assert!(matches!(read, Err(Error::Failed { attempts: 1, .. })), "{beyond:?}: {read:?}");

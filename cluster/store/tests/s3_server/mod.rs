@@ -34,7 +34,7 @@ pub enum Fault {
     CutBody,
     /// The response body is truncated, and its Content-Length matches the truncated body.
     ShortBody,
-    /// The response body is corrupted but has the same length.
+    /// The response body is corrupted but keeps its length.
     WrongBody,
     /// Nothing is sent for this time, then the connection is reset.
     Stall(Duration),
@@ -52,7 +52,7 @@ pub struct Rule {
     pub fault: Fault,
 }
 
-/// Injects random faults of a list into requests, with a given probability and seed.
+/// Injects faults into random requests, with a given probability and seed. Each fault is chosen at random from a list.
 #[derive(Debug, Clone)]
 pub struct RandomFaults {
     pub per_mille: u64,
@@ -83,7 +83,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `folder`, with the bucket [`BUCKET`] in it, on `port` of this machine. 0 means any free port.
+    /// Serves `folder`, which contains the bucket [`BUCKET`], on `port` of this machine. Port 0 means any free port.
     pub fn start(folder: &Path, port: u16) -> Self {
         Self::start_at(folder, "127.0.0.1", port)
     }

@@ -137,7 +137,7 @@ async fn corrupt_response(mut client: TcpStream, mut server: TcpStream, bodiless
             head.truncate(if half == 0 { head.len() / 2 } else { head.len() });
             client.write_all(&head).await?;
             client.write_all(&answer.body[..half]).await?;
-            // Wait until the client has read the half, because a reset discards unread data.
+            // Wait until the client has read the first half, because a reset discards unread data.
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             return client.set_zero_linger();
         }
