@@ -1,4 +1,4 @@
-//! Compiles the C++ shim over libtorch, and sets the rpath of the binaries to libtorch.
+//! Compiles the C++ shim over libtorch, and adds the location of libtorch to the rpath of the binaries.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ fn main() {
         .std("c++17")
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
-        // Must match the build of libtorch, because NDEBUG changes the layout of some classes.
+        // NDEBUG must be defined as in the build of libtorch, because it changes the layout of some classes.
         .define("NDEBUG", None)
         // The debug information of thousands of libtorch headers is large and unused.
         .debug(false)
@@ -42,6 +42,7 @@ fn main() {
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-lib=dylib=torch_cpu");
     println!("cargo:rustc-link-lib=dylib=c10");
-    // The loader searches beside the program first (for a copy on a cluster), then at the location of the build.
+    // The dynamic loader searches beside the program first, where a copy on a cluster has libtorch. Then the loader
+    // searches the folder of libtorch on the build machine.
     println!("cargo:rustc-link-arg=-Wl,-rpath,$ORIGIN/../lib:$ORIGIN:{}", lib.display());
 }

@@ -33,16 +33,16 @@ const COLD_READ: &str = "plain read, from the disk";
 
 #[derive(Parser)]
 struct Arguments {
-    /// Number of encoder layers, with the width of BERT-base
+    /// Number of encoder layers; the width is that of BERT-base
     #[arg(long, default_value_t = 12)]
     layers: usize,
-    /// Rounds; the median is printed
+    /// Number of rounds; each printed time is the median over the rounds
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// Folder to write to; default: the system's temporary folder
     #[arg(long)]
     folder: Option<String>,
-    /// Python with torch and safetensors, for comparison
+    /// Python interpreter with torch and safetensors, for the comparison
     #[arg(long)]
     python: Option<String>,
     /// Passed by cargo to every benchmark
@@ -50,7 +50,7 @@ struct Arguments {
     bench: bool,
 }
 
-/// Times of each variant, seconds.
+/// Measured times of each variant, in seconds.
 type Times = Vec<(&'static str, Vec<f64>)>;
 
 fn note(times: &mut Times, name: &'static str, seconds: f64) {
@@ -111,7 +111,7 @@ fn state(layers: usize) -> TrainState {
     state
 }
 
-/// Times the whole save, and the part during which the training loop waits.
+/// Measures the time of the whole save, and the part of this time during which the training loop waits.
 fn save(times: &mut Times, store: &Store, lease: &Lease, snapshot: &mut Snapshot, state: &TrainState) {
     let start = Instant::now();
     let writer = CheckpointWriter::new(store, state.step, lease.attempt());

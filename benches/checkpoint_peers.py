@@ -1,5 +1,6 @@
-"""Saves a state of ELEMENTS weights and twice as many moments to FOLDER. Each input line names a way to save. Each output
-line has two numbers: the seconds that training would wait, and the seconds until the state is on the disk."""
+"""Saves a state of ELEMENTS weights and twice as many moments to FOLDER, once for each input line. The line is the name
+of the way to save. Each output line has two numbers: the seconds that training would wait, and the seconds until the
+state is on the disk."""
 
 import os
 import shutil

@@ -1,9 +1,14 @@
-//! Loader throughput against training speed: `cargo bench --workspace --bench loader`.
+//! Comparison of loader throughput and training speed: `cargo bench --workspace --bench loader`.
 //!
-//! One rank of 1, 8 and 64 ranks reads its shard of global batches of 256, 8,192 and 65,536 samples. Between batches,
-//! the rank sleeps for the time of a step at 1,500 or 5,000 samples/s. The benchmark prints the fraction of time spent
-//! waiting after the first batch, the row groups decoded per step (mean/maximum), the number of threads, the samples/s
-//! of one reader thread, and the memory use, measured and by formula.
+//! The benchmark runs rank 0 alone. It measures every combination of a global batch size (256, 8,192 or 65,536 samples)
+//! and a number of ranks (1, 8 or 64). The rank reads its shard of each global batch. Between batches, it sleeps for
+//! the time of a step at 1,500 or 5,000 samples/s. For each combination, the benchmark prints:
+//!
+//! - the fraction of time that the rank waits for samples, without the wait for the first batch
+//! - the number of row groups decoded per step (mean/maximum)
+//! - the number of threads
+//! - the samples/s of one reader thread
+//! - the measured memory use, and the memory use by formula
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -34,7 +39,7 @@ struct Arguments {
     /// Maximum number of reader threads
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// Folder for the dataset, which is created if missing
+    /// Folder of the dataset; a missing dataset is created
     #[arg(long)]
     folder: Option<String>,
     /// Passed by cargo to every benchmark
@@ -95,7 +100,7 @@ fn options(batch: usize, world: usize, arguments: &Arguments) -> LoaderOptions {
     }
 }
 
-/// Measures the row groups decoded per step and the samples/s of one thread.
+/// Measures the number of row groups decoded per step (mean/maximum), and the samples/s of one thread.
 fn decoding(dataset: &Arc<Dataset>, batch: usize, world: usize, arguments: &Arguments) -> (String, f64) {
     let mut reader = BatchReader::new(source(dataset)).unwrap();
     let options = options(batch, world, arguments);
@@ -110,7 +115,7 @@ fn decoding(dataset: &Arc<Dataset>, batch: usize, world: usize, arguments: &Argu
     (format!("{mean:.1}/{most}"), samples / start.elapsed().as_secs_f64())
 }
 
-/// Measures the time that a consumer waits, percent, and the peak memory of the loader, MB.
+/// Measures the percentage of time that a consumer waits, and the peak memory of the loader in MB.
 fn consume(dataset: &Arc<Dataset>, batch: usize, world: usize, rate: f64, arguments: &Arguments) -> (f64, f64) {
     let before = resident();
     let step = batch as f64 / world as f64 / rate;

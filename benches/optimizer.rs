@@ -1,13 +1,15 @@
-//! Optimizer updates of 110 million weights against memory bandwidth: `cargo bench --workspace --bench optimizer`.
+//! Memory throughput of optimizer updates of 110 million weights, compared with the memory bandwidth:
+//! `cargo bench --workspace --bench optimizer`.
 //!
-//! The bandwidth is measured with an in-place axpy (`y += a x`, 12 bytes per element) over buffers of the same size
-//! with the same number of threads. By formula, without caches, LAMB moves 44 bytes per element. The norm reads the
-//! gradients. The first pass reads weights, gradients and moments, and writes moments and update. The second pass reads
-//! update and weights, and writes weights. AdamW moves 32 bytes per element.
+//! The bandwidth is measured with an in-place axpy (`y += a * x`, 12 bytes per element) over buffers of the same size
+//! with the same number of threads. The throughput assumes that no access hits a cache. Then LAMB moves 44 bytes per
+//! element. The norm reads the gradients. The first pass reads weights, gradients and moments, and writes moments and
+//! update. The second pass reads update and weights, and writes weights. AdamW moves 32 bytes per element.
 //!
-//! The measurements alternate for `LAMBERT_BENCH_ROUNDS` (7) rounds, and medians are printed.
-//! `LAMBERT_BENCH_THREADS` (2) sets the number of threads.
-#![allow(clippy::unwrap_used)] // A panic is a bench's report.
+//! Each round measures axpy, LAMB and AdamW once. The benchmark prints medians over the rounds. The environment
+//! variables `LAMBERT_BENCH_ROUNDS` (default: 7) and `LAMBERT_BENCH_THREADS` (default: 2) set the numbers of rounds and
+//! threads.
+#![allow(clippy::unwrap_used)] // A panic is how a benchmark reports.
 
 use std::sync::Arc;
 use std::time::Instant;

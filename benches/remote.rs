@@ -1,8 +1,8 @@
 //! Time from `lambert run` to the first step of a resumed run with a dataset in S3:
 //! `cargo bench --workspace --bench remote`.
 //!
-//! The dataset has 64 shards on a local S3 server. The dataset cache is either empty or complete. The benchmark also
-//! prints the size of the cache at the first step.
+//! The dataset has 64 shards on a local S3 server. The benchmark measures the time with an empty dataset cache and with
+//! a complete dataset cache. It also prints the size of the cache at the first step.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -31,7 +31,7 @@ struct Arguments {
     rounds: usize,
     #[arg(long, default_value_t = 2)]
     ranks: usize,
-    /// Program `lambert`, in a folder with lambert-worker; default: the program of this build
+    /// Path of the program `lambert`, which is beside lambert-worker; default: the program of this build
     #[arg(long)]
     program: Option<String>,
     /// Passed by cargo to every benchmark
@@ -89,13 +89,13 @@ fn main() {
 }
 
 impl Bench {
-    /// Measures the seconds to the first step, and the MB in the cache at that time. Stops the run, with a
-    /// checkpoint, when the cache stops growing.
+    /// Measures the seconds to the first step, and the MB in the cache at that time. When the cache stops growing,
+    /// stops the run, which saves a checkpoint.
     fn first_step(&self) -> (f64, f64) {
         let start = Instant::now();
         let mut command = Command::new(&self.program);
         command.args(["run", "--config", &self.config, "--run", &self.run, "--json"]);
-        // Older programs do not have this key.
+        // Set the key only for the program of this build, because older programs do not have it.
         if Path::new(&self.program) == Path::new(env!("CARGO_BIN_EXE_lambert-worker")).with_file_name("lambert") {
             command.args(["--set", &format!("cluster.dataset_cache.folder={}", self.cache)]);
         }

@@ -1,8 +1,8 @@
 //! Time from `lambert run` to the first step of BERT-base: `cargo bench --workspace --bench resume -- --vocabulary
-//! FILE`. The vocabulary must have the size of that of BERT.
+//! FILE`. The vocabulary must have as many entries as the vocabulary of BERT.
 //!
-//! Compares a new run, a run resumed from step 10, and a run resumed from the same checkpoint renumbered to step
-//! 1,000,000. The three runs alternate. The benchmark needs about 5 GB for temporary files.
+//! Compares three runs: a new run, a run resumed from step 10, and a run resumed from a copy of the same checkpoint
+//! with step number 1,000,000. Each round starts all three. The benchmark needs about 5 GB for temporary files.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 

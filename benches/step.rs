@@ -1,12 +1,13 @@
 //! Training throughput compared with Hugging Face transformers, on the same samples:
 //! `cargo bench --workspace --bench step -- --shape base --python PYTHON`.
 //!
-//! Samples are prepared from a folder of plain text. Each round times the same number of steps of every program in
-//! turn. The benchmark prints medians over the rounds, of the rates and of the ratios within a round. All programs use
-//! two threads, f32, dropout 0.1, AdamW, and an allocator that keeps its pages. Without `--python` (with torch and
-//! transformers) only lambert runs. FLOPs exclude padding and logits of unmasked tokens. The peak is the rate of a
-//! 1024 x 1024 matmul, measured in every round.
-#![allow(clippy::unwrap_used)] // A panic is a bench's report.
+//! Samples are prepared from a folder of plain text. In each round, the programs run the same steps, one program after
+//! another. Each printed rate is the median over the rounds. Each printed ratio is the median of the ratios of the
+//! rounds. All programs use two threads, f32, dropout 0.1, AdamW, and an allocator that does not return pages to the
+//! operating system. `--python` is a Python interpreter with torch and transformers. Without `--python`, only lambert
+//! runs. FLOPs exclude padding and logits of unmasked tokens. The utilization compares the FLOP rate with the rate of a
+//! 1024 x 1024 matmul, which is measured in every round.
+#![allow(clippy::unwrap_used)] // A panic is how a benchmark reports.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -42,12 +43,12 @@ struct Arguments {
     /// Vocabulary in the format of vocab.txt
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/corpora/vocab/bert-base-uncased-vocab.txt"))]
     vocabulary: String,
-    /// Python with torch and transformers
+    /// Python interpreter with torch and transformers
     #[arg(long)]
     python: Option<String>,
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Steps per round
+    /// Number of steps per round
     #[arg(long, default_value_t = 4)]
     steps: usize,
     #[arg(long, default_value_t = 2)]
@@ -119,7 +120,7 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
     (batches, vocabulary)
 }
 
-/// Time of several steps, seconds: in total, and in the forward and backward passes.
+/// Total time of several steps, and the time of their forward and backward passes, in seconds.
 #[derive(Clone, Copy)]
 struct Seconds {
     all: f64,
@@ -161,8 +162,8 @@ impl Engine {
     }
 }
 
-/// Programs to compare with, in a Python process. Each input line has a name and a range of
-/// batches. Each output line has the seconds.
+/// Python process that runs the programs to compare with. Each input line has the name of a program and a range of
+/// batches. Each output line has the time that the program took, in seconds.
 struct Peers {
     child: Child,
     input: ChildStdin,
@@ -240,7 +241,7 @@ fn line(name: &str, rates: &[f64], ours: &[f64]) {
     );
 }
 
-/// Segment of each token, row after row.
+/// Returns the segment of each token, in row-major order.
 fn segments(batch: &MicroBatch) -> Vec<u8> {
     let row = |(second, length): (&i32, &i32)| {
         (0..batch.seq_len as i32)

@@ -1,6 +1,6 @@
-//! Global allocator of every program that links the engine. It replaces the malloc of glibc by jemalloc, also in
-//! libtorch. The malloc of glibc does not reuse freed aligned blocks that lie between live blocks. This costs up to a
-//! third of the memory of a training step (docs/experiments/memory.md).
+//! Global allocator of every program that links the engine. It replaces the malloc of glibc with jemalloc, also for
+//! libtorch. The malloc of glibc does not reuse freed aligned blocks that lie between live blocks. With that malloc, up
+//! to a third of the memory of a training step is lost in such blocks (docs/experiments/memory.md).
 
 use tikv_jemallocator::Jemalloc;
 

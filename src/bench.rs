@@ -38,14 +38,14 @@ pub struct BenchOptions {
     pub stage: usize,
     /// Samples per step; `None`: the global batch size of the stage.
     pub samples: Option<usize>,
-    /// Number of steps that are timed as a whole. The same number of steps is timed by phase.
+    /// Number of steps that are timed as a whole. In addition, as many steps are timed phase by phase.
     pub steps: usize,
     /// Warmup steps.
     pub warmup: usize,
     /// True to print JSON.
     pub json: bool,
-    /// File for the first `steps` global batches, as JSON, which is input for another
-    /// program. If set, nothing is measured.
+    /// File to which the first `steps` global batches are written as JSON, so that another program can read them. If
+    /// the file is set, nothing is measured.
     pub batches: Option<PathBuf>,
 }
 
@@ -128,14 +128,14 @@ fn write_batches(config: &RunConfig, request: &BenchOptions, dataset: Arc<Datase
     std::fs::write(path, whole.to_string()).map_err(Error::Output)
 }
 
-/// Measurements of one step; times in seconds.
+/// Measurements of one step. Times are in seconds.
 #[derive(Debug, Clone, Copy, Default)]
 struct StepTiming {
     data_wait: f64,
     enqueued: f64,
     forward_backward: f64,
     optimizer: f64,
-    /// Whole step, seconds.
+    /// Time of the whole step.
     whole: f64,
     /// Floating-point operations, without padding.
     flops: f64,
@@ -143,7 +143,7 @@ struct StepTiming {
     padding: u64,
 }
 
-/// Stage under measurement.
+/// Stage that is measured.
 struct Bench<'a> {
     config: &'a RunConfig,
     stage: &'a Stage,

@@ -132,7 +132,7 @@ pub enum Error {
     /// Results cannot be printed.
     #[error("cannot write to standard output")]
     Output(#[source] std::io::Error),
-    /// A directory on this host for files of the launcher or MPI cannot be used.
+    /// A directory on this host, for files of the launcher or of MPI, cannot be used.
     #[error("cannot use directory {} for files of the launcher and MPI", path.display())]
     Directory {
         /// The directory.
@@ -143,7 +143,7 @@ pub enum Error {
     /// The operating system could not start a thread.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
-    /// The sample loader ended before the stage.
+    /// The sample loader ended before the end of the stage.
     #[error("the sample loader ended early, after {0} steps")]
     NoMoreSamples(u64),
 }
@@ -177,7 +177,7 @@ impl Error {
         }
     }
 
-    /// Failure kind, from which the coordinator decides about a restart.
+    /// Failure kind. Based on it, the coordinator decides about a restart.
     pub fn failure_kind(&self) -> control::FailureKind {
         use control::FailureKind as F;
         match self {
@@ -191,8 +191,8 @@ impl Error {
                 F::Transient
             }
             Self::Replicas { blamed: true, .. } | Self::GpuLost { .. } | Self::Directory { .. } => F::Host,
-            // A GPU failed at start. Setup errors are excluded, because they need an
-            // administrator and another host does not help.
+            // A GPU failed at start. Setup errors are excluded, because another host does not help. They need an
+            // administrator.
             Self::Device(error) if !error.is_setup_error() => F::Host,
             Self::Store(_) | Self::Resume { .. } | Self::Collective(_) | Self::Torch(_) | Self::Thread(_) => {
                 F::Transient

@@ -53,7 +53,7 @@ enum WorkerCommand {
         /// The run's folder or URL
         #[arg(long)]
         run: String,
-        /// Attempt number, whose lease the coordinator holds
+        /// Number of the attempt; the coordinator holds its lease
         #[arg(long)]
         attempt: u32,
         /// World size; default: the number of ranks started together
@@ -100,10 +100,10 @@ enum WorkerCommand {
         /// Samples per step; default: the stage's global batch
         #[arg(long)]
         samples: Option<usize>,
-        /// Steps timed as a whole; the same number is timed by phase
+        /// Number of steps that are timed as a whole; as many steps are timed phase by phase
         #[arg(long, default_value_t = 10)]
         steps: usize,
-        /// Warmup steps
+        /// Number of warmup steps
         #[arg(long, default_value_t = 3)]
         warmup: usize,
         /// Print JSON

@@ -40,7 +40,7 @@ pub struct BatchSize {
 /// FLOP rates, TFLOP/s.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct FlopRates {
-    /// Achieved rate, without padding.
+    /// Achieved rate. Operations on padding are not counted.
     pub teraflops: f64,
     /// Measured rate of a large square matmul in the compute dtype of the model.
     pub peak_teraflops: f64,
@@ -48,10 +48,10 @@ pub struct FlopRates {
     pub utilization: f64,
 }
 
-/// Phases of a step, as fractions of its time.
+/// Time of each phase of a step, as a fraction of the time of the step.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct PhaseShares {
-    /// Wait for samples.
+    /// Time spent waiting for samples.
     pub data_wait: f64,
     /// Forward and backward passes.
     pub forward_backward: f64,

@@ -12,11 +12,11 @@ use crate::worker::agreement::Decision;
 use crate::worker::session::{self, Session};
 use crate::worker::trace::span;
 
-/// Checkpoint to commit after all ranks have sent their entries.
+/// Checkpoint that is committed after all ranks have sent their entries.
 pub struct Commit {
     /// Writer of the checkpoint.
     pub writer: CheckpointWriter,
-    /// Manifest, without objects.
+    /// Manifest. The commit fills in its list of objects.
     pub manifest: Manifest,
     /// Result of [`RankEntries::encode`] from each rank.
     pub parts: Vec<Vec<u8>>,
@@ -110,8 +110,8 @@ fn name_element(tensor: &str, element: u64, slices: &[Slice]) -> String {
 }
 
 impl Commit {
-    /// Commits the checkpoint. Returns the outcome and the step records, because the next save needs the records after
-    /// a failure. After a commit, deletes old checkpoints in the background.
+    /// Commits the checkpoint. After a successful commit, deletes old checkpoints in the background. Returns the
+    /// outcome. Also returns the step records, because after a failure the next save needs them.
     pub fn run(mut self) -> (SaveOutcome, RecordBatch) {
         let _commit = span!("commit", checkpoint = self.writer.name());
         // Wait for the previous deletion, so that a local disk has at most two checkpoints in addition to the retained
@@ -133,8 +133,8 @@ impl Commit {
         (outcome, self.records)
     }
 
-    /// Commits the checkpoint. If the commit fails and the lease is lost, the lost lease is the cause. Either the run
-    /// was moved, or another attempt has the lease.
+    /// Commits the checkpoint. If the commit fails and the lease is lost, reports the lost lease as the cause. The
+    /// lease is lost if the run was moved, or if another attempt has the lease.
     fn outcome(&mut self) -> SaveOutcome {
         match self.commit() {
             SaveOutcome::Failed(why) => match session::lease_loss(&self.lease) {
@@ -167,8 +167,8 @@ impl Commit {
     }
 }
 
-/// Merges the entries of all ranks. A non-finite element takes precedence over a store error, which a retry could
-/// fix.
+/// Merges the entries of all ranks. A non-finite element takes precedence over a store error, because a retry can only
+/// fix a store error.
 fn merge_entries(parts: Vec<RankEntries>) -> Result<Vec<ObjectEntry>, SaveOutcome> {
     let (mut objects, mut failed) = (Vec::new(), None);
     for (rank, part) in parts.into_iter().enumerate() {
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(save(|_| ()), (SaveOutcome::Committed, SECOND.to_owned(), vec![]));
     }
 
-    /// A false entry prevents the commit, and the previous checkpoint stays valid.
+    /// An incorrect entry prevents the commit, and the previous checkpoint stays valid.
     #[test]
     fn a_false_entry_fails_the_save_and_keeps_the_previous_checkpoint() {
         let failed = |lie: fn(&mut [RankEntries; 2]), word: &str| match save(lie) {

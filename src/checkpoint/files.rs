@@ -47,7 +47,7 @@ pub(super) fn write_error(error: safetensors::SafeTensorError) -> Error {
     Error::Checkpoint { name: "in progress".to_owned(), message: error.to_string() }
 }
 
-/// Concurrent object reads.
+/// Maximum number of objects that are read concurrently.
 const PARALLEL: usize = 4;
 
 /// Reads the weights of a verified checkpoint. The file must have exactly the parameters of the model.
@@ -88,8 +88,8 @@ fn fill(store: &Store, verified: &VerifiedCheckpoint, object: &str, targets: Vec
     loader.finish().map_or(Ok(()), |why| Err(fault(&verified.manifest, format!("{object}: {why}"))))
 }
 
-/// Returns the optimizer shards with their load targets. The slices of a shard determine its targets,
-/// so the order of the parameters may differ.
+/// Returns the optimizer shards with their load targets. The slices of a shard determine its targets, so a checkpoint
+/// may have the parameters in a different order than the model.
 fn parts(manifest: &Manifest, state: &TrainState) -> Result<Vec<(String, Vec<LoadTarget>)>, Error> {
     let specs = state.parameters.specs();
     let mut covered = Vec::new();

@@ -8,7 +8,7 @@
 //! - `pruner`: deletes old checkpoints
 //! - [`retry_state`]: retries after failures
 //! - [`time_limit`]: time limits of a save
-//! - [`rollback`]: start of the attempt after a rollback, and the samples that this attempt skips
+//! - [`rollback`]: the checkpoint that the attempt after a rollback starts from, and the samples that it skips
 //! - [`records`]: step records between two checkpoints
 //! - [`EngineState`]: counters and history stored in the manifest
 //! - `files`: objects of a checkpoint

@@ -19,8 +19,8 @@ pub struct Pruner {
 }
 
 impl Pruner {
-    /// Starts to delete the checkpoints that `retention` does not select, as long as `lease` is held. Does nothing
-    /// while another deletion runs, because the next deletion covers these checkpoints too.
+    /// Starts to delete the checkpoints that `retention` does not select. The deletion stops if `lease` is lost. Does
+    /// nothing while another deletion runs, because the next deletion covers these checkpoints too.
     pub fn start(&self, store: Store, lease: Lease, retention: Retention) {
         if std::mem::replace(&mut *self.lock(), true) {
             return;

@@ -15,7 +15,7 @@ pub fn add_pause(record: &mut StepRecord, pause: f64) {
     record.throughput.scale(share);
 }
 
-/// Records since the last checkpoint.
+/// Step records since the last checkpoint.
 pub struct Records {
     attempt: u32,
     from: u64,
@@ -53,7 +53,7 @@ impl Records {
     }
 }
 
-/// Records of the steps between two checkpoints.
+/// Step records between two checkpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordBatch {
     attempt: u32,

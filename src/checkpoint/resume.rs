@@ -72,7 +72,7 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
     if session.is_first() {
         let found = select_start(session, datasets)
             .unwrap_or_else(|error| StartDecision { error: Some(error::chain(&error)), ..StartDecision::default() });
-        // A coordinator prints the skipped checkpoints from the `Started` event.
+        // If a coordinator is connected, it prints the skipped checkpoints, which it gets from the `Started` event.
         for skipped in found.skipped.iter().filter(|_| !session.control.is_connected()) {
             tracing::warn!("skipped checkpoint {skipped}");
         }
@@ -99,8 +99,8 @@ fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision,
     let invalidated = |manifest: &Manifest| rollbacks.iter().find_map(|record| record.point().invalid_reason(manifest));
     let (newest, skipped) =
         stored::newest_fitting(&session.store, |manifest| fits(manifest).or_else(|| invalidated(manifest)))?;
-    // The checkpoints that are still valid may have been pruned. An invalidated checkpoint, shortly
-    // before the divergence, is better than none.
+    // The checkpoints that are still valid may have been pruned. Then an invalidated checkpoint, saved shortly before
+    // the divergence, is better than none.
     let selection = match newest {
         Some(_) => (newest, skipped),
         None => stored::newest_fitting(&session.store, fits)?,
@@ -217,7 +217,7 @@ pub fn read_state(store: &Store, verified: &VerifiedCheckpoint, state: &mut Trai
 }
 
 /// Reads the checkpoint `name` of a run with `read`. Without `name`, reads the newest checkpoint that passes
-/// verification. If that checkpoint is pruned while it is read, selects again.
+/// verification. If that checkpoint is pruned while it is read, selects the newest checkpoint again.
 pub fn read_chosen<T>(
     store: &Store,
     name: Option<&str>,

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Upper bound of the backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// Consecutive failures.
+/// Consecutive failed saves.
 #[derive(Debug, Default)]
 pub struct RetryState {
     failures: u32,
@@ -41,7 +41,8 @@ impl RetryState {
         self.last.is_some_and(|last| last.elapsed() >= self.pause())
     }
 
-    /// Time since the first failed save began, counting the save that began at `began` as failed.
+    /// Time since the first of the consecutive failed saves began. If there is none, time since `began`, when the
+    /// current save began.
     pub fn lasts(&self, began: Instant) -> Duration {
         self.since.unwrap_or(began).elapsed()
     }

@@ -1,4 +1,4 @@
-//! Start of the attempt after a rollback, and the samples that this attempt skips.
+//! Checkpoint that the attempt after a rollback starts from, and the samples that this attempt skips.
 //!
 //! The store crate defines the record: [`RollbackRecord`].
 
@@ -8,7 +8,7 @@ use lambert_store::checkpoint::{self as stored, AttemptStep, RollbackPoint, Roll
 use crate::error::Error;
 use crate::state::TrainState;
 
-/// Start of the attempt after a rollback.
+/// Checkpoint that the attempt after a rollback starts from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NextStart {
     /// Newest checkpoint that is still valid after the rollback.
@@ -19,13 +19,13 @@ enum NextStart {
     NoEarlier,
 }
 
-/// Moves the rollback one checkpoint further back if the run has diverged from `loaded` before. `loaded` is the
-/// checkpoint that the attempt resumed from, so its state may be the cause of the divergence. Returns a message if the
-/// run has diverged from `loaded` before. `keep` is `checkpoint.keep`.
+/// Moves the rollback one checkpoint further back if an earlier attempt, too, diverged after the checkpoint `loaded`.
+/// The current attempt resumed from `loaded`, so the state in `loaded` may be the cause of the divergences. Returns a
+/// message if an earlier attempt diverged after `loaded`. `keep` is `checkpoint.keep`.
 ///
-/// The decision is encoded only in `record.steps`, which resume and pruning read. An attempt that started
-/// earlier and passed through the checkpoint counts like an attempt that resumed from it. The decision therefore
-/// does not change if a rank is killed in between.
+/// The decision is encoded only in `record.steps`, which resume and pruning read. An earlier attempt that wrote
+/// `loaded` itself counts like an attempt that resumed from `loaded`. The decision is therefore the same if a rank is
+/// killed after `loaded` is written, so that the attempt that diverges is a later one.
 pub fn go_further_back(
     record: &mut RollbackRecord,
     run: &Store,
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(next(2, 50, place(1, 48), &[(1, 49)], &rolled_back), NextStart::NoEarlier);
     }
 
-    /// A rollback from before the checkpoint was written did not return to the checkpoint.
+    /// A rollback that happened before the checkpoint was written did not return to this checkpoint.
     #[test]
     fn earlier_rollbacks_of_other_checkpoints_do_not_count() {
         let listed = [place(3, 90), place(1, 48)];

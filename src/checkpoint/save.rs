@@ -22,9 +22,9 @@ pub(super) struct Save {
     pub began: Instant,
     /// Time that training was blocked, seconds.
     pub stall: f64,
-    /// Timing of the save at the last vote, by the clock of rank 0.
+    /// Timing of the save relative to its time limits at the last vote, by the clock of rank 0.
     pub timing: SaveTiming,
-    /// True if the slow save was reported.
+    /// True if a vote has already reported this save as slow.
     pub has_reported_slow: bool,
     pub progress: Progress,
 }
@@ -57,9 +57,9 @@ impl Save {
         self.progress = Progress::Decided(outcome, records);
     }
 
-    /// Returns this rank's vote. On rank 0, `timing` is the timing of the save by the clock. A save counts as
-    /// slow or stuck only at the second consecutive late vote. After a long step, the first vote may be late
-    /// although all ranks have already written.
+    /// Returns this rank's vote. On rank 0, `timing` is the current timing of the save relative to its time limits. A
+    /// save counts as slow or stuck only at the second consecutive late vote. After a long step, the first vote may be
+    /// late although all ranks have already written.
     pub fn vote(&mut self, timing: Option<SaveTiming>) -> SaveVote {
         if let Progress::Decided(outcome, _) = &self.progress {
             return SaveVote::Decided(outcome.decision());

@@ -1,6 +1,6 @@
-//! Host copy of the training state, from which a checkpoint is written. The copy is a set of safetensors
-//! files in memory, with reused headers. A copy from host memory blocks training. A copy from a GPU runs
-//! in the background until the next update.
+//! Host copy of the training state, from which a checkpoint is written. The copy is a set of safetensors files in
+//! memory. Their headers are built once and reused for every copy. A copy from host memory blocks training. A copy from
+//! a GPU runs in the background until the next update.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -105,7 +105,7 @@ pub struct SnapshotObject {
     pub slices: Vec<Slice>,
 }
 
-/// Copies in progress for the objects of a rank.
+/// Pending copies for the objects of a rank.
 pub struct PendingCopies {
     moments: Box<dyn PendingSnapshot>,
     weights: Option<Box<dyn PendingSnapshot>>,

@@ -114,7 +114,7 @@ impl ObjectSink for TensorLoader {
     }
 }
 
-/// Files are little-endian and copied without conversion.
+/// The host must be little-endian, because files are little-endian and are copied without conversion.
 const _: () = assert!(cfg!(target_endian = "little"));
 
 #[cfg(test)]
@@ -133,7 +133,7 @@ mod tests {
         file.finish(copies).to_vec()
     }
 
-    /// Loads `bytes` in pieces of `size`, expecting shape `shape` for `b`.
+    /// Loads `bytes` in pieces of `size` bytes. Expects tensor `b` to have the shape `shape`.
     fn fill(bytes: &[u8], size: usize, shape: &[usize]) -> (Vec<f32>, Option<String>) {
         let (a, b) = (region(&[0.0; 6]), region(&vec![0.0; shape.iter().product()]));
         let target =

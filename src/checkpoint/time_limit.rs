@@ -15,11 +15,11 @@ const SLOW: f64 = 0.1;
 /// Time limits of a save.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SaveTimeLimit {
-    /// Limit from the beginning of a save, seconds; infinite if disabled.
+    /// Limit on the time since the beginning of a save, seconds; infinite if disabled.
     total: f64,
     /// The limit and its configuration key, for messages.
     total_text: String,
-    /// Limit from a stop request, seconds; infinite if disabled.
+    /// Limit on the time since a stop request, seconds; infinite if disabled.
     stop: f64,
 }
 
@@ -59,7 +59,8 @@ impl SaveTimeLimit {
         }
     }
 
-    /// Returns the exceeded limit if a stop was requested `stopping` ago and the time limit of a stop has passed.
+    /// Returns the limit on the time since a stop request, as text, if a stop was requested `stopping` ago and the
+    /// limit is exceeded.
     pub fn stop_is_over(&self, stopping: Option<Duration>) -> Option<String> {
         let over = stopping.is_some_and(|stopping| stopping.as_secs_f64() >= self.stop);
         over.then(|| format!("within {} s of the request to stop (cluster.limits.stop_seconds)", self.stop))
@@ -71,8 +72,8 @@ impl SaveTimeLimit {
     }
 }
 
-/// Appends the objects that each rank is still writing to the text `beginning` of rank 0. Collective. Returns the same
-/// text on all ranks. `own` are the URLs that this rank is still writing.
+/// Returns the text `beginning` of rank 0, followed by a list of the objects that each rank is still writing.
+/// Collective. Returns the same text on all ranks. `own` are the URLs of the objects that this rank is still writing.
 ///
 /// # Errors
 /// A failed collective.
@@ -82,7 +83,8 @@ pub fn gather(collective: &mut dyn Group, own: &[String], beginning: String) -> 
     })
 }
 
-/// Describes the first few waiting ranks and counts the others. `waits` has the URLs that each rank is still writing.
+/// Describes the first few ranks that are still writing, and counts the others. `waits` has the URLs of the objects
+/// that each rank is still writing.
 fn describe(waits: &[Vec<String>]) -> String {
     const SHOWN: usize = 4;
     let waiting: Vec<_> = waits.iter().enumerate().filter(|(_, urls)| !urls.is_empty()).collect();

@@ -15,8 +15,8 @@ pub struct GlobalBatch {
     pub lengths: Vec<u16>,
     /// Padding tokens in the micro-batches of all ranks.
     pub padding: u64,
-    /// Number of tokens, padding included, of the largest shard divided by the mean over all
-    /// shards. 0 if the samples could not be read.
+    /// Ratio of the number of tokens in the largest shard to the mean number of tokens in a shard. Padding counts. 0 if
+    /// the samples could not be read.
     pub imbalance: f64,
     /// Number of masked tokens of all ranks, which is the divisor of the masked-language loss. The number is computed
     /// from the lengths alone, so that every rank knows it before its first backward pass. With whole-word or span

@@ -31,7 +31,7 @@ impl Loader {
             crossbeam_channel::bounded(memory::batches_ahead(options.max_batch, options.world_size, data));
         let serve = move || match BatchReader::new(source) {
             Ok(mut reader) => send_batches(&mut reader, &options, requests, &sender),
-            // If the receiver was dropped, nobody needs the error.
+            // A failure to send means that the receiver was dropped. Then nobody needs the error.
             Err(error) => drop(sender.send(Err(error))),
         };
         let work = move || torch::caught(serve);

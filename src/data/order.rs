@@ -1,6 +1,6 @@
 //! Sample order of an epoch. The row groups are permuted first. Then the rows are permuted within windows of [`WINDOW`]
-//! row groups. The seed and the epoch determine both permutations. A batch needs few row groups. Any index can be
-//! looked up directly, so resuming at any step costs the same.
+//! row groups. The seed and the epoch determine both permutations. Because of the windows, a batch needs few row
+//! groups. Any index can be looked up directly, so a run resumes at a late step as fast as at an early step.
 
 use lambert_dataset::random::{Key, Permutation};
 pub use lambert_plan::memory::WINDOW;

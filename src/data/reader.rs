@@ -45,7 +45,8 @@ impl BatchReader {
         Ok(Self { source, vocab, sizes, order: None, groups })
     }
 
-    /// Starts downloading the shards of samples from `cursor` on, if the dataset is in an object store.
+    /// If the dataset is in an object store, starts to download the shards that contain sample `cursor` and the samples
+    /// after it.
     pub fn fetch_ahead(&mut self, cursor: u64) -> Result<Option<ShardPrefetch>, DatasetError> {
         let (rows, dataset) = (self.source.dataset.rows(), self.source.dataset.clone());
         let (epoch, index) = (cursor / rows, cursor % rows);
@@ -207,7 +208,7 @@ fn masked(
     }
 }
 
-/// Flags of a vocab.txt: true for entries that continue a word.
+/// Returns one flag per entry of a vocab.txt. The flag is true if the entry continues a word.
 fn continuations(vocabulary: &[u8]) -> Vec<bool> {
     let lines = vocabulary.strip_suffix(b"\n").unwrap_or(vocabulary).split(|byte| *byte == b'\n');
     lines.map(|token| token.starts_with(b"##")).collect()

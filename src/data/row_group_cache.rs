@@ -14,7 +14,7 @@ use super::order::SampleLocation;
 struct CachedRowGroup {
     /// Length of each row in tokens.
     lengths: Vec<u16>,
-    /// Decoded samples, if kept.
+    /// Decoded samples, if they are in the cache.
     samples: Option<Arc<Samples>>,
 }
 
@@ -32,7 +32,7 @@ impl RowGroupCache {
         Self { dataset, row_groups: BTreeMap::new(), decoded: 0 }
     }
 
-    /// Reads the row lengths of `groups` that are not cached, on `threads` threads.
+    /// Reads the row lengths of those row groups in `groups` whose lengths are not cached, on `threads` threads.
     pub fn load_lengths(&mut self, groups: &BTreeSet<usize>, threads: usize) -> Result<(), DatasetError> {
         let new: Vec<usize> = groups.iter().copied().filter(|group| !self.row_groups.contains_key(group)).collect();
         let dataset = &self.dataset;

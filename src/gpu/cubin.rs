@@ -10,7 +10,7 @@ use lambert_store::hash::sha256;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cubin(Vec<u8>);
 
-/// Hexadecimal digits of the SHA-256 at the start of a cache file.
+/// Number of hexadecimal digits of the SHA-256 at the start of a cache file.
 const DIGEST_DIGITS: usize = 64;
 
 impl Cubin {

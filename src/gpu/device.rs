@@ -240,7 +240,7 @@ mod tests {
         }
     }
 
-    /// Replaces the pin of a buffer. Records whether the copies were complete when the buffer was freed.
+    /// Stands in for the pin of a buffer. Records whether the copies were complete when the buffer was freed.
     struct FreeWitness(Arc<AtomicBool>, Arc<AtomicBool>);
 
     impl Drop for FreeWitness {

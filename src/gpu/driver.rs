@@ -136,7 +136,7 @@ impl Driver {
         Err(DriverError::Call { call, code, message: format!("{} ({code})", message.join(": ")) })
     }
 
-    /// CUDA version that the driver supports: 13000 is 13.0.
+    /// CUDA version that the driver supports, such as 13000 for 13.0.
     ///
     /// # Errors
     /// The driver call fails.
@@ -300,7 +300,7 @@ impl std::fmt::Debug for LoadedKernels {
 }
 
 impl LoadedKernels {
-    /// Loads the named functions of a cubin on GPU `index`.
+    /// Loads a cubin on GPU `index`, and looks up its functions `names`.
     ///
     /// # Errors
     /// The driver rejects the code, or a function is missing.

@@ -111,9 +111,9 @@ fn find_library(folder: &Path) -> Option<PathBuf> {
     [folder.to_owned(), folder.join("lib")].into_iter().find(|folder| folder.join(LIBRARY).exists())
 }
 
-/// Prints the directory of the Python package torch without importing the package. Drops the empty first
-/// entry of `sys.path`, which is the working directory and therefore untrusted. (`-I` would also drop the
-/// site packages of the user and PYTHONPATH.)
+/// Python script that prints the directory of the package torch without importing the package. The script removes the
+/// empty first entry of `sys.path`, which is the working directory and therefore untrusted. (The option `-I` would also
+/// remove PYTHONPATH and the site packages of the user.)
 const PROBE: &str = "\
 import sys
 sys.path = [entry for entry in sys.path if entry]

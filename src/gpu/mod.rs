@@ -95,7 +95,7 @@ pub enum DeviceError {
         supported / 1000, supported % 1000 / 10
     )]
     DriverTooOld {
-        /// Version supported by the driver: 12040 is 12.4.
+        /// CUDA version that the driver supports, such as 12040 for 12.4.
         supported: i32,
         /// libtorch version.
         version: String,
@@ -235,7 +235,7 @@ impl ComputeDevice {
         }
     }
 
-    /// Creates the kernels of the device, and describes the GPU if the device is a GPU. The GPU index is the local rank
+    /// Returns the kernels of the device and, if the device is a GPU, its description. The GPU index is the local rank
     /// modulo the number of GPUs. `precision` decides whether f32 matrix products use TF32.
     ///
     /// # Errors

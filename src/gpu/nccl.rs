@@ -1,4 +1,4 @@
-//! Loads NCCL, which all-reduces gradients between GPUs, at process start.
+//! Loads NCCL at process start. NCCL all-reduces gradients between GPUs.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! CUDA stream for gradient all-reduces, beside the compute stream. Events order the work of the two streams.
+//! CUDA stream for gradient all-reduces, which runs beside the compute stream. Events order the work of both streams.
 //!
 //! All functions are documented at <https://docs.nvidia.com/cuda/cuda-driver-api>.
 

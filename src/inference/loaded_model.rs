@@ -34,8 +34,8 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Loads a model on `device`. `url` is a run, whose newest valid checkpoint is loaded, or a checkpoint
-    /// `RUN/checkpoints/step-...`. Call this function before any other use of libtorch.
+    /// Loads a model on `device`. `url` is the URL of a checkpoint (`RUN/checkpoints/step-...`) or of a run. For a run,
+    /// loads the newest valid checkpoint. Call this function before any other use of libtorch.
     ///
     /// # Errors
     /// The run does not exist, has no valid checkpoint, or the device cannot be used.

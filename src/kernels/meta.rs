@@ -208,12 +208,13 @@ fn bert_counts(
     counts(device, &mut state, &objective, kind)
 }
 
-/// Copies that upload the micro-batches, one for each micro-batch.
+/// Number of copies that upload the micro-batches: one for each micro-batch.
 const BATCH_UPLOADS: i64 = 2;
-/// Copies that `zeros` makes during a step, for the initial value of the loss sums.
+/// Number of copies that `zeros` makes during a step, for the initial value of the loss sums.
 const LOSS_ZEROS: i64 = 1;
-/// Copies of a CUDA update. Three are the update constants and, in the first step, the two tensors of the chunk table.
-/// Two are initial values for the norm. LAMB adds the initial values of its sums and its step sizes.
+/// Number of copies that a CUDA update makes in the first step. Three copies upload the update constants and the two
+/// tensors of the chunk table. Two copies are for initial values of the norm. LAMB makes two more copies, for the
+/// initial values of its sums and of its step sizes.
 const UPDATE_COPIES: i64 = 3 + 2;
 const LAMB_UPDATE_COPIES: i64 = UPDATE_COPIES + 2;
 

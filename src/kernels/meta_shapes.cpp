@@ -1,7 +1,7 @@
 // Test support for the meta device: shape functions, an observer that counts reads and copies, and an allocator that
 // counts the bytes that a GPU would allocate. Meta tensors have shapes but no data, so reading a value is an error.
 //
-// For these operations, libtorch registers its own shape functions only from Python.
+// libtorch has shape functions for these operations, but registers them only from Python.
 
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
@@ -191,7 +191,7 @@ extern "C" int lambert_throw(bool is_standard, Failed failed) {
       -1, failed);
 }
 
-// Starts counting this thread's scalar reads from tensors and copies between devices.
+// Starts to count the scalar reads from tensors and the copies between devices on this thread.
 extern "C" void lambert_start_counting() {
   reads = copies = 0;
   observer = at::addThreadLocalCallback(at::RecordFunctionCallback(observe).needsInputs(true).scopes({at::RecordScope::FUNCTION}));

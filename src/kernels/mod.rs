@@ -115,8 +115,8 @@ pub trait Kernels: Send + Sync {
     fn norm(&self, values: &Tensor) -> Tensor;
 
     /// Digest of the bits of f32 `values`, i64 \[\], equal on all devices. The digest is the sum modulo 2^64 of
-    /// `mix(word + (i + 1) STEP)` over all words. Word i has element 2i in its low half. The high half has element 2i +
-    /// 1, or 0 past the end. Any change to a single word changes the digest.
+    /// `mix(word[i] + (i + 1) * STEP)` over all words. Word `i` has element `2 * i` in its low half and element
+    /// `2 * i + 1`, or 0 past the end, in its high half. Any change to a single word changes the digest.
     fn digest(&self, values: &Tensor) -> Tensor;
 
     /// Updates weights and moments in place, unless `update.norm` is not finite. Overwrites the gradients. For LAMB,
@@ -149,7 +149,7 @@ pub enum Values<'a> {
 pub struct DropoutParams<'a> {
     /// Key derived from the seed, the step and the dropout site.
     pub key: Key,
-    /// Index in the global batch of the sample in each row, i64 \[batch\], on the device.
+    /// For each row, the index of its sample in the global batch, i64 \[batch\], on the device.
     pub samples: &'a Tensor,
     /// An element is dropped if its 16 random bits are below this number.
     pub threshold: u16,

@@ -123,7 +123,7 @@ fn direction(constants: &ParamUpdate, first: &Tensor, second: &Tensor) -> Tensor
     first * f64::from(constants.inv_bias_correction1) / root
 }
 
-/// LAMB trust ratio |p| / |u|, clamped to `bounds`. The ratio is 1 before it is clamped if either norm is 0.
+/// LAMB trust ratio |p| / |u|, clamped to `bounds`. If either norm is 0, the ratio before clamping is 1.
 fn trust_ratio(weights: &Tensor, update: &Tensor, bounds: Option<[f64; 2]>) -> Tensor {
     let none = weights.eq(0.0).bitwise_or_tensor(&update.eq(0.0));
     let ratio = weights.ones_like().where_self(&none, &(weights / update));

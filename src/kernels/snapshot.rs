@@ -62,7 +62,7 @@ pub struct TensorCopy {
     pub dst_range: Range<usize>,
 }
 
-/// Copies in progress. Dropping this value waits for the copies.
+/// Pending copies. Dropping this value waits for them.
 pub trait PendingSnapshot: Send {
     /// True if all copies are complete.
     fn is_complete(&self) -> bool;

@@ -12,7 +12,8 @@ use super::cuda::Emulator;
 use super::*;
 use crate::optim;
 
-/// Name, elements, and whether weight decay applies. `e.weight` starts at zero, and `f.weight` spans several chunks.
+/// Name, number of elements, and true if weight decay applies. The initial value of `e.weight` is zero. `f.weight`
+/// spans several chunks.
 pub const SHAPES: Shapes<6> = [
     ("a.weight", 64 * 33, true),
     ("b.bias", 33, false),

@@ -108,7 +108,7 @@ fn split_words(ids: &[u32], vocab: &MaskVocab) -> Vec<Range<u16>> {
 struct PartialShuffle<T>(Vec<T>);
 
 impl<T: Copy> PartialShuffle<T> {
-    /// Returns draw `index`, counted from 0. `None` if all items are drawn.
+    /// Returns the item of draw number `index`, counted from 0. `None` if all items have been drawn already.
     fn next(&mut self, index: usize, rng: &mut Rng) -> Option<T> {
         let left = self.0.len().checked_sub(index).filter(|left| *left > 0)?;
         self.0.swap(index, index + rng.below(left as u64) as usize);

@@ -27,7 +27,7 @@ pub enum Dropout<'a> {
         rates: DropoutRates,
         /// Key derived from the seed of the run and the step.
         key: Key,
-        /// Index in the global batch of the sample in each row, i64 \[batch\].
+        /// For each row, the index of its sample in the global batch, i64 \[batch\].
         samples: &'a Tensor,
         /// Device kernels.
         kernels: &'a dyn Kernels,

@@ -22,8 +22,8 @@ impl Heads {
         }
     }
 
-    /// Logits over the vocabulary at `n` positions, \[n, vocabulary\]. `positions` are row indices into
-    /// `hidden` \[batch, sequence, hidden\], flattened to \[batch x sequence, hidden\]. Padding entries of the
+    /// Logits over the vocabulary at `n` positions, \[n, vocabulary\]. `hidden` is \[batch, sequence, hidden\].
+    /// `positions` are row indices into `hidden` flattened to \[batch x sequence, hidden\]. Padding entries of the
     /// vocabulary have a logit of minus infinity.
     ///
     /// # Panics

@@ -13,7 +13,7 @@ pub struct Input {
     pub segments: Tensor,
     /// Attention mask, bool \[batch, 1, 1, sequence\]: `true` at tokens, `false` at padding. `None` without padding.
     pub attention_mask: Option<Tensor>,
-    /// Index in the global batch of the sample in each row, i64 \[batch\].
+    /// For each row, the index of its sample in the global batch, i64 \[batch\].
     pub samples: Tensor,
     /// Index of the first sample in the global batch. No other micro-batch of the
     /// global batch has the same first sample.

@@ -18,7 +18,7 @@ pub struct Layer {
     heads: i64,
     norm: Norm,
     activation: Activation,
-    /// Fused query, key and value projection, stacked in this order.
+    /// Query, key and value projections, stacked in this order into one linear layer.
     query_key_value: Linear,
     attention_output: Linear,
     attention_norm: LayerNorm,

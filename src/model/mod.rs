@@ -57,8 +57,8 @@ impl Linear {
         Self { weight: parameters.tensor(weight), bias: parameters.tensor(bias), compute_copy }
     }
 
-    /// Fuses linear modules of encoder layer `layer` that share their input. Their parameters are stored next to
-    /// each other, and `part` is the first module.
+    /// Creates one linear layer from modules of encoder layer `layer` that read the same input. The parameters of these
+    /// modules are adjacent in the flat buffers. `part` is the first module.
     fn fused(weights: NetworkWeights<'_>, part: ModuleKind, layer: usize) -> Self {
         let [weight, bias] =
             [ParamKind::Weight, ParamKind::Bias].map(|leaf| weights.network.id(part, Some(layer), leaf));
@@ -119,7 +119,7 @@ struct EncoderSegment {
 
 /// Encoder with its heads.
 pub struct Encoder {
-    /// Index of the network, part of the dropout key.
+    /// Index of the network, which is part of the dropout key.
     network: usize,
     segments: Vec<EncoderSegment>,
     /// Output that the heads read.

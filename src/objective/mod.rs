@@ -97,13 +97,13 @@ impl Objective {
         &self.passes[self.passes.len() - 1].encoder
     }
 
-    /// Zero totals, with an entry for each loss of each pass.
+    /// Totals of zero, with an entry for each loss of each pass.
     pub fn no_totals(&self) -> ObjectiveTotals {
         ObjectiveTotals::new(self.passes.iter().flat_map(Pass::losses).map(Loss::description))
     }
 }
 
-/// Targets of a micro-batch. A loss is computed only if the micro-batch has targets.
+/// Returns the targets of a micro-batch. They exist, because a loss is computed only if the micro-batch has targets.
 fn targets(tensor: Option<&Tensor>) -> &Tensor {
     tensor.expect("a micro-batch without targets is not scored")
 }

@@ -55,7 +55,7 @@ impl ObjectiveTotals {
         of_losses.chain([self.digest]).collect()
     }
 
-    /// Adds the flattened totals of the same losses.
+    /// Adds flattened totals, which must be of the same losses.
     fn add_numbers(&mut self, numbers: &[f64]) {
         assert_eq!(numbers.len(), self.len(), "totals of different losses");
         for (sums, numbers) in self.losses.iter_mut().zip(numbers.chunks_exact(3)) {
@@ -73,7 +73,7 @@ impl ObjectiveTotals {
 
     /// Flattens the totals of this rank's shards into a buffer with one slot for each of `parts` shards.
     /// `first` is the index of this rank's first shard. An all-reduce of the buffers gathers the totals
-    /// of all shards. `zero` has the same losses.
+    /// of all shards. `zero` are totals of zero for the same losses.
     pub fn scatter_shards(zero: &Self, own: &[Self], first: usize, parts: usize) -> Vec<f64> {
         let length = zero.len();
         let mut numbers = vec![0.0; length * parts];
@@ -83,7 +83,7 @@ impl ObjectiveTotals {
         numbers
     }
 
-    /// Sums the totals in all slots, in order. `zero` has the same losses.
+    /// Sums the totals in all slots, in order. `zero` are totals of zero for the same losses.
     pub fn sum_shards(zero: &Self, numbers: &[f64]) -> Self {
         let mut sum = zero.clone();
         numbers.chunks_exact(zero.len()).for_each(|place| sum.add_numbers(place));

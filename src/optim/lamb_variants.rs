@@ -45,8 +45,9 @@ impl LambTensor {
     }
 
     /// Update of `FusedLAMB` in Apex, with the arguments of the BERT recipe of NVIDIA: bias correction, and a trust
-    /// ratio without bounds. The trust ratio applies only to tensors with weight decay, or with `everywhere` to all
-    /// tensors (`use_nvlamb` in Apex). `gradients` are already clipped to a global norm of 1. Returns the trust ratio.
+    /// ratio without bounds. The trust ratio applies only to tensors with weight decay. With `everywhere`, it applies
+    /// to all tensors (`use_nvlamb` in Apex). `gradients` are already clipped to a global norm of 1. Returns the trust
+    /// ratio.
     fn step_apex(&mut self, gradients: &[f64], updates: i32, everywhere: bool) -> f64 {
         self.update_moments(gradients);
         let (correction1, correction2) = (1.0 - BETA1.powi(updates), 1.0 - BETA2.powi(updates));
@@ -79,7 +80,7 @@ impl LambTensor {
     }
 }
 
-/// Step size of DeepSpeed: learning rate times sqrt(1 - beta2^t) / (1 - beta1^t).
+/// Step size of DeepSpeed: `learning_rate * sqrt(1 - beta2^t) / (1 - beta1^t)`.
 fn deepspeed_rate(updates: i32) -> f64 {
     RATE * (1.0 - BETA2.powi(updates)).sqrt() / (1.0 - BETA1.powi(updates))
 }

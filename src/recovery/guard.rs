@@ -8,8 +8,8 @@ use std::ops::Range;
 use lambert_config::run::Guard;
 use serde::{Deserialize, Serialize};
 
-/// Minimum distance of the loss limit above the mean, as a fraction of the mean. Without this minimum, an ordinary
-/// batch could exceed the limit after many steps with low variance.
+/// Minimum distance between the mean loss and the loss limit, which lies above the mean. The distance is a fraction of
+/// the mean. Without this minimum, an ordinary batch could exceed the limit after many steps with low variance.
 const MIN_BAND: f64 = 0.1;
 
 /// Loss statistics and recent steps of a stage, which are part of the training state. The
@@ -22,7 +22,7 @@ pub struct LossHistory {
     mean: f32,
     /// Running variance of the losses, nats squared.
     variance: f32,
-    /// Latest steps of this stage, oldest first. There are at most as many as a rollback can undo.
+    /// Latest steps of this stage, oldest first. Only the steps that a rollback can undo are kept.
     recent: VecDeque<RecentStep>,
 }
 
@@ -58,7 +58,7 @@ pub struct RollbackPlan {
     pub to_step: u64,
     /// Samples to skip from now on.
     pub samples: Range<u64>,
-    /// Reason for the rollback, for people.
+    /// Reason for the rollback, as text for messages.
     pub reason: String,
 }
 
@@ -96,8 +96,8 @@ impl LossHistory {
         known.then(|| mean + (guard.loss_band * deviation).max(MIN_BAND * mean))
     }
 
-    /// Plans a rollback of the last `bad` steps and of `batches_before` steps more, because a harmful update
-    /// shows only in the loss of the next batch.
+    /// Plans a rollback of the last `bad` steps and of the `batches_before` steps before them. The earlier steps are
+    /// included because a harmful update becomes visible only in the loss of the next batch.
     fn rollback_plan(
         &self,
         guard: &Guard,
@@ -113,7 +113,7 @@ impl LossHistory {
         RollbackPlan { step, to_step, samples: start..samples.end, reason: format!("step {step}: {reason}") }
     }
 
-    /// Adds a completed step. `loss` is `None` if the step was skipped.
+    /// Adds a completed step. `loss` is `None` if the update of the step was skipped.
     pub fn add(&mut self, guard: &Guard, before: u64, samples: Range<u64>, loss: Option<f64>) {
         self.recent.push_back(RecentStep { before, samples, is_finite: loss.is_some() });
         let most = (guard.nonfinite_steps + guard.batches_before) as usize;

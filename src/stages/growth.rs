@@ -9,9 +9,9 @@ use lambert_plan::architecture::{Architecture, Role, TensorId};
 use crate::state::{Buffer, ParamSpec, Parameters, TrainState};
 use crate::torch::{self, TorchError};
 
-/// Grows `state` to the depth of `architecture`, if the depths differ. Embeddings, heads and
-/// existing layers keep their weights, except layer norms with `growth.identity`. Weights, moments
-/// and update counts of new layers follow `growth`.
+/// Grows `state` to the depth of `architecture`, if the depths differ. Embeddings, heads and existing layers keep
+/// their weights. With `growth.identity`, some layer norms of existing layers are an exception. `growth` determines the
+/// weights, moments and update counts of new layers.
 pub fn grow(state: &mut TrainState, architecture: Architecture, growth: &Growth) -> Result<(), TorchError> {
     let (from, layers) = (state.parameters.layers(), architecture.layers());
     state.stages.grown_from = (from != layers).then_some(from);
@@ -54,7 +54,7 @@ enum InitialWeights {
 }
 
 impl InitialWeights {
-    /// Layer norm that does not change normalized input: gain 1 or bias 0.
+    /// Gain or bias of a layer norm that does not change normalized input. The gain is 1, and the bias is 0.
     fn identity_norm(role: Role) -> Self {
         Self::Constant(if role.is_gain() { 1.0 } else { 0.0 })
     }
@@ -96,8 +96,9 @@ impl<'a> GrowthPlan<'a> {
 
     /// Weights of a parameter if new layers start as the identity. The residual projections of new layers are zero.
     /// With post-norm, each new layer also normalizes its input. The normalization changes nothing only if the input
-    /// was normalized with gain 1 and bias 0. The gain and bias before a run of new layers therefore move to the end of
-    /// the run. The layer norms before and within the run get gain 1 and bias 0.
+    /// was normalized with gain 1 and bias 0. For consecutive new layers, the gain and bias of the last layer norm
+    /// before the new layers therefore move to the last layer norm of the new layers. That layer norm before the new
+    /// layers, and all other layer norms of the new layers, get gain 1 and bias 0.
     fn identity(&self, layer: usize, spec: &ParamSpec, of: impl Fn(usize) -> Range<usize>) -> InitialWeights {
         let (source, new) = self.sources[layer];
         let is_new = |layer: usize| self.sources.get(layer).is_some_and(|(_, new)| *new);
@@ -118,9 +119,9 @@ impl<'a> GrowthPlan<'a> {
     }
 }
 
-/// Freezes parameters after `done` steps of a stage that grew the model from `from` layers. During the
-/// first `new_layers_only` steps, freezes all parameters except those of the new layers. After these
-/// steps, freezes only the unused parameters.
+/// Freezes the parameters that step `done` (counted from 0) of a stage must not change. The stage grew the model from
+/// `from` layers. During the first `new_layers_only` steps, freezes all parameters except those of the new layers.
+/// After these steps, freezes only the unused parameters.
 pub fn freeze(
     parameters: &mut Parameters,
     growth: &Growth,
@@ -192,8 +193,8 @@ mod tests {
         state.parameters.specs().iter().map(|spec| (spec.name.clone(), of(spec))).collect()
     }
 
-    /// Compares the grown model with old tensors assembled by hand. `sources` has the source layer of each layer.
-    /// `factor` returns the scales of the two moments of a layer.
+    /// Compares the grown model with a model that the test assembles from the old tensors. `sources` has the source
+    /// layer of each layer. `factor` returns the factors by which the two moments of a layer are scaled.
     fn check(order: GrowthOrder, moments: Moments, sources: &[usize], factor: impl Fn(usize) -> [f32; 2]) {
         let (mut state, model) = state(Norm::Post, 2);
         let before = tensors(&state);

@@ -14,7 +14,7 @@ use crate::state::plateau::PlateauTracker;
 use crate::torch::TorchError;
 
 /// Enters the stage of `place`, unless the state is already in that stage. Grows the model, resets the loss history and
-/// the plateau tracker, and restarts the optimizer if configured. Returns true if the stage is new.
+/// the plateau tracker, and restarts the optimizer if configured. Returns true if the state was not yet in the stage.
 ///
 /// # Errors
 /// Out of memory while growing the model.
@@ -59,7 +59,8 @@ mod tests {
         assert!(!enter(&mut state, &config, &place(0)).unwrap());
         assert_eq!((state.stages.grown_from, state.parameters.layers()), (Some(1), 2));
         assert_eq!(state.updates["layer.1"], 1, "the optimizer was restarted twice");
-        // A stage may be entered after its first step, if the previous stage was shortened.
+        // If the configuration of the previous stage was shortened, the run enters the next stage later than at its
+        // first step.
         state.stages.entered = Some(0);
         assert!(enter(&mut state, &config, &place(5)).unwrap());
         assert!(state.updates.is_empty());

@@ -80,7 +80,8 @@ pub fn final_elements(specs: &[ParamSpec], segments: usize) -> usize {
     open.map_or_else(|| elements(specs), |spec| spec.first)
 }
 
-/// Assigns offsets to `specs`, in order. Alignment gaps are zero, and checkpoints leave them out.
+/// Assigns aligned offsets to `specs`, in order. The elements between parameters are zero, and checkpoints do not
+/// include them.
 fn place(specs: &mut [ParamSpec]) {
     let mut end = 0_usize;
     for spec in specs {

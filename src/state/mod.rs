@@ -30,7 +30,8 @@ pub use progress::{Skipped, StageProgress};
 pub use region::Region;
 
 /// Number of extra elements after the gradients. The first of them is a flag that is all-reduced with the gradients.
-/// The flag is 0, or not finite if the loss of a rank is not finite. In that case, no rank updates its weights.
+/// The flag is 0 if the losses of all ranks are finite. Otherwise the flag is not finite, and no rank updates its
+/// weights.
 const TAIL: usize = 32;
 
 /// Training state.

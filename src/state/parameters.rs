@@ -19,12 +19,13 @@ pub struct Parameters {
     pub(super) kernels: Arc<dyn Kernels>,
     /// Weights, f32 \[elements\].
     pub(super) values: Tensor,
-    /// Copy of the weights in the compute dtype. Updates keep the copy current. `None` if the compute dtype is f32.
+    /// Copy of the weights in the compute dtype. An optimizer update also changes the copy. `None` if the compute dtype
+    /// is f32.
     pub(super) bf16: Option<Tensor>,
     architecture: Arc<Architecture>,
     specs: Vec<ParamSpec>,
     views: Vec<Tensor>,
-    /// Sets of fused parameters: the indices of their specs, and one view of all parameters of the set.
+    /// For each set of fused parameters, the indices of their specs, and one view of all parameters of the set.
     fused: Vec<(Range<usize>, Tensor)>,
     places: HashMap<TensorId, usize>,
 }
@@ -43,8 +44,9 @@ impl Parameters {
     }
 
     /// Initializes the parameters as BERT does. Matrices are drawn from a normal distribution truncated at two standard
-    /// deviations. Biases are 0, and layer norm gains are 1. Each parameter is a pure function of the seed and of its
-    /// name. Padding rows of the vocabulary are 0 and stay 0, because they receive no gradient.
+    /// deviations. Biases are 0, and layer norm gains are 1. The initial value of a parameter is a pure function of the
+    /// seed and of the parameter name. Padding rows of the vocabulary are 0 and stay 0, because they receive no
+    /// gradient.
     pub fn initialize(
         kernels: Arc<dyn Kernels>,
         architecture: impl Into<Arc<Architecture>>,
@@ -127,8 +129,8 @@ impl Parameters {
         found.unwrap_or_else(|| panic!("no parameter is fused with {id:?}")).1.shallow_clone()
     }
 
-    /// Creates a copy of the weights in dtype `kind`, unless `kind` is f32. Updates keep the copy current. After any
-    /// other change of the weights, call this function again.
+    /// Creates a copy of the weights in dtype `kind`, unless `kind` is f32. An optimizer update also changes the copy.
+    /// After any other change of the weights, call this function again.
     pub fn keep_bf16_copy(&mut self, kind: Kind) {
         self.bf16 = (kind != Kind::Float).then(|| self.values.detach().to_kind(kind));
     }

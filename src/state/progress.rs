@@ -11,9 +11,9 @@ use crate::recovery::skipped_samples::SkippedSamples;
 /// Updates and samples skipped since the start of the run.
 #[derive(Debug, Clone, Default)]
 pub struct Skipped {
-    /// Steps without an update, because loss or gradient was not finite.
+    /// Number of steps without an update, because loss or gradient was not finite.
     pub updates: u64,
-    /// Samples that were not drawn, or whose update was skipped.
+    /// Number of samples that were not drawn, or whose update was skipped.
     pub samples: u64,
     /// Samples and shards to skip, by the sha256 of the dataset manifest.
     pub by_dataset: BTreeMap<String, SkippedSamples>,

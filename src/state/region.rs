@@ -60,7 +60,8 @@ impl Region {
         }
     }
 
-    /// Returns the copies that transfer the region to host memory, from byte offset `at` of the destination on.
+    /// Returns the copies that transfer the region to host memory. The region starts at byte offset `at` of the
+    /// destination.
     pub fn copies(&self, at: usize) -> impl Iterator<Item = TensorCopy> + '_ {
         self.ranges.iter().map(move |(before, range)| TensorCopy {
             tensor: self.buffer.shallow_clone(),

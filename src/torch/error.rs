@@ -7,7 +7,7 @@ thread_local! {
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// A failed libtorch operation (mostly out of memory).
+/// A failed libtorch operation. The usual reason is a lack of memory.
 #[derive(Debug, thiserror::Error)]
 #[error("libtorch failed: {0}")]
 pub struct TorchError(String);
@@ -17,7 +17,7 @@ impl TorchError {
     pub fn memory(&self) -> Option<String> {
         let output = &self.0;
         let after = |words: &str| output.split_once(words).map(|(_, rest)| rest);
-        // Messages of the CPU allocator, then of the GPU allocator.
+        // First try the message format of the CPU allocator, then the format of the GPU allocator.
         if let Some(bytes) =
             after("you tried to allocate ").and_then(|rest| rest.split(' ').next()?.parse::<f64>().ok())
         {

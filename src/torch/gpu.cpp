@@ -127,7 +127,7 @@ extern "C" int lambert_seed_gpu(int index, uint64_t seed, Failed failed) {
       failed);
 }
 
-// Writes the CUDA stream of GPU `index` on which this thread runs operations to `stream` (null: the default stream).
+// Writes to `stream` the CUDA stream on which this thread runs operations on GPU `index` (null: the default stream).
 extern "C" int lambert_current_stream(int index, void **stream, Failed failed) {
   return attempt(
       [&] {

@@ -32,7 +32,7 @@ unsafe extern "C" {
     fn lambert_copy_stream_wait(stream: *const c_void, failed: Failed) -> i32;
 }
 
-/// Panics like tch if libtorch reported a failure.
+/// Panics if libtorch reported a failure, as tch does.
 fn check(code: i32) -> i32 {
     assert!(code >= 0, "{}", LAST_ERROR_TEXT.with(RefCell::take));
     code

@@ -45,7 +45,7 @@ unsafe extern "C" {
 /// Callback that receives the message of a failed operation.
 type Failed = extern "C" fn(*const c_char);
 
-/// Calls the [`Map`] that the first argument points to, with `x` and the addend, which may be null. On
+/// Calls the [`Map`] that the first argument points to, with `x` and the addend. The addend may be null. On
 /// failure, returns null and sets the message.
 type Call = extern "C" fn(
     *mut c_void,
@@ -112,9 +112,9 @@ pub fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor, low: Option<&[Tensor; 
     made(|failed| unsafe { lambert_linear(x.as_ptr(), weight.as_ptr(), bias.as_ptr(), low_weight, low_bias, failed) })
 }
 
-/// Returns `map(x, added)`, where `map` is a self-adjoint linear map of `x` plus `added` of the same
-/// shape. The gradient of `x` is therefore `map` of the gradient of the result. `map` may be called again
-/// and from another thread, but not concurrently.
+/// Returns `map(x, added)`. `map` must apply a self-adjoint linear map to `x`, and then add `added`, which has the
+/// shape of `x`. The gradient of `x` is therefore the linear map of the gradient of the result. The backward pass calls
+/// `map` without an addend to compute it, possibly from another thread, but `map` is never called concurrently.
 pub fn self_adjoint(
     x: &Tensor,
     added: Option<&Tensor>,
@@ -173,7 +173,7 @@ pub fn backward(outputs: &[Tensor], gradients: &[Tensor]) {
     assert_eq!(failure, 0, "{}", LAST_ERROR_TEXT.with(RefCell::take));
 }
 
-/// Copies bytes of a contiguous tensor on any device into `into`, starting at byte `first`.
+/// Copies bytes of a contiguous tensor on any device to `into`. The first copied byte is byte `first` of the tensor.
 pub fn read_bytes(tensor: &Tensor, first: usize, into: &mut [u8]) {
     // SAFETY: the tensor over `into` lives no longer than the borrow of `into`, and
     // the copy has ended when `copy_` returns.
@@ -181,7 +181,8 @@ pub fn read_bytes(tensor: &Tensor, first: usize, into: &mut [u8]) {
     host.copy_(&bytes_of(tensor, first, into.len()));
 }
 
-/// Starts an asynchronous copy of bytes of a contiguous GPU tensor into `into`, starting at byte `first`.
+/// Starts an asynchronous copy of bytes of a contiguous GPU tensor to `into`. The first copied byte is byte `first` of
+/// the tensor.
 ///
 /// # Safety
 /// Same as for [`CopyStream::download`](gpu::CopyStream::download).
@@ -192,7 +193,7 @@ pub unsafe fn begin_read(stream: &gpu::CopyStream, tensor: &Tensor, first: usize
     unsafe { stream.download(&host, &bytes_of(tensor, first, into.len())) }
 }
 
-/// Copies `bytes` into a contiguous tensor on any device, starting at byte `first`.
+/// Copies `bytes` to a contiguous tensor on any device. The first byte goes to byte `first` of the tensor.
 pub fn write_bytes(tensor: &Tensor, first: usize, bytes: &[u8]) {
     // SAFETY: as in `read_bytes`. Nothing writes through this tensor.
     let host = unsafe { bytes_in_place(bytes.as_ptr().cast_mut(), bytes.len()) };
@@ -205,7 +206,7 @@ unsafe fn bytes_in_place(first: *mut u8, count: usize) -> Tensor {
     unsafe { Tensor::from_blob(first, &[count as i64], &[1], Kind::Uint8, Device::Cpu) }
 }
 
-/// Views `count` bytes of a contiguous tensor, starting at byte `first`, as u8.
+/// Returns a view of `count` bytes of a contiguous tensor as u8, starting at byte `first`.
 fn bytes_of(tensor: &Tensor, first: usize, count: usize) -> Tensor {
     assert!(tensor.is_contiguous(), "bytes of a tensor that has gaps");
     tensor.detach().flatten(0, -1).view_dtype(Kind::Uint8).narrow(0, first as i64, count as i64)

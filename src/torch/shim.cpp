@@ -13,7 +13,7 @@
 #include "caught.h"
 
 namespace at::native {
-// x W^T + b of oneDNN, fused with the operation `attr`. libtorch exports this function without a header.
+// Linear layer of oneDNN, x W^T + b, fused with the operation `attr`. libtorch exports this function without a header.
 Tensor mkldnn_linear_pointwise(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias,
                                std::string_view attr, c10::List<std::optional<Scalar>> scalars,
                                std::optional<std::string_view> algorithm);
@@ -169,7 +169,8 @@ struct SelfAdjoint : torch::autograd::Function<SelfAdjoint> {
 
 MaybeTensor some(const at::Tensor *tensor) { return tensor == nullptr ? MaybeTensor() : MaybeTensor(*tensor); }
 
-// Returns the tensor of `make`, which the caller owns. On failure, returns null and passes the message to `failed`.
+// Returns the tensor that `make` creates. The caller owns it. On failure, returns null and passes the message to
+// `failed`.
 template <typename Make>
 at::Tensor *made(Make make, Failed failed) {
   return caught([&] { return new at::Tensor(make()); }, static_cast<at::Tensor *>(nullptr), failed);
@@ -178,15 +179,16 @@ at::Tensor *made(Make make, Failed failed) {
 }  // namespace
 
 // x W^T + b. `weight` and `bias` are parameters with gradients from lambert_set_gradient, and the backward pass adds to
-// these gradients. `low_weight` and `low_bias` are weight and bias in the dtype of x, or null. Returns like `made`.
+// these gradients. `low_weight` and `low_bias` are weight and bias in the dtype of x, or null. The result and the
+// handling of a failure are as in `made`.
 extern "C" at::Tensor *lambert_linear(const at::Tensor *x, const at::Tensor *weight, const at::Tensor *bias,
                                       const at::Tensor *low_weight, const at::Tensor *low_bias,
                                       Failed failed) {
   return made([&] { return Linear::apply(*x, *weight, *bias, some(low_weight), some(low_bias)); }, failed);
 }
 
-// map(x) + added, or map(x) if `added` is null. The map owns `owner` and releases
-// it with `forget`. Returns like `made`.
+// map(x) + added, or map(x) if `added` is null. The map owns `owner` and releases it with `forget`. The result and the
+// handling of a failure are as in `made`.
 extern "C" at::Tensor *lambert_self_adjoint(const at::Tensor *x, const at::Tensor *added, Map::Call call, void *owner,
                                              void (*forget)(void *), Failed failed) {
   return made([&] { return SelfAdjoint::apply(*x, some(added), c10::make_intrusive<Map>(call, owner, forget)); }, failed);
@@ -204,8 +206,8 @@ extern "C" int lambert_backward(const at::Tensor *const *outputs, const at::Tens
   return caught([&] { return torch::autograd::backward(all(outputs), all(gradients)), 0; }, 1, failed);
 }
 
-// Looks up rows of `table` by `ids`. `table` is a parameter with a gradient from
-// lambert_set_gradient. Returns like `made`.
+// Looks up rows of `table` by `ids`. `table` is a parameter with a gradient from lambert_set_gradient. The result and
+// the handling of a failure are as in `made`.
 extern "C" at::Tensor *lambert_embedding(const at::Tensor *table, const at::Tensor *ids, Failed failed) {
   return made([&] { return Embedding::apply(*table, *ids); }, failed);
 }

@@ -16,7 +16,7 @@ use crate::recovery::skipped_samples::SkippedSamples;
 use crate::train::step;
 use crate::worker::agreement::{self, Vote};
 
-/// Samples per batch. Each batch is split into micro-batches.
+/// Number of samples per batch. Each batch is split into micro-batches.
 const BATCH: usize = 256;
 
 /// Dataset and settings of an evaluation.
@@ -38,7 +38,7 @@ pub struct EvalRequest {
 pub enum EvalOutcome {
     /// All samples were evaluated.
     Completed(Evaluation),
-    /// A rank could not read its samples. Holds the error on the rank that failed.
+    /// A rank could not read its samples. The error is `None` except on the rank that failed.
     Unreadable(Option<DatasetError>),
     /// A stop was requested, so there is no result.
     Stopped,
@@ -57,7 +57,7 @@ pub fn evaluate(
     let samples = if request.samples == 0 { rows } else { rows.min(request.samples) };
     let source = SampleSource {
         dataset: Arc::clone(&request.dataset),
-        // Replace single tokens (word pieces) by [MASK], whatever masking the training uses.
+        // Replace single tokens (word pieces) by [MASK], even if the training uses another kind of masking.
         objective: run::Objective {
             mask_unit: MaskUnit::Piece,
             mask_token: MaskToken::Mask,

@@ -14,7 +14,7 @@ use crate::error::Error;
 const ROUNDING_SHIFTS: [f64; 2] = [1.5 * (1_u64 << 20) as f64, 1.5 / (1_u64 << 28) as f64];
 /// Limit on |x|. A sum of 32 terms below the limit always fits in 53 bits.
 const TOO_LARGE: f32 = 65536.0;
-/// Elements per all-reduce.
+/// Number of elements per all-reduce.
 const CHUNK: usize = 1 << 17;
 
 /// Accumulator of an exact sum.
@@ -62,7 +62,7 @@ impl ExactSum {
 }
 
 fn split(value: f32) -> [f64; 2] {
-    // The compiler makes this a select instruction instead of a branch, so that the loop vectorizes.
+    // The compiler generates a select instruction for this line instead of a branch, so the loop can be vectorized.
     let value = if value.abs() < TOO_LARGE { f64::from(value) } else { f64::NAN };
     let rounded = |value: f64, shift: f64| (value + shift) - shift;
     let upper = rounded(value, ROUNDING_SHIFTS[0]);

@@ -42,7 +42,7 @@ pub struct GradientStats {
     halves: Vec<Tensor>,
     /// Time of the forward and backward passes, seconds.
     pub seconds: f64,
-    /// Communication time that no computation hides, seconds.
+    /// Communication time that does not overlap with computation, seconds.
     pub communication: f64,
 }
 

@@ -32,14 +32,14 @@ fn hides_communication(host: HostShare, world: usize, threads: usize) -> bool {
 pub struct BucketedAllReduce<'a> {
     /// `None` with one rank, because there is nothing to reduce.
     reducer: Option<&'a mut dyn Reducer>,
-    /// Elements per bucket.
+    /// Number of elements per bucket.
     bucket: usize,
     /// True if buckets start before all gradients are final.
     overlap: bool,
-    /// Elements in the buckets started so far.
+    /// Number of elements in the buckets started so far.
     started: usize,
     pending: Vec<Box<dyn PendingAllReduce>>,
-    /// First error from starting a bucket.
+    /// First error that occurred at the start of a bucket.
     failed: Option<lambert_collective::Error>,
 }
 
@@ -182,8 +182,8 @@ mod tests {
         }
     }
 
-    /// Gradients and gradient norm of each rank after the all-reduce. `ready[rank]` lists the fractions of the
-    /// gradients that this rank reports as ready.
+    /// Gradients and gradient norm of each rank after the all-reduce. `ready[rank]` has one number per call of
+    /// `gradients_ready` on this rank: the fraction of the gradients that the call reports as ready.
     fn all_reduced(
         kernels: fn() -> Arc<dyn Kernels>,
         bucket: usize,

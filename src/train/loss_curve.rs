@@ -63,7 +63,7 @@ fn emulated_gpu_gives_the_same_loss_curve() {
     }
 }
 
-/// f32 weights and moments keep updates that bf16 would round away.
+/// Weights and moments are f32, so they do not lose small updates that bf16 would round away.
 #[test]
 fn bf16_loss_curve_is_close_to_f32() {
     for (kind, rate) in [(OptimizerKind::Adamw, 5e-3), (OptimizerKind::Lamb, 2e-2)] {

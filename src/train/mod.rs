@@ -184,7 +184,8 @@ fn enter(
     place: &StagePosition<'_>,
 ) -> Result<bool, Error> {
     let (from, to) = (state.parameters.layers(), place.stage.depth(&session.config.model));
-    // At step 0 no checkpoint is needed. The model is newly initialized, or it is the base checkpoint of another run.
+    // At step 0 no checkpoint is needed. The weights are newly initialized, or they are from a checkpoint of another
+    // run.
     if from != to && state.step > 0 {
         saver.complete(collective, state)?;
         if session.agree_on_stop(collective)? {

@@ -1,11 +1,13 @@
-//! Gradient noise scale, in samples. Batch sizes above the noise scale save few updates.
+//! Gradient noise scale, in samples. A batch size far above the noise scale needs hardly fewer updates than a batch
+//! size equal to the noise scale.
 //!
 //! The estimate is the simple noise scale of McCandlish et al. 2018 (arXiv 1812.06162, appendix A.1). A global
 //! batch of B samples is split at random into two halves of b samples each. The mean gradient of the batch is
 //! g_B, and the mean gradient of a half is g_b.
 //!
 //! ```text
-//! |G|^2 = (B |g_B|^2 - b |g_b|^2) / (B - b)         tr(S) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)
+//! |G|^2 = (B * |g_B|^2 - b * |g_b|^2) / (B - b)
+//! tr(S) = (|g_b|^2 - |g_B|^2) / (1/b - 1/B)
 //! ```
 //!
 //! The value |G|^2 is an unbiased estimate of the squared norm of the true gradient. The value tr(S) is an unbiased

@@ -33,7 +33,7 @@ pub struct StepOutcome {
     pub tokens: u64,
     /// Padding tokens in the micro-batches of all ranks.
     pub padding: u64,
-    /// Largest number of tokens on one rank, divided by the mean over ranks. Includes padding.
+    /// Ratio of the largest number of tokens on a rank to the mean number over the ranks. Padding counts.
     pub imbalance: f64,
     /// Samples that the step drew from the dataset.
     pub drawn: StepSamples,

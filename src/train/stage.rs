@@ -35,7 +35,8 @@ use crate::worker::trace::span;
 pub enum StepResult {
     /// Step record, and the state that all ranks agree on.
     Completed(Box<StepRecord>, Agreed),
-    /// A rank could not read its samples, so no rank updated its weights. Holds the error on the rank that failed.
+    /// A rank could not read its samples, so no rank updated its weights. The error is `None` except on the rank that
+    /// failed.
     Unreadable(Option<DatasetError>),
 }
 
@@ -191,8 +192,8 @@ impl<'a> StageRun<'a> {
         config.cluster.all_reduce.canonical.then_some((parts * rank / world, parts))
     }
 
-    /// All-reduces the totals and the votes. The votes have the directive of rank 0, the progress
-    /// of the save in flight, and read failures.
+    /// All-reduces the totals and the votes. The votes contain the directive of rank 0, the progress of the save in
+    /// flight, and read failures.
     fn agree(
         &self,
         collective: &mut dyn Group,

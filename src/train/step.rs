@@ -54,7 +54,7 @@ impl PendingTotals {
 }
 
 /// Runs forward and backward passes over this rank's micro-batches of a global batch, or of half of it. Replaces the
-/// gradients in `state` by the gradients of the total loss. For the total loss, each loss is divided by its number of
+/// gradients in `state` with the gradients of the total loss. For the total loss, each loss is divided by its number of
 /// targets in the whole global batch and multiplied by its weight. If a loss is not finite, the gradient norm of
 /// `state` is not finite either.
 ///
@@ -108,7 +108,7 @@ fn gradients(
         Input::each(&*kernels, micro_batches, |micro_batch, input| {
             left -= 1;
             pending.known.digest += micro_batch.digest as f64;
-            // Segments of earlier passes of the objective, whose gradients are already complete.
+            // Number of segments in the earlier passes of the objective. The gradients of these segments are complete.
             let mut before = 0;
             each_pass(objective, &input, |pass, input, first_loss, is_read| {
                 if pass.is_frozen {

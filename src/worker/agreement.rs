@@ -90,8 +90,8 @@ pub struct Agreement {
     pub unread: usize,
 }
 
-/// Number of elements of an encoded [`Vote`]. There is one counter each for the two directives other than `Continue`,
-/// for written, slow and unread, and for each decision.
+/// Number of elements of an encoded [`Vote`], which consists of counters: one for each of the two directives other than
+/// `Continue`, three for `Written`, `Slow` and `unread`, and one for each decision.
 const LENGTH: usize = 5 + Decision::ALL.len();
 
 impl Vote {

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 
 /// Shell script. Waits until process `$0`, the launcher, has ended. If `$0` is 1, the launcher has already ended, and
 /// process 1 has adopted the rank. Under srun, the launcher is a slurmstepd of root, which cannot be signalled or
-/// seen in /proc. tail treats EPERM as alive.
+/// seen in /proc. `tail --pid` waits for it nevertheless, because it treats EPERM as a sign that the process is alive.
 ///
 /// Then removes the directories `$@`. Also removes directories of this user from earlier attempts of the run, because
 /// their launchers may have been killed before a rank started. The names of these directories end with `-` and the

@@ -29,10 +29,11 @@ const HEARTBEAT: Duration = Duration::from_secs(2);
 const RESEND_DELAY: Duration = Duration::from_millis(200);
 /// Timeout of one report, from connection to reply.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Duration of continuously refused connections after which the coordinator counts as lost. (A broken network link
-/// causes timeouts, not refused connections.)
+/// Time after which the coordinator counts as lost if all connections are refused. (A broken network link causes
+/// timeouts, not refused connections.)
 const REFUSED_TIMEOUT: Duration = Duration::from_secs(5);
-/// Maximum time that a rank waits for acknowledgements before it leaves MPI. Reports are resent after that time, too.
+/// Maximum time that a rank waits for acknowledgements before it leaves MPI. Unanswered reports are resent even after
+/// this time.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Channel to the coordinator. The channel is inactive if the worker was started manually.
@@ -231,7 +232,7 @@ impl Reporter {
         Self { agent, url, signer, rank, host, shared, versions, heard, patience, refused: None, terminated }
     }
 
-    /// Reports until the channel is closed and all messages are acknowledged.
+    /// Sends reports until the channel is closed and all messages are acknowledged.
     fn serve(&mut self, woken: &Receiver<()>) {
         loop {
             let answered = self.report();
@@ -281,7 +282,7 @@ impl Reporter {
     /// Handles an unanswered report. Exits if the coordinator counts as lost.
     fn handle_silence(&mut self, error: &ureq::Error) {
         let is_refused = matches!(error, ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused);
-        // The server has never given a valid reply, and rejects the path or the signature of reports.
+        // True if the server rejects the path or the signature of reports, and has never given a valid reply.
         let is_foreign = matches!(error, ureq::Error::StatusCode(401 | 404)) && self.versions.is_some();
         self.refused = (is_refused || is_foreign).then(|| self.refused.unwrap_or_else(Instant::now));
         let is_over = self.refused.is_some_and(|since| since.elapsed() > REFUSED_TIMEOUT);
@@ -295,7 +296,7 @@ impl Reporter {
         let silent = self.heard.elapsed();
         if silent > self.patience || is_over {
             tracing::error!("no reply from the coordinator for {} s ({error}); exiting", silent.as_secs());
-            // Do not join the other threads, which compute, or wait in MPI for ranks that exit in the same way.
+            // Do not join the other threads. They compute, or they wait in MPI for ranks that exit in the same way.
             leave::exit_now(exit::UNSUPERVISED);
         }
         tracing::debug!(url = %self.url, rank = self.rank, "the coordinator does not answer: {error}");

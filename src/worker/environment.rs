@@ -4,8 +4,8 @@ use lambert_config::gpu_environment;
 use lambert_control::URL_VARIABLE;
 
 /// Sets the default environment variables of GPU libraries ([`gpu_environment`]) and returns them. Sets nothing under a
-/// coordinator, because the ranks inherit the variables. Setting variables is sound only in a single-threaded process,
-/// so call this function first in `main`. With more threads, it sets nothing.
+/// coordinator, because the ranks inherit the variables from it. Setting variables is sound only in a single-threaded
+/// process, so call this function first in `main`. If the process has more threads, the function sets nothing.
 pub fn prepare(deterministic: bool) -> Vec<(&'static str, &'static str)> {
     let threads = std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count);
     if threads != 1 || std::env::var_os(URL_VARIABLE).is_some() {

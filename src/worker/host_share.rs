@@ -1,13 +1,13 @@
-//! CPUs of a host per rank.
+//! Share of each rank in the CPUs of its host.
 
 use lambert_plan::memory;
 
-/// CPUs of a host and the ranks that share them.
+/// Numbers of the CPUs of a host, and of the ranks that share them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostShare {
-    /// CPUs that this process may run on.
+    /// Number of CPUs that this process may run on.
     pub processors: usize,
-    /// Ranks of this run on the host.
+    /// Number of ranks of this run on the host.
     pub ranks: usize,
 }
 

@@ -1,5 +1,6 @@
-//! Copies the output of a rank to a log file on its host. The output includes log lines and the output of libraries up
-//! to a crash. The file helps if the coordinator is unreachable or if its output is discarded.
+//! Copies the output of a rank to a log file on its host. The file contains log lines and the output of libraries. If
+//! the rank crashes, the file is complete up to the crash. The file helps if the coordinator is unreachable or if the
+//! output of the coordinator is discarded.
 
 use std::fs;
 use std::io;
@@ -14,9 +15,9 @@ use lambert_store::private_dir;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::geteuid;
 
-/// Number of attempts of a run whose logs stay on a host.
+/// Number of attempts of a run for which a host keeps logs.
 const KEPT_ATTEMPTS: u32 = 20;
-/// Time since the last write after which the logs of a run are removed from a host.
+/// Time without a write after which the logs of a run are removed from a host.
 const STALE_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Shell script that copies standard input to the file `$0` and to standard output.
@@ -45,9 +46,9 @@ pub enum RankLogError {
     Tee(#[source] io::Error),
 }
 
-/// Redirects standard output and standard error to the log of this rank in `folder`, the directory of an
-/// attempt, and to the previous standard error. A separate process copies the output, so that nothing is
-/// lost in a crash. The copying process exits together with this process. Also removes the logs of old
+/// Sends standard output and standard error of this process to the log of this rank, and also to the previous standard
+/// error. The log is in `folder`, which is the directory of an attempt. A separate process copies the output, so that
+/// nothing is lost in a crash. The copying process exits together with this process. Also removes the logs of old
 /// attempts, and of runs that ended long ago.
 ///
 /// # Errors
@@ -69,8 +70,8 @@ pub fn begin(folder: &Path, rank: usize) -> Result<(), RankLogError> {
     let (out, into) = pipe_with(PipeFlags::CLOEXEC).map_err(system)?;
     let on = rustix::io::fcntl_dupfd_cloexec(io::stderr(), 3).map_err(system)?;
     let mut tee = Command::new("sh");
-    // tee continues without a reader, and ignores signals to a group or to all
-    // processes. tee exits at the end of the pipe.
+    // tee continues if nothing reads the previous standard error any more. tee ignores signals that are sent to a
+    // process group or to all processes. tee exits at the end of its input.
     tee.args(["-c", TEE]).arg(&file).process_group(0);
     tee.stdin(out).stdout(on).stderr(Stdio::null()).spawn().map_err(RankLogError::Tee)?;
     rustix::stdio::dup2_stdout(&into).map_err(system)?;
@@ -122,7 +123,7 @@ fn remove_old_attempts(folders: LogFolders<'_>) {
     }
 }
 
-/// Removes the logs of runs that had no writes for [`STALE_AGE`]. Other entries of `all` are kept.
+/// Removes the logs of runs to whose logs nothing was written for [`STALE_AGE`]. Other entries of `all` are kept.
 fn remove_stale_runs(all: &Path, now: SystemTime) {
     let within = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let name = |path: &Path| path.file_name().and_then(|name| name.to_str()).map(str::to_owned).unwrap_or_default();
@@ -205,7 +206,7 @@ mod tests {
         assert!(error.contains("other users may write to it (mode 0777)"), "{error}");
     }
 
-    /// Creates a directory as user nobody in a parent that is world-writable for a moment.
+    /// Creates the directory `path` as the user nobody. For this, makes `parent` world-writable for a moment.
     fn nobody_in(parent: &Path, path: &Path, nobody: &dyn Fn(&Path)) {
         fs::set_permissions(parent, fs::Permissions::from_mode(0o777)).unwrap();
         nobody(path);

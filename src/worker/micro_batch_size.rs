@@ -34,7 +34,8 @@ pub fn settle(session: &Session, group: &mut dyn Group, datasets: &Datasets) -> 
     Ok(chosen)
 }
 
-/// Reports the sizes of the stages with [`TokenBudget::Auto`], and writes them to the store of the run, by attempt.
+/// Reports the sizes of the stages with [`TokenBudget::Auto`], and writes them to the store of the run, as an object of
+/// this attempt.
 fn report(session: &Session, chosen: &[usize]) -> Result<(), Error> {
     let open = session.config.stage.iter().zip(chosen);
     let open: BTreeMap<&str, usize> = open

@@ -96,8 +96,8 @@ impl Session {
         self.rank == 0
     }
 
-    /// Replaces a write error by the error of a lost lease, if the lease is lost. Adds the name
-    /// of the GPU to the error of a failed GPU.
+    /// If the lease is lost, returns the error of the lost lease in place of a write error. Adds the name of the GPU to
+    /// the error of a failed GPU.
     pub fn explain(&self, error: Error) -> Error {
         if let (Some(output), Some(gpu)) = (error.gpu_failure(), &self.gpu) {
             return Error::GpuLost { gpu: gpu.name(), message: output.to_owned() };
@@ -114,8 +114,8 @@ impl Session {
         leave::run_with_timeout(2 * BRIEF, move || lease_loss(&lease))?
     }
 
-    /// Returns true on all ranks if a stop is requested on rank 0. The ranks then end the
-    /// attempt with the last checkpoint. Collective.
+    /// Returns true on all ranks if a stop is requested on rank 0. The ranks then save a checkpoint, unless this step
+    /// already has a checkpoint, and end the attempt. Collective.
     ///
     /// # Errors
     /// A failed collective.
@@ -261,7 +261,7 @@ const NEVER: Duration = Duration::from_secs(315_360_000);
 
 /// Datasets of a run.
 pub struct Datasets {
-    /// One per stage.
+    /// One dataset per stage.
     pub stages: Vec<Arc<Dataset>>,
     /// Held-out dataset, if any.
     pub evaluation: Option<Arc<Dataset>>,

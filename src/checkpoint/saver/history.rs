@@ -58,7 +58,7 @@ impl CheckpointHistory {
         self.evaluated.filter(|(evaluated, _)| *evaluated == step).map(|(_, loss)| loss)
     }
 
-    /// Returns the checkpoint that is the best one if `name` is committed with held-out loss `loss`.
+    /// Returns the best checkpoint of the run as if `name` were already committed with held-out loss `loss`.
     pub fn best_with(&self, name: &str, loss: Option<f64>) -> Option<Best> {
         let better = loss.filter(|loss| self.is_best(*loss));
         better.map(|loss| Best { checkpoint: name.to_owned(), loss }).or_else(|| self.best.clone())

@@ -1,7 +1,7 @@
 //! Asynchronous checkpoint saves.
 //!
 //! 1. All ranks copy the state after the same step ([`Snapshot`]). A copy from a GPU runs concurrently with training.
-//!    Background tasks of the store hash and upload the copy.
+//!    The store hashes and uploads the copy in background tasks.
 //! 2. The all-reduce of every step counts the ranks whose uploads are complete. When all uploads are complete, rank 0
 //!    gathers the entries of the objects. Its commit thread checks the lease and commits ([`Commit`]). Then the pruner
 //!    deletes old checkpoints (`pruner`).
@@ -92,15 +92,15 @@ impl<'a> Saver<'a> {
         })
     }
 
-    /// Sets the checkpoint time of a step record, and adds the record.
+    /// Sets the checkpoint time of a step record, and adds the record to the records of the next checkpoint.
     pub fn push(&mut self, record: &mut StepRecord) -> Result<(), Error> {
         record.times.checkpoint = std::mem::take(&mut self.stall);
         records::add_pause(record, record.times.checkpoint);
         self.records.push(record)
     }
 
-    /// Adds an evaluation to the records. Returns true if the loss is the best so far and its checkpoint must be
-    /// kept. Collective, because rank 0 decides.
+    /// Adds an evaluation to the records. Returns true if the loss is the best so far, so that a checkpoint of this
+    /// step must be saved and kept. Collective, because rank 0 decides.
     pub fn push_evaluation(&mut self, collective: &mut dyn Group, evaluation: &Evaluation) -> Result<bool, Error> {
         self.records.push(&EventKind::Evaluation(evaluation.clone()))?;
         let best = self.history.add_evaluation(evaluation.step, evaluation.scores.loss());
@@ -208,8 +208,8 @@ impl<'a> Saver<'a> {
         }
     }
 
-    /// Saves the current step again after a state change within the step. The checkpoint of this attempt is newer than
-    /// a checkpoint of the same step from an earlier attempt.
+    /// Saves the current step again after a state change within the step. The checkpoint of this attempt counts as
+    /// newer than a checkpoint of the same step from an earlier attempt.
     pub fn renew(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
         self.history.set_stale();
         self.complete(collective, state)

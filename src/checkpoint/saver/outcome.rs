@@ -36,7 +36,7 @@ impl Saver<'_> {
         Ok(Error::Save { name: save.writer.name().to_owned(), message })
     }
 
-    /// Ends the save with `decision`. All ranks do the same.
+    /// Ends the save with `decision`. All ranks call this function with the same decision.
     pub(super) fn conclude(&mut self, collective: &mut dyn Group, decision: Decision) -> Result<(), Error> {
         let Some(save) = self.save.take() else { return Ok(()) };
         if decision == Decision::Committed {

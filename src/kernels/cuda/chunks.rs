@@ -14,7 +14,8 @@ pub struct ChunkTable {
     parameters: Vec<Range<usize>>,
     /// `Chunk` structs of kernels.cu as bytes, u8 \[16 x count\].
     pub table: Tensor,
-    /// Number of chunks up to and including each parameter, u32 as bytes, u8 \[4 x parameters\].
+    /// For each parameter, the number of chunks of this parameter and all parameters before it. The numbers are u32
+    /// values as bytes, u8 \[4 x parameters\].
     pub ends: Tensor,
     /// Number of chunks.
     pub count: usize,

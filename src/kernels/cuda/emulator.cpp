@@ -165,7 +165,7 @@ struct Block {
 
 thread_local std::unique_ptr<Block> block;
 
-// Runs one block after another on the same fiber.
+// Main function of a fiber, which runs the same thread of one block after another.
 void Block::enter() {
   for (;;) {
     block->body();
@@ -221,7 +221,8 @@ const std::map<std::string, std::function<void(void **)>> kKernels = {
 
 }  // namespace
 
-// Runs a kernel like cuLaunchKernel. `seed` determines the thread order. Returns an error message, or null.
+// Runs a kernel with the arguments of cuLaunchKernel. `seed` determines the thread order. Returns null, or an error
+// message.
 extern "C" const char *lambert_emulate(const char *kernel, unsigned blocks, unsigned threads, void **arguments,
                                        uint64_t seed) {
   static thread_local std::string error_text;

@@ -158,7 +158,7 @@ __device__ inline T sum_partials(const T *sums, u32 count) {
   return block_sum(sum);
 }
 
-// *norm = square root of the sum of `sums`. One block.
+// *norm = square root of the sum of `sums`. Runs in one block.
 extern "C" __global__ void lambert_norm_from_sums(double *norm, const double *sums, u32 count) {
   const double sum = sum_partials(sums, count);
   if (threadIdx.x == 0) {
@@ -181,7 +181,7 @@ extern "C" __global__ void lambert_digest_chunks(u64 *sums, const float *values,
   }
 }
 
-// *digest = sum of `sums`. One block.
+// *digest = sum of `sums`. Runs in one block.
 extern "C" __global__ void lambert_digest_sum(u64 *digest, const u64 *sums, u32 count) {
   const u64 sum = sum_partials(sums, count);
   if (threadIdx.x == 0) {
@@ -204,7 +204,7 @@ struct Chunk {
   u32 count, parameter;
 };
 
-// Factor that scales the gradients to a norm of at most `clip`. A `clip` of 0 disables clipping.
+// Factor that scales the gradients down to a norm of at most `clip`. A `clip` of 0 disables clipping.
 // The factor is 0 if `norm` is not finite.
 __device__ inline float clip_scale(double norm, double clip) {
   if (!isfinite(norm)) {
@@ -220,8 +220,8 @@ __device__ inline float direction(const ParamUpdate &constants, float gradient, 
   return *first * constants.inv_bias_correction1 / (sqrtf(*second * constants.inv_bias_correction2) + constants.eps);
 }
 
-// LAMB, first kernel: replaces the gradients by the update. sums[2 block] = sum of squares of the weights, sums[2
-// block + 1] = sum of squares of the update.
+// LAMB, first kernel: overwrites the gradients with the update. For each block,
+// sums[2 * block] = sum of squares of the weights, and sums[2 * block + 1] = sum of squares of the update.
 extern "C" __global__ void lambert_lamb_directions(const Chunk *chunks, const ParamUpdate *all_constants, const double *norm,
                                                    double clip, const float *weights, float *gradients, float *first,
                                                    float *second, double *sums) {
@@ -246,9 +246,9 @@ extern "C" __global__ void lambert_lamb_directions(const Chunk *chunks, const Pa
   }
 }
 
-// LAMB, second kernel: step_sizes[parameter] = learning rate times trust ratio. The trust ratio is clamped to
-// [min_ratio, max_ratio]. One block per parameter. The chunks of a parameter are numbered from ends[parameter - 1]
-// up to, but not including, ends[parameter].
+// LAMB, second kernel: step_sizes[parameter] = learning rate * trust ratio. The trust ratio is clamped to
+// [min_ratio, max_ratio]. Runs with one block per parameter. The chunks of a parameter are numbered from
+// ends[parameter - 1] up to, but not including, ends[parameter].
 extern "C" __global__ void lambert_lamb_step_sizes(float *step_sizes, const ParamUpdate *all_constants, const u32 *ends,
                                                    const double *sums, double min_ratio, double max_ratio) {
   const ParamUpdate constants = all_constants[blockIdx.x];

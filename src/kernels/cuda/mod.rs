@@ -230,7 +230,7 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
     }
 }
 
-/// Launches a kernel. Panics if the device rejects the launch, as libtorch operations do.
+/// Launches a kernel. Panics if the device rejects the launch. (Failed libtorch operations panic, too.)
 fn launch<C: KernelDevice>(device: &C, kernel: &str, blocks: usize, mut arguments: KernelArguments) {
     if blocks > 0 {
         device.launch(kernel, blocks, &mut arguments).unwrap_or_else(|message| panic!("kernel {kernel}: {message}"));

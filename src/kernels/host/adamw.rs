@@ -3,7 +3,7 @@
 
 use super::chunks::{self, Chunk};
 
-/// AdamW update `p -= learning_rate (m_hat / (sqrt(v_hat) + eps) + weight_decay p)`.
+/// AdamW update `p -= learning_rate * (m_hat / (sqrt(v_hat) + eps) + weight_decay * p)`.
 /// Gradients are first multiplied by `scale`.
 pub fn update(chunks: &mut [Chunk<'_>], scale: f32, threads: usize) {
     chunks::for_each_chunk(chunks, threads, |chunk| {

@@ -6,9 +6,10 @@ use super::chunks::{self, Chunk, sum_of_squares};
 /// Elements per block. The four buffers of one block fit in the CPU cache.
 const BLOCK: usize = 2048;
 
-/// LAMB update `u = m_hat / (sqrt(v_hat) + eps) + weight_decay p`, `p -= learning_rate |p| / |u| u`. Gradients are
-/// first multiplied by `scale`. The ratio `|p| / |u|` is 1 if the parameter has no trust ratio, or if its weights or
-/// update are all zero. Returns the step size of each parameter, which is the learning rate times the ratio.
+/// LAMB update `u = m_hat / (sqrt(v_hat) + eps) + weight_decay * p`, `p -= learning_rate * (|p| / |u|) * u`. Gradients
+/// are first multiplied by `scale`. The ratio `|p| / |u|` is replaced by 1 if the parameter does not use the trust
+/// ratio, or if its weights or its update are all zero. Returns the step size of each parameter, which is the learning
+/// rate times the ratio.
 pub fn update(bounds: Option<[f64; 2]>, chunks: &mut [Chunk<'_>], scale: f32, threads: usize) -> Vec<f32> {
     let sums = chunks::for_each_chunk(chunks, threads, |chunk| directions(chunk, scale));
     let parameters = chunks.last().map_or(0, |chunk| chunk.parameter + 1);

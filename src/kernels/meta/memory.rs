@@ -94,7 +94,7 @@ fn peak(config: &RunConfig, shape: Shape) -> i64 {
 /// Maximum relative excess of the estimate over the counted bytes. The estimate must never be below the count.
 const MARGIN: f64 = 0.15;
 
-/// Estimate divided by counted bytes, for a micro-batch of `shape`.
+/// Ratio of the estimate to the counted bytes, for a micro-batch of `shape`.
 fn ratio(mut config: RunConfig, shape: Shape) -> f64 {
     let Shape { layers, hidden, heads, intermediate, length, .. } = shape;
     config.model = Model { layers, hidden, heads, intermediate, positions: length, ..config.model };

@@ -81,7 +81,7 @@ fn digests_match_and_detect_every_bit_flip() {
         }
     }
     assert_eq!(digest_of(&Host, &[]), 0);
-    // Known values: the first outputs of splitmix64 are mix(STEP) and mix(2 STEP).
+    // Known values: the first outputs of splitmix64 are mix(STEP) and mix(2 * STEP).
     assert_eq!(digest_of(&Host, &[0.0]), 0xe220_a839_7b1d_cdaf);
     assert_eq!(digest_of(&Host, &[0.0; 4]), 0xe220_a839_7b1d_cdaf_u64.wrapping_add(0x6e78_9e6a_a1b9_65f4));
 }

@@ -1,5 +1,6 @@
-//! Test architectures that are not in the program. They have shared layer parameters, a table that every layer reads, a
-//! last layer that is applied twice, two networks with shared embeddings, or a frozen network.
+//! Architectures that exist only in the tests. Each has one of these properties: shared layer parameters, a table that
+//! every layer reads, no segment embeddings, a last layer that is applied twice, two networks with shared embeddings,
+//! or a frozen network.
 
 use std::sync::Arc;
 
@@ -96,7 +97,7 @@ impl SegmentBlock for EmbeddingsWithoutPositions {
     }
 }
 
-/// Outputs a table and its double.
+/// Segment with two outputs: a table, and the same table multiplied by 2.
 struct Tables(Tensor);
 
 impl SegmentBlock for Tables {
@@ -248,7 +249,7 @@ fn teacher_and_student(case: &Case, parameters: &Parameters, model: &Model) -> V
     vec![Pass::frozen(BERT.encoder(&teacher, 0, model)), Pass::new(student, losses).with_input(Box::new(HiddenStates))]
 }
 
-/// Leaves the micro-batch unchanged. The targets are the hidden states of the first pass.
+/// Input that is equal to the micro-batch. The targets are the hidden states of the first pass.
 struct HiddenStates;
 
 impl PassInput for HiddenStates {

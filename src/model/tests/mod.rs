@@ -110,7 +110,8 @@ fn gradients_reported_final_do_not_change() {
     }
 }
 
-/// A gradient is final after the backward pass of the first segment, in forward order, that reads the tensor.
+/// The gradient of a tensor is final after the backward pass of the first segment (in forward order) that reads the
+/// tensor.
 #[test]
 fn head_gradients_are_final_first() {
     for case in CASES {

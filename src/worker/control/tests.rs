@@ -95,7 +95,7 @@ fn the_last_message_arrives_after_lost_replies() {
     assert_eq!(coordinator.join().unwrap(), [Message::Event(EventKind::Finished { step: 9, stopped: true })]);
 }
 
-/// Anyone on the network can answer. A reply has no effect unless it was signed for exactly this report.
+/// Any host on the network can answer a report. A reply has no effect unless it was signed for exactly this report.
 #[test]
 fn forged_and_replayed_replies_have_no_effect() {
     let (mut control, listener) = rank();
