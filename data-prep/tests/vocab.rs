@@ -1,5 +1,5 @@
-//! Vocabulary training yields the same result for any number of threads and in every process. Hash tables have a
-//! different order in every process.
+//! Vocabulary training yields the same result for any number of threads and in every process. This is tested because
+//! hash tables have a different order in every process.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;

@@ -37,7 +37,8 @@ impl Key {
     /// Derives a key from this key and bytes, such as a name.
     #[must_use]
     pub fn with_bytes(self, bytes: &[u8]) -> Self {
-        // The length distinguishes inputs with different zero padding. Its inversion distinguishes bytes from numbers.
+        // The length distinguishes inputs that differ only in trailing zero bytes. Its bits are inverted so that the
+        // key differs from the key of a small number.
         let key = self.with(!(bytes.len() as u64));
         bytes.chunks(8).fold(key, |key, chunk| {
             let mut word = [0; 8];
@@ -52,7 +53,7 @@ impl Key {
         mix(self.0 ^ STEP)
     }
 
-    /// Returns the raw 64 bits, for a device that derives further keys.
+    /// Returns the raw 64 bits. Code on a device uses them to derive further keys.
     #[must_use]
     pub const fn bits(self) -> u64 {
         self.0
@@ -116,8 +117,8 @@ impl Rng {
 
 /// Pseudo-random permutation of `0..n` that depends on a key. Any index is evaluated in constant time and memory.
 ///
-/// A Feistel network over the next power of two with cycle walking (Black and Rogaway 2002). For `n` of at least 8, an
-/// index takes at most two evaluations of the network on average.
+/// The permutation is a Feistel network over the next power of two, with cycle walking (Black and Rogaway 2002). For
+/// `n` of at least 8, an index takes at most two evaluations of the network on average.
 #[derive(Debug, Clone)]
 pub struct Permutation {
     n: u64,

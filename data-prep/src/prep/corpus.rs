@@ -75,7 +75,7 @@ pub fn current(job: &JobContext<'_>, threads: usize, progress: &dyn PrepProgress
     Ok(combine(job, &hashes))
 }
 
-/// Hashes again every completely tokenized file whose stamp has changed or is unknown.
+/// Hashes every completely tokenized file again whose stamp has changed or is unknown.
 ///
 /// # Errors
 /// The contents of such a file have changed.

@@ -21,7 +21,8 @@ use super::totals::DocumentTotals;
 use crate::record::{DocumentId, RECORD_HEADER_BYTES, ids, sentence_ends, sentence_start};
 use lambert_dataset::HeldOut;
 
-/// Accepted deviation from the target share, as a fraction of the target share of the smaller split.
+/// Accepted deviation from the target share. It is a fraction of the target share of the training split or of the
+/// held-out split, whichever is smaller.
 const TOLERANCE: f64 = 0.5;
 /// Target number of held-out blocks. With several blocks, the held-out text is not one contiguous passage.
 const TARGET_BLOCKS: u64 = 8;
@@ -106,8 +107,9 @@ impl HeldOutSelection {
         self.held_out_blocks.contains_key(&id)
     }
 
-    /// Returns the held-out sentences of a document if `is_held_out`, otherwise its other sentences, as the fewest
-    /// possible ranges. `ends` has the end offset of each sentence, in tokens.
+    /// Returns the sentences of a document that are in one split: the held-out sentences if `is_held_out`, otherwise
+    /// the training sentences. Merges adjacent ranges of sentences. `ends` has the end offset of each sentence, in
+    /// tokens.
     pub fn sentence_ranges(&self, id: DocumentId, ends: &[u32], is_held_out: bool) -> Vec<Range<usize>> {
         let whole = std::iter::once(0..ends.len()).collect();
         match (self.held_out_blocks.get(&id), self.block_tokens) {
@@ -222,8 +224,8 @@ const fn is_one_block(tokens: u64, size: u64) -> bool {
 }
 
 /// Splits a document into blocks, as ranges of sentences. Each block has at least `size` tokens, except for the last
-/// block. A remainder of at least half of `size` forms the last block. A shorter remainder is appended to the block
-/// before.
+/// block. A remainder of at least half of `size` forms the last block. A shorter remainder is appended to the previous
+/// block.
 fn split_into_blocks(ends: &[u32], size: u64) -> Vec<Range<usize>> {
     let mut blocks: Vec<Range<usize>> = Vec::new();
     let mut first = 0;

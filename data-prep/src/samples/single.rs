@@ -54,7 +54,7 @@ impl<'a> SampleBuilder<'a> {
         self.ids.len() == 1
     }
 
-    /// Number of tokens that still fit, after a separator if `needs_separator`.
+    /// Number of tokens that still fit into the sample. If `needs_separator`, a separator before them also fits.
     fn room(&self) -> usize {
         (self.target + 1).saturating_sub(self.ids.len() + usize::from(self.needs_separator))
     }

@@ -1,6 +1,6 @@
 //! Detection of archives, compressed files and binary files by their first bytes.
 
-/// Block size of a tar archive, and the range of the checksum in its header.
+/// Size of a block of a tar archive, bytes. `TAR_CHECKSUM` is the range of the checksum in the first block.
 const TAR_BLOCK: usize = 512;
 const TAR_CHECKSUM: std::ops::Range<usize> = 148..156;
 
@@ -45,7 +45,7 @@ pub fn binary(head: &[u8]) -> Option<String> {
     if controls == 0 {
         return None;
     }
-    // The head may end within a character.
+    // `head` may end in the middle of a multi-byte character.
     let valid = std::str::from_utf8(head).map_or_else(|error| error.error_len().is_none(), |_| true);
     if controls * 3 < head.len() && (valid || controls * 20 < head.len()) {
         return None;

@@ -14,7 +14,7 @@ use crate::extract::Extractor;
 /// The first bytes of a file.
 #[derive(Debug, Clone, Copy)]
 pub enum FileHead<'a> {
-    /// First bytes as stored.
+    /// First bytes of the file before decompression.
     Stored(&'a [u8]),
     /// First bytes of the decompressed text, in UTF-8.
     Text(&'a [u8]),
@@ -37,8 +37,8 @@ pub trait InputFormat: Sync {
     /// [`FileHead::Stored`].
     fn recognizes(&self, head: FileHead<'_>) -> bool;
 
-    /// Name in the error message for a file of this format that a source configures as text. `None` if such a file may
-    /// be read as text.
+    /// Name for the error message about a file that has this format although its source is configured as text. `None`
+    /// if such a file may be read as text.
     fn looks_like(&self) -> Option<&'static str> {
         None
     }
@@ -53,12 +53,12 @@ pub trait InputFormat: Sync {
         1.0
     }
 
-    /// True if a file of this name (without folder) accompanies files of this format but is not an input itself.
+    /// True if a file with this name (without folder) is not an input itself but accompanies files of this format.
     fn ignores(&self, _name: &str) -> bool {
         false
     }
 
-    /// Ranges of stored bytes that can be read independently.
+    /// Byte ranges of the file, before decompression, that can be read independently.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -72,7 +72,8 @@ pub trait InputFormat: Sync {
     /// The file cannot be read.
     fn extractor(&self, file: &InputFile<'_>) -> Result<Extractor, SourceError>;
 
-    /// Opens a file, or a range of a file, for reading documents from `stored`.
+    /// Creates a reader of the documents of a file or of a range of a file. `stored` reads the bytes before
+    /// decompression.
     ///
     /// # Errors
     /// The file cannot be read or does not have this format.
@@ -127,7 +128,7 @@ impl InputFile<'_> {
     }
 }
 
-/// Number of stored bytes that are examined to detect binary formats.
+/// Number of bytes, before decompression, that are examined to detect binary formats.
 const STORED_HEAD: u64 = 512;
 
 /// The list of input formats.
@@ -198,7 +199,7 @@ impl FormatRegistry {
         Some(format!("{}; use format = \"{}\"", found.looks_like()?, found.name()))
     }
 
-    /// True if a file of this name (without folder) is skipped when a source names its folder.
+    /// True if a file with this name (without folder) is skipped. This applies to sources whose path is a folder.
     pub fn ignores(self, format: Option<&'static dyn InputFormat>, name: &str) -> bool {
         format.map_or_else(|| self.all().any(|format| format.ignores(name)), |format| format.ignores(name))
     }
