@@ -11,7 +11,7 @@
 //! killed, the next run continues where it stopped.
 //!
 //! A dataset is a pure function of the input bytes and the configuration. Every document has a fixed ID in the corpus.
-//! The cell of a document and its pair partners are pseudo-random functions of the seed and this ID. The order of the
+//! The cell and the pair partners of a document are pseudo-random functions of the seed and this ID. The order of the
 //! samples is a pseudo-random function of the seed and of the index of each sample in its bucket. No result depends on
 //! the thread or the part that computed it.
 

@@ -39,8 +39,8 @@ pub fn split<'a>(paragraph: &'a str, sentences: &mut Vec<&'a str>) {
 fn opening_brackets(sentence: &str) -> usize {
     let opens = |c: char| matches!(c, '「' | '『' | '（' | '《' | '〈' | '【');
     let stem = sentence.trim_end_matches(opens);
-    // The closing quotes of German are the opening quotes of Chinese. The preceding character shows which one a quote
-    // is.
+    // The closing quotes of German are the opening quotes of Chinese. The preceding character shows if a quote is
+    // closing or opening.
     let quoted = stem.strip_suffix(['“', '‘']).filter(|stem| stem.ends_with(['。', '！', '？', '”', '’']));
     sentence.len() - quoted.unwrap_or(stem).len()
 }
@@ -79,7 +79,7 @@ fn is_boundary(before: &str, after: &str) -> bool {
     }
     let trimmed = before.trim_end();
     let Some(stem) = trimmed.strip_suffix('.') else {
-        // A と after a closing bracket continues the sentence: 「誰？」と彼は聞いた。
+        // After a closing bracket, と continues the sentence: 「誰？」と彼は聞いた。
         return !(trimmed.ends_with(['」', '』']) && after.starts_with('と'));
     };
     let word = stem.rsplit([' ', '\u{a0}', '(', '"', '“', '‘', '\'', '—', '-']).next().unwrap_or("");

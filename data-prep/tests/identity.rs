@@ -92,7 +92,7 @@ fn an_edit_in_a_shared_file_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 200);
     let once = std::fs::read_to_string(&text).unwrap();
-    // The parts share a file above 32 MiB batch by batch.
+    // The batches of a file above 32 MiB are distributed over the parts.
     std::fs::write(&text, once.repeat((33 << 20) / once.len() + 1)).unwrap();
     let sources = || vec![source(&text, "text", Documents::BlankLine)];
     let config = config(folder.path(), &vocabulary, sources());

@@ -1,10 +1,10 @@
-//! Local cache of remote shards, shared by all processes of a host that use the same directory.
+//! Local cache of remote shards. Processes on the same host share the cache if they use the same directory.
 //!
 //! The file name of a cached shard is its sha256. A shard gets this name once it is complete and verified. If several
 //! processes need a shard, one of them downloads it. The others wait as long as the download makes progress.
 //!
 //! If a new shard would exceed the capacity, or if the disk is full, the least recently used shards are evicted. A
-//! process that has an evicted shard open can still read it.
+//! process that opened a shard before its eviction can still read it.
 
 mod lock;
 
@@ -36,7 +36,7 @@ const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: PathBuf,
-    /// True if the settings name the directory. Other users can then share it.
+    /// True if the directory is set in the configuration. Other users can then share it.
     is_configured: bool,
     /// Capacity in bytes. A shard that is larger than the capacity is still cached.
     limit: u64,
@@ -152,7 +152,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Runs an operation that takes disk space. On a full disk, evicts the least recently used shards and retries.
+    /// Runs an operation that needs disk space. On a full disk, evicts the least recently used shards and retries.
     fn evict_on_full_disk<T>(&self, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
             match work() {

@@ -46,7 +46,7 @@ pub struct Manifest {
     /// Statistics of each source, in configuration order. Both splits have the same statistics.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceCounts>,
-    /// Achieved held-out fraction, if the random assignment of documents missed the configured fraction.
+    /// Achieved held-out fraction. Present only if the random assignment of documents missed the configured fraction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out: Option<HeldOut>,
     /// Entropy of the token frequencies in all samples, in nats per token. `[CLS]` and `[SEP]` are not counted. This
@@ -131,7 +131,7 @@ pub struct Counts {
 pub struct SourceCounts {
     /// Input format.
     pub format: FormatName,
-    /// True for a source of documents to exclude.
+    /// True for a source from `[[exclude]]`.
     pub excluded: bool,
     /// Number of files. A bzip2 file that is read in ranges of whole streams counts once per range.
     pub files: u64,

@@ -55,7 +55,7 @@ impl Dataset {
         Ok(dataset)
     }
 
-    /// Uses the cache of `settings` for shards in an object store.
+    /// Uses the cache that `settings` describes. Only shards in an object store are cached.
     #[must_use]
     pub fn with_cache(self, settings: &DatasetCache) -> Self {
         Self { cache: Cache::new(settings), ..self }

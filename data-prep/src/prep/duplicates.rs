@@ -75,7 +75,7 @@ struct DuplicateCandidate {
 const CANDIDATE_BYTES: usize = 16 + DocumentFingerprint::size(false) + 8;
 
 impl DuplicateCandidate {
-    /// Sorts excluded documents before all other documents, and each of these two groups by document ID.
+    /// Sort key. Excluded documents come before all others. Otherwise the order is that of the document IDs.
     fn sort_key(&self) -> (bool, DocumentId) {
         (self.fingerprint.cell != EXCLUDED, self.fingerprint.id)
     }
@@ -99,7 +99,7 @@ impl DuplicateCandidate {
 /// Number of LSH bands of a signature, with four values each. Two documents are compared if they agree in at least one
 /// band. The probability of a comparison is 0.9998 at similarity 0.8, and 0.64 at similarity 0.5.
 const BANDS: usize = 16;
-/// Upper limit on the number of documents of a group with which a later document of the group is compared.
+/// Upper limit on the number of comparisons of a document with other documents of its group.
 const MAX_COMPARED: usize = 8;
 
 /// Finds the documents to remove by the rules of the configuration.

@@ -204,7 +204,7 @@ impl SpillBuffer {
     }
 
     /// Adds a document. `tokens` concatenates the sentences, and `lengths` has the number of tokens of each sentence.
-    /// Only the fingerprint of an excluded document is kept.
+    /// If `is_excluded`, only the fingerprint of the document is kept.
     pub fn push(&mut self, id: DocumentId, lengths: &[u16], tokens: &[u32], is_excluded: bool) {
         let totals = DocumentTotals { documents: 1, sentences: lengths.len() as u64, tokens: tokens.len() as u64 };
         let cell = if is_excluded { EXCLUDED } else { id.cell(self.seed, self.held_out) };

@@ -47,7 +47,7 @@ pub fn make_pairs(
                 let min_tokens = target.saturating_sub(a.1.len());
                 Some((a, random_segment(bucket, index, min_tokens, rng), 1))
             }
-            // A single sentence cannot be split into two segments to swap.
+            // A single sentence does not yield two segments to swap.
             Pair::Sop if count == 1 => None,
             kind => {
                 let b = (index, document.sentence_start(split)..document.sentence_start(next));

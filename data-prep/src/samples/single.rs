@@ -1,5 +1,5 @@
-//! Samples of one segment. Whole sentences are packed until the next sentence does not fit (Liu et al. 2019). A sample
-//! contains sentences of one document or of several documents.
+//! Samples of one segment. Whole sentences are packed until the next sentence does not fit (Liu et al. 2019). Depending
+//! on the configured packing, a sample has sentences of only one document or of several documents.
 
 use lambert_config::prep::Packing;
 

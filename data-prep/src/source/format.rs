@@ -28,7 +28,7 @@ pub trait InputFormat: Sync {
     /// Supported values of `source.documents`, the default first.
     fn documents(&self) -> &'static [Documents];
 
-    /// Source keys that this format reads in addition to the keys of all formats.
+    /// Source keys that this format reads in addition to the keys that all formats read.
     fn options(&self) -> &'static [&'static str] {
         &[]
     }
@@ -43,7 +43,8 @@ pub trait InputFormat: Sync {
         None
     }
 
-    /// Reason why text that starts with `head` does not have this format, as words that follow "it looks like".
+    /// Reason why text that starts with `head` does not have this format. In the message, the reason follows "it looks
+    /// like".
     fn refusal(&self, _head: &[u8], _formats: FormatRegistry) -> Option<String> {
         None
     }
@@ -122,7 +123,7 @@ impl InputFile<'_> {
     /// Opens the text in order to examine its first bytes.
     ///
     /// # Errors
-    /// As [`InputFile::text`], or the file cannot be opened.
+    /// The file cannot be opened, is not text, or looks like another format.
     pub fn peek(&self) -> Result<PeekReader, SourceError> {
         self.text(StoredReader::open(self.file, Arc::default(), 0)?)
     }
@@ -193,7 +194,8 @@ impl FormatRegistry {
         self.all().find(|format| format.recognizes(head))
     }
 
-    /// Describes the format of a file that was configured as text, as words that follow "it looks like".
+    /// Describes the format of a file that was configured as text. In the message, the description follows "it looks
+    /// like".
     pub fn likely_format(self, head: FileHead<'_>) -> Option<String> {
         let found = self.recognized_by(head)?;
         Some(format!("{}; use format = \"{}\"", found.looks_like()?, found.name()))

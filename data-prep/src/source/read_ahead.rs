@@ -11,7 +11,7 @@ use lambert_store::Store;
 /// Bytes per request. Large requests increase the throughput. Small requests limit the memory per file, so that many
 /// files can be read at the same time.
 const PART_BYTES: u64 = 4 << 20;
-/// Upper limit on the number of concurrent requests. In addition, up to as many fetched parts can wait to be read.
+/// Upper limit on the number of concurrent requests. In addition, each channel can contain one fetched part.
 const MAX_PARALLEL: u64 = 6;
 
 type FetchedPart = std::result::Result<Bytes, lambert_store::Error>;
