@@ -18,7 +18,8 @@ fn part(config: &PrepConfig, part: (usize, usize)) -> Result<PrepReport, PrepErr
     )
 }
 
-/// Replaces a word by a word of the same length, so that the size does not change. `keep_time` also keeps the mtime.
+/// Replaces a word by a word of the same length, so that the size does not change. If `keep_time`, the mtime does not
+/// change either.
 fn edit(path: &Path, keep_time: bool) {
     let modified = std::fs::metadata(path).unwrap().modified().unwrap();
     let text = std::fs::read_to_string(path).unwrap();

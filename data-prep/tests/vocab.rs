@@ -24,7 +24,7 @@ fn sources(folder: &Path) -> Vec<Source> {
     sources
 }
 
-/// Child process of the test below. It does nothing if it runs as a test itself.
+/// Child process of the test below. It does nothing if the test runner runs it directly.
 #[test]
 fn child() {
     if let (Some(folder), Some(output)) = (std::env::var_os(FOLDER), std::env::var_os(OUTPUT)) {

@@ -170,7 +170,8 @@ impl Manifest {
     /// Serializes `manifest.json`.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
-        // Plain structs with string keys always serialize. A reader would reject an empty file.
+        // Serialization cannot fail for plain structs with string keys. If it failed, the file would be empty, and
+        // readers would reject it.
         let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
         bytes.push(b'\n');
         bytes

@@ -3,8 +3,8 @@
 //! Every random choice of a preparation job or a training run derives from a [`Key`]. A key is a pure function of the
 //! context of the choice (seed, epoch, sample and so on). So no generator state is stored or restored.
 //!
-//! The implementation is local because the bytes of every dataset depend on it. No update of a dependency may change a
-//! value. Tests pin some values.
+//! The generator is implemented here, not in a dependency, because the bytes of every dataset depend on it. No update
+//! of a dependency may change a value. Tests pin some values.
 
 /// Key of a random choice: a 64-bit hash of the context of the choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -2,10 +2,10 @@
 //!
 //! Tokenization assigns each document at random to a training cell or a held-out cell, before the corpus size is known
 //! ([`super::spill`]). With many documents, the held-out share of the tokens is close to the target, and this
-//! assignment is final. With few documents, the share can be far from the target. Then this module goes through the
-//! documents in the order of their random keys. It holds out each document that brings the share closer to the target.
-//! If the share still misses the target, documents are split into blocks of whole sentences, and blocks are selected in
-//! the same way.
+//! assignment is final. With few documents, the share can be far from the target. In that case, this module goes
+//! through the documents in the order of their random keys. It holds out each document that brings the share closer to
+//! the target. If the share still misses the target, documents are split into blocks of whole sentences, and blocks are
+//! selected in the same way.
 //!
 //! The selection depends on the documents and the seed only, not on threads or parts.
 
@@ -192,7 +192,8 @@ fn block_units(
     for spill_file in spill_files {
         let mut at = 0;
         let mut long = Vec::new();
-        // Records are in fingerprint order. Excluded documents have no record and come last.
+        // Records are in the order of the fingerprints. The fingerprints of excluded documents come last and have no
+        // record.
         spill_file.for_each_fingerprint(|_, bytes| {
             let fingerprint = DocumentFingerprint::read(bytes);
             let start = at;
@@ -218,7 +219,7 @@ fn block_units(
     Ok(units)
 }
 
-/// True if [`split_into_blocks`] returns one block for any sentence lengths.
+/// True if [`split_into_blocks`] returns one block, whatever the sentence lengths are.
 const fn is_one_block(tokens: u64, size: u64) -> bool {
     2 * tokens < 3 * size
 }

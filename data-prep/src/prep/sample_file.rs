@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Number of equal intervals of the key space in the index of a sample file.
+/// Number of entries in the index of a sample file. Each entry stands for a key interval, and all intervals have the
+/// same size.
 pub const INTERVALS: usize = 4096;
 /// Bytes before the token ids of a sample: key (8), length (2), start of the second segment (2), pair label (1).
 pub const SAMPLE_HEADER_BYTES: usize = 13;

@@ -32,7 +32,7 @@ const SHARD_TO_SAMPLE_BYTES: f64 = 0.9;
 pub fn check_input(job: &JobContext<'_>) -> Result<SpaceEstimate, PrepError> {
     let sizes = job.files.iter().map(|file| (text_bytes(file) * TOKENS_PER_BYTE, uses_per_document(job, file.source)));
     let mut space = estimate(job, sizes);
-    // The estimate includes files that an earlier run has already written.
+    // The estimate includes files that an earlier run has already written, so their size is subtracted.
     space.needed = space.needed.saturating_sub(folder_bytes(job.folder()));
     check(job, space)
 }

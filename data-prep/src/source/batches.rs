@@ -91,8 +91,8 @@ struct FileStream {
 pub struct OpenFile(Option<Arc<Mutex<FileStream>>>);
 
 impl<'a> BatchQueue<'a> {
-    /// Creates a queue of the batches of `files` that belong to `part` and are not in `done`. `done` maps (file, batch)
-    /// to the digest of the batch. Decompression windows are limited to `window` bytes.
+    /// Creates a queue of the batches of `files`. Leaves out the batches of other parts and the batches in `done`.
+    /// `done` maps (file, batch) to the digest of the batch. Decompression windows are limited to `window` bytes.
     pub fn new(
         sources: &'a [Source],
         files: Vec<&'a SourceFile>,

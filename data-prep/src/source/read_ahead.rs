@@ -16,7 +16,7 @@ const MAX_PARALLEL: u64 = 6;
 
 type FetchedPart = std::result::Result<Bytes, lambert_store::Error>;
 
-/// Reads an object in parallel parts and returns them in order. The store retries failed requests.
+/// Reads the parts of an object in parallel and returns them in order. The store retries failed requests.
 pub struct ReadAhead {
     object: RemoteObject,
     parallel: usize,

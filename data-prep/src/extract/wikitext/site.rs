@@ -1,4 +1,5 @@
-//! Site-specific names, from the `<siteinfo>` at the start of a dump and the table of languages.
+//! Names that are specific to a wiki. They come from the `<siteinfo>` at the start of its dump and from the table of
+//! languages.
 
 use std::collections::BTreeSet;
 
