@@ -1,8 +1,8 @@
 //! Throughput in MB/s of each stage of a preparation job and of whole preparation jobs, on the development corpora:
 //! `cargo bench --workspace --bench stages`.
 //!
-//! Prints one line per stage: megabytes (10^6) of text or XML, median seconds per round, MB/s. Stages run on one
-//! thread, unless the name of the stage says otherwise. Each of the `LAMBERT_BENCH_ROUNDS` rounds (default 3) runs all
+//! Prints one line per stage: megabytes (10^6) of text or XML, median seconds per round, MB/s. A stage runs on one
+//! thread, unless its name contains a number of threads. Each of the `LAMBERT_BENCH_ROUNDS` rounds (default 3) runs all
 //! stages, so that a busy machine slows all stages alike.
 #![allow(clippy::unwrap_used)] // A panic is a bench's report.
 
@@ -61,7 +61,7 @@ impl Corpus {
     }
 }
 
-/// Number of copies of the corpus in a whole preparation job, so that the startup time is negligible.
+/// Number of copies of the corpus in a whole preparation job. With several copies, the startup time is negligible.
 const COPIES: usize = 4;
 
 /// Start time of each phase of a preparation job.
@@ -72,7 +72,8 @@ fn whole(source: &Source, vocabulary: &Path, threads: usize, phases: &Phases) {
     let mut config = PrepConfig { source: vec![source.clone(); COPIES], ..PrepConfig::default() };
     config.output.url = folder.path().join("data").display().to_string();
     config.vocabulary.file = vocabulary.display().to_string();
-    // The corpus has a few dozen documents. So a held-out split would be a tenth of the text, in one shard.
+    // The corpus has only a few dozen documents. So a held-out split would contain about a tenth of the text, all in
+    // one shard.
     config.samples.held_out = 0.0;
     *phases.lock().unwrap() = vec![("tokenizing", Instant::now())];
     let progress = |status: &PrepStatus| {

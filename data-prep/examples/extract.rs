@@ -1,8 +1,8 @@
 //! Extracts the prose of a MediaWiki dump on one thread: `cargo run --release -p lambert-data-prep --example extract
 //! DUMP > PROSE`. The output is the input of sentence splitting in `lambert prep`.
 //!
-//! An article is a line `<doc title="TITLE">`, one line per paragraph, and `</doc>`. The counts of rejected pages are
-//! printed to standard error.
+//! The output for an article is a line `<doc title="TITLE">`, one line per paragraph, and a line `</doc>`. The counts
+//! of rejected pages are printed to standard error.
 
 use std::collections::BTreeMap;
 use std::error::Error;

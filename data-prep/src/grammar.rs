@@ -99,7 +99,7 @@ struct DocumentGenerator {
     topic: &'static Topic,
     protagonist: &'static str,
     pronoun: &'static str,
-    /// Recurring possession of the protagonist, as an index of a noun of the topic.
+    /// Recurring possession of the protagonist, as an index into the nouns of the topic.
     thing: usize,
     place: &'static str,
 }

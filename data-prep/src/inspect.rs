@@ -47,7 +47,8 @@ pub enum InspectError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Opens the dataset at `url` and decodes up to `samples` rows. `verify` also hashes every file and reads every row.
+/// Opens the dataset at `url` and decodes up to `samples` rows. If `verify`, also hashes every file and reads every
+/// row.
 ///
 /// # Errors
 /// The dataset or its vocabulary cannot be read, or verification fails.

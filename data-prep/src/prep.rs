@@ -7,11 +7,11 @@
 //!       -> manifests                               (`finish`)
 //! ```
 //!
-//! Every step writes complete files to a work folder and skips files that already exist. So a preparation job that was
-//! killed resumes.
+//! Every step writes complete files to a work folder and skips files that already exist. So if a preparation job is
+//! killed, the next run continues where it stopped.
 //!
 //! A dataset is a pure function of the input bytes and the configuration. Every document has a fixed ID in the corpus.
-//! The cell of a document and its pair partners are pseudo-random functions of the seed and this ID. The order of the
+//! The cell and the pair partners of a document are pseudo-random functions of the seed and this ID. The order of the
 //! samples is a pseudo-random function of the seed and of the index of each sample in its bucket. No result depends on
 //! the thread or the part that computed it.
 
@@ -122,7 +122,7 @@ pub struct PrepStatus {
     pub done: u64,
     /// Units in total.
     pub total: u64,
-    /// Unit of `done` and `total`: `bytes` (as stored), `buckets` or `shards`.
+    /// Unit of `done` and `total`: `bytes` (of the input files, before decompression), `buckets` or `shards`.
     pub unit: &'static str,
     /// Bytes of text or decompressed XML tokenized by this process.
     pub text_bytes: u64,
@@ -137,7 +137,8 @@ pub struct PrepReport {
     pub input_bytes: u64,
     /// True if datasets of the same corpus and configuration already existed.
     pub unchanged: bool,
-    /// Held-out share of the tokens, if it is configured and known. `None` after a run of a single part.
+    /// Held-out share of the tokens. `None` if no share is configured, if existing datasets do not record it, or after
+    /// a run of a single part.
     pub held_out: Option<HeldOut>,
     /// The datasets with their manifests. Empty after a run of a single part.
     pub datasets: Vec<PreparedDataset>,

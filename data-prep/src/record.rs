@@ -22,7 +22,7 @@ impl DocumentId {
     }
 }
 
-/// Bytes before the sentence lengths of a record: file, ordinal, number of sentences, number of tokens (4 each).
+/// Bytes before the sentence lengths of a record: file, ordinal, number of sentences, number of tokens (4 bytes each).
 pub const RECORD_HEADER_BYTES: usize = 16;
 
 /// Computes the end offset of each sentence, in tokens of its document, from the sentence lengths in a record.

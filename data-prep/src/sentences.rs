@@ -1,7 +1,8 @@
 //! Sentence splitting.
 //!
 //! Boundaries follow Unicode UAX #29 (`boundaries`). This standard handles neither abbreviations nor reported speech.
-//! So this module removes the boundaries after `Mr.` and `J. R.`, and between `"Who?"` and `he asked`.
+//! So this module removes boundaries such as the one after `Mr.` or `J. R.`, or the one between `"Who?"` and `he
+//! asked`.
 
 mod abbreviations;
 mod boundaries;
@@ -11,7 +12,7 @@ use abbreviations::ABBREVIATIONS;
 use boundaries::boundaries;
 use starters::STARTERS;
 
-/// Thai and Lao sentences above this length are split at spaces, because these scripts have no full stop. In bytes.
+/// Length, in bytes, above which a Thai or Lao sentence is split at spaces. These scripts have no full stop.
 const LONG_SENTENCE_BYTES: usize = 600;
 /// Minimum length of a part of a split sentence, bytes. A Thai letter takes three bytes.
 const MIN_PART_BYTES: usize = 150;
@@ -38,7 +39,8 @@ pub fn split<'a>(paragraph: &'a str, sentences: &mut Vec<&'a str>) {
 fn opening_brackets(sentence: &str) -> usize {
     let opens = |c: char| matches!(c, '「' | '『' | '（' | '《' | '〈' | '【');
     let stem = sentence.trim_end_matches(opens);
-    // The closing quotes of German are the opening quotes of Chinese. The preceding character decides.
+    // The closing quotes of German are the opening quotes of Chinese. The preceding character shows if a quote is
+    // closing or opening.
     let quoted = stem.strip_suffix(['“', '‘']).filter(|stem| stem.ends_with(['。', '！', '？', '”', '’']));
     sentence.len() - quoted.unwrap_or(stem).len()
 }
@@ -77,7 +79,7 @@ fn is_boundary(before: &str, after: &str) -> bool {
     }
     let trimmed = before.trim_end();
     let Some(stem) = trimmed.strip_suffix('.') else {
-        // 「誰？」と彼は聞いた。
+        // After a closing bracket, と continues the sentence: 「誰？」と彼は聞いた。
         return !(trimmed.ends_with(['」', '』']) && after.starts_with('と'));
     };
     let word = stem.rsplit([' ', '\u{a0}', '(', '"', '“', '‘', '\'', '—', '-']).next().unwrap_or("");
@@ -88,7 +90,7 @@ fn is_boundary(before: &str, after: &str) -> bool {
         return false;
     }
     if is_initial(word) {
-        // "vitamin C. The", but "J. R. Smith".
+        // A sentence ends within "vitamin C. The", but not within "J. R. Smith".
         let before = stem[..stem.len() - word.len()].trim_end();
         let named = before.ends_with(char::is_alphanumeric) && after.starts_with(char::is_alphabetic);
         return named && starts_sentence(after);
@@ -96,12 +98,12 @@ fn is_boundary(before: &str, after: &str) -> bool {
     !is_dotted(word) || starts_sentence(after)
 }
 
-/// True for `U.S` and `p.m`. These abbreviations occur before names and at the end of a sentence.
+/// True for abbreviations such as `U.S` and `p.m`. They occur before names, and also at the end of a sentence.
 fn is_dotted(word: &str) -> bool {
     word.len() > 2 && word.split('.').all(|letter| letter.len() == 1 && letter.starts_with(char::is_alphabetic))
 }
 
-/// True for a lowercase letter before a number: `c. 1900` and `b. 1850`.
+/// True for a single lowercase letter before a number, as in `c. 1900` and `b. 1850`.
 fn is_abbreviated_before_number(word: &str, after: &str) -> bool {
     let mut characters = word.chars();
     let small = matches!((characters.next(), characters.next()), (Some(c), None) if c.is_lowercase());
@@ -176,7 +178,7 @@ mod tests {
         }
     }
 
-    /// The words before the full stops are abbreviations in other languages.
+    /// In each text, the word before the first full stop is an abbreviation in another language.
     #[test]
     fn ordinary_words_end_sentences() {
         for text in [

@@ -51,9 +51,9 @@ pub struct SourceFile {
     pub format: &'static dyn InputFormat,
     /// Extractor for its documents.
     pub extractor: Extractor,
-    /// Start offset in the stored file. It is 0 unless the file is read in ranges.
+    /// Start of the range, as an offset in the file before decompression. 0 if the file is not read in ranges.
     pub start: u64,
-    /// Stored size, bytes.
+    /// Size of the file or range before decompression, bytes.
     pub bytes: u64,
     /// Modification time in nanoseconds since 1970, or the ETag of an object. A changed stamp only triggers a check of
     /// the contents.
@@ -136,7 +136,7 @@ pub fn find_files(sources: &[Source], threads: usize) -> Result<Vec<SourceFile>,
     find::find_files(FORMATS, sources, threads)
 }
 
-/// Opens a file of `source`. `counter` counts the stored bytes that were read.
+/// Opens a file of `source`. `counter` counts the bytes that were read, before decompression.
 ///
 /// # Errors
 /// The file cannot be opened, or does not have the format of its source.
@@ -151,7 +151,8 @@ pub fn open_reader(
 /// Largest decompression window if there is no memory budget, bytes.
 const DEFAULT_WINDOW: u64 = 1 << 30;
 
-/// Opens a file with a decompression window of up to `window` bytes. Also returns the underlying stored file.
+/// Opens a file with a decompression window of up to `window` bytes. Also returns the reader of the bytes before
+/// decompression.
 fn open_stored(
     formats: FormatRegistry,
     source: &Source,

@@ -23,7 +23,7 @@ use lambert_dataset::tokenizer::json::{PREFIX, SPECIAL};
 pub struct VocabSettings {
     /// Number of tokens, including special tokens. The vocabulary has fewer tokens if the corpus is too small.
     pub size: usize,
-    /// True to lowercase the text and strip accents, as for uncased models.
+    /// If true, text is lowercased and stripped of accents, as for uncased models.
     pub lowercase: bool,
     /// Upper limit on the number of distinct characters. Words with rarer characters are not counted.
     pub limit_alphabet: usize,

@@ -42,7 +42,7 @@ impl Remote {
         self.folder.path().join("cache")
     }
 
-    /// Opens the dataset as one process, with a cache limit of `bytes`.
+    /// Opens the dataset as a separate process would, with a cache limit of `bytes`.
     fn open(&self, bytes: f64) -> Arc<Dataset> {
         let folder = self.cache().to_str().unwrap().to_owned();
         let settings = DatasetCache { folder, gigabytes: bytes / 1e9 };
@@ -54,7 +54,7 @@ impl Remote {
     }
 }
 
-/// A small tmpfs that is unmounted on drop. Mounting fails without the privilege to mount.
+/// A small tmpfs that is unmounted on drop. A process without the privilege to mount cannot create it.
 struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -97,7 +97,7 @@ fn group_of(dataset: &Dataset, shard: usize) -> usize {
 #[test]
 fn processes_on_a_host_share_one_verified_copy() {
     let remote = Remote::new("shared");
-    // Of several concurrent processes, one fetches each shard. Only complete copies remain.
+    // If several processes run concurrently, each shard is fetched by only one of them. Only complete copies remain.
     let ranks: Vec<_> = (0..4)
         .map(|_| {
             let dataset = remote.open(1e9);
@@ -111,7 +111,7 @@ fn processes_on_a_host_share_one_verified_copy() {
     assert_eq!(files(&remote.cache(), ".parquet").len() as u64, SHARDS);
     let partial = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(".fetch-");
     assert!(!files(&remote.cache(), "").iter().any(partial), "{:?}", files(&remote.cache(), ""));
-    // Nothing is fetched if all copies exist.
+    // If all copies exist, nothing is fetched.
     let later = remote.open(1e9);
     remote.remove(&later);
     assert_eq!(all(&later), read[0]);
@@ -211,7 +211,7 @@ fn a_disk_too_small_for_a_shard_is_reported() {
     assert_eq!(dataset.damaged_shard(&error), None);
 }
 
-/// A hostile manifest names a file outside the cache folder.
+/// A hostile manifest contains the path of a file outside the cache folder.
 #[test]
 fn a_manifest_cannot_name_files_outside_the_folder() {
     let remote = Remote::new("hostile");
@@ -235,7 +235,7 @@ fn a_manifest_cannot_name_files_outside_the_folder() {
     }
 }
 
-/// Environment variable that marks the child process run as the second user, with the folder to use.
+/// Environment variable that is set only in the child process of the second user. Its value is the folder to use.
 const AS_SECOND_USER: &str = "LAMBERT_TEST_SECOND_USER";
 
 /// Reads a remote dataset through the cache in `folder`, or in the default folder if `folder` is empty. Returns the

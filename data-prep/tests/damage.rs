@@ -1,5 +1,5 @@
-//! Damaged files. They are refused with file name and offset, or the damage is skipped and counted while the intact
-//! parts are kept.
+//! Damaged files. Either they are refused with file name and offset, or the damage is skipped and counted and the
+//! intact parts are kept.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -15,7 +15,7 @@ use lambert_dataset::Manifest;
 
 const BLOCK: &str = "bzip2: damaged block";
 
-/// Prepares one file. `damaged` refuses or skips damage.
+/// Prepares one file. `damaged` says if damage is refused or skipped.
 fn prepare(
     bytes: &[u8],
     name: &str,
@@ -42,7 +42,7 @@ fn refused(bytes: &[u8], name: &str, format: &str, words: &[&str]) {
     words.iter().for_each(|word| assert!(error.to_string().contains(word), "no {word:?} in {error}"));
 }
 
-/// A dump of pages, each of which repeats one sentence with the page number.
+/// A dump of pages. Each page repeats one sentence that contains the page number.
 fn dump(pages: usize) -> String {
     let page = |number: usize| {
         let text = format!("The boat of number {number} is wet. ").repeat(40);

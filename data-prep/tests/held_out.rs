@@ -1,5 +1,5 @@
-//! The held-out share of the tokens. Whole documents are held out if they can meet the share, otherwise blocks of long
-//! documents.
+//! The held-out share of the tokens. Whole documents are held out if their tokens can meet the share. Otherwise blocks
+//! of long documents are held out.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -52,7 +52,8 @@ fn assert_divided(train: &Manifest, held_out: &Manifest) {
     assert!(train.counts.samples > 0 && held_out.counts.samples > 0);
 }
 
-/// The expected values are the start of the SHA-256 of each manifest. A change of this program must not change them.
+/// The expected values are the first 16 digits of the SHA-256 of each manifest. A change of this program must not
+/// change them.
 #[test]
 fn a_split_by_cell_that_meets_the_share_keeps_its_bytes() {
     let folder = tempfile::tempdir().unwrap();

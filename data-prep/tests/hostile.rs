@@ -1,5 +1,5 @@
-//! Untrusted datasets. Any manifest or shard is either read or refused with its file name, without a panic and in
-//! bounded memory.
+//! Untrusted datasets. Any manifest or shard is either read or refused, without a panic and in bounded memory. The
+//! error contains the file name.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 #[path = "../../tests/support/samples.rs"]
@@ -101,7 +101,7 @@ fn change_json(bytes: &mut Vec<u8>, rng: &mut Rng) {
 }
 
 fn change_bytes(bytes: &mut Vec<u8>, rng: &mut Rng) {
-    // Half of the changes are in the footer, which contains the offsets.
+    // At least half of the changes are in the footer, which contains the offsets.
     let first = if rng.chance(0.5) { bytes.len() - bytes.len().min(600) } else { 0 };
     let mut place = |bytes: &[u8]| first + rng.below((bytes.len() - first) as u64) as usize;
     let at = place(bytes);

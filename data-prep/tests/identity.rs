@@ -18,7 +18,8 @@ fn part(config: &PrepConfig, part: (usize, usize)) -> Result<PrepReport, PrepErr
     )
 }
 
-/// Replaces a word by a word of the same length, so that the size does not change. `keep_time` also keeps the mtime.
+/// Replaces a word by a word of the same length, so that the size does not change. If `keep_time`, the mtime does not
+/// change either.
 fn edit(path: &Path, keep_time: bool) {
     let modified = std::fs::metadata(path).unwrap().modified().unwrap();
     let text = std::fs::read_to_string(path).unwrap();
@@ -92,7 +93,7 @@ fn an_edit_in_a_shared_file_is_detected() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 200);
     let once = std::fs::read_to_string(&text).unwrap();
-    // The parts share a file above 32 MiB batch by batch.
+    // The batches of a file above 32 MiB are distributed over the parts.
     std::fs::write(&text, once.repeat((33 << 20) / once.len() + 1)).unwrap();
     let sources = || vec![source(&text, "text", Documents::BlankLine)];
     let config = config(folder.path(), &vocabulary, sources());

@@ -1,4 +1,4 @@
-//! Input formats, compressions and encodings, and also damage, duplicates and weights.
+//! Input formats, compressions and encodings. Also damage, duplicates and weights.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -205,7 +205,7 @@ fn a_long_json_line_is_read_whole_or_refused_with_a_message() {
     assert_eq!((manifest.counts.documents, manifest.counts.sentences), (3, 1_300_002));
     drop(line);
 
-    // A highly compressible line can exceed memory.
+    // A small compressed file can contain a line that is larger than the memory.
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packed.write_all(format!("{short}{{\"text\": \"").as_bytes()).unwrap();
     (0..257).for_each(|_| packed.write_all(&vec![b'x'; 1 << 20]).unwrap());
@@ -238,7 +238,8 @@ fn zstd_with_skippable_frames_and_long_windows_is_read() {
     assert_eq!(counts(&manifest), corpus.plain());
 }
 
-/// The threads share the memory budget. With 256 threads, each has 3 MiB, but the file needs 8 MiB.
+/// The threads share the memory budget. With 256 threads, each thread has 3 MiB, but decompressing the file needs 8
+/// MiB.
 #[test]
 fn a_decompression_window_above_the_memory_budget_is_refused() {
     let corpus = Corpus::new();
@@ -247,7 +248,7 @@ fn a_decompression_window_above_the_memory_budget_is_refused() {
     encoder.write_all(corpus.text.as_bytes()).unwrap();
     for (name, bytes) in [("small.xz", XZ.to_vec()), ("small.zst", encoder.finish().unwrap())] {
         let mut source = corpus.source(name, &bytes, "text");
-        // The error is not treated as damage either.
+        // Even if damage is skipped, this error is reported.
         for damaged in [Damaged::Refuse, Damaged::Skip] {
             source.damaged = damaged;
             let work = tempfile::tempdir().unwrap();

@@ -27,7 +27,7 @@ fn job(folder: &Path, work: &Path) -> PrepConfig {
     config
 }
 
-/// Child process of the test below. It does nothing if it runs as a test itself.
+/// Child process of the test below. It does nothing if the test runner runs it directly.
 #[test]
 fn child() {
     if let Some(folder) = std::env::var_os(FOLDER) {
@@ -36,7 +36,7 @@ fn child() {
     }
 }
 
-/// Runs [`child`] for at most `allowed`. Returns true if the child finished.
+/// Runs [`child`], and kills it after the time `allowed`, if this is given. Returns true if the child finished.
 fn attempt(folder: &Path, allowed: Option<Duration>) -> bool {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--test-threads=1"])

@@ -118,7 +118,8 @@ fn separators_occur_only_between_documents() {
         }
         assert_eq!(joined == 0, packing == Packing::DocumentSentences);
         let mean = rows.iter().map(Vec::len).sum::<usize>() as f64 / rows.len() as f64;
-        // On average, full samples are half a sentence (20 tokens) below the limit, or less where short sentences fit.
+        // On average, a full sample ends half a sentence (20 tokens) below the limit. The gap is smaller if short
+        // sentences fit.
         assert_eq!(mean > LENGTH as f64 - 15.0, packing == Packing::FullSentences, "{packing:?}: {mean}");
         tokens.push(rows.len());
     }

@@ -122,7 +122,7 @@ fn at_least_one_sentence_is_held_out() {
     config.samples.held_out = 0.001;
     let report = run(&config, 1).unwrap();
     let counts: Vec<_> = report.datasets.iter().map(|dataset| &dataset.manifest.counts).collect();
-    // The target is below one sentence, so the shortest sentence is held out.
+    // The target is fewer tokens than a sentence has, so the shortest sentence is held out.
     assert_eq!((counts[0].documents, counts[1].documents, counts[1].sentences), (10, 1, 1));
     config.samples.held_out = 0.0;
     config.output.url = folder.path().join("none").display().to_string();

@@ -48,7 +48,8 @@ struct Pairs {
     segments: Vec<(Vec<u32>, Vec<u32>, bool)>,
 }
 
-/// Creates samples by Google's rules. `per_document` chooses the short target once per document, as in Google's code.
+/// Creates samples by Google's rules. If `per_document`, the short target is chosen once per document, as in Google's
+/// code. Otherwise it is chosen per sample.
 fn google(corpus: &Corpus, per_document: bool, rng: &mut Rng) -> Pairs {
     let most = LENGTH - 3;
     let mut made = Pairs { lengths: Vec::new(), random: 0, segments: Vec::new() };

@@ -1,4 +1,4 @@
-//! Token ids equal those of Hugging Face's `BertTokenizerFast`. tests/golden/tokenizer.py wrote the expected values.
+//! Token ids equal the ids of Hugging Face's `BertTokenizerFast`. tests/golden/tokenizer.py wrote the expected values.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 use lambert_dataset::random::{Key, Rng};
@@ -45,8 +45,8 @@ fn the_exported_json_has_the_post_processor_and_the_special_tokens() {
     assert!(tokenizer_json(b"[PAD]\n", true).is_err());
 }
 
-/// Words that the encoder splits without the library. They are concatenated, whole, truncated, in any case, or too
-/// long.
+/// Words of one to five concatenated tokens, most of which the encoder splits without the library. Some words are in
+/// uppercase, truncated, extended by a character, or too long for the encoder.
 #[test]
 fn words_are_encoded_like_the_library() {
     let golden = golden();

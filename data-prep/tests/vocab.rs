@@ -1,5 +1,5 @@
-//! Vocabulary training yields the same result for any number of threads and in every process. Hash tables have a
-//! different order in every process.
+//! Vocabulary training yields the same result for any number of threads and in every process. This is tested because
+//! hash tables have a different order in every process.
 #![allow(clippy::unwrap_used)] // A panic is a test's report.
 
 mod common;
@@ -24,7 +24,7 @@ fn sources(folder: &Path) -> Vec<Source> {
     sources
 }
 
-/// Child process of the test below. It does nothing if it runs as a test itself.
+/// Child process of the test below. It does nothing if the test runner runs it directly.
 #[test]
 fn child() {
     if let (Some(folder), Some(output)) = (std::env::var_os(FOLDER), std::env::var_os(OUTPUT)) {

@@ -113,7 +113,7 @@ fn no_markup_is_left_in_any_language() {
     }
 }
 
-/// An excerpt often has the siteinfo of the English Wikipedia.
+/// An excerpt in another language often has the siteinfo of the English Wikipedia.
 #[test]
 fn a_dump_with_the_siteinfo_of_another_wiki_leaves_no_markup() {
     let folder = tempfile::tempdir().unwrap();

@@ -4,8 +4,8 @@
     python data-prep/benches/peers/huggingface.py --lambert target/release/lambert --vocabulary vocab.txt --rounds 3 FILE...
 
 The Hugging Face program does what its examples do. It reads lines of text, encodes them with a fast BERT tokenizer,
-cuts the ids into runs of 128, and writes Parquet, without sentence pairs or a shuffle over the corpus. `lambert prep` also
-splits sentences, forms next-sentence pairs, and shuffles globally. Prints MB of text per second.
+cuts the ids into runs of 128, and writes Parquet. It forms no sentence pairs and does not shuffle the corpus. `lambert prep`
+also splits sentences, forms next-sentence pairs, and shuffles globally. Prints MB of text per second.
 """
 
 import argparse

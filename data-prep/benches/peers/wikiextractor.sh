@@ -4,9 +4,9 @@
 #   pip install wikiextractor
 #   data-prep/benches/peers/wikiextractor.sh DUMP.xml.bz2 COPIES ROUNDS
 #
-# The dump is first decompressed and repeated COPIES times. Each round prints a line with the MB of XML per second of
-# both programs. The last line is the median ratio. wikiextractor runs without templates, which is its faster mode, and
-# discards empty pages, as lambert does.
+# The dump is first decompressed and repeated COPIES times. Each round prints the speed of both programs, in MB of XML per
+# second. The last line contains the median ratio. wikiextractor runs without template expansion, which is its faster mode.
+# It discards empty pages, as lambert does.
 set -eu
 dump=$1 copies=$2 rounds=$3
 top=$(cd "$(dirname "$0")/../../.." && pwd)

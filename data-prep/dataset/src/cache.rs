@@ -1,10 +1,10 @@
-//! Local cache of remote shards, shared by all processes of a host that use the same directory.
+//! Local cache of remote shards. Processes on the same host share the cache if they use the same directory.
 //!
-//! The file name of a cached shard is its sha256. A shard gets this name once it is complete and verified. One process
-//! downloads a shard. Other processes that need the shard wait as long as the download makes progress.
+//! The file name of a cached shard is its sha256. A shard gets this name once it is complete and verified. If several
+//! processes need a shard, one of them downloads it. The others wait as long as the download makes progress.
 //!
 //! If a new shard would exceed the capacity, or if the disk is full, the least recently used shards are evicted. A
-//! process that has an evicted shard open can still read it.
+//! process that opened a shard before its eviction can still read it.
 
 mod lock;
 
@@ -29,14 +29,14 @@ const LOCK_EXTENSION: &str = ".lock";
 const PARTIAL_PREFIX: &str = ".fetch-";
 /// Name of the lock file for eviction.
 const EVICTION_LOCK: &str = "room.lock";
-/// Time since the last write after which an incomplete download or a lock counts as abandoned.
+/// Age above which an incomplete download or a lock counts as abandoned. The age is the time since the last write.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
 /// Cache directory.
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: PathBuf,
-    /// True if the settings name the directory. Other users can then share it.
+    /// True if the directory is set in the configuration. Other users can then share it.
     is_configured: bool,
     /// Capacity in bytes. A shard that is larger than the capacity is still cached.
     limit: u64,
@@ -56,12 +56,14 @@ impl Cache {
         self.limit
     }
 
-    /// Opens a cached shard, if present with the right size. The caller verifies its content.
+    /// Opens the cached copy of a shard. Returns `None` if there is no copy or if its size is wrong. The caller must
+    /// verify the content.
     pub fn find(&self, shard: &Shard) -> Option<File> {
         self.create_folder().ok()?;
         let file = File::open(self.path(shard)).ok()?;
         let whole = file.metadata().is_ok_and(|metadata| metadata.len() == shard.bytes);
-        // Record the time of last use. This fails if another user owns the file, which is harmless.
+        // The modification time records the last use. An error is harmless. It occurs, for example, if another user
+        // owns the file.
         let _ = file.set_modified(SystemTime::now());
         whole.then_some(file)
     }
@@ -72,7 +74,8 @@ impl Cache {
     }
 
     /// Downloads a shard unless it is cached. If another process is downloading the shard, waits as long as that
-    /// download makes progress. The returned flag is true if this call downloaded, and so verified, the shard.
+    /// download makes progress. The returned flag is true if this call downloaded the shard. The shard is then already
+    /// verified.
     pub fn fetch(&self, store: &Store, shard: &Shard) -> Result<(File, bool), DatasetError> {
         let file = self.lock_file(&lock_name(shard))?;
         let purpose = format!("for the download of {}/{}", store.url(), shard.path);
@@ -97,8 +100,8 @@ impl Cache {
         self.folder.join(format!("{}{SHARD_EXTENSION}", shard.sha256))
     }
 
-    /// Creates the directory. The default directory must belong to this user alone, because anyone could have created
-    /// it.
+    /// Creates the directory. The default directory is accepted only if it is private to this user, because another
+    /// user could have created it.
     fn create_folder(&self) -> io::Result<()> {
         if self.is_configured { std::fs::create_dir_all(&self.folder) } else { private_dir::create(&self.folder) }
     }
@@ -135,7 +138,8 @@ impl Cache {
             return Err(DatasetError::Damaged { url: url(), file, expected, found });
         }
         let file = copy.persist(self.path(shard)).map_err(|error| self.cache_error("write to")(error.error))?;
-        // Waiting processes still have the lock file open. They acquire its lock and find the cached shard.
+        // Removing the lock file is safe. Waiting processes still have it open, acquire its lock, and find the cached
+        // shard.
         remove(&self.folder.join(lock_name(shard))).map_err(self.cache_error("remove a lock from"))?;
         Ok(file)
     }
@@ -148,13 +152,13 @@ impl Cache {
         Ok(())
     }
 
-    /// Runs an operation that takes disk space. On a full disk, evicts the least recently used shards and retries.
+    /// Runs an operation that needs disk space. On a full disk, evicts the least recently used shards and retries.
     fn evict_on_full_disk<T>(&self, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
             match work() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if is_full(&error) => {
-                    // The full disk is the error to report, even if eviction fails.
+                    // If eviction fails, the reported error is still the full disk.
                     let copies = self.copies().unwrap_or_default();
                     let Some((_, _, oldest)) = copies.first().filter(|(_, _, path)| remove(path).is_ok()) else {
                         return Err(error);
@@ -166,10 +170,10 @@ impl Cache {
         }
     }
 
-    /// Evicts the least recently used shards until `bytes` more fit.
+    /// Evicts the least recently used shards until the cache has room for another `bytes` bytes.
     fn evict_until_fits(&self, bytes: u64) -> Result<(), DatasetError> {
-        // If the process that holds the lock is suspended, the wait ends without the lock. Concurrent eviction is
-        // harmless.
+        // If the holder of the lock is suspended, the wait times out, and this process evicts without the lock.
+        // Concurrent eviction is harmless.
         let purpose = "for cache eviction";
         let _lock = FetchLock::wait(self.lock_file(EVICTION_LOCK)?, self.timeouts, purpose)
             .map_err(self.cache_error("lock a file in"))?;

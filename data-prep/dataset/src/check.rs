@@ -29,10 +29,10 @@ pub fn starts(column: &[i32], lengths: &[u16]) -> Result<Vec<u16>, String> {
     checked.collect()
 }
 
-/// Returns the first problem in the samples of a row group. `repetition` has the repetition levels of `input_ids`.
-/// Level 0 starts a row.
+/// Returns the first problem in the samples of a row group. `repetition` has the repetition level of each token in
+/// `input_ids`. A token with level 0 starts a row.
 pub fn first_problem(manifest: &Manifest, samples: &Samples, repetition: &[i16]) -> Option<String> {
-    // These loops read every token. Sums and maxima vectorize, but searches do not.
+    // These loops read every token. They compute sums and maxima, which vectorize, and avoid searches, which do not.
     let rows: u32 = repetition.iter().map(|&level| u32::from(level == 0)).sum();
     if rows as usize != samples.rows() || samples.offsets.last() != Some(&samples.input_ids.len()) {
         return Some("the column length does not match input_ids".to_owned());

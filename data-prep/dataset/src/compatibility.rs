@@ -6,8 +6,8 @@ use lambert_config::run::{Pair, RunConfig};
 use super::Dataset;
 
 /// Adds an issue for every dataset that cannot train the configured model. `used` lists each dataset with the
-/// configuration key that names it. `vocabulary` is the required sha256 of the vocabularies. If it is `None`, all
-/// datasets must have the vocabulary of the first dataset.
+/// configuration key that names it. `vocabulary` is the sha256 that the vocabulary of every dataset must have. If it is
+/// `None`, all datasets must have the vocabulary of the first dataset.
 pub fn check_compatibility(
     config: &RunConfig,
     used: &[(String, &Dataset)],

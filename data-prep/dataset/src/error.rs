@@ -26,7 +26,7 @@ pub enum DatasetError {
         /// Problem and expectation.
         message: String,
     },
-    /// A file is missing, or its size differs from the manifest.
+    /// A file is missing, or its size differs from the size in the manifest.
     #[error("{url}/{file}: expected {expected} bytes according to the manifest, found {}", found.map_or("no such file".to_owned(), |bytes| format!("{bytes} bytes")))]
     Size {
         /// Dataset.
@@ -38,7 +38,7 @@ pub enum DatasetError {
         /// Actual size, bytes, or `None` if the file is missing.
         found: Option<u64>,
     },
-    /// The checksum of a file differs from the manifest.
+    /// The checksum of a file differs from the checksum in the manifest.
     #[error("{url}/{file} is damaged: sha256 is {found}, expected {expected} according to the manifest")]
     Damaged {
         /// Dataset.

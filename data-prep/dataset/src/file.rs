@@ -23,8 +23,9 @@ pub type Reader = SerializedFileReader<ShardFile>;
 /// Identity of a local file: device and inode.
 pub type Identity = (u64, u64);
 
-/// Opens a shard and returns the identity of its file. Verifies the sha256 of the file, unless the file is `checked`,
-/// which has already been verified. Remote shards are read through `cache`.
+/// Opens a shard and returns the identity of its file. Verifies the sha256 of the file, unless `checked` is the
+/// identity of this file. `checked` identifies a file that has already been verified. Remote shards are read through
+/// `cache`.
 pub fn open(
     store: &Store,
     shard: &Shard,
@@ -82,7 +83,7 @@ pub fn verify(store: &Store, shard: &Shard, cache: &Cache) -> Result<(), Dataset
     open(store, shard, cache, None).map(drop)
 }
 
-/// Returns the path of a file in the dataset, if it is local.
+/// Returns the local path of a file of the dataset, or `None` if the dataset is in an object store.
 pub fn local(store: &Store, path: &str) -> Result<Option<std::path::PathBuf>, DatasetError> {
     store.local_path(path).map_err(|source| DatasetError::Store { url: store.url().to_owned(), source })
 }

@@ -44,7 +44,7 @@ pub use write::{Sample, ShardWriter, shard_name, write};
 pub const MANIFEST: &str = "manifest.json";
 /// File name of the vocabulary.
 pub const VOCABULARY: &str = "vocab.txt";
-/// Default number of rows per row group: about 0.2 MB at 128 tokens.
+/// Default number of rows per row group. With 128 tokens per row, a row group has about 0.2 MB.
 pub const ROWS_PER_GROUP: usize = 1024;
 /// `pair_label` of a sample without a pair objective.
 pub const NO_PAIR: u8 = 255;

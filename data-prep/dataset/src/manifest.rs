@@ -25,8 +25,8 @@ pub struct Manifest {
     pub version: u32,
     /// `train` or `held-out`.
     pub split: String,
-    /// sha256 of all inputs except the corpus (configuration, vocabulary, version). Empty if no preparation job made
-    /// the dataset.
+    /// sha256 over all inputs except the corpus, such as the configuration, the vocabulary and the version. Empty if no
+    /// preparation job made the dataset.
     pub preparation: String,
     /// Corpus.
     #[serde(default)]
@@ -46,11 +46,11 @@ pub struct Manifest {
     /// Statistics of each source, in configuration order. Both splits have the same statistics.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<SourceCounts>,
-    /// Achieved held-out fraction, if the random assignment of documents missed the configured fraction.
+    /// Achieved held-out fraction. Present only if the random assignment of documents missed the configured fraction.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held_out: Option<HeldOut>,
-    /// Entropy of the tokens of all samples without special tokens, in nats per token. This is the loss of the unigram
-    /// baseline.
+    /// Entropy of the token frequencies in all samples, in nats per token. `[CLS]` and `[SEP]` are not counted. This
+    /// entropy is the loss of the unigram baseline.
     pub unigram_entropy: f64,
     /// Parquet files, in row order.
     pub shards: Vec<Shard>,
@@ -59,10 +59,10 @@ pub struct Manifest {
 /// Input of a dataset.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Corpus {
-    /// Total size of the input files as stored, bytes.
+    /// Total size of the input files before decompression, bytes.
     pub bytes: u64,
-    /// sha256 over the source index and the sha256 of each input file, in order. Empty if no preparation job made the
-    /// dataset.
+    /// sha256 over all input files, in order. Each file contributes its source index and its own sha256. Empty if no
+    /// preparation job made the dataset.
     pub sha256: String,
 }
 
@@ -87,7 +87,7 @@ pub struct SampleRules {
     /// Packing of samples without a pair.
     #[serde(default)]
     pub packing: Packing,
-    /// Fraction of samples that have a shorter random target length.
+    /// Probability that a sample has a random target length below the maximum length.
     pub short_sequence_probability: f64,
     /// Number of passes over the corpus.
     pub passes: usize,
@@ -97,7 +97,7 @@ pub struct SampleRules {
     pub seed: u64,
 }
 
-/// Held-out fraction of a corpus, in tokens of distinct documents.
+/// Held-out fraction of the tokens of a corpus. Duplicate documents are not counted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HeldOut {
     /// Configured fraction.
@@ -131,13 +131,13 @@ pub struct Counts {
 pub struct SourceCounts {
     /// Input format.
     pub format: FormatName,
-    /// True for a source of documents to exclude.
+    /// True for a source from `[[exclude]]`.
     pub excluded: bool,
-    /// Number of files, or of ranges of whole bzip2 streams within a file.
+    /// Number of files. A bzip2 file that is read in ranges of whole streams counts once per range.
     pub files: u64,
-    /// Size of the files as stored, bytes.
+    /// Size of the files before decompression, bytes.
     pub stored_bytes: u64,
-    /// Size of the decompressed documents with markup, bytes.
+    /// Size of the documents after decompression, including markup, bytes.
     pub text_bytes: u64,
     /// Number of documents found.
     pub found: u64,
@@ -170,7 +170,8 @@ impl Manifest {
     /// Serializes `manifest.json`.
     #[must_use]
     pub fn to_json(&self) -> Vec<u8> {
-        // Plain structs with string keys always serialize. A reader would reject an empty file.
+        // Serialization cannot fail for plain structs with string keys. If it failed, the file would be empty, and
+        // readers would reject it.
         let mut bytes = serde_json::to_vec_pretty(self).unwrap_or_default();
         bytes.push(b'\n');
         bytes
@@ -214,7 +215,7 @@ impl Manifest {
         if !(1..=usize::from(u16::MAX)).contains(&self.sequence_length) {
             return Err(format!("sequence_length is {}, expected 1 to {}", self.sequence_length, u16::MAX));
         }
-        // A token is a line, which ends with a newline byte.
+        // Each token is a line that ends with a newline byte, so there cannot be more tokens than bytes.
         if vocabulary.size as u64 > vocabulary.bytes || vocabulary.bytes > MAX_VOCABULARY_BYTES {
             let (size, bytes) = (vocabulary.size, vocabulary.bytes);
             return Err(format!(

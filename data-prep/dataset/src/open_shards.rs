@@ -20,7 +20,7 @@ pub struct OpenShards {
 #[derive(Default)]
 struct ShardState {
     reader: Option<Arc<Reader>>,
-    /// File that was verified.
+    /// Identity of the file that was verified when the shard was last opened.
     checked: Option<Identity>,
 }
 
@@ -30,14 +30,16 @@ impl OpenShards {
         Self { slots: (0..shards).map(|_| Mutex::default()).collect(), opened: Mutex::default() }
     }
 
-    /// Returns the reader of shard `index`. If the shard is not open, calls `open` with the identity of the file that
-    /// was verified before. If the disk is full, closes all other shards and calls `open` again.
+    /// Returns the reader of shard `index`. If the shard is not open, calls `open`. Its argument is the identity of the
+    /// file that was verified at an earlier open, if any. If the disk is full, closes all other shards and calls `open`
+    /// again.
     pub fn get(
         &self,
         index: usize,
         open: impl Fn(Option<Identity>) -> Result<(Reader, Identity), DatasetError>,
     ) -> Result<Arc<Reader>, DatasetError> {
-        // A poisoned lock means that another thread panicked while it opened the shard. This call tries again.
+        // A poisoned lock means that another thread panicked while it opened the shard. This call tries to open the
+        // shard again.
         let mut slot = self.slots[index].lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(reader) = &slot.reader {
             return Ok(reader.clone());
@@ -46,7 +48,7 @@ impl OpenShards {
             if !error.is_full_disk() {
                 return Err(error);
             }
-            // Evicted files take disk space until they are closed.
+            // An evicted file takes disk space as long as it is open.
             self.close_others(index);
             open(slot.checked)
         })?;
@@ -57,7 +59,8 @@ impl OpenShards {
         Ok(reader)
     }
 
-    /// Closes the shard that was opened first if the limit is exceeded. Threads that use its reader can still read.
+    /// Adds the shard `opened` to the list of open shards. If more than [`MAX_OPEN`] shards are open, closes the shard
+    /// that was opened first. Threads that use its reader can still read.
     fn close_oldest(&self, opened: usize) {
         let mut all = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         all.push_back(opened);
@@ -71,7 +74,7 @@ impl OpenShards {
     /// Closes all other shards. Threads that use their readers can still read.
     fn close_others(&self, index: usize) {
         for (_, slot) in self.slots.iter().enumerate().filter(|(other, _)| *other != index) {
-            // A locked shard is about to be read by another thread.
+            // If a shard is locked, another thread is about to read it. It stays open.
             if let Ok(mut slot) = slot.try_lock() {
                 slot.reader = None;
             }

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Runs `task` for `0..count` on `threads` threads, including the calling thread. Returns the results in order.
+/// Runs `task` for each index in `0..count` on `threads` threads, including the calling thread. Returns the results in
+/// order.
 ///
 /// # Errors
 /// Returns the error of the lowest failed index. After a failure no further tasks start.

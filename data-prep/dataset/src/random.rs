@@ -3,8 +3,8 @@
 //! Every random choice of a preparation job or a training run derives from a [`Key`]. A key is a pure function of the
 //! context of the choice (seed, epoch, sample and so on). So no generator state is stored or restored.
 //!
-//! The implementation is local because the bytes of every dataset depend on it. No update of a dependency may change a
-//! value. Tests pin some values.
+//! The generator is implemented here, not in a dependency, because the bytes of every dataset depend on it. No update
+//! of a dependency may change a value. Tests pin some values.
 
 /// Key of a random choice: a 64-bit hash of the context of the choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,7 +37,8 @@ impl Key {
     /// Derives a key from this key and bytes, such as a name.
     #[must_use]
     pub fn with_bytes(self, bytes: &[u8]) -> Self {
-        // The length distinguishes inputs with different zero padding. Its inversion distinguishes bytes from numbers.
+        // The length distinguishes inputs that differ only in trailing zero bytes. Its bits are inverted so that the
+        // key differs from the key of a small number.
         let key = self.with(!(bytes.len() as u64));
         bytes.chunks(8).fold(key, |key, chunk| {
             let mut word = [0; 8];
@@ -52,7 +53,7 @@ impl Key {
         mix(self.0 ^ STEP)
     }
 
-    /// Returns the raw 64 bits, for a device that derives further keys.
+    /// Returns the raw 64 bits. Code on a device uses them to derive further keys.
     #[must_use]
     pub const fn bits(self) -> u64 {
         self.0
@@ -116,8 +117,8 @@ impl Rng {
 
 /// Pseudo-random permutation of `0..n` that depends on a key. Any index is evaluated in constant time and memory.
 ///
-/// A Feistel network over the next power of two with cycle walking (Black and Rogaway 2002). For `n` of at least 8, an
-/// index takes at most two evaluations of the network on average.
+/// The permutation is a Feistel network over the next power of two, with cycle walking (Black and Rogaway 2002). For
+/// `n` of at least 8, an index takes at most two evaluations of the network on average.
 #[derive(Debug, Clone)]
 pub struct Permutation {
     n: u64,

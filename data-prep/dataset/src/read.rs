@@ -55,17 +55,17 @@ impl Dataset {
         Ok(dataset)
     }
 
-    /// Uses the cache of `settings` for shards in an object store.
+    /// Uses the cache that `settings` describes. Only shards in an object store are cached.
     #[must_use]
     pub fn with_cache(self, settings: &DatasetCache) -> Self {
         Self { cache: Cache::new(settings), ..self }
     }
 
-    /// Starts to download `shards`, in this order, up to the capacity of the cache. Returns `None` if `shards` is empty
-    /// or if the shards are local.
+    /// Starts to download `shards` in the background, in this order. Stops before the first shard that would exceed the
+    /// capacity of the cache. Returns `None` if `shards` is empty or if the shards are local.
     ///
     /// # Errors
-    /// A shard name that the store rejects.
+    /// The store rejects the name of a shard.
     pub fn fetch_ahead(self: &Arc<Self>, shards: &[usize]) -> Result<Option<ShardPrefetch>, DatasetError> {
         let Some(first) = shards.first() else { return Ok(None) };
         if file::local(&self.store, &self.manifest.shards[*first].path)?.is_some() {
@@ -86,7 +86,7 @@ impl Dataset {
         self.cache.fetch_ahead(&self.store, &self.manifest.shards[shard])
     }
 
-    /// Returns the index and size in bytes of the smallest non-empty shard, if the shards are local.
+    /// Returns the index of the smallest non-empty shard and its size in bytes, or `None` if the shards are remote.
     pub(super) fn smallest_local_shard(&self) -> Result<Option<(usize, u64)>, DatasetError> {
         let sizes = self.manifest.shards.iter().enumerate().filter(|(_, shard)| shard.rows > 0);
         let Some((index, shard)) = sizes.min_by_key(|(_, shard)| shard.bytes) else { return Ok(None) };

@@ -16,7 +16,7 @@ pub const PAIR_LABEL: usize = 3;
 /// Column names.
 pub const NAMES: [&str; 4] = ["input_ids", "length", "segment_b_start", "pair_label"];
 
-/// Compression level. Higher levels save less than 2 % on token ids.
+/// Compression level. A higher level would make the token ids less than 2 % smaller.
 const ZSTD_LEVEL: i32 = 3;
 
 /// Returns the schema: `input_ids: list<uint16|uint32>`, `length: uint16`, `segment_b_start: uint16`, `pair_label:
@@ -33,8 +33,8 @@ pub fn ids_field(vocabulary_size: usize) -> FieldRef {
     Arc::new(Field::new("element", kind, false))
 }
 
-/// Returns the writer options. Files have no embedded Arrow schema. The schema root has the same name as in the first
-/// datasets.
+/// Returns the writer options. Files have no embedded Arrow schema. The name of the schema root is fixed. It is the
+/// name in the oldest datasets.
 pub fn options() -> Result<ArrowWriterOptions, ParquetError> {
     let options = ArrowWriterOptions::new().with_properties(properties()?);
     Ok(options.with_skip_arrow_metadata(true).with_schema_root("sample".to_owned()))
@@ -47,7 +47,7 @@ fn properties() -> Result<WriterProperties, ParquetError> {
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(ZSTD_LEVEL)?))
         .set_statistics_enabled(EnabledStatistics::None)
         .set_offset_index_disabled(true)
-        // The writer ends row groups explicitly.
+        // No row limit is needed, because `ShardWriter` ends row groups explicitly.
         .set_max_row_group_row_count(None)
         .build())
 }

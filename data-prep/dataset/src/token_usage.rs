@@ -4,7 +4,7 @@ use super::{Dataset, DatasetError, Manifest};
 
 /// Maximum number of row groups to read.
 const MAX_ROW_GROUPS: usize = 4;
-/// Maximum size of a shard to read, bytes. The checksum of the whole shard must be verified first.
+/// Maximum size of a shard to read, bytes. The limit exists because the checksum of the whole shard is verified first.
 const MAX_SHARD_BYTES: u64 = 1 << 30;
 
 /// Token frequencies, without `[PAD]`, `[CLS]`, `[SEP]` and `[MASK]`.
@@ -17,8 +17,8 @@ pub struct TokenUsage {
 
 impl TokenUsage {
     /// Estimates token frequencies from the first row groups of the smallest shard. These rows are a random sample,
-    /// because samples are in random order. Returns `None` if the shards are not local or too large, or if they have no
-    /// tokens.
+    /// because samples are in random order. Returns `None` if the shards are remote, if the smallest shard is too
+    /// large, or if it has no tokens.
     ///
     /// # Errors
     /// The shard cannot be read.
@@ -37,7 +37,7 @@ impl TokenUsage {
 
     fn count(ids: &[u32], manifest: &Manifest) -> Self {
         let mut counts = vec![0_u64; manifest.vocabulary.size];
-        // Reading has validated the ids.
+        // `Dataset::read` has validated the ids.
         ids.iter().for_each(|&id| counts[id as usize] += 1);
         let special = &manifest.special;
         for id in [special.pad, special.cls, special.sep, special.mask] {

@@ -1,8 +1,8 @@
 //! WordPiece tokenizer, as in BERT: text to token ids and back.
 //!
-//! The `tokenizers` crate implements the encoding (cleaning, splitting, longest match first). This crate reads only its
-//! own JSON format, which [`json`] writes from the vocabulary. The JSON has no added tokens, so `[MASK]` in a text is
-//! plain text and never the special token.
+//! The `tokenizers` crate implements the encoding (cleaning, splitting, longest match first). It reads only a JSON
+//! format of its own, which [`json`] writes from the vocabulary. This JSON has no added tokens, so `[MASK]` in a text
+//! is plain text and never the special token.
 
 mod error;
 pub mod json;
@@ -35,7 +35,7 @@ pub struct Special {
     pub cls: u32,
     /// `[SEP]`: end of each segment.
     pub sep: u32,
-    /// `[MASK]`: replaces a token to predict.
+    /// `[MASK]`: replacement of a token that the model predicts.
     pub mask: u32,
 }
 
@@ -83,7 +83,7 @@ impl Tokenizer {
         Self::named(bytes, lowercase, "the vocabulary")
     }
 
-    /// Like [`Tokenizer::from_vocab`], but errors name the vocabulary `origin`.
+    /// Like [`Tokenizer::from_vocab`], but error messages use `origin` as the name of the vocabulary.
     pub fn named(bytes: &[u8], lowercase: bool, origin: &str) -> Result<Self, TokenizerError> {
         let tokenizer = Self::begin(bytes, lowercase, origin)?;
         tokenizer.check().map(|()| tokenizer)

@@ -16,8 +16,8 @@ pub struct VocabularyFacts {
 }
 
 impl VocabularyFacts {
-    /// Creates the tokenizer for the bytes of a vocab.txt, with this case handling. The vocabulary can have a different
-    /// size.
+    /// Creates the tokenizer for the bytes of a vocab.txt, with the case handling of `self`. The size of `vocabulary`
+    /// can differ from `self.size`.
     ///
     /// # Errors
     /// The bytes are not a vocabulary.
@@ -30,7 +30,7 @@ impl VocabularyFacts {
 mod tests {
     use super::*;
 
-    /// Existing checkpoints use these names.
+    /// Existing checkpoints contain these field names.
     #[test]
     fn serialized_field_names_are_stable() {
         let facts = VocabularyFacts { size: 9, lowercase: true };

@@ -19,7 +19,7 @@ use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, VOCABULARY, schema
 /// Sample to write, borrowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sample<'a> {
-    /// Token ids with `[CLS]` and `[SEP]`, unmasked, 1 to 65,535 of them.
+    /// Unmasked token ids, including `[CLS]` and `[SEP]`. Their number is 1 to 65,535.
     pub input_ids: &'a [u32],
     /// Start of the second segment, in tokens. 0 = the sample has one segment.
     pub segment_b_start: u16,
@@ -33,7 +33,7 @@ pub fn shard_name(index: usize, count: usize) -> String {
     format!("shard-{index:05}-of-{count:05}.parquet")
 }
 
-/// Writes one Parquet file row by row. Its bytes are a pure function of the rows.
+/// Writes one Parquet file row by row. The bytes of the file are a pure function of the rows.
 pub struct ShardWriter {
     name: String,
     writer: ArrowWriter<HashingWriter>,

@@ -62,7 +62,7 @@ fn is_prose(block: &[&str], width: usize) -> bool {
     }
     let full = |pair: &[&str]| {
         let next = pair[1].trim_start().split(' ').next().map_or(0, str::len);
-        // Some text is wrapped up to two bytes early.
+        // In some texts, lines break up to two bytes before the full width.
         pair[0].trim().len() + 1 + next + 2 > widest
     };
     let count = block.windows(2).filter(|pair| full(pair)).count();

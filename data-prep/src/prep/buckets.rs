@@ -23,7 +23,8 @@ const MIN_DOCUMENTS: u64 = 16;
 /// Upper limit on the size of a bucket, as a multiple of `bucket_tokens`. A bucket may exceed `bucket_tokens` in order
 /// to have [`MIN_DOCUMENTS`] documents.
 const MAX_OVERSIZE: u64 = 16;
-/// Upper limit on the number of buckets of a split by selection. The 1,088 cells divide evenly into 64 buckets.
+/// Upper limit on the number of buckets of a split with the rule [`SplitRule::BySelection`]. The 1,088 cells divide
+/// evenly into 64 buckets.
 const MAX_SELECTION_BUCKETS: u32 = 64;
 
 /// One of the two datasets.
@@ -33,7 +34,7 @@ pub struct DatasetSplit {
     pub name: &'static str,
     /// Counts of the documents in this split.
     pub totals: DocumentTotals,
-    /// Range of slices in each bucket. Slices are numbered across all cells.
+    /// Range of slices of each bucket. Slices are numbered across all cells.
     slices: Vec<Range<u32>>,
     rule: SplitRule,
 }

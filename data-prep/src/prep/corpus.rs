@@ -17,8 +17,8 @@ use crate::source::{SourceError, SourceFile, StoredReader};
 use lambert_dataset::parallel::parallel;
 use lambert_dataset::{Corpus, sha256_hex};
 
-/// File beside the datasets that lists the ETags of all input objects. An object with an unchanged ETag is not read
-/// again.
+/// File that lists the ETags of all input objects. It is beside the datasets. An object with an unchanged ETag is not
+/// read again.
 const OBJECTS_FILE: &str = "inputs.json";
 
 /// An input object in a store, at the time it was tokenized.
@@ -75,7 +75,7 @@ pub fn current(job: &JobContext<'_>, threads: usize, progress: &dyn PrepProgress
     Ok(combine(job, &hashes))
 }
 
-/// Hashes again every completely tokenized file whose stamp has changed or is unknown.
+/// Recomputes the hash of every completely tokenized file whose stamp has changed or is unknown.
 ///
 /// # Errors
 /// The contents of such a file have changed.

@@ -71,11 +71,11 @@ struct DuplicateCandidate {
     index: u32,
 }
 
-/// Size of a stored [`DuplicateCandidate`], bytes: key, fingerprint, spill file and fingerprint index.
+/// Size of a serialized [`DuplicateCandidate`], bytes: key, fingerprint, spill file and fingerprint index.
 const CANDIDATE_BYTES: usize = 16 + DocumentFingerprint::size(false) + 8;
 
 impl DuplicateCandidate {
-    /// Orders excluded documents first, then by document ID.
+    /// Sort key. Excluded documents come before all others. Otherwise the order is that of the document IDs.
     fn sort_key(&self) -> (bool, DocumentId) {
         (self.fingerprint.cell != EXCLUDED, self.fingerprint.id)
     }
@@ -96,10 +96,10 @@ impl DuplicateCandidate {
     }
 }
 
-/// Number of LSH bands of a signature, with four values each. Two documents are compared if one of their bands is
-/// equal. The probability of a comparison is 0.9998 at similarity 0.8, and 0.64 at similarity 0.5.
+/// Number of LSH bands of a signature, with four values each. Two documents are compared if they agree in at least one
+/// band. The probability of a comparison is 0.9998 at similarity 0.8, and 0.64 at similarity 0.5.
 const BANDS: usize = 16;
-/// Largest number of documents of a group that another document is compared with.
+/// Upper limit on the number of comparisons of a document with other documents of its group.
 const MAX_COMPARED: usize = 8;
 
 /// Finds the documents to remove by the rules of the configuration.
@@ -127,7 +127,7 @@ pub fn find_duplicates(job: &JobContext<'_>, spill_files: &[SpillFile]) -> Resul
     Ok(removed)
 }
 
-/// Partitions by key all documents that are not in `removed`.
+/// Partitions the documents by key. Leaves out the documents in `removed`.
 fn partition_by_key(
     job: &JobContext<'_>,
     spill_files: &[SpillFile],
@@ -155,7 +155,8 @@ fn partition_by_key(
     Ok(partitions)
 }
 
-/// Calls `each` with every group of two or more documents that share a key, in order.
+/// Calls `each` with every group of two or more documents that have the same key. A group is sorted by
+/// [`DuplicateCandidate::sort_key`].
 fn for_each_group(
     partitions: Partitions,
     mut each: impl FnMut(&[DuplicateCandidate]) -> Result<(), PrepError>,

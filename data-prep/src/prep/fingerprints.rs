@@ -1,4 +1,4 @@
-//! Document fingerprints. They are the data for duplicate detection and are stored apart from the tokens.
+//! Document fingerprints. They are the data for duplicate detection. They are kept separate from the tokens.
 
 use super::totals::DocumentTotals;
 use crate::record::DocumentId;
@@ -13,7 +13,7 @@ const FINGERPRINT_BYTES: usize = 32;
 /// Cell number of documents from `exclude`.
 pub const EXCLUDED: u16 = u16::MAX;
 
-/// Metadata of a document, stored apart from its tokens.
+/// Metadata of a document, kept separate from its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DocumentFingerprint {
     /// Document ID.

@@ -105,7 +105,7 @@ pub fn write_datasets(
         }
     }
     let mut written = write_shards(job, &pending, threads, progress)?;
-    // The `train` dataset is published last. So if it exists, all datasets are complete.
+    // The `train` dataset is published last. So if `train` exists, both datasets are complete.
     for (split, shards) in pending.iter().zip(&mut written).rev() {
         let mut manifest =
             build_manifest(job, spill_files, removed, split.split, &split.sorted, std::mem::take(shards))?;
@@ -142,7 +142,8 @@ impl<'a> PendingDataset<'a> {
     }
 }
 
-/// Writes the shards of all datasets in one parallel loop, so that no thread waits for the end of a small dataset.
+/// Writes the shards of all datasets in one parallel loop, so that threads do not idle until the last shard of a small
+/// dataset is written.
 fn write_shards(
     job: &JobContext<'_>,
     pending: &[PendingDataset<'_>],

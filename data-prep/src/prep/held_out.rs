@@ -2,10 +2,10 @@
 //!
 //! Tokenization assigns each document at random to a training cell or a held-out cell, before the corpus size is known
 //! ([`super::spill`]). With many documents, the held-out share of the tokens is close to the target, and this
-//! assignment is final. With few documents, the share can be far from the target. Then this module goes through the
-//! documents in the order of their random keys. It holds out each document that brings the share closer to the target.
-//! If the share still misses the target, documents are split into blocks of whole sentences, and blocks are selected in
-//! the same way.
+//! assignment is final. With few documents, the share can be far from the target. In that case, this module goes
+//! through the documents in the order of their random keys. It holds out each document that brings the share closer to
+//! the target. If the share still misses the target, documents are split into blocks of whole sentences, and blocks are
+//! selected in the same way.
 //!
 //! The selection depends on the documents and the seed only, not on threads or parts.
 
@@ -21,7 +21,8 @@ use super::totals::DocumentTotals;
 use crate::record::{DocumentId, RECORD_HEADER_BYTES, ids, sentence_ends, sentence_start};
 use lambert_dataset::HeldOut;
 
-/// Accepted deviation from the target share, as a fraction of the target share of the smaller split.
+/// Accepted deviation from the target share. It is a fraction of the target share of the training split or of the
+/// held-out split, whichever is smaller.
 const TOLERANCE: f64 = 0.5;
 /// Target number of held-out blocks. With several blocks, the held-out text is not one contiguous passage.
 const TARGET_BLOCKS: u64 = 8;
@@ -106,8 +107,9 @@ impl HeldOutSelection {
         self.held_out_blocks.contains_key(&id)
     }
 
-    /// Returns the held-out sentences of a document if `is_held_out`, otherwise its other sentences, as the fewest
-    /// possible ranges. `ends` has the end offset of each sentence, in tokens.
+    /// Returns the sentences of a document that are in one split: the held-out sentences if `is_held_out`, otherwise
+    /// the training sentences. Merges adjacent ranges of sentences. `ends` has the end offset of each sentence, in
+    /// tokens.
     pub fn sentence_ranges(&self, id: DocumentId, ends: &[u32], is_held_out: bool) -> Vec<Range<usize>> {
         let whole = std::iter::once(0..ends.len()).collect();
         match (self.held_out_blocks.get(&id), self.block_tokens) {
@@ -190,7 +192,8 @@ fn block_units(
     for spill_file in spill_files {
         let mut at = 0;
         let mut long = Vec::new();
-        // Records are in fingerprint order. Excluded documents have no record and come last.
+        // Records are in the order of the fingerprints. The fingerprints of excluded documents come last and have no
+        // record.
         spill_file.for_each_fingerprint(|_, bytes| {
             let fingerprint = DocumentFingerprint::read(bytes);
             let start = at;
@@ -216,14 +219,14 @@ fn block_units(
     Ok(units)
 }
 
-/// True if [`split_into_blocks`] returns one block for any sentence lengths.
+/// True if [`split_into_blocks`] returns one block, whatever the sentence lengths are.
 const fn is_one_block(tokens: u64, size: u64) -> bool {
     2 * tokens < 3 * size
 }
 
 /// Splits a document into blocks, as ranges of sentences. Each block has at least `size` tokens, except for the last
-/// block. A remainder of at least half of `size` forms the last block. A shorter remainder is appended to the block
-/// before.
+/// block. A remainder of at least half of `size` forms the last block. A shorter remainder is appended to the previous
+/// block.
 fn split_into_blocks(ends: &[u32], size: u64) -> Vec<Range<usize>> {
     let mut blocks: Vec<Range<usize>> = Vec::new();
     let mut first = 0;

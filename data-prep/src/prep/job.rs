@@ -154,7 +154,7 @@ impl<'a> JobContext<'a> {
         Ok(Self { config, sources, tokenizer, vocabulary, memory, limits, files, fingerprint, folder })
     }
 
-    /// Creates or reopens the work folder and locks `part` of it.
+    /// Creates or reopens the work folder, and locks `part` in it.
     pub fn open_folder(&self, part: WorkPart) -> Result<WorkFolderLock, PrepError> {
         let job_file = JobFile { fingerprint: self.fingerprint.clone() };
         let path = self.folder.join("job.json");
@@ -182,7 +182,7 @@ impl<'a> JobContext<'a> {
         PrepError::ForeignWorkFolder { folder: self.folder.clone() }
     }
 
-    /// Removes the work folder that a process left behind if it was killed after it had published the datasets.
+    /// Removes a leftover work folder. It exists if a process was killed after it had published the datasets.
     pub fn remove_leftovers(&self) -> Result<(), PrepError> {
         if !self.folder.join("job.json").exists() {
             return Ok(());

@@ -1,9 +1,9 @@
-//! Locks on the work folder. Two processes may run concurrently if they work on different parts of the same number of
-//! parts. All other combinations are refused.
+//! Locks on the work folder. Two processes may run concurrently if both divide the corpus into the same number of parts
+//! and they work on different parts. All other combinations are refused.
 //!
-//! Each process locks its own file with flock. The kernel releases this lock when the process dies. The process then
-//! checks that no incompatible file is locked. So if two incompatible processes start at the same time, at most one
-//! continues.
+//! Each process locks its own file with flock, and then checks that no incompatible file is locked. So if two
+//! incompatible processes start at the same time, at most one continues. The kernel releases the lock when the process
+//! dies.
 
 use std::fs::{File, TryLockError};
 use std::path::Path;
@@ -28,7 +28,7 @@ impl WorkFolderLock {
     /// Locks `part` of the folder. `None` locks the whole folder for the process that writes the datasets.
     ///
     /// # Errors
-    /// A process with an incompatible part holds a lock.
+    /// Another process holds the lock of `part` or of an incompatible part.
     pub fn acquire(folder: &Path, part: WorkPart) -> Result<Self, PrepError> {
         let own = file_name(part);
         let lock = lock(folder, &own, File::try_lock)?;
@@ -50,7 +50,7 @@ fn file_name(part: WorkPart) -> String {
     }
 }
 
-/// True if the owner of the lock file `other` uses the same number of parts.
+/// True if `other` is the lock file of a process with the same number of parts as `part`.
 fn can_coexist(other: &str, part: WorkPart) -> bool {
     part.is_some_and(|(_, parts)| other.starts_with("part-") && other.ends_with(&format!("-of-{parts}{SUFFIX}")))
 }

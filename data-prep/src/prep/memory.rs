@@ -43,7 +43,7 @@ impl PrepMemory {
         self.available() / 2 / self.threads
     }
 
-    /// Bytes for sorting on one thread while the other threads wait.
+    /// Memory for a sort that runs on one thread, bytes. The other threads wait meanwhile.
     pub const fn sort_buffer(self) -> u64 {
         self.available() / 2
     }

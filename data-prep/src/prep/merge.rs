@@ -66,7 +66,8 @@ impl<'a> SampleCursor<'a> {
     }
 }
 
-/// Passes the samples of all cursors to `each` in key order until it returns false. Equal keys keep the cursor order.
+/// Passes the samples of all cursors to `each` in key order until it returns false. Samples with equal keys keep the
+/// order of their cursors.
 pub fn merge(mut cursors: Vec<SampleCursor<'_>>, mut each: impl FnMut(&[u8]) -> Result<bool>) -> Result<()> {
     let mut next = BinaryHeap::new();
     for (index, cursor) in cursors.iter_mut().enumerate() {

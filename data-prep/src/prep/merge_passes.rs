@@ -50,7 +50,7 @@ impl<'a> MergePasses<'a> {
         self.job.folder().join(format!("{}-{pass}-{index:05}.samples", self.split))
     }
 
-    /// True if the file exists, or a file into which it was merged.
+    /// True if the file exists or was merged into an existing file.
     pub fn is_done(&self, pass: usize, index: usize) -> bool {
         let mut outputs = (pass..self.passes()).scan(index, |index, pass| {
             let current = *index;

@@ -19,7 +19,8 @@ pub struct Partitions {
 }
 
 impl Partitions {
-    /// Creates partitions of about `limit` bytes for `bytes` bytes of records, but at most [`MAX_FILES`] partitions.
+    /// Creates partitions for `bytes` bytes of records in total. Each partition has about `limit` bytes, or more if
+    /// that would require more than [`MAX_FILES`] partitions.
     pub fn new(folder: &Path, bytes: u64, limit: u64) -> Result<Self, PrepError> {
         let count = bytes.div_ceil(limit.max(1)).clamp(1, MAX_FILES);
         let file = |_| tempfile::tempfile_in(folder).map(|file| BufWriter::with_capacity(BUFFER_BYTES, file));

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Number of equal intervals of the key space in the index of a sample file.
+/// Number of intervals of equal size in the key space. The index of a sample file has an entry for each non-empty
+/// interval.
 pub const INTERVALS: usize = 4096;
 /// Bytes before the token ids of a sample: key (8), length (2), start of the second segment (2), pair label (1).
 pub const SAMPLE_HEADER_BYTES: usize = 13;

@@ -32,7 +32,7 @@ const SHARD_TO_SAMPLE_BYTES: f64 = 0.9;
 pub fn check_input(job: &JobContext<'_>) -> Result<SpaceEstimate, PrepError> {
     let sizes = job.files.iter().map(|file| (text_bytes(file) * TOKENS_PER_BYTE, uses_per_document(job, file.source)));
     let mut space = estimate(job, sizes);
-    // The estimate includes files that an earlier run has already written.
+    // The estimate includes files that an earlier run has already written, so their size is subtracted.
     space.needed = space.needed.saturating_sub(folder_bytes(job.folder()));
     check(job, space)
 }
@@ -57,7 +57,7 @@ fn check(job: &JobContext<'_>, space: SpaceEstimate) -> Result<SpaceEstimate, Pr
     Ok(space)
 }
 
-/// Estimates the space from (tokens, uses per document) of each part of the corpus.
+/// Estimates the space. `sizes` has a pair (tokens, uses per document) for each part of the corpus.
 fn estimate(job: &JobContext<'_>, sizes: impl Iterator<Item = (f64, f64)>) -> SpaceEstimate {
     let width = ids::width(job.tokenizer.size()) as f64;
     // Bytes per token for the sample header, [CLS] and two [SEP], if a sample is half full (the worst case).
@@ -68,7 +68,7 @@ fn estimate(job: &JobContext<'_>, sizes: impl Iterator<Item = (f64, f64)>) -> Sp
     SpaceEstimate { folder: job.folder().to_owned(), needed: bytes as u64, free: free_bytes(job.folder()) }
 }
 
-/// Number of times each document of a source is sampled.
+/// Number of times that each document of a source is used for samples.
 fn uses_per_document(job: &JobContext<'_>, source: usize) -> f64 {
     let excluded = source >= job.config.source.len();
     if excluded { 0.0 } else { (job.config.samples.passes * job.sources[source].weight) as f64 }

@@ -59,7 +59,7 @@ pub struct SpillContents {
     /// Number of fingerprints.
     #[serde(rename = "heads")]
     pub fingerprints: u64,
-    /// Offset of the cell table, one [`CellEntry`] per cell, at the end of the body.
+    /// Offset of the cell table at the end of the body. The table has one [`CellEntry`] per cell.
     #[serde(rename = "cells_at")]
     pub cells_offset: u64,
     /// True if the fingerprints include MinHash signatures.
@@ -86,7 +86,7 @@ pub struct FinishedBatch {
 pub struct FinishedFile {
     /// File number.
     pub file: u32,
-    /// SHA-256 of the stored bytes.
+    /// SHA-256 of the file before decompression.
     pub sha256: String,
     /// Modification stamp.
     pub stamp: String,
@@ -144,7 +144,7 @@ impl std::ops::AddAssign for SourceTotals {
     }
 }
 
-/// Size of a document record whose token ids have `width` bytes each.
+/// Size, in bytes, of a document record whose token ids have `width` bytes each.
 pub const fn record_bytes(totals: &DocumentTotals, width: usize) -> u64 {
     RECORD_HEADER_BYTES as u64 + 2 * totals.sentences + totals.tokens * width as u64
 }
@@ -204,7 +204,7 @@ impl SpillBuffer {
     }
 
     /// Adds a document. `tokens` concatenates the sentences, and `lengths` has the number of tokens of each sentence.
-    /// Only the fingerprint of an excluded document is kept.
+    /// If `is_excluded`, only the fingerprint of the document is kept.
     pub fn push(&mut self, id: DocumentId, lengths: &[u16], tokens: &[u32], is_excluded: bool) {
         let totals = DocumentTotals { documents: 1, sentences: lengths.len() as u64, tokens: tokens.len() as u64 };
         let cell = if is_excluded { EXCLUDED } else { id.cell(self.seed, self.held_out) };

@@ -59,7 +59,7 @@ fn spilling_to_disk_does_not_change_the_result() {
     }
 }
 
-/// `bucket_tokens = 4` makes buckets smaller than one of the 64 held-out cells.
+/// With `bucket_tokens = 4`, a bucket is smaller than a held-out cell. There are 64 held-out cells.
 #[test]
 fn buckets_smaller_than_a_cell_keep_every_token() {
     let folder = tempfile::tempdir().unwrap();
@@ -109,7 +109,8 @@ fn steps_are_logged_at_debug_level() {
     let folder = tempfile::tempdir().unwrap();
     let mut config = config(folder.path());
     config.output.url = folder.path().join("data").display().to_string();
-    // `tracing` would disable an event for the whole process if another test reached it first without a subscriber.
+    // This global subscriber is needed. Without it, if another test reached an event first, `tracing` would disable the
+    // event for the whole process.
     let discard = tracing_subscriber::fmt().with_max_level(tracing::Level::DEBUG).with_writer(std::io::sink);
     let _ = tracing::subscriber::set_global_default(discard.finish());
     let log = tempfile::NamedTempFile::new().unwrap();

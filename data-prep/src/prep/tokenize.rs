@@ -14,7 +14,8 @@ use crate::sentences;
 use crate::source::{BatchQueue, DocumentBatch, SkipNotice, SourceFile, WorkPart, extract, is_read_by};
 use lambert_dataset::tokenizer::Encoder;
 
-/// Longest time between two writes of tokenized documents to disk. It limits the work that a kill destroys.
+/// Longest time between two writes of tokenized documents to disk. It limits the work that is lost if the process is
+/// killed.
 const MAX_UNSAVED: Duration = Duration::from_secs(10);
 /// Largest number of tokens per sentence. Longer sentences are split.
 const MAX_SENTENCE_TOKENS: usize = 1024;

@@ -47,7 +47,7 @@ pub fn make_pairs(
                 let min_tokens = target.saturating_sub(a.1.len());
                 Some((a, random_segment(bucket, index, min_tokens, rng), 1))
             }
-            // A single sentence has no order.
+            // A single sentence does not yield two segments to swap.
             Pair::Sop if count == 1 => None,
             kind => {
                 let b = (index, document.sentence_start(split)..document.sentence_start(next));
@@ -67,8 +67,8 @@ pub fn make_pairs(
 }
 
 /// Chooses consecutive sentences of another document at random. The segment has at least `min_tokens` tokens, unless
-/// that document ends before. If ten attempts choose no other document, the segment is from document `index`, as in
-/// Google's code.
+/// the other document ends earlier. If ten attempts choose no other document, the segment is from document `index`, as
+/// in Google's code.
 fn random_segment(bucket: &DocumentBucket, index: usize, min_tokens: usize, rng: &mut Rng) -> TokenSpan {
     let mut chosen = index;
     for _ in 0..MAX_TRIES {

@@ -1,5 +1,5 @@
-//! Samples of one segment. Whole sentences are packed until the next sentence does not fit (Liu et al. 2019). A sample
-//! contains sentences of one document or of several documents.
+//! Samples of one segment. Whole sentences are packed until the next sentence does not fit (Liu et al. 2019). Depending
+//! on the configured packing, a sample has sentences of only one document or of several documents.
 
 use lambert_config::prep::Packing;
 
@@ -54,7 +54,7 @@ impl<'a> SampleBuilder<'a> {
         self.ids.len() == 1
     }
 
-    /// Number of tokens that still fit, after a separator if `needs_separator`.
+    /// Number of tokens that still fit into the sample. If `needs_separator`, a separator before them also fits.
     fn room(&self) -> usize {
         (self.target + 1).saturating_sub(self.ids.len() + usize::from(self.needs_separator))
     }

@@ -1,6 +1,7 @@
-//! Abbreviations in some twenty languages. None of them is a sentence-final word in another of these languages.
+//! Abbreviations in some twenty languages. None of them is also a word that ends sentences in another of these
+//! languages.
 
-/// Abbreviations before a capital letter or a number, in byte order.
+/// Abbreviations that can precede a capital letter or a number. The list is in byte order.
 pub const ABBREVIATIONS: [&str; 318] = [
     "Abb",
     "Abt",

@@ -68,7 +68,7 @@ mod tests {
         ["", ".", "a", "A.B", "x. y", "3.14 e.g. It. «Ja.» No", "Who? “he.” ’Tis…", "Да. Нет", "好。不好"]
             .into_iter()
             .for_each(assert_same);
-        // Terminators, closing marks, continuations, combining characters, and every inert character.
+        // The test uses terminators, closing marks, continuations, combining characters, and every inert character.
         let odd = ".!?。．\u{85}\u{2028}\r\n\t )”’»,;:—–…aBz9 \u{301}\u{ad}\u{200d}\u{feff}ßЯяאا ज中ไ١ª\u{1f600}";
         let last_inert = (0..0x80).chain(0xc0..0x180).chain(0x400..0x480).filter_map(char::from_u32);
         let characters: Vec<char> = odd.chars().chain(last_inert).collect();

@@ -1,6 +1,6 @@
 //! Sentence starters in some twenty languages.
 
-/// Words that start sentences but not names, in byte order.
+/// Words that start sentences but not names. The list is in byte order.
 pub const STARTERS: [&str; 114] = [
     "A",
     "Aber",

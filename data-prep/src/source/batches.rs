@@ -25,13 +25,13 @@ pub struct DocumentBatch {
     pub number: u32,
     /// True for the last batch of its file.
     pub is_last: bool,
-    /// True if this part processes the batch. Otherwise `documents` is empty.
+    /// True if this part processes the batch. If false, `documents` is empty.
     pub is_assigned: bool,
-    /// SHA-256 of the stored file, only in the last batch.
+    /// SHA-256 of the file before decompression. Set only in the last batch of the file.
     pub sha256: Option<String>,
     /// Whole documents.
     pub documents: Vec<RawDocument>,
-    /// Skipped or repaired parts between the documents.
+    /// Skipped or repaired parts of the file that were found while this batch was read.
     pub notices: SkipNotices,
 }
 
@@ -50,7 +50,8 @@ impl DocumentBatch {
 /// Part of the corpus that this process reads, as (index, number of parts). `None` is the whole corpus.
 pub type WorkPart = Option<(usize, usize)>;
 
-/// Stored size above which the batches of a file are distributed over all parts. A smaller file belongs to one part.
+/// File size, before decompression, above which the batches of a file are distributed over all parts. A smaller file
+/// belongs to one part.
 const SHARED_FILE_BYTES: u64 = 32 << 20;
 
 /// True if `part` has to read the file.
@@ -58,7 +59,7 @@ pub fn is_read_by(file: &SourceFile, part: WorkPart) -> bool {
     part.is_none_or(|(index, parts)| file.bytes > SHARED_FILE_BYTES || file.number as usize % parts == index)
 }
 
-/// True if `part` processes the batch, given that it reads the file.
+/// True if `part` processes the batch. `part` must be a part that reads the file.
 fn is_assigned_to(file: &SourceFile, batch: u32, part: WorkPart) -> bool {
     part.is_none_or(|(index, parts)| {
         file.bytes <= SHARED_FILE_BYTES || (file.number as usize + batch as usize) % parts == index
@@ -90,8 +91,8 @@ struct FileStream {
 pub struct OpenFile(Option<Arc<Mutex<FileStream>>>);
 
 impl<'a> BatchQueue<'a> {
-    /// Creates a queue of the batches of `files` that belong to `part` and are not in `done`. `done` maps (file, batch)
-    /// to the digest of the batch. Decompression windows are limited to `window` bytes.
+    /// Creates a queue of the batches of `files`. Leaves out the batches of other parts and the batches in `done`.
+    /// `done` maps (file, batch) to the digest of the batch. Decompression windows are limited to `window` bytes.
     pub fn new(
         sources: &'a [Source],
         files: Vec<&'a SourceFile>,
@@ -103,7 +104,7 @@ impl<'a> BatchQueue<'a> {
         Self { sources, files, next_file, open: Mutex::new(Vec::new()), done, part, window, bytes_read }
     }
 
-    /// Stored bytes read so far.
+    /// Number of bytes read so far, before decompression.
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
     }
@@ -127,7 +128,7 @@ impl<'a> BatchQueue<'a> {
         }
     }
 
-    /// Opens the next file. If all files are already open, returns a file that another thread reads.
+    /// Opens the next file. If no file is left to open, returns a file that another thread is reading.
     fn open_next(&self) -> Result<Option<Arc<Mutex<FileStream>>>, SourceError> {
         let Some(file) = self.files.get(self.next_file.fetch_add(1, Ordering::Relaxed)) else {
             return Ok(lock(&self.open).last().cloned());
@@ -151,8 +152,7 @@ impl<'a> BatchQueue<'a> {
             if batch.is_assigned {
                 return Ok(Some(batch));
             }
-            // The process that reads the last batch reports the hash of the file, even if the batch belongs to another
-            // part.
+            // The last batch contains the hash of the file. So it is returned even if it belongs to another part.
             if batch.is_last {
                 (batch.documents, batch.notices) = (Vec::new(), SkipNotices::new());
                 return Ok(Some(batch));

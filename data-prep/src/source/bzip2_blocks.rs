@@ -12,9 +12,9 @@ const END_MARKER: u64 = 0x1772_4538_5090;
 /// Length of both markers, bits.
 const MARKER_BITS: usize = 48;
 const MARKER_MASK: u64 = (1 << MARKER_BITS) - 1;
-/// Upper limit on the stored size of a block, bytes: 900 kB of incompressible data and some overhead.
+/// Upper limit on the compressed size of a block, bytes: 900 kB of incompressible data and some overhead.
 const MAX_BLOCK_BYTES: usize = 2 << 20;
-/// Stored bytes per read.
+/// Compressed bytes per read.
 const READ_BYTES: usize = 1 << 17;
 
 const DAMAGED: &str = "bzip2: damaged block";
@@ -24,7 +24,7 @@ const NOT_A_BLOCK: &str = "bzip2: bytes that are no block";
 pub struct Bzip2Blocks<R> {
     input: R,
     has_ended: bool,
-    /// Stored bytes. Positions in the buffer are in bits.
+    /// Compressed bytes. Positions in the buffer are counted in bits.
     buffer: Vec<u8>,
     /// Bit from which the next marker is searched.
     search_from: usize,
@@ -159,7 +159,7 @@ fn find_marker(bytes: &[u8], from: usize) -> Option<Marker> {
     let mut window = 0_u64;
     for (index, &byte) in bytes.iter().enumerate().skip(from / 8) {
         window = window << 8 | u64::from(byte);
-        // All marker positions whose last bit is in this byte, the earliest position first.
+        // A marker can end at any of the eight bits of this byte. The earliest end is checked first.
         for after in (0..8).rev() {
             let bits = window >> after & MARKER_MASK;
             let end = index * 8 + 8 - after;
@@ -172,7 +172,7 @@ fn find_marker(bytes: &[u8], from: usize) -> Option<Marker> {
     None
 }
 
-/// Decompresses the block in the bits from `start` to `end`, by writing it into a stream with one block.
+/// Decompresses the block in the bits from `start` to `end`. For this, builds a stream that contains only this block.
 fn decompress(bytes: &[u8], start: usize, end: usize, text: &mut Vec<u8>) -> Result<()> {
     if end < start + MARKER_BITS + 32 {
         return Err(Error::other("too short for a block"));
@@ -232,7 +232,7 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    /// Returns the remaining text and the gaps.
+    /// Returns the text of the intact blocks, and the gaps.
     fn read(stored: &[u8]) -> (Vec<u8>, Vec<&'static str>) {
         let (mut text, mut gaps) = (Vec::new(), Vec::new());
         let mut blocks = Bzip2Blocks::new(stored);
@@ -255,7 +255,7 @@ mod tests {
             assert_eq!(read(&packed), (text.clone(), vec![]));
         }
         assert_eq!(read(&pack(b"", 9)), (vec![], vec![]));
-        // Long runs use run-length encoding before the block sort.
+        // bzip2 applies run-length encoding to long runs before the block sort.
         let run = vec![b'x'; 5_000_000];
         assert_eq!(read(&pack(&run, 1)), (run, vec![]));
     }

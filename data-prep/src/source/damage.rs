@@ -23,12 +23,12 @@ impl Gap {
     }
 }
 
-/// Reader that reports damaged input as a gap at the end of the text. Errors of the disk or the store are returned
-/// unchanged.
+/// Reader that turns an error of damaged input into a gap, after which the text ends. Errors of the disk or the store
+/// are returned unchanged.
 pub struct TolerantReader {
     input: BoxedReader,
     has_ended: bool,
-    /// Gaps that [`TolerantReader::peek`] found and that are not reported yet.
+    /// Gaps that [`TolerantReader::peek`] found and that `fill_buf` has not returned yet.
     pending_gaps: VecDeque<&'static str>,
 }
 

@@ -1,10 +1,11 @@
 //! Detection of archives, compressed files and binary files by their first bytes.
 
-/// Block size of a tar archive, and the range of the checksum in its header.
+/// Size of a block of a tar archive, bytes. `TAR_CHECKSUM` is the range of the checksum in the first block.
 const TAR_BLOCK: usize = 512;
 const TAR_CHECKSUM: std::ops::Range<usize> = 148..156;
 
-/// Describes the archive or document type that starts with `head`, as words that follow "it looks like".
+/// Describes the type of an archive or document whose first bytes are `head`. In the message, the description follows
+/// "it looks like".
 pub fn container(head: &[u8]) -> Option<String> {
     if is_tar(head) {
         return Some("a tar archive; unpack it and use the folder of its files".to_owned());
@@ -16,7 +17,7 @@ pub fn container(head: &[u8]) -> Option<String> {
     Some(format!("a file that was compressed twice (inner compression: {packed})"))
 }
 
-/// Name of the supported compression that starts with `head`.
+/// Returns the name of the compression of a file whose first bytes are `head`, or `None` if it is not supported.
 pub fn compression(head: &[u8]) -> Option<&'static str> {
     match head {
         [b'B', b'Z', b'h', b'1'..=b'9', ..] => Some("bzip2"),
@@ -37,15 +38,15 @@ fn is_tar(head: &[u8]) -> bool {
     block[0] != 0 && u32::from_str_radix(stored, 8) == Ok(sum - field + TAR_CHECKSUM.len() as u32 * u32::from(b' '))
 }
 
-/// Describes the type of binary data that starts with `head` (images, programs, other archives), as words that follow
-/// "it looks like". Returns `None` for text, even with a few control characters.
+/// Describes the type of a binary file (image, program, other archive) whose first bytes are `head`. In the message,
+/// the description follows "it looks like". Returns `None` for text, even with a few control characters.
 pub fn binary(head: &[u8]) -> Option<String> {
     let is_control = |byte: &&u8| **byte < b' ' && !b"\t\n\x0b\x0c\r\x1b".contains(byte);
     let controls = head.iter().filter(is_control).count();
     if controls == 0 {
         return None;
     }
-    // The head may end within a character.
+    // `head` may end in the middle of a multi-byte character.
     let valid = std::str::from_utf8(head).map_or_else(|error| error.error_len().is_none(), |_| true);
     if controls * 3 < head.len() && (valid || controls * 20 < head.len()) {
         return None;

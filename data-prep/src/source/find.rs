@@ -66,7 +66,7 @@ struct FoundFile {
     stamp: String,
 }
 
-/// Ranges of stored bytes.
+/// Byte ranges of a file before decompression.
 type ByteRanges = Vec<Range<u64>>;
 
 fn no_files(key: &str, pattern: &str, reason: impl ToString) -> SourceError {
@@ -80,7 +80,7 @@ fn local_files(key: &str, pattern: &str) -> Result<Vec<FoundFile>, SourceError> 
         Ok(metadata) if metadata.is_file() => vec![path.to_owned()],
         // Opening a pipe could block, and a device has no end.
         Ok(_) => return Err(no_files(key, pattern, "neither a file nor a folder")),
-        // Existing names are literal, even with brackets. Any other name is a glob.
+        // The name of an existing file is not a glob, even if it contains brackets. Any other name is a glob.
         Err(_) if pattern.contains(['*', '?', '[']) => {
             let found = glob::glob(pattern).map_err(|error| no_files(key, pattern, error))?;
             found.filter_map(Result::ok).filter(|path| path.is_file()).collect()

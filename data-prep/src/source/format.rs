@@ -14,7 +14,7 @@ use crate::extract::Extractor;
 /// The first bytes of a file.
 #[derive(Debug, Clone, Copy)]
 pub enum FileHead<'a> {
-    /// First bytes as stored.
+    /// First bytes of the file before decompression.
     Stored(&'a [u8]),
     /// First bytes of the decompressed text, in UTF-8.
     Text(&'a [u8]),
@@ -28,7 +28,7 @@ pub trait InputFormat: Sync {
     /// Supported values of `source.documents`, the default first.
     fn documents(&self) -> &'static [Documents];
 
-    /// Source keys that this format reads in addition to the keys of all formats.
+    /// Source keys that this format reads in addition to the keys that all formats read.
     fn options(&self) -> &'static [&'static str] {
         &[]
     }
@@ -37,13 +37,14 @@ pub trait InputFormat: Sync {
     /// [`FileHead::Stored`].
     fn recognizes(&self, head: FileHead<'_>) -> bool;
 
-    /// Name in the error message for a file of this format that a source configures as text. `None` if such a file may
-    /// be read as text.
+    /// Name for the error message about a file that has this format although its source is configured as text. `None`
+    /// if such a file may be read as text.
     fn looks_like(&self) -> Option<&'static str> {
         None
     }
 
-    /// Reason why text that starts with `head` does not have this format, as words that follow "it looks like".
+    /// Reason why text that starts with `head` does not have this format. In the message, the reason follows "it looks
+    /// like".
     fn refusal(&self, _head: &[u8], _formats: FormatRegistry) -> Option<String> {
         None
     }
@@ -53,12 +54,12 @@ pub trait InputFormat: Sync {
         1.0
     }
 
-    /// True if a file of this name (without folder) accompanies files of this format but is not an input itself.
+    /// True if a file with this name (without folder) is not an input itself but accompanies files of this format.
     fn ignores(&self, _name: &str) -> bool {
         false
     }
 
-    /// Ranges of stored bytes that can be read independently.
+    /// Byte ranges of the file, before decompression, that can be read independently.
     ///
     /// # Errors
     /// The file cannot be read.
@@ -72,7 +73,8 @@ pub trait InputFormat: Sync {
     /// The file cannot be read.
     fn extractor(&self, file: &InputFile<'_>) -> Result<Extractor, SourceError>;
 
-    /// Opens a file, or a range of a file, for reading documents from `stored`.
+    /// Creates a reader of the documents of a file or of a range of a file. `stored` reads the bytes before
+    /// decompression.
     ///
     /// # Errors
     /// The file cannot be read or does not have this format.
@@ -121,13 +123,13 @@ impl InputFile<'_> {
     /// Opens the text in order to examine its first bytes.
     ///
     /// # Errors
-    /// As [`InputFile::text`], or the file cannot be opened.
+    /// The file cannot be opened, is not text, or looks like another format.
     pub fn peek(&self) -> Result<PeekReader, SourceError> {
         self.text(StoredReader::open(self.file, Arc::default(), 0)?)
     }
 }
 
-/// Number of stored bytes that are examined to detect binary formats.
+/// Number of bytes, before decompression, that are examined to detect binary formats.
 const STORED_HEAD: u64 = 512;
 
 /// The list of input formats.
@@ -192,13 +194,14 @@ impl FormatRegistry {
         self.all().find(|format| format.recognizes(head))
     }
 
-    /// Describes the format of a file that was configured as text, as words that follow "it looks like".
+    /// Describes the format of a file that was configured as text. In the message, the description follows "it looks
+    /// like".
     pub fn likely_format(self, head: FileHead<'_>) -> Option<String> {
         let found = self.recognized_by(head)?;
         Some(format!("{}; use format = \"{}\"", found.looks_like()?, found.name()))
     }
 
-    /// True if a file of this name (without folder) is skipped when a source names its folder.
+    /// True if a file with this name (without folder) is skipped. This applies to sources whose path is a folder.
     pub fn ignores(self, format: Option<&'static dyn InputFormat>, name: &str) -> bool {
         format.map_or_else(|| self.all().any(|format| format.ignores(name)), |format| format.ignores(name))
     }

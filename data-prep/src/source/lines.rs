@@ -1,4 +1,4 @@
-//! Line reader with bounded line lengths that reports gaps.
+//! Line reader. It bounds the length of lines and reports gaps.
 
 use super::SourceError;
 use super::damage::Gap;

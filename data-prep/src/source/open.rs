@@ -17,8 +17,8 @@ const BUFFER: usize = 1 << 17;
 /// Largest zstd window, as a power of two.
 const MAX_ZSTD_WINDOW_LOG: u32 = 31;
 
-/// Opens the text of `file`, whose stored bytes `stored` reads. The format checks the first bytes with `refusal`.
-/// Damage that the source tolerates is reported as a [`super::damage::Gap`].
+/// Opens the text of `file`. `stored` reads its bytes before decompression. With `refusal`, the format checks the first
+/// bytes of the text. Damage that the source tolerates is reported as a [`super::damage::Gap`].
 ///
 /// # Errors
 /// The file cannot be read, is not text, or is refused by its format.
@@ -77,8 +77,8 @@ fn decompressed(stored: StoredReader, skips_damage: bool, window: u64) -> std::i
     })
 }
 
-/// Reader that replaces the memory-limit error of a decompressor by an error that names the settings to change. Both
-/// decompressors report the memory limit only as text in an error message.
+/// Reader that replaces the memory-limit error of a decompressor by an error that says which settings to change. The
+/// zstd and xz decompressors report the memory limit only as text in an error message.
 struct WindowLimited<R> {
     inner: R,
     window: u64,
@@ -103,7 +103,7 @@ impl<R: Read> Read for WindowLimited<R> {
     }
 }
 
-/// Returns the first bytes, which may contain a byte-order mark.
+/// Returns the first three bytes, which may contain a byte-order mark.
 fn byte_order_mark(text: &[u8]) -> Vec<u8> {
     text[..text.len().min(3)].to_vec()
 }

@@ -39,7 +39,7 @@ impl PeekReader {
         &self.head
     }
 
-    /// Returns the error that ended the head, if any.
+    /// Returns the error that occurred while the head was read, if any.
     pub fn into_error(self) -> Option<Error> {
         self.error
     }

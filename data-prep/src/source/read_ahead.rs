@@ -8,14 +8,15 @@ use std::thread;
 use bytes::Bytes;
 use lambert_store::Store;
 
-/// Bytes per request. Large requests increase the throughput, and small requests let many files be read at a time.
+/// Bytes per request. Large requests increase the throughput. Small requests limit the memory per file, so that many
+/// files can be read at the same time.
 const PART_BYTES: u64 = 4 << 20;
-/// Upper limit on the number of concurrent requests. The same number of finished parts can wait to be read.
+/// Upper limit on the number of concurrent requests. In addition, each channel can contain one fetched part.
 const MAX_PARALLEL: u64 = 6;
 
 type FetchedPart = std::result::Result<Bytes, lambert_store::Error>;
 
-/// Reads an object in parallel parts and returns them in order. The store retries failed requests.
+/// Reads the parts of an object in parallel and returns them in order. The store retries failed requests.
 pub struct ReadAhead {
     object: RemoteObject,
     parallel: usize,

@@ -13,7 +13,7 @@ pub fn extractor(documents: Documents) -> Extractor {
     if documents == Documents::Sentence { Extractor::sentences() } else { Extractor::paragraphs() }
 }
 
-/// Upper limit on the number of rows in a document, unless an empty row ends the document before.
+/// Upper limit on the number of rows in a document. An empty row can end the document earlier.
 const MAX_SENTENCES: usize = 512;
 
 /// Reads the text of rows.

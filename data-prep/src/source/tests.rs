@@ -182,7 +182,7 @@ fn settings_are_checked_against_the_registry() {
     assert_eq!(unused, expected);
 }
 
-/// If two formats recognized a file, the first of them would read it.
+/// If two formats recognized a file, the file would always be read as the first of them.
 #[test]
 fn at_most_one_format_recognizes_a_file() {
     let heads: [(&str, FileHead<'_>); 5] = [

@@ -12,7 +12,8 @@ use lambert_config::prep::{Documents, Source};
 use lambert_data_prep::prep::{self, PrepError, PrepOptions, PrepReport, PrepStatus};
 pub use tree::{assert_same, tree};
 
-/// Returns the development corpora in `LAMBERT_TEST_CORPORA` or in `shared/corpora` beside the checkout, if present.
+/// Returns the folder of the development corpora, if it exists. The folder is `LAMBERT_TEST_CORPORA`, or
+/// `shared/corpora` in the checkout if this variable is not set.
 pub fn corpora() -> Option<PathBuf> {
     let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/corpora");
     let path = std::env::var_os("LAMBERT_TEST_CORPORA").map_or_else(beside, PathBuf::from);

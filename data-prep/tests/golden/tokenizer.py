@@ -3,8 +3,9 @@
     python tokenizer.py CORPORA
 
 CORPORA contains books/, wiki/ and vocab/ (see docs/reference/formats.md). The script needs transformers and tokenizers. The
-stored file was written with transformers 5.23.0 and tokenizers 0.23.3. To keep the file small, each vocabulary is reduced
-to the tokens (word pieces) of these lines and their characters. Both tokenizers read the same reduced vocabulary.
+committed file was written with transformers 5.23.0 and tokenizers 0.23.3. To keep the file small, each vocabulary is reduced
+to the tokens (word pieces) that occur in these lines and to the single characters of these tokens. The Hugging Face
+tokenizer and the tokenizer under test read the same reduced vocabulary.
 """
 
 import json
@@ -53,7 +54,7 @@ def texts(corpora: pathlib.Path) -> list[str]:
 
 
 def cut_down(vocabulary: pathlib.Path, lowercase: bool, lines: list[str]) -> list[str]:
-    """Returns the special tokens, the tokens that these lines use, and the one-character tokens in them."""
+    """Returns the special tokens, the tokens that occur in these lines, and the single characters of these tokens."""
     tokenizer = BertTokenizerFast(vocab=str(vocabulary), do_lower_case=lowercase)
     tokenizer.split_special_tokens = True
     used = set()

@@ -1,5 +1,5 @@
-//! Lock of a shard during its download. The lock file contains the name of the holder, and its modification time shows
-//! the progress of the holder.
+//! Lock of a shard during its download. The lock file contains the name of the holder. The holder updates the
+//! modification time of the file to show progress.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -11,12 +11,12 @@ const BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(
 /// Interval of progress updates.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Timeouts of a wait for a holder that makes no progress.
+/// Timeouts of the wait for a lock whose holder makes no progress.
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
-    /// Time until a warning.
+    /// Time without progress until a warning.
     pub report: Duration,
-    /// Time until the waiting process continues without the lock.
+    /// Time without progress until the waiting process continues without the lock.
     pub stalled: Duration,
 }
 
@@ -52,7 +52,7 @@ impl FetchLock {
             Err(TryLockError::Error(error)) => return Err(error),
         }
         let holder = format!("process {} on host {}", std::process::id(), lambert_store::host::name());
-        // The name serves messages only, so an error, as on a full disk, is ignored.
+        // The name is used only in messages. So an error, such as a full disk, is ignored.
         let _ = file.set_len(0).and_then(|()| file.write_all_at(holder.as_bytes(), 0));
         Ok(TryLock::Acquired(Self { file, last_signal: Instant::now() }))
     }
@@ -90,7 +90,7 @@ impl FetchLock {
     pub fn progress(&mut self) {
         if self.last_signal.elapsed() >= PROGRESS_INTERVAL {
             self.last_signal = Instant::now();
-            // If this fails, other processes time out earlier.
+            // If this fails, waiting processes time out earlier.
             let _ = self.file.set_modified(SystemTime::now());
         }
     }
@@ -108,8 +108,8 @@ fn holder(file: &File) -> String {
     if text.is_empty() { "another process".to_owned() } else { text }
 }
 
-/// True if the file system does not support locks. Then several processes can download a shard, and the last copy
-/// stays.
+/// True if the file system does not support locks. Then several processes can download the same shard. Each complete
+/// copy replaces the previous copy.
 fn has_no_locks(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let none = [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP, Errno::INVAL].map(Errno::raw_os_error);

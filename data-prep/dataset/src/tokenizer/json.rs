@@ -19,10 +19,10 @@ const SEP: &str = "[SEP]";
 /// Mask token.
 pub const MASK: &str = "[MASK]";
 
-/// Upper limit on the length of a word in BERT, characters. Longer words become `[UNK]`.
+/// Maximum length of a word, in characters, as in BERT. Longer words become `[UNK]`.
 const MAX_WORD_CHARS: usize = 100;
 
-/// Parses the tokens of a vocab.txt, in id order. `origin` names the vocabulary in errors.
+/// Parses the tokens of a vocab.txt, in id order. `origin` is the name of the vocabulary in error messages.
 pub fn pieces(bytes: &[u8], origin: &str) -> Result<Vec<String>, TokenizerError> {
     let text = std::str::from_utf8(bytes)
         .map_err(|error| TokenizerError::NotUtf8 { origin: origin.to_owned(), at: error.valid_up_to() })?;
@@ -41,7 +41,8 @@ pub fn pieces(bytes: &[u8], origin: &str) -> Result<Vec<String>, TokenizerError>
     Ok(pieces)
 }
 
-/// Writes the JSON for `tokenizers` 1.0. It has no added tokens and no post-processor, so only text is encoded.
+/// Writes the JSON for `tokenizers` 1.0. The JSON has no added tokens and no post-processor. So every input is plain
+/// text, and no special tokens are added.
 pub(super) fn canonical(pieces: &[String], lowercase: bool) -> String {
     json!({
         "version": "2.0",

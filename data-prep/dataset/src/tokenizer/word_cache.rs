@@ -5,7 +5,8 @@
 //! any context.
 //!
 //! So this cache splits the text at the spaces and marks that are cheap to detect, and looks up each segment by its
-//! bytes. The caller encodes segments that are not cached. data-prep/tests/tokenizer.rs tests that results are exact.
+//! bytes. The caller encodes segments that are not cached. data-prep/tests/tokenizer.rs tests that the ids equal the
+//! ids without a cache.
 
 /// Maximum length of a cached segment, bytes.
 pub const MAX_WORD_BYTES: usize = 31;
@@ -111,7 +112,7 @@ fn key_of(bytes: &[u8; KEY], length: usize) -> WordKey {
     key
 }
 
-/// Mask of the key bits that a word of each length uses.
+/// Masks, indexed by word length. A mask selects the key bits that a word of this length uses.
 static MASKS: [WordKey; KEY] = {
     let mut masks = [[0; 4]; KEY];
     let mut length = 0;
@@ -140,9 +141,9 @@ pub fn index(key: WordKey, slots: usize) -> usize {
 enum Class {
     /// Part of the segment.
     Inside,
-    /// Ends the segment and belongs to no segment.
+    /// Ends the segment. Belongs to no segment.
     Space,
-    /// Ends the segment and forms a separate segment.
+    /// Ends the segment. Is a segment of its own.
     Mark,
     /// May be the first byte of a typographic mark.
     Lead,

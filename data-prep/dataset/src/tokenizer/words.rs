@@ -1,10 +1,10 @@
 //! Encoder for words of ASCII letters and digits and for single punctuation marks, which make up nearly all English
 //! text.
 //!
-//! This encoder applies WordPiece directly. It repeatedly takes the longest matching token, and returns `[UNK]` for a
-//! word without a match. For such words, the cleaning step of BERT only lowercases, so the full pipeline of the
-//! `tokenizers` crate would cost more than the encoding. data-prep/tests/tokenizer.rs tests that the results equal
-//! those of the crate.
+//! This encoder applies WordPiece directly. It repeatedly takes the longest matching token. If no token matches, the
+//! whole word becomes `[UNK]`. On ASCII words, the cleaning step of BERT does nothing except lowercasing, so the full
+//! pipeline of the `tokenizers` crate would cost more than the encoding. data-prep/tests/tokenizer.rs tests that the
+//! results equal those of the crate.
 
 use super::json::PREFIX;
 use super::word_cache::{WordKey, index, is_mark, key};
@@ -14,7 +14,7 @@ const MAX_WORD_BYTES: usize = super::word_cache::MAX_WORD_BYTES;
 /// Flag of a token that continues a word. It is in the last byte of the key, beside the length.
 const CONTINUES: u64 = 0x80 << 56;
 
-/// Table of the tokens that such words consist of.
+/// Table of the tokens that consist only of ASCII letters and digits, or of one punctuation mark.
 #[derive(Debug)]
 pub struct Words {
     /// Open-addressing hash table with linear probing. Its size is a power of two, and it is at most half full.

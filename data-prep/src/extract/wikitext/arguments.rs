@@ -1,6 +1,6 @@
 //! Template arguments.
 
-/// Names, in various wikis, of the parameter that contains the enclosed text.
+/// Names, in various wikis, of the parameter that contains the text to display.
 const TEXT_PARAMETERS: [&str; 9] =
     ["text", "texte", "quote", "quotation", "content", "texto", "testo", "treść", "zitat"];
 
@@ -11,7 +11,7 @@ pub struct TemplateArguments<'a> {
 }
 
 impl<'a> TemplateArguments<'a> {
-    /// Parses the text of a template call after the template name.
+    /// Parses the part of a template call that follows the template name.
     pub fn parse(text: &'a str) -> Self {
         let mut arguments = Self { positional: Vec::new(), named: Vec::new() };
         for argument in split_at_bars(text) {
@@ -54,7 +54,8 @@ impl<'a> TemplateArguments<'a> {
         self.named.iter().find(|(known, value)| *known == name && !value.is_empty()).map(|(_, value)| *value)
     }
 
-    /// Returns the enclosed text: a parameter named in `TEXT_PARAMETERS`, otherwise the first positional argument.
+    /// Returns the text to display: the value of a parameter in `TEXT_PARAMETERS`, otherwise the first positional
+    /// argument.
     pub fn text(&self) -> &'a str {
         let called = |name: &&str| TEXT_PARAMETERS.contains(&name.to_lowercase().as_str());
         let named = self.named.iter().find(|(name, value)| called(name) && !value.is_empty());

@@ -20,9 +20,9 @@ pub fn render(source: &str, output: &mut String, depth: usize, site: &WikiSite) 
 struct Renderer<'a> {
     source: &'a str,
     output: &'a mut String,
-    /// Byte offset in `source` of the end of the last markup. The text after this offset is not in `output` yet.
+    /// End of the last markup, as a byte offset in `source`. The text after this offset is not in `output` yet.
     copied: usize,
-    /// Number of templates and links around the text.
+    /// Number of templates and links that enclose the text.
     depth: usize,
     site: &'a WikiSite,
     unclosed: Unclosed,
@@ -81,14 +81,14 @@ impl Renderer<'_> {
         }
     }
 
-    /// Removes two, three or five apostrophes, which mark italics, bold or both.
+    /// Removes the apostrophes that mark italics (two), bold (three) or both (five).
     fn quotes(&mut self, at: usize) -> Option<usize> {
         let count = self.source.as_bytes()[at..].iter().take_while(|&&byte| byte == b'\'').count();
         if count < 2 {
             return None;
         }
         self.copy_until(at);
-        // Four apostrophes are a literal apostrophe and a mark for bold.
+        // Four apostrophes are a literal apostrophe and three apostrophes for bold.
         if count == 4 {
             self.output.push('\'');
         }

@@ -61,7 +61,7 @@ fn measure(arguments: &[&str]) -> String {
     }
 }
 
-/// Unit as it is displayed after the number.
+/// Returns the unit as it is displayed after the number, with a space before it.
 fn unit_name(code: &str) -> String {
     let name = match code {
         "C" => "°C",

@@ -1,4 +1,5 @@
-//! Site-specific names, from the `<siteinfo>` at the start of a dump and the table of languages.
+//! Names that are specific to a wiki. They come from the `<siteinfo>` at the start of its dump and from the table of
+//! languages.
 
 use std::collections::BTreeSet;
 
@@ -18,8 +19,8 @@ pub struct WikiSite {
 }
 
 impl WikiSite {
-    /// Determines the languages of the wiki from the head of its dump and from its file name. An excerpt can contain
-    /// the head of another wiki, so this function uses both.
+    /// Determines the languages of the wiki from the head of its dump and from the file name of the dump. An excerpt
+    /// can contain the head of another wiki, so this function uses both.
     pub fn from_siteinfo(head: &str, file: &str) -> Self {
         let name = file.rsplit('/').next().unwrap_or(file);
         let codes = [between(head, "xml:lang=\"", "\""), between(head, "<dbname>", "</dbname>"), Some(name)];

@@ -1,6 +1,6 @@
 //! Comments and HTML-like tags.
 
-/// Elements that are removed with their contents.
+/// Elements that are removed together with their contents.
 const DROPPED: [&str; 30] = [
     "ref",
     "references",
@@ -121,7 +121,7 @@ pub fn tag(
     }
 }
 
-/// Parses a tag name at the start of `rest`, in lowercase.
+/// Returns the tag name at the start of `rest`, converted to lowercase.
 fn name(rest: &str) -> Option<String> {
     let length = rest.bytes().take_while(u8::is_ascii_alphanumeric).count();
     let ends = matches!(rest.as_bytes().get(length), Some(b'>' | b'/' | b' ' | b'\n' | b'\t'));
@@ -129,7 +129,7 @@ fn name(rest: &str) -> Option<String> {
         .then(|| rest[..length].to_ascii_lowercase())
 }
 
-/// Start and end of the next closing tag `</name>`, in any case.
+/// Start and end of the next closing tag `</name>`, in uppercase or lowercase.
 fn find_close(source: &str, from: usize, name: &str) -> Option<(usize, usize)> {
     let bytes = source.as_bytes();
     for found in memchr::memmem::find_iter(&bytes[from..], b"</") {

@@ -46,7 +46,7 @@ fn begins_with_object(head: &[u8]) -> bool {
     let end = memchr::memchr(b'\n', line);
     match serde_json::from_slice::<serde_json::Map<_, _>>(&line[..end.unwrap_or(line.len())]) {
         Ok(_) => true,
-        // The head ends within the first line. The start of an object with a key suffices.
+        // If `head` ends within the first line, the start of an object with a key suffices.
         Err(error) => end.is_none() && error.is_eof() && memmem::find(line, b"\":").is_some(),
     }
 }

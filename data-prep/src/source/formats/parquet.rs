@@ -16,7 +16,7 @@ use crate::source::{DocumentReader, SkipNotice, SkipNotices, SourceError, Source
 
 /// First bytes of a Parquet file.
 const MAGIC: &[u8] = b"PAR1";
-/// Estimated bytes of text per stored byte. Parquet pages are compressed.
+/// Estimated bytes of text per byte of the file. Parquet pages are compressed.
 const TEXT_PER_BYTE: f64 = 2.5;
 
 /// The format `parquet`.

@@ -85,7 +85,7 @@ fn read_site(file: &InputFile<'_>) -> Result<WikiSite, SourceError> {
                 head.extend_from_slice(available);
                 text.consume(count);
             }
-            // The page reader reports this error again.
+            // The page reader will meet and report the same error.
             Err(_) => break,
         }
     }

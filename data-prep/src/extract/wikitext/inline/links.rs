@@ -12,7 +12,7 @@ const MEDIA: [&str; 25] = [
 /// Upper limit on the length of a namespace name, bytes. A letter of an Indic script takes three bytes.
 const MAX_NAME_BYTES: usize = 80;
 
-/// Interwiki prefixes longer than a language code.
+/// Interwiki prefixes that are longer than a usual language code.
 const INTERWIKI: [&str; 10] = [
     "simple",
     "zh-min-nan",

@@ -18,11 +18,11 @@ enum TemplateText {
     SecondOrFirst,
     /// All arguments with this separator between them.
     Joined(&'static str),
-    /// The first argument after this prefix.
+    /// This prefix, followed by the first argument.
     Prefixed(&'static str),
-    /// The enclosed text between these two strings.
+    /// The text of the template, between these two strings.
     Quoted(&'static str, &'static str),
-    /// The enclosed text as a separate paragraph.
+    /// The text of the template, as a separate paragraph.
     Paragraph,
 }
 
@@ -46,8 +46,8 @@ pub fn render(inner: &str, output: &mut String, depth: usize, site: &WikiSite) {
     }
 }
 
-/// True if the argument is foreign-language text (`lang-el`, or `enS` in the German Wikipedia) or a link label
-/// (`link-en`).
+/// True for templates whose first argument is foreign-language text (`lang-el`, or `enS` in the German Wikipedia) or a
+/// link label (`link-en`).
 fn is_foreign(name: &str, lower: &str) -> bool {
     let code = |code: &str| (2..=3).contains(&code.len()) && code.bytes().all(|byte| byte.is_ascii_lowercase());
     lower

@@ -1,8 +1,8 @@
 //! Multistream dumps. Such a dump is a bzip2 file of many streams, and each stream contains whole pages. Threads and
 //! parts read different ranges of the file.
 //!
-//! The index file is not needed. A stream starts with ten characteristic bytes. Its first decompressed bytes show
-//! whether it starts with a page.
+//! The index file is not needed. A stream starts with ten characteristic bytes. The first decompressed bytes of a
+//! stream show whether the stream starts with a page.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -13,16 +13,16 @@ use crate::source::SourceError;
 
 use memchr::memmem;
 
-/// Target size of a range, stored bytes.
+/// Target size of a range, compressed bytes.
 const RANGE_BYTES: u64 = 16 << 20;
-/// Smallest stored size of a file that is split into ranges, bytes.
+/// Minimum compressed size of a file that is split into ranges, bytes.
 const MIN_DIVIDED_BYTES: u64 = 2 * RANGE_BYTES;
 
 /// First bytes of a stream with 900 kB blocks, and of its first block.
 const STREAM_MAGIC: &[u8] = b"BZh91AY&SY";
 
-/// Splits a file into ranges of stored bytes that start and end between pages. Returns the whole file if it is not a
-/// multistream dump.
+/// Splits a file into ranges of compressed bytes. Each range starts and ends between pages. Returns the whole file if
+/// it is not a multistream dump.
 pub fn split_ranges(path: &Path, bytes: u64) -> Result<Vec<Range<u64>>, SourceError> {
     if bytes < MIN_DIVIDED_BYTES {
         return Ok(std::iter::once(0..bytes).collect());
@@ -40,7 +40,7 @@ pub fn split_ranges(path: &Path, bytes: u64) -> Result<Vec<Range<u64>>, SourceEr
             Some(at) => from = at + 1,
             None => break,
         }
-        // No stream so far starts with a page, so the file is not a multistream dump.
+        // If none of the first streams starts with a page, the file is not a multistream dump.
         if starts.len() == 1 && from > 4 * RANGE_BYTES {
             break;
         }

@@ -28,7 +28,8 @@ pub struct PageReader {
 }
 
 impl PageReader {
-    /// Reads the pages of `input`, which is a whole dump if `is_whole`, otherwise a range that starts with a page.
+    /// Reads the pages of `input`. `input` is a whole dump if `is_whole`, otherwise a range of a dump that starts with
+    /// a page.
     pub fn new(input: BoxedReader, name: &str, is_whole: bool, damaged: Damaged) -> Self {
         let (name, has_checked_root) = (name.to_owned(), !is_whole);
         Self {
