@@ -38,7 +38,7 @@ pub struct BenchOptions {
     pub stage: usize,
     /// Samples per step; `None`: the global batch size of the stage.
     pub samples: Option<usize>,
-    /// Number of steps that are timed as a whole. In addition, as many steps are timed phase by phase.
+    /// Number of steps that are timed as a whole. The same number of steps is then timed by phase.
     pub steps: usize,
     /// Warmup steps.
     pub warmup: usize,

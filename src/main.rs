@@ -100,7 +100,7 @@ enum WorkerCommand {
         /// Samples per step; default: the stage's global batch
         #[arg(long)]
         samples: Option<usize>,
-        /// Number of steps that are timed as a whole; as many steps are timed phase by phase
+        /// Number of steps that are timed as a whole; the same number of steps is then timed by phase
         #[arg(long, default_value_t = 10)]
         steps: usize,
         /// Number of warmup steps
@@ -230,7 +230,7 @@ fn prepare(session: &[PathBuf]) -> Result<(), Error> {
         && !session.is_empty()
         && let Err(error) = cleanup::remove_after_launcher(session)
     {
-        tracing::warn!("cannot remove the directories of the launcher on this host later: {error}");
+        tracing::warn!("cannot start the removal of the directories of the launcher on this host: {error}");
     }
     Ok(())
 }

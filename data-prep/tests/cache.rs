@@ -1,5 +1,5 @@
 //! Local copies of a remote dataset: one verified copy per host, with least-recently-used eviction.
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 #[path = "../../tests/support/samples.rs"]
 mod samples;

@@ -1,6 +1,6 @@
 //! Damaged files. Either they are refused with file name and offset, or the damage is skipped and counted and the
 //! intact parts are kept.
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Datasets are written, read back, and damaged in all ways that must be detected.
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 #[path = "../../tests/support/samples.rs"]
 mod samples;

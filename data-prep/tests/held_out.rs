@@ -1,6 +1,6 @@
 //! The held-out share of the tokens. Whole documents are held out if their tokens can meet the share. Otherwise blocks
 //! of long documents are held out.
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Untrusted datasets. Any manifest or shard is either read or refused, without a panic and in bounded memory. The
 //! error contains the file name.
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 #[path = "../../tests/support/samples.rs"]
 mod samples;

@@ -1,5 +1,5 @@
 //! Dataset identity. It depends on the contents of the inputs, not on their names or times.
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 mod common;
 

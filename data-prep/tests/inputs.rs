@@ -1,5 +1,5 @@
 //! Input formats, compressions and encodings. Also damage, duplicates and weights.
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! A preparation job that is killed with SIGKILL at random times and then restarted.
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 mod common;
 

@@ -1,5 +1,5 @@
 //! Samples without pairs. The dataset has every sentence exactly once per pass.
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 mod common;
 

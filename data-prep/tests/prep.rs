@@ -1,5 +1,5 @@
 //! Whole preparation jobs for the development corpora and for generated text, and failures of preparation jobs.
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 mod common;
 

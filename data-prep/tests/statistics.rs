@@ -1,6 +1,6 @@
 //! Samples of real books, compared with a second implementation of Google's `create_pretraining_data` on the same
 //! sentences. The comparison covers the shares, lengths and origins of the segments.
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! Vocabulary training yields the same result for any number of threads and in every process. This is tested because
 //! hash tables have a different order in every process.
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 mod common;
 

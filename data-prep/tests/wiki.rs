@@ -1,5 +1,5 @@
 //! Dumps in many languages: no markup reaches the corpus.
-#![allow(clippy::unwrap_used)] // A panic is a test's report.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 mod common;
 

@@ -42,7 +42,7 @@ pub enum Dropout<'a> {
 pub enum DropoutSite {
     /// After the embeddings.
     Embeddings,
-    /// In a layer application.
+    /// Dropout in a layer.
     Layer {
         /// Index of the application in the network, from 0.
         application: usize,

@@ -23,8 +23,7 @@ fn library_folders() -> Vec<PathBuf> {
     packages.map(|package| package.path().join("lib")).filter(|folder| folder.is_dir()).collect()
 }
 
-/// Runs this program again with additional environment variables. (The coordinator also starts its workers with such
-/// variables.)
+/// Runs this program again with additional environment variables, as the coordinator does with its workers.
 fn rerun_with(variables: &[(&str, &str)]) {
     let program = std::env::current_exe().unwrap();
     let status = Command::new(program).arg("--nocapture").envs(variables.iter().copied()).status().unwrap();

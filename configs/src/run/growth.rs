@@ -12,7 +12,7 @@ pub enum GrowthOrder {
     /// Repeats the stack of old layers: layer i copies layer i mod L.
     #[default]
     Stack,
-    /// Repeats each old layer in place: layer i copies layer i L / L'. L' must be a multiple of L.
+    /// Repeats each old layer in place: layer i of L' copies layer floor(i * L / L'). L' must be a multiple of L.
     Interleave,
 }
 
@@ -79,7 +79,7 @@ mod tests {
         let sources = |order, from, to| -> Vec<usize> {
             let sources = Growth { order, ..Growth::default() }.sources(from, to);
             let old = sources.iter().filter(|(_, new)| !new).count();
-            assert_eq!(old, from, "each old layer stays once");
+            assert_eq!(old, from, "each old layer occurs exactly once");
             sources.into_iter().map(|(source, _)| source).collect()
         };
         assert_eq!(sources(GrowthOrder::Stack, 3, 6), [0, 1, 2, 0, 1, 2]);

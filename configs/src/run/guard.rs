@@ -56,7 +56,7 @@ impl Default for Guard {
     }
 }
 
-/// Fault injection for tests: falsified losses of samples, and corrupted weights or moments. Samples are given by their
+/// Fault injection for tests: wrong losses of samples, and corrupted weights or moments. Samples are given by their
 /// row in the dataset of a stage.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]

@@ -101,7 +101,7 @@ impl ControlServer {
         &self.shared.secret
     }
 
-    /// Sends a command to the ranks through rank 0. Replies to rank 0 repeat the command until rank 0 acknowledges it.
+    /// Sends a command to the ranks through rank 0. The server repeats it in each reply until rank 0 acknowledges it.
     pub fn send_command(&self, directive: Directive) {
         let mut pending_command = lock(&self.shared.pending_command);
         let number = pending_command.map_or(1, |last| last.number + 1);
@@ -196,7 +196,7 @@ impl ServerState {
             return Err(unauthorized("the body of the report does not match its signature"));
         }
         let mut rank_state = lock(self.rank_state(head.rank)?);
-        // Since the headers were verified, the server may have accepted a duplicate of this report.
+        // The server may have accepted a duplicate of this report after it had verified these headers.
         if head.sequence <= rank_state.sequence {
             return Err(replayed(head, rank_state.sequence));
         }
@@ -237,7 +237,7 @@ impl ServerState {
         Ok((headers, text).into_response())
     }
 
-    /// Extracts the versions from an unsigned report, so that the attempt ends with a version mismatch.
+    /// Extracts the versions from an unsigned report. They become the error with which the attempt ends.
     async fn note_versions(&self, request: Request) -> Result<(), Refusal> {
         let (parts, body) = request.into_parts();
         let given = parts.headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());

@@ -16,7 +16,7 @@ use crate::kernels::Host;
 use crate::objective::{Loss, LossValue, Objective, Pass, PassInput, PassOutput};
 use crate::state::TrainState;
 
-/// An architecture, the blocks of the segments that BERT does not have, its passes, and its name in messages.
+/// An architecture with its name in messages, its passes, and the blocks of those segments that BERT lacks.
 pub struct Case {
     pub name: &'static str,
     pub architecture: fn(&Model) -> Architecture,
@@ -132,8 +132,8 @@ fn table_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn
     })
 }
 
-/// The third layer segment applies the second layer two more times, and also reads the output of the first layer. The
-/// enhanced mask decoder of DeBERTa is similar (arXiv 2006.03654).
+/// A network with three layer segments. The third one applies the layer of the second segment twice and also reads the
+/// output of the first segment, like the enhanced mask decoder of DeBERTa (arXiv 2006.03654).
 fn last_layer_twice(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
     let twice = &mut network.segments[3];

@@ -90,7 +90,10 @@ fn the_last_message_arrives_after_lost_replies() {
         }
     });
     control.flush();
-    assert!(control.shared.state().outbox.is_empty(), "it left before the coordinator had heard");
+    assert!(
+        control.shared.state().outbox.is_empty(),
+        "the message left the outbox before the coordinator acknowledged it"
+    );
     control.finish();
     assert_eq!(coordinator.join().unwrap(), [Message::Event(EventKind::Finished { step: 9, stopped: true })]);
 }
@@ -118,7 +121,11 @@ fn forged_and_replayed_replies_have_no_effect() {
     for forge in forgeries {
         let (mut stream, sequence, report) = next(&listener);
         assert!(sequence > last, "a sequence number was used again");
-        assert_eq!((report.messages.len(), report.acknowledged_command), (1, 0), "the answer before was believed");
+        assert_eq!(
+            (report.messages.len(), report.acknowledged_command),
+            (1, 0),
+            "a reply to an earlier request was accepted"
+        );
         stream.write_all(forge(sequence).as_bytes()).unwrap();
         last = sequence;
     }
@@ -127,7 +134,7 @@ fn forged_and_replayed_replies_have_no_effect() {
     assert_eq!(control.take_directive(), Directive::Continue);
     stream.write_all(signed(SECRET, sequence, &stop).as_bytes()).unwrap();
     control.finish();
-    assert_eq!(control.take_directive(), Directive::CheckpointAndStop, "the coordinator's own is believed");
+    assert_eq!(control.take_directive(), Directive::CheckpointAndStop, "the reply of the coordinator was not accepted");
 }
 
 #[test]

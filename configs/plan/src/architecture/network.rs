@@ -138,8 +138,8 @@ impl Network {
         shapes.map(|(_, shape)| count(&shape)).sum()
     }
 
-    /// Returns the FLOPs of the matrix products in a forward pass. The samples have `lengths` tokens, and `masked`
-    /// masked tokens in total. A multiply-add counts as two FLOPs. For each token and layer application, the attention
+    /// Returns the FLOPs of the matrix products in a forward pass. `lengths` has the number of
+    /// tokens of each sample. All samples together have `masked` masked tokens. A multiply-add counts as two FLOPs. For each token and layer application, the attention
     /// scores and the weighted sum of the values each add 2 x sequence length x attention width.
     pub fn forward_flops(&self, lengths: impl Iterator<Item = u64>, masked: u64) -> f64 {
         let sum = |unit| self.segments.iter().map(|segment| segment.flops(unit, self.vocabulary)).sum::<f64>();
