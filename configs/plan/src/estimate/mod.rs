@@ -302,14 +302,17 @@ mod tests {
     }
 
     #[test]
-    fn more_ranks_take_less_time_and_more_rank_hours() {
+    fn more_ranks_are_less_efficient_and_save_time_until_communication_dominates() {
         let data = StageSamples::assumed(128, 30522);
         let points = scaling(&run(1, Precision::Bf16), &[data], &Machine::published(GPUS[0], None));
         // The global batch has 256 samples.
         let ranks: Vec<usize> = points.iter().map(|point| point.ranks).collect();
         assert_eq!(ranks, [1, 2, 4, 8, 16, 32, 64, 128, 256]);
         assert_eq!(points[0].efficiency, 1.0);
-        assert!(points.is_sorted_by(|a, b| a.hours > b.hours && a.efficiency > b.efficiency), "{points:?}");
+        assert!(points.is_sorted_by(|a, b| a.efficiency > b.efficiency), "{points:?}");
+        // With 16 samples per rank, the all-reduce of 440 MB takes longer than the passes. More hosts make it slower.
+        assert!(points[..5].is_sorted_by(|a, b| a.hours > b.hours), "{points:?}");
+        assert!(points[8].hours > points[4].hours, "{points:?}");
     }
 
     #[test]
