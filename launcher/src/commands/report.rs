@@ -7,7 +7,7 @@ use lambert_config::exit;
 use lambert_store::Store;
 
 use super::files;
-use super::status::require_run;
+use super::status::{history, require_run};
 use crate::cli::{self, ReportFormat};
 use crate::console;
 use crate::failure::{Failure, Outcome};
@@ -19,7 +19,7 @@ pub fn report(arguments: &cli::Report) -> Outcome {
     let read = |url: &String| -> Result<RunReport, Failure> {
         let store = Store::open(url).map_err(Failure::usage)?;
         require_run(&store)?;
-        collect(&store)
+        collect(&store, &history(&store)?)
     };
     let runs = arguments.runs.iter().map(read).collect::<Result<Vec<_>, _>>()?;
     if let Some(path) = &arguments.curves {

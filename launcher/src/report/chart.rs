@@ -75,15 +75,15 @@ pub struct EventLine {
     pub label: String,
 }
 
-/// Value of a small chart.
+/// Metric of a small chart.
 #[derive(Debug, Clone, Copy)]
-pub enum Value {
+pub enum PlottedMetric {
     LearningRate,
     GradientNorm,
     SamplesPerSecond,
 }
 
-impl Value {
+impl PlottedMetric {
     fn of(self, curves: &Curves) -> &[Point] {
         match self {
             Self::LearningRate => &curves.learning_rate,
@@ -101,12 +101,12 @@ pub fn losses(runs: &[&Curves]) -> Result<String, ChartError> {
     svg(SIZE, |svg| draw_losses(runs, svg))
 }
 
-/// Draws one value of each run against the steps.
+/// Draws one metric of each run against the steps.
 ///
 /// # Errors
 /// A failure of the drawing library.
-pub fn small(runs: &[&Curves], value: Value, name: &str) -> Result<String, ChartError> {
-    svg(SMALL, |svg| draw_small(runs, value, name, svg))
+pub fn small(runs: &[&Curves], metric: PlottedMetric, name: &str) -> Result<String, ChartError> {
+    svg(SMALL, |svg| draw_small(runs, metric, name, svg))
 }
 
 fn svg(size: (u32, u32), draw: impl FnOnce(&mut String) -> DrawResult<()>) -> Result<String, ChartError> {
@@ -117,15 +117,15 @@ fn svg(size: (u32, u32), draw: impl FnOnce(&mut String) -> DrawResult<()>) -> Re
     Ok(svg.replacen(&attributes(UNITS), &attributes(1), 1))
 }
 
-fn draw_small(runs: &[&Curves], value: Value, name: &str, svg: &mut String) -> DrawResult<()> {
-    let points = || runs.iter().flat_map(|run| value.of(run));
+fn draw_small(runs: &[&Curves], metric: PlottedMetric, name: &str, svg: &mut String) -> DrawResult<()> {
+    let points = || runs.iter().flat_map(|run| metric.of(run));
     let last = points().map(|(step, _)| *step).fold(1.0, f64::max);
     let top = points().map(|(_, value)| *value).fold(f64::MIN_POSITIVE, f64::max);
     let area = SVGBackend::with_string(svg, (SMALL.0 * UNITS, SMALL.1 * UNITS)).into_drawing_area();
     area.fill(&WHITE)?;
     let mut chart = frame(&area, 0.0..last, 0.0..1.05 * top, name)?;
     for (run, [color, ..]) in runs.iter().zip(COLORS.iter().cycle()) {
-        chart.draw_series(LineSeries::new(thinned(value.of(run)), color.stroke_width(UNITS * 3 / 2)))?;
+        chart.draw_series(LineSeries::new(thinned(metric.of(run)), color.stroke_width(UNITS * 3 / 2)))?;
     }
     area.present()?;
     Ok(())

@@ -6,7 +6,7 @@ use lambert_config::RunConfig;
 use lambert_control::{Evaluation, StepRecord};
 use lambert_plan::architecture::Architecture;
 use lambert_plan::flops;
-use lambert_store::run::{CONFIG, COORDINATOR, VOCABULARY};
+use lambert_store::run::{CONFIG, VOCABULARY};
 use lambert_store::{Store, checkpoint};
 use serde::Serialize;
 
@@ -90,11 +90,11 @@ pub struct FailureReport {
     pub recovery_seconds: Option<f64>,
 }
 
-/// Reads a run.
+/// Reads a run. `restarts` is its restart history.
 ///
 /// # Errors
 /// A store error. Damaged records are omitted with a warning.
-pub fn collect(store: &Store) -> Result<RunReport, Failure> {
+pub fn collect(store: &Store, restarts: &RestartHistory) -> Result<RunReport, Failure> {
     let mut history = History::default();
     history.refresh(store).map_err(Failure::failed)?;
     let (steps, evaluations, undone) = parse(&history);
@@ -103,7 +103,6 @@ pub fn collect(store: &Store) -> Result<RunReport, Failure> {
         .inspect_err(|error| tracing::warn!("{error}; the report lacks layers and FLOPs"))
         .ok();
     let status = stored::read(store)?.unwrap_or_default();
-    let restarts = restarts(store)?;
     let stages = parsed.as_ref().map_or(Vec::new(), |config| stages(config, &steps, vocabulary(store)));
     let checkpoints = checkpoint::list(store).map_err(Failure::failed)?;
     let newest = checkpoints.first().map(|listed| listed.name.clone());
@@ -135,10 +134,10 @@ pub fn collect(store: &Store) -> Result<RunReport, Failure> {
         unigram_entropy: evaluations.last().map(|evaluation| evaluation.unigram_entropy),
         skipped_samples: last.map_or(0, |record| record.skipped.samples),
         skipped_updates: last.map_or(0, |record| record.skipped.updates),
-        failures: failures(&restarts),
+        failures: failures(restarts),
         checkpoint: newest,
         datasets_sha256: manifest.map_or(Vec::new(), |manifest| manifest.cursor.keys().cloned().collect()),
-        curves: curves(&status.name, &steps, &undone, &evaluations, &stages, &restarts),
+        curves: curves(&status.name, &steps, &undone, &evaluations, &stages, restarts),
         stages,
         config,
     })
@@ -160,14 +159,6 @@ fn parse(history: &History) -> (Vec<StepRecord>, Vec<Evaluation>, Vec<StepRecord
         }
     }
     (steps.into_values().collect(), evaluations.into_values().collect(), undone)
-}
-
-fn restarts(store: &Store) -> Result<RestartHistory, Failure> {
-    match store.get(COORDINATOR) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(Failure::failed),
-        Err(error) if error.is_not_found() => Ok(RestartHistory::default()),
-        Err(error) => Err(Failure::failed(error)),
-    }
 }
 
 /// Number of tokens in the vocabulary of the run; 0 if it has none yet.

@@ -29,9 +29,9 @@ pub fn build(runs: &[RunReport]) -> Result<Vec<Block>, ChartError> {
     let picture = |svg: String, text: &str| Block::Picture(svg, text.to_owned());
     blocks.push(picture(chart::losses(&curves)?, "Training and held-out loss against steps"));
     for (value, name) in [
-        (chart::Value::LearningRate, "learning rate"),
-        (chart::Value::GradientNorm, "gradient norm"),
-        (chart::Value::SamplesPerSecond, "samples per second"),
+        (chart::PlottedMetric::LearningRate, "learning rate"),
+        (chart::PlottedMetric::GradientNorm, "gradient norm"),
+        (chart::PlottedMetric::SamplesPerSecond, "samples per second"),
     ] {
         blocks.push(picture(chart::small(&curves, value, name)?, name));
     }
