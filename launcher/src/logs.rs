@@ -1,4 +1,8 @@
 //! Directories for worker output on each host, kept in addition to forwarding it to the coordinator.
+//!
+//! - [`reader`]: reads the logs of an attempt on this host
+
+pub mod reader;
 
 use std::path::PathBuf;
 

@@ -1,6 +1,7 @@
 //! Command-line interface: all arguments, declared once. Only their syntax is checked here.
 //!
-//! - `data`: dataset commands; `plan`: planning command; `run`: run commands; `metrics`: export of step records
+//! - `data`: dataset commands; `plan`: planning command; `run`: run commands; `watch`: status and logs
+//! - `metrics`: export of step records
 //! - `model`: checkpoint and model commands
 //! - `values`: parsers for argument values
 
@@ -12,6 +13,7 @@ mod model;
 mod plan;
 mod run;
 mod values;
+mod watch;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
@@ -19,7 +21,8 @@ pub use data::{Generate, Inspect, Prep, Vocab};
 pub use metrics::{Metrics, RecordFormat};
 pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
 pub use plan::{MachineName, Plan};
-pub use run::{Run, Status, Stop, Submit, Tune};
+pub use run::{Run, Stop, Submit, Tune};
+pub use watch::{Logs, Status};
 
 /// Pre-train BERT-family encoders on one machine or a cluster
 #[derive(Debug, Parser)]
@@ -66,8 +69,10 @@ pub enum Command {
     Submit(Submit),
     /// Run a hyperparameter sweep and compare held-out losses
     Tune(Tune),
-    /// Show a run's progress, restarts and checkpoints
+    /// Show a run's progress, restarts and checkpoints, or list the runs of a directory
     Status(Status),
+    /// Print the logs of a run's ranks on this host
+    Logs(Logs),
     /// Export step records as JSON lines, CSV, Parquet or TensorBoard event files
     Metrics(Metrics),
     /// Checkpoint and stop a run

@@ -3,13 +3,16 @@
 mod checkpoint;
 mod export;
 mod files;
+mod follow;
 mod generate;
 mod inspect;
+mod logs;
 mod metrics;
 mod plan;
 mod prep;
 mod status;
 mod status_lines;
+mod status_list;
 mod stop;
 mod submit;
 mod submit_prep;
@@ -32,6 +35,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::Submit(arguments) => submit::submit(arguments),
         Command::Tune(arguments) => tune::tune(arguments),
         Command::Status(arguments) => status::status(arguments),
+        Command::Logs(arguments) => logs::logs(arguments),
         Command::Metrics(arguments) => metrics::metrics(arguments),
         Command::Stop(arguments) => stop::stop(arguments),
         Command::Eval(arguments) => worker::become_worker(&arguments.to_worker()),

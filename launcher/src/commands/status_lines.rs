@@ -48,6 +48,25 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
     lines
 }
 
+/// The status without what differs at each read.
+pub fn comparable(status: &Status) -> Status {
+    let mut status = Status { updated: 0.0, ..status.clone() };
+    status.workers.ranks.iter_mut().for_each(|rank| rank.seconds_since_heartbeat = 0.0);
+    status
+}
+
+/// Formats a run's status as one line.
+pub fn one_line(status: &Status) -> String {
+    let loss = status.latest.record.as_ref();
+    let loss =
+        loss.map_or(String::new(), |record| format!("; loss {:.4} ({})", record.loss, score(&record.scores.main())));
+    let checkpoint = status.checkpoint.as_ref().map_or(String::new(), |name| format!("; checkpoint {name}"));
+    let error =
+        status.error.as_ref().filter(|_| status.state == RunState::Restarting || status.state == RunState::Failed);
+    let error = error.map_or(String::new(), |error| format!("; {error}"));
+    format!("{}: step {}{loss}; attempt {}{checkpoint}{error}", status.state, step(status), attempt(status))
+}
+
 /// A line with its label in a column of 12 characters.
 fn line(label: &str, text: &str) -> String {
     format!("{label:<12} {text}")
@@ -135,9 +154,9 @@ pub fn job_end(end: &JobEnd, now: f64) -> String {
 }
 
 /// Formats the list of checkpoints, newest first; `lambert checkpoint list` shows them all.
-pub fn checkpoints(names: &[&str]) -> String {
+pub fn checkpoints(names: &[String]) -> String {
     let (shown, more) = names.split_at(names.len().min(CHECKPOINTS));
-    let mut names: Vec<String> = shown.iter().map(|name| (*name).to_owned()).collect();
+    let mut names = shown.to_vec();
     match names.first_mut() {
         Some(newest) => newest.push_str(" (latest)"),
         None => names.push("none".to_owned()),
@@ -217,7 +236,7 @@ mod tests {
 
     #[test]
     fn the_newest_checkpoints_have_one_line() {
-        let names = ["step-7", "step-6", "step-5", "step-4", "step-3", "step-2", "step-1"];
+        let names = ["step-7", "step-6", "step-5", "step-4", "step-3", "step-2", "step-1"].map(str::to_owned);
         assert_eq!(checkpoints(&names[5..]), "checkpoints  step-2 (latest), step-1");
         assert!(checkpoints(&names).ends_with("step-3, 2 more"));
         assert_eq!(checkpoints(&[]), "checkpoints  none");
