@@ -24,6 +24,7 @@ mod launched_programs;
 mod memory;
 mod modules;
 mod noise_scale;
+mod notify;
 mod older_formats;
 mod padded_vocabulary;
 mod plan;

@@ -10,6 +10,7 @@
 //! - [`status`]: `status.json`, the run's state for other machines
 //! - [`store_writer`]: background writer for small objects; [`logs`]: log directories of the ranks; [`host`]: host
 //!   name, clock, processes
+//! - [`child_groups`]: children that do not belong to an attempt
 //! - [`worker`]: locates and runs `lambert-worker`
 //! - [`console`]: results on stdout, everything else on stderr
 //! - [`failure`]: errors with exit codes; [`panics`]: panics as errors
@@ -20,6 +21,7 @@
 
 #![allow(missing_docs, reason = "not a library: where a name says it all, no comment repeats it")]
 
+pub mod child_groups;
 pub mod cli;
 pub mod commands;
 pub mod console;

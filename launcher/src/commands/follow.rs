@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lambert_store::Store;
 
-use super::status::job_of;
+use super::stored_run::job_of;
 use crate::failure::Failure;
 use crate::status::Status;
 use crate::status::stored::{self, Liveness, liveness};

@@ -9,7 +9,7 @@ use lambert_store::Store;
 use lambert_store::host_paths::{self, LogFolders};
 
 use super::follow::Follower;
-use super::status::require_run;
+use super::stored_run::require_run;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};

@@ -9,7 +9,7 @@ use lambert_store::run::CONFIG;
 
 use super::files;
 use super::follow::Follower;
-use super::status::require_run;
+use super::stored_run::require_run;
 use crate::cli::{self, RecordFormat};
 use crate::console;
 use crate::failure::{Failure, Outcome};

@@ -14,6 +14,7 @@ mod status;
 mod status_lines;
 mod status_list;
 mod stop;
+mod stored_run;
 mod submit;
 mod submit_prep;
 mod trim;

@@ -5,21 +5,19 @@ use std::time::Duration;
 use lambert_config::exit;
 use lambert_store::Store;
 use lambert_store::checkpoint;
-use lambert_store::run::{CONFIG, COORDINATOR};
+use lambert_store::run::CONFIG;
 use serde_json::{Value, json};
 
 use super::follow::Follower;
+use super::stored_run::{self, SeenJob, history, job_of};
 use super::{status_lines as lines, status_list};
 use crate::cli;
 use crate::console;
 use crate::decide::RestartHistory;
 use crate::failure::{Failure, Outcome};
 use crate::host;
-use crate::slurm::job::{self, Job};
-use crate::slurm::programs::SlurmError;
-use crate::slurm::record::JobRecord;
 use crate::status::Status;
-use crate::status::stored::{self, LONGEST, liveness};
+use crate::status::stored::{self, liveness};
 
 /// Maximum number of job ends shown.
 const ENDS: usize = 10;
@@ -30,8 +28,6 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 
 #[derive(Debug, thiserror::Error)]
 enum StatusError {
-    #[error("{url} is not a run: {CONFIG} not found")]
-    NoRun { url: String },
     #[error("{url} is a directory of runs: --follow needs a run")]
     Directory { url: String },
 }
@@ -63,10 +59,11 @@ pub fn status(arguments: &cli::Status) -> Outcome {
 
 /// Prints the runs of a directory.
 fn list(store: &Store, arguments: &cli::Status) -> Result<(), Failure> {
-    let (runs, url) = (status_list::read(store)?, store.url().to_owned());
+    let runs = status_list::read(store)?;
+    let url = || store.url().to_owned();
     match runs.as_slice() {
-        [] => Err(Failure::usage(StatusError::NoRun { url })),
-        _ if arguments.follow => Err(Failure::usage(StatusError::Directory { url })),
+        [] => Err(stored_run::not_a_run(store)),
+        _ if arguments.follow => Err(Failure::usage(StatusError::Directory { url: url() })),
         runs if arguments.json => console::result(&status_list::json_lines(runs)).map_err(Failure::failed),
         runs => console::result(&status_list::table(runs)).map_err(Failure::failed),
     }
@@ -147,35 +144,6 @@ impl RunSummary {
         text.extend(ends.map(|end| lines::job_end(end, host::now())));
         text.push(lines::checkpoints(&self.checkpoints));
         text.join("\n")
-    }
-}
-
-/// Returns an error unless the store contains a run.
-pub fn require_run(store: &Store) -> Result<(), Failure> {
-    match store.head(CONFIG).map_err(Failure::failed)? {
-        Some(_) => Ok(()),
-        None => Err(Failure::usage(StatusError::NoRun { url: store.url().to_owned() })),
-    }
-}
-
-/// A run's job and its state in Slurm; `None` if Slurm no longer knows the job.
-pub type SeenJob = (JobRecord, Result<Option<Job>, SlurmError>);
-
-/// Returns the job of a run, if one was submitted.
-pub fn job_of(store: &Store) -> Result<Option<SeenJob>, Failure> {
-    let record = JobRecord::read(store).map_err(Failure::failed)?;
-    Ok(record.map(|record| {
-        let seen = job::look(&record.job);
-        (record, seen)
-    }))
-}
-
-/// Reads the coordinators' history of the run; the default if it cannot be parsed.
-pub fn history(store: &Store) -> Result<RestartHistory, Failure> {
-    match store.get_at_most(COORDINATOR, LONGEST) {
-        Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
-        Err(error) if error.is_not_found() => Ok(RestartHistory::default()),
-        Err(error) => Err(Failure::failed(error)),
     }
 }
 

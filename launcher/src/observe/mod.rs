@@ -2,7 +2,7 @@
 //!
 //! - [`Observer`]: the trait; [`OBSERVERS`]: all implementations
 //! - [`console`]: log and progress [`display`] on stderr; [`json_lines`]: `lambert run --json`; [`status_file`]:
-//!   `status.json` and `coordinator.json` in the run's store
+//!   `status.json` and `coordinator.json` in the run's store; [`notify`]: `notify.command`
 //! - [`tracker`]: the run's status and [`throughput`] (throughput), derived from events and passed to all observers
 //!
 //! The module depends on [`decide`](crate::decide), not on [`crate::run`].
@@ -10,6 +10,7 @@
 pub mod console;
 pub mod display;
 pub mod json_lines;
+pub mod notify;
 pub mod status_file;
 pub mod throughput;
 pub mod tracker;
@@ -32,7 +33,7 @@ use tracker::StatusTracker;
 pub type MakeObserver = fn(&ObserverSetup<'_>) -> Option<Box<dyn Observer>>;
 
 /// All observers, in call order. A new one is a module in this directory and an entry here.
-pub const OBSERVERS: &[MakeObserver] = &[status_file::make, console::make, json_lines::make];
+pub const OBSERVERS: &[MakeObserver] = &[status_file::make, console::make, json_lines::make, notify::make];
 
 /// Observes a run under one coordinator.
 ///
