@@ -6,6 +6,7 @@
 #   NVRTC                the same (LAMBERT_TEST_NVRTC): NVIDIA's run-time compiler, which needs no GPU
 #   dropbear, iproute2   Debian packages, as root only: hosts made of namespaces, with ssh between them
 #   e2fsprogs            the same: a file system that hangs
+#   Prometheus, curl     the same: it scrapes a run; notifications are posted
 #   Slurm, shellcheck    the same: runs are queued, and scripts are checked
 #   Azurite              a folder in the cache (LAMBERT_TEST_AZURITE), where npm is: an emulator of Azure Blob Storage
 set -eu
@@ -26,12 +27,20 @@ if [ "$(id -u)" = 0 ] && have apt-get; then
     have pgrep || packages="$packages procps"
     have shellcheck || packages="$packages shellcheck"
     have mkfs.ext4 || packages="$packages e2fsprogs"
+    have curl || packages="$packages curl"
+    have script || packages="$packages bsdutils"
     have unzip || packages="$packages unzip"
     have pip || have pip3 || packages="$packages python3-pip"
     if [ -n "$packages" ]; then
         say "installing Debian packages:$packages"
         apt-get -qq update
         DEBIAN_FRONTEND=noninteractive apt-get -qq install -y $packages >/dev/null
+    fi
+    if ! have prometheus; then
+        say "installing Debian package: prometheus"
+        [ -n "$packages" ] || apt-get -qq update
+        # RUNLEVEL: the package does not start its service.
+        RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends prometheus >/dev/null
     fi
     "$(dirname "$0")/../cluster/slurm-sandbox/packages.sh" || say "there is no Slurm for the tests"
 fi

@@ -10,7 +10,7 @@
 //! - [`status`]: `status.json`, the run's state for other machines
 //! - [`store_writer`]: background writer for small objects; [`logs`]: log directories of the ranks; [`host`]: host
 //!   name, clock, processes
-//! - [`child_groups`]: children that do not belong to an attempt
+//! - [`http`]: connections of HTTP servers; [`child_groups`]: children that do not belong to an attempt
 //! - [`worker`]: locates and runs `lambert-worker`
 //! - [`console`]: results on stdout, everything else on stderr
 //! - [`failure`]: errors with exit codes; [`panics`]: panics as errors
@@ -28,6 +28,7 @@ pub mod console;
 pub mod decide;
 pub mod failure;
 pub mod host;
+pub mod http;
 pub mod logs;
 pub mod metrics;
 pub mod observe;

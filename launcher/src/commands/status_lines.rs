@@ -6,12 +6,15 @@ use lambert_control::Score;
 use crate::decide::history::JobEnd;
 use crate::host::now;
 use crate::slurm::job::Job;
+use crate::status::goodput::{Goodput, TimeCategory};
 use crate::status::stored::Liveness;
 use crate::status::{Downtime, RankStatus, Restarts, RunProgress, RunState, Status};
 use crate::text::{age, clock, counted, duration, percent, rate};
 
 /// Maximum number of checkpoints named.
 const CHECKPOINTS: usize = 5;
+/// Maximum number of categories of time named.
+const CATEGORIES: usize = 4;
 
 /// Formats a run's status; `job` is its state in Slurm, if known.
 pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) -> Vec<String> {
@@ -35,6 +38,9 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
         lines.push(line("noise scale", &format!("{samples:.0} samples ({estimates})")));
     }
     lines.push(line("attempt", &attempt(status)));
+    if !status.goodput.is_empty() {
+        lines.push(line("goodput", &goodput(&status.goodput)));
+    }
     lines.extend(status.restarts.failures.iter().map(failure));
     lines.extend(workers.logs.iter().map(|folder| line("logs", &format!("{folder} (on each worker's host)"))));
     if status.state == RunState::Failed
@@ -51,6 +57,7 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
 /// The status without what differs at each read.
 pub fn comparable(status: &Status) -> Status {
     let mut status = Status { updated: 0.0, ..status.clone() };
+    (status.goodput.until, status.goodput.seconds) = (0.0, Default::default());
     status.workers.ranks.iter_mut().for_each(|rank| rank.seconds_since_heartbeat = 0.0);
     status
 }
@@ -91,6 +98,18 @@ fn attempt(status: &Status) -> String {
     let cost: Option<f64> = failures.iter().filter_map(|failure| failure.seconds).reduce(|sum, seconds| sum + seconds);
     let cost = cost.map_or(String::new(), |seconds| format!(", {seconds:.1} s lost"));
     format!("{} ({}{cost})", status.attempt, counted(*count, "restart"))
+}
+
+/// The productive share, and the other categories with the most time.
+fn goodput(goodput: &Goodput) -> String {
+    let lost = TimeCategory::ALL.into_iter().filter(|category| *category != TimeCategory::ProductiveStep);
+    let mut lost: Vec<(TimeCategory, f64)> = lost.map(|category| (category, goodput.of(category))).collect();
+    lost.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let shown = lost.iter().take(CATEGORIES).filter(|(_, seconds)| *seconds >= 0.5);
+    let shown: Vec<String> =
+        shown.map(|(category, seconds)| format!("{} {}", category.name(), duration(*seconds))).collect();
+    let lost = if shown.is_empty() { String::new() } else { format!("; {}", shown.join(", ")) };
+    format!("{} of {}{lost}", percent(goodput.share()), duration(goodput.total()))
 }
 
 fn failure(downtime: &Downtime) -> String {
@@ -232,6 +251,16 @@ mod tests {
         let lines = run("/r", &status, Liveness::Over, None);
         assert_eq!(lines[2], "attempt      2 (1 restart, 2.6 s lost)");
         assert_eq!(lines[3], "failure      attempt 1, step 603: rank 1 (pid 7, host vm) killed by SIGKILL; 2.6 s lost");
+    }
+
+    #[test]
+    fn goodput_names_what_took_the_most_time() {
+        let mut account = Goodput { started: 1.0, ..Goodput::default() };
+        account.add(TimeCategory::ProductiveStep, 90.0);
+        account.add(TimeCategory::Evaluation, 2.0);
+        account.add(TimeCategory::Initialization, 8.0);
+        account.add(TimeCategory::Other, 0.1);
+        assert_eq!(goodput(&account), "89.9% of 1 min 40 s; initialization 8 s, evaluation 2 s");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Connection handling of the control server, with limits on the number and duration of connections.
+//! Connections of an HTTP server, with limits on their number and duration.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,17 +10,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 /// Time limit from accepting a connection, or from the last reply, to the end of the next request's headers. Ranks
-/// report every two seconds.
+/// of a run report every two seconds.
 const HEAD: Duration = Duration::from_secs(5);
-/// Maximum lifetime of a connection; the rank reconnects.
+/// Maximum lifetime of a connection; the client reconnects.
 const WHOLE: Duration = Duration::from_secs(3600);
 /// Maximum size of a request's headers, bytes.
 const LONGEST_HEAD: usize = 16 << 10;
-
-/// Maximum number of connections for `ranks` ranks. Each has one, and opens a second when the first stalls.
-pub fn most(ranks: usize) -> usize {
-    2 * ranks + 64
-}
 
 /// Serves `routes` on at most `most` connections; further ones are closed and reported to `refuse`.
 pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: impl Fn()) {
@@ -29,27 +24,27 @@ pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: i
         let (socket, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!("the control channel cannot accept a connection: {error}");
+                tracing::warn!("cannot accept a connection: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         match Arc::clone(&permits).try_acquire_owned() {
             Ok(permit) => {
-                tracing::debug!(%peer, "control connection accepted");
+                tracing::debug!(%peer, "connection accepted");
                 let routes = routes.clone();
                 tokio::spawn(async move {
-                    // On timeout or disconnection the rank repeats unanswered reports.
+                    // On timeout or disconnection a rank repeats unanswered reports.
                     match tokio::time::timeout(WHOLE, connection(socket, routes)).await {
-                        Ok(Ok(())) => tracing::debug!(%peer, "control connection closed"),
-                        Ok(Err(error)) => tracing::debug!(%peer, %error, "control connection lost"),
-                        Err(_) => tracing::debug!(%peer, "control connection closed after the time limit"),
+                        Ok(Ok(())) => tracing::debug!(%peer, "connection closed"),
+                        Ok(Err(error)) => tracing::debug!(%peer, %error, "connection lost"),
+                        Err(_) => tracing::debug!(%peer, "connection closed after the time limit"),
                     }
                     drop(permit);
                 });
             }
             Err(_) => {
-                tracing::debug!(%peer, most, "control connection refused: too many open connections");
+                tracing::debug!(%peer, most, "connection refused: too many open connections");
                 refuse();
             }
         }
