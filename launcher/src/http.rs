@@ -17,34 +17,35 @@ const WHOLE: Duration = Duration::from_secs(3600);
 /// Maximum size of a request's headers, bytes.
 const LONGEST_HEAD: usize = 16 << 10;
 
-/// Serves `routes` on at most `most` connections; further ones are closed and reported to `refuse`.
-pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: impl Fn()) {
+/// Serves `routes` on at most `most` connections; further ones are closed and reported to `refuse`. Log lines name the
+/// server.
+pub async fn serve(name: &'static str, listener: TcpListener, routes: Router, most: usize, refuse: impl Fn()) {
     let permits = Arc::new(Semaphore::new(most));
     loop {
         let (socket, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!("cannot accept a connection: {error}");
+                tracing::warn!("cannot accept a {name} connection: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         match Arc::clone(&permits).try_acquire_owned() {
             Ok(permit) => {
-                tracing::debug!(%peer, "connection accepted");
+                tracing::debug!(%peer, "{name} connection accepted");
                 let routes = routes.clone();
                 tokio::spawn(async move {
                     // On timeout or disconnection a rank repeats unanswered reports.
                     match tokio::time::timeout(WHOLE, connection(socket, routes)).await {
-                        Ok(Ok(())) => tracing::debug!(%peer, "connection closed"),
-                        Ok(Err(error)) => tracing::debug!(%peer, %error, "connection lost"),
-                        Err(_) => tracing::debug!(%peer, "connection closed after the time limit"),
+                        Ok(Ok(())) => tracing::debug!(%peer, "{name} connection closed"),
+                        Ok(Err(error)) => tracing::debug!(%peer, %error, "{name} connection lost"),
+                        Err(_) => tracing::debug!(%peer, "{name} connection closed after the time limit"),
                     }
                     drop(permit);
                 });
             }
             Err(_) => {
-                tracing::debug!(%peer, most, "connection refused: too many open connections");
+                tracing::debug!(%peer, most, "{name} connection refused: too many open connections");
                 refuse();
             }
         }

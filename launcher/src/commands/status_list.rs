@@ -120,10 +120,10 @@ mod tests {
         let finished = Status { state: RunState::Finished, ..running.clone() };
         let runs = [listed("a", Some(running)), listed("new", None), listed("old", Some(finished))];
         let expected = "\
-run                  state     step  samples/s  loss  time left    updated
-a      training, no update  51/1200         87     -      14:03  1 min ago
-new            not started        -          -     -          -          -
-old               finished  51/1200          -     -          -  1 min ago";
+run                state     step  samples/s  loss  time left    updated
+a    training, no update  51/1200         87     -      14:03  1 min ago
+new          not started        -          -     -          -          -
+old             finished  51/1200          -     -          -  1 min ago";
         assert_eq!(table(&runs), expected);
         let lines: Vec<Value> = json_lines(&runs).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((lines.len(), &lines[0]["coordinator"], &lines[1]["state"]), (3, &json!("unknown"), &Value::Null));

@@ -132,7 +132,7 @@ fn serve(listener: TcpListener, shared: &Arc<ServerState>) -> std::io::Result<Ru
     let listener = tokio::net::TcpListener::from_std(listener)?;
     drop(guard);
     let (refusals, most) = (Arc::clone(shared), most(shared.rank_states.len()));
-    runtime.spawn(http::serve(listener, routes, most, move || refusals.refuse()));
+    runtime.spawn(http::serve("control", listener, routes, most, move || refusals.refuse()));
     Ok(runtime)
 }
 

@@ -45,6 +45,11 @@ pub fn text(snapshot: &Snapshot) -> Result<String, fmt::Error> {
     Ok(text)
 }
 
+/// Escapes a label's value, which prometheus-client writes as it is.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
 struct Metrics(Registry);
 
 impl Metrics {
@@ -60,15 +65,15 @@ impl Metrics {
     fn family(&mut self, name: &str, help: &str, label: &'static str, values: impl Iterator<Item = (String, f64)>) {
         let family = Family::<Labels, Gauge<f64, AtomicU64>>::default();
         for (of, value) in values {
-            family.get_or_create(&vec![(label, of)]).set(value);
+            family.get_or_create(&vec![(label, escaped(&of))]).set(value);
         }
         self.0.register(name, help, family);
     }
 
     fn run(&mut self, Snapshot { url, status, .. }: &Snapshot) {
         let labels: Labels = vec![
-            ("name", status.name.clone()),
-            ("url", url.clone()),
+            ("name", escaped(&status.name)),
+            ("url", escaped(url)),
             ("version", lambert_control::version_text().to_string()),
         ];
         self.0.register("run", "The run and the version of its coordinator", Info::new(labels));
@@ -148,12 +153,12 @@ mod tests {
         let scores = [Score { name: "mlm".to_owned(), loss: 6.5, accuracy: None }].into_iter().collect();
         let skipped = SkipCounts { updates: 2, samples: 32 };
         let record = StepRecord { step: 7, loss: f64::NAN, scores, skipped, ..StepRecord::default() };
-        let mut status = Status { name: "a \"b\"".to_owned(), state: RunState::Training, ..Status::default() };
+        let mut status = Status { name: "a \"b\"\n\\".to_owned(), state: RunState::Training, ..Status::default() };
         (status.progress.step, status.latest.record) = (7, Some(record));
         let snapshot = Snapshot { url: "/runs/a".to_owned(), status, last_step: Some(5.5), last_checkpoint: None };
         let text = text(&snapshot).unwrap();
         let expected = [
-            "lambert_run_info{name=\"a \\\"b\\\"\",url=\"/runs/a\",version=",
+            "lambert_run_info{name=\"a \\\"b\\\"\\n\\\\\",url=\"/runs/a\",version=",
             "lambert_state{state=\"training\"} 1.0",
             "lambert_state{state=\"failed\"} 0.0",
             "lambert_step 7.0",

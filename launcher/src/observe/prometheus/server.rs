@@ -83,13 +83,16 @@ fn target(address: SocketAddr) -> String {
 }
 
 fn serve(listener: TcpListener, state: Arc<ServerState>) -> std::io::Result<Runtime> {
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(1).thread_name("prometheus-http").enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("prometheus-http")
+        .enable_all()
+        .build()?;
     let routes = Router::new().route("/metrics", get(answer)).with_state(state);
     let guard = runtime.enter();
     let listener = tokio::net::TcpListener::from_std(listener)?;
     drop(guard);
-    runtime.spawn(http::serve(listener, routes, CONNECTIONS, || {}));
+    runtime.spawn(http::serve("Prometheus", listener, routes, CONNECTIONS, || {}));
     Ok(runtime)
 }
 

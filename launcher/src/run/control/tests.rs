@@ -177,7 +177,7 @@ fn connections_are_logged_at_debug_level() {
     let serve = async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let one = tokio::spawn(http::serve(listener, Router::new(), 1, || {}));
+        let one = tokio::spawn(http::serve("control", listener, Router::new(), 1, || {}));
         let first = TcpStream::connect(address).unwrap();
         until("control connection accepted").await;
         let second = TcpStream::connect(address).unwrap();
