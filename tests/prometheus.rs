@@ -112,13 +112,13 @@ fn a_real_prometheus_scrapes_a_run() {
     let dir = TestDir::new();
     let mut running = start(&dir, ENDLESS, "127.0.0.1:0");
     running.reach(10);
-    let target = wait_for("the discovery file", || self::target(&dir));
+    let address = wait_for("the discovery file", || target(&dir));
     let token = std::fs::read_to_string(dir.path("prometheus/prometheus.token")).unwrap();
     for wrong in [None, Some("wrong"), Some("")] {
-        let (code, _, text) = scrape(&target, wrong);
+        let (code, _, text) = scrape(&address, wrong);
         assert!(code == 401 && !text.contains("lambert_"), "{code} {text}");
     }
-    let (code, kind, text) = scrape(&target, Some(token.trim()));
+    let (code, kind, text) = scrape(&address, Some(token.trim()));
     assert_eq!((code, kind.as_str()), (200, "application/openmetrics-text; version=1.0.0; charset=utf-8"));
     assert!(text.contains("lambert_state{state=\"training\"} 1.0"), "{text}");
 
@@ -142,7 +142,7 @@ fn a_real_prometheus_scrapes_a_run() {
     assert_eq!(prometheus.query("up{job=\"lambert\"}")[0]["value"][1], "1");
     done(&["stop", &dir.path("run")]);
     assert_eq!(running.end().code, Some(76));
-    assert_eq!(self::target(&dir), None);
+    assert_eq!(target(&dir), None);
 }
 
 #[test]
