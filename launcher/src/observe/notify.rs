@@ -1,6 +1,6 @@
 //! Runs `notify.command` at failures, restarts, rollbacks, plateaus and the end of a run.
 //!
-//! - [`command`]: a running command
+//! - `command`: a running command
 
 mod command;
 

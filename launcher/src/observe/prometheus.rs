@@ -1,6 +1,6 @@
 //! Metrics for Prometheus: `/metrics` of the coordinator, in the OpenMetrics format.
 //!
-//! - [`metrics`]: the metrics of a status; [`server`]: HTTP server with a bearer token; [`files`]: the files of the token
+//! - `metrics`: the metrics of a status; `server`: HTTP server with a bearer token; `files`: the files of the token
 //!   and of the discovery
 
 mod files;
