@@ -6,6 +6,7 @@
 #   NVRTC                a folder in the cache, unless LAMBERT_TEST_NVRTC names one: NVIDIA's run-time compiler, needs no GPU
 #   dropbear, iproute2   Debian packages, only as root: for hosts emulated by namespaces, with ssh between them
 #   e2fsprogs            Debian package, only as root: for a file system that hangs
+#   Prometheus, curl     Debian packages, only as root: Prometheus scrapes a run, curl posts notifications
 #   Slurm, shellcheck    Debian packages, only as root: for queued runs, and to check scripts
 #   readers              Python packages in the cache, unless LAMBERT_TEST_READERS names a folder: TensorBoard, pandas, pyarrow
 #   Azurite              a folder in the cache, unless LAMBERT_TEST_AZURITE names one; needs npm: emulates Azure Blob Storage
@@ -28,12 +29,20 @@ if [ "$(id -u)" = 0 ] && have apt-get; then
     have pgrep || packages="$packages procps"
     have shellcheck || packages="$packages shellcheck"
     have mkfs.ext4 || packages="$packages e2fsprogs"
+    have curl || packages="$packages curl"
+    have script || packages="$packages bsdutils"
     have unzip || packages="$packages unzip"
     have pip || have pip3 || packages="$packages python3-pip"
     if [ -n "$packages" ]; then
         say "installing Debian packages:$packages"
         apt-get -qq update
         DEBIAN_FRONTEND=noninteractive apt-get -qq install -y $packages >/dev/null
+    fi
+    if ! have prometheus; then
+        say "installing Debian package: prometheus"
+        [ -n "$packages" ] || apt-get -qq update
+        # RUNLEVEL: the package does not start its service.
+        RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends prometheus >/dev/null
     fi
     "$(dirname "$0")/../cluster/slurm-sandbox/packages.sh" || say "there is no Slurm for the tests"
 fi

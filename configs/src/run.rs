@@ -9,9 +9,11 @@ mod growth;
 mod guard;
 mod metrics;
 mod model;
+mod notify;
 mod objective;
 mod optimizer;
 mod plateau;
+mod prometheus;
 mod renamed;
 mod restart;
 mod stage;
@@ -29,9 +31,11 @@ pub use growth::{Growth, GrowthOrder, Moments};
 pub use guard::{DamagedShard, FaultInjection, Guard};
 pub use metrics::Metrics;
 pub use model::{Activation, Attention, Family, Model, Norm, Precision};
+pub use notify::Notify;
 pub use objective::{MaskToken, MaskUnit, Masking, Objective};
 pub use optimizer::{Optimizer, OptimizerKind};
 pub use plateau::Plateau;
+pub use prometheus::Prometheus;
 pub use renamed::RENAMED;
 pub use restart::RestartLimits;
 pub use stage::{BatchRamp, Decay, Stage};
@@ -54,6 +58,12 @@ pub struct RunConfig {
     pub evaluation: Evaluation,
     /// Optional metrics.
     pub metrics: Metrics,
+    /// Notifications.
+    #[serde(skip_serializing_if = "is_default")]
+    pub notify: Notify,
+    /// Metrics for Prometheus.
+    #[serde(skip_serializing_if = "is_default")]
+    pub prometheus: Prometheus,
     /// Checkpoint schedule and retention.
     pub checkpoint: Checkpoint,
     /// Device of each rank.
@@ -67,6 +77,11 @@ pub struct RunConfig {
     /// Fault injection, for tests only.
     #[serde(skip_serializing_if = "FaultInjection::is_none")]
     pub test: FaultInjection,
+}
+
+/// True if a section has only defaults; the stored configuration leaves it out, for workers of other versions.
+fn is_default<T: Default + PartialEq>(section: &T) -> bool {
+    *section == T::default()
 }
 
 impl RunConfig {

@@ -35,6 +35,11 @@ pub fn is_terminal() -> bool {
     io::stderr().is_terminal()
 }
 
+/// True if stdout is a terminal.
+pub fn is_output_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
 /// Adds `bar` at the bottom of the terminal.
 pub fn show(bar: ProgressBar) -> ProgressBar {
     bars().add(bar)
@@ -99,9 +104,17 @@ pub fn result(text: &str) -> io::Result<()> {
 
 /// Calls `content` to write results to stdout. Must not be called after [`detach`]. A closed pipe is not an error.
 pub fn results(content: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>) -> io::Result<()> {
+    results_to_reader(content).map(drop)
+}
+
+/// Like [`results`]; returns false if the reader closed the pipe.
+pub fn results_to_reader(content: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>) -> io::Result<bool> {
     let mut output = io::BufWriter::new(io::stdout());
-    let written = content(&mut output).and_then(|()| output.flush());
-    written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
+    match content(&mut output).and_then(|()| output.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Writes a record line to stdout. Has no effect before [`detach`].

@@ -31,6 +31,11 @@ pub fn stat(text: &str) -> Option<(char, u32)> {
     Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
+/// Parses the process group from `/proc/PID/stat`.
+pub fn process_group(text: &str) -> Option<u32> {
+    text.rsplit_once(')')?.1.split_whitespace().nth(2)?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -38,6 +43,7 @@ mod tests {
     #[test]
     fn process_names_may_contain_any_character() {
         assert_eq!(stat("12 (a) R 9 (b)) S 7 12 12 0"), Some(('S', 7)));
+        assert_eq!(process_group("12 (a) R 9 (b)) S 7 13 12 0"), Some(13));
         assert_eq!(stat("12 (a"), None);
     }
 }

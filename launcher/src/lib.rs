@@ -11,6 +11,7 @@
 //! - [`status`]: `status.json`, which reports the state of a run to other machines
 //! - [`store_writer`]: background writer for small objects; [`logs`]: log directories of the ranks; [`host`]: host
 //!   name, clock, processes
+//! - [`http`]: connections of HTTP servers; [`child_groups`]: children that do not belong to an attempt
 //! - [`worker`]: locates and runs `lambert-worker`
 //! - [`console`]: results on stdout, everything else on stderr
 //! - [`failure`]: errors with exit codes; [`panics`]: panics as errors
@@ -21,12 +22,14 @@
 
 #![allow(missing_docs, reason = "not a library: where a name says it all, no comment repeats it")]
 
+pub mod child_groups;
 pub mod cli;
 pub mod commands;
 pub mod console;
 pub mod decide;
 pub mod failure;
 pub mod host;
+pub mod http;
 pub mod logs;
 pub mod metrics;
 pub mod observe;

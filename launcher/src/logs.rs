@@ -1,4 +1,8 @@
 //! Log directories for worker output on each host. The output is also forwarded to the coordinator.
+//!
+//! - [`reader`]: reads the logs of an attempt on this host
+
+pub mod reader;
 
 use std::path::PathBuf;
 

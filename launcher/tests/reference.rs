@@ -9,7 +9,7 @@ use lambert::cli::Cli;
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/commands.md");
 
 /// Guide for each command.
-const GUIDES: [(&str, &str); 13] = [
+const GUIDES: &[(&str, &str)] = &[
     ("prep", "[Prepare a corpus](../guides/prepare-a-corpus.md)"),
     (
         "run",
@@ -19,6 +19,7 @@ const GUIDES: [(&str, &str); 13] = [
     ("submit", "[Train with Slurm](../guides/slurm.md)"),
     ("tune", "[Tune hyperparameters](../guides/one-machine.md#tune-hyperparameters)"),
     ("status", "[Watch a run](../guides/watch-a-run.md)"),
+    ("logs", "[Logs](../guides/watch-a-run.md#logs)"),
     ("metrics", "[Export metrics](../guides/metrics.md)"),
     ("report", "[Report a run](../guides/report.md)"),
     ("stop", "[Stop a run](../guides/one-machine.md#stop-a-run)"),

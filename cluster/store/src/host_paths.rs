@@ -28,7 +28,12 @@ pub fn dataset_copies() -> PathBuf {
 pub fn attempt_logs(logs: &Path, url: &str, attempt: u32) -> PathBuf {
     let name = Path::new(url.trim_end_matches('/')).file_name().and_then(|name| name.to_str()).unwrap_or("run");
     let name = &name[..name.floor_char_boundary(LONGEST_NAME)];
-    logs.join(format!("{name}-{}", digits(url))).join(format!("{ATTEMPT}{attempt:06}"))
+    in_logs_of_run(&logs.join(format!("{name}-{}", digits(url))), attempt)
+}
+
+/// Log directory of an attempt below the log directory of its run.
+pub fn in_logs_of_run(run: &Path, attempt: u32) -> PathBuf {
+    run.join(format!("{ATTEMPT}{attempt:06}"))
 }
 
 /// Parses the attempt number from the name of an attempt log directory.
@@ -65,6 +70,12 @@ impl<'a> LogFolders<'a> {
 /// File name of the log of a rank.
 pub fn rank_log(rank: usize) -> String {
     format!("rank-{rank:05}.log")
+}
+
+/// Parses the rank from the file name of its log.
+pub fn rank_of_log(name: &str) -> Option<usize> {
+    let rank = name.strip_prefix("rank-")?.strip_suffix(".log")?.parse().ok()?;
+    (rank_log(rank) == name).then_some(rank)
 }
 
 /// File name of the trace of a rank.
@@ -122,6 +133,9 @@ mod tests {
         assert!(["run", "run-0123", "run-0123abcx"].iter().all(|name| !is_logs_of_run(name)));
         assert_eq!(["letters", "attempt-x"].map(attempt_of_logs), [None; 2]);
         assert_eq!(LogFolders::from_attempt(Path::new("attempt-000003")), None);
+        assert_eq!(in_logs_of_run(folders.run, 3), folders.attempt);
+        assert_eq!(rank_of_log(&rank_log(123_456)), Some(123_456));
+        assert_eq!(["rank-1.log", "rank-00001.trace.json", "rank-x.log"].map(rank_of_log), [None; 3]);
     }
 
     /// Directories with these names exist on the hosts of users, so the names must not change.

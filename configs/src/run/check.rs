@@ -2,6 +2,8 @@
 
 mod cluster;
 
+use std::net::SocketAddr;
+
 use super::{
     Attention, DeviceKind, GrowthOrder, Guard, Masking, Model, Objective, Optimizer, OptimizerKind, RENAMED, RunConfig,
     Stage, TokenBudget,
@@ -32,6 +34,7 @@ impl Checked for RunConfig {
         let wrong = self.slurm.issues(self.cluster.ranks);
         issues.extend(wrong.into_iter().map(|(key, message)| ConfigIssue::new(key, message)));
         self.guard.check(issues);
+        self.check_reports(issues);
         positive("evaluation.every_steps", self.evaluation.every_steps as f64, issues);
         positive("checkpoint.keep", self.checkpoint.keep as f64, issues);
         not_negative("checkpoint.every_minutes", self.checkpoint.every_minutes, issues);
@@ -63,6 +66,23 @@ impl RunConfig {
         let open = self.stage.iter().enumerate().filter(|(_, stage)| stage.micro_batch_tokens == TokenBudget::Auto);
         for (index, _) in open.filter(|_| is_fused && self.model.drops_attention()) {
             issues.push(ConfigIssue::new(format!("stage.{index}.micro_batch_tokens"), TokenBudget::NOT_FUSED));
+        }
+    }
+
+    /// Checks notifications and metrics for Prometheus.
+    fn check_reports(&self, issues: &mut Vec<ConfigIssue>) {
+        positive("notify.timeout_seconds", self.notify.timeout_seconds, issues);
+        if self.notify.command.first().is_some_and(String::is_empty) {
+            issues.push(ConfigIssue::new("notify.command", "the program is empty"));
+        }
+        let prometheus = &self.prometheus;
+        if !prometheus.address.is_empty() && prometheus.address.parse::<SocketAddr>().is_err() {
+            let address = &prometheus.address;
+            let message = format!("is {address:?}; expected an IP address and a port, e.g. \"0.0.0.0:9400\"");
+            issues.push(ConfigIssue::new("prometheus.address", message));
+        }
+        if prometheus.address.is_empty() && !prometheus.discovery_file.is_empty() {
+            issues.push(ConfigIssue::new("prometheus.discovery_file", "needs prometheus.address"));
         }
     }
 

@@ -1,7 +1,7 @@
 //! Command-line interface: all arguments, declared once. Only their syntax is checked here.
 //!
 //! - `data`: dataset commands; `plan`: planning command; `run`: run commands; `metrics`: export of step records;
-//!   `report`: reports
+//!   `report`: reports; `watch`: status and logs
 //! - `model`: checkpoint and model commands
 //! - `values`: parsers for argument values
 
@@ -14,6 +14,7 @@ mod plan;
 mod report;
 mod run;
 mod values;
+mod watch;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
@@ -22,7 +23,8 @@ pub use metrics::{Metrics, RecordFormat};
 pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
 pub use plan::{MachineName, Plan};
 pub use report::{Report, ReportFormat};
-pub use run::{Run, Status, Stop, Submit, Tune};
+pub use run::{Run, Stop, Submit, Tune};
+pub use watch::{Logs, Status};
 
 /// Pre-train BERT-family encoders on one machine or a cluster
 #[derive(Debug, Parser)]
@@ -69,8 +71,10 @@ pub enum Command {
     Submit(Submit),
     /// Run a hyperparameter sweep and compare held-out losses
     Tune(Tune),
-    /// Show a run's progress, restarts and checkpoints
+    /// Show a run's progress, restarts and checkpoints, or list the runs of a directory
     Status(Status),
+    /// Print the logs of a run's ranks on this host
+    Logs(Logs),
     /// Export step records as JSON lines, CSV, Parquet or TensorBoard event files
     Metrics(Metrics),
     /// Write a report of runs with curves, failures and configuration

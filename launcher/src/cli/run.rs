@@ -1,4 +1,4 @@
-//! Run commands: run, submit, tune, status, stop.
+//! Run commands: run, submit, tune, stop.
 
 use std::path::PathBuf;
 
@@ -141,17 +141,6 @@ pub struct Tune {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub parallel: Option<u16>,
     /// Print the results as JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Arguments of `lambert status`.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  lambert status runs/demo")]
-pub struct Status {
-    /// Run directory or URL
-    pub run: String,
-    /// Print as JSON
     #[arg(long)]
     pub json: bool,
 }

@@ -7,8 +7,8 @@ use lambert_store::checkpoint::{self, ListedCheckpoint, Retention};
 use lambert_store::{Lease, Store, run as names};
 use serde_json::json;
 
-use super::status::require_run;
 use super::stop;
+use super::stored_run::require_run;
 use crate::cli::CheckpointAction;
 use crate::console;
 use crate::failure::{Failure, Outcome};

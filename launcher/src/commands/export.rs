@@ -13,7 +13,7 @@ use lambert_store::checkpoint::{self, Manifest, SkippedCheckpoint};
 use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, split_checkpoint_url};
 use serde_json::Value;
 
-use super::status::require_run;
+use super::stored_run::require_run;
 use super::trim;
 use crate::cli;
 use crate::console;

@@ -8,7 +8,8 @@ use lambert_store::Store;
 use lambert_store::run::CONFIG;
 
 use super::files;
-use super::status::require_run;
+use super::follow::Follower;
+use super::stored_run::require_run;
 use crate::cli::{self, RecordFormat};
 use crate::console;
 use crate::failure::{Failure, Outcome};
@@ -16,7 +17,6 @@ use crate::host;
 use crate::metrics::history::History;
 use crate::metrics::table::Table;
 use crate::metrics::{columns, csv, json_lines};
-use crate::status::stored::{self, Liveness, liveness};
 use crate::tensorboard::file::EventFile;
 use crate::tensorboard::proto::Event;
 use crate::tensorboard::writer::HistoryWriter;
@@ -70,7 +70,8 @@ fn export(store: &Store, format: RecordFormat, output: Option<&Path>) -> Result<
 fn tensorboard(store: &Store, folder: &Path, follow: bool) -> Result<(), Failure> {
     let failed = |source| Failure::failed(MetricsError::EventFile { folder: folder.display().to_string(), source });
     let mut history = History::default();
-    let mut is_over = !follow || is_over(store)?;
+    let mut follower = Follower::new(store);
+    let mut is_over = !follow || follower.try_read()?.is_over;
     history.refresh(store).map_err(Failure::failed)?;
     let start = history.entries().iter().map(|entry| entry.time).min_by(f64::total_cmp).unwrap_or_else(host::now);
     let file = EventFile::create(folder, host::now()).map_err(failed)?;
@@ -79,29 +80,18 @@ fn tensorboard(store: &Store, folder: &Path, follow: bool) -> Result<(), Failure
     while !is_over {
         std::thread::sleep(PAUSE);
         // The status is read before the records. If the status says that the run is over, all records are complete.
-        let read =
-            self::is_over(store).and_then(|is_over| Ok((is_over, history.refresh(store).map_err(Failure::failed)?)));
-        match read {
-            Ok((over, has_changed)) => {
-                is_over = over;
+        let Some(read) = follower.read() else { continue };
+        match history.refresh(store) {
+            Ok(has_changed) => {
+                is_over = read.is_over;
                 if has_changed {
                     writer.write(&history.entries()).map_err(Failure::failed)?;
                 }
             }
-            Err(failure) => tracing::warn!("cannot read {}: {failure}; trying again", store.url()),
+            Err(error) => tracing::warn!("cannot read {}: {error}; trying again", store.url()),
         }
     }
     Ok(())
-}
-
-/// True if no coordinator works on the run. If a coordinator exited without writing its last status, this function
-/// detects the exit only on the host of that coordinator.
-fn is_over(store: &Store) -> Result<bool, Failure> {
-    let liveness = stored::read(store)?.as_ref().map(liveness);
-    if liveness == Some(Liveness::Gone) {
-        tracing::warn!("the coordinator of {} is gone: nothing more to follow", store.url());
-    }
-    Ok(matches!(liveness, Some(Liveness::Over | Liveness::Gone)))
 }
 
 /// Returns events with the configuration and the versions as texts, and with the configuration as hyperparameters.

@@ -3,15 +3,19 @@
 mod checkpoint;
 mod export;
 mod files;
+mod follow;
 mod generate;
 mod inspect;
+mod logs;
 mod metrics;
 mod plan;
 mod prep;
 mod report;
 mod status;
 mod status_lines;
+mod status_list;
 mod stop;
+mod stored_run;
 mod submit;
 mod submit_prep;
 mod trim;
@@ -33,6 +37,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::Submit(arguments) => submit::submit(arguments),
         Command::Tune(arguments) => tune::tune(arguments),
         Command::Status(arguments) => status::status(arguments),
+        Command::Logs(arguments) => logs::logs(arguments),
         Command::Metrics(arguments) => metrics::metrics(arguments),
         Command::Report(arguments) => report::report(arguments),
         Command::Stop(arguments) => stop::stop(arguments),

@@ -7,7 +7,7 @@ use lambert_config::exit;
 use lambert_store::Store;
 
 use super::files;
-use super::status::{history, require_run};
+use super::stored_run::{history, require_run};
 use crate::cli::{self, ReportFormat};
 use crate::console;
 use crate::failure::{Failure, Outcome};

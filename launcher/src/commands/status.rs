@@ -1,87 +1,149 @@
-//! `lambert status`: last status, checkpoints and Slurm job of a run.
+//! `lambert status`: last status, checkpoints and Slurm job of a run, or a list of the runs of a directory.
+
+use std::time::Duration;
 
 use lambert_config::exit;
 use lambert_store::Store;
 use lambert_store::checkpoint;
-use lambert_store::run::{CONFIG, COORDINATOR};
-use serde_json::json;
+use lambert_store::run::CONFIG;
+use serde_json::{Value, json};
 
-use super::status_lines as lines;
+use super::follow::Follower;
+use super::stored_run::{self, SeenJob, history, job_of};
+use super::{status_lines as lines, status_list};
 use crate::cli;
 use crate::console;
 use crate::decide::RestartHistory;
 use crate::failure::{Failure, Outcome};
 use crate::host;
-use crate::slurm::job::{self, Job};
-use crate::slurm::programs::SlurmError;
-use crate::slurm::record::JobRecord;
 use crate::status::Status;
-use crate::status::stored::{self, LONGEST, liveness};
+use crate::status::stored::{self, liveness};
 
 /// Maximum number of entries of `job_ends` that are shown.
 const ENDS: usize = 10;
+/// Pause between two reads of a run that is followed.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Moves a terminal's cursor to its first column and line, and clears what follows.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
 #[derive(Debug, thiserror::Error)]
 enum StatusError {
-    #[error("{url} is not a run: {CONFIG} not found")]
-    NoRun { url: String },
+    #[error("{url} is a directory of runs: --follow needs a run")]
+    Directory { url: String },
+}
+
+/// Status of a run with its checkpoints, job and history.
+#[derive(Debug)]
+struct RunSummary {
+    url: String,
+    status: Option<Status>,
+    checkpoints: Vec<String>,
+    job: Option<SeenJob>,
+    history: RestartHistory,
 }
 
 /// Prints the status.
 pub fn status(arguments: &cli::Status) -> Outcome {
     let store = Store::open(&arguments.run).map_err(Failure::usage)?;
-    require_run(&store)?;
-    let status = stored::read(&store)?;
-    let checkpoints = checkpoint::list(&store).map_err(Failure::failed)?;
-    let names: Vec<&str> = checkpoints.iter().map(|listed| listed.name.as_str()).collect();
-    let job = job_of(&store)?;
-    let history = history(&store)?;
-    let text = if arguments.json {
-        json!({
-            "run": store.url(),
-            "age": status.as_ref().map(|status| host::now() - status.updated),
-            "coordinator": status.as_ref().map(|status| format!("{:?}", liveness(status)).to_lowercase()),
-            "status": status,
-            "job": job.as_ref().and_then(|(_, seen)| seen.as_ref().ok()),
-            "job_ends": history.job_ends,
-            "checkpoints": names,
-        })
-        .to_string()
+    if store.head(CONFIG).map_err(Failure::failed)?.is_none() {
+        list(&store, arguments)?;
+    } else if arguments.follow {
+        follow(&store, arguments.json)?;
     } else {
-        let mut lines = described(store.url(), status.as_ref(), job.as_ref());
-        lines.extend(history.job_ends.iter().rev().take(ENDS).rev().map(|end| lines::job_end(end, host::now())));
-        lines.push(lines::checkpoints(&names));
-        lines.join("\n")
-    };
-    console::result(&text).map_err(Failure::failed)?;
+        let summary = RunSummary::read(&store, stored::read(&store)?)?;
+        let text = if arguments.json { summary.json().to_string() } else { summary.text() };
+        console::result(&text).map_err(Failure::failed)?;
+    }
     Ok(exit::DONE)
 }
 
-/// Returns an error unless the store contains a run.
-pub fn require_run(store: &Store) -> Result<(), Failure> {
-    match store.head(CONFIG).map_err(Failure::failed)? {
-        Some(_) => Ok(()),
-        None => Err(Failure::usage(StatusError::NoRun { url: store.url().to_owned() })),
+/// Prints the runs of a directory.
+fn list(store: &Store, arguments: &cli::Status) -> Result<(), Failure> {
+    let runs = status_list::read(store)?;
+    let url = || store.url().to_owned();
+    match runs.as_slice() {
+        [] => Err(stored_run::not_a_run(store)),
+        _ if arguments.follow => Err(Failure::usage(StatusError::Directory { url: url() })),
+        runs if arguments.json => console::result(&status_list::json_lines(runs)).map_err(Failure::failed),
+        runs => console::result(&status_list::table(runs)).map_err(Failure::failed),
     }
 }
 
-/// Slurm job of a run, and the state of the job in Slurm. The state is `None` if Slurm no longer knows the job.
-pub type SeenJob = (JobRecord, Result<Option<Job>, SlurmError>);
-
-/// Returns the Slurm job of a run, if the run has one.
-pub fn job_of(store: &Store) -> Result<Option<SeenJob>, Failure> {
-    let record = JobRecord::read(store).map_err(Failure::failed)?;
-    Ok(record.map(|record| {
-        let seen = job::look(&record.job);
-        (record, seen)
-    }))
+/// Prints the status at each change until the run is over: a screen on a terminal, otherwise one line per change.
+fn follow(store: &Store, json: bool) -> Result<(), Failure> {
+    let mut follower = Follower::new(store);
+    let mut read = Some(follower.try_read()?);
+    let mut summary = RunSummary::read(store, None)?;
+    let mut before: Option<Status> = None;
+    loop {
+        let is_over = read.as_ref().is_some_and(|read| read.is_over);
+        if let Some(status) = read.and_then(|read| read.status) {
+            let is_new = before.as_ref().is_none_or(|before| needs_summary(before, &status));
+            summary = if is_new { RunSummary::read(store, Some(status))? } else { summary.with(status) };
+        }
+        let is_screen = console::is_output_terminal() && !json;
+        let has_changed = before.as_ref().map(lines::comparable) != summary.status.as_ref().map(lines::comparable);
+        if has_changed || is_screen {
+            let text = match (&summary.status, json, is_screen) {
+                (_, true, _) => summary.json().to_string() + "\n",
+                (_, _, true) => format!("{CLEAR}{}\n", summary.text()),
+                (Some(status), ..) => lines::one_line(status) + "\n",
+                (None, ..) => String::new(),
+            };
+            let print = |output: &mut (dyn std::io::Write + Send)| output.write_all(text.as_bytes());
+            if !console::results_to_reader(print).map_err(Failure::failed)? {
+                return Ok(());
+            }
+            before.clone_from(&summary.status);
+        }
+        if is_over {
+            return Ok(());
+        }
+        std::thread::sleep(PAUSE);
+        read = follower.read();
+    }
 }
 
-/// Reads the restart history of the run. Returns the default if the history is missing or cannot be parsed.
-pub fn history(store: &Store) -> Result<RestartHistory, Failure> {
-    match store.get_at_most(COORDINATOR, LONGEST) {
-        Ok(bytes) => Ok(serde_json::from_slice(&bytes).unwrap_or_default()),
-        Err(error) if error.is_not_found() => Ok(RestartHistory::default()),
-        Err(error) => Err(Failure::failed(error)),
+/// True if more than the status may have changed.
+fn needs_summary(before: &Status, now: &Status) -> bool {
+    (before.state, before.attempt, &before.checkpoint) != (now.state, now.attempt, &now.checkpoint)
+}
+
+impl RunSummary {
+    fn read(store: &Store, status: Option<Status>) -> Result<Self, Failure> {
+        let checkpoints = checkpoint::list(store).map_err(Failure::failed)?;
+        Ok(Self {
+            url: store.url().to_owned(),
+            status,
+            checkpoints: checkpoints.into_iter().map(|listed| listed.name).collect(),
+            job: job_of(store)?,
+            history: history(store)?,
+        })
+    }
+
+    fn with(self, status: Status) -> Self {
+        Self { status: Some(status), ..self }
+    }
+
+    fn json(&self) -> Value {
+        let status = self.status.as_ref();
+        json!({
+            "run": self.url,
+            "age": status.map(|status| host::now() - status.updated),
+            "coordinator": status.map(|status| liveness(status).name()),
+            "status": status,
+            "job": self.job.as_ref().and_then(|(_, seen)| seen.as_ref().ok()),
+            "job_ends": self.history.job_ends,
+            "checkpoints": self.checkpoints,
+        })
+    }
+
+    fn text(&self) -> String {
+        let mut text = described(&self.url, self.status.as_ref(), self.job.as_ref());
+        let ends = self.history.job_ends.iter().rev().take(ENDS).rev();
+        text.extend(ends.map(|end| lines::job_end(end, host::now())));
+        text.push(lines::checkpoints(&self.checkpoints));
+        text.join("\n")
     }
 }
 

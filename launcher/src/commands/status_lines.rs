@@ -6,12 +6,15 @@ use lambert_control::Score;
 use crate::decide::history::JobEnd;
 use crate::host::now;
 use crate::slurm::job::Job;
+use crate::status::goodput::{Goodput, TimeCategory};
 use crate::status::stored::Liveness;
 use crate::status::{Downtime, RankStatus, Restarts, RunProgress, RunState, Status};
 use crate::text::{age, clock, counted, duration, percent, rate};
 
 /// Maximum number of checkpoint names to show.
 const CHECKPOINTS: usize = 5;
+/// Maximum number of categories of time named.
+const CATEGORIES: usize = 4;
 
 /// Formats the status of a run. `job` is the Slurm job of the run, if known.
 pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) -> Vec<String> {
@@ -35,6 +38,9 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
         lines.push(line("noise scale", &format!("{samples:.0} samples ({estimates})")));
     }
     lines.push(line("attempt", &attempt(status)));
+    if !status.goodput.is_empty() {
+        lines.push(line("goodput", &goodput(&status.goodput)));
+    }
     lines.extend(status.restarts.failures.iter().map(failure));
     lines.extend(workers.logs.iter().map(|folder| line("logs", &format!("{folder} (on each worker's host)"))));
     if status.state == RunState::Failed
@@ -46,6 +52,26 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
         lines.extend(workers.ranks.iter().map(rank));
     }
     lines
+}
+
+/// The status without what differs at each read.
+pub fn comparable(status: &Status) -> Status {
+    let mut status = Status { updated: 0.0, ..status.clone() };
+    (status.goodput.until, status.goodput.seconds) = (0.0, Default::default());
+    status.workers.ranks.iter_mut().for_each(|rank| rank.seconds_since_heartbeat = 0.0);
+    status
+}
+
+/// Formats a run's status as one line.
+pub fn one_line(status: &Status) -> String {
+    let loss = status.latest.record.as_ref();
+    let loss =
+        loss.map_or(String::new(), |record| format!("; loss {:.4} ({})", record.loss, score(&record.scores.main())));
+    let checkpoint = status.checkpoint.as_ref().map_or(String::new(), |name| format!("; checkpoint {name}"));
+    let error =
+        status.error.as_ref().filter(|_| status.state == RunState::Restarting || status.state == RunState::Failed);
+    let error = error.map_or(String::new(), |error| format!("; {error}"));
+    format!("{}: step {}{loss}; attempt {}{checkpoint}{error}", status.state, step(status), attempt(status))
 }
 
 /// Formats a line with `label` in a column of 12 characters.
@@ -72,6 +98,18 @@ fn attempt(status: &Status) -> String {
     let cost: Option<f64> = failures.iter().filter_map(|failure| failure.seconds).reduce(|sum, seconds| sum + seconds);
     let cost = cost.map_or(String::new(), |seconds| format!(", {seconds:.1} s lost"));
     format!("{} ({}{cost})", status.attempt, counted(*count, "restart"))
+}
+
+/// The productive share, and the other categories with the most time.
+fn goodput(goodput: &Goodput) -> String {
+    let lost = TimeCategory::ALL.into_iter().filter(|category| *category != TimeCategory::ProductiveStep);
+    let mut lost: Vec<(TimeCategory, f64)> = lost.map(|category| (category, goodput.of(category))).collect();
+    lost.sort_by(|one, other| other.1.total_cmp(&one.1));
+    let shown = lost.iter().take(CATEGORIES).filter(|(_, seconds)| *seconds >= 0.5);
+    let shown: Vec<String> =
+        shown.map(|(category, seconds)| format!("{} {}", category.name(), duration(*seconds))).collect();
+    let lost = if shown.is_empty() { String::new() } else { format!("; {}", shown.join(", ")) };
+    format!("{} of {}{lost}", percent(goodput.share()), duration(goodput.total()))
 }
 
 fn failure(downtime: &Downtime) -> String {
@@ -135,9 +173,9 @@ pub fn job_end(end: &JobEnd, now: f64) -> String {
 }
 
 /// Formats the newest checkpoints, newest first. `lambert checkpoint list` shows all checkpoints.
-pub fn checkpoints(names: &[&str]) -> String {
+pub fn checkpoints(names: &[String]) -> String {
     let (shown, more) = names.split_at(names.len().min(CHECKPOINTS));
-    let mut names: Vec<String> = shown.iter().map(|name| (*name).to_owned()).collect();
+    let mut names = shown.to_vec();
     match names.first_mut() {
         Some(newest) => newest.push_str(" (latest)"),
         None => names.push("none".to_owned()),
@@ -216,8 +254,18 @@ mod tests {
     }
 
     #[test]
+    fn goodput_names_what_took_the_most_time() {
+        let mut account = Goodput { started: 1.0, ..Goodput::default() };
+        account.add(TimeCategory::ProductiveStep, 90.0);
+        account.add(TimeCategory::Evaluation, 2.0);
+        account.add(TimeCategory::Initialization, 8.0);
+        account.add(TimeCategory::Other, 0.1);
+        assert_eq!(goodput(&account), "89.9% of 1 min 40 s; initialization 8 s, evaluation 2 s");
+    }
+
+    #[test]
     fn the_newest_checkpoints_have_one_line() {
-        let names = ["step-7", "step-6", "step-5", "step-4", "step-3", "step-2", "step-1"];
+        let names = ["step-7", "step-6", "step-5", "step-4", "step-3", "step-2", "step-1"].map(str::to_owned);
         assert_eq!(checkpoints(&names[5..]), "checkpoints  step-2 (latest), step-1");
         assert!(checkpoints(&names).ends_with("step-3, 2 more"));
         assert_eq!(checkpoints(&[]), "checkpoints  none");

@@ -4,7 +4,7 @@
 use lambert_config::exit;
 use lambert_store::Store;
 
-use super::status;
+use super::stored_run;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
@@ -83,9 +83,9 @@ fn not_running(store: &Store, state: String) -> Failure {
 }
 
 fn find_target(store: &Store) -> Result<RequestTarget, Failure> {
-    status::require_run(store)?;
+    stored_run::require_run(store)?;
     let status = stored::read(store)?;
-    let job = status::job_of(store)?.and_then(|(_, seen)| seen.ok().flatten());
+    let job = stored_run::job_of(store)?.and_then(|(_, seen)| seen.ok().flatten());
     Ok(target(status.as_ref().map(|status| (status.state, stored::liveness(status))), job.as_ref()))
 }
 

@@ -7,7 +7,7 @@ use lambert_config::exit;
 use lambert_store::Store;
 use serde_json::json;
 
-use super::status;
+use super::stored_run;
 use super::submit_prep;
 use crate::cli;
 use crate::console;
@@ -66,7 +66,7 @@ fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) 
     }
     let (store, last) = (validated.store().clone(), before(validated.store()));
     refuse_coordinated(&store, &last)?;
-    refuse_short_lead(validated.config().slurm.lead_seconds, &status::history(&store)?, &last)
+    refuse_short_lead(validated.config().slurm.lead_seconds, &stored_run::history(&store)?, &last)
         .map_err(Failure::usage)?;
     cluster::check(&validated.config().slurm, folder).map_err(Failure::usage)?;
     let _lock = SubmissionLock::take(&store).map_err(Failure::failed)?;
@@ -86,7 +86,7 @@ fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) 
 /// Rejects a second job for the same run, because the two jobs would take the run from each other.
 fn refuse_queued(store: &Store) -> Result<(), Failure> {
     let url = store.url().to_owned();
-    match status::job_of(store)? {
+    match stored_run::job_of(store)? {
         Some((_, Ok(Some(job)))) if job.is_alive() => {
             Err(Failure::usage(SubmitError::Queued { url, job: job.id, state: job.state }))
         }

@@ -28,15 +28,25 @@ pub fn make(setup: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
 
 impl Observer for JsonLines {
     fn observe(&mut self, observation: &Observation<'_>) {
-        let of_actions = observation.actions.iter().filter_map(of_action);
-        of_event(observation.event).into_iter().chain(of_actions).for_each(|line| print(&line));
+        record(observation.event).into_iter().chain(events(observation)).for_each(|line| print(&line));
     }
 
     fn end(&mut self, end: &RunEnd<'_>) {
-        let ((state, error), status) = (words(end.verdict), end.status);
-        print(&json!({ "event": "end", "state": state, "step": status.progress.step, "steps": status.progress.steps,
-                            "checkpoint": status.checkpoint, "error": error }));
+        print(&end_line(end));
     }
+}
+
+/// Lines of events; all have an `event` key.
+pub fn events(observation: &Observation<'_>) -> Vec<Value> {
+    let of_actions = observation.actions.iter().filter_map(of_action);
+    of_event(observation.event).into_iter().chain(of_actions).collect()
+}
+
+/// Line of the end of a run.
+pub fn end_line(end: &RunEnd<'_>) -> Value {
+    let ((state, error), status) = (words(end.verdict), end.status);
+    json!({ "event": "end", "state": state, "step": status.progress.step, "steps": status.progress.steps,
+            "checkpoint": status.checkpoint, "error": error })
 }
 
 fn print(line: &Value) {
@@ -52,11 +62,17 @@ fn words(verdict: &Verdict) -> (&'static str, Option<&str>) {
     }
 }
 
+fn record(event: &Event) -> Option<Value> {
+    match event {
+        Event::Worker(_, WorkerEvent::Message(_, Message::Record(record))) => serde_json::to_value(record).ok(),
+        _ => None,
+    }
+}
+
 fn of_event(event: &Event) -> Option<Value> {
-    let Event::Worker(attempt, WorkerEvent::Message(_, worker_message)) = event else { return None };
-    match worker_message {
-        Message::Record(record) => serde_json::to_value(record).ok(),
-        Message::Event(event) => of_kind(*attempt, event),
+    match event {
+        Event::Worker(attempt, WorkerEvent::Message(_, Message::Event(event))) => of_kind(*attempt, event),
+        _ => None,
     }
 }
 

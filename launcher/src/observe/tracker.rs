@@ -7,6 +7,7 @@ use lambert_control::{EventKind, StepRecord};
 use lambert_plan::timeline;
 
 use super::Throughput;
+use super::goodput::GoodputAccount;
 use crate::decide::history::Restart;
 use crate::decide::{Action, CoordinatorState, Event, Note, RestartHistory, Seconds, Verdict, WorkerEvent};
 use crate::logs;
@@ -22,6 +23,7 @@ const PERIOD: Seconds = 1.0;
 pub struct StatusTracker {
     status: Status,
     throughput: Throughput,
+    goodput: GoodputAccount,
     cluster: Cluster,
     url: String,
     /// Time of the last full update.
@@ -42,6 +44,7 @@ impl StatusTracker {
             },
             checkpoint: before.checkpoint,
             latest: before.latest,
+            goodput: before.goodput.clone(),
             coordinator,
             ..Status::default()
         };
@@ -49,6 +52,7 @@ impl StatusTracker {
         Self {
             status,
             throughput: Throughput::default(),
+            goodput: GoodputAccount::new(before.goodput),
             cluster,
             url,
             refreshed: 0.0,
@@ -79,6 +83,7 @@ impl StatusTracker {
         actions: &[Action],
         state: &CoordinatorState,
     ) -> Option<Urgency> {
+        self.goodput.observe(at, event, actions, state);
         let mut urgent = false;
         if let Event::Worker(_, WorkerEvent::Message(_, message)) = event {
             match message {
@@ -113,10 +118,12 @@ impl StatusTracker {
             // The status belongs to the coordinator that took over the run.
             Verdict::Replaced(_) => return,
         };
+        self.goodput.end();
         self.refresh(state);
     }
 
     fn refresh(&mut self, state: &CoordinatorState) {
+        self.status.goodput = self.goodput.goodput();
         if let Some(running) = state.running() {
             let ranks = running.monitor.ranks.iter().map(|(number, rank)| RankStatus {
                 rank: *number,

@@ -3,7 +3,6 @@
 //! Each rank has its own inbox, so the cost of a report does not depend on the number of ranks.
 
 pub mod address;
-mod listener;
 mod message_validator;
 
 use std::net::TcpListener;
@@ -28,6 +27,7 @@ use subtle::ConstantTimeEq;
 use tokio::runtime::Runtime;
 
 use crate::decide::{Attempt, Event, WorkerEvent};
+use crate::http;
 use message_validator::MessageValidator;
 
 /// Time limit for reading the body of a report. The time starts at the end of the headers.
@@ -132,9 +132,14 @@ fn serve(listener: TcpListener, shared: &Arc<ServerState>) -> std::io::Result<Ru
     let guard = runtime.enter();
     let listener = tokio::net::TcpListener::from_std(listener)?;
     drop(guard);
-    let (refusals, most) = (Arc::clone(shared), listener::most(shared.rank_states.len()));
-    runtime.spawn(listener::serve(listener, routes, most, move || refusals.refuse()));
+    let (refusals, most) = (Arc::clone(shared), most(shared.rank_states.len()));
+    runtime.spawn(http::serve("control", listener, routes, most, move || refusals.refuse()));
     Ok(runtime)
+}
+
+/// Maximum number of connections for `ranks` ranks. Each has one, and opens a second when the first stalls.
+fn most(ranks: usize) -> usize {
+    2 * ranks + 64
 }
 
 fn secret() -> Result<String, ControlError> {

@@ -1,5 +1,6 @@
 //! `status.json`: the state of a run, for users and other programs.
 
+pub mod goodput;
 pub mod stored;
 
 use lambert_control::{Evaluation, GradientNoise, StepRecord};
@@ -7,6 +8,7 @@ pub use lambert_store::run::STATUS as OBJECT;
 use serde::{Deserialize, Serialize};
 
 use crate::host;
+use goodput::Goodput;
 
 /// Run state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +75,9 @@ pub struct Status {
     /// Workers of the current attempt.
     #[serde(flatten)]
     pub workers: WorkerStatus,
+    /// Wall-clock time since the first start, by category.
+    #[serde(skip_serializing_if = "Goodput::is_empty")]
+    pub goodput: Goodput,
     /// Coordinator of the run.
     pub coordinator: CoordinatorProcess,
     /// Last failure.
@@ -276,6 +281,7 @@ mod tests {
                 refused: 2,
             },
             coordinator: CoordinatorProcess { host: "node0".to_owned(), pid: 42, since: "99".to_owned() },
+            goodput: Goodput::default(),
             error: Some("rank 1: signal 9".to_owned()),
             updated: 1.75e9,
         }

@@ -31,6 +31,18 @@ pub enum Liveness {
     Over,
 }
 
+impl Liveness {
+    /// Name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Alive => "alive",
+            Self::Gone => "gone",
+            Self::Unknown => "unknown",
+            Self::Over => "over",
+        }
+    }
+}
+
 /// Reads the last status of the previous coordinator. Returns the default if the status is missing or unreadable.
 pub fn before(store: &Store) -> Status {
     let bytes = store.get_at_most(OBJECT, LONGEST).ok();

@@ -178,7 +178,7 @@ fn connections_are_logged_at_debug_level() {
     let serve = async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let one = tokio::spawn(listener::serve(listener, Router::new(), 1, || {}));
+        let one = tokio::spawn(http::serve("control", listener, Router::new(), 1, || {}));
         let first = TcpStream::connect(address).unwrap();
         until("control connection accepted").await;
         let second = TcpStream::connect(address).unwrap();
@@ -318,7 +318,7 @@ fn the_signature_is_verified_before_parsing() {
 fn a_hundred_idle_connections_block_no_rank_and_are_closed() {
     let (server, _inbox) = server();
     let address = server.url().strip_prefix("http://").unwrap();
-    let idle: Vec<_> = (0..listener::most(2) + 50).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let idle: Vec<_> = (0..most(2) + 50).map(|_| TcpStream::connect(address).unwrap()).collect();
     let (start, mut sequence) = (Instant::now(), 0);
     // The server refuses connections beyond the limit at once. A rank retries until a connection is free.
     loop {

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
+use crate::child_groups;
 use crate::decide::ProcessExit;
-use crate::host::stat;
+use crate::host::{process_group, stat};
 
 /// A process operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -215,7 +216,11 @@ impl ProcessTree {
     /// Reaps dead orphans if the program itself has already been reaped.
     fn reap(&mut self) -> Result<(), ProcessError> {
         if self.ended()?.is_some() {
-            while let Ok(Some(_)) = rustix::process::wait(WaitOptions::NOHANG) {}
+            let zombies = family()?.into_iter().filter(|process| process.state == 'Z');
+            for process in zombies.filter(|process| process.parent == std::process::id()) {
+                let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
+                let _ = rustix::process::waitpid(pid, WaitOptions::NOHANG);
+            }
         }
         Ok(())
     }
@@ -228,25 +233,45 @@ fn signal(pid: u32, signal: Signal) {
     }
 }
 
-/// Returns the process IDs of all living descendants of this process.
+/// A process in /proc.
+#[derive(Debug, Clone, Copy)]
+struct ProcessEntry {
+    pid: u32,
+    parent: u32,
+    state: char,
+}
+
+/// Returns the process IDs of all living descendants of this process that belong to an attempt.
 fn descendants() -> Result<Vec<u32>, ProcessError> {
-    let mut parents = Vec::new();
+    let living = family()?.into_iter().filter(|process| process.state != 'Z');
+    Ok(living.map(|process| process.pid).collect())
+}
+
+/// Returns the descendants of this process, without those in [`child_groups`].
+fn family() -> Result<Vec<ProcessEntry>, ProcessError> {
+    let mut processes = Vec::new();
+    let other = child_groups::lock();
     for entry in std::fs::read_dir("/proc").map_err(ProcessError::Wait)?.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        if let Some((state, parent)) = std::fs::read_to_string(entry.path().join("stat")).ok().as_deref().and_then(stat)
-        {
-            parents.push((pid, parent, state));
+        let Ok(text) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        let is_other = process_group(&text).is_some_and(|group| other.contains(&group));
+        if let Some((state, parent)) = stat(&text).filter(|_| !is_other) {
+            processes.push(ProcessEntry { pid, parent, state });
         }
     }
+    drop(other);
     let mut family = HashSet::from([std::process::id()]);
     // The search repeats, because a child may precede its parent in the list.
-    while parents.iter().filter(|(pid, parent, _)| family.contains(parent) && !family.contains(pid)).count() > 0 {
-        let next: Vec<u32> =
-            parents.iter().filter(|(_, parent, _)| family.contains(parent)).map(|(pid, ..)| *pid).collect();
+    loop {
+        let is_new = |process: &&ProcessEntry| family.contains(&process.parent) && !family.contains(&process.pid);
+        let next: Vec<u32> = processes.iter().filter(is_new).map(|process| process.pid).collect();
+        if next.is_empty() {
+            break;
+        }
         family.extend(next);
     }
-    let living = parents.iter().filter(|(pid, _, state)| *state != 'Z' && *pid != std::process::id());
-    Ok(living.map(|(pid, ..)| *pid).filter(|pid| family.contains(pid)).collect())
+    processes.retain(|process| process.pid != std::process::id() && family.contains(&process.pid));
+    Ok(processes)
 }
 
 /// Describes a process: `pid 12 (lambert-worker, uninterruptible)`.

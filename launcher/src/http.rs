@@ -1,4 +1,4 @@
-//! Connection handling of the control server, with limits on the number and duration of connections.
+//! Connections of an HTTP server, with limits on their number and duration.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,45 +12,40 @@ use tokio::sync::Semaphore;
 /// Time limit for receiving the headers of a request. The time starts when the connection is accepted or the last reply
 /// is sent. Ranks report every two seconds.
 const HEAD: Duration = Duration::from_secs(5);
-/// Maximum lifetime of a connection. After this time the rank reconnects.
+/// Maximum lifetime of a connection. After this time the client reconnects.
 const WHOLE: Duration = Duration::from_secs(3600);
 /// Maximum size of the headers of a request, bytes.
 const LONGEST_HEAD: usize = 16 << 10;
 
-/// Maximum number of connections for `ranks` ranks. Each rank has one connection, and opens a second connection when
-/// the first stalls.
-pub fn most(ranks: usize) -> usize {
-    2 * ranks + 64
-}
-
-/// Serves `routes` on at most `most` connections. Closes further connections and reports them to `refuse`.
-pub async fn serve(listener: TcpListener, routes: Router, most: usize, refuse: impl Fn()) {
+/// Serves `routes` on at most `most` connections. Closes further connections and reports them to `refuse`. `name` is the
+/// name of the server in log messages.
+pub async fn serve(name: &'static str, listener: TcpListener, routes: Router, most: usize, refuse: impl Fn()) {
     let permits = Arc::new(Semaphore::new(most));
     loop {
         let (socket, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!("the control channel cannot accept a connection: {error}");
+                tracing::warn!("cannot accept a {name} connection: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         match Arc::clone(&permits).try_acquire_owned() {
             Ok(permit) => {
-                tracing::debug!(%peer, "control connection accepted");
+                tracing::debug!(%peer, "{name} connection accepted");
                 let routes = routes.clone();
                 tokio::spawn(async move {
                     // After a timeout or a disconnection, the rank repeats the reports that have no reply.
                     match tokio::time::timeout(WHOLE, connection(socket, routes)).await {
-                        Ok(Ok(())) => tracing::debug!(%peer, "control connection closed"),
-                        Ok(Err(error)) => tracing::debug!(%peer, %error, "control connection lost"),
-                        Err(_) => tracing::debug!(%peer, "control connection closed after the time limit"),
+                        Ok(Ok(())) => tracing::debug!(%peer, "{name} connection closed"),
+                        Ok(Err(error)) => tracing::debug!(%peer, %error, "{name} connection lost"),
+                        Err(_) => tracing::debug!(%peer, "{name} connection closed after the time limit"),
                     }
                     drop(permit);
                 });
             }
             Err(_) => {
-                tracing::debug!(%peer, most, "control connection refused: too many open connections");
+                tracing::debug!(%peer, most, "{name} connection refused: too many open connections");
                 refuse();
             }
         }

@@ -1,0 +1,84 @@
+//! Following a run until it is over.
+
+use std::time::{Duration, Instant};
+
+use lambert_store::Store;
+
+use super::stored_run::job_of;
+use crate::failure::Failure;
+use crate::status::Status;
+use crate::status::stored::{self, Liveness, liveness};
+
+/// Pause between two queries of the Slurm job of a run without a coordinator.
+const JOB: Duration = Duration::from_secs(30);
+
+/// Reads the status of a run repeatedly.
+#[derive(Debug)]
+pub struct Follower<'a> {
+    store: &'a Store,
+    /// Last query of the run's job: its time, and whether the job was alive.
+    job: Option<(Instant, bool)>,
+    /// True if the last read failed, which is logged once.
+    failed: bool,
+}
+
+/// A status read by a [`Follower`].
+#[derive(Debug)]
+pub struct FollowedStatus {
+    /// The status; `None` if the run has not started.
+    pub status: Option<Status>,
+    /// True if no coordinator works on the run and no job of it is alive.
+    pub is_over: bool,
+}
+
+impl<'a> Follower<'a> {
+    /// Follower of the run in `store`.
+    pub fn new(store: &'a Store) -> Self {
+        Self { store, job: None, failed: false }
+    }
+
+    /// Reads the status. `None` if the store could not be read; the caller tries again.
+    pub fn read(&mut self) -> Option<FollowedStatus> {
+        match self.try_read() {
+            Ok(read) => {
+                self.failed = false;
+                Some(read)
+            }
+            Err(failure) => {
+                if !self.failed {
+                    tracing::warn!("cannot read {}: {failure}; trying again", self.store.url());
+                }
+                self.failed = true;
+                None
+            }
+        }
+    }
+
+    /// Reads the status.
+    ///
+    /// # Errors
+    /// A store error, or an unreadable status.
+    pub fn try_read(&mut self) -> Result<FollowedStatus, Failure> {
+        let status = stored::read(self.store)?;
+        let liveness = status.as_ref().map(liveness);
+        let is_over = matches!(liveness, Some(Liveness::Over | Liveness::Gone)) && !self.has_job()?;
+        if is_over && liveness == Some(Liveness::Gone) {
+            tracing::warn!("the coordinator of {} is gone: nothing more to follow", self.store.url());
+        }
+        Ok(FollowedStatus { status, is_over })
+    }
+
+    /// True if a Slurm job of the run is pending or running, which may start it again.
+    fn has_job(&mut self) -> Result<bool, Failure> {
+        if let Some((at, is_alive)) = self.job
+            && is_alive
+            && at.elapsed() < JOB
+        {
+            return Ok(is_alive);
+        }
+        let job = job_of(self.store)?.and_then(|(_, seen)| seen.ok().flatten());
+        let is_alive = job.is_some_and(|job| job.is_alive());
+        self.job = Some((Instant::now(), is_alive));
+        Ok(is_alive)
+    }
+}

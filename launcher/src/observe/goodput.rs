@@ -1,0 +1,224 @@
+//! Accounts for the wall-clock time of a run: each second belongs to one category of [`Goodput`].
+
+use std::collections::BTreeMap;
+
+use lambert_control::{EventKind, Message, StepRecord, WorkerPhase};
+
+use crate::decide::{Action, CoordinatorState, Event, Note, Seconds, WorkerEvent};
+use crate::status::goodput::{Goodput, TimeCategory};
+
+/// Steps whose productive seconds are remembered until they have a checkpoint.
+const RECENT: usize = 10_000;
+
+/// The account of a run, continued from the previous coordinator's.
+#[derive(Debug)]
+pub struct GoodputAccount {
+    goodput: Goodput,
+    mode: Mode,
+    /// Start of the coordinator, seconds since the Unix epoch, which moves when its process was suspended. `None` before
+    /// the first event.
+    unix: Option<f64>,
+    /// Seconds of the current attempt before training starts, in [`TimeCategory::TrainingPrep`].
+    loading: f64,
+    /// Seconds of training that no step has claimed yet. Negative if records claimed more, by rounding or late arrival.
+    pool: f64,
+    /// Time of the last record or evaluation.
+    last: f64,
+    /// Stage of the attempt's last record.
+    stage: Option<String>,
+    /// Productive seconds up to recent steps.
+    recent: BTreeMap<u64, f64>,
+}
+
+/// Category of passing time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Mode {
+    /// Known at once.
+    Category(TimeCategory),
+    /// Datasets and checkpoint are loaded; the category is known when training starts.
+    Loading,
+    /// Step records and evaluations say it.
+    Training,
+}
+
+impl GoodputAccount {
+    /// Continues the account of the previous coordinator.
+    pub fn new(before: Goodput) -> Self {
+        Self {
+            goodput: before,
+            mode: Mode::Category(TimeCategory::Initialization),
+            unix: None,
+            loading: 0.0,
+            pool: 0.0,
+            last: 0.0,
+            stage: None,
+            recent: BTreeMap::new(),
+        }
+    }
+
+    /// The account up to the last event.
+    pub fn goodput(&self) -> Goodput {
+        let mut goodput = self.goodput.clone();
+        let category = if self.pool < 0.0 { TimeCategory::ProductiveStep } else { TimeCategory::Other };
+        goodput.add(category, self.pool);
+        goodput
+    }
+
+    /// Applies an event.
+    pub fn observe(&mut self, at: Seconds, event: &Event, actions: &[Action], state: &CoordinatorState) {
+        self.pass(at, state.settings.unix);
+        match event {
+            Event::Worker(_, WorkerEvent::Report(report)) if report.rank == 0 => self.report(report.phase),
+            Event::Worker(_, WorkerEvent::Message(_, Message::Record(record))) => self.record(record),
+            Event::Worker(_, WorkerEvent::Message(0, Message::Event(event))) => self.event(event),
+            _ => {}
+        }
+        for action in actions {
+            match action {
+                Action::Start(_) => self.leave(TimeCategory::Other, Mode::Category(TimeCategory::Initialization)),
+                Action::Note(Note::Restart { .. } | Note::Waiting { .. }) => {
+                    let recovery = TimeCategory::InfrastructureRecoveryFromDisruption;
+                    self.leave(recovery, Mode::Category(recovery));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Applies the end of the coordinator.
+    pub fn end(&mut self) {
+        let recovery = TimeCategory::InfrastructureRecoveryFromDisruption;
+        self.leave(recovery, Mode::Category(recovery));
+    }
+
+    /// Accounts for the time since the last event.
+    fn pass(&mut self, at: Seconds, unix: f64) {
+        let recovery = TimeCategory::InfrastructureRecoveryFromDisruption;
+        let goodput = &mut self.goodput;
+        let before = match self.unix {
+            Some(before) => before,
+            None if goodput.is_empty() => {
+                (goodput.started, goodput.until) = (unix, unix);
+                unix
+            }
+            // Since the previous coordinator's last status.
+            None => {
+                goodput.add(recovery, (unix - goodput.until).max(0.0));
+                unix
+            }
+        };
+        // A suspended process.
+        goodput.add(recovery, unix - before);
+        self.last += unix - before;
+        let passed = match self.unix {
+            Some(_) => unix + at - goodput.until - (unix - before),
+            None => at,
+        };
+        self.unix = Some(unix);
+        match self.mode {
+            Mode::Category(category) => goodput.add(category, passed),
+            Mode::Loading => {
+                goodput.add(TimeCategory::TrainingPrep, passed);
+                self.loading += passed;
+            }
+            Mode::Training => self.pool += passed,
+        }
+        goodput.until = unix + at;
+        // A clock that was set back between two coordinators.
+        goodput.started = goodput.until - goodput.total() - self.pool;
+    }
+
+    fn report(&mut self, phase: WorkerPhase) {
+        if self.mode == Mode::Category(TimeCategory::Initialization) && phase != WorkerPhase::Join {
+            (self.mode, self.loading) = (Mode::Loading, 0.0);
+        }
+    }
+
+    fn event(&mut self, event: &EventKind) {
+        let now = self.goodput.until;
+        match event {
+            EventKind::Started { step, checkpoint, .. } => {
+                if checkpoint.is_some() {
+                    let (from, to) = (TimeCategory::TrainingPrep, TimeCategory::UnproductiveCheckpointRestoreTime);
+                    self.goodput.shift(from, to, self.loading);
+                }
+                self.lose_steps_after(*step);
+                (self.mode, self.loading, self.last, self.stage) = (Mode::Training, 0.0, now, None);
+            }
+            EventKind::Checkpoint { step, .. } => {
+                if let Some(productive) = self.recent.get(step) {
+                    self.goodput.mark(*step, *productive);
+                }
+            }
+            EventKind::Evaluation(_) => self.claim_since_last(TimeCategory::Evaluation),
+            EventKind::Finished { .. } => {
+                self.leave(TimeCategory::UnproductiveCheckpointSaveTime, Mode::Category(TimeCategory::Other));
+            }
+            _ => {}
+        }
+    }
+
+    fn record(&mut self, record: &StepRecord) {
+        let times = &record.times;
+        // The first step of an attempt or of a stage comes after a preparation.
+        let before = match &self.stage {
+            None => Some(TimeCategory::ProgramStartup),
+            Some(stage) if *stage != record.stage => Some(TimeCategory::TrainingPrep),
+            Some(_) => None,
+        };
+        if let Some(category) = before {
+            let preparation = (self.goodput.until - self.last - times.seconds).clamp(0.0, self.pool.max(0.0));
+            self.claim(category, preparation);
+        }
+        self.claim(TimeCategory::DataLoading, times.data_wait);
+        self.claim(TimeCategory::UnproductiveCheckpointSaveTime, times.checkpoint);
+        self.claim(TimeCategory::ProductiveStep, times.seconds - times.data_wait - times.checkpoint);
+        (self.last, self.stage) = (self.goodput.until, Some(record.stage.clone()));
+        self.goodput.step = record.step;
+        self.recent.insert(record.step, self.goodput.of(TimeCategory::ProductiveStep));
+        while self.recent.len() > RECENT {
+            self.recent.pop_first();
+        }
+    }
+
+    /// Attributes seconds of training.
+    fn claim(&mut self, category: TimeCategory, seconds: f64) {
+        self.goodput.add(category, seconds);
+        self.pool -= seconds;
+    }
+
+    /// Attributes the training since the last record or evaluation.
+    fn claim_since_last(&mut self, category: TimeCategory) {
+        if self.mode == Mode::Training {
+            self.claim(category, (self.goodput.until - self.last).clamp(0.0, self.pool.max(0.0)));
+            self.last = self.goodput.until;
+        }
+    }
+
+    /// Ends training, if it is under way: `category` has the time since the last record.
+    fn leave(&mut self, category: TimeCategory, mode: Mode) {
+        self.claim_since_last(category);
+        self.goodput = self.goodput();
+        (self.pool, self.mode) = (0.0, mode);
+    }
+
+    /// Training resumes after `step`: the productive time of later steps was wasted.
+    fn lose_steps_after(&mut self, step: u64) {
+        let goodput = &mut self.goodput;
+        if step < goodput.step {
+            let productive = goodput.of(TimeCategory::ProductiveStep);
+            let known = if step == 0 { Some(&0.0) } else { goodput.checkpoints.get(&step).or(self.recent.get(&step)) };
+            // A checkpoint older than those remembered.
+            let mean = || productive * step as f64 / goodput.step as f64;
+            let kept = known.copied().unwrap_or_else(mean).clamp(0.0, productive.max(0.0));
+            let (from, to) = (TimeCategory::ProductiveStep, TimeCategory::WastedProgressFromDisruption);
+            goodput.shift(from, to, productive - kept);
+            goodput.checkpoints.retain(|marked, _| *marked <= step);
+            self.recent.retain(|marked, _| *marked <= step);
+        }
+        goodput.step = step;
+    }
+}
+
+#[cfg(test)]
+mod tests;
