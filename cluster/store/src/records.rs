@@ -9,7 +9,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use crate::checkpoint::{AttemptStep, RollbackPoint};
 use crate::error::Result;
 use crate::listing::Object;
-use crate::run::{self, RECORDS};
+use crate::run::{self, RECORDS, ROLLBACKS};
 use crate::store::Store;
 
 /// Objects in memory at a time.
@@ -63,6 +63,8 @@ pub struct StepRecords<T> {
     /// Unreadable lines, omitted from `all`.
     pub damaged: Vec<DamagedLine>,
     rollbacks: Vec<RollbackPoint>,
+    /// Listing of the rollbacks that were read.
+    rollback_objects: Vec<Object>,
     /// Tags of the objects read.
     tags: BTreeMap<AttemptStep, String>,
 }
@@ -70,7 +72,8 @@ pub struct StepRecords<T> {
 impl<T> Default for StepRecords<T> {
     fn default() -> Self {
         let (all, events, damaged) = (Vec::new(), Vec::new(), Vec::new());
-        Self { all, events, damaged, rollbacks: Vec::new(), tags: BTreeMap::new() }
+        let (rollbacks, rollback_objects) = (Vec::new(), Vec::new());
+        Self { all, events, damaged, rollbacks, rollback_objects, tags: BTreeMap::new() }
     }
 }
 
@@ -85,13 +88,18 @@ impl<T: DeserializeOwned> StepRecords<T> {
         Ok(records)
     }
 
-    /// Reads rollbacks and objects written since the last read; false if there are none. Rereads everything if an object
-    /// was replaced (by a longer one, after a failed save) or an earlier attempt wrote another one.
+    /// Reads rollbacks and objects written since the last read; false if there are none, which takes two requests.
+    /// Rereads everything if an object was replaced (by a longer one, after a failed save) or an earlier attempt wrote
+    /// another one.
     ///
     /// # Errors
     /// As [`Self::read`].
     pub fn refresh(&mut self, run: &Store) -> Result<bool> {
-        let rollbacks = RollbackPoint::read_from(run, 0)?;
+        let rollback_objects = run.list(ROLLBACKS)?;
+        let rollbacks = match rollback_objects == self.rollback_objects {
+            true => self.rollbacks.clone(),
+            false => RollbackPoint::read_all(run, &rollback_objects)?,
+        };
         let listed = run.list(RECORDS)?.into_iter();
         // Attempt numbers above 9999 do not sort by name.
         let mut objects: Vec<(AttemptStep, Object)> =
@@ -104,7 +112,7 @@ impl<T: DeserializeOwned> StepRecords<T> {
             read = 0;
         }
         let has_changed = read < objects.len() || rollbacks != self.rollbacks;
-        self.rollbacks = rollbacks;
+        (self.rollbacks, self.rollback_objects) = (rollbacks, rollback_objects);
         for some in objects[read..].chunks(OBJECTS) {
             let paths: Vec<String> = some.iter().map(|(_, object)| object.path.clone()).collect();
             for ((from, object), bytes) in some.iter().zip(run.get_all(&paths, u64::MAX)?) {
@@ -153,6 +161,24 @@ impl<T> StepRecords<T> {
         let kept = self.events.iter().filter(|event| !self.is_rolled_back(event.position));
         let last: BTreeMap<u64, &RecordedEvent> = kept.map(|event| (event.position.step, event)).collect();
         last.into_values().collect()
+    }
+
+    /// Returns the rollbacks of the run, by attempt.
+    pub fn rollbacks(&self) -> &[RollbackPoint] {
+        &self.rollbacks
+    }
+
+    /// Returns the attempt and the last step of each object. Records are written with a checkpoint of that name.
+    pub fn saves(&self) -> Vec<AttemptStep> {
+        let starts: Vec<AttemptStep> = self.tags.keys().copied().collect();
+        let next = |index: usize| starts.get(index + 1).filter(|next| next.attempt == starts[index].attempt).copied();
+        let last = |attempt: u32| {
+            let after = self.all.partition_point(|recorded| recorded.position.attempt <= attempt);
+            let position = self.all[..after].last()?.position;
+            (position.attempt == attempt).then_some(position)
+        };
+        let ends = starts.iter().enumerate().filter_map(|(index, start)| next(index).or_else(|| last(start.attempt)));
+        ends.collect()
     }
 
     fn is_rolled_back(&self, position: AttemptStep) -> bool {

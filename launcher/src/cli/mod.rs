@@ -1,6 +1,6 @@
 //! Command-line interface: all arguments, declared once. Only their syntax is checked here.
 //!
-//! - `data`: dataset commands; `plan`: planning command; `run`: run commands; `metrics`: export of step records
+//! - `data`: dataset commands; `plan`: planning command; `run`: run commands; `metrics`: export of step records; `watch`: web page
 //! - `model`: checkpoint and model commands
 //! - `values`: parsers for argument values
 
@@ -12,6 +12,7 @@ mod model;
 mod plan;
 mod run;
 mod values;
+mod watch;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
@@ -20,6 +21,7 @@ pub use metrics::{Metrics, RecordFormat};
 pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
 pub use plan::{MachineName, Plan};
 pub use run::{Run, Status, Stop, Submit, Tune};
+pub use watch::Watch;
 
 /// Pre-train BERT-family encoders on one machine or a cluster
 #[derive(Debug, Parser)]
@@ -68,6 +70,8 @@ pub enum Command {
     Tune(Tune),
     /// Show a run's progress, restarts and checkpoints
     Status(Status),
+    /// Serve a web page that shows runs
+    Watch(Watch),
     /// Export step records as JSON lines, CSV, Parquet or TensorBoard event files
     Metrics(Metrics),
     /// Checkpoint and stop a run

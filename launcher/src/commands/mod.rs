@@ -15,6 +15,7 @@ mod submit;
 mod submit_prep;
 mod trim;
 mod vocab;
+mod watch;
 
 use crate::cli::Command;
 use crate::failure::Outcome;
@@ -32,6 +33,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::Submit(arguments) => submit::submit(arguments),
         Command::Tune(arguments) => tune::tune(arguments),
         Command::Status(arguments) => status::status(arguments),
+        Command::Watch(arguments) => watch::watch(arguments),
         Command::Metrics(arguments) => metrics::metrics(arguments),
         Command::Stop(arguments) => stop::stop(arguments),
         Command::Eval(arguments) => worker::become_worker(&arguments.to_worker()),
