@@ -49,5 +49,6 @@ mod trace;
 mod tune;
 mod unresponsive;
 mod unused_modules;
+mod watch;
 mod words;
 mod worlds;

@@ -7,12 +7,16 @@
 #   dropbear, iproute2   Debian packages, as root only: hosts made of namespaces, with ssh between them
 #   e2fsprogs            the same: a file system that hangs
 #   Slurm, shellcheck    the same: runs are queued, and scripts are checked
+#   Chromium             a Debian package, as root only: opens the page of lambert watch
+#   Playwright, axe      a folder in the cache, where npm is: they drive the browser and check accessibility
 #   Azurite              a folder in the cache (LAMBERT_TEST_AZURITE), where npm is: an emulator of Azure Blob Storage
 set -eu
 
 MPI=5.0.11
 NVRTC=13.0.88
 AZURITE=3.33.0
+PLAYWRIGHT=1.49.1
+AXE=4.10.2
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/lambert
 
 say() { echo "setup: $*" >&2; }
@@ -26,6 +30,7 @@ if [ "$(id -u)" = 0 ] && have apt-get; then
     have pgrep || packages="$packages procps"
     have shellcheck || packages="$packages shellcheck"
     have mkfs.ext4 || packages="$packages e2fsprogs"
+    have chromium || packages="$packages chromium"
     have unzip || packages="$packages unzip"
     have pip || have pip3 || packages="$packages python3-pip"
     if [ -n "$packages" ]; then
@@ -78,6 +83,23 @@ if [ -z "${LAMBERT_TEST_AZURITE:-}" ] && [ ! -d "$cache/azurite-$AZURITE" ] && h
         mv "$work/azurite" "$cache/azurite-$AZURITE"
     else
         say "there is no Azurite for the tests"
+    fi
+    rm -rf "$work"
+fi
+# Neither package has dependencies.
+browser=$cache/browser-playwright-$PLAYWRIGHT-axe-$AXE
+if [ ! -d "$browser" ] && have npm && have node; then
+    say "fetching playwright-core $PLAYWRIGHT and axe-core $AXE (11 MB, once for this user) to $cache"
+    mkdir -p "$cache"
+    work=$(mktemp -d "$cache/fetch.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    mkdir "$work/browser"
+    printf '{ "private": true, "dependencies": { "playwright-core": "%s", "axe-core": "%s" } }\n' "$PLAYWRIGHT" "$AXE" \
+        >"$work/browser/package.json"
+    if (cd "$work/browser" && npm install --silent --no-audit --no-fund --ignore-scripts >&2); then
+        mv "$work/browser" "$browser"
+    else
+        say "there is no browser driver for the tests"
     fi
     rm -rf "$work"
 fi

@@ -9,7 +9,7 @@ use lambert::cli::Cli;
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/commands.md");
 
 /// Guides of the commands.
-const GUIDES: [(&str, &str); 12] = [
+const GUIDES: [(&str, &str); 13] = [
     ("prep", "[Prepare a corpus](../guides/prepare-a-corpus.md)"),
     (
         "run",
@@ -19,6 +19,7 @@ const GUIDES: [(&str, &str); 12] = [
     ("submit", "[Train with Slurm](../guides/slurm.md)"),
     ("tune", "[Tune hyperparameters](../guides/one-machine.md#tune-hyperparameters)"),
     ("status", "[Watch a run](../guides/watch-a-run.md)"),
+    ("watch", "[Watch runs in a browser](../guides/watch-page.md)"),
     ("metrics", "[Export metrics](../guides/metrics.md)"),
     ("stop", "[Stop a run](../guides/one-machine.md#stop-a-run)"),
     ("checkpoint", "[Manage checkpoints](../guides/one-machine.md#manage-checkpoints)"),

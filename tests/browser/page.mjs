@@ -1,6 +1,6 @@
 // Opens the page of `lambert watch` in headless Chromium, checks it and prints a report as JSON.
 //
-//   node tests/browser/page.mjs MODULES URL [--picture NAME=WIDTHxHEIGHT:light|dark:FILE.png]...
+//   node tests/browser/page.mjs MODULES URL [--picture=WIDTHxHEIGHT:light|dark:FILE.png]...
 //
 // MODULES is a folder with playwright-core and axe-core in node_modules (tests/setup.sh). CHROMIUM names the browser.
 
@@ -13,7 +13,7 @@ const require = createRequire(path.join(path.resolve(modules), "index.js"));
 const { chromium } = require("playwright-core");
 const axe = fs.readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
 
-const report = { console: [], violations: [], foreign: [], charts: [], tables: [], axe: {}, text: "", firstPaintMs: null };
+const report = { console: [], violations: [], foreign: [], charts: [], tables: [], axe: {}, firstPaintMs: null };
 
 const browser = await chromium.launch({
   executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
@@ -33,9 +33,9 @@ try {
     report.axe[theme] = await accessibility(page);
   }
   report.axes = await everyAxis(page);
-  report.text = await page.evaluate(() => document.body.innerText);
+  report.runs = await page.evaluate(() => document.querySelector("#runs").innerText);
   report.title = await page.title();
-  report.scripts = await page.evaluate(() => document.querySelectorAll("main script, h1 script, li script").length);
+  report.injected = await page.evaluate(() => document.querySelectorAll("body script, main img").length);
   report.address = page.url();
   for (const option of options) await picture(context, option);
 } finally {
@@ -131,7 +131,7 @@ async function everyAxis(page) {
   return drawn;
 }
 
-/** Writes a picture: NAME=WIDTHxHEIGHT:THEME:FILE. */
+/** Writes a picture. */
 async function picture(context, option) {
   const [, width, height, colorScheme, file] = option.match(/^--picture=(\d+)x(\d+):(\w+):(.+)$/);
   const page = await context.newPage();

@@ -18,3 +18,6 @@ pub mod run;
 pub mod series;
 pub mod server;
 pub mod token;
+
+#[cfg(test)]
+mod tests;

@@ -9,14 +9,20 @@ use lambert_plan::flops;
 use super::point::Point;
 
 /// Totals up to a step.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
     pub samples: f64,
     pub tokens: f64,
     /// Seconds of the steps, without pauses between attempts and without undone steps.
     pub seconds: f64,
-    /// Floating-point operations; NaN if the run's configuration or vocabulary is not known.
-    pub flops: f64,
+    /// Floating-point operations; `None` if the run's configuration or vocabulary is not known.
+    pub flops: Option<f64>,
+}
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self { samples: 0.0, tokens: 0.0, seconds: 0.0, flops: Some(0.0) }
+    }
 }
 
 impl Progress {
@@ -26,7 +32,7 @@ impl Progress {
         self.samples += steps * f64::from(point.samples);
         self.tokens += steps * f64::from(point.tokens);
         self.seconds += steps * f64::from(point.seconds);
-        self.flops += steps * flops.of(point);
+        self.flops = self.flops.zip(flops.of(point)).map(|(before, flops)| before + steps * flops);
     }
 }
 
@@ -51,17 +57,14 @@ impl<'a> StepFlops<'a> {
         Self { config, vocabulary, stages: HashMap::new() }
     }
 
-    fn of(&mut self, point: &Point) -> f64 {
-        let Some((config, vocabulary)) = self.config.zip(self.vocabulary) else { return f64::NAN };
+    fn of(&mut self, point: &Point) -> Option<f64> {
+        let (config, vocabulary) = self.config.zip(self.vocabulary)?;
         if !self.stages.contains_key(&point.stage) {
-            let Some(stage) = config.stage.iter().position(|stage| *stage.name == *point.stage) else {
-                return f64::NAN;
-            };
+            let stage = config.stage.iter().position(|stage| *stage.name == *point.stage)?;
             let architecture = Architecture::of_run(config, config.depth(stage), vocabulary);
             self.stages.insert(point.stage.clone(), StageFlops { architecture, by_length: HashMap::new() });
         }
-        let stage = self.stages.get_mut(&point.stage);
-        stage.map_or(f64::NAN, |stage| stage.of(point))
+        self.stages.get_mut(&point.stage).map(|stage| stage.of(point))
     }
 }
 
@@ -95,8 +98,9 @@ mod tests {
         assert_eq!((progress.samples, progress.tokens, progress.seconds), (32.0, 2000.0, 4.0));
         let architecture = Architecture::of_run(&config, config.depth(0), 30522);
         let expected = 2.0 * flops::training(&architecture, std::iter::repeat_n(63, 16), 150);
-        assert!((progress.flops / expected - 1.0).abs() < 1e-9, "{} {expected}", progress.flops);
+        let flops = progress.flops.unwrap();
+        assert!((flops / expected - 1.0).abs() < 1e-9, "{flops} {expected}");
         progress.add(&point, 1, &mut StepFlops::new(Some(&config), None));
-        assert!(progress.flops.is_nan());
+        assert_eq!(progress.flops, None);
     }
 }

@@ -141,8 +141,9 @@ impl WatchedRun {
         if let Some(record) = &status.latest.record {
             let position = AttemptStep { attempt, step: record.step };
             let last = self.live.last().map(|(position, _)| *position).or(recorded);
-            let is_of_attempt = last.is_none_or(|last| last.attempt < attempt || last.step < record.step);
-            if status.state == RunState::Training && Some(position) > last && is_of_attempt {
+            // At the start of an attempt the status has the last record of the one before.
+            let is_of_attempt = status.state == RunState::Training && record.step == status.progress.step;
+            if is_of_attempt && Some(position) > last {
                 self.live.push((position, Point::from(record)));
                 has_changed = true;
             }

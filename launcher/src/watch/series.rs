@@ -89,7 +89,7 @@ impl Series {
         if self.width != other.width {
             return Some(0);
         }
-        let same = self.buckets.iter().zip(&other.buckets).take_while(|(one, other)| one.is_same(other)).count();
+        let same = self.buckets.iter().zip(&other.buckets).take_while(|(one, other)| one == other).count();
         (same < self.buckets.len().max(other.buckets.len())).then_some(same)
     }
 
@@ -103,7 +103,7 @@ impl Series {
         columns.insert("samples".into(), column(&|bucket| total(bucket.progress.samples)));
         columns.insert("tokens".into(), column(&|bucket| total(bucket.progress.tokens)));
         columns.insert("hours".into(), column(&|bucket| total(bucket.progress.seconds / 3600.0)));
-        columns.insert("flops".into(), column(&|bucket| total(bucket.progress.flops)));
+        columns.insert("flops".into(), column(&|bucket| bucket.progress.flops.map_or(Value::Null, total)));
         for (index, name) in VALUES.iter().enumerate() {
             let of = |range: fn(Range) -> f64| {
                 column(&|bucket| bucket.values[index].map_or(Value::Null, |found| number(range(found), DIGITS)))
@@ -143,13 +143,6 @@ impl Bucket {
             (found.sum, found.count) = (found.sum + f64::from(value), found.count + 1);
         }
     }
-
-    /// Equality in which unknown FLOPs are equal.
-    fn is_same(&self, other: &Self) -> bool {
-        let known = |progress: Progress| Progress { flops: progress.flops.max(-1.0), ..progress };
-        (self.attempt, self.step, known(self.progress), self.values)
-            == (other.attempt, other.step, known(other.progress), other.values)
-    }
 }
 
 /// Rounds to `digits` significant digits; null if `value` is not finite.
@@ -172,7 +165,7 @@ mod tests {
         let mut series = Series::new(width);
         for (step, loss) in losses {
             let point = Point::from(&record(*step, *loss));
-            let progress = Progress { samples: *step as f64, flops: f64::NAN, ..Progress::default() };
+            let progress = Progress { samples: *step as f64, flops: None, ..Progress::default() };
             series.add(CurveStep { attempt: 0, step: *step, progress, point: &point });
         }
         series
