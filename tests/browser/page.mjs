@@ -21,6 +21,13 @@ const browser = await chromium.launch({
 });
 try {
   const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, colorScheme: "light" });
+  // For work on the page: files of this folder instead of those in the program.
+  if (process.env.WATCH_ASSETS) {
+    await context.route(/\.(js|css)$/, (route) => {
+      const file = path.join(process.env.WATCH_ASSETS, path.basename(new URL(route.request().url()).pathname));
+      return fs.existsSync(file) ? route.fulfill({ path: file }) : route.continue();
+    });
+  }
   const page = await context.newPage();
   observe(page);
   await open(page);
@@ -53,18 +60,17 @@ function observe(page) {
   page.exposeFunction("reportViolation", (text) => report.violations.push(text));
   page.addInitScript(() => document.addEventListener("securitypolicyviolation", (event) =>
     window.reportViolation(`${event.violatedDirective} ${event.blockedURI}`)));
-  if (process.env.WATCH_ASSETS) {
-    page.route(/\.(js|css)$/, (route) => {
-      const file = path.join(process.env.WATCH_ASSETS, path.basename(new URL(route.request().url()).pathname));
-      return fs.existsSync(file) ? route.fulfill({ path: file }) : route.continue();
-    });
-  }
 }
 
-/** Opens the page and waits until charts are drawn. */
+/** Opens the page and waits until all runs have been read and charts are drawn. */
 async function open(page) {
   await page.goto(url);
-  await page.waitForFunction(() => Number(document.querySelector("#plot-loss")?.dataset.points ?? 0) > 0, null, { timeout: 60_000 });
+  const isDrawn = () => page.evaluate(() => Number(document.querySelector("#plot-loss")?.dataset.points ?? 0) > 0
+    && !document.querySelector("#runs").textContent.includes("reading the run"));
+  // Not waitForFunction, which evaluates a string in the page: the page's policy forbids that.
+  for (const start = Date.now(); !(await isDrawn()); await page.waitForTimeout(100)) {
+    if (Date.now() - start > 60_000) throw new Error("no chart was drawn within 60 s");
+  }
   await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
 }
 

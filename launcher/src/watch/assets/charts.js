@@ -149,7 +149,7 @@ export class Chart {
         { ...ticks, values: labels, size: 64 },
       ],
       hooks: {
-        drawClear: [(plot) => this.state.marks && this.runs().slice(0, 1).forEach((run) => drawStages(plot, run, axis))],
+        drawClear: [(plot) => this.state.marks && this.runs().length > 0 && drawStages(plot, this.runs(), axis)],
         draw: [(plot) => this.state.marks && drawMarks(plot, this.runs(), axis, this.definition.value, this.definition.scale ?? 1)],
         setCursor: [(plot) => this.showCursor(plot)],
         setSelect: [(plot) => { this.zoomed ||= plot.select.width > 0; }],
@@ -184,9 +184,10 @@ export class Chart {
 
   describe(run, row) {
     const { value, scale = 1, unit = "", heldOut, stacked } = this.definition;
-    if (stacked) return PHASES.map((phase, index) => `${PHASE_NAMES[index]} ${format(run.columns[phase][row])} s`).join(", ");
+    if (stacked) return PHASES.map((phase, index) => `${PHASE_NAMES[index]} ${format(run.columns[phase][row], 3)} s`).join(", ");
     const at = (name) => (run.columns[name]?.[row] ?? null) === null ? null : run.columns[name][row] * scale;
-    const range = run.width > 1 ? ` (${format(at(`${value}_min`))} to ${format(at(`${value}_max`))})` : "";
+    const hasRange = run.width > 1 && at(`${value}_min`) !== at(`${value}_max`);
+    const range = hasRange ? ` (${format(at(`${value}_min`))} to ${format(at(`${value}_max`))})` : "";
     const { step, [heldOut]: losses } = run.evaluations.columns;
     const last = heldOut ? bisect(step, run.columns.step[row] + 1) - 1 : -1;
     const evaluation = last >= 0 ? `, held out ${format(losses[last])} (step ${step[last]})` : "";

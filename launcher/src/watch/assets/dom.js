@@ -19,14 +19,14 @@ export function replace(element, ...children) {
   if (!next.isEqualNode(element)) element.replaceChildren(...next.childNodes);
 }
 
-/** Formats a number to the digits that mean something. */
-export function format(value) {
+/** Formats a number to this many digits. */
+export function format(value, digits = 5) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "-";
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e7) return String(value);
-  if (size >= 1e6 || size < 1e-3) return value.toExponential(3);
-  return String(Number(value.toPrecision(5)));
+  if (size >= 1e6 || size < 1e-3) return value.toExponential(Math.min(3, digits - 1));
+  return String(Number(value.toPrecision(digits)));
 }
 
 /** Formats a duration in seconds: 42 s, 3 min 05 s, 2 h 10 min. */

@@ -10,8 +10,10 @@ export const KINDS = {
   growth: "growth",
 };
 
-/** Shades every second stage of the first run and names all. Called before the curves are drawn. */
-export function drawStages(plot, run, axis) {
+/** Shades every second stage of the longest run and names those with room. Called before the curves are drawn. */
+export function drawStages(plot, runs, axis) {
+  const last = (run) => run.columns.step.at(-1) ?? 0;
+  const run = runs.reduce((longest, other) => (last(other) > last(longest) ? other : longest));
   const { ctx, bbox } = plot;
   ctx.save();
   ctx.beginPath();
@@ -26,7 +28,9 @@ export function drawStages(plot, run, axis) {
     if (index % 2 === 1) ctx.fillRect(left, bbox.top, right - left, bbox.height);
     ctx.fillStyle = colour("quiet");
     const layers = stage.layers === null ? "" : ` (${stage.layers} layers)`;
-    if (run.stages.length > 1) ctx.fillText(stage.name + layers, Math.max(left, bbox.left) + 4 * devicePixelRatio, bbox.top + 3);
+    const text = stage.name + layers, start = Math.max(left, bbox.left), pad = 4 * devicePixelRatio;
+    const hasRoom = ctx.measureText(text).width + 2 * pad < Math.min(right, bbox.left + bbox.width) - start;
+    if (run.stages.length > 1 && hasRoom) ctx.fillText(text, start + pad, bbox.top + 3);
   });
   ctx.restore();
 }
