@@ -2,6 +2,7 @@
 //! checkpoints.
 
 pub mod hosts;
+pub mod observed;
 pub mod preload;
 mod programs;
 mod running;
