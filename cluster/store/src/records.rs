@@ -12,8 +12,9 @@ use crate::listing::Object;
 use crate::run::{self, RECORDS, ROLLBACKS};
 use crate::store::Store;
 
-/// Objects in memory at a time.
+/// Maximum number and size of objects in memory at a time; a larger one is read alone.
 const OBJECTS: usize = 32;
+const BYTES: u64 = 8 << 20;
 
 /// A step record with its attempt.
 #[derive(Debug, Clone, PartialEq)]
@@ -65,15 +66,20 @@ pub struct StepRecords<T> {
     rollbacks: Vec<RollbackPoint>,
     /// Listing of the rollbacks that were read.
     rollback_objects: Vec<Object>,
+    /// Objects that are listed, read or not.
+    listed: Vec<AttemptStep>,
     /// Tags of the objects read.
     tags: BTreeMap<AttemptStep, String>,
+    /// Last step that was read, by attempt.
+    last: BTreeMap<u32, u64>,
 }
 
 impl<T> Default for StepRecords<T> {
     fn default() -> Self {
         let (all, events, damaged) = (Vec::new(), Vec::new(), Vec::new());
-        let (rollbacks, rollback_objects) = (Vec::new(), Vec::new());
-        Self { all, events, damaged, rollbacks, rollback_objects, tags: BTreeMap::new() }
+        let (rollbacks, rollback_objects, listed) = (Vec::new(), Vec::new(), Vec::new());
+        let (tags, last) = (BTreeMap::new(), BTreeMap::new());
+        Self { all, events, damaged, rollbacks, rollback_objects, listed, tags, last }
     }
 }
 
@@ -95,6 +101,15 @@ impl<T: DeserializeOwned> StepRecords<T> {
     /// # Errors
     /// As [`Self::read`].
     pub fn refresh(&mut self, run: &Store) -> Result<bool> {
+        self.refresh_in_parts(run, |_, _| {})
+    }
+
+    /// Like [`Self::refresh`], and calls `take` after each few objects. It may move records out of `all` that it keeps
+    /// in another form. It is also called when everything is about to be read again, with [`Part::Reread`].
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn refresh_in_parts(&mut self, run: &Store, mut take: impl FnMut(&mut Self, Part)) -> Result<bool> {
         let rollback_objects = run.list(ROLLBACKS)?;
         let rollbacks = match rollback_objects == self.rollback_objects {
             true => self.rollbacks.clone(),
@@ -110,15 +125,21 @@ impl<T: DeserializeOwned> StepRecords<T> {
         if read < self.tags.len() {
             *self = Self::default();
             read = 0;
+            take(self, Part::Reread);
         }
         let has_changed = read < objects.len() || rollbacks != self.rollbacks;
         (self.rollbacks, self.rollback_objects) = (rollbacks, rollback_objects);
-        for some in objects[read..].chunks(OBJECTS) {
+        self.listed = objects.iter().map(|(from, _)| *from).collect();
+        let mut unread = &objects[read..];
+        while !unread.is_empty() {
+            let (some, later) = unread.split_at(part(unread));
+            unread = later;
             let paths: Vec<String> = some.iter().map(|(_, object)| object.path.clone()).collect();
             for ((from, object), bytes) in some.iter().zip(run.get_all(&paths, u64::MAX)?) {
                 self.add(from.attempt, &run.url_of(&object.path), object.modified, &bytes);
                 self.tags.insert(*from, object.tag.clone());
             }
+            take(self, Part::New);
         }
         Ok(has_changed)
     }
@@ -127,6 +148,7 @@ impl<T: DeserializeOwned> StepRecords<T> {
         for (index, line) in object.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty()) {
             match parse(line) {
                 Ok(Line::Step(step, record)) => {
+                    self.last.insert(attempt, step);
                     self.all.push(RecordedStep { position: AttemptStep { attempt, step }, saved, record });
                 }
                 Ok(Line::Event(step, text)) => {
@@ -172,13 +194,27 @@ impl<T> StepRecords<T> {
     pub fn saves(&self) -> Vec<AttemptStep> {
         let starts: Vec<AttemptStep> = self.tags.keys().copied().collect();
         let next = |index: usize| starts.get(index + 1).filter(|next| next.attempt == starts[index].attempt).copied();
-        let last = |attempt: u32| {
-            let after = self.all.partition_point(|recorded| recorded.position.attempt <= attempt);
-            let position = self.all[..after].last()?.position;
-            (position.attempt == attempt).then_some(position)
-        };
+        let last = |attempt: u32| Some(AttemptStep { attempt, step: *self.last.get(&attempt)? });
         let ends = starts.iter().enumerate().filter_map(|(index, start)| next(index).or_else(|| last(start.attempt)));
         ends.collect()
+    }
+
+    /// Returns the last valid step of each attempt that has listed objects: later attempts repeat the steps after it, or
+    /// they were rolled back. `u64::MAX` if all are valid.
+    pub fn last_valid_steps(&self) -> BTreeMap<u32, u64> {
+        let mut rollbacks = self.rollbacks.iter().rev().peekable();
+        let (mut last_valid, mut before, mut steps) = (u64::MAX, u64::MAX, BTreeMap::new());
+        for start in self.listed.iter().rev() {
+            if !steps.contains_key(&start.attempt) {
+                last_valid = last_valid.min(before);
+                while let Some(rollback) = rollbacks.next_if(|rollback| rollback.attempt >= start.attempt) {
+                    last_valid = last_valid.min(rollback.steps);
+                }
+                steps.insert(start.attempt, last_valid);
+            }
+            before = before.min(start.step);
+        }
+        steps
     }
 
     fn is_rolled_back(&self, position: AttemptStep) -> bool {
@@ -189,6 +225,25 @@ impl<T> StepRecords<T> {
 fn last_of_each_step<'a, T>(records: impl Iterator<Item = &'a RecordedStep<T>>) -> Vec<&'a RecordedStep<T>> {
     let last: BTreeMap<u64, &RecordedStep<T>> = records.map(|recorded| (recorded.position.step, recorded)).collect();
     last.into_values().collect()
+}
+
+/// Reason of a call in [`StepRecords::refresh_in_parts`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Records were added.
+    New,
+    /// Everything is read again; there are no records.
+    Reread,
+}
+
+/// Number of objects, of the first, that are in memory at a time.
+fn part(objects: &[(AttemptStep, Object)]) -> usize {
+    let mut bytes = 0;
+    let fits = |(_, object): &&(AttemptStep, Object)| {
+        bytes += object.bytes;
+        bytes <= BYTES
+    };
+    objects.iter().take(OBJECTS).take_while(fits).count().max(1)
 }
 
 /// Fields that distinguish step records from events.
@@ -289,6 +344,28 @@ mod tests {
         records.refresh(&store).unwrap();
         assert_eq!(records, read(&store));
         assert_eq!((records.all.len(), losses(&records.effective())), (5, vec![(1, 5.0), (2, 1.0)]));
+    }
+
+    #[test]
+    fn records_can_be_taken_out_part_by_part() {
+        let store = store("parts");
+        (0..40).for_each(|step| put(&store, 1, step, &line(step + 1, 5.0)));
+        put(&store, 3, 20, &line(21, 4.0));
+        put(&store, 4, 30, &(line(31, 3.0) + &line(32, 2.0)));
+        store.put(&run::rollback(3), "{\"attempt\":3,\"steps\":25}".into()).unwrap();
+        let (mut records, mut parts) = (StepRecords::<Record>::default(), Vec::new());
+        let read = records.refresh_in_parts(&store, |records, part| parts.push((part, records.all.drain(..).count())));
+        assert!(read.unwrap());
+        assert_eq!((parts, records.all.len()), (vec![(Part::New, 32), (Part::New, 11)], 0));
+        assert_eq!(records.last_valid_steps(), [(1, 20), (3, 25), (4, u64::MAX)].into());
+        let saves = records.saves();
+        let last = |attempt, step| AttemptStep { attempt, step };
+        assert_eq!((saves.len(), &saves[39..]), (42, &[last(1, 40), last(3, 21), last(4, 32)][..]));
+        // A replaced object.
+        put(&store, 1, 39, &(line(40, 5.0) + &line(41, 5.0)));
+        let mut first = None;
+        records.refresh_in_parts(&store, |_, part| first = first.or(Some(part))).unwrap();
+        assert_eq!((first, records.all.len()), (Some(Part::Reread), 44));
     }
 
     #[test]

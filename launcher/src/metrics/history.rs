@@ -5,22 +5,15 @@ use std::collections::BTreeSet;
 use lambert_store::Store;
 use lambert_store::records::{RecordedEvent, RecordedStep, StepRecords};
 use lambert_store::run::AttemptStep;
-use serde::de::DeserializeOwned;
 
 use super::line::RecordLine;
 
 /// Step records and evaluations of a run.
-#[derive(Debug)]
-pub struct History<T = RecordLine> {
-    records: StepRecords<T>,
+#[derive(Debug, Default)]
+pub struct History {
+    records: StepRecords<RecordLine>,
     /// Damaged lines that were reported.
     reported: usize,
-}
-
-impl<T> Default for History<T> {
-    fn default() -> Self {
-        Self { records: StepRecords::default(), reported: 0 }
-    }
 }
 
 /// A step record or an event.
@@ -36,7 +29,7 @@ pub struct Entry<'a> {
     pub time: f64,
 }
 
-impl<T: DeserializeOwned> History<T> {
+impl History {
     /// Reads what the run has written since the last call; false if there is nothing. Logs a warning for each damaged line.
     ///
     /// # Errors
@@ -49,13 +42,6 @@ impl<T: DeserializeOwned> History<T> {
         Ok(has_changed)
     }
 
-    /// The records.
-    pub fn records(&self) -> &StepRecords<T> {
-        &self.records
-    }
-}
-
-impl History {
     /// Returns all entries, by attempt, in the order of execution.
     pub fn entries(&self) -> Vec<Entry<'_>> {
         let effective: BTreeSet<AttemptStep> =

@@ -1,14 +1,12 @@
 //! Stages of a run, and what happened at single steps.
 
-use lambert_config::RunConfig;
 use lambert_store::checkpoint::{AttemptStep, RollbackPoint};
 use serde::Serialize;
 
-use super::series::CurveStep;
 use crate::status::Downtime;
 
 /// Maximum number of marks of a kind; the newest are kept.
-const MOST: usize = 200;
+pub const MOST: usize = 200;
 
 /// Steps of a stage.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -41,20 +39,6 @@ pub enum MarkKind {
     Growth,
 }
 
-/// Returns the stages in the order of their steps.
-pub fn stages(steps: &[CurveStep<'_>], config: Option<&RunConfig>) -> Vec<StageBand> {
-    let layers = |name: &str| {
-        let config = config?;
-        let stage = config.stage.iter().position(|stage| stage.name == name)?;
-        Some(config.depth(stage))
-    };
-    let bands = steps.chunk_by(|one, next| one.point.stage == next.point.stage).map(|steps| {
-        let (name, from, to) = (steps[0].point.stage.to_string(), steps[0].step, steps[steps.len() - 1].step);
-        StageBand { layers: layers(&name), name, from, to }
-    });
-    bands.collect()
-}
-
 /// Returns the growth of the model between stages.
 pub fn growth(stages: &[StageBand]) -> Vec<Mark> {
     let grown = |pair: &[StageBand]| {
@@ -63,21 +47,6 @@ pub fn growth(stages: &[StageBand]) -> Vec<Mark> {
         (to > from).then(|| Mark { kind: MarkKind::Growth, step: pair[0].to, text })
     };
     newest(stages.windows(2).filter_map(grown).collect())
-}
-
-/// Returns steps at which samples were skipped.
-pub fn skipped(steps: &[CurveStep<'_>]) -> Vec<Mark> {
-    let more = |pair: &[CurveStep<'_>]| {
-        let count =
-            pair[1].point.skipped_samples.checked_sub(pair[0].point.skipped_samples).filter(|more| *more > 0)?;
-        let text = format!("{} skipped ({} so far)", samples(count), pair[1].point.skipped_samples);
-        Some(Mark { kind: MarkKind::Skipped, step: pair[1].step, text })
-    };
-    newest(steps.windows(2).filter_map(more).collect())
-}
-
-fn samples(count: u64) -> String {
-    crate::text::counted(count, "sample")
 }
 
 /// Returns the checkpoints of the run, kept or pruned.
@@ -108,33 +77,7 @@ fn newest(mut marks: Vec<Mark>) -> Vec<Mark> {
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::run::Stage;
-
-    use super::super::point::Point;
-    use super::super::point::tests::record;
-    use super::super::progress::Progress;
     use super::*;
-
-    #[test]
-    fn stages_growth_and_skipped_samples_are_found() {
-        let point = |stage: &str, skipped| Point {
-            stage: stage.into(),
-            skipped_samples: skipped,
-            ..Point::from(&record(1, 5.0))
-        };
-        let points = [point("short", 0), point("short", 16), point("deep", 16)];
-        let curve =
-            |(index, point)| CurveStep { attempt: 1, step: index as u64 + 1, progress: Progress::default(), point };
-        let steps: Vec<CurveStep<'_>> = points.iter().enumerate().map(curve).collect();
-        let stage = |name: &str, layers| Stage { name: name.into(), layers: Some(layers), ..Stage::default() };
-        let config = RunConfig { stage: vec![stage("short", 2), stage("deep", 4)], ..RunConfig::default() };
-        let bands = stages(&steps, Some(&config));
-        assert_eq!(bands[0], StageBand { name: "short".into(), from: 1, to: 2, layers: Some(2) });
-        assert_eq!(growth(&bands)[0].text, "grown from 2 to 4 layers; stage deep begins");
-        assert_eq!((growth(&bands)[0].step, growth(&stages(&steps, None))), (2, vec![]));
-        assert_eq!(skipped(&steps)[0].text, "16 samples skipped (16 so far)");
-        assert_eq!((skipped(&steps)[0].step, skipped(&steps).len()), (2, 1));
-    }
 
     #[test]
     fn rollbacks_are_failures_of_attempts_with_a_rollback() {

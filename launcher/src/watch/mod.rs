@@ -4,7 +4,8 @@
 //! - [`poll`]: threads that read the runs' stores; [`run`]: what they keep of a run
 //! - [`board`]: data of all runs in memory, and what is new since a revision
 //! - [`point`]: measurements of a step; [`progress`]: samples, tokens, hours and FLOPs up to a step
-//! - [`series`]: curves, reduced to buckets; [`marks`]: stages, checkpoints, restarts, rollbacks
+//! - [`steps`]: steps of a run in bounded memory; [`series`]: curves, reduced to buckets
+//! - [`marks`]: checkpoints, restarts, rollbacks, growth; [`timeline`]: stages and skipped samples
 //! - [`info`]: state, ranks and notes
 
 pub mod assets;
@@ -17,6 +18,8 @@ pub mod progress;
 pub mod run;
 pub mod series;
 pub mod server;
+pub mod steps;
+pub mod timeline;
 pub mod token;
 
 #[cfg(test)]

@@ -1,19 +1,18 @@
 //! A run as it is watched: its store is read again and again, and the last data are kept.
 
-use std::collections::BTreeSet;
-
 use lambert_config::RunConfig;
 use lambert_control::{Evaluation, EventKind};
 use lambert_store::Store;
+use lambert_store::records::{Part, StepRecords};
 use lambert_store::run::{AttemptStep, VOCABULARY};
 use serde_json::{Map, Value, json};
 
 use super::info::Info;
 use super::marks::{self, Mark, StageBand};
 use super::point::Point;
-use super::progress::{Progress, StepFlops};
-use super::series::{CurveStep, Series, number};
-use crate::metrics::history::History;
+use super::progress::StepFlops;
+use super::series::{Series, number};
+use super::steps::Steps;
 use crate::run::stored as configuration;
 use crate::status::{Downtime, RunState, Status, stored};
 
@@ -21,7 +20,7 @@ use crate::status::{Downtime, RunState, Status, stored};
 const VOCABULARY_BYTES: u64 = 64 << 20;
 /// Maximum number of steps kept from the status, whose records are not in the store yet.
 const LIVE: usize = 2000;
-/// Maximum number of undone steps and of evaluations; the newest are kept.
+/// Maximum number of undone buckets and of evaluations.
 const MOST: usize = 1000;
 
 /// Data of a run for the page.
@@ -47,7 +46,11 @@ pub struct Curves {
 #[derive(Debug)]
 pub struct WatchedRun {
     store: Store,
-    history: History<Point>,
+    /// What was read; its records are moved to `steps`.
+    records: StepRecords<Point>,
+    steps: Steps,
+    /// Damaged lines that were logged.
+    logged: usize,
     /// The last status.
     status: Option<Status>,
     /// Configuration and vocabulary size of an attempt.
@@ -65,8 +68,18 @@ impl WatchedRun {
         let mut last =
             Snapshot { info: Info::new(store.url(), &title(store.url(), None), None), ..Snapshot::default() };
         last.info.notes = vec!["reading the run".to_owned()];
-        let (history, live, failures) = (History::default(), Vec::new(), Vec::new());
-        Self { store, history, status: None, config: None, vocabulary: None, live, failures, last }
+        Self {
+            store,
+            records: StepRecords::default(),
+            steps: Steps::default(),
+            logged: 0,
+            status: None,
+            config: None,
+            vocabulary: None,
+            live: Vec::new(),
+            failures: Vec::new(),
+            last,
+        }
     }
 
     /// The data of the last refresh.
@@ -104,15 +117,49 @@ impl WatchedRun {
             None => {}
         }
         self.read_config();
-        let had = self.history.records().all.len();
-        let mut has_changed = self.history.refresh(&self.store).map_err(|error| cannot(&error))?;
-        if self.history.records().all.is_empty() && had > 0 {
+        let had = self.steps.last();
+        let mut has_changed = self.read_records().map_err(|error| cannot(&error))?;
+        if self.steps.last() == 0 && had > 0 {
             return Err("the run's step records are gone".to_owned());
         }
         has_changed |= self.read_live();
         let failures = self.status.as_ref().map_or(&[][..], |status| &status.restarts.failures);
         has_changed |= self.failures != failures;
         self.failures = failures.to_vec();
+        Ok(has_changed)
+    }
+
+    /// Reads new records into `steps`; true if there are any, or a rollback.
+    fn read_records(&mut self) -> Result<bool, lambert_store::Error> {
+        let steps = &mut self.steps;
+        let config = self.config.as_ref().map(|(_, config)| config);
+        let mut flops = StepFlops::new(config, self.vocabulary);
+        let mut last_valid = None;
+        let mut has_changed = self.records.refresh_in_parts(&self.store, |records, part| {
+            if part == Part::Reread {
+                *steps = Steps::default();
+                return;
+            }
+            let is_first = last_valid.is_none();
+            let last_valid = last_valid.get_or_insert_with(|| records.last_valid_steps());
+            // What is too old to be taken back is noticed below.
+            if is_first && steps.take_back(last_valid).is_err() {
+                return;
+            }
+            for recorded in records.all.drain(..) {
+                let position = recorded.position;
+                let valid = last_valid.get(&position.attempt).copied().unwrap_or(u64::MAX);
+                steps.add(position, recorded.record, valid, &mut flops);
+            }
+        })?;
+        if steps.take_back(&self.records.last_valid_steps()).is_err() {
+            tracing::info!("{}: an attempt has gone far back; reading all step records again", self.store.url());
+            (self.records, self.steps) = (StepRecords::default(), Steps::default());
+            has_changed = self.read_records()?;
+        }
+        let damaged = &self.records.damaged;
+        damaged.iter().skip(self.logged).for_each(|damaged| tracing::warn!("{damaged}; omitted"));
+        self.logged = damaged.len();
         Ok(has_changed)
     }
 
@@ -133,7 +180,7 @@ impl WatchedRun {
     /// Takes the step of the status, if its record is not stored yet; true if it is new.
     fn read_live(&mut self) -> bool {
         let Some(status) = &self.status else { return false };
-        let recorded = self.history.records().all.last().map(|recorded| recorded.position);
+        let recorded = self.records.saves().last().copied();
         let before = self.live.len();
         let attempt = status.attempt;
         self.live.retain(|(position, _)| position.attempt == attempt && Some(*position) > recorded);
@@ -160,58 +207,29 @@ impl WatchedRun {
 
     /// A note about damaged records.
     fn damage(&self) -> Option<String> {
-        let damaged = &self.history.records().damaged;
+        let damaged = &self.records.damaged;
         let first = damaged.first()?;
         let more = if damaged.len() > 1 { format!(" (and {} more)", damaged.len() - 1) } else { String::new() };
         Some(format!("damaged records are omitted: {first}{more}"))
     }
 
     fn curves(&self) -> Curves {
-        let records = self.history.records();
-        let effective = records.effective();
         let config = self.config.as_ref().map(|(_, config)| config);
-        let mut flops = StepFlops::new(config, self.vocabulary);
-        let (mut progress, mut last) = (Progress::default(), 0);
-        let recorded = effective.iter().map(|recorded| (recorded.position, &recorded.record));
-        let live = self.live.iter().map(|(position, point)| (*position, point));
-        let mut steps: Vec<CurveStep<'_>> = Vec::with_capacity(effective.len() + self.live.len());
-        for (position, point) in recorded.chain(live).filter(|(position, _)| position.step > 0) {
-            if position.step <= last {
-                continue;
-            }
-            progress.add(point, position.step - last, &mut flops);
-            last = position.step;
-            steps.push(CurveStep { attempt: 0, step: position.step, progress, point });
-        }
-        let furthest = records.all.iter().map(|recorded| recorded.position.step).max().unwrap_or_default();
-        let width = Series::width_for(furthest.max(last));
-        let mut series = Series::new(width);
-        steps.iter().for_each(|step| series.add(*step));
-        let stages = marks::stages(&steps, config);
+        let (series, timeline) = self.steps.effective(&self.live, &mut StepFlops::new(config, self.vocabulary));
+        let mut undone = self.steps.undone(&self.live);
+        undone.buckets.drain(..undone.buckets.len().saturating_sub(MOST));
+        let stages = timeline.stages(config);
         let marks = [
-            marks::checkpoints(&records.saves(), records.rollbacks()),
-            marks::failures(&self.failures, records.rollbacks()),
+            marks::checkpoints(&self.records.saves(), self.records.rollbacks()),
+            marks::failures(&self.failures, self.records.rollbacks()),
             marks::growth(&stages),
-            marks::skipped(&steps),
+            timeline.skipped().to_vec(),
         ];
-        Curves { undone: self.undone(width), evaluations: self.evaluations(), series, stages, marks: marks.concat() }
-    }
-
-    fn undone(&self, width: u64) -> Value {
-        let records = self.history.records();
-        let effective: BTreeSet<AttemptStep> = records.effective().iter().map(|recorded| recorded.position).collect();
-        let is_undone = |position: &AttemptStep| !effective.contains(position);
-        let mut series = Series::new(width);
-        for recorded in records.all.iter().filter(|recorded| is_undone(&recorded.position)) {
-            let AttemptStep { attempt, step } = recorded.position;
-            series.add(CurveStep { attempt, step, progress: Progress::default(), point: &recorded.record });
-        }
-        series.buckets.drain(..series.buckets.len().saturating_sub(MOST));
-        series.means()
+        Curves { undone: undone.means(), evaluations: self.evaluations(), series, stages, marks: marks.concat() }
     }
 
     fn evaluations(&self) -> Value {
-        let events = self.history.records().effective_events();
+        let events = self.records.effective_events();
         let evaluations = events.into_iter().filter_map(|event| match serde_json::from_str(&event.text) {
             Ok(EventKind::Evaluation(evaluation)) => Some(evaluation),
             _ => None,

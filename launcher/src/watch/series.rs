@@ -43,6 +43,11 @@ struct Range {
 }
 
 impl Range {
+    fn merged(self, other: Self) -> Self {
+        let (min, max) = (self.min.min(other.min), self.max.max(other.max));
+        Self { min, max, sum: self.sum + other.sum, count: self.count + other.count }
+    }
+
     fn mean(self) -> f64 {
         self.sum / f64::from(self.count)
     }
@@ -80,6 +85,15 @@ impl Series {
                 bucket.add(curve);
                 self.buckets.push(bucket);
             }
+        }
+    }
+
+    /// Adds a bucket of a series with narrower ones.
+    pub fn merge(&mut self, narrow: &Bucket, width: u64) {
+        let number = narrow.number * width / self.width.max(1);
+        match self.buckets.last_mut().filter(|bucket| (bucket.number, bucket.attempt) == (number, narrow.attempt)) {
+            Some(bucket) => bucket.merge(narrow),
+            None => self.buckets.push(Bucket { number, ..narrow.clone() }),
         }
     }
 
@@ -132,6 +146,16 @@ impl Series {
 }
 
 impl Bucket {
+    fn merge(&mut self, next: &Self) {
+        (self.step, self.progress) = (next.step, next.progress);
+        for (range, other) in self.values.iter_mut().zip(next.values) {
+            *range = match (*range, other) {
+                (Some(one), Some(other)) => Some(one.merged(other)),
+                (one, other) => one.or(other),
+            };
+        }
+    }
+
     fn add(&mut self, curve: CurveStep<'_>) {
         (self.step, self.progress) = (curve.step, curve.progress);
         for (range, value) in self.values.iter_mut().zip(curve.point.values) {
