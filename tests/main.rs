@@ -46,6 +46,7 @@ mod shipped_configs;
 mod signals;
 mod slurm;
 mod stage_change;
+mod status;
 mod store_changes;
 mod store_outages;
 mod support;

@@ -9,6 +9,8 @@
 #   Prometheus, curl     Debian packages, only as root: Prometheus scrapes a run, curl posts notifications
 #   Slurm, shellcheck    Debian packages, only as root: for queued runs, and to check scripts
 #   readers              Python packages in the cache, unless LAMBERT_TEST_READERS names a folder: TensorBoard, pandas, pyarrow
+#   Chromium             Debian package, only as root: opens the page of lambert watch
+#   Playwright, axe      a folder in the cache, needs npm: they drive the browser and check accessibility
 #   Azurite              a folder in the cache, unless LAMBERT_TEST_AZURITE names one; needs npm: emulates Azure Blob Storage
 set -eu
 
@@ -16,6 +18,8 @@ MPI=5.0.11
 NVRTC=13.0.88
 AZURITE=3.33.0
 READERS=1
+PLAYWRIGHT=1.49.1
+AXE=4.10.2
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/lambert
 
 say() { echo "setup: $*" >&2; }
@@ -31,6 +35,7 @@ if [ "$(id -u)" = 0 ] && have apt-get; then
     have mkfs.ext4 || packages="$packages e2fsprogs"
     have curl || packages="$packages curl"
     have script || packages="$packages bsdutils"
+    have chromium || packages="$packages chromium"
     have unzip || packages="$packages unzip"
     have pip || have pip3 || packages="$packages python3-pip"
     if [ -n "$packages" ]; then
@@ -105,6 +110,23 @@ if [ -z "${LAMBERT_TEST_AZURITE:-}" ] && [ ! -d "$cache/azurite-$AZURITE" ] && h
         mv "$work/azurite" "$cache/azurite-$AZURITE"
     else
         say "there is no Azurite for the tests"
+    fi
+    rm -rf "$work"
+fi
+# Neither package has dependencies.
+browser=$cache/browser-playwright-$PLAYWRIGHT-axe-$AXE
+if [ ! -d "$browser" ] && have npm && have node; then
+    say "fetching playwright-core $PLAYWRIGHT and axe-core $AXE (11 MB, once for this user) to $cache"
+    mkdir -p "$cache"
+    work=$(mktemp -d "$cache/fetch.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    mkdir "$work/browser"
+    printf '{ "private": true, "dependencies": { "playwright-core": "%s", "axe-core": "%s" } }\n' "$PLAYWRIGHT" "$AXE" \
+        >"$work/browser/package.json"
+    if (cd "$work/browser" && npm install --silent --no-audit --no-fund --ignore-scripts >&2); then
+        mv "$work/browser" "$browser"
+    else
+        say "there is no browser driver for the tests"
     fi
     rm -rf "$work"
 fi

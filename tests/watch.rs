@@ -1,144 +1,185 @@
-//! `lambert logs` and `lambert status` of running and finished runs.
+//! `lambert watch` of the observed run: requests to the store, and the page in a real browser.
 
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::support::{ENDLESS, Running, TestDir, copy, done, lambert, observed, read_json, run};
+use crate::s3_server::{BUCKET, Server};
+use crate::support::{self, TestDir, copy, observed, signal};
 
-/// A command that follows a run, with its standard output.
-struct Follower {
-    child: Child,
-    lines: Receiver<String>,
+/// Versions of tests/setup.sh.
+const MODULES: &str = "browser-playwright-1.49.1-axe-4.10.2";
+
+/// A server of the page.
+struct Watch {
+    program: Child,
+    url: String,
+    hint: String,
 }
 
-impl Follower {
-    fn start(arguments: &[&str]) -> Self {
-        let mut child = Command::new(lambert()).args(arguments).stdout(Stdio::piped()).spawn().unwrap();
-        let (sender, lines) = channel();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        std::thread::spawn(move || output.lines().for_each(|line| drop(sender.send(line.unwrap()))));
-        Self { child, lines }
+impl Watch {
+    fn start(arguments: &[&str], environment: &[(&'static str, String)]) -> Self {
+        let mut program = Command::new(support::lambert())
+            .arg("watch")
+            .args(arguments)
+            .envs(environment.iter().map(|(name, value)| (name, value)))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+        let [url, hint] = std::array::from_fn(|_| lines.next().unwrap().unwrap());
+        Self { program, url, hint }
     }
 
-    fn line(&self) -> String {
-        self.lines.recv_timeout(Duration::from_secs(120)).unwrap()
+    fn port(&self) -> &str {
+        self.url.strip_prefix("http://127.0.0.1:").unwrap().split('/').next().unwrap()
     }
 
-    /// Waits for its end and returns the remaining lines.
-    fn end(mut self) -> Vec<String> {
-        let lines = self.lines.iter().collect();
-        assert!(self.child.wait().unwrap().success());
-        lines
+    fn data(&self) -> Value {
+        let url = self.url.replace("/?", "/data?");
+        serde_json::from_str(&ureq::get(&url).call().unwrap().into_body().read_to_string().unwrap()).unwrap()
+    }
+
+    /// Waits until the first run has steps.
+    fn wait_for_steps(&self) -> Value {
+        let start = Instant::now();
+        loop {
+            let data = self.data();
+            let steps = data["runs"][0]["series"]["columns"]["step"].as_array().map_or(0, Vec::len);
+            if steps > 0 {
+                return data;
+            }
+            assert!(start.elapsed() < Duration::from_secs(60), "no steps: {data}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Interrupts the program, which exits with code 0.
+    fn end(mut self) {
+        signal(self.program.id(), "-INT");
+        assert_eq!(self.program.wait().unwrap().code(), Some(0));
     }
 }
 
-#[test]
-fn a_run_is_followed_through_a_restart() {
-    let dir = TestDir::new();
-    let run = dir.path("run");
-    let mut running = Running::start(&dir.config(ENDLESS, 2), &run);
-    running.reach(10);
-    let start = |arguments: &[&str]| Follower::start(&[arguments, &[&run, "--follow"]].concat());
-    let (all, one) = (start(&["logs"]), start(&["logs", "--rank=1"]));
-    let (status, json) = (start(&["status"]), start(&["status", "--json"]));
-    assert!(all.line().starts_with("rank 0: ") && !one.line().starts_with("rank"));
-    assert!(status.line().contains("attempt 1") && json.line().contains("\"attempt\":1"));
-    running.kill_rank(1, "-9");
-    running.wait_until(|| read_json(&run, "status.json")["attempt"] == 2);
-    done(&["stop", &run]);
-    let ended = running.end();
-    assert_eq!(ended.code, Some(76), "{}", ended.log);
-
-    let all = all.end();
-    assert!(all.iter().any(|line| line.starts_with("rank 1: ")), "{all:?}");
-    assert!(!one.end().is_empty(), "the second attempt was not shown");
-    let status = status.end();
-    assert!(status.last().unwrap().starts_with("stopped: step "), "{status:?}");
-    assert!(status.last().unwrap().contains("attempt 2 (1 restart"), "{status:?}");
-    let last: Value = serde_json::from_str(json.end().last().unwrap()).unwrap();
-    assert_eq!((&last["status"]["state"], &last["coordinator"]), (&json!("stopped"), &json!("over")));
-}
-
-#[test]
-fn a_terminal_shows_a_screen() {
-    if Command::new("script").arg("--version").output().is_err() {
-        eprintln!("SKIPPED: script (util-linux) is missing");
-        return;
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.program.kill();
+        let _ = self.program.wait();
     }
-    let command = format!("{} status {} --follow", lambert().display(), observed::run().display());
-    let shown = Command::new("script").args(["-qec", &command, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
-    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
-    assert!(shown.contains("\u{1b}[H\u{1b}[Jrun          "), "{shown:?}");
-    assert!(shown.contains("finished") && shown.contains("checkpoints  step-"), "{shown:?}");
 }
 
 #[test]
-fn the_logs_of_every_attempt_are_shown() {
+fn two_watchers_show_the_observed_run() {
     let run = observed::run().to_str().unwrap();
-    let newest = done(&["logs", run]);
-    assert!(newest.lines().any(|line| line.starts_with("rank 0: ")), "{newest}");
-    assert!(newest.lines().any(|line| line.starts_with("rank 1: ")), "{newest}");
-    assert!(!done(&["logs", run, "--rank", "1", "--attempt", "1"]).contains("rank 1: "));
-}
-
-/// A copy of the observed run whose status names `folder` and hosts of its ranks.
-fn logs_at(dir: &TestDir, folder: Option<&str>, hosts: [&str; 2]) -> String {
-    let copied = dir.path("copy");
-    copy(observed::run(), Path::new(&copied));
-    let mut status = read_json(&copied, "status.json");
-    status["logs"] = json!(folder);
-    for (rank, host) in hosts.iter().enumerate() {
-        status["ranks"][rank]["host"] = json!(host);
+    let watchers = [Watch::start(&[run], &[]), Watch::start(&[run], &[])];
+    for watch in &watchers {
+        let hint = format!("from another machine: ssh -L {0}:127.0.0.1:{0} ", watch.port());
+        assert!(watch.hint.starts_with(&hint), "{}", watch.hint);
+        let data = watch.wait_for_steps();
+        let shown = &data["runs"][0];
+        let columns = &shown["series"]["columns"];
+        let last = |name: &str| columns[name].as_array().unwrap().last().unwrap().as_f64().unwrap();
+        assert_eq!((last("step"), last("samples")), (90.0, 90.0 * 16.0));
+        assert!(last("flops") > 1e9 && last("hours") > 0.0 && last("loss") < last("total"), "{columns}");
+        let names: Vec<_> = shown["stages"].as_array().unwrap().iter().map(|stage| stage["name"].clone()).collect();
+        assert_eq!(names, ["short", "deep"]);
+        let kinds = |kind: &str| shown["marks"].as_array().unwrap().iter().filter(|mark| mark["kind"] == kind).count();
+        for kind in ["restart", "rollback", "skipped", "growth"] {
+            assert_eq!(kinds(kind), 1, "{kind}: {}", shown["marks"]);
+        }
+        assert!(kinds("checkpoint") > 10 && !shown["undone"]["step"].as_array().unwrap().is_empty());
+        assert_eq!(shown["evaluations"]["columns"]["step"].as_array().unwrap().len(), 9);
     }
-    dir.file("copy/status.json", status.to_string());
-    copied
-}
-
-#[test]
-fn logs_on_another_host_are_named() {
-    let dir = TestDir::new();
-    let folder = dir.path("logs/run-00000000/attempt-000003");
-    let elsewhere = logs_at(&dir, Some(&folder), ["node7", "node8"]);
-    for follow in [&["--follow"][..], &[]] {
-        let refused = run(&[&["logs", &elsewhere], follow].concat());
-        let place =
-            format!("logs on other hosts, in {folder}: rank 0 on host node7, rank 1 on host node8; this host is");
-        assert!(refused.code == 1 && refused.err.contains(&place), "{}", refused.err);
-        assert!(refused.err.contains("run `lambert logs` there"), "{}", refused.err);
-    }
-    dir.file("logs/run-00000000/attempt-000003/rank-00000.log", "one\ntwo");
-    let shown = run(&["logs", &elsewhere]);
-    assert_eq!((shown.code, shown.out.as_str()), (0, "rank 0: one\nrank 0: two\n"));
-    assert!(shown.err.contains("rank 1 on host node8") && !shown.err.contains("node7"), "{}", shown.err);
-    let missing = run(&["logs", &elsewhere, "--attempt", "2"]);
-    assert!(missing.code == 1 && missing.err.contains("attempt-000002 not found on this host"), "{}", missing.err);
-    let disabled = run(&["logs", &logs_at(&dir, None, ["node7", "node8"])]);
-    assert!(disabled.code == 1 && disabled.err.contains("cluster.log_folder is \"none\""), "{}", disabled.err);
+    // A port in use.
+    let second = support::run(&["watch", run, "--port", watchers[0].port()]);
+    assert_eq!(second.code, 2);
+    assert!(second.err.contains("is in use: choose another one with --port"), "{}", second.err);
+    watchers.into_iter().for_each(Watch::end);
+    let missing = support::run(&["watch", "/nowhere"]);
+    assert!(missing.code == 2 && missing.err.contains("is not a run"), "{}", missing.err);
 }
 
 #[test]
-fn the_runs_of_a_folder_are_listed() {
+fn a_refresh_takes_three_requests_and_a_vanished_run_stays() {
     let dir = TestDir::new();
-    copy(observed::run(), Path::new(&dir.path("runs/trained")));
-    dir.file("runs/new/run.toml", "");
-    dir.file("runs/notes/readme.txt", "");
-    let table = done(&["status", &dir.path("runs")]);
-    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(rows[1][..3], ["new", "not", "started"]);
-    assert_eq!(rows[2][..3], ["trained", "finished", "90/90"]);
-    assert_eq!(rows.len(), 3, "{table}");
-    let lines = done(&["status", &dir.path("runs"), "--json"]);
-    let trained: Value = serde_json::from_str(lines.lines().nth(1).unwrap()).unwrap();
-    let status = read_json(&dir.path("runs/trained"), "status.json");
-    for key in ["state", "step", "steps", "samples_per_second", "updated"] {
-        assert_eq!(trained[key], status[key], "{key}");
+    let folder = PathBuf::from(dir.path("s3")).join(BUCKET).join("run");
+    copy(observed::run(), &folder);
+    let server = Server::start(Path::new(&dir.path("s3")), 0);
+    let watch = Watch::start(&[&format!("s3://{BUCKET}/run")], &server.environment());
+    watch.wait_for_steps();
+    server.requests();
+    // Two refreshes or more.
+    std::thread::sleep(Duration::from_secs(8));
+    let requests = server.requests();
+    let statuses = requests.iter().filter(|request| request.contains("status.json")).count();
+    assert!(statuses >= 2 && requests.len() <= 3 * statuses + 2, "{statuses} refreshes: {requests:#?}");
+    let before = watch.data();
+    std::fs::rename(&folder, dir.path("gone")).unwrap();
+    let start = Instant::now();
+    loop {
+        let data = watch.data();
+        assert_eq!(data["runs"][0]["series"], before["runs"][0]["series"]);
+        let notes = data["runs"][0]["info"]["notes"].to_string();
+        if notes.contains("gone; showing the last data") {
+            break;
+        }
+        assert!(start.elapsed() < Duration::from_secs(60), "no note: {notes}");
+        std::thread::sleep(Duration::from_millis(200));
     }
-    assert_eq!(trained["loss"], status["record"]["loss"]);
-    assert_eq!(run(&["status", &dir.path("runs"), "--follow"]).code, 2);
-    assert_eq!(run(&["status", &dir.path("runs/notes")]).code, 2);
+    watch.end();
+}
+
+/// Folder with playwright-core and axe-core; `None` if that, the browser or node is missing.
+fn browser_modules() -> Option<String> {
+    let cache = std::env::var("XDG_CACHE_HOME").or_else(|_| std::env::var("HOME").map(|home| home + "/.cache"));
+    let modules = cache.unwrap_or_default() + "/lambert/" + MODULES;
+    let has_browser = Path::new("/usr/bin/chromium").exists() || std::env::var_os("CHROMIUM").is_some();
+    let has_node = Command::new("node").arg("--version").output().is_ok_and(|output| output.status.success());
+    if !(Path::new(&modules).exists() && has_browser && has_node) {
+        eprintln!("SKIPPED: the page in a browser needs node, chromium and {modules}; tests/setup.sh installs them");
+        return None;
+    }
+    Some(modules)
+}
+
+#[test]
+fn the_page_works_in_a_browser() {
+    let Some(modules) = browser_modules() else { return };
+    let dir = TestDir::new();
+    let hostile = dir.path("<script>alert(1)<");
+    copy(observed::run(), Path::new(&hostile));
+    let status = std::fs::read_to_string(format!("{hostile}/status.json")).unwrap();
+    let name = serde_json::from_str::<Value>(&status).unwrap()["name"].to_string();
+    let renamed = status.replacen(&name, "\"<script>alert(1)</script><img src=x onerror=alert(2)>\"", 1);
+    std::fs::write(format!("{hostile}/status.json"), renamed).unwrap();
+    let watch = Watch::start(&[observed::run().to_str().unwrap(), &hostile], &[]);
+    watch.wait_for_steps();
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/browser/page.mjs");
+    let output = Command::new("node").args([script, &modules, &watch.url]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for nothing in ["console", "violations", "foreign"] {
+        assert_eq!(report[nothing], serde_json::json!([]), "{nothing}");
+    }
+    for chart in report["charts"].as_array().unwrap() {
+        assert!(chart["points"] == 90 && chart["coloured"].as_u64() > Some(200), "{chart}");
+    }
+    let count = |list: &str| report[list].as_array().unwrap().len();
+    assert_eq!((count("charts"), count("tables"), count("axes")), (8, 8, 5), "{report}");
+    for table in report["tables"].as_array().unwrap() {
+        // The stacked chart shows one run.
+        let rows = if table["id"] == "table-phases" { 90 } else { 180 };
+        assert!(table["expanded"] == "true" && table["visible"] == true && table["rows"] == rows, "{table}");
+    }
+    assert_eq!((&report["axe"]["light"], &report["axe"]["dark"]), (&Value::Array(vec![]), &Value::Array(vec![])));
+    assert!(report["cursor"]["before"] != report["cursor"]["after"], "{}", report["cursor"]);
+    let runs = report["runs"].as_str().unwrap();
+    assert!(runs.contains("<script>alert(1)</script><img src=x onerror=alert(2)>"), "{runs}");
+    assert_eq!(report["injected"], 0);
+    assert!(!report["address"].as_str().unwrap().contains("token"), "{}", report["address"]);
+    println!("first paint after {} ms", report["firstPaintMs"]);
+    watch.end();
 }

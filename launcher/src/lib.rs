@@ -7,7 +7,7 @@
 //! - [`slurm`]: batch scripts, job submission and job state
 //! - [`tune`]: hyperparameter sweeps
 //! - [`metrics`]: step records as tables; [`tensorboard`]: TensorBoard event files;
-//!   [`report`]: reports of runs
+//!   [`report`]: reports of runs; [`watch`]: web page that shows runs
 //! - [`status`]: `status.json`, which reports the state of a run to other machines
 //! - [`store_writer`]: background writer for small objects; [`logs`]: log directories of the ranks; [`host`]: host
 //!   name, clock, processes
@@ -42,4 +42,5 @@ pub mod store_writer;
 pub mod tensorboard;
 pub mod text;
 pub mod tune;
+pub mod watch;
 pub mod worker;

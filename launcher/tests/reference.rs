@@ -20,6 +20,7 @@ const GUIDES: &[(&str, &str)] = &[
     ("tune", "[Tune hyperparameters](../guides/one-machine.md#tune-hyperparameters)"),
     ("status", "[Watch a run](../guides/watch-a-run.md)"),
     ("logs", "[Logs](../guides/watch-a-run.md#logs)"),
+    ("watch", "[Watch runs in a browser](../guides/watch-page.md)"),
     ("metrics", "[Export metrics](../guides/metrics.md)"),
     ("report", "[Report a run](../guides/report.md)"),
     ("stop", "[Stop a run](../guides/one-machine.md#stop-a-run)"),

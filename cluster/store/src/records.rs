@@ -10,11 +10,13 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use crate::checkpoint::{AttemptStep, RollbackPoint};
 use crate::error::Result;
 use crate::listing::Object;
-use crate::run::{self, RECORDS};
+use crate::run::{self, RECORDS, ROLLBACKS};
 use crate::store::Store;
 
 /// Maximum number of objects in memory at a time.
 const OBJECTS: usize = 32;
+/// Maximum total size of these objects, bytes. A larger object is read alone.
+const BYTES: u64 = 8 << 20;
 
 /// A step record with its attempt.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,14 +66,22 @@ pub struct StepRecords<T> {
     /// Lines that could not be parsed. `all` and `events` omit them.
     pub damaged: Vec<DamagedLine>,
     rollbacks: Vec<RollbackPoint>,
+    /// Listing of the rollback records that were read.
+    rollback_objects: Vec<Object>,
+    /// Positions of all listed objects.
+    listed: Vec<AttemptStep>,
     /// Tag of each object that was read.
     tags: BTreeMap<AttemptStep, String>,
+    /// Last step that was read, by attempt.
+    last: BTreeMap<u32, u64>,
 }
 
 impl<T> Default for StepRecords<T> {
     fn default() -> Self {
         let (all, events, damaged) = (Vec::new(), Vec::new(), Vec::new());
-        Self { all, events, damaged, rollbacks: Vec::new(), tags: BTreeMap::new() }
+        let (rollbacks, rollback_objects, listed) = (Vec::new(), Vec::new(), Vec::new());
+        let (tags, last) = (BTreeMap::new(), BTreeMap::new());
+        Self { all, events, damaged, rollbacks, rollback_objects, listed, tags, last }
     }
 }
 
@@ -86,14 +96,27 @@ impl<T: DeserializeOwned> StepRecords<T> {
         Ok(records)
     }
 
-    /// Reads the rollbacks and the objects that were written since the last read. Returns false if there are none.
-    /// Rereads everything if an object that was already read was replaced, or if a new object sorts before such an
-    /// object. (After a failed save, a longer object replaces the object of that save.)
+    /// Reads the rollbacks and the objects that were written since the last read. Returns false if there are none, which
+    /// takes two requests. Rereads everything if an object that was already read was replaced, or if a new object sorts
+    /// before such an object. (After a failed save, a longer object replaces the object of that save.)
     ///
     /// # Errors
     /// As [`Self::read`].
     pub fn refresh(&mut self, run: &Store) -> Result<bool> {
-        let rollbacks = RollbackPoint::read_from(run, 0)?;
+        self.refresh_in_parts(run, |_, _| {})
+    }
+
+    /// Like [`Self::refresh`], and calls `take` after each group of objects. `take` may move records out of `all` to keep
+    /// them in another form. Also calls `take` with [`Part::Reread`] before everything is read again.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn refresh_in_parts(&mut self, run: &Store, mut take: impl FnMut(&mut Self, Part)) -> Result<bool> {
+        let rollback_objects = run.list(ROLLBACKS)?;
+        let rollbacks = match rollback_objects == self.rollback_objects {
+            true => self.rollbacks.clone(),
+            false => RollbackPoint::read_all(run, &rollback_objects)?,
+        };
         let listed = run.list(RECORDS)?.into_iter();
         // The order of names is not the order of attempts if an attempt number exceeds 9999.
         let mut objects: Vec<(AttemptStep, Object)> =
@@ -104,15 +127,21 @@ impl<T: DeserializeOwned> StepRecords<T> {
         if read < self.tags.len() {
             *self = Self::default();
             read = 0;
+            take(self, Part::Reread);
         }
         let has_changed = read < objects.len() || rollbacks != self.rollbacks;
-        self.rollbacks = rollbacks;
-        for some in objects[read..].chunks(OBJECTS) {
+        (self.rollbacks, self.rollback_objects) = (rollbacks, rollback_objects);
+        self.listed = objects.iter().map(|(from, _)| *from).collect();
+        let mut unread = &objects[read..];
+        while !unread.is_empty() {
+            let (some, later) = unread.split_at(part(unread));
+            unread = later;
             let paths: Vec<String> = some.iter().map(|(_, object)| object.path.clone()).collect();
             for ((from, object), bytes) in some.iter().zip(run.get_all(&paths, u64::MAX)?) {
                 self.add(from.attempt, &run.url_of(&object.path), object.modified, &bytes);
                 self.tags.insert(*from, object.tag.clone());
             }
+            take(self, Part::New);
         }
         Ok(has_changed)
     }
@@ -121,6 +150,7 @@ impl<T: DeserializeOwned> StepRecords<T> {
         for (index, line) in object.split(|byte| *byte == b'\n').enumerate().filter(|(_, line)| !line.is_empty()) {
             match parse(line) {
                 Ok(Line::Step(step, record)) => {
+                    self.last.insert(attempt, step);
                     self.all.push(RecordedStep { position: AttemptStep { attempt, step }, saved, record });
                 }
                 Ok(Line::Event(step, text)) => {
@@ -158,6 +188,38 @@ impl<T> StepRecords<T> {
         last.into_values().collect()
     }
 
+    /// Returns the rollbacks of the run, by attempt.
+    pub fn rollbacks(&self) -> &[RollbackPoint] {
+        &self.rollbacks
+    }
+
+    /// Returns the attempt and the last step of each object. Records are written with a checkpoint of that name.
+    pub fn saves(&self) -> Vec<AttemptStep> {
+        let starts: Vec<AttemptStep> = self.tags.keys().copied().collect();
+        let next = |index: usize| starts.get(index + 1).filter(|next| next.attempt == starts[index].attempt).copied();
+        let last = |attempt: u32| Some(AttemptStep { attempt, step: *self.last.get(&attempt)? });
+        let ends = starts.iter().enumerate().filter_map(|(index, start)| next(index).or_else(|| last(start.attempt)));
+        ends.collect()
+    }
+
+    /// Returns the last valid step of each attempt that has listed objects: later attempts repeat the steps after it, or
+    /// they were rolled back. `u64::MAX` if all are valid.
+    pub fn last_valid_steps(&self) -> BTreeMap<u32, u64> {
+        let mut rollbacks = self.rollbacks.iter().rev().peekable();
+        let (mut last_valid, mut before, mut steps) = (u64::MAX, u64::MAX, BTreeMap::new());
+        for start in self.listed.iter().rev() {
+            if !steps.contains_key(&start.attempt) {
+                last_valid = last_valid.min(before);
+                while let Some(rollback) = rollbacks.next_if(|rollback| rollback.attempt >= start.attempt) {
+                    last_valid = last_valid.min(rollback.steps);
+                }
+                steps.insert(start.attempt, last_valid);
+            }
+            before = before.min(start.step);
+        }
+        steps
+    }
+
     fn is_rolled_back(&self, position: AttemptStep) -> bool {
         self.rollbacks.iter().any(|rollback| rollback.invalidates(position))
     }
@@ -166,6 +228,25 @@ impl<T> StepRecords<T> {
 fn last_of_each_step<'a, T>(records: impl Iterator<Item = &'a RecordedStep<T>>) -> Vec<&'a RecordedStep<T>> {
     let last: BTreeMap<u64, &RecordedStep<T>> = records.map(|recorded| (recorded.position.step, recorded)).collect();
     last.into_values().collect()
+}
+
+/// Reason of a call in [`StepRecords::refresh_in_parts`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// Records were added.
+    New,
+    /// Everything is read again; there are no records.
+    Reread,
+}
+
+/// Number of objects, of the first, that are in memory at a time.
+fn part(objects: &[(AttemptStep, Object)]) -> usize {
+    let mut bytes = 0;
+    let fits = |(_, object): &&(AttemptStep, Object)| {
+        bytes += object.bytes;
+        bytes <= BYTES
+    };
+    objects.iter().take(OBJECTS).take_while(fits).count().max(1)
 }
 
 /// Fields that distinguish step records from events.
@@ -267,6 +348,28 @@ mod tests {
         records.refresh(&store).unwrap();
         assert_eq!(records, read(&store));
         assert_eq!((records.all.len(), losses(&records.effective())), (5, vec![(1, 5.0), (2, 1.0)]));
+    }
+
+    #[test]
+    fn records_can_be_taken_out_part_by_part() {
+        let store = store("parts");
+        (0..40).for_each(|step| put(&store, 1, step, &line(step + 1, 5.0)));
+        put(&store, 3, 20, &line(21, 4.0));
+        put(&store, 4, 30, &(line(31, 3.0) + &line(32, 2.0)));
+        store.put(&run::rollback(3), "{\"attempt\":3,\"steps\":25}".into()).unwrap();
+        let (mut records, mut parts) = (StepRecords::<Record>::default(), Vec::new());
+        let read = records.refresh_in_parts(&store, |records, part| parts.push((part, records.all.drain(..).count())));
+        assert!(read.unwrap());
+        assert_eq!((parts, records.all.len()), (vec![(Part::New, 32), (Part::New, 11)], 0));
+        assert_eq!(records.last_valid_steps(), [(1, 20), (3, 25), (4, u64::MAX)].into());
+        let saves = records.saves();
+        let last = |attempt, step| AttemptStep { attempt, step };
+        assert_eq!((saves.len(), &saves[39..]), (42, &[last(1, 40), last(3, 21), last(4, 32)][..]));
+        // A replaced object.
+        put(&store, 1, 39, &(line(40, 5.0) + &line(41, 5.0)));
+        let mut first = None;
+        records.refresh_in_parts(&store, |_, part| first = first.or(Some(part))).unwrap();
+        assert_eq!((first, records.all.len()), (Some(Part::Reread), 44));
     }
 
     #[test]

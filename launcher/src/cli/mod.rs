@@ -1,7 +1,7 @@
 //! Command-line interface: all arguments, declared once. Only their syntax is checked here.
 //!
 //! - `data`: dataset commands; `plan`: planning command; `run`: run commands; `metrics`: export of step records;
-//!   `report`: reports; `watch`: status and logs
+//!   `report`: reports; `watch`: status, logs and the web page
 //! - `model`: checkpoint and model commands
 //! - `values`: parsers for argument values
 
@@ -24,7 +24,7 @@ pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
 pub use plan::{MachineName, Plan};
 pub use report::{Report, ReportFormat};
 pub use run::{Run, Stop, Submit, Tune};
-pub use watch::{Logs, Status};
+pub use watch::{Logs, Status, Watch};
 
 /// Pre-train BERT-family encoders on one machine or a cluster
 #[derive(Debug, Parser)]
@@ -75,6 +75,8 @@ pub enum Command {
     Status(Status),
     /// Print the logs of a run's ranks on this host
     Logs(Logs),
+    /// Serve a web page that shows runs
+    Watch(Watch),
     /// Export step records as JSON lines, CSV, Parquet or TensorBoard event files
     Metrics(Metrics),
     /// Write a report of runs with curves, failures and configuration

@@ -20,6 +20,7 @@ mod submit;
 mod submit_prep;
 mod trim;
 mod vocab;
+mod watch;
 
 use crate::cli::Command;
 use crate::failure::Outcome;
@@ -38,6 +39,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::Tune(arguments) => tune::tune(arguments),
         Command::Status(arguments) => status::status(arguments),
         Command::Logs(arguments) => logs::logs(arguments),
+        Command::Watch(arguments) => watch::watch(arguments),
         Command::Metrics(arguments) => metrics::metrics(arguments),
         Command::Report(arguments) => report::report(arguments),
         Command::Stop(arguments) => stop::stop(arguments),

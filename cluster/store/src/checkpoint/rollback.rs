@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{AttemptStep, Manifest};
 use crate::error::{Error, Result};
+use crate::listing::Object;
 use crate::run::{self, ROLLBACKS};
 use crate::store::Store;
 
@@ -80,6 +81,15 @@ impl RollbackPoint {
         read_from(run, oldest)
     }
 
+    /// Reads the listed records.
+    ///
+    /// # Errors
+    /// As [`Self::read_from`].
+    pub(crate) fn read_all(run: &Store, listed: &[Object]) -> Result<Vec<Self>> {
+        let names: Vec<String> = listed.iter().map(|object| object.path.clone()).collect();
+        read(run, &names)
+    }
+
     /// True if the checkpoint of this attempt and step is invalid.
     #[must_use]
     pub fn invalidates(&self, position: AttemptStep) -> bool {
@@ -98,8 +108,11 @@ impl RollbackPoint {
 fn read_from<T: DeserializeOwned>(run: &Store, oldest: u32) -> Result<Vec<T>> {
     let names = run.list(ROLLBACKS)?.into_iter().map(|object| object.path);
     let is_read = |name: &String| run::attempt_of_rollback(name).is_none_or(|attempt| attempt >= oldest);
-    let names: Vec<String> = names.filter(is_read).collect();
-    let records = run.get_all(&names, LONGEST)?;
+    read(run, &names.filter(is_read).collect::<Vec<_>>())
+}
+
+fn read<T: DeserializeOwned>(run: &Store, names: &[String]) -> Result<Vec<T>> {
+    let records = run.get_all(names, LONGEST)?;
     let parse =
         |(path, bytes): (&String, Bytes)| serde_json::from_slice(&bytes).map_err(|error| damaged(run, path, &error));
     names.iter().zip(records).map(parse).collect()

@@ -1,0 +1,38 @@
+//! `lambert watch`: a web page that shows runs.
+
+use lambert_config::exit;
+use lambert_store::Store;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::stored_run::require_run;
+use crate::cli;
+use crate::console;
+use crate::failure::{Failure, Outcome};
+use crate::host;
+use crate::watch::poll;
+use crate::watch::server::{Server, ServerError};
+
+/// Serves the page until a signal.
+pub fn watch(arguments: &cli::Watch) -> Outcome {
+    let mut stores = Vec::with_capacity(arguments.runs.len());
+    for run in &arguments.runs {
+        let store = Store::open(run).map_err(Failure::usage)?;
+        require_run(&store)?;
+        stores.push(store);
+    }
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).map_err(Failure::failed)?;
+    let board = poll::start(stores).map_err(Failure::failed)?;
+    let server = Server::start(arguments.port, board).map_err(|error| match error {
+        ServerError::PortInUse { .. } => Failure::usage(error),
+        error => Failure::failed(error),
+    })?;
+    let (port, host) = (server.port(), host::name());
+    let url = server.url();
+    console::result(&format!(
+        "{url}\nfrom another machine: ssh -L {port}:127.0.0.1:{port} {host}, then open this URL there; Ctrl-C ends"
+    ))
+    .map_err(Failure::failed)?;
+    let _ = signals.forever().next();
+    Ok(exit::DONE)
+}

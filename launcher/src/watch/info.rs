@@ -1,0 +1,144 @@
+//! State of a run, its ranks and notes for the user.
+
+use lambert_control::RankTimes;
+use serde::Serialize;
+
+use crate::status::stored::{Liveness, liveness};
+use crate::status::{RankStatus, RunState, Status};
+
+/// Maximum number of ranks; those with the oldest heartbeats are kept.
+const RANKS: usize = 256;
+/// Time of the slowest rank over the median from which it is a straggler.
+const STRAGGLER: f64 = 1.2;
+
+/// State of a run.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Info {
+    /// Title on the page: the run's name, or the last part of its URL.
+    pub title: String,
+    pub url: String,
+    /// `None` before the first status.
+    pub state: Option<RunState>,
+    pub attempt: u32,
+    pub step: u64,
+    pub steps: u64,
+    pub samples_per_second: f64,
+    pub seconds_left: Option<f64>,
+    pub checkpoint: Option<String>,
+    pub restarts: u64,
+    /// Name of the main objective.
+    pub objective: String,
+    /// Time of the status, seconds since the Unix epoch.
+    pub updated: f64,
+    pub rank_times: Option<RankTimes>,
+    /// Number of ranks, those not in `ranks` included.
+    pub rank_count: usize,
+    pub ranks: Vec<Rank>,
+    /// Problems of the run or of reading it.
+    pub notes: Vec<String>,
+}
+
+/// A rank of the current attempt.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Rank {
+    pub rank: usize,
+    pub host: String,
+    pub pid: u32,
+    pub step: u64,
+    pub phase: String,
+    /// At the time of the status.
+    pub seconds_since_heartbeat: f64,
+    /// Slower than the other ranks in the last step, or steps behind them.
+    pub is_straggler: bool,
+}
+
+impl Info {
+    /// From the run's last status.
+    pub fn new(url: &str, title: &str, status: Option<&Status>) -> Self {
+        let (title, url) = (title.to_owned(), url.to_owned());
+        let Some(status) = status else {
+            return Self { title, url, notes: vec!["the run has not started yet".to_owned()], ..Self::default() };
+        };
+        let (record, progress) = (status.latest.record.as_ref(), &status.progress);
+        let rank_times = record.and_then(|record| record.times.ranks);
+        let is_over = status.state.is_over();
+        Self {
+            title,
+            url,
+            state: Some(status.state),
+            attempt: status.attempt,
+            step: progress.step,
+            steps: progress.steps,
+            samples_per_second: progress.samples_per_second,
+            seconds_left: progress.seconds_left.filter(|_| status.state == RunState::Training),
+            checkpoint: status.checkpoint.clone(),
+            restarts: status.restarts.count,
+            objective: record.map_or(String::new(), |record| record.scores.main().name),
+            updated: status.updated,
+            rank_times,
+            rank_count: if is_over { 0 } else { status.workers.ranks.len() },
+            ranks: if is_over { Vec::new() } else { ranks(&status.workers.ranks, rank_times) },
+            notes: notes(status),
+        }
+    }
+}
+
+fn notes(status: &Status) -> Vec<String> {
+    let gone = match liveness(status) {
+        Liveness::Gone => Some("its coordinator is gone: `lambert run` resumes the run".to_owned()),
+        Liveness::Unknown => Some("its coordinator may be gone: the status is older than a minute".to_owned()),
+        Liveness::Alive | Liveness::Over => None,
+    };
+    let is_failure = matches!(status.state, RunState::Failed | RunState::Restarting);
+    gone.into_iter().chain(status.error.clone().filter(|_| is_failure)).collect()
+}
+
+fn ranks(ranks: &[RankStatus], times: Option<RankTimes>) -> Vec<Rank> {
+    let slowest = times.filter(|times| times.max > STRAGGLER * times.median).map(|times| times.slowest);
+    let furthest = ranks.iter().map(|rank| rank.step).max().unwrap_or_default();
+    let shown = |rank: &RankStatus| Rank {
+        rank: rank.rank,
+        host: rank.host.clone(),
+        pid: rank.pid,
+        step: rank.step,
+        phase: rank.phase.clone(),
+        seconds_since_heartbeat: rank.seconds_since_heartbeat,
+        // Ranks report at different times, so that one is often a step behind.
+        is_straggler: slowest == Some(rank.rank) || rank.step + 1 < furthest,
+    };
+    let mut shown: Vec<Rank> = ranks.iter().map(shown).collect();
+    if shown.len() > RANKS {
+        shown.sort_by(|a, b| b.seconds_since_heartbeat.total_cmp(&a.seconds_since_heartbeat));
+        shown.truncate(RANKS);
+        shown.sort_by_key(|rank| rank.rank);
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rank(rank: usize, step: u64, age: f64) -> RankStatus {
+        let (host, phase) = ("node1".to_owned(), "computing a step".to_owned());
+        RankStatus { rank, host, pid: 7, step, phase, seconds_since_heartbeat: age }
+    }
+
+    #[test]
+    fn slow_and_late_ranks_are_stragglers() {
+        let stragglers = |times: RankTimes| -> Vec<usize> {
+            let all = ranks(&[rank(0, 9, 0.0), rank(1, 8, 0.0), rank(2, 3, 0.0)], Some(times));
+            all.iter().filter(|rank| rank.is_straggler).map(|rank| rank.rank).collect()
+        };
+        let times = RankTimes { min: 1.0, median: 1.0, max: 1.1, slowest: 0 };
+        assert_eq!(stragglers(times), [2]);
+        assert_eq!(stragglers(RankTimes { max: 1.5, ..times }), [0, 2]);
+    }
+
+    #[test]
+    fn of_many_ranks_those_with_old_heartbeats_are_shown() {
+        let many: Vec<RankStatus> = (0..1000).map(|number| rank(number, 9, number as f64)).collect();
+        let shown = ranks(&many, None);
+        assert_eq!((shown.len(), shown[0].rank, shown[RANKS - 1].rank), (RANKS, 1000 - RANKS, 999));
+    }
+}

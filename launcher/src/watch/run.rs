@@ -1,0 +1,256 @@
+//! A run as it is watched: its store is read again and again, and the last data are kept.
+
+use lambert_config::RunConfig;
+use lambert_control::{Evaluation, EventKind};
+use lambert_store::Store;
+use lambert_store::records::{Part, StepRecords};
+use lambert_store::run::{AttemptStep, VOCABULARY};
+use serde_json::{Map, Value, json};
+
+use super::info::Info;
+use super::marks::{self, Mark, StageBand};
+use super::point::Point;
+use super::progress::StepFlops;
+use super::series::{Series, number};
+use super::steps::Steps;
+use crate::run::stored as configuration;
+use crate::status::{Downtime, RunState, Status, stored};
+
+/// Maximum size of a vocabulary, bytes.
+const VOCABULARY_BYTES: u64 = 64 << 20;
+/// Maximum number of steps kept from the status, whose records are not in the store yet.
+const LIVE: usize = 2000;
+/// Maximum number of undone buckets and of evaluations.
+const MOST: usize = 1000;
+
+/// Data of a run for the page.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Snapshot {
+    pub info: Info,
+    pub curves: Curves,
+}
+
+/// Curves and marks.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Curves {
+    pub series: Series,
+    /// Steps that a later attempt repeated or that were rolled back.
+    pub undone: Value,
+    /// Held-out losses and accuracies by step.
+    pub evaluations: Value,
+    pub stages: Vec<StageBand>,
+    pub marks: Vec<Mark>,
+}
+
+/// Reader of a run.
+#[derive(Debug)]
+pub struct WatchedRun {
+    store: Store,
+    /// What was read; its records are moved to `steps`.
+    records: StepRecords<Point>,
+    steps: Steps,
+    /// Damaged lines that were logged.
+    logged: usize,
+    /// The last status.
+    status: Option<Status>,
+    /// Configuration and vocabulary size of an attempt.
+    config: Option<(u32, RunConfig)>,
+    vocabulary: Option<usize>,
+    /// Steps from the status that are newer than the stored records.
+    live: Vec<(AttemptStep, Point)>,
+    /// Failures among the last marks.
+    failures: Vec<Downtime>,
+    last: Snapshot,
+}
+
+impl WatchedRun {
+    pub fn new(store: Store) -> Self {
+        let mut last =
+            Snapshot { info: Info::new(store.url(), &title(store.url(), None), None), ..Snapshot::default() };
+        last.info.notes = vec!["reading the run".to_owned()];
+        Self {
+            store,
+            records: StepRecords::default(),
+            steps: Steps::default(),
+            logged: 0,
+            status: None,
+            config: None,
+            vocabulary: None,
+            live: Vec::new(),
+            failures: Vec::new(),
+            last,
+        }
+    }
+
+    /// The data of the last refresh.
+    pub fn last(&self) -> &Snapshot {
+        &self.last
+    }
+
+    /// Reads what is new and returns the run's data. If the store cannot be read, they are the last ones with a note.
+    pub fn refresh(&mut self) -> &Snapshot {
+        let read = self.read();
+        let title = title(self.store.url(), self.status.as_ref());
+        let mut info = Info::new(self.store.url(), &title, self.status.as_ref());
+        if info.objective.is_empty() {
+            info.objective.clone_from(&self.last.info.objective);
+        }
+        match read {
+            Ok(has_changed) => {
+                if has_changed {
+                    self.last.curves = self.curves();
+                }
+                info.notes.extend(self.damage());
+            }
+            Err(note) => info.notes.push(format!("{note}; showing the last data")),
+        }
+        self.last.info = info;
+        &self.last
+    }
+
+    /// Reads status and records; true if there are new steps. The error is a note for the user.
+    fn read(&mut self) -> Result<bool, String> {
+        let cannot = |error: &dyn std::fmt::Display| format!("cannot read the run: {error}");
+        match stored::read(&self.store).map_err(|error| cannot(&error))? {
+            Some(status) => self.status = Some(status),
+            None if self.status.is_some() => return Err("the run's folder or its status is gone".to_owned()),
+            None => {}
+        }
+        self.read_config();
+        let had = self.steps.last();
+        let mut has_changed = self.read_records().map_err(|error| cannot(&error))?;
+        if self.steps.last() == 0 && had > 0 {
+            return Err("the run's step records are gone".to_owned());
+        }
+        has_changed |= self.read_live();
+        let failures = self.status.as_ref().map_or(&[][..], |status| &status.restarts.failures);
+        has_changed |= self.failures != failures;
+        self.failures = failures.to_vec();
+        Ok(has_changed)
+    }
+
+    /// Reads new records into `steps`; true if there are any, or a rollback.
+    fn read_records(&mut self) -> Result<bool, lambert_store::Error> {
+        let steps = &mut self.steps;
+        let config = self.config.as_ref().map(|(_, config)| config);
+        let mut flops = StepFlops::new(config, self.vocabulary);
+        let mut last_valid = None;
+        let mut has_changed = self.records.refresh_in_parts(&self.store, |records, part| {
+            if part == Part::Reread {
+                *steps = Steps::default();
+                return;
+            }
+            let is_first = last_valid.is_none();
+            let last_valid = last_valid.get_or_insert_with(|| records.last_valid_steps());
+            // What is too old to be taken back is noticed below.
+            if is_first && steps.take_back(last_valid).is_err() {
+                return;
+            }
+            for recorded in records.all.drain(..) {
+                let position = recorded.position;
+                let valid = last_valid.get(&position.attempt).copied().unwrap_or(u64::MAX);
+                steps.add(position, recorded.record, valid, &mut flops);
+            }
+        })?;
+        if steps.take_back(&self.records.last_valid_steps()).is_err() {
+            tracing::info!("{}: an attempt has gone far back; reading all step records again", self.store.url());
+            (self.records, self.steps) = (StepRecords::default(), Steps::default());
+            has_changed = self.read_records()?;
+        }
+        let damaged = &self.records.damaged;
+        damaged.iter().skip(self.logged).for_each(|damaged| tracing::warn!("{damaged}; omitted"));
+        self.logged = damaged.len();
+        Ok(has_changed)
+    }
+
+    /// Reads configuration and vocabulary at the start of an attempt. Without them, FLOPs and layers are not known.
+    fn read_config(&mut self) {
+        let attempt = self.status.as_ref().map_or(0, |status| status.attempt);
+        if self.config.as_ref().is_some_and(|(read, _)| *read == attempt) {
+            return;
+        }
+        let text = configuration::text(&self.store).ok().flatten();
+        let config = text.and_then(|text| configuration::parse(&text, &self.store).ok());
+        self.config = config.map(|config| (attempt, config));
+        let vocabulary = self.store.get_at_most(VOCABULARY, VOCABULARY_BYTES).ok();
+        self.vocabulary =
+            vocabulary.map(|bytes| bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count());
+    }
+
+    /// Takes the step of the status, if its record is not stored yet; true if it is new.
+    fn read_live(&mut self) -> bool {
+        let Some(status) = &self.status else { return false };
+        let recorded = self.records.saves().last().copied();
+        let before = self.live.len();
+        let attempt = status.attempt;
+        self.live.retain(|(position, _)| position.attempt == attempt && Some(*position) > recorded);
+        let mut has_changed = self.live.len() != before;
+        if let Some(record) = &status.latest.record {
+            let position = AttemptStep { attempt, step: record.step };
+            let last = self.live.last().map(|(position, _)| *position).or(recorded);
+            // At the start of an attempt the status has the last record of the one before.
+            let is_of_attempt = status.state == RunState::Training && record.step == status.progress.step;
+            if is_of_attempt && Some(position) > last {
+                self.live.push((position, Point::from(record)));
+                has_changed = true;
+            }
+        }
+        if self.live.len() > LIVE {
+            let mut index = 0;
+            self.live.retain(|_| {
+                index += 1;
+                index % 2 == 0
+            });
+        }
+        has_changed
+    }
+
+    /// A note about damaged records.
+    fn damage(&self) -> Option<String> {
+        let damaged = &self.records.damaged;
+        let first = damaged.first()?;
+        let more = if damaged.len() > 1 { format!(" (and {} more)", damaged.len() - 1) } else { String::new() };
+        Some(format!("damaged records are omitted: {first}{more}"))
+    }
+
+    fn curves(&self) -> Curves {
+        let config = self.config.as_ref().map(|(_, config)| config);
+        let (series, timeline) = self.steps.effective(&self.live, &mut StepFlops::new(config, self.vocabulary));
+        let mut undone = self.steps.undone(&self.live);
+        undone.buckets.drain(..undone.buckets.len().saturating_sub(MOST));
+        let stages = timeline.stages(config);
+        let marks = [
+            marks::checkpoints(&self.records.saves(), self.records.rollbacks()),
+            marks::failures(&self.failures, self.records.rollbacks()),
+            marks::growth(&stages),
+            timeline.skipped().to_vec(),
+        ];
+        Curves { undone: undone.means(), evaluations: self.evaluations(), series, stages, marks: marks.concat() }
+    }
+
+    fn evaluations(&self) -> Value {
+        let events = self.records.effective_events();
+        let evaluations = events.into_iter().filter_map(|event| match serde_json::from_str(&event.text) {
+            Ok(EventKind::Evaluation(evaluation)) => Some(evaluation),
+            _ => None,
+        });
+        let evaluations: Vec<_> = evaluations.collect();
+        // Of many, every second, third, ... and the last.
+        let stride = evaluations.len().div_ceil(MOST).max(1);
+        let chosen = || evaluations.iter().rev().step_by(stride).rev();
+        let mut columns = Map::new();
+        columns.insert("step".into(), chosen().map(|evaluation| Value::from(evaluation.step)).collect());
+        columns.insert("loss".into(), chosen().map(|evaluation| number(evaluation.scores.main().loss, 7)).collect());
+        let total = |evaluation: &Evaluation| number(evaluation.scores.loss(), 7);
+        columns.insert("total".into(), chosen().map(total).collect());
+        let baseline = evaluations.last().map(|evaluation| evaluation.unigram_entropy);
+        json!({ "columns": columns, "unigram_entropy": baseline })
+    }
+}
+
+/// Name of the run in its last status; the last part of its URL before that.
+fn title(url: &str, status: Option<&Status>) -> String {
+    let last = url.trim_end_matches('/').rsplit('/').next().unwrap_or(url);
+    let name = status.map(|status| status.name.as_str()).filter(|name| !name.is_empty() && *name != last);
+    name.map_or_else(|| last.to_owned(), |name| format!("{last} ({name})"))
+}
