@@ -2,6 +2,7 @@
 //! lines.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -208,12 +209,12 @@ impl<T> StepRecords<T> {
         let mut rollbacks = self.rollbacks.iter().rev().peekable();
         let (mut last_valid, mut before, mut steps) = (u64::MAX, u64::MAX, BTreeMap::new());
         for start in self.listed.iter().rev() {
-            if !steps.contains_key(&start.attempt) {
+            if let Entry::Vacant(entry) = steps.entry(start.attempt) {
                 last_valid = last_valid.min(before);
                 while let Some(rollback) = rollbacks.next_if(|rollback| rollback.attempt >= start.attempt) {
                     last_valid = last_valid.min(rollback.steps);
                 }
-                steps.insert(start.attempt, last_valid);
+                entry.insert(last_valid);
             }
             before = before.min(start.step);
         }
