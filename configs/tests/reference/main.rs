@@ -1,5 +1,5 @@
 //! Files generated from the configuration types: the JSON schemas in configs/ and the tables of
-//! docs/reference/configuration.md. With `LAMBERT_WRITE_DOCS=1` the tests write them.
+//! docs/reference/configuration.md and preparation.md. With `LAMBERT_WRITE_DOCS=1` the tests write them.
 
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 

@@ -1,4 +1,4 @@
-//! Tables of docs/reference/configuration.md. There is one table per section of a configuration file. A line such as
+//! Tables of docs/reference/configuration.md and preparation.md. There is one table per section of a file. A line such as
 //! `<!-- generated: run.model -->`, which contains the name of the section, precedes each table. The line
 //! `<!-- end -->` follows it.
 
@@ -9,7 +9,9 @@ use serde_json::{Map, Value};
 use super::shipped::resolve;
 use super::{compare_or_write, repository, schema};
 
-const PAGE: &str = "docs/reference/configuration.md";
+/// Pages of the two files.
+const PAGES: [(&str, &str); 2] =
+    [("run", "docs/reference/configuration.md"), ("prep", "docs/reference/preparation.md")];
 
 /// Sections without their own table. [slurm] in a preparation file has the same keys as [slurm] in a run file, and
 /// [[exclude]] has the same keys as [[source]].
@@ -21,25 +23,25 @@ const CELL: usize = 120;
 
 #[test]
 fn tables_are_up_to_date() {
-    let mut tables = BTreeMap::new();
-    for (file, root) in [("run", schema::run()), ("prep", schema::prep())] {
+    for ((file, page), root) in PAGES.into_iter().zip([schema::run(), schema::prep()]) {
+        let mut tables = BTreeMap::new();
         for (key, property) in root["properties"].as_object().unwrap() {
             collect(&root, property, &format!("{file}.{key}"), &mut tables);
         }
+        tables.retain(|section, _| !SHARED.contains(&section.as_str()));
+        let old = std::fs::read_to_string(repository(page)).unwrap();
+        let mut parts = old.split("<!-- generated: ");
+        let mut text = parts.next().unwrap().to_owned();
+        for part in parts {
+            let (name, rest) = part.split_once(" -->").unwrap();
+            let (_, rest) = rest.split_once("<!-- end -->").unwrap_or_else(|| panic!("{page}: {name} has no end"));
+            let table =
+                tables.remove(name).unwrap_or_else(|| panic!("{page}: {name} is no section, or stands there twice"));
+            text += &format!("<!-- generated: {name} -->\n\n{table}\n<!-- end -->{rest}");
+        }
+        assert!(tables.is_empty(), "{page} lacks {:?}", tables.keys());
+        compare_or_write(page, &text);
     }
-    SHARED.iter().for_each(|section| drop(tables.remove(*section).unwrap()));
-    let page = std::fs::read_to_string(repository(PAGE)).unwrap();
-    let mut parts = page.split("<!-- generated: ");
-    let mut text = parts.next().unwrap().to_owned();
-    for part in parts {
-        let (name, rest) = part.split_once(" -->").unwrap();
-        let (_, rest) = rest.split_once("<!-- end -->").unwrap_or_else(|| panic!("{PAGE}: {name} has no end"));
-        let table =
-            tables.remove(name).unwrap_or_else(|| panic!("{PAGE}: {name} is no section, or stands there twice"));
-        text += &format!("<!-- generated: {name} -->\n\n{table}\n<!-- end -->{rest}");
-    }
-    assert!(tables.is_empty(), "{PAGE} lacks {:?}", tables.keys());
-    compare_or_write(PAGE, &text);
 }
 
 /// Collects the tables of a section and of the sections in it, by path.

@@ -22,7 +22,7 @@ pub struct StageBand {
 
 /// Something that happened after a step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Mark {
+pub struct ChartMark {
     pub kind: MarkKind,
     pub step: u64,
     pub text: String,
@@ -40,37 +40,37 @@ pub enum MarkKind {
 }
 
 /// Returns the growth of the model between stages.
-pub fn growth(stages: &[StageBand]) -> Vec<Mark> {
+pub fn growth(stages: &[StageBand]) -> Vec<ChartMark> {
     let grown = |pair: &[StageBand]| {
         let (from, to) = (pair[0].layers?, pair[1].layers?);
         let text = format!("grown from {from} to {to} layers; stage {} begins", pair[1].name);
-        (to > from).then(|| Mark { kind: MarkKind::Growth, step: pair[0].to, text })
+        (to > from).then(|| ChartMark { kind: MarkKind::Growth, step: pair[0].to, text })
     };
     newest(stages.windows(2).filter_map(grown).collect())
 }
 
 /// Returns the checkpoints of the run, kept or pruned.
-pub fn checkpoints(saves: &[AttemptStep], rollbacks: &[RollbackPoint]) -> Vec<Mark> {
+pub fn checkpoints(saves: &[AttemptStep], rollbacks: &[RollbackPoint]) -> Vec<ChartMark> {
     let mark = |save: &AttemptStep| {
         let is_undone = rollbacks.iter().any(|rollback| rollback.invalidates(*save));
         let text = format!("{}{}", save.name(), if is_undone { " (rolled back)" } else { "" });
-        Mark { kind: MarkKind::Checkpoint, step: save.step, text }
+        ChartMark { kind: MarkKind::Checkpoint, step: save.step, text }
     };
     saves[saves.len().saturating_sub(MOST)..].iter().map(mark).collect()
 }
 
 /// Returns failures and rollbacks with their causes.
-pub fn failures(failures: &[Downtime], rollbacks: &[RollbackPoint]) -> Vec<Mark> {
+pub fn failures(failures: &[Downtime], rollbacks: &[RollbackPoint]) -> Vec<ChartMark> {
     let mark = |failure: &Downtime| {
         let is_rollback = rollbacks.iter().any(|rollback| rollback.attempt == failure.attempt);
         let kind = if is_rollback { MarkKind::Rollback } else { MarkKind::Restart };
         let lost = failure.seconds.map_or("not recovered yet".to_owned(), |seconds| format!("{seconds:.1} s lost"));
-        Mark { kind, step: failure.step, text: format!("attempt {}: {}; {lost}", failure.attempt, failure.cause) }
+        ChartMark { kind, step: failure.step, text: format!("attempt {}: {}; {lost}", failure.attempt, failure.cause) }
     };
     newest(failures.iter().map(mark).collect())
 }
 
-fn newest(mut marks: Vec<Mark>) -> Vec<Mark> {
+fn newest(mut marks: Vec<ChartMark>) -> Vec<ChartMark> {
     marks.drain(..marks.len().saturating_sub(MOST));
     marks
 }

@@ -8,7 +8,7 @@ use lambert_store::run::{AttemptStep, VOCABULARY};
 use serde_json::{Map, Value, json};
 
 use super::info::Info;
-use super::marks::{self, Mark, StageBand};
+use super::marks::{self, ChartMark, StageBand};
 use super::point::Point;
 use super::progress::StepFlops;
 use super::series::{Series, number};
@@ -39,7 +39,7 @@ pub struct Curves {
     /// Held-out losses and accuracies by step.
     pub evaluations: Value,
     pub stages: Vec<StageBand>,
-    pub marks: Vec<Mark>,
+    pub marks: Vec<ChartMark>,
 }
 
 /// Reader of a run.

@@ -2,7 +2,7 @@
 
 use lambert_config::RunConfig;
 
-use super::marks::{MOST, Mark, MarkKind, StageBand};
+use super::marks::{ChartMark, MOST, MarkKind, StageBand};
 use super::point::Point;
 use crate::text;
 
@@ -10,7 +10,7 @@ use crate::text;
 #[derive(Debug, Clone, Default)]
 pub struct Timeline {
     stages: Vec<StageBand>,
-    skipped: Vec<Mark>,
+    skipped: Vec<ChartMark>,
     /// Samples skipped up to the last step.
     skipped_samples: Option<u64>,
 }
@@ -27,7 +27,7 @@ impl Timeline {
             before.and_then(|before| point.skipped_samples.checked_sub(before)).filter(|more| *more > 0)
         {
             let text = format!("{} skipped ({} so far)", text::counted(count, "sample"), point.skipped_samples);
-            self.skipped.push(Mark { kind: MarkKind::Skipped, step, text });
+            self.skipped.push(ChartMark { kind: MarkKind::Skipped, step, text });
             self.skipped.drain(..self.skipped.len().saturating_sub(MOST));
         }
     }
@@ -53,7 +53,7 @@ impl Timeline {
     }
 
     /// Steps at which samples were skipped; the newest.
-    pub fn skipped(&self) -> &[Mark] {
+    pub fn skipped(&self) -> &[ChartMark] {
         &self.skipped
     }
 }

@@ -6,7 +6,7 @@ use lambert_config::RunConfig;
 use lambert_config::run::Stage;
 use lambert_control::StepRecord;
 use lambert_store::Store;
-use lambert_store::run::{self, CONFIG, VOCABULARY};
+use lambert_store::run::{self, CONFIG, RECORDS, VOCABULARY};
 use serde_json::{Value, json};
 
 use super::super::board::Board;
@@ -42,7 +42,7 @@ fn the_data_of_a_run_that_vanishes_stay() {
     assert_eq!(gone.info.notes.last().unwrap(), "the run's folder or its status is gone; showing the last data");
     std::fs::rename(&elsewhere, &here).unwrap();
     assert_eq!(*run.refresh(), before);
-    std::fs::remove_dir_all(here.join("metrics")).unwrap();
+    std::fs::remove_dir_all(here.join(RECORDS)).unwrap();
     let gone = run.refresh();
     assert_eq!(gone.curves, before.curves);
     assert_eq!(gone.info.notes.last().unwrap(), "the run's step records are gone; showing the last data");
