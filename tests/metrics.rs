@@ -107,6 +107,11 @@ fn assert_history(folder: &str, run: &str) -> bool {
 }
 
 #[test]
+fn the_coordinator_writes_event_files_during_a_run() {
+    assert_history(observed::events().to_str().unwrap(), observed::run().to_str().unwrap());
+}
+
+#[test]
 fn tensorboard_reads_the_effective_history_of_a_finished_run() {
     let (dir, run) = (TestDir::new(), observed::run().to_str().unwrap());
     let folder = dir.path("logs");

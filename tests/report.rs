@@ -26,6 +26,10 @@ fn the_facts_of_a_run_are_in_every_format() {
     assert_eq!(layers, [2, 4]);
     let causes = facts["failures"].to_string();
     assert!(causes.contains("killed by SIGKILL") && causes.contains("rolled back to step 39"), "{causes}");
+    let goodput = &facts["goodput"]["seconds"];
+    for category in ["productive_step", "wasted_progress_from_disruption", "infrastructure_recovery_from_disruption"] {
+        assert!(goodput[category].as_f64() > Some(0.0), "{category}: {goodput}");
+    }
     let final_loss = format!("{:.4} nats", facts["losses"]["mlm"].as_f64().unwrap());
 
     let (html, svg) = (dir.path("report.html"), dir.path("curves.svg"));
@@ -33,7 +37,9 @@ fn the_facts_of_a_run_are_in_every_format() {
     let html = std::fs::read_to_string(html).unwrap();
     let markdown = done(&["report", url, "--format", "markdown"]);
     let sha256 = facts["datasets_sha256"][0].as_str().unwrap();
-    for text in [&final_loss as &str, "90 of 90", "killed by SIGKILL", sha256, "micro_batch_tokens = 256"] {
+    for text in
+        [&final_loss as &str, "90 of 90", "killed by SIGKILL", sha256, "micro_batch_tokens = 256", "productive_step"]
+    {
         for (format, content) in [("HTML", &html), ("Markdown", &markdown)] {
             assert!(content.contains(text), "no {text:?} in the {format} report");
         }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::s3_server::{BUCKET, Server};
-use crate::support::{self, TestDir, copy, observed, signal};
+use crate::support::{self, ENDLESS, Running, TestDir, copy, done, observed, signal};
 
 /// Versions of tests/setup.sh.
 const MODULES: &str = "browser-playwright-1.49.1-axe-4.10.2";
@@ -181,5 +181,31 @@ fn the_page_works_in_a_browser() {
     assert_eq!(report["injected"], 0);
     assert!(!report["address"].as_str().unwrap().contains("token"), "{}", report["address"]);
     println!("first paint after {} ms", report["firstPaintMs"]);
+    watch.end();
+}
+
+#[test]
+fn the_page_follows_a_run_through_a_restart() {
+    let Some(modules) = browser_modules() else { return };
+    let dir = TestDir::new();
+    let run = dir.path("run");
+    let mut running = Running::start(&dir.config(ENDLESS, 2), &run);
+    running.reach(10);
+    let watch = Watch::start(&[&run], &[]);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/browser/live.mjs");
+    let node = Command::new("node").args([script, &modules, &watch.url]).stdout(Stdio::piped()).spawn();
+    let mut node = node.unwrap();
+    let mut lines = BufReader::new(node.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().expect("the page shows no steps").unwrap(), "open");
+    running.kill_rank(1, "-9");
+    let report: Value = serde_json::from_str(&lines.next().expect("the page shows no restart").unwrap()).unwrap();
+    assert!(node.wait().unwrap().success());
+    assert!(report["last"].as_u64() > report["first"].as_u64(), "{report}");
+    assert!(report["goodput"].as_str().unwrap().contains("infrastructure recovery from disruption"), "{report}");
+    assert_eq!((&report["ranks"], &report["isTheSamePage"]), (&Value::from(2), &Value::Bool(true)));
+    let sizes = report["sizes"].as_array().unwrap();
+    assert!(sizes.len() >= 2 && sizes.iter().all(|size| size.as_u64() < Some(200_000)), "{sizes:?}");
+    done(&["stop", &run]);
+    assert_eq!(running.end().code, Some(76));
     watch.end();
 }

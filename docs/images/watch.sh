@@ -10,9 +10,14 @@ programs=${2:-target/release}
 modules=${XDG_CACHE_HOME:-$HOME/.cache}/lambert/browser-playwright-1.49.1-axe-4.10.2
 [ -d "$folder/run" ] || sh docs/images/run.sh "$folder" "$programs"
 
-"$programs/lambert" watch "$folder/run" >"$folder/watch.txt" &
+# The page shows the path of the run.
+shown=/tmp/lambert-picture
+rm -rf $shown
+mkdir -p $shown
+cp -a "$folder/run" $shown/run
+"$programs/lambert" watch $shown/run >"$folder/watch.txt" &
 watch=$!
-trap 'kill $watch' EXIT
+trap 'kill $watch; rm -rf $shown' EXIT
 until [ -s "$folder/watch.txt" ]; do sleep 0.2; done
 images=docs/images
 node tests/browser/page.mjs "$modules" "$(head -n 1 "$folder/watch.txt")" \

@@ -13,6 +13,8 @@ pub const GROWTH: u64 = 60;
 pub const FALSIFIED: u64 = 41;
 /// The worker of rank 1 is killed after this step.
 pub const KILLED: u64 = 15;
+/// Folder with the event files that the coordinator writes, beside the run.
+const EVENTS: &str = "tensorboard";
 /// Samples of a global batch.
 const BATCH: u64 = 16;
 
@@ -29,10 +31,11 @@ pub fn config(dir: &TestDir) -> String {
         "[run]\nname = \"observed\"\n[model]\nlayers = 4\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\n{}{}\
          [evaluation]\ndata = {:?}\nevery_steps = 10\nsamples = 32\n[checkpoint]\nevery_steps = 7\nkeep = 3\n\
          [cluster]\nranks = 2\nall_reduce.backend = \"mpi\"\nrestart.limit = 100\n[guard]\nloss_window = 20\n\
-         [device]\nkind = \"cpu\"\n[test]\nmillion_samples = {}\n",
+         [device]\nkind = \"cpu\"\n[metrics]\ntensorboard = {:?}\n[test]\nmillion_samples = {}\n",
         stage("short", 2, GROWTH),
         stage("deep", 4, STEPS - GROWTH),
         dir.path("data/held-out"),
+        dir.path(EVENTS),
         rows(dir, &[(FALSIFIED - 1) * BATCH + 3]),
     );
     dir.file("observed.toml", text)
@@ -61,4 +64,9 @@ pub fn run() -> &'static Path {
         (dir, run)
     });
     run
+}
+
+/// Folder with the event files that the coordinator wrote during [`run`].
+pub fn events() -> PathBuf {
+    run().with_file_name(EVENTS)
 }

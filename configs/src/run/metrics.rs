@@ -20,11 +20,23 @@ pub struct Metrics {
     pub trace_steps: u64,
     /// First step to trace.
     pub trace_from_step: u64,
+    /// Local folder in which the coordinator writes event files for TensorBoard; empty: none.
+    ///
+    /// The files grow at each checkpoint. Earlier event files of lambert in the folder are replaced.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schemars(!skip_serializing_if)]
+    pub tensorboard: String,
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self { noise_scale_every_steps: 0, trust_ratios_every_steps: 0, trace_steps: 0, trace_from_step: 1 }
+        Self {
+            noise_scale_every_steps: 0,
+            trust_ratios_every_steps: 0,
+            trace_steps: 0,
+            trace_from_step: 1,
+            tensorboard: String::new(),
+        }
     }
 }
 

@@ -102,12 +102,10 @@ fn attempt(status: &Status) -> String {
 
 /// The productive share, and the other categories with the most time.
 fn goodput(goodput: &Goodput) -> String {
-    let lost = TimeCategory::ALL.into_iter().filter(|category| *category != TimeCategory::ProductiveStep);
-    let mut lost: Vec<(TimeCategory, f64)> = lost.map(|category| (category, goodput.of(category))).collect();
-    lost.sort_by(|one, other| other.1.total_cmp(&one.1));
-    let shown = lost.iter().take(CATEGORIES).filter(|(_, seconds)| *seconds >= 0.5);
+    let lost = goodput.by_time().into_iter().filter(|(category, _)| *category != TimeCategory::ProductiveStep);
+    let shown = lost.take(CATEGORIES).filter(|(_, seconds)| *seconds >= 0.5);
     let shown: Vec<String> =
-        shown.map(|(category, seconds)| format!("{} {}", category.name(), duration(*seconds))).collect();
+        shown.map(|(category, seconds)| format!("{} {}", category.name(), duration(seconds))).collect();
     let lost = if shown.is_empty() { String::new() } else { format!("; {}", shown.join(", ")) };
     format!("{} of {}{lost}", percent(goodput.share()), duration(goodput.total()))
 }

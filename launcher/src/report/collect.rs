@@ -15,6 +15,7 @@ use crate::decide::RestartHistory;
 use crate::failure::Failure;
 use crate::metrics::history::History;
 use crate::run::stored as stored_config;
+use crate::status::goodput::Goodput;
 use crate::status::stored;
 
 /// Steps whose mean is the final loss.
@@ -58,6 +59,8 @@ pub struct RunReport {
     pub skipped_updates: u64,
     pub stages: Vec<StageReport>,
     pub failures: Vec<FailureReport>,
+    /// Wall-clock time by category; none for a run of a version that did not account for it.
+    pub goodput: Option<Goodput>,
     pub checkpoint: Option<String>,
     /// SHA-256 of the dataset manifests that the newest checkpoint names.
     pub datasets_sha256: Vec<String>,
@@ -135,6 +138,7 @@ pub fn collect(store: &Store, restarts: &RestartHistory) -> Result<RunReport, Fa
         skipped_samples: last.map_or(0, |record| record.skipped.samples),
         skipped_updates: last.map_or(0, |record| record.skipped.updates),
         failures: failures(restarts),
+        goodput: Some(status.goodput).filter(|goodput| !goodput.is_empty()),
         checkpoint: newest,
         datasets_sha256: manifest.map_or(Vec::new(), |manifest| manifest.cursor.keys().cloned().collect()),
         curves: curves(&status.name, &steps, &undone, &evaluations, &stages, restarts),

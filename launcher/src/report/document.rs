@@ -4,6 +4,7 @@ use lambert_store::run::CONFIG;
 
 use super::chart::{self, ChartError};
 use super::collect::RunReport;
+use crate::status::goodput::TimeCategory;
 use crate::text::{counted, duration, percent, rate};
 
 /// Part of a report.
@@ -86,6 +87,11 @@ fn results(runs: &[RunReport]) -> Vec<Vec<String>> {
         0 => "none".to_owned(),
         failures => format!("{}, {} to recover", counted(failures as u64, "failure"), duration(run.recovery_seconds)),
     });
+    row("goodput", &|run| {
+        run.goodput
+            .as_ref()
+            .map_or(String::new(), |goodput| format!("{} of {}", percent(goodput.share()), duration(goodput.total())))
+    });
     row("skipped samples", &|run| run.skipped_samples.to_string());
     row("skipped updates", &|run| run.skipped_updates.to_string());
     row("newest checkpoint", &|run| run.checkpoint.clone().unwrap_or_default());
@@ -119,6 +125,15 @@ fn of_run(run: &RunReport, is_compared: bool) -> Vec<Block> {
             vec![failure.attempt.to_string(), failure.step.to_string(), recovery, failure.cause.clone()]
         }));
         blocks.extend([heading("Failures"), Block::Table(rows)]);
+    }
+    if let Some(goodput) = &run.goodput {
+        let mut rows = vec![head(&["wall-clock time", "", "share"])];
+        let share = |seconds: f64| percent(seconds / goodput.total());
+        let row = |(category, seconds): (TimeCategory, f64)| {
+            vec![category.name().to_owned(), duration(seconds), share(seconds)]
+        };
+        rows.extend(goodput.by_time().into_iter().map(row));
+        blocks.extend([heading("Goodput"), Block::Table(rows)]);
     }
     if !run.datasets_sha256.is_empty() {
         let mut rows = vec![head(&["SHA-256 of the dataset manifest"])];

@@ -106,6 +106,18 @@ impl Goodput {
         if total > 0.0 { self.of(TimeCategory::ProductiveStep) / total } else { 0.0 }
     }
 
+    /// Categories that took time, with their seconds, the longest first.
+    pub fn by_time(&self) -> Vec<(TimeCategory, f64)> {
+        let mut categories: Vec<(TimeCategory, f64)> = self
+            .seconds
+            .iter()
+            .map(|(category, seconds)| (*category, *seconds))
+            .filter(|(_, seconds)| *seconds > 0.0)
+            .collect();
+        categories.sort_by(|(_, a), (_, b)| b.total_cmp(a));
+        categories
+    }
+
     /// Adds seconds to a category.
     pub fn add(&mut self, category: TimeCategory, seconds: f64) {
         *self.seconds.entry(category).or_default() += seconds;

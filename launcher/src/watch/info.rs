@@ -3,6 +3,7 @@
 use lambert_control::RankTimes;
 use serde::Serialize;
 
+use crate::status::goodput::TimeCategory;
 use crate::status::stored::{Liveness, liveness};
 use crate::status::{RankStatus, RunState, Status};
 
@@ -30,6 +31,8 @@ pub struct Info {
     pub objective: String,
     /// Time of the status, seconds since the Unix epoch.
     pub updated: f64,
+    /// Categories of wall-clock time with their seconds, the longest first.
+    pub goodput: Vec<(TimeCategory, f64)>,
     pub rank_times: Option<RankTimes>,
     /// Number of ranks, those not in `ranks` included.
     pub rank_count: usize,
@@ -75,6 +78,7 @@ impl Info {
             restarts: status.restarts.count,
             objective: record.map_or(String::new(), |record| record.scores.main().name),
             updated: status.updated,
+            goodput: status.goodput.by_time(),
             rank_times,
             rank_count: if is_over { 0 } else { status.workers.ranks.len() },
             ranks: if is_over { Vec::new() } else { ranks(&status.workers.ranks, rank_times) },

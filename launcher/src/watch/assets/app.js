@@ -4,7 +4,7 @@ import { CHARTS, Chart } from "./charts.js";
 import { knownAxes, Run } from "./curves.js";
 import { el, settings } from "./dom.js";
 import { KINDS } from "./marks.js";
-import { showEvents, showRanks, showRuns } from "./panels.js";
+import { showEvents, showGoodput, showRanks, showRuns } from "./panels.js";
 
 const find = (id) => document.getElementById(id);
 const THEMES = ["auto", "light", "dark"];
@@ -34,6 +34,7 @@ function draw() {
 function show(haveCurvesChanged) {
   document.title = `${state.runs.map((run) => run.info.title).join(", ")} - lambert watch`;
   showRuns(find("runs"), state, () => show(true));
+  showGoodput(find("goodput"), state);
   showRanks(find("ranks"), state);
   if (!haveCurvesChanged) return;
   showEvents(find("events"), state);

@@ -1,4 +1,4 @@
-// Runs, ranks and events.
+// Runs, goodput, ranks and events.
 
 import { duration, el, format, replace } from "./dom.js";
 import { KINDS } from "./marks.js";
@@ -17,6 +17,7 @@ export function showRuns(list, state, toggle) {
     const lines = [
       `${info.state ?? "not started"}${info.updated ? `, updated ${duration(state.now() - info.updated)} ago` : ""}`,
       `step ${info.step} of ${info.steps}${rate}${left}`,
+      ...(info.goodput.length > 0 ? [goodput(info.goodput)] : []),
       `attempt ${info.attempt}${info.restarts ? `, ${info.restarts} restart${info.restarts > 1 ? "s" : ""}` : ""}${info.checkpoint ? `, checkpoint ${info.checkpoint}` : ""}`,
     ];
     const progress = el("progress", { max: Math.max(1, info.steps ?? 0), value: info.step ?? 0, "aria-label": `Progress of ${info.title}` });
@@ -55,6 +56,27 @@ export function showRanks(place, state) {
   });
   const heads = ["run", "host", "rank", "pid", "step", "phase", "last heartbeat", "note"];
   return table(place, "Ranks", summary.join("; "), heads, rows, [2, 3, 4, 6]);
+}
+
+/** Shows the wall-clock time of the visible runs by category. */
+export function showGoodput(place, state) {
+  const accounted = state.runs.filter((run) => run.visible && run.info.goodput?.length > 0);
+  if (accounted.length === 0) return replace(place, el("p", { class: "quiet" }, "No time has been accounted for yet."));
+  const rows = accounted.flatMap(({ info }) => {
+    const total = sum(info.goodput);
+    return info.goodput.map(([category, seconds]) => el("tr", {}, el("td", {}, info.title), el("td", {}, category.replaceAll("_", " ")),
+      el("td", { class: "number" }, duration(seconds)), el("td", { class: "number" }, share(seconds, total))));
+  });
+  const summary = accounted.map(({ info }) => `${info.title}: ${goodput(info.goodput)}`).join("; ");
+  return table(place, "Goodput", summary, ["run", "wall-clock time", "duration", "share"], rows, [2, 3]);
+}
+
+const sum = (categories) => categories.reduce((total, [, seconds]) => total + seconds, 0);
+const share = (seconds, total) => `${(100 * seconds / total).toFixed(1)}%`;
+
+function goodput(categories) {
+  const total = sum(categories), productive = categories.find(([category]) => category === "productive_step");
+  return `goodput ${share(productive?.[1] ?? 0, total)} of ${duration(total)}`;
 }
 
 /** Shows the marks of the visible runs, the newest steps first. */

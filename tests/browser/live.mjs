@@ -1,0 +1,41 @@
+// Opens the page of `lambert watch` for a run that trains, and waits until the page shows a restart without being loaded
+// again. Prints `open` when the page shows steps, then a report as JSON.
+//
+//   node tests/browser/live.mjs MODULES URL
+//
+// MODULES is a folder with playwright-core in node_modules (tests/setup.sh). CHROMIUM names the browser.
+
+import { createRequire } from "node:module";
+import path from "node:path";
+
+const [modules, url] = process.argv.slice(2);
+const { chromium } = createRequire(path.join(path.resolve(modules), "index.js"))("playwright-core");
+const LIMIT = { timeout: 120_000 };
+
+const browser = await chromium.launch({
+  executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
+  args: ["--no-sandbox", "--disable-dev-shm-usage"],
+});
+try {
+  const page = await browser.newPage();
+  // Sizes of the answers as they are sent, that is, compressed.
+  const sizes = [];
+  page.on("requestfinished", async (request) => {
+    if (request.url().includes("/data")) sizes.push((await request.sizes()).responseBodySize);
+  });
+  await page.goto(url);
+  const step = () => page.evaluate(() => Number(document.querySelector("#runs").innerText.match(/step (\d+) of/)?.[1] ?? 0));
+  await page.waitForFunction(() => /step [1-9]\d* of/.test(document.querySelector("#runs").innerText), null, LIMIT);
+  await page.evaluate(() => { window.isTheSamePage = true; });
+  const first = await step();
+  console.log("open");
+  await page.waitForFunction(() => /attempt 2, 1 restart/.test(document.querySelector("#runs").innerText), null, LIMIT);
+  await page.waitForFunction(() => /restart[\s\S]*killed by SIGKILL/.test(document.querySelector("#events").innerText), null, LIMIT);
+  await page.waitForFunction((first) => Number(document.querySelector("#runs").innerText.match(/step (\d+) of/)[1]) > first, first, LIMIT);
+  const goodput = await page.evaluate(() => document.querySelector("#goodput").innerText);
+  const ranks = await page.evaluate(() => document.querySelectorAll("#ranks tbody tr").length);
+  const isTheSamePage = await page.evaluate(() => window.isTheSamePage === true);
+  console.log(JSON.stringify({ first, last: await step(), goodput, ranks, isTheSamePage, sizes }));
+} finally {
+  await browser.close();
+}
