@@ -10,7 +10,7 @@ import path from "node:path";
 
 const [modules, url] = process.argv.slice(2);
 const { chromium } = createRequire(path.join(path.resolve(modules), "index.js"))("playwright-core");
-const LIMIT = { timeout: 120_000 };
+const LIMIT = 120_000;
 
 const browser = await chromium.launch({
   executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
@@ -24,15 +24,23 @@ try {
     if (request.url().includes("/data")) sizes.push((await request.sizes()).responseBodySize);
   });
   await page.goto(url);
-  const step = () => page.evaluate(() => Number(document.querySelector("#runs").innerText.match(/step (\d+) of/)?.[1] ?? 0));
-  await page.waitForFunction(() => /step [1-9]\d* of/.test(document.querySelector("#runs").innerText), null, LIMIT);
+  // The content security policy forbids the `eval` that waitForFunction would use.
+  const wait = async (holds) => {
+    for (const start = Date.now(); !(await holds());) {
+      if (Date.now() - start > LIMIT) throw new Error(`timeout; the page shows ${await text("body")}`);
+      await page.waitForTimeout(100);
+    }
+  };
+  const text = (selector) => page.evaluate((selector) => document.querySelector(selector).innerText, selector);
+  const step = async () => Number((await text("#runs")).match(/step (\d+) of/)?.[1] ?? 0);
+  await wait(async () => (await step()) > 0);
   await page.evaluate(() => { window.isTheSamePage = true; });
   const first = await step();
   console.log("open");
-  await page.waitForFunction(() => /attempt 2, 1 restart/.test(document.querySelector("#runs").innerText), null, LIMIT);
-  await page.waitForFunction(() => /restart[\s\S]*killed by SIGKILL/.test(document.querySelector("#events").innerText), null, LIMIT);
-  await page.waitForFunction((first) => Number(document.querySelector("#runs").innerText.match(/step (\d+) of/)[1]) > first, first, LIMIT);
-  const goodput = await page.evaluate(() => document.querySelector("#goodput").innerText);
+  await wait(async () => /attempt 2, 1 restart/.test(await text("#runs")));
+  await wait(async () => /restart[\s\S]*killed by SIGKILL/.test(await text("#events")));
+  await wait(async () => (await step()) > first);
+  const goodput = await text("#goodput");
   const ranks = await page.evaluate(() => document.querySelectorAll("#ranks tbody tr").length);
   const isTheSamePage = await page.evaluate(() => window.isTheSamePage === true);
   console.log(JSON.stringify({ first, last: await step(), goodput, ranks, isTheSamePage, sizes }));
