@@ -203,6 +203,7 @@ fn the_page_follows_a_run_through_a_restart() {
     assert!(report["last"].as_u64() > report["first"].as_u64(), "{report}");
     assert!(report["goodput"].as_str().unwrap().contains("infrastructure recovery from disruption"), "{report}");
     assert_eq!((&report["ranks"], &report["isTheSamePage"]), (&Value::from(2), &Value::Bool(true)));
+    println!("sizes of the answers: {}", report["sizes"]);
     let sizes = report["sizes"].as_array().unwrap();
     assert!(sizes.len() >= 2 && sizes.iter().all(|size| size.as_u64() < Some(200_000)), "{sizes:?}");
     done(&["stop", &run]);

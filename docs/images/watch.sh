@@ -12,7 +12,7 @@ modules=${XDG_CACHE_HOME:-$HOME/.cache}/lambert/browser-playwright-1.49.1-axe-4.
 
 # The page shows the path of the run.
 shown=/tmp/lambert-picture
-rm -rf $shown
+rm -rf $shown "$folder/watch.txt"
 mkdir -p $shown
 cp -a "$folder/run" $shown/run
 "$programs/lambert" watch $shown/run >"$folder/watch.txt" &

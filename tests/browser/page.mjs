@@ -29,7 +29,7 @@ try {
     });
   }
   const page = await context.newPage();
-  observe(page);
+  await observe(page);
   await open(page);
   report.firstPaintMs = await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? null);
   report.charts = await page.evaluate(charts);
@@ -50,14 +50,14 @@ try {
 }
 console.log(JSON.stringify(report));
 
-function observe(page) {
+async function observe(page) {
   page.on("console", (message) => { if (["error", "warning"].includes(message.type())) report.console.push(message.text()); });
   page.on("pageerror", (error) => report.console.push(String(error)));
   page.on("request", (request) => {
     const target = request.url();
     if (!target.startsWith("data:") && new URL(target).origin !== new URL(url).origin) report.foreign.push(target);
   });
-  page.exposeFunction("reportViolation", (text) => report.violations.push(text));
+  await page.exposeFunction("reportViolation", (text) => report.violations.push(text));
   page.addInitScript(() => document.addEventListener("securitypolicyviolation", (event) =>
     window.reportViolation(`${event.violatedDirective} ${event.blockedURI}`)));
 }

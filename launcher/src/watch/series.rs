@@ -29,11 +29,11 @@ pub struct Bucket {
     pub step: u64,
     /// Totals up to the last step.
     pub progress: Progress,
-    /// In the order of [`VALUES`]; `None` if no step has a finite value.
-    values: [Option<Range>; VALUE_COUNT],
+    /// In the order of [`VALUES`].
+    values: [Range; VALUE_COUNT],
 }
 
-/// Minimum, mean and maximum of finite values.
+/// Minimum, mean and maximum of the finite values, if there are any.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Range {
     min: f32,
@@ -43,6 +43,8 @@ struct Range {
 }
 
 impl Range {
+    const EMPTY: Self = Self { min: f32::INFINITY, max: f32::NEG_INFINITY, sum: 0.0, count: 0 };
+
     fn merged(self, other: Self) -> Self {
         let (min, max) = (self.min.min(other.min), self.max.max(other.max));
         Self { min, max, sum: self.sum + other.sum, count: self.count + other.count }
@@ -81,7 +83,7 @@ impl Series {
             Some(bucket) => bucket.add(curve),
             None => {
                 let (attempt, step, progress) = (curve.attempt, curve.step, curve.progress);
-                let mut bucket = Bucket { attempt, number, step, progress, values: [None; VALUE_COUNT] };
+                let mut bucket = Bucket { attempt, number, step, progress, values: [Range::EMPTY; VALUE_COUNT] };
                 bucket.add(curve);
                 self.buckets.push(bucket);
             }
@@ -119,9 +121,8 @@ impl Series {
         columns.insert("hours".into(), column(&|bucket| total(bucket.progress.seconds / 3600.0)));
         columns.insert("flops".into(), column(&|bucket| bucket.progress.flops.map_or(Value::Null, total)));
         for (index, name) in VALUES.iter().enumerate() {
-            let of = |range: fn(Range) -> f64| {
-                column(&|bucket| bucket.values[index].map_or(Value::Null, |found| number(range(found), DIGITS)))
-            };
+            // Values of an empty range are not finite, so they become null.
+            let of = |range: fn(Range) -> f64| column(&|bucket| number(range(bucket.values[index]), DIGITS));
             columns.insert((*name).into(), of(Range::mean));
             if self.width > 1 {
                 columns.insert(format!("{name}_min"), of(|range| range.min.into()));
@@ -138,8 +139,7 @@ impl Series {
         columns.insert("attempt".into(), column(&|bucket| bucket.attempt.into()));
         columns.insert("step".into(), column(&|bucket| bucket.step.into()));
         for (index, name) in VALUES.iter().enumerate() {
-            let mean = |bucket: &Bucket| bucket.values[index].map_or(Value::Null, |range| number(range.mean(), DIGITS));
-            columns.insert((*name).into(), column(&mean));
+            columns.insert((*name).into(), column(&|bucket| number(bucket.values[index].mean(), DIGITS)));
         }
         columns.into()
     }
@@ -149,10 +149,7 @@ impl Bucket {
     fn merge(&mut self, next: &Self) {
         (self.step, self.progress) = (next.step, next.progress);
         for (range, other) in self.values.iter_mut().zip(next.values) {
-            *range = match (*range, other) {
-                (Some(one), Some(other)) => Some(one.merged(other)),
-                (one, other) => one.or(other),
-            };
+            *range = range.merged(other);
         }
     }
 
@@ -162,9 +159,7 @@ impl Bucket {
             if !value.is_finite() {
                 continue;
             }
-            let found = range.get_or_insert(Range { min: value, max: value, sum: 0.0, count: 0 });
-            (found.min, found.max) = (found.min.min(value), found.max.max(value));
-            (found.sum, found.count) = (found.sum + f64::from(value), found.count + 1);
+            *range = range.merged(Range { min: value, max: value, sum: f64::from(value), count: 1 });
         }
     }
 }

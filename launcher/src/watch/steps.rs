@@ -12,9 +12,9 @@ use super::timeline::Timeline;
 /// Steps of a cell. A series of a run that has cells has wider buckets, which are whole cells.
 const CELL: u64 = 32;
 /// Maximum number of single steps.
-const SINGLE: usize = 65_536;
+const SINGLE: usize = 16_384;
 /// Single steps that are moved to cells at a time.
-const MOVED: usize = 8_192;
+const MOVED: usize = 4_096;
 /// Maximum number of undone steps; the newest are kept.
 const UNDONE: usize = 4_096;
 
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn old_steps_are_in_cells_and_the_series_is_the_same() {
-        let count = (SINGLE + 3 * MOVED) as u64 + 5;
+        let count = (SINGLE + 12 * MOVED) as u64 + 5;
         let steps = steps(count);
         assert!(steps.single.len() < SINGLE + MOVED && steps.cells.buckets.len() >= MOVED / CELL as usize);
         let (series, timeline) = steps.effective(&[], &mut StepFlops::new(None, None));
@@ -168,14 +168,14 @@ mod tests {
     #[test]
     fn steps_are_taken_back_unless_they_are_in_cells() {
         let mut steps = steps((SINGLE + MOVED) as u64);
-        steps.take_back(&[(1, 70_000)].into()).unwrap();
-        assert_eq!((steps.last(), steps.progress().samples), (70_000, 16.0 * 70_000.0));
-        assert_eq!((steps.undone.len(), steps.timeline.stages(None)[0].to), (3_728, 70_000));
-        let point = Point::from(&record(70_001, 1.0));
-        steps.add(AttemptStep { attempt: 2, step: 70_001 }, point.clone(), u64::MAX, &mut StepFlops::new(None, None));
+        steps.take_back(&[(1, 19_000)].into()).unwrap();
+        assert_eq!((steps.last(), steps.progress().samples), (19_000, 16.0 * 19_000.0));
+        assert_eq!((steps.undone.len(), steps.timeline.stages(None)[0].to), (1_480, 19_000));
+        let point = Point::from(&record(19_001, 1.0));
+        steps.add(AttemptStep { attempt: 2, step: 19_001 }, point.clone(), u64::MAX, &mut StepFlops::new(None, None));
         // An attempt that was superseded before it was read.
-        steps.add(AttemptStep { attempt: 3, step: 70_002 }, point, 70_001, &mut StepFlops::new(None, None));
-        assert_eq!((steps.last(), steps.undone.len()), (70_001, 3_729));
+        steps.add(AttemptStep { attempt: 3, step: 19_002 }, point, 19_001, &mut StepFlops::new(None, None));
+        assert_eq!((steps.last(), steps.undone.len()), (19_001, 1_481));
         assert_eq!(steps.take_back(&[(1, MOVED as u64 - 1)].into()), Err(TooOld));
     }
 }
