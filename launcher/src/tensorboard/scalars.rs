@@ -45,6 +45,9 @@ const TAGS: [(&str, &str); 27] = [
 const NOISE_GRADIENT: &str = "noise.gradient";
 const NOISE_VARIANCE: &str = "noise.variance";
 
+/// Tag of the tokens per second with padding. A record has the rate without padding, and the padding per token.
+const PADDED: &str = "throughput/padded_tokens_per_second";
+
 /// Tag of the gradient noise scale, in samples. It is computed from the averages of the estimates.
 const NOISE_SCALE: &str = "noise/scale";
 
@@ -59,6 +62,9 @@ pub fn of_step(text: &str, noise: &mut NoiseScale) -> serde_json::Result<Vec<Sca
     let fields = fields(text)?;
     let number = |name: &str| fields.iter().find(|(other, _)| other == name).and_then(|(_, field)| field.number());
     let mut scalars: Vec<Scalar> = fields.iter().filter_map(|(name, field)| scalar(step_tag(name)?, field)).collect();
+    if let (Some(tokens), Some(padding)) = (number("tokens_per_second"), number("padding")) {
+        scalars.push((PADDED.to_owned(), (tokens * (1.0 + padding)) as f32));
+    }
     if let (Some(gradient), Some(variance)) = (number(NOISE_GRADIENT), number(NOISE_VARIANCE)) {
         noise.add(GradientNoise { gradient, variance });
         scalars.extend(noise.samples().map(|samples| (NOISE_SCALE.to_owned(), samples as f32)));
@@ -109,15 +115,18 @@ mod tests {
 
     #[test]
     fn records_and_evaluations_have_tags() {
-        let text = r#"{"step":1,"stage":"s","batch_digest":7,"samples":64,"loss":7.5,"x_loss":0.1,"x_accuracy":0.25,
-            "trust_ratios":{"a.x_loss":0.5},"ranks":{"min":1.5}}"#;
+        let text = r#"{"step":1,"stage":"s","batch_digest":7,"samples":64,"padding":0.25,"loss":7.5,"x_loss":0.1,
+            "x_accuracy":0.25,"tokens_per_second":80.0,"trust_ratios":{"a.x_loss":0.5},"ranks":{"min":1.5}}"#;
         let expected = [
             scalar("batch/samples", 64.0),
+            scalar("batch/padding", 0.25),
             scalar("loss/total", 7.5),
             scalar("loss/x", 0.1),
             scalar("accuracy/x", 0.25),
+            scalar("throughput/tokens_per_second", 80.0),
             scalar("trust_ratio/a.x_loss", 0.5),
             scalar("seconds/ranks_min", 1.5),
+            scalar("throughput/padded_tokens_per_second", 100.0),
         ];
         assert_eq!(of_step(text, &mut NoiseScale::default()).unwrap(), expected);
         let text =
