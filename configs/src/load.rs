@@ -25,6 +25,9 @@ pub trait Checked: DeserializeOwned {
     /// Renamed keys, as (old, new). `*` in a path stands for the index of a list element.
     const RENAMED: &'static [(&'static str, &'static str)] = &[];
 
+    /// Inserts defaults that depend on other values into the values of all layers.
+    fn insert_defaults(_tree: &mut toml::Value) {}
+
     /// Adds one issue per invalid value. Keys are written as in the file.
     fn check(&self, issues: &mut Vec<ConfigIssue>);
 }
@@ -121,8 +124,9 @@ impl Layers {
         })?;
         let mut issues = Vec::new();
         let layers = self.layers::<T>(table, text, &mut issues);
-        let tree = layers::merge(layers, &mut issues)
+        let mut tree = layers::merge(layers, &mut issues)
             .map_err(|source| ConfigError::Merge { origin: origin(), source: Box::new(source) })?;
+        T::insert_defaults(&mut tree);
         let parsed: Option<T> = strict::read_all(tree, &mut issues);
         if let Some(config) = &parsed {
             let unread: Vec<String> = issues.iter().map(|issue| issue.key.clone()).collect();

@@ -1,11 +1,11 @@
-//! Token, position and (if the network has them) segment embeddings, with optional layer norm.
+//! Token, position and (if the network has them) segment embeddings, with optional layer norm and projection.
 
 use lambert_plan::architecture::{ModuleKind, ParamKind};
 use tch::{Kind, Tensor};
 
 use super::block::SegmentBlock;
 use super::dropout::DropoutSite;
-use super::{Dropout, LayerNorm, NetworkWeights};
+use super::{Dropout, LayerNorm, Linear, NetworkWeights};
 use crate::model::input::Input;
 use crate::torch;
 
@@ -15,6 +15,8 @@ pub struct Embeddings {
     /// Segment embeddings, if the network has them.
     segments: Option<Tensor>,
     norm: Option<LayerNorm>,
+    /// Projection to the hidden size, if the network has one.
+    projection: Option<Linear>,
     /// Dtype of the encoder layers.
     compute_dtype: Kind,
 }
@@ -28,6 +30,8 @@ impl Embeddings {
             positions: table(ModuleKind::PositionEmbeddings),
             segments: has(ModuleKind::SegmentEmbeddings).then(|| table(ModuleKind::SegmentEmbeddings)),
             norm: has(ModuleKind::EmbeddingNorm).then(|| LayerNorm::new(weights, ModuleKind::EmbeddingNorm, None)),
+            projection: has(ModuleKind::EmbeddingProjection)
+                .then(|| Linear::new(weights, ModuleKind::EmbeddingProjection, None)),
             compute_dtype: super::compute_dtype(weights.model),
         }
     }
@@ -47,6 +51,10 @@ impl SegmentBlock for Embeddings {
             Some(norm) => norm.forward(&sum),
             None => sum,
         };
-        vec![dropout.hidden(embedded, None, DropoutSite::Embeddings).to_kind(self.compute_dtype)]
+        let dropped = dropout.hidden(embedded, None, DropoutSite::Embeddings).to_kind(self.compute_dtype);
+        vec![match &self.projection {
+            Some(projection) => projection.forward(&dropped),
+            None => dropped,
+        }]
     }
 }

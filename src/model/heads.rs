@@ -56,14 +56,14 @@ struct MaskedLanguageHead {
 
 impl MaskedLanguageHead {
     fn new(weights: NetworkWeights<'_>) -> Self {
-        let NetworkWeights { parameters, network, model } = weights;
-        let bias = network.id(ModuleKind::PredictionBias, None, ParamKind::Bias);
+        let NetworkWeights { parameters, network, .. } = weights;
         let is_tied = network.module(ModuleKind::Decoder).is_some_and(|decoder| decoder.tied_to.is_some());
-        let decoder = if is_tied {
-            Linear::from_ids(parameters, network.id(ModuleKind::WordEmbeddings, None, ParamKind::Weight), bias)
-        } else {
-            Linear::new(weights, ModuleKind::Decoder, None)
+        let (matrix, vector) = match is_tied {
+            true => (ModuleKind::WordEmbeddings, ModuleKind::PredictionBias),
+            false => (ModuleKind::Decoder, ModuleKind::Decoder),
         };
+        let bias = network.id(vector, None, ParamKind::Bias);
+        let decoder = Linear::from_ids(parameters, network.id(matrix, None, ParamKind::Weight), bias);
         let padding = parameters.spec(bias).padding.unwrap_or(0) as i64;
         let padding_logits = (padding > 0).then(|| {
             let padding_logits = decoder.bias.zeros_like().set_requires_grad(false);
@@ -71,7 +71,7 @@ impl MaskedLanguageHead {
             padding_logits
         });
         Self {
-            activation: model.activation,
+            activation: network.head_activation,
             transform: Linear::new(weights, ModuleKind::Transform, None),
             norm: LayerNorm::new(weights, ModuleKind::TransformNorm, None),
             decoder,

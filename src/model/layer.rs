@@ -17,6 +17,8 @@ pub struct Layer {
     application: usize,
     heads: i64,
     norm: Norm,
+    /// True if the output of the attention has dropout.
+    drops_attention_output: bool,
     activation: Activation,
     /// Query, key and value projections, stacked in this order into one linear layer.
     query_key_value: Linear,
@@ -37,6 +39,7 @@ impl Layer {
             application,
             heads: model.heads as i64,
             norm: weights.norm_placement(),
+            drops_attention_output: weights.drops(ModuleKind::AttentionOutput),
             activation: model.activation,
             query_key_value: Linear::fused(weights, ModuleKind::Query, layer),
             attention_output: linear(ModuleKind::AttentionOutput),
@@ -52,12 +55,9 @@ impl Layer {
     fn apply(&self, hidden: &Tensor, attention_mask: Option<&Tensor>, dropout: Dropout<'_>) -> Tensor {
         // `attention` and `feed_forward` transform `x`, and add `hidden` as the residual.
         let attention = |x: &Tensor, hidden: &Tensor| {
-            let mixed = self.attend(x, attention_mask, dropout);
-            dropout.hidden(
-                self.attention_output.forward(&mixed),
-                Some(hidden),
-                self.site(LayerDropout::AttentionOutput),
-            )
+            let output = self.attention_output.forward(&self.attend(x, attention_mask, dropout));
+            let of_output = if self.drops_attention_output { dropout } else { Dropout::Off };
+            of_output.hidden(output, Some(hidden), self.site(LayerDropout::AttentionOutput))
         };
         let feed_forward = |x: &Tensor, hidden: &Tensor| {
             let inner = activate(&self.intermediate.forward(x), self.activation);

@@ -28,6 +28,11 @@ impl<'a> NetworkWeights<'a> {
         self.parameters.tensor(self.network.id(part, layer, leaf))
     }
 
+    /// True if the output of a module has dropout.
+    pub fn drops(self, part: ModuleKind) -> bool {
+        self.network.module(part).is_some_and(|module| module.is_dropped)
+    }
+
     /// Layer norm placement: post-norm (after the residual sums) or pre-norm (before each sublayer).
     pub fn norm_placement(self) -> Norm {
         let attention = self.network.module(ModuleKind::AttentionNorm).map(|module| module.norm_input);

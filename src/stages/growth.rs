@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use lambert_config::run::{Growth, Moments};
-use lambert_plan::architecture::{Architecture, Role, TensorId};
+use lambert_plan::architecture::{Architecture, Network, Role, TensorId};
 
 use crate::state::{Buffer, ParamSpec, Parameters, TrainState};
 use crate::torch::{self, TorchError};
@@ -18,7 +18,7 @@ pub fn grow(state: &mut TrainState, architecture: Architecture, growth: &Growth)
     if from == layers {
         return Ok(());
     }
-    let plan = GrowthPlan { growth, sources: growth.sources(from, layers), old: &state.parameters };
+    let plan = GrowthPlan { growth, sources: sources(growth, from, &architecture), old: &state.parameters };
     let kernels = state.parameters.kernels().clone();
     let grown = torch::guard(|| {
         let mut grown = TrainState::new(Parameters::zeros(kernels, architecture));
@@ -29,6 +29,16 @@ pub fn grow(state: &mut TrainState, architecture: Architecture, growth: &Growth)
     })?;
     state.take_tensors(grown);
     Ok(())
+}
+
+/// Returns the source layer of each layer of the deeper model, and true if the layer is new. Shared layers are never new:
+/// each is applied more often.
+fn sources(growth: &Growth, from: usize, architecture: &Architecture) -> Vec<(usize, bool)> {
+    let layers = architecture.layers();
+    match architecture.networks().iter().any(Network::shares_layers) {
+        true => (0..layers).map(|layer| (layer, false)).collect(),
+        false => growth.sources(from, layers),
+    }
 }
 
 /// Sources of the parameters of the deeper model.

@@ -5,7 +5,7 @@ mod cluster;
 use std::net::SocketAddr;
 
 use super::{
-    Attention, DeviceKind, GrowthOrder, Guard, Masking, Model, Objective, Optimizer, OptimizerKind, RENAMED, RunConfig,
+    Attention, DeviceKind, Family, GrowthOrder, Guard, Masking, Model, Objective, Optimizer, OptimizerKind, Pair, RENAMED, RunConfig,
     Stage, TokenBudget,
 };
 use crate::load::{Checked, ConfigIssue};
@@ -13,8 +13,16 @@ use crate::load::{Checked, ConfigIssue};
 impl Checked for RunConfig {
     const RENAMED: &'static [(&'static str, &'static str)] = &RENAMED;
 
+    fn insert_defaults(tree: &mut toml::Value) {
+        Family::insert_defaults(tree);
+    }
+
     fn check(&self, issues: &mut Vec<ConfigIssue>) {
         self.model.check(issues);
+        if self.objective.pair != Pair::None && !self.model.family.has_pair_head() {
+            let message = format!("must be \"none\": a model of family {} has no sentence-pair head", self.model.family);
+            issues.push(ConfigIssue::new("objective.pair", message));
+        }
         self.objective.check(issues);
         self.optimizer.check(issues);
         if self.stage.is_empty() {
@@ -103,13 +111,14 @@ impl RunConfig {
 const MAX_DIMENSION: usize = 1 << 20;
 
 impl Model {
-    fn sizes(&self) -> [(&'static str, usize); 5] {
+    fn sizes(&self) -> [(&'static str, usize); 6] {
         [
             ("model.layers", self.layers),
             ("model.hidden", self.hidden),
             ("model.heads", self.heads),
             ("model.intermediate", self.intermediate),
             ("model.positions", self.positions),
+            ("model.embedding", self.embedding.unwrap_or(self.hidden.max(1))),
         ]
     }
 
@@ -131,6 +140,13 @@ impl Model {
                 format!("{} heads do not divide hidden size {}", self.heads, self.hidden),
             ));
         }
+        if self.segments > MAX_DIMENSION {
+            issues.push(ConfigIssue::new("model.segments", format!("must be at most {MAX_DIMENSION}")));
+        }
+        if self.groups > self.layers {
+            issues.push(ConfigIssue::new("model.groups", format!("must be at most model.layers = {}", self.layers)));
+        }
+        self.family.check(self, issues);
         if !(1..=1024).contains(&self.pad_vocabulary_to) {
             issues.push(ConfigIssue::new("model.pad_vocabulary_to", "must be from 1 to 1024"));
         }
@@ -214,6 +230,13 @@ impl Stage {
         if to > from && self.growth.order == GrowthOrder::Interleave && !to.is_multiple_of(from.max(1)) {
             let message = format!("{to} layers after {from}: interleave requires a multiple of {from}");
             issues.push(ConfigIssue::new(key("growth.order"), message));
+        }
+        if to > from && model.groups > 1 {
+            let message = format!("{to} layers after {from}: a model with {} groups of layers cannot grow", model.groups);
+            issues.push(ConfigIssue::new(key("layers"), message));
+        }
+        if to > from && model.groups == 1 && !self.growth.is_default() {
+            issues.push(ConfigIssue::new(key("growth"), "has no effect: all layers share their weights"));
         }
         if to <= from && !self.growth.is_default() {
             issues.push(ConfigIssue::new(key("growth"), "the stage does not add layers"));

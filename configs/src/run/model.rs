@@ -3,20 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Encoder family.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Family {
-    /// BERT (arXiv 1810.04805), post-norm or pre-norm.
-    #[default]
-    Bert,
-}
-
-impl Family {
-    fn is_bert(&self) -> bool {
-        *self == Self::Bert
-    }
-}
+use super::Family;
 
 /// Position of layer normalizations.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -76,13 +63,11 @@ impl Attention {
     }
 }
 
-/// Encoder. Defaults are BERT-base.
+/// Encoder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Model {
-    /// Encoder family.
-    #[serde(skip_serializing_if = "Family::is_bert")]
-    #[schemars(!skip_serializing_if)]
+    /// Encoder family. It determines the defaults of the other keys, which are shown here for `bert`.
     pub family: Family,
     /// Number of encoder layers. A stage may have fewer layers (`stage.layers`).
     pub layers: usize,
@@ -94,6 +79,13 @@ pub struct Model {
     pub intermediate: usize,
     /// Number of position embeddings, which is the maximum sequence length in tokens.
     pub positions: usize,
+    /// Number of segment embeddings. 0: none.
+    pub segments: usize,
+    /// Size of the embeddings. Absent: the hidden size. A smaller size needs a projection to the hidden size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<usize>,
+    /// Number of groups of layers. The layers of a group share their weights. 0: each layer has its own weights.
+    pub groups: usize,
     /// Format of activations and matrix products.
     ///
     /// Weights, gradients, moments, losses and sums over ranks are always fp32.
@@ -129,6 +121,11 @@ impl Model {
         vocabulary.next_multiple_of(self.pad_vocabulary_to.max(1))
     }
 
+    /// Returns the size of the embeddings.
+    pub fn embedding(&self) -> usize {
+        self.embedding.unwrap_or(self.hidden)
+    }
+
     /// True if attention weights have dropout.
     pub fn drops_attention(&self) -> bool {
         self.attention_dropout.unwrap_or(self.dropout) > 0.0
@@ -144,6 +141,9 @@ impl Default for Model {
             heads: 12,
             intermediate: 3072,
             positions: 512,
+            segments: 2,
+            embedding: None,
+            groups: 0,
             precision: Precision::Fp32,
             norm: Norm::Post,
             activation: Activation::Gelu,

@@ -122,7 +122,6 @@ impl Source {
         let layers = self.config.depth(self.manifest.stage);
         let tensors = Architecture::of_run(&self.config, layers, self.vocabulary.size).tensors();
         let left_out = |tensor: &Tensor| is_head_unused(tensor.head, &self.config.objective);
-        let weights = trim::weights(&weights, &tensors, left_out).map_err(Failure::failed)?;
         let vocabulary = self.store.get(VOCABULARY).map_err(Failure::failed)?;
         let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });
         let tokenizer = self.vocabulary.tokenizer(&vocabulary).map_err(unusable)?;
@@ -131,6 +130,8 @@ impl Source {
             return Err(Failure::failed(ExportError::Vocabulary { url: url.to_owned(), name, expected, found }));
         }
         let description = self.description(layers, tokenizer.size(), tokenizer.special().pad);
+        let weights =
+            trim::weights(&weights, &tensors, description.first_position, left_out).map_err(Failure::failed)?;
         let positions = self.config.model.positions;
         Ok(vec![
             ("config.json", pretty(&description.config)),

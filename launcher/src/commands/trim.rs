@@ -1,44 +1,93 @@
-//! Trims weights for export: removes vocabulary padding rows and untrained heads.
+//! Weights for export: without vocabulary padding rows and untrained heads, and with the rows of the position table that
+//! belong to padding tokens.
 
-use lambert_plan::architecture::Tensor;
-use safetensors::tensor::{SafeTensorError, TensorView};
-use safetensors::{SafeTensors, serialize};
+use std::borrow::Cow;
+
+use lambert_plan::architecture::{ModuleKind, Tensor};
+use safetensors::tensor::{SafeTensorError, View};
+use safetensors::{Dtype, SafeTensors, serialize};
 
 /// Returns the safetensors file `bytes` without the tensors for which `left_out` is true and without vocabulary padding
-/// rows. `tensors` are the tensors of the model.
+/// rows. The position table gets `first_position` rows of zeros before its own. `tensors` are the tensors of the model.
 pub fn weights(
     bytes: &[u8],
     tensors: &[Tensor],
+    first_position: usize,
     left_out: impl Fn(&Tensor) -> bool,
 ) -> Result<Vec<u8>, SafeTensorError> {
-    if tensors.iter().all(|tensor| tensor.padding.unwrap_or(0) == 0 && !left_out(tensor)) {
+    let is_same = |tensor: &Tensor| tensor.padding.unwrap_or(0) == 0 && !left_out(tensor);
+    if first_position == 0 && tensors.iter().all(is_same) {
         return Ok(bytes.to_vec());
     }
     let (_, header) = SafeTensors::read_metadata(bytes)?;
     let file = SafeTensors::deserialize(bytes)?;
     let known = |name: &str| tensors.iter().find(|tensor| tensor.name == name);
-    let kept =
-        file.tensors().into_iter().filter(|(name, _)| !known(name).is_some_and(&left_out)).map(|(name, view)| {
-            let padding = known(&name).and_then(|tensor| tensor.padding);
-            let view = padding.map_or(Ok(view.clone()), |padding| cut(&view, padding))?;
-            Ok((name, view))
-        });
-    serialize(kept.collect::<Result<Vec<_>, SafeTensorError>>()?, header.metadata().clone())
+    let kept = file.tensors().into_iter().filter(|(name, _)| !known(name).is_some_and(&left_out));
+    let exported = kept.map(|(name, view)| {
+        let table = Rows { dtype: view.dtype(), shape: view.shape().to_vec(), data: Cow::Borrowed(view.data()) };
+        let tensor = known(&name);
+        let table = tensor.and_then(|tensor| tensor.padding).map_or(Ok(table.clone()), |padding| table.cut(padding))?;
+        let is_positions = tensor.is_some_and(|tensor| tensor.id.part == ModuleKind::PositionEmbeddings);
+        Ok((name, if is_positions { table.after_zeros(first_position) } else { table }))
+    });
+    serialize(exported.collect::<Result<Vec<_>, SafeTensorError>>()?, header.metadata().clone())
 }
 
-/// Drops the last `padding` rows of a row-major tensor.
-fn cut<'a>(view: &TensorView<'a>, padding: usize) -> Result<TensorView<'a>, SafeTensorError> {
-    let rows = view.shape().first().copied().unwrap_or(0);
-    let pieces = rows.checked_sub(padding).filter(|pieces| *pieces > 0).ok_or(SafeTensorError::ValidationOverflow)?;
-    let shape = [&[pieces], &view.shape()[1..]].concat();
-    TensorView::new(view.dtype(), shape, &view.data()[..view.data().len() / rows * pieces])
+/// A row-major tensor.
+#[derive(Debug, Clone)]
+struct Rows<'a> {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    data: Cow<'a, [u8]>,
+}
+
+impl Rows<'_> {
+    /// Drops the last `padding` rows.
+    fn cut(mut self, padding: usize) -> Result<Self, SafeTensorError> {
+        let rows = self.shape.first().copied().unwrap_or(0);
+        let kept = rows.checked_sub(padding).filter(|kept| *kept > 0).ok_or(SafeTensorError::ValidationOverflow)?;
+        let bytes = self.data.len() / rows * kept;
+        self.data = match self.data {
+            Cow::Borrowed(data) => Cow::Borrowed(&data[..bytes]),
+            Cow::Owned(data) => Cow::Owned(data[..bytes].to_vec()),
+        };
+        self.shape[0] = kept;
+        Ok(self)
+    }
+
+    /// Adds `count` rows of zeros at the beginning.
+    fn after_zeros(mut self, count: usize) -> Self {
+        let Some(rows) = self.shape.first_mut().filter(|rows| **rows > 0) else { return self };
+        let zeros = vec![0; self.data.len() / *rows * count];
+        *rows += count;
+        self.data = Cow::Owned([&zeros[..], &self.data].concat());
+        self
+    }
+}
+
+impl View for Rows<'_> {
+    fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Borrowed(&self.data)
+    }
+
+    fn data_len(&self) -> usize {
+        self.data.len()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_plan::architecture::{ModuleKind, ParamKind, Role, TensorId};
-    use safetensors::Dtype;
+    use lambert_plan::architecture::{ParamKind, Role, TensorId};
+    use safetensors::tensor::TensorView;
 
     #[test]
     fn trim_removes_the_last_rows_of_tables() {
@@ -59,19 +108,25 @@ mod tests {
         let views = [("table", view(&[8, 3], 96)), ("other", view(&[8, 2], 64))];
         let whole = serialize(views, Some(format.clone())).unwrap();
         let none_left_out = |_: &Tensor| false;
-        let cut = weights(&whole, &tensors, none_left_out).unwrap();
+        let cut = weights(&whole, &tensors, 0, none_left_out).unwrap();
         let file = SafeTensors::deserialize(&cut).unwrap();
         let table = file.tensor("table").unwrap();
         assert_eq!((table.shape(), table.data()), (&[5, 3][..], &data[..60]));
         assert_eq!(file.tensor("other").unwrap(), view(&[8, 2], 64));
         assert_eq!(SafeTensors::read_metadata(&cut).unwrap().1.metadata(), &Some(format));
         let none = [tensor("table", ModuleKind::WordEmbeddings, Some(0))];
-        assert_eq!(weights(&whole, &none, none_left_out).unwrap(), whole);
+        assert_eq!(weights(&whole, &none, 0, none_left_out).unwrap(), whole);
         let both = none.into_iter().chain([tensors[1].clone()]).collect::<Vec<_>>();
-        let without = weights(&whole, &both, |tensor| tensor.id.part == ModuleKind::Pooler).unwrap();
+        let without = weights(&whole, &both, 0, |tensor| tensor.id.part == ModuleKind::Pooler).unwrap();
         let file = SafeTensors::deserialize(&without).unwrap();
         assert_eq!((file.names(), file.tensor("table").unwrap()), (vec!["table"], view(&[8, 3], 96)));
         let all = [tensor("table", ModuleKind::WordEmbeddings, Some(8))];
-        assert!(weights(&whole, &all, none_left_out).is_err(), "nothing is left");
+        assert!(weights(&whole, &all, 0, none_left_out).is_err(), "nothing is left");
+        let positions = [tensor("other", ModuleKind::PositionEmbeddings, None)];
+        let longer = weights(&whole, &positions, 2, none_left_out).unwrap();
+        let file = SafeTensors::deserialize(&longer).unwrap();
+        let other = file.tensor("other").unwrap();
+        assert_eq!((other.shape(), other.data()), (&[10, 2][..], &[&[0; 16], &data[..64]].concat()[..]));
+        assert_eq!(file.tensor("table").unwrap(), view(&[8, 3], 96));
     }
 }

@@ -2,24 +2,41 @@
 //! encoders has one file in this directory and one arm in [`Network::new`]. Parameter names, shapes and memory order,
 //! FLOPs, activation memory, growth and exports all derive from a description.
 
+mod albert;
 mod bert;
+mod distilbert;
+mod electra;
 mod module;
+mod names;
 mod network;
 mod networks;
+mod post_norm;
+mod roberta;
 mod tensor;
+mod transformers;
 
 pub use module::{CostUnit, Head, Module, ModuleKind, NormInput, Op, ParamKind, Role, TensorId};
 pub use network::{Network, Segment, SegmentKind, SegmentOutput};
 pub use networks::{ALIGNMENT, Architecture};
 pub use tensor::Tensor;
-
-use serde_json::Value as Json;
+pub use transformers::TransformersModel;
 
 use lambert_config::run::{Family, Model};
 
 /// Keys of `[model]` that determine the set and the shapes of the parameters.
-pub const SHAPING: [&str; 8] =
-    ["family", "layers", "hidden", "intermediate", "positions", "norm", "tied_decoder", "pad_vocabulary_to"];
+pub const SHAPING: [&str; 11] = [
+    "family",
+    "layers",
+    "hidden",
+    "intermediate",
+    "positions",
+    "segments",
+    "embedding",
+    "groups",
+    "norm",
+    "tied_decoder",
+    "pad_vocabulary_to",
+];
 
 impl Network {
     /// Describes the network of a configuration with at least the heads `needed`, for `layers` layers and `vocabulary`
@@ -27,25 +44,10 @@ impl Network {
     pub fn new(model: &Model, needed: &[Head], layers: usize, vocabulary: usize) -> Self {
         match model.family {
             Family::Bert => bert::network(model, needed, layers, vocabulary),
-        }
-    }
-}
-
-/// Model class and configuration for Hugging Face Transformers.
-#[derive(Debug, Clone, PartialEq)]
-pub struct TransformersModel {
-    /// Class that loads the model.
-    pub class: &'static str,
-    /// Content of `config.json`.
-    pub config: Json,
-}
-
-impl TransformersModel {
-    /// Describes a model with these `heads`, `layers` layers and a vocabulary of `vocabulary` tokens. `pad` is the id
-    /// of the padding token.
-    pub fn new(model: &Model, heads: &[Head], layers: usize, vocabulary: usize, pad: u32) -> Self {
-        match model.family {
-            Family::Bert => bert::transformers(model, heads, layers, vocabulary, pad),
+            Family::Roberta => roberta::network(model, needed, layers, vocabulary),
+            Family::Albert => albert::network(model, needed, layers, vocabulary),
+            Family::Electra => electra::network(model, needed, layers, vocabulary),
+            Family::Distilbert => distilbert::network(model, needed, layers, vocabulary),
         }
     }
 }

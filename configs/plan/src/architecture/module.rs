@@ -11,6 +11,8 @@ pub enum ModuleKind {
     SegmentEmbeddings,
     /// Normalization of the summed embeddings.
     EmbeddingNorm,
+    /// Projection of the normalized embeddings to the hidden size.
+    EmbeddingProjection,
     /// Query projection.
     Query,
     /// Key projection.
@@ -48,9 +50,11 @@ impl ModuleKind {
     /// group are counted together. Checkpoints store the names, so the names never change.
     pub fn group(self) -> &'static str {
         match self {
-            Self::WordEmbeddings | Self::PositionEmbeddings | Self::SegmentEmbeddings | Self::EmbeddingNorm => {
-                "bert.embeddings"
-            }
+            Self::WordEmbeddings
+            | Self::PositionEmbeddings
+            | Self::SegmentEmbeddings
+            | Self::EmbeddingNorm
+            | Self::EmbeddingProjection => "bert.embeddings",
             Self::Pooler => "bert.pooler",
             Self::PairHead => "cls.seq_relationship",
             Self::Transform | Self::TransformNorm | Self::Decoder | Self::PredictionBias => "cls.predictions",
@@ -210,6 +214,8 @@ pub struct Module {
     pub is_fused_with_previous: bool,
     /// True if the output of the module is added to a residual.
     pub is_residual: bool,
+    /// True if dropout is applied to the output of the module.
+    pub is_dropped: bool,
     /// True if an activation function follows. The output of this function is kept for the backward pass.
     pub is_activated: bool,
     /// Input of the normalization; only for layer normalizations.
@@ -229,6 +235,7 @@ impl Module {
             head: None,
             is_fused_with_previous: false,
             is_residual: false,
+            is_dropped: false,
             is_activated: false,
             norm_input: NormInput::Other,
         }

@@ -3,6 +3,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use lambert_config::run::Activation;
+
 use super::module::{CostUnit, Head, Module, ModuleKind, Op, ParamKind, TensorId};
 use super::tensor::Tensor;
 
@@ -62,6 +64,8 @@ pub struct Network {
     pub segments: Vec<Segment>,
     /// Function that returns the name of a tensor.
     pub name: fn(TensorId) -> String,
+    /// Activation function of the MLM head.
+    pub head_activation: Activation,
     /// Vocabulary size, in tokens.
     pub vocabulary: usize,
     /// Vocabulary size with padding: rows of the embedding table and the decoder.
@@ -123,9 +127,15 @@ impl Network {
         self.segments.iter().flat_map(|segment| segment.modules.iter()).any(predicate)
     }
 
-    /// Returns the number of layers. Layers that share parameters count once.
+    /// Returns the number of layers, including those that share parameters.
     pub fn layers(&self) -> usize {
-        self.segments.iter().filter_map(|segment| segment.layer).map(|layer| layer + 1).max().unwrap_or(0)
+        self.segments.iter().filter(|segment| matches!(segment.kind, SegmentKind::Layer { .. })).count()
+    }
+
+    /// True if layers share parameters.
+    pub fn shares_layers(&self) -> bool {
+        let mut layers = HashSet::new();
+        self.segments.iter().filter_map(|segment| segment.layer).any(|layer| !layers.insert(layer))
     }
 
     /// Returns the number of parameters that this network owns.
@@ -169,7 +179,7 @@ impl Network {
     /// Returns the number of elements per token of the dropout masks of a layer. The mask of the attention
     /// probabilities is not included.
     pub fn dropout_elements(&self) -> usize {
-        self.layer().filter(|module| module.is_residual).map(Module::outputs).sum()
+        self.layer().filter(|module| module.is_dropped).map(Module::outputs).sum()
     }
 
     /// Returns the number of elements that a head saves for its backward pass: its input, and the outputs of modules

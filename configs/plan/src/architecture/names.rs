@@ -1,0 +1,30 @@
+//! Names of tensors in the models of Hugging Face Transformers.
+
+use super::{ModuleKind, ParamKind, TensorId};
+
+/// Returns the name of a tensor: `part.weight` outside the layers, `layers.N.part.weight` in layer N.
+pub fn join(id: TensorId, layers: &str, part: &str) -> String {
+    let leaf = match id.leaf {
+        ParamKind::Weight => "weight",
+        ParamKind::Bias => "bias",
+    };
+    match id.layer {
+        Some(layer) => format!("{layers}.{layer}.{part}.{leaf}"),
+        None => format!("{part}.{leaf}"),
+    }
+}
+
+/// Returns the name of a module of a post-norm layer in BERT, RoBERTa and ELECTRA; empty for other modules.
+pub fn of_layer(part: ModuleKind) -> &'static str {
+    match part {
+        ModuleKind::Query => "attention.self.query",
+        ModuleKind::Key => "attention.self.key",
+        ModuleKind::Value => "attention.self.value",
+        ModuleKind::AttentionOutput => "attention.output.dense",
+        ModuleKind::AttentionNorm => "attention.output.LayerNorm",
+        ModuleKind::Intermediate => "intermediate.dense",
+        ModuleKind::Output => "output.dense",
+        ModuleKind::OutputNorm => "output.LayerNorm",
+        _ => "",
+    }
+}

@@ -1,0 +1,37 @@
+//! RoBERTa (arXiv 1907.11692). Parameter names are those of transformers' `RobertaForMaskedLM`.
+
+use lambert_config::run::{Activation, Model};
+
+use super::post_norm::Variant;
+use super::transformers::{Shape, TransformersModel};
+use super::{Head, ModuleKind, Network, TensorId, names};
+
+/// Describes the network of a configuration with at least the heads `needed`, for `layers` layers and `vocabulary`
+/// tokens. The MLM head always uses GELU.
+pub fn network(model: &Model, needed: &[Head], layers: usize, vocabulary: usize) -> Network {
+    let variant = Variant::new(model, &[Head::MaskedLanguage], needed, name);
+    Variant { head_activation: Activation::Gelu, ..variant }.network(layers, vocabulary)
+}
+
+fn name(id: TensorId) -> String {
+    let part = match id.part {
+        ModuleKind::WordEmbeddings => "roberta.embeddings.word_embeddings",
+        ModuleKind::PositionEmbeddings => "roberta.embeddings.position_embeddings",
+        ModuleKind::SegmentEmbeddings => "roberta.embeddings.token_type_embeddings",
+        ModuleKind::EmbeddingNorm => "roberta.embeddings.LayerNorm",
+        ModuleKind::Transform => "lm_head.dense",
+        ModuleKind::TransformNorm => "lm_head.layer_norm",
+        ModuleKind::Decoder => "lm_head.decoder",
+        ModuleKind::PredictionBias => "lm_head",
+        part => names::of_layer(part),
+    };
+    names::join(id, "roberta.encoder.layer", part)
+}
+
+/// Describes the model as a `RobertaConfig` of transformers, where the positions of tokens begin after the id of the
+/// padding token.
+pub fn transformers(shape: Shape<'_>) -> TransformersModel {
+    let first_position = shape.pad as usize + 1;
+    let keys = shape.keys(shape.model.positions + first_position);
+    TransformersModel { first_position, ..TransformersModel::of_class("RobertaForMaskedLM", "roberta", keys) }
+}

@@ -1,0 +1,88 @@
+//! Model classes and configurations for Hugging Face Transformers.
+
+use lambert_config::run::{Activation, Family, Model};
+use serde_json::{Map, Value as Json, json};
+
+use super::{Head, albert, bert, distilbert, electra, roberta};
+
+/// Model class and configuration for Hugging Face Transformers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TransformersModel {
+    /// Class that loads the model.
+    pub class: &'static str,
+    /// Content of `config.json`.
+    pub config: Json,
+    /// Row of the first token in the table of positions. The rows before belong to padding tokens.
+    pub first_position: usize,
+}
+
+impl TransformersModel {
+    /// Describes a model with these `heads`, `layers` layers and a vocabulary of `vocabulary` tokens. `pad` is the id
+    /// of the padding token.
+    pub fn new(model: &Model, heads: &[Head], layers: usize, vocabulary: usize, pad: u32) -> Self {
+        let shape = Shape { model, layers, vocabulary, pad };
+        match model.family {
+            Family::Bert => bert::transformers(shape, heads),
+            Family::Roberta => roberta::transformers(shape),
+            Family::Albert => albert::transformers(shape, heads),
+            Family::Electra => electra::transformers(shape),
+            Family::Distilbert => distilbert::transformers(shape),
+        }
+    }
+
+    /// Creates the description of a class from the keys of its configuration.
+    pub(super) fn of_class(class: &'static str, model_type: &str, keys: Map<String, Json>) -> Self {
+        let mut config = keys;
+        config.insert("architectures".into(), json!([class]));
+        config.insert("model_type".into(), json!(model_type));
+        config.insert("torch_dtype".into(), json!("float32"));
+        Self { class, config: config.into(), first_position: 0 }
+    }
+}
+
+/// Sizes of an exported model.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape<'a> {
+    pub model: &'a Model,
+    pub layers: usize,
+    pub vocabulary: usize,
+    /// Id of the padding token.
+    pub pad: u32,
+}
+
+impl Shape<'_> {
+    /// Returns the keys that the configurations of BERT, RoBERTa, ALBERT and ELECTRA share. `positions` is the number
+    /// of position embeddings.
+    pub fn keys(self, positions: usize) -> Map<String, Json> {
+        let Self { model, layers, vocabulary, pad } = self;
+        let keys = json!({
+            "attention_probs_dropout_prob": model.attention_dropout.unwrap_or(model.dropout),
+            "hidden_act": activation(model.activation),
+            "hidden_dropout_prob": model.dropout,
+            "hidden_size": model.hidden,
+            "initializer_range": model.initializer_range,
+            "intermediate_size": model.intermediate,
+            "layer_norm_eps": model.layer_norm_eps,
+            "max_position_embeddings": positions,
+            "num_attention_heads": model.heads,
+            "num_hidden_layers": layers,
+            "pad_token_id": pad,
+            "position_embedding_type": "absolute",
+            "tie_word_embeddings": model.tied_decoder,
+            "type_vocab_size": model.segments,
+            "vocab_size": vocabulary,
+        });
+        match keys {
+            Json::Object(keys) => keys,
+            _ => Map::new(),
+        }
+    }
+}
+
+/// Returns the name of an activation function.
+pub fn activation(activation: Activation) -> &'static str {
+    match activation {
+        Activation::Gelu => "gelu",
+        Activation::GeluTanh => "gelu_pytorch_tanh",
+    }
+}

@@ -1,0 +1,119 @@
+//! Families of encoders: their default shapes, and the keys that a family does not have.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use toml::{Table, Value};
+
+use super::{Activation, Model, Pair};
+use crate::load::ConfigIssue;
+
+/// Encoder family.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Family {
+    /// BERT (arXiv 1810.04805), post-norm or pre-norm.
+    #[default]
+    Bert,
+    /// RoBERTa (arXiv 1907.11692): no segment embeddings and no sentence pairs.
+    Roberta,
+    /// ALBERT (arXiv 1909.11942): layers that share weights, narrow embeddings.
+    Albert,
+    /// Generator of ELECTRA (arXiv 2003.10555), trained as a masked language model.
+    Electra,
+    /// DistilBERT (arXiv 1910.01108): no segment embeddings and no sentence pairs.
+    Distilbert,
+}
+
+impl Family {
+    /// Returns the published base shape. Its values are the defaults of the family.
+    pub fn model(self) -> Model {
+        let bert = Model { family: self, ..Model::default() };
+        match self {
+            Self::Bert => bert,
+            Self::Roberta => Model { segments: 1, layer_norm_eps: 1e-5, ..bert },
+            Self::Albert => Model {
+                embedding: Some(128),
+                groups: 1,
+                activation: Activation::GeluTanh,
+                dropout: 0.0,
+                ..bert
+            },
+            Self::Electra => {
+                Model { embedding: Some(768), hidden: 256, heads: 4, intermediate: 1024, ..bert }
+            }
+            Self::Distilbert => Model { layers: 6, segments: 0, ..bert },
+        }
+    }
+
+    /// Returns the default sentence-pair objective.
+    pub fn pair(self) -> Pair {
+        match self {
+            Self::Bert => Pair::Nsp,
+            Self::Albert => Pair::Sop,
+            Self::Roberta | Self::Electra | Self::Distilbert => Pair::None,
+        }
+    }
+
+    /// True if models of the family can have a sentence-pair head.
+    pub fn has_pair_head(self) -> bool {
+        matches!(self, Self::Bert | Self::Albert)
+    }
+
+    /// Returns the keys of `[model]` whose values are fixed.
+    fn fixed(self) -> &'static [&'static str] {
+        match self {
+            Self::Bert => &["segments", "embedding", "groups"],
+            Self::Roberta => &["norm", "segments", "embedding", "groups"],
+            Self::Albert => &["norm"],
+            Self::Electra => &["norm", "groups"],
+            Self::Distilbert => &["norm", "segments", "embedding", "groups", "layer_norm_eps"],
+        }
+    }
+
+    /// Inserts the defaults of the family into the values of a configuration.
+    pub(super) fn insert_defaults(tree: &mut Value) {
+        let Some(name) = tree.get("model").and_then(|model| model.get("family")) else { return };
+        // An unknown family is reported when the value is read.
+        let Ok(family) = Self::deserialize(name.clone()) else { return };
+        let Ok(defaults) = Table::try_from(family.model()) else { return };
+        if let Some(model) = tree.get_mut("model").and_then(Value::as_table_mut) {
+            insert(model, defaults);
+        }
+        let Some(tree) = tree.as_table_mut() else { return };
+        let objective = tree.entry("objective").or_insert_with(|| Table::new().into());
+        if let (Some(objective), Ok(pair)) = (objective.as_table_mut(), Value::try_from(family.pair())) {
+            insert(objective, Table::from_iter([("pair".to_owned(), pair)]));
+        }
+    }
+
+    /// Adds an issue for each key of `[model]` whose value the family does not have.
+    pub(super) fn check(self, model: &Model, issues: &mut Vec<ConfigIssue>) {
+        let (Ok(values), Ok(defaults)) = (Table::try_from(model), Table::try_from(self.model())) else { return };
+        for key in self.fixed().iter().filter(|key| values.get(**key) != defaults.get(**key)) {
+            let has = match defaults.get(*key) {
+                Some(value) => format!("always has {value}"),
+                None => "does not have this key".to_owned(),
+            };
+            issues.push(ConfigIssue::new(format!("model.{key}"), format!("a model of family {self} {has}")));
+        }
+    }
+}
+
+fn insert(values: &mut Table, defaults: Table) {
+    for (key, value) in defaults {
+        values.entry(key).or_insert(value);
+    }
+}
+
+impl std::fmt::Display for Family {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let name = match self {
+            Self::Bert => "bert",
+            Self::Roberta => "roberta",
+            Self::Albert => "albert",
+            Self::Electra => "electra",
+            Self::Distilbert => "distilbert",
+        };
+        formatter.write_str(name)
+    }
+}

@@ -1,0 +1,150 @@
+"""Writes golden values of encoder families from Hugging Face transformers: random weights of a small model, two padded inputs,
+logits, losses, and the gradient of each parameter. The metadata of a file has the keys of [model].
+
+    pip install torch==2.11.0 "transformers>=5" numpy safetensors
+    python tests/golden/make_families.py tests/golden/families
+
+writes the files of the tests. With a number, it writes that many random shapes of each family:
+
+    python tests/golden/make_families.py golden 10
+    LAMBERT_GOLDEN=$PWD/golden cargo test --release --workspace --test family_golden -- --ignored --nocapture
+"""
+
+import json
+import pathlib
+import random
+import sys
+
+import torch
+import transformers as hf
+from safetensors.torch import save_file
+
+PAD = 0
+ACTIVATIONS = {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh"}
+
+
+def shared(model, vocabulary, positions):
+    return dict(
+        vocab_size=vocabulary, hidden_size=model["hidden"], num_hidden_layers=model["layers"],
+        num_attention_heads=model["heads"], intermediate_size=model["intermediate"], max_position_embeddings=positions,
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=PAD,
+        hidden_act=ACTIVATIONS[model["activation"]], tie_word_embeddings=model["tied_decoder"],
+    )
+
+
+def roberta(model, vocabulary):
+    keys = shared(model, vocabulary, model["positions"] + PAD + 1) | dict(type_vocab_size=1, layer_norm_eps=1e-5)
+    return hf.RobertaForMaskedLM(hf.RobertaConfig(**keys))
+
+
+def albert(model, vocabulary):
+    keys = shared(model, vocabulary, model["positions"])
+    keys |= dict(embedding_size=model["embedding"], num_hidden_groups=model["groups"] or model["layers"])
+    return hf.AlbertForPreTraining(hf.AlbertConfig(**keys))
+
+
+def electra(model, vocabulary):
+    keys = shared(model, vocabulary, model["positions"]) | dict(embedding_size=model["embedding"])
+    return hf.ElectraForMaskedLM(hf.ElectraConfig(**keys))
+
+
+def distilbert(model, vocabulary):
+    return hf.DistilBertForMaskedLM(hf.DistilBertConfig(
+        vocab_size=vocabulary, max_position_embeddings=model["positions"], n_layers=model["layers"], n_heads=model["heads"],
+        dim=model["hidden"], hidden_dim=model["intermediate"], dropout=0.0, attention_dropout=0.0, pad_token_id=PAD,
+        activation=ACTIVATIONS[model["activation"]], tie_word_embeddings=model["tied_decoder"],
+    ))
+
+
+FAMILIES = dict(roberta=roberta, albert=albert, electra=electra, distilbert=distilbert)
+# The models of the tests. Keys that are absent have the values of TINY.
+TINY = dict(layers=2, hidden=12, heads=2, intermediate=20, positions=16, activation="gelu", tied_decoder=True, dropout=0.0)
+TESTED = {
+    "roberta": dict(family="roberta"),
+    "roberta-untied": dict(family="roberta", tied_decoder=False, activation="gelu-tanh"),
+    "albert": dict(family="albert", layers=3, embedding=6, groups=1, activation="gelu-tanh"),
+    "albert-groups": dict(family="albert", layers=3, embedding=12, groups=2, tied_decoder=False),
+    "electra": dict(family="electra", embedding=18),
+    "electra-untied": dict(family="electra", embedding=12, tied_decoder=False),
+    "distilbert": dict(family="distilbert"),
+    "distilbert-untied": dict(family="distilbert", tied_decoder=False, activation="gelu-tanh"),
+}
+
+
+def random_shape(family):
+    heads = random.randint(1, 5)
+    layers = random.randint(1, 4)
+    shape = dict(
+        family=family, layers=layers, hidden=heads * random.randint(3, 17), heads=heads, intermediate=random.randint(5, 90),
+        positions=random.randint(16, 40), activation=random.choice(list(ACTIVATIONS)), tied_decoder=random.random() < 0.5,
+        pad_vocabulary_to=random.choice([1, 8, 100]), dropout=0.0,
+    )
+    if family in ("albert", "electra"):
+        shape["embedding"] = random.choice([shape["hidden"], random.randint(4, 40)])
+    if family == "albert":
+        shape["groups"] = random.randint(0, layers)
+    return shape
+
+
+def write(folder, name, shape, vocabulary):
+    family = shape["family"]
+    model = FAMILIES[family](shape, vocabulary).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # larger than at initialisation, so that every term affects the results
+            parameter.add_(0.15 * torch.randn_like(parameter))
+    width = 14
+    lengths = [width, 9]
+    ids = torch.randint(5, vocabulary, (2, width))
+    attendable = torch.zeros(2, width, dtype=torch.long)
+    segments = torch.zeros(2, width, dtype=torch.long)
+    if family in ("albert", "electra"):
+        segments[0, 8:] = 1
+    for row, length in enumerate(lengths):
+        attendable[row, :length] = 1
+        ids[row, length:] = PAD
+    labels = torch.full((2, width), -100)
+    for row, position in [(0, 1), (0, 7), (0, 12), (1, 3), (1, 8)]:
+        labels[row, position] = torch.randint(5, vocabulary, ())
+    chosen = labels != -100
+    inputs = dict(input_ids=ids, attention_mask=attendable)
+    if family != "distilbert":
+        inputs["token_type_ids"] = segments
+    out = model(**inputs)
+    logits = out.prediction_logits if family == "albert" else out.logits
+    mlm = torch.nn.functional.cross_entropy(logits[chosen], labels[chosen])
+    tensors = {
+        "ids": ids, "segments": segments, "lengths": torch.tensor(lengths),
+        "positions": chosen.flatten().nonzero().flatten(), "labels": labels[chosen],
+        "mlm_logits": logits.detach().flatten(0, 1)[chosen.flatten()].contiguous(), "mlm_loss": mlm.detach(),
+    }
+    loss = mlm
+    if family == "albert":
+        pair = torch.tensor([1, 0])
+        sop = torch.nn.functional.cross_entropy(out.sop_logits, pair)
+        tensors |= {"pair": pair, "pair_logits": out.sop_logits.detach().contiguous(), "pair_loss": sop.detach()}
+        loss = mlm + sop
+    loss.backward()
+    for parameter_name, parameter in model.named_parameters():  # lists tied parameters only once
+        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        weight = parameter.detach()
+        if family == "roberta" and parameter_name.endswith("position_embeddings.weight"):
+            # The first rows belong to padding. Tokens begin at row PAD + 1.
+            weight, gradient = weight[PAD + 1:], gradient[PAD + 1:]
+        tensors[f"weight:{parameter_name}"] = weight.clone().contiguous()
+        tensors[f"gradient:{parameter_name}"] = gradient.detach().clone().contiguous()
+    path = folder / f"{name}.safetensors"
+    save_file(tensors, path, metadata={"model": json.dumps(shape), "vocabulary": str(vocabulary)})
+    print(f"{path}: {len(tensors)} tensors, {path.stat().st_size} bytes, MLM loss {mlm.item():.6f}")
+
+
+torch.manual_seed(7)
+random.seed(7)
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir(parents=True, exist_ok=True)
+if len(sys.argv) > 2:
+    for family in FAMILIES:
+        for number in range(int(sys.argv[2])):
+            write(folder, f"{family}-{number}", random_shape(family), random.randint(40, 130))
+else:
+    for name, keys in TESTED.items():
+        write(folder, name, TINY | keys, 37)
