@@ -52,9 +52,14 @@ impl Card<'_> {
         blocks.extend(self.training());
         blocks.extend(self.results());
         blocks.extend(self.limitations());
-        blocks.extend(self.configuration());
+        blocks.extend(self.configuration().into_iter().flatten());
         blocks.extend(self.versions());
         format!("{}\n{}", front_matter::render(self.labels, model_type), markdown::render(&name, &blocks))
+    }
+
+    /// Returns the records if the last of them is that of the checkpoint's step.
+    fn records(&self) -> Option<&RunReport> {
+        self.records.filter(|records| records.last_step == Some(self.checkpoint.step))
     }
 
     /// Returns the records if they cover every step of the checkpoint. Sums over records are wrong otherwise.
@@ -67,10 +72,13 @@ impl Card<'_> {
     }
 
     fn summary(&self) -> String {
-        let start = match self.config.run.from.as_deref().map(split_checkpoint_url) {
-            None => "random weights".to_owned(),
-            Some((run, None)) => format!("the weights of {}", short_name(run)),
-            Some((run, Some(checkpoint))) => format!("the weights of checkpoint {checkpoint} of {}", short_name(run)),
+        let from = self.config.run.from.as_deref().map(split_checkpoint_url);
+        let start = match (&self.labels.base_model, from) {
+            (Some(base), _) => format!("the weights of {base}"),
+            (None, None) => "random weights".to_owned(),
+            (None, Some((run, checkpoint))) => {
+                format!("the weights of checkpoint {} of {}", checkpoint.unwrap_or_default(), short_name(run))
+            }
         };
         let (class, layers, parameters) = (self.model.class, self.layers(), self.parameters);
         format!(
@@ -145,10 +153,15 @@ impl Card<'_> {
         ]
     }
 
-    fn configuration(&self) -> Option<Block> {
+    fn configuration(&self) -> Option<[Block; 3]> {
         let mut config = toml::Table::try_from(self.config).ok()?;
         config.retain(|section, _| !PRIVATE.contains(&section));
-        Some(Block::Code(CONFIG.to_owned(), config.to_string()))
+        let left_out = format!("The configuration of the run, without the sections {}:", PRIVATE.join(", "));
+        Some([
+            Block::Heading("Configuration".to_owned()),
+            Block::Paragraph(left_out),
+            Block::Code(CONFIG.to_owned(), config.to_string()),
+        ])
     }
 
     fn versions(&self) -> Vec<Block> {
@@ -167,4 +180,13 @@ impl Card<'_> {
 fn table(names: &[&str; 2], rows: Vec<(&str, String)>) -> Block {
     let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]);
     Block::Table(std::iter::once(head(names)).chain(rows).collect())
+}
+
+/// Table without the columns that have no content.
+fn filled(rows: Vec<Vec<String>>) -> Block {
+    let has_content =
+        |column: usize| rows.iter().skip(1).any(|row| row.get(column).is_some_and(|cell| !cell.is_empty()));
+    let kept: Vec<usize> = (0..rows.first().map_or(0, Vec::len)).filter(|column| has_content(*column)).collect();
+    let cells = |row: &Vec<String>| kept.iter().filter_map(|column| row.get(*column).cloned()).collect();
+    Block::Table(rows.iter().map(cells).collect())
 }

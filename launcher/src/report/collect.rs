@@ -31,6 +31,8 @@ pub struct RunReport {
     pub error: Option<String>,
     /// Steps that are not undone.
     pub steps: u64,
+    /// Last step that is not undone.
+    pub last_step: Option<u64>,
     pub planned_steps: u64,
     pub samples: u64,
     /// Tokens without padding.
@@ -134,6 +136,7 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
         state: if status.updated > 0.0 { status.state.to_string() } else { String::new() },
         error: status.error.filter(|_| status.state == crate::status::RunState::Failed),
         steps: steps.len() as u64,
+        last_step: last.map(|record| record.step),
         planned_steps: parsed.as_ref().map_or(0, |config| config.stage.iter().map(|stage| stage.steps).sum()),
         samples: sum(|record| record.batch.samples),
         tokens: sum(|record| record.batch.tokens),

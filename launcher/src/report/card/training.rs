@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::super::collect::StageReport;
 use super::super::document::{Block, head};
-use super::{Card, table};
+use super::{Card, filled, table};
 use crate::text::percent;
 
 impl Card<'_> {
@@ -123,7 +123,7 @@ impl Card<'_> {
                 }),
             ]
         };
-        Block::Table(std::iter::once(head(&names)).chain(stages.map(row)).collect())
+        filled(std::iter::once(head(&names)).chain(stages.map(row)).collect())
     }
 
     /// Number of layers of a stage, and the source of its new layers if the model grew.
@@ -138,7 +138,7 @@ impl Card<'_> {
 
     /// True if the loss on held-out data is known.
     pub(super) fn has_held_out(&self) -> bool {
-        self.checkpoint.held_out_loss.is_some() || self.records.is_some_and(|records| !records.held_out.is_empty())
+        self.checkpoint.held_out_loss.is_some() || self.records().is_some_and(|records| !records.held_out.is_empty())
     }
 
     /// Losses and accuracies. The columns of training are left out without records, as are those of held-out data if it
@@ -147,10 +147,11 @@ impl Card<'_> {
         let losses = objectives::losses(&self.config.objective);
         let nats = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.4} nats"));
         let share = |value: Option<&f64>| value.map_or(String::new(), |value| percent(*value));
-        let mut rows = vec![head(&["objective", "training loss", "accuracy", "held-out loss", "accuracy"])];
+        let names = ["objective", "training loss", "training accuracy", "held-out loss", "held-out accuracy"];
+        let mut rows = vec![head(&names)];
         for (index, loss) in losses.iter().enumerate() {
             let saved = self.checkpoint.held_out_loss.filter(|_| index == 0);
-            let row = match self.records {
+            let row = match self.records() {
                 Some(records) => [
                     nats(records.losses.get(loss.name).copied()),
                     share(records.accuracies.get(loss.name)),
@@ -167,7 +168,7 @@ impl Card<'_> {
             return Vec::new();
         }
         let mut notes = Vec::new();
-        if let Some(records) = self.records.filter(|records| !records.losses.is_empty()) {
+        if let Some(records) = self.records() {
             notes.push("Training figures are means of the last 20 steps.".to_owned());
             if let (Some(step), Some(samples)) = (records.held_out_step, records.held_out_samples) {
                 notes.push(format!("Held-out figures are from {samples} samples after step {step}."));
@@ -175,7 +176,7 @@ impl Card<'_> {
             let baseline = records.unigram_entropy.map(|nats| format!("A unigram model has a loss of {nats:.4} nats."));
             notes.extend(baseline);
         }
-        let mut blocks = vec![Block::Heading("Results".to_owned()), Block::Table(rows)];
+        let mut blocks = vec![Block::Heading("Results".to_owned()), filled(rows)];
         blocks.extend((!notes.is_empty()).then(|| Block::Paragraph(notes.join(" "))));
         blocks
     }
