@@ -80,6 +80,6 @@ mod tests {
         assert!(some.iter().all(|group| group / 4 == some[0] / 4), "{some:?}");
         assert_eq!(some, chosen(&groups(), 120, &options(Some(35), 1)));
         assert!((2..9).any(|seed| some != chosen(&groups(), 120, &options(Some(35), seed))));
-        assert_eq!(chosen(&[], 0, &options(Some(5), 1)), []);
+        assert!(chosen(&[], 0, &options(Some(5), 1)).is_empty());
     }
 }

@@ -20,7 +20,7 @@ use super::trim;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::report::card::{Card, CardLabels};
+use crate::report::card::{CardLabels, ModelCard};
 use crate::report::collect::{RunReport, collect_until};
 use crate::report::datasets;
 
@@ -132,7 +132,7 @@ impl Source {
             .inspect_err(|error| tracing::warn!("the model card lacks the results of the run: {error}"))
             .ok();
         let data = datasets::of_checkpoint(&self.config, &self.manifest);
-        Card {
+        ModelCard {
             labels,
             config: &self.config,
             checkpoint: &self.manifest,

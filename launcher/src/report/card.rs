@@ -23,7 +23,7 @@ const PRIVATE: [&str; 4] = ["cluster", "slurm", "notify", "prometheus"];
 
 /// Facts of an exported checkpoint.
 #[derive(Debug)]
-pub struct Card<'a> {
+pub struct ModelCard<'a> {
     pub labels: &'a CardLabels,
     pub config: &'a RunConfig,
     pub checkpoint: &'a Checkpoint,
@@ -37,7 +37,7 @@ pub struct Card<'a> {
     pub records: Option<&'a RunReport>,
 }
 
-impl Card<'_> {
+impl ModelCard<'_> {
     /// Formats the card.
     pub fn render(&self) -> String {
         let name = match self.config.run.name.as_str() {

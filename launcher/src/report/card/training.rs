@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use super::super::collect::StageReport;
 use super::super::document::{Block, head};
-use super::{Card, filled, table};
+use super::{ModelCard, filled, table};
 use crate::text::percent;
 
-impl Card<'_> {
+impl ModelCard<'_> {
     /// Names of the objectives: `masked language modeling and next sentence prediction`.
     pub(super) fn objective(&self) -> String {
         let pair = match self.config.objective.pair {
