@@ -7,7 +7,7 @@
 //! - [`slurm`]: batch scripts, job submission and job state
 //! - [`tune`]: hyperparameter sweeps
 //! - [`metrics`]: step records as tables; [`tensorboard`]: TensorBoard event files;
-//!   [`report`]: reports of runs; [`watch`]: web page that shows runs
+//!   [`report`]: reports of runs; [`data_report`]: reports of datasets; [`watch`]: web page that shows runs
 //! - [`status`]: `status.json`, which reports the state of a run to other machines
 //! - [`store_writer`]: background writer for small objects; [`logs`]: log directories of the ranks; [`host`]: host
 //!   name, clock, processes
@@ -26,6 +26,7 @@ pub mod child_groups;
 pub mod cli;
 pub mod commands;
 pub mod console;
+pub mod data_report;
 pub mod decide;
 pub mod failure;
 pub mod host;

@@ -11,6 +11,7 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/comma
 /// Guide for each command.
 const GUIDES: &[(&str, &str)] = &[
     ("prep", "[Prepare a corpus](../guides/prepare-a-corpus.md)"),
+    ("data", "[Report a dataset](../guides/prepare-a-corpus.md#report-a-dataset)"),
     (
         "run",
         "[Train on one machine](../guides/one-machine.md), [on several hosts](../guides/several-hosts.md); [step records](step-records.md)",

@@ -18,7 +18,7 @@ mod watch;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-pub use data::{Generate, Inspect, Prep, Vocab};
+pub use data::{Data, DataAction, DataReport, DataReportFormat, Generate, Inspect, Prep, Vocab};
 pub use metrics::{Metrics, RecordFormat};
 pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
 pub use plan::{MachineName, Plan};
@@ -63,6 +63,8 @@ pub enum Command {
     Generate(Generate),
     /// Show a dataset's manifest and samples, or verify its checksums
     Inspect(Inspect),
+    /// Write a report of a dataset with lengths, token frequencies and duplicates
+    Data(Data),
     /// Estimate time and memory of a run before it is started
     Plan(Plan),
     /// Start or resume a training run

@@ -1,6 +1,7 @@
 //! Subcommands. Each subcommand takes its arguments and returns an exit code or a failure.
 
 mod checkpoint;
+mod data_report;
 mod export;
 mod files;
 mod follow;
@@ -22,7 +23,7 @@ mod trim;
 mod vocab;
 mod watch;
 
-use crate::cli::Command;
+use crate::cli::{Command, DataAction};
 use crate::failure::Outcome;
 use crate::{run, tune, worker};
 
@@ -33,6 +34,9 @@ pub fn run(command: &Command) -> Outcome {
         Command::Vocab(arguments) => vocab::vocab(arguments),
         Command::Generate(arguments) => generate::generate(arguments),
         Command::Inspect(arguments) => inspect::inspect(arguments),
+        Command::Data(arguments) => match &arguments.action {
+            DataAction::Report(arguments) => data_report::data_report(arguments),
+        },
         Command::Plan(arguments) => plan::plan(arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Submit(arguments) => submit::submit(arguments),
