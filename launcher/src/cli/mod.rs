@@ -1,13 +1,14 @@
 //! Command-line interface: all arguments, declared once. Only their syntax is checked here.
 //!
-//! - `data`: dataset commands; `plan`: planning command; `run`: run commands; `metrics`: export of step records;
-//!   `report`: reports; `watch`: status, logs and the web page
+//! - `init`: files of a first run; `data`: dataset commands; `plan`: planning command; `run`: run commands
+//! - `metrics`: export of step records; `report`: reports; `watch`: status, logs and the web page
 //! - `model`: checkpoint and model commands
 //! - `values`: parsers for argument values
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "these comments are the help texts too, where [MASK] is no link")]
 
 mod data;
+mod init;
 mod metrics;
 mod model;
 mod plan;
@@ -19,6 +20,7 @@ mod watch;
 use clap::{Parser, Subcommand, ValueEnum};
 
 pub use data::{Generate, Inspect, Prep, Vocab};
+pub use init::{Init, Place, Size, SourceKind};
 pub use metrics::{Metrics, RecordFormat};
 pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
 pub use plan::{MachineName, Plan};
@@ -55,6 +57,8 @@ pub enum LogFormat {
 /// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Write the configuration files of a first run
+    Init(Init),
     /// Tokenize text into a shuffled, sharded Parquet dataset
     Prep(Prep),
     /// Train a WordPiece vocabulary

@@ -5,6 +5,7 @@ mod export;
 mod files;
 mod follow;
 mod generate;
+mod init;
 mod inspect;
 mod logs;
 mod metrics;
@@ -29,6 +30,7 @@ use crate::{run, tune, worker};
 /// Runs a subcommand.
 pub fn run(command: &Command) -> Outcome {
     match command {
+        Command::Init(arguments) => init::init(arguments),
         Command::Prep(arguments) => prep::prep(arguments),
         Command::Vocab(arguments) => vocab::vocab(arguments),
         Command::Generate(arguments) => generate::generate(arguments),

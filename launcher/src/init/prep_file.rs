@@ -1,0 +1,33 @@
+//! The preparation file: a configuration of the folder configs, with the sources of the user.
+
+use super::corpus::TextSource;
+use super::document::Document;
+use super::layout::Layout;
+use super::run_file::dataset;
+use crate::cli::Size;
+
+/// Vocabulary file.
+pub const VOCABULARY: &str = "vocab.txt";
+
+/// Builds the preparation file of the dataset with the sequence length `length`, tokens.
+pub fn build(size: Size, sources: &[TextSource], length: u32, layout: &Layout) -> Document {
+    let text = match size {
+        Size::Small => include_str!("../../../configs/prep-books.toml"),
+        _ => include_str!("../../../configs/prep-books-wiki-128.toml"),
+    };
+    let mut document = Document::parse(text);
+    document.title = Vec::new();
+    document.replace("[[source]]", sources.iter().map(TextSource::section).collect());
+    document.section("[output]").set("url", dataset(length));
+    document.section("[vocabulary]").set("file", VOCABULARY);
+    document.section("[samples]").set("sequence_length", i64::from(length));
+    if layout.is_slurm {
+        document.section("[slurm]").suggest("partition", "NAME").suggest("account", "NAME");
+    }
+    document
+}
+
+/// Vocabulary size, tokens. A small model would spend most of its parameters on the embeddings of a large vocabulary.
+pub fn vocabulary_size(size: Size) -> u32 {
+    if size == Size::Small { 8192 } else { 30522 }
+}
