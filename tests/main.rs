@@ -21,6 +21,7 @@ mod failures;
 mod goodput;
 mod growth;
 mod hosts;
+mod init;
 mod launched_programs;
 mod memory;
 mod metrics;

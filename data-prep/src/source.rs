@@ -32,7 +32,6 @@ use lambert_config::prep::{Invalid, Source};
 
 pub use batches::{BatchQueue, DocumentBatch, WorkPart, is_read_by};
 pub use error::SourceError;
-pub use find::list;
 pub use format::{FileHead, FormatRegistry, InputFile, InputFormat};
 pub use stored::StoredReader;
 

@@ -18,7 +18,8 @@ pub fn find_files(formats: FormatRegistry, sources: &[Source], threads: usize) -
         let setting = |message| SourceError::Setting { key: format!("source.{index}.format"), message };
         let format = formats.named(&source.format).map_err(setting)?;
         let key = format!("source.{index}.path");
-        let found = found_files(&key, &source.path)?;
+        let found =
+            if is_url(&source.path) { remote_objects(&key, &source.path)? } else { local_files(&key, &source.path)? };
         let is_read = |found: &FoundFile| {
             let file = found.name.rsplit('/').next().unwrap_or(&found.name);
             found.name == source.path || !formats.ignores(format, file)
@@ -33,18 +34,6 @@ pub fn find_files(formats: FormatRegistry, sources: &[Source], threads: usize) -
         }
     }
     Ok(files)
-}
-
-/// Lists the names of all files at `path`: a file, directory, glob or URL. `key` is the setting that errors name.
-///
-/// # Errors
-/// There is no file, or the files cannot be listed.
-pub fn list(key: &str, path: &str) -> Result<Vec<String>, SourceError> {
-    Ok(found_files(key, path)?.into_iter().map(|file| file.name).collect())
-}
-
-fn found_files(key: &str, path: &str) -> Result<Vec<FoundFile>, SourceError> {
-    if is_url(path) { remote_objects(key, path) } else { local_files(key, path) }
 }
 
 /// Detects the format of a file and the ranges in which it is read.

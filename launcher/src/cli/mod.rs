@@ -3,12 +3,14 @@
 //! - `init`: files of a first run; `data`: dataset commands; `plan`: planning command; `run`: run commands
 //! - `metrics`: export of step records; `report`: reports; `watch`: status, logs and the web page
 //! - `model`: checkpoint and model commands
+//! - `install`: completions and manual pages
 //! - `values`: parsers for argument values
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "these comments are the help texts too, where [MASK] is no link")]
 
 mod data;
 mod init;
+mod install;
 mod metrics;
 mod model;
 mod plan;
@@ -21,6 +23,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 
 pub use data::{Generate, Inspect, Prep, Vocab};
 pub use init::{Init, Place, Size, SourceKind};
+pub use install::{Completions, Man, Shell};
 pub use metrics::{Metrics, RecordFormat};
 pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
 pub use plan::{MachineName, Plan};
@@ -95,4 +98,8 @@ pub enum Command {
     FillMask(FillMask),
     /// Export a checkpoint to Hugging Face Transformers format
     Export(Export),
+    /// Print the completions of a shell
+    Completions(Completions),
+    /// Write the manual pages
+    Man(Man),
 }

@@ -1,6 +1,7 @@
 //! Subcommands. Each subcommand takes its arguments and returns an exit code or a failure.
 
 mod checkpoint;
+mod completions;
 mod export;
 mod files;
 mod follow;
@@ -8,6 +9,7 @@ mod generate;
 mod init;
 mod inspect;
 mod logs;
+mod man;
 mod metrics;
 mod plan;
 mod prep;
@@ -49,5 +51,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::FillMask(arguments) => worker::become_worker(&arguments.to_worker()),
         Command::Checkpoint(arguments) => checkpoint::checkpoint(&arguments.action),
         Command::Export(arguments) => export::export(arguments),
+        Command::Completions(arguments) => completions::completions(arguments),
+        Command::Man(arguments) => man::man(arguments),
     }
 }

@@ -1,70 +1,120 @@
 //! Text sources of a preparation file.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
-use lambert_data_prep::source::{self, SourceError};
+use lambert_config::prep::{Documents, FormatName, Source};
+use lambert_data_prep::source::{self, InputFormat, SourceError, SourceFile};
 
-use super::document::Section;
-use crate::cli;
+use super::InitError;
+use super::document::{Document, Section};
+use crate::cli::{self, SourceKind};
 
 /// Text source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextSource {
-    /// File, directory, glob or URL, as the output directory sees it.
-    pub path: String,
-    format: &'static str,
-    /// Document boundaries; the default of the format if absent.
-    documents: Option<&'static str>,
+    /// Section of the preparation file.
+    pub section: Section,
     /// Advice on how to get the text, if it is not there yet.
-    pub missing: Option<String>,
+    pub advice: Option<&'static str>,
 }
 
-/// Default path of books.
-const BOOKS: &str = "corpus/books";
-/// Default path of a Wikipedia dump.
-const WIKIPEDIA: &str = "corpus/wiki/*.xml.bz2";
-/// English Wikipedia.
-const DUMPS: &str = "https://dumps.wikimedia.org/enwiki/latest/";
+/// Heading of a source.
+pub const HEADING: &str = "[[source]]";
 
-/// Returns the sources that the arguments name, each once.
+/// A corpus for which the shipped configurations have a source.
+struct KnownCorpus<'a> {
+    kind: SourceKind,
+    option: &'static str,
+    path: Option<&'a str>,
+    advice: &'static str,
+}
+
+/// Returns the sources that the arguments name, each once. `shipped` has the sources of books and Wikipedia, in this
+/// order.
 ///
 /// # Errors
-/// A path that does not exist, or whose files cannot be listed.
-pub fn sources(arguments: &cli::Init) -> Result<Vec<TextSource>, SourceError> {
-    let has = |kind| arguments.source.contains(&kind);
-    let mut sources = Vec::new();
-    if has(cli::SourceKind::Books) {
-        let advice = format!("put plain text, one file per book, into {BOOKS}");
-        sources.push(known(arguments, ("--books", arguments.books.as_deref(), BOOKS), "text", advice)?);
-    }
-    if has(cli::SourceKind::Wikipedia) {
-        let advice = format!("download *-pages-articles-multistream.xml.bz2 from {DUMPS} into corpus/wiki");
-        sources.push(known(arguments, ("--wikipedia", arguments.wikipedia.as_deref(), WIKIPEDIA), "wikipedia", advice)?);
-    }
+/// A path that does not exist, or a file that cannot be read.
+pub fn sources(arguments: &cli::Init, shipped: &mut Document) -> Result<Vec<TextSource>, InitError> {
+    let known = [
+        KnownCorpus {
+            kind: SourceKind::Books,
+            option: "--books",
+            path: arguments.books.as_deref(),
+            advice: "put plain text, one file per book, into corpus/books",
+        },
+        KnownCorpus {
+            kind: SourceKind::Wikipedia,
+            option: "--wikipedia",
+            path: arguments.wikipedia.as_deref(),
+            advice: "put *-pages-articles-multistream.xml.bz2 from https://dumps.wikimedia.org/enwiki/latest/ into corpus/wiki",
+        },
+    ];
+    let known = known.iter().zip(shipped.all(HEADING)).filter(|(corpus, _)| arguments.source.contains(&corpus.kind));
+    let mut sources = known.map(|(corpus, section)| corpus.source(arguments, section)).collect::<Result<Vec<_>, _>>()?;
     for path in &arguments.input {
-        let files = source::list("--input", path)?;
-        let format = common_format(&files);
-        let documents = (format == "text").then_some(if files.len() == 1 { "blank-line" } else { "file" });
-        let path = seen_from(&arguments.output, path);
-        sources.push(TextSource { path, format, documents, missing: None });
+        let section = own_text(&arguments.output, path)?;
+        sources.push(TextSource { section, advice: None });
     }
     Ok(sources)
 }
 
-/// A source whose path has a default, as (option, value, default). Only a given path must exist.
-fn known(
-    arguments: &cli::Init,
-    (option, given, default): (&str, Option<&str>, &str),
-    format: &'static str,
-    advice: String,
-) -> Result<TextSource, SourceError> {
-    let missing = match given {
-        Some(path) => source::list(option, path).map(|_| None)?,
-        None => source::list(option, &arguments.output.join(default).to_string_lossy()).err().map(|_| advice),
-    };
-    let path = given.map_or_else(|| default.to_owned(), |path| seen_from(&arguments.output, path));
-    Ok(TextSource { path, format, documents: (format == "text").then_some("file"), missing })
+impl KnownCorpus<'_> {
+    /// Returns the shipped source, with the path that the user gave. Only this path must exist already.
+    fn source(&self, arguments: &cli::Init, shipped: &Section) -> Result<TextSource, InitError> {
+        let (mut section, mut advice) = (shipped.clone(), None);
+        let of = |key| shipped.get(key).unwrap_or_default().trim_matches('"');
+        let format = of("format").into();
+        match self.path {
+            Some(path) => {
+                files(self.option, path, format)?;
+                section.set("path", seen_from(&arguments.output, path));
+            }
+            None => {
+                let default = arguments.output.join(of("path"));
+                advice = files(self.option, &default.to_string_lossy(), format).err().map(|_| self.advice);
+            }
+        }
+        Ok(TextSource { section, advice })
+    }
+}
+
+/// Returns the source at `path`, whose format is detected from the first bytes of each file.
+fn own_text(output: &Path, path: &str) -> Result<Section, InitError> {
+    let found = files("--input", path, FormatName::AUTO.into())?;
+    let mut section = Section::new(HEADING);
+    section.set("path", seen_from(output, path));
+    match common_format(&found) {
+        Some(format) => {
+            section.set("format", format.name());
+            if format.documents().contains(&Documents::BlankLine) {
+                let documents = if found.len() == 1 { Documents::BlankLine } else { Documents::File };
+                section.set("documents", documents.to_string());
+            }
+            if format.options().contains(&"field") {
+                section.set("field", Source::default().field);
+            }
+        }
+        None => {
+            section.set("format", FormatName::AUTO);
+        }
+    }
+    Ok(section)
+}
+
+/// Returns the format of all files, or `None` if their formats differ.
+fn common_format(files: &[SourceFile]) -> Option<&'static dyn InputFormat> {
+    let first = files.first()?.format;
+    files.iter().all(|file| file.format.name() == first.name()).then_some(first)
+}
+
+/// Lists the files at `path`. Errors name `option`.
+fn files(option: &'static str, path: &str, format: FormatName) -> Result<Vec<SourceFile>, InitError> {
+    let source = Source { path: path.to_owned(), format, ..Source::default() };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    source::find_files(&[source], threads).map_err(|error| match error {
+        SourceError::NoFiles { path, reason, .. } => InitError::NoFiles { option, path, reason },
+        source => InitError::Input { option, source },
+    })
 }
 
 /// Returns a path that is valid in the folder `output`. Paths and globs on this machine become absolute unless `output`
@@ -76,51 +126,9 @@ fn seen_from(output: &Path, path: &str) -> String {
     std::path::absolute(path).map_or_else(|_| path.to_owned(), |path| path.to_string_lossy().into_owned())
 }
 
-/// Returns the format of all files, or `auto` if their formats differ.
-fn common_format(files: &[String]) -> &'static str {
-    let formats: BTreeSet<&str> = files.iter().map(|file| format_of(file)).collect();
-    if formats.len() == 1 { files.first().map_or("auto", |file| format_of(file)) } else { "auto" }
-}
-
-/// Returns the format that the extension of a file names, or `auto`. A suffix of a compression is skipped.
-fn format_of(file: &str) -> &'static str {
-    let name = file.to_ascii_lowercase();
-    let name = [".gz", ".bz2", ".zst", ".xz"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(&name);
-    match Path::new(name).extension().and_then(|extension| extension.to_str()) {
-        Some("txt" | "text" | "md") => "text",
-        Some("jsonl" | "ndjson") => "jsonl",
-        Some("parquet") => "parquet",
-        _ => "auto",
-    }
-}
-
-impl TextSource {
-    /// Renders the section of the preparation file.
-    pub fn section(&self) -> Section {
-        let mut section = Section::new("[[source]]");
-        section.set("path", self.path.as_str()).set("format", self.format);
-        if let Some(documents) = self.documents {
-            section.set("documents", documents);
-        }
-        if ["jsonl", "parquet"].contains(&self.format) {
-            section.set("field", "text");
-        }
-        section
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn extensions_name_formats() {
-        let formats = ["a.txt", "b/c.JSONL.zst", "d.ndjson", "e.parquet", "part-0", "w.xml.bz2", "f.json"].map(format_of);
-        assert_eq!(formats, ["text", "jsonl", "jsonl", "parquet", "auto", "auto", "auto"]);
-        let files = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        assert_eq!(common_format(&files(&["a.txt", "b.txt.gz"])), "text");
-        assert_eq!(common_format(&files(&["a.txt", "b.jsonl"])), "auto");
-    }
 
     #[test]
     fn paths_are_seen_from_the_output_directory() {
@@ -128,5 +136,32 @@ mod tests {
         let here = std::env::current_dir().unwrap();
         assert_eq!(seen_from(Path::new("out"), "a/*.txt"), here.join("a/*.txt").to_string_lossy());
         assert_eq!(seen_from(Path::new("out"), "s3://bucket/a"), "s3://bucket/a");
+    }
+
+    #[test]
+    fn formats_are_detected() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, text).unwrap();
+            path.to_str().unwrap().to_owned()
+        };
+        let section = |path: &str| {
+            let section = own_text(Path::new("."), path).unwrap();
+            ["format", "documents", "field"].map(|key| section.get(key).map(str::to_owned))
+        };
+        let expected = |values: [Option<&str>; 3]| values.map(|value| value.map(|value| format!("\"{value}\"")));
+        let text = write("a/1.txt", "One sentence.\n\nAnother document.\n");
+        assert_eq!(section(&text), expected([Some("text"), Some("blank-line"), None]));
+        let rows = write("rows.json", "{\"text\": \"One sentence.\"}\n");
+        assert_eq!(section(&rows), expected([Some("jsonl"), None, Some("text")]));
+        write("a/2.txt", "More.\n");
+        let all = folder.path().join("a");
+        assert_eq!(section(all.to_str().unwrap()), expected([Some("text"), Some("file"), None]));
+        write("a/3.jsonl", "{\"text\": \"One sentence.\"}\n");
+        assert_eq!(section(all.to_str().unwrap()), expected([Some("auto"), None, None]));
+        let missing = own_text(Path::new("."), "no/such.jsonl").unwrap_err();
+        assert!(missing.to_string().starts_with("--input no/such.jsonl: No such file"), "{missing}");
     }
 }

@@ -17,15 +17,15 @@ mod steps;
 use lambert_config::{ConfigError, Layers, PrepConfig, RunConfig};
 use lambert_data_prep::source::SourceError;
 
-use crate::cli::{self, Place, SourceKind};
+use crate::cli::{self, Place, Size, SourceKind};
 use document::Document;
 use layout::Layout;
 use schema::Schema;
 
 /// Name of the preparation file.
 pub const PREP: &str = "prep.toml";
-/// Name of the run file.
-pub const RUN: &str = "run.toml";
+/// Name of the run file; a run keeps its configuration under the same name.
+pub const RUN: &str = lambert_store::run::CONFIG;
 
 /// Files of a first run.
 #[derive(Debug)]
@@ -47,9 +47,32 @@ pub enum InitError {
         /// Option with which it has an effect.
         needs: &'static str,
     },
-    /// An input does not exist.
-    #[error(transparent)]
-    Input(#[from] SourceError),
+    /// A path has no files.
+    #[error("{option} {path}: {reason}")]
+    NoFiles {
+        /// Option.
+        option: &'static str,
+        /// Path, glob or URL.
+        path: String,
+        /// Reason.
+        reason: String,
+    },
+    /// An input cannot be read.
+    #[error("{option}")]
+    Input {
+        /// Option.
+        option: &'static str,
+        /// Error with the path.
+        source: SourceError,
+    },
+    /// A step has fewer samples than the run has ranks.
+    #[error("{ranks} ranks are more than the {batch} samples of a step: use fewer nodes or GPUs, or a larger --size")]
+    TooManyRanks {
+        /// Number of ranks.
+        ranks: usize,
+        /// Smallest global batch of the run, samples.
+        batch: usize,
+    },
     /// The options give an invalid configuration.
     #[error("the options give an invalid configuration")]
     Config(#[from] ConfigError),
@@ -61,7 +84,7 @@ pub enum InitError {
 /// An input does not exist, or the options do not fit together.
 pub fn build(arguments: &cli::Init) -> Result<Files, InitError> {
     check_options(arguments)?;
-    let sources = corpus::sources(arguments)?;
+    let sources = corpus::sources(arguments, &mut prep_file::shipped(Size::Base))?;
     let layout = Layout::new(arguments);
     let mut run = run_file::build(arguments, &layout);
     let shortest = run.lengths.first().copied().unwrap_or(128);
@@ -76,13 +99,23 @@ pub fn build(arguments: &cli::Init) -> Result<Files, InitError> {
     let steps = steps::steps(arguments, &sources, &run, &layout);
     let (prep, run) = (rendered(&prep, &Schema::prep()), rendered(&run.document, &Schema::run()));
     Layers::default().parse::<PrepConfig>(&prep, PREP)?;
-    Layers::default().parse::<RunConfig>(&run, RUN)?;
+    let config: RunConfig = Layers::default().parse(&run, RUN)?;
+    check_ranks(&config)?;
     let schemas = [Schema::prep(), Schema::run()].map(|schema| (schema.name, schema.text.to_owned()));
     Ok(Files { files: [(PREP, prep), (RUN, run)].into_iter().chain(schemas).collect(), steps })
 }
 
 fn rendered(document: &Document, schema: &Schema) -> String {
     document.render(schema.name, schema)
+}
+
+/// Refuses ranks without samples.
+fn check_ranks(config: &RunConfig) -> Result<(), InitError> {
+    let (ranks, batch) = (config.cluster.ranks, config.stage.iter().map(|stage| stage.global_batch).min());
+    match batch {
+        Some(batch) if ranks > batch => Err(InitError::TooManyRanks { ranks, batch }),
+        _ => Ok(()),
+    }
 }
 
 /// Refuses options without effect.

@@ -1,23 +1,27 @@
 //! The preparation file: a configuration of the folder configs, with the sources of the user.
 
-use super::corpus::TextSource;
+use super::corpus::{HEADING, TextSource};
 use super::document::Document;
 use super::layout::Layout;
 use super::run_file::dataset;
 use crate::cli::Size;
 
-/// Vocabulary file.
-pub const VOCABULARY: &str = "vocab.txt";
+/// Name of the vocabulary file; a run keeps its vocabulary under the same name.
+pub const VOCABULARY: &str = lambert_store::run::VOCABULARY;
+
+/// Returns the preparation file of the folder configs for a model of this size.
+pub fn shipped(size: Size) -> Document {
+    Document::parse(match size {
+        Size::Small => include_str!("../../../configs/prep-books.toml"),
+        _ => include_str!("../../../configs/prep-books-wiki-128.toml"),
+    })
+}
 
 /// Builds the preparation file of the dataset with the sequence length `length`, tokens.
 pub fn build(size: Size, sources: &[TextSource], length: u32, layout: &Layout) -> Document {
-    let text = match size {
-        Size::Small => include_str!("../../../configs/prep-books.toml"),
-        _ => include_str!("../../../configs/prep-books-wiki-128.toml"),
-    };
-    let mut document = Document::parse(text);
+    let mut document = shipped(size);
     document.title = Vec::new();
-    document.replace("[[source]]", sources.iter().map(TextSource::section).collect());
+    document.replace(HEADING, sources.iter().map(|source| source.section.clone()).collect());
     document.section("[output]").set("url", dataset(length));
     document.section("[vocabulary]").set("file", VOCABULARY);
     document.section("[samples]").set("sequence_length", i64::from(length));

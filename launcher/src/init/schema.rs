@@ -50,7 +50,8 @@ fn summary(node: &Value) -> Option<String> {
 
 impl Comments for Schema {
     fn of_section(&self, section: &str) -> Option<String> {
-        summary(self.node(section)?)
+        let node = self.resolve(self.node(section)?);
+        summary(node.get("items").map_or(node, |items| self.resolve(items)))
     }
 
     /// Description and, for a choice, the permitted values.
@@ -72,6 +73,7 @@ mod tests {
         let run = Schema::run();
         assert_eq!(run.of_section("model").as_deref(), Some("Encoder. Defaults are BERT-base."));
         assert_eq!(run.of_key("stage", "learning_rate").as_deref(), Some("Peak learning rate."));
+        assert_eq!(run.of_section("stage").as_deref(), Some("Stage of a run."));
         let decay = "Decay after the warm-up. Values: linear, polynomial, cosine, constant.";
         assert_eq!(run.of_key("stage", "decay").as_deref(), Some(decay));
         assert!(run.of_key("cluster", "all_reduce.backend").unwrap().contains("nccl"));

@@ -15,11 +15,11 @@ pub fn steps(arguments: &cli::Init, sources: &[TextSource], run: &RunFile, layou
     if arguments.output != Path::new(".") {
         steps.push(format!("cd {}", quoted(&arguments.output.to_string_lossy())));
     }
-    steps.extend(sources.iter().filter_map(|source| source.missing.as_ref()).map(|advice| format!("# {advice}")));
+    steps.extend(sources.iter().filter_map(|source| source.advice).map(|advice| format!("# {advice}")));
     let size = vocabulary_size(arguments.size);
     steps.push(format!("lambert vocab --config {PREP} --size {size} --output {VOCABULARY}"));
     let prep = match layout.is_slurm {
-        true => format!("lambert submit --prep --config {PREP}"),
+        true => format!("lambert submit --prep --config {PREP} --parts 8 --threads 4 --memory 8G"),
         false => format!("lambert prep --config {PREP}"),
     };
     steps.push(prep.clone());
@@ -30,17 +30,17 @@ pub fn steps(arguments: &cli::Init, sources: &[TextSource], run: &RunFile, layou
     if layout.is_slurm {
         steps.push("# wait until the preparation jobs have ended".to_owned());
     }
-    let machine = if layout.gpus_per_node > 0 { "h100" } else { "here" };
-    let url = format!("runs/{}", run.name);
-    steps.push(format!("lambert plan --config {RUN} --machine {machine}"));
-    if layout.is_slurm {
-        steps.push(format!("lambert submit --config {RUN} --run {url} --dry-run"));
-        steps.push(format!("lambert submit --config {RUN} --run {url}"));
-    } else {
-        steps.push(format!("lambert run --check --config {RUN} --run {url}"));
-        steps.push(format!("lambert run --config {RUN} --run {url}"));
-    }
-    steps.push(format!("lambert status {url}"));
+    // A cluster's login node says nothing about the CPUs of the nodes.
+    let machine = match layout.is_slurm {
+        _ if layout.gpus_per_node > 0 => " --machine h100    # or a100, h200, b200",
+        true => "",
+        false => " --machine here",
+    };
+    let options = format!("--config {RUN} --run runs/{}", run.name);
+    steps.push(format!("lambert plan --config {RUN}{machine}"));
+    steps.push(format!("lambert run --check {options}"));
+    steps.push(format!("lambert {} {options}", if layout.is_slurm { "submit" } else { "run" }));
+    steps.push(format!("lambert status runs/{}", run.name));
     steps
 }
 
