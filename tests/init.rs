@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use lambert_config::run::DeviceKind;
 use lambert_config::{Layers, RunConfig};
 use lambert_data_prep::{prep, source};
 
@@ -17,24 +18,28 @@ const PLACES: [&[&str]; 4] = [
     &["--place", "slurm", "--nodes", "2"],
     &["--place", "slurm", "--nodes", "2", "--gpus-per-node", "0"],
 ];
-const SIZES: [&str; 9] = [
-    "small",
-    "base",
-    "large",
-    "bert-base-adam",
-    "bert-base-lamb",
-    "bert-base-stacked",
-    "bert-large-adam",
-    "bert-large-lamb",
-    "bert-large-stacked",
+const MODELS: [&[&str]; 9] = [
+    &["--size", "small"],
+    &["--size", "base"],
+    &["--size", "large"],
+    &["--size", "base", "--recipe", "adam"],
+    &["--size", "base", "--recipe", "lamb"],
+    &["--size", "base", "--recipe", "stacked"],
+    &["--size", "large", "--recipe", "adam"],
+    &["--size", "large", "--recipe", "lamb"],
+    &["--size", "large", "--recipe", "stacked"],
 ];
 
 /// Runs `lambert init` for one combination. Returns the printed text.
-fn init(source: &str, place: &[&str], size: &str, input: &str, output: &Path) -> String {
+fn init(source: &str, place: &[&str], model: &[&str], input: &str, output: &Path) -> String {
     let output = output.to_str().unwrap();
     let input: &[&str] = if source.contains("text") { &["--input", input] } else { &[] };
-    let options = ["init", "--source", source, "--size", size, "--output", output];
-    done(&[&options, place, input].concat())
+    done(&[&["init", "--source", source, "--output", output], place, model, input].concat())
+}
+
+/// Output folder of a combination.
+fn named(folder: &Path, source: &str, place: &[&str], model: &[&str]) -> PathBuf {
+    folder.join(format!("{source}{}{}", place.concat(), model.concat()))
 }
 
 /// Asserts that the file names an existing schema, and that each section and key has a comment of one line.
@@ -95,13 +100,8 @@ fn perform(step: &str, folder: &Path, environment: &[(&str, &str)]) -> String {
     let programs = lambert().parent().unwrap().to_owned();
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
     let variables = environment.iter().copied();
-    let output = Command::new("sh")
-        .args(["-c", step])
-        .current_dir(folder)
-        .env("PATH", path)
-        .envs(variables)
-        .output()
-        .unwrap();
+    let output =
+        Command::new("sh").args(["-c", step]).current_dir(folder).env("PATH", path).envs(variables).output().unwrap();
     assert!(output.status.success(), "{step}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -113,9 +113,9 @@ fn every_combination_is_valid() {
     let mut shown = BTreeSet::new();
     for source in SOURCES {
         for place in PLACES {
-            for size in SIZES {
-                let output = folder.path().join(format!("{source}-{}-{size}", place.join("")));
-                let printed = init(source, place, size, rows.to_str().unwrap(), &output);
+            for model in MODELS {
+                let output = named(folder.path(), source, place, model);
+                let printed = init(source, place, model, rows.to_str().unwrap(), &output);
                 shown.extend(steps(&printed));
                 let files = ["prep.toml", "run.toml"].map(|name| output.join(name));
                 files.iter().for_each(|path| assert_commented(path));
@@ -123,7 +123,9 @@ fn every_combination_is_valid() {
                 assert_eq!(source::unused_settings(&config), [], "{}", files[0].display());
                 let run: RunConfig = Layers::default().load(&files[1]).unwrap_or_else(|error| panic!("{error}"));
                 assert_eq!(config.source.len(), source.split(',').count());
-                assert_eq!(run.slurm.gpus_per_node * run.slurm.nodes, if place[0] == "--place" { 16 } else { 0 } * usize::from(!place.contains(&"0")));
+                let on_gpus = run.device.kind == DeviceKind::Cuda;
+                assert_eq!(on_gpus, !place.contains(&"0"), "{}", files[1].display());
+                assert_eq!(run.slurm.nodes, if place.contains(&"slurm") { 2 } else { 1 });
                 done(&["plan", "--config", files[1].to_str().unwrap()]);
             }
         }
@@ -141,10 +143,11 @@ fn every_source_is_prepared_and_every_run_could_start() {
     let rows = folder.path().join("rows.jsonl");
     for source in SOURCES {
         let mut prepared: Option<PathBuf> = None;
-        // The datasets of BERT-base are also those of the other sizes.
-        for (size, place) in ["base", "small", "large"].iter().flat_map(|size| PLACES.map(|place| (size, place))) {
-            let output = folder.path().join(format!("{source}-{}-{size}", place.join("")));
-            let printed = init(source, place, size, rows.to_str().unwrap(), &output);
+        // The datasets of BERT-base are also those of the other models.
+        let models = [MODELS[1], MODELS[0], MODELS[2]];
+        for (model, place) in models.iter().flat_map(|model| PLACES.map(|place| (model, place))) {
+            let output = named(folder.path(), source, place, model);
+            let printed = init(source, place, model, rows.to_str().unwrap(), &output);
             match &prepared {
                 Some(data) => copy(&data.join("data"), &output.join("data")),
                 None => copy(&folder.path().join("corpus"), &output.join("corpus")),
@@ -167,7 +170,7 @@ fn own_text_becomes_a_model() {
     let text = folder.path().join("notes.txt");
     done(&["generate", "--documents", "400", "--output", text.to_str().unwrap()]);
     let output = folder.path().join("first run");
-    let printed = init("text", PLACES[0], "small", text.to_str().unwrap(), &output);
+    let printed = init("text", PLACES[0], MODELS[0], text.to_str().unwrap(), &output);
     assert!(printed.contains("cd '"), "{printed}");
     let shorter = [
         ("LAMBERT__STAGE__0__STEPS", "3"),
@@ -197,7 +200,7 @@ fn own_text_becomes_a_model() {
 fn existing_files_and_missing_inputs_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("files");
-    init("books", PLACES[0], "small", "", &output);
+    init("books", PLACES[0], MODELS[0], "", &output);
     let before = std::fs::read_to_string(output.join("run.toml")).unwrap();
     std::fs::remove_file(output.join("prep.toml")).unwrap();
     let place = output.to_str().unwrap();
@@ -223,6 +226,7 @@ fn existing_files_and_missing_inputs_are_named() {
     refused(&["--source", "wikipedia", "--wikipedia", "no/*.bz2"], "--wikipedia no/*.bz2: no file found");
     refused(&["--source", "text"], "--input <PATH>");
     refused(&["--source", "books", "--input", "a.txt"], "--input needs --source text");
+    refused(&["--source", "books", "--recipe", "lamb"], "--recipe needs --size base or --size large");
     refused(&["--source", "books", "--nodes", "2"], "--nodes needs --place slurm");
     let many = ["--source", "books", "--place", "slurm", "--nodes", "9", "--gpus-per-node", "8"];
     refused(&many, "72 ranks are more than the 64 samples of a step");

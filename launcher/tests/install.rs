@@ -30,8 +30,11 @@ fn have(programs: &[&str]) -> bool {
 fn stub() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("lambert");
-    std::fs::write(&program, "#!/bin/sh\nprintf '%s\\n' \"$@\" >\"$0.part\" && mv \"$0.part\" \"$(dirname \"$0\")/typed\"\n")
-        .unwrap();
+    std::fs::write(
+        &program,
+        "#!/bin/sh\nprintf '%s\\n' \"$@\" >\"$0.part\" && mv \"$0.part\" \"$(dirname \"$0\")/typed\"\n",
+    )
+    .unwrap();
     std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     folder
 }
@@ -173,8 +176,7 @@ fn groff_renders_the_manual_pages() {
     }
     let folder = tempfile::tempdir().unwrap();
     for page in pages(&folder) {
-        let rendered =
-            Command::new("groff").args(["-man", "-T", "utf8", "-ww", "-P-cbou", &page]).output().unwrap();
+        let rendered = Command::new("groff").args(["-man", "-T", "utf8", "-ww", "-P-cbou", &page]).output().unwrap();
         let (text, warnings) = (String::from_utf8_lossy(&rendered.stdout), String::from_utf8_lossy(&rendered.stderr));
         assert!(rendered.status.success() && warnings.is_empty(), "{page}: {warnings}");
         assert!(text.contains("SYNOPSIS\n       lambert"), "{page}: {text}");

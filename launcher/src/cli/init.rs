@@ -33,9 +33,12 @@ pub struct Init {
     /// GPUs per node, 0: train on CPUs [default: the GPUs of this machine; on Slurm 8]
     #[arg(long, value_name = "N")]
     pub gpus_per_node: Option<u16>,
-    /// Model and recipe: small, base, large, or a configuration of the folder configs
+    /// Model
     #[arg(long, value_enum, default_value_t = Size::Small)]
     pub size: Size,
+    /// With --size base or large: optimizer and schedule [default: adam on one machine, lamb on Slurm]
+    #[arg(long, value_enum)]
+    pub recipe: Option<Recipe>,
     /// Directory for the files
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub output: PathBuf,
@@ -64,20 +67,24 @@ pub enum Place {
     Slurm,
 }
 
-/// Model and recipe of a run.
+/// Model of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Size {
     /// 4 layers, hidden size 256.
-    #[value(alias = "bert-mini-books")]
     Small,
-    /// BERT-base; with Adam on one machine, with LAMB on Slurm.
+    /// BERT-base: 12 layers, hidden size 768.
     Base,
-    /// BERT-large; with Adam on one machine, with LAMB on Slurm.
+    /// BERT-large: 24 layers, hidden size 1024.
     Large,
-    BertBaseAdam,
-    BertBaseLamb,
-    BertBaseStacked,
-    BertLargeAdam,
-    BertLargeLamb,
-    BertLargeStacked,
+}
+
+/// Optimizer and schedule of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Recipe {
+    /// Adam, 1,000,000 steps of 256 samples.
+    Adam,
+    /// LAMB, 8,601 steps of up to 65,536 samples.
+    Lamb,
+    /// AdamW, 440,000 steps of 256 samples, with a growing number of layers.
+    Stacked,
 }

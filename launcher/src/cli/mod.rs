@@ -22,7 +22,7 @@ mod watch;
 use clap::{Parser, Subcommand, ValueEnum};
 
 pub use data::{Generate, Inspect, Prep, Vocab};
-pub use init::{Init, Place, Size, SourceKind};
+pub use init::{Init, Place, Recipe, Size, SourceKind};
 pub use install::{Completions, Man, Shell};
 pub use metrics::{Metrics, RecordFormat};
 pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};

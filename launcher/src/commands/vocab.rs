@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use lambert_config::{Layers, exit};
 use lambert_config::prep::{FormatName, Source};
+use lambert_config::{Layers, exit};
 use lambert_data_prep::prep as data_prep;
 use lambert_data_prep::vocab::{self, VocabSettings};
 

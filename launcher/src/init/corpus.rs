@@ -50,7 +50,8 @@ pub fn sources(arguments: &cli::Init, shipped: &mut Document) -> Result<Vec<Text
         },
     ];
     let known = known.iter().zip(shipped.all(HEADING)).filter(|(corpus, _)| arguments.source.contains(&corpus.kind));
-    let mut sources = known.map(|(corpus, section)| corpus.source(arguments, section)).collect::<Result<Vec<_>, _>>()?;
+    let mut sources =
+        known.map(|(corpus, section)| corpus.source(arguments, section)).collect::<Result<Vec<_>, _>>()?;
     for path in &arguments.input {
         let section = own_text(&arguments.output, path)?;
         sources.push(TextSource { section, advice: None });

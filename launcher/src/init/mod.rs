@@ -125,6 +125,7 @@ fn check_options(arguments: &cli::Init) -> Result<(), InitError> {
         ("--input", "--source text", !arguments.input.is_empty() && !has(SourceKind::Text)),
         ("--books", "--source books", arguments.books.is_some() && !has(SourceKind::Books)),
         ("--wikipedia", "--source wikipedia", arguments.wikipedia.is_some() && !has(SourceKind::Wikipedia)),
+        ("--recipe", "--size base or --size large", arguments.recipe.is_some() && arguments.size == Size::Small),
         ("--nodes", "--place slurm", arguments.nodes.is_some() && arguments.place != Place::Slurm),
     ];
     match unused.into_iter().find(|(_, _, is_unused)| *is_unused) {

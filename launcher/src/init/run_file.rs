@@ -2,31 +2,25 @@
 
 use super::document::Document;
 use super::layout::Layout;
-use crate::cli::{self, Place, Size};
+use crate::cli::{self, Recipe, Size};
 
 /// Tokens per micro-batch on CPUs, whose caches are smaller than those of GPUs.
 const CPU_TOKENS: i64 = 4096;
 /// Time limit of a Slurm job. A job saves a checkpoint and requeues itself, so a short limit is sufficient.
 const TIME_LIMIT: &str = "4:00:00";
 
-/// Returns the name and the text of the configuration that a size means on a place.
-pub fn template(size: Size, place: Place) -> (&'static str, &'static str) {
-    match (size, place) {
+/// Returns the run name and the text of the shipped configuration.
+fn template(size: Size, recipe: Recipe) -> (&'static str, &'static str) {
+    match (size, recipe) {
         (Size::Small, _) => ("bert-mini", include_str!("../../../configs/bert-mini-books.toml")),
-        (Size::Base, Place::Machine) | (Size::BertBaseAdam, _) => {
-            ("bert-base-adam", include_str!("../../../configs/bert-base-adam.toml"))
+        (Size::Base, Recipe::Adam) => ("bert-base-adam", include_str!("../../../configs/bert-base-adam.toml")),
+        (Size::Base, Recipe::Lamb) => ("bert-base-lamb", include_str!("../../../configs/bert-base-lamb.toml")),
+        (Size::Base, Recipe::Stacked) => ("bert-base-stacked", include_str!("../../../configs/bert-base-stacked.toml")),
+        (Size::Large, Recipe::Adam) => ("bert-large-adam", include_str!("../../../configs/bert-large-adam.toml")),
+        (Size::Large, Recipe::Lamb) => ("bert-large-lamb", include_str!("../../../configs/bert-large-lamb.toml")),
+        (Size::Large, Recipe::Stacked) => {
+            ("bert-large-stacked", include_str!("../../../configs/bert-large-stacked.toml"))
         }
-        (Size::Base, Place::Slurm) | (Size::BertBaseLamb, _) => {
-            ("bert-base-lamb", include_str!("../../../configs/bert-base-lamb.toml"))
-        }
-        (Size::BertBaseStacked, _) => ("bert-base-stacked", include_str!("../../../configs/bert-base-stacked.toml")),
-        (Size::Large, Place::Machine) | (Size::BertLargeAdam, _) => {
-            ("bert-large-adam", include_str!("../../../configs/bert-large-adam.toml"))
-        }
-        (Size::Large, Place::Slurm) | (Size::BertLargeLamb, _) => {
-            ("bert-large-lamb", include_str!("../../../configs/bert-large-lamb.toml"))
-        }
-        (Size::BertLargeStacked, _) => ("bert-large-stacked", include_str!("../../../configs/bert-large-stacked.toml")),
     }
 }
 
@@ -47,7 +41,9 @@ pub fn dataset(length: u32) -> String {
 
 /// Builds the run file.
 pub fn build(arguments: &cli::Init, layout: &Layout) -> RunFile {
-    let (name, text) = template(arguments.size, arguments.place);
+    // Large batches suit many GPUs.
+    let usual = if layout.is_slurm { Recipe::Lamb } else { Recipe::Adam };
+    let (name, text) = template(arguments.size, arguments.recipe.unwrap_or(usual));
     let mut document = Document::parse(text);
     document.section("[run]").set("name", name);
     let mut lengths = Vec::new();

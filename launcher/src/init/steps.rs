@@ -24,9 +24,11 @@ pub fn steps(arguments: &cli::Init, sources: &[TextSource], run: &RunFile, layou
     };
     steps.push(prep.clone());
     let longer = run.lengths.iter().skip(1);
-    steps.extend(longer.map(|length| {
-        format!("{prep} --set samples.sequence_length={length} --set output.url={}", dataset(*length))
-    }));
+    steps.extend(
+        longer.map(|length| {
+            format!("{prep} --set samples.sequence_length={length} --set output.url={}", dataset(*length))
+        }),
+    );
     if layout.is_slurm {
         steps.push("# wait until the preparation jobs have ended".to_owned());
     }
