@@ -79,7 +79,8 @@ fn typed(shell: &str, folder: &Path, setup: &str, line: &str) -> Vec<String> {
     for file in [ready, typed] {
         std::fs::remove_file(file).unwrap();
     }
-    arguments.lines().map(str::to_owned).collect()
+    // Zsh completes --option=VALUE, bash --option VALUE.
+    arguments.lines().flat_map(|argument| argument.split('=')).map(str::to_owned).collect()
 }
 
 /// Keys with tabs, and the completed arguments: a command, options, a value, an action of a command.

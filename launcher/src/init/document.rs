@@ -169,10 +169,11 @@ mod tests {
     #[test]
     fn keys_are_replaced_and_removed() {
         let mut document = Document::parse(FILE);
-        document.section("[a]").set("b", 2).set("c", true).remove("none");
-        assert_eq!((document.section("[a]").get("b"), document.section("[a]").get("c")), (Some("2"), Some("true")));
-        document.section("[a]").remove("b").suggest("f", 1);
-        assert_eq!((document.section("[a]").get("b"), document.section("[a]").get("f")), (None, None));
+        let section = document.section("[a]");
+        section.set("b", 2).set("c", true).remove("none");
+        assert_eq!((section.get("b"), section.get("c")), (Some("2"), Some("true")));
+        section.remove("b").suggest("f", 1);
+        assert_eq!((section.get("b"), section.get("f")), (None, None));
         document.replace("[[s]]", vec![Section::new("[[s]]"), Section::new("[[s]]")]);
         assert_eq!(document.all("[[s]]").count(), 2);
         assert_eq!(document.sections[0].heading, "[[s]]");
