@@ -40,8 +40,10 @@ pub fn steps(arguments: &cli::Init, sources: &[TextSource], run: &RunFile, layou
     };
     let options = format!("--config {RUN} --run runs/{}", run.name);
     steps.push(format!("lambert plan --config {RUN}{machine}"));
-    steps.push(format!("lambert run --check {options}"));
-    steps.push(format!("lambert {} {options}", if layout.is_slurm { "submit" } else { "run" }));
+    // `lambert run --check` on a login node would check the memory of that node.
+    let (check, start) = if layout.is_slurm { ("submit --dry-run", "submit") } else { ("run --check", "run") };
+    steps.push(format!("lambert {check} {options}"));
+    steps.push(format!("lambert {start} {options}"));
     steps.push(format!("lambert status runs/{}", run.name));
     steps
 }
