@@ -114,7 +114,7 @@ fn files(option: &'static str, path: &str, format: FormatName) -> Result<Vec<Sou
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     source::find_files(&[source], threads).map_err(|error| match error {
         SourceError::NoFiles { path, reason, .. } => InitError::NoFiles { option, path, reason },
-        source => InitError::Input { option, source },
+        source => InitError::Input { option, source: Box::new(source) },
     })
 }
 

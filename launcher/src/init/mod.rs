@@ -63,7 +63,7 @@ pub enum InitError {
         /// Option.
         option: &'static str,
         /// Error with the path.
-        source: SourceError,
+        source: Box<SourceError>,
     },
     /// A step has fewer samples than the run has ranks.
     #[error("{ranks} ranks are more than the {batch} samples of a step: use fewer nodes or GPUs, or a larger --size")]
