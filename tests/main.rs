@@ -22,6 +22,7 @@ mod failures;
 mod goodput;
 mod growth;
 mod hosts;
+mod init;
 mod launched_programs;
 mod memory;
 mod metrics;

@@ -7,6 +7,7 @@
 #   dropbear, iproute2   Debian packages, only as root: for hosts emulated by namespaces, with ssh between them
 #   e2fsprogs            Debian package, only as root: for a file system that hangs
 #   Prometheus, curl     Debian packages, only as root: Prometheus scrapes a run, curl posts notifications
+#   zsh, fish, mandoc    Debian packages, only as root: they read the completions and the manual pages
 #   Slurm, shellcheck    Debian packages, only as root: for queued runs, and to check scripts
 #   readers              Python packages in the cache, unless LAMBERT_TEST_READERS names a folder: they read
 #                        metrics, datasets and model cards
@@ -36,6 +37,10 @@ if [ "$(id -u)" = 0 ] && have apt-get; then
     have mkfs.ext4 || packages="$packages e2fsprogs"
     have curl || packages="$packages curl"
     have script || packages="$packages bsdutils"
+    have zsh || packages="$packages zsh"
+    have fish || packages="$packages fish"
+    have mandoc || packages="$packages mandoc"
+    have groff || packages="$packages groff"
     have chromium || packages="$packages chromium"
     have unzip || packages="$packages unzip"
     have pip || have pip3 || packages="$packages python3-pip"

@@ -2,6 +2,7 @@
 //!
 //! - [`cli`]: command-line arguments
 //! - [`commands`]: one module per subcommand
+//! - [`init`]: `lambert init`, the files of a first run
 //! - [`run`]: `lambert run`, the coordinator; [`decide`]: decisions of the coordinator as a pure function
 //! - [`observe`]: observers of a run: console, status file, `--json` lines
 //! - [`slurm`]: batch scripts, job submission and job state
@@ -31,6 +32,7 @@ pub mod decide;
 pub mod failure;
 pub mod host;
 pub mod http;
+pub mod init;
 pub mod logs;
 pub mod metrics;
 pub mod observe;

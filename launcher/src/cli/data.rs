@@ -30,13 +30,20 @@ pub struct Prep {
     pub json: bool,
 }
 
+const VOCAB_EXAMPLES: &str = "Examples:
+  lambert vocab --input corpus/books --size 8192 --output vocab.txt
+  lambert vocab --config configs/prep-books.toml --size 8192 --output vocab.txt";
+
 /// Arguments of `lambert vocab`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  lambert vocab --input corpus/books --size 8192 --output vocab.txt")]
+#[command(after_help = VOCAB_EXAMPLES)]
 pub struct Vocab {
     /// Input text: files, directories, globs or URLs
-    #[arg(long, required = true, num_args = 1.., value_name = "URL")]
+    #[arg(long, num_args = 1.., value_name = "URL", required_unless_present = "config")]
     pub input: Vec<String>,
+    /// Preparation configuration (TOML); its sources are the input, and vocabulary.lowercase applies
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["input", "cased"])]
+    pub config: Option<PathBuf>,
     /// Vocabulary size in tokens, including special tokens
     #[arg(long, default_value_t = 30522, value_name = "N")]
     pub size: usize,

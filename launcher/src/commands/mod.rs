@@ -1,13 +1,16 @@
 //! Subcommands. Each subcommand takes its arguments and returns an exit code or a failure.
 
 mod checkpoint;
+mod completions;
 mod data_report;
 mod export;
 mod files;
 mod follow;
 mod generate;
+mod init;
 mod inspect;
 mod logs;
+mod man;
 mod metrics;
 mod plan;
 mod prep;
@@ -30,6 +33,7 @@ use crate::{run, tune, worker};
 /// Runs a subcommand.
 pub fn run(command: &Command) -> Outcome {
     match command {
+        Command::Init(arguments) => init::init(arguments),
         Command::Prep(arguments) => prep::prep(arguments),
         Command::Vocab(arguments) => vocab::vocab(arguments),
         Command::Generate(arguments) => generate::generate(arguments),
@@ -51,5 +55,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::FillMask(arguments) => worker::become_worker(&arguments.to_worker()),
         Command::Checkpoint(arguments) => checkpoint::checkpoint(&arguments.action),
         Command::Export(arguments) => export::export(arguments),
+        Command::Completions(arguments) => completions::completions(arguments),
+        Command::Man(arguments) => man::man(arguments),
     }
 }
