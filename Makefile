@@ -3,7 +3,7 @@
 #   make demo                    corpus to trained, killed, resumed and exported model, in a few minutes
 #   make demo CORPUS="a.txt b/"  the same with whatever `lambert prep` reads: files, folders, globs, URLs
 #   make test                    every check of the project
-#   make build                   the two programs, in target/release
+#   make build                   the two programs, in target/release; manual pages and shell completions, in target/release/share
 #   make check                   formatting, lints and documentation only
 #   make audit                   licences, sources and known vulnerabilities of the dependencies (deny.toml); builds cargo-deny once
 #   make book                    the pages of docs/ as a book, in target/book; builds mdbook once
@@ -38,6 +38,13 @@ build: setup
 		mkdir -p target/release && \
 		for program in lambert lambert-worker; do ln -sf "$$(realpath $(RELEASE)/$$program)" target/release/$$program; done; \
 	fi
+	@# `cp -r target/release/share/. ~/.local/share/` installs the manual pages and the completions.
+	@lambert=$(RELEASE)/lambert; share=target/release/share; \
+		mkdir -p $$share/bash-completion/completions $$share/zsh/site-functions $$share/fish/vendor_completions.d && \
+		$$lambert man --output $$share/man/man1 >/dev/null && \
+		$$lambert completions bash >$$share/bash-completion/completions/lambert && \
+		$$lambert completions zsh >$$share/zsh/site-functions/_lambert && \
+		$$lambert completions fish >$$share/fish/vendor_completions.d/lambert.fish
 
 demo: build
 	@sh tests/demo.sh $(RELEASE) $(DEMO) $(CORPUS)

@@ -13,7 +13,7 @@ type Points = Vec<(u64, Option<f64>)>;
 
 /// Runs tests/readers/metrics.py. Returns `None` if the packages that it needs are missing.
 fn read<T: serde::de::DeserializeOwned>(arguments: &[&str]) -> Option<T> {
-    let packages = cache("LAMBERT_TEST_READERS", "readers-1")?;
+    let packages = cache("LAMBERT_TEST_READERS", "readers-2")?;
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/readers/metrics.py");
     let output = Command::new("python3").env("PYTHONPATH", packages).arg(script).args(arguments).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);

@@ -7,8 +7,10 @@
 #   dropbear, iproute2   Debian packages, only as root: for hosts emulated by namespaces, with ssh between them
 #   e2fsprogs            Debian package, only as root: for a file system that hangs
 #   Prometheus, curl     Debian packages, only as root: Prometheus scrapes a run, curl posts notifications
+#   zsh, fish, mandoc    Debian packages, only as root: they read the completions and the manual pages
 #   Slurm, shellcheck    Debian packages, only as root: for queued runs, and to check scripts
-#   readers              Python packages in the cache, unless LAMBERT_TEST_READERS names a folder: TensorBoard, pandas, pyarrow
+#   readers              Python packages in the cache, unless LAMBERT_TEST_READERS names a folder: they read
+#                        metrics, datasets and model cards
 #   Chromium             Debian package, only as root: opens the page of lambert watch
 #   Playwright, axe      a folder in the cache, needs npm: they drive the browser and check accessibility
 #   Azurite              a folder in the cache, unless LAMBERT_TEST_AZURITE names one; needs npm: emulates Azure Blob Storage
@@ -17,7 +19,7 @@ set -eu
 MPI=5.0.11
 NVRTC=13.0.88
 AZURITE=3.33.0
-READERS=1
+READERS=2
 PLAYWRIGHT=1.49.1
 AXE=4.10.2
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/lambert
@@ -35,6 +37,10 @@ if [ "$(id -u)" = 0 ] && have apt-get; then
     have mkfs.ext4 || packages="$packages e2fsprogs"
     have curl || packages="$packages curl"
     have script || packages="$packages bsdutils"
+    have zsh || packages="$packages zsh"
+    have fish || packages="$packages fish"
+    have mandoc || packages="$packages mandoc"
+    have groff || packages="$packages groff"
     have chromium || packages="$packages chromium"
     have unzip || packages="$packages unzip"
     have pip || have pip3 || packages="$packages python3-pip"
@@ -80,19 +86,19 @@ if [ -z "${LAMBERT_TEST_NVRTC:-}" ] && [ ! -d "$cache/nvrtc-$NVRTC" ]; then
     mv "$work/nvidia/cu13/lib" "$cache/nvrtc-$NVRTC"
     rm -rf "$work"
 fi
-# Readers of exported metrics, newest versions that support Python 3.11.
+# Readers of exported metrics, of datasets and of model cards, newest versions that support Python 3.11.
 if [ -z "${LAMBERT_TEST_READERS:-}" ] && [ ! -d "$cache/readers-$READERS" ] && have python3; then
-    say "fetching TensorBoard, pandas and pyarrow (100 MB, once for this user) to $cache"
+    say "fetching TensorBoard, pandas, pyarrow, huggingface_hub and markdown-it-py (115 MB, once for this user) to $cache"
     mkdir -p "$cache"
     work=$(mktemp -d "$cache/fetch.XXXXXX")
     trap 'rm -rf "$work"' EXIT
     pip=pip; have pip || pip=pip3
     # TensorBoard imports pkg_resources, which newer setuptools lack.
     if "$pip" install --quiet --only-binary=:all: --no-compile --root-user-action=ignore --target "$work/readers" \
-        tensorboard==2.21.0 pandas==3.1.1 pyarrow==26.0.1 numpy==2.4.6 "setuptools<81" >&2; then
+        tensorboard==2.21.0 pandas==3.1.1 pyarrow==26.0.1 numpy==2.4.6 huggingface_hub==2.4.0 markdown-it-py==4.3.0 "setuptools<81" >&2; then
         mv "$work/readers" "$cache/readers-$READERS"
     else
-        say "there are no readers of metrics for the tests"
+        say "there are no readers of metrics, datasets and model cards for the tests"
     fi
     rm -rf "$work"
 fi

@@ -33,7 +33,7 @@ pub struct PrepConfig {
 pub struct Source {
     /// File, directory, glob or URL; required. gzip, bzip2, zstd and xz are detected by their first bytes.
     pub path: String,
-    /// Input format.
+    /// Input format: text, sentences, jsonl, parquet, wikipedia, or auto.
     ///
     /// `text`; `sentences` (one per line, blank lines between documents: the input of Google's BERT code); `jsonl`;
     /// `parquet`; `wikipedia` (a pages-articles dump); `auto`: detected from the first bytes of each file.

@@ -67,7 +67,8 @@ pub fn inspect(url: &str, samples: usize, verify: bool) -> Result<Inspection, In
     Ok(Inspection { url: url.to_owned(), sha256, manifest, verified: verify, samples })
 }
 
-fn decode(dataset: &Dataset, tokenizer: &Tokenizer, row: u64) -> Result<DecodedSample, DatasetError> {
+/// Decodes the sample in a row.
+pub(crate) fn decode(dataset: &Dataset, tokenizer: &Tokenizer, row: u64) -> Result<DecodedSample, DatasetError> {
     let group = dataset.row_groups().partition_point(|group| group.first_row <= row) - 1;
     let samples = dataset.read(group)?;
     let index = (row - dataset.row_groups()[group].first_row) as usize;

@@ -10,6 +10,7 @@
 //! - [`vocab`]: WordPiece vocabulary training
 //! - [`grammar`]: synthetic corpora
 //! - [`inspect`]: decoded samples and metadata of a dataset
+//! - [`statistics`]: lengths, token frequencies and duplicates of a dataset
 
 pub mod extract;
 pub mod grammar;
@@ -19,4 +20,5 @@ mod record;
 mod samples;
 pub mod sentences;
 pub mod source;
+pub mod statistics;
 pub mod vocab;

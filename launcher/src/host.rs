@@ -1,8 +1,11 @@
-//! Host name, clock and processes of this host.
+//! Host name, clock, processes and GPUs of this host.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use lambert_store::host::name;
+
+/// Environment variable that selects GPUs.
+pub const GPU_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// Seconds since the Unix epoch.
 pub fn now() -> f64 {
@@ -36,6 +39,25 @@ pub fn process_group(text: &str) -> Option<u32> {
     text.rsplit_once(')')?.1.split_whitespace().nth(2)?.parse().ok()
 }
 
+/// Lists the GPUs that a process on this host may use, as in [`GPU_VARIABLE`].
+pub fn gpus() -> Vec<String> {
+    std::env::var(GPU_VARIABLE).map_or_else(|_| devices(), |list| visible(&list))
+}
+
+/// Parses a list of GPUs like the CUDA driver, which ignores the first invalid entry and all entries after it.
+fn visible(list: &str) -> Vec<String> {
+    let is_one = |gpu: &&str| !gpu.is_empty() && !gpu.starts_with('-');
+    list.split(',').map(str::trim).take_while(is_one).map(str::to_owned).collect()
+}
+
+/// Lists the GPUs with a device node in /dev.
+fn devices() -> Vec<String> {
+    let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
+    let number = |name: String| name.strip_prefix("nvidia")?.parse::<usize>().ok();
+    let count = entries.filter_map(|entry| number(entry.file_name().to_string_lossy().into_owned())).count();
+    (0..count).map(|index| index.to_string()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,5 +67,12 @@ mod tests {
         assert_eq!(stat("12 (a) R 9 (b)) S 7 12 12 0"), Some(('S', 7)));
         assert_eq!(process_group("12 (a) R 9 (b)) S 7 13 12 0"), Some(13));
         assert_eq!(stat("12 (a"), None);
+    }
+
+    #[test]
+    fn an_invalid_entry_ends_the_list_of_gpus() {
+        assert_eq!(visible("2, GPU-4af1"), ["2", "GPU-4af1"]);
+        assert_eq!(visible("0,-1,1"), ["0"]);
+        assert!(visible("-1").is_empty() && visible("").is_empty());
     }
 }

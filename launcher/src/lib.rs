@@ -2,12 +2,13 @@
 //!
 //! - [`cli`]: command-line arguments
 //! - [`commands`]: one module per subcommand
+//! - [`init`]: `lambert init`, the files of a first run
 //! - [`run`]: `lambert run`, the coordinator; [`decide`]: decisions of the coordinator as a pure function
 //! - [`observe`]: observers of a run: console, status file, `--json` lines
 //! - [`slurm`]: batch scripts, job submission and job state
 //! - [`tune`]: hyperparameter sweeps
 //! - [`metrics`]: step records as tables; [`tensorboard`]: TensorBoard event files;
-//!   [`report`]: reports of runs; [`watch`]: web page that shows runs
+//!   [`report`]: reports of runs; [`data_report`]: reports of datasets; [`watch`]: web page that shows runs
 //! - [`status`]: `status.json`, which reports the state of a run to other machines
 //! - [`store_writer`]: background writer for small objects; [`logs`]: log directories of the ranks; [`host`]: host
 //!   name, clock, processes
@@ -26,10 +27,12 @@ pub mod child_groups;
 pub mod cli;
 pub mod commands;
 pub mod console;
+pub mod data_report;
 pub mod decide;
 pub mod failure;
 pub mod host;
 pub mod http;
+pub mod init;
 pub mod logs;
 pub mod metrics;
 pub mod observe;

@@ -10,7 +10,12 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reference/comma
 
 /// Guide for each command.
 const GUIDES: &[(&str, &str)] = &[
+    ("init", "[Start a first run](../guides/first-run.md)"),
+    ("vocab", "[Prepare a corpus](../guides/prepare-a-corpus.md)"),
+    ("completions", "[Completions and manual pages](../guides/completions.md)"),
+    ("man", "[Completions and manual pages](../guides/completions.md)"),
     ("prep", "[Prepare a corpus](../guides/prepare-a-corpus.md)"),
+    ("data", "[Report a dataset](../guides/prepare-a-corpus.md#report-a-dataset)"),
     (
         "run",
         "[Train on one machine](../guides/one-machine.md), [on several hosts](../guides/several-hosts.md); [step records](step-records.md)",

@@ -1,8 +1,8 @@
-//! Dataset commands: prep, vocab, generate, inspect.
+//! Dataset commands: prep, vocab, generate, inspect, data.
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Subcommand, ValueEnum};
 
 use super::values::{PREP_MEMORY, bytes, part};
 
@@ -30,13 +30,20 @@ pub struct Prep {
     pub json: bool,
 }
 
+const VOCAB_EXAMPLES: &str = "Examples:
+  lambert vocab --input corpus/books --size 8192 --output vocab.txt
+  lambert vocab --config configs/prep-books.toml --size 8192 --output vocab.txt";
+
 /// Arguments of `lambert vocab`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  lambert vocab --input corpus/books --size 8192 --output vocab.txt")]
+#[command(after_help = VOCAB_EXAMPLES)]
 pub struct Vocab {
     /// Input text: files, directories, globs or URLs
-    #[arg(long, required = true, num_args = 1.., value_name = "URL")]
+    #[arg(long, num_args = 1.., value_name = "URL", required_unless_present = "config")]
     pub input: Vec<String>,
+    /// Preparation configuration (TOML); its sources are the input, and vocabulary.lowercase applies
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["input", "cased"])]
+    pub config: Option<PathBuf>,
     /// Vocabulary size in tokens, including special tokens
     #[arg(long, default_value_t = 30522, value_name = "N")]
     pub size: usize,
@@ -84,4 +91,56 @@ pub struct Inspect {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
+}
+
+const DATA_EXAMPLES: &str = "Examples:
+  lambert data report data/train --output train.html
+  lambert data report data/train --output train.json --format json --samples 100000";
+
+/// Arguments of `lambert data`.
+#[derive(Debug, Args)]
+#[command(after_help = DATA_EXAMPLES)]
+pub struct Data {
+    /// Action on the dataset.
+    #[command(subcommand)]
+    pub action: DataAction,
+}
+
+/// Actions on a dataset.
+#[derive(Debug, Subcommand)]
+pub enum DataAction {
+    /// Write statistics, charts and examples of a dataset to a file
+    Report(DataReport),
+}
+
+/// Arguments of `lambert data report`.
+#[derive(Debug, Args)]
+pub struct DataReport {
+    /// Dataset directory or URL
+    pub dataset: String,
+    /// Output file
+    #[arg(long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Format of the report
+    #[arg(long, value_enum, default_value_t)]
+    pub format: DataReportFormat,
+    /// Number of threads [default: number of CPUs]
+    #[arg(long, value_name = "N")]
+    pub threads: Option<usize>,
+    /// Read only about this many samples, in whole row groups [default: all]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub samples: Option<u64>,
+    /// Random seed; chooses the samples and the examples
+    #[arg(long, default_value_t = 1, value_name = "S")]
+    pub seed: u64,
+}
+
+/// Format of a report of a dataset.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum DataReportFormat {
+    /// One file with all pictures.
+    #[default]
+    Html,
+    /// The numbers.
+    Json,
 }

@@ -1,13 +1,16 @@
 //! Command-line interface: all arguments, declared once. Only their syntax is checked here.
 //!
-//! - `data`: dataset commands; `plan`: planning command; `run`: run commands; `metrics`: export of step records;
-//!   `report`: reports; `watch`: status, logs and the web page
+//! - `init`: files of a first run; `data`: dataset commands; `plan`: planning command; `run`: run commands
+//! - `metrics`: export of step records; `report`: reports; `watch`: status, logs and the web page
 //! - `model`: checkpoint and model commands
+//! - `install`: completions and manual pages
 //! - `values`: parsers for argument values
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "these comments are the help texts too, where [MASK] is no link")]
 
 mod data;
+mod init;
+mod install;
 mod metrics;
 mod model;
 mod plan;
@@ -18,7 +21,9 @@ mod watch;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-pub use data::{Generate, Inspect, Prep, Vocab};
+pub use data::{Data, DataAction, DataReport, DataReportFormat, Generate, Inspect, Prep, Vocab};
+pub use init::{Init, Place, Recipe, Size, SourceKind};
+pub use install::{Completions, Man, Shell};
 pub use metrics::{Metrics, RecordFormat};
 pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
 pub use plan::{MachineName, Plan};
@@ -55,6 +60,8 @@ pub enum LogFormat {
 /// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Write the configuration files of a first run
+    Init(Init),
     /// Tokenize text into a shuffled, sharded Parquet dataset
     Prep(Prep),
     /// Train a WordPiece vocabulary
@@ -63,6 +70,8 @@ pub enum Command {
     Generate(Generate),
     /// Show a dataset's manifest and samples, or verify its checksums
     Inspect(Inspect),
+    /// Write a report of a dataset with lengths, token frequencies and duplicates
+    Data(Data),
     /// Estimate time and memory of a run before it is started
     Plan(Plan),
     /// Start or resume a training run
@@ -91,4 +100,8 @@ pub enum Command {
     FillMask(FillMask),
     /// Export a checkpoint to Hugging Face Transformers format
     Export(Export),
+    /// Print the completions of a shell
+    Completions(Completions),
+    /// Write the manual pages
+    Man(Man),
 }

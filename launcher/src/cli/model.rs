@@ -5,9 +5,15 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 use lambert_config::run::DeviceKind;
 
+use super::values::{hub_model, language, license};
+
 const CHECKPOINT_EXAMPLES: &str = "Examples:
   lambert checkpoint list runs/demo
   lambert checkpoint copy runs/demo/checkpoints/step-000000600 s3://bucket/demo";
+
+const EXPORT_EXAMPLES: &str = "Examples:
+  lambert export --output model runs/demo
+  lambert export --output model --license apache-2.0 --language en runs/demo";
 
 /// Arguments of `lambert checkpoint`.
 #[derive(Debug, Args)]
@@ -127,7 +133,7 @@ impl FillMask {
 
 /// Arguments of `lambert export`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  lambert export --output model runs/demo")]
+#[command(after_help = EXPORT_EXAMPLES)]
 pub struct Export {
     /// Run (newest valid checkpoint) or RUN/checkpoints/step-...
     #[arg(value_name = "RUN_OR_CHECKPOINT")]
@@ -135,4 +141,13 @@ pub struct Export {
     /// Output directory; must be empty or absent
     #[arg(long, value_name = "DIR")]
     pub output: PathBuf,
+    /// License in the model card, as the Hugging Face Hub names it, e.g. apache-2.0
+    #[arg(long, value_name = "ID", value_parser = license)]
+    pub license: Option<String>,
+    /// Language code in the model card, e.g. en (repeatable)
+    #[arg(long, value_name = "CODE", value_parser = language)]
+    pub language: Vec<String>,
+    /// Model on the Hugging Face Hub whose weights the training started from, as ORGANIZATION/NAME
+    #[arg(long, value_name = "MODEL", value_parser = hub_model)]
+    pub base_model: Option<String>,
 }

@@ -28,6 +28,38 @@ pub fn part(text: &str) -> Result<(usize, usize), String> {
     numbers.filter(|(part, parts)| part < parts).ok_or_else(|| "expected I/N with I from 0 to N - 1".to_owned())
 }
 
+/// Parses a license identifier. The Hugging Face Hub writes them in lower case.
+pub fn license(text: &str) -> Result<String, String> {
+    let id = text.to_ascii_lowercase();
+    match is_name(&id) {
+        true => Ok(id),
+        false => Err("expected an identifier such as apache-2.0, mit or other".to_owned()),
+    }
+}
+
+/// Parses a language code: ISO 639, two or three letters, or `multilingual`.
+pub fn language(text: &str) -> Result<String, String> {
+    let is_code = matches!(text.len(), 2 | 3) && text.bytes().all(|byte| byte.is_ascii_lowercase());
+    match is_code || text == "multilingual" {
+        true => Ok(text.to_owned()),
+        false => Err("expected a language code such as en, deu or multilingual".to_owned()),
+    }
+}
+
+/// Parses the name of a model on the Hugging Face Hub: `ORGANIZATION/NAME`.
+pub fn hub_model(text: &str) -> Result<String, String> {
+    match text.split_once('/').is_some_and(|(owner, name)| is_name(owner) && is_name(name)) {
+        true => Ok(text.to_owned()),
+        false => Err("expected ORGANIZATION/NAME, the name of a model on the Hugging Face Hub".to_owned()),
+    }
+}
+
+/// True for letters, digits, `.`, `-` and `_`, with a letter or a digit first.
+fn is_name(text: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    text.bytes().all(is_part) && text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -49,6 +81,19 @@ mod tests {
         assert_eq!(part("1/3"), Ok((1, 3)));
         for wrong in ["3/3", "1", "a/b", "1/0"] {
             assert!(part(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn labels_of_a_model_card_cannot_hold_markup() {
+        assert_eq!(license("Apache-2.0"), Ok("apache-2.0".to_owned()));
+        assert_eq!([language("no"), language("deu")], [Ok("no".to_owned()), Ok("deu".to_owned())]);
+        assert_eq!(hub_model("google/bert_uncased-1.5"), Ok("google/bert_uncased-1.5".to_owned()));
+        for wrong in ["", "a b", "a\nb", "-a", "a: b", "<b>"] {
+            assert!(license(wrong).is_err() && language(wrong).is_err() && hub_model(wrong).is_err(), "{wrong:?}");
+        }
+        for wrong in ["runs/demo/checkpoints/step-1", "demo", "/demo", "demo/", "EN"] {
+            assert!(hub_model(wrong).is_err() && language(wrong).is_err(), "{wrong:?}");
         }
     }
 }

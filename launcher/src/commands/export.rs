@@ -11,13 +11,18 @@ use lambert_store::Store;
 use lambert_store::checkpoint::{self, Manifest, SkippedCheckpoint};
 // The weights and the vocabulary already have the file names that Transformers expects.
 use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, split_checkpoint_url};
+use safetensors::SafeTensors;
+use safetensors::tensor::SafeTensorError;
 use serde_json::Value;
 
-use super::stored_run::require_run;
+use super::stored_run::{history, require_run};
 use super::trim;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::report::card::{CardLabels, ModelCard};
+use crate::report::collect::{RunReport, collect_until};
+use crate::report::datasets;
 
 #[derive(Debug, thiserror::Error)]
 enum ExportError {
@@ -43,7 +48,12 @@ fn why(skipped: &[SkippedCheckpoint]) -> String {
 pub fn export(arguments: &cli::Export) -> Outcome {
     let folder = &arguments.output;
     refuse_full(folder)?;
-    let (source, files) = read(&arguments.model)?;
+    let labels = CardLabels {
+        license: arguments.license.clone(),
+        languages: arguments.language.clone(),
+        base_model: arguments.base_model.clone(),
+    };
+    let (source, files) = read(&arguments.model, &labels)?;
     write(folder, &files)?;
     let name = source.manifest.name();
     let class = source.class();
@@ -57,17 +67,17 @@ type Files = Vec<(&'static str, Vec<u8>)>;
 
 /// Reads the checkpoint and renders the files. While a run is training, its newest checkpoint may be pruned during the
 /// read. A newer checkpoint then exists, and this function tries that checkpoint.
-fn read(model: &str) -> Result<(Source, Files), Failure> {
+fn read(model: &str, labels: &CardLabels) -> Result<(Source, Files), Failure> {
     let is_named = split_checkpoint_url(model).1.is_some();
     for _ in 0..RETRIES {
         let source = Source::open(model)?;
-        match source.files() {
+        match source.files(labels) {
             Err(_) if !is_named && !source.is_there()? => {}
             files => return Ok((source, files?)),
         }
     }
     let source = Source::open(model)?;
-    let files = source.files()?;
+    let files = source.files(labels)?;
     Ok((source, files))
 }
 
@@ -115,8 +125,33 @@ impl Source {
         checkpoint::is_committed(&self.store, &self.manifest.name()).map_err(Failure::failed)
     }
 
+    /// Renders the model card. Its facts come from the records of the run, which a copied checkpoint may lack.
+    fn card(&self, labels: &CardLabels, model: &TransformersModel, parameters: u64) -> String {
+        let records = self
+            .records()
+            .inspect_err(|error| tracing::warn!("the model card lacks the results of the run: {error}"))
+            .ok();
+        let data = datasets::of_checkpoint(&self.config, &self.manifest);
+        ModelCard {
+            labels,
+            config: &self.config,
+            checkpoint: &self.manifest,
+            model,
+            parameters,
+            lowercase: self.vocabulary.lowercase,
+            data: &data,
+            records: records.as_ref(),
+        }
+        .render()
+    }
+
+    /// Reads the records of the run up to the checkpoint.
+    fn records(&self) -> Result<RunReport, Failure> {
+        collect_until(&self.store, &history(&self.store)?, self.manifest.step)
+    }
+
     /// Renders all files of the export.
-    fn files(&self) -> Result<Files, Failure> {
+    fn files(&self, labels: &CardLabels) -> Result<Files, Failure> {
         let url = self.store.url();
         let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
         let layers = self.config.depth(self.manifest.stage);
@@ -133,7 +168,9 @@ impl Source {
         let weights =
             trim::weights(&weights, &tensors, description.first_position, left_out).map_err(Failure::failed)?;
         let positions = self.config.model.positions;
+        let card = self.card(labels, &description, parameters(&weights).map_err(Failure::failed)?);
         Ok(vec![
+            (MODEL_CARD, card.into_bytes()),
             ("config.json", pretty(&description.config)),
             (WEIGHTS, weights),
             (VOCABULARY, vocabulary.to_vec()),
@@ -142,6 +179,15 @@ impl Source {
             ("special_tokens_map.json", pretty(&special_tokens())),
         ])
     }
+}
+
+/// File name of the model card.
+const MODEL_CARD: &str = "README.md";
+
+/// Number of parameters in a safetensors file.
+fn parameters(weights: &[u8]) -> Result<u64, SafeTensorError> {
+    let (_, header) = SafeTensors::read_metadata(weights)?;
+    Ok(header.tensors().values().map(|tensor| tensor.shape.iter().product::<usize>() as u64).sum())
 }
 
 fn newest(store: &Store) -> Result<Manifest, Failure> {

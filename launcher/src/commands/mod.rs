@@ -1,12 +1,16 @@
 //! Subcommands. Each subcommand takes its arguments and returns an exit code or a failure.
 
 mod checkpoint;
+mod completions;
+mod data_report;
 mod export;
 mod files;
 mod follow;
 mod generate;
+mod init;
 mod inspect;
 mod logs;
+mod man;
 mod metrics;
 mod plan;
 mod prep;
@@ -22,17 +26,21 @@ mod trim;
 mod vocab;
 mod watch;
 
-use crate::cli::Command;
+use crate::cli::{Command, DataAction};
 use crate::failure::Outcome;
 use crate::{run, tune, worker};
 
 /// Runs a subcommand.
 pub fn run(command: &Command) -> Outcome {
     match command {
+        Command::Init(arguments) => init::init(arguments),
         Command::Prep(arguments) => prep::prep(arguments),
         Command::Vocab(arguments) => vocab::vocab(arguments),
         Command::Generate(arguments) => generate::generate(arguments),
         Command::Inspect(arguments) => inspect::inspect(arguments),
+        Command::Data(arguments) => match &arguments.action {
+            DataAction::Report(arguments) => data_report::data_report(arguments),
+        },
         Command::Plan(arguments) => plan::plan(arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Submit(arguments) => submit::submit(arguments),
@@ -47,5 +55,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::FillMask(arguments) => worker::become_worker(&arguments.to_worker()),
         Command::Checkpoint(arguments) => checkpoint::checkpoint(&arguments.action),
         Command::Export(arguments) => export::export(arguments),
+        Command::Completions(arguments) => completions::completions(arguments),
+        Command::Man(arguments) => man::man(arguments),
     }
 }

@@ -106,7 +106,7 @@ fn cost(time: Duration, report: &PrepReport) -> String {
 }
 
 /// Peak resident set size of this process, bytes.
-fn peak_memory() -> Option<u64> {
+pub fn peak_memory() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
@@ -139,7 +139,7 @@ fn table(sources: &[SourceCounts]) -> Vec<String> {
 
 /// Progress bar on a terminal, otherwise periodic lines.
 #[derive(Default)]
-struct PrepDisplay(Mutex<Shown>);
+pub struct PrepDisplay(Mutex<Shown>);
 
 #[derive(Default)]
 struct Shown {
@@ -211,7 +211,13 @@ impl PrepProgress for PrepDisplay {
 }
 
 impl PrepDisplay {
-    fn end(&self) {
+    /// Starts the clock.
+    pub fn begin(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).begun = Some(Instant::now());
+    }
+
+    /// Removes the bar.
+    pub fn end(&self) {
         let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bar) = shown.bar.take() {
             bar.finish_and_clear();

@@ -2,8 +2,9 @@
 
 use std::io::Write;
 
-use lambert_config::exit;
 use lambert_config::prep::{FormatName, Source};
+use lambert_config::{Layers, exit};
+use lambert_data_prep::prep as data_prep;
 use lambert_data_prep::vocab::{self, VocabSettings};
 
 use super::{files, prep};
@@ -13,10 +14,16 @@ use crate::failure::{Failure, Outcome};
 
 /// Trains and writes the vocabulary.
 pub fn vocab(arguments: &cli::Vocab) -> Outcome {
-    let sources: Vec<Source> = arguments.input.iter().map(|path| source(path)).collect();
+    let (sources, lowercase) = match &arguments.config {
+        Some(path) => {
+            let config = data_prep::load(&Layers::from_process(&[]), path)?;
+            (config.source, config.vocabulary.lowercase)
+        }
+        None => (arguments.input.iter().map(|path| source(path)).collect(), !arguments.cased),
+    };
     let settings = VocabSettings {
         size: arguments.size,
-        lowercase: !arguments.cased,
+        lowercase,
         min_frequency: arguments.min_frequency,
         ..VocabSettings::default()
     };

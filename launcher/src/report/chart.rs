@@ -8,7 +8,8 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 type Chart<'a> = ChartContext<'a, SVGBackend<'a>, Cartesian2d<RangedCoordf64, RangedCoordf64>>;
-type DrawResult<T> = Result<T, Box<dyn std::error::Error>>;
+/// Result of drawing.
+pub type DrawResult<T> = Result<T, Box<dyn std::error::Error>>;
 /// Step and value.
 pub type Point = (f64, f64);
 
@@ -20,9 +21,9 @@ pub struct ChartError(String);
 /// Size of the loss chart, pixels.
 const SIZE: (u32, u32) = (900, 420);
 /// Size of the other charts, pixels.
-const SMALL: (u32, u32) = (900, 220);
+pub const SMALL: (u32, u32) = (900, 220);
 /// SVG units per pixel. Coordinates are whole numbers of units.
-const UNITS: u32 = 4;
+pub const UNITS: u32 = 4;
 /// Maximum number of points of a line.
 const POINTS: usize = 1500;
 /// Steps on each side that the smoothed line averages.
@@ -109,7 +110,11 @@ pub fn small(runs: &[&Curves], metric: PlottedMetric, name: &str) -> Result<Stri
     svg(SMALL, |svg| draw_small(runs, metric, name, svg))
 }
 
-fn svg(size: (u32, u32), draw: impl FnOnce(&mut String) -> DrawResult<()>) -> Result<String, ChartError> {
+/// Draws a picture of `size` pixels.
+///
+/// # Errors
+/// A failure of the drawing library.
+pub fn svg(size: (u32, u32), draw: impl FnOnce(&mut String) -> DrawResult<()>) -> Result<String, ChartError> {
     let mut svg = String::new();
     draw(&mut svg).map_err(|error| ChartError(error.to_string()))?;
     // The viewBox has units; width and height are in pixels.
@@ -254,11 +259,12 @@ fn draw_marks(chart: &mut Chart<'_>, marks: &[EventLine], losses: Range<f64>) ->
 }
 
 /// Pixels in SVG units.
-fn units(pixels: i32) -> i32 {
+pub fn units(pixels: i32) -> i32 {
     pixels * UNITS as i32
 }
 
-fn font(pixels: i32) -> TextStyle<'static> {
+/// Font of labels.
+pub fn font(pixels: i32) -> TextStyle<'static> {
     ("sans-serif", units(pixels)).into_text_style(&SIZE).color(&BLACK)
 }
 

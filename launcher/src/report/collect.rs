@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lambert_config::RunConfig;
-use lambert_control::{Evaluation, StepRecord};
+use lambert_control::{Evaluation, Score, StepRecord};
 use lambert_plan::architecture::Architecture;
 use lambert_plan::flops;
 use lambert_store::run::{CONFIG, VOCABULARY};
@@ -32,6 +32,8 @@ pub struct RunReport {
     pub error: Option<String>,
     /// Steps that are not undone.
     pub steps: u64,
+    /// Last step that is not undone.
+    pub last_step: Option<u64>,
     pub planned_steps: u64,
     pub samples: u64,
     /// Tokens without padding.
@@ -49,8 +51,16 @@ pub struct RunReport {
     pub samples_per_second: f64,
     /// Mean of the last 20 steps by loss, nats.
     pub losses: BTreeMap<String, f64>,
+    /// Accuracies of the last 20 steps by loss, as fractions.
+    pub accuracies: BTreeMap<String, f64>,
     /// Last evaluation by loss, nats.
     pub held_out: BTreeMap<String, f64>,
+    /// Accuracies of the last evaluation by loss, as fractions.
+    pub held_out_accuracies: BTreeMap<String, f64>,
+    /// Step of the last evaluation.
+    pub held_out_step: Option<u64>,
+    /// Number of samples of the last evaluation.
+    pub held_out_samples: Option<u64>,
     /// Step and loss of the evaluation with the lowest main loss.
     pub best_held_out: Option<(u64, f64)>,
     /// Loss of the unigram baseline, nats.
@@ -98,18 +108,27 @@ pub struct FailureReport {
 /// # Errors
 /// A store error. Damaged records are omitted with a warning.
 pub fn collect(store: &Store, restarts: &RestartHistory) -> Result<RunReport, Failure> {
+    let newest = checkpoint::list(store).map_err(Failure::failed)?.first().map(|listed| listed.name.clone());
+    let datasets = newest.as_ref().and_then(|name| checkpoint::read_manifest(store, name).ok());
+    let datasets = datasets.map_or(Vec::new(), |manifest| manifest.cursor.into_keys().collect());
+    let report = collect_until(store, restarts, u64::MAX)?;
+    Ok(RunReport { checkpoint: newest, datasets_sha256: datasets, ..report })
+}
+
+/// Reads a run up to a step. The report has no checkpoint and no datasets.
+///
+/// # Errors
+/// As for [`collect`].
+pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -> Result<RunReport, Failure> {
     let mut history = History::default();
     history.refresh(store).map_err(Failure::failed)?;
-    let (steps, evaluations, undone) = parse(&history);
+    let (steps, evaluations, undone) = parse(&history, last_step);
     let config = String::from_utf8_lossy(&store.get(CONFIG).map_err(Failure::failed)?).into_owned();
     let parsed = stored_config::parse(&config, store)
         .inspect_err(|error| tracing::warn!("{error}; the report lacks layers and FLOPs"))
         .ok();
     let status = stored::read(store)?.unwrap_or_default();
     let stages = parsed.as_ref().map_or(Vec::new(), |config| stages(config, &steps, vocabulary(store)));
-    let checkpoints = checkpoint::list(store).map_err(Failure::failed)?;
-    let newest = checkpoints.first().map(|listed| listed.name.clone());
-    let manifest = newest.as_ref().and_then(|name| checkpoint::read_manifest(store, name).ok());
     let best = evaluations.iter().filter(|evaluation| evaluation.scores.main().loss.is_finite());
     let best = best.min_by(|a, b| a.scores.main().loss.total_cmp(&b.scores.main().loss));
     let sum = |of: fn(&StepRecord) -> u64| steps.iter().map(of).sum();
@@ -120,6 +139,7 @@ pub fn collect(store: &Store, restarts: &RestartHistory) -> Result<RunReport, Fa
         state: if status.updated > 0.0 { status.state.to_string() } else { String::new() },
         error: status.error.filter(|_| status.state == crate::status::RunState::Failed),
         steps: steps.len() as u64,
+        last_step: last.map(|record| record.step),
         planned_steps: parsed.as_ref().map_or(0, |config| config.stage.iter().map(|stage| stage.steps).sum()),
         samples: sum(|record| record.batch.samples),
         tokens: sum(|record| record.batch.tokens),
@@ -129,28 +149,31 @@ pub fn collect(store: &Store, restarts: &RestartHistory) -> Result<RunReport, Fa
         undone_steps: undone.len() as u64,
         recovery_seconds: restarts.restarts.iter().filter_map(|restart| restart.seconds).sum(),
         samples_per_second: median(steps.iter().map(|record| record.throughput.samples_per_second).collect()),
-        losses: mean_losses(&steps),
-        held_out: evaluations.last().map_or(BTreeMap::new(), |evaluation| {
-            evaluation.scores.iter().map(|score| (score.name.clone(), score.loss)).collect()
-        }),
+        losses: means(&steps, |score| Some(score.loss)),
+        accuracies: means(&steps, |score| score.accuracy),
+        held_out: of_last(&evaluations, |score| Some(score.loss)),
+        held_out_accuracies: of_last(&evaluations, |score| score.accuracy),
+        held_out_step: evaluations.last().map(|evaluation| evaluation.step),
+        held_out_samples: evaluations.last().map(|evaluation| evaluation.samples),
         best_held_out: best.map(|evaluation| (evaluation.step, evaluation.scores.main().loss)),
         unigram_entropy: evaluations.last().map(|evaluation| evaluation.unigram_entropy),
         skipped_samples: last.map_or(0, |record| record.skipped.samples),
         skipped_updates: last.map_or(0, |record| record.skipped.updates),
         failures: failures(restarts),
         goodput: Some(status.goodput).filter(|goodput| !goodput.is_empty()),
-        checkpoint: newest,
-        datasets_sha256: manifest.map_or(Vec::new(), |manifest| manifest.cursor.keys().cloned().collect()),
+        checkpoint: None,
+        datasets_sha256: Vec::new(),
         curves: curves(&status.name, &steps, &undone, &evaluations, &stages, restarts),
         stages,
         config,
     })
 }
 
-/// Step records that are not undone and their evaluations, by step, and the undone step records.
-fn parse(history: &History) -> (Vec<StepRecord>, Vec<Evaluation>, Vec<StepRecord>) {
+/// Step records that are not undone and their evaluations, by step, and the undone step records. All of them are up to
+/// step `last`.
+fn parse(history: &History, last: u64) -> (Vec<StepRecord>, Vec<Evaluation>, Vec<StepRecord>) {
     let (mut steps, mut evaluations, mut undone) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-    for entry in history.entries() {
+    for entry in history.entries().into_iter().filter(|entry| entry.position.step <= last) {
         let step = entry.position.step;
         if entry.is_event {
             let evaluation = serde_json::from_str::<Evaluation>(entry.text).ok().filter(|_| !entry.is_undone);
@@ -198,14 +221,23 @@ fn stages(config: &RunConfig, steps: &[StepRecord], vocabulary: usize) -> Vec<St
     config.stage.iter().map(report).collect()
 }
 
-fn mean_losses(steps: &[StepRecord]) -> BTreeMap<String, f64> {
+/// Means of a value of each loss over the last steps.
+fn means(steps: &[StepRecord], value: fn(&Score) -> Option<f64>) -> BTreeMap<String, f64> {
     let last = &steps[steps.len().saturating_sub(LAST)..];
     let mut sums: BTreeMap<String, (f64, f64)> = BTreeMap::new();
-    for score in last.iter().flat_map(|record| record.scores.iter()).filter(|score| score.loss.is_finite()) {
-        let sum = sums.entry(score.name.clone()).or_default();
-        *sum = (sum.0 + score.loss, sum.1 + 1.0);
+    for score in last.iter().flat_map(|record| record.scores.iter()) {
+        if let Some(value) = value(score).filter(|value| value.is_finite()) {
+            let sum = sums.entry(score.name.clone()).or_default();
+            *sum = (sum.0 + value, sum.1 + 1.0);
+        }
     }
     sums.into_iter().map(|(name, (sum, count))| (name, sum / count)).collect()
+}
+
+/// Value of each loss in the last evaluation.
+fn of_last(evaluations: &[Evaluation], value: fn(&Score) -> Option<f64>) -> BTreeMap<String, f64> {
+    let scores = evaluations.last().into_iter().flat_map(|evaluation| evaluation.scores.iter());
+    scores.filter_map(|score| Some((score.name.clone(), value(score)?))).collect()
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

@@ -16,6 +16,8 @@ pub enum Block {
     Table(Vec<Vec<String>>),
     /// Text in a section that is folded at first, with a title.
     Code(String, String),
+    /// Lines of code, with the name of the language.
+    Snippet(&'static str, String),
     /// An SVG image with its description.
     Picture(String, String),
 }
@@ -72,6 +74,9 @@ fn results(runs: &[RunReport]) -> Vec<Vec<String>> {
     for name in names {
         row(&format!("{name} loss, mean of the last 20 steps"), &|run| nats(run.losses.get(name).copied()));
         row(&format!("{name} loss, held-out"), &|run| nats(run.held_out.get(name).copied()));
+        let share = |value: Option<&f64>| value.map_or(String::new(), |value| percent(*value));
+        row(&format!("{name} accuracy, mean of the last 20 steps"), &|run| share(run.accuracies.get(name)));
+        row(&format!("{name} accuracy, held-out"), &|run| share(run.held_out_accuracies.get(name)));
     }
     row("best held-out loss", &|run| {
         run.best_held_out.map_or(String::new(), |(step, loss)| format!("{loss:.4} nats at step {step}"))
@@ -98,12 +103,16 @@ fn results(runs: &[RunReport]) -> Vec<Vec<String>> {
     rows
 }
 
+/// Names of columns.
+pub fn head(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
 fn of_run(run: &RunReport, is_compared: bool) -> Vec<Block> {
     let heading = |text: &str| match is_compared {
         true => Block::Heading(format!("{text}: {}", run.url)),
         false => Block::Heading(text.to_owned()),
     };
-    let head = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
     let mut stages = vec![head(&["stage", "layers", "steps", "samples", "tokens", "FLOPs", "final loss", "data"])];
     stages.extend(run.stages.iter().map(|stage| {
         vec![

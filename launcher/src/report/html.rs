@@ -16,6 +16,7 @@ pub fn render(title: &str, blocks: &[Block]) -> String {
                 let (name, code) = (escape(name), escape(code));
                 body.push_str(&format!("<details><summary>{name}</summary><pre>{code}</pre></details>\n"));
             }
+            Block::Snippet(_, code) => body.push_str(&format!("<pre>{}</pre>\n", escape(code))),
             Block::Picture(svg, text) => {
                 let svg = svg.replacen("<svg ", &format!("<svg role=\"img\" aria-label=\"{}\" ", escape(text)), 1);
                 body.push_str(&format!("<figure>{svg}<figcaption>{}</figcaption></figure>\n", escape(text)));
@@ -45,6 +46,6 @@ fn table(rows: &[Vec<String>]) -> String {
 }
 
 /// Text in elements and in quoted attributes.
-fn escape(text: &str) -> String {
+pub fn escape(text: &str) -> String {
     html_escape::encode_quoted_attribute(text).into_owned()
 }

@@ -1,11 +1,14 @@
 //! Report of one or more runs: curves, results, failures, data and configuration.
 //!
 //! - [`collect`]: facts of a run, from its store
+//! - [`card`]: model card of an exported checkpoint; [`datasets`]: its training data
 //! - [`document`]: the report as headings, tables, code and pictures; [`html`], [`markdown`]: its formats
 //! - [`chart`]: pictures as SVG
 
+pub mod card;
 pub mod chart;
 pub mod collect;
+pub mod datasets;
 pub mod document;
 pub mod html;
 pub mod markdown;

@@ -13,8 +13,9 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use super::grid::TrialSettings;
-use super::slots::{GPU_VARIABLE, RunSlot};
+use super::slots::RunSlot;
 use crate::failure::Failure;
+use crate::host::GPU_VARIABLE;
 use crate::run::launch::processes::{ExitSignal, end_with_parent};
 use crate::run::sources::ignores;
 use crate::text::signal_name;

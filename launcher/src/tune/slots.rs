@@ -4,13 +4,12 @@ use lambert_config::RunConfig;
 use lambert_config::run::DeviceKind;
 use lambert_plan::memory;
 
-/// Environment variable that selects GPUs.
-pub const GPU_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";
+use crate::host;
 
 /// Resources for one run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunSlot {
-    /// GPUs of the run, as a value of [`GPU_VARIABLE`]. `None`: the run inherits the variable.
+    /// GPUs of the run, as a value of [`host::GPU_VARIABLE`]. `None`: the run inherits the variable.
     pub gpus: Option<String>,
 }
 
@@ -62,7 +61,7 @@ pub struct HostResources {
     pub processors: usize,
     /// Main memory, bytes, if known.
     pub bytes: Option<u64>,
-    /// GPUs, as listed in [`GPU_VARIABLE`].
+    /// GPUs, as listed in [`host::GPU_VARIABLE`].
     pub gpus: Vec<String>,
 }
 
@@ -70,8 +69,7 @@ impl HostResources {
     /// Returns the resources of this host.
     pub fn here() -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let gpus = std::env::var(GPU_VARIABLE).map_or_else(|_| devices(), |list| visible(&list));
-        Self { processors, bytes: memory::host_memory(), gpus }
+        Self { processors, bytes: memory::host_memory(), gpus: host::gpus() }
     }
 
     /// Returns `wanted` slots. If `wanted` is `None`, returns as many slots as fit on this host, but at least one. Each
@@ -93,20 +91,6 @@ impl HostResources {
         let groups = self.gpus.chunks_exact(need.ranks).map(|gpus| RunSlot { gpus: Some(gpus.join(",")) });
         groups.cycle().take(count).collect()
     }
-}
-
-/// Parses a list of GPUs like the CUDA driver, which ignores the first invalid entry and all entries after it.
-fn visible(list: &str) -> Vec<String> {
-    let is_one = |gpu: &&str| !gpu.is_empty() && !gpu.starts_with('-');
-    list.split(',').map(str::trim).take_while(is_one).map(str::to_owned).collect()
-}
-
-/// Lists the GPUs with a device node in /dev.
-fn devices() -> Vec<String> {
-    let entries = std::fs::read_dir("/dev").into_iter().flatten().flatten();
-    let number = |name: String| name.strip_prefix("nvidia")?.parse::<usize>().ok();
-    let count = entries.filter_map(|entry| number(entry.file_name().to_string_lossy().into_owned())).count();
-    (0..count).map(|index| index.to_string()).collect()
 }
 
 #[cfg(test)]
@@ -160,12 +144,5 @@ mod tests {
         let elsewhere = ResourceNeed { elsewhere: true, ..need(2, 1, DeviceKind::Cuda) };
         assert_eq!(slots(4, elsewhere, None), [""]);
         assert!(ResourceNeed::of(&RunConfig::default(), false, 0).elsewhere);
-    }
-
-    #[test]
-    fn an_invalid_entry_ends_the_list_of_gpus() {
-        assert_eq!(visible("2, GPU-4af1"), ["2", "GPU-4af1"]);
-        assert_eq!(visible("0,-1,1"), ["0"]);
-        assert!(visible("-1").is_empty() && visible("").is_empty());
     }
 }

@@ -1,0 +1,192 @@
+//! Model card of an exported checkpoint: README.md with the metadata that the Hugging Face Hub reads. Facts that the run
+//! does not record are left out.
+
+mod front_matter;
+mod training;
+
+use lambert_config::RunConfig;
+use lambert_plan::architecture::TransformersModel;
+use lambert_store::checkpoint::Manifest as Checkpoint;
+use lambert_store::run::{CONFIG, WEIGHTS, split_checkpoint_url};
+use serde_json::Value;
+
+pub use front_matter::CardLabels;
+
+use super::collect::RunReport;
+use super::datasets::{TrainingData, short_name};
+use super::document::{Block, head};
+use super::markdown;
+
+/// Sections of the configuration that name hosts, accounts, commands or addresses and do not change the model. The card
+/// leaves them out, because it is made to be published.
+const PRIVATE: [&str; 4] = ["cluster", "slurm", "notify", "prometheus"];
+
+/// Facts of an exported checkpoint.
+#[derive(Debug)]
+pub struct ModelCard<'a> {
+    pub labels: &'a CardLabels,
+    pub config: &'a RunConfig,
+    pub checkpoint: &'a Checkpoint,
+    pub model: &'a TransformersModel,
+    /// Number of parameters in the exported file.
+    pub parameters: u64,
+    /// True if text is lowercased before tokenization.
+    pub lowercase: bool,
+    pub data: &'a [TrainingData],
+    /// Records of the run up to the checkpoint. `None` if they cannot be read.
+    pub records: Option<&'a RunReport>,
+}
+
+impl ModelCard<'_> {
+    /// Formats the card.
+    pub fn render(&self) -> String {
+        let name = match self.config.run.name.as_str() {
+            "" => self.model.class.to_owned(),
+            name => name.to_owned(),
+        };
+        let model_type = self.model.config["model_type"].as_str().unwrap_or_default();
+        let mut blocks = vec![Block::Paragraph(self.summary()), Block::Paragraph(self.license())];
+        blocks.extend([Block::Heading("Use".to_owned()), Block::Snippet("python", self.example())]);
+        blocks.extend([Block::Heading("Model".to_owned()), self.architecture()]);
+        blocks.extend(self.training_data());
+        blocks.extend(self.training());
+        blocks.extend(self.results());
+        blocks.extend(self.limitations());
+        blocks.extend(self.configuration().into_iter().flatten());
+        blocks.extend(self.versions());
+        format!("{}\n{}", front_matter::render(self.labels, model_type), markdown::render(&name, &blocks))
+    }
+
+    /// Returns the records if the last of them is that of the checkpoint's step.
+    fn records(&self) -> Option<&RunReport> {
+        self.records.filter(|records| records.last_step == Some(self.checkpoint.step))
+    }
+
+    /// Returns the records if they cover every step of the checkpoint. Sums over records are wrong otherwise.
+    fn complete_records(&self) -> Option<&RunReport> {
+        self.records.filter(|records| records.steps == self.checkpoint.step)
+    }
+
+    fn layers(&self) -> usize {
+        self.config.depth(self.checkpoint.stage)
+    }
+
+    fn summary(&self) -> String {
+        let from = self.config.run.from.as_deref().map(split_checkpoint_url);
+        let start = match (&self.labels.base_model, from) {
+            (Some(base), _) => format!("the weights of {base}"),
+            (None, None) => "random weights".to_owned(),
+            (None, Some((run, checkpoint))) => {
+                format!("the weights of checkpoint {} of {}", checkpoint.unwrap_or_default(), short_name(run))
+            }
+        };
+        let (class, layers, parameters) = (self.model.class, self.layers(), self.parameters);
+        format!(
+            "{class} with {layers} layers and {parameters} parameters. lambert pre-trained it with {}, starting from {start}.",
+            self.objective()
+        )
+    }
+
+    fn license(&self) -> String {
+        match &self.labels.license {
+            Some(license) => format!("License: {license}."),
+            None => "The license is not stated: none was given when this model was exported.".to_owned(),
+        }
+    }
+
+    /// Python code that loads the model. It works in the exported folder.
+    fn example(&self) -> String {
+        let class = self.model.class;
+        format!(
+            "from transformers import {class}, BertTokenizerFast, pipeline\n\n\
+             folder = \".\"  # this folder, or the name of the model on the Hugging Face Hub\n\
+             tokenizer = BertTokenizerFast.from_pretrained(folder)\n\
+             model = {class}.from_pretrained(folder)\n\
+             # Predicts the token at [MASK].\n\
+             fill_mask = pipeline(\"fill-mask\", model=folder, tokenizer=tokenizer)\n\
+             print(fill_mask(\"a text with one [MASK] .\"))\n"
+        )
+    }
+
+    fn architecture(&self) -> Block {
+        let key = |key: &str| match &self.model.config[key] {
+            Value::String(text) => text.clone(),
+            value => value.to_string(),
+        };
+        let case = if self.lowercase { "uncased" } else { "cased" };
+        let norm = match self.config.model.norm {
+            lambert_config::run::Norm::Post => "after each residual sum",
+            lambert_config::run::Norm::Pre => "before each sublayer",
+        };
+        table(
+            &["property", "value"],
+            vec![
+                ("class in transformers", self.model.class.to_owned()),
+                ("parameters", self.parameters.to_string()),
+                ("layers", key("num_hidden_layers")),
+                ("hidden size", key("hidden_size")),
+                ("attention heads", key("num_attention_heads")),
+                ("feed-forward size", key("intermediate_size")),
+                ("activation", key("hidden_act")),
+                ("layer normalization", norm.to_owned()),
+                ("maximum length", format!("{} tokens", key("max_position_embeddings"))),
+                ("vocabulary", format!("{} WordPiece tokens, {case}", key("vocab_size"))),
+                ("weights", key("torch_dtype")),
+            ],
+        )
+    }
+
+    fn limitations(&self) -> Vec<Block> {
+        let positions = self.config.model.positions;
+        let held_out = match self.has_held_out() {
+            true => "The held-out figures describe one dataset and say little about other text.",
+            false => "No loss on held-out data is known for this checkpoint.",
+        };
+        vec![
+            Block::Heading("Limitations".to_owned()),
+            Block::Paragraph(
+                "The model is only pre-trained: it reproduces errors and biases of its training text, and no downstream \
+                 task was tested."
+                    .to_owned(),
+            ),
+            Block::Paragraph(format!("It reads at most {positions} tokens. {held_out}")),
+        ]
+    }
+
+    fn configuration(&self) -> Option<[Block; 3]> {
+        let mut config = toml::Table::try_from(self.config).ok()?;
+        config.retain(|section, _| !PRIVATE.contains(&section));
+        let left_out = format!("The configuration of the run, without the sections {}:", PRIVATE.join(", "));
+        Some([
+            Block::Heading("Configuration".to_owned()),
+            Block::Paragraph(left_out),
+            Block::Code(CONFIG.to_owned(), config.to_string()),
+        ])
+    }
+
+    fn versions(&self) -> Vec<Block> {
+        let mut rows = vec![
+            ("exported by", format!("lambert {}", lambert_control::version_text())),
+            ("checkpoint", self.checkpoint.name()),
+            ("SHA-256 of the run's configuration", self.checkpoint.config_sha256.clone()),
+        ];
+        let weights = self.checkpoint.object(WEIGHTS);
+        rows.extend(weights.map(|weights| ("SHA-256 of the checkpoint's weights", weights.sha256.clone())));
+        vec![Block::Heading("Versions".to_owned()), table(&["item", "value"], rows)]
+    }
+}
+
+/// Table of two columns.
+fn table(names: &[&str; 2], rows: Vec<(&str, String)>) -> Block {
+    let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]);
+    Block::Table(std::iter::once(head(names)).chain(rows).collect())
+}
+
+/// Table without the columns that have no content.
+fn filled(rows: Vec<Vec<String>>) -> Block {
+    let has_content =
+        |column: usize| rows.iter().skip(1).any(|row| row.get(column).is_some_and(|cell| !cell.is_empty()));
+    let kept: Vec<usize> = (0..rows.first().map_or(0, Vec::len)).filter(|column| has_content(*column)).collect();
+    let cells = |row: &Vec<String>| kept.iter().filter_map(|column| row.get(*column).cloned()).collect();
+    Block::Table(rows.iter().map(cells).collect())
+}

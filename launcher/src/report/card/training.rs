@@ -1,0 +1,196 @@
+//! Training data, training and results in a model card.
+
+use lambert_config::run::{MaskUnit, OptimizerKind, Pair, Stage};
+use lambert_plan::objectives;
+use serde::Serialize;
+
+use super::super::collect::StageReport;
+use super::super::document::{Block, head};
+use super::{ModelCard, filled, table};
+use crate::text::percent;
+
+impl ModelCard<'_> {
+    /// Names of the objectives: `masked language modeling and next sentence prediction`.
+    pub(super) fn objective(&self) -> String {
+        let pair = match self.config.objective.pair {
+            Pair::Nsp => " and next sentence prediction",
+            Pair::Sop => " and sentence order prediction",
+            Pair::None => "",
+        };
+        format!("masked language modeling{pair}")
+    }
+
+    pub(super) fn training_data(&self) -> Vec<Block> {
+        if self.data.is_empty() {
+            return Vec::new();
+        }
+        let mut blocks = vec![Block::Heading("Training data".to_owned())];
+        for data in self.data {
+            let mut rows = vec![("SHA-256 of manifest.json", data.sha256.clone())];
+            if let Some((name, manifest)) = &data.found {
+                let counts = &manifest.counts;
+                rows.insert(0, ("dataset", name.clone()));
+                if counts.documents > 0 {
+                    rows.push(("documents", counts.documents.to_string()));
+                }
+                rows.push(("samples", counts.samples.to_string()));
+                rows.push(("tokens", counts.tokens.to_string()));
+                if !manifest.corpus.sha256.is_empty() {
+                    rows.push(("SHA-256 of the corpus", manifest.corpus.sha256.clone()));
+                }
+                rows.push(("SHA-256 of the vocabulary", manifest.vocabulary.sha256.clone()));
+            }
+            rows.push(("samples read in training", data.samples_read.to_string()));
+            blocks.push(table(&["property", "value"], rows));
+        }
+        blocks
+    }
+
+    pub(super) fn training(&self) -> Vec<Block> {
+        let (config, records) = (self.config, self.complete_records());
+        let planned: u64 = config.stage.iter().map(|stage| stage.steps).sum();
+        let mut rows = vec![
+            ("objective", self.objective()),
+            ("masking", self.masking()),
+            ("steps", format!("{} of {planned} planned", self.checkpoint.step)),
+        ];
+        match records {
+            Some(records) => {
+                rows.push(("samples", records.samples.to_string()));
+                rows.push(("tokens without padding", records.tokens.to_string()));
+                rows.extend(records.flops.map(|flops| ("training FLOPs", format!("{flops:.3e}"))));
+                rows.push(("skipped samples", records.skipped_samples.to_string()));
+            }
+            None => rows.push(("samples", self.checkpoint.cursor.values().sum::<u64>().to_string())),
+        }
+        rows.push(("optimizer", self.optimizer()));
+        rows.push(("dropout", config.model.dropout.to_string()));
+        rows.push(("precision", key(config.model.precision)));
+        rows.push(("seed", config.run.seed.to_string()));
+        rows.push(("workers", self.checkpoint.world.to_string()));
+        vec![Block::Heading("Training".to_owned()), table(&["property", "value"], rows), self.stages()]
+    }
+
+    fn masking(&self) -> String {
+        let objective = &self.config.objective;
+        let unit = match objective.mask_unit {
+            MaskUnit::Piece => "single tokens",
+            MaskUnit::Word => "whole words",
+            MaskUnit::Span => "spans of words",
+        };
+        let limit = match objective.max_predictions {
+            0 => String::new(),
+            most => format!(", at most {most} per sample"),
+        };
+        format!("{} of the tokens, {unit}{limit}", percent(objective.mask_probability))
+    }
+
+    fn optimizer(&self) -> String {
+        let optimizer = &self.config.optimizer;
+        let name = match optimizer.kind {
+            OptimizerKind::Lamb => "LAMB",
+            OptimizerKind::Adamw => "AdamW",
+            OptimizerKind::AdamBert => "Adam of BERT",
+        };
+        let clipping = match optimizer.clip_norm {
+            0.0 => "no gradient clipping".to_owned(),
+            norm => format!("gradients clipped to norm {norm}"),
+        };
+        format!(
+            "{name}, beta1 {}, beta2 {}, epsilon {:e}, weight decay {}, {clipping}",
+            optimizer.beta1, optimizer.beta2, optimizer.eps, optimizer.weight_decay
+        )
+    }
+
+    /// Table of the stages up to the checkpoint.
+    fn stages(&self) -> Block {
+        let names = ["stage", "layers", "steps", "batch", "peak learning rate", "schedule", "FLOPs", "final loss"];
+        let stages = self.config.stage.iter().take(self.checkpoint.stage + 1).enumerate();
+        let row = |(index, stage): (usize, &Stage)| {
+            let report = self.complete_records().and_then(|records| records.stages.get(index));
+            let known = |text: fn(&StageReport) -> String| report.map_or(String::new(), text);
+            vec![
+                stage.name.clone(),
+                self.depth(index, stage),
+                known(|report| report.steps.to_string()),
+                batch(stage),
+                format!("{:e}", stage.learning_rate),
+                format!("{} warm-up, {} decay", percent(stage.warmup), key(stage.decay)),
+                known(|report| format!("{:.3e}", report.flops)),
+                known(|report| match report.final_loss.is_finite() {
+                    true => format!("{:.4}", report.final_loss),
+                    false => String::new(),
+                }),
+            ]
+        };
+        filled(std::iter::once(head(&names)).chain(stages.map(row)).collect())
+    }
+
+    /// Number of layers of a stage, and the source of its new layers if the model grew.
+    fn depth(&self, index: usize, stage: &Stage) -> String {
+        let layers = stage.depth(&self.config.model);
+        let before = index.checked_sub(1).map(|before| self.config.depth(before));
+        match before.filter(|before| *before < layers) {
+            Some(before) => format!("{layers} (grown from {before}: {})", key(stage.growth.order)),
+            None => layers.to_string(),
+        }
+    }
+
+    /// True if the loss on held-out data is known.
+    pub(super) fn has_held_out(&self) -> bool {
+        self.checkpoint.held_out_loss.is_some() || self.records().is_some_and(|records| !records.held_out.is_empty())
+    }
+
+    /// Losses and accuracies. The columns of training are left out without records, as are those of held-out data if it
+    /// was never evaluated.
+    pub(super) fn results(&self) -> Vec<Block> {
+        let losses = objectives::losses(&self.config.objective);
+        let nats = |value: Option<f64>| value.map_or(String::new(), |value| format!("{value:.4} nats"));
+        let share = |value: Option<&f64>| value.map_or(String::new(), |value| percent(*value));
+        let names = ["objective", "training loss", "training accuracy", "held-out loss", "held-out accuracy"];
+        let mut rows = vec![head(&names)];
+        for (index, loss) in losses.iter().enumerate() {
+            let saved = self.checkpoint.held_out_loss.filter(|_| index == 0);
+            let row = match self.records() {
+                Some(records) => [
+                    nats(records.losses.get(loss.name).copied()),
+                    share(records.accuracies.get(loss.name)),
+                    nats(records.held_out.get(loss.name).copied().or(saved)),
+                    share(records.held_out_accuracies.get(loss.name)),
+                ],
+                None => [String::new(), String::new(), nats(saved), String::new()],
+            };
+            if row.iter().any(|cell| !cell.is_empty()) {
+                rows.push(std::iter::once(loss.title.to_owned()).chain(row).collect());
+            }
+        }
+        if rows.len() == 1 {
+            return Vec::new();
+        }
+        let mut notes = Vec::new();
+        if let Some(records) = self.records() {
+            notes.push("Training figures are means of the last 20 steps.".to_owned());
+            if let (Some(step), Some(samples)) = (records.held_out_step, records.held_out_samples) {
+                notes.push(format!("Held-out figures are from {samples} samples after step {step}."));
+            }
+            let baseline = records.unigram_entropy.map(|nats| format!("A unigram model has a loss of {nats:.4} nats."));
+            notes.extend(baseline);
+        }
+        let mut blocks = vec![Block::Heading("Results".to_owned()), filled(rows)];
+        blocks.extend((!notes.is_empty()).then(|| Block::Paragraph(notes.join(" "))));
+        blocks
+    }
+}
+
+/// Number of samples of a global batch.
+fn batch(stage: &Stage) -> String {
+    match stage.batch_ramp {
+        Some(ramp) => format!("{} to {} samples over {} steps", ramp.start, stage.global_batch, ramp.steps),
+        None => format!("{} samples", stage.global_batch),
+    }
+}
+
+/// Name of a value in the configuration.
+fn key(value: impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
