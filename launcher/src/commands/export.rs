@@ -167,7 +167,7 @@ impl Source {
         let description = self.description(layers, tokenizer.size(), tokenizer.special().pad);
         let weights =
             trim::weights(&weights, &tensors, description.first_position, left_out).map_err(Failure::failed)?;
-        let positions = self.config.model.positions;
+        let model = &self.config.model;
         let card = self.card(labels, &description, parameters(&weights).map_err(Failure::failed)?);
         Ok(vec![
             (MODEL_CARD, card.into_bytes()),
@@ -175,7 +175,7 @@ impl Source {
             (WEIGHTS, weights),
             (VOCABULARY, vocabulary.to_vec()),
             ("tokenizer.json", tokenizer_json(&vocabulary, self.vocabulary.lowercase).map_err(unusable)?.into_bytes()),
-            ("tokenizer_config.json", pretty(&tokenizer_config(self.vocabulary.lowercase, positions))),
+            ("tokenizer_config.json", pretty(&tokenizer_config(self.vocabulary.lowercase, model.positions, model.segments))),
             ("special_tokens_map.json", pretty(&special_tokens())),
         ])
     }

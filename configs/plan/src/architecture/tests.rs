@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use lambert_config::run::{Norm, Objective, Pair, RunConfig};
+use lambert_config::run::{Family, Norm, Objective, Pair, RunConfig};
 
 fn names(model: &Model) -> Vec<String> {
     let mut names: Vec<_> = Architecture::new(model, 1, 50).tensors().into_iter().map(|tensor| tensor.name).collect();
@@ -92,11 +92,12 @@ fn tensors_are_unique_and_match_their_names() {
 /// The test changes each key of `[model]` separately.
 #[test]
 fn shaping_keys_are_those_that_change_tensors() {
-    let model = Model::default();
+    let model = Model { embedding: Some(768), ..Model::default() };
     let tensors = |model: &Model| Architecture::new(model, model.layers, 50).tensors();
     let table = toml::Table::try_from(&model).unwrap();
     let change = |key: &str, value: &toml::Value| {
         Some(match (key, value) {
+            ("family", _) => "roberta".into(),
             ("norm", _) => "pre".into(),
             ("activation", _) => "gelu-tanh".into(),
             ("precision", _) => "bf16".into(),
@@ -114,8 +115,7 @@ fn shaping_keys_are_those_that_change_tensors() {
         (tensors(&other) != tensors(&model)).then(|| key.clone())
     };
     let mut found: Vec<String> = table.iter().filter_map(shapes).collect();
-    // `family` cannot be changed, because there is only one family.
-    let mut expected: Vec<String> = SHAPING.into_iter().filter(|key| *key != "family").map(str::to_owned).collect();
+    let mut expected = SHAPING.map(str::to_owned);
     found.sort();
     expected.sort();
     assert_eq!(found, expected);
@@ -199,4 +199,39 @@ fn head_costs_scale_with_their_unit() {
         .for_each(|module| module.unit = CostUnit::Token);
     wide.segments[2].modules = modules.into();
     assert_eq!(wide.logits(Head::MaskedLanguage, count), 64e9);
+}
+
+/// Layers of ALBERT share weights: a deeper model has no more parameters, but more FLOPs.
+#[test]
+fn shared_layers_have_the_same_parameters_at_any_depth() {
+    let model = Family::Albert.model();
+    let networks = [3, 6].map(|layers| Network::new(&model, &[], layers, 50));
+    assert_eq!(networks.each_ref().map(Network::layers), [3, 6]);
+    assert!(networks.iter().all(Network::shares_layers));
+    let [shallow, deep] = networks.map(|network| (network.parameters(), network.forward_flops([128].into_iter(), 19)));
+    assert!(shallow.0 == deep.0 && deep.1 > 1.7 * shallow.1, "{shallow:?} {deep:?}");
+    let layer = |groups: usize| {
+        let network = Network::new(&Model { groups, ..model.clone() }, &[], 5, 50);
+        network.segments.iter().filter_map(|segment| segment.layer).collect::<Vec<_>>()
+    };
+    assert_eq!([layer(0), layer(1), layer(2)], [vec![0, 1, 2, 3, 4], vec![0; 5], vec![0, 0, 0, 1, 1]]);
+}
+
+/// Number of parameters of the published base shapes, with a vocabulary of their size.
+#[test]
+fn base_shapes_have_the_published_sizes() {
+    // `sum(parameter.numel() for parameter in model.parameters())` of transformers.
+    let published = [
+        (Family::Bert, 30_522, 110_106_428),
+        // Without the rows of the position table that belong to padding.
+        (Family::Roberta, 50_265, 124_697_433 - 2 * 768),
+        (Family::Albert, 30_000, 11_813_810),
+        (Family::Electra, 30_522, 33_740_602),
+        (Family::Distilbert, 30_522, 66_985_530),
+    ];
+    for (family, vocabulary, parameters) in published {
+        let model = family.model();
+        let architecture = Architecture::new(&model, model.layers, vocabulary);
+        assert_eq!(architecture.parameters(), parameters, "{family}");
+    }
 }

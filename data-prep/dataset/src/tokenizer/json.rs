@@ -110,8 +110,9 @@ fn template(cls: u32, sep: u32) -> Value {
     })
 }
 
-/// Returns the content of transformers' `tokenizer_config.json`.
-pub fn tokenizer_config(lowercase: bool, positions: usize) -> Value {
+/// Returns the content of transformers' `tokenizer_config.json`. `segments` is the number of segment embeddings of the
+/// model: a model with fewer than two takes no segment ids.
+pub fn tokenizer_config(lowercase: bool, positions: usize, segments: usize) -> Value {
     let mut config = json!({
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": lowercase,
@@ -122,6 +123,9 @@ pub fn tokenizer_config(lowercase: bool, positions: usize) -> Value {
     });
     if let (Value::Object(config), Value::Object(special)) = (&mut config, special_tokens()) {
         config.extend(special);
+        if segments < 2 {
+            config.insert("model_input_names".to_owned(), json!(["input_ids", "attention_mask"]));
+        }
     }
     config
 }
