@@ -38,7 +38,7 @@ fn the_facts_of_a_run_are_in_every_format() {
     let markdown = done(&["report", url, "--format", "markdown"]);
     let sha256 = facts["datasets_sha256"][0].as_str().unwrap();
     for text in
-        [&final_loss as &str, "90 of 90", "killed by SIGKILL", sha256, "micro_batch_tokens = 256", "productive_step"]
+        [&final_loss as &str, "90 of 90", "killed by SIGKILL", sha256, "micro_batch_tokens = 256", "productive step"]
     {
         for (format, content) in [("HTML", &html), ("Markdown", &markdown)] {
             assert!(content.contains(text), "no {text:?} in the {format} report");

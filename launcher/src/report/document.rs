@@ -139,7 +139,7 @@ fn of_run(run: &RunReport, is_compared: bool) -> Vec<Block> {
         let mut rows = vec![head(&["wall-clock time", "", "share"])];
         let share = |seconds: f64| percent(seconds / goodput.total());
         let row = |(category, seconds): (TimeCategory, f64)| {
-            vec![category.name().to_owned(), duration(seconds), share(seconds)]
+            vec![category.name().replace('_', " "), duration(seconds), share(seconds)]
         };
         rows.extend(goodput.by_time().into_iter().map(row));
         blocks.extend([heading("Goodput"), Block::Table(rows)]);
