@@ -132,8 +132,7 @@ impl Golden {
     /// Losses and gradients of the golden batch.
     fn step(&self, recompute: bool) -> (ObjectiveTotals, TrainState) {
         let mut state = TrainState::new(self.model());
-        let objective =
-            Objective::new(&state.parameters, &self.model, &self.objective()).recomputing(recompute);
+        let objective = Objective::new(&state.parameters, &self.model, &self.objective()).recomputing(recompute);
         let micro_batch = self.batch();
         let batch = GlobalBatch {
             epoch: 0,
@@ -208,8 +207,9 @@ fn losses_and_gradients(name: &str, golden: &Golden, onednn: bool) {
     }
 }
 
-/// Compares losses and gradients in bf16, with and without recomputed activations.
-fn bf16_is_close(name: &str, bf16: &Golden) {
+/// Compares losses and gradients in bf16, with and without recomputed activations. `limit` is the maximum relative error of
+/// the gradients.
+fn bf16_is_close(name: &str, bf16: &Golden, limit: f64) {
     for recompute in [false, true] {
         let (totals, gradients) = bf16.step(recompute);
         let mlm = totals.of(MASKED_LANGUAGE).mean_loss().unwrap() / f64::from(bf16.floats["mlm_loss"][0]) - 1.0;
@@ -226,6 +226,6 @@ fn bf16_is_close(name: &str, bf16: &Golden) {
         let relative = (difference / size).sqrt();
         println!("{name}: bf16 moves the losses by {mlm:.1e} and {pair:.1e}, gradients by {relative:.1e}");
         assert!(mlm.abs() < 0.01 && pair.abs() < 0.01, "{name}: {mlm} {pair}");
-        assert!((1e-4..0.03).contains(&relative), "{name}: {relative}");
+        assert!((1e-4..limit).contains(&relative), "{name}: {relative}");
     }
 }

@@ -5,8 +5,8 @@ mod cluster;
 use std::net::SocketAddr;
 
 use super::{
-    Attention, DeviceKind, Family, GrowthOrder, Guard, Masking, Model, Objective, Optimizer, OptimizerKind, Pair, RENAMED, RunConfig,
-    Stage, TokenBudget,
+    Attention, DeviceKind, Family, GrowthOrder, Guard, Masking, Model, Objective, Optimizer, OptimizerKind, Pair,
+    RENAMED, RunConfig, Stage, TokenBudget,
 };
 use crate::load::{Checked, ConfigIssue};
 
@@ -20,7 +20,8 @@ impl Checked for RunConfig {
     fn check(&self, issues: &mut Vec<ConfigIssue>) {
         self.model.check(issues);
         if self.objective.pair != Pair::None && !self.model.family.has_pair_head() {
-            let message = format!("must be \"none\": a model of family {} has no sentence-pair head", self.model.family);
+            let message =
+                format!("must be \"none\": a model of family {} has no sentence-pair head", self.model.family);
             issues.push(ConfigIssue::new("objective.pair", message));
         }
         self.objective.check(issues);
@@ -232,7 +233,8 @@ impl Stage {
             issues.push(ConfigIssue::new(key("growth.order"), message));
         }
         if to > from && model.groups > 1 {
-            let message = format!("{to} layers after {from}: a model with {} groups of layers cannot grow", model.groups);
+            let message =
+                format!("{to} layers after {from}: a model with {} groups of layers cannot grow", model.groups);
             issues.push(ConfigIssue::new(key("layers"), message));
         }
         if to > from && model.groups == 1 && !self.growth.is_default() {

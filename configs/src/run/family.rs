@@ -31,16 +31,10 @@ impl Family {
         match self {
             Self::Bert => bert,
             Self::Roberta => Model { segments: 1, layer_norm_eps: 1e-5, ..bert },
-            Self::Albert => Model {
-                embedding: Some(128),
-                groups: 1,
-                activation: Activation::GeluTanh,
-                dropout: 0.0,
-                ..bert
-            },
-            Self::Electra => {
-                Model { embedding: Some(768), hidden: 256, heads: 4, intermediate: 1024, ..bert }
+            Self::Albert => {
+                Model { embedding: Some(128), groups: 1, activation: Activation::GeluTanh, dropout: 0.0, ..bert }
             }
+            Self::Electra => Model { embedding: Some(768), hidden: 256, heads: 4, intermediate: 1024, ..bert },
             Self::Distilbert => Model { layers: 6, segments: 0, ..bert },
         }
     }

@@ -175,7 +175,10 @@ impl Source {
             (WEIGHTS, weights),
             (VOCABULARY, vocabulary.to_vec()),
             ("tokenizer.json", tokenizer_json(&vocabulary, self.vocabulary.lowercase).map_err(unusable)?.into_bytes()),
-            ("tokenizer_config.json", pretty(&tokenizer_config(self.vocabulary.lowercase, model.positions, model.segments))),
+            (
+                "tokenizer_config.json",
+                pretty(&tokenizer_config(self.vocabulary.lowercase, model.positions, model.segments)),
+            ),
             ("special_tokens_map.json", pretty(&special_tokens())),
         ])
     }

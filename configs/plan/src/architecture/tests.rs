@@ -149,7 +149,7 @@ fn gradients_of_shared_tensors_are_final_after_the_second_network() {
 #[test]
 fn transformers_config_matches_the_model() {
     let (model, heads) = (Model::default(), [Head::MaskedLanguage, Head::Pair]);
-    let TransformersModel { class, config } = TransformersModel::new(&model, &heads, 6, 1000, 0);
+    let TransformersModel { class, config, .. } = TransformersModel::new(&model, &heads, 6, 1000, 0);
     assert_eq!(
         (class, &config["architectures"], &config["model_type"]),
         ("BertForPreTraining", &json!(["BertForPreTraining"]), &json!("bert"))
