@@ -43,6 +43,8 @@ impl SegmentBlock for Embeddings {
         let seq_len = input.ids.size()[1];
         let words = torch::embedding(&self.words, &input.ids);
         let sum = match &self.segments {
+            // Every token has the only segment.
+            Some(segments) if segments.size()[0] == 1 => words + segments,
             Some(segments) => words + torch::embedding(segments, &input.segments),
             None => words,
         };

@@ -1,10 +1,10 @@
-//! Architectures that exist only in the tests. Each has one of these properties: shared layer parameters, a table that
-//! every layer reads, no segment embeddings, a last layer that is applied twice, two networks with shared embeddings,
-//! or a frozen network.
+//! Architectures for tests: the families, and architectures that exist only here. Each of these has one of these
+//! properties: a table that every layer reads, no segment embeddings, a last layer that is applied twice, two networks
+//! with shared embeddings, or a frozen network.
 
 use std::sync::Arc;
 
-use lambert_config::run::{self, Model};
+use lambert_config::run::{self, Family, Model, Norm};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::{Architecture, Head, Module, Network};
 use lambert_plan::objectives::{self, MASKED_LANGUAGE, TargetKind};
@@ -29,9 +29,12 @@ const VOCABULARY: usize = 50;
 const BERT: Case = Case { name: "BERT", architecture: bert, block: |_, _| None, passes: one_pass };
 
 /// All architectures; BERT is the first.
-pub const CASES: [Case; 7] = [
+pub const CASES: [Case; 10] = [
     BERT,
-    Case { name: "shared layers", architecture: shared_layers, ..BERT },
+    Case { name: "RoBERTa", architecture: |model| of_family(Family::Roberta, model), passes: no_pairs, ..BERT },
+    Case { name: "ALBERT", architecture: |model| of_family(Family::Albert, model), ..BERT },
+    Case { name: "ELECTRA", architecture: |model| of_family(Family::Electra, model), passes: no_pairs, ..BERT },
+    Case { name: "DistilBERT", architecture: |model| of_family(Family::Distilbert, model), passes: no_pairs, ..BERT },
     Case { name: "a table in every layer", architecture: table_in_every_layer, block: table_block, ..BERT },
     Case { name: "last layer twice", architecture: last_layer_twice, block: twice_block, ..BERT },
     Case { name: "two networks", architecture: two_networks, passes: replaced_tokens, ..BERT },
@@ -48,11 +51,16 @@ fn one_pass(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
     vec![Pass::new(case.encoder(parameters, 0, model), losses.collect())]
 }
 
-/// One layer, applied three times (ALBERT, arXiv 1909.11942).
-fn shared_layers(model: &Model) -> Architecture {
-    let mut network = Network::new(model, &[], 3, VOCABULARY);
-    network.segments.iter_mut().for_each(|segment| segment.layer = segment.layer.map(|_| 0));
-    network.into()
+fn no_pairs(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
+    vec![Pass::new(case.encoder(parameters, 0, model), vec![crate::objective::loss(MASKED_LANGUAGE)])]
+}
+
+/// Architecture of a family with the sizes of `model`, and embeddings of 12 if they may differ from the hidden size.
+fn of_family(family: Family, model: &Model) -> Architecture {
+    let Model { segments, embedding, groups, .. } = family.model();
+    let embedding = embedding.map(|_| 12);
+    let model = Model { family, segments, embedding, groups, norm: Norm::Post, ..model.clone() };
+    Network::new(&model, &[], 3, VOCABULARY).into()
 }
 
 /// Position embeddings in a side segment with two outputs. Each layer adds one of the outputs to its input.

@@ -159,9 +159,12 @@ fn sum_of_shard_gradients_matches_whole_batch() {
 #[test]
 fn shared_parameters_are_stored_once() {
     let count = |case: &Case| specs(&(case.architecture)(&model())).len();
-    let [bert, shared, table, twice, networks, teacher, no_segments] = CASES.each_ref().map(count);
-    let (tensors_per_layer, embeddings) = (16, 5);
-    assert_eq!((shared, table, twice), (bert - 2 * tensors_per_layer, bert, bert - tensors_per_layer));
+    let [bert, roberta, albert, electra, distilbert, table, twice, networks, teacher, no_segments] =
+        CASES.each_ref().map(count);
+    let (tensors_per_layer, embeddings, projection, pair_head) = (16, 5, 2, 4);
+    assert_eq!((roberta, electra), (bert - pair_head, bert - pair_head + projection));
+    assert_eq!((albert, distilbert), (bert - 2 * tensors_per_layer + projection, bert - pair_head - 1));
+    assert_eq!((table, twice), (bert, bert - tensors_per_layer));
     // These three architectures also have three layers in total and one head of each kind.
     assert_eq!((networks, teacher, no_segments), (bert, bert, bert - 1));
     assert!(networks > 3 * tensors_per_layer + embeddings);
