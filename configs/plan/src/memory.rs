@@ -7,7 +7,7 @@ mod samples;
 
 use std::path::Path;
 
-use crate::architecture::{Architecture, CostUnit};
+use crate::architecture::{Architecture, CostUnit, ModuleKind};
 use crate::objectives::{self, LossSpec};
 use lambert_config::load::ConfigIssue;
 use lambert_config::run::{DeviceKind, Precision, RunConfig, Stage};
@@ -72,7 +72,8 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     let network = &architecture.networks()[0];
     let (kept, dropped) = (network.activation_elements() as f64, network.dropout_elements() as f64);
     let layer = tokens * (bytes * kept + mask * dropped) + attention;
-    let embeddings = (4.0 + bytes + mask) * row;
+    let projected = if network.module(ModuleKind::EmbeddingProjection).is_some() { bytes * row } else { 0.0 };
+    let embeddings = (4.0 + bytes + mask) * tokens * model.embedding() as f64 + projected;
     // The peak is at the activation function, or at the attention weights once the tensors of the feed-forward layer
     // are freed.
     let at_weights = if attention > 0.0 { 3.0 * weights + row - 2.0 * wide } else { 0.0 };

@@ -1,7 +1,7 @@
 //! Tests that compare the estimate of GPU memory with the tensor memory of a training step on the meta device. The
 //! allocator of the meta device counts the bytes of all tensors.
 
-use lambert_config::run::{Attention, Objective, RunConfig, Stage};
+use lambert_config::run::{Attention, Family, Objective, RunConfig, Stage};
 use lambert_plan::architecture::Architecture;
 use lambert_plan::memory::{self, gpu};
 
@@ -79,7 +79,8 @@ fn peak(config: &RunConfig, shape: Shape) -> i64 {
     let mut state =
         TrainState::new(Parameters::zeros(kernels.clone(), Architecture::new(model, layers, shape.vocabulary)));
     state.parameters.keep_bf16_copy(model::compute_dtype(model));
-    let objective = step::tests::objective(&state, model).recomputing(config.stage[0].recompute);
+    let objective = crate::objective::Objective::new(&state.parameters, model, &config.objective)
+        .recomputing(config.stage[0].recompute);
     let batch = batches(config, shape);
     for _ in 0..2 {
         let computed =
@@ -108,9 +109,10 @@ fn ratio(mut config: RunConfig, shape: Shape) -> f64 {
 fn memory_estimate_is_slightly_above_the_count() {
     let mut ratios = Vec::new();
     let mut measure = |model: Model, recompute, shape: Shape| {
-        let objective = Objective { max_predictions: 0, ..Objective::default() };
+        let objective = Objective { max_predictions: 0, pair: model.family.pair(), ..Objective::default() };
         let stage = vec![Stage { recompute, global_batch: 2 * shape.rows, ..Stage::default() }];
-        let name = format!("{:?} {:?} {:?}, recompute {recompute}", model.norm, model.precision, model.attention);
+        let Model { family, norm, precision, attention, .. } = model;
+        let name = format!("{family} {norm:?} {precision:?} {attention:?}, recompute {recompute}");
         let ratio = ratio(RunConfig { model, objective, stage, ..RunConfig::default() }, shape);
         println!("{ratio:.3}: {name}, dropout, {shape:?}");
         ratios.push((ratio, name, shape));
@@ -131,6 +133,15 @@ fn memory_estimate_is_slightly_above_the_count() {
                     };
                     measure(model, recompute, shape);
                 }
+            }
+        }
+    }
+    for family in [Family::Roberta, Family::Albert, Family::Electra, Family::Distilbert] {
+        for shape in SHAPES.into_iter().take(6) {
+            for (precision, recompute) in [(Precision::Fp32, false), (Precision::Bf16, true)] {
+                let embedding = family.model().embedding.map(|_| shape.hidden / 2);
+                let model = Model { precision, embedding, attention: Attention::Keyed, dropout: 0.1, ..family.model() };
+                measure(model, recompute, shape);
             }
         }
     }
