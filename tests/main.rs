@@ -19,6 +19,7 @@ mod devices;
 mod divergence;
 mod documents;
 mod failures;
+mod families;
 mod goodput;
 mod growth;
 mod hosts;

@@ -1,0 +1,119 @@
+//! Training of each family with real ranks: kills, world sizes, growth, export, and values that a family does not have.
+
+use serde_json::Value;
+
+use crate::support::{Running, TestDir, assert_same_bits, assert_same_weights, done, run};
+
+/// Families with their sentence pairs, further keys of `[model]`, and the class of the export.
+const FAMILIES: [(&str, &str, &str, &str); 4] = [
+    ("roberta", "none", "", "RobertaForMaskedLM"),
+    ("albert", "sop", "embedding = 24\n", "AlbertForPreTraining"),
+    ("electra", "none", "embedding = 48\n", "ElectraForMaskedLM"),
+    ("distilbert", "none", "", "DistilBertForMaskedLM"),
+];
+
+const STEPS: u64 = 24;
+
+/// Prepares a dataset with the sentence pairs of a family and writes a configuration. The model grows from two layers to
+/// four after half of the steps.
+fn config(dir: &TestDir, family: &str, pair: &str, keys: &str) -> String {
+    let (name, data) = (format!("{family}.toml"), dir.path(&format!("data-{pair}")));
+    let prep = dir.file("prep-families.toml", std::fs::read_to_string(dir.path("prep.toml")).unwrap());
+    let sources = [("source.0.path", "corpus.txt"), ("vocabulary.file", "vocab.txt")];
+    let sets = sources.map(|(key, file)| format!("{key}={}", dir.path(file)));
+    if !std::path::Path::new(&data).exists() {
+        let [source, vocabulary] = &sets;
+        let (pair, output) = (format!("samples.pair={pair}"), format!("output.url={data}"));
+        done(&["prep", "--config", &prep, "--set", source, "--set", vocabulary, "--set", &pair, "--set", &output]);
+    }
+    let stage = |layers: usize| {
+        format!(
+            "[[stage]]\nname = \"{layers}\"\nlayers = {layers}\ndata = \"{data}/train\"\nsteps = {}\nglobal_batch = 16\n\
+             micro_batch_tokens = 256\nlearning_rate = 5e-3\n",
+            STEPS / 2
+        )
+    };
+    let text = format!(
+        "[model]\nfamily = {family:?}\nlayers = 4\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 64\n\
+         dropout = 0.1\n{keys}{}{}[evaluation]\ndata = \"{data}/held-out\"\nevery_steps = 8\nsamples = 32\n\
+         [checkpoint]\nevery_steps = 5\nkeep = 3\n[cluster]\nranks = 2\nall_reduce.backend = \"mpi\"\n\
+         restart.limit = 100\n[device]\nkind = \"cpu\"\n",
+        stage(2),
+        stage(4),
+    );
+    dir.file(&name, text)
+}
+
+#[test]
+fn each_family_trains_grows_and_resumes_with_the_same_bits() {
+    for (family, pair, keys, class) in FAMILIES {
+        let dir = TestDir::new();
+        let config = config(&dir, family, pair, keys);
+        let (calm, killed) = (dir.path("calm"), dir.path("killed"));
+        done(&["run", "--config", &config, "--run", &calm]);
+        // A worker is killed before the growth, and the coordinator after it.
+        let mut running = Running::start(&config, &killed);
+        running.reach(7);
+        running.kill_rank(1, "-9");
+        running.reach(15);
+        running.kill_coordinator("-9");
+        drop(running);
+        crate::support::wait_for_no_workers(&killed);
+        let ended = Running::start(&config, &killed).end();
+        assert_eq!(ended.code, Some(0), "{family}: {}", ended.log);
+        assert_same_bits(&calm, &killed);
+
+        let exported = dir.path("exported");
+        done(&["export", &calm, "--output", &exported]);
+        let description: Value =
+            serde_json::from_str(&std::fs::read_to_string(format!("{exported}/config.json")).unwrap()).unwrap();
+        assert_eq!(description["architectures"], serde_json::json!([class]));
+        let plan = done(&["plan", "--config", &config, "--machine", "a100"]);
+        assert!(plan.contains("parameters"), "{plan}");
+    }
+}
+
+#[test]
+fn families_have_the_same_weights_in_every_world() {
+    for (family, pair, keys, _) in FAMILIES {
+        let dir = TestDir::new();
+        let config = config(&dir, family, pair, keys);
+        let runs = ["1", "2", "3"].map(|ranks| {
+            let run = dir.path(ranks);
+            let (ranks, canonical) = (format!("cluster.ranks={ranks}"), "cluster.all_reduce.canonical=true");
+            done(&["run", "--config", &config, "--run", &run, "--set", &ranks, "--set", canonical]);
+            run
+        });
+        runs.iter().skip(1).for_each(|run| assert_same_weights(&runs[0], run));
+    }
+}
+
+#[test]
+fn values_that_a_family_does_not_have_are_refused() {
+    let dir = TestDir::new();
+    let config = config(&dir, "roberta", "none", "");
+    let refused = |sets: &[&str], messages: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let found = run(&[&["run", "--config", &config, "--run", &dir.path("refused"), "--check"], &sets[..]].concat());
+        assert_eq!(found.code, 2, "{}", found.err);
+        for message in messages {
+            assert!(found.err.contains(message), "no {message:?} in {}", found.err);
+        }
+    };
+    refused(
+        &["model.norm=pre", "model.segments=2", "model.embedding=16", "objective.pair=nsp"],
+        &[
+            "model.norm: a model of family roberta always has \"post\"",
+            "model.segments: a model of family roberta always has 1",
+            "model.embedding: a model of family roberta does not have this key",
+            "objective.pair: must be \"none\": a model of family roberta has no sentence-pair head",
+        ],
+    );
+    refused(&["model.family=robberta"], &["model.family"]);
+    refused(
+        &["model.family=albert", "model.groups=2", "objective.pair=none"],
+        &["stage.1.layers: 4 layers after 2: a model with 2 groups of layers cannot grow"],
+    );
+    let growth = ["model.family=albert", "objective.pair=none", "stage.1.growth.identity=true"];
+    refused(&growth, &["stage.1.growth: has no effect: all layers share their weights"]);
+}
