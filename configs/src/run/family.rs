@@ -75,8 +75,9 @@ impl Family {
         }
         let Some(tree) = tree.as_table_mut() else { return };
         let objective = tree.entry("objective").or_insert_with(|| Table::new().into());
-        if let (Some(objective), Ok(pair)) = (objective.as_table_mut(), Value::try_from(family.pair())) {
-            insert(objective, Table::from_iter([("pair".to_owned(), pair)]));
+        let defaults = ObjectiveDefaults { pair: family.pair() };
+        if let (Some(objective), Ok(defaults)) = (objective.as_table_mut(), Table::try_from(defaults)) {
+            insert(objective, defaults);
         }
     }
 
@@ -91,6 +92,12 @@ impl Family {
             issues.push(ConfigIssue::new(format!("model.{key}"), format!("a model of family {self} {has}")));
         }
     }
+}
+
+/// Keys of `[objective]` whose defaults follow the family.
+#[derive(Serialize)]
+struct ObjectiveDefaults {
+    pair: Pair,
 }
 
 fn insert(values: &mut Table, defaults: Table) {

@@ -52,6 +52,21 @@ impl Network {
     }
 }
 
+impl TransformersModel {
+    /// Describes a model with these `heads`, `layers` layers and a vocabulary of `vocabulary` tokens. `pad` is the id
+    /// of the padding token.
+    pub fn new(model: &Model, heads: &[Head], layers: usize, vocabulary: usize, pad: u32) -> Self {
+        let shape = transformers::Shape { model, layers, vocabulary, pad };
+        match model.family {
+            Family::Bert => bert::transformers(shape, heads),
+            Family::Roberta => roberta::transformers(shape),
+            Family::Albert => albert::transformers(shape, heads),
+            Family::Electra => electra::transformers(shape),
+            Family::Distilbert => distilbert::transformers(shape),
+        }
+    }
+}
+
 impl Architecture {
     /// Describes a model with only the heads of its family, for `layers` layers and `vocabulary` tokens.
     pub fn new(model: &Model, layers: usize, vocabulary: usize) -> Self {

@@ -1,9 +1,7 @@
 //! Model classes and configurations for Hugging Face Transformers.
 
-use lambert_config::run::{Activation, Family, Model};
+use lambert_config::run::{Activation, Model};
 use serde_json::{Map, Value as Json, json};
-
-use super::{Head, albert, bert, distilbert, electra, roberta};
 
 /// Model class and configuration for Hugging Face Transformers.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,19 +15,6 @@ pub struct TransformersModel {
 }
 
 impl TransformersModel {
-    /// Describes a model with these `heads`, `layers` layers and a vocabulary of `vocabulary` tokens. `pad` is the id
-    /// of the padding token.
-    pub fn new(model: &Model, heads: &[Head], layers: usize, vocabulary: usize, pad: u32) -> Self {
-        let shape = Shape { model, layers, vocabulary, pad };
-        match model.family {
-            Family::Bert => bert::transformers(shape, heads),
-            Family::Roberta => roberta::transformers(shape),
-            Family::Albert => albert::transformers(shape, heads),
-            Family::Electra => electra::transformers(shape),
-            Family::Distilbert => distilbert::transformers(shape),
-        }
-    }
-
     /// Creates the description of a class from the keys of its configuration.
     pub(super) fn of_class(class: &'static str, model_type: &str, keys: Map<String, Json>) -> Self {
         let mut config = keys;
