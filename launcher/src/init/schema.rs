@@ -71,7 +71,7 @@ mod tests {
     #[test]
     fn comments_are_descriptions_with_the_permitted_values() {
         let run = Schema::run();
-        assert_eq!(run.of_section("model").as_deref(), Some("Encoder. Defaults are BERT-base."));
+        assert_eq!(run.of_section("model").as_deref(), Some("Encoder."));
         assert_eq!(run.of_key("stage", "learning_rate").as_deref(), Some("Peak learning rate."));
         assert_eq!(run.of_section("stage").as_deref(), Some("Stage of a run."));
         let decay = "Decay after the warm-up. Values: linear, polynomial, cosine, constant.";
