@@ -41,7 +41,10 @@ try {
   await wait(async () => /restart[\s\S]*killed by SIGKILL/.test(await text("#events")));
   await wait(async () => (await step()) > first);
   const goodput = await text("#goodput");
-  const ranks = await page.evaluate(() => document.querySelectorAll("#ranks tbody tr").length);
+  const rankCount = () => page.evaluate(() => document.querySelectorAll("#ranks tbody tr").length);
+  // Both ranks of the second attempt have reported.
+  await wait(async () => (await rankCount()) === 2);
+  const ranks = await rankCount();
   const isTheSamePage = await page.evaluate(() => window.isTheSamePage === true);
   console.log(JSON.stringify({ first, last: await step(), goodput, ranks, isTheSamePage, sizes }));
 } finally {
