@@ -114,6 +114,10 @@ fn values_that_a_family_does_not_have_are_refused() {
         &["model.family=albert", "model.groups=2", "objective.pair=none"],
         &["stage.1.layers: 4 layers after 2: a model with 2 groups of layers cannot grow"],
     );
+    refused(
+        &["model.family=albert", "model.groups=3", "objective.pair=none"],
+        &["stage.0.layers: must be at least model.groups = 3"],
+    );
     let growth = ["model.family=albert", "objective.pair=none", "stage.1.growth.identity=true"];
     refused(&growth, &["stage.1.growth: has no effect: all layers share their weights"]);
 }

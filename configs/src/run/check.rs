@@ -31,6 +31,10 @@ impl Checked for RunConfig {
         }
         for (index, stage) in self.stage.iter().enumerate() {
             stage.check(index, issues);
+            if stage.depth(&self.model) < self.model.groups {
+                let message = format!("must be at least model.groups = {}", self.model.groups);
+                issues.push(ConfigIssue::new(format!("stage.{index}.layers"), message));
+            }
             // The number of layers before the first stage is known only once the checkpoint `run.from` is opened.
             if let Some(before) = index.checked_sub(1).map(|before| &self.stage[before]) {
                 stage.check_growth(index, before.depth(&self.model), &self.model, issues);

@@ -24,7 +24,7 @@ pub struct Init {
     /// With --source wikipedia: pages-articles dumps [default: corpus/wiki/*.xml.bz2]
     #[arg(long, value_name = "PATH")]
     pub wikipedia: Option<String>,
-    /// Where to train
+    /// Place of the training
     #[arg(long, value_enum, default_value_t = Place::Machine)]
     pub place: Place,
     /// With --place slurm: number of nodes [default: 1]

@@ -35,7 +35,7 @@ const fn asset(path: &'static str, content_type: &'static str, text: &'static st
 mod tests {
     use super::*;
 
-    /// Of the files in the package uplot 1.6.32 of the npm registry.
+    /// SHA-256 of the files in the package uplot 1.6.32 of the npm registry.
     const UPLOT: [(&str, &str); 2] = [
         ("/uplot.js", "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f"),
         ("/uplot.css", "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04"),

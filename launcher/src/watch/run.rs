@@ -46,7 +46,7 @@ pub struct Curves {
 #[derive(Debug)]
 pub struct WatchedRun {
     store: Store,
-    /// What was read; its records are moved to `steps`.
+    /// Stored data of the run; its records are moved to `steps`.
     records: StepRecords<Point>,
     steps: Steps,
     /// Damaged lines that were logged.

@@ -4,7 +4,7 @@ use lambert_config::run::Model;
 use serde_json::json;
 
 use super::post_norm::Variant;
-use super::transformers::{Shape, TransformersModel};
+use super::transformers::{ExportedShape, TransformersModel};
 use super::{Head, ModuleKind, Network, TensorId, names};
 
 /// Heads that every ALBERT model has.
@@ -44,7 +44,7 @@ fn name(id: TensorId) -> String {
 }
 
 /// Describes the model as an `AlbertConfig` of transformers.
-pub fn transformers(shape: Shape<'_>, heads: &[Head]) -> TransformersModel {
+pub fn transformers(shape: ExportedShape<'_>, heads: &[Head]) -> TransformersModel {
     let class = if heads.contains(&Head::Pair) { "AlbertForPreTraining" } else { "AlbertForMaskedLM" };
     let model = shape.model;
     let mut keys = shape.keys(model.positions);

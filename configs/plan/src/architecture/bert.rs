@@ -5,7 +5,7 @@ use lambert_config::run::{Model, Norm};
 use serde_json::json;
 
 use super::post_norm::Variant;
-use super::transformers::{Shape, TransformersModel};
+use super::transformers::{ExportedShape, TransformersModel};
 use super::{Head, ModuleKind, Network, TensorId, names};
 
 /// Heads that every BERT model has, even if no loss uses them. Checkpoints contain the parameters of these heads.
@@ -51,7 +51,7 @@ fn name(id: TensorId, norm: Norm) -> String {
 
 /// Describes the model as a `BertConfig` of transformers, or with pre-norm as a `MegatronBertConfig`. Without a
 /// sentence-pair head, the model class has no pooler.
-pub fn transformers(shape: Shape<'_>, heads: &[Head]) -> TransformersModel {
+pub fn transformers(shape: ExportedShape<'_>, heads: &[Head]) -> TransformersModel {
     let (class, model_type) = match (shape.model.norm, heads.contains(&Head::Pair)) {
         (Norm::Post, true) => ("BertForPreTraining", "bert"),
         (Norm::Post, false) => ("BertForMaskedLM", "bert"),

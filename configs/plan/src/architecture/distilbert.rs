@@ -4,7 +4,7 @@ use lambert_config::run::Model;
 use serde_json::{Map, json};
 
 use super::post_norm::Variant;
-use super::transformers::{self, Shape, TransformersModel};
+use super::transformers::{self, ExportedShape, TransformersModel};
 use super::{Head, ModuleKind, Network, TensorId, names};
 
 /// Describes the network of a configuration with at least the heads `needed`, for `layers` layers and `vocabulary`
@@ -42,8 +42,8 @@ fn name(id: TensorId) -> String {
 }
 
 /// Describes the model as a `DistilBertConfig` of transformers.
-pub fn transformers(shape: Shape<'_>) -> TransformersModel {
-    let Shape { model, layers, vocabulary, pad } = shape;
+pub fn transformers(shape: ExportedShape<'_>) -> TransformersModel {
+    let ExportedShape { model, layers, vocabulary, pad } = shape;
     let keys = Map::from_iter([
         ("activation".to_owned(), json!(transformers::activation(model.activation))),
         ("attention_dropout".to_owned(), json!(model.attention_dropout.unwrap_or(model.dropout))),

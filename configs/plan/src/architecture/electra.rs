@@ -4,7 +4,7 @@ use lambert_config::run::{Activation, Model};
 use serde_json::json;
 
 use super::post_norm::Variant;
-use super::transformers::{Shape, TransformersModel};
+use super::transformers::{ExportedShape, TransformersModel};
 use super::{Head, ModuleKind, Network, TensorId, names};
 
 /// Describes the network of a configuration with at least the heads `needed`, for `layers` layers and `vocabulary`
@@ -31,7 +31,7 @@ fn name(id: TensorId) -> String {
 }
 
 /// Describes the model as an `ElectraConfig` of transformers.
-pub fn transformers(shape: Shape<'_>) -> TransformersModel {
+pub fn transformers(shape: ExportedShape<'_>) -> TransformersModel {
     let mut keys = shape.keys(shape.model.positions);
     keys.insert("embedding_size".into(), json!(shape.model.embedding()));
     TransformersModel::of_class("ElectraForMaskedLM", "electra", keys)

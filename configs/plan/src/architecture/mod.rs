@@ -56,7 +56,7 @@ impl TransformersModel {
     /// Describes a model with these `heads`, `layers` layers and a vocabulary of `vocabulary` tokens. `pad` is the id
     /// of the padding token.
     pub fn new(model: &Model, heads: &[Head], layers: usize, vocabulary: usize, pad: u32) -> Self {
-        let shape = transformers::Shape { model, layers, vocabulary, pad };
+        let shape = transformers::ExportedShape { model, layers, vocabulary, pad };
         match model.family {
             Family::Bert => bert::transformers(shape, heads),
             Family::Roberta => roberta::transformers(shape),

@@ -3,7 +3,7 @@
 use lambert_config::run::{Activation, Model};
 
 use super::post_norm::Variant;
-use super::transformers::{Shape, TransformersModel};
+use super::transformers::{ExportedShape, TransformersModel};
 use super::{Head, ModuleKind, Network, TensorId, names};
 
 /// Describes the network of a configuration with at least the heads `needed`, for `layers` layers and `vocabulary`
@@ -30,7 +30,7 @@ fn name(id: TensorId) -> String {
 
 /// Describes the model as a `RobertaConfig` of transformers, where the positions of tokens begin after the id of the
 /// padding token.
-pub fn transformers(shape: Shape<'_>) -> TransformersModel {
+pub fn transformers(shape: ExportedShape<'_>) -> TransformersModel {
     let first_position = shape.pad as usize + 1;
     let keys = shape.keys(shape.model.positions + first_position);
     TransformersModel { first_position, ..TransformersModel::of_class("RobertaForMaskedLM", "roberta", keys) }

@@ -27,7 +27,7 @@ impl TransformersModel {
 
 /// Sizes of an exported model.
 #[derive(Debug, Clone, Copy)]
-pub struct Shape<'a> {
+pub struct ExportedShape<'a> {
     pub model: &'a Model,
     pub layers: usize,
     pub vocabulary: usize,
@@ -35,7 +35,7 @@ pub struct Shape<'a> {
     pub pad: u32,
 }
 
-impl Shape<'_> {
+impl ExportedShape<'_> {
     /// Returns the keys that the configurations of BERT, RoBERTa, ALBERT and ELECTRA share. `positions` is the number
     /// of position embeddings.
     pub fn keys(self, positions: usize) -> Map<String, Json> {
