@@ -1,11 +1,12 @@
 //! Machine of a plan. Its compute rate comes from the published peak rate of a GPU or from a benchmark.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 use clap::ValueEnum;
 use lambert_config::run::RunConfig;
 use lambert_plan::estimate::machine::{GPUS, GpuModel, Machine};
+use lambert_plan::memory;
 use serde::Deserialize;
 
 use super::PlanError;
@@ -28,6 +29,18 @@ struct BenchFigures {
 }
 
 impl BenchFigures {
+    /// Returns the mean of the figures of several ranks.
+    fn mean(ranks: &[Self]) -> Self {
+        let count = ranks.len().max(1) as f64;
+        let mean = |of: &dyn Fn(&Self) -> f64| ranks.iter().map(of).sum::<f64>() / count;
+        Self {
+            device: ranks.first().map_or(String::new(), |rank| rank.device.clone()),
+            seconds: [0, 1, 2].map(|index: usize| mean(&|rank| rank.seconds[index])),
+            teraflops: mean(&|rank| rank.teraflops),
+            optimizer: mean(&|rank| rank.optimizer),
+        }
+    }
+
     fn machine(&self, ranks_per_host: usize) -> Machine {
         let passes = (1.0 - self.optimizer).max(f64::EPSILON);
         let update_seconds = self.optimizer * self.seconds[1];
@@ -54,7 +67,8 @@ fn figures(text: &str, origin: String) -> Result<BenchFigures, PlanError> {
     serde_json::from_str(text).map_err(|source| PlanError::Format { origin, source })
 }
 
-/// Runs the benchmark on the first stage. Each step has as many samples as one rank gets in the run.
+/// Runs the benchmark on the first stage. Each step has as many samples as one rank gets in the run. As many benchmarks run
+/// at the same time as there are ranks, or as there are CPUs for them, because ranks share the memory bandwidth of a host.
 fn bench(path: &Path, config: &RunConfig, sets: &[String]) -> Result<Machine, Failure> {
     let program = worker::find().map_err(Failure::failed)?;
     let samples = config.stage.first().map_or(1, |stage| stage.global_batch.div_ceil(config.cluster.ranks.max(1)));
@@ -66,16 +80,32 @@ fn bench(path: &Path, config: &RunConfig, sets: &[String]) -> Result<Machine, Fa
         STEPS,
         "--json",
     ]);
-    command.args(sets.iter().flat_map(|set| ["--set", set]));
-    let output = command.output().map_err(Failure::failed)?;
+    command.args(sets.iter().flat_map(|set| ["--set", set])).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let started: Result<Vec<Child>, std::io::Error> = (0..concurrent(config)).map(|_| command.spawn()).collect();
+    let reports: Result<Vec<BenchFigures>, Failure> =
+        started.map_err(Failure::failed)?.into_iter().map(report).collect();
+    Ok(BenchFigures::mean(&reports?).machine(config.cluster.ranks))
+}
+
+/// Returns the number of ranks that the benchmark runs at the same time.
+fn concurrent(config: &RunConfig) -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    match memory::uses_gpu(config) {
+        true => 1,
+        false => config.cluster.ranks.min(cpus / config.device.threads.max(1)).max(1),
+    }
+}
+
+/// Waits for a benchmark and reads its report.
+fn report(benchmark: Child) -> Result<BenchFigures, Failure> {
+    let output = benchmark.wait_with_output().map_err(Failure::failed)?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let last = said.trim_end().lines().last().unwrap_or("no message").to_owned();
         return Err(Failure::failed(PlanError::Bench(last)));
     }
     let text = String::from_utf8_lossy(&output.stdout);
-    let figures = figures(&text, "the benchmark".to_owned()).map_err(Failure::failed)?;
-    Ok(figures.machine(config.cluster.ranks))
+    figures(&text, "the benchmark".to_owned()).map_err(Failure::failed)
 }
 
 /// Returns the GPU with this name. Returns `None` for the name of this machine.
@@ -98,6 +128,19 @@ mod tests {
         assert!((machine.compute.flops_per_second(precision) / 0.4e12 - 1.0).abs() < 1e-12);
         assert_eq!(machine.compute.update_seconds(7), 0.5);
         assert!(figures("{}", "x".to_owned()).is_err());
+    }
+
+    #[test]
+    fn figures_of_several_ranks_are_averaged() {
+        let of = |seconds, teraflops| BenchFigures {
+            device: "CPU".into(),
+            seconds: [seconds, seconds, seconds],
+            teraflops,
+            optimizer: 0.1,
+        };
+        let mean = BenchFigures::mean(&[of(1.0, 0.4), of(2.0, 0.2)]);
+        assert_eq!((mean.seconds[1], mean.device.as_str()), (1.5, "CPU"));
+        assert!((mean.teraflops - 0.3).abs() < 1e-12 && (mean.optimizer - 0.1).abs() < 1e-12);
     }
 
     #[test]
