@@ -14,6 +14,8 @@ pub struct DropoutRates {
     pub hidden: f64,
     /// Dropout of attention weights.
     pub attention: f64,
+    /// Dropout of attention outputs.
+    pub attention_output: f64,
 }
 
 /// Dropout of one forward pass.
@@ -57,7 +59,7 @@ pub enum LayerDropout {
     AttentionWeights,
     /// Attention output, before the residual addition.
     AttentionOutput,
-    /// Feed-forward output, before the residual addition.
+    /// Feed-forward output, before the residual addition, or input of the down projection.
     FeedForward,
 }
 
@@ -94,7 +96,8 @@ impl Dropout<'_> {
 
     /// Applies dropout to hidden states \[batch, sequence, hidden\] and adds the residual `added`, if given.
     pub fn hidden(self, x: Tensor, added: Option<&Tensor>, site: DropoutSite) -> Tensor {
-        self.drop(x, added, site, |rates| rates.hidden)
+        let is_attention_output = matches!(site, DropoutSite::Layer { position: LayerDropout::AttentionOutput, .. });
+        self.drop(x, added, site, |rates| if is_attention_output { rates.attention_output } else { rates.hidden })
     }
 
     /// Applies dropout to attention weights \[batch, heads, sequence, sequence\].

@@ -91,6 +91,10 @@ impl<'a> GrowthPlan<'a> {
         };
         let (source, new) = self.sources[layer];
         let old = |layer: usize| self.old.spec(TensorId { layer: Some(layer), ..spec.id });
+        if self.old.find(TensorId { layer: Some(source), ..spec.id }).is_none() {
+            // The source layer lacks this normalization: it is the first layer of a pre-norm network.
+            return ParamSource { weights: InitialWeights::identity_norm(spec.role), moments: None };
+        }
         let of = |layer: usize| old(layer).range();
         let moments = match self.growth.moments() {
             Moments::Copy => Some(1.0),

@@ -7,7 +7,7 @@ logits, losses, and the gradient of each parameter. The metadata of a file has t
 writes the files of the tests. With a number, it writes that many random shapes of each family:
 
     python tests/golden/make_families.py golden 10
-    LAMBERT_GOLDEN=$PWD/golden cargo test --release --workspace --test family_golden -- --ignored --nocapture
+    LAMBERT_GOLDEN=$PWD/golden cargo test --release --workspace --test model_golden -- --ignored --nocapture
 """
 
 import json
@@ -20,7 +20,7 @@ import transformers as hf
 from safetensors.torch import save_file
 
 PAD = 0
-ACTIVATIONS = {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh"}
+ACTIVATIONS = {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "silu": "silu"}
 
 
 def shared(model, vocabulary, positions):
@@ -56,7 +56,22 @@ def distilbert(model, vocabulary):
     ))
 
 
-FAMILIES = dict(roberta=roberta, albert=albert, electra=electra, distilbert=distilbert)
+def modernbert(model, vocabulary):
+    rotary = {"full_attention": "rotary_base", "sliding_attention": "local_rotary_base"}
+    biases = model.get("linear_bias", False)
+    every = model["global_attention_every"]
+    return hf.ModernBertForMaskedLM(hf.ModernBertConfig(
+        vocab_size=vocabulary, hidden_size=model["hidden"], intermediate_size=model["intermediate"],
+        num_hidden_layers=model["layers"], num_attention_heads=model["heads"], hidden_activation=ACTIVATIONS[model["activation"]],
+        max_position_embeddings=model["positions"], norm_bias=model.get("norm_bias", False), attention_bias=biases,
+        mlp_bias=biases, classifier_bias=biases, local_attention=model["attention_window"], pad_token_id=PAD, eos_token_id=None,
+        bos_token_id=None, cls_token_id=None, sep_token_id=None, tie_word_embeddings=model["tied_decoder"],
+        layer_types=["sliding_attention" if layer % every else "full_attention" for layer in range(model["layers"])],
+        rope_parameters={kind: dict(rope_type="default", rope_theta=model[key]) for kind, key in rotary.items()},
+    ))
+
+
+FAMILIES = dict(roberta=roberta, albert=albert, electra=electra, distilbert=distilbert, modernbert=modernbert)
 # The models of the tests. Keys that are absent have the values of TINY.
 TINY = dict(layers=2, hidden=12, heads=2, intermediate=20, positions=16, activation="gelu", tied_decoder=True, dropout=0.0)
 TESTED = {
@@ -68,6 +83,14 @@ TESTED = {
     "electra-untied": dict(family="electra", embedding=12, tied_decoder=False),
     "distilbert": dict(family="distilbert"),
     "distilbert-untied": dict(family="distilbert", tied_decoder=False, activation="gelu-tanh"),
+    "modernbert": dict(
+        family="modernbert", layers=3, attention_output_dropout=0.0, attention_window=6, global_attention_every=3, rotary_base=160000.0,
+        local_rotary_base=10000.0,
+    ),
+    "modernbert-biases": dict(
+        family="modernbert", layers=2, attention_output_dropout=0.0, attention_window=5, global_attention_every=2, rotary_base=10000.0,
+        local_rotary_base=500.0, linear_bias=True, norm_bias=True, activation="silu", tied_decoder=False,
+    ),
 }
 
 
@@ -83,6 +106,13 @@ def random_shape(family):
         shape["embedding"] = random.choice([shape["hidden"], random.randint(4, 40)])
     if family == "albert":
         shape["groups"] = random.randint(0, layers)
+    if family == "modernbert":
+        shape["hidden"] = 2 * shape["hidden"]  # rotary positions need an even head size
+        shape |= dict(
+            attention_output_dropout=0.0, attention_window=random.randint(2, 30), global_attention_every=random.randint(1, 4),
+            rotary_base=random.choice([100.0, 10000.0, 160000.0]), local_rotary_base=random.choice([100.0, 10000.0]),
+            linear_bias=random.random() < 0.5, norm_bias=random.random() < 0.5,
+        )
     return shape
 
 
@@ -107,7 +137,7 @@ def write(folder, name, shape, vocabulary):
         labels[row, position] = torch.randint(5, vocabulary, ())
     chosen = labels != -100
     inputs = dict(input_ids=ids, attention_mask=attendable)
-    if family != "distilbert":
+    if family not in ("distilbert", "modernbert"):
         inputs["token_type_ids"] = segments
     out = model(**inputs)
     logits = out.prediction_logits if family == "albert" else out.logits

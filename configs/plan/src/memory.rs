@@ -57,21 +57,23 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
         Precision::Fp32 | Precision::Tf32 => 4.0,
         Precision::Bf16 => 2.0,
     };
-    let (hidden, intermediate) = (model.hidden as f64, model.intermediate as f64);
+    let (hidden, intermediate) = (model.hidden as f64, model.feed_forward_width() as f64);
     // A micro-batch is never larger than the global batch.
     let tokens = (stage.micro_batch_tokens.or_default() as f64).min(stage.global_batch as f64 * length as f64);
     let (width, heads) = (length as f64, model.heads as f64);
     let drops = |probability: f64| if probability > 0.0 { 4.0 } else { 0.0 };
     let (mask, attention_mask) = (drops(model.dropout), drops(model.attention_dropout.unwrap_or(model.dropout)));
+    let layer_mask = drops(model.dropout.max(model.attention_output_dropout()));
     let (row, wide, weights) = (tokens * hidden, tokens * intermediate, tokens * width * heads);
 
     // A layer keeps the outputs of its modules, and its dropout masks in f32. Fused attention keeps no attention
     // weights. Other attention keeps the attention weights before and after dropout.
     let attention = if attention_mask > 0.0 { weights * (2.0 * bytes + attention_mask) } else { 0.0 };
-    let architecture = Architecture::of_run(config, 1, vocabulary);
+    // The first layer may lack a normalization.
+    let architecture = Architecture::of_run(config, stage.depth(model).min(2), vocabulary);
     let network = &architecture.networks()[0];
     let (kept, dropped) = (network.activation_elements() as f64, network.dropout_elements() as f64);
-    let layer = tokens * (bytes * kept + mask * dropped) + attention;
+    let layer = tokens * (bytes * kept + layer_mask * dropped) + attention;
     let projected = if network.module(ModuleKind::EmbeddingProjection).is_some() { bytes * row } else { 0.0 };
     let embeddings = (4.0 + bytes + mask) * tokens * model.embedding() as f64 + projected;
     // The peak is at the activation function, or at the attention weights once the tensors of the feed-forward layer
@@ -99,6 +101,8 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     let head: f64 = objectives::losses(&config.objective).iter().map(of_loss).sum();
 
     let layers = stage.depth(model) as f64;
+    let local_masks = bytes * tokens * network.local_mask_columns(length) as f64;
+    let embeddings = embeddings + local_masks;
     let sum = match stage.recompute {
         false => embeddings + layers * layer + head.max(gradients),
         true => embeddings + layers * bytes * row + head.max(layer + gradients),

@@ -30,6 +30,8 @@ enum ExportError {
     NotEmpty { folder: PathBuf },
     #[error("{url} has no usable checkpoint{}", why(skipped))]
     NoCheckpoint { url: String, skipped: Vec<SkippedCheckpoint> },
+    #[error("{url} has {setting}, which no class of transformers supports")]
+    Unsupported { url: String, setting: &'static str },
     #[error("checkpoint {name} does not record its vocabulary")]
     NoVocabulary { name: String, source: serde_json::Error },
     #[error("{url}/{VOCABULARY} has {found} tokens, but checkpoint {name} was trained with {expected}")]
@@ -101,6 +103,9 @@ impl Source {
         let text = store.get(CONFIG).map_err(Failure::failed)?;
         let origin = format!("{}/{CONFIG}", store.url());
         let config = Layers::from_sets(&[]).parse(&String::from_utf8_lossy(&text), &origin)?;
+        if let Some(setting) = TransformersModel::unsupported(&config.model) {
+            return Err(Failure::usage(ExportError::Unsupported { url: store.url().to_owned(), setting }));
+        }
         let manifest = match name {
             Some(name) => checkpoint::verify(&store, name).map_err(Failure::failed)?.manifest,
             None => newest(&store)?,

@@ -6,6 +6,7 @@ mod albert;
 mod bert;
 mod distilbert;
 mod electra;
+mod modernbert;
 mod module;
 mod names;
 mod network;
@@ -24,7 +25,7 @@ pub use transformers::TransformersModel;
 use lambert_config::run::{Family, Model};
 
 /// Keys of `[model]` that determine the set and the shapes of the parameters.
-pub const SHAPING: [&str; 11] = [
+pub const SHAPING: [&str; 14] = [
     "family",
     "layers",
     "hidden",
@@ -34,6 +35,9 @@ pub const SHAPING: [&str; 11] = [
     "embedding",
     "groups",
     "norm",
+    "norm_bias",
+    "linear_bias",
+    "gated",
     "tied_decoder",
     "pad_vocabulary_to",
 ];
@@ -48,6 +52,7 @@ impl Network {
             Family::Albert => albert::network(model, needed, layers, vocabulary),
             Family::Electra => electra::network(model, needed, layers, vocabulary),
             Family::Distilbert => distilbert::network(model, needed, layers, vocabulary),
+            Family::Modernbert => modernbert::network(model, layers, vocabulary),
         }
     }
 }
@@ -63,6 +68,15 @@ impl TransformersModel {
             Family::Albert => albert::transformers(shape, heads),
             Family::Electra => electra::transformers(shape),
             Family::Distilbert => distilbert::transformers(shape),
+            Family::Modernbert => modernbert::transformers(shape),
+        }
+    }
+
+    /// Returns a setting of the model that no class of transformers has, if there is one.
+    pub fn unsupported(model: &Model) -> Option<&'static str> {
+        match model.family {
+            Family::Modernbert => modernbert::unsupported(model),
+            _ => None,
         }
     }
 }

@@ -46,9 +46,21 @@ pub struct Segment {
     pub modules: Arc<[Module]>,
     /// Width of the attention output; 0 without attention.
     pub attention_width: usize,
+    /// Distance, in tokens, at which a token still attends to others. `None`: any distance.
+    pub attention_reach: Option<usize>,
 }
 
 impl Segment {
+    /// Describes a segment without a layer and without attention.
+    pub(super) fn outside_layers(kind: SegmentKind, inputs: Vec<SegmentOutput>, modules: Vec<Module>) -> Self {
+        Self { kind, inputs, layer: None, modules: modules.into(), attention_width: 0, attention_reach: None }
+    }
+
+    /// Returns the module of this kind, if the segment has one.
+    pub fn module(&self, part: ModuleKind) -> Option<&Module> {
+        self.modules.iter().find(|module| module.part == part)
+    }
+
     fn flops(&self, unit: CostUnit, vocabulary: usize) -> f64 {
         let modules = self.modules.iter().filter(|module| module.unit == unit);
         modules.map(|module| module.flops(vocabulary)).sum()
@@ -149,23 +161,29 @@ impl Network {
     }
 
     /// Returns the FLOPs of the matrix products in a forward pass. `lengths` has the number of
-    /// tokens of each sample. All samples together have `masked` masked tokens. A multiply-add counts as two FLOPs. For each token and layer application, the attention
-    /// scores and the weighted sum of the values each add 2 x sequence length x attention width.
+    /// tokens of each sample. All samples together have `masked` masked tokens. A multiply-add counts as two FLOPs. For each
+    /// pair of a token and a token to which it attends, in each layer application, the attention score and the weighted
+    /// sum of the values each add 2 x attention width.
     pub fn forward_flops(&self, lengths: impl Iterator<Item = u64>, masked: u64) -> f64 {
         let sum = |unit| self.segments.iter().map(|segment| segment.flops(unit, self.vocabulary)).sum::<f64>();
         let (token, sample) = (sum(CostUnit::Token), sum(CostUnit::Sample));
-        let attention: f64 = self.segments.iter().map(|segment| segment.attention_width as f64).sum();
+        let width = |segment: &&Segment| segment.attention_reach.is_none();
+        let attention: f64 = self.segments.iter().filter(width).map(|segment| segment.attention_width as f64).sum();
+        let local = self.segments.iter().filter_map(|it| Some((it.attention_reach?, it.attention_width as f64)));
+        let local: Vec<(usize, f64)> = local.collect();
         let mut forward = masked as f64 * sum(CostUnit::MaskedToken);
-        for length in lengths.map(|length| length as f64) {
-            forward += length * (token + 4.0 * length * attention) + sample;
+        for length in lengths {
+            let tokens = length as f64;
+            forward += tokens * (token + 4.0 * tokens * attention) + sample;
+            forward += local.iter().map(|(reach, width)| 4.0 * width * pairs(length, *reach)).sum::<f64>();
         }
         forward
     }
 
-    /// Returns the modules of the first layer.
+    /// Returns the modules of the last layer. The first layer may have fewer.
     fn layer(&self) -> impl Iterator<Item = &Module> {
         let is_layer = |segment: &&Segment| matches!(segment.kind, SegmentKind::Layer { .. });
-        self.segments.iter().find(is_layer).into_iter().flat_map(|segment| segment.modules.iter())
+        self.segments.iter().rfind(is_layer).into_iter().flat_map(|segment| segment.modules.iter())
     }
 
     /// Returns the number of elements per token that a layer saves for its backward pass: the outputs of modules, of
@@ -176,10 +194,17 @@ impl Network {
         self.layer().map(Module::saved_elements).sum::<usize>() + attention.unwrap_or(0)
     }
 
+    /// Returns the number of columns of the mask of local attention for samples of `length` tokens; 0 if no layer needs a
+    /// mask.
+    pub fn local_mask_columns(&self, length: usize) -> usize {
+        let is_short = |segment: &Segment| segment.attention_reach.is_some_and(|reach| reach + 1 < length);
+        if self.segments.iter().any(is_short) { length } else { 0 }
+    }
+
     /// Returns the number of elements per token of the dropout masks of a layer. The mask of the attention
     /// probabilities is not included.
     pub fn dropout_elements(&self) -> usize {
-        self.layer().filter(|module| module.is_dropped).map(Module::outputs).sum()
+        self.layer().map(Module::dropped_elements).sum()
     }
 
     /// Returns the number of elements that a head saves for its backward pass: its input, and the outputs of modules
@@ -208,5 +233,25 @@ impl Network {
     fn head_modules(&self, head: Head) -> impl Iterator<Item = &Module> {
         let modules = self.segments.iter().flat_map(|segment| segment.modules.iter());
         modules.filter(move |module| module.head == Some(head))
+    }
+}
+
+/// Returns the number of pairs of `length` tokens whose distance is at most `reach`, in both orders. A token pairs with
+/// itself.
+fn pairs(length: u64, reach: usize) -> f64 {
+    let (length, reach) = (length as f64, (reach as f64).min(length.saturating_sub(1) as f64));
+    length * (2.0 * reach + 1.0) - reach * (reach + 1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pairs;
+
+    #[test]
+    fn pairs_are_counted() {
+        for (length, reach) in [(1, 0), (1, 5), (7, 2), (7, 6), (7, 9), (130, 64)] {
+            let near = |a: u64| (0..length).filter(|b| a.abs_diff(*b) <= reach as u64).count();
+            assert_eq!(pairs(length, reach), (0..length).map(near).sum::<usize>() as f64, "{length} {reach}");
+        }
     }
 }

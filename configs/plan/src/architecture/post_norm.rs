@@ -46,13 +46,7 @@ impl<'a> Variant<'a> {
     pub fn network(&self, layers: usize, vocabulary: usize) -> Network {
         let model = self.model;
         let layer_modules: Arc<[Module]> = self.layer().into();
-        let embed = Segment {
-            kind: SegmentKind::Embed,
-            inputs: Vec::new(),
-            layer: None,
-            modules: self.embeddings(vocabulary).into(),
-            attention_width: 0,
-        };
+        let embed = Segment::outside_layers(SegmentKind::Embed, Vec::new(), self.embeddings(vocabulary));
         let below = |segment: usize| vec![SegmentOutput { segment, output: 0 }];
         let application = |index: usize| Segment {
             kind: SegmentKind::Layer { application: index },
@@ -60,14 +54,9 @@ impl<'a> Variant<'a> {
             layer: Some(if model.groups == 0 { index } else { index * model.groups / layers }),
             modules: Arc::clone(&layer_modules),
             attention_width: model.hidden,
+            attention_reach: None,
         };
-        let heads = Segment {
-            kind: SegmentKind::Heads,
-            inputs: below(layers),
-            layer: None,
-            modules: self.heads(vocabulary).into(),
-            attention_width: 0,
-        };
+        let heads = Segment::outside_layers(SegmentKind::Heads, below(layers), self.heads(vocabulary));
         Network {
             number: 0,
             segments: std::iter::once(embed).chain((0..layers).map(application)).chain([heads]).collect(),

@@ -69,5 +69,6 @@ pub fn activation(activation: Activation) -> &'static str {
     match activation {
         Activation::Gelu => "gelu",
         Activation::GeluTanh => "gelu_pytorch_tanh",
+        Activation::Silu => "silu",
     }
 }

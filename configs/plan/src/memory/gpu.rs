@@ -37,10 +37,11 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
         Precision::Bf16 => 2.0,
     };
     let (hidden, layers) = (model.hidden as f64, stage.depth(model) as f64);
-    let architecture = Architecture::of_run(config, 1, data.vocabulary);
+    // The first layer may lack a normalization.
+    let architecture = Architecture::of_run(config, stage.depth(model).min(2), data.vocabulary);
     let network = &architecture.networks()[0];
     let all = tokens as f64;
-    let (row, wide) = (bytes * all * hidden, bytes * all * model.intermediate as f64);
+    let (row, wide) = (bytes * all * hidden, bytes * all * model.feed_forward_width() as f64);
     let is_pre_norm = !network.has(|module| module.norm_input == NormInput::InnerSum);
     let normed = if is_pre_norm { row } else { 0.0 };
 
