@@ -5,11 +5,13 @@ use serde_json::Value;
 use crate::support::{Running, TestDir, assert_same_bits, assert_same_weights, done, run};
 
 /// Families with their sentence pairs, further keys of `[model]`, and the class of the export.
-const FAMILIES: [(&str, &str, &str, &str); 4] = [
+const FAMILIES: [(&str, &str, &str, &str); 6] = [
     ("roberta", "none", "", "RobertaForMaskedLM"),
     ("albert", "sop", "embedding = 24\n", "AlbertForPreTraining"),
     ("electra", "none", "embedding = 48\n", "ElectraForMaskedLM"),
     ("distilbert", "none", "", "DistilBertForMaskedLM"),
+    ("modernbert", "none", "attention_window = 16\nglobal_attention_every = 2\n", "ModernBertForMaskedLM"),
+    ("deberta-v2", "none", "position_buckets = 32\n", "DebertaV2ForMaskedLM"),
 ];
 
 const STEPS: u64 = 24;

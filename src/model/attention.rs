@@ -4,6 +4,7 @@ use lambert_plan::architecture::ModuleKind;
 use tch::{Kind, Tensor};
 
 use super::dropout::{DropoutSite, LayerDropout};
+use super::relative::{self, RelativeRange};
 use super::{Dropout, Linear, NetworkWeights};
 use crate::model::input::Input;
 
@@ -16,11 +17,28 @@ pub struct SelfAttention {
     reach: Option<usize>,
     /// Base of the rotary positions, if the network has them.
     rotary_base: Option<f64>,
+    /// Relative positions, if the network has them.
+    relative: Option<RelativeRange>,
     /// True if the output has dropout.
     drops_output: bool,
     /// Query, key and value projections, stacked in this order into one linear layer.
     query_key_value: Linear,
+    /// Query projection alone, unless queries, keys and values have one tensor.
+    query: Option<Linear>,
     output: Linear,
+}
+
+/// Inputs of an attention, each \[batch, sequence, hidden\] except the table.
+#[derive(Clone, Copy)]
+pub struct AttentionInput<'a> {
+    /// Keys and values, and queries if there are no others.
+    pub hidden: &'a Tensor,
+    /// Queries of a decoder.
+    pub queries: Option<&'a Tensor>,
+    /// Table of relative positions, \[2 x buckets, hidden\].
+    pub relative: Option<&'a Tensor>,
+    /// Added to the output.
+    pub residual: &'a Tensor,
 }
 
 impl SelfAttention {
@@ -35,57 +53,95 @@ impl SelfAttention {
             heads: model.heads as i64,
             reach,
             rotary_base: local_base.filter(|_| has(ModuleKind::Rotary)),
+            relative: RelativeRange::of_model(model).filter(|_| has(ModuleKind::RelativeEmbeddings)),
             drops_output: weights.drops(ModuleKind::AttentionOutput),
             query_key_value: match has(ModuleKind::QueryKeyValue) {
                 true => Linear::new(weights, ModuleKind::QueryKeyValue, Some(layer)),
                 false => Linear::fused(weights, ModuleKind::Query, layer),
             },
+            query: has(ModuleKind::Query).then(|| Linear::new(weights, ModuleKind::Query, Some(layer))),
             output: Linear::new(weights, ModuleKind::AttentionOutput, Some(layer)),
         }
     }
 
-    /// Returns the attention over `x` plus `residual`. All are \[batch, sequence, hidden\].
-    pub fn forward(&self, x: &Tensor, residual: &Tensor, input: &Input, dropout: Dropout<'_>) -> Tensor {
+    /// Returns the attention plus the residual, \[batch, sequence, hidden\].
+    pub fn forward(&self, x: AttentionInput<'_>, input: &Input, dropout: Dropout<'_>) -> Tensor {
         let output = self.output.forward(&self.attend(x, input, dropout));
         let of_output = if self.drops_output { dropout } else { Dropout::Off };
-        of_output.hidden(output, Some(residual), self.site(LayerDropout::AttentionOutput))
+        of_output.hidden(output, Some(x.residual), self.site(LayerDropout::AttentionOutput))
     }
 
     fn site(&self, position: LayerDropout) -> DropoutSite {
         DropoutSite::Layer { application: self.application, position }
     }
 
-    /// softmax(Q K^T / sqrt(head_size)) V, without the output projection.
-    fn attend(&self, hidden: &Tensor, input: &Input, dropout: Dropout<'_>) -> Tensor {
-        let size = hidden.size();
-        let (rows, seq_len) = (size[0], size[1]);
-        // `unbind` returns three tensors [batch, sequence, heads, head_size]. In its backward pass, one copy stacks
-        // their gradients in the layout of the fused projection.
-        let all = self.query_key_value.forward(hidden).view([rows, seq_len, 3, self.heads, -1]).unbind(2);
-        let rotation = self.rotary_base.map(|base| input.rotation(base, all[0].size()[3]));
-        let rotated = |index: usize| match &rotation {
-            Some(rotation) => rotation.apply(&all[index]).transpose(1, 2),
-            None => all[index].transpose(1, 2),
-        };
-        let (query, key, value) = (rotated(0), rotated(1), all[2].transpose(1, 2));
-        let attention_mask = match self.reach {
+    /// Returns queries, keys and values, each \[batch, sequence, heads, head size\].
+    fn project(&self, x: AttentionInput<'_>) -> [Tensor; 3] {
+        let size = x.hidden.size();
+        let by_head = |projected: Tensor| projected.view([size[0], size[1], self.heads, -1]);
+        // In the backward pass of `unbind`, one copy stacks the gradients in the layout of the fused projection.
+        let mut all = self.query_key_value.forward(x.hidden).view([size[0], size[1], 3, self.heads, -1]).unbind(2);
+        if let (Some(queries), Some(query)) = (x.queries, &self.query) {
+            all[0] = by_head(query.forward(queries));
+        }
+        let [query, key, value] = [0, 1, 2].map(|index: usize| all[index].shallow_clone());
+        [query, key, value]
+    }
+
+    /// softmax(Q K^T / sqrt(head_size)) V, without the output projection. Relative positions add further scores.
+    fn attend(&self, x: AttentionInput<'_>, input: &Input, dropout: Dropout<'_>) -> Tensor {
+        let [mut query, mut key, value] = self.project(x);
+        let (size, head_size) = (x.hidden.size(), query.size()[3]);
+        if let Some(base) = self.rotary_base {
+            let rotation = input.rotation(base, head_size);
+            (query, key) = (rotation.apply(&query), rotation.apply(&key));
+        }
+        let mask = match self.reach {
             Some(reach) => input.local_attention_mask(reach, query.kind()),
             None => input.attention_mask.as_ref().map(Tensor::shallow_clone),
         };
-        let mixed = if dropout.needs_attention_weights() {
-            let scale = 1.0 / (query.size()[3] as f64).sqrt();
-            let mut scores = (query * scale).matmul(&key.transpose(2, 3));
-            scores = match attention_mask {
+        let relative = self.relative.zip(x.relative);
+        let heads = |tensor: &Tensor| tensor.transpose(1, 2);
+        let mixed = if relative.is_some() || dropout.needs_attention_weights() {
+            let products = if relative.is_some() { 3 * head_size } else { head_size };
+            let query = query * (1.0 / (products as f64).sqrt());
+            let mut scores = heads(&query).matmul(&heads(&key).transpose(2, 3));
+            if let Some((range, table)) = relative {
+                let key = key * (1.0 / (products as f64).sqrt());
+                scores = scores + self.relative_scores([&query, &key], (range, table), input, dropout);
+            }
+            scores = match mask {
                 Some(mask) if mask.kind() == Kind::Bool => scores.masked_fill(&mask.logical_not(), f64::NEG_INFINITY),
                 Some(mask) => scores + mask,
                 None => scores,
             };
-            dropout.attention(scores.softmax(-1, None), self.site(LayerDropout::AttentionWeights)).matmul(&value)
+            dropout
+                .attention(scores.softmax(-1, None), self.site(LayerDropout::AttentionWeights))
+                .matmul(&heads(&value))
         } else {
             // The fused kernels of libtorch do not store the attention weights.
             let dropped = dropout.seed_fused_attention(self.site(LayerDropout::AttentionWeights));
-            Tensor::scaled_dot_product_attention(&query, &key, &value, attention_mask, dropped, false, None, false)
+            let [query, key, value] = [&query, &key, &value].map(heads);
+            Tensor::scaled_dot_product_attention(&query, &key, &value, mask, dropped, false, None, false)
         };
-        mixed.transpose(1, 2).reshape([rows, seq_len, -1])
+        mixed.transpose(1, 2).reshape([size[0], size[1], -1])
+    }
+
+    /// Returns the scores of contents with relative positions, in both directions, \[batch, heads, sequence, sequence\].
+    /// `contents` are scaled queries and keys. The positions have the same projections as the contents.
+    fn relative_scores(
+        &self,
+        contents: [&Tensor; 2],
+        (range, table): (RelativeRange, &Tensor),
+        input: &Input,
+        dropout: Dropout<'_>,
+    ) -> Tensor {
+        let table = relative::dropped(table, self.application, dropout);
+        let projected = self.query_key_value.forward(&table).view([table.size()[0], 3, self.heads, -1]);
+        let (projected, rows) = (projected.unbind(1), input.relative_rows(range));
+        // Score (i, j) has the distance i - j. `scores` takes the rows in the order of j - i for queries at i.
+        let content_to_position = relative::scores(contents[0], &projected[1].index_select(0, &rows.backward));
+        let position_to_content = relative::scores(contents[1], &projected[0].index_select(0, &rows.forward));
+        content_to_position + position_to_content.transpose(2, 3)
     }
 }

@@ -6,6 +6,7 @@ use std::cell::RefCell;
 use tch::{Kind, Tensor};
 
 use super::input::Input;
+use super::relative::{self, RelativeRange, RelativeRows};
 
 /// Constants of a micro-batch that layers have asked for.
 #[derive(Default)]
@@ -14,6 +15,8 @@ pub struct Constants {
     masks: RefCell<Vec<((usize, Kind), Tensor)>>,
     /// Rotations, by base.
     rotations: RefCell<Vec<(f64, Rotation)>>,
+    /// Rows of tables of relative positions.
+    relative_rows: RefCell<Vec<(RelativeRange, RelativeRows)>>,
 }
 
 impl Input {
@@ -29,9 +32,16 @@ impl Input {
         Some(memoized(&self.constants.masks, (reach, kind), make, Tensor::shallow_clone))
     }
 
+    /// Returns the rows of the table of relative positions for all distances of two tokens of a sample.
+    pub fn relative_rows(&self, range: RelativeRange) -> RelativeRows {
+        let seq_len = self.ids.size()[1];
+        let make = || range.rows(&(self.numbers(2 * seq_len - 1) - (seq_len - 1)));
+        memoized(&self.constants.relative_rows, range, make, RelativeRows::shallow_clone)
+    }
+
     fn local_scores(&self, reach: usize) -> Tensor {
         let positions = self.numbers(self.ids.size()[1]);
-        let distance = (positions.unsqueeze(1) - positions.unsqueeze(0)).abs();
+        let distance = relative::magnitude(&(positions.unsqueeze(1) - positions.unsqueeze(0)));
         let near = distance.le(reach as i64).unsqueeze(0).unsqueeze(0);
         let attends = match &self.attention_mask {
             Some(mask) => mask.bitwise_or_tensor(&distance.eq(0)).bitwise_and_tensor(&near),

@@ -1,6 +1,6 @@
 //! Token embeddings and, if the network has them, position and segment embeddings, normalization and projection.
 
-use lambert_plan::architecture::{ModuleKind, ParamKind};
+use lambert_plan::architecture::{ModuleKind, ParamKind, SegmentKind};
 use tch::{Kind, Tensor};
 
 use super::block::SegmentBlock;
@@ -24,7 +24,9 @@ pub struct Embeddings {
 
 impl Embeddings {
     pub fn new(weights: NetworkWeights<'_>) -> Self {
-        let has = |part| weights.network.module(part).is_some();
+        let segments = &weights.network.segments;
+        let embed = segments.iter().find(|segment| segment.kind == SegmentKind::Embed);
+        let has = |part| embed.is_some_and(|embed| embed.module(part).is_some());
         let table = |part| weights.tensor(part, None, ParamKind::Weight);
         Self {
             words: table(ModuleKind::WordEmbeddings),

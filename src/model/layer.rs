@@ -5,7 +5,7 @@ use lambert_config::run::Norm;
 use lambert_plan::architecture::ModuleKind;
 use tch::Tensor;
 
-use super::attention::SelfAttention;
+use super::attention::{AttentionInput, SelfAttention};
 use super::block::SegmentBlock;
 use super::feed_forward::FeedForward;
 use super::{Dropout, NetworkWeights, Normalization};
@@ -36,16 +36,20 @@ impl Layer {
         }
     }
 
-    /// Maps hidden states \[batch, sequence, hidden\] to hidden states of the same shape.
-    fn apply(&self, hidden: &Tensor, input: &Input, dropout: Dropout<'_>) -> Tensor {
-        let attention = |x: &Tensor, residual: &Tensor| self.attention.forward(x, residual, input, dropout);
+    /// Maps hidden states \[batch, sequence, hidden\] to hidden states of the same shape. `inputs` are the hidden states, then
+    /// in DeBERTa the table of relative positions, then in its decoder the queries.
+    fn apply(&self, inputs: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Tensor {
+        let (hidden, relative, queries) = (inputs[0], inputs.get(1).copied(), inputs.get(2).copied());
+        let attention = |x: &Tensor, residual: &Tensor| {
+            self.attention.forward(AttentionInput { hidden: x, queries, relative, residual }, input, dropout)
+        };
         let attention_norm = |x: &Tensor| match &self.attention_norm {
             Some(norm) => norm.forward(x),
             None => x.shallow_clone(),
         };
         match self.norm {
             Norm::Post => {
-                let hidden = attention_norm(&attention(hidden, hidden));
+                let hidden = attention_norm(&attention(hidden, queries.unwrap_or(hidden)));
                 self.output_norm.forward(&self.feed_forward.forward(&hidden, &hidden, dropout))
             }
             Norm::Pre => {
@@ -58,6 +62,6 @@ impl Layer {
 
 impl SegmentBlock for Layer {
     fn forward(&self, inputs: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Vec<Tensor> {
-        vec![self.apply(inputs[0], input, dropout)]
+        vec![self.apply(inputs, input, dropout)]
     }
 }

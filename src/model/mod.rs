@@ -8,6 +8,7 @@
 //! - [`Heads`]: predictions from hidden states
 //! - [`Dropout`]: dropout whose masks are a function of seed, step, sample and dropout site
 //! - [`input`]: input tensors of a micro-batch
+//! - `relative`: relative positions of DeBERTa
 //! - `constants`: masks and rotations that the layers of a micro-batch share
 //! - `weights`: access to the parameters of one network
 
@@ -21,6 +22,7 @@ mod feed_forward;
 mod heads;
 pub mod input;
 mod layer;
+mod relative;
 mod weights;
 
 use std::sync::Arc;
@@ -251,9 +253,13 @@ impl Encoder {
 fn block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn SegmentBlock>> {
     match (segment.kind, segment.layer) {
         (SegmentKind::Embed, _) => Some(Box::new(embeddings::Embeddings::new(weights))),
-        (SegmentKind::Layer { application }, Some(layer)) => {
+        (SegmentKind::Layer { application } | SegmentKind::Decoder { application }, Some(layer)) => {
             Some(Box::new(layer::Layer::new(weights, layer, application)))
         }
+        (SegmentKind::Side, _) if segment.module(ModuleKind::RelativeEmbeddings).is_some() => {
+            Some(Box::new(relative::RelativeEmbeddings::new(weights)))
+        }
+        (SegmentKind::Side, _) => Some(Box::new(relative::PositionQueries::new(weights))),
         _ => None,
     }
 }

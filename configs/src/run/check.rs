@@ -180,6 +180,14 @@ impl Model {
                 format!("{} heads have an odd size of {head}: rotary positions need an even size", self.heads);
             issues.push(ConfigIssue::new("model.heads", message));
         }
+        if self.family == Family::DebertaV2 && !(2..=MAX_DIMENSION).contains(&self.position_buckets) {
+            let message = format!("must be from 2 to {MAX_DIMENSION}");
+            issues.push(ConfigIssue::new("model.position_buckets", message));
+        } else if self.position_buckets > 0 && self.positions < self.position_buckets / 2 + 2 {
+            let message =
+                format!("must be at least {}: half of model.position_buckets + 2", self.position_buckets / 2 + 2);
+            issues.push(ConfigIssue::new("model.positions", message));
+        }
         if self.attention_window > MAX_DIMENSION {
             issues.push(ConfigIssue::new("model.attention_window", format!("must be at most {MAX_DIMENSION}")));
         }

@@ -24,7 +24,12 @@ pub enum Family {
     Distilbert,
     /// ModernBERT (arXiv 2412.13663): rotary positions, local attention, gated layers, pre-norm, no biases.
     Modernbert,
+    /// DeBERTa-v2 (arXiv 2006.03654): attention to contents and relative positions.
+    DebertaV2,
 }
+
+/// Keys of `[model]` that only DeBERTa has.
+const DEBERTA: [&str; 2] = ["position_buckets", "enhanced_decoder"];
 
 /// Keys of `[model]` that only ModernBERT has.
 const MODERN: [&str; 10] = [
@@ -70,6 +75,9 @@ impl Family {
                 layer_norm_eps: 1e-5,
                 ..bert
             },
+            Self::DebertaV2 => {
+                Model { segments: 0, position_buckets: 256, enhanced_decoder: true, layer_norm_eps: 1e-7, ..bert }
+            }
         }
     }
 
@@ -78,7 +86,7 @@ impl Family {
         match self {
             Self::Bert => Pair::Nsp,
             Self::Albert => Pair::Sop,
-            Self::Roberta | Self::Electra | Self::Distilbert | Self::Modernbert => Pair::None,
+            Self::Roberta | Self::Electra | Self::Distilbert | Self::Modernbert | Self::DebertaV2 => Pair::None,
         }
     }
 
@@ -95,9 +103,11 @@ impl Family {
             Self::Albert => &["norm"],
             Self::Electra => &["norm", "groups"],
             Self::Distilbert => &["norm", "segments", "embedding", "groups", "layer_norm_eps"],
+            Self::DebertaV2 => &["norm", "segments", "embedding", "groups", "tied_decoder", "attention"],
         };
         let modern = if self == Self::Modernbert { &[][..] } else { &MODERN };
-        own.iter().chain(modern).copied()
+        let deberta = if self == Self::DebertaV2 { &[][..] } else { &DEBERTA };
+        own.iter().chain(modern).chain(deberta).copied()
     }
 
     /// Inserts the defaults of the family into the values of a configuration.
@@ -151,6 +161,7 @@ impl std::fmt::Display for Family {
             Self::Electra => "electra",
             Self::Distilbert => "distilbert",
             Self::Modernbert => "modernbert",
+            Self::DebertaV2 => "deberta-v2",
         };
         formatter.write_str(name)
     }

@@ -99,6 +99,10 @@ pub struct Model {
     pub embedding: Option<usize>,
     /// Number of groups of layers. The layers of a group share their weights. 0: each layer has its own weights.
     pub groups: usize,
+    /// Buckets of relative positions on each side of a token. 0: no relative positions.
+    pub position_buckets: usize,
+    /// Predicts masked tokens by two further applications of the last layer, whose queries know the absolute positions.
+    pub enhanced_decoder: bool,
     /// Format of activations and matrix products.
     ///
     /// Weights, gradients, moments, losses and sums over ranks are always fp32.
@@ -197,6 +201,8 @@ impl Default for Model {
             segments: 2,
             embedding: None,
             groups: 0,
+            position_buckets: 0,
+            enhanced_decoder: false,
             precision: Precision::Fp32,
             norm: Norm::Post,
             norm_kind: NormKind::Layer,

@@ -31,13 +31,14 @@ const VOCABULARY: usize = 50;
 const BERT: Case = Case { name: "BERT", model: Model::clone, architecture: bert, block: |_, _| None, passes: one_pass };
 
 /// All architectures; BERT is the first.
-pub const CASES: [Case; 11] = [
+pub const CASES: [Case; 12] = [
     BERT,
     Case { name: "RoBERTa", model: |model| of_family(Family::Roberta, model), passes: no_pairs, ..BERT },
     Case { name: "ALBERT", model: |model| of_family(Family::Albert, model), ..BERT },
     Case { name: "ELECTRA", model: |model| of_family(Family::Electra, model), passes: no_pairs, ..BERT },
     Case { name: "DistilBERT", model: |model| of_family(Family::Distilbert, model), passes: no_pairs, ..BERT },
     Case { name: "ModernBERT", model: |model| of_family(Family::Modernbert, model), passes: no_pairs, ..BERT },
+    Case { name: "DeBERTa", model: |model| of_family(Family::DebertaV2, model), passes: no_pairs, ..BERT },
     Case { name: "a table in every layer", architecture: table_in_every_layer, block: table_block, ..BERT },
     Case { name: "last layer twice", architecture: last_layer_twice, block: twice_block, ..BERT },
     Case { name: "two networks", architecture: two_networks, passes: replaced_tokens, ..BERT },
@@ -59,12 +60,14 @@ fn no_pairs(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
 }
 
 /// Configuration of a family with the sizes of `model`, embeddings of 12 if they may differ from the hidden size, and a
-/// window of 8 if the family has local attention.
+/// window or a number of buckets of 8 if the family has these.
 fn of_family(family: Family, model: &Model) -> Model {
     let own = family.model();
     let Model { layers, hidden, heads, intermediate, positions, precision, attention, dropout, .. } = *model;
     let (embedding, attention_window) = (own.embedding.map(|_| 12), own.attention_window.min(8));
-    let shape = Model { layers, hidden, heads, intermediate, positions, embedding, attention_window, ..own };
+    let position_buckets = own.position_buckets.min(8);
+    let shape =
+        Model { layers, hidden, heads, intermediate, positions, embedding, attention_window, position_buckets, ..own };
     Model { precision, attention, dropout, pad_vocabulary_to: model.pad_vocabulary_to, ..shape }
 }
 
@@ -141,7 +144,7 @@ fn table_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn
         SegmentKind::Layer { application } => {
             Box::new(WithTable(layer::Layer::new(weights, segment.layer?, application)))
         }
-        SegmentKind::Heads => return None,
+        SegmentKind::Decoder { .. } | SegmentKind::Heads => return None,
     })
 }
 

@@ -35,6 +35,8 @@ fn name(id: TensorId) -> String {
         ModuleKind::QueryKeyValue
         | ModuleKind::Rotary
         | ModuleKind::SegmentEmbeddings
+        | ModuleKind::RelativeEmbeddings
+        | ModuleKind::RelativeNorm
         | ModuleKind::EmbeddingProjection
         | ModuleKind::FinalNorm
         | ModuleKind::Pooler

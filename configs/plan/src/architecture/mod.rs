@@ -4,6 +4,7 @@
 
 mod albert;
 mod bert;
+mod deberta_v2;
 mod distilbert;
 mod electra;
 mod modernbert;
@@ -25,7 +26,7 @@ pub use transformers::TransformersModel;
 use lambert_config::run::{Family, Model};
 
 /// Keys of `[model]` that determine the set and the shapes of the parameters.
-pub const SHAPING: [&str; 14] = [
+pub const SHAPING: [&str; 16] = [
     "family",
     "layers",
     "hidden",
@@ -34,6 +35,8 @@ pub const SHAPING: [&str; 14] = [
     "segments",
     "embedding",
     "groups",
+    "position_buckets",
+    "enhanced_decoder",
     "norm",
     "norm_bias",
     "linear_bias",
@@ -53,6 +56,7 @@ impl Network {
             Family::Electra => electra::network(model, needed, layers, vocabulary),
             Family::Distilbert => distilbert::network(model, needed, layers, vocabulary),
             Family::Modernbert => modernbert::network(model, layers, vocabulary),
+            Family::DebertaV2 => deberta_v2::network(model, needed, layers, vocabulary),
         }
     }
 }
@@ -69,6 +73,7 @@ impl TransformersModel {
             Family::Electra => electra::transformers(shape),
             Family::Distilbert => distilbert::transformers(shape),
             Family::Modernbert => modernbert::transformers(shape),
+            Family::DebertaV2 => deberta_v2::transformers(shape),
         }
     }
 

@@ -16,6 +16,7 @@ pub fn network(model: &Model, layers: usize, vocabulary: usize) -> Network {
         layer: Some(index),
         modules: layer(model, index).into(),
         attention_width: model.hidden,
+        score_products: 1,
         attention_reach: model.attention_reach(index),
     };
     let embed = Segment::outside_layers(SegmentKind::Embed, Vec::new(), embeddings(model, vocabulary));
@@ -101,6 +102,8 @@ fn name(id: TensorId) -> String {
         // The family has no such modules.
         ModuleKind::PositionEmbeddings
         | ModuleKind::SegmentEmbeddings
+        | ModuleKind::RelativeEmbeddings
+        | ModuleKind::RelativeNorm
         | ModuleKind::EmbeddingProjection
         | ModuleKind::Rotary
         | ModuleKind::Query

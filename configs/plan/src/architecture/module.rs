@@ -9,6 +9,10 @@ pub enum ModuleKind {
     PositionEmbeddings,
     /// Segment embeddings: one row per segment.
     SegmentEmbeddings,
+    /// Embeddings of relative positions: one row per bucket.
+    RelativeEmbeddings,
+    /// Normalization of the embeddings of relative positions.
+    RelativeNorm,
     /// Normalization of the summed embeddings.
     EmbeddingNorm,
     /// Projection of the normalized embeddings to the hidden size.
@@ -57,6 +61,8 @@ impl ModuleKind {
             Self::WordEmbeddings
             | Self::PositionEmbeddings
             | Self::SegmentEmbeddings
+            | Self::RelativeEmbeddings
+            | Self::RelativeNorm
             | Self::EmbeddingNorm
             | Self::EmbeddingProjection => "bert.embeddings",
             Self::Pooler => "bert.pooler",

@@ -20,6 +20,11 @@ pub enum SegmentKind {
         /// Index among all layer applications of the network. The dropout seed includes this index.
         application: usize,
     },
+    /// A further application of a layer, between the encoder and the heads.
+    Decoder {
+        /// Index among all layer applications of the network. It follows those of the layers.
+        application: usize,
+    },
     /// Pre-training heads above the encoder.
     Heads,
 }
@@ -46,6 +51,8 @@ pub struct Segment {
     pub modules: Arc<[Module]>,
     /// Width of the attention output; 0 without attention.
     pub attention_width: usize,
+    /// Number of products of vectors of a head in an attention score: 1 for queries and keys, 2 more for relative positions.
+    pub score_products: usize,
     /// Distance, in tokens, at which a token still attends to others. `None`: any distance.
     pub attention_reach: Option<usize>,
 }
@@ -53,7 +60,15 @@ pub struct Segment {
 impl Segment {
     /// Describes a segment without a layer and without attention.
     pub(super) fn outside_layers(kind: SegmentKind, inputs: Vec<SegmentOutput>, modules: Vec<Module>) -> Self {
-        Self { kind, inputs, layer: None, modules: modules.into(), attention_width: 0, attention_reach: None }
+        Self {
+            kind,
+            inputs,
+            layer: None,
+            modules: modules.into(),
+            attention_width: 0,
+            score_products: 0,
+            attention_reach: None,
+        }
     }
 
     /// Returns the module of this kind, if the segment has one.
@@ -144,10 +159,32 @@ impl Network {
         self.segments.iter().filter(|segment| matches!(segment.kind, SegmentKind::Layer { .. })).count()
     }
 
+    /// Returns the number of layer applications, including those of a decoder.
+    pub fn applications(&self) -> usize {
+        self.segments.iter().filter(|segment| segment.attention_width > 0).count()
+    }
+
+    /// Returns the number of rows of the table of relative positions; 0 without such a table. With the table, the attention
+    /// weights are always kept for the backward pass.
+    pub fn relative_rows(&self) -> usize {
+        let tables = self.segments.iter().filter_map(|segment| segment.module(ModuleKind::RelativeEmbeddings));
+        tables.map(|module| if let Op::Table { rows, .. } = module.op { rows } else { 0 }).sum()
+    }
+
+    /// Returns the number of elements that a layer saves for its scores of relative positions, for `tokens` tokens in
+    /// samples of `length` tokens: queries and keys by head, the table after dropout, and its projections.
+    pub fn relative_elements(&self, tokens: f64, length: usize, hidden: usize) -> f64 {
+        match self.relative_rows() as f64 {
+            0.0 => 0.0,
+            rows => (2.0 * tokens + 4.0 * rows + 4.0 * length as f64) * hidden as f64,
+        }
+    }
+
     /// True if layers share parameters.
     pub fn shares_layers(&self) -> bool {
         let mut layers = HashSet::new();
-        self.segments.iter().filter_map(|segment| segment.layer).any(|layer| !layers.insert(layer))
+        let is_layer = |segment: &&Segment| matches!(segment.kind, SegmentKind::Layer { .. });
+        self.segments.iter().filter(is_layer).filter_map(|segment| segment.layer).any(|layer| !layers.insert(layer))
     }
 
     /// Returns the number of parameters that this network owns.
@@ -162,20 +199,23 @@ impl Network {
 
     /// Returns the FLOPs of the matrix products in a forward pass. `lengths` has the number of
     /// tokens of each sample. All samples together have `masked` masked tokens. A multiply-add counts as two FLOPs. For each
-    /// pair of a token and a token to which it attends, in each layer application, the attention score and the weighted
-    /// sum of the values each add 2 x attention width.
+    /// pair of a token and a token to which it attends, in each layer application, each product of an attention score and
+    /// the weighted sum of the values add 2 x attention width. Products with a table, such as the keys of relative
+    /// positions, are not counted.
     pub fn forward_flops(&self, lengths: impl Iterator<Item = u64>, masked: u64) -> f64 {
         let sum = |unit| self.segments.iter().map(|segment| segment.flops(unit, self.vocabulary)).sum::<f64>();
         let (token, sample) = (sum(CostUnit::Token), sum(CostUnit::Sample));
-        let width = |segment: &&Segment| segment.attention_reach.is_none();
-        let attention: f64 = self.segments.iter().filter(width).map(|segment| segment.attention_width as f64).sum();
-        let local = self.segments.iter().filter_map(|it| Some((it.attention_reach?, it.attention_width as f64)));
-        let local: Vec<(usize, f64)> = local.collect();
+        let pair = |segment: &Segment| 2.0 * (segment.score_products + 1) as f64 * segment.attention_width as f64;
+        let (local, global): (Vec<&Segment>, Vec<&Segment>) =
+            self.segments.iter().partition(|segment| segment.attention_reach.is_some());
+        let global: f64 = global.into_iter().map(pair).sum();
+        let reaches: Vec<(usize, f64)> =
+            local.into_iter().filter_map(|it| Some((it.attention_reach?, pair(it)))).collect();
         let mut forward = masked as f64 * sum(CostUnit::MaskedToken);
         for length in lengths {
             let tokens = length as f64;
-            forward += tokens * (token + 4.0 * tokens * attention) + sample;
-            forward += local.iter().map(|(reach, width)| 4.0 * width * pairs(length, *reach)).sum::<f64>();
+            forward += tokens * (token + tokens * global) + sample;
+            forward += reaches.iter().map(|(reach, pair)| pair * pairs(length, *reach)).sum::<f64>();
         }
         forward
     }

@@ -89,11 +89,12 @@ fn tensors_are_unique_and_match_their_names() {
     }
 }
 
-/// The test changes each key of `[model]` separately, in a model of the oldest and in one of the newest family.
+/// The test changes each key of `[model]` separately, in models of three families.
 #[test]
 fn shaping_keys_are_those_that_change_tensors() {
     let bert = Model { embedding: Some(768), ..Model::default() };
-    let mut found: Vec<String> = [bert, Family::Modernbert.model()].iter().flat_map(shaping_keys).collect();
+    let mut found: Vec<String> =
+        [bert, Family::Modernbert.model(), Family::DebertaV2.model()].iter().flat_map(shaping_keys).collect();
     let mut expected = SHAPING.map(str::to_owned);
     found.sort();
     found.dedup();
@@ -236,6 +237,8 @@ fn base_shapes_have_the_published_sizes() {
         (Family::Electra, 30_522, 33_740_602),
         (Family::Distilbert, 30_522, 66_985_530),
         (Family::Modernbert, 50_368, 149_655_232),
+        // With the absolute positions of the enhanced mask decoder.
+        (Family::DebertaV2, 128_100, 184_551_780 + 512 * 768),
     ];
     for (family, vocabulary, parameters) in published {
         let model = family.model();
