@@ -102,7 +102,6 @@ fn ratio(mut config: RunConfig, shape: Shape) -> f64 {
     let data =
         memory::DatasetShape { vocabulary: shape.vocabulary, sequence_length: length, rows: 1 << 20, row_group: 1024 };
     let counted = peak(&config, shape);
-    println!("COUNTED {counted} {}", gpu::needed(&config, 0, data, 1, shape.rows * length));
     gpu::needed(&config, 0, data, 1, shape.rows * length) as f64 / counted as f64
 }
 

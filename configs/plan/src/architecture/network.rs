@@ -172,11 +172,11 @@ impl Network {
     }
 
     /// Returns the number of elements that a layer saves for its scores of relative positions, for `tokens` tokens in
-    /// samples of `length` tokens: queries and keys by head, the table after dropout, and its projections.
+    /// samples of `length` tokens: scaled queries and keys, the table after dropout, and its projections.
     pub fn relative_elements(&self, tokens: f64, length: usize, hidden: usize) -> f64 {
         match self.relative_rows() as f64 {
             0.0 => 0.0,
-            rows => (2.0 * tokens + 4.0 * rows + 4.0 * length as f64) * hidden as f64,
+            rows => (3.0 * tokens + rows + 4.0 * length as f64) * hidden as f64,
         }
     }
 

@@ -52,7 +52,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
         let weights = bytes * all * data.sequence_length as f64 * model.heads as f64;
         let kept = if model.drops_attention() { 2.0 * weights } else { weights };
         // The scores of both directions are computed for all distances, which are twice as many as the keys.
-        (kept, if has_relative_positions { 6.0 * weights } else { weights })
+        (kept, if has_relative_positions { 5.0 * weights } else { weights })
     } else {
         let head = (model.hidden / model.heads.max(1)).next_multiple_of(HEAD);
         let sums = 4.0 * lines * (data.sequence_length.next_multiple_of(BLOCK) * head) as f64;
@@ -88,7 +88,9 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
     };
     // Parameter vectors in the compute dtype, and the padding columns of the logits.
     let vectors = 4.0 * rows + (4.0 * layers + 8.0) * hidden * bytes;
-    (SMALL_TENSORS * (most + IDS * all + vectors)) as u64
+    // The table of relative positions with its three projections, in the backward pass of a layer.
+    let table = 4.0 * bytes * network.relative_rows() as f64 * hidden;
+    (SMALL_TENSORS * (most + IDS * all + vectors + table)) as u64
 }
 
 /// True if dropout on a GPU depends on the partition into micro-batches, because fused attention uses its own random
