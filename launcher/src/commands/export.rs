@@ -58,7 +58,8 @@ pub fn export(arguments: &cli::Export) -> Outcome {
     let (source, files) = read(&arguments.model, &labels)?;
     write(folder, &files)?;
     let name = source.manifest.name();
-    let class = source.class();
+    let TransformersModel { class, difference, .. } = source.description(0, 0, 0);
+    difference.into_iter().for_each(|difference| tracing::warn!("{difference}"));
     tracing::info!("exported {name} to {} ({class}, BertTokenizerFast)", folder.display());
     console::result(&folder.display().to_string()).map_err(Failure::failed)?;
     Ok(exit::DONE)
@@ -113,11 +114,6 @@ impl Source {
         let vocabulary = serde_json::from_value(manifest.state.clone())
             .map_err(|source| Failure::failed(ExportError::NoVocabulary { name: manifest.name(), source }))?;
         Ok(Self { store, config, manifest, vocabulary })
-    }
-
-    /// Name of the Transformers class that loads the model.
-    fn class(&self) -> &'static str {
-        self.description(0, 0, 0).class
     }
 
     fn description(&self, layers: usize, vocabulary: usize, pad: u32) -> TransformersModel {
