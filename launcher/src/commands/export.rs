@@ -103,7 +103,7 @@ impl Source {
         require_run(&store)?;
         let text = store.get(CONFIG).map_err(Failure::failed)?;
         let origin = format!("{}/{CONFIG}", store.url());
-        let config = Layers::from_sets(&[]).parse(&String::from_utf8_lossy(&text), &origin)?;
+        let config: RunConfig = Layers::from_sets(&[]).parse(&String::from_utf8_lossy(&text), &origin)?;
         if let Some(setting) = TransformersModel::unsupported(&config.model) {
             return Err(Failure::usage(ExportError::Unsupported { url: store.url().to_owned(), setting }));
         }
