@@ -22,7 +22,7 @@ use crate::model;
 use crate::objective::Objective;
 use crate::optim;
 use crate::recovery::skipped_samples::SkippedSamples;
-use crate::state::{Parameters, TrainState};
+use crate::state::{InitialDeviation, Parameters, TrainState};
 use crate::torch;
 use crate::train::step;
 use crate::worker::host_share::HostShare;
@@ -163,7 +163,7 @@ impl<'a> Bench<'a> {
         let (layers, vocabulary) = (stage.depth(&config.model), dataset.manifest().vocabulary.size);
         let state = torch::guard(|| {
             let architecture = Architecture::of_run(config, layers, vocabulary);
-            let (seed, range) = (config.run.seed, config.model.initializer_range);
+            let (seed, range) = (config.run.seed, InitialDeviation::of_model(&config.model));
             let parameters = Parameters::initialize(kernels, architecture, seed, range);
             let mut state = TrainState::new(parameters);
             state.parameters.keep_bf16_copy(model::compute_dtype(&config.model));

@@ -5,11 +5,13 @@ use serde_json::Value;
 use crate::support::{Running, TestDir, assert_same_bits, assert_same_weights, done, run};
 
 /// Families with their sentence pairs, further keys of `[model]`, and the class of the export.
-const FAMILIES: [(&str, &str, &str, &str); 4] = [
+const FAMILIES: [(&str, &str, &str, &str); 6] = [
     ("roberta", "none", "", "RobertaForMaskedLM"),
     ("albert", "sop", "embedding = 24\n", "AlbertForPreTraining"),
     ("electra", "none", "embedding = 48\n", "ElectraForMaskedLM"),
     ("distilbert", "none", "", "DistilBertForMaskedLM"),
+    ("modernbert", "none", "attention_window = 16\nglobal_attention_every = 2\n", "ModernBertForMaskedLM"),
+    ("deberta-v2", "none", "position_buckets = 32\n", "DebertaV2ForMaskedLM"),
 ];
 
 const STEPS: u64 = 24;
@@ -109,7 +111,35 @@ fn values_that_a_family_does_not_have_are_refused() {
             "objective.pair: must be \"none\": a model of family roberta has no sentence-pair head",
         ],
     );
+    refused(
+        &["model.gated=true", "model.rotary_base=500.0", "model.position_buckets=4"],
+        &[
+            "model.gated: a model of family roberta always has false",
+            "model.rotary_base: a model of family roberta does not have this key",
+            "model.position_buckets: a model of family roberta always has 0",
+        ],
+    );
     refused(&["model.family=robberta"], &["model.family"]);
+    let modern = ["model.family=modernbert", "model.attention_window=16"];
+    refused(
+        &modern,
+        &["stage.1.layers: 4 layers after 2: growth needs a multiple of model.global_attention_every = 3"],
+    );
+    refused(
+        &[&modern[..], &["model.global_attention_every=2", "stage.1.growth.order=interleave"]].concat(),
+        &["stage.1.growth.order: interleave would copy global attention to layers with local attention"],
+    );
+    refused(
+        &[&modern[..], &["model.norm_kind=rms", "model.norm_bias=true", "model.heads=32"]].concat(),
+        &[
+            "model.norm_bias: must be false: RMS normalization has no bias",
+            "model.heads: 32 heads have an odd size of 1: rotary positions need an even size",
+        ],
+    );
+    refused(
+        &["model.family=deberta-v2"],
+        &["model.positions: must be at least 130: half of model.position_buckets + 2"],
+    );
     refused(
         &["model.family=albert", "model.groups=2", "objective.pair=none"],
         &["stage.1.layers: 4 layers after 2: a model with 2 groups of layers cannot grow"],
@@ -120,4 +150,21 @@ fn values_that_a_family_does_not_have_are_refused() {
     );
     let growth = ["model.family=albert", "objective.pair=none", "stage.1.growth.identity=true"];
     refused(&growth, &["stage.1.growth: has no effect: all layers share their weights"]);
+}
+
+#[test]
+fn a_model_that_no_class_of_transformers_supports_is_not_exported() {
+    let dir = TestDir::new();
+    let keys = "attention_window = 16\nglobal_attention_every = 2\nnorm_kind = \"rms\"\n";
+    let config = config(&dir, "modernbert", "none", keys);
+    let url = dir.path("rms");
+    done(&["run", "--config", &config, "--run", &url, "--set", "stage.0.steps=4", "--set", "stage.1.steps=4"]);
+    let refused = run(&["export", &url, "--output", &dir.path("exported")]);
+    assert_eq!(refused.code, 2, "{}", refused.err);
+    assert!(
+        refused.err.contains("has model.norm_kind = \"rms\", which no class of transformers supports"),
+        "{}",
+        refused.err
+    );
+    assert!(!std::path::Path::new(&dir.path("exported")).exists());
 }

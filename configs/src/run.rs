@@ -32,7 +32,7 @@ pub use family::Family;
 pub use growth::{Growth, GrowthOrder, Moments};
 pub use guard::{DamagedShard, FaultInjection, Guard};
 pub use metrics::Metrics;
-pub use model::{Activation, Attention, Model, Norm, Precision};
+pub use model::{Activation, Attention, Model, Norm, NormKind, Precision};
 pub use notify::Notify;
 pub use objective::{MaskToken, MaskUnit, Masking, Objective};
 pub use optimizer::{Optimizer, OptimizerKind};

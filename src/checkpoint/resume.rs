@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::{EngineState, files, rollback};
 use crate::error::{self, Error};
 use crate::kernels::Kernels;
-use crate::state::{self, ParamSpec, Parameters, TrainState};
+use crate::state::{self, InitialDeviation, ParamSpec, Parameters, TrainState};
 use crate::torch;
 use crate::worker::session::{self, Datasets, Session};
 
@@ -161,7 +161,7 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
         None => {
             let layers = config.stage[0].depth(&config.model);
             let architecture = Architecture::of_run(config, layers, vocabulary(datasets));
-            let range = config.model.initializer_range;
+            let range = InitialDeviation::of_model(&config.model);
             let (kernels, seed) = (session.kernels.clone(), config.run.seed);
             Ok(torch::guard(|| TrainState::new(Parameters::initialize(kernels, architecture, seed, range)))?)
         }

@@ -100,9 +100,11 @@ at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::T
                      bool) {
   std::optional<at::Tensor> bias;
   if (mask) {
-    // CUDA converts the boolean mask to an additive bias, padded to 16 columns and broadcast over heads and queries.
-    const int64_t width = key.size(2);
-    const at::Tensor added = at::empty({query.size(0), 1, 1, (width + 15) / 16 * 16}, query.options());
+    // CUDA converts a boolean mask to an additive mask and pads the columns to a multiple of 16.
+    const int64_t width = key.size(2), padded = (width + 15) / 16 * 16;
+    const bool copies = mask->scalar_type() == at::kBool || padded != width;
+    const at::Tensor added =
+        copies ? at::empty({mask->size(0), 1, mask->size(2), padded}, query.options()) : *mask;
     bias = added.narrow(3, 0, width).expand({query.size(0), query.size(1), query.size(2), width});
   }
   const bool computes_logsumexp = at::GradMode::is_enabled() && query.requires_grad();

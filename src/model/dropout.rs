@@ -14,6 +14,8 @@ pub struct DropoutRates {
     pub hidden: f64,
     /// Dropout of attention weights.
     pub attention: f64,
+    /// Dropout of attention outputs.
+    pub attention_output: f64,
 }
 
 /// Dropout of one forward pass.
@@ -42,6 +44,11 @@ pub enum Dropout<'a> {
 pub enum DropoutSite {
     /// After the embeddings.
     Embeddings,
+    /// Table of relative positions that a layer reads.
+    RelativePositions {
+        /// Index of the application in the network, from 0.
+        application: usize,
+    },
     /// Dropout in a layer.
     Layer {
         /// Index of the application in the network, from 0.
@@ -57,7 +64,7 @@ pub enum LayerDropout {
     AttentionWeights,
     /// Attention output, before the residual addition.
     AttentionOutput,
-    /// Feed-forward output, before the residual addition.
+    /// Feed-forward output, before the residual addition, or input of the down projection.
     FeedForward,
 }
 
@@ -66,6 +73,7 @@ impl DropoutSite {
     fn number(self) -> u64 {
         match self {
             Self::Embeddings => 0,
+            Self::RelativePositions { application } => (1 << 32) + application as u64,
             Self::Layer { application, position } => 1 + 3 * application as u64 + position as u64,
         }
     }
@@ -94,7 +102,16 @@ impl Dropout<'_> {
 
     /// Applies dropout to hidden states \[batch, sequence, hidden\] and adds the residual `added`, if given.
     pub fn hidden(self, x: Tensor, added: Option<&Tensor>, site: DropoutSite) -> Tensor {
-        self.drop(x, added, site, |rates| rates.hidden)
+        let is_attention_output = matches!(site, DropoutSite::Layer { position: LayerDropout::AttentionOutput, .. });
+        self.drop(x, added, site, |rates| if is_attention_output { rates.attention_output } else { rates.hidden })
+    }
+
+    /// Applies dropout to a table \[rows, hidden\]. The mask is the same for all samples of a step.
+    pub fn shared(self, table: &Tensor, site: DropoutSite) -> Tensor {
+        let Self::On { rates, key, kernels, fused_seed, samples } = self else { return table.shallow_clone() };
+        let constant = samples.narrow(0, 0, 1).zeros_like();
+        let shared = Dropout::On { rates, key, kernels, fused_seed, samples: &constant };
+        shared.hidden(table.unsqueeze(0), None, site).squeeze_dim(0)
     }
 
     /// Applies dropout to attention weights \[batch, heads, sequence, sequence\].

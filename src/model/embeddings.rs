@@ -1,20 +1,21 @@
-//! Token, position and (if the network has them) segment embeddings, with optional layer norm and projection.
+//! Token embeddings and, if the network has them, position and segment embeddings, normalization and projection.
 
-use lambert_plan::architecture::{ModuleKind, ParamKind};
+use lambert_plan::architecture::{ModuleKind, ParamKind, SegmentKind};
 use tch::{Kind, Tensor};
 
 use super::block::SegmentBlock;
 use super::dropout::DropoutSite;
-use super::{Dropout, LayerNorm, Linear, NetworkWeights};
+use super::{Dropout, Linear, NetworkWeights, Normalization};
 use crate::model::input::Input;
 use crate::torch;
 
 pub struct Embeddings {
     words: Tensor,
-    positions: Tensor,
+    /// Position embeddings, if the network has them.
+    positions: Option<Tensor>,
     /// Segment embeddings, if the network has them.
     segments: Option<Tensor>,
-    norm: Option<LayerNorm>,
+    norm: Option<Normalization>,
     /// Projection to the hidden size, if the network has one.
     projection: Option<Linear>,
     /// Dtype of the encoder layers.
@@ -23,13 +24,15 @@ pub struct Embeddings {
 
 impl Embeddings {
     pub fn new(weights: NetworkWeights<'_>) -> Self {
-        let has = |part| weights.network.module(part).is_some();
+        let segments = &weights.network.segments;
+        let embed = segments.iter().find(|segment| segment.kind == SegmentKind::Embed);
+        let has = |part| embed.is_some_and(|embed| embed.module(part).is_some());
         let table = |part| weights.tensor(part, None, ParamKind::Weight);
         Self {
             words: table(ModuleKind::WordEmbeddings),
-            positions: table(ModuleKind::PositionEmbeddings),
+            positions: has(ModuleKind::PositionEmbeddings).then(|| table(ModuleKind::PositionEmbeddings)),
             segments: has(ModuleKind::SegmentEmbeddings).then(|| table(ModuleKind::SegmentEmbeddings)),
-            norm: has(ModuleKind::EmbeddingNorm).then(|| LayerNorm::new(weights, ModuleKind::EmbeddingNorm, None)),
+            norm: has(ModuleKind::EmbeddingNorm).then(|| Normalization::new(weights, ModuleKind::EmbeddingNorm, None)),
             projection: has(ModuleKind::EmbeddingProjection)
                 .then(|| Linear::new(weights, ModuleKind::EmbeddingProjection, None)),
             compute_dtype: super::compute_dtype(weights.model),
@@ -48,7 +51,10 @@ impl SegmentBlock for Embeddings {
             Some(segments) => words + torch::embedding(segments, &input.segments),
             None => words,
         };
-        let sum = sum + self.positions.narrow(0, 0, seq_len);
+        let sum = match &self.positions {
+            Some(positions) => sum + positions.narrow(0, 0, seq_len),
+            None => sum,
+        };
         let embedded = match &self.norm {
             Some(norm) => norm.forward(&sum),
             None => sum,

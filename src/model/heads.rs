@@ -5,7 +5,7 @@ use lambert_config::run::Activation;
 use lambert_plan::architecture::{Head, ModuleKind, ParamKind};
 use tch::Tensor;
 
-use super::{LayerNorm, Linear, NetworkWeights, activate};
+use super::{Linear, NetworkWeights, Normalization, activate};
 
 /// Heads of a network.
 pub struct Heads {
@@ -47,7 +47,7 @@ impl Heads {
 struct MaskedLanguageHead {
     activation: Activation,
     transform: Linear,
-    norm: LayerNorm,
+    norm: Normalization,
     decoder: Linear,
     /// Tensor added to the logits, \[vocabulary\]: minus infinity at padding entries of the vocabulary, 0 elsewhere.
     /// `None` if the vocabulary has no padding entries.
@@ -63,17 +63,17 @@ impl MaskedLanguageHead {
             false => (ModuleKind::Decoder, ModuleKind::Decoder),
         };
         let bias = network.id(vector, None, ParamKind::Bias);
-        let decoder = Linear::from_ids(parameters, network.id(matrix, None, ParamKind::Weight), bias);
+        let decoder = Linear::from_ids(parameters, network.id(matrix, None, ParamKind::Weight), Some(bias));
         let padding = parameters.spec(bias).padding.unwrap_or(0) as i64;
         let padding_logits = (padding > 0).then(|| {
-            let padding_logits = decoder.bias.zeros_like().set_requires_grad(false);
+            let padding_logits = parameters.tensor(bias).zeros_like().set_requires_grad(false);
             let _ = padding_logits.narrow(0, padding_logits.size()[0] - padding, padding).fill_(f64::NEG_INFINITY);
             padding_logits
         });
         Self {
             activation: network.head_activation,
             transform: Linear::new(weights, ModuleKind::Transform, None),
-            norm: LayerNorm::new(weights, ModuleKind::TransformNorm, None),
+            norm: Normalization::new(weights, ModuleKind::TransformNorm, None),
             decoder,
             padding_logits,
         }

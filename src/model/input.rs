@@ -2,6 +2,7 @@
 
 use tch::{Kind, Tensor};
 
+use super::constants::Constants;
 use crate::data::MicroBatch;
 use crate::kernels::{Kernels, Values};
 
@@ -30,6 +31,8 @@ pub struct Input {
     /// Factor on the loss of each row, f32 \[batch\]. `None` if all factors are 1. Other
     /// factors occur only in fault-injection tests.
     pub loss_scales: Option<Tensor>,
+    /// Masks and rotations that layers share.
+    pub(super) constants: Constants,
 }
 
 /// Micro-batch being uploaded.
@@ -92,6 +95,7 @@ impl Input {
             pair_labels: clone_option(&self.pair_labels),
             derived_targets: clone_option(&self.derived_targets),
             loss_scales: clone_option(&self.loss_scales),
+            constants: Constants::default(),
         }
     }
 
@@ -124,6 +128,7 @@ impl Input {
             pair_labels: non_empty(pair_labels),
             derived_targets: None,
             loss_scales: upload.loss_scales,
+            constants: Constants::default(),
         }
     }
 }

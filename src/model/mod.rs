@@ -4,31 +4,37 @@
 //! - [`Encoder`]: forward pass
 //! - `backward`: backward pass, segment by segment
 //! - `block`: interface of a segment
-//! - `embeddings`, `layer`: segments of BERT
+//! - `embeddings`, `layer`: segments; a layer has [`attention`] and [`feed_forward`]
 //! - [`Heads`]: predictions from hidden states
 //! - [`Dropout`]: dropout whose masks are a function of seed, step, sample and dropout site
 //! - [`input`]: input tensors of a micro-batch
+//! - `relative`: relative positions of DeBERTa
+//! - `constants`: masks and rotations that the layers of a micro-batch share
 //! - `weights`: access to the parameters of one network
 
+mod attention;
 mod backward;
 mod block;
+mod constants;
 mod dropout;
 mod embeddings;
+mod feed_forward;
 mod heads;
 pub mod input;
 mod layer;
+mod relative;
 mod weights;
 
 use std::sync::Arc;
 
-use lambert_config::run::{self, Activation, Attention, Precision};
+use lambert_config::run::{self, Activation, Attention, NormKind, Precision};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::{ModuleKind, ParamKind, Segment, SegmentKind, SegmentOutput, TensorId};
 use tch::{Kind, Tensor};
 
 use crate::kernels::Kernels;
 use crate::state::Parameters;
-use crate::torch;
+use crate::torch::{self, LinearParams};
 use input::Input;
 
 use block::SegmentBlock;
@@ -38,23 +44,25 @@ use weights::NetworkWeights;
 
 /// Linear layer `x W^T + b`, where W is \[out, in\]. The computation uses the dtype of `x`. Gradients are f32.
 struct Linear {
-    weight: Tensor,
-    bias: Tensor,
-    /// Weight and bias in the compute dtype. If `None`, weight and bias are cast on each call.
-    compute_copy: Option<[Tensor; 2]>,
+    params: LinearParams,
+    /// Parameters in the compute dtype. If `None`, they are cast on each call.
+    compute_copy: Option<LinearParams>,
 }
 
 impl Linear {
     fn new(weights: NetworkWeights<'_>, part: ModuleKind, layer: Option<usize>) -> Self {
         let id = |leaf| weights.network.id(part, layer, leaf);
-        Self::from_ids(weights.parameters, id(ParamKind::Weight), id(ParamKind::Bias))
+        let has_bias = weights.network.module(part).is_some_and(|module| module.has_bias);
+        Self::from_ids(weights.parameters, id(ParamKind::Weight), has_bias.then(|| id(ParamKind::Bias)))
     }
 
     /// Uses the given weight and bias.
-    fn from_ids(parameters: &Parameters, weight: TensorId, bias: TensorId) -> Self {
-        let compute_copy =
-            parameters.bf16_tensor(weight).zip(parameters.bf16_tensor(bias)).map(|(weight, bias)| [weight, bias]);
-        Self { weight: parameters.tensor(weight), bias: parameters.tensor(bias), compute_copy }
+    fn from_ids(parameters: &Parameters, weight: TensorId, bias: Option<TensorId>) -> Self {
+        let compute_copy = parameters
+            .bf16_tensor(weight)
+            .map(|weight| LinearParams { weight, bias: bias.and_then(|bias| parameters.bf16_tensor(bias)) });
+        let params = LinearParams { weight: parameters.tensor(weight), bias: bias.map(|bias| parameters.tensor(bias)) };
+        Self { params, compute_copy }
     }
 
     /// Creates one linear layer from modules of encoder layer `layer` that read the same input. The parameters of these
@@ -64,31 +72,42 @@ impl Linear {
             [ParamKind::Weight, ParamKind::Bias].map(|leaf| weights.network.id(part, Some(layer), leaf));
         let parameters = weights.parameters;
         let compute_copy =
-            parameters.bf16_joined(weight).zip(parameters.bf16_joined(bias)).map(|(weight, bias)| [weight, bias]);
-        Self { weight: parameters.fused(weight), bias: parameters.fused(bias), compute_copy }
+            parameters.bf16_joined(weight).map(|weight| LinearParams { weight, bias: parameters.bf16_joined(bias) });
+        let params = LinearParams { weight: parameters.fused(weight), bias: Some(parameters.fused(bias)) };
+        Self { params, compute_copy }
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
-        torch::linear(x, &self.weight, &self.bias, self.compute_copy.as_ref())
+        torch::linear(x, &self.params, self.compute_copy.as_ref())
     }
 }
 
-/// Layer norm over the hidden dimension.
-struct LayerNorm {
+/// Layer or RMS normalization over the hidden dimension.
+struct Normalization {
+    kind: NormKind,
     weight: Tensor,
-    bias: Tensor,
+    bias: Option<Tensor>,
     eps: f64,
 }
 
-impl LayerNorm {
+impl Normalization {
     fn new(weights: NetworkWeights<'_>, part: ModuleKind, layer: Option<usize>) -> Self {
-        let leaf = |leaf| weights.tensor(part, layer, leaf);
-        Self { weight: leaf(ParamKind::Weight), bias: leaf(ParamKind::Bias), eps: weights.model.layer_norm_eps }
+        let has_bias = weights.network.module(part).is_some_and(|module| module.has_bias);
+        Self {
+            kind: weights.model.norm_kind,
+            weight: weights.tensor(part, layer, ParamKind::Weight),
+            bias: has_bias.then(|| weights.tensor(part, layer, ParamKind::Bias)),
+            eps: weights.model.layer_norm_eps,
+        }
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
-        let (weight, bias) = (self.weight.to_kind(x.kind()), self.bias.to_kind(x.kind()));
-        x.layer_norm(self.weight.size(), Some(weight), Some(bias), self.eps, false)
+        let (shape, weight) = (self.weight.size(), self.weight.to_kind(x.kind()));
+        let bias = self.bias.as_ref().map(|bias| bias.to_kind(x.kind()));
+        match self.kind {
+            NormKind::Layer => x.layer_norm(shape, Some(weight), bias, self.eps, false),
+            NormKind::Rms => x.rms_norm(shape, Some(weight), self.eps),
+        }
     }
 }
 
@@ -101,10 +120,11 @@ pub fn compute_dtype(model: &run::Model) -> Kind {
 }
 
 fn activate(x: &Tensor, activation: Activation) -> Tensor {
-    x.gelu(match activation {
-        Activation::Gelu => "none",
-        Activation::GeluTanh => "tanh",
-    })
+    match activation {
+        Activation::Gelu => x.gelu("none"),
+        Activation::GeluTanh => x.gelu("tanh"),
+        Activation::Silu => x.silu(),
+    }
 }
 
 /// Encoder segment (not the heads).
@@ -124,8 +144,8 @@ pub struct Encoder {
     segments: Vec<EncoderSegment>,
     /// Output that the heads read.
     heads_input: SegmentOutput,
-    /// Layer norm after the last layer, if the network has one.
-    final_norm: Option<LayerNorm>,
+    /// Normalization after the last layer, if the network has one.
+    final_norm: Option<Normalization>,
     dropout: DropoutRates,
     /// True if attention uses fused kernels, which draw dropout from the random generator of libtorch.
     uses_fused_attention: bool,
@@ -163,10 +183,11 @@ impl Encoder {
             heads_input: read_by_heads
                 .unwrap_or(SegmentOutput { segment: segments.len().saturating_sub(1), output: 0 }),
             segments,
-            final_norm: has_final_norm.then(|| LayerNorm::new(weights, ModuleKind::FinalNorm, None)),
+            final_norm: has_final_norm.then(|| Normalization::new(weights, ModuleKind::FinalNorm, None)),
             dropout: DropoutRates {
                 hidden: model.dropout,
                 attention: model.attention_dropout.unwrap_or(model.dropout),
+                attention_output: model.attention_output_dropout(),
             },
             uses_fused_attention: match model.attention {
                 Attention::Auto => parameters.kernels().prefers_fused_attention(),
@@ -232,9 +253,13 @@ impl Encoder {
 fn block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn SegmentBlock>> {
     match (segment.kind, segment.layer) {
         (SegmentKind::Embed, _) => Some(Box::new(embeddings::Embeddings::new(weights))),
-        (SegmentKind::Layer { application }, Some(layer)) => {
+        (SegmentKind::Layer { application } | SegmentKind::Decoder { application }, Some(layer)) => {
             Some(Box::new(layer::Layer::new(weights, layer, application)))
         }
+        (SegmentKind::Side, _) if segment.module(ModuleKind::RelativeEmbeddings).is_some() => {
+            Some(Box::new(relative::RelativeEmbeddings::new(weights)))
+        }
+        (SegmentKind::Side, _) => Some(Box::new(relative::PositionQueries::new(weights))),
         _ => None,
     }
 }

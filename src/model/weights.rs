@@ -1,7 +1,7 @@
 //! Access to the parameters of one network.
 
 use lambert_config::run::{Model, Norm};
-use lambert_plan::architecture::{ModuleKind, Network, NormInput, ParamKind};
+use lambert_plan::architecture::{ModuleKind, Network, NormInput, ParamKind, Segment};
 use tch::Tensor;
 
 use crate::state::Parameters;
@@ -26,6 +26,20 @@ impl<'a> NetworkWeights<'a> {
     /// Returns a tensor that shares the storage of a parameter.
     pub fn tensor(self, part: ModuleKind, layer: Option<usize>, leaf: ParamKind) -> Tensor {
         self.parameters.tensor(self.network.id(part, layer, leaf))
+    }
+
+    /// True if layer `layer` has a module of this kind.
+    pub fn layer_has(self, layer: usize, part: ModuleKind) -> bool {
+        self.segment_of_layer(layer).is_some_and(|segment| segment.module(part).is_some())
+    }
+
+    /// Returns the distance, in tokens, at which a token in layer `layer` still attends to others. `None`: any distance.
+    pub fn attention_reach(self, layer: usize) -> Option<usize> {
+        self.segment_of_layer(layer)?.attention_reach
+    }
+
+    fn segment_of_layer(self, layer: usize) -> Option<&'a Segment> {
+        self.network.segments.iter().find(|segment| segment.layer == Some(layer))
     }
 
     /// True if the output of a module has dropout.

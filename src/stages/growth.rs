@@ -91,6 +91,10 @@ impl<'a> GrowthPlan<'a> {
         };
         let (source, new) = self.sources[layer];
         let old = |layer: usize| self.old.spec(TensorId { layer: Some(layer), ..spec.id });
+        if self.old.find(TensorId { layer: Some(source), ..spec.id }).is_none() {
+            // The source layer lacks this normalization: it is the first layer of a pre-norm network.
+            return ParamSource { weights: InitialWeights::identity_norm(spec.role), moments: None };
+        }
         let of = |layer: usize| old(layer).range();
         let moments = match self.growth.moments() {
             Moments::Copy => Some(1.0),
@@ -152,7 +156,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use lambert_config::run::{GrowthOrder, Model, Norm};
+    use lambert_config::run::{Family, GrowthOrder, Model, Norm};
     use tch::{Kind, Tensor};
 
     use super::*;
@@ -303,6 +307,26 @@ mod tests {
                 assert!(relative_error(&hidden, &forward(&copied, &model).0) > 0.01, "copies change the output");
             }
         }
+    }
+
+    /// The first layer of ModernBERT has no normalization of its attention, but its copy has one.
+    #[test]
+    fn a_normalization_without_a_source_starts_plain() {
+        let shape = Model { hidden: 16, heads: 2, intermediate: 32, positions: 16, ..Family::Modernbert.model() };
+        let model = Model { global_attention_every: 2, ..shape };
+        let parameters = Parameters::initialize(Arc::new(Host), of(&model, 2), 1, 0.3);
+        let mut state = TrainState::new(parameters);
+        let numbers: Vec<f32> = (0..state.elements()).map(|i| 3.0 + i as f32).collect();
+        [Buffer::Weights, Buffer::First].into_iter().for_each(|buffer| state.write(buffer, 0, &numbers));
+        let read = |state: &TrainState, buffer, name: &str| {
+            let spec = state.parameters.specs().iter().find(|spec| spec.name == name).unwrap();
+            state.read(buffer, spec.range())
+        };
+        let source = read(&state, Buffer::Weights, "model.layers.1.attn_norm.weight");
+        grow(&mut state, of(&model, 4), &Growth::default()).unwrap();
+        assert_eq!(read(&state, Buffer::Weights, "model.layers.2.attn_norm.weight"), [1.0; 16]);
+        assert_eq!(read(&state, Buffer::First, "model.layers.2.attn_norm.weight"), [0.0; 16]);
+        assert_eq!(read(&state, Buffer::Weights, "model.layers.3.attn_norm.weight"), source);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use tch::{Kind, Tensor};
 use crate::kernels::{Address, Kernels, StateBuffers};
 
 pub use layout::{ParamSpec, elements, final_elements, specs};
-pub use parameters::Parameters;
+pub use parameters::{InitialDeviation, Parameters};
 pub use progress::{Skipped, StageProgress};
 pub use region::Region;
 

@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
+use lambert_config::run::Model;
 use lambert_dataset::random::Key;
-use lambert_plan::architecture::{Architecture, TensorId};
+use lambert_plan::architecture::{Architecture, Role, TensorId};
 use tch::{Kind, Tensor};
 
 use super::Region;
@@ -30,6 +31,36 @@ pub struct Parameters {
     places: HashMap<TensorId, usize>,
 }
 
+/// Standard deviations of the initial weights.
+#[derive(Debug, Clone, Copy)]
+pub struct InitialDeviation {
+    matrices: f64,
+    /// Projections whose output is added to a residual.
+    residual_outputs: f64,
+}
+
+impl InitialDeviation {
+    /// Returns the deviations that the configuration specifies. They do not depend on the depth of the stage.
+    pub fn of_model(model: &Model) -> Self {
+        let matrices = model.initializer_range;
+        let scale = if model.scaled_initialization { (2.0 * model.layers as f64).sqrt() } else { 1.0 };
+        Self { matrices, residual_outputs: matrices / scale }
+    }
+
+    fn of(self, role: Role) -> f64 {
+        match role {
+            Role::ResidualOutput(_) => self.residual_outputs,
+            _ => self.matrices,
+        }
+    }
+}
+
+impl From<f64> for InitialDeviation {
+    fn from(deviation: f64) -> Self {
+        Self { matrices: deviation, residual_outputs: deviation }
+    }
+}
+
 impl Parameters {
     /// Creates parameters that are all zero.
     pub fn zeros(kernels: Arc<dyn Kernels>, architecture: impl Into<Arc<Architecture>>) -> Self {
@@ -51,13 +82,18 @@ impl Parameters {
         kernels: Arc<dyn Kernels>,
         architecture: impl Into<Arc<Architecture>>,
         seed: u64,
-        deviation: f64,
+        deviation: impl Into<InitialDeviation>,
     ) -> Self {
+        let deviation = deviation.into();
         let parameters = Self::zeros(kernels, architecture);
         for spec in &parameters.specs {
             let mut elements = vec![0.0; spec.count()];
             if spec.role.decays() {
-                fill_truncated_normal(&mut elements, Key::new(seed).with_bytes(spec.name.as_bytes()), deviation);
+                fill_truncated_normal(
+                    &mut elements,
+                    Key::new(seed).with_bytes(spec.name.as_bytes()),
+                    deviation.of(spec.role),
+                );
                 let width = elements.len() / spec.shape[0] as usize;
                 let pieces = elements.len() - spec.padding.unwrap_or(0) * width;
                 elements[pieces..].fill(0.0);
@@ -149,6 +185,11 @@ impl Parameters {
     /// Name, shape and offset of a parameter.
     pub fn spec(&self, id: TensorId) -> &ParamSpec {
         &self.specs[self.place(id)]
+    }
+
+    /// Returns name, shape and offset of a parameter, if the architecture has it.
+    pub fn find(&self, id: TensorId) -> Option<&ParamSpec> {
+        self.places.get(&id).map(|place| &self.specs[*place])
     }
 
     /// Copies the weights of a parameter to host memory.

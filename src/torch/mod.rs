@@ -103,13 +103,25 @@ pub fn allow_onednn(allowed: bool) {
     unsafe { lambert_allow_onednn(allowed) }
 }
 
-/// Computes `x W^T + b` in the dtype of `x`, \[..., in\] to \[..., out\]. `weight` \[out, in\] and `bias` \[out\] are
-/// parameters with gradients from [`set_gradient`]. The backward pass adds to these gradients without a temporary
-/// tensor. `low` has weight and bias in the dtype of `x`. Without `low`, weight and bias are cast on each call.
-pub fn linear(x: &Tensor, weight: &Tensor, bias: &Tensor, low: Option<&[Tensor; 2]>) -> Tensor {
-    let [low_weight, low_bias] = low.map_or([std::ptr::null(); 2], |low| low.each_ref().map(Tensor::as_ptr));
+/// Parameters of a linear layer.
+pub struct LinearParams {
+    /// Weight, \[out, in\].
+    pub weight: Tensor,
+    /// Bias, \[out\].
+    pub bias: Option<Tensor>,
+}
+
+/// Computes `x W^T + b` in the dtype of `x`, \[..., in\] to \[..., out\]. The parameters have gradients from
+/// [`set_gradient`]. The backward pass adds to these gradients without a temporary tensor. `low` has the parameters in the
+/// dtype of `x`. Without `low`, the parameters are cast on each call.
+pub fn linear(x: &Tensor, params: &LinearParams, low: Option<&LinearParams>) -> Tensor {
+    let pointer = |tensor: Option<&Tensor>| tensor.map_or(std::ptr::null(), Tensor::as_ptr);
+    let bias = |params: &LinearParams| pointer(params.bias.as_ref());
+    let (low_weight, low_bias) = (pointer(low.map(|low| &low.weight)), low.map_or(std::ptr::null(), bias));
     // SAFETY: all pointers are live at::Tensor objects for the whole call, or null where null is allowed.
-    made(|failed| unsafe { lambert_linear(x.as_ptr(), weight.as_ptr(), bias.as_ptr(), low_weight, low_bias, failed) })
+    made(|failed| unsafe {
+        lambert_linear(x.as_ptr(), params.weight.as_ptr(), bias(params), low_weight, low_bias, failed)
+    })
 }
 
 /// Returns `map(x, added)`. `map` must apply a self-adjoint linear map to `x`, and then add `added`, which has the
@@ -252,9 +264,13 @@ mod tests {
             };
             let (mut weight, of_weight) = parameter(&[5, 4]);
             let (bias, of_bias) = parameter(&[5]);
+            let of = |weight: &Tensor, bias: Option<&Tensor>| LinearParams {
+                weight: weight.shallow_clone(),
+                bias: bias.map(Tensor::shallow_clone),
+            };
             let x = Tensor::ones([2, 3, 4], options).to_kind(kind).set_requires_grad(true);
             let back = |weight: &Tensor| {
-                let y = linear(&x, weight, &bias, None);
+                let y = linear(&x, &of(weight, Some(&bias)), None);
                 assert_eq!((y.kind(), y.size(), y.double_value(&[1, 2, 4])), (kind, vec![2, 3, 5], 5.0));
                 y.sum(Kind::Float).backward();
             };
@@ -265,6 +281,10 @@ mod tests {
             assert_eq!(floats(&of_weight), [12.0; 20], "two passes, six rows each");
             assert_eq!(floats(&of_bias), [18.0; 5], "three passes");
             assert_eq!(x.grad().double_value(&[1, 2, 3]), 15.0);
+            let without = linear(&x, &of(&weight, None), None);
+            assert_eq!((without.kind(), without.double_value(&[1, 2, 4])), (kind, 4.0));
+            without.sum(Kind::Float).backward();
+            assert_eq!((floats(&of_bias), x.grad().double_value(&[1, 2, 3])), (vec![18.0; 5], 20.0), "no bias");
         }
     }
 
@@ -287,7 +307,8 @@ mod tests {
     #[test]
     fn incompatible_shapes_are_an_error() {
         let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
-        let failed = guard(|| linear(&zeros(&[2, 3]), &zeros(&[5, 4]), &zeros(&[5]), None)).unwrap_err();
+        let params = LinearParams { weight: zeros(&[5, 4]), bias: Some(zeros(&[5])) };
+        let failed = guard(|| linear(&zeros(&[2, 3]), &params, None)).unwrap_err();
         assert!(failed.to_string().contains("shapes cannot be multiplied (2x3 and 4x5)"), "{failed}");
     }
 

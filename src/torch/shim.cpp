@@ -58,15 +58,15 @@ at::Tensor product(const at::Tensor &x, const at::Tensor &weight, const std::opt
 struct Linear : torch::autograd::Function<Linear> {
   // `low_weight` and `low_bias` are weight and bias in the dtype of x, if such copies exist.
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &weight,
-                            const at::Tensor &bias, const MaybeTensor &low_weight, const MaybeTensor &low_bias) {
+                            const MaybeTensor &bias, const MaybeTensor &low_weight, const MaybeTensor &low_bias) {
     const auto cast = [&](const at::Tensor &parameter, const MaybeTensor &low) {
       return low && low->scalar_type() == x.scalar_type() ? *low : parameter.to(x.scalar_type());
     };
     const at::Tensor used = cast(weight, low_weight);
     context->save_for_backward({x, used});
     context->saved_data["weight"] = weight;
-    context->saved_data["bias"] = bias;
-    return product(x, used, cast(bias, low_bias));
+    context->saved_data["bias"] = bias.value_or(at::Tensor());
+    return product(x, used, bias ? MaybeTensor(cast(*bias, low_bias)) : MaybeTensor());
   }
 
   static variable_list backward(AutogradContext *context, const variable_list &gradients) {
@@ -87,7 +87,7 @@ struct Linear : torch::autograd::Function<Linear> {
         weight.mutable_grad().add_(gradient.t().mm(x));
       }
     }
-    if (bias.requires_grad()) {
+    if (bias.defined() && bias.requires_grad()) {
       bias.mutable_grad().add_(gradient.sum(at::IntArrayRef{0}, false, bias.scalar_type()));
     }
     at::Tensor below;
@@ -179,12 +179,12 @@ at::Tensor *made(Make make, Failed failed) {
 }  // namespace
 
 // x W^T + b. `weight` and `bias` are parameters with gradients from lambert_set_gradient, and the backward pass adds to
-// these gradients. `low_weight` and `low_bias` are weight and bias in the dtype of x, or null. The result and the
-// handling of a failure are as in `made`.
+// these gradients. `bias` may be null. `low_weight` and `low_bias` are weight and bias in the dtype of x, or null. The
+// result and the handling of a failure are as in `made`.
 extern "C" at::Tensor *lambert_linear(const at::Tensor *x, const at::Tensor *weight, const at::Tensor *bias,
                                       const at::Tensor *low_weight, const at::Tensor *low_bias,
                                       Failed failed) {
-  return made([&] { return Linear::apply(*x, *weight, *bias, some(low_weight), some(low_bias)); }, failed);
+  return made([&] { return Linear::apply(*x, *weight, some(bias), some(low_weight), some(low_bias)); }, failed);
 }
 
 // map(x) + added, or map(x) if `added` is null. The map owns `owner` and releases it with `forget`. The result and the

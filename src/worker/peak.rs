@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 
 use super::stopwatch::Stopwatch;
 use crate::kernels::Kernels;
-use crate::torch::{self, TorchError};
+use crate::torch::{self, LinearParams, TorchError};
 
 /// Matrix width that saturates a device. A GPU needs larger matrices than a CPU.
 pub fn peak_width(is_gpu: bool) -> i64 {
@@ -17,7 +17,8 @@ pub fn matmul_peak(kernels: &dyn Kernels, kind: Kind, width: i64) -> Result<f64,
     torch::guard(|| {
         let ones = |shape: &[i64]| kernels.zeros(shape, kind) + 1.0;
         let (a, bias) = (ones(&[width, width]), ones(&[width]));
-        let products: [&dyn Fn() -> Tensor; 2] = [&|| a.matmul(&a), &|| torch::linear(&a, &a, &bias, None)];
+        let params = LinearParams { weight: a.shallow_clone(), bias: Some(bias) };
+        let products: [&dyn Fn() -> Tensor; 2] = [&|| a.matmul(&a), &|| torch::linear(&a, &params, None)];
         let mut best = f64::INFINITY;
         for _ in 0..6 {
             for product in products {

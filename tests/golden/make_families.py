@@ -7,7 +7,7 @@ logits, losses, and the gradient of each parameter. The metadata of a file has t
 writes the files of the tests. With a number, it writes that many random shapes of each family:
 
     python tests/golden/make_families.py golden 10
-    LAMBERT_GOLDEN=$PWD/golden cargo test --release --workspace --test family_golden -- --ignored --nocapture
+    LAMBERT_GOLDEN=$PWD/golden cargo test --release --workspace --test model_golden -- --ignored --nocapture
 """
 
 import json
@@ -20,7 +20,7 @@ import transformers as hf
 from safetensors.torch import save_file
 
 PAD = 0
-ACTIVATIONS = {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh"}
+ACTIVATIONS = {"gelu": "gelu", "gelu-tanh": "gelu_pytorch_tanh", "silu": "silu"}
 
 
 def shared(model, vocabulary, positions):
@@ -56,7 +56,55 @@ def distilbert(model, vocabulary):
     ))
 
 
-FAMILIES = dict(roberta=roberta, albert=albert, electra=electra, distilbert=distilbert)
+def modernbert(model, vocabulary):
+    rotary = {"full_attention": "rotary_base", "sliding_attention": "local_rotary_base"}
+    biases = model.get("linear_bias", False)
+    every = model["global_attention_every"]
+    return hf.ModernBertForMaskedLM(hf.ModernBertConfig(
+        vocab_size=vocabulary, hidden_size=model["hidden"], intermediate_size=model["intermediate"],
+        num_hidden_layers=model["layers"], num_attention_heads=model["heads"], hidden_activation=ACTIVATIONS[model["activation"]],
+        max_position_embeddings=model["positions"], norm_bias=model.get("norm_bias", False), attention_bias=biases,
+        mlp_bias=biases, classifier_bias=biases, local_attention=model["attention_window"], pad_token_id=PAD, eos_token_id=None,
+        bos_token_id=None, cls_token_id=None, sep_token_id=None, tie_word_embeddings=model["tied_decoder"],
+        layer_types=["sliding_attention" if layer % every else "full_attention" for layer in range(model["layers"])],
+        rope_parameters={kind: dict(rope_type="default", rope_theta=model[key]) for kind, key in rotary.items()},
+    ))
+
+
+class DebertaWithDecoder(hf.DebertaV2ForMaskedLM):
+    """The masked-language model with the enhanced mask decoder of github.com/microsoft/DeBERTa (apps/models/masked_language_model.py),
+    which transformers lacks: two applications of the last layer to the output of the layer below. The first queries are this
+    output plus the absolute positions."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        embeddings = self.deberta.embeddings
+        embeddings.absolute = torch.nn.Embedding(config.max_position_embeddings, config.hidden_size)
+
+    def forward(self, input_ids, attention_mask):
+        encoder, embeddings = self.deberta.encoder, self.deberta.embeddings
+        embedded = embeddings(input_ids=input_ids, mask=attention_mask)
+        below = encoder(embedded, attention_mask, output_hidden_states=True).hidden_states[-2]
+        queries = below + embeddings.absolute.weight[: input_ids.shape[1]]
+        for _ in range(2):
+            queries, _ = encoder.layer[-1](
+                below, encoder.get_attention_mask(attention_mask), query_states=queries,
+                relative_pos=encoder.get_rel_pos(below), rel_embeddings=encoder.get_rel_embedding(),
+            )
+        return hf.modeling_outputs.MaskedLMOutput(logits=self.lm_predictions(queries, embeddings.word_embeddings))
+
+
+def deberta(model, vocabulary):
+    keys = shared(model, vocabulary, model["positions"]) | dict(
+        type_vocab_size=0, layer_norm_eps=1e-7, relative_attention=True, position_buckets=model["position_buckets"],
+        norm_rel_ebd="layer_norm", share_att_key=True, pos_att_type=["p2c", "c2p"], position_biased_input=False, legacy=False,
+    )
+    return (DebertaWithDecoder if model["enhanced_decoder"] else hf.DebertaV2ForMaskedLM)(hf.DebertaV2Config(**keys))
+
+
+FAMILIES = {
+    "roberta": roberta, "albert": albert, "electra": electra, "distilbert": distilbert, "modernbert": modernbert, "deberta-v2": deberta,
+}
 # The models of the tests. Keys that are absent have the values of TINY.
 TINY = dict(layers=2, hidden=12, heads=2, intermediate=20, positions=16, activation="gelu", tied_decoder=True, dropout=0.0)
 TESTED = {
@@ -68,6 +116,16 @@ TESTED = {
     "electra-untied": dict(family="electra", embedding=12, tied_decoder=False),
     "distilbert": dict(family="distilbert"),
     "distilbert-untied": dict(family="distilbert", tied_decoder=False, activation="gelu-tanh"),
+    "modernbert": dict(
+        family="modernbert", layers=3, attention_output_dropout=0.0, attention_window=6, global_attention_every=3, rotary_base=160000.0,
+        local_rotary_base=10000.0,
+    ),
+    "modernbert-biases": dict(
+        family="modernbert", layers=2, attention_output_dropout=0.0, attention_window=5, global_attention_every=2, rotary_base=10000.0,
+        local_rotary_base=500.0, linear_bias=True, norm_bias=True, activation="silu", tied_decoder=False,
+    ),
+    "deberta": dict(family="deberta-v2", position_buckets=6, enhanced_decoder=False),
+    "deberta-decoder": dict(family="deberta-v2", position_buckets=20, positions=24, enhanced_decoder=True, activation="gelu-tanh"),
 }
 
 
@@ -83,6 +141,15 @@ def random_shape(family):
         shape["embedding"] = random.choice([shape["hidden"], random.randint(4, 40)])
     if family == "albert":
         shape["groups"] = random.randint(0, layers)
+    if family == "deberta-v2":
+        shape |= dict(tied_decoder=True, position_buckets=random.randint(2, 20), enhanced_decoder=random.random() < 0.5)
+    if family == "modernbert":
+        shape["hidden"] = 2 * shape["hidden"]  # rotary positions need an even head size
+        shape |= dict(
+            attention_output_dropout=0.0, attention_window=random.randint(2, 30), global_attention_every=random.randint(1, 4),
+            rotary_base=random.choice([100.0, 10000.0, 160000.0]), local_rotary_base=random.choice([100.0, 10000.0]),
+            linear_bias=random.random() < 0.5, norm_bias=random.random() < 0.5,
+        )
     return shape
 
 
@@ -107,7 +174,7 @@ def write(folder, name, shape, vocabulary):
         labels[row, position] = torch.randint(5, vocabulary, ())
     chosen = labels != -100
     inputs = dict(input_ids=ids, attention_mask=attendable)
-    if family != "distilbert":
+    if family not in ("distilbert", "modernbert", "deberta-v2"):
         inputs["token_type_ids"] = segments
     out = model(**inputs)
     logits = out.prediction_logits if family == "albert" else out.logits
@@ -130,6 +197,7 @@ def write(folder, name, shape, vocabulary):
         if family == "roberta" and parameter_name.endswith("position_embeddings.weight"):
             # The first rows belong to padding. Tokens begin at row PAD + 1.
             weight, gradient = weight[PAD + 1:], gradient[PAD + 1:]
+        parameter_name = parameter_name.replace("embeddings.absolute", "embeddings.position_embeddings")
         tensors[f"weight:{parameter_name}"] = weight.clone().contiguous()
         tensors[f"gradient:{parameter_name}"] = gradient.detach().clone().contiguous()
     path = folder / f"{name}.safetensors"

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{Golden, bf16_is_close, logits, losses_and_gradients};
 
 /// Golden models of the repository.
-const TESTED: [(&str, &[u8]); 8] = [
+const TESTED: [(&str, &[u8]); 12] = [
     ("roberta", include_bytes!("../golden/families/roberta.safetensors")),
     ("roberta-untied", include_bytes!("../golden/families/roberta-untied.safetensors")),
     ("albert", include_bytes!("../golden/families/albert.safetensors")),
@@ -16,6 +16,10 @@ const TESTED: [(&str, &[u8]); 8] = [
     ("electra-untied", include_bytes!("../golden/families/electra-untied.safetensors")),
     ("distilbert", include_bytes!("../golden/families/distilbert.safetensors")),
     ("distilbert-untied", include_bytes!("../golden/families/distilbert-untied.safetensors")),
+    ("modernbert", include_bytes!("../golden/families/modernbert.safetensors")),
+    ("modernbert-biases", include_bytes!("../golden/families/modernbert-biases.safetensors")),
+    ("deberta", include_bytes!("../golden/families/deberta.safetensors")),
+    ("deberta-decoder", include_bytes!("../golden/families/deberta-decoder.safetensors")),
 ];
 
 /// Reads a golden file whose metadata has the keys of `[model]`. The defaults of the others are those of the family.

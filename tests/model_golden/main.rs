@@ -100,7 +100,7 @@ impl Golden {
 }
 
 fn is_key_bias(name: &str) -> bool {
-    name.ends_with("key.bias") || name.ends_with("k_lin.bias")
+    ["key.bias", "k_lin.bias", "key_proj.bias"].iter().any(|end| name.ends_with(end))
 }
 
 fn worst(ours: &Tensor, golden: &[f32]) -> f64 {

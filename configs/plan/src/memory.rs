@@ -57,26 +57,33 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
         Precision::Fp32 | Precision::Tf32 => 4.0,
         Precision::Bf16 => 2.0,
     };
-    let (hidden, intermediate) = (model.hidden as f64, model.intermediate as f64);
+    let (hidden, intermediate) = (model.hidden as f64, model.feed_forward_width() as f64);
     // A micro-batch is never larger than the global batch.
     let tokens = (stage.micro_batch_tokens.or_default() as f64).min(stage.global_batch as f64 * length as f64);
     let (width, heads) = (length as f64, model.heads as f64);
     let drops = |probability: f64| if probability > 0.0 { 4.0 } else { 0.0 };
     let (mask, attention_mask) = (drops(model.dropout), drops(model.attention_dropout.unwrap_or(model.dropout)));
+    let layer_mask = drops(model.dropout.max(model.attention_output_dropout()));
     let (row, wide, weights) = (tokens * hidden, tokens * intermediate, tokens * width * heads);
 
+    let architecture = Architecture::of_run(config, stage.depth(model), vocabulary);
+    let network = &architecture.networks()[0];
     // A layer keeps the outputs of its modules, and its dropout masks in f32. Fused attention keeps no attention
     // weights. Other attention keeps the attention weights before and after dropout.
-    let attention = if attention_mask > 0.0 { weights * (2.0 * bytes + attention_mask) } else { 0.0 };
-    let architecture = Architecture::of_run(config, 1, vocabulary);
-    let network = &architecture.networks()[0];
+    let attention = match (attention_mask > 0.0, network.relative_rows() > 0) {
+        (true, _) => weights * (2.0 * bytes + attention_mask),
+        (false, true) => weights * bytes,
+        (false, false) => 0.0,
+    };
     let (kept, dropped) = (network.activation_elements() as f64, network.dropout_elements() as f64);
-    let layer = tokens * (bytes * kept + mask * dropped) + attention;
+    let relative = bytes * network.relative_elements(tokens, length, model.hidden);
+    let layer = tokens * (bytes * kept + layer_mask * dropped) + attention + relative;
     let projected = if network.module(ModuleKind::EmbeddingProjection).is_some() { bytes * row } else { 0.0 };
     let embeddings = (4.0 + bytes + mask) * tokens * model.embedding() as f64 + projected;
     // The peak is at the activation function, or at the attention weights once the tensors of the feed-forward layer
     // are freed.
-    let at_weights = if attention > 0.0 { 3.0 * weights + row - 2.0 * wide } else { 0.0 };
+    let products = if network.relative_rows() > 0 { 8.0 } else { 3.0 };
+    let at_weights = if attention > 0.0 { products * weights + row - 2.0 * wide } else { 0.0 };
     // In bf16, inputs of dropout and normalizations also exist in f32.
     let transient = if bytes < 4.0 { bytes + 4.0 } else { bytes };
     let gradients = transient * (3.0 * row + 2.0 * wide).max(at_weights);
@@ -98,7 +105,9 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     };
     let head: f64 = objectives::losses(&config.objective).iter().map(of_loss).sum();
 
-    let layers = stage.depth(model) as f64;
+    let layers = network.applications() as f64;
+    let local_masks = bytes * tokens * network.local_mask_columns(length) as f64;
+    let embeddings = embeddings + local_masks;
     let sum = match stage.recompute {
         false => embeddings + layers * layer + head.max(gradients),
         true => embeddings + layers * bytes * row + head.max(layer + gradients),

@@ -5,8 +5,8 @@ mod cluster;
 use std::net::SocketAddr;
 
 use super::{
-    Attention, DeviceKind, Family, GrowthOrder, Guard, Masking, Model, Objective, Optimizer, OptimizerKind, Pair,
-    RENAMED, RunConfig, Stage, TokenBudget,
+    Attention, DeviceKind, Family, GrowthOrder, Guard, Masking, Model, NormKind, Objective, Optimizer, OptimizerKind,
+    Pair, RENAMED, RunConfig, Stage, TokenBudget,
 };
 use crate::load::{Checked, ConfigIssue};
 
@@ -152,6 +152,10 @@ impl Model {
             issues.push(ConfigIssue::new("model.groups", format!("must be at most model.layers = {}", self.layers)));
         }
         self.family.check(self, issues);
+        self.check_attention(issues);
+        if self.norm_kind == NormKind::Rms && self.norm_bias {
+            issues.push(ConfigIssue::new("model.norm_bias", "must be false: RMS normalization has no bias"));
+        }
         if !(1..=1024).contains(&self.pad_vocabulary_to) {
             issues.push(ConfigIssue::new("model.pad_vocabulary_to", "must be from 1 to 1024"));
         }
@@ -159,6 +163,36 @@ impl Model {
         fraction("model.attention_dropout", self.attention_dropout.unwrap_or(0.0), issues);
         positive("model.initializer_range", self.initializer_range, issues);
         positive("model.layer_norm_eps", self.layer_norm_eps, issues);
+    }
+}
+
+impl Model {
+    /// Checks rotary positions and local attention.
+    fn check_attention(&self, issues: &mut Vec<ConfigIssue>) {
+        for (key, base) in
+            [("model.rotary_base", self.rotary_base), ("model.local_rotary_base", self.local_rotary_base)]
+        {
+            positive(key, base.unwrap_or(1.0), issues);
+        }
+        let head = self.hidden / self.heads.max(1);
+        if self.rotary_base.is_some() && head % 2 == 1 {
+            let message =
+                format!("{} heads have an odd size of {head}: rotary positions need an even size", self.heads);
+            issues.push(ConfigIssue::new("model.heads", message));
+        }
+        if self.family == Family::DebertaV2 && !(2..=MAX_DIMENSION).contains(&self.position_buckets) {
+            let message = format!("must be from 2 to {MAX_DIMENSION}");
+            issues.push(ConfigIssue::new("model.position_buckets", message));
+        } else if self.position_buckets > 0 && self.positions < self.position_buckets / 2 + 2 {
+            let message =
+                format!("must be at least {}: half of model.position_buckets + 2", self.position_buckets / 2 + 2);
+            issues.push(ConfigIssue::new("model.positions", message));
+        }
+        if self.attention_window > MAX_DIMENSION {
+            issues.push(ConfigIssue::new("model.attention_window", format!("must be at most {MAX_DIMENSION}")));
+        }
+        positive("model.global_attention_every", self.global_attention_every as f64, issues);
+        fraction("model.attention_output_dropout", self.attention_output_dropout.unwrap_or(0.0), issues);
     }
 }
 
@@ -235,6 +269,15 @@ impl Stage {
         if to > from && self.growth.order == GrowthOrder::Interleave && !to.is_multiple_of(from.max(1)) {
             let message = format!("{to} layers after {from}: interleave requires a multiple of {from}");
             issues.push(ConfigIssue::new(key("growth.order"), message));
+        }
+        let rhythm = if model.attention_window > 0 { model.global_attention_every.max(1) } else { 1 };
+        if to > from && rhythm > 1 && self.growth.order == GrowthOrder::Interleave {
+            let message = "interleave would copy global attention to layers with local attention";
+            issues.push(ConfigIssue::new(key("growth.order"), message));
+        } else if to > from && !from.is_multiple_of(rhythm) {
+            let message =
+                format!("{to} layers after {from}: growth needs a multiple of model.global_attention_every = {rhythm}");
+            issues.push(ConfigIssue::new(key("layers"), message));
         }
         if to > from && model.groups > 1 {
             let message =

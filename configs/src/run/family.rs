@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use super::{Activation, Model, Pair};
+use super::{Activation, Model, Norm, Pair};
 use crate::load::ConfigIssue;
 
 /// Encoder family.
@@ -22,7 +22,28 @@ pub enum Family {
     Electra,
     /// DistilBERT (arXiv 1910.01108): no segment embeddings and no sentence pairs.
     Distilbert,
+    /// ModernBERT (arXiv 2412.13663): rotary positions, local attention, gated layers, pre-norm, no biases.
+    Modernbert,
+    /// DeBERTa-v2 (arXiv 2006.03654): attention to contents and relative positions.
+    DebertaV2,
 }
+
+/// Keys of `[model]` that only DeBERTa has.
+const DEBERTA: [&str; 2] = ["position_buckets", "enhanced_decoder"];
+
+/// Keys of `[model]` that only ModernBERT has.
+const MODERN: [&str; 10] = [
+    "norm_kind",
+    "norm_bias",
+    "linear_bias",
+    "gated",
+    "rotary_base",
+    "local_rotary_base",
+    "attention_window",
+    "global_attention_every",
+    "attention_output_dropout",
+    "scaled_initialization",
+];
 
 impl Family {
     /// Returns the published base shape. Its values are the defaults of the family.
@@ -36,6 +57,27 @@ impl Family {
             }
             Self::Electra => Model { embedding: Some(768), hidden: 256, heads: 4, intermediate: 1024, ..bert },
             Self::Distilbert => Model { layers: 6, segments: 0, ..bert },
+            Self::Modernbert => Model {
+                layers: 22,
+                intermediate: 1152,
+                positions: 1024,
+                segments: 0,
+                norm: Norm::Pre,
+                norm_bias: false,
+                linear_bias: false,
+                gated: true,
+                rotary_base: Some(10_000.0),
+                attention_window: 128,
+                global_attention_every: 3,
+                dropout: 0.0,
+                attention_output_dropout: Some(0.1),
+                scaled_initialization: true,
+                layer_norm_eps: 1e-5,
+                ..bert
+            },
+            Self::DebertaV2 => {
+                Model { segments: 0, position_buckets: 256, enhanced_decoder: true, layer_norm_eps: 1e-7, ..bert }
+            }
         }
     }
 
@@ -44,7 +86,7 @@ impl Family {
         match self {
             Self::Bert => Pair::Nsp,
             Self::Albert => Pair::Sop,
-            Self::Roberta | Self::Electra | Self::Distilbert => Pair::None,
+            Self::Roberta | Self::Electra | Self::Distilbert | Self::Modernbert | Self::DebertaV2 => Pair::None,
         }
     }
 
@@ -54,14 +96,18 @@ impl Family {
     }
 
     /// Returns the keys of `[model]` whose values are fixed.
-    fn fixed(self) -> &'static [&'static str] {
-        match self {
+    fn fixed(self) -> impl Iterator<Item = &'static str> {
+        let own: &[&str] = match self {
             Self::Bert => &["segments", "embedding", "groups"],
-            Self::Roberta => &["norm", "segments", "embedding", "groups"],
+            Self::Roberta | Self::Modernbert => &["norm", "segments", "embedding", "groups"],
             Self::Albert => &["norm"],
             Self::Electra => &["norm", "groups"],
             Self::Distilbert => &["norm", "segments", "embedding", "groups", "layer_norm_eps"],
-        }
+            Self::DebertaV2 => &["norm", "segments", "embedding", "groups", "tied_decoder", "attention"],
+        };
+        let modern = if self == Self::Modernbert { &[][..] } else { &MODERN };
+        let deberta = if self == Self::DebertaV2 { &[][..] } else { &DEBERTA };
+        own.iter().chain(modern).chain(deberta).copied()
     }
 
     /// Inserts the defaults of the family into the values of a configuration.
@@ -84,8 +130,8 @@ impl Family {
     /// Adds an issue for each key of `[model]` whose value the family does not have.
     pub(super) fn check(self, model: &Model, issues: &mut Vec<ConfigIssue>) {
         let (Ok(values), Ok(defaults)) = (Table::try_from(model), Table::try_from(self.model())) else { return };
-        for key in self.fixed().iter().filter(|key| values.get(**key) != defaults.get(**key)) {
-            let has = match defaults.get(*key) {
+        for key in self.fixed().filter(|key| values.get(*key) != defaults.get(*key)) {
+            let has = match defaults.get(key) {
                 Some(value) => format!("always has {value}"),
                 None => "does not have this key".to_owned(),
             };
@@ -114,6 +160,8 @@ impl std::fmt::Display for Family {
             Self::Albert => "albert",
             Self::Electra => "electra",
             Self::Distilbert => "distilbert",
+            Self::Modernbert => "modernbert",
+            Self::DebertaV2 => "deberta-v2",
         };
         formatter.write_str(name)
     }

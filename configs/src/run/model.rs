@@ -25,6 +25,19 @@ pub enum Activation {
     Gelu,
     /// Tanh approximation of GELU.
     GeluTanh,
+    /// SiLU, `x / (1 + exp(-x))`. A gated layer with SiLU is a SwiGLU.
+    Silu,
+}
+
+/// Kind of normalization.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum NormKind {
+    /// Layer normalization.
+    #[default]
+    Layer,
+    /// Division by the root mean square (arXiv 1910.07467). It has no bias.
+    Rms,
 }
 
 /// Format of activations and matrix products. Weights, gradients, moments, losses and sums over ranks are always fp32.
@@ -86,14 +99,37 @@ pub struct Model {
     pub embedding: Option<usize>,
     /// Number of groups of layers. The layers of a group share their weights. 0: each layer has its own weights.
     pub groups: usize,
+    /// Buckets of relative positions on each side of a token. 0: no relative positions.
+    pub position_buckets: usize,
+    /// Predicts masked tokens by two further applications of the last layer, whose queries know the absolute positions.
+    pub enhanced_decoder: bool,
     /// Format of activations and matrix products.
     ///
     /// Weights, gradients, moments, losses and sums over ranks are always fp32.
     pub precision: Precision,
-    /// Position of layer normalizations.
+    /// Position of normalizations.
     pub norm: Norm,
+    /// Kind of normalization.
+    pub norm_kind: NormKind,
+    /// Normalizations have a bias.
+    pub norm_bias: bool,
+    /// Linear layers have a bias. The MLM decoder always has one.
+    pub linear_bias: bool,
     /// Activation function of the feed-forward layers and the MLM head.
     pub activation: Activation,
+    /// Gated feed-forward layers, `act(W x) * (V x)` (arXiv 2002.05202).
+    pub gated: bool,
+    /// Base of the rotary positions (arXiv 2104.09864) of layers with global attention. Absent: learned positions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rotary_base: Option<f64>,
+    /// Base of the rotary positions of layers with local attention. Absent: `rotary_base`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub local_rotary_base: Option<f64>,
+    /// Window of local attention, tokens. A token attends to tokens at a distance of at most half the window. 0: global
+    /// attention only.
+    pub attention_window: usize,
+    /// With an attention window, the first of each group of this many layers has global attention.
+    pub global_attention_every: usize,
     /// Ties the MLM decoder to the token embeddings.
     pub tied_decoder: bool,
     /// Pads the vocabulary size to a multiple of this number, 1 to 1024. 8 suits the matrix units of GPUs.
@@ -105,13 +141,18 @@ pub struct Model {
     /// Dropout probability of attention weights. Absent: `dropout`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_dropout: Option<f64>,
+    /// Dropout probability of the attention output. Absent: `dropout`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_output_dropout: Option<f64>,
     /// Random numbers of attention dropout.
     #[serde(skip_serializing_if = "Attention::is_auto")]
     #[schemars(!skip_serializing_if)]
     pub attention: Attention,
     /// Standard deviation of the initial weights (truncated normal).
     pub initializer_range: f64,
-    /// Epsilon of the layer normalizations.
+    /// Divides the initial deviation of projections to the residual stream by sqrt(2 `layers`), as Megatron does.
+    pub scaled_initialization: bool,
+    /// Epsilon of the normalizations.
     pub layer_norm_eps: f64,
 }
 
@@ -121,9 +162,25 @@ impl Model {
         vocabulary.next_multiple_of(self.pad_vocabulary_to.max(1))
     }
 
+    /// Returns the number of outputs of the feed-forward up projection.
+    pub fn feed_forward_width(&self) -> usize {
+        if self.gated { 2 * self.intermediate } else { self.intermediate }
+    }
+
     /// Returns the size of the embeddings.
     pub fn embedding(&self) -> usize {
         self.embedding.unwrap_or(self.hidden)
+    }
+
+    /// Returns the distance, in tokens, at which a token in layer `layer` still attends to others. `None`: any distance.
+    pub fn attention_reach(&self, layer: usize) -> Option<usize> {
+        let is_local = self.attention_window > 0 && !layer.is_multiple_of(self.global_attention_every.max(1));
+        is_local.then_some(self.attention_window / 2)
+    }
+
+    /// Returns the dropout probability of the attention output.
+    pub fn attention_output_dropout(&self) -> f64 {
+        self.attention_output_dropout.unwrap_or(self.dropout)
     }
 
     /// True if attention weights have dropout.
@@ -144,15 +201,27 @@ impl Default for Model {
             segments: 2,
             embedding: None,
             groups: 0,
+            position_buckets: 0,
+            enhanced_decoder: false,
             precision: Precision::Fp32,
             norm: Norm::Post,
+            norm_kind: NormKind::Layer,
+            norm_bias: true,
+            linear_bias: true,
             activation: Activation::Gelu,
+            gated: false,
+            rotary_base: None,
+            local_rotary_base: None,
+            attention_window: 0,
+            global_attention_every: 1,
             tied_decoder: true,
             pad_vocabulary_to: 1,
             dropout: 0.1,
             attention_dropout: None,
+            attention_output_dropout: None,
             attention: Attention::Auto,
             initializer_range: 0.02,
+            scaled_initialization: false,
             layer_norm_eps: 1e-12,
         }
     }

@@ -30,6 +30,8 @@ enum ExportError {
     NotEmpty { folder: PathBuf },
     #[error("{url} has no usable checkpoint{}", why(skipped))]
     NoCheckpoint { url: String, skipped: Vec<SkippedCheckpoint> },
+    #[error("{url} has {setting}, which no class of transformers supports")]
+    Unsupported { url: String, setting: &'static str },
     #[error("checkpoint {name} does not record its vocabulary")]
     NoVocabulary { name: String, source: serde_json::Error },
     #[error("{url}/{VOCABULARY} has {found} tokens, but checkpoint {name} was trained with {expected}")]
@@ -56,7 +58,8 @@ pub fn export(arguments: &cli::Export) -> Outcome {
     let (source, files) = read(&arguments.model, &labels)?;
     write(folder, &files)?;
     let name = source.manifest.name();
-    let class = source.class();
+    let TransformersModel { class, difference, .. } = source.description(0, 0, 0);
+    difference.into_iter().for_each(|difference| tracing::warn!("{difference}"));
     tracing::info!("exported {name} to {} ({class}, BertTokenizerFast)", folder.display());
     console::result(&folder.display().to_string()).map_err(Failure::failed)?;
     Ok(exit::DONE)
@@ -100,7 +103,10 @@ impl Source {
         require_run(&store)?;
         let text = store.get(CONFIG).map_err(Failure::failed)?;
         let origin = format!("{}/{CONFIG}", store.url());
-        let config = Layers::from_sets(&[]).parse(&String::from_utf8_lossy(&text), &origin)?;
+        let config: RunConfig = Layers::from_sets(&[]).parse(&String::from_utf8_lossy(&text), &origin)?;
+        if let Some(setting) = TransformersModel::unsupported(&config.model) {
+            return Err(Failure::usage(ExportError::Unsupported { url: store.url().to_owned(), setting }));
+        }
         let manifest = match name {
             Some(name) => checkpoint::verify(&store, name).map_err(Failure::failed)?.manifest,
             None => newest(&store)?,
@@ -108,11 +114,6 @@ impl Source {
         let vocabulary = serde_json::from_value(manifest.state.clone())
             .map_err(|source| Failure::failed(ExportError::NoVocabulary { name: manifest.name(), source }))?;
         Ok(Self { store, config, manifest, vocabulary })
-    }
-
-    /// Name of the Transformers class that loads the model.
-    fn class(&self) -> &'static str {
-        self.description(0, 0, 0).class
     }
 
     fn description(&self, layers: usize, vocabulary: usize, pad: u32) -> TransformersModel {

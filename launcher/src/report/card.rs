@@ -81,8 +81,9 @@ impl ModelCard<'_> {
             }
         };
         let (class, layers, parameters) = (self.model.class, self.layers(), self.parameters);
+        let difference = self.model.difference.map(|difference| format!(" Note: {difference}.")).unwrap_or_default();
         format!(
-            "{class} with {layers} layers and {parameters} parameters. lambert pre-trained it with {}, starting from {start}.",
+            "{class} with {layers} layers and {parameters} parameters. lambert pre-trained it with {}, starting from {start}.{difference}",
             self.objective()
         )
     }
@@ -114,7 +115,8 @@ impl ModelCard<'_> {
             value => value.to_string(),
         };
         let case = if self.lowercase { "uncased" } else { "cased" };
-        let norm = match self.config.model.norm {
+        let model = &self.config.model;
+        let norm = match model.norm {
             lambert_config::run::Norm::Post => "after each residual sum",
             lambert_config::run::Norm::Pre => "before each sublayer",
         };
@@ -123,13 +125,19 @@ impl ModelCard<'_> {
             vec![
                 ("class in transformers", self.model.class.to_owned()),
                 ("parameters", self.parameters.to_string()),
-                ("layers", key("num_hidden_layers")),
-                ("hidden size", key("hidden_size")),
-                ("attention heads", key("num_attention_heads")),
-                ("feed-forward size", key("intermediate_size")),
-                ("activation", key("hidden_act")),
-                ("layer normalization", norm.to_owned()),
-                ("maximum length", format!("{} tokens", key("max_position_embeddings"))),
+                ("layers", self.layers().to_string()),
+                ("hidden size", model.hidden.to_string()),
+                ("attention heads", model.heads.to_string()),
+                ("feed-forward size", model.intermediate.to_string()),
+                (
+                    "activation",
+                    serde_json::to_value(model.activation)
+                        .ok()
+                        .and_then(|it| Some(it.as_str()?.to_owned()))
+                        .unwrap_or_default(),
+                ),
+                ("normalization", norm.to_owned()),
+                ("maximum length", format!("{} tokens", model.positions)),
                 ("vocabulary", format!("{} WordPiece tokens, {case}", key("vocab_size"))),
                 ("weights", key("torch_dtype")),
             ],

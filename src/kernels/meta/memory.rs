@@ -136,7 +136,9 @@ fn memory_estimate_is_slightly_above_the_count() {
             }
         }
     }
-    for family in [Family::Roberta, Family::Albert, Family::Electra, Family::Distilbert] {
+    for family in
+        [Family::Roberta, Family::Albert, Family::Electra, Family::Distilbert, Family::Modernbert, Family::DebertaV2]
+    {
         for shape in SHAPES.into_iter().take(6) {
             for (precision, recompute) in [(Precision::Fp32, false), (Precision::Bf16, true)] {
                 let embedding = family.model().embedding.map(|_| shape.hidden / 2);

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use lambert_config::run::{self, Family, Model, Norm};
+use lambert_config::run::{self, Family, Model};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::{Architecture, Head, Module, Network};
 use lambert_plan::objectives::{self, MASKED_LANGUAGE, TargetKind};
@@ -19,22 +19,26 @@ use crate::state::TrainState;
 /// An architecture with its name in messages, its passes, and the blocks of those segments that BERT lacks.
 pub struct Case {
     pub name: &'static str,
-    pub architecture: fn(&Model) -> Architecture,
+    /// Returns the configuration of the case, with the sizes of the given one.
+    model: fn(&Model) -> Model,
+    architecture: fn(&Model) -> Architecture,
     block: fn(NetworkWeights<'_>, &Segment) -> Option<Box<dyn SegmentBlock>>,
     passes: fn(&Case, &Parameters, &Model) -> Vec<Pass>,
 }
 
 const VOCABULARY: usize = 50;
 
-const BERT: Case = Case { name: "BERT", architecture: bert, block: |_, _| None, passes: one_pass };
+const BERT: Case = Case { name: "BERT", model: Model::clone, architecture: bert, block: |_, _| None, passes: one_pass };
 
 /// All architectures; BERT is the first.
-pub const CASES: [Case; 10] = [
+pub const CASES: [Case; 12] = [
     BERT,
-    Case { name: "RoBERTa", architecture: |model| of_family(Family::Roberta, model), passes: no_pairs, ..BERT },
-    Case { name: "ALBERT", architecture: |model| of_family(Family::Albert, model), ..BERT },
-    Case { name: "ELECTRA", architecture: |model| of_family(Family::Electra, model), passes: no_pairs, ..BERT },
-    Case { name: "DistilBERT", architecture: |model| of_family(Family::Distilbert, model), passes: no_pairs, ..BERT },
+    Case { name: "RoBERTa", model: |model| of_family(Family::Roberta, model), passes: no_pairs, ..BERT },
+    Case { name: "ALBERT", model: |model| of_family(Family::Albert, model), ..BERT },
+    Case { name: "ELECTRA", model: |model| of_family(Family::Electra, model), passes: no_pairs, ..BERT },
+    Case { name: "DistilBERT", model: |model| of_family(Family::Distilbert, model), passes: no_pairs, ..BERT },
+    Case { name: "ModernBERT", model: |model| of_family(Family::Modernbert, model), passes: no_pairs, ..BERT },
+    Case { name: "DeBERTa", model: |model| of_family(Family::DebertaV2, model), passes: no_pairs, ..BERT },
     Case { name: "a table in every layer", architecture: table_in_every_layer, block: table_block, ..BERT },
     Case { name: "last layer twice", architecture: last_layer_twice, block: twice_block, ..BERT },
     Case { name: "two networks", architecture: two_networks, passes: replaced_tokens, ..BERT },
@@ -55,12 +59,16 @@ fn no_pairs(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
     vec![Pass::new(case.encoder(parameters, 0, model), vec![crate::objective::loss(MASKED_LANGUAGE)])]
 }
 
-/// Architecture of a family with the sizes of `model`, and embeddings of 12 if they may differ from the hidden size.
-fn of_family(family: Family, model: &Model) -> Architecture {
-    let Model { segments, embedding, groups, .. } = family.model();
-    let embedding = embedding.map(|_| 12);
-    let model = Model { family, segments, embedding, groups, norm: Norm::Post, ..model.clone() };
-    Network::new(&model, &[], 3, VOCABULARY).into()
+/// Configuration of a family with the sizes of `model`, embeddings of 12 if they may differ from the hidden size, and a
+/// window or a number of buckets of 8 if the family has these.
+fn of_family(family: Family, model: &Model) -> Model {
+    let own = family.model();
+    let Model { layers, hidden, heads, intermediate, positions, precision, attention, dropout, .. } = *model;
+    let (embedding, attention_window) = (own.embedding.map(|_| 12), own.attention_window.min(8));
+    let position_buckets = own.position_buckets.min(8);
+    let shape =
+        Model { layers, hidden, heads, intermediate, positions, embedding, attention_window, position_buckets, ..own };
+    Model { precision, attention, dropout, pad_vocabulary_to: model.pad_vocabulary_to, ..shape }
 }
 
 /// Position embeddings in a side segment with two outputs. Each layer adds one of the outputs to its input.
@@ -95,7 +103,7 @@ fn no_segment_embeddings(model: &Model) -> Architecture {
 struct EmbeddingsWithoutPositions {
     words: Tensor,
     segments: Tensor,
-    norm: LayerNorm,
+    norm: Normalization,
 }
 
 impl SegmentBlock for EmbeddingsWithoutPositions {
@@ -130,13 +138,13 @@ fn table_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn
         SegmentKind::Embed => Box::new(EmbeddingsWithoutPositions {
             words: table(ModuleKind::WordEmbeddings),
             segments: table(ModuleKind::SegmentEmbeddings),
-            norm: LayerNorm::new(weights, ModuleKind::EmbeddingNorm, None),
+            norm: Normalization::new(weights, ModuleKind::EmbeddingNorm, None),
         }),
         SegmentKind::Side => Box::new(Tables(table(ModuleKind::PositionEmbeddings))),
         SegmentKind::Layer { application } => {
             Box::new(WithTable(layer::Layer::new(weights, segment.layer?, application)))
         }
-        SegmentKind::Heads => return None,
+        SegmentKind::Decoder { .. } | SegmentKind::Heads => return None,
     })
 }
 
@@ -293,12 +301,17 @@ impl Loss for Distance {
 }
 
 impl Case {
+    /// Architecture with the sizes of `model`.
+    pub fn architecture(&self, model: &Model) -> Architecture {
+        (self.architecture)(&(self.model)(model))
+    }
+
     /// Encoder of network `number`.
     fn encoder(&self, parameters: &Parameters, number: usize, model: &Model) -> Encoder {
         let code = |weights: NetworkWeights<'_>, segment: &Segment| {
             (self.block)(weights, segment).or_else(|| block(weights, segment))
         };
-        Encoder::with_blocks(NetworkWeights::new(parameters, number, model), code)
+        Encoder::with_blocks(NetworkWeights::new(parameters, number, &(self.model)(model)), code)
     }
 
     /// Objective with the passes of this case.
@@ -308,14 +321,14 @@ impl Case {
 
     /// Training state with randomly initialized weights.
     pub fn state(&self, kernels: Arc<dyn Kernels>, model: &Model) -> TrainState {
-        let mut state = TrainState::new(Parameters::initialize(kernels, (self.architecture)(model), 1, 0.2));
+        let mut state = TrainState::new(Parameters::initialize(kernels, self.architecture(model), 1, 0.2));
         state.parameters.keep_bf16_copy(compute_dtype(model));
         state
     }
 
     /// Total number of segments of all networks.
     pub fn segments(&self, model: &Model) -> usize {
-        (self.architecture)(model).networks().iter().map(|network| network.segments.len()).sum()
+        self.architecture(model).networks().iter().map(|network| network.segments.len()).sum()
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use lambert_collective::local;
 use lambert_config::run::{Attention, Model, Norm, Precision};
 use lambert_dataset::random::Key;
-use lambert_plan::architecture::Architecture;
+use lambert_plan::architecture::{Architecture, ModuleKind};
 use lambert_plan::batch_partition::BatchPartition;
 use lambert_store::checkpoint::{CheckpointWriter, FORMAT, Manifest, verify};
 use lambert_store::{Lease, Store};
@@ -116,8 +116,10 @@ fn gradients_reported_final_do_not_change() {
 fn head_gradients_are_final_first() {
     for case in CASES {
         let (gradients, reported) = case.step(host(), &model(), false, &batch(MICRO_BATCHES));
-        let specs = specs(&(case.architecture)(&model()));
-        let heads = specs.iter().take_while(|spec| spec.head.is_some());
+        let specs = specs(&case.architecture(&model()));
+        // A pre-norm network has a normalization above its layers too.
+        let above_layers = |spec: &&ParamSpec| spec.head.is_some() || spec.id.part == ModuleKind::FinalNorm;
+        let heads = specs.iter().take_while(above_layers);
         assert_eq!(reported[0].len(), heads.last().unwrap().range().end.next_multiple_of(32), "{}", case.name);
         assert!(reported[0].iter().any(|gradient| *gradient != 0.0) && gradients.len() > reported[0].len());
     }
@@ -158,18 +160,22 @@ fn sum_of_shard_gradients_matches_whole_batch() {
 /// A tensor that several segments or networks read is stored once.
 #[test]
 fn shared_parameters_are_stored_once() {
-    let count = |case: &Case| specs(&(case.architecture)(&model())).len();
-    let [bert, roberta, albert, electra, distilbert, table, twice, networks, teacher, no_segments] =
+    let count = |case: &Case| specs(&case.architecture(&model())).len();
+    let [bert, roberta, albert, electra, distilbert, modernbert, deberta, table, twice, networks, teacher, no_segments] =
         CASES.each_ref().map(count);
     let (tensors_per_layer, embeddings, projection, pair_head) = (16, 5, 2, 4);
     assert_eq!((roberta, electra), (bert - pair_head, bert - pair_head + projection));
     assert_eq!((albert, distilbert), (bert - 2 * tensors_per_layer + projection, bert - pair_head - 1));
+    // Three layers of six tensors, without the first normalization; two tensors of embeddings; the final norm; three of the head.
+    assert_eq!(modernbert, 3 * 6 - 1 + 2 + 1 + 3);
+    // No pair head and no segment embeddings, but a table of relative positions with a normalization.
+    assert_eq!(deberta, bert - pair_head - 1 + 3);
     assert_eq!((table, twice), (bert, bert - tensors_per_layer));
     // These three architectures also have three layers in total and one head of each kind.
     assert_eq!((networks, teacher, no_segments), (bert, bert, bert - 1));
     assert!(networks > 3 * tensors_per_layer + embeddings);
     for case in CASES {
-        let architecture: Architecture = (case.architecture)(&model());
+        let architecture: Architecture = case.architecture(&model());
         let count: usize = specs(&architecture).iter().map(ParamSpec::count).sum();
         assert_eq!(architecture.parameters(), count as u64, "{}", case.name);
     }
@@ -232,7 +238,7 @@ fn resume_from_checkpoint_is_bit_exact() {
         (0..2).for_each(|_| update(&mut state, &objective));
 
         let verified = verify(&store, &name).unwrap();
-        let mut other = TrainState::new(crate::state::Parameters::zeros(host(), (case.architecture)(&model())));
+        let mut other = TrainState::new(crate::state::Parameters::zeros(host(), case.architecture(&model())));
         read_state(&store, &verified, &mut other).unwrap();
         let objective = case.objective(&other.parameters, &model());
         other.step = 2;

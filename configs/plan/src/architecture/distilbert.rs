@@ -32,7 +32,11 @@ fn name(id: TensorId) -> String {
         ModuleKind::TransformNorm => "vocab_layer_norm",
         ModuleKind::Decoder | ModuleKind::PredictionBias => "vocab_projector",
         // The family has no such modules.
-        ModuleKind::SegmentEmbeddings
+        ModuleKind::QueryKeyValue
+        | ModuleKind::Rotary
+        | ModuleKind::SegmentEmbeddings
+        | ModuleKind::RelativeEmbeddings
+        | ModuleKind::RelativeNorm
         | ModuleKind::EmbeddingProjection
         | ModuleKind::FinalNorm
         | ModuleKind::Pooler

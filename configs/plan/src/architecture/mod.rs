@@ -4,8 +4,10 @@
 
 mod albert;
 mod bert;
+mod deberta_v2;
 mod distilbert;
 mod electra;
+mod modernbert;
 mod module;
 mod names;
 mod network;
@@ -24,7 +26,7 @@ pub use transformers::TransformersModel;
 use lambert_config::run::{Family, Model};
 
 /// Keys of `[model]` that determine the set and the shapes of the parameters.
-pub const SHAPING: [&str; 11] = [
+pub const SHAPING: [&str; 16] = [
     "family",
     "layers",
     "hidden",
@@ -33,7 +35,12 @@ pub const SHAPING: [&str; 11] = [
     "segments",
     "embedding",
     "groups",
+    "position_buckets",
+    "enhanced_decoder",
     "norm",
+    "norm_bias",
+    "linear_bias",
+    "gated",
     "tied_decoder",
     "pad_vocabulary_to",
 ];
@@ -48,6 +55,8 @@ impl Network {
             Family::Albert => albert::network(model, needed, layers, vocabulary),
             Family::Electra => electra::network(model, needed, layers, vocabulary),
             Family::Distilbert => distilbert::network(model, needed, layers, vocabulary),
+            Family::Modernbert => modernbert::network(model, layers, vocabulary),
+            Family::DebertaV2 => deberta_v2::network(model, needed, layers, vocabulary),
         }
     }
 }
@@ -63,6 +72,16 @@ impl TransformersModel {
             Family::Albert => albert::transformers(shape, heads),
             Family::Electra => electra::transformers(shape),
             Family::Distilbert => distilbert::transformers(shape),
+            Family::Modernbert => modernbert::transformers(shape),
+            Family::DebertaV2 => deberta_v2::transformers(shape),
+        }
+    }
+
+    /// Returns a setting of the model that no class of transformers has, if there is one.
+    pub fn unsupported(model: &Model) -> Option<&'static str> {
+        match model.family {
+            Family::Modernbert => modernbert::unsupported(model),
+            _ => None,
         }
     }
 }

@@ -9,10 +9,18 @@ pub enum ModuleKind {
     PositionEmbeddings,
     /// Segment embeddings: one row per segment.
     SegmentEmbeddings,
+    /// Embeddings of relative positions: one row per bucket.
+    RelativeEmbeddings,
+    /// Normalization of the embeddings of relative positions.
+    RelativeNorm,
     /// Normalization of the summed embeddings.
     EmbeddingNorm,
     /// Projection of the normalized embeddings to the hidden size.
     EmbeddingProjection,
+    /// Query, key and value projections as one tensor.
+    QueryKeyValue,
+    /// Rotation of queries and keys by their positions. It has no parameters.
+    Rotary,
     /// Query projection.
     Query,
     /// Key projection.
@@ -23,7 +31,7 @@ pub enum ModuleKind {
     AttentionOutput,
     /// Normalization after the attention residual, or before attention with pre-norm.
     AttentionNorm,
-    /// Feed-forward up projection.
+    /// Feed-forward up projection. In a gated layer, the rows of the gate come last.
     Intermediate,
     /// Feed-forward down projection.
     Output,
@@ -53,12 +61,16 @@ impl ModuleKind {
             Self::WordEmbeddings
             | Self::PositionEmbeddings
             | Self::SegmentEmbeddings
+            | Self::RelativeEmbeddings
+            | Self::RelativeNorm
             | Self::EmbeddingNorm
             | Self::EmbeddingProjection => "bert.embeddings",
             Self::Pooler => "bert.pooler",
             Self::PairHead => "cls.seq_relationship",
             Self::Transform | Self::TransformNorm | Self::Decoder | Self::PredictionBias => "cls.predictions",
-            Self::Query
+            Self::QueryKeyValue
+            | Self::Rotary
+            | Self::Query
             | Self::Key
             | Self::Value
             | Self::AttentionOutput
@@ -168,6 +180,11 @@ pub enum Op {
         /// Elements of the bias.
         width: usize,
     },
+    /// Rotation of elements by an angle that depends on the position.
+    Rotation {
+        /// Rotated elements.
+        width: usize,
+    },
 }
 
 /// Unit for which a module is computed once.
@@ -214,10 +231,14 @@ pub struct Module {
     pub is_fused_with_previous: bool,
     /// True if the output of the module is added to a residual.
     pub is_residual: bool,
-    /// True if dropout is applied to the output of the module.
+    /// True if a linear module or a normalization has a bias.
+    pub has_bias: bool,
+    /// True if dropout is applied to the output of the module, or of the activation function that follows.
     pub is_dropped: bool,
     /// True if an activation function follows. The output of this function is kept for the backward pass.
     pub is_activated: bool,
+    /// True if the second half of the outputs multiplies the activated first half.
+    pub is_gated: bool,
     /// Input of the normalization; only for layer normalizations.
     pub norm_input: NormInput,
 }
@@ -235,22 +256,27 @@ impl Module {
             head: None,
             is_fused_with_previous: false,
             is_residual: false,
+            has_bias: true,
             is_dropped: false,
             is_activated: false,
+            is_gated: false,
             norm_input: NormInput::Other,
         }
     }
 
     /// Returns the shapes of the tensors that belong to this module.
     pub fn shapes(&self) -> Vec<(ParamKind, Vec<usize>)> {
+        let bias = |width: usize| self.has_bias.then(|| (ParamKind::Bias, vec![width]));
+        let weight = |shape: Vec<usize>| (ParamKind::Weight, shape);
         match self.op {
             _ if self.tied_to.is_some() => Vec::new(),
-            Op::Table { rows, width } => vec![(ParamKind::Weight, vec![rows, width])],
+            Op::Table { rows, width } => vec![weight(vec![rows, width])],
             Op::Linear { inputs, outputs } => {
-                vec![(ParamKind::Weight, vec![outputs, inputs]), (ParamKind::Bias, vec![outputs])]
+                std::iter::once(weight(vec![outputs, inputs])).chain(bias(outputs)).collect()
             }
-            Op::Norm { width } => vec![(ParamKind::Weight, vec![width]), (ParamKind::Bias, vec![width])],
+            Op::Norm { width } => std::iter::once(weight(vec![width])).chain(bias(width)).collect(),
             Op::Bias { width } => vec![(ParamKind::Bias, vec![width])],
+            Op::Rotation { .. } => Vec::new(),
         }
     }
 
@@ -277,7 +303,7 @@ impl Module {
     /// Returns the number of output elements per unit.
     pub(super) fn outputs(&self) -> usize {
         match self.op {
-            Op::Table { width, .. } | Op::Norm { width } | Op::Bias { width } => width,
+            Op::Table { width, .. } | Op::Norm { width } | Op::Bias { width } | Op::Rotation { width } => width,
             Op::Linear { outputs, .. } => outputs,
         }
     }
@@ -285,5 +311,11 @@ impl Module {
     /// Returns the number of elements per unit that the backward pass needs.
     pub(super) fn saved_elements(&self) -> usize {
         self.outputs() * (1 + usize::from(self.is_activated))
+    }
+
+    /// Returns the number of elements per unit of the dropout mask.
+    pub(super) fn dropped_elements(&self) -> usize {
+        let outputs = if self.is_gated { self.outputs() / 2 } else { self.outputs() };
+        if self.is_dropped { outputs } else { 0 }
     }
 }

@@ -20,6 +20,11 @@ pub enum SegmentKind {
         /// Index among all layer applications of the network. The dropout seed includes this index.
         application: usize,
     },
+    /// A further application of a layer, between the encoder and the heads.
+    Decoder {
+        /// Index among all layer applications of the network. It follows those of the layers.
+        application: usize,
+    },
     /// Pre-training heads above the encoder.
     Heads,
 }
@@ -46,9 +51,31 @@ pub struct Segment {
     pub modules: Arc<[Module]>,
     /// Width of the attention output; 0 without attention.
     pub attention_width: usize,
+    /// Number of products of vectors of a head in an attention score: 1 for queries and keys, 2 more for relative positions.
+    pub score_products: usize,
+    /// Distance, in tokens, at which a token still attends to others. `None`: any distance.
+    pub attention_reach: Option<usize>,
 }
 
 impl Segment {
+    /// Describes a segment without a layer and without attention.
+    pub(super) fn outside_layers(kind: SegmentKind, inputs: Vec<SegmentOutput>, modules: Vec<Module>) -> Self {
+        Self {
+            kind,
+            inputs,
+            layer: None,
+            modules: modules.into(),
+            attention_width: 0,
+            score_products: 0,
+            attention_reach: None,
+        }
+    }
+
+    /// Returns the module of this kind, if the segment has one.
+    pub fn module(&self, part: ModuleKind) -> Option<&Module> {
+        self.modules.iter().find(|module| module.part == part)
+    }
+
     fn flops(&self, unit: CostUnit, vocabulary: usize) -> f64 {
         let modules = self.modules.iter().filter(|module| module.unit == unit);
         modules.map(|module| module.flops(vocabulary)).sum()
@@ -132,10 +159,32 @@ impl Network {
         self.segments.iter().filter(|segment| matches!(segment.kind, SegmentKind::Layer { .. })).count()
     }
 
+    /// Returns the number of layer applications, including those of a decoder.
+    pub fn applications(&self) -> usize {
+        self.segments.iter().filter(|segment| segment.attention_width > 0).count()
+    }
+
+    /// Returns the number of rows of the table of relative positions; 0 without such a table. With the table, the attention
+    /// weights are always kept for the backward pass.
+    pub fn relative_rows(&self) -> usize {
+        let tables = self.segments.iter().filter_map(|segment| segment.module(ModuleKind::RelativeEmbeddings));
+        tables.map(|module| if let Op::Table { rows, .. } = module.op { rows } else { 0 }).sum()
+    }
+
+    /// Returns the number of elements that a layer saves for its scores of relative positions, for `tokens` tokens in
+    /// samples of `length` tokens: scaled queries and keys, the table after dropout, and its projections.
+    pub fn relative_elements(&self, tokens: f64, length: usize, hidden: usize) -> f64 {
+        match self.relative_rows() as f64 {
+            0.0 => 0.0,
+            rows => (3.0 * tokens + rows + 4.0 * length as f64) * hidden as f64,
+        }
+    }
+
     /// True if layers share parameters.
     pub fn shares_layers(&self) -> bool {
         let mut layers = HashSet::new();
-        self.segments.iter().filter_map(|segment| segment.layer).any(|layer| !layers.insert(layer))
+        let is_layer = |segment: &&Segment| matches!(segment.kind, SegmentKind::Layer { .. });
+        self.segments.iter().filter(is_layer).filter_map(|segment| segment.layer).any(|layer| !layers.insert(layer))
     }
 
     /// Returns the number of parameters that this network owns.
@@ -149,23 +198,32 @@ impl Network {
     }
 
     /// Returns the FLOPs of the matrix products in a forward pass. `lengths` has the number of
-    /// tokens of each sample. All samples together have `masked` masked tokens. A multiply-add counts as two FLOPs. For each token and layer application, the attention
-    /// scores and the weighted sum of the values each add 2 x sequence length x attention width.
+    /// tokens of each sample. All samples together have `masked` masked tokens. A multiply-add counts as two FLOPs. For each
+    /// pair of a token and a token to which it attends, in each layer application, each product of an attention score and
+    /// the weighted sum of the values add 2 x attention width. Products with a table, such as the keys of relative
+    /// positions, are not counted.
     pub fn forward_flops(&self, lengths: impl Iterator<Item = u64>, masked: u64) -> f64 {
         let sum = |unit| self.segments.iter().map(|segment| segment.flops(unit, self.vocabulary)).sum::<f64>();
         let (token, sample) = (sum(CostUnit::Token), sum(CostUnit::Sample));
-        let attention: f64 = self.segments.iter().map(|segment| segment.attention_width as f64).sum();
+        let pair = |segment: &Segment| 2.0 * (segment.score_products + 1) as f64 * segment.attention_width as f64;
+        let (local, global): (Vec<&Segment>, Vec<&Segment>) =
+            self.segments.iter().partition(|segment| segment.attention_reach.is_some());
+        let global: f64 = global.into_iter().map(pair).sum();
+        let reaches: Vec<(usize, f64)> =
+            local.into_iter().filter_map(|it| Some((it.attention_reach?, pair(it)))).collect();
         let mut forward = masked as f64 * sum(CostUnit::MaskedToken);
-        for length in lengths.map(|length| length as f64) {
-            forward += length * (token + 4.0 * length * attention) + sample;
+        for length in lengths {
+            let tokens = length as f64;
+            forward += tokens * (token + tokens * global) + sample;
+            forward += reaches.iter().map(|(reach, pair)| pair * pairs(length, *reach)).sum::<f64>();
         }
         forward
     }
 
-    /// Returns the modules of the first layer.
+    /// Returns the modules of the last layer. The first layer may have fewer.
     fn layer(&self) -> impl Iterator<Item = &Module> {
         let is_layer = |segment: &&Segment| matches!(segment.kind, SegmentKind::Layer { .. });
-        self.segments.iter().find(is_layer).into_iter().flat_map(|segment| segment.modules.iter())
+        self.segments.iter().rfind(is_layer).into_iter().flat_map(|segment| segment.modules.iter())
     }
 
     /// Returns the number of elements per token that a layer saves for its backward pass: the outputs of modules, of
@@ -176,10 +234,17 @@ impl Network {
         self.layer().map(Module::saved_elements).sum::<usize>() + attention.unwrap_or(0)
     }
 
+    /// Returns the number of columns of the mask of local attention for samples of `length` tokens; 0 if no layer needs a
+    /// mask.
+    pub fn local_mask_columns(&self, length: usize) -> usize {
+        let is_short = |segment: &Segment| segment.attention_reach.is_some_and(|reach| reach + 1 < length);
+        if self.segments.iter().any(is_short) { length } else { 0 }
+    }
+
     /// Returns the number of elements per token of the dropout masks of a layer. The mask of the attention
     /// probabilities is not included.
     pub fn dropout_elements(&self) -> usize {
-        self.layer().filter(|module| module.is_dropped).map(Module::outputs).sum()
+        self.layer().map(Module::dropped_elements).sum()
     }
 
     /// Returns the number of elements that a head saves for its backward pass: its input, and the outputs of modules
@@ -208,5 +273,25 @@ impl Network {
     fn head_modules(&self, head: Head) -> impl Iterator<Item = &Module> {
         let modules = self.segments.iter().flat_map(|segment| segment.modules.iter());
         modules.filter(move |module| module.head == Some(head))
+    }
+}
+
+/// Returns the number of pairs of `length` tokens whose distance is at most `reach`, in both orders. A token pairs with
+/// itself.
+fn pairs(length: u64, reach: usize) -> f64 {
+    let (length, reach) = (length as f64, (reach as f64).min(length.saturating_sub(1) as f64));
+    length * (2.0 * reach + 1.0) - reach * (reach + 1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::pairs;
+
+    #[test]
+    fn pairs_are_counted() {
+        for (length, reach) in [(1, 0), (1, 5), (7, 2), (7, 6), (7, 9), (130, 64)] {
+            let near = |a: u64| (0..length).filter(|b| a.abs_diff(*b) <= reach as u64).count();
+            assert_eq!(pairs(length, reach), (0..length).map(near).sum::<usize>() as f64, "{length} {reach}");
+        }
     }
 }

@@ -19,6 +19,8 @@ pub struct Variant<'a> {
     pub name: fn(TensorId) -> String,
     /// Activation function of the MLM head.
     pub head_activation: Activation,
+    /// True if the embeddings include positions.
+    pub has_positions: bool,
     /// True if the embeddings are projected to the hidden size, even if the sizes are equal.
     pub projects_embeddings: bool,
     /// True if dropout is applied to the output of the attention.
@@ -36,6 +38,7 @@ impl<'a> Variant<'a> {
             heads: always.iter().chain(further).copied().collect(),
             name,
             head_activation: model.activation,
+            has_positions: true,
             projects_embeddings: model.embedding() != model.hidden,
             drops_attention_output: true,
             keeps_tied_bias: true,
@@ -46,13 +49,7 @@ impl<'a> Variant<'a> {
     pub fn network(&self, layers: usize, vocabulary: usize) -> Network {
         let model = self.model;
         let layer_modules: Arc<[Module]> = self.layer().into();
-        let embed = Segment {
-            kind: SegmentKind::Embed,
-            inputs: Vec::new(),
-            layer: None,
-            modules: self.embeddings(vocabulary).into(),
-            attention_width: 0,
-        };
+        let embed = Segment::outside_layers(SegmentKind::Embed, Vec::new(), self.embeddings(vocabulary));
         let below = |segment: usize| vec![SegmentOutput { segment, output: 0 }];
         let application = |index: usize| Segment {
             kind: SegmentKind::Layer { application: index },
@@ -60,14 +57,10 @@ impl<'a> Variant<'a> {
             layer: Some(if model.groups == 0 { index } else { index * model.groups / layers }),
             modules: Arc::clone(&layer_modules),
             attention_width: model.hidden,
+            score_products: 1,
+            attention_reach: None,
         };
-        let heads = Segment {
-            kind: SegmentKind::Heads,
-            inputs: below(layers),
-            layer: None,
-            modules: self.heads(vocabulary).into(),
-            attention_width: 0,
-        };
+        let heads = Segment::outside_layers(SegmentKind::Heads, below(layers), self.heads(vocabulary));
         Network {
             number: 0,
             segments: std::iter::once(embed).chain((0..layers).map(application)).chain([heads]).collect(),
@@ -86,7 +79,9 @@ impl<'a> Variant<'a> {
         if model.segments > 0 {
             modules.push(table(ModuleKind::SegmentEmbeddings, model.segments));
         }
-        modules.push(table(ModuleKind::PositionEmbeddings, model.positions));
+        if self.has_positions {
+            modules.push(table(ModuleKind::PositionEmbeddings, model.positions));
+        }
         if model.norm == Norm::Post {
             modules.push(norm(ModuleKind::EmbeddingNorm, CostUnit::Token, width));
         }

@@ -89,20 +89,32 @@ fn tensors_are_unique_and_match_their_names() {
     }
 }
 
-/// The test changes each key of `[model]` separately.
+/// The test changes each key of `[model]` separately, in models of three families.
 #[test]
 fn shaping_keys_are_those_that_change_tensors() {
-    let model = Model { embedding: Some(768), ..Model::default() };
+    let bert = Model { embedding: Some(768), ..Model::default() };
+    let mut found: Vec<String> =
+        [bert, Family::Modernbert.model(), Family::DebertaV2.model()].iter().flat_map(shaping_keys).collect();
+    let mut expected = SHAPING.map(str::to_owned);
+    found.sort();
+    found.dedup();
+    expected.sort();
+    assert_eq!(found, expected);
+}
+
+/// Keys of `[model]` that change the tensors of `model`.
+fn shaping_keys(model: &Model) -> Vec<String> {
     let tensors = |model: &Model| Architecture::new(model, model.layers, 50).tensors();
-    let table = toml::Table::try_from(&model).unwrap();
+    let table = toml::Table::try_from(model).unwrap();
     let change = |key: &str, value: &toml::Value| {
         Some(match (key, value) {
             ("family", _) => "roberta".into(),
-            ("norm", _) => "pre".into(),
+            ("norm", toml::Value::String(norm)) => if norm == "pre" { "post" } else { "pre" }.into(),
+            ("norm_kind", _) => "rms".into(),
             ("activation", _) => "gelu-tanh".into(),
             ("precision", _) => "bf16".into(),
             (_, toml::Value::Integer(number)) => (number + 7).into(),
-            (_, toml::Value::Float(number)) => (number / 2.0).into(),
+            (_, toml::Value::Float(number)) => (number / 2.0 + 0.1).into(),
             (_, toml::Value::Boolean(value)) => (!value).into(),
             _ => return None,
         })
@@ -111,14 +123,10 @@ fn shaping_keys_are_those_that_change_tensors() {
         let mut table = table.clone();
         table.insert(key.clone(), change(key, value).unwrap_or_else(|| panic!("{key} is not changed here")));
         let other: Model = table.try_into().unwrap();
-        assert_ne!(other, model, "{key}");
-        (tensors(&other) != tensors(&model)).then(|| key.clone())
+        assert_ne!(other, *model, "{key}");
+        (tensors(&other) != tensors(model)).then(|| key.clone())
     };
-    let mut found: Vec<String> = table.iter().filter_map(shapes).collect();
-    let mut expected = SHAPING.map(str::to_owned);
-    found.sort();
-    expected.sort();
-    assert_eq!(found, expected);
+    table.iter().filter_map(shapes).collect()
 }
 
 /// Two networks share embeddings, as in ELECTRA (arXiv 2003.10555). The gradients of the shared embeddings become final
@@ -228,6 +236,9 @@ fn base_shapes_have_the_published_sizes() {
         (Family::Albert, 30_000, 11_813_810),
         (Family::Electra, 30_522, 33_740_602),
         (Family::Distilbert, 30_522, 66_985_530),
+        (Family::Modernbert, 50_368, 149_655_232),
+        // With the absolute positions of the enhanced mask decoder.
+        (Family::DebertaV2, 128_100, 184_551_780 + 512 * 768),
     ];
     for (family, vocabulary, parameters) in published {
         let model = family.model();

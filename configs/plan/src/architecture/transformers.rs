@@ -10,6 +10,8 @@ pub struct TransformersModel {
     pub class: &'static str,
     /// Content of `config.json`.
     pub config: Json,
+    /// Difference between the exported model and the trained one, if there is one.
+    pub difference: Option<&'static str>,
     /// Row of the first token in the table of positions. The rows before belong to padding tokens.
     pub first_position: usize,
 }
@@ -21,7 +23,7 @@ impl TransformersModel {
         config.insert("architectures".into(), json!([class]));
         config.insert("model_type".into(), json!(model_type));
         config.insert("torch_dtype".into(), json!("float32"));
-        Self { class, config: config.into(), first_position: 0 }
+        Self { class, config: config.into(), difference: None, first_position: 0 }
     }
 }
 
@@ -69,5 +71,6 @@ pub fn activation(activation: Activation) -> &'static str {
     match activation {
         Activation::Gelu => "gelu",
         Activation::GeluTanh => "gelu_pytorch_tanh",
+        Activation::Silu => "silu",
     }
 }

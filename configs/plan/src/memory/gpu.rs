@@ -36,26 +36,30 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
         Precision::Fp32 | Precision::Tf32 => 4.0,
         Precision::Bf16 => 2.0,
     };
-    let (hidden, layers) = (model.hidden as f64, stage.depth(model) as f64);
-    let architecture = Architecture::of_run(config, 1, data.vocabulary);
+    let architecture = Architecture::of_run(config, stage.depth(model), data.vocabulary);
     let network = &architecture.networks()[0];
+    let (hidden, layers) = (model.hidden as f64, network.applications() as f64);
     let all = tokens as f64;
-    let (row, wide) = (bytes * all * hidden, bytes * all * model.intermediate as f64);
+    let (row, wide) = (bytes * all * hidden, bytes * all * model.feed_forward_width() as f64);
     let is_pre_norm = !network.has(|module| module.norm_input == NormInput::InnerSum);
     let normed = if is_pre_norm { row } else { 0.0 };
 
     // Keyed attention (`model.attention`) keeps the attention weights before and after dropout. Fused attention keeps
     // one log-sum-exp per row of attention weights, and its backward pass accumulates in f32.
     let lines = all / data.sequence_length.max(1) as f64 * model.heads as f64;
-    let (attention, mixing) = if keeps_weights(config) {
+    let has_relative_positions = network.relative_rows() > 0;
+    let (attention, mixing) = if keeps_weights(config) || has_relative_positions {
         let weights = bytes * all * data.sequence_length as f64 * model.heads as f64;
-        (2.0 * weights, weights)
+        let kept = if model.drops_attention() { 2.0 * weights } else { weights };
+        // The scores of both directions are computed for all distances, which are twice as many as the keys.
+        (kept, if has_relative_positions { 5.0 * weights } else { weights })
     } else {
         let head = (model.hidden / model.heads.max(1)).next_multiple_of(HEAD);
         let sums = 4.0 * lines * (data.sequence_length.next_multiple_of(BLOCK) * head) as f64;
         (4.0 * lines * data.sequence_length.next_multiple_of(HEAD) as f64, sums + 4.0 * row)
     };
-    let layer = bytes * all * network.activation_elements() as f64 + attention + STATISTICS * all;
+    let relative = bytes * network.relative_elements(all, data.sequence_length, model.hidden);
+    let layer = bytes * all * network.activation_elements() as f64 + attention + relative + STATISTICS * all;
 
     // The peak of the backward pass of one layer is at the feed-forward output, or at the attention once the tensors
     // above the attention are freed.
@@ -84,7 +88,9 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
     };
     // Parameter vectors in the compute dtype, and the padding columns of the logits.
     let vectors = 4.0 * rows + (4.0 * layers + 8.0) * hidden * bytes;
-    (SMALL_TENSORS * (most + IDS * all + vectors)) as u64
+    // The table of relative positions with its three projections, in the backward pass of a layer.
+    let table = 4.0 * bytes * network.relative_rows() as f64 * hidden;
+    (SMALL_TENSORS * (most + IDS * all + vectors + table)) as u64
 }
 
 /// True if dropout on a GPU depends on the partition into micro-batches, because fused attention uses its own random

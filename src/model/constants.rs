@@ -1,0 +1,111 @@
+//! Tensors that depend only on the sequence length and the padding of a micro-batch. They are computed once per
+//! micro-batch, and its layers share them.
+
+use std::cell::RefCell;
+
+use tch::{Kind, Tensor};
+
+use super::input::Input;
+use super::relative::{self, RelativeRange, RelativeRows};
+
+/// Constants of a micro-batch that layers have asked for.
+#[derive(Default)]
+pub struct Constants {
+    /// Masks of local attention, by reach and dtype.
+    masks: RefCell<Vec<((usize, Kind), Tensor)>>,
+    /// Rotations, by base.
+    rotations: RefCell<Vec<(f64, Rotation)>>,
+    /// Rows of tables of relative positions.
+    relative_rows: RefCell<Vec<(RelativeRange, RelativeRows)>>,
+}
+
+impl Input {
+    /// Returns the mask of attention to tokens at a distance of at most `reach`: values of dtype `kind` that are added to the
+    /// attention scores, \[batch or 1, 1, sequence, sequence\]. They are 0 where a query (row) attends to a key, and minus
+    /// infinity elsewhere. A padding token attends to itself too, because a softmax over no token is undefined. If all
+    /// tokens are within reach, returns the mask of global attention.
+    pub fn local_attention_mask(&self, reach: usize, kind: Kind) -> Option<Tensor> {
+        if reach as i64 >= self.ids.size()[1] - 1 {
+            return self.attention_mask.as_ref().map(Tensor::shallow_clone);
+        }
+        let make = || self.local_scores(reach).to_kind(kind);
+        Some(memoized(&self.constants.masks, (reach, kind), make, Tensor::shallow_clone))
+    }
+
+    /// Returns the rows of the table of relative positions for all distances of two tokens of a sample.
+    pub fn relative_rows(&self, range: RelativeRange) -> RelativeRows {
+        let seq_len = self.ids.size()[1];
+        let make = || range.rows(&(self.numbers(2 * seq_len - 1) - (seq_len - 1)));
+        memoized(&self.constants.relative_rows, range, make, RelativeRows::shallow_clone)
+    }
+
+    fn local_scores(&self, reach: usize) -> Tensor {
+        let positions = self.numbers(self.ids.size()[1]);
+        let distance = relative::magnitude(&(positions.unsqueeze(1) - positions.unsqueeze(0)));
+        let near = distance.le(reach as i64).unsqueeze(0).unsqueeze(0);
+        let attends = match &self.attention_mask {
+            Some(mask) => mask.bitwise_or_tensor(&distance.eq(0)).bitwise_and_tensor(&near),
+            None => near,
+        };
+        attends.zeros_like().to_kind(Kind::Float).masked_fill(&attends.logical_not(), f64::NEG_INFINITY)
+    }
+
+    /// Numbers 0, 1, ..., `count` - 1, i64, on the device of the input.
+    fn numbers(&self, count: i64) -> Tensor {
+        self.ids.flatten(0, -1).narrow(0, 0, 1).ones_like().expand([count], false).cumsum(0, Kind::Int64) - 1
+    }
+
+    /// Rotation of attention heads of `head_size` elements by the positions of their tokens.
+    pub fn rotation(&self, base: f64, head_size: i64) -> Rotation {
+        let make = || Rotation::new(&self.numbers(self.ids.size()[1]), &self.numbers(head_size / 2), base);
+        memoized(&self.constants.rotations, base, make, Rotation::shallow_clone)
+    }
+}
+
+/// Returns a handle to the value of `key`. Makes the value at the first call.
+fn memoized<K: PartialEq, V>(
+    values: &RefCell<Vec<(K, V)>>,
+    key: K,
+    make: impl FnOnce() -> V,
+    handle: fn(&V) -> V,
+) -> V {
+    let mut values = values.borrow_mut();
+    if let Some((_, value)) = values.iter().find(|(other, _)| *other == key) {
+        return handle(value);
+    }
+    let value = make();
+    let copy = handle(&value);
+    values.push((key, value));
+    copy
+}
+
+/// Rotary position embedding (arXiv 2104.09864): rotates element i and element i + d/2 of a head of d elements by the angle
+/// position x base^(-2i/d).
+pub struct Rotation {
+    /// Cosines of the angles, f32 \[sequence, 1, head size / 2\].
+    cosines: Tensor,
+    /// Sines of the angles.
+    sines: Tensor,
+}
+
+impl Rotation {
+    /// Computes the angles in f32, as transformers does. `elements` are the numbers of the rotated pairs.
+    fn new(positions: &Tensor, elements: &Tensor, base: f64) -> Self {
+        let exponents = elements.to_kind(Kind::Float) / elements.size()[0] as f64;
+        let frequencies = Tensor::pow_scalar(base, &exponents).reciprocal();
+        let angles = positions.to_kind(Kind::Float).unsqueeze(1) * frequencies.unsqueeze(0);
+        Self { cosines: angles.cos().unsqueeze(1), sines: angles.sin().unsqueeze(1) }
+    }
+
+    fn shallow_clone(&self) -> Self {
+        Self { cosines: self.cosines.shallow_clone(), sines: self.sines.shallow_clone() }
+    }
+
+    /// Rotates `x`, \[batch, sequence, heads, head size\], in f32. The result has the dtype of `x`.
+    pub fn apply(&self, x: &Tensor) -> Tensor {
+        let halves = x.to_kind(Kind::Float).chunk(2, -1);
+        let (first, second) = (&halves[0], &halves[1]);
+        let rotated = [first * &self.cosines - second * &self.sines, second * &self.cosines + first * &self.sines];
+        Tensor::cat(&rotated, -1).to_kind(x.kind())
+    }
+}

@@ -1,0 +1,51 @@
+//! Feed-forward network of a layer, gated or not.
+
+use lambert_config::run::Activation;
+use lambert_plan::architecture::ModuleKind;
+use tch::Tensor;
+
+use super::dropout::{DropoutSite, LayerDropout};
+use super::{Dropout, Linear, NetworkWeights, activate};
+
+/// Up projection, activation function and down projection.
+pub struct FeedForward {
+    activation: Activation,
+    is_gated: bool,
+    /// True if dropout follows the activation function instead of the down projection.
+    drops_inner: bool,
+    up: Linear,
+    down: Linear,
+    site: DropoutSite,
+}
+
+impl FeedForward {
+    /// Creates the feed-forward network of layer application `application`, which uses the parameters of layer `layer`.
+    pub fn new(weights: NetworkWeights<'_>, layer: usize, application: usize) -> Self {
+        let linear = |part| Linear::new(weights, part, Some(layer));
+        let is_gated = weights.network.module(ModuleKind::Intermediate).is_some_and(|module| module.is_gated);
+        Self {
+            activation: weights.model.activation,
+            is_gated,
+            drops_inner: !weights.drops(ModuleKind::Output),
+            up: linear(ModuleKind::Intermediate),
+            down: linear(ModuleKind::Output),
+            site: DropoutSite::Layer { application, position: LayerDropout::FeedForward },
+        }
+    }
+
+    /// Returns the network's output for `x` plus `residual`. All are \[batch, sequence, hidden\].
+    pub fn forward(&self, x: &Tensor, residual: &Tensor, dropout: Dropout<'_>) -> Tensor {
+        let up = self.up.forward(x);
+        let inner = match self.is_gated {
+            true => {
+                let halves = up.chunk(2, -1);
+                activate(&halves[0], self.activation) * &halves[1]
+            }
+            false => activate(&up, self.activation),
+        };
+        match self.drops_inner {
+            true => self.down.forward(&dropout.hidden(inner, None, self.site)) + residual,
+            false => dropout.hidden(self.down.forward(&inner), Some(residual), self.site),
+        }
+    }
+}
