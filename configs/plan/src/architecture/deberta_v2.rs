@@ -29,8 +29,9 @@ pub fn network(model: &Model, needed: &[Head], layers: usize, vocabulary: usize)
         }
     }
     let heads = network.segments.pop();
+    let is_layer = |segment: &mut Segment| matches!(segment.kind, SegmentKind::Layer { .. });
     if model.enhanced_decoder
-        && let Some(last) = network.segments.pop()
+        && let Some(last) = network.segments.pop_if(is_layer)
     {
         let op = Op::Table { rows: model.positions, width: model.hidden };
         let positions = Module::new(ModuleKind::PositionEmbeddings, CostUnit::Token, op);
