@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use lambert_config::exit;
+use lambert_progress::Progress;
 use lambert_store::checkpoint::{self, ListedCheckpoint, Retention};
 use lambert_store::{Lease, Store, run as names};
 use serde_json::json;
@@ -35,16 +36,28 @@ enum CheckpointError {
 /// Runs a `lambert checkpoint` action.
 pub fn checkpoint(action: &CheckpointAction) -> Outcome {
     match action {
-        CheckpointAction::List { run, json } => list(&open(run)?, *json),
-        CheckpointAction::Verify { run, json } => verify(&open(run)?, *json),
-        CheckpointAction::Prune { run, keep, json } => prune(&open(run)?, *keep, *json),
-        CheckpointAction::Copy { checkpoint, to } => copy(checkpoint, to),
-        CheckpointAction::Save { run } => save(&open(run)?),
+        CheckpointAction::List { run, json } => {
+            let progress = Progress::start("listing");
+            list(&open(run, &progress)?, *json)
+        }
+        CheckpointAction::Verify { run, json } => {
+            let progress = Progress::start("verifying");
+            verify(&open(run, &progress)?, *json, &progress)
+        }
+        CheckpointAction::Prune { run, keep, json } => {
+            let progress = Progress::start("pruning");
+            prune(&open(run, &progress)?, *keep, *json)
+        }
+        CheckpointAction::Copy { checkpoint, to } => copy(checkpoint, to, &Progress::start("copying")),
+        CheckpointAction::Save { run } => {
+            let progress = Progress::start("requesting");
+            save(&open(run, &progress)?)
+        }
     }
 }
 
-fn open(run: &str) -> Result<Store, Failure> {
-    let store = Store::open(run).map_err(Failure::usage)?;
+fn open(run: &str, progress: &Progress) -> Result<Store, Failure> {
+    let store = progress.observe(&Store::open(run).map_err(Failure::usage)?);
     require_run(&store)?;
     Ok(store)
 }
@@ -66,10 +79,12 @@ fn list(store: &Store, json: bool) -> Outcome {
     Ok(exit::DONE)
 }
 
-fn verify(store: &Store, json: bool) -> Outcome {
+fn verify(store: &Store, json: bool, progress: &Progress) -> Outcome {
     let listed = checkpoint::list(store).map_err(Failure::failed)?;
+    progress.set_total(listed.iter().map(|listed| listed.bytes).sum());
     let (mut damaged, mut all) = (0, 0);
     for ListedCheckpoint { name, .. } in &listed {
+        progress.set_label(&format!("verifying {name}"));
         let fault = match checkpoint::verify(store, name) {
             Ok(_) => None,
             Err(error) if error.is_damaged() || error.is_not_found() => Some(error.to_string()),
@@ -143,11 +158,11 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
 }
 
 /// Copies a checkpoint together with its configuration and vocabulary, so that the destination becomes a run.
-fn copy(url: &str, to: &str) -> Outcome {
+fn copy(url: &str, to: &str, progress: &Progress) -> Outcome {
     let no_checkpoint = || Failure::usage(CheckpointError::NoCheckpoint(url.to_owned()));
     let (run, name) = names::split_checkpoint_url(url);
     let name = name.ok_or_else(no_checkpoint)?;
-    let (from, to) = (open(run)?, Store::open(to).map_err(Failure::usage)?);
+    let (from, to) = (open(run, progress)?, progress.observe(&Store::open(to).map_err(Failure::usage)?));
     if let Some(what) = run_mismatch(&from, &to)? {
         let (from, to) = (from.url().to_owned(), to.url().to_owned());
         return Err(Failure::usage(CheckpointError::OtherRun { from, to, what }));
