@@ -43,7 +43,8 @@ fn on_terminal(
     interrupt: Option<Duration>,
 ) -> Shown {
     let quoted = |word: &str| format!("'{}'", word.replace('\'', "'\\''"));
-    let words: Vec<String> = std::iter::once(program.to_str().unwrap()).chain(arguments.iter().copied()).map(quoted).collect();
+    let words: Vec<String> =
+        std::iter::once(program.to_str().unwrap()).chain(arguments.iter().copied()).map(quoted).collect();
     let mut command = Command::new("script");
     command.args(["--quiet", "--return", "--command", &format!("exec {}", words.join(" ")), "/dev/null"]);
     for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "RUST_LOG"] {
