@@ -5,15 +5,15 @@ use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
-use std::time::Duration;
-
-use lambert_store::run::WEIGHTS;
 
 use crate::s3_server::{self, Server};
 use crate::support::{TestDir, checkpoints, copy, done, lambert};
 
-/// Seconds for which a command reads the weights.
+/// Minimum number of seconds for which a command reads a checkpoint.
 const SECONDS: u64 = 4;
+
+/// Number of columns of a pseudo-terminal of unknown size.
+const COLUMNS: usize = 80;
 
 /// Result of a command on a pseudo-terminal.
 struct Shown {
@@ -35,12 +35,12 @@ impl Shown {
     }
 }
 
-/// Runs a program on a pseudo-terminal. Presses Ctrl-C after `interrupt`.
+/// Runs a program on a pseudo-terminal. Presses Ctrl-C when `interrupt` returns true for the output so far.
 fn on_terminal(
     program: &Path,
     arguments: &[&str],
     environment: &[(&str, String)],
-    interrupt: Option<Duration>,
+    interrupt: Option<fn(&str) -> bool>,
 ) -> Shown {
     let quoted = |word: &str| format!("'{}'", word.replace('\'', "'\\''"));
     let words: Vec<String> =
@@ -54,18 +54,20 @@ fn on_terminal(
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut keyboard = child.stdin.take().unwrap();
     let mut output = child.stdout.take().unwrap();
-    let read = thread::spawn(move || {
-        let mut bytes = Vec::new();
-        output.read_to_end(&mut bytes).unwrap();
-        String::from_utf8_lossy(&bytes).into_owned()
-    });
-    if let Some(after) = interrupt {
-        thread::sleep(after);
-        keyboard.write_all(b"\x03").unwrap();
+    let (mut written, mut piece, mut is_interrupted) = (Vec::new(), [0; 4096], interrupt.is_none());
+    loop {
+        let count = output.read(&mut piece).unwrap();
+        if count == 0 {
+            break;
+        }
+        written.extend_from_slice(&piece[..count]);
+        if !is_interrupted && interrupt.is_some_and(|due| due(&String::from_utf8_lossy(&written))) {
+            keyboard.write_all(b"\x03").unwrap();
+            is_interrupted = true;
+        }
     }
     let code = child.wait().unwrap().code();
-    drop(keyboard);
-    Shown { code, written: read.join().unwrap() }
+    Shown { code, written: String::from_utf8_lossy(&written).into_owned() }
 }
 
 /// Returns the lines of a terminal after `written`. Knows the sequences that the programs write.
@@ -77,17 +79,27 @@ fn screen(written: &str) -> Vec<String> {
             '\r' => column = 0,
             '\n' => row += 1,
             '\x1b' => {
-                let sequence: String = characters.by_ref().skip(1).take_while_inclusive_letter();
-                let (number, kind) = sequence.split_at(sequence.len() - 1);
-                let line: &mut Vec<char> = &mut lines[row];
-                match (number, kind) {
-                    ("2", "K") => line.clear(),
-                    (_, "K") => line.truncate(column),
-                    (number, "A") => row -= number.parse::<usize>().unwrap_or(1).min(row),
+                characters.next();
+                let mut number = String::new();
+                let kind = characters.find(|c| {
+                    number.extend(Some(*c).filter(|c| !c.is_ascii_alphabetic()));
+                    c.is_ascii_alphabetic()
+                });
+                let count = number.parse().unwrap_or(1);
+                match (kind, number.as_str()) {
+                    (Some('K'), "2") => lines[row].clear(),
+                    (Some('K'), _) => lines[row].truncate(column),
+                    (Some('A'), _) => row = row.saturating_sub(count),
+                    (Some('B'), _) => row += count,
                     _ => {}
                 }
             }
             character => {
+                // A full line wraps at the next character.
+                if column == COLUMNS {
+                    (row, column) = (row + 1, 0);
+                }
+                lines.resize(lines.len().max(row + 1), Vec::new());
                 let line = &mut lines[row];
                 line.resize(line.len().max(column + 1), ' ');
                 line[column] = character;
@@ -100,38 +112,22 @@ fn screen(written: &str) -> Vec<String> {
     lines.iter().map(text).filter(|line| !line.is_empty()).collect()
 }
 
-/// The end of an escape sequence.
-trait TakeSequence: Iterator<Item = char> + Sized {
-    /// Takes characters up to and including a letter.
-    fn take_while_inclusive_letter(self) -> String {
-        let mut sequence = String::new();
-        for character in self {
-            sequence.push(character);
-            if character.is_ascii_alphabetic() {
-                break;
-            }
-        }
-        sequence
-    }
-}
-
-impl<I: Iterator<Item = char>> TakeSequence for I {}
-
-/// A run with a checkpoint in an S3 bucket, and a server that needs [`SECONDS`] for its weights.
+/// A run with a checkpoint in an S3 bucket, and a server that needs at least [`SECONDS`] for its largest object.
 fn slow_run(dir: &TestDir) -> (Server, String) {
     let run = dir.path("run");
     done(&["run", "--config", &dir.config(4, 1), "--run", &run]);
-    let weights = format!("{run}/checkpoints/{}/{WEIGHTS}", checkpoints(&run)[0]);
+    let objects = std::fs::read_dir(format!("{run}/checkpoints/{}", checkpoints(&run)[0])).unwrap();
+    let largest = objects.map(|object| object.unwrap().metadata().unwrap().len()).max().unwrap();
     let server = Server::start(Path::new(&dir.path("s3")), 0);
     copy(Path::new(&run), Path::new(&dir.path(&format!("s3/{}/run", s3_server::BUCKET))));
-    server.limit_rate(std::fs::metadata(weights).unwrap().len() / SECONDS);
+    server.limit_rate(largest / SECONDS);
     (server, format!("s3://{}/run", s3_server::BUCKET))
 }
 
 /// True for the text of a bar: amounts in bytes, a rate and a time left.
 fn has_bar(written: &str, label: &str) -> bool {
-    let bars = written.split(['\r', '\n']).filter(|line| line.contains(label));
-    bars.into_iter().any(|line| line.contains("B/") && line.contains("B/s, ETA ") && line.contains(" s"))
+    let mut bars = written.split(['\r', '\n']).filter(|line| line.contains(label));
+    bars.any(|line| line.contains("B/") && line.contains("B/s, ETA ") && line.contains(" s"))
 }
 
 #[test]
@@ -150,14 +146,14 @@ fn slow_commands_show_bytes_and_time_left_on_a_terminal_only() {
     thread::scope(|scope| {
         let shown = scope.spawn(|| bar(&verify, None));
         let silent = scope.spawn(|| bar(&quiet, None));
-        let interrupted = scope.spawn(|| bar(&verify, Some(Duration::from_millis(3200))));
+        let interrupted = scope.spawn(|| bar(&verify, Some(|written| has_bar(written, "verifying"))));
         let evaluated = scope.spawn(|| bar(&eval, None));
         let piped = scope.spawn(piped);
         let result = piped.join().unwrap();
         assert_eq!((result.status.code(), String::from_utf8_lossy(&result.stderr).as_ref()), (Some(0), ""));
         let result = String::from_utf8(result.stdout).unwrap();
         let shown = shown.join().unwrap();
-        assert!(has_bar(&shown.written, "verifying step-000000004"), "{:?}", shown.written);
+        assert!(has_bar(&shown.written, "verifying"), "{:?}", shown.written);
         assert_eq!((shown.code, shown.screen()), (Some(0), vec![result.trim().to_owned()]), "{:?}", shown.written);
         let silent = silent.join().unwrap();
         assert_eq!((silent.code, silent.written), (Some(0), result.replace('\n', "\r\n")));

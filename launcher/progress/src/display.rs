@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::reporter::{Shared, Snapshot, Stage, Unit};
 use crate::signals;
-use crate::terminal::{elapsed, show};
+use crate::terminal::{elapsed, return_cursor, show};
 use crate::text::{clock, rate, size};
 
 /// Age of a command at which its bar appears.
@@ -30,6 +30,9 @@ pub(crate) fn run(shared: &Shared) {
             is_drawn = true;
         }
         bar.tick();
+        if is_drawn {
+            return_cursor();
+        }
         if shared.wait(PERIOD, |stage| stage == Stage::Ending) {
             break;
         }
@@ -41,6 +44,9 @@ pub(crate) fn run(shared: &Shared) {
 fn update(bar: &ProgressBar, before: Option<&Snapshot>, now: &Snapshot) {
     if before.is_none_or(|before| before.phase != now.phase) {
         bar.reset();
+    } else if before.is_some_and(|before| before.done == 0) && now.done > 0 {
+        // The first amount took longer: connections, listings.
+        bar.reset_eta();
     }
     if before.is_none_or(|before| (before.total > 0) != (now.total > 0)) {
         bar.set_style(style(now.total > 0));
@@ -52,7 +58,8 @@ fn update(bar: &ProgressBar, before: Option<&Snapshot>, now: &Snapshot) {
 }
 
 fn style(has_total: bool) -> ProgressStyle {
-    let template = if has_total { "{prefix} {bar:30} {msg}" } else { "{spinner} {prefix} {msg}" };
+    // A bar fits into 80 columns.
+    let template = if has_total { "{prefix} {bar:20} {wide_msg}" } else { "{spinner} {prefix} {wide_msg}" };
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 

@@ -44,9 +44,22 @@ pub(crate) fn bars() -> &'static MultiProgress {
     BARS.get_or_init(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()))
 }
 
-/// Adds `bar` at the bottom of the terminal.
+/// True once a bar was drawn.
+static HAS_BAR: AtomicBool = AtomicBool::new(false);
+
+/// Adds `bar` at the bottom of the terminal. Call [`return_cursor`] after each change of the bar.
 pub fn show(bar: ProgressBar) -> ProgressBar {
+    HAS_BAR.store(true, Ordering::Relaxed);
     bars().add(bar)
+}
+
+/// Moves the cursor to the start of the bar. indicatif leaves it at the end, where the `^C` of a terminal would begin a new
+/// line. The bar would then stay above that line.
+pub fn return_cursor() {
+    if HAS_BAR.load(Ordering::Relaxed) {
+        // Unlike the standard library, this write takes no lock, which a stopped terminal would hold.
+        let _ = rustix::io::write(rustix::stdio::stderr(), b"\r");
+    }
 }
 
 /// Writer of log lines to stderr, above the bars.
@@ -65,5 +78,7 @@ impl Write for LogWriter {
 
 /// Removes the bars, calls `write`, and draws the bars again below the output of `write`.
 pub fn suspend<T>(write: impl FnOnce() -> T) -> T {
-    bars().suspend(write)
+    let written = bars().suspend(write);
+    return_cursor();
+    written
 }

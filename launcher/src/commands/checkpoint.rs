@@ -37,27 +37,27 @@ enum CheckpointError {
 pub fn checkpoint(action: &CheckpointAction) -> Outcome {
     match action {
         CheckpointAction::List { run, json } => {
-            let progress = Progress::start("listing");
-            list(&open(run, &progress)?, *json)
+            let _progress = Progress::start("listing");
+            list(&open(run)?, *json)
         }
         CheckpointAction::Verify { run, json } => {
             let progress = Progress::start("verifying");
-            verify(&open(run, &progress)?, *json, &progress)
+            verify(&progress.observe(&open(run)?), *json, &progress)
         }
         CheckpointAction::Prune { run, keep, json } => {
             let progress = Progress::start("pruning");
-            prune(&open(run, &progress)?, *keep, *json)
+            prune(&progress.observe(&open(run)?), *keep, *json)
         }
         CheckpointAction::Copy { checkpoint, to } => copy(checkpoint, to, &Progress::start("copying")),
         CheckpointAction::Save { run } => {
-            let progress = Progress::start("requesting");
-            save(&open(run, &progress)?)
+            let _progress = Progress::start("requesting a checkpoint");
+            save(&open(run)?)
         }
     }
 }
 
-fn open(run: &str, progress: &Progress) -> Result<Store, Failure> {
-    let store = progress.observe(&Store::open(run).map_err(Failure::usage)?);
+fn open(run: &str) -> Result<Store, Failure> {
+    let store = Store::open(run).map_err(Failure::usage)?;
     require_run(&store)?;
     Ok(store)
 }
@@ -84,7 +84,6 @@ fn verify(store: &Store, json: bool, progress: &Progress) -> Outcome {
     progress.set_total(listed.iter().map(|listed| listed.bytes).sum());
     let (mut damaged, mut all) = (0, 0);
     for ListedCheckpoint { name, .. } in &listed {
-        progress.set_label(&format!("verifying {name}"));
         let fault = match checkpoint::verify(store, name) {
             Ok(_) => None,
             Err(error) if error.is_damaged() || error.is_not_found() => Some(error.to_string()),
@@ -162,7 +161,8 @@ fn copy(url: &str, to: &str, progress: &Progress) -> Outcome {
     let no_checkpoint = || Failure::usage(CheckpointError::NoCheckpoint(url.to_owned()));
     let (run, name) = names::split_checkpoint_url(url);
     let name = name.ok_or_else(no_checkpoint)?;
-    let (from, to) = (open(run, progress)?, progress.observe(&Store::open(to).map_err(Failure::usage)?));
+    let (from, to) = (open(run)?, Store::open(to).map_err(Failure::usage)?);
+    let (from, to) = (progress.observe(&from), progress.observe(&to));
     if let Some(what) = run_mismatch(&from, &to)? {
         let (from, to) = (from.url().to_owned(), to.url().to_owned());
         return Err(Failure::usage(CheckpointError::OtherRun { from, to, what }));

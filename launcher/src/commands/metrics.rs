@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use lambert_config::exit;
-use lambert_progress::Progress;
+use lambert_progress::{Progress, Unit};
 use lambert_store::Store;
 
 use super::files;
@@ -43,6 +43,7 @@ pub fn metrics(arguments: &cli::Metrics) -> Outcome {
 fn export(store: &Store, format: RecordFormat, output: Option<&Path>, progress: Progress) -> Result<(), Failure> {
     let mut history = History::default();
     history.refresh(store).map_err(Failure::failed)?;
+    progress.phase("converting", Unit::Bytes);
     let entries = history.entries();
     let table = match format {
         RecordFormat::Jsonl => Table::default(),
@@ -53,7 +54,9 @@ fn export(store: &Store, format: RecordFormat, output: Option<&Path>, progress: 
         RecordFormat::Csv => csv::write(&table, output),
         RecordFormat::Parquet => columns::write(&table, output).map_err(std::io::Error::other),
     };
-    drop(progress);
+    progress.phase("writing", Unit::Bytes);
+    // Records on a terminal would mix with the bar.
+    let _progress = Some(progress).filter(|_| output.is_some() || !console::is_output_terminal());
     match output {
         Some(path) => files::write(path, |file| content(file)).map_err(Failure::failed),
         None => console::results(content).map_err(Failure::failed),
@@ -64,7 +67,8 @@ fn export(store: &Store, format: RecordFormat, output: Option<&Path>, progress: 
 fn tensorboard(store: &Store, folder: &Path, follow: bool, progress: Progress) -> Result<(), Failure> {
     let mut follower = Follower::new(store);
     let mut is_over = !follow || follower.try_read()?.is_over;
-    let mut export = RunExport::begin(store, folder).map_err(Failure::failed)?;
+    let writing = || progress.phase("writing", Unit::Bytes);
+    let mut export = RunExport::begin(store, folder, writing).map_err(Failure::failed)?;
     drop(progress);
     while !is_over {
         std::thread::sleep(PAUSE);

@@ -36,7 +36,7 @@ enum RequestTarget {
 
 /// Requests a checkpoint and a stop.
 pub fn stop(arguments: &cli::Stop) -> Outcome {
-    let progress = Progress::start("requesting");
+    let progress = Progress::start("requesting a stop");
     let store = Store::open(&arguments.run).map_err(Failure::usage)?;
     let text = match find_target(&store)? {
         RequestTarget::Nobody(state) => return Err(not_running(&store, state)),
