@@ -10,7 +10,7 @@ use crate::s3_server::{self, Server};
 use crate::support::{TestDir, checkpoints, copy, done, lambert};
 
 /// Minimum number of seconds for which a command reads a checkpoint.
-const SECONDS: u64 = 4;
+const SECONDS: u64 = 3;
 
 /// Number of columns of a pseudo-terminal of unknown size.
 const COLUMNS: usize = 80;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::reporter::{Shared, Snapshot, Stage, Unit};
 use crate::signals;
+use crate::state::{Shared, Snapshot, Stage, Unit};
 use crate::terminal::{elapsed, return_cursor, show};
 use crate::text::{clock, rate, size};
 
@@ -54,7 +54,7 @@ fn update(bar: &ProgressBar, before: Option<&Snapshot>, now: &Snapshot) {
     bar.set_length(now.total);
     bar.set_position(now.done);
     bar.set_prefix(now.label.clone());
-    bar.set_message(message(now, &Pace { per_second: bar.per_sec(), left: bar.eta(), elapsed: bar.elapsed() }));
+    bar.set_message(message(now, &Speed { per_second: bar.per_sec(), left: bar.eta(), elapsed: bar.elapsed() }));
 }
 
 fn style(has_total: bool) -> ProgressStyle {
@@ -64,26 +64,26 @@ fn style(has_total: bool) -> ProgressStyle {
 }
 
 /// Rate and times of a phase.
-struct Pace {
+struct Speed {
     per_second: f64,
     left: Duration,
     elapsed: Duration,
 }
 
 /// Formats the text after the bar: `52.4 MB/210 MB, 50.4 MB/s, ETA 0:12`.
-fn message(now: &Snapshot, pace: &Pace) -> String {
+fn message(now: &Snapshot, speed: &Speed) -> String {
     let mut parts = Vec::new();
     if now.done > 0 || now.total > 0 {
         parts.push(amount(now));
     }
     match &now.detail {
         Some(detail) => parts.extend((!detail.is_empty()).then(|| detail.clone())),
-        None => parts.extend((pace.per_second > 0.0).then(|| speed(now.unit, pace.per_second))),
+        None => parts.extend((speed.per_second > 0.0).then(|| rate_of(now.unit, speed.per_second))),
     }
-    let is_known = now.done > 0 && now.done < now.total && !pace.left.is_zero() && pace.left < LONGEST;
+    let is_known = now.done > 0 && now.done < now.total && !speed.left.is_zero() && speed.left < LONGEST;
     match now.total {
-        0 => parts.push(clock(pace.elapsed.as_secs_f64())),
-        _ if is_known => parts.push(format!("ETA {}", clock(pace.left.as_secs_f64()))),
+        0 => parts.push(clock(speed.elapsed.as_secs_f64())),
+        _ if is_known => parts.push(format!("ETA {}", clock(speed.left.as_secs_f64()))),
         _ => {}
     }
     parts.join(", ")
@@ -98,7 +98,7 @@ fn amount(now: &Snapshot) -> String {
     }
 }
 
-fn speed(unit: Unit, per_second: f64) -> String {
+fn rate_of(unit: Unit, per_second: f64) -> String {
     match unit {
         Unit::Bytes => format!("{}/s", size(per_second as u64)),
         Unit::Count(unit) => format!("{} {unit}/s", rate(per_second)),
@@ -112,8 +112,8 @@ mod tests {
     fn text(unit: Unit, done: u64, total: u64, detail: Option<&str>) -> String {
         let now =
             Snapshot { phase: 0, label: "reading".into(), unit, done, total, detail: detail.map(ToOwned::to_owned) };
-        let pace = Pace { per_second: 50.4e6, left: Duration::from_secs(192), elapsed: Duration::from_secs(5) };
-        message(&now, &pace)
+        let speed = Speed { per_second: 50.4e6, left: Duration::from_secs(192), elapsed: Duration::from_secs(5) };
+        message(&now, &speed)
     }
 
     #[test]

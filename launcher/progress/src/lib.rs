@@ -10,7 +10,9 @@
 mod display;
 mod reporter;
 pub mod signals;
+mod state;
 pub mod terminal;
 pub mod text;
 
-pub use reporter::{Progress, Unit};
+pub use reporter::Progress;
+pub use state::Unit;
