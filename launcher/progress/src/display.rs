@@ -42,18 +42,21 @@ pub(crate) fn run(shared: &Shared) {
 }
 
 fn update(bar: &ProgressBar, before: Option<&Snapshot>, now: &Snapshot) {
-    if before.is_none_or(|before| before.phase != now.phase) {
+    let is_new = before.is_none_or(|before| before.phase != now.phase);
+    if is_new {
         bar.reset();
-    } else if before.is_some_and(|before| before.done == 0) && now.done > 0 {
-        // The first amount took longer: connections, listings.
-        bar.reset_eta();
     }
     if before.is_none_or(|before| (before.total > 0) != (now.total > 0)) {
         bar.set_style(style(now.total > 0));
     }
+    bar.set_prefix(now.label.clone());
     bar.set_length(now.total);
     bar.set_position(now.done);
-    bar.set_prefix(now.label.clone());
+    if is_new || before.is_some_and(|before| before.done == 0) && now.done > 0 {
+        // The rate does not depend on the first amount, whose time is unknown or includes connections and listings.
+        bar.tick();
+        bar.reset_eta();
+    }
     bar.set_message(message(now, &Speed { per_second: bar.per_sec(), left: bar.eta(), elapsed: bar.elapsed() }));
 }
 
