@@ -50,7 +50,7 @@ fn observed(store: &Store) -> (Store, Arc<Counts>) {
 /// Asserts that each operation reports exactly its bytes.
 fn counts_all_operations(store: &Store) {
     let (store, counts) = observed(store);
-    let large: Bytes = (0..40_000_003u32).map(|i| (i >> 3) as u8).collect();
+    let large: Bytes = (0..17_000_003u32).map(|i| (i >> 3) as u8).collect();
     let bytes = large.len() as u64;
     store.put("large", large.clone()).unwrap();
     assert_eq!(counts.take(), [0, bytes, 0], "put");
