@@ -14,6 +14,8 @@ use lambert_config::{Layers, RunConfig, exit};
 use lambert_control::EventKind;
 use lambert_control::Versions;
 use lambert_plan::objectives::{self, TargetKind};
+use lambert_progress::terminal::{self, LogWriter};
+use lambert_progress::{Progress, Unit};
 use lambert_store::{Store, host_paths, private_dir};
 use lambert_worker::bench::{self, BenchOptions};
 use lambert_worker::error::{self, Error};
@@ -42,6 +44,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 #[derive(Parser)]
 #[command(name = "lambert-worker", version = version_text(), about = "One rank of a lambert run; started by `lambert`")]
 struct Arguments {
+    /// Show the progress of eval and fill-mask on a terminal
+    #[arg(long)]
+    progress: bool,
     #[command(subcommand)]
     command: WorkerCommand,
 }
@@ -136,8 +141,10 @@ fn main() -> ExitCode {
     let set = environment::prepare(is_deterministic(&arguments.command));
     torch::quiet_panics();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let colours = std::io::stderr().is_terminal();
-    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    terminal::begin(!arguments.progress);
+    // The coordinator reads the lines of a rank, which have no colours.
+    let colours = std::io::stderr().is_terminal() && terminal::has_colours();
+    let lines = tracing_subscriber::fmt::layer().with_writer(|| LogWriter).with_target(false);
     // Without `log_internal_errors(false)`, tracing reports its write errors on standard error. If
     // standard error is closed, tracing panics.
     let lines = lines.with_ansi(colours).log_internal_errors(false).with_filter(filter);
@@ -198,7 +205,9 @@ fn run(command: WorkerCommand) -> Result<i32, Error> {
             train(&run, attempt, world, &session)
         }
         WorkerCommand::Eval { model, data, samples, device, json } => {
-            eval(&LoadedModel::open(&model, device)?, &data, samples, json)
+            let progress = Progress::start("reading the model");
+            let model = LoadedModel::open(&model, device, &progress)?;
+            eval(&model, &data, samples, json, progress)
         }
         WorkerCommand::Bench { config, sets, stage, samples, steps, warmup, json, batches } => {
             let config: RunConfig =
@@ -206,7 +215,10 @@ fn run(command: WorkerCommand) -> Result<i32, Error> {
             bench::run(&config, &BenchOptions { stage, samples, steps, warmup, json, batches })
         }
         WorkerCommand::FillMask { model, text, top, device, json } => {
-            fill(&LoadedModel::open(&model, device)?, &text, top, json)
+            let progress = Progress::start("reading the model");
+            let model = LoadedModel::open(&model, device, &progress)?;
+            drop(progress);
+            fill(&model, &text, top, json)
         }
     }
 }
@@ -312,10 +324,16 @@ fn device(name: &str) -> Result<DeviceKind, String> {
     DeviceKind::named(name).ok_or_else(|| format!("expected one of {}", DeviceKind::NAMES.join(", ")))
 }
 
-fn eval(model: &LoadedModel, data: &str, samples: u64, json: bool) -> Result<i32, Error> {
+fn eval(model: &LoadedModel, data: &str, samples: u64, json: bool, progress: Progress) -> Result<i32, Error> {
     let request = model.eval_request(data, samples)?;
-    let evaluated =
-        evaluate::evaluate(&model.objective(), &mut *local::single().group, &request, model.step, || false)?;
+    progress.phase("evaluating", Unit::Count("samples"));
+    progress.set_total(request.samples());
+    let update = |samples| {
+        progress.set_done(samples);
+        false
+    };
+    let evaluated = evaluate::evaluate(&model.objective(), &mut *local::single().group, &request, model.step, update)?;
+    drop(progress);
     let result = match evaluated {
         EvalOutcome::Completed(evaluation) => evaluation,
         // There is only one rank, so a read failure always includes the error.

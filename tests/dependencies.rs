@@ -54,7 +54,7 @@ fn crates_depend_in_one_direction() {
     const PROGRAMS: &[&str] = &["lambert", "lambert-worker"];
     const DATA: &[&str] = &["lambert-data-prep", "lambert-dataset"];
     const CLUSTER: &[&str] = &["lambert-collective", "lambert-store", "tokio"];
-    let rules: [(&str, &[&[&str]]); 9] = [
+    let rules: [(&str, &[&[&str]]); 10] = [
         ("lambert-config", &[PROGRAMS, DATA, CLUSTER, &["lambert-control", "lambert-plan"], TENSORS, MPI]),
         ("lambert-plan", &[PROGRAMS, DATA, CLUSTER, &["lambert-control"], TENSORS, MPI]),
         ("lambert-dataset", &[PROGRAMS, &["lambert-data-prep", "lambert-collective"], TENSORS, MPI, TEXT]),
@@ -62,6 +62,16 @@ fn crates_depend_in_one_direction() {
         ("lambert-control", &[PROGRAMS, DATA, CLUSTER, &["lambert-config", "lambert-plan"], TENSORS, MPI]),
         ("lambert-collective", &[PROGRAMS, DATA, &["lambert-config", "lambert-plan"], TENSORS]),
         ("lambert-store", &[PROGRAMS, DATA, &["lambert-config", "lambert-plan"], TENSORS, MPI]),
+        (
+            "lambert-progress",
+            &[
+                PROGRAMS,
+                DATA,
+                &["lambert-collective", "lambert-config", "lambert-control", "lambert-plan"],
+                TENSORS,
+                MPI,
+            ],
+        ),
         ("lambert", &[&["lambert-worker", "lambert-collective"], TENSORS, MPI]),
         ("lambert-worker", &[&["lambert", "lambert-data-prep"], TEXT]),
     ];

@@ -34,6 +34,7 @@ mod notify;
 mod older_formats;
 mod padded_vocabulary;
 mod plan;
+mod progress;
 mod prometheus;
 mod rank_environment;
 mod reference;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Source folders of all crates.
-pub const CRATES: [&str; 9] = [
+pub const CRATES: [&str; 10] = [
     "src",
     "configs/src",
     "configs/plan/src",
@@ -15,6 +15,7 @@ pub const CRATES: [&str; 9] = [
     "cluster/control/src",
     "cluster/store/src",
     "launcher/src",
+    "launcher/progress/src",
 ];
 
 /// Path of a module from the root of its crate.

@@ -38,7 +38,20 @@ pub struct GrammarReport {
 ///
 /// # Errors
 /// Writing to `output` failed.
-pub fn generate(mut output: impl Write, documents: u64, seed: u64) -> io::Result<GrammarReport> {
+pub fn generate(output: impl Write, documents: u64, seed: u64) -> io::Result<GrammarReport> {
+    generate_with(output, documents, seed, |_, _| {})
+}
+
+/// Like [`generate`], and calls `progress` after each document with the numbers of documents and bytes written so far.
+///
+/// # Errors
+/// Writing to `output` failed.
+pub fn generate_with(
+    mut output: impl Write,
+    documents: u64,
+    seed: u64,
+    mut progress: impl FnMut(u64, u64),
+) -> io::Result<GrammarReport> {
     let mut counts: HashMap<&'static str, u64> = HashMap::new();
     let (mut sentences, mut bytes) = (0, 0);
     let mut text = String::new();
@@ -54,6 +67,7 @@ pub fn generate(mut output: impl Write, documents: u64, seed: u64) -> io::Result
         text.push('\n');
         bytes += text.len() as u64;
         output.write_all(text.as_bytes())?;
+        progress(number + 1, bytes);
     }
     output.flush()?;
     let mut frequencies: Vec<u64> = counts.values().copied().collect();

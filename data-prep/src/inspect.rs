@@ -53,15 +53,31 @@ pub enum InspectError {
 /// # Errors
 /// The dataset or its vocabulary cannot be read, or verification fails.
 pub fn inspect(url: &str, samples: usize, verify: bool) -> Result<Inspection, InspectError> {
-    let dataset = Dataset::open(url)?;
+    inspect_dataset(url, &Dataset::open(url)?, samples, verify, |_, _| {})
+}
+
+/// Like [`inspect()`], for an open dataset. While it reads every row, calls `progress` with the number of rows that were
+/// read and their total number.
+///
+/// # Errors
+/// As for [`inspect()`].
+pub fn inspect_dataset(
+    url: &str,
+    dataset: &Dataset,
+    samples: usize,
+    verify: bool,
+    progress: impl Fn(u64, u64),
+) -> Result<Inspection, InspectError> {
     if verify {
-        dataset.verify()?;
+        dataset.verify_files()?;
+        progress(0, dataset.rows());
+        dataset.verify_rows(|rows| progress(rows, dataset.rows()))?;
     }
     let manifest = dataset.manifest().clone();
     let tokenizer = Tokenizer::named(&dataset.vocabulary()?, manifest.lowercase, &format!("{url}/vocab.txt"))?;
     let permutation = Permutation::new(dataset.rows(), Key::new(0));
     let samples = (0..dataset.rows().min(samples as u64))
-        .map(|index| decode(&dataset, &tokenizer, permutation.at(index)))
+        .map(|index| decode(dataset, &tokenizer, permutation.at(index)))
         .collect::<Result<_, _>>()?;
     let sha256 = dataset.manifest_sha256().to_owned();
     Ok(Inspection { url: url.to_owned(), sha256, manifest, verified: verify, samples })

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use lambert_config::prep::Source;
 use tokenizers::normalizers::bert::BertNormalizer;
@@ -49,12 +50,40 @@ const MAX_TOTAL_COUNT: u64 = 1 << 30;
 /// # Errors
 /// A source cannot be read, the corpus has no words, or `settings.size` is smaller than the alphabet requires.
 pub fn train(sources: &[Source], settings: &VocabSettings) -> Result<String, PrepError> {
+    train_with(sources, settings, |_| {})
+}
+
+/// Progress of the training of a vocabulary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VocabProgress {
+    /// The input is being read.
+    Counting {
+        /// Bytes read, before decompression.
+        done: u64,
+        /// Size of the input, bytes.
+        total: u64,
+    },
+    /// All words are counted, and pairs of tokens are being merged.
+    Merging,
+}
+
+/// Like [`train`], and calls `progress` after each document and before the merges.
+///
+/// # Errors
+/// As for [`train`].
+pub fn train_with(
+    sources: &[Source],
+    settings: &VocabSettings,
+    mut progress: impl FnMut(VocabProgress),
+) -> Result<String, PrepError> {
     let mut words = WordCounter::new(settings.lowercase);
     let files = source::find_files(sources, 1)?;
+    let (read, total) = (Arc::new(AtomicU64::new(0)), files.iter().map(|file| file.bytes).sum());
     for file in &files {
         let source = &sources[file.source];
-        let mut documents = source::open_reader(source, file, Arc::default())?;
+        let mut documents = source::open_reader(source, file, Arc::clone(&read))?;
         while let Some(raw) = documents.next()? {
+            progress(VocabProgress::Counting { done: read.load(Ordering::Relaxed), total });
             match source::extract(source, file, &raw, &mut |_| {})? {
                 Extracted::Text(text) | Extracted::Sentences(text) => text.lines().for_each(|line| words.count(line)),
                 Extracted::Rejected(_) => {}
@@ -64,6 +93,7 @@ pub fn train(sources: &[Source], settings: &VocabSettings) -> Result<String, Pre
     if words.counts.is_empty() {
         return Err(PrepError::EmptyCorpus { files: files.len(), rejected: None });
     }
+    progress(VocabProgress::Merging);
     train_on_counts(&words.counts, settings)
 }
 

@@ -1,4 +1,5 @@
-//! Output to stderr and stdout. The progress bar, log lines and worker output do not interleave.
+//! Output to stderr and stdout. The progress bars, log lines and worker output do not interleave. A quiet command
+//! (`--quiet`) writes only its result and errors.
 //!
 //! Short commands write directly and wait for the reader of the stream. Long-running commands call [`detach`]. After
 //! that, one thread per stream writes lines from a bounded queue.
@@ -10,7 +11,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
+use lambert_progress::terminal::{self, has_colours, is_quiet, return_cursor, show, suspend};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -21,28 +23,14 @@ use queue::{OutputQueue, Sink};
 
 /// Maximum number of queued bytes per stream.
 const LONGEST: usize = 1 << 20;
+/// Log filter of a quiet command.
+pub const QUIET_FILTER: &str = "error";
 /// Time limit per stream for flushing at exit.
 const LAST_WRITES: Duration = Duration::from_secs(2);
-
-/// All progress bars of this process. Lines are printed above the bars.
-fn bars() -> &'static MultiProgress {
-    static BARS: OnceLock<MultiProgress> = OnceLock::new();
-    BARS.get_or_init(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()))
-}
-
-/// True if stderr is a terminal.
-pub fn is_terminal() -> bool {
-    io::stderr().is_terminal()
-}
 
 /// True if stdout is a terminal.
 pub fn is_output_terminal() -> bool {
     io::stdout().is_terminal()
-}
-
-/// Adds `bar` at the bottom of the terminal.
-pub fn show(bar: ProgressBar) -> ProgressBar {
-    bars().add(bar)
 }
 
 struct Detached {
@@ -72,21 +60,28 @@ pub fn finish() {
     let start = Instant::now();
     let unread = detached.output.finish(LAST_WRITES);
     if unread > 0 {
-        line(&format!("lambert: dropped {unread} lines for stdout: it was not read"));
+        error(&format!("lambert: dropped {unread} lines for stdout: it was not read"));
     }
     // The stderr thread has already written lines while this thread waited for stdout.
     detached.error.finish(LAST_WRITES.saturating_sub(start.elapsed()).max(LAST_WRITES / 4));
 }
 
-/// Writes a line to stderr. Errors are ignored: a closed stderr must not end a run.
+/// Writes a line to stderr, unless the command is quiet. A failed write is ignored: a closed stderr must not end a run.
 pub fn line(text: &str) {
+    if !is_quiet() {
+        error(text);
+    }
+}
+
+/// Writes an error to stderr. A failed write is ignored.
+pub fn error(text: &str) {
     to_stderr(format!("{text}\n").as_bytes());
 }
 
 fn to_stderr(bytes: &[u8]) {
     match DETACHED.get() {
         Some(detached) => detached.error.push(bytes.to_vec()),
-        None => drop(bars().suspend(|| io::stderr().lock().write_all(bytes))),
+        None => drop(suspend(|| io::stderr().lock().write_all(bytes))),
     }
 }
 
@@ -98,7 +93,7 @@ pub fn result(text: &str) -> io::Result<()> {
     };
     // After `detach`, the stderr thread may hold the progress-bar lock for a long time, so this function avoids the
     // lock.
-    let written = if DETACHED.get().is_some() { write() } else { bars().suspend(write) };
+    let written = if DETACHED.get().is_some() { write() } else { suspend(write) };
     written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(error) })
 }
 
@@ -142,7 +137,7 @@ impl Sink for Output {
         // Only writes to a terminal need the progress-bar lock. A write to a blocked pipe must not hold the lock.
         let written = match (self.closed, io::stdout().is_terminal()) {
             (true, _) => return,
-            (false, true) => bars().suspend(write),
+            (false, true) => suspend(write),
             (false, false) => write(),
         };
         if let Err(error) = written {
@@ -168,7 +163,7 @@ struct Errors {
 impl Sink for Errors {
     fn write(&mut self, lines: &[u8]) {
         // A closed stderr must not end a run.
-        let _ = bars().suspend(|| write_all(rustix::stdio::stderr(), lines));
+        let _ = suspend(|| write_all(rustix::stdio::stderr(), lines));
     }
 
     fn gap(&self, lines: u64) -> String {
@@ -182,6 +177,7 @@ impl Sink for Errors {
                 bar.set_length(length);
                 bar.set_position(position);
                 bar.set_message(message);
+                return_cursor();
             }
             Bar::Removed => self.bar.take().iter().for_each(ProgressBar::finish_and_clear),
         }
@@ -209,13 +205,18 @@ fn write_all(stream: BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<()>
     Ok(())
 }
 
-/// Installs the log subscriber on stderr, filtered by `RUST_LOG` (default: info).
-pub fn log(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+/// Installs the log subscriber on stderr, filtered by `RUST_LOG` (default: info). A quiet command logs errors only, and
+/// shows no progress. Call this function first.
+pub fn begin(format: LogFormat, is_quiet: bool) {
+    terminal::begin(is_quiet);
+    let filter = match is_quiet {
+        true => EnvFilter::new(QUIET_FILTER),
+        false => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")),
+    };
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(AboveBars).with_target(false);
     // A second call has no effect: the first subscriber stays.
     let _ = match format {
-        LogFormat::Text => lines.with_ansi(is_terminal()).try_init(),
+        LogFormat::Text => lines.with_ansi(has_colours()).try_init(),
         LogFormat::Json => lines.json().try_init(),
     };
 }

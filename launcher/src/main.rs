@@ -7,9 +7,9 @@ use lambert::{cli::Cli, commands, console, panics};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    console::log(cli.log);
+    console::begin(cli.log, cli.quiet);
     let code = panics::guard(|| commands::run(&cli.command)).unwrap_or_else(|failure| {
-        console::line(&format!("lambert: error: {failure}"));
+        console::error(&format!("lambert: error: {failure}"));
         failure.code
     });
     console::finish();

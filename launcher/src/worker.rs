@@ -4,6 +4,9 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use lambert_progress::terminal::{is_quiet, shows_bars};
+
+use crate::console::QUIET_FILTER;
 use crate::failure::{Failure, Outcome};
 
 const NAME: &str = "lambert-worker";
@@ -68,9 +71,14 @@ pub fn version(program: &Path) -> Result<String, WorkerError> {
     Err(WorkerError::Version { program: program.to_owned(), message })
 }
 
-/// Replaces this process with the worker (`exec`). Returns only on failure.
+/// Replaces this process with the worker (`exec`), which shows its progress on a terminal. Returns only on failure.
 pub fn become_worker(arguments: &[String]) -> Outcome {
     let program = find().map_err(Failure::failed)?;
-    let source = Command::new(&program).args(arguments).exec();
+    let mut command = Command::new(&program);
+    command.args(shows_bars().then_some("--progress")).args(arguments);
+    if is_quiet() {
+        command.env("RUST_LOG", QUIET_FILTER);
+    }
+    let source = command.exec();
     Err(Failure::failed(WorkerError::Start { program, source }))
 }

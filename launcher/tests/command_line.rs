@@ -127,6 +127,28 @@ fn all_errors_of_a_preparation_are_listed() {
     refused(&ran, 2, &keys);
 }
 
+/// The corpus is too small for the vocabulary, which is logged as a warning.
+#[test]
+fn a_quiet_command_prints_only_its_result_and_errors() {
+    let here = folder();
+    let path = here.path();
+    assert_eq!(lambert(path, &["generate", "--documents", "60", "--output", "corpus.txt"]).code, 0);
+    let vocab = ["vocab", "--input", "corpus.txt", "--size", "20000", "--output", "vocab.txt"];
+    let loud = lambert(path, &vocab);
+    assert!(loud.err.contains("corpus too small"), "{}", loud.err);
+    for quiet in [[&["-q"], &vocab[..]].concat(), [&vocab[..], &["--quiet"]].concat()] {
+        let quiet = lambert(path, &quiet);
+        assert_eq!((quiet.code, &quiet.out, quiet.err.as_str()), (0, &loud.out, ""));
+    }
+    let config = "[[source]]\npath = 'corpus.txt'\ndocuments = 'blank-line'\n[output]\nurl = 'data'\n\
+                  [vocabulary]\nfile = 'vocab.txt'\n[samples]\nsequence_length = 64\n";
+    std::fs::write(path.join("prep.toml"), config).unwrap();
+    let prepared = lambert(path, &["prep", "--config", "prep.toml", "--quiet"]);
+    assert_eq!((prepared.code, prepared.err.as_str()), (0, ""));
+    assert!(prepared.out.contains("data/train: "), "{}", prepared.out);
+    refused(&lambert(path, &["--quiet", "inspect", "d"]), 1, &["d is not a dataset"]);
+}
+
 #[test]
 fn a_generated_corpus_is_prepared() {
     let here = folder();

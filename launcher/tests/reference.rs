@@ -122,7 +122,7 @@ fn examples(command: &Command) -> String {
 
 /// Renders the table row of an option. Returns `None` for an option that every command has.
 fn row(argument: &Arg) -> Option<String> {
-    if ["help", "version", "log"].contains(&argument.get_id().as_str()) {
+    if ["help", "version", "log", "quiet"].contains(&argument.get_id().as_str()) {
         return None;
     }
     let help = argument.get_help().unwrap().to_string();

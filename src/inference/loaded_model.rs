@@ -7,6 +7,7 @@ use lambert_config::run::{Cluster, Device, DeviceKind, TokenBudget};
 use lambert_dataset::tokenizer::Tokenizer;
 use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::architecture::Architecture;
+use lambert_progress::Progress;
 use lambert_store::{Store, run};
 
 use crate::checkpoint;
@@ -35,13 +36,14 @@ pub struct LoadedModel {
 
 impl LoadedModel {
     /// Loads a model on `device`. `url` is the URL of a checkpoint (`RUN/checkpoints/step-...`) or of a run. For a run,
-    /// loads the newest valid checkpoint. Call this function before any other use of libtorch.
+    /// loads the newest valid checkpoint. Shows the bytes that are read as `progress`. Call this function before any other
+    /// use of libtorch.
     ///
     /// # Errors
     /// The run does not exist, has no valid checkpoint, or the device cannot be used.
-    pub fn open(url: &str, device: DeviceKind) -> Result<Self, Error> {
+    pub fn open(url: &str, device: DeviceKind, progress: &Progress) -> Result<Self, Error> {
         let (of, name) = run::split_checkpoint_url(url);
-        let store = Store::open(of)?;
+        let store = progress.observe(&Store::open(of)?);
         let (mut config, _) = session::read_config(&store)?;
         // The configuration of the run must not choose the library that this host loads. The environment
         // variable LAMBERT_LIBTORCH chooses the library.

@@ -34,6 +34,14 @@ pub struct EvalRequest {
     pub parts: Option<usize>,
 }
 
+impl EvalRequest {
+    /// Number of samples to evaluate.
+    pub fn samples(&self) -> u64 {
+        let rows = self.dataset.rows();
+        if self.samples == 0 { rows } else { rows.min(self.samples) }
+    }
+}
+
 /// Outcome of an evaluation, which is equal on all ranks.
 pub enum EvalOutcome {
     /// All samples were evaluated.
@@ -45,16 +53,16 @@ pub enum EvalOutcome {
 }
 
 /// Measures losses and accuracies over all ranks. `step` is the number of completed training steps. Before each batch,
-/// the ranks exchange read failures, and rank 0 shares the result of `is_stop_requested`.
+/// the ranks exchange read failures, and rank 0 calls `is_stop_requested` with the number of evaluated samples, and shares
+/// the result.
 pub fn evaluate(
     objective: &Objective,
     collective: &mut dyn Group,
     request: &EvalRequest,
     step: u64,
-    is_stop_requested: impl Fn() -> bool,
+    is_stop_requested: impl Fn(u64) -> bool,
 ) -> Result<EvalOutcome, Error> {
-    let rows = request.dataset.rows();
-    let samples = if request.samples == 0 { rows } else { rows.min(request.samples) };
+    let samples = request.samples();
     let source = SampleSource {
         dataset: Arc::clone(&request.dataset),
         // Replace single tokens (word pieces) by [MASK], even if the training uses another kind of masking.
@@ -83,13 +91,13 @@ pub fn evaluate(
     let mut loader = Loader::start(source, options, sizes).map_err(Error::Thread)?;
     let zero = objective.no_totals();
     let mut totals = vec![zero.clone(); own.len()];
-    for _ in 0..samples.div_ceil(BATCH as u64) {
+    for first in (0..samples).step_by(BATCH) {
         let Some(batch) = loader.next_batch() else {
             // The loader ends early only if its thread has panicked.
             loader.finish()?;
             return Err(Error::NoMoreSamples(step));
         };
-        let is_stopped = collective.rank() == 0 && is_stop_requested();
+        let is_stopped = collective.rank() == 0 && is_stop_requested(first);
         let directive = if is_stopped { Directive::CheckpointAndStop } else { Directive::Continue };
         let vote = Vote { directive, unread: batch.is_err(), ..Vote::default() };
         let (agreed, _) = agreement::all_reduce_votes(collective, &mut [], vote, 0.0)?;

@@ -273,7 +273,7 @@ impl<'a> StageRun<'a> {
             parts: self.canonical_shards().map(|(_, parts)| parts),
         };
         let control = &self.session.control;
-        let stop = || control.stop_is_requested();
+        let stop = |_| control.stop_is_requested();
         let evaluation = match evaluate::evaluate(&self.objective, collective, &request, state.step, stop)? {
             EvalOutcome::Completed(evaluation) => evaluation,
             EvalOutcome::Unreadable(unread) => {

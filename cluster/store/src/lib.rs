@@ -38,4 +38,4 @@ pub use lease::Lease;
 pub use listing::Object;
 pub use open::StoreSettings;
 pub use retry::RetryPolicy;
-pub use store::{Store, Upload};
+pub use store::{Store, TransferObserver, Upload};

@@ -70,8 +70,9 @@ fn next_buffer(fresh: &mut usize, empty: &std::sync::mpsc::Receiver<Vec<u8>>) ->
     empty.recv().unwrap_or_default()
 }
 
-/// Fills `whole` from the start of `file` and returns the SHA-256 of these bytes.
-pub(crate) fn whole(file: &Path, whole: &mut [u8]) -> io::Result<String> {
+/// Fills `whole` from the start of `file` and returns the SHA-256 of these bytes. Calls `count` with the size of each
+/// piece.
+pub(crate) fn whole(file: &Path, whole: &mut [u8], count: impl Fn(u64)) -> io::Result<String> {
     let mut file = File::open(file)?;
     thread::scope(|scope| {
         let (sender, read) = sync_channel::<&[u8]>(whole.len() / PIECE + 1);
@@ -85,7 +86,10 @@ pub(crate) fn whole(file: &Path, whole: &mut [u8]) -> io::Result<String> {
             Ok(())
         });
         let mut hasher = Hasher::new();
-        read.iter().for_each(|piece| hasher.update(piece));
+        read.iter().for_each(|piece| {
+            hasher.update(piece);
+            count(piece.len() as u64);
+        });
         let done: io::Result<()> = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         done.map(|()| hasher.finish())
     })

@@ -134,6 +134,7 @@ impl<T: DeserializeOwned> StepRecords<T> {
         (self.rollbacks, self.rollback_objects) = (rollbacks, rollback_objects);
         self.listed = objects.iter().map(|(from, _)| *from).collect();
         let mut unread = &objects[read..];
+        run.report_expected(unread.iter().map(|(_, object)| object.bytes).sum());
         while !unread.is_empty() {
             let (some, later) = unread.split_at(part(unread));
             unread = later;

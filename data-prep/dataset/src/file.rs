@@ -40,7 +40,7 @@ pub fn open(
             };
             let mut file = File::open(&path).map_err(io("open"))?;
             if Some(identity(&file).map_err(io("read"))?) != checked {
-                let found = hash(&mut file).map_err(io("read"))?;
+                let found = hash(store, &mut file).map_err(io("read"))?;
                 check(store, shard, found)?;
             }
             file
@@ -62,7 +62,7 @@ fn identity(file: &File) -> std::io::Result<Identity> {
 /// Returns the cached copy of a shard. Downloads the shard if the copy is missing or damaged.
 fn copied(store: &Store, shard: &Shard, cache: &Cache, checked: Option<Identity>) -> Result<File, DatasetError> {
     let sound = |file: &mut File| -> std::io::Result<bool> {
-        Ok(Some(identity(file)?) == checked || hash(file)? == shard.sha256)
+        Ok(Some(identity(file)?) == checked || hash(store, file)? == shard.sha256)
     };
     if let Some(mut file) = cache.find(shard) {
         if matches!(sound(&mut file), Ok(true)) {
@@ -72,7 +72,7 @@ fn copied(store: &Store, shard: &Shard, cache: &Cache, checked: Option<Identity>
     }
     let (mut file, verified) = cache.fetch(store, shard)?;
     if !verified {
-        let found = hash(&mut file).map_err(cache.cache_error("read a shard in"))?;
+        let found = hash(store, &mut file).map_err(cache.cache_error("read a shard in"))?;
         check(store, shard, found)?;
     }
     Ok(file)
@@ -88,13 +88,17 @@ pub fn local(store: &Store, path: &str) -> Result<Option<std::path::PathBuf>, Da
     store.local_path(path).map_err(|source| DatasetError::Store { url: store.url().to_owned(), source })
 }
 
-fn hash(file: &mut File) -> std::io::Result<String> {
+/// Returns the sha256 of a file. Reports its bytes to the observer of `store`.
+fn hash(store: &Store, file: &mut File) -> std::io::Result<String> {
     let mut digest = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
     loop {
         match file.read(&mut buffer)? {
             0 => return Ok(hex(&digest.finalize())),
-            count => digest.update(&buffer[..count]),
+            count => {
+                digest.update(&buffer[..count]);
+                store.report_transferred(count as u64);
+            }
         }
     }
 }

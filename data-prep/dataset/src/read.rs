@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lambert_config::run::DatasetCache;
 use lambert_plan::memory::DatasetShape;
-use lambert_store::Store;
+use lambert_store::{Store, TransferObserver};
 use parquet::errors::ParquetError;
 use parquet::file::reader::FileReader;
 
@@ -35,8 +35,16 @@ pub struct Dataset {
 impl Dataset {
     /// Opens the dataset at a directory or URL.
     pub fn open(url: &str) -> Result<Self, DatasetError> {
-        let store = Store::open(url).map_err(|source| DatasetError::Store { url: url.to_owned(), source })?;
-        Self::at(store)
+        Self::at(Self::store_at(url)?)
+    }
+
+    /// Like [`Dataset::open`], and reports the bytes that are read to `observer`.
+    pub fn open_observed(url: &str, observer: Arc<dyn TransferObserver>) -> Result<Self, DatasetError> {
+        Self::at(Self::store_at(url)?.observed_by(observer))
+    }
+
+    fn store_at(url: &str) -> Result<Store, DatasetError> {
+        Store::open(url).map_err(|source| DatasetError::Store { url: url.to_owned(), source })
     }
 
     /// Opens the dataset at the root of `store`.
@@ -210,9 +218,24 @@ impl Dataset {
 
     /// Verifies the checksums of all files and reads every row.
     pub fn verify(&self) -> Result<(), DatasetError> {
+        self.verify_files()?;
+        self.verify_rows(|_| {})
+    }
+
+    /// Verifies the checksums of all files. Reports the sizes of the shards to the observer of the store.
+    pub fn verify_files(&self) -> Result<(), DatasetError> {
         self.vocabulary()?;
-        self.manifest.shards.iter().try_for_each(|shard| file::verify(&self.store, shard, &self.cache))?;
-        (0..self.groups.len()).try_for_each(|group| self.read(group).map(drop))
+        self.store.report_expected(self.manifest.shards.iter().map(|shard| shard.bytes).sum());
+        self.manifest.shards.iter().try_for_each(|shard| file::verify(&self.store, shard, &self.cache))
+    }
+
+    /// Reads every row. Calls `progress` after each row group with the number of rows read so far.
+    pub fn verify_rows(&self, mut progress: impl FnMut(u64)) -> Result<(), DatasetError> {
+        (0..self.groups.len()).try_for_each(|group| {
+            self.read(group)?;
+            progress(self.groups[group].first_row + self.groups[group].rows);
+            Ok(())
+        })
     }
 
     fn shard(&self, index: usize) -> Result<Arc<Reader>, DatasetError> {

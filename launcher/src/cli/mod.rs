@@ -41,6 +41,9 @@ pub struct Cli {
     /// Log format on stderr
     #[arg(long, global = true, value_enum, default_value_t)]
     pub log: LogFormat,
+    /// Print only results and errors; no progress and no log
+    #[arg(long, short, global = true)]
+    pub quiet: bool,
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 success; 1 failure; 2 invalid command or configuration; 65 diverged; \

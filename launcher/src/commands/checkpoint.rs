@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use lambert_config::exit;
+use lambert_progress::Progress;
 use lambert_store::checkpoint::{self, ListedCheckpoint, Retention};
 use lambert_store::{Lease, Store, run as names};
 use serde_json::json;
@@ -35,11 +36,23 @@ enum CheckpointError {
 /// Runs a `lambert checkpoint` action.
 pub fn checkpoint(action: &CheckpointAction) -> Outcome {
     match action {
-        CheckpointAction::List { run, json } => list(&open(run)?, *json),
-        CheckpointAction::Verify { run, json } => verify(&open(run)?, *json),
-        CheckpointAction::Prune { run, keep, json } => prune(&open(run)?, *keep, *json),
-        CheckpointAction::Copy { checkpoint, to } => copy(checkpoint, to),
-        CheckpointAction::Save { run } => save(&open(run)?),
+        CheckpointAction::List { run, json } => {
+            let _progress = Progress::start("listing");
+            list(&open(run)?, *json)
+        }
+        CheckpointAction::Verify { run, json } => {
+            let progress = Progress::start("verifying");
+            verify(&progress.observe(&open(run)?), *json, &progress)
+        }
+        CheckpointAction::Prune { run, keep, json } => {
+            let progress = Progress::start("pruning");
+            prune(&progress.observe(&open(run)?), *keep, *json)
+        }
+        CheckpointAction::Copy { checkpoint, to } => copy(checkpoint, to, &Progress::start("copying")),
+        CheckpointAction::Save { run } => {
+            let _progress = Progress::start("requesting a checkpoint");
+            save(&open(run)?)
+        }
     }
 }
 
@@ -66,8 +79,9 @@ fn list(store: &Store, json: bool) -> Outcome {
     Ok(exit::DONE)
 }
 
-fn verify(store: &Store, json: bool) -> Outcome {
+fn verify(store: &Store, json: bool, progress: &Progress) -> Outcome {
     let listed = checkpoint::list(store).map_err(Failure::failed)?;
+    progress.set_total(listed.iter().map(|listed| listed.bytes).sum());
     let (mut damaged, mut all) = (0, 0);
     for ListedCheckpoint { name, .. } in &listed {
         let fault = match checkpoint::verify(store, name) {
@@ -143,11 +157,12 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
 }
 
 /// Copies a checkpoint together with its configuration and vocabulary, so that the destination becomes a run.
-fn copy(url: &str, to: &str) -> Outcome {
+fn copy(url: &str, to: &str, progress: &Progress) -> Outcome {
     let no_checkpoint = || Failure::usage(CheckpointError::NoCheckpoint(url.to_owned()));
     let (run, name) = names::split_checkpoint_url(url);
     let name = name.ok_or_else(no_checkpoint)?;
     let (from, to) = (open(run)?, Store::open(to).map_err(Failure::usage)?);
+    let (from, to) = (progress.observe(&from), progress.observe(&to));
     if let Some(what) = run_mismatch(&from, &to)? {
         let (from, to) = (from.url().to_owned(), to.url().to_owned());
         return Err(Failure::usage(CheckpointError::OtherRun { from, to, what }));

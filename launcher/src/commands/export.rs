@@ -1,5 +1,7 @@
 //! `lambert export`: writes a model as a directory for Hugging Face Transformers.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use lambert_config::{Layers, RunConfig, exit};
@@ -7,6 +9,7 @@ use lambert_dataset::VocabularyFacts;
 use lambert_dataset::tokenizer::{TokenizerError, special_tokens, tokenizer_config, tokenizer_json};
 use lambert_plan::architecture::{Architecture, Tensor, TransformersModel};
 use lambert_plan::objectives::{heads, is_head_unused};
+use lambert_progress::{Progress, Unit};
 use lambert_store::Store;
 use lambert_store::checkpoint::{self, Manifest, SkippedCheckpoint};
 // The weights and the vocabulary already have the file names that Transformers expects.
@@ -55,8 +58,10 @@ pub fn export(arguments: &cli::Export) -> Outcome {
         languages: arguments.language.clone(),
         base_model: arguments.base_model.clone(),
     };
-    let (source, files) = read(&arguments.model, &labels)?;
-    write(folder, &files)?;
+    let progress = Progress::start("reading");
+    let (source, files) = read(&arguments.model, &labels, &progress)?;
+    write(folder, &files, &progress)?;
+    drop(progress);
     let name = source.manifest.name();
     let TransformersModel { class, difference, .. } = source.description(0, 0, 0);
     difference.into_iter().for_each(|difference| tracing::warn!("{difference}"));
@@ -70,16 +75,16 @@ type Files = Vec<(&'static str, Vec<u8>)>;
 
 /// Reads the checkpoint and renders the files. While a run is training, its newest checkpoint may be pruned during the
 /// read. A newer checkpoint then exists, and this function tries that checkpoint.
-fn read(model: &str, labels: &CardLabels) -> Result<(Source, Files), Failure> {
+fn read(model: &str, labels: &CardLabels, progress: &Progress) -> Result<(Source, Files), Failure> {
     let is_named = split_checkpoint_url(model).1.is_some();
     for _ in 0..RETRIES {
-        let source = Source::open(model)?;
+        let source = Source::open(model, progress)?;
         match source.files(labels) {
             Err(_) if !is_named && !source.is_there()? => {}
             files => return Ok((source, files?)),
         }
     }
-    let source = Source::open(model)?;
+    let source = Source::open(model, progress)?;
     let files = source.files(labels)?;
     Ok((source, files))
 }
@@ -97,9 +102,9 @@ struct Source {
 
 impl Source {
     /// Opens the checkpoint at `RUN/checkpoints/step-...`, or the newest valid checkpoint of the run at `RUN`.
-    fn open(model: &str) -> Result<Self, Failure> {
+    fn open(model: &str, progress: &Progress) -> Result<Self, Failure> {
         let (run, name) = split_checkpoint_url(model);
-        let store = Store::open(run).map_err(Failure::usage)?;
+        let store = progress.observe(&Store::open(run).map_err(Failure::usage)?);
         require_run(&store)?;
         let text = store.get(CONFIG).map_err(Failure::failed)?;
         let origin = format!("{}/{CONFIG}", store.url());
@@ -218,9 +223,12 @@ fn refuse_full(folder: &Path) -> Result<(), Failure> {
     }
 }
 
+/// Number of bytes that are written at a time.
+const PIECE: usize = 8 << 20;
+
 /// Writes the files to a temporary directory and then renames the directory, so that the destination is always
 /// complete.
-fn write(folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Failure> {
+fn write(folder: &Path, files: &[(&str, Vec<u8>)], progress: &Progress) -> Result<(), Failure> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| Failure::failed(ExportError::Write { path, source })
@@ -229,9 +237,17 @@ fn write(folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Failure> {
     let beside = absolute.parent().unwrap_or(&absolute);
     std::fs::create_dir_all(beside).map_err(failed(beside))?;
     let temporary = tempfile::Builder::new().prefix(".export-").tempdir_in(beside).map_err(failed(beside))?;
+    progress.phase("writing", Unit::Bytes);
+    progress.set_total(files.iter().map(|(_, content)| content.len() as u64).sum());
+    let mut written = 0;
     for (name, content) in files {
         let path = temporary.path().join(name);
-        std::fs::write(&path, content).map_err(failed(&path))?;
+        let mut file = File::create(&path).map_err(failed(&path))?;
+        for piece in content.chunks(PIECE) {
+            file.write_all(piece).map_err(failed(&path))?;
+            written += piece.len() as u64;
+            progress.set_done(written);
+        }
     }
     readable(temporary.path()).map_err(failed(folder))?;
     // The rename replaces an empty directory. It fails if the directory is not empty.
@@ -252,10 +268,11 @@ mod tests {
     fn a_folder_is_written_atomically_and_never_overwrites_another() {
         let place = tempfile::tempdir().unwrap();
         let folder = place.path().join("new/model");
-        write(&folder, &[("a", b"1".to_vec())]).unwrap();
+        let write = |content: &[u8]| write(&folder, &[("a", content.to_vec())], &Progress::start("writing"));
+        write(b"1").unwrap();
         assert_eq!(std::fs::read(folder.join("a")).unwrap(), b"1");
         assert_eq!(refuse_full(&folder).unwrap_err().code, exit::USAGE);
-        assert!(write(&folder, &[("a", b"2".to_vec())]).is_err());
+        assert!(write(b"2").is_err());
         assert_eq!(std::fs::read(folder.join("a")).unwrap(), b"1");
     }
 }

@@ -2,6 +2,7 @@
 
 use lambert_config::exit;
 use lambert_data_prep::grammar;
+use lambert_progress::Progress;
 use serde_json::json;
 
 use super::files;
@@ -12,9 +13,16 @@ use crate::text::size;
 
 /// Writes the corpus and prints its statistics.
 pub fn generate(arguments: &cli::Generate) -> Outcome {
-    let report =
-        files::write(&arguments.output, |output| grammar::generate(output, arguments.documents, arguments.seed))
-            .map_err(Failure::failed)?;
+    let progress = Progress::start("generating");
+    let update = |documents: u64, bytes: u64| {
+        progress.set_done(bytes);
+        progress.set_total((bytes as f64 * arguments.documents as f64 / documents as f64) as u64);
+    };
+    let report = files::write(&arguments.output, |output| {
+        grammar::generate_with(output, arguments.documents, arguments.seed, update)
+    });
+    let report = report.map_err(Failure::failed)?;
+    drop(progress);
     let (output, entropy) = (arguments.output.display(), report.unigram_entropy);
     let text = match arguments.json {
         true => json!({

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use lambert_config::exit;
+use lambert_progress::Progress;
 
 use super::files;
 use crate::failure::{Failure, Outcome};
@@ -15,7 +16,9 @@ struct Existing(String);
 
 /// Writes the files and prints the next commands.
 pub fn init(arguments: &cli::Init) -> Outcome {
+    let progress = Progress::start("searching the text");
     let built = init::build(arguments).map_err(Failure::usage)?;
+    drop(progress);
     let path = |name: &str| if arguments.output == Path::new(".") { name.into() } else { arguments.output.join(name) };
     let paths: Vec<PathBuf> = built.files.iter().map(|(name, _)| path(name)).collect();
     let existing: Vec<&PathBuf> = paths.iter().filter(|path| path.symlink_metadata().is_ok()).collect();

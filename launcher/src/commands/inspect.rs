@@ -1,7 +1,9 @@
 //! `lambert inspect`: shows or verifies a dataset.
 
 use lambert_config::exit;
-use lambert_data_prep::inspect::{self, DecodedSample, Inspection};
+use lambert_data_prep::inspect::{self, DecodedSample, InspectError, Inspection};
+use lambert_dataset::Dataset;
+use lambert_progress::{Progress, Unit};
 
 use crate::cli;
 use crate::console;
@@ -10,10 +12,26 @@ use crate::text::size;
 
 /// Inspects the dataset and prints the result.
 pub fn inspect(arguments: &cli::Inspect) -> Outcome {
-    let found = inspect::inspect(&arguments.dataset, arguments.samples, arguments.verify).map_err(Failure::failed)?;
+    let found = read(arguments)?;
     let text = if arguments.json { serde_json::to_string(&found).map_err(Failure::failed)? } else { described(&found) };
     console::result(&text).map_err(Failure::failed)?;
     Ok(exit::DONE)
+}
+
+/// Reads the dataset and shows the progress.
+fn read(arguments: &cli::Inspect) -> Result<Inspection, Failure> {
+    let progress = Progress::start(if arguments.verify { "verifying" } else { "reading" });
+    let url = &arguments.dataset;
+    let opened = Dataset::open_observed(url, progress.observer()).map_err(InspectError::from);
+    let dataset = opened.map_err(Failure::failed)?;
+    let update = |rows: u64, total: u64| {
+        if rows == 0 {
+            progress.phase("reading rows", Unit::Count("samples"));
+        }
+        progress.set_total(total);
+        progress.set_done(rows);
+    };
+    inspect::inspect_dataset(url, &dataset, arguments.samples, arguments.verify, update).map_err(Failure::failed)
 }
 
 fn described(found: &Inspection) -> String {

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use lambert_config::exit;
+use lambert_progress::{Progress, Unit};
 use lambert_store::Store;
 
 use super::files;
@@ -29,18 +30,20 @@ pub fn metrics(arguments: &cli::Metrics) -> Outcome {
     if arguments.format == RecordFormat::Parquet && arguments.output.is_none() {
         return Err(Failure::usage(NoOutput));
     }
-    let store = Store::open(&arguments.run).map_err(Failure::usage)?;
+    let progress = Progress::start("reading records");
+    let store = progress.observe(&Store::open(&arguments.run).map_err(Failure::usage)?);
     require_run(&store)?;
     match &arguments.tensorboard {
-        Some(folder) => tensorboard(&store, folder, arguments.follow)?,
-        None => export(&store, arguments.format, arguments.output.as_deref())?,
+        Some(folder) => tensorboard(&store, folder, arguments.follow, progress)?,
+        None => export(&store, arguments.format, arguments.output.as_deref(), progress)?,
     }
     Ok(exit::DONE)
 }
 
-fn export(store: &Store, format: RecordFormat, output: Option<&Path>) -> Result<(), Failure> {
+fn export(store: &Store, format: RecordFormat, output: Option<&Path>, progress: Progress) -> Result<(), Failure> {
     let mut history = History::default();
     history.refresh(store).map_err(Failure::failed)?;
+    progress.phase("converting", Unit::Bytes);
     let entries = history.entries();
     let table = match format {
         RecordFormat::Jsonl => Table::default(),
@@ -51,6 +54,9 @@ fn export(store: &Store, format: RecordFormat, output: Option<&Path>) -> Result<
         RecordFormat::Csv => csv::write(&table, output),
         RecordFormat::Parquet => columns::write(&table, output).map_err(std::io::Error::other),
     };
+    progress.phase("writing", Unit::Bytes);
+    // Records on a terminal would mix with the bar.
+    let _progress = Some(progress).filter(|_| output.is_some() || !console::is_output_terminal());
     match output {
         Some(path) => files::write(path, |file| content(file)).map_err(Failure::failed),
         None => console::results(content).map_err(Failure::failed),
@@ -58,10 +64,12 @@ fn export(store: &Store, format: RecordFormat, output: Option<&Path>) -> Result<
 }
 
 /// Writes the event file. With `follow`, continues to append new records until the run is over.
-fn tensorboard(store: &Store, folder: &Path, follow: bool) -> Result<(), Failure> {
+fn tensorboard(store: &Store, folder: &Path, follow: bool, progress: Progress) -> Result<(), Failure> {
     let mut follower = Follower::new(store);
     let mut is_over = !follow || follower.try_read()?.is_over;
-    let mut export = RunExport::begin(store, folder).map_err(Failure::failed)?;
+    let writing = || progress.phase("writing", Unit::Bytes);
+    let mut export = RunExport::begin(store, folder, writing).map_err(Failure::failed)?;
+    drop(progress);
     while !is_over {
         std::thread::sleep(PAUSE);
         // The status is read before the records. If the status says that the run is over, all records are complete.

@@ -5,20 +5,21 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
 use lambert_config::{Layers, exit};
 use lambert_data_prep::prep::{
     self, PrepError, PrepOptions, PrepPlan, PrepProgress, PrepReport, PrepStatus, PreparedDataset,
 };
 use lambert_data_prep::source::{self, SkipNotice};
 use lambert_dataset::{HeldOut, SourceCounts};
+use lambert_progress::terminal::shows_bars;
+use lambert_progress::{Progress, Unit};
 
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::text::{clock, counted, size};
 
-/// Interval between progress lines if stderr is not a terminal.
+/// Interval between progress lines if no bar is shown.
 const PERIOD: Duration = Duration::from_secs(10);
 
 /// Maximum number of skipped input locations to print per reason.
@@ -30,7 +31,7 @@ pub fn prep(arguments: &cli::Prep) -> Outcome {
     let config = prep::load(&Layers::from_process(&arguments.sets), &arguments.config)?;
     source::unused_settings(&config).iter().for_each(|setting| tracing::warn!("{setting}"));
     let threads = arguments.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
-    let display = PrepDisplay::default();
+    let display = PrepDisplay::start();
     let started = Instant::now();
     let options = PrepOptions { threads, memory: arguments.memory, part: arguments.part, progress: &display };
     let report = prep::run(&config, &options);
@@ -138,8 +139,7 @@ fn table(sources: &[SourceCounts]) -> Vec<String> {
 }
 
 /// Progress bar on a terminal, otherwise periodic lines.
-#[derive(Default)]
-pub struct PrepDisplay(Mutex<Shown>);
+struct PrepDisplay(Mutex<Shown>);
 
 #[derive(Default)]
 struct Shown {
@@ -147,7 +147,8 @@ struct Shown {
     sources: usize,
     begun: Option<Instant>,
     left_out: HashMap<&'static str, u64>,
-    bar: Option<ProgressBar>,
+    /// `None` without a terminal.
+    bar: Option<Progress>,
     line: Option<Instant>,
 }
 
@@ -195,13 +196,15 @@ impl PrepProgress for PrepDisplay {
         }
         shown.phase = status.phase;
         let elapsed = shown.begun.map_or(0.0, |begun| begun.elapsed().as_secs_f64());
-        if console::is_terminal() {
-            if new && let Some(bar) = shown.bar.replace(console::show(bar(status))) {
-                bar.finish_and_clear();
+        if let Some(bar) = &shown.bar {
+            if new {
+                bar.phase(status.phase, if status.unit == "bytes" { Unit::Bytes } else { Unit::Count(status.unit) });
             }
-            if let Some(bar) = &shown.bar {
-                bar.set_position(status.done);
-                bar.set_message(detail(status, shown.sources, elapsed));
+            bar.set_total(status.total);
+            bar.set_done(status.done);
+            let detail = detail(status, shown.sources, elapsed);
+            if let Some(detail) = detail.strip_prefix(", ") {
+                bar.set_detail(detail.to_owned());
             }
         } else if new || shown.line.is_none_or(|at| at.elapsed() >= PERIOD) {
             console::line(&line(status, shown.sources, elapsed));
@@ -211,27 +214,16 @@ impl PrepProgress for PrepDisplay {
 }
 
 impl PrepDisplay {
-    /// Starts the clock.
-    pub fn begin(&self) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).begun = Some(Instant::now());
+    /// Shows that the input is searched.
+    fn start() -> Self {
+        let bar = shows_bars().then(|| Progress::start("searching the input"));
+        Self(Mutex::new(Shown { bar, ..Shown::default() }))
     }
 
     /// Removes the bar.
-    pub fn end(&self) {
-        let mut shown = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(bar) = shown.bar.take() {
-            bar.finish_and_clear();
-        }
+    fn end(&self) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).bar = None;
     }
-}
-
-fn bar(status: &PrepStatus) -> ProgressBar {
-    let template = match status.unit {
-        "bytes" => "{prefix} {bar:30} {bytes}/{total_bytes}{msg}, ETA {eta}",
-        _ => "{prefix} {bar:30} {pos}/{len}{msg}, ETA {eta}",
-    };
-    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    ProgressBar::new(status.total).with_style(style).with_prefix(status.phase)
 }
 
 /// Formats a progress line: `tokenizing 2.2/2.3 MB (98%), source 1/1, 50.4 MB/s, ETA 0 s`.

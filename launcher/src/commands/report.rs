@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::Path;
 
 use lambert_config::exit;
+use lambert_progress::{Progress, Unit};
 use lambert_store::Store;
 
 use super::files;
@@ -16,17 +17,20 @@ use crate::report::{chart, document, html, markdown};
 
 /// Writes the report.
 pub fn report(arguments: &cli::Report) -> Outcome {
+    let progress = Progress::start("reading records");
     let read = |url: &String| -> Result<RunReport, Failure> {
-        let store = Store::open(url).map_err(Failure::usage)?;
+        let store = progress.observe(&Store::open(url).map_err(Failure::usage)?);
         require_run(&store)?;
         collect(&store, &history(&store)?)
     };
     let runs = arguments.runs.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+    progress.phase("drawing", Unit::Bytes);
     if let Some(path) = &arguments.curves {
         let curves: Vec<_> = runs.iter().map(|run| &run.curves).collect();
         write(path, &chart::losses(&curves).map_err(Failure::failed)?)?;
     }
     let text = render(&runs, arguments.format)?;
+    drop(progress);
     match &arguments.output {
         Some(path) => write(path, &text)?,
         None => console::result(text.trim_end()).map_err(Failure::failed)?,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lambert_config::exit;
+use lambert_progress::{Progress, Unit};
 use lambert_store::Store;
 use lambert_store::checkpoint;
 use lambert_store::run::CONFIG;
@@ -44,13 +45,16 @@ struct RunSummary {
 
 /// Prints the status.
 pub fn status(arguments: &cli::Status) -> Outcome {
+    let progress = Progress::start("reading the run");
     let store = Store::open(&arguments.run).map_err(Failure::usage)?;
     if store.head(CONFIG).map_err(Failure::failed)?.is_none() {
-        list(&store, arguments)?;
+        list(&store, arguments, progress)?;
     } else if arguments.follow {
+        drop(progress);
         follow(&store, arguments.json)?;
     } else {
         let summary = RunSummary::read(&store, stored::read(&store)?)?;
+        drop(progress);
         let text = if arguments.json { summary.json().to_string() } else { summary.text() };
         console::result(&text).map_err(Failure::failed)?;
     }
@@ -58,8 +62,14 @@ pub fn status(arguments: &cli::Status) -> Outcome {
 }
 
 /// Prints the runs of a directory.
-fn list(store: &Store, arguments: &cli::Status) -> Result<(), Failure> {
-    let runs = status_list::read(store)?;
+fn list(store: &Store, arguments: &cli::Status, progress: Progress) -> Result<(), Failure> {
+    progress.phase("reading runs", Unit::Count("folders"));
+    let update = |done: usize, total: usize| {
+        progress.set_total(total as u64);
+        progress.set_done(done as u64);
+    };
+    let runs = status_list::read(store, update)?;
+    drop(progress);
     let url = || store.url().to_owned();
     match runs.as_slice() {
         [] => Err(stored_run::not_a_run(store)),

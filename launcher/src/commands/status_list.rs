@@ -23,13 +23,16 @@ pub struct ListedRun {
     status: Result<Option<Status>, String>,
 }
 
-/// Reads the runs directly below `folder`, by name.
+/// Reads the runs directly below `folder`, by name. Calls `progress` with the number of folders that were read and their
+/// total number.
 ///
 /// # Errors
 /// A store error.
-pub fn read(folder: &Store) -> Result<Vec<ListedRun>, Failure> {
-    let mut runs = Vec::new();
-    for name in folder.list_folders("").map_err(Failure::failed)? {
+pub fn read(folder: &Store, progress: impl Fn(usize, usize)) -> Result<Vec<ListedRun>, Failure> {
+    let (mut runs, names) = (Vec::new(), folder.list_folders("").map_err(Failure::failed)?);
+    let total = names.len();
+    for (index, name) in names.into_iter().enumerate() {
+        progress(index, total);
         let run = folder.join(&name).map_err(Failure::failed)?;
         if run.head(CONFIG).map_err(Failure::failed)?.is_some() {
             let status = stored::read(&run).map_err(|failure| failure.to_string());

@@ -2,6 +2,7 @@
 //! run is suspended, its coordinator sees the request when the job resumes. A pending job is cancelled.
 
 use lambert_config::exit;
+use lambert_progress::Progress;
 use lambert_store::Store;
 
 use super::stored_run;
@@ -35,6 +36,7 @@ enum RequestTarget {
 
 /// Requests a checkpoint and a stop.
 pub fn stop(arguments: &cli::Stop) -> Outcome {
+    let progress = Progress::start("requesting a stop");
     let store = Store::open(&arguments.run).map_err(Failure::usage)?;
     let text = match find_target(&store)? {
         RequestTarget::Nobody(state) => return Err(not_running(&store, state)),
@@ -48,6 +50,7 @@ pub fn stop(arguments: &cli::Stop) -> Outcome {
         }
         RequestTarget::Pending(job) => stop_pending(&store, &job)?,
     };
+    drop(progress);
     // The exit code already reports success, so a failed print is not an error.
     let _ = console::result(&text);
     Ok(exit::DONE)

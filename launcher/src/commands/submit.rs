@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use lambert_config::exit;
+use lambert_progress::Progress;
 use lambert_store::Store;
 use serde_json::json;
 
@@ -50,6 +51,7 @@ pub fn submit(arguments: &cli::Submit) -> Outcome {
     let place = |what| move |source| Failure::failed(SubmitError::Place { what, source });
     let folder = std::env::current_dir().map_err(place("the working directory"))?;
     let lambert = std::env::current_exe().map_err(place("the path of this executable"))?;
+    let _progress = Progress::start("submitting");
     match &arguments.run {
         Some(run) => submit_run(arguments, run, &folder, &lambert.to_string_lossy()),
         None => submit_prep::submit(arguments, &folder, &lambert.to_string_lossy()),

@@ -5,7 +5,8 @@ use std::io::Write;
 use lambert_config::prep::{FormatName, Source};
 use lambert_config::{Layers, exit};
 use lambert_data_prep::prep as data_prep;
-use lambert_data_prep::vocab::{self, VocabSettings};
+use lambert_data_prep::vocab::{self, VocabProgress, VocabSettings};
+use lambert_progress::{Progress, Unit};
 
 use super::{files, prep};
 use crate::cli;
@@ -27,7 +28,7 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
         min_frequency: arguments.min_frequency,
         ..VocabSettings::default()
     };
-    let text = vocab::train(&sources, &settings).map_err(prep::failure)?;
+    let text = train(&sources, &settings)?;
     files::write(&arguments.output, |output| output.write_all(text.as_bytes())).map_err(Failure::failed)?;
     let (pieces, output) = (text.lines().count(), arguments.output.display());
     if pieces < arguments.size {
@@ -35,6 +36,19 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
     }
     console::result(&format!("wrote {output} ({pieces} tokens)")).map_err(Failure::failed)?;
     Ok(exit::DONE)
+}
+
+/// Trains the vocabulary and shows the progress.
+fn train(sources: &[Source], settings: &VocabSettings) -> Result<String, Failure> {
+    let progress = Progress::start("counting words");
+    let update = |state| match state {
+        VocabProgress::Counting { done, total } => {
+            progress.set_total(total);
+            progress.set_done(done);
+        }
+        VocabProgress::Merging => progress.phase("merging tokens", Unit::Bytes),
+    };
+    vocab::train_with(sources, settings, update).map_err(prep::failure)
 }
 
 /// Source at `path`. Its format is detected automatically, as in `lambert prep`.

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use lambert_control::Score;
 use lambert_control::StepRecord;
+use lambert_progress::terminal::shows_bars;
 
 use super::Throughput;
 use crate::console::{self, Bar, BarState};
@@ -24,9 +25,9 @@ pub struct ProgressDisplay {
 }
 
 impl ProgressDisplay {
-    /// Creates the display for a run of `steps` steps. Uses a progress bar if stderr is a terminal.
+    /// Creates the display for a run of `steps` steps. Uses a progress bar if stderr can show it.
     pub fn new(steps: u64) -> Self {
-        Self { bar: console::is_terminal(), steps, lines: 0, last: None }
+        Self { bar: shows_bars(), steps, lines: 0, last: None }
     }
 
     /// Updates the total number of steps.

@@ -65,7 +65,7 @@ fn write(url: &str, folder: &std::path::Path, saves: &Receiver<()>) -> Result<()
         while saves.try_recv().is_ok() {}
         let written = match &mut export {
             Some(export) => export.refresh(&store),
-            None => RunExport::begin(&store, folder).map(|begun| export = Some(begun)),
+            None => RunExport::begin(&store, folder, || {}).map(|begun| export = Some(begun)),
         };
         match written {
             Err(ExportError::Store(error)) => {

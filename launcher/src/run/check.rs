@@ -6,6 +6,7 @@ use std::path::Path;
 
 use lambert_config::exit;
 use lambert_config::run::RunConfig;
+use lambert_progress::Progress;
 use lambert_store::Store;
 use rustix::fs::{Access, access};
 
@@ -26,6 +27,7 @@ struct Refused(Vec<String>);
 /// # Errors
 /// All problems that were found. The exit code is 2, unless there is only one problem and it has another exit code.
 pub fn check(arguments: &cli::Run) -> Outcome {
+    let progress = Progress::start("checking the run");
     let mut problems = Vec::new();
     // Write access to a bucket cannot be tested without changing the bucket.
     if let Ok(store) = Store::open(&arguments.run)
@@ -50,6 +52,7 @@ pub fn check(arguments: &cli::Run) -> Outcome {
         lines.push(worker::version(validated.worker()).map_err(Failure::failed)?);
         Ok(lines)
     });
+    drop(progress);
     let code = lines.as_ref().err().filter(|_| problems.is_empty()).map_or(exit::USAGE, |failure| failure.code);
     let lines = lines.unwrap_or_else(|failure| {
         problems.push(failure.to_string());

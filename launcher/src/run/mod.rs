@@ -29,6 +29,8 @@ pub mod sources;
 pub mod spec;
 pub mod stored;
 
+use lambert_progress::Progress;
+
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
@@ -43,7 +45,9 @@ pub fn run(arguments: &cli::Run) -> Outcome {
     }
     console::detach().map_err(Failure::failed)?;
     std::env::current_dir().map_err(|error| Failure::usage(WorkersError::WorkingDirectoryDeleted(error)))?;
+    let progress = Progress::start("checking the run");
     let validated = RunSpec::validate(arguments, coordinator::host_pool)?;
+    drop(progress);
     let launcher = launch::choose(&validated.config().cluster).map_err(Failure::failed)?;
     tracing::debug!("starting workers with {}", launcher.name());
     run_plan::lines(validated.config())?.iter().for_each(|line| console::line(line));

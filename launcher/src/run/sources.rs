@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
+use lambert_progress::signals::{ignores, leave_to_command};
 pub use lambert_store::run::{SAVE as SAVE_OBJECT, STOP as STOP_OBJECT};
 use lambert_store::{Lease, RetryPolicy, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -30,6 +31,7 @@ impl Signals {
     pub fn listen(events: Sender<Event>) -> std::io::Result<Self> {
         let handled = [SIGINT, SIGTERM, SIGUSR1].into_iter().chain((!ignores(SIGHUP)).then_some(SIGHUP));
         let mut signals = signal_hook::iterator::Signals::new(handled)?;
+        leave_to_command();
         let handle = signals.handle();
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             for number in signals.forever() {
@@ -49,13 +51,6 @@ impl Drop for Signals {
     fn drop(&mut self) {
         self.0.close();
     }
-}
-
-/// True if this process ignores `signal`.
-pub fn ignores(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
-    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 /// Last lease that this coordinator took, if any.

@@ -31,14 +31,16 @@ pub struct RunExport {
 }
 
 impl RunExport {
-    /// Creates an event file in `folder` in place of earlier ones, and writes the steps so far.
+    /// Creates an event file in `folder` in place of earlier ones, and writes the steps so far. Calls `writing` before it
+    /// writes.
     ///
     /// # Errors
     /// The store or the folder fails, or a record is not JSON.
-    pub fn begin(store: &Store, folder: &Path) -> Result<Self, ExportError> {
+    pub fn begin(store: &Store, folder: &Path, writing: impl FnOnce()) -> Result<Self, ExportError> {
         let failed = |source| ExportError::Folder { folder: folder.display().to_string(), source };
         let mut history = History::default();
         history.refresh(store)?;
+        writing();
         let start = history.entries().iter().map(|entry| entry.time).min_by(f64::total_cmp).unwrap_or_else(host::now);
         let headers = headers(store, start)?;
         let file = EventFile::create(folder, host::now()).map_err(failed)?;

@@ -2,11 +2,12 @@
 //!
 //! - [`grid`]: parameter combinations; [`plan`]: validated runs; [`slots`]: concurrency and GPU assignment
 //! - [`runs`]: executes each run as a `lambert run` process, so that the run can be resumed
-//! - [`results`]: table of results; [`plot`]: plot of the held-out loss against a swept key
+//! - [`progress`]: progress bar; [`results`]: table of results; [`plot`]: plot of the held-out loss against a swept key
 
 pub mod grid;
 pub mod plan;
 pub mod plot;
+pub mod progress;
 pub mod results;
 pub mod runs;
 pub mod slots;
@@ -22,6 +23,7 @@ use crate::status::stored;
 use crate::text::counted;
 use grid::Setting;
 use plan::SweepPlan;
+use progress::SweepBar;
 use results::{Results, Trial, TrialOutcome};
 use runs::{FinishedRun, StopCause};
 use slots::HostResources;
@@ -53,12 +55,15 @@ pub fn tune(arguments: &cli::Tune) -> Outcome {
     console::line(&format!("{} runs, {} to do, {} in parallel", plan.runs.len(), missing.len(), slots.len()));
     let program = std::env::current_exe().map_err(|error| Failure::failed(TuneError::Program(error)))?;
     let started = |planned: &runs::PlannedRun| console::line(&format!("{}: started", planned.name));
+    let bar = SweepBar::start(&store, &missing, &plan.steps).map_err(Failure::failed)?;
     let mut unsaved = 0;
     let ended = |ended: FinishedRun| {
+        bar.end(&ended.planned.name);
         unsaved += usize::from(ended.stopping && is_failure(&ended));
         take(&store, &mut results, &ended)
     };
     let stopped = runs::execute(&program, missing, slots, started, ended)?;
+    drop(bar);
     show(&store, &results, arguments)?;
     let failed = plan.runs.iter().filter(|planned| !results.has(&planned.name, &planned.settings)).count();
     match (stopped, failed) {
@@ -121,7 +126,7 @@ fn take(store: &Store, results: &mut Results, ended: &FinishedRun) -> Result<(),
         TrialOutcome::Failed if ended.code == Some(exit::DONE) => {
             console::line(&format!("{name}: finished, but without an evaluation after the last step"));
         }
-        TrialOutcome::Failed => console::line(&format!("{name}: failed ({}):\n{}", ended.how, ended.output)),
+        TrialOutcome::Failed => console::error(&format!("{name}: failed ({}):\n{}", ended.how, ended.output)),
     }
     // Another `lambert tune` may have written results in the meantime.
     *results = Results::read(store).map_err(Failure::failed)?;

@@ -1,5 +1,6 @@
 //! Plan of a sweep. Validates all runs before the first run starts, and compares the configuration with existing runs.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -87,6 +88,8 @@ pub enum PlanError {
 pub struct SweepPlan {
     /// All runs.
     pub runs: Vec<PlannedRun>,
+    /// Number of steps by run.
+    pub steps: BTreeMap<String, u64>,
     /// Resources that suffice for every run.
     pub need: ResourceNeed,
     /// Copy of the configuration file. A user may edit the original before the last run starts.
@@ -104,6 +107,7 @@ impl SweepPlan {
     pub fn new(arguments: &cli::Tune, url: &str) -> Result<Self, Failure> {
         let (mut runs, mut need, mut new, mut first): (Vec<PlannedRun>, _, _, _) =
             (Vec::new(), ResourceNeed::default(), Vec::new(), None);
+        let mut steps = BTreeMap::new();
         let (kept, path) = keep(&arguments.config)?;
         for settings in grid::settings(&arguments.grid, &arguments.trial).map_err(Failure::usage)? {
             if let Some(setting) = settings.iter().find(|setting| ASKED_BY.contains(&setting.part())) {
@@ -127,10 +131,11 @@ impl SweepPlan {
             need = need.max(ResourceNeed::of(config, here, run_plan::memory(config).map_err(refused)?));
             new.extend(validated.is_new().then(|| name.clone()));
             first.get_or_insert_with(|| config.clone());
+            steps.insert(name.clone(), config.stage.iter().map(|stage| stage.steps).sum());
             let run_arguments = cli::Run { config: Some(path.clone()), ..run_arguments };
             runs.push(PlannedRun { name, settings, arguments: line(&run_arguments) });
         }
-        Ok(Self { runs, need, _config: kept, new, first: first.unwrap_or_default() })
+        Ok(Self { runs, steps, need, _config: kept, new, first: first.unwrap_or_default() })
     }
 
     /// Returns the runs without results.

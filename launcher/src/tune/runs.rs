@@ -8,6 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use lambert_config::exit;
+use lambert_progress::signals::{ignores, leave_to_command};
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
@@ -17,7 +18,6 @@ use super::slots::RunSlot;
 use crate::failure::Failure;
 use crate::host::GPU_VARIABLE;
 use crate::run::launch::processes::{ExitSignal, end_with_parent};
-use crate::run::sources::ignores;
 use crate::text::signal_name;
 
 /// Polling interval of running processes.
@@ -98,6 +98,7 @@ pub fn execute(
     let handled = [SIGINT, SIGTERM, SIGUSR1].into_iter().chain((!ignores(SIGHUP)).then_some(SIGHUP));
     let refused = |source| Failure::failed(RunsError::System { what: "handle signals", source });
     let mut signals = Signals::new(handled).map_err(refused)?;
+    leave_to_command();
     let mut waiting = planned.into_iter();
     let mut pool = RunPool { program, free: slots, running: Vec::new(), stopped: StopCause::No, failed: None };
     loop {

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 
-use super::select::MAX_MANIFEST_BYTES;
-use super::{Manifest, read_manifest, read_object};
+use super::select::{MAX_MANIFEST_BYTES, read_reported_object};
+use super::{Manifest, read_manifest};
 use crate::error::{Error, Result};
 use crate::run::{MANIFEST, in_checkpoint};
 use crate::store::Store;
@@ -20,8 +20,10 @@ pub fn copy(from: &Store, checkpoint: &str, to: &Store) -> Result<()> {
     if to.head(&name)?.is_some() {
         return check_identical(&manifest, to, &name);
     }
+    from.report_expected(manifest.bytes());
+    to.report_expected(manifest.bytes());
     for entry in &manifest.objects {
-        let bytes = read_object(from, &manifest, &entry.path)?;
+        let bytes = read_reported_object(from, &manifest, &entry.path)?;
         to.put(&in_checkpoint(checkpoint, &entry.path), bytes)?;
     }
     let text: Bytes = from.get_at_most(&name, MAX_MANIFEST_BYTES)?;

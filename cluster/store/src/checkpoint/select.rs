@@ -114,6 +114,7 @@ fn retry_if_damaged<T>(run: &Store, mut look: impl FnMut() -> Result<T>) -> Resu
 /// [`Error::NotFound`] or [`Error::Damaged`] if the checkpoint is not intact, or another store error.
 pub fn verify(run: &Store, checkpoint: &str) -> Result<VerifiedCheckpoint> {
     let manifest = read_manifest(run, checkpoint)?;
+    run.report_expected(manifest.bytes());
     // Sizes are checked first, because that is cheap and finds most damage.
     for entry in &manifest.objects {
         check_size(run, checkpoint, entry)?;
@@ -224,6 +225,12 @@ pub fn is_committed(run: &Store, checkpoint: &str) -> Result<bool> {
 /// [`Error::NotFound`] if the manifest does not list the object, [`Error::Damaged`] if the object is missing or was
 /// changed, or another store error.
 pub fn read_object(run: &Store, manifest: &Manifest, object: &str) -> Result<Bytes> {
+    run.report_expected(manifest.object(object).map_or(0, |entry| entry.bytes));
+    read_reported_object(run, manifest, object)
+}
+
+/// Like [`read_object`], for an object whose size the caller has reported as expected.
+pub(super) fn read_reported_object(run: &Store, manifest: &Manifest, object: &str) -> Result<Bytes> {
     // The store confirms the size here, before memory of that size is allocated.
     let (name, entry) = checked_entry(run, manifest, object)?;
     retry_if_damaged(run, || {
@@ -252,6 +259,7 @@ pub fn stream_object(
     sink: &mut impl ObjectSink,
 ) -> Result<()> {
     let (name, entry) = checked_entry(run, &verified.manifest, object)?;
+    run.report_expected(entry.bytes);
     retry_if_damaged(run, || {
         sink.restart();
         let mut xxh3 = Xxh3::new();

@@ -1,5 +1,6 @@
 //! Object-store client with blocking calls.
 
+mod observer;
 mod read;
 mod transfer;
 mod write;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use object_store::path::Path;
-use object_store::{GetOptions, ObjectStore, ObjectStoreExt};
+use object_store::{GetOptions, ObjectStoreExt};
 
 use crate::error::{Error, Result};
 use crate::folder::RequiredFolder;
@@ -18,6 +19,7 @@ use crate::names;
 use crate::open::{self, StorageBackend, StoreSettings};
 use crate::retry::{self, RetryPolicy, StoreRequest};
 use crate::runtime;
+pub use observer::TransferObserver;
 pub use transfer::Upload;
 
 /// A local directory or an object-store prefix. A store is cheap to clone and usable from many threads.
@@ -33,6 +35,8 @@ pub struct Store {
     pub(crate) retry_policy: RetryPolicy,
     /// Directory that must still exist when an object is written.
     required: Option<Arc<RequiredFolder>>,
+    /// Receives the sizes of reads and writes.
+    observer: Option<Arc<dyn TransferObserver>>,
 }
 
 impl std::fmt::Debug for Store {
@@ -61,7 +65,7 @@ impl Store {
     pub fn open_with(url: &str, settings: StoreSettings) -> Result<Self> {
         let opened = open::open(url, &settings)?;
         let (backend, root, url) = (Arc::new(opened.backend), opened.root, opened.url);
-        Ok(Self { backend, root, url, retry_policy: settings.retry_policy, required: None })
+        Ok(Self { backend, root, url, retry_policy: settings.retry_policy, required: None, observer: None })
     }
 
     /// Returns the same store with another retry policy.
@@ -127,7 +131,7 @@ impl Store {
             if bytes > limit {
                 return Ok(LimitedRead::TooLarge(bytes));
             }
-            complete(bytes, answer.bytes().await?).map(LimitedRead::Object)
+            self.body(bytes, answer).await.map(LimitedRead::Object)
         };
         match retry::attempts(request, self.retried(), once).await? {
             LimitedRead::Object(bytes) => Ok(bytes),
@@ -145,7 +149,7 @@ impl Store {
         }
         let (store, name, request) = self.prepare("get range of", path)?;
         runtime::wait(async move {
-            let once = |_| part(store.backend.objects(), &name, &range);
+            let once = |_| store.part(&name, &range);
             retry::attempts(&request, store.retried(), once).await
         })
     }
@@ -194,6 +198,19 @@ impl Store {
         let parts: Vec<_> = full.prefix_match(&self.root)?.map(|part| part.as_ref().to_string()).collect();
         Some(parts.join("/"))
     }
+
+    /// Reads the bytes `range` of an object. S3 and Azure truncate a range that exceeds the object. This function returns
+    /// a permanent error instead.
+    pub(crate) async fn part(&self, name: &Path, range: &Range<u64>) -> object_store::Result<Bytes> {
+        let options = GetOptions { range: Some(range.clone().into()), ..GetOptions::default() };
+        let answer = self.backend.objects().get_opts(name, options).await?;
+        let bytes = answer.meta.size;
+        if bytes < range.end {
+            let source = format!("the object has {bytes} bytes, the requested range ends at {}", range.end).into();
+            return Err(object_store::Error::Precondition { path: name.to_string(), source });
+        }
+        self.body(range.end - range.start, answer).await
+    }
 }
 
 /// Result of a size-limited read. An object above the limit is not an error here, so that the read is not retried.
@@ -211,17 +228,4 @@ pub(crate) fn complete(expected: u64, body: Bytes) -> object_store::Result<Bytes
     }
     let source = format!("the response has {} bytes, expected {expected}", body.len()).into();
     Err(object_store::Error::Generic { store: "answer", source })
-}
-
-/// Reads the bytes `range` of an object. S3 and Azure truncate a range that exceeds the object. This function returns a
-/// permanent error instead.
-pub(crate) async fn part(objects: &dyn ObjectStore, name: &Path, range: &Range<u64>) -> object_store::Result<Bytes> {
-    let options = GetOptions { range: Some(range.clone().into()), ..GetOptions::default() };
-    let answer = objects.get_opts(name, options).await?;
-    let bytes = answer.meta.size;
-    if bytes < range.end {
-        let source = format!("the object has {bytes} bytes, the requested range ends at {}", range.end).into();
-        return Err(object_store::Error::Precondition { path: name.to_string(), source });
-    }
-    complete(range.end - range.start, answer.bytes().await?)
 }

@@ -15,7 +15,9 @@ impl Store {
     /// error.
     pub fn read_pieces(&self, path: &str, bytes: u64, take: impl FnMut(&[u8])) -> Result<()> {
         match self.local_path(path)? {
-            Some(file) => local_read::pieces(&file, bytes, take).map_err(|source| self.read_error(path, &source)),
+            Some(file) => {
+                local_read::pieces(&file, bytes, self.counting(take)).map_err(|source| self.read_error(path, &source))
+            }
             None => {
                 let (store, name, request) = self.prepare("read", path)?;
                 transfer::download(store, name, request, bytes, take)
@@ -30,6 +32,7 @@ impl Store {
     pub fn read_pieces_inline(&self, path: &str, bytes: u64, take: impl FnMut(&[u8])) -> Result<()> {
         match self.local_path(path)? {
             Some(file) => {
+                let take = self.counting(take);
                 local_read::pieces_inline(&file, bytes, take).map_err(|source| self.read_error(path, &source))
             }
             None => self.read_pieces(path, bytes, take),
@@ -46,7 +49,9 @@ impl Store {
         if let Some(file) = self.local_path(path)? {
             // The kernel commits zeroed pages only when the file is read into them.
             let mut whole = vec![0; bytes as usize];
-            let sha256 = local_read::whole(&file, &mut whole).map_err(|source| self.read_error(path, &source))?;
+            let count = |bytes| self.report_transferred(bytes);
+            let sha256 =
+                local_read::whole(&file, &mut whole, count).map_err(|source| self.read_error(path, &source))?;
             return Ok((whole.into(), sha256));
         }
         let (mut whole, mut hasher) = (Vec::with_capacity(bytes as usize), hash::Hasher::new());
@@ -55,6 +60,14 @@ impl Store {
             whole.extend_from_slice(piece);
         })?;
         Ok((whole.into(), hasher.finish()))
+    }
+
+    /// Returns a function that passes pieces of an object to `take` and reports their sizes.
+    fn counting(&self, mut take: impl FnMut(&[u8])) -> impl FnMut(&[u8]) {
+        move |piece| {
+            take(piece);
+            self.report_transferred(piece.len() as u64);
+        }
     }
 
     /// Tries to allocate `bytes` bytes and returns an error if that fails. A failed allocation elsewhere would abort

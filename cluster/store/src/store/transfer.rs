@@ -12,7 +12,7 @@ use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{MultipartId, ObjectStoreExt, PutPayload};
 
-use super::{Store, part};
+use super::Store;
 use crate::error::{Cause, Error, Result};
 use crate::open::StorageBackend;
 use crate::retry::{self, StoreRequest};
@@ -84,9 +84,12 @@ pub(crate) async fn upload(store: Store, name: Path, request: StoreRequest, byte
             upload.run(&Content::Bytes(bytes)).await
         }
         backend => {
+            let length = bytes.len() as u64;
             let payload = PutPayload::from_bytes(bytes);
             let once = |_| backend.objects().put(&name, payload.clone());
-            store.write(&request, retry::attempts(&request, store.retried(), once)).await.map(drop)
+            store.write(&request, retry::attempts(&request, store.retried(), once)).await?;
+            store.report_transferred(length);
+            Ok(())
         }
     }
 }
@@ -180,9 +183,12 @@ impl Multipart<'_> {
     }
 
     async fn send(&self, id: &MultipartId, index: usize, bytes: Bytes) -> Result<PartId> {
+        let length = bytes.len() as u64;
         let payload = PutPayload::from_bytes(bytes);
         let once = |_| self.parts.put_part(self.name, id, index, payload.clone());
-        retry::attempts(self.request, self.store.retried(), once).await
+        let part = retry::attempts(self.request, self.store.retried(), once).await?;
+        self.store.report_transferred(length);
+        Ok(part)
     }
 
     async fn finish(&self, id: &MultipartId, parts: Vec<PartId>, bytes: u64, attempt: u32) -> object_store::Result<()> {
@@ -227,7 +233,7 @@ pub(crate) fn download(
 }
 
 async fn fetch(store: &Store, name: &Path, request: &StoreRequest, range: Range<u64>) -> Result<Bytes> {
-    let once = |_| part(store.backend.objects(), name, &range);
+    let once = |_| store.part(name, &range);
     retry::attempts(request, store.retried(), once).await
 }
 

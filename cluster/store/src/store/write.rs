@@ -71,14 +71,17 @@ impl Store {
     /// A store error. An existing object is not an error.
     pub fn put_new(&self, path: &str, bytes: Bytes) -> Result<bool> {
         let (store, name, request) = self.prepare("create", path)?;
-        runtime::wait(async move {
+        let length = bytes.len() as u64;
+        let created = runtime::wait(async move {
             store
                 .write(&request, async {
                     let once = |attempt| create(store.backend.objects(), &name, bytes.clone(), attempt);
                     retry::attempts(&request, store.retried(), once).await
                 })
                 .await
-        })
+        })?;
+        self.report_transferred(if created { length } else { 0 });
+        Ok(created)
     }
 
     /// Deletes an object. A missing object is not an error.

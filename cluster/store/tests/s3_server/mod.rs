@@ -6,7 +6,7 @@ mod proxy;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -72,6 +72,8 @@ pub struct Layer {
     random_faults: Mutex<Option<RandomFaults>>,
     seen: Mutex<Vec<String>>,
     hit: Mutex<usize>,
+    /// Limit of the rate of a response, bytes per second. 0: none.
+    rate: AtomicU64,
     /// True if the server ignores If-None-Match in PUT requests, like a store that does not support it.
     unconditional: AtomicBool,
 }
@@ -141,6 +143,11 @@ impl Server {
     /// From now on, create-only writes replace existing objects.
     pub fn ignore_conditions(&self) {
         self.layer.unconditional.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on, sends each response at this rate, as over a slow network.
+    pub fn limit_rate(&self, bytes_per_second: u64) {
+        self.layer.rate.store(bytes_per_second, Ordering::SeqCst);
     }
 
     pub fn fail(&self, rule: Rule) {

@@ -3,6 +3,8 @@
 use std::io::{Error, ErrorKind, Result};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -104,9 +106,23 @@ async fn forward(mut client: TcpStream, server: SocketAddr, layer: &Layer) -> Re
     let missing = request.length().saturating_sub(request.body.len());
     server.write_all(&request.body).await?;
     tokio::io::copy(&mut (&mut client).take(missing as u64), &mut server).await?;
-    match fault {
-        None => tokio::io::copy(&mut server, &mut client).await.map(drop),
-        Some(fault) => corrupt_response(client, server, method == "HEAD", fault).await,
+    match (fault, layer.rate.load(Ordering::SeqCst)) {
+        (None, 0) => tokio::io::copy(&mut server, &mut client).await.map(drop),
+        (None, rate) => copy_slowly(&mut server, &mut client, rate).await,
+        (Some(fault), _) => corrupt_response(client, server, method == "HEAD", fault).await,
+    }
+}
+
+/// Copies with at most `rate` bytes per second.
+async fn copy_slowly(from: &mut TcpStream, to: &mut TcpStream, rate: u64) -> Result<()> {
+    let mut piece = vec![0; (rate / 20).max(1) as usize];
+    loop {
+        let count = from.read(&mut piece).await?;
+        if count == 0 {
+            return Ok(());
+        }
+        to.write_all(&piece[..count]).await?;
+        tokio::time::sleep(Duration::from_secs_f64(count as f64 / rate as f64)).await;
     }
 }
 
@@ -138,7 +154,7 @@ async fn corrupt_response(mut client: TcpStream, mut server: TcpStream, bodiless
             client.write_all(&head).await?;
             client.write_all(&answer.body[..half]).await?;
             // Wait until the client has read the first half, because a reset discards unread data.
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
             return client.set_zero_linger();
         }
         Fault::ShortBody if !bodiless => {

@@ -15,6 +15,7 @@ use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::estimate::{self, ScalingPoint, StageEstimate, StageSamples, checkpoints};
 use lambert_plan::memory::fit::{self, GpuBudget};
 use lambert_plan::memory::{self, DatasetShape};
+use lambert_progress::Progress;
 use serde::Serialize;
 
 use super::files;
@@ -67,10 +68,16 @@ struct Plan {
 /// Prints the plan.
 pub fn plan(arguments: &cli::Plan) -> Outcome {
     check_ranges(arguments).map_err(Failure::usage)?;
+    let progress = Progress::start("reading datasets");
     let sets = sets(arguments);
     let config: RunConfig =
         Layers::from_process(&sets).warn_with(|it| tracing::warn!("{it}")).load(&arguments.config)?;
     let (data, assumptions) = samples(&config, &arguments.tokens_per_sample)?;
+    progress.set_label(if arguments.machine == Some(MachineName::Here) {
+        "measuring this machine"
+    } else {
+        "planning"
+    });
     let machine = machine::machine(arguments, &config, &sets)?;
     if machine.is_none() && (arguments.scaling || arguments.plot.is_some()) {
         return Err(Failure::usage(PlanError::NoMachine));
@@ -101,6 +108,7 @@ pub fn plan(arguments: &cli::Plan) -> Outcome {
             .map_err(|message| Failure::failed(PlanError::Plot { path: path.clone(), message }))?;
         files::write(path, |file| file.write_all(svg.as_bytes())).map_err(Failure::failed)?;
     }
+    drop(progress);
     let mut lines = output::lines(&plan);
     if arguments.scaling {
         lines.extend(output::scaling_lines(&plan.scaling));

@@ -1,0 +1,65 @@
+//! Removal of the bars before a signal ends the process.
+
+use std::io;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use indicatif::ProgressDrawTarget;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
+
+use crate::terminal::bars;
+
+/// Time limit for the removal. A terminal that is stopped blocks writes.
+const LIMIT: Duration = Duration::from_millis(500);
+
+static IS_LEFT_TO_COMMAND: AtomicBool = AtomicBool::new(false);
+
+/// From now on, signals have no effect here, because the command handles them.
+pub fn leave_to_command() {
+    IS_LEFT_TO_COMMAND.store(true, Ordering::Relaxed);
+}
+
+/// From now on, removes the bars before a signal ends the process. The process still ends by the signal. Ignored signals
+/// stay ignored.
+pub(crate) fn clear_bars_before_exit() {
+    static ONCE: Once = Once::new();
+    // Without the handler, a signal leaves the last bar on the terminal, which is no reason to fail.
+    ONCE.call_once(|| drop(listen()));
+}
+
+fn listen() -> io::Result<()> {
+    let handled = [SIGHUP, SIGINT, SIGQUIT, SIGTERM].into_iter().filter(|signal| !ignores(*signal));
+    let mut signals = Signals::new(handled)?;
+    let end = move || {
+        for signal in signals.forever() {
+            if !IS_LEFT_TO_COMMAND.load(Ordering::Relaxed) {
+                clear();
+                let _ = emulate_default_handler(signal);
+            }
+        }
+    };
+    std::thread::Builder::new().name("bars".into()).spawn(end).map(drop)
+}
+
+fn clear() {
+    let (sender, cleared) = channel();
+    let clear = move || {
+        let _ = bars().clear();
+        bars().set_draw_target(ProgressDrawTarget::hidden());
+        let _ = sender.send(());
+    };
+    if std::thread::Builder::new().spawn(clear).is_ok() {
+        let _ = cleared.recv_timeout(LIMIT);
+    }
+}
+
+/// True if this process ignores `signal`.
+pub fn ignores(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
