@@ -47,6 +47,12 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
+/// Formats a size in bytes in GiB, for the memory of a rank: `0.35 GiB`, `71.2 GiB`.
+pub fn gib(bytes: u64) -> String {
+    let value = bytes as f64 / f64::from(1 << 30);
+    format!("{value:.*} GiB", if value < 9.995 { 2 } else { 1 })
+}
+
 /// Formats a rate with two decimals if it is below 10, else without decimals: `5.27`, `602`.
 pub fn rate(value: f64) -> String {
     format!("{value:.*}", if value < 10.0 { 2 } else { 0 })
@@ -93,6 +99,7 @@ mod tests {
     fn sizes_have_the_digits_that_mean_something() {
         let shown = [788, 2_263_197, 73_480_000_000, 999_960, 734_200_000_000].map(size);
         assert_eq!(shown, ["788 B", "2.3 MB", "73.5 GB", "1.0 MB", "734 GB"]);
+        assert_eq!([372 << 20, 76_452_000_000].map(gib), ["0.36 GiB", "71.2 GiB"]);
         assert_eq!([602.3, 5.267, 0.04].map(rate), ["602", "5.27", "0.04"]);
         assert_eq!(percent(0.1261), "12.6%");
     }

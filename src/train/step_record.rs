@@ -4,6 +4,7 @@ use lambert_control::{BatchStats, SkipCounts, StepRecord, Throughput, UpdateStat
 
 use crate::state::TrainState;
 use crate::train::outcome::StepOutcome;
+use crate::worker::agreement::RankStats;
 
 /// Creates the record of a step, without times and throughput. `state` is the state after the step.
 pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
@@ -40,6 +41,11 @@ pub fn set_throughput(record: &mut StepRecord, flops: f64, peak: f64) {
         tokens_per_second: batch.tokens as f64 / seconds,
         flops_utilization: flops / seconds / peak,
     };
+}
+
+/// Returns the peak memory of the rank with the highest peak, bytes. `None` if no rank knows its peak.
+pub fn highest_peak(ranks: &[RankStats]) -> Option<u64> {
+    ranks.iter().map(|stats| stats.peak_memory as u64).max().filter(|peak| *peak > 0)
 }
 
 #[cfg(test)]

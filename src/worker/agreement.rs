@@ -132,24 +132,48 @@ impl Agreement {
     }
 }
 
-/// All-reduces `sums` together with the votes and the times (seconds) of the ranks.
-/// Returns the agreement and the times by rank.
+/// Measurements of one rank in a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct RankStats {
+    /// Time spent on waiting for data and on the forward and backward passes, seconds.
+    pub busy: f64,
+    /// Peak memory, bytes; 0 if it is unknown. An f64 is exact up to 2^53 bytes.
+    pub peak_memory: f64,
+}
+
+impl RankStats {
+    /// Number of elements of encoded measurements.
+    const LENGTH: usize = 2;
+
+    fn encode(self) -> [f64; Self::LENGTH] {
+        [self.busy, self.peak_memory]
+    }
+
+    fn decode(numbers: &[f64; Self::LENGTH]) -> Self {
+        let [busy, peak_memory] = *numbers;
+        Self { busy, peak_memory }
+    }
+}
+
+/// All-reduces `sums` together with the votes and the measurements of the ranks. Returns the agreement and the
+/// measurements by rank.
 pub fn all_reduce_votes(
     group: &mut dyn Group,
     sums: &mut [f64],
     vote: Vote,
-    seconds: f64,
-) -> Result<(Agreement, Vec<f64>), Error> {
-    let mut times = vec![0.0; group.world_size()];
-    times[group.rank()] = seconds;
-    let mut numbers = [&*sums, &vote.encode(), &times].concat();
+    own: RankStats,
+) -> Result<(Agreement, Vec<RankStats>), Error> {
+    let mut stats = vec![[0.0; RankStats::LENGTH]; group.world_size()];
+    stats[group.rank()] = own.encode();
+    let mut numbers = [&*sums, &vote.encode(), stats.as_flattened()].concat();
     group.all_reduce_sum_f64(&mut numbers)?;
     let (added, rest) = numbers.split_at(sums.len());
-    let (votes, times) = rest.split_at(LENGTH);
+    let (votes, stats) = rest.split_at(LENGTH);
     sums.copy_from_slice(added);
     let mut of_all = [0.0; LENGTH];
     of_all.copy_from_slice(votes);
-    Ok((Agreement::decode(of_all), times.to_vec()))
+    let (stats, _) = stats.as_chunks();
+    Ok((Agreement::decode(of_all), stats.iter().map(RankStats::decode).collect()))
 }
 
 #[cfg(test)]
@@ -177,10 +201,13 @@ mod tests {
         let rank = |(rank, (mut ends, vote)): (usize, (lambert_collective::Endpoints, Vote))| {
             std::thread::spawn(move || {
                 let mut sums = [rank as f64 + 0.1, 7.0];
-                let (agreement, times) =
-                    all_reduce_votes(&mut *ends.group, &mut sums, vote, rank as f64 + 0.5).unwrap();
-                let expected: Vec<f64> = (0..ends.group.world_size()).map(|rank| rank as f64 + 0.5).collect();
-                assert_eq!(times, expected);
+                let stats = |rank: usize| RankStats {
+                    busy: rank as f64 + 0.5,
+                    peak_memory: (1_u64 << 52) as f64 + rank as f64,
+                };
+                let (agreement, all) = all_reduce_votes(&mut *ends.group, &mut sums, vote, stats(rank)).unwrap();
+                let expected: Vec<RankStats> = (0..ends.group.world_size()).map(stats).collect();
+                assert_eq!(all, expected);
                 (agreement, sums.map(f64::to_bits))
             })
         };

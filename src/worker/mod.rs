@@ -5,7 +5,7 @@
 //! - [`agreement`]: votes of the ranks in the all-reduce of each step
 //! - [`nccl_report`]: version, variables and transports of NCCL
 //! - [`micro_batch_size`]: micro-batch sizes that fit into GPU memory
-//! - [`peak`]: matmul throughput of a device
+//! - [`peak`]: matmul throughput of a device, peak memory of a rank
 //! - [`stopwatch`]: elapsed time
 //! - [`trace`]: Chrome traces of selected steps
 //! - [`output`]: results on standard output

@@ -63,6 +63,10 @@ pub struct StepRecord {
     /// Throughput.
     #[serde(flatten)]
     pub throughput: Throughput,
+    /// Peak memory of the rank with the highest peak since the start of its process, bytes: memory of the libtorch
+    /// allocator on a GPU, resident memory on a CPU. Absent in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_memory: Option<u64>,
 }
 
 /// The size and the digest of a global batch.
@@ -207,7 +211,7 @@ mod tests {
         r#""trust_ratios":{"bert.pooler.dense.weight":0.125},"skipped_updates":2,"skipped_samples":512,"#,
         r#""seconds":4.0,"data_wait":0.5,"forward_backward":2.0,"communication":0.25,"ranks":{"min":1.0,"median":1.5,"#,
         r#""max":2.0,"slowest":3},"optimizer":0.75,"checkpoint":0.5,"samples_per_second":64.0,"#,
-        r#""tokens_per_second":7500.0,"flops_utilization":0.375}"#,
+        r#""tokens_per_second":7500.0,"flops_utilization":0.375,"peak_memory":1234567890}"#,
     );
 
     /// JSON text of a record without the optional fields, and with a loss that is not finite.
@@ -257,6 +261,7 @@ mod tests {
                 checkpoint: 0.5,
             },
             throughput: Throughput { samples_per_second: 64.0, tokens_per_second: 7500.0, flops_utilization: 0.375 },
+            peak_memory: Some(1_234_567_890),
         }
     }
 

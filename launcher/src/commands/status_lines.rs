@@ -9,7 +9,7 @@ use crate::slurm::job::Job;
 use crate::status::goodput::{Goodput, TimeCategory};
 use crate::status::stored::Liveness;
 use crate::status::{Downtime, RankStatus, Restarts, RunProgress, RunState, Status};
-use crate::text::{age, clock, counted, duration, percent, rate};
+use crate::text::{age, clock, counted, duration, gib, percent, rate};
 
 /// Maximum number of checkpoint names to show.
 const CHECKPOINTS: usize = 5;
@@ -28,6 +28,9 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
     let times = latest.record.as_ref().and_then(|record| record.times.ranks);
     if let Some(times) = times.filter(|_| workers.ranks.len() > 1) {
         lines.push(line("rank time", &rank_times(times, &workers.ranks)));
+    }
+    if let Some(bytes) = latest.record.as_ref().and_then(|record| record.peak_memory) {
+        lines.push(line("memory", &format!("peak {} per rank", gib(bytes))));
     }
     if let Some(held_out) = &latest.evaluation {
         let scores = score(&held_out.scores.main());
@@ -200,7 +203,10 @@ fn rank(rank: &RankStatus) -> String {
 
 #[cfg(test)]
 mod tests {
+    use lambert_control::StepRecord;
+
     use super::*;
+    use crate::status::LatestMetrics;
 
     fn of(state: &str) -> Job {
         Job { id: "12".into(), state: state.into(), partition: Some("batch".into()), ..Job::default() }
@@ -249,6 +255,17 @@ mod tests {
         let lines = run("/r", &status, Liveness::Over, None);
         assert_eq!(lines[2], "attempt      2 (1 restart, 2.6 s lost)");
         assert_eq!(lines[3], "failure      attempt 1, step 603: rank 1 (pid 7, host vm) killed by SIGKILL; 2.6 s lost");
+    }
+
+    #[test]
+    fn the_peak_memory_has_a_line() {
+        let lines = |peak_memory| {
+            let record = Some(StepRecord { peak_memory, ..StepRecord::default() });
+            let latest = LatestMetrics { record, ..LatestMetrics::default() };
+            run("/r", &Status { latest, ..Status::default() }, Liveness::Over, None)
+        };
+        assert_eq!(lines(Some(3 << 30))[3], "memory       peak 3.00 GiB per rank");
+        assert!(!lines(None).iter().any(|line| line.starts_with("memory")));
     }
 
     #[test]

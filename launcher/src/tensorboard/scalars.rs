@@ -13,7 +13,7 @@ const ACCURACY: &str = "_accuracy";
 const TRUST_RATIOS: &str = "trust_ratios.";
 
 /// Fields that have fixed tags. All other tags are derived from the names of the fields.
-const TAGS: [(&str, &str); 27] = [
+const TAGS: [(&str, &str); 28] = [
     ("loss", "loss/total"),
     ("learning_rate", "optimizer/learning_rate"),
     ("grad_norm", "optimizer/gradient_norm"),
@@ -38,6 +38,7 @@ const TAGS: [(&str, &str); 27] = [
     ("samples_per_second", "throughput/samples_per_second"),
     ("tokens_per_second", "throughput/tokens_per_second"),
     ("flops_utilization", "throughput/flops_utilization"),
+    ("peak_memory", "memory/peak_bytes"),
     (NOISE_GRADIENT, "noise/gradient"),
     (NOISE_VARIANCE, "noise/variance"),
     ("unigram_entropy", "held-out/unigram_entropy"),
@@ -116,7 +117,7 @@ mod tests {
     #[test]
     fn records_and_evaluations_have_tags() {
         let text = r#"{"step":1,"stage":"s","batch_digest":7,"samples":64,"padding":0.25,"loss":7.5,"x_loss":0.1,
-            "x_accuracy":0.25,"tokens_per_second":80.0,"trust_ratios":{"a.x_loss":0.5},"ranks":{"min":1.5}}"#;
+            "x_accuracy":0.25,"tokens_per_second":80.0,"peak_memory":4096,"trust_ratios":{"a.x_loss":0.5},"ranks":{"min":1.5}}"#;
         let expected = [
             scalar("batch/samples", 64.0),
             scalar("batch/padding", 0.25),
@@ -124,6 +125,7 @@ mod tests {
             scalar("loss/x", 0.1),
             scalar("accuracy/x", 0.25),
             scalar("throughput/tokens_per_second", 80.0),
+            scalar("memory/peak_bytes", 4096.0),
             scalar("trust_ratio/a.x_loss", 0.5),
             scalar("seconds/ranks_min", 1.5),
             scalar("throughput/padded_tokens_per_second", 100.0),

@@ -25,6 +25,8 @@ pub struct Info {
     pub steps: u64,
     pub samples_per_second: f64,
     pub seconds_left: Option<f64>,
+    /// Peak memory of the rank with the highest peak, bytes.
+    pub peak_memory: Option<u64>,
     pub checkpoint: Option<String>,
     pub restarts: u64,
     /// Name of the main objective.
@@ -74,6 +76,7 @@ impl Info {
             steps: progress.steps,
             samples_per_second: progress.samples_per_second,
             seconds_left: progress.seconds_left.filter(|_| status.state == RunState::Training),
+            peak_memory: record.and_then(|record| record.peak_memory),
             checkpoint: status.checkpoint.clone(),
             restarts: status.restarts.count,
             objective: record.map_or(String::new(), |record| record.scores.main().name),

@@ -103,6 +103,9 @@ impl Metrics {
         let throughput = &record.throughput;
         self.gauge("tokens_per_second", "Tokens per second of the last step", throughput.tokens_per_second);
         self.gauge("flops_utilization", "Share of the peak FLOP/s in the last step", throughput.flops_utilization);
+        if let Some(bytes) = record.peak_memory {
+            self.gauge("peak_memory_bytes", "Peak memory of the rank with the highest peak", bytes as f64);
+        }
         self.counter("skipped_updates", "Updates skipped because they were not finite", record.skipped.updates);
         self.counter("skipped_samples", "Samples skipped", record.skipped.samples);
     }
@@ -152,7 +155,8 @@ mod tests {
     fn a_status_becomes_open_metrics() {
         let scores = [Score { name: "mlm".to_owned(), loss: 6.5, accuracy: None }].into_iter().collect();
         let skipped = SkipCounts { updates: 2, samples: 32 };
-        let record = StepRecord { step: 7, loss: f64::NAN, scores, skipped, ..StepRecord::default() };
+        let peak_memory = Some(1 << 30);
+        let record = StepRecord { step: 7, loss: f64::NAN, scores, skipped, peak_memory, ..StepRecord::default() };
         let mut status = Status { name: "a \"b\"\n\\".to_owned(), state: RunState::Training, ..Status::default() };
         (status.progress.step, status.latest.record) = (7, Some(record));
         let snapshot = Snapshot { url: "/runs/a".to_owned(), status, last_step: Some(5.5), last_checkpoint: None };
@@ -164,6 +168,7 @@ mod tests {
             "lambert_step 7.0",
             "lambert_loss NaN",
             "lambert_training_loss{loss=\"mlm\"} 6.5",
+            "lambert_peak_memory_bytes 1073741824.0",
             "# TYPE lambert_skipped_updates counter",
             "lambert_skipped_updates_total 2",
             "lambert_time_seconds{category=\"evaluation\"} 0.0",

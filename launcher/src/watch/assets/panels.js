@@ -1,6 +1,6 @@
 // Runs, goodput, ranks and events.
 
-import { duration, el, format, replace } from "./dom.js";
+import { duration, el, format, gib, replace } from "./dom.js";
 import { KINDS } from "./marks.js";
 
 /** Seconds without a heartbeat that are marked. */
@@ -14,9 +14,10 @@ export function showRuns(list, state, toggle) {
     replace(label.lastElementChild, info.title);
     const left = info.seconds_left === null ? "" : `, ${duration(info.seconds_left)} left`;
     const rate = info.state === "training" ? `, ${format(info.samples_per_second)} samples/s` : "";
+    const memory = info.peak_memory ? `, peak memory ${gib(info.peak_memory)} per rank` : "";
     const lines = [
       `${info.state ?? "not started"}${info.updated ? `, updated ${duration(state.now() - info.updated)} ago` : ""}`,
-      `step ${info.step} of ${info.steps}${rate}${left}`,
+      `step ${info.step} of ${info.steps}${rate}${left}${memory}`,
       ...(info.goodput.length > 0 ? [goodput(info.goodput)] : []),
       `attempt ${info.attempt}${info.restarts ? `, ${info.restarts} restart${info.restarts > 1 ? "s" : ""}` : ""}${info.checkpoint ? `, checkpoint ${info.checkpoint}` : ""}`,
     ];
