@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lambert_collective::{Group, Reducer};
-use lambert_control::{Directive, EventKind, RankTimes, StepRecord, StepTimes};
+use lambert_control::{Directive, EventKind, StepRecord, StepTimes};
 use lambert_dataset::DatasetError;
 use lambert_dataset::random::Key;
 use lambert_plan::timeline::{self, StagePosition};
@@ -164,7 +164,8 @@ impl<'a> StageRun<'a> {
         session.control.phase(WorkerPhase::AllReduce);
         let agreeing = span!("agree");
         let peak_memory = peak::memory(&*session.kernels).unwrap_or(0) as f64;
-        let stats = RankStats { busy: data_wait + forward_backward, peak_memory };
+        let gpu = session.control.gpu_sample();
+        let stats = RankStats { busy: data_wait + forward_backward, peak_memory, gpu };
         let mut agreed = self.agree(collective, &totals, saver, has_no_samples, stats)?;
         drop(agreeing);
         communication += watch.lap();
@@ -179,11 +180,10 @@ impl<'a> StageRun<'a> {
 
         let mut record = step_record::record(&outcome, state);
         (record.update.noise, record.update.trust_ratios) = (noise, trust_ratios);
-        let ranks = RankTimes::of(&agreed.stats.iter().map(|stats| stats.busy).collect::<Vec<_>>());
-        record.peak_memory = step_record::highest_peak(&agreed.stats);
         let seconds = whole.lap();
         record.times =
-            StepTimes { seconds, data_wait, forward_backward, communication, ranks, optimizer, ..StepTimes::default() };
+            StepTimes { seconds, data_wait, forward_backward, communication, optimizer, ..StepTimes::default() };
+        step_record::set_rank_stats(&mut record, &agreed.stats);
         step_record::set_throughput(&mut record, flops(state, &batch), session.peak);
         Ok(StepResult::Completed(Box::new(record), agreed))
     }

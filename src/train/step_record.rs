@@ -1,6 +1,6 @@
 //! Step records.
 
-use lambert_control::{BatchStats, SkipCounts, StepRecord, Throughput, UpdateStats};
+use lambert_control::{BatchStats, GpuRanges, GpuSample, RankTimes, SkipCounts, StepRecord, Throughput, UpdateStats};
 
 use crate::state::TrainState;
 use crate::train::outcome::StepOutcome;
@@ -43,9 +43,13 @@ pub fn set_throughput(record: &mut StepRecord, flops: f64, peak: f64) {
     };
 }
 
-/// Returns the peak memory of the rank with the highest peak, bytes. `None` if no rank knows its peak.
-pub fn highest_peak(ranks: &[RankStats]) -> Option<u64> {
-    ranks.iter().map(|stats| stats.peak_memory as u64).max().filter(|peak| *peak > 0)
+/// Sets the times, the peak memory and the GPU values of the ranks.
+pub fn set_rank_stats(record: &mut StepRecord, ranks: &[RankStats]) {
+    let busy: Vec<f64> = ranks.iter().map(|stats| stats.busy).collect();
+    let gpus: Vec<GpuSample> = ranks.iter().map(|stats| stats.gpu).collect();
+    record.times.ranks = RankTimes::of(&busy);
+    record.peak_memory = ranks.iter().map(|stats| stats.peak_memory as u64).max().filter(|peak| *peak > 0);
+    record.gpu = GpuRanges::of(&gpus);
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! decision after the same step. [`gather_and_decide`] makes a collective decision outside of steps.
 
 use lambert_collective::Group;
-use lambert_control::Directive;
+use lambert_control::{Directive, GpuSample};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -139,19 +139,31 @@ pub struct RankStats {
     pub busy: f64,
     /// Peak memory, bytes; 0 if it is unknown. An f64 is exact up to 2^53 bytes.
     pub peak_memory: f64,
+    /// Last values of the GPU.
+    pub gpu: GpuSample,
 }
 
 impl RankStats {
     /// Number of elements of encoded measurements.
-    const LENGTH: usize = 2;
+    const LENGTH: usize = 7;
 
+    /// Encodes an absent value as NaN.
     fn encode(self) -> [f64; Self::LENGTH] {
-        [self.busy, self.peak_memory]
+        let Self { busy, peak_memory, gpu } = self;
+        let value = |value: Option<f64>| value.unwrap_or(f64::NAN);
+        let bytes = |bytes: Option<u64>| bytes.map_or(f64::NAN, |bytes| bytes as f64);
+        let [used, total] = [gpu.memory_used, gpu.memory_total].map(bytes);
+        let [utilization, power, temperature] = [gpu.utilization, gpu.power, gpu.temperature].map(value);
+        [busy, peak_memory, utilization, used, total, power, temperature]
     }
 
     fn decode(numbers: &[f64; Self::LENGTH]) -> Self {
-        let [busy, peak_memory] = *numbers;
-        Self { busy, peak_memory }
+        let [busy, peak_memory, gpu @ ..] = *numbers;
+        let [utilization, used, total, power, temperature] =
+            gpu.map(|value| Some(value).filter(|value| !value.is_nan()));
+        let [memory_used, memory_total] = [used, total].map(|bytes| bytes.map(|bytes| bytes as u64));
+        let gpu = GpuSample { utilization, memory_used, memory_total, power, temperature };
+        Self { busy, peak_memory, gpu }
     }
 }
 
@@ -195,16 +207,20 @@ mod tests {
         DIRECTIVES.into_iter().flat_map(with)
     }
 
+    /// Measurements of a rank. Odd ranks have a GPU that does not measure its power.
+    fn stats(rank: usize) -> RankStats {
+        let (busy, peak_memory) = (rank as f64 + 0.5, (1_u64 << 52) as f64 + rank as f64);
+        let (utilization, memory_used, memory_total) = (Some(0.96), Some(71 << 30), Some(80 << 30));
+        let gpu = GpuSample { utilization, memory_used, memory_total, power: None, temperature: Some(rank as f64) };
+        RankStats { busy, peak_memory, gpu: if rank % 2 == 1 { gpu } else { GpuSample::default() } }
+    }
+
     /// Exchanges `votes`, one per rank, and checks that all ranks get the same agreement and sums.
     fn agree(votes: &[Vote]) -> Agreement {
         let ranks = local::group(votes.len()).into_iter().zip(votes.to_vec()).enumerate();
         let rank = |(rank, (mut ends, vote)): (usize, (lambert_collective::Endpoints, Vote))| {
             std::thread::spawn(move || {
                 let mut sums = [rank as f64 + 0.1, 7.0];
-                let stats = |rank: usize| RankStats {
-                    busy: rank as f64 + 0.5,
-                    peak_memory: (1_u64 << 52) as f64 + rank as f64,
-                };
                 let (agreement, all) = all_reduce_votes(&mut *ends.group, &mut sums, vote, stats(rank)).unwrap();
                 let expected: Vec<RankStats> = (0..ends.group.world_size()).map(stats).collect();
                 assert_eq!(all, expected);

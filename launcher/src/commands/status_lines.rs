@@ -1,12 +1,12 @@
 //! Text output of `lambert status`. This module only formats.
 
-use lambert_control::RankTimes;
-use lambert_control::Score;
+use lambert_control::{GpuSample, GpuStatus, RankTimes, Score};
 
 use crate::decide::history::JobEnd;
 use crate::host::now;
 use crate::slurm::job::Job;
 use crate::status::goodput::{Goodput, TimeCategory};
+use crate::status::gpus;
 use crate::status::stored::Liveness;
 use crate::status::{Downtime, RankStatus, Restarts, RunProgress, RunState, Status};
 use crate::text::{age, clock, counted, duration, gib, percent, rate};
@@ -52,6 +52,7 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
         lines.push(line("error", error));
     }
     if !status.state.is_over() && !is_waiting(job) {
+        lines.extend(gpus::summary(&workers.ranks).map(|text| line("gpu", &text)));
         lines.extend(workers.ranks.iter().map(rank));
     }
     lines
@@ -61,7 +62,10 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
 pub fn comparable(status: &Status) -> Status {
     let mut status = Status { updated: 0.0, ..status.clone() };
     (status.goodput.until, status.goodput.seconds) = (0.0, Default::default());
-    status.workers.ranks.iter_mut().for_each(|rank| rank.seconds_since_heartbeat = 0.0);
+    for rank in &mut status.workers.ranks {
+        rank.seconds_since_heartbeat = 0.0;
+        rank.gpu.iter_mut().for_each(|gpu| gpu.sample = GpuSample::default());
+    }
     status
 }
 
@@ -197,7 +201,8 @@ fn rank_times(times: RankTimes, ranks: &[RankStatus]) -> String {
 fn rank(rank: &RankStatus) -> String {
     let (number, pid, host, step, silent) = (rank.rank, rank.pid, &rank.host, rank.step, rank.seconds_since_heartbeat);
     let phase = &rank.phase;
-    let text = format!("pid {pid}, host {host}, step {step}, {phase}, last heartbeat {silent:.1} s ago");
+    let xids = rank.gpu.as_ref().and_then(GpuStatus::xid_report).map_or(String::new(), |report| format!("; {report}"));
+    let text = format!("pid {pid}, host {host}, step {step}, {phase}, last heartbeat {silent:.1} s ago{xids}");
     line(&format!("rank {number}"), &text)
 }
 
