@@ -353,7 +353,7 @@ impl Reporter {
             seconds_in_phase: state.since.elapsed().as_secs_f64(),
             has_received_sigterm: self.terminated.load(Ordering::Relaxed),
             acknowledged_command: state.commands.acknowledged(),
-            gpu: state.gpu.clone(),
+            gpu: state.gpu.clone().map(Box::new),
             versions: self.versions.clone(),
             messages: state.outbox.batch(),
         }

@@ -80,7 +80,7 @@ pub struct WorkerReport {
     pub acknowledged_command: u64,
     /// GPU of the rank. Absent without a GPU or without NVML.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<GpuStatus>,
+    pub gpu: Option<Box<GpuStatus>>,
     /// Software versions of the worker. Reports contain them until the first reply arrives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub versions: Option<Versions>,
@@ -148,7 +148,7 @@ mod tests {
             seconds_in_phase: 0.5,
             has_received_sigterm: true,
             acknowledged_command: 2,
-            gpu: Some(GpuStatus { index: 3, uuid: "u".into(), ..GpuStatus::default() }),
+            gpu: Some(Box::new(GpuStatus { index: 3, uuid: "u".into(), ..GpuStatus::default() })),
             versions: None,
             messages: vec![SequencedMessage { number: 4, message }],
         };

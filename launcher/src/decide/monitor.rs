@@ -95,7 +95,7 @@ impl AttemptMonitor {
             self.versions.compare(rank, versions);
         }
         self.steps.reach(step);
-        let since = at - seconds_in_phase.max(0.0);
+        let (since, gpu) = (at - seconds_in_phase.max(0.0), gpu.map(|gpu| *gpu));
         self.ranks.insert(rank, Rank { pid, host, step, phase, since, last_report: at, gpu });
     }
 

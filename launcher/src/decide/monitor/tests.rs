@@ -171,7 +171,10 @@ fn ranks_without_responses_from_this_coordinator_have_not_failed() {
 #[test]
 fn xid_errors_are_part_of_the_failure_of_their_rank() {
     let gpu = GpuStatus { index: 3, uuid: "GPU-a".into(), xids: vec![79], ..GpuStatus::default() };
-    let report = |rank, gpu| WorkerReport { rank, pid: 7, host: "x".into(), gpu, ..WorkerReport::default() };
+    let report = |rank, gpu: Option<GpuStatus>| {
+        let gpu = gpu.map(Box::new);
+        WorkerReport { rank, pid: 7, host: "x".into(), gpu, ..WorkerReport::default() }
+    };
     let killed = |rank| {
         let mut monitor = AttemptMonitor::default();
         monitor.take(1.0, WorkerEvent::Report(report(0, None)));
