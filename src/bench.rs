@@ -255,7 +255,7 @@ fn measure(
             optimizer: median(&by_phase, |timed| timed.optimizer / timed.whole),
             enqueued: median(&by_phase, |timed| timed.enqueued / timed.forward_backward),
         },
-        memory: MemoryUse { peak_memory: kernels.peak_memory().or_else(peak_of_process).unwrap_or(0), needed_memory },
+        memory: MemoryUse { peak_memory: peak::memory(&*kernels).unwrap_or(0), needed_memory },
     })
 }
 
@@ -267,11 +267,4 @@ fn sorted(all: &[StepTiming], of: impl Fn(&StepTiming) -> f64) -> Vec<f64> {
 
 fn median(all: &[StepTiming], of: impl Fn(&StepTiming) -> f64) -> f64 {
     sorted(all, of)[all.len() / 2]
-}
-
-/// Peak resident memory of this process, bytes.
-fn peak_of_process() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
 }

@@ -249,6 +249,7 @@ fn unsafe_code_and_host_memory_access_are_restricted() {
             "gpu/device.rs",
             "gpu/libtorch.rs",
             "gpu/stream.rs",
+            "gpu/nvml.rs",
             "gpu/nvrtc.rs",
         ];
         if !allowed.contains(&file.as_str()) && UNSAFE.iter().any(|form| code.contains(form)) {

@@ -21,6 +21,7 @@ mod documents;
 mod failures;
 mod families;
 mod goodput;
+mod gpu_monitor;
 mod growth;
 mod hosts;
 mod init;

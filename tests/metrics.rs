@@ -56,6 +56,9 @@ fn json_lines_have_every_attempt_and_mark_undone_steps() {
     assert!(attempts.is_sorted() && attempts.first() == Some(&1) && attempts.last() >= Some(&3), "{attempts:?}");
     let falsified = lines.iter().find(|line| line["loss"].as_f64() > Some(1000.0)).unwrap();
     assert_eq!((&falsified["undone"], &falsified["step"]), (&Value::Bool(true), &observed::FALSIFIED.into()));
+    let steps = lines.iter().filter(|line| line.get("event").is_none());
+    let peaks: Vec<u64> = steps.map(|step| step["peak_memory"].as_u64().unwrap()).collect();
+    assert!(peaks.iter().all(|peak| *peak > 50_000_000), "{peaks:?}");
     let evaluations = lines.iter().filter(|line| line["event"] == "evaluation" && line["undone"] == false);
     assert!(evaluations.map(|line| line["step"].as_u64().unwrap()).eq((0..=observed::STEPS).step_by(10).skip(1)));
 }
@@ -69,7 +72,7 @@ fn pandas_and_pyarrow_read_the_tables() {
     let Some(found) = read::<Value>(&["tables", &csv, &parquet]) else { return };
     let steps: Vec<Value> = lines(run).into_iter().filter(|line| line.get("event").is_none()).collect();
     for format in ["csv", "parquet"] {
-        for name in ["attempt", "undone", "step", "loss", "learning_rate", "samples_per_second", "stage"] {
+        for name in ["attempt", "undone", "step", "loss", "learning_rate", "peak_memory", "stage"] {
             let column = found[format][name].as_array().unwrap();
             assert!(column.len() >= steps.len(), "{format}: {} rows", column.len());
             for (row, step) in column.iter().zip(&steps) {
@@ -80,8 +83,8 @@ fn pandas_and_pyarrow_read_the_tables() {
         let held_out = found[format]["held_out_mlm_loss"].as_array().unwrap();
         assert!(held_out.iter().filter(|loss| !loss.is_null()).count() >= 9, "{format}: {held_out:?}");
     }
-    let types = ["step", "undone", "loss", "stage"].map(|name| found["types"][name].as_str().unwrap());
-    assert_eq!(types, ["int64", "bool", "double", "string"]);
+    let types = ["step", "undone", "loss", "stage", "peak_memory"].map(|name| found["types"][name].as_str().unwrap());
+    assert_eq!(types, ["int64", "bool", "double", "string", "int64"]);
 }
 
 /// Reads the scalars of a folder with TensorBoard's three readers.
@@ -96,7 +99,7 @@ fn assert_history(folder: &str, run: &str) -> bool {
         assert_near(&scalars["loss/total"], &losses(run));
         let held_out: Vec<u64> = scalars["held-out/mlm"].iter().map(|(step, _)| *step).collect();
         assert!(held_out.iter().copied().eq((0..=observed::STEPS).step_by(10).skip(1)), "{held_out:?}");
-        for tag in ["optimizer/learning_rate", "seconds/step", "throughput/tokens_per_second", "batch/samples"] {
+        for tag in ["optimizer/learning_rate", "seconds/step", "throughput/tokens_per_second", "memory/peak_bytes"] {
             assert_eq!(scalars[tag].len() as u64, observed::STEPS, "{tag}");
         }
         for (tag, points) in &scalars {

@@ -14,7 +14,7 @@ use crate::support::{ENDLESS, Running, TestDir, done, wait_for_no_workers};
 const TIMEOUT: Duration = Duration::from_secs(120);
 const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/prometheus");
 
-fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(found) = look() {
@@ -26,7 +26,7 @@ fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Settings of a run whose metrics are served at `address`.
-fn settings(dir: &TestDir, address: &str) -> Vec<String> {
+pub fn settings(dir: &TestDir, address: &str) -> Vec<String> {
     let set = |key: &str, value: &str| format!("prometheus.{key}={value:?}");
     let values = [
         set("address", address),
@@ -44,14 +44,14 @@ fn start(dir: &TestDir, steps: u64, address: &str) -> Running {
 }
 
 /// Address in the discovery file; `None` if it has none.
-fn target(dir: &TestDir) -> Option<String> {
+pub fn target(dir: &TestDir) -> Option<String> {
     let groups = std::fs::read(dir.path("prometheus/runs/run.json")).ok()?;
     let groups: Value = serde_json::from_slice(&groups).unwrap();
     groups[0]["targets"][0].as_str().map(str::to_owned)
 }
 
 /// Status code, content type and text of the metrics at `target`.
-fn scrape(target: &str, token: Option<&str>) -> (u16, String, String) {
+pub fn scrape(target: &str, token: Option<&str>) -> (u16, String, String) {
     let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
     let mut request = agent.get(format!("http://{target}/metrics"));
     if let Some(token) = token {
@@ -121,6 +121,8 @@ fn a_real_prometheus_scrapes_a_run() {
     let (code, kind, text) = scrape(&address, Some(token.trim()));
     assert_eq!((code, kind.as_str()), (200, "application/openmetrics-text; version=1.0.0; charset=utf-8"));
     assert!(text.contains("lambert_state{state=\"training\"} 1.0"), "{text}");
+    let peak = text.lines().find_map(|line| line.strip_prefix("lambert_peak_memory_bytes ")).unwrap();
+    assert!(peak.parse::<f64>().unwrap() > 50e6, "{peak}");
 
     if Command::new("prometheus").arg("--version").output().is_err() {
         eprintln!("SKIPPED: prometheus is missing");

@@ -24,6 +24,7 @@ fn the_facts_of_a_run_are_in_every_format() {
     let layers: Vec<u64> =
         facts["stages"].as_array().unwrap().iter().map(|stage| stage["layers"].as_u64().unwrap()).collect();
     assert_eq!(layers, [2, 4]);
+    assert!(facts["peak_memory"].as_u64().unwrap() > 50_000_000, "{facts}");
     let causes = facts["failures"].to_string();
     assert!(causes.contains("killed by SIGKILL") && causes.contains("rolled back to step 39"), "{causes}");
     let goodput = &facts["goodput"]["seconds"];
@@ -37,9 +38,14 @@ fn the_facts_of_a_run_are_in_every_format() {
     let html = std::fs::read_to_string(html).unwrap();
     let markdown = done(&["report", url, "--format", "markdown"]);
     let sha256 = facts["datasets_sha256"][0].as_str().unwrap();
-    for text in
-        [&final_loss as &str, "90 of 90", "killed by SIGKILL", sha256, "micro_batch_tokens = 256", "productive step"]
-    {
+    for text in [
+        &final_loss as &str,
+        "90 of 90",
+        "killed by SIGKILL",
+        sha256,
+        "micro_batch_tokens = 256",
+        "peak memory of a rank",
+    ] {
         for (format, content) in [("HTML", &html), ("Markdown", &markdown)] {
             assert!(content.contains(text), "no {text:?} in the {format} report");
         }

@@ -14,14 +14,14 @@ use crate::support::{self, ENDLESS, Running, TestDir, copy, done, observed, sign
 const MODULES: &str = "browser-playwright-1.49.1-axe-4.10.2";
 
 /// A server of the page.
-struct Watch {
+pub struct Watch {
     program: Child,
     url: String,
     hint: String,
 }
 
 impl Watch {
-    fn start(arguments: &[&str], environment: &[(&'static str, String)]) -> Self {
+    pub fn start(arguments: &[&str], environment: &[(&'static str, String)]) -> Self {
         let mut program = Command::new(support::lambert())
             .arg("watch")
             .args(arguments)
@@ -44,7 +44,7 @@ impl Watch {
     }
 
     /// Waits until the first run has steps.
-    fn wait_for_steps(&self) -> Value {
+    pub fn wait_for_steps(&self) -> Value {
         let start = Instant::now();
         loop {
             let data = self.data();

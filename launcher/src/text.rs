@@ -24,6 +24,12 @@ fn whole(seconds: f64) -> u64 {
     seconds.max(0.0).round() as u64
 }
 
+/// Formats a size in bytes in GiB, for the memory of a rank: `0.35 GiB`, `71.2 GiB`.
+pub fn gib(bytes: u64) -> String {
+    let value = bytes as f64 / f64::from(1 << 30);
+    format!("{value:.*} GiB", if value < 9.995 { 2 } else { 1 })
+}
+
 /// Formats a fraction as a percentage with one decimal: `12.6%`.
 pub fn percent(share: f64) -> String {
     format!("{:.1}%", 100.0 * share)
@@ -61,7 +67,8 @@ mod tests {
     }
 
     #[test]
-    fn percentages_have_one_decimal() {
+    fn shares_and_memory_have_the_digits_that_mean_something() {
+        assert_eq!([372 << 20, 76_452_000_000].map(gib), ["0.36 GiB", "71.2 GiB"]);
         assert_eq!(percent(0.1261), "12.6%");
     }
 

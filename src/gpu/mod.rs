@@ -8,6 +8,7 @@
 //! - [`Nvrtc`]: compiler of the hand-written kernels
 //! - `cubin`: compiled kernels and their cache file
 //! - [`Nccl`]: NCCL library
+//! - [`nvml`]: values and Xid errors of a GPU
 //! - [`CommStream`]: the stream on which NCCL runs all-reduces
 
 pub mod conflicts;
@@ -16,6 +17,7 @@ mod device;
 mod driver;
 mod libtorch;
 mod nccl;
+pub mod nvml;
 mod nvrtc;
 mod stream;
 

@@ -14,7 +14,7 @@ use crate::objective::Objective;
 use crate::objective::totals::ObjectiveTotals;
 use crate::recovery::skipped_samples::SkippedSamples;
 use crate::train::step;
-use crate::worker::agreement::{self, Vote};
+use crate::worker::agreement::{self, RankStats, Vote};
 
 /// Number of samples per batch. Each batch is split into micro-batches.
 const BATCH: usize = 256;
@@ -100,7 +100,7 @@ pub fn evaluate(
         let is_stopped = collective.rank() == 0 && is_stop_requested(first);
         let directive = if is_stopped { Directive::CheckpointAndStop } else { Directive::Continue };
         let vote = Vote { directive, unread: batch.is_err(), ..Vote::default() };
-        let (agreed, _) = agreement::all_reduce_votes(collective, &mut [], vote, 0.0)?;
+        let (agreed, _) = agreement::all_reduce_votes(collective, &mut [], vote, RankStats::default())?;
         let batch = match batch {
             Ok(batch) if agreed.unread == 0 => batch,
             unread => return Ok(EvalOutcome::Unreadable(unread.err())),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use lambert_collective::{Group, Reducer};
-use lambert_control::{Directive, EventKind, RankTimes, StepRecord, StepTimes};
+use lambert_control::{Directive, EventKind, StepRecord, StepTimes};
 use lambert_dataset::DatasetError;
 use lambert_dataset::random::Key;
 use lambert_plan::timeline::{self, StagePosition};
@@ -25,8 +25,9 @@ use crate::recovery::guard::GuardVerdict;
 use crate::stages::growth;
 use crate::state::{ParamSpec, TrainState};
 use crate::torch;
-use crate::worker::agreement::{self, Agreement, Vote};
+use crate::worker::agreement::{self, Agreement, RankStats, Vote};
 use crate::worker::control::WorkerPhase;
+use crate::worker::peak;
 use crate::worker::session::{Datasets, Session};
 use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
@@ -46,8 +47,8 @@ pub struct Agreed {
     pub totals: ObjectiveTotals,
     /// Merged votes of all ranks.
     pub agreement: Agreement,
-    /// Time that each rank spent on waiting for data and on the forward and backward passes, seconds.
-    pub busy: Vec<f64>,
+    /// Measurements of each rank.
+    pub stats: Vec<RankStats>,
     /// Verdict of the divergence guard.
     pub verdict: GuardVerdict,
 }
@@ -162,7 +163,10 @@ impl<'a> StageRun<'a> {
 
         session.control.phase(WorkerPhase::AllReduce);
         let agreeing = span!("agree");
-        let mut agreed = self.agree(collective, &totals, saver, has_no_samples, data_wait + forward_backward)?;
+        let peak_memory = peak::memory(&*session.kernels).unwrap_or(0) as f64;
+        let gpu = session.control.gpu_sample();
+        let stats = RankStats { busy: data_wait + forward_backward, peak_memory, gpu };
+        let mut agreed = self.agree(collective, &totals, saver, has_no_samples, stats)?;
         drop(agreeing);
         communication += watch.lap();
         if agreed.agreement.unread > 0 {
@@ -176,10 +180,10 @@ impl<'a> StageRun<'a> {
 
         let mut record = step_record::record(&outcome, state);
         (record.update.noise, record.update.trust_ratios) = (noise, trust_ratios);
-        let ranks = RankTimes::of(&agreed.busy);
         let seconds = whole.lap();
         record.times =
-            StepTimes { seconds, data_wait, forward_backward, communication, ranks, optimizer, ..StepTimes::default() };
+            StepTimes { seconds, data_wait, forward_backward, communication, optimizer, ..StepTimes::default() };
+        step_record::set_rank_stats(&mut record, &agreed.stats);
         step_record::set_throughput(&mut record, flops(state, &batch), session.peak);
         Ok(StepResult::Completed(Box::new(record), agreed))
     }
@@ -200,7 +204,7 @@ impl<'a> StageRun<'a> {
         totals: &[Vec<ObjectiveTotals>],
         saver: &mut Saver<'_>,
         unread: bool,
-        busy: f64,
+        stats: RankStats,
     ) -> Result<Agreed, Error> {
         let directive = match self.session.is_first() {
             true => self.session.control.take_directive(),
@@ -215,8 +219,8 @@ impl<'a> StageRun<'a> {
         let in_places = |share: &Vec<ObjectiveTotals>| ObjectiveTotals::scatter_shards(&zero, share, first, parts);
         let mut sums: Vec<f64> = totals.iter().flat_map(in_places).collect();
         let vote = Vote { directive, save: saver.vote(), unread };
-        let (agreement, busy) = agreement::all_reduce_votes(collective, &mut sums, vote, busy)?;
-        Ok(Agreed { totals: ObjectiveTotals::sum_shards(&zero, &sums), agreement, busy, verdict: GuardVerdict::Apply })
+        let (agreement, stats) = agreement::all_reduce_votes(collective, &mut sums, vote, stats)?;
+        Ok(Agreed { totals: ObjectiveTotals::sum_shards(&zero, &sums), agreement, stats, verdict: GuardVerdict::Apply })
     }
 
     /// Returns an outcome with only the fields that do not depend on the gradient.

@@ -1,9 +1,10 @@
 //! Step records.
 
-use lambert_control::{BatchStats, SkipCounts, StepRecord, Throughput, UpdateStats};
+use lambert_control::{BatchStats, GpuRanges, GpuSample, RankTimes, SkipCounts, StepRecord, Throughput, UpdateStats};
 
 use crate::state::TrainState;
 use crate::train::outcome::StepOutcome;
+use crate::worker::agreement::RankStats;
 
 /// Creates the record of a step, without times and throughput. `state` is the state after the step.
 pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
@@ -40,6 +41,15 @@ pub fn set_throughput(record: &mut StepRecord, flops: f64, peak: f64) {
         tokens_per_second: batch.tokens as f64 / seconds,
         flops_utilization: flops / seconds / peak,
     };
+}
+
+/// Sets the times, the peak memory and the GPU values of the ranks.
+pub fn set_rank_stats(record: &mut StepRecord, ranks: &[RankStats]) {
+    let busy: Vec<f64> = ranks.iter().map(|stats| stats.busy).collect();
+    let gpus: Vec<GpuSample> = ranks.iter().map(|stats| stats.gpu).collect();
+    record.times.ranks = RankTimes::of(&busy);
+    record.peak_memory = ranks.iter().map(|stats| stats.peak_memory as u64).max().filter(|peak| *peak > 0);
+    record.gpu = GpuRanges::of(&gpus);
 }
 
 #[cfg(test)]

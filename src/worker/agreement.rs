@@ -2,7 +2,7 @@
 //! decision after the same step. [`gather_and_decide`] makes a collective decision outside of steps.
 
 use lambert_collective::Group;
-use lambert_control::Directive;
+use lambert_control::{Directive, GpuSample};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -132,24 +132,60 @@ impl Agreement {
     }
 }
 
-/// All-reduces `sums` together with the votes and the times (seconds) of the ranks.
-/// Returns the agreement and the times by rank.
+/// Measurements of one rank in a step.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct RankStats {
+    /// Time spent on waiting for data and on the forward and backward passes, seconds.
+    pub busy: f64,
+    /// Peak memory, bytes; 0 if it is unknown. An f64 is exact up to 2^53 bytes.
+    pub peak_memory: f64,
+    /// Last values of the GPU.
+    pub gpu: GpuSample,
+}
+
+impl RankStats {
+    /// Number of elements of encoded measurements.
+    const LENGTH: usize = 7;
+
+    /// Encodes an absent value as NaN.
+    fn encode(self) -> [f64; Self::LENGTH] {
+        let Self { busy, peak_memory, gpu } = self;
+        let value = |value: Option<f64>| value.unwrap_or(f64::NAN);
+        let bytes = |bytes: Option<u64>| bytes.map_or(f64::NAN, |bytes| bytes as f64);
+        let [used, total] = [gpu.memory_used, gpu.memory_total].map(bytes);
+        let [utilization, power, temperature] = [gpu.utilization, gpu.power, gpu.temperature].map(value);
+        [busy, peak_memory, utilization, used, total, power, temperature]
+    }
+
+    fn decode(numbers: &[f64; Self::LENGTH]) -> Self {
+        let [busy, peak_memory, gpu @ ..] = *numbers;
+        let [utilization, used, total, power, temperature] =
+            gpu.map(|value| Some(value).filter(|value| !value.is_nan()));
+        let [memory_used, memory_total] = [used, total].map(|bytes| bytes.map(|bytes| bytes as u64));
+        let gpu = GpuSample { utilization, memory_used, memory_total, power, temperature };
+        Self { busy, peak_memory, gpu }
+    }
+}
+
+/// All-reduces `sums` together with the votes and the measurements of the ranks. Returns the agreement and the
+/// measurements by rank.
 pub fn all_reduce_votes(
     group: &mut dyn Group,
     sums: &mut [f64],
     vote: Vote,
-    seconds: f64,
-) -> Result<(Agreement, Vec<f64>), Error> {
-    let mut times = vec![0.0; group.world_size()];
-    times[group.rank()] = seconds;
-    let mut numbers = [&*sums, &vote.encode(), &times].concat();
+    own: RankStats,
+) -> Result<(Agreement, Vec<RankStats>), Error> {
+    let mut stats = vec![[0.0; RankStats::LENGTH]; group.world_size()];
+    stats[group.rank()] = own.encode();
+    let mut numbers = [&*sums, &vote.encode(), stats.as_flattened()].concat();
     group.all_reduce_sum_f64(&mut numbers)?;
     let (added, rest) = numbers.split_at(sums.len());
-    let (votes, times) = rest.split_at(LENGTH);
+    let (votes, stats) = rest.split_at(LENGTH);
     sums.copy_from_slice(added);
     let mut of_all = [0.0; LENGTH];
     of_all.copy_from_slice(votes);
-    Ok((Agreement::decode(of_all), times.to_vec()))
+    let (stats, _) = stats.as_chunks();
+    Ok((Agreement::decode(of_all), stats.iter().map(RankStats::decode).collect()))
 }
 
 #[cfg(test)]
@@ -171,16 +207,23 @@ mod tests {
         DIRECTIVES.into_iter().flat_map(with)
     }
 
+    /// Measurements of a rank. Odd ranks have a GPU that does not measure its power.
+    fn stats(rank: usize) -> RankStats {
+        let (busy, peak_memory) = (rank as f64 + 0.5, (1_u64 << 52) as f64 + rank as f64);
+        let (utilization, memory_used, memory_total) = (Some(0.96), Some(71 << 30), Some(80 << 30));
+        let gpu = GpuSample { utilization, memory_used, memory_total, power: None, temperature: Some(rank as f64) };
+        RankStats { busy, peak_memory, gpu: if rank % 2 == 1 { gpu } else { GpuSample::default() } }
+    }
+
     /// Exchanges `votes`, one per rank, and checks that all ranks get the same agreement and sums.
     fn agree(votes: &[Vote]) -> Agreement {
         let ranks = local::group(votes.len()).into_iter().zip(votes.to_vec()).enumerate();
         let rank = |(rank, (mut ends, vote)): (usize, (lambert_collective::Endpoints, Vote))| {
             std::thread::spawn(move || {
                 let mut sums = [rank as f64 + 0.1, 7.0];
-                let (agreement, times) =
-                    all_reduce_votes(&mut *ends.group, &mut sums, vote, rank as f64 + 0.5).unwrap();
-                let expected: Vec<f64> = (0..ends.group.world_size()).map(|rank| rank as f64 + 0.5).collect();
-                assert_eq!(times, expected);
+                let (agreement, all) = all_reduce_votes(&mut *ends.group, &mut sums, vote, stats(rank)).unwrap();
+                let expected: Vec<RankStats> = (0..ends.group.world_size()).map(stats).collect();
+                assert_eq!(all, expected);
                 (agreement, sums.map(f64::to_bits))
             })
         };

@@ -15,7 +15,7 @@ use lambert_control::{
     CommandSlot, MAX_REPORT_BYTES, Message, Outbox, REPORT_PATH, ReportReply, ReportSigner, SIGNATURE_HEADER,
     SigningKey, TOKEN_VARIABLE, URL_VARIABLE, Versions, WorkerReport,
 };
-use lambert_control::{Directive, EventKind, StepRecord};
+use lambert_control::{Directive, EventKind, GpuSample, GpuStatus, StepRecord};
 use rustix::process::Pid;
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::SignalsInfo;
@@ -39,7 +39,6 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Channel to the coordinator. The channel is inactive if the worker was started manually.
 pub struct Control {
     shared: Arc<SharedControl>,
-    wake: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -57,12 +56,33 @@ struct ControlState {
     since: Instant,
     outbox: Outbox,
     commands: CommandSlot,
+    /// GPU of this rank, as the GPU monitor has reported it last.
+    gpu: Option<GpuStatus>,
+    /// Wakes the reporting thread. `None` without a coordinator, and at the end.
+    wake: Option<Sender<()>>,
+}
+
+impl ControlState {
+    /// Queues a message for the coordinator, if there is one.
+    fn send(&mut self, message: Message) {
+        if self.wake.is_some() {
+            self.outbox.push(message);
+            self.wake();
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(wake) = &self.wake {
+            // If the channel is full, the reporting thread wakes up anyway.
+            let _ = wake.try_send(());
+        }
+    }
 }
 
 impl SharedControl {
     fn new(phase: WorkerPhase) -> Arc<Self> {
         let (outbox, commands) = (Outbox::default(), CommandSlot::default());
-        let state = ControlState { step: 0, phase, since: Instant::now(), outbox, commands };
+        let state = ControlState { step: 0, phase, since: Instant::now(), outbox, commands, gpu: None, wake: None };
         Arc::new(Self { state: Mutex::new(state), acknowledged: Condvar::new() })
     }
 
@@ -77,18 +97,19 @@ impl Control {
     pub fn connect(rank: usize, attempt: u32, versions: Versions, patience: Duration) -> Self {
         let shared = SharedControl::new(WorkerPhase::Join);
         let (Ok(url), Ok(secret)) = (std::env::var(URL_VARIABLE), std::env::var(TOKEN_VARIABLE)) else {
-            return Self { shared, wake: None, thread: None };
+            return Self { shared, thread: None };
         };
         let (wake, woken) = crossbeam_channel::bounded(1);
         let signer = ReportSigner::new(SigningKey::new(&secret, attempt), rank);
         let mut reporter = Reporter::new(rank, &url, signer, Arc::clone(&shared), versions, patience);
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || reporter.serve(&woken)).ok();
-        Self { shared, wake: Some(wake), thread }
+        shared.state().wake = Some(wake);
+        Self { shared, thread }
     }
 
     /// True if there is a coordinator.
     pub fn is_connected(&self) -> bool {
-        self.wake.is_some()
+        self.shared.state().wake.is_some()
     }
 
     /// Sets the phase of the training thread.
@@ -103,26 +124,25 @@ impl Control {
     pub fn step(&self, step: u64, record: Option<StepRecord>) {
         let mut state = self.shared.state();
         (state.step, state.since) = (step, Instant::now());
-        if let Some(record) = record.filter(|_| self.is_connected()) {
-            state.outbox.push(Message::Record(Box::new(record)));
+        match record {
+            Some(record) => state.send(Message::Record(Box::new(record))),
+            None => state.wake(),
         }
-        drop(state);
-        self.wake();
     }
 
     /// Reports an event.
     pub fn event(&self, kind: EventKind) {
-        if self.is_connected() {
-            self.shared.state().outbox.push(Message::Event(kind));
-            self.wake();
-        }
+        self.shared.state().send(Message::Event(kind));
     }
 
-    fn wake(&self) {
-        if let Some(wake) = &self.wake {
-            // If the channel is full, the reporting thread wakes up anyway.
-            let _ = wake.try_send(());
-        }
+    /// Handle for the GPU monitor.
+    pub fn gpu_reporter(&self) -> GpuReporter {
+        GpuReporter(Arc::clone(&self.shared))
+    }
+
+    /// Last values of the GPU of this rank. All are absent without a GPU.
+    pub fn gpu_sample(&self) -> GpuSample {
+        self.shared.state().gpu.as_ref().map_or_else(GpuSample::default, |gpu| gpu.sample)
     }
 
     /// Returns the directive of the coordinator. Each directive is returned once, even if the coordinator repeats it.
@@ -142,14 +162,15 @@ impl Control {
 
     /// Waits until all messages are acknowledged, at most 5 s.
     pub fn flush(&self) {
-        self.wake();
-        let is_waited_for = |state: &mut ControlState| self.is_connected() && !state.outbox.is_empty();
-        drop(self.shared.acknowledged.wait_timeout_while(self.shared.state(), FLUSH_TIMEOUT, is_waited_for));
+        let state = self.shared.state();
+        state.wake();
+        let is_waited_for = |state: &mut ControlState| state.wake.is_some() && !state.outbox.is_empty();
+        drop(self.shared.acknowledged.wait_timeout_while(state, FLUSH_TIMEOUT, is_waited_for));
     }
 
     /// Ends the reporting thread, which first delivers all messages.
     fn finish(&mut self) {
-        self.wake = None;
+        self.shared.state().wake = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -159,6 +180,25 @@ impl Control {
 impl Drop for Control {
     fn drop(&mut self) {
         self.finish();
+    }
+}
+
+/// Handle with which the GPU monitor reports. It does not keep the channel open.
+pub struct GpuReporter(Arc<SharedControl>);
+
+impl GpuReporter {
+    /// Replaces the status of the GPU in reports.
+    pub fn report(&self, gpu: &GpuStatus) {
+        self.0.state().gpu = Some(gpu.clone());
+    }
+
+    /// Warns the user: through the coordinator, or in the log without a coordinator.
+    pub fn warn(&self, message: String) {
+        let mut state = self.0.state();
+        match state.wake.is_some() {
+            true => state.send(Message::Event(EventKind::Warning { message })),
+            false => tracing::warn!("{message}"),
+        }
     }
 }
 
@@ -313,6 +353,7 @@ impl Reporter {
             seconds_in_phase: state.since.elapsed().as_secs_f64(),
             has_received_sigterm: self.terminated.load(Ordering::Relaxed),
             acknowledged_command: state.commands.acknowledged(),
+            gpu: state.gpu.clone().map(Box::new),
             versions: self.versions.clone(),
             messages: state.outbox.batch(),
         }

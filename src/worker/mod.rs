@@ -4,8 +4,9 @@
 //! - [`control`]: worker end of the control channel
 //! - [`agreement`]: votes of the ranks in the all-reduce of each step
 //! - [`nccl_report`]: version, variables and transports of NCCL
+//! - `gpu_monitor`: values and Xid errors of the GPU of a rank
 //! - [`micro_batch_size`]: micro-batch sizes that fit into GPU memory
-//! - [`peak`]: matmul throughput of a device
+//! - [`peak`]: matmul throughput of a device, peak memory of a rank
 //! - [`stopwatch`]: elapsed time
 //! - [`trace`]: Chrome traces of selected steps
 //! - [`output`]: results on standard output
@@ -21,6 +22,7 @@ pub mod cleanup;
 pub mod control;
 mod cpu_affinity;
 pub mod environment;
+mod gpu_monitor;
 pub mod host_share;
 pub mod leave;
 pub mod logs;

@@ -1,4 +1,5 @@
-//! Matmul throughput of a device, which is the reference for the utilization of a run.
+//! Peaks of a rank: the matmul throughput of its device, which is the reference for the utilization of a run, and its
+//! memory.
 
 use tch::{Kind, Tensor};
 
@@ -30,4 +31,31 @@ pub fn matmul_peak(kernels: &dyn Kernels, kind: Kind, width: i64) -> Result<f64,
         }
         2.0 * (width as f64).powi(3) / best
     })
+}
+
+/// Returns the peak memory of this rank, bytes: the peak of the libtorch allocator on a GPU, otherwise the peak resident
+/// memory of this process.
+pub fn memory(kernels: &dyn Kernels) -> Option<u64> {
+    kernels.peak_memory().or_else(resident)
+}
+
+/// Peak resident memory of this program. Unlike `ru_maxrss`, `VmHWM` does not include the program that called `exec`.
+fn resident() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::Host;
+
+    #[test]
+    fn peak_memory_includes_memory_that_was_freed() {
+        let before = memory(&Host).unwrap();
+        drop(std::hint::black_box(vec![1_u8; 64 << 20]));
+        let after = memory(&Host).unwrap();
+        assert!(after >= 64 << 20 && after >= before, "{before}, {after}");
+    }
 }

@@ -23,6 +23,7 @@ use crate::kernels::Kernels;
 use crate::model;
 use crate::worker::control::Control;
 use crate::worker::cpu_affinity;
+use crate::worker::gpu_monitor;
 use crate::worker::host_share::HostShare;
 use crate::worker::leave;
 use crate::worker::nccl_report;
@@ -74,6 +75,7 @@ impl Session {
         let sums = device.take_nccl();
         let (kernels, gpu) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
         check_devices(&mut *ranks.group, gpu.as_ref(), sharing(config.device.share, sums.is_some()))?;
+        gpu_monitor::start(gpu.as_ref(), &config.test.gpu, control.gpu_reporter());
         let kind = compute_kind(&config, gpu.as_ref())?;
         let (host, nccl) = (HostShare::count(), sums.is_some());
         bind(config.device.threads, gpu.as_ref());

@@ -16,6 +16,7 @@
 //! - A worker reports its software versions until the first reply arrives ([`Versions`]).
 
 mod event;
+mod gpu;
 mod mailbox;
 mod message;
 mod record;
@@ -24,6 +25,7 @@ mod signature;
 mod version;
 
 pub use event::{Directive, EventKind, FailureKind};
+pub use gpu::{GpuRanges, GpuSample, GpuStatus, ValueRange, xid_text};
 pub use mailbox::{CommandSlot, Inbox, Outbox};
 pub use message::{CoordinatorCommand, Message, ReportReply, SequencedMessage, WorkerPhase, WorkerReport};
 pub use record::{

@@ -1,6 +1,6 @@
 //! Messages between a worker and the coordinator.
 
-use crate::{Directive, EventKind, StepRecord};
+use crate::{Directive, EventKind, GpuStatus, StepRecord};
 use serde::{Deserialize, Serialize};
 
 use crate::Versions;
@@ -78,6 +78,9 @@ pub struct WorkerReport {
     /// Number of the last acknowledged command, or 0 if none was acknowledged.
     #[serde(default)]
     pub acknowledged_command: u64,
+    /// GPU of the rank. Absent without a GPU or without NVML.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<Box<GpuStatus>>,
     /// Software versions of the worker. Reports contain them until the first reply arrives.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub versions: Option<Versions>,
@@ -145,10 +148,11 @@ mod tests {
             seconds_in_phase: 0.5,
             has_received_sigterm: true,
             acknowledged_command: 2,
+            gpu: Some(Box::new(GpuStatus { index: 3, uuid: "u".into(), ..GpuStatus::default() })),
             versions: None,
             messages: vec![SequencedMessage { number: 4, message }],
         };
-        let text = r#"{"rank":1,"pid":7,"host":"h","step":3,"phase":"all-reduce","seconds_in_phase":0.5,"has_received_sigterm":true,"acknowledged_command":2,"messages":[{"number":4,"event":{"event":"failed","message":"m","kind":"permanent"}}]}"#;
+        let text = r#"{"rank":1,"pid":7,"host":"h","step":3,"phase":"all-reduce","seconds_in_phase":0.5,"has_received_sigterm":true,"acknowledged_command":2,"gpu":{"index":3,"uuid":"u"},"messages":[{"number":4,"event":{"event":"failed","message":"m","kind":"permanent"}}]}"#;
         assert_eq!(serde_json::to_string(&report).unwrap(), text);
         assert_eq!(serde_json::from_str::<WorkerReport>(text).unwrap(), report);
         let command = Some(CoordinatorCommand { number: 2, directive: Directive::CheckpointAndStop });

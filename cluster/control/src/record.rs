@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::gpu::GpuRanges;
 use super::scores::Scores;
 
 /// Loss and accuracy on held-out samples.
@@ -63,6 +64,13 @@ pub struct StepRecord {
     /// Throughput.
     #[serde(flatten)]
     pub throughput: Throughput,
+    /// Peak memory of the rank with the highest peak since the start of its process, bytes: memory of the libtorch
+    /// allocator on a GPU, resident memory on a CPU. Absent in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peak_memory: Option<u64>,
+    /// Ranges of the last values of the ranks' GPUs. Absent without GPUs or without NVML.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuRanges>,
 }
 
 /// The size and the digest of a global batch.
@@ -197,7 +205,7 @@ mod finite {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Message, Score, SequencedMessage};
+    use crate::{Message, Score, SequencedMessage, ValueRange};
 
     /// JSON text of a record with every field.
     const FULL: &str = concat!(
@@ -207,7 +215,8 @@ mod tests {
         r#""trust_ratios":{"bert.pooler.dense.weight":0.125},"skipped_updates":2,"skipped_samples":512,"#,
         r#""seconds":4.0,"data_wait":0.5,"forward_backward":2.0,"communication":0.25,"ranks":{"min":1.0,"median":1.5,"#,
         r#""max":2.0,"slowest":3},"optimizer":0.75,"checkpoint":0.5,"samples_per_second":64.0,"#,
-        r#""tokens_per_second":7500.0,"flops_utilization":0.375}"#,
+        r#""tokens_per_second":7500.0,"flops_utilization":0.375,"peak_memory":1234567890,"#,
+        r#""gpu":{"utilization":{"min":0.5,"max":0.75}}}"#,
     );
 
     /// JSON text of a record without the optional fields, and with a loss that is not finite.
@@ -257,6 +266,8 @@ mod tests {
                 checkpoint: 0.5,
             },
             throughput: Throughput { samples_per_second: 64.0, tokens_per_second: 7500.0, flops_utilization: 0.375 },
+            peak_memory: Some(1_234_567_890),
+            gpu: Some(GpuRanges { utilization: Some(ValueRange { min: 0.5, max: 0.75 }), ..GpuRanges::default() }),
         }
     }
 

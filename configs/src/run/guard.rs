@@ -56,7 +56,7 @@ impl Default for Guard {
     }
 }
 
-/// Fault injection for tests: wrong losses of samples, and corrupted weights or moments. Samples are given by their
+/// Fault injection for tests: wrong losses of samples, corrupted weights or moments, and an emulated GPU. Samples are given by their
 /// row in the dataset of a stage.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -69,6 +69,8 @@ pub struct FaultInjection {
     pub flipped_weights: Vec<[u64; 2]>,
     /// Steps of the first attempt after which the last second moment becomes infinite.
     pub infinite_moments: Vec<u64>,
+    /// Library in place of NVML, for ranks without a GPU. Empty: none.
+    pub gpu: String,
 }
 
 impl FaultInjection {

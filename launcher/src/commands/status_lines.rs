@@ -1,15 +1,15 @@
 //! Text output of `lambert status`. This module only formats.
 
-use lambert_control::RankTimes;
-use lambert_control::Score;
+use lambert_control::{GpuSample, GpuStatus, RankTimes, Score};
 
 use crate::decide::history::JobEnd;
 use crate::host::now;
 use crate::slurm::job::Job;
 use crate::status::goodput::{Goodput, TimeCategory};
+use crate::status::gpus;
 use crate::status::stored::Liveness;
 use crate::status::{Downtime, RankStatus, Restarts, RunProgress, RunState, Status};
-use crate::text::{age, clock, counted, duration, percent, rate};
+use crate::text::{age, clock, counted, duration, gib, percent, rate};
 
 /// Maximum number of checkpoint names to show.
 const CHECKPOINTS: usize = 5;
@@ -28,6 +28,9 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
     let times = latest.record.as_ref().and_then(|record| record.times.ranks);
     if let Some(times) = times.filter(|_| workers.ranks.len() > 1) {
         lines.push(line("rank time", &rank_times(times, &workers.ranks)));
+    }
+    if let Some(bytes) = latest.record.as_ref().and_then(|record| record.peak_memory) {
+        lines.push(line("memory", &format!("peak {} per rank", gib(bytes))));
     }
     if let Some(held_out) = &latest.evaluation {
         let scores = score(&held_out.scores.main());
@@ -49,6 +52,7 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
         lines.push(line("error", error));
     }
     if !status.state.is_over() && !is_waiting(job) {
+        lines.extend(gpus::summary(&workers.ranks).map(|text| line("gpu", &text)));
         lines.extend(workers.ranks.iter().map(rank));
     }
     lines
@@ -58,7 +62,10 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
 pub fn comparable(status: &Status) -> Status {
     let mut status = Status { updated: 0.0, ..status.clone() };
     (status.goodput.until, status.goodput.seconds) = (0.0, Default::default());
-    status.workers.ranks.iter_mut().for_each(|rank| rank.seconds_since_heartbeat = 0.0);
+    for rank in &mut status.workers.ranks {
+        rank.seconds_since_heartbeat = 0.0;
+        rank.gpu.iter_mut().for_each(|gpu| gpu.sample = GpuSample::default());
+    }
     status
 }
 
@@ -194,13 +201,17 @@ fn rank_times(times: RankTimes, ranks: &[RankStatus]) -> String {
 fn rank(rank: &RankStatus) -> String {
     let (number, pid, host, step, silent) = (rank.rank, rank.pid, &rank.host, rank.step, rank.seconds_since_heartbeat);
     let phase = &rank.phase;
-    let text = format!("pid {pid}, host {host}, step {step}, {phase}, last heartbeat {silent:.1} s ago");
+    let xids = rank.gpu.as_ref().and_then(GpuStatus::xid_report).map_or(String::new(), |report| format!("; {report}"));
+    let text = format!("pid {pid}, host {host}, step {step}, {phase}, last heartbeat {silent:.1} s ago{xids}");
     line(&format!("rank {number}"), &text)
 }
 
 #[cfg(test)]
 mod tests {
+    use lambert_control::StepRecord;
+
     use super::*;
+    use crate::status::LatestMetrics;
 
     fn of(state: &str) -> Job {
         Job { id: "12".into(), state: state.into(), partition: Some("batch".into()), ..Job::default() }
@@ -249,6 +260,17 @@ mod tests {
         let lines = run("/r", &status, Liveness::Over, None);
         assert_eq!(lines[2], "attempt      2 (1 restart, 2.6 s lost)");
         assert_eq!(lines[3], "failure      attempt 1, step 603: rank 1 (pid 7, host vm) killed by SIGKILL; 2.6 s lost");
+    }
+
+    #[test]
+    fn the_peak_memory_has_a_line() {
+        let lines = |peak_memory| {
+            let record = Some(StepRecord { peak_memory, ..StepRecord::default() });
+            let latest = LatestMetrics { record, ..LatestMetrics::default() };
+            run("/r", &Status { latest, ..Status::default() }, Liveness::Over, None)
+        };
+        assert_eq!(lines(Some(3 << 30))[3], "memory       peak 3.00 GiB per rank");
+        assert!(!lines(None).iter().any(|line| line.starts_with("memory")));
     }
 
     #[test]

@@ -72,7 +72,8 @@ impl PhaseTimeouts {
         let limit = self.limits.silence_seconds;
         let silent = |rank: &Rank| limit > 0.0 && rank.phase != WorkerPhase::Stop && at - rank.last_report > limit;
         let (number, _) = monitor.ranks.iter().find(|(_, rank)| silent(rank))?;
-        let message = format!("{} has sent no heartbeat for {limit} s", monitor.ranks.who(*number));
+        let (who, note) = (monitor.ranks.who(*number), monitor.ranks.xid_note(*number));
+        let message = format!("{who} has sent no heartbeat for {limit} s{note}");
         Some(RankTimeout { message, host: monitor.ranks.host(*number) })
     }
 
@@ -96,7 +97,8 @@ impl PhaseTimeouts {
         let limit = self.of(rank.phase, median);
         let (who, phase, step, time) = (monitor.ranks.who(number), rank.phase, rank.step + 1, at - rank.since);
         let place = if phase.is_step() { format!(" (step {step})") } else { String::new() };
-        let message = format!("{who} hangs: {phase}{place} for {time:.0} s; the limit is {limit:.0} s");
+        let note = monitor.ranks.xid_note(number);
+        let message = format!("{who} hangs: {phase}{place} for {time:.0} s; the limit is {limit:.0} s{note}");
         Some(RankTimeout { message, host: None })
     }
 

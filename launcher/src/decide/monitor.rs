@@ -90,13 +90,13 @@ impl AttemptMonitor {
     }
 
     fn report(&mut self, at: Seconds, report: WorkerReport) {
-        let WorkerReport { rank, pid, host, step, phase, seconds_in_phase, versions, .. } = report;
+        let WorkerReport { rank, pid, host, step, phase, seconds_in_phase, versions, gpu, .. } = report;
         if let Some(versions) = versions {
             self.versions.compare(rank, versions);
         }
         self.steps.reach(step);
-        let since = at - seconds_in_phase.max(0.0);
-        self.ranks.insert(rank, Rank { pid, host, step, phase, since, last_report: at });
+        let (since, gpu) = (at - seconds_in_phase.max(0.0), gpu.map(|gpu| *gpu));
+        self.ranks.insert(rank, Rank { pid, host, step, phase, since, last_report: at, gpu });
     }
 
     fn event(&mut self, at: Seconds, rank: usize, event: EventKind) {

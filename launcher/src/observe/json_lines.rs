@@ -71,6 +71,9 @@ fn record(event: &Event) -> Option<Value> {
 
 fn of_event(event: &Event) -> Option<Value> {
     match event {
+        Event::Worker(_, WorkerEvent::Message(rank, Message::Event(EventKind::Warning { message }))) => {
+            Some(json!({ "event": "warning", "rank": rank, "message": message }))
+        }
         Event::Worker(attempt, WorkerEvent::Message(_, Message::Event(event))) => of_kind(*attempt, event),
         _ => None,
     }

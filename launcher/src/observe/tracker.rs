@@ -132,6 +132,7 @@ impl StatusTracker {
                 step: rank.step,
                 phase: rank.phase.to_string(),
                 seconds_since_heartbeat: self.refreshed - rank.last_report,
+                gpu: rank.gpu.clone(),
             });
             self.status.workers.ranks = ranks.collect();
         }

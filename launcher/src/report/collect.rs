@@ -49,6 +49,8 @@ pub struct RunReport {
     pub recovery_seconds: f64,
     /// Median samples per second.
     pub samples_per_second: f64,
+    /// Peak memory of the rank with the highest peak, bytes; none for a run of a version that did not record it.
+    pub peak_memory: Option<u64>,
     /// Mean of the last 20 steps by loss, nats.
     pub losses: BTreeMap<String, f64>,
     /// Accuracies of the last 20 steps by loss, as fractions.
@@ -149,6 +151,7 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
         undone_steps: undone.len() as u64,
         recovery_seconds: restarts.restarts.iter().filter_map(|restart| restart.seconds).sum(),
         samples_per_second: median(steps.iter().map(|record| record.throughput.samples_per_second).collect()),
+        peak_memory: steps.iter().chain(&undone).filter_map(|record| record.peak_memory).max(),
         losses: means(&steps, |score| Some(score.loss)),
         accuracies: means(&steps, |score| score.accuracy),
         held_out: of_last(&evaluations, |score| Some(score.loss)),

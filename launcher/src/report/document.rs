@@ -5,7 +5,7 @@ use lambert_store::run::CONFIG;
 use super::chart::{self, ChartError};
 use super::collect::RunReport;
 use crate::status::goodput::TimeCategory;
-use crate::text::{counted, duration, percent, rate};
+use crate::text::{counted, duration, gib, percent, rate};
 
 /// Part of a report.
 #[derive(Debug)]
@@ -83,6 +83,7 @@ fn results(runs: &[RunReport]) -> Vec<Vec<String>> {
     });
     row("unigram baseline", &|run| nats(run.unigram_entropy));
     row("samples per second, median", &|run| rate(run.samples_per_second));
+    row("peak memory of a rank", &|run| run.peak_memory.map_or(String::new(), gib));
     row("time of the steps", &|run| duration(run.step_seconds));
     row("undone steps", &|run| {
         let share = run.undone_seconds / (run.step_seconds + run.undone_seconds).max(f64::MIN_POSITIVE);

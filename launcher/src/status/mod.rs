@@ -1,9 +1,10 @@
 //! `status.json`: the state of a run, for users and other programs.
 
 pub mod goodput;
+pub mod gpus;
 pub mod stored;
 
-use lambert_control::{Evaluation, GradientNoise, StepRecord};
+use lambert_control::{Evaluation, GpuStatus, GradientNoise, StepRecord};
 pub use lambert_store::run::STATUS as OBJECT;
 use serde::{Deserialize, Serialize};
 
@@ -202,6 +203,9 @@ pub struct RankStatus {
     /// Seconds since the last report.
     #[serde(alias = "silent")]
     pub seconds_since_heartbeat: f64,
+    /// Absent without a GPU or without NVML.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuStatus>,
 }
 
 /// Cost of a failure and of the restart that followed.
@@ -233,7 +237,7 @@ mod tests {
         r#""forward_backward":0.0,"communication":0.0,"optimizer":0.0,"checkpoint":0.0,"samples_per_second":0.0,"#,
         r#""tokens_per_second":0.0,"flops_utilization":0.0},"evaluation":{"step":60,"samples":8,"masked_tokens":9,"#,
         r#""unigram_entropy":3.5},"noise":{"estimates":2,"gradient":1.0,"variance":40.0},"logs":"/scratch/logs","#,
-        r#""ranks":[{"rank":0,"host":"node1","pid":4711,"step":70,"phase":"computing a step","seconds_since_heartbeat":0.5}],"#,
+        r#""ranks":[{"rank":0,"host":"node1","pid":4711,"step":70,"phase":"computing a step","seconds_since_heartbeat":0.5,"gpu":{"index":1,"uuid":"u"}}],"#,
         r#""refused":2,"coordinator":{"host":"node0","pid":42,"since":"99"},"error":"rank 1: signal 9","#,
         r#""updated":1750000000.0}"#,
     );
@@ -277,6 +281,7 @@ mod tests {
                     step: 70,
                     phase: "computing a step".to_owned(),
                     seconds_since_heartbeat: 0.5,
+                    gpu: Some(GpuStatus { index: 1, uuid: "u".to_owned(), ..GpuStatus::default() }),
                 }],
                 refused: 2,
             },

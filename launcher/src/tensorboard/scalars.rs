@@ -13,7 +13,7 @@ const ACCURACY: &str = "_accuracy";
 const TRUST_RATIOS: &str = "trust_ratios.";
 
 /// Fields that have fixed tags. All other tags are derived from the names of the fields.
-const TAGS: [(&str, &str); 27] = [
+const TAGS: [(&str, &str); 36] = [
     ("loss", "loss/total"),
     ("learning_rate", "optimizer/learning_rate"),
     ("grad_norm", "optimizer/gradient_norm"),
@@ -38,6 +38,15 @@ const TAGS: [(&str, &str); 27] = [
     ("samples_per_second", "throughput/samples_per_second"),
     ("tokens_per_second", "throughput/tokens_per_second"),
     ("flops_utilization", "throughput/flops_utilization"),
+    ("peak_memory", "memory/peak_bytes"),
+    ("gpu.utilization.min", "gpu/utilization_min"),
+    ("gpu.utilization.max", "gpu/utilization_max"),
+    ("gpu.memory_used.min", "gpu/memory_used_bytes_min"),
+    ("gpu.memory_used.max", "gpu/memory_used_bytes_max"),
+    ("gpu.power.min", "gpu/power_watts_min"),
+    ("gpu.power.max", "gpu/power_watts_max"),
+    ("gpu.temperature.min", "gpu/temperature_celsius_min"),
+    ("gpu.temperature.max", "gpu/temperature_celsius_max"),
     (NOISE_GRADIENT, "noise/gradient"),
     (NOISE_VARIANCE, "noise/variance"),
     ("unigram_entropy", "held-out/unigram_entropy"),
@@ -116,7 +125,8 @@ mod tests {
     #[test]
     fn records_and_evaluations_have_tags() {
         let text = r#"{"step":1,"stage":"s","batch_digest":7,"samples":64,"padding":0.25,"loss":7.5,"x_loss":0.1,
-            "x_accuracy":0.25,"tokens_per_second":80.0,"trust_ratios":{"a.x_loss":0.5},"ranks":{"min":1.5}}"#;
+            "x_accuracy":0.25,"tokens_per_second":80.0,"peak_memory":4096,
+            "gpu":{"power":{"min":600.5,"max":610.5},"memory_total":{"min":80,"max":80}},"trust_ratios":{"a.x_loss":0.5},"ranks":{"min":1.5}}"#;
         let expected = [
             scalar("batch/samples", 64.0),
             scalar("batch/padding", 0.25),
@@ -124,6 +134,9 @@ mod tests {
             scalar("loss/x", 0.1),
             scalar("accuracy/x", 0.25),
             scalar("throughput/tokens_per_second", 80.0),
+            scalar("memory/peak_bytes", 4096.0),
+            scalar("gpu/power_watts_min", 600.5),
+            scalar("gpu/power_watts_max", 610.5),
             scalar("trust_ratio/a.x_loss", 0.5),
             scalar("seconds/ranks_min", 1.5),
             scalar("throughput/padded_tokens_per_second", 100.0),

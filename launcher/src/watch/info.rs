@@ -4,6 +4,7 @@ use lambert_control::RankTimes;
 use serde::Serialize;
 
 use crate::status::goodput::TimeCategory;
+use crate::status::gpus;
 use crate::status::stored::{Liveness, liveness};
 use crate::status::{RankStatus, RunState, Status};
 
@@ -25,6 +26,8 @@ pub struct Info {
     pub steps: u64,
     pub samples_per_second: f64,
     pub seconds_left: Option<f64>,
+    /// Peak memory of the rank with the highest peak, bytes.
+    pub peak_memory: Option<u64>,
     pub checkpoint: Option<String>,
     pub restarts: u64,
     /// Name of the main objective.
@@ -53,6 +56,8 @@ pub struct Rank {
     pub seconds_since_heartbeat: f64,
     /// Slower than the other ranks in the last step, or steps behind them.
     pub is_straggler: bool,
+    /// Values and Xid errors of its GPU.
+    pub gpu: Option<String>,
 }
 
 impl Info {
@@ -74,6 +79,7 @@ impl Info {
             steps: progress.steps,
             samples_per_second: progress.samples_per_second,
             seconds_left: progress.seconds_left.filter(|_| status.state == RunState::Training),
+            peak_memory: record.and_then(|record| record.peak_memory),
             checkpoint: status.checkpoint.clone(),
             restarts: status.restarts.count,
             objective: record.map_or(String::new(), |record| record.scores.main().name),
@@ -109,6 +115,7 @@ fn ranks(ranks: &[RankStatus], times: Option<RankTimes>) -> Vec<Rank> {
         seconds_since_heartbeat: rank.seconds_since_heartbeat,
         // Ranks report at different times, so that one is often a step behind.
         is_straggler: slowest == Some(rank.rank) || rank.step + 1 < furthest,
+        gpu: rank.gpu.as_ref().map(gpus::of_rank),
     };
     let mut shown: Vec<Rank> = ranks.iter().map(shown).collect();
     if shown.len() > RANKS {
@@ -121,11 +128,13 @@ fn ranks(ranks: &[RankStatus], times: Option<RankTimes>) -> Vec<Rank> {
 
 #[cfg(test)]
 mod tests {
+    use lambert_control::GpuStatus;
+
     use super::*;
 
     fn rank(rank: usize, step: u64, age: f64) -> RankStatus {
         let (host, phase) = ("node1".to_owned(), "computing a step".to_owned());
-        RankStatus { rank, host, pid: 7, step, phase, seconds_since_heartbeat: age }
+        RankStatus { rank, host, pid: 7, step, phase, seconds_since_heartbeat: age, gpu: None }
     }
 
     #[test]
@@ -137,6 +146,13 @@ mod tests {
         let times = RankTimes { min: 1.0, median: 1.0, max: 1.1, slowest: 0 };
         assert_eq!(stragglers(times), [2]);
         assert_eq!(stragglers(RankTimes { max: 1.5, ..times }), [0, 2]);
+    }
+
+    #[test]
+    fn ranks_have_the_text_of_their_gpus() {
+        let gpu = Some(GpuStatus { index: 1, xids: vec![79], ..GpuStatus::default() });
+        let shown = ranks(&[rank(0, 9, 0.0), RankStatus { gpu, ..rank(1, 9, 0.0) }], None);
+        assert_eq!((&shown[0].gpu, shown[1].gpu.as_deref()), (&None, Some("GPU 1: no values; Xid 79")));
     }
 
     #[test]

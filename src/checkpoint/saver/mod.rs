@@ -38,7 +38,7 @@ use super::{EngineState, ResumeOrigin};
 use crate::error::Error;
 use crate::state::TrainState;
 use crate::torch;
-use crate::worker::agreement::{self, Agreement, Decision, SaveVote, Vote};
+use crate::worker::agreement::{self, Agreement, Decision, RankStats, SaveVote, Vote};
 use crate::worker::control::WorkerPhase;
 use crate::worker::session::{Datasets, Session};
 use crate::worker::stopwatch::Stopwatch;
@@ -236,7 +236,7 @@ impl<'a> Saver<'a> {
                 self.stop();
             }
             let vote = Vote { save: self.vote(), ..Vote::default() };
-            let (agreement, _) = agreement::all_reduce_votes(collective, &mut [], vote, 0.0)?;
+            let (agreement, _) = agreement::all_reduce_votes(collective, &mut [], vote, RankStats::default())?;
             self.advance(collective, &agreement)?;
             if self.save.is_some() {
                 std::thread::sleep(pause);

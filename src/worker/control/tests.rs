@@ -20,7 +20,8 @@ fn rank() -> (Control, TcpListener) {
     let mut reporter =
         Reporter::new(0, &url, signer, Arc::clone(&shared), Versions::default(), Duration::from_secs(45));
     let thread = std::thread::spawn(move || reporter.serve(&woken));
-    (Control { shared, wake: Some(wake), thread: Some(thread) }, listener)
+    shared.state().wake = Some(wake);
+    (Control { shared, thread: Some(thread) }, listener)
 }
 
 /// Returns the next complete report, with its sequence number and verified signature.

@@ -37,7 +37,7 @@ pub struct RankFailure {
 
 impl RankFailure {
     fn attempt_end(&self, ranks: &Ranks) -> AttemptEnd {
-        let message = format!("{} failed: {}", ranks.who(self.rank), self.message);
+        let message = format!("{} failed: {}{}", ranks.who(self.rank), self.message, ranks.xid_note(self.rank));
         let host = ranks.host(self.rank).filter(|_| self.kind == FailureKind::Host);
         AttemptEnd::Failed(AttemptFailure { message, kind: self.kind, host })
     }
@@ -125,7 +125,7 @@ impl FailureSigns {
                 AttemptEnd::Unsupervised(cause.to_owned())
             }
             (None, Some(RankDeath::Signal { rank, signal })) => {
-                let message = format!("{} killed by {}", ranks.who(rank), signal_name(signal));
+                let message = format!("{} killed by {}{}", ranks.who(rank), signal_name(signal), ranks.xid_note(rank));
                 AttemptEnd::Failed(AttemptFailure::transient(message))
             }
             (None, Some(RankDeath::OutOfMemory { rank })) => {
@@ -134,7 +134,10 @@ impl FailureSigns {
             }
             (None, Some(RankDeath::Exit { rank, code })) => match failure_of(rank) {
                 Some(reported) => reported.attempt_end(ranks),
-                None => self.exit_code_failure(ranks, format!("{} exited with code {code}", ranks.who(rank)), code),
+                None => {
+                    let message = format!("{} exited with code {code}{}", ranks.who(rank), ranks.xid_note(rank));
+                    self.exit_code_failure(ranks, message, code)
+                }
             },
             (None, None) => match self.failures.first() {
                 Some(reported) => reported.attempt_end(ranks),
@@ -160,6 +163,9 @@ impl FailureSigns {
             message.push_str(" before the workers reported completion");
         }
         self.remarks.iter().take(MAX_MESSAGES).for_each(|remark| message.push_str(&format!(": {}", truncate(remark))));
+        if world == 1 {
+            message.push_str(&ranks.xid_note(0));
+        }
         match exit {
             // With several ranks, no rank has connected. With one rank, the process is the rank, so the rank did start.
             _ if world > 1 && ranks.is_empty() => AttemptEnd::Absent(message),

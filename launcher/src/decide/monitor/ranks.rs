@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, btree_map};
 
-use lambert_control::WorkerPhase;
+use lambert_control::{GpuStatus, WorkerPhase};
 
 use crate::decide::Seconds;
 
@@ -20,6 +20,7 @@ pub struct Rank {
     pub since: Seconds,
     /// Time of the last report.
     pub last_report: Seconds,
+    pub gpu: Option<GpuStatus>,
 }
 
 /// The ranks of an attempt.
@@ -72,6 +73,12 @@ impl Ranks {
             Some(known) => format!("rank {rank} (pid {}, host {})", known.pid, known.host),
             None => format!("rank {rank} (not yet reported)"),
         }
+    }
+
+    /// Xid errors of the GPU of a rank, for the end of a failure message. Empty if there are none.
+    pub fn xid_note(&self, rank: usize) -> String {
+        let gpu = self.reported.get(&rank).and_then(|known| known.gpu.as_ref());
+        gpu.and_then(GpuStatus::xid_report).map_or(String::new(), |report| format!("; its {report}"))
     }
 
     /// Configured host named in `texts`. `None` unless they name exactly one configured host.

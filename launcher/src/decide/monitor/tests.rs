@@ -3,7 +3,7 @@
 use super::*;
 use crate::decide::{ProcessExit, RankDeath};
 use lambert_config::exit;
-use lambert_control::{FailureKind, Versions};
+use lambert_control::{FailureKind, GpuStatus, Versions};
 
 fn monitor() -> AttemptMonitor {
     watch_on(&[])
@@ -166,4 +166,28 @@ fn ranks_without_responses_from_this_coordinator_have_not_failed() {
     let mut crashed = monitor();
     crashed.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 11 }));
     assert!(!is_unsupervised(crashed, exit::UNSUPERVISED));
+}
+
+#[test]
+fn xid_errors_are_part_of_the_failure_of_their_rank() {
+    let gpu = GpuStatus { index: 3, uuid: "GPU-a".into(), xids: vec![79], ..GpuStatus::default() };
+    let report = |rank, gpu: Option<GpuStatus>| {
+        let gpu = gpu.map(Box::new);
+        WorkerReport { rank, pid: 7, host: "x".into(), gpu, ..WorkerReport::default() }
+    };
+    let killed = |rank| {
+        let mut monitor = AttemptMonitor::default();
+        monitor.take(1.0, WorkerEvent::Report(report(0, None)));
+        monitor.take(1.0, WorkerEvent::Report(report(1, Some(gpu.clone()))));
+        monitor.take(2.0, WorkerEvent::Died(RankDeath::Signal { rank, signal: 9 }));
+        monitor.crash(2).unwrap()
+    };
+    assert_eq!(killed(0), "rank 0 (pid 7, host x) killed by SIGKILL");
+    let note = "; its GPU 3 (GPU-a) reported Xid 79 (GPU has fallen off the bus)";
+    assert_eq!(killed(1), format!("rank 1 (pid 7, host x) killed by SIGKILL{note}"));
+    let mut monitor = AttemptMonitor::default();
+    monitor.take(1.0, WorkerEvent::Report(report(0, Some(gpu.clone()))));
+    let failed = EventKind::Failed { message: "NCCL".into(), kind: FailureKind::Transient };
+    monitor.take(2.0, WorkerEvent::Message(0, Message::Event(failed)));
+    assert_eq!(monitor.crash(1).unwrap(), format!("rank 0 (pid 7, host x) failed: NCCL{note}"));
 }

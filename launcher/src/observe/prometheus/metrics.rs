@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::AtomicU64;
 
-use lambert_control::StepRecord;
+use lambert_control::{GpuStatus, StepRecord};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::family::Family;
@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 
 use super::Snapshot;
 use crate::status::goodput::TimeCategory;
-use crate::status::{RunState, Status};
+use crate::status::{RankStatus, RunState, Status};
 
 /// Labels of a metric: names and values.
 type Labels = Vec<(&'static str, String)>;
@@ -29,6 +29,19 @@ const STATES: [RunState; 7] = [
     RunState::Failed,
 ];
 
+/// Metric of a GPU: name, help and value.
+type GpuMetric = (&'static str, &'static str, fn(&GpuStatus) -> Option<f64>);
+
+/// Metrics of the GPU of each rank.
+const GPU_METRICS: [GpuMetric; 6] = [
+    ("gpu_utilization_ratio", "Share of the time in which a kernel ran", |gpu| gpu.sample.utilization),
+    ("gpu_memory_used_bytes", "GPU memory in use", |gpu| gpu.sample.memory_used.map(|bytes| bytes as f64)),
+    ("gpu_memory_total_bytes", "GPU memory", |gpu| gpu.sample.memory_total.map(|bytes| bytes as f64)),
+    ("gpu_power_watts", "GPU power", |gpu| gpu.sample.power),
+    ("gpu_temperature_celsius", "GPU temperature", |gpu| gpu.sample.temperature),
+    ("gpu_last_xid", "Number of the newest Xid error in this attempt", |gpu| gpu.xids.last().map(|xid| *xid as f64)),
+];
+
 /// Formats the metrics in the OpenMetrics format.
 pub fn text(snapshot: &Snapshot) -> Result<String, fmt::Error> {
     let mut metrics = Metrics(Registry::with_prefix("lambert"));
@@ -38,6 +51,7 @@ pub fn text(snapshot: &Snapshot) -> Result<String, fmt::Error> {
         metrics.step(record);
     }
     metrics.restarts(status);
+    metrics.gpus(&status.workers.ranks);
     metrics.goodput(status);
     metrics.times(snapshot);
     let mut text = String::new();
@@ -48,6 +62,11 @@ pub fn text(snapshot: &Snapshot) -> Result<String, fmt::Error> {
 /// Escapes a label's value, which prometheus-client writes as it is.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+fn gpu_labels(rank: &RankStatus, gpu: &GpuStatus) -> Labels {
+    let (number, index) = (rank.rank.to_string(), gpu.index.to_string());
+    vec![("rank", number), ("host", escaped(&rank.host)), ("gpu", index), ("uuid", escaped(&gpu.uuid))]
 }
 
 struct Metrics(Registry);
@@ -103,6 +122,9 @@ impl Metrics {
         let throughput = &record.throughput;
         self.gauge("tokens_per_second", "Tokens per second of the last step", throughput.tokens_per_second);
         self.gauge("flops_utilization", "Share of the peak FLOP/s in the last step", throughput.flops_utilization);
+        if let Some(bytes) = record.peak_memory {
+            self.gauge("peak_memory_bytes", "Peak memory of the rank with the highest peak", bytes as f64);
+        }
         self.counter("skipped_updates", "Updates skipped because they were not finite", record.skipped.updates);
         self.counter("skipped_samples", "Samples skipped", record.skipped.samples);
     }
@@ -120,6 +142,22 @@ impl Metrics {
             self.gauge("oldest_heartbeat_seconds", "Longest time without a report of a rank", silent);
         }
         self.gauge("refused_requests", "Requests refused by the control server", status.workers.refused as f64);
+    }
+
+    /// A gauge for each rank whose GPU has the value.
+    fn gpus(&mut self, ranks: &[RankStatus]) {
+        for (name, help, value) in GPU_METRICS {
+            let family = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+            let gpus = ranks.iter().filter_map(|rank| Some((rank, rank.gpu.as_ref()?)));
+            let values: Vec<(Labels, f64)> =
+                gpus.filter_map(|(rank, gpu)| Some((gpu_labels(rank, gpu), value(gpu)?))).collect();
+            for (labels, value) in &values {
+                family.get_or_create(labels).set(*value);
+            }
+            if !values.is_empty() {
+                self.0.register(name, help, family);
+            }
+        }
     }
 
     fn goodput(&mut self, status: &Status) {
@@ -144,7 +182,7 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
-    use lambert_control::{Score, SkipCounts};
+    use lambert_control::{GpuSample, Score, SkipCounts};
 
     use super::*;
 
@@ -152,9 +190,16 @@ mod tests {
     fn a_status_becomes_open_metrics() {
         let scores = [Score { name: "mlm".to_owned(), loss: 6.5, accuracy: None }].into_iter().collect();
         let skipped = SkipCounts { updates: 2, samples: 32 };
-        let record = StepRecord { step: 7, loss: f64::NAN, scores, skipped, ..StepRecord::default() };
+        let peak_memory = Some(1 << 30);
+        let record = StepRecord { step: 7, loss: f64::NAN, scores, skipped, peak_memory, ..StepRecord::default() };
         let mut status = Status { name: "a \"b\"\n\\".to_owned(), state: RunState::Training, ..Status::default() };
         (status.progress.step, status.latest.record) = (7, Some(record));
+        let sample = GpuSample { power: Some(610.5), ..GpuSample::default() };
+        let gpu =
+            Some(GpuStatus { index: 3, uuid: "u".to_owned(), sample, xids: vec![79, 45], ..GpuStatus::default() });
+        let (host, phase) = ("a".to_owned(), String::new());
+        status.workers.ranks =
+            vec![RankStatus { rank: 1, host, pid: 7, step: 7, phase, seconds_since_heartbeat: 0.0, gpu }];
         let snapshot = Snapshot { url: "/runs/a".to_owned(), status, last_step: Some(5.5), last_checkpoint: None };
         let text = text(&snapshot).unwrap();
         let expected = [
@@ -164,14 +209,18 @@ mod tests {
             "lambert_step 7.0",
             "lambert_loss NaN",
             "lambert_training_loss{loss=\"mlm\"} 6.5",
+            "lambert_peak_memory_bytes 1073741824.0",
             "# TYPE lambert_skipped_updates counter",
             "lambert_skipped_updates_total 2",
             "lambert_time_seconds{category=\"evaluation\"} 0.0",
             "lambert_last_step_timestamp_seconds 5.5",
+            "lambert_gpu_power_watts{rank=\"1\",host=\"a\",gpu=\"3\",uuid=\"u\"} 610.5",
+            "lambert_gpu_last_xid{rank=\"1\",host=\"a\",gpu=\"3\",uuid=\"u\"} 45.0",
         ];
         for line in expected {
             assert!(text.contains(line), "no {line} in {text}");
         }
-        assert!(text.ends_with("# EOF\n") && !text.contains("last_checkpoint"), "{text}");
+        let is_absent = |name: &str| !text.contains(name);
+        assert!(text.ends_with("# EOF\n") && is_absent("last_checkpoint") && is_absent("gpu_temperature"), "{text}");
     }
 }

@@ -29,6 +29,12 @@ export function format(value, digits = 5) {
   return String(Number(value.toPrecision(digits)));
 }
 
+/** Formats bytes in GiB. */
+export function gib(bytes) {
+  const value = bytes / 2 ** 30;
+  return `${value.toFixed(value < 9.995 ? 2 : 1)} GiB`;
+}
+
 /** Formats a duration in seconds: 42 s, 3 min 05 s, 2 h 10 min. */
 export function duration(seconds) {
   const whole = Math.max(0, Math.round(seconds));

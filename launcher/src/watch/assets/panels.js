@@ -1,6 +1,6 @@
 // Runs, goodput, ranks and events.
 
-import { duration, el, format, replace } from "./dom.js";
+import { duration, el, format, gib, replace } from "./dom.js";
 import { KINDS } from "./marks.js";
 
 /** Seconds without a heartbeat that are marked. */
@@ -14,9 +14,10 @@ export function showRuns(list, state, toggle) {
     replace(label.lastElementChild, info.title);
     const left = info.seconds_left === null ? "" : `, ${duration(info.seconds_left)} left`;
     const rate = info.state === "training" ? `, ${format(info.samples_per_second)} samples/s` : "";
+    const memory = info.peak_memory ? `, peak memory ${gib(info.peak_memory)} per rank` : "";
     const lines = [
       `${info.state ?? "not started"}${info.updated ? `, updated ${duration(state.now() - info.updated)} ago` : ""}`,
-      `step ${info.step} of ${info.steps}${rate}${left}`,
+      `step ${info.step} of ${info.steps}${rate}${left}${memory}`,
       ...(info.goodput.length > 0 ? [goodput(info.goodput)] : []),
       `attempt ${info.attempt}${info.restarts ? `, ${info.restarts} restart${info.restarts > 1 ? "s" : ""}` : ""}${info.checkpoint ? `, checkpoint ${info.checkpoint}` : ""}`,
     ];
@@ -39,6 +40,7 @@ function runItem(run, toggle) {
 export function showRanks(place, state) {
   const running = state.runs.filter((run) => run.visible && run.info.ranks?.length > 0);
   if (running.length === 0) return replace(place, el("p", { class: "quiet" }, "No workers are running."));
+  const hasGpus = running.some((run) => run.info.ranks.some((rank) => rank.gpu));
   const rows = running.flatMap((run) => {
     const { info } = run, elapsed = state.now() - info.updated;
     return [...info.ranks].sort((a, b) => a.host.localeCompare(b.host) || a.rank - b.rank).map((rank) => {
@@ -46,7 +48,7 @@ export function showRanks(place, state) {
       const notes = [rank.is_straggler ? "straggler" : null, isLate ? "silent" : null].filter(Boolean).join(", ");
       return el("tr", {}, el("td", {}, info.title), el("td", {}, rank.host), el("td", { class: "number" }, rank.rank),
         el("td", { class: "number" }, rank.pid), el("td", { class: "number" }, rank.step), el("td", {}, rank.phase),
-        el("td", { class: "number" }, `${duration(age)} ago`), el("td", { class: notes ? "straggler" : null }, notes));
+        el("td", { class: "number" }, `${duration(age)} ago`), hasGpus ? el("td", {}, rank.gpu) : null, el("td", { class: notes ? "straggler" : null }, notes));
     });
   });
   const summary = running.map((run) => {
@@ -54,7 +56,7 @@ export function showRanks(place, state) {
     const range = times ? `: ${format(times.min)} to ${format(times.max)} s a step, median ${format(times.median)} s, slowest rank ${times.slowest}` : "";
     return `${run.info.title}${range}${hidden > 0 ? `; ${hidden} ranks with recent heartbeats are not shown` : ""}`;
   });
-  const heads = ["run", "host", "rank", "pid", "step", "phase", "last heartbeat", "note"];
+  const heads = ["run", "host", "rank", "pid", "step", "phase", "last heartbeat", ...(hasGpus ? ["GPU"] : []), "note"];
   return table(place, "Ranks", summary.join("; "), heads, rows, [2, 3, 4, 6]);
 }
 
