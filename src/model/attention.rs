@@ -4,7 +4,8 @@ use lambert_plan::architecture::ModuleKind;
 use tch::{Kind, Tensor};
 
 use super::dropout::{DropoutSite, LayerDropout};
-use super::relative::{self, RelativeRange};
+use super::relative;
+use super::relative_range::RelativeRange;
 use super::{Dropout, Linear, NetworkWeights};
 use crate::model::input::Input;
 

@@ -5,8 +5,7 @@ use std::cell::RefCell;
 
 use tch::{Kind, Tensor};
 
-use super::input::Input;
-use super::relative::{self, RelativeRange, RelativeRows};
+use super::relative_range::{RelativeRange, RelativeRows, magnitude};
 
 /// Constants of a micro-batch that layers have asked for.
 #[derive(Default)]
@@ -19,47 +18,42 @@ pub struct Constants {
     relative_rows: RefCell<Vec<(RelativeRange, RelativeRows)>>,
 }
 
-impl Input {
-    /// Returns the mask of attention to tokens at a distance of at most `reach`: values of dtype `kind` that are added to the
-    /// attention scores, \[batch or 1, 1, sequence, sequence\]. They are 0 where a query (row) attends to a key, and minus
-    /// infinity elsewhere. A padding token attends to itself too, because a softmax over no token is undefined. If all
-    /// tokens are within reach, returns the mask of global attention.
-    pub fn local_attention_mask(&self, reach: usize, kind: Kind) -> Option<Tensor> {
-        if reach as i64 >= self.ids.size()[1] - 1 {
-            return self.attention_mask.as_ref().map(Tensor::shallow_clone);
-        }
-        let make = || self.local_scores(reach).to_kind(kind);
-        Some(memoized(&self.constants.masks, (reach, kind), make, Tensor::shallow_clone))
+impl Constants {
+    /// Returns the mask of local attention, see [`Input::local_attention_mask`](super::input::Input::local_attention_mask).
+    /// `ids` are \[batch, sequence\], and `mask` is the mask of global attention.
+    pub fn local_attention_mask(&self, ids: &Tensor, mask: Option<&Tensor>, reach: usize, kind: Kind) -> Tensor {
+        let make = || local_scores(ids, mask, reach).to_kind(kind);
+        memoized(&self.masks, (reach, kind), make, Tensor::shallow_clone)
     }
 
     /// Returns the rows of the table of relative positions for all distances of two tokens of a sample.
-    pub fn relative_rows(&self, range: RelativeRange) -> RelativeRows {
-        let seq_len = self.ids.size()[1];
-        let make = || range.rows(&(self.numbers(2 * seq_len - 1) - (seq_len - 1)));
-        memoized(&self.constants.relative_rows, range, make, RelativeRows::shallow_clone)
+    pub fn relative_rows(&self, ids: &Tensor, range: RelativeRange) -> RelativeRows {
+        let seq_len = ids.size()[1];
+        let make = || range.rows(&(numbers(ids, 2 * seq_len - 1) - (seq_len - 1)));
+        memoized(&self.relative_rows, range, make, RelativeRows::shallow_clone)
     }
 
-    fn local_scores(&self, reach: usize) -> Tensor {
-        let positions = self.numbers(self.ids.size()[1]);
-        let distance = relative::magnitude(&(positions.unsqueeze(1) - positions.unsqueeze(0)));
-        let near = distance.le(reach as i64).unsqueeze(0).unsqueeze(0);
-        let attends = match &self.attention_mask {
-            Some(mask) => mask.bitwise_or_tensor(&distance.eq(0)).bitwise_and_tensor(&near),
-            None => near,
-        };
-        attends.zeros_like().to_kind(Kind::Float).masked_fill(&attends.logical_not(), f64::NEG_INFINITY)
+    /// Returns the rotation of attention heads of `head_size` elements by the positions of their tokens.
+    pub fn rotation(&self, ids: &Tensor, base: f64, head_size: i64) -> Rotation {
+        let make = || Rotation::new(&numbers(ids, ids.size()[1]), &numbers(ids, head_size / 2), base);
+        memoized(&self.rotations, base, make, Rotation::shallow_clone)
     }
+}
 
-    /// Numbers 0, 1, ..., `count` - 1, i64, on the device of the input.
-    fn numbers(&self, count: i64) -> Tensor {
-        self.ids.flatten(0, -1).narrow(0, 0, 1).ones_like().expand([count], false).cumsum(0, Kind::Int64) - 1
-    }
+fn local_scores(ids: &Tensor, mask: Option<&Tensor>, reach: usize) -> Tensor {
+    let positions = numbers(ids, ids.size()[1]);
+    let distance = magnitude(&(positions.unsqueeze(1) - positions.unsqueeze(0)));
+    let near = distance.le(reach as i64).unsqueeze(0).unsqueeze(0);
+    let attends = match mask {
+        Some(mask) => mask.bitwise_or_tensor(&distance.eq(0)).bitwise_and_tensor(&near),
+        None => near,
+    };
+    attends.zeros_like().to_kind(Kind::Float).masked_fill(&attends.logical_not(), f64::NEG_INFINITY)
+}
 
-    /// Rotation of attention heads of `head_size` elements by the positions of their tokens.
-    pub fn rotation(&self, base: f64, head_size: i64) -> Rotation {
-        let make = || Rotation::new(&self.numbers(self.ids.size()[1]), &self.numbers(head_size / 2), base);
-        memoized(&self.constants.rotations, base, make, Rotation::shallow_clone)
-    }
+/// Returns the numbers 0, 1, ..., `count` - 1, i64, on the device of `ids`.
+fn numbers(ids: &Tensor, count: i64) -> Tensor {
+    ids.flatten(0, -1).narrow(0, 0, 1).ones_like().expand([count], false).cumsum(0, Kind::Int64) - 1
 }
 
 /// Returns a handle to the value of `key`. Makes the value at the first call.

@@ -2,7 +2,8 @@
 
 use tch::{Kind, Tensor};
 
-use super::constants::Constants;
+use super::constants::{Constants, Rotation};
+use super::relative_range::{RelativeRange, RelativeRows};
 use crate::data::MicroBatch;
 use crate::kernels::{Kernels, Values};
 
@@ -79,6 +80,28 @@ impl Input {
         let upload = PendingUpload::new(kernels, batch);
         kernels.wait_uploads();
         Self::new(batch, upload)
+    }
+
+    /// Returns the mask of attention to tokens at a distance of at most `reach`: values of dtype `kind` that are added to the
+    /// attention scores, \[batch or 1, 1, sequence, sequence\]. They are 0 where a query (row) attends to a key, and minus
+    /// infinity elsewhere. A padding token attends to itself too, because a softmax over no token is undefined. If all
+    /// tokens are within reach, returns the mask of global attention.
+    pub fn local_attention_mask(&self, reach: usize, kind: Kind) -> Option<Tensor> {
+        let mask = self.attention_mask.as_ref();
+        match reach as i64 >= self.ids.size()[1] - 1 {
+            true => mask.map(Tensor::shallow_clone),
+            false => Some(self.constants.local_attention_mask(&self.ids, mask, reach, kind)),
+        }
+    }
+
+    /// Returns the rows of the table of relative positions for all distances of two tokens of a sample.
+    pub fn relative_rows(&self, range: RelativeRange) -> RelativeRows {
+        self.constants.relative_rows(&self.ids, range)
+    }
+
+    /// Returns the rotation of attention heads of `head_size` elements by the positions of their tokens.
+    pub fn rotation(&self, base: f64, head_size: i64) -> Rotation {
+        self.constants.rotation(&self.ids, base, head_size)
     }
 
     /// Copies the tensor handles, sharing their storage.

@@ -23,6 +23,7 @@ mod heads;
 pub mod input;
 mod layer;
 mod relative;
+mod relative_range;
 mod weights;
 
 use std::sync::Arc;
