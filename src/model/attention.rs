@@ -109,7 +109,8 @@ impl SelfAttention {
             let mut scores = heads(&query).matmul(&heads(&key).transpose(2, 3));
             if let Some((range, table)) = relative {
                 let key = key * (1.0 / (products as f64).sqrt());
-                scores = scores + self.relative_scores([&query, &key], (range, table), input, dropout);
+                let relative = self.relative_scores([&query, &key], (range, table), input, dropout);
+                scores = relative + &scores;
             }
             scores = match mask {
                 Some(mask) if mask.kind() == Kind::Bool => scores.masked_fill(&mask.logical_not(), f64::NEG_INFINITY),
