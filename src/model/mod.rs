@@ -4,7 +4,7 @@
 //! - [`Encoder`]: forward pass
 //! - `backward`: backward pass, segment by segment
 //! - `block`: interface of a segment
-//! - `embeddings`, `layer`: segments; a layer has [`attention`] and [`feed_forward`]
+//! - `embeddings`, `layer`: segments; a layer has `attention` and `feed_forward`
 //! - [`Heads`]: predictions from hidden states
 //! - [`Dropout`]: dropout whose masks are a function of seed, step, sample and dropout site
 //! - [`input`]: input tensors of a micro-batch

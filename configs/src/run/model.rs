@@ -101,7 +101,9 @@ pub struct Model {
     pub groups: usize,
     /// Buckets of relative positions on each side of a token. 0: no relative positions.
     pub position_buckets: usize,
-    /// Predicts masked tokens by two further applications of the last layer, whose queries know the absolute positions.
+    /// Predicts masked tokens with a decoder that knows the absolute positions.
+    ///
+    /// The decoder applies the last layer twice.
     pub enhanced_decoder: bool,
     /// Format of activations and matrix products.
     ///
@@ -119,14 +121,17 @@ pub struct Model {
     pub activation: Activation,
     /// Gated feed-forward layers, `act(W x) * (V x)` (arXiv 2002.05202).
     pub gated: bool,
-    /// Base of the rotary positions (arXiv 2104.09864) of layers with global attention. Absent: learned positions.
+    /// Base of the rotary positions of layers with global attention. Absent: learned positions.
+    ///
+    /// Rotary positions: arXiv 2104.09864.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rotary_base: Option<f64>,
     /// Base of the rotary positions of layers with local attention. Absent: `rotary_base`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local_rotary_base: Option<f64>,
-    /// Window of local attention, tokens. A token attends to tokens at a distance of at most half the window. 0: global
-    /// attention only.
+    /// Window of local attention, tokens. 0: global attention only.
+    ///
+    /// A token attends to tokens at a distance of at most half the window.
     pub attention_window: usize,
     /// With an attention window, the first of each group of this many layers has global attention.
     pub global_attention_every: usize,
@@ -150,7 +155,7 @@ pub struct Model {
     pub attention: Attention,
     /// Standard deviation of the initial weights (truncated normal).
     pub initializer_range: f64,
-    /// Divides the initial deviation of projections to the residual stream by sqrt(2 `layers`), as Megatron does.
+    /// Divides the initial deviation of residual projections by sqrt(2 `layers`), as Megatron does.
     pub scaled_initialization: bool,
     /// Epsilon of the normalizations.
     pub layer_norm_eps: f64,
