@@ -14,6 +14,9 @@ const MARGIN: f64 = 0.15;
 /// Maximum difference between processor types in the base memory of the program, bytes.
 const PROGRAM: f64 = 64e6;
 
+/// Memory of oneDNN for matrix products in bf16 that only processors with AMX use, bytes. The formula contains it.
+const AMX: f64 = 58e6;
+
 /// Trains with a single worker. Returns the peak memory after three steps and the result of the formula, bytes.
 fn measure(dir: &TestDir, name: &str, sets: &[&str]) -> (f64, f64) {
     let data = dir.path("data/train");
@@ -72,11 +75,13 @@ fn the_formula_is_close_to_the_measured_peak_for_other_shapes() {
 /// Compares the formula with the measured peak for runs with these settings.
 fn assert_close_for(cases: &[(&str, &[&str])]) {
     let dir = TestDir::new();
+    let has_amx = std::fs::read_to_string("/proc/cpuinfo").unwrap().contains("amx_bf16");
     let mut far = Vec::new();
     for (name, sets) in cases {
         let (peak, formula) = measure(&dir, name, sets);
         println!("{name}: {:.0} MB measured, {:.0} MB by the formula", peak / 1e6, formula / 1e6);
-        if !(peak..(1.0 + MARGIN) * peak + PROGRAM).contains(&formula) {
+        let unused = if name.contains("bf16") && !has_amx { AMX } else { 0.0 };
+        if !(peak..(1.0 + MARGIN) * peak + PROGRAM + unused).contains(&formula) {
             far.push(name);
         }
     }

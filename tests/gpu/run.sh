@@ -1,35 +1,39 @@
 #!/bin/sh
-# GPU tests. The machine needs a GPU driver and a python3 with torch 2.11.0 for CUDA. The script builds nothing. It needs
-# only the folder that tests/gpu/pack.sh creates.
+# GPU tests. The machine needs a GPU driver and a python3 with torch 2.11.0 for CUDA. The script builds nothing but the
+# profiler. It needs only the folder tests/gpu and the archive that tests/gpu/pack.sh creates.
 #
-#   tests/gpu/run.sh [--packed FOLDER] [--output FOLDER] [PART...]
+#   tests/gpu/run.sh [--packed ARCHIVE] [--output FOLDER] [PART...]
 #
-# Parts. Each takes less than 8 minutes. By default all of them run:
+# Parts. By default all of them run, in this order:
 #   points       kernels, golden steps, snapshots
 #   resume       a kill leaves the result unchanged
 #   two          two ranks on one GPU over MPI
 #   nccl         NCCL with one rank, with a GPU that is listed twice, and with two ranks on one GPU if NCCL permits it
-#   base, large  BERT-base and BERT-large at 128 and 512 tokens, compared with transformers if python3 has it
-# Prints a table at the end and writes OUTPUT/points.json. Exits with 1 if a point fails.
+#   base, large  speed of BERT-base and BERT-large at 128 and 512 tokens
+#   peers        the same steps by transformers, eager and compiled; needs base or large in the same call
+#   profile      GPU time of BERT-large at 128 tokens by kernel; needs g++ and the headers of CUDA
+# LIMIT (default 480) is the longest time of a part, seconds.
+# Prints a table at the end. Writes OUTPUT/points.json, and all logs to OUTPUT/logs.tar.gz. Exits with 1 if a point fails.
 set -eu
-command -v pkill > /dev/null || { echo "$0: pkill (Debian: procps), which kills ranks here, is missing" >&2; exit 2; }
-packed=.gpu; output=${TMPDIR:-/tmp}/lambert-gpu
+packed=.gpu/packed.tar.xz; output=${TMPDIR:-/tmp}/lambert-gpu
 while [ $# -gt 0 ]; do
     case $1 in
         --packed) packed=$2; shift 2 ;;
         --output) output=$2; shift 2 ;;
-        -*) echo "usage: $0 [--packed FOLDER] [--output FOLDER] [PART...]" >&2; exit 2 ;;
+        -*) echo "usage: $0 [--packed ARCHIVE] [--output FOLDER] [PART...]" >&2; exit 2 ;;
         *) break ;;
     esac
 done
-[ $# -gt 0 ] || set -- points resume two nccl base large
-packed=$(cd "$packed" && pwd)
+[ $# -gt 0 ] || set -- points resume two nccl base large peers profile
 here=$(cd "$(dirname "$0")" && pwd)
-peers=$here/peers.py
+limit=${LIMIT:-480}
 mkdir -p "$output"
 output=$(cd "$output" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+mkdir "$work/packed"
+python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$packed" "$work/packed"
+archive=$(realpath "$packed"); packed=$work/packed
 results=$output/points.jsonl
 : > "$results"
 
@@ -38,6 +42,23 @@ say() { printf '\n== %s\n' "$*"; }
 point() {
     printf '%s: %s (%s)\n' "$1" "$3" "$2"
     python3 -c 'import json, sys; print(json.dumps(dict(zip(["point", "passed", "figure"], sys.argv[1:]))))' "$@" >> "$results"
+}
+
+# kill_ranks RUN [LAST]: kills all ranks of a run, or the rank that was started last.
+kill_ranks() {
+    python3 - "$@" <<'PYTHON'
+import os, signal, sys
+found = []
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        words = open(f"/proc/{pid}/cmdline").read().split("\0")
+    except OSError:
+        continue
+    if words[0].endswith("lambert-worker") and "train" in words and sys.argv[1] in words:
+        found.append(int(pid))
+for pid in sorted(found)[-1 if len(sys.argv) > 2 else 0:]:
+    os.kill(pid, signal.SIGKILL)
+PYTHON
 }
 
 libtorch=${LAMBERT_LIBTORCH:-$(python3 -c "import os, torch; print(os.path.join(os.path.dirname(torch.__file__), \"lib\"))")}
@@ -110,7 +131,7 @@ step() {
 
 points() {
     say "The card beside the host"
-    if gpu-tests --nocapture --test-threads 1 > "$output/points.log" 2>&1; then passed=passed; else passed=FAILED; fi
+    if timeout "$limit" gpu-tests --nocapture --test-threads 1 > "$output/points.log" 2>&1; then passed=passed; else passed=FAILED; fi
     cat "$output/points.log"
     grep -q SKIPPED "$output/points.log" && passed=FAILED
     sed -n 's/^POINT \([^:]*\): \(.*\)/\1\t\2/p' "$output/points.log" | while IFS="$(printf '\t')" read -r name figure; do
@@ -123,15 +144,15 @@ resume() {
     say "A run that is killed twice ends with the bits of one that was not"
     dataset d128 128
     configuration undisturbed 1
-    lambert run --config "$work/undisturbed.toml" --run "$work/undisturbed" > "$output/undisturbed.log" 2>&1 || true
-    lambert run --config "$work/undisturbed.toml" --run "$work/killed" > "$output/killed.log" 2>&1 &
+    timeout "$limit" lambert run --config "$work/undisturbed.toml" --run "$work/undisturbed" > "$output/undisturbed.log" 2>&1 || true
+    timeout "$limit" lambert run --config "$work/undisturbed.toml" --run "$work/killed" > "$output/killed.log" 2>&1 &
     run=$!
     for reached in 80 180; do
         until [ "$(step "$work/killed")" -ge "$reached" ]; do
             kill -0 "$run" 2>/dev/null || break
             sleep 0.2
         done
-        pkill -9 -f "lambert-worker train --run $work/killed" || true
+        kill_ranks "$work/killed"
         sleep 3
     done
     wait "$run" || true
@@ -148,7 +169,7 @@ two() {
     say "Two ranks on one card, over MPI"
     [ -e "$work/d128" ] || dataset d128 128
     configuration two 2
-    if lambert run --config "$work/two.toml" --run "$work/two" --set stage.0.steps=100 \
+    if timeout "$limit" lambert run --config "$work/two.toml" --run "$work/two" --set stage.0.steps=100 \
         --set cluster.all_reduce.backend=mpi > "$output/two.log" 2>&1; then
         point "two ranks over MPI" passed "$(lambert status "$work/two" 2>/dev/null | head -n 2 | tr '\n' ' ')"
         point "sum by pinned memory and MPI" passed "$(rate "$work/two" 2)"
@@ -176,8 +197,8 @@ nccl() {
     say "Sums by NCCL"
     [ -e "$work/d128" ] || dataset d128 128
     configuration one 1
-    lambert run --config "$work/one.toml" --run "$work/alone" --set stage.0.steps=100 > "$output/alone.log" 2>&1 || true
-    lambert run --config "$work/one.toml" --run "$work/one" --set stage.0.steps=100 --set cluster.all_reduce.backend=nccl \
+    timeout "$limit" lambert run --config "$work/one.toml" --run "$work/alone" --set stage.0.steps=100 > "$output/alone.log" 2>&1 || true
+    timeout "$limit" lambert run --config "$work/one.toml" --run "$work/one" --set stage.0.steps=100 --set cluster.all_reduce.backend=nccl \
         > "$output/one.log" 2>&1 || true
     cat "$work/one/nccl/attempt-0001.json" 2>/dev/null || tail -n 20 "$output/one.log"
     apart=$(python3 "$here/records.py" apart "$work/alone" "$work/one" 2>&1) || true
@@ -187,7 +208,7 @@ nccl() {
 
     configuration twice 2
     code=0
-    lambert run --config "$work/twice.toml" --run "$work/twice" --set cluster.all_reduce.backend=nccl > "$output/twice.log" 2>&1 || code=$?
+    timeout "$limit" lambert run --config "$work/twice.toml" --run "$work/twice" --set cluster.all_reduce.backend=nccl > "$output/twice.log" 2>&1 || code=$?
     if [ "$code" = 2 ] && grep -q 'ranks 0 and 1 share GPU' "$output/twice.log"; then passed=passed; else passed=FAILED; fi
     point "a card named twice" "$passed" "exit code $code: $(grep -o 'ranks 0 and 1 share GPU.*' "$output/twice.log" | head -n 1)"
     two_by_nccl
@@ -224,7 +245,7 @@ SH
         kill -0 "$run" 2>/dev/null || break
         sleep 0.2
     done
-    pkill -9 -n -f "lambert-worker train --run $work/killed-run" || true
+    kill_ranks "$work/killed-run" last
     begin=$(date +%s)
     until grep -q 'started again' "$output/killed-rank.log"; do
         kill -0 "$run" 2>/dev/null || break
@@ -260,7 +281,7 @@ learning_rate = 1e-4
 [device]
 kind = "cuda"
 TOML
-    if ! lambert-worker bench --config "$work/$1-$2.toml" --steps 5 --json > "$output/$1-$2.json" 2> "$output/$1-$2.log"; then
+    if ! timeout "$limit" lambert-worker bench --config "$work/$1-$2.toml" --steps 5 --json > "$output/$1-$2.json" 2> "$output/$1-$2.log"; then
         tail -n 5 "$output/$1-$2.log"
         point "BERT-$1, $2 tokens" FAILED "see $1-$2.log"
         return
@@ -276,7 +297,15 @@ print("passed" if good else "FAILED", "%.0f samples/s, %.0f TFLOP/s, %.1f %% of 
 PYTHON
     )
     point "BERT-$1, $2 tokens" "${figures%% *}" "${figures#* }"
-    beside_transformers "$1" "$2" "$6"
+    measured="$measured $1:$2:$6"
+}
+measured=
+
+peers() {
+    say "transformers on the same samples"
+    for case in $measured; do
+        beside_transformers "$(echo "$case" | cut -d: -f1)" "$(echo "$case" | cut -d: -f2)" "$(echo "$case" | cut -d: -f3)"
+    done
 }
 
 # beside_transformers SHAPE LENGTH AIM: runs transformers on the same samples. AIM is the minimum ratio of the speeds.
@@ -286,7 +315,7 @@ beside_transformers() {
         return
     fi
     lambert-worker bench --config "$work/$1-$2.toml" --steps 3 --batches "$work/batches.json" 2>> "$output/$1-$2.log"
-    if ! python3 "$peers" "$work/batches.json" > "$output/$1-$2-peers.jsonl" 2> "$output/$1-$2-peers.log"; then
+    if ! timeout "$limit" python3 "$here/peers.py" "$work/batches.json" > "$output/$1-$2-peers.jsonl" 2> "$output/$1-$2-peers.log"; then
         tail -n 5 "$output/$1-$2-peers.log"
     fi
     ratios=$(python3 - "$output/$1-$2.json" "$output/$1-$2-peers.jsonl" "$3" <<'PYTHON'
@@ -322,12 +351,31 @@ large() {
     speed_of large 512 256 32768 0.45 1.0
 }
 
+profile() {
+    say "GPU time by kernel, BERT-large at 128 tokens"
+    [ -e "$work/large-128.toml" ] || { datasets; speed_of large 128 1024 32768 0.5 1.2; }
+    cuda=$libtorch/../../nvidia/cu13
+    profiler=$(dirname "$archive")/profile.so
+    [ -e "$profiler" ] || {
+        profiler=$work/profile.so
+        g++ -O2 -shared -fPIC -I "$cuda/include" -I "${CUDA_HOME:-/usr/local/cuda}/include" "$here/profile.cpp" \
+            -o "$profiler" "$cuda/lib/libcupti.so.13"
+    }
+    CUDA_INJECTION64_PATH=$profiler PROFILE_OUTPUT=$output/profile.txt LD_LIBRARY_PATH="$cuda/lib:$LD_LIBRARY_PATH" \
+        timeout "$limit" lambert-worker bench --config "$work/large-128.toml" --steps 3 > "$output/profile.log" 2>&1 || true
+    head -n 60 "$output/profile.txt"
+}
+
 for part in "$@"; do
     case $part in
-        points | resume | two | nccl | base | large) "$part" ;;
-        *) echo "no part $part: points, resume, two, nccl, base, large" >&2; exit 2 ;;
+        points | resume | two | nccl | base | large | peers | profile)
+            begun=$(date +%s)
+            "$part"
+            echo "($part: $(($(date +%s) - begun)) s)" ;;
+        *) echo "no part $part: points, resume, two, nccl, base, large, peers, profile" >&2; exit 2 ;;
     esac
 done
+(cd "$output" && tar -czf logs.tar.gz -- *.log *.json *.jsonl *.txt) 2>/dev/null || true
 
 say "All points"
 python3 - "$results" "$output/points.json" <<'PYTHON'
