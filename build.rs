@@ -18,6 +18,7 @@ fn main() {
         .flag_if_supported("-Wno-unused-parameter")
         .file("src/torch/shim.cpp")
         .file("src/torch/gpu.cpp")
+        .file("src/torch/attention.cpp")
         // Used by tests. The linker omits this file from programs that do not use it.
         .file("src/kernels/meta_shapes.cpp")
         .compile("lambert_torch_shim");
@@ -32,6 +33,7 @@ fn main() {
     println!("cargo:rerun-if-changed=src/kernels/cuda");
     println!("cargo:rerun-if-changed=src/torch/shim.cpp");
     println!("cargo:rerun-if-changed=src/torch/gpu.cpp");
+    println!("cargo:rerun-if-changed=src/torch/attention.cpp");
     println!("cargo:rerun-if-changed=src/torch/caught.h");
     println!("cargo:rerun-if-changed=src/kernels/meta_shapes.cpp");
     let version = std::fs::read_to_string(include.join("torch/headeronly/version.h")).unwrap_or_default();

@@ -92,6 +92,7 @@ fn options(batch: usize, world: usize, arguments: &Arguments) -> LoaderOptions {
         cursor,
         skipped,
         micro_batch_tokens: 16384,
+        layout: lambert_plan::batch_partition::Layout::Padded,
         rank: 0,
         world_size: world,
         shards: world,

@@ -109,6 +109,7 @@ fn batches(arguments: &Arguments, folder: &Path, count: usize) -> (Vec<GlobalBat
         cursor,
         skipped,
         micro_batch_tokens: batch * 128,
+        layout: lambert_plan::batch_partition::Layout::Padded,
         rank: 0,
         world_size: 1,
         shards: 1,

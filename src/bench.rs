@@ -11,6 +11,7 @@ use lambert_config::{RunConfig, exit};
 use lambert_dataset::random::Key;
 use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::architecture::Architecture;
+use lambert_plan::batch_partition::Layout;
 use lambert_plan::{flops, memory, schedule};
 use tch::Kind;
 
@@ -85,6 +86,7 @@ fn loader(
     config: &RunConfig,
     stage: &Stage,
     dataset: Arc<Dataset>,
+    layout: Layout,
     samples: usize,
     steps: usize,
 ) -> Result<Loader, Error> {
@@ -94,6 +96,7 @@ fn loader(
         cursor: 0,
         skipped: SkippedSamples::default(),
         micro_batch_tokens: stage.micro_batch_tokens.or_default(),
+        layout,
         rank: 0,
         world_size: 1,
         shards: 1,
@@ -108,7 +111,7 @@ fn write_batches(config: &RunConfig, request: &BenchOptions, dataset: Arc<Datase
     let stage = &config.stage[request.stage];
     let samples = request.samples.unwrap_or(stage.global_batch).max(1);
     let vocabulary = config.model.padded_vocabulary(dataset.manifest().vocabulary.size);
-    let mut loader = loader(config, stage, dataset, samples, request.steps)?;
+    let mut loader = loader(config, stage, dataset, Layout::Padded, samples, request.steps)?;
     let mut batches = Vec::new();
     while let Some(batch) = loader.next_batch() {
         let micro_batches = batch?.micro_batches;
@@ -161,6 +164,7 @@ impl<'a> Bench<'a> {
         sizes: (usize, usize),
     ) -> Result<Self, Error> {
         let (layers, vocabulary) = (stage.depth(&config.model), dataset.manifest().vocabulary.size);
+        let layout = model::layout(config, &*kernels);
         let state = torch::guard(|| {
             let architecture = Architecture::of_run(config, layers, vocabulary);
             let (seed, range) = (config.run.seed, InitialDeviation::of_model(&config.model));
@@ -171,7 +175,7 @@ impl<'a> Bench<'a> {
         })?;
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);
         let objective = objective.recomputing(stage.recompute);
-        let loader = loader(config, stage, dataset, sizes.0, sizes.1)?;
+        let loader = loader(config, stage, dataset, layout, sizes.0, sizes.1)?;
         Ok(Self { config, stage, objective, state, loader })
     }
 

@@ -37,6 +37,7 @@ fn options(rank: usize, world: usize) -> LoaderOptions {
         cursor,
         skipped,
         micro_batch_tokens: 256,
+        layout: lambert_plan::batch_partition::Layout::Padded,
         rank,
         world_size: world,
         shards: world,

@@ -27,7 +27,7 @@ pub use crate::slurm::Slurm;
 pub use all_reduce::{AllReduce, Backend, CANONICAL_SHARDS, ReduceDtype};
 pub use budget::TokenBudget;
 pub use cluster::{Cluster, ControlChannel, DatasetCache, Host, LauncherKind, Limits};
-pub use device::{Device, DeviceKind};
+pub use device::{Device, DeviceKind, Unpadded};
 pub use family::Family;
 pub use growth::{Growth, GrowthOrder, Moments};
 pub use guard::{DamagedShard, FaultInjection, Guard};

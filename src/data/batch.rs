@@ -1,6 +1,7 @@
 //! Padded and masked token arrays of a micro-batch.
 
 use lambert_dataset::random::Key;
+use lambert_plan::batch_partition::{Layout, MicroBatchPlan};
 
 use crate::masking::MaskedToken;
 
@@ -33,20 +34,22 @@ impl MaskedSample {
     }
 }
 
-/// Samples that are processed together. Matrices are \[batch, sequence\], row-major.
+/// Samples that are processed together. In the padded layout, token arrays are \[batch, sequence\], row-major. In the
+/// unpadded layout, they have the tokens of all samples one after the other, then a tail of padding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MicroBatch {
     /// Index of each sample in the global batch, \[batch\].
     pub sample_indices: Vec<u64>,
     /// Number of samples.
     pub rows: usize,
-    /// Padded sequence length in tokens.
+    /// Length of the longest sample in tokens. In the padded layout, the length of every row.
     pub seq_len: usize,
-    /// Token ids, \[batch, sequence\].
+    pub layout: Layout,
+    /// Token ids.
     pub ids: Vec<i32>,
-    /// Index of the first token of segment B in each row, \[batch\]; `seq_len` if there is one segment.
+    /// Index of the first token of segment B in each sample, \[batch\]; `seq_len` if there is one segment.
     pub segment_b_starts: Vec<i32>,
-    /// Length of each row without padding, \[batch\].
+    /// Length of each sample without padding, \[batch\].
     pub lengths: Vec<i32>,
     /// Indices of the masked tokens in `ids`.
     pub positions: Vec<i32>,
@@ -62,15 +65,15 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
-    /// Stacks `samples` and pads them to `seq_len` with the token id `padding`. `sample_indices` are the
-    /// indices of the samples in the global batch.
-    pub fn new(sample_indices: &[usize], seq_len: usize, padding: u32, samples: &[MaskedSample]) -> Self {
-        let rows = samples.len();
+    /// Arranges `samples` as `plan` says. Padding has the token id `padding`.
+    pub fn new(plan: &MicroBatchPlan, padding: u32, samples: &[MaskedSample]) -> Self {
+        let (rows, seq_len) = (samples.len(), plan.width);
         let mut batch = Self {
-            sample_indices: sample_indices.iter().map(|index| *index as u64).collect(),
+            sample_indices: plan.samples.iter().map(|index| *index as u64).collect(),
             rows,
             seq_len,
-            ids: vec![padding as i32; rows * seq_len],
+            layout: plan.layout,
+            ids: vec![padding as i32; plan.tokens],
             segment_b_starts: Vec::with_capacity(rows),
             lengths: Vec::with_capacity(rows),
             positions: Vec::new(),
@@ -82,10 +85,22 @@ impl MicroBatch {
         if samples.iter().any(|sample| sample.loss_scale != 1.0) {
             batch.loss_scales = samples.iter().map(|sample| sample.loss_scale).collect();
         }
-        for (row, sample) in samples.iter().enumerate() {
-            batch.put(row * seq_len, sample);
+        let mut start = 0;
+        for sample in samples {
+            batch.put(start, sample);
+            start += match plan.layout {
+                Layout::Padded => seq_len,
+                Layout::Unpadded => sample.ids.len(),
+            };
         }
         batch
+    }
+
+    /// Stacks `samples` and pads them to `seq_len` with the token id 0. `sample_indices` are the indices of the samples in
+    /// the global batch.
+    pub fn padded(sample_indices: &[usize], seq_len: usize, samples: &[MaskedSample]) -> Self {
+        let (tokens, layout) = (samples.len() * seq_len, Layout::Padded);
+        Self::new(&MicroBatchPlan { samples: sample_indices.to_vec(), width: seq_len, tokens, layout }, 0, samples)
     }
 
     fn put(&mut self, start: usize, sample: &MaskedSample) {
@@ -105,7 +120,12 @@ impl MicroBatch {
         self.digest += sample.digest();
     }
 
-    /// True if any row contains padding.
+    /// Number of padding tokens after the samples of an unpadded micro-batch.
+    pub fn tail(&self) -> usize {
+        self.ids.len() - self.lengths.iter().map(|length| *length as usize).sum::<usize>()
+    }
+
+    /// True if any row of a padded micro-batch contains padding.
     pub fn is_padded(&self) -> bool {
         self.lengths.iter().any(|length| (*length as usize) < self.seq_len)
     }
@@ -124,10 +144,25 @@ mod tests {
             masked_tokens: vec![MaskedToken { position, label }],
             loss_scale: 1.0,
         };
-        let batch = MicroBatch::new(&[3, 1], 4, 0, &[sample(&[2, 5, 3, 6], 3, 1, 50), sample(&[2, 9], 0, 1, 90)]);
+        let batch = MicroBatch::padded(&[3, 1], 4, &[sample(&[2, 5, 3, 6], 3, 1, 50), sample(&[2, 9], 0, 1, 90)]);
         assert_eq!(batch.ids, [2, 5, 3, 6, 2, 9, 0, 0]);
         assert_eq!(batch.segment_b_starts, [3, 4]);
         assert_eq!((batch.positions, batch.labels), (vec![1, 5], vec![50, 90]));
         assert_eq!((batch.lengths, batch.pair_labels), (vec![4, 2], vec![1, 1]));
+    }
+
+    #[test]
+    fn unpadded_samples_follow_each_other() {
+        let sample = |ids: &[u32], position| MaskedSample {
+            ids: ids.to_vec(),
+            segment_b_start: 0,
+            pair_label: None,
+            masked_tokens: vec![MaskedToken { position, label: 9 }],
+            loss_scale: 1.0,
+        };
+        let plan = MicroBatchPlan { samples: vec![3, 1], width: 4, tokens: 8, layout: Layout::Unpadded };
+        let batch = MicroBatch::new(&plan, 0, &[sample(&[2, 5, 3, 6], 1), sample(&[2, 9], 0)]);
+        assert_eq!(batch.ids, [2, 5, 3, 6, 2, 9, 0, 0]);
+        assert_eq!((batch.positions.clone(), batch.lengths.clone(), batch.tail()), (vec![1, 4], vec![4, 2], 2));
     }
 }

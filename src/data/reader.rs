@@ -79,11 +79,11 @@ impl BatchReader {
         let objective = &self.source.objective;
         let masked_tokens = lengths.iter().map(|length| objective.predictions(usize::from(*length)) as u64).sum();
 
-        let (shards, budget) = (options.shards, options.micro_batch_tokens);
+        let (shards, budget, layout) = (options.shards, options.micro_batch_tokens, options.layout);
         let partitions = match request.split_key {
-            None => vec![BatchPartition::new(&lengths, shards, budget)],
+            None => vec![BatchPartition::new(&lengths, shards, budget, layout)],
             Some(key) => halves(lengths.len(), key)
-                .map(|half| BatchPartition::for_subset(&lengths, &half, shards, budget))
+                .map(|half| BatchPartition::for_subset(&lengths, &half, shards, budget, layout))
                 .into(),
         };
         let own_shards = || partitions.iter().flat_map(|partition| &partition.ranks[options.own_shards()]);
@@ -97,7 +97,7 @@ impl BatchReader {
         let padding = self.source.dataset.manifest().special.pad;
         let micro_batches = micro_batch_plans().map(|plan| {
             let samples: Vec<MaskedSample> = samples.by_ref().take(plan.samples.len()).collect();
-            MicroBatch::new(&plan.samples, plan.width, padding, &samples)
+            MicroBatch::new(plan, padding, &samples)
         });
         let micro_batches = micro_batches.collect();
 

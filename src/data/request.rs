@@ -6,6 +6,7 @@ use std::sync::Arc;
 use lambert_config::run::{FaultInjection, Objective};
 use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
+use lambert_plan::batch_partition::Layout;
 
 use crate::recovery::skipped_samples::SkippedSamples;
 
@@ -32,6 +33,8 @@ pub struct LoaderOptions {
     pub skipped: SkippedSamples,
     /// Maximum tokens per micro-batch, padding included.
     pub micro_batch_tokens: usize,
+    /// Layout of the micro-batches.
+    pub layout: Layout,
     /// Rank of this process.
     pub rank: usize,
     /// Number of ranks.

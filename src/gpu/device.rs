@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tch::{Device, Kind, Tensor};
 
+use super::Gpu;
 use super::cubin::Cubin;
 use super::driver::{Driver, DriverError, LoadedKernels};
 use crate::kernels::cuda::KERNELS;
@@ -14,11 +15,16 @@ use crate::torch::{self, gpu, gpu::CopyStream};
 /// Minimum size of a pinned buffer in bytes.
 const MIN_PINNED_BYTES: usize = 1 << 20;
 
+/// Minimum compute capability for flash attention.
+const FLASH_ATTENTION: (i32, i32) = (8, 0);
+
 /// A GPU with loaded kernels and its copy streams.
 pub struct CudaDevice {
     index: usize,
     driver: Arc<Driver>,
     kernels: Arc<LoadedKernels>,
+    /// True if the flash attention of libtorch supports the GPU.
+    has_flash_attention: bool,
     /// Stream for host-to-device copies of micro-batches.
     upload_stream: Mutex<CopyStream>,
     /// Stream for device-to-host copies of snapshots.
@@ -26,10 +32,13 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// Creates a device for GPU `index`, with the kernels from [`CudaDevice::load`].
-    pub fn new(driver: Arc<Driver>, index: usize, kernels: Arc<LoadedKernels>) -> Self {
+    /// Creates a device for `gpu`, with the kernels from [`CudaDevice::load`].
+    pub fn new(driver: Arc<Driver>, gpu: &Gpu, kernels: Arc<LoadedKernels>) -> Self {
+        let index = gpu.index;
         let stream = || Mutex::new(CopyStream::new(index));
-        Self { index, driver, kernels, upload_stream: stream(), readback_stream: Arc::new(stream()) }
+        let has_flash_attention = gpu.properties.compute_capability >= FLASH_ATTENTION;
+        let (upload_stream, readback_stream) = (stream(), Arc::new(stream()));
+        Self { index, driver, kernels, has_flash_attention, upload_stream, readback_stream }
     }
 
     /// Loads the kernels in `code` on GPU `index`.
@@ -48,6 +57,10 @@ impl CudaDevice {
 impl KernelDevice for CudaDevice {
     fn device_index(&self) -> Option<usize> {
         Some(self.index)
+    }
+
+    fn has_unpadded_attention(&self) -> bool {
+        self.has_flash_attention
     }
 
     fn pinned_zeros(&self, elements: usize) -> Tensor {

@@ -285,7 +285,7 @@ impl ComputeDevice {
             nvrtc_version: compiler.version()?,
             kernels: Some(Arc::clone(&kernels)),
         };
-        let device = CudaDevice::new(driver, index, kernels);
+        let device = CudaDevice::new(driver, &gpu, kernels);
         Ok((Arc::new(Cuda::new(Arc::new(device))), Some(gpu)))
     }
 }

@@ -73,5 +73,5 @@ fn read(model: &LoadedModel, text: &str) -> Result<MicroBatch, Error> {
     }
     let width = ids.len();
     let sample = MaskedSample { ids, segment_b_start: 0, pair_label: None, masked_tokens: hidden, loss_scale: 1.0 };
-    Ok(MicroBatch::new(&[0], width, special.pad, &[sample]))
+    Ok(MicroBatch::padded(&[0], width, &[sample]))
 }

@@ -8,9 +8,10 @@ mod memory;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lambert_config::run::{Model, Norm, Optimizer as Settings, OptimizerKind, Precision};
+use lambert_config::run::{Attention, Model, Norm, Optimizer as Settings, OptimizerKind, Precision};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::Architecture;
+use lambert_plan::batch_partition::{Layout, MicroBatchPlan};
 
 use super::cuda::launch::{KernelArguments, KernelDevice, THREADS};
 use super::*;
@@ -69,6 +70,10 @@ impl KernelDevice for MetaDevice {
 
     fn seed(&self, _: u64) {}
 
+    fn has_unpadded_attention(&self) -> bool {
+        true
+    }
+
     /// Checks the sizes of the tensors that a kernel reads and writes, in bytes.
     fn launch(&self, kernel: &str, blocks: usize, arguments: &mut KernelArguments) -> Result<(), String> {
         let sizes = |indices: &[usize]| indices.iter().map(|index| arguments.size(*index)).collect::<Vec<_>>();
@@ -76,11 +81,13 @@ impl KernelDevice for MetaDevice {
         let fits = match kernel {
             "dropout_f32" | "dropout_bf16" => {
                 let element = if kernel == "dropout_f32" { 4 } else { 2 };
-                let (lines, heads, width, length) = (number(7), number(8), number(9), number(10));
-                let added = arguments.size(2);
+                let (lines, heads, width, length) = (number(8), number(9), number(10), number(11));
+                let (added, places) = (arguments.size(2), arguments.size(4));
                 let all = element * lines * length;
-                sizes(&[0, 1, 3]) == [all, all, 8 * lines / heads / width]
+                let samples = if places > 0 { lines } else { lines / heads / width };
+                sizes(&[0, 1, 3]) == [all, all, 8 * samples]
                     && (added == 0 || added == all)
+                    && (places == 0 || places == 8 * lines)
                     && blocks == lines.div_ceil(THREADS / 32)
             }
             "sum_of_squares" => {
@@ -150,8 +157,13 @@ impl Kernels for MetaReference {
     }
 }
 
-/// A global batch of two micro-batches. The second micro-batch is padded.
-fn batch() -> GlobalBatch {
+/// CUDA kernels of the meta device.
+pub fn kernels() -> Arc<dyn Kernels> {
+    Arc::new(Cuda::new(Arc::new(MetaDevice::default())))
+}
+
+/// A global batch of two micro-batches. If they are padded, the second one has padding.
+fn batch(layout: Layout) -> GlobalBatch {
     let sample = |length: u32| {
         let masked_tokens = vec![MaskedToken { position: 1, label: 3 }, MaskedToken { position: 2, label: 4 }];
         MaskedSample {
@@ -162,10 +174,20 @@ fn batch() -> GlobalBatch {
             loss_scale: 1.0,
         }
     };
-    let micro_batches = vec![
-        MicroBatch::new(&[0, 1], 12, 0, &[sample(12), sample(12)]),
-        MicroBatch::new(&[2, 3], 10, 0, &[sample(10), sample(8)]),
-    ];
+    let micro_batches = match layout {
+        Layout::Padded => vec![
+            MicroBatch::padded(&[0, 1], 12, &[sample(12), sample(12)]),
+            MicroBatch::padded(&[2, 3], 10, &[sample(10), sample(8)]),
+        ],
+        Layout::Unpadded => {
+            let plan =
+                |samples: &[usize], width, tokens| MicroBatchPlan { samples: samples.to_vec(), width, tokens, layout };
+            vec![
+                MicroBatch::new(&plan(&[0, 1], 12, 24), 0, &[sample(12), sample(12)]),
+                MicroBatch::new(&plan(&[2, 3], 10, 20), 0, &[sample(10), sample(8)]),
+            ]
+        }
+    };
     GlobalBatch {
         lengths: vec![12, 12, 10, 8],
         masked_tokens: 8,
@@ -181,8 +203,9 @@ fn counts(
     state: &mut TrainState,
     objective: &Objective,
     kind: OptimizerKind,
+    layout: Layout,
 ) -> (usize, i64, i64) {
-    let (batch, settings) = (batch(), Settings { kind, ..Settings::default() });
+    let (batch, settings) = (batch(layout), Settings { kind, ..Settings::default() });
     let (mut reads, mut copies) = (0, 0);
     // SAFETY: starts thread-local counters.
     unsafe { lambert_start_counting() };
@@ -205,7 +228,7 @@ fn bert_counts(
     let mut state = TrainState::new(Parameters::zeros(kernels, Architecture::new(model, 2, 50)));
     state.parameters.keep_bf16_copy(model::compute_dtype(model));
     let objective = step::tests::objective(&state, model).recomputing(recompute);
-    counts(device, &mut state, &objective, kind)
+    counts(device, &mut state, &objective, kind, Layout::Padded)
 }
 
 /// Number of copies that upload the micro-batches: one for each micro-batch.
@@ -255,9 +278,26 @@ fn step_of_every_architecture_synchronizes_once() {
             for kernels in kernels {
                 let mut state = case.state(kernels, &model);
                 let objective = case.objective(&state.parameters, &model).recomputing(recompute);
-                let (fetched, reads, _) = counts(&device, &mut state, &objective, OptimizerKind::Lamb);
+                let (fetched, reads, _) = counts(&device, &mut state, &objective, OptimizerKind::Lamb, Layout::Padded);
                 assert_eq!((fetched, reads), (1, 0), "{} {recompute}", case.name);
             }
+        }
+    }
+}
+
+/// Flash attention is checked for its dtype and its shapes.
+#[test]
+fn step_of_unpadded_micro_batches_synchronizes_once() {
+    let model = Model { hidden: 32, heads: 2, intermediate: 64, positions: 16, ..Model::default() };
+    let model = Model { precision: Precision::Bf16, attention: Attention::Fused, ..model };
+    for case in CASES.iter().take(6) {
+        for recompute in [false, true] {
+            let device = Arc::new(MetaDevice::default());
+            let mut state = case.state(Arc::new(Cuda::new(device.clone())), &model);
+            state.parameters.keep_bf16_copy(Kind::BFloat16);
+            let objective = case.objective(&state.parameters, &model).recomputing(recompute);
+            let seen = counts(&device, &mut state, &objective, OptimizerKind::Lamb, Layout::Unpadded);
+            assert_eq!(seen, (1, 0, BATCH_UPLOADS + LOSS_ZEROS + LAMB_UPDATE_COPIES), "{} {recompute}", case.name);
         }
     }
 }

@@ -93,6 +93,33 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused_backward(
   return gradients;
 }
 
+// Flash attention of samples of different lengths, with the outputs of the CUDA kernels of libtorch: the result and the
+// logsumexp of each row of attention weights.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> flash(
+    const at::Tensor &query, const at::Tensor &key, const at::Tensor &value, const std::optional<at::Tensor> &bounds,
+    const std::optional<at::Tensor> &, c10::SymInt, c10::SymInt, double, bool, bool, std::optional<double>,
+    std::optional<c10::SymInt>, std::optional<c10::SymInt>, const std::optional<at::Tensor> &,
+    const std::optional<at::Tensor> &) {
+  const auto is_bf16 = [](const at::Tensor &tensor) { return tensor.scalar_type() == at::kBFloat16 && tensor.stride(-1) == 1; };
+  TORCH_CHECK(query.dim() == 3 && query.sizes() == key.sizes() && query.sizes() == value.sizes(), "flash attention: shapes");
+  TORCH_CHECK(is_bf16(query) && is_bf16(key) && is_bf16(value), "flash attention: not bf16, or not contiguous");
+  TORCH_CHECK(bounds && bounds->scalar_type() == at::kInt && bounds->dim() == 1, "flash attention: bounds");
+  const auto of = query.options();
+  return {at::empty(query.sizes(), of), at::empty({query.size(1), query.size(0)}, of.dtype(at::kFloat)),
+          at::empty({2}, of.dtype(at::kUInt64)), at::empty({}, of.dtype(at::kUInt64)), at::empty({0}, of)};
+}
+
+// Backward pass of flash attention. It accumulates the query gradients in f32, with 128 additional rows for each sample.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
+    const at::Tensor &, const at::Tensor &query, const at::Tensor &key, const at::Tensor &value, const at::Tensor &,
+    const at::Tensor &, const at::Tensor &bounds, const at::Tensor &, c10::SymInt, c10::SymInt, double, bool,
+    const at::Tensor &, const at::Tensor &, std::optional<double>, std::optional<c10::SymInt>, std::optional<c10::SymInt>) {
+  const int64_t rows = query.size(0) + 128 * (bounds.size(0) - 1);
+  const at::Tensor sums = at::empty({rows, query.size(1), (query.size(2) + 31) / 32 * 32}, query.options().dtype(at::kFloat));
+  const auto contiguous = [](const at::Tensor &of) { return at::empty(of.sizes(), of.options()); };
+  return {contiguous(query), contiguous(key), contiguous(value)};
+}
+
 // On meta tensors, libtorch would decompose attention. On a GPU, libtorch uses the fused kernel, so
 // this function uses the fused kernel too.
 at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
@@ -168,6 +195,8 @@ TORCH_LIBRARY_IMPL(aten, Meta, library) {
   library.impl("addmm.dtype_out", addmm_out);
   library.impl("_scaled_dot_product_efficient_attention", fused);
   library.impl("_scaled_dot_product_efficient_attention_backward", fused_backward);
+  library.impl("_flash_attention_forward", flash);
+  library.impl("_flash_attention_backward", flash_backward);
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradMeta, library) { library.impl("scaled_dot_product_attention", attention); }

@@ -9,7 +9,7 @@
 pub mod cuda;
 mod host;
 #[cfg(test)]
-mod meta;
+pub(crate) mod meta;
 #[cfg(test)]
 mod reference;
 pub mod snapshot;
@@ -90,6 +90,11 @@ pub trait Kernels: Send + Sync {
         false
     }
 
+    /// True if the device has fast attention for samples of different lengths without padding (bf16 only).
+    fn has_unpadded_attention(&self) -> bool {
+        false
+    }
+
     /// Peak device memory of this process in bytes, if the device has its own memory.
     fn peak_memory(&self) -> Option<u64> {
         None
@@ -151,6 +156,10 @@ pub struct DropoutParams<'a> {
     pub key: Key,
     /// For each row, the index of its sample in the global batch, i64 \[batch\], on the device.
     pub samples: &'a Tensor,
+    /// Position of each token in its sample, i64 \[tokens\], on the device. If given, dropout applies to the tokens of an
+    /// unpadded micro-batch, \[1, tokens, length\], and `samples` has an entry for each token. `None`: the position is the
+    /// index in the row.
+    pub positions: Option<&'a Tensor>,
     /// An element is dropped if its 16 random bits are below this number.
     pub threshold: u16,
     /// Scale of the kept elements, 1 / (1 - dropout probability).

@@ -143,7 +143,11 @@ pub(super) fn dropout_factors(params: &DropoutParams<'_>, shape: &[i64]) -> Tens
     let key = params.samples.zeros_like() + params.key.bits() as i64;
     let key = with(&key, params.samples).view([-1, 1, 1]);
     let key = with(&key, &(from_one(heads) - 1).view([1, -1, 1]));
-    let key = with(&key, &(from_one(positions) - 1).view([1, 1, -1])).unsqueeze(-1);
+    let positions = match params.positions {
+        Some(positions) => positions.view([-1, 1, 1]),
+        None => (from_one(positions) - 1).view([1, 1, -1]),
+    };
+    let key = with(&key, &positions).unsqueeze(-1);
     let word = mix(&(key + from_one((length + 3) / 4) * STEP));
     let lane = |lane: i64| logical_right(&word, 16 * lane).bitwise_and(0xffff);
     let lanes = Tensor::stack(&[lane(0), lane(1), lane(2), lane(3)], -1);

@@ -97,6 +97,11 @@ impl SelfAttention {
             let rotation = input.rotation(base, head_size);
             (query, key) = (rotation.apply(&query), rotation.apply(&key));
         }
+        if let Some(sequences) = &input.sequences {
+            let dropped = dropout.seed_fused_attention(self.site(LayerDropout::AttentionWeights));
+            let mixed = sequences.attention([&query, &key, &value], self.reach, dropped);
+            return mixed.reshape([size[0], size[1], -1]);
+        }
         let mask = match self.reach {
             Some(reach) => input.local_attention_mask(reach, query.kind()),
             None => input.attention_mask.as_ref().map(Tensor::shallow_clone),

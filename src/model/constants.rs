@@ -33,9 +33,9 @@ impl Constants {
         memoized(&self.relative_rows, range, make, RelativeRows::shallow_clone)
     }
 
-    /// Returns the rotation of attention heads of `head_size` elements by the positions of their tokens.
-    pub fn rotation(&self, ids: &Tensor, base: f64, head_size: i64) -> Rotation {
-        let make = || Rotation::new(&numbers(ids, ids.size()[1]), &numbers(ids, head_size / 2), base);
+    /// Returns the rotation of attention heads of `head_size` elements by `positions`, i64 \[sequence\].
+    pub fn rotation(&self, positions: &Tensor, base: f64, head_size: i64) -> Rotation {
+        let make = || Rotation::new(positions, &numbers(positions, head_size / 2), base);
         memoized(&self.rotations, base, make, Rotation::shallow_clone)
     }
 }
@@ -52,7 +52,7 @@ fn local_scores(ids: &Tensor, mask: Option<&Tensor>, reach: usize) -> Tensor {
 }
 
 /// Returns the numbers 0, 1, ..., `count` - 1, i64, on the device of `ids`.
-fn numbers(ids: &Tensor, count: i64) -> Tensor {
+pub fn numbers(ids: &Tensor, count: i64) -> Tensor {
     ids.flatten(0, -1).narrow(0, 0, 1).ones_like().expand([count], false).cumsum(0, Kind::Int64) - 1
 }
 

@@ -31,6 +31,8 @@ pub enum Dropout<'a> {
         key: Key,
         /// For each row, the index of its sample in the global batch, i64 \[batch\].
         samples: &'a Tensor,
+        /// Position of each token in its sample, for an unpadded micro-batch. `samples` then has an entry for each token.
+        positions: Option<&'a Tensor>,
         /// Device kernels.
         kernels: &'a dyn Kernels,
         /// Seed of the libtorch generator, which fused attention uses for its dropout. No other micro-batch of the
@@ -108,9 +110,9 @@ impl Dropout<'_> {
 
     /// Applies dropout to a table \[rows, hidden\]. The mask is the same for all samples of a step.
     pub fn shared(self, table: &Tensor, site: DropoutSite) -> Tensor {
-        let Self::On { rates, key, kernels, fused_seed, samples } = self else { return table.shallow_clone() };
+        let Self::On { rates, key, kernels, fused_seed, samples, .. } = self else { return table.shallow_clone() };
         let constant = samples.narrow(0, 0, 1).zeros_like();
-        let shared = Dropout::On { rates, key, kernels, fused_seed, samples: &constant };
+        let shared = Dropout::On { rates, key, kernels, fused_seed, samples: &constant, positions: None };
         shared.hidden(table.unsqueeze(0), None, site).squeeze_dim(0)
     }
 
@@ -121,10 +123,11 @@ impl Dropout<'_> {
 
     fn drop(self, x: Tensor, added: Option<&Tensor>, site: DropoutSite, rate: impl Fn(DropoutRates) -> f64) -> Tensor {
         let params = match &self {
-            Self::On { rates, key, samples, .. } if rate(*rates) > 0.0 => {
+            Self::On { rates, key, samples, positions, .. } if rate(*rates) > 0.0 => {
                 let threshold = (rate(*rates) * STEPS).round();
                 let scale = (STEPS / (STEPS - threshold)) as f32;
-                Some(DropoutParams { key: key.with(site.number()), samples, threshold: threshold as u16, scale })
+                let (key, positions) = (key.with(site.number()), *positions);
+                Some(DropoutParams { key, samples, positions, threshold: threshold as u16, scale })
             }
             _ => None,
         };

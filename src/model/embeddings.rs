@@ -51,9 +51,10 @@ impl SegmentBlock for Embeddings {
             Some(segments) => words + torch::embedding(segments, &input.segments),
             None => words,
         };
-        let sum = match &self.positions {
-            Some(positions) => sum + positions.narrow(0, 0, seq_len),
-            None => sum,
+        let sum = match (&self.positions, &input.sequences) {
+            (Some(positions), Some(sequences)) => sum + torch::embedding(positions, &sequences.positions),
+            (Some(positions), None) => sum + positions.narrow(0, 0, seq_len),
+            (None, _) => sum,
         };
         let embedded = match &self.norm {
             Some(norm) => norm.forward(&sum),

@@ -33,13 +33,13 @@ impl Heads {
         head.logits(&hidden.flatten(0, 1).index_select(0, positions))
     }
 
-    /// Logits of the sentence-pair label, \[batch, 2\], from the hidden state of the first token.
-    /// `hidden` is \[batch, sequence, hidden\].
+    /// Logits of the sentence-pair label, \[batch, 2\]. `first_tokens` are the hidden states of the first token of each
+    /// sample, \[batch, hidden\].
     ///
     /// # Panics
     /// The network has no sentence-pair head.
-    pub fn pair(&self, hidden: &Tensor) -> Tensor {
-        self.pair.as_ref().expect("the network has no pair head").logits(&hidden.select(1, 0))
+    pub fn pair(&self, first_tokens: &Tensor) -> Tensor {
+        self.pair.as_ref().expect("the network has no pair head").logits(first_tokens)
     }
 }
 

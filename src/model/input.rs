@@ -2,20 +2,23 @@
 
 use tch::{Kind, Tensor};
 
-use super::constants::{Constants, Rotation};
+use super::constants::{Constants, Rotation, numbers};
 use super::relative_range::{RelativeRange, RelativeRows};
+use super::sequences::{Sequences, TokenArrays};
 use crate::data::MicroBatch;
 use crate::kernels::{Kernels, Values};
 
-/// Input tensors of a micro-batch.
+/// Input tensors of a micro-batch. The tokens of an unpadded micro-batch are one row, with batch = 1.
 pub struct Input {
     /// Token ids, i64 \[batch, sequence\].
     pub ids: Tensor,
     /// Segment ids, 0 or 1, i64 \[batch, sequence\].
     pub segments: Tensor,
+    /// Samples of an unpadded micro-batch; `None` for a padded one.
+    pub sequences: Option<Sequences>,
     /// Attention mask, bool \[batch, 1, 1, sequence\]: `true` at tokens, `false` at padding. `None` without padding.
     pub attention_mask: Option<Tensor>,
-    /// For each row, the index of its sample in the global batch, i64 \[batch\].
+    /// For each row, or for each token of an unpadded micro-batch, the index of its sample in the global batch, i64.
     pub samples: Tensor,
     /// Index of the first sample in the global batch. No other micro-batch of the
     /// global batch has the same first sample.
@@ -29,7 +32,7 @@ pub struct Input {
     pub pair_labels: Option<Tensor>,
     /// Targets that an earlier pass computed for this pass, if any.
     pub derived_targets: Option<Tensor>,
-    /// Factor on the loss of each row, f32 \[batch\]. `None` if all factors are 1. Other
+    /// Factor on the loss of each sample, f32 \[batch\]. `None` if all factors are 1. Other
     /// factors occur only in fault-injection tests.
     pub loss_scales: Option<Tensor>,
     /// Masks and rotations that layers share.
@@ -40,22 +43,24 @@ pub struct Input {
 struct PendingUpload {
     /// All integer arrays, concatenated, i32.
     numbers: Tensor,
+    /// Number of tokens of each sample of an unpadded micro-batch, and of its tail.
+    lengths: Vec<i64>,
     loss_scales: Option<Tensor>,
 }
 
 impl PendingUpload {
     fn new(kernels: &dyn Kernels, batch: &MicroBatch) -> Self {
         let samples: Vec<i32> = batch.sample_indices.iter().map(|sample| *sample as i32).collect();
-        let numbers: [&[i32]; 7] = [
-            &batch.ids,
-            &batch.segment_b_starts,
-            &batch.lengths,
-            &samples,
-            &batch.positions,
-            &batch.labels,
-            &batch.pair_labels,
-        ];
+        let tokens = TokenArrays::new(batch);
+        let [first, second, third] = match &tokens {
+            Some(tokens) => [&tokens.segments, &tokens.positions, &tokens.samples],
+            None => [&batch.segment_b_starts, &batch.lengths, &samples],
+        };
+        let bounds = tokens.as_ref().map_or(&[][..], |tokens| &tokens.bounds);
+        let numbers: [&[i32]; 8] =
+            [&batch.ids, first, second, third, &batch.positions, &batch.labels, &batch.pair_labels, bounds];
         Self {
+            lengths: tokens.as_ref().map_or_else(Vec::new, TokenArrays::lengths),
             numbers: kernels.upload_async(Values::I32(&numbers.concat())),
             loss_scales: (!batch.loss_scales.is_empty()).then(|| kernels.upload_async(Values::F32(&batch.loss_scales))),
         }
@@ -101,7 +106,25 @@ impl Input {
 
     /// Returns the rotation of attention heads of `head_size` elements by the positions of their tokens.
     pub fn rotation(&self, base: f64, head_size: i64) -> Rotation {
-        self.constants.rotation(&self.ids, base, head_size)
+        let row = || numbers(&self.ids, self.ids.size()[1]);
+        let positions = self.sequences.as_ref().map_or_else(row, |sequences| sequences.positions.shallow_clone());
+        self.constants.rotation(&positions, base, head_size)
+    }
+
+    /// Returns the first token of each sample, \[batch, hidden\], of hidden states \[batch, sequence, hidden\].
+    pub fn first_tokens(&self, hidden: &Tensor) -> Tensor {
+        match &self.sequences {
+            Some(sequences) => hidden.flatten(0, 1).index_select(0, &sequences.first_tokens),
+            None => hidden.select(1, 0),
+        }
+    }
+
+    /// Returns the number, within the micro-batch, of the sample of each token. `tokens` are indices into the flattened ids.
+    pub fn rows_of(&self, tokens: &Tensor) -> Tensor {
+        match &self.sequences {
+            Some(sequences) => sequences.rows_of(tokens),
+            None => tokens.divide_scalar_mode(self.ids.size()[1], "floor"),
+        }
     }
 
     /// Copies the tensor handles, sharing their storage.
@@ -110,6 +133,7 @@ impl Input {
         Self {
             ids: self.ids.shallow_clone(),
             segments: self.segments.shallow_clone(),
+            sequences: self.sequences.as_ref().map(Sequences::shallow_clone),
             attention_mask: clone_option(&self.attention_mask),
             samples: self.samples.shallow_clone(),
             first_sample: self.first_sample,
@@ -127,15 +151,32 @@ impl Input {
         let (rows, seq_len) = (batch.rows as i64, batch.seq_len as i64);
         let all = upload.numbers.to_kind(Kind::Int64);
         let (positions, labels, pairs) = (batch.positions.len(), batch.labels.len(), batch.pair_labels.len());
-        let counts =
-            [batch.ids.len(), batch.segment_b_starts.len(), batch.lengths.len(), batch.rows, positions, labels, pairs];
+        let each = if upload.lengths.is_empty() { batch.rows } else { batch.ids.len() };
         let mut first = 0;
-        let parts = counts.map(|count| {
+        let parts = [batch.ids.len(), each, each, each, positions, labels, pairs].map(|count| {
             first += count as i64;
             all.narrow(0, first - count as i64, count as i64)
         });
-        let [ids, segment_b_starts, lengths, samples, positions, labels, pair_labels] = parts;
         let non_empty = |part: Tensor| (part.size()[0] > 0).then_some(part);
+        if !upload.lengths.is_empty() {
+            let [ids, segments, token_positions, samples, positions, labels, pair_labels] = parts;
+            let bounds = upload.numbers.narrow(0, first, upload.lengths.len() as i64 + 1);
+            return Self {
+                ids: ids.unsqueeze(0),
+                segments: segments.unsqueeze(0),
+                sequences: Some(Sequences::new(bounds, upload.lengths, token_positions, rows)),
+                attention_mask: None,
+                samples,
+                first_sample: batch.sample_indices.first().copied().unwrap_or(0),
+                positions: non_empty(positions),
+                labels: non_empty(labels),
+                pair_labels: non_empty(pair_labels),
+                derived_targets: None,
+                loss_scales: upload.loss_scales,
+                constants: Constants::default(),
+            };
+        }
+        let [ids, segment_b_starts, lengths, samples, positions, labels, pair_labels] = parts;
         // Positions 0 to seq_len - 1, shared by all rows.
         let position = all.narrow(0, 0, seq_len).ones_like().cumsum(0, Kind::Int64) - 1;
         let is_before = |ends: Tensor| position.lt_tensor(&ends.view([rows, 1]));
@@ -143,6 +184,7 @@ impl Input {
         Self {
             ids: ids.view([rows, seq_len]),
             segments: in_row.bitwise_and_tensor(&in_first.bitwise_not()).to_kind(Kind::Int64),
+            sequences: None,
             attention_mask: batch.is_padded().then(|| in_row.view([rows, 1, 1, seq_len])),
             samples,
             first_sample: batch.sample_indices.first().copied().unwrap_or(0),
@@ -173,7 +215,7 @@ mod tests {
             loss_scale: 1.0,
         };
         let samples = [sample(&[2, 5, 3, 6], 3, 1, 50), sample(&[2, 9], 0, 1, 90), sample(&[2, 7, 7], 1, 2, 8)];
-        let input = Input::upload(&Host, &MicroBatch::new(&[3, 1, 70_000], 4, 0, &samples));
+        let input = Input::upload(&Host, &MicroBatch::padded(&[3, 1, 70_000], 4, &samples));
         let numbers = |tensor: &Tensor| {
             assert_eq!(tensor.kind(), Kind::Int64);
             Vec::<i64>::try_from(tensor.flatten(0, -1)).unwrap()
@@ -188,7 +230,7 @@ mod tests {
         assert_eq!(numbers(&input.positions.unwrap()), [1, 5, 10]);
         assert_eq!(numbers(&input.labels.unwrap()), [50, 90, 8]);
         assert_eq!(numbers(&input.pair_labels.unwrap()), [1, 1, 1]);
-        let alone = MicroBatch::new(&[0], 4, 0, &samples[..1]);
+        let alone = MicroBatch::padded(&[0], 4, &samples[..1]);
         assert!(Input::upload(&Host, &alone).attention_mask.is_none());
     }
 }

@@ -9,6 +9,7 @@
 //! - [`Dropout`]: dropout whose masks are a function of seed, step, sample and dropout site
 //! - [`input`]: input tensors of a micro-batch
 //! - `relative`: relative positions of DeBERTa
+//! - `sequences`: samples of an unpadded micro-batch
 //! - `constants`: masks and rotations that the layers of a micro-batch share
 //! - `weights`: access to the parameters of one network
 
@@ -24,13 +25,15 @@ pub mod input;
 mod layer;
 mod relative;
 mod relative_range;
+mod sequences;
 mod weights;
 
 use std::sync::Arc;
 
-use lambert_config::run::{self, Activation, Attention, NormKind, Precision};
+use lambert_config::run::{self, Activation, Attention, NormKind, Precision, Unpadded};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::{ModuleKind, ParamKind, Segment, SegmentKind, SegmentOutput, TensorId};
+use lambert_plan::batch_partition::Layout;
 use tch::{Kind, Tensor};
 
 use crate::kernels::Kernels;
@@ -109,6 +112,23 @@ impl Normalization {
             NormKind::Layer => x.layer_norm(shape, Some(weight), bias, self.eps, false),
             NormKind::Rms => x.rms_norm(shape, Some(weight), self.eps),
         }
+    }
+}
+
+/// Layout of the micro-batches of a run on the device of `kernels`.
+pub fn layout(config: &run::RunConfig, kernels: &dyn Kernels) -> Layout {
+    let model = &config.model;
+    let is_keyed = match model.attention {
+        Attention::Auto => !kernels.prefers_fused_attention(),
+        Attention::Keyed => true,
+        Attention::Fused => false,
+    };
+    let fits = compute_dtype(model) == Kind::BFloat16 && !(is_keyed && model.drops_attention());
+    match config.device.unpadded {
+        Unpadded::Never => Layout::Padded,
+        Unpadded::Always => Layout::Unpadded,
+        Unpadded::Auto if fits && model.position_buckets == 0 && kernels.has_unpadded_attention() => Layout::Unpadded,
+        Unpadded::Auto => Layout::Padded,
     }
 }
 
@@ -246,7 +266,14 @@ impl Encoder {
         // The key of network 0 does not include the network index, so that runs with a single network keep their masks.
         let key = if self.network == 0 { key } else { key.with_bytes(b"network").with(self.network as u64) };
         let fused_seed = self.uses_fused_attention.then_some(input.first_sample);
-        Dropout::On { rates: self.dropout, key, samples: &input.samples, kernels: &*self.kernels, fused_seed }
+        Dropout::On {
+            rates: self.dropout,
+            key,
+            samples: &input.samples,
+            positions: input.sequences.as_ref().map(|sequences| &sequences.positions),
+            kernels: &*self.kernels,
+            fused_seed,
+        }
     }
 }
 

@@ -25,9 +25,7 @@ impl Loss for MaskedLanguageLoss {
 
     fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
         let (positions, labels) = (super::targets(input.positions.as_ref()), super::targets(input.labels.as_ref()));
-        let width = input.ids.size()[1];
-        let row_of = || positions.divide_scalar_mode(width, "floor");
-        let factors = input.loss_scales.as_ref().map(|rows| rows.index_select(0, &row_of()));
+        let factors = input.loss_scales.as_ref().map(|rows| rows.index_select(0, &input.rows_of(positions)));
         super::score(&heads.masked_language(hidden, positions), labels, factors.as_ref())
     }
 }

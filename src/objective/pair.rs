@@ -25,6 +25,10 @@ impl Loss for PairLoss {
     }
 
     fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
-        super::score(&heads.pair(hidden), super::targets(input.pair_labels.as_ref()), input.loss_scales.as_ref())
+        super::score(
+            &heads.pair(&input.first_tokens(hidden)),
+            super::targets(input.pair_labels.as_ref()),
+            input.loss_scales.as_ref(),
+        )
     }
 }

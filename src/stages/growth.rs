@@ -279,7 +279,7 @@ mod tests {
             masked_tokens: hidden,
             loss_scale: 1.0,
         };
-        let batch = MicroBatch::new(&[0], 12, 0, &[sample]);
+        let batch = MicroBatch::padded(&[0], 12, &[sample]);
         tch::no_grad(|| {
             let hidden = bert.forward(&Input::upload(state.kernels(), &batch), Dropout::Off);
             let logits = bert.heads.masked_language(&hidden, &Tensor::from_slice(&[1i64, 7]));

@@ -1,5 +1,6 @@
 //! Thin layer over libtorch: all `unsafe` tensor code, and conversion of libtorch failures to errors.
 
+pub mod attention;
 mod error;
 pub mod gpu;
 

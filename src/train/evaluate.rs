@@ -7,6 +7,7 @@ use lambert_collective::Group;
 use lambert_config::run::{self, FaultInjection, MaskToken, MaskUnit};
 use lambert_control::{Directive, Evaluation};
 use lambert_dataset::{Dataset, DatasetError};
+use lambert_plan::batch_partition::Layout;
 
 use crate::data::{BatchRequest, Loader, LoaderOptions, SampleSource};
 use crate::error::Error;
@@ -79,6 +80,7 @@ pub fn evaluate(
         cursor: 0,
         skipped: SkippedSamples::default(),
         micro_batch_tokens: request.micro_batch_tokens,
+        layout: Layout::Padded,
         rank: collective.rank(),
         world_size: collective.world_size(),
         shards: request.parts.unwrap_or(collective.world_size()),

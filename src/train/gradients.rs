@@ -151,7 +151,7 @@ mod tests {
     use lambert_config::run::{Model, Norm};
     use lambert_dataset::random::Key;
     use lambert_plan::architecture::Architecture;
-    use lambert_plan::batch_partition::BatchPartition;
+    use lambert_plan::batch_partition::{BatchPartition, Layout};
 
     use super::*;
     use crate::kernels::cuda::Emulator;
@@ -221,7 +221,7 @@ mod tests {
     fn gradients_of_a_world(mut ends: lambert_collective::Endpoints, lengths: &[u16], world: usize) -> Vec<f32> {
         tch::set_num_threads(1);
         let model = step::tests::model(Norm::Post);
-        let division = BatchPartition::new(lengths, world, 24);
+        let division = BatchPartition::new(lengths, world, 24, Layout::Padded);
         let cuts: Vec<&[usize]> = division.ranks[ends.group.rank()].iter().map(|cut| &cut.samples[..]).collect();
         let parameters = Parameters::initialize(Arc::new(Host), Architecture::new(&model, 2, 50), 1, 0.2);
         let mut state = TrainState::new(parameters);

@@ -87,6 +87,7 @@ impl<'a> StageRun<'a> {
             cursor: state.cursor(dataset),
             skipped: state.skipped.by_dataset.get(dataset.manifest_sha256()).cloned().unwrap_or_default(),
             micro_batch_tokens,
+            layout: model::layout(config, &*session.kernels),
             rank: session.rank,
             world_size: session.world,
             shards: config.cluster.all_reduce.shards(session.world),

@@ -72,7 +72,13 @@ fn dropout_matches_the_host() {
     let factors = |kernels: &dyn Kernels, shape: &[i64]| {
         let samples: Vec<i32> = (0..shape[0] as i32).map(|row| 70_001 * row + 3).collect();
         let samples = kernels.upload(Values::I32(&samples)).to_kind(Kind::Int64);
-        let draws = DropoutParams { key: Key::new(11).with(5), samples: &samples, threshold: 6554, scale: 1.0 / 0.9 };
+        let draws = DropoutParams {
+            key: Key::new(11).with(5),
+            samples: &samples,
+            positions: None,
+            threshold: 6554,
+            scale: 1.0 / 0.9,
+        };
         let made = kernels.dropout_factors(&draws, shape);
         let mut bytes = vec![0; 4 * made.numel()];
         kernels.read(&made, 0, &mut bytes);

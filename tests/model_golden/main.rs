@@ -69,6 +69,7 @@ impl Golden {
         let width = ids.len() / lengths.len();
         let second = |row: &[i32]| row.iter().position(|segment| *segment == 1).unwrap_or(width) as i32;
         MicroBatch {
+            layout: lambert_plan::batch_partition::Layout::Padded,
             sample_indices: (0..lengths.len() as u64).collect(),
             rows: lengths.len(),
             seq_len: width,

@@ -6,6 +6,7 @@ use lambert_config::RunConfig;
 use lambert_config::run::{Decay, Guard, Model, Optimizer, OptimizerKind, Precision, Stage};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::Architecture;
+use lambert_plan::batch_partition::Layout;
 use lambert_plan::schedule;
 use lambert_worker::data::{GlobalBatch, MicroBatch};
 use lambert_worker::kernels::{Host, Kernels};
@@ -64,6 +65,7 @@ impl Golden {
             sample_indices: rows.clone().map(|row| row as u64).collect(),
             rows: rows.len(),
             seq_len: width,
+            layout: Layout::Padded,
             ids: table("ids"),
             segment_b_starts: table("segments").chunks(width).map(second).collect(),
             lengths: column("lengths"),

@@ -5,20 +5,29 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
+mod unpadded;
+
+/// Arrangement of the samples of a micro-batch in its tensors.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Layout {
+    /// Matrix with one sample per row. Every row has the length of the longest sample.
+    #[default]
+    Padded,
+    /// One row with the samples one after the other. A short tail of padding rounds the length.
+    Unpadded,
+}
+
 /// Samples of one micro-batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MicroBatchPlan {
     /// Indices into the global batch.
     pub samples: Vec<usize>,
-    /// Length of the longest sample, in tokens. All samples are padded to this length.
+    /// Length of the longest sample, in tokens.
     pub width: usize,
-}
-
-impl MicroBatchPlan {
-    /// Returns the number of tokens, padding included: rows x width.
-    pub fn tokens(&self) -> usize {
-        self.samples.len() * self.width
-    }
+    /// Number of tokens, padding included.
+    pub tokens: usize,
+    /// Arrangement of the samples.
+    pub layout: Layout,
 }
 
 /// Partition of a global batch over ranks.
@@ -29,21 +38,21 @@ pub struct BatchPartition {
 }
 
 impl BatchPartition {
-    /// Partitions samples of these lengths over `world` ranks, in micro-batches of at most `budget` tokens (rows x
-    /// width).
-    pub fn new(lengths: &[u16], world: usize, budget: usize) -> Self {
-        Self {
-            ranks: assign_to_ranks(lengths, world)
-                .into_iter()
-                .map(|samples| split_into_micro_batches(lengths, samples, budget))
-                .collect(),
-        }
+    /// Partitions samples of these lengths over `world` ranks, in micro-batches of at most `budget` tokens, padding
+    /// included.
+    pub fn new(lengths: &[u16], world: usize, budget: usize, layout: Layout) -> Self {
+        let split = match layout {
+            Layout::Padded => split_into_micro_batches,
+            Layout::Unpadded => unpadded::split_into_micro_batches,
+        };
+        let ranks = assign_to_ranks(lengths, world).into_iter();
+        Self { ranks: ranks.map(|samples| split(lengths, samples, budget)).collect() }
     }
 
     /// Partitions only `samples`, which are indices into `lengths`.
-    pub fn for_subset(lengths: &[u16], samples: &[usize], world: usize, budget: usize) -> Self {
+    pub fn for_subset(lengths: &[u16], samples: &[usize], world: usize, budget: usize, layout: Layout) -> Self {
         let subset: Vec<u16> = samples.iter().map(|sample| lengths[*sample]).collect();
-        let mut partition = Self::new(&subset, world, budget);
+        let mut partition = Self::new(&subset, world, budget, layout);
         let micro_batches = partition.ranks.iter_mut().flatten();
         micro_batches.flat_map(|micro_batch| &mut micro_batch.samples).for_each(|index| *index = samples[*index]);
         partition
@@ -62,7 +71,7 @@ impl BatchPartition {
     }
 
     fn tokens_by_rank(&self) -> impl Iterator<Item = usize> {
-        self.ranks.iter().map(|micro_batches| micro_batches.iter().map(MicroBatchPlan::tokens).sum())
+        self.ranks.iter().map(|micro_batches| micro_batches.iter().map(|plan| plan.tokens).sum())
     }
 }
 
@@ -180,10 +189,16 @@ fn split_into_micro_batches(lengths: &[u16], samples: Vec<usize>, budget: usize)
     }
     let mut rows: Vec<_> = splits.into_iter().map(|split| split.rows).collect();
     rows.sort_by_key(|rows| rows.start);
-    let micro_batch =
-        |rows: Range<usize>| MicroBatchPlan { width: sorted[rows.start], samples: samples[rows].to_vec() };
-    let mut micro_batches: Vec<MicroBatchPlan> = rows.into_iter().map(micro_batch).collect();
-    if let Some(most) = (0..micro_batches.len()).max_by_key(|index| micro_batches[*index].tokens()) {
+    let micro_batch = |rows: Range<usize>| {
+        let width = sorted[rows.start];
+        MicroBatchPlan { width, tokens: rows.len() * width, samples: samples[rows].to_vec(), layout: Layout::Padded }
+    };
+    with_most_tokens_last(rows.into_iter().map(micro_batch).collect())
+}
+
+/// Moves the micro-batch with the most tokens to the end.
+fn with_most_tokens_last(mut micro_batches: Vec<MicroBatchPlan>) -> Vec<MicroBatchPlan> {
+    if let Some(most) = (0..micro_batches.len()).max_by_key(|index| micro_batches[*index].tokens) {
         micro_batches[most..].rotate_left(1);
     }
     micro_batches
@@ -237,14 +252,14 @@ mod tests {
     }
 
     fn split_on_one_rank(lengths: &[u16], budget: usize) -> Vec<MicroBatchPlan> {
-        BatchPartition::new(lengths, 1, budget).ranks.remove(0)
+        BatchPartition::new(lengths, 1, budget, Layout::Padded).ranks.remove(0)
     }
 
     #[test]
     fn every_sample_is_in_one_micro_batch_within_the_budget() {
         let lengths: Vec<u16> = (0..300).map(|index| 5 + (index * 37 % 124)).collect();
         for world in [1, 2, 3, 8, 64, 400] {
-            let partition = BatchPartition::new(&lengths, world, 1024);
+            let partition = BatchPartition::new(&lengths, world, 1024, Layout::Padded);
             assert_eq!(partition.ranks.len(), world);
             let micro_batches: Vec<MicroBatchPlan> = partition.ranks.concat();
             let mut seen: Vec<usize> =
@@ -270,7 +285,8 @@ mod tests {
                 for skew in [1, 4, 10] {
                     let mut length = || (0..skew).map(|_| number()).max().unwrap_or(1);
                     let lengths: Vec<u16> = (0..rows).map(|_| length()).collect();
-                    let (room, all) = (BatchPartition::new(&lengths, world, 2048).tokens(), sum(&lengths));
+                    let (room, all) =
+                        (BatchPartition::new(&lengths, world, 2048, Layout::Padded).tokens(), sum(&lengths));
                     assert!((room as f64) < 1.03 * all as f64, "{room} for {all} tokens");
                 }
             }
@@ -285,8 +301,8 @@ mod tests {
     #[test]
     fn the_micro_batch_with_the_most_tokens_comes_last() {
         let lengths: Vec<u16> = (0..300).map(|index| 5 + (index * 37 % 124)).collect();
-        for micro_batches in BatchPartition::new(&lengths, 4, 1024).ranks {
-            let tokens: Vec<usize> = micro_batches.iter().map(MicroBatchPlan::tokens).collect();
+        for micro_batches in BatchPartition::new(&lengths, 4, 1024, Layout::Padded).ranks {
+            let tokens: Vec<usize> = micro_batches.iter().map(|plan| plan.tokens).collect();
             assert_eq!(tokens.iter().max(), tokens.last(), "{tokens:?}");
             let widths: Vec<usize> =
                 micro_batches[..micro_batches.len() - 1].iter().map(|micro_batch| micro_batch.width).collect();
@@ -307,13 +323,13 @@ mod tests {
     fn ranks_are_balanced() {
         let lengths: Vec<u16> = (0..1000).map(|index| 5 + (index * 37 % 124)).collect();
         for (world, most) in [(1, 1.0), (2, 1.01), (3, 1.01), (8, 1.01), (64, 1.02)] {
-            let balance = BatchPartition::new(&lengths, world, 1024).imbalance();
+            let balance = BatchPartition::new(&lengths, world, 1024, Layout::Padded).imbalance();
             assert!((1.0..=most).contains(&balance), "{balance} among {world}");
         }
         // The first stage of configs/bert-base-adam.toml: 256 samples of 128 tokens on 8 ranks, with micro-batches of
         // at most 16,384 tokens.
-        assert_eq!(BatchPartition::new(&[128; 256], 8, 16384).imbalance(), 1.0);
-        let alone = BatchPartition::new(&[70, 40], 5, 1024);
+        assert_eq!(BatchPartition::new(&[128; 256], 8, 16384, Layout::Padded).imbalance(), 1.0);
+        let alone = BatchPartition::new(&[70, 40], 5, 1024, Layout::Padded);
         assert_eq!(alone.ranks.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 0, 0, 0]);
         assert!((alone.imbalance() - 70.0 / 22.0).abs() < 1e-12);
     }
@@ -328,7 +344,7 @@ mod tests {
                 for skew in [1, 4, 10, 40] {
                     let mut length = || (0..skew).map(|_| number()).max().unwrap_or(1);
                     let lengths: Vec<u16> = (0..world * a_rank).map(|_| length()).collect();
-                    let partition = BatchPartition::new(&lengths, world, 16384);
+                    let partition = BatchPartition::new(&lengths, world, 16384, Layout::Padded);
                     let mean = partition.tokens() as f64 / world as f64;
                     let bound = lower_bound(&lengths, world) as f64 / mean;
                     let balance = partition.imbalance();
@@ -341,8 +357,14 @@ mod tests {
     #[test]
     fn a_sample_over_the_budget_is_a_micro_batch_of_one() {
         let micro_batches = split_on_one_rank(&[10, 500, 10], 100);
-        assert_eq!(micro_batches[0], MicroBatchPlan { samples: vec![0, 2], width: 10 });
-        assert_eq!(micro_batches[1], MicroBatchPlan { samples: vec![1], width: 500 });
+        assert_eq!(
+            micro_batches[0],
+            MicroBatchPlan { samples: vec![0, 2], width: 10, tokens: 20, layout: Layout::Padded }
+        );
+        assert_eq!(
+            micro_batches[1],
+            MicroBatchPlan { samples: vec![1], width: 500, tokens: 500, layout: Layout::Padded }
+        );
         assert_eq!(split_on_one_rank(&[], 100), []);
     }
 }

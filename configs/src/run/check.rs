@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use super::{
     Attention, DeviceKind, Family, GrowthOrder, Guard, Masking, Model, NormKind, Objective, Optimizer, OptimizerKind,
-    Pair, RENAMED, RunConfig, Stage, TokenBudget,
+    Pair, Precision, RENAMED, RunConfig, Stage, TokenBudget, Unpadded,
 };
 use crate::load::{Checked, ConfigIssue};
 
@@ -42,6 +42,7 @@ impl Checked for RunConfig {
         }
         self.check_plateaus(issues);
         self.check_budgets(issues);
+        self.check_unpadded(issues);
         self.check_canonical(issues);
         self.check_machines(issues);
         let wrong = self.slurm.issues(self.cluster.ranks);
@@ -79,6 +80,31 @@ impl RunConfig {
         let open = self.stage.iter().enumerate().filter(|(_, stage)| stage.micro_batch_tokens == TokenBudget::Auto);
         for (index, _) in open.filter(|_| is_fused && self.model.drops_attention()) {
             issues.push(ConfigIssue::new(format!("stage.{index}.micro_batch_tokens"), TokenBudget::NOT_FUSED));
+        }
+    }
+
+    /// Rejects `device.unpadded = "always"` for models and attention that need padded samples.
+    fn check_unpadded(&self, issues: &mut Vec<ConfigIssue>) {
+        if self.device.unpadded != Unpadded::Always {
+            return;
+        }
+        let mut wrong = |message: &str| issues.push(ConfigIssue::new("device.unpadded", message));
+        let is_keyed = match self.model.attention {
+            Attention::Auto => self.device.kind != DeviceKind::Cuda,
+            Attention::Keyed => true,
+            Attention::Fused => false,
+        };
+        if self.model.position_buckets > 0 {
+            wrong("is \"always\", but relative positions (model.position_buckets) need padded samples");
+        }
+        if is_keyed && self.model.drops_attention() {
+            wrong(
+                "is \"always\", whose attention dropout is not keyed: set model.attention = \"fused\" or \
+                 model.attention_dropout = 0.0",
+            );
+        }
+        if self.device.kind == DeviceKind::Cuda && self.model.precision != Precision::Bf16 {
+            wrong("is \"always\", which needs model.precision = \"bf16\" on a GPU");
         }
     }
 

@@ -27,6 +27,27 @@ impl DeviceKind {
     }
 }
 
+/// Removal of the padding between the samples of a micro-batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unpadded {
+    /// `always` on a GPU of compute capability 8.0 or later with `model.precision = "bf16"`, if the model supports it;
+    /// otherwise `never`.
+    #[default]
+    Auto,
+    /// The samples of a micro-batch follow each other without padding. Micro-batches are larger, because samples of any
+    /// lengths share one. Dropout of attention weights is drawn as with `model.attention = "fused"`.
+    Always,
+    /// Samples of similar lengths are padded to the same length.
+    Never,
+}
+
+impl Unpadded {
+    fn is_auto(&self) -> bool {
+        *self == Self::Auto
+    }
+}
+
 /// Device of each rank, and its CPU threads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -53,12 +74,23 @@ pub struct Device {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(!skip_serializing_if)]
     pub deterministic: bool,
+    /// Removes the padding between the samples of a micro-batch.
+    #[serde(skip_serializing_if = "Unpadded::is_auto")]
+    #[schemars(!skip_serializing_if)]
+    pub unpadded: Unpadded,
     /// CPU threads per rank.
     pub threads: usize,
 }
 
 impl Default for Device {
     fn default() -> Self {
-        Self { kind: DeviceKind::Auto, libtorch: String::new(), share: false, deterministic: false, threads: 1 }
+        Self {
+            kind: DeviceKind::Auto,
+            libtorch: String::new(),
+            share: false,
+            deterministic: false,
+            unpadded: Unpadded::Auto,
+            threads: 1,
+        }
     }
 }

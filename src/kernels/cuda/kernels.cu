@@ -71,43 +71,86 @@ __device__ inline u64 with(u64 key, u64 value) {
   return mix(rotated ^ mix(value + STEP)) + key;
 }
 
-// Key of row `row`. Rows are numbered in the order [batch, heads, positions].
-__device__ inline u64 row_key(u64 key, const i64 *samples, u64 row, u32 heads, u32 positions) {
+// Key of row `row`. If `places` is not null, the row is a token of an unpadded micro-batch, and `samples` and `places` have its
+// sample and its position in the sample. Otherwise, rows are numbered in the order [batch, heads, positions].
+__device__ inline u64 row_key(u64 key, const i64 *samples, const i64 *places, u64 row, u32 heads, u32 positions) {
+  if (places != nullptr) {
+    return with(with(with(key, static_cast<u64>(samples[row])), 0), static_cast<u64>(places[row]));
+  }
   const u64 position = row % positions, sample_and_head = row / positions;
   return with(with(with(key, static_cast<u64>(samples[sample_and_head / heads])), sample_and_head % heads), position);
+}
+
+// Four adjacent elements, which one access loads or stores.
+template <typename T>
+struct alignas(4 * sizeof(T)) Four {
+  T values[4];
+};
+
+template <typename T>
+__device__ inline bool is_aligned(const T *pointer) {
+  return reinterpret_cast<u64>(pointer) % sizeof(Four<T>) == 0;
+}
+
+// Result of dropout for the element that has the 16 random bits at position `lane` of `random`.
+template <typename T>
+__device__ inline void drop(T x, const T *added, u64 random, u32 lane, u32 threshold, float scale, T *out) {
+  const float factor = ((random >> (16 * lane)) & 0xffffull) >= threshold ? scale : 0.0f;
+  const float kept = widen(x) * factor;
+  narrow(added == nullptr ? kept : kept + widen(*added), out);
 }
 
 // Dropout. `out[i]` is `x[i] * scale`, or 0 if the 16 random bits of the element are below `threshold`. If `added`
 // is not null, `added[i]` is added to `out[i]`. One 64-bit random word has the random bits of four elements. One
 // warp computes one row of `length` elements.
 template <typename T>
-__device__ inline void dropout(T *out, const T *x, const T *added, const i64 *samples, u64 key, u32 threshold, float scale,
-                               u64 rows, u32 heads, u32 positions, u32 length) {
+__device__ inline void dropout(T *out, const T *x, const T *added, const i64 *samples, const i64 *places, u64 key,
+                               u32 threshold, float scale, u64 rows, u32 heads, u32 positions, u32 length) {
   const u64 row = (static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x) / WARP;
   if (row >= rows) {
     return;
   }
-  const u64 state = row_key(key, samples, row, heads, positions), first = row * length;
-  for (u32 word = threadIdx.x % WARP; 4 * word < length; word += WARP) {
+  const u64 state = row_key(key, samples, places, row, heads, positions), first = row * length;
+  out += first;
+  x += first;
+  added = added == nullptr ? nullptr : added + first;
+  const u32 start = threadIdx.x % WARP;
+  if (length % 4 == 0 && is_aligned(out) && is_aligned(x) && is_aligned(added)) {
+    for (u32 word = start; 4 * word < length; word += WARP) {
+      const u64 random = mix(state + (word + 1ull) * STEP);
+      const Four<T> of_x = reinterpret_cast<const Four<T> *>(x)[word];
+      Four<T> of_added, of_out;
+      if (added != nullptr) {
+        of_added = reinterpret_cast<const Four<T> *>(added)[word];
+      }
+      for (u32 lane = 0; lane < 4; lane++) {
+        drop(of_x.values[lane], added == nullptr ? nullptr : &of_added.values[lane], random, lane, threshold, scale,
+             &of_out.values[lane]);
+      }
+      reinterpret_cast<Four<T> *>(out)[word] = of_out;
+    }
+    return;
+  }
+  for (u32 word = start; 4 * word < length; word += WARP) {
     const u64 random = mix(state + (word + 1ull) * STEP);
     const u32 left = length - 4 * word, count = left < 4 ? left : 4;
     for (u32 lane = 0; lane < count; lane++) {
-      const u64 index = first + 4 * word + lane;
-      const float factor = ((random >> (16 * lane)) & 0xffffull) >= threshold ? scale : 0.0f;
-      const float kept = widen(x[index]) * factor;
-      narrow(added == nullptr ? kept : kept + widen(added[index]), out + index);
+      const u64 index = 4 * word + lane;
+      drop(x[index], added == nullptr ? nullptr : added + index, random, lane, threshold, scale, out + index);
     }
   }
 }
 
-extern "C" __global__ void lambert_dropout_f32(float *out, const float *x, const float *added, const i64 *samples, u64 key,
-                                       u32 threshold, float scale, u64 rows, u32 heads, u32 positions, u32 length) {
-  dropout(out, x, added, samples, key, threshold, scale, rows, heads, positions, length);
+extern "C" __global__ void lambert_dropout_f32(float *out, const float *x, const float *added, const i64 *samples,
+                                               const i64 *places, u64 key, u32 threshold, float scale, u64 rows, u32 heads,
+                                               u32 positions, u32 length) {
+  dropout(out, x, added, samples, places, key, threshold, scale, rows, heads, positions, length);
 }
 
-extern "C" __global__ void lambert_dropout_bf16(bf16 *out, const bf16 *x, const bf16 *added, const i64 *samples, u64 key,
-                                        u32 threshold, float scale, u64 rows, u32 heads, u32 positions, u32 length) {
-  dropout(out, x, added, samples, key, threshold, scale, rows, heads, positions, length);
+extern "C" __global__ void lambert_dropout_bf16(bf16 *out, const bf16 *x, const bf16 *added, const i64 *samples,
+                                                const i64 *places, u64 key, u32 threshold, float scale, u64 rows, u32 heads,
+                                                u32 positions, u32 length) {
+  dropout(out, x, added, samples, places, key, threshold, scale, rows, heads, positions, length);
 }
 
 // ---- Reductions.

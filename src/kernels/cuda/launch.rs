@@ -17,6 +17,11 @@ pub trait KernelDevice: Send + Sync {
         None
     }
 
+    /// Implements [`Kernels::has_unpadded_attention`](crate::kernels::Kernels::has_unpadded_attention).
+    fn has_unpadded_attention(&self) -> bool {
+        false
+    }
+
     /// Allocates f32 zeros in host memory. The memory is pinned if the device supports pinned memory.
     fn pinned_zeros(&self, elements: usize) -> Tensor {
         Tensor::zeros([elements as i64], (Kind::Float, Device::Cpu))

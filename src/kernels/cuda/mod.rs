@@ -182,6 +182,10 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         true
     }
 
+    fn has_unpadded_attention(&self) -> bool {
+        self.device.has_unpadded_attention()
+    }
+
     fn peak_memory(&self) -> Option<u64> {
         self.device.peak_memory()
     }
@@ -196,9 +200,11 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
 
     fn dropout(&self, x: &Tensor, added: Option<&Tensor>, params: &DropoutParams<'_>) -> Tensor {
         let (device, samples) = (Arc::clone(&self.device), params.samples.shallow_clone());
+        let positions = params.positions.map(Tensor::shallow_clone);
         let (key, threshold, scale) = (params.key, params.threshold, params.scale);
         let map = move |x: &Tensor, added: Option<&Tensor>| {
-            apply_dropout(&*device, x, added, &DropoutParams { key, samples: &samples, threshold, scale })
+            let positions = positions.as_ref();
+            apply_dropout(&*device, x, added, &DropoutParams { key, samples: &samples, positions, threshold, scale })
         };
         torch::self_adjoint(x, added, map)
     }
@@ -257,6 +263,7 @@ fn apply_dropout<C: KernelDevice>(
     let out = x.empty_like();
     let arguments =
         KernelArguments::new().tensor(&out).tensor(&x).optional_tensor(added.as_ref()).tensor(params.samples);
+    let arguments = arguments.optional_tensor(params.positions);
     let arguments = arguments.u64(params.key.bits()).u32(params.threshold.into()).f32(params.scale).u64(rows as u64);
     let arguments = arguments.u32(heads as usize).u32(positions as usize).u32(length as usize);
     launch(device, kernel, rows.div_ceil(THREADS / 32), arguments);

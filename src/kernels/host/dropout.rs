@@ -6,6 +6,16 @@ use lambert_dataset::random::Key;
 use super::gomp;
 use crate::kernels::DropoutParams;
 
+/// Fills `factors` for the tokens of an unpadded micro-batch, \[tokens, length\]. `samples` and `positions` have the sample
+/// and the position of each token.
+pub fn fill_tokens(factors: &mut [f32], length: usize, params: &DropoutParams<'_>, samples: &[i64], positions: &[i64]) {
+    let (site, threshold, scale) = (params.key, params.threshold, params.scale);
+    gomp::each_chunk(factors, length, |token, row| {
+        let key = site.with(samples[token] as u64).with(0).with(positions[token] as u64);
+        fill_row(row, key, threshold, scale);
+    });
+}
+
 /// Fills `factors`, which has shape `shape` \[batch, (heads,) sequence, length\]. `samples` has shape \[batch\].
 pub fn fill(factors: &mut [f32], shape: &[i64], params: &DropoutParams<'_>, samples: &[i64]) {
     let (length, positions) = (shape[shape.len() - 1] as usize, shape[shape.len() - 2] as usize);

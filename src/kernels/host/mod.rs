@@ -65,7 +65,13 @@ impl Kernels for Host {
 
     fn dropout_factors(&self, params: &DropoutParams<'_>, shape: &[i64]) -> Tensor {
         let mut factors = Tensor::empty(shape, (Kind::Float, Device::Cpu));
-        dropout::fill(floats_mut(&mut factors), shape, params, slice::<i64>(params.samples, Kind::Int64));
+        let (samples, filled) = (slice::<i64>(params.samples, Kind::Int64), floats_mut(&mut factors));
+        match params.positions.map(|positions| slice::<i64>(positions, Kind::Int64)) {
+            Some(positions) => {
+                dropout::fill_tokens(filled, shape[shape.len() - 1] as usize, params, samples, positions);
+            }
+            None => dropout::fill(filled, shape, params, samples),
+        }
         factors
     }
 

@@ -62,7 +62,7 @@ fn batches(config: &RunConfig, shape: Shape) -> GlobalBatch {
     let micro_batch = |length: usize| {
         let mut samples = vec![sample(shape.length); shape.rows];
         samples[shape.rows - 1] = sample(length);
-        MicroBatch::new(&(0..shape.rows).collect::<Vec<_>>(), shape.length, 0, &samples)
+        MicroBatch::padded(&(0..shape.rows).collect::<Vec<_>>(), shape.length, &samples)
     };
     let micro_batches = vec![micro_batch(shape.length), micro_batch(shape.length - 1)];
     let lengths = vec![shape.length as u16; 2 * shape.rows];

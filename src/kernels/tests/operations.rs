@@ -14,7 +14,8 @@ fn dropout_factors_are_bit_identical_on_all_devices() {
         for (threshold, scale) in [(6554, 1.111_114), (1, 1.0), (65_535, 65536.0), (32_768, 2.0)] {
             let factors = |kernels: &dyn Kernels| {
                 let samples = Tensor::from_slice(&samples);
-                let params = DropoutParams { key: Key::new(11).with(3), samples: &samples, threshold, scale };
+                let params =
+                    DropoutParams { key: Key::new(11).with(3), samples: &samples, positions: None, threshold, scale };
                 let factors = kernels.dropout_factors(&params, shape);
                 assert_eq!(factors.size(), shape);
                 Vec::<f32>::try_from(factors.flatten(0, -1)).unwrap()
@@ -22,6 +23,32 @@ fn dropout_factors_are_bit_identical_on_all_devices() {
             assert_eq!(factors(&Host), factors(&reference()), "{shape:?} {threshold}");
             assert_eq!(factors(&Host), factors(&emulated()), "{shape:?} {threshold}");
         }
+    }
+}
+
+/// The tokens of an unpadded micro-batch have the masks that they have in a padded one.
+#[test]
+fn dropout_of_unpadded_tokens_matches_padded_rows() {
+    let (lengths, width, length) = ([3, 1, 5], 5, 10);
+    let tensor = |values: &[i64]| Tensor::from_slice(values);
+    let rows = tensor(&[70_000, 2, 9]);
+    let token = |of: &dyn Fn(usize, i64) -> i64| -> Vec<i64> {
+        lengths
+            .iter()
+            .enumerate()
+            .flat_map(|(row, count)| (0..*count).map(move |place| (row, place)))
+            .map(|(row, place)| of(row, place))
+            .collect()
+    };
+    let samples = tensor(&token(&|row, _| [70_000, 2, 9][row]));
+    let positions = tensor(&token(&|_, place| place));
+    let kept = tensor(&token(&|row, place| row as i64 * width + place));
+    let params =
+        |samples, positions| DropoutParams { key: Key::new(5), samples, positions, threshold: 20_000, scale: 1.5 };
+    for kernels in [&Host as &dyn Kernels, &reference(), &emulated()] {
+        let padded = Host.dropout_factors(&params(&rows, None), &[3, width, length]).view([-1, length]);
+        let unpadded = kernels.dropout_factors(&params(&samples, Some(&positions)), &[1, 9, length]);
+        assert_eq!(unpadded.squeeze_dim(0), padded.index_select(0, &kept));
     }
 }
 
@@ -37,8 +64,13 @@ fn dropout_and_its_gradient_match_host_bits() {
                 Host.upload(Values::F32(&values)).view(shape).to_kind(kind)
             };
             let samples = Tensor::from_slice(&[3_i64, 1 << 40][..shape[0] as usize]);
-            let params =
-                DropoutParams { key: Key::new(5).with(9), samples: &samples, threshold: 6554, scale: 1.111_114 };
+            let params = DropoutParams {
+                key: Key::new(5).with(9),
+                samples: &samples,
+                positions: None,
+                threshold: 6554,
+                scale: 1.111_114,
+            };
             let passes = |kernels: &dyn Kernels, adds: bool| {
                 let (x, added) = (values(1).set_requires_grad(true), values(2).set_requires_grad(true));
                 let y = kernels.dropout(&x, adds.then_some(&added), &params);

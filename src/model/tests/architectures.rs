@@ -68,7 +68,8 @@ fn of_family(family: Family, model: &Model) -> Model {
     let position_buckets = own.position_buckets.min(8);
     let shape =
         Model { layers, hidden, heads, intermediate, positions, embedding, attention_window, position_buckets, ..own };
-    Model { precision, attention, dropout, pad_vocabulary_to: model.pad_vocabulary_to, ..shape }
+    let attention_dropout = model.attention_dropout.or(shape.attention_dropout);
+    Model { precision, attention, dropout, attention_dropout, pad_vocabulary_to: model.pad_vocabulary_to, ..shape }
 }
 
 /// Position embeddings in a side segment with two outputs. Each layer adds one of the outputs to its input.
@@ -242,7 +243,7 @@ impl Loss for Replaced {
 
     fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
         // Treat each token as a row of one token.
-        let logits = heads.pair(&hidden.flatten(0, 1).unsqueeze(1)).to_kind(Kind::Float);
+        let logits = heads.pair(&hidden.flatten(0, 1)).to_kind(Kind::Float);
         let labels = input.derived_targets.as_ref().expect("targets from the first pass");
         let each = logits.cross_entropy_loss(&labels.view([-1]), None::<Tensor>, Reduction::None, -100, 0.0);
         let each = match &input.attention_mask {

@@ -1,6 +1,7 @@
 //! Tests that every architecture in [`architectures`] must pass.
 
 pub mod architectures;
+mod unpadded;
 
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use lambert_collective::local;
 use lambert_config::run::{Attention, Model, Norm, Precision};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::{Architecture, ModuleKind};
-use lambert_plan::batch_partition::BatchPartition;
+use lambert_plan::batch_partition::{BatchPartition, Layout};
 use lambert_store::checkpoint::{CheckpointWriter, FORMAT, Manifest, verify};
 use lambert_store::{Lease, Store};
 
@@ -186,7 +187,7 @@ fn gradients_of_a_rank(case: &Case, mut ends: lambert_collective::Endpoints) -> 
     tch::set_num_threads(1);
     let world = ends.group.world_size();
     let lengths: Vec<u16> = (0..5).map(|number| 5 + 2 * number).collect();
-    let division = BatchPartition::new(&lengths, world, 24);
+    let division = BatchPartition::new(&lengths, world, 24, Layout::Padded);
     let cuts: Vec<&[usize]> = division.ranks[ends.group.rank()].iter().map(|cut| &cut.samples[..]).collect();
     let (mut state, objective) = case.make(host(), &model(), false);
     let mut all_reduce = BucketedAllReduce::new((world > 1).then_some(&mut *ends.reducer), 1000, true);

@@ -8,6 +8,7 @@ use crate::masking::MaskedToken;
 use crate::state::{Buffer, Parameters};
 use lambert_config::run::{self, Attention, Model, Norm, Precision};
 use lambert_plan::architecture::Architecture;
+use lambert_plan::batch_partition::{Layout, MicroBatchPlan};
 
 fn sample(length: u32) -> MaskedSample {
     let masked_tokens = vec![MaskedToken { position: 1, label: length }];
@@ -17,10 +18,20 @@ fn sample(length: u32) -> MaskedSample {
 
 /// Five samples of 5 to 13 tokens, split into the given micro-batches.
 pub(crate) fn batch(cuts: &[&[usize]]) -> GlobalBatch {
+    batch_with(cuts, Layout::Padded)
+}
+
+/// [`batch`] in the given layout. Unpadded micro-batches have a tail of three tokens.
+pub(crate) fn batch_with(cuts: &[&[usize]], layout: Layout) -> GlobalBatch {
     let length = |number: usize| 5 + 2 * number;
     let micro = |cut: &&[usize]| {
         let samples: Vec<_> = cut.iter().map(|number| sample(length(*number) as u32)).collect();
-        MicroBatch::new(cut, cut.iter().map(|number| length(*number)).max().unwrap(), 0, &samples)
+        let width = cut.iter().map(|number| length(*number)).max().unwrap();
+        let tokens = match layout {
+            Layout::Padded => cut.len() * width,
+            Layout::Unpadded => 3 + cut.iter().map(|number| length(*number)).sum::<usize>(),
+        };
+        MicroBatch::new(&MicroBatchPlan { samples: cut.to_vec(), width, tokens, layout }, 0, &samples)
     };
     let lengths = (0..5).map(|number| length(number) as u16).collect();
     GlobalBatch {
@@ -128,7 +139,7 @@ fn frozen_parameters_have_zero_gradients() {
         let mut batch = batch(WHOLE);
         if !has_targets {
             let lone = MaskedSample { pair_label: None, masked_tokens: Vec::new(), ..sample(5) };
-            batch.micro_batches = vec![MicroBatch::new(&[0], 5, 0, &[lone])];
+            batch.micro_batches = vec![MicroBatch::padded(&[0], 5, &[lone])];
         }
         let mut ready = 0;
         forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, elements| ready = elements)

@@ -7,7 +7,7 @@ use lambert_config::run::{ReduceDtype, RunConfig, Stage};
 use serde::Serialize;
 
 use crate::architecture::Architecture;
-use crate::batch_partition::BatchPartition;
+use crate::batch_partition::{BatchPartition, Layout};
 use crate::memory::{self, DatasetShape, gpu};
 use crate::scaling::{BucketTiming, ClusterTopology, StepWork};
 use crate::{flops, timeline};
@@ -111,7 +111,7 @@ pub fn imbalance(stage: &Stage, data: StageSamples, ranks: usize) -> f64 {
         (longest * (place / cut.max(f64::EPSILON)).min(1.0)).ceil() as u16
     };
     let lengths: Vec<u16> = (0..stage.global_batch).map(length).collect();
-    BatchPartition::new(&lengths, ranks, stage.micro_batch_tokens.or_default()).imbalance()
+    BatchPartition::new(&lengths, ranks, stage.micro_batch_tokens.or_default(), Layout::Padded).imbalance()
 }
 
 /// Estimates all stages of a run on `config.cluster.ranks` ranks. `data` has an entry per stage. Without a `machine`
