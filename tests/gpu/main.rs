@@ -12,14 +12,20 @@ use std::time::Instant;
 use curve::{max_difference, train, train_in};
 use lambert_collective::nccl::{self, NcclLibrary, NcclOptions, WireFormat};
 use lambert_collective::{Bucket, local};
-use lambert_config::run::{Backend, Device, DeviceKind, Model, Optimizer, OptimizerKind, Precision};
+use lambert_config::run::{Attention, Backend, Device, DeviceKind, Model, Optimizer, OptimizerKind, Precision};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::Architecture;
+use lambert_plan::batch_partition::{BatchPartition, Layout, MicroBatchPlan};
 use lambert_worker::checkpoint::snapshot::Snapshot;
+use lambert_worker::data::batch::MaskedSample;
+use lambert_worker::data::{GlobalBatch, MicroBatch};
 use lambert_worker::gpu::{CommStream, ComputeDevice, Driver, Gpu};
 use lambert_worker::kernels::{DropoutParams, Host, Kernels, Values};
+use lambert_worker::masking::MaskedToken;
+use lambert_worker::objective::Objective;
 use lambert_worker::optim;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
+use lambert_worker::train::step;
 use tch::Kind;
 
 /// Returns the first GPU. Loads the libraries of all tests before libtorch is used.
@@ -88,6 +94,45 @@ fn dropout_matches_the_host() {
         assert!(factors(&*gpu, shape) == factors(&Host, shape), "{shape:?}: dropout factors differ");
     }
     println!("POINT dropout masks: equal bits over {} shapes", SHAPES.len());
+}
+
+/// Samples of 5 to 44 tokens as one micro-batch of `layout`.
+fn micro_batch(layout: Layout) -> GlobalBatch {
+    let lengths: Vec<u16> = (0..40).map(|number| 5 + number).collect();
+    let sample = |length: &u16| MaskedSample {
+        ids: (0..u32::from(*length)).map(|place| (7 * place + u32::from(*length)) % 1000).collect(),
+        segment_b_start: 3,
+        pair_label: Some(1),
+        masked_tokens: vec![MaskedToken { position: 2, label: 9 }],
+        loss_scale: 1.0,
+    };
+    let plan = BatchPartition::new(&lengths, 1, 1 << 16, layout).ranks.remove(0);
+    let samples = |plan: &MicroBatchPlan| plan.samples.iter().map(|index| sample(&lengths[*index])).collect::<Vec<_>>();
+    let micro_batches = plan.iter().map(|plan| MicroBatch::new(plan, 0, &samples(plan))).collect();
+    GlobalBatch { masked_tokens: 40, sample_range: 0..40, micro_batches, lengths, ..GlobalBatch::default() }
+}
+
+/// Gradients in bf16 with the samples of one global batch.
+fn gradients(kernels: &Arc<dyn Kernels>, layout: Layout) -> Vec<f32> {
+    let model = Model { hidden: 256, heads: 4, intermediate: 1024, positions: 128, dropout: 0.3, ..Model::default() };
+    let model =
+        Model { precision: Precision::Bf16, attention: Attention::Fused, attention_dropout: Some(0.0), ..model };
+    let mut state = state(kernels.clone(), &model);
+    state.parameters.keep_bf16_copy(Kind::BFloat16);
+    let objective = Objective::new(&state.parameters, &model, &lambert_config::run::Objective::default());
+    let batch = micro_batch(layout);
+    step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
+    state.read(Buffer::Gradients, 0..state.elements())
+}
+
+#[test]
+fn unpadded_samples_have_the_gradients_of_padded_ones() {
+    let Some(gpu) = first_gpu() else { return };
+    let [padded, unpadded] = [Layout::Padded, Layout::Unpadded].map(|layout| gradients(&gpu, layout));
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+    let difference = norm(&mut padded.iter().zip(&unpadded).map(|(a, b)| a - b)) / norm(&mut padded.iter().copied());
+    println!("POINT unpadded gradients: {difference:.1e} of the padded ones (at most 2e-2)");
+    assert!(difference < 2e-2, "{difference:e}");
 }
 
 /// Creates a state with the same weights and gradients on every device.

@@ -11,6 +11,8 @@
 #   nccl         NCCL with one rank, with a GPU that is listed twice, and with two ranks on one GPU if NCCL permits it
 #   base, large  speed of BERT-base and BERT-large at 128 and 512 tokens
 #   peers        the same steps by transformers, eager and compiled; needs base or large in the same call
+#   small        speed of a small model
+#   probe        times of single operations by torch
 #   profile      GPU time of BERT-large at 128 tokens by kernel; needs g++ and the headers of CUDA
 # LIMIT (default 480) is the longest time of a part, seconds.
 # Prints a table at the end. Writes OUTPUT/points.json, and all logs to OUTPUT/logs.tar.gz. Exits with 1 if a point fails.
@@ -24,7 +26,7 @@ while [ $# -gt 0 ]; do
         *) break ;;
     esac
 done
-[ $# -gt 0 ] || set -- points resume two nccl base large peers profile
+[ $# -gt 0 ] || set -- points resume two nccl base large peers small probe profile
 here=$(cd "$(dirname "$0")" && pwd)
 limit=${LIMIT:-480}
 mkdir -p "$output"
@@ -68,18 +70,20 @@ export PATH="$packed:$packed/openmpi/bin:$PATH" OPAL_PREFIX="$packed/openmpi"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv || true
 
-# dataset NAME LENGTH: prepares a dataset of generated text with LENGTH tokens per sample.
+# dataset NAME LENGTH DOCUMENTS: prepares a dataset of generated text. Its samples have at most LENGTH tokens. With DOCUMENTS =
+# long, nearly all have LENGTH tokens, as those of books. With short, their lengths vary.
 dataset() {
     [ -e "$work/vocab.txt" ] || {
-        lambert generate --documents 20000 --seed 1 --output "$work/corpus.txt" 2>/dev/null
-        lambert vocab --size 8000 --output "$work/vocab.txt" --input "$work/corpus.txt" 2>/dev/null
+        lambert generate --documents 20000 --seed 1 --output "$work/short.txt" 2>/dev/null
+        awk 'NF || ++blank % 20 == 0' "$work/short.txt" > "$work/long.txt"
+        lambert vocab --size 8000 --output "$work/vocab.txt" --input "$work/short.txt" 2>/dev/null >&2
         # The vocabulary gets the size of BERT's vocabulary, because the size determines the time of the logits.
         pieces=$(wc -l < "$work/vocab.txt")
         seq "$pieces" 30521 | sed 's/^/unused-/' >> "$work/vocab.txt"
     }
     cat > "$work/$1.toml" <<TOML
 [[source]]
-path = "$work/corpus.txt"
+path = "$work/$3.txt"
 format = "text"
 documents = "blank-line"
 [output]
@@ -107,12 +111,12 @@ precision = "bf16"
 [[stage]]
 name = "one"
 data = "$work/d128/train"
-steps = 300
+steps = 120
 global_batch = 64
 micro_batch_tokens = 4096
 learning_rate = 1e-3
 [checkpoint]
-every_steps = 50
+every_steps = 20
 keep = 100
 [device]
 kind = "cuda"
@@ -142,12 +146,12 @@ points() {
 
 resume() {
     say "A run that is killed twice ends with the bits of one that was not"
-    dataset d128 128
+    dataset d128 128 short
     configuration undisturbed 1
     timeout "$limit" lambert run --config "$work/undisturbed.toml" --run "$work/undisturbed" > "$output/undisturbed.log" 2>&1 || true
     timeout "$limit" lambert run --config "$work/undisturbed.toml" --run "$work/killed" > "$output/killed.log" 2>&1 &
     run=$!
-    for reached in 80 180; do
+    for reached in 30 70; do
         until [ "$(step "$work/killed")" -ge "$reached" ]; do
             kill -0 "$run" 2>/dev/null || break
             sleep 0.2
@@ -157,7 +161,7 @@ resume() {
     done
     wait "$run" || true
     sums() {
-        newest=$(find "$1/checkpoints" -mindepth 1 -maxdepth 1 -name 'step-000000300*' | head -n 1)
+        newest=$(find "$1/checkpoints" -mindepth 1 -maxdepth 1 -name 'step-000000120*' | head -n 1)
         (cd "$newest" && sha256sum -- *.safetensors)
     }
     restarts=$(grep -c 'started again' "$output/killed.log" || true)
@@ -167,7 +171,7 @@ resume() {
 
 two() {
     say "Two ranks on one card, over MPI"
-    [ -e "$work/d128" ] || dataset d128 128
+    [ -e "$work/d128" ] || dataset d128 128 short
     configuration two 2
     if timeout "$limit" lambert run --config "$work/two.toml" --run "$work/two" --set stage.0.steps=100 \
         --set cluster.all_reduce.backend=mpi > "$output/two.log" 2>&1; then
@@ -195,7 +199,7 @@ segments() { find /dev/shm -maxdepth 1 -name 'nccl-*' 2>/dev/null | wc -l; }
 
 nccl() {
     say "Sums by NCCL"
-    [ -e "$work/d128" ] || dataset d128 128
+    [ -e "$work/d128" ] || dataset d128 128 short
     configuration one 1
     timeout "$limit" lambert run --config "$work/one.toml" --run "$work/alone" --set stage.0.steps=100 > "$output/alone.log" 2>&1 || true
     timeout "$limit" lambert run --config "$work/one.toml" --run "$work/one" --set stage.0.steps=100 --set cluster.all_reduce.backend=nccl \
@@ -256,7 +260,7 @@ SH
     point "a rank killed while NCCL sums" "$passed" "started again after $seconds s, $(segments) segments left ($before before)"
 }
 
-# speed_of SHAPE LENGTH SAMPLES TOKENS SHARE TIMES: measures the speed of a training step.
+# speed_of SHAPE DATA SAMPLES TOKENS SHARE TIMES [UNPADDED]: measures the speed of a training step.
 speed_of() {
     if [ "$1" = large ]; then size="layers = 24
 hidden = 1024
@@ -273,7 +277,7 @@ precision = "bf16"
 pad_vocabulary_to = 64
 [[stage]]
 name = "one"
-data = "$work/d$2/train"
+data = "$work/$2/train"
 steps = 1000
 global_batch = $3
 micro_batch_tokens = $4
@@ -281,23 +285,24 @@ learning_rate = 1e-4
 [device]
 kind = "cuda"
 TOML
+    [ -z "${7:-}" ] || echo "unpadded = \"$7\"" >> "$work/$1-$2.toml"
     if ! timeout "$limit" lambert-worker bench --config "$work/$1-$2.toml" --steps 5 --json > "$output/$1-$2.json" 2> "$output/$1-$2.log"; then
         tail -n 5 "$output/$1-$2.log"
-        point "BERT-$1, $2 tokens" FAILED "see $1-$2.log"
+        point "BERT-$1, $2 ${7:-}" FAILED "see $1-$2.log"
         return
     fi
     figures=$(python3 - "$output/$1-$2.json" "$5" <<'PYTHON'
 import json, sys
 m, aim = json.load(open(sys.argv[1])), float(sys.argv[2])
 good = m["utilization"] >= aim and m["data_wait"] < 0.01 and m["peak_memory"] <= (m["needed_memory"] or 2**60)
-print("passed" if good else "FAILED", "%.0f samples/s, %.0f TFLOP/s, %.1f %% of %.0f (aim %.0f), data wait %.2f %%, optimizer %.1f %%, enqueued after %.0f %%, %.2f GiB (%.2f by formula)" % (
-    m["samples_per_second"], m["teraflops"], 100 * m["utilization"], m["peak_teraflops"], 100 * aim,
+print("passed" if good else "FAILED", "%.0f samples/s, %.0f tokens/s without padding, %.1f %% padding, %.0f TFLOP/s, %.1f %% of %.0f (aim %.0f), data wait %.2f %%, optimizer %.1f %%, enqueued after %.0f %%, %.2f GiB (%.2f by formula)" % (
+    m["samples_per_second"], m["tokens"] / m["seconds"][1], 100 * m["padding"], m["teraflops"], 100 * m["utilization"], m["peak_teraflops"], 100 * aim,
     100 * m["data_wait"], 100 * m["optimizer"], 100 * m["enqueued"], m["peak_memory"] / 2**30,
     (m["needed_memory"] or 0) / 2**30))
 PYTHON
     )
-    point "BERT-$1, $2 tokens" "${figures%% *}" "${figures#* }"
-    measured="$measured $1:$2:$6"
+    point "BERT-$1, $2 ${7:-}" "${figures%% *}" "${figures#* }"
+    [ -n "${7:-}" ] || measured="$measured $1:$2:$6"
 }
 measured=
 
@@ -327,12 +332,13 @@ said = ["%s %.0f samples/s, lambert %.2f times" % (name, rate, own / rate) for n
 print("passed" if good else "FAILED", "; ".join(said or ["nothing"]), "(aim %.1f times compiled)" % aim)
 PYTHON
     )
-    point "BERT-$1, $2 tokens, transformers" "${ratios%% *}" "${ratios#* }"
+    point "BERT-$1, $2, transformers" "${ratios%% *}" "${ratios#* }"
 }
 
 datasets() {
-    [ -e "$work/d128" ] || dataset d128 128
-    [ -e "$work/d512" ] || dataset d512 512
+    [ -e "$work/d128" ] || dataset d128 128 short
+    [ -e "$work/full128" ] || dataset full128 128 long
+    [ -e "$work/full512" ] || dataset full512 512 long
 }
 
 # Arguments of speed_of: SHAPE, LENGTH, SAMPLES per step, TOKENS per micro-batch, SHARE of the peak that must be reached, and
@@ -340,20 +346,40 @@ datasets() {
 base() {
     say "BERT-base, bf16"
     datasets
-    speed_of base 128 2048 65536 0.45 1.0
-    speed_of base 512 512 65536 0.40 1.0
+    speed_of base full128 2048 65536 0.45 1.2
+    speed_of base full512 512 65536 0.45 1.2
 }
 
 large() {
     say "BERT-large, bf16"
     datasets
-    speed_of large 128 1024 32768 0.55 1.2
-    speed_of large 512 256 32768 0.45 1.0
+    speed_of large full128 1024 32768 0.50 1.2
+    speed_of large full512 256 32768 0.45 1.2
+    speed_of large d128 1024 32768 0.45 1.2 never
+    speed_of large d128 1024 32768 0.45 1.2
+}
+
+# Speed of the model of the other parts, whose steps are short, with and without deterministic algorithms.
+small() {
+    say "A small model"
+    [ -e "$work/d128" ] || dataset d128 128 short
+    configuration small 1
+    for deterministic in true false; do
+        timeout "$limit" lambert-worker bench --config "$work/small.toml" --steps 20 --set device.deterministic=$deterministic \
+            > "$output/small-$deterministic.txt" 2>&1 || true
+        cat "$output/small-$deterministic.txt"
+        point "small model, deterministic = $deterministic" passed "$(grep samples/s "$output/small-$deterministic.txt")"
+    done
+}
+
+probe() {
+    say "Operations of a layer by torch"
+    timeout "$limit" python3 "$here/probe.py" 2>&1 | tee "$output/probe.txt"
 }
 
 profile() {
-    say "GPU time by kernel, BERT-large at 128 tokens"
-    [ -e "$work/large-128.toml" ] || { datasets; speed_of large 128 1024 32768 0.5 1.2; }
+    say "GPU time by kernel, BERT-large, 128 tokens"
+    [ -e "$work/large-full128.toml" ] || { datasets; speed_of large full128 1024 32768 0.5 1.2; }
     cuda=$libtorch/../../nvidia/cu13
     profiler=$(dirname "$archive")/profile.so
     [ -e "$profiler" ] || {
@@ -362,17 +388,17 @@ profile() {
             -o "$profiler" "$cuda/lib/libcupti.so.13"
     }
     CUDA_INJECTION64_PATH=$profiler PROFILE_OUTPUT=$output/profile.txt LD_LIBRARY_PATH="$cuda/lib:$LD_LIBRARY_PATH" \
-        timeout "$limit" lambert-worker bench --config "$work/large-128.toml" --steps 3 > "$output/profile.log" 2>&1 || true
+        timeout "$limit" lambert-worker bench --config "$work/large-full128.toml" --steps 3 > "$output/profile.log" 2>&1 || true
     head -n 60 "$output/profile.txt"
 }
 
 for part in "$@"; do
     case $part in
-        points | resume | two | nccl | base | large | peers | profile)
+        points | resume | two | nccl | base | large | peers | small | probe | profile)
             begun=$(date +%s)
             "$part"
             echo "($part: $(($(date +%s) - begun)) s)" ;;
-        *) echo "no part $part: points, resume, two, nccl, base, large, peers, profile" >&2; exit 2 ;;
+        *) echo "no part $part: points, resume, two, nccl, base, large, peers, small, probe, profile" >&2; exit 2 ;;
     esac
 done
 (cd "$output" && tar -czf logs.tar.gz -- *.log *.json *.jsonl *.txt) 2>/dev/null || true
