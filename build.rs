@@ -19,6 +19,7 @@ fn main() {
         .file("src/torch/shim.cpp")
         .file("src/torch/gpu.cpp")
         .file("src/torch/attention.cpp")
+        .file("src/torch/operation.cpp")
         // Used by tests. The linker omits this file from programs that do not use it.
         .file("src/kernels/meta_shapes.cpp")
         .compile("lambert_torch_shim");
@@ -28,12 +29,14 @@ fn main() {
         .std("c++17")
         .flag("-ffp-contract=off")
         .flag_if_supported("-U_FORTIFY_SOURCE")
+        .flag_if_supported("-Wno-unknown-pragmas")
         .file("src/kernels/cuda/emulator.cpp")
         .compile("lambert_emulator");
     println!("cargo:rerun-if-changed=src/kernels/cuda");
     println!("cargo:rerun-if-changed=src/torch/shim.cpp");
     println!("cargo:rerun-if-changed=src/torch/gpu.cpp");
     println!("cargo:rerun-if-changed=src/torch/attention.cpp");
+    println!("cargo:rerun-if-changed=src/torch/operation.cpp");
     println!("cargo:rerun-if-changed=src/torch/caught.h");
     println!("cargo:rerun-if-changed=src/kernels/meta_shapes.cpp");
     let version = std::fs::read_to_string(include.join("torch/headeronly/version.h")).unwrap_or_default();

@@ -90,6 +90,25 @@ impl KernelDevice for MetaDevice {
                     && (places == 0 || places == 8 * lines)
                     && blocks == lines.div_ceil(THREADS / 32)
             }
+            "residual_norm_f32" | "residual_norm_bf16" => {
+                let (lines, width) = (number(13), number(15));
+                let all = if kernel == "residual_norm_f32" { 4 } else { 2 } * lines * width;
+                sizes(&[0, 1, 2, 3, 4, 5, 6]) == [all, all, 8 * lines, all, all, 4 * width, 4 * width]
+                    && blocks == lines.div_ceil(THREADS / 32)
+            }
+            "residual_norm_backward_f32" | "residual_norm_backward_bf16" => {
+                let (lines, width) = (number(12), number(14));
+                let all = if kernel == "residual_norm_backward_f32" { 4 } else { 2 } * lines * width;
+                sizes(&[1, 2, 3, 4, 5, 6]) == [all, 12 * blocks * width, all, all, 8 * lines, 4 * width]
+                    && [0, all].contains(&arguments.size(0))
+                    && blocks == number(15)
+            }
+            "add_column_sums" => {
+                let width = number(5);
+                arguments.size(3) == 12 * number(4) * width
+                    && [0, 1, 2].iter().all(|index| [0, 4 * width].contains(&arguments.size(*index)))
+                    && blocks == (3 * width).div_ceil(32)
+            }
             "sum_of_squares" => {
                 sizes(&[0, 1]) == [8 * blocks, 4 * number(2)] && blocks == number(2).div_ceil(number(3))
             }

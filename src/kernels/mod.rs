@@ -116,6 +116,23 @@ pub trait Kernels: Send + Sync {
         added.map_or_else(|| dropped.shallow_clone(), |added| &dropped + added)
     }
 
+    /// True if [`Kernels::residual_norm`] supports rows of `width` elements.
+    fn has_residual_norm(&self, _width: i64) -> bool {
+        false
+    }
+
+    /// Layer normalization of dropout(`x`) + `residual`, \[batch, sequence, width\], in one kernel. The result is
+    /// differentiable. The gradients of the parameters are added to the flat gradient buffer.
+    fn residual_norm(
+        &self,
+        _x: &Tensor,
+        _residual: &Tensor,
+        _norm: &NormParams<'_>,
+        _dropout: Option<&DropoutParams<'_>>,
+    ) -> Tensor {
+        unreachable!("has_residual_norm returns false")
+    }
+
     /// L2 norm of f32 `values`, f64 \[\], summed in a fixed order.
     fn norm(&self, values: &Tensor) -> Tensor;
 
@@ -164,6 +181,18 @@ pub struct DropoutParams<'a> {
     pub threshold: u16,
     /// Scale of the kept elements, 1 / (1 - dropout probability).
     pub scale: f32,
+}
+
+/// Parameters of a layer normalization, f32 \[width\], with gradients from [`set_gradient`](crate::torch::set_gradient).
+#[derive(Debug, Clone, Copy)]
+pub struct NormParams<'a> {
+    pub weight: &'a Tensor,
+    pub bias: &'a Tensor,
+    /// Added to the variance.
+    pub eps: f64,
+    /// Bias of the linear layer whose output is normalized, f32 \[width\]. Its gradient is the sum over all rows of the
+    /// gradient of that output.
+    pub linear_bias: Option<&'a Tensor>,
 }
 
 /// Flat buffers of the training state, f32 \[elements\]. The gradient buffer may have more elements at its end.

@@ -1,6 +1,7 @@
 //! Tests of optimizer updates: every implementation compared with the formulas in f64 and with the host.
 
 mod operations;
+mod residual_norm;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -6,7 +6,8 @@ use tch::{Kind, Tensor};
 use super::dropout::{DropoutSite, LayerDropout};
 use super::relative;
 use super::relative_range::RelativeRange;
-use super::{Dropout, Linear, NetworkWeights};
+use super::residual;
+use super::{Dropout, Linear, NetworkWeights, Normalization};
 use crate::model::input::Input;
 
 /// Multi-head self-attention with its output projection.
@@ -65,11 +66,17 @@ impl SelfAttention {
         }
     }
 
-    /// Returns the attention plus the residual, \[batch, sequence, hidden\].
-    pub fn forward(&self, x: AttentionInput<'_>, input: &Input, dropout: Dropout<'_>) -> Tensor {
-        let output = self.output.forward(&self.attend(x, input, dropout));
+    /// Returns the attention plus the residual, \[batch, sequence, hidden\], normalized by `norm` if given.
+    pub fn forward(
+        &self,
+        x: AttentionInput<'_>,
+        norm: Option<&Normalization>,
+        input: &Input,
+        dropout: Dropout<'_>,
+    ) -> Tensor {
+        let mixed = self.attend(x, input, dropout);
         let of_output = if self.drops_output { dropout } else { Dropout::Off };
-        of_output.hidden(output, Some(x.residual), self.site(LayerDropout::AttentionOutput))
+        residual::add(&self.output, &mixed, x.residual, norm, of_output, self.site(LayerDropout::AttentionOutput))
     }
 
     fn site(&self, position: LayerDropout) -> DropoutSite {

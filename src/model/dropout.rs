@@ -81,6 +81,14 @@ impl DropoutSite {
     }
 }
 
+/// Dropout probability of hidden states at `site`.
+fn hidden_rate(rates: DropoutRates, site: DropoutSite) -> f64 {
+    match site {
+        DropoutSite::Layer { position: LayerDropout::AttentionOutput, .. } => rates.attention_output,
+        _ => rates.hidden,
+    }
+}
+
 /// Number of distinct values of a 16-bit random draw.
 const STEPS: f64 = 65536.0;
 
@@ -104,8 +112,12 @@ impl Dropout<'_> {
 
     /// Applies dropout to hidden states \[batch, sequence, hidden\] and adds the residual `added`, if given.
     pub fn hidden(self, x: Tensor, added: Option<&Tensor>, site: DropoutSite) -> Tensor {
-        let is_attention_output = matches!(site, DropoutSite::Layer { position: LayerDropout::AttentionOutput, .. });
-        self.drop(x, added, site, |rates| if is_attention_output { rates.attention_output } else { rates.hidden })
+        self.drop(x, added, site, |rates| hidden_rate(rates, site))
+    }
+
+    /// Calls `work` with the dropout of hidden states at `site`; `None` without dropout.
+    pub fn with_params<T>(self, site: DropoutSite, work: impl FnOnce(Option<&DropoutParams<'_>>) -> T) -> T {
+        work(self.params(site, |rates| hidden_rate(rates, site)).as_ref())
     }
 
     /// Applies dropout to a table \[rows, hidden\]. The mask is the same for all samples of a step.
@@ -121,8 +133,9 @@ impl Dropout<'_> {
         self.drop(weights, None, site, |rates| rates.attention)
     }
 
-    fn drop(self, x: Tensor, added: Option<&Tensor>, site: DropoutSite, rate: impl Fn(DropoutRates) -> f64) -> Tensor {
-        let params = match &self {
+    /// Parameters of the dropout at `site`; `None` if nothing is dropped.
+    fn params(&self, site: DropoutSite, rate: impl Fn(DropoutRates) -> f64) -> Option<DropoutParams<'_>> {
+        match self {
             Self::On { rates, key, samples, positions, .. } if rate(*rates) > 0.0 => {
                 let threshold = (rate(*rates) * STEPS).round();
                 let scale = (STEPS / (STEPS - threshold)) as f32;
@@ -130,8 +143,11 @@ impl Dropout<'_> {
                 Some(DropoutParams { key, samples, positions, threshold: threshold as u16, scale })
             }
             _ => None,
-        };
-        match (self, params) {
+        }
+    }
+
+    fn drop(self, x: Tensor, added: Option<&Tensor>, site: DropoutSite, rate: impl Fn(DropoutRates) -> f64) -> Tensor {
+        match (self, self.params(site, rate)) {
             (Self::On { kernels, .. }, Some(params)) => kernels.dropout(&x, added, &params),
             _ => added.map_or_else(|| x.shallow_clone(), |added| &x + added),
         }

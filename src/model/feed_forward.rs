@@ -5,7 +5,8 @@ use lambert_plan::architecture::ModuleKind;
 use tch::Tensor;
 
 use super::dropout::{DropoutSite, LayerDropout};
-use super::{Dropout, Linear, NetworkWeights, activate};
+use super::residual;
+use super::{Dropout, Linear, NetworkWeights, Normalization, activate};
 
 /// Up projection, activation function and down projection.
 pub struct FeedForward {
@@ -33,8 +34,8 @@ impl FeedForward {
         }
     }
 
-    /// Returns the network's output for `x` plus `residual`. All are \[batch, sequence, hidden\].
-    pub fn forward(&self, x: &Tensor, residual: &Tensor, dropout: Dropout<'_>) -> Tensor {
+    /// Returns the network's output for `x` plus `residual`, normalized by `norm` if given. All are \[batch, sequence, hidden\].
+    pub fn forward(&self, x: &Tensor, residual: &Tensor, norm: Option<&Normalization>, dropout: Dropout<'_>) -> Tensor {
         let up = self.up.forward(x);
         let inner = match self.is_gated {
             true => {
@@ -44,8 +45,11 @@ impl FeedForward {
             false => activate(&up, self.activation),
         };
         match self.drops_inner {
-            true => self.down.forward(&dropout.hidden(inner, None, self.site)) + residual,
-            false => dropout.hidden(self.down.forward(&inner), Some(residual), self.site),
+            true => {
+                let dropped = dropout.hidden(inner, None, self.site);
+                residual::add(&self.down, &dropped, residual, norm, Dropout::Off, self.site)
+            }
+            false => residual::add(&self.down, &inner, residual, norm, dropout, self.site),
         }
     }
 }

@@ -40,21 +40,19 @@ impl Layer {
     /// in DeBERTa the table of relative positions, then in its decoder the queries.
     fn apply(&self, inputs: &[&Tensor], input: &Input, dropout: Dropout<'_>) -> Tensor {
         let (hidden, relative, queries) = (inputs[0], inputs.get(1).copied(), inputs.get(2).copied());
-        let attention = |x: &Tensor, residual: &Tensor| {
-            self.attention.forward(AttentionInput { hidden: x, queries, relative, residual }, input, dropout)
+        let attention = |x: &Tensor, residual: &Tensor, norm: Option<&Normalization>| {
+            self.attention.forward(AttentionInput { hidden: x, queries, relative, residual }, norm, input, dropout)
         };
-        let attention_norm = |x: &Tensor| match &self.attention_norm {
-            Some(norm) => norm.forward(x),
-            None => x.shallow_clone(),
-        };
+        let attention_norm = self.attention_norm.as_ref();
         match self.norm {
             Norm::Post => {
-                let hidden = attention_norm(&attention(hidden, queries.unwrap_or(hidden)));
-                self.output_norm.forward(&self.feed_forward.forward(&hidden, &hidden, dropout))
+                let hidden = attention(hidden, queries.unwrap_or(hidden), attention_norm);
+                self.feed_forward.forward(&hidden, &hidden, Some(&self.output_norm), dropout)
             }
             Norm::Pre => {
-                let hidden = attention(&attention_norm(hidden), hidden);
-                self.feed_forward.forward(&self.output_norm.forward(&hidden), &hidden, dropout)
+                let normed = attention_norm.map(|norm| norm.forward(hidden));
+                let hidden = attention(normed.as_ref().unwrap_or(hidden), hidden, None);
+                self.feed_forward.forward(&self.output_norm.forward(&hidden), &hidden, None, dropout)
             }
         }
     }

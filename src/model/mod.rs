@@ -8,6 +8,7 @@
 //! - [`Heads`]: predictions from hidden states
 //! - [`Dropout`]: dropout whose masks are a function of seed, step, sample and dropout site
 //! - [`input`]: input tensors of a micro-batch
+//! - `residual`: residual connections, with the normalization that follows them
 //! - `relative`: relative positions of DeBERTa
 //! - `sequences`: samples of an unpadded micro-batch
 //! - `constants`: masks and rotations that the layers of a micro-batch share
@@ -25,6 +26,7 @@ pub mod input;
 mod layer;
 mod relative;
 mod relative_range;
+mod residual;
 mod sequences;
 mod weights;
 
@@ -36,7 +38,7 @@ use lambert_plan::architecture::{ModuleKind, ParamKind, Segment, SegmentKind, Se
 use lambert_plan::batch_partition::Layout;
 use tch::{Kind, Tensor};
 
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, NormParams};
 use crate::state::Parameters;
 use crate::torch::{self, LinearParams};
 use input::Input;
@@ -84,6 +86,11 @@ impl Linear {
     fn forward(&self, x: &Tensor) -> Tensor {
         torch::linear(x, &self.params, self.compute_copy.as_ref())
     }
+
+    /// [`Linear::forward`] for an operation that computes the gradient of the bias.
+    fn forward_without_bias_gradient(&self, x: &Tensor) -> Tensor {
+        torch::linear_without_bias_gradient(x, &self.params, self.compute_copy.as_ref())
+    }
 }
 
 /// Layer or RMS normalization over the hidden dimension.
@@ -103,6 +110,17 @@ impl Normalization {
             bias: has_bias.then(|| weights.tensor(part, layer, ParamKind::Bias)),
             eps: weights.model.layer_norm_eps,
         }
+    }
+
+    /// Returns the kernels that normalize the output of `linear`, and the parameters, if the device has such kernels. `dropout`
+    /// must be on.
+    fn fused<'a>(&'a self, dropout: Dropout<'a>, linear: &'a Linear) -> Option<(&'a dyn Kernels, NormParams<'a>)> {
+        let Dropout::On { kernels, .. } = dropout else { return None };
+        let bias = self.bias.as_ref().filter(|_| self.kind == NormKind::Layer)?;
+        let linear_bias = linear.params.bias.as_ref();
+        kernels
+            .has_residual_norm(self.weight.size()[0])
+            .then_some((kernels, NormParams { weight: &self.weight, bias, eps: self.eps, linear_bias }))
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {

@@ -3,6 +3,7 @@
 pub mod attention;
 mod error;
 pub mod gpu;
+pub mod operation;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -20,6 +21,7 @@ unsafe extern "C" {
         bias: *const torch_sys::C_tensor,
         low_weight: *const torch_sys::C_tensor,
         low_bias: *const torch_sys::C_tensor,
+        sums_bias: bool,
         failed: Failed,
     ) -> *mut torch_sys::C_tensor;
     fn lambert_self_adjoint(
@@ -116,12 +118,22 @@ pub struct LinearParams {
 /// [`set_gradient`]. The backward pass adds to these gradients without a temporary tensor. `low` has the parameters in the
 /// dtype of `x`. Without `low`, the parameters are cast on each call.
 pub fn linear(x: &Tensor, params: &LinearParams, low: Option<&LinearParams>) -> Tensor {
+    linear_with(x, params, low, true)
+}
+
+/// [`linear`], but the backward pass does not compute the gradient of the bias. The operation that reads the result must compute
+/// it.
+pub fn linear_without_bias_gradient(x: &Tensor, params: &LinearParams, low: Option<&LinearParams>) -> Tensor {
+    linear_with(x, params, low, false)
+}
+
+fn linear_with(x: &Tensor, params: &LinearParams, low: Option<&LinearParams>, sums_bias: bool) -> Tensor {
     let pointer = |tensor: Option<&Tensor>| tensor.map_or(std::ptr::null(), Tensor::as_ptr);
     let bias = |params: &LinearParams| pointer(params.bias.as_ref());
     let (low_weight, low_bias) = (pointer(low.map(|low| &low.weight)), low.map_or(std::ptr::null(), bias));
     // SAFETY: all pointers are live at::Tensor objects for the whole call, or null where null is allowed.
     made(|failed| unsafe {
-        lambert_linear(x.as_ptr(), params.weight.as_ptr(), bias(params), low_weight, low_bias, failed)
+        lambert_linear(x.as_ptr(), params.weight.as_ptr(), bias(params), low_weight, low_bias, sums_bias, failed)
     })
 }
 

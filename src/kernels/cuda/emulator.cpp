@@ -39,9 +39,9 @@ struct Fiber {
   uint64_t priority = 0;
   Wait waiting_for = Wait::kDone;
   // State of a shuffle: the value that this thread provides, the value that it
-  // receives, and the lane offset of the source.
+  // receives, and the lane of the source.
   uint64_t provided, received;
-  unsigned delta;
+  unsigned source;
 };
 
 // Scheduler for the threads of a block. One scheduler is reused for all blocks.
@@ -118,8 +118,7 @@ struct Block {
   void shuffle(unsigned first) {
     for (unsigned lane = 0; lane < kWarp; lane++) {
       Fiber &fiber = fibers[first + lane];
-      const unsigned from = lane + fiber.delta;
-      fiber.received = fibers[first + (from < kWarp ? from : lane)].provided;
+      fiber.received = fibers[first + fiber.source].provided;
     }
   }
 
@@ -175,18 +174,30 @@ void Block::enter() {
 
 void __syncthreads() { block->wait(Wait::kBarrier); }
 
+// Returns the value of lane `source` of the warp.
 template <typename T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
+T exchange(unsigned mask, T value, unsigned source) {
   if (mask != 0xffffffffu) {
     block->error = "shuffle with a partial warp mask is not supported";
   }
   Fiber &self = block->fibers[block->current];
   self.provided = 0;
   std::memcpy(&self.provided, &value, sizeof value);
-  self.delta = delta;
+  self.source = source;
   block->wait(Wait::kShuffle);
   std::memcpy(&value, &block->fibers[block->current].received, sizeof value);
   return value;
+}
+
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
+  const unsigned lane = threadIdx.x % kWarp;
+  return exchange(mask, value, lane + delta < kWarp ? lane + delta : lane);
+}
+
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, unsigned lanes) {
+  return exchange(mask, value, (threadIdx.x % kWarp) ^ lanes);
 }
 
 }  // namespace
@@ -199,6 +210,7 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta) {
 using std::isfinite;
 using std::memcpy;
 #include "kernels.cu"
+#include "norm.cu"
 
 namespace {
 
@@ -217,6 +229,8 @@ const std::map<std::string, std::function<void(void **)>> kKernels = {
     KERNEL(dropout_f32),     KERNEL(dropout_bf16),    KERNEL(sum_of_squares), KERNEL(norm_from_sums),
     KERNEL(digest_chunks),   KERNEL(digest_sum),      KERNEL(lamb_directions), KERNEL(lamb_step_sizes),
     KERNEL(lamb_apply),      KERNEL(adamw),           KERNEL(to_bf16),         KERNEL(from_bf16),
+    KERNEL(residual_norm_f32), KERNEL(residual_norm_backward_f32), KERNEL(residual_norm_bf16),
+    KERNEL(residual_norm_backward_bf16), KERNEL(add_column_sums),
 };
 
 }  // namespace

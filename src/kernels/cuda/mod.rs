@@ -1,13 +1,14 @@
 //! CUDA kernels. Hand-written kernels compute keyed dropout, whose masks are drawn from a key and a counter. They also
 //! compute the operations for which libtorch is slower. libtorch computes all other operations.
 //!
-//! - kernels.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
+//! - kernels.cu, norm.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
 //! - [`KernelDevice`]: device that runs the kernels, either a GPU or, in tests, the CPU (`Emulator`)
 
 mod chunks;
 #[cfg(test)]
 mod emulator;
 pub mod launch;
+mod residual_norm;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -19,16 +20,16 @@ use self::chunks::{CHUNK, ChunkTable};
 pub use self::emulator::Emulator;
 use self::launch::{KernelArguments, KernelDevice, THREADS};
 use super::{
-    Address, DropoutParams, Host, HostBuffer, Kernels, OptimizerUpdate, PendingSnapshot, StateBuffers, TensorCopy,
-    Values,
+    Address, DropoutParams, Host, HostBuffer, Kernels, NormParams, OptimizerUpdate, PendingSnapshot, StateBuffers,
+    TensorCopy, Values,
 };
 use crate::torch;
 
 /// Source of the kernels.
-pub const SOURCE: &str = include_str!("kernels.cu");
+pub const SOURCE: &str = concat!(include_str!("kernels.cu"), include_str!("norm.cu"));
 
 /// Kernel names in kernels.cu, without their `lambert_` prefix.
-pub const KERNELS: [&str; 12] = [
+pub const KERNELS: [&str; 17] = [
     "dropout_f32",
     "dropout_bf16",
     "sum_of_squares",
@@ -41,6 +42,11 @@ pub const KERNELS: [&str; 12] = [
     "adamw",
     "to_bf16",
     "from_bf16",
+    "residual_norm_f32",
+    "residual_norm_bf16",
+    "residual_norm_backward_f32",
+    "residual_norm_backward_bf16",
+    "add_column_sums",
 ];
 
 /// Kernels of a GPU or of the emulated GPU.
@@ -207,6 +213,20 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
             apply_dropout(&*device, x, added, &DropoutParams { key, samples: &samples, positions, threshold, scale })
         };
         torch::self_adjoint(x, added, map)
+    }
+
+    fn has_residual_norm(&self, width: i64) -> bool {
+        residual_norm::fits(width)
+    }
+
+    fn residual_norm(
+        &self,
+        x: &Tensor,
+        residual: &Tensor,
+        norm: &NormParams<'_>,
+        dropout: Option<&DropoutParams<'_>>,
+    ) -> Tensor {
+        residual_norm::apply(&self.device, x, residual, norm, dropout)
     }
 
     fn norm(&self, values: &Tensor) -> Tensor {
