@@ -92,12 +92,10 @@ __device__ inline bool is_aligned(const T *pointer) {
   return reinterpret_cast<u64>(pointer) % sizeof(Four<T>) == 0;
 }
 
-// Result of dropout for the element that has the 16 random bits at position `lane` of `random`.
+// Result of dropout for the element x, which has the 16 random bits at position `lane` of `random`.
 template <typename T>
-__device__ inline void drop(T x, const T *added, u64 random, u32 lane, u32 threshold, float scale, T *out) {
-  const float factor = ((random >> (16 * lane)) & 0xffffull) >= threshold ? scale : 0.0f;
-  const float kept = widen(x) * factor;
-  narrow(added == nullptr ? kept : kept + widen(*added), out);
+__device__ inline float dropped(T x, u64 random, u32 lane, u32 threshold, float scale) {
+  return widen(x) * (((random >> (16 * lane)) & 0xffffull) >= threshold ? scale : 0.0f);
 }
 
 // Dropout. `out[i]` is `x[i] * scale`, or 0 if the 16 random bits of the element are below `threshold`. If `added`
@@ -119,13 +117,14 @@ __device__ inline void dropout(T *out, const T *x, const T *added, const i64 *sa
     for (u32 word = start; 4 * word < length; word += WARP) {
       const u64 random = mix(state + (word + 1ull) * STEP);
       const Four<T> of_x = reinterpret_cast<const Four<T> *>(x)[word];
-      Four<T> of_added, of_out;
+      Four<T> of_added = {}, of_out;
       if (added != nullptr) {
         of_added = reinterpret_cast<const Four<T> *>(added)[word];
       }
+#pragma unroll
       for (u32 lane = 0; lane < 4; lane++) {
-        drop(of_x.values[lane], added == nullptr ? nullptr : &of_added.values[lane], random, lane, threshold, scale,
-             &of_out.values[lane]);
+        const float kept = dropped(of_x.values[lane], random, lane, threshold, scale);
+        narrow(added == nullptr ? kept : kept + widen(of_added.values[lane]), &of_out.values[lane]);
       }
       reinterpret_cast<Four<T> *>(out)[word] = of_out;
     }
@@ -136,7 +135,8 @@ __device__ inline void dropout(T *out, const T *x, const T *added, const i64 *sa
     const u32 left = length - 4 * word, count = left < 4 ? left : 4;
     for (u32 lane = 0; lane < count; lane++) {
       const u64 index = 4 * word + lane;
-      drop(x[index], added == nullptr ? nullptr : added + index, random, lane, threshold, scale, out + index);
+      const float kept = dropped(x[index], random, lane, threshold, scale);
+      narrow(added == nullptr ? kept : kept + widen(added[index]), out + index);
     }
   }
 }

@@ -40,7 +40,7 @@ __device__ inline void residual_norm(T *out, T *sum, float *statistics, const T 
     return;
   }
   const u32 lane = threadIdx.x % WARP;
-  const RowDropout dropped = row_dropout(key, samples, places, threshold, scale, row, positions);
+  const RowDropout dropout = row_dropout(key, samples, places, threshold, scale, row, positions);
   const Four<T> *from = reinterpret_cast<const Four<T> *>(x + row * width);
   const Four<T> *added = reinterpret_cast<const Four<T> *>(residual + row * width);
   float values[FOURS][4], total = 0.0f;
@@ -48,11 +48,12 @@ __device__ inline void residual_norm(T *out, T *sum, float *statistics, const T 
   for (u32 i = 0; i < FOURS; i++) {
     const u32 word = lane + WARP * i;
     if (4 * word < width) {
-      const u64 random = dropped.random(word);
+      const u64 random = dropout.random(word);
       const Four<T> of_x = from[word], of_added = added[word];
       Four<T> rounded;
       for (u32 j = 0; j < 4; j++) {
-        drop(of_x.values[j], &of_added.values[j], random, j, threshold, scale, &rounded.values[j]);
+        const float kept = dropped(of_x.values[j], random, j, threshold, scale);
+        narrow(kept + widen(of_added.values[j]), &rounded.values[j]);
         values[i][j] = widen(rounded.values[j]);
         total += values[i][j];
       }
@@ -107,7 +108,7 @@ __device__ inline void residual_norm_backward(T *of_x, T *of_sum, float *partial
     }
   }
   for (u64 row = static_cast<u64>(blockIdx.x) * (THREADS / WARP) + own_warp; row < rows; row += blocks * (THREADS / WARP)) {
-    const RowDropout dropped = row_dropout(key, samples, places, threshold, scale, row, positions);
+    const RowDropout dropout = row_dropout(key, samples, places, threshold, scale, row, positions);
     const float mean = statistics[2 * row], inverse = statistics[2 * row + 1];
     const Four<T> *gradients = reinterpret_cast<const Four<T> *>(gradient + row * width);
     const Four<T> *sums = reinterpret_cast<const Four<T> *>(sum + row * width);
@@ -135,11 +136,11 @@ __device__ inline void residual_norm_backward(T *of_x, T *of_sum, float *partial
     for (u32 i = 0; i < FOURS; i++) {
       const u32 word = lane + WARP * i;
       if (4 * word < width) {
-        const u64 random = dropped.random(word);
+        const u64 random = dropout.random(word);
         Four<T> below, below_dropout;
         for (u32 j = 0; j < 4; j++) {
           narrow(inverse * (scaled[i][j] - total - normalized[i][j] * product), &below.values[j]);
-          drop(below.values[j], static_cast<const T *>(nullptr), random, j, threshold, scale, &below_dropout.values[j]);
+          narrow(dropped(below.values[j], random, j, threshold, scale), &below_dropout.values[j]);
           columns[i][j] += widen(below_dropout.values[j]);
         }
         reinterpret_cast<Four<T> *>(of_sum + row * width)[word] = below;
