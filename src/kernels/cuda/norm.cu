@@ -1,10 +1,10 @@
 // Layer normalization of dropout(x) + residual, forward and backward. Compiled together with kernels.cu.
 //
-// One warp computes one row. A row has at most 4 * WARP * FOURS elements, and their number is a multiple of four.
+// A row has at most 1024 elements, and their number is a multiple of four. One warp computes one row of the forward pass, and
+// one block computes rows of the backward pass.
 
-// Number of groups of four elements that a thread holds in registers.
+// Number of groups of four elements that a thread of the forward pass holds in registers.
 #define FOURS 8u
-#define MAX_WIDTH (4 * WARP * FOURS)
 
 // Sum of `value` over the threads of the warp. Every thread gets the result.
 __device__ inline float warp_sum(float value) {
@@ -90,58 +90,78 @@ __device__ inline void residual_norm(T *out, T *sum, float *statistics, const T 
   }
 }
 
+// Number of rows that a block of the backward pass computes at a time.
+#define ROWS 4u
+
 // Backward pass. `of_sum` gets the gradient of `sum`, which is also that of the residual. If `of_x` is not null, it gets the
 // gradient of x. `partials` [blocks, 3, width] gets the sums over the rows of each block: the gradients of weight and bias,
-// and the column sums of the gradient of x.
+// and the column sums of the gradient of x. A thread computes four columns of each row.
 template <typename T>
 __device__ inline void residual_norm_backward(T *of_x, T *of_sum, float *partials, const T *gradient, const T *sum,
                                               const float *statistics, const float *weight, const i64 *samples,
                                               const i64 *places, u64 key, u32 threshold, float scale, u64 rows, u32 positions,
                                               u32 width, u32 blocks) {
-  __shared__ float totals[3 * MAX_WIDTH];
-  const u32 lane = threadIdx.x % WARP, own_warp = threadIdx.x / WARP;
-  float of_weight[FOURS][4], of_bias[FOURS][4], columns[FOURS][4];
-#pragma unroll
-  for (u32 i = 0; i < FOURS; i++) {
-    for (u32 j = 0; j < 4; j++) {
-      of_weight[i][j] = of_bias[i][j] = columns[i][j] = 0.0f;
-    }
+  __shared__ float warp_totals[THREADS / WARP][2 * ROWS];
+  __shared__ u64 states[ROWS];
+  const u32 word = threadIdx.x;
+  const bool has_columns = 4 * word < width;
+  Four<float> factor = {};
+  if (has_columns) {
+    factor = reinterpret_cast<const Four<float> *>(weight)[word];
   }
-  for (u64 row = static_cast<u64>(blockIdx.x) * (THREADS / WARP) + own_warp; row < rows; row += blocks * (THREADS / WARP)) {
-    const RowDropout dropout = row_dropout(key, samples, places, threshold, scale, row, positions);
-    const float mean = statistics[2 * row], inverse = statistics[2 * row + 1];
-    const Four<T> *gradients = reinterpret_cast<const Four<T> *>(gradient + row * width);
-    const Four<T> *sums = reinterpret_cast<const Four<T> *>(sum + row * width);
-    float normalized[FOURS][4], scaled[FOURS][4], total = 0.0f, product = 0.0f;
+  float of_weight[4] = {}, of_bias[4] = {}, columns[4] = {};
+  for (u64 first = static_cast<u64>(blockIdx.x) * ROWS; first < rows; first += static_cast<u64>(blocks) * ROWS) {
+    if (threadIdx.x < ROWS && first + threadIdx.x < rows && threshold != 0) {
+      states[threadIdx.x] = row_key(key, samples, places, first + threadIdx.x, 1, positions);
+    }
+    float normalized[ROWS][4], scaled[ROWS][4], totals[2 * ROWS];
 #pragma unroll
-    for (u32 i = 0; i < FOURS; i++) {
-      const u32 word = lane + WARP * i;
-      if (4 * word < width) {
-        const Four<T> of_row = gradients[word], of_sums = sums[word];
-        const Four<float> factor = reinterpret_cast<const Four<float> *>(weight)[word];
+    for (u32 r = 0; r < ROWS; r++) {
+      const u64 row = first + r;
+      totals[2 * r] = totals[2 * r + 1] = 0.0f;
+      if (has_columns && row < rows) {
+        const Four<T> of_row = reinterpret_cast<const Four<T> *>(gradient + row * width)[word];
+        const Four<T> of_sums = reinterpret_cast<const Four<T> *>(sum + row * width)[word];
+        const float mean = statistics[2 * row], inverse = statistics[2 * row + 1];
+#pragma unroll
         for (u32 j = 0; j < 4; j++) {
           const float own = widen(of_row.values[j]);
-          normalized[i][j] = (widen(of_sums.values[j]) - mean) * inverse;
-          scaled[i][j] = own * factor.values[j];
-          total += scaled[i][j];
-          product += scaled[i][j] * normalized[i][j];
-          of_weight[i][j] += own * normalized[i][j];
-          of_bias[i][j] += own;
+          normalized[r][j] = (widen(of_sums.values[j]) - mean) * inverse;
+          scaled[r][j] = own * factor.values[j];
+          totals[2 * r] += scaled[r][j];
+          totals[2 * r + 1] += scaled[r][j] * normalized[r][j];
+          of_weight[j] += own * normalized[r][j];
+          of_bias[j] += own;
         }
       }
     }
-    total = warp_sum(total) / static_cast<float>(width);
-    product = warp_sum(product) / static_cast<float>(width);
 #pragma unroll
-    for (u32 i = 0; i < FOURS; i++) {
-      const u32 word = lane + WARP * i;
-      if (4 * word < width) {
-        const u64 random = dropout.random(word);
+    for (u32 k = 0; k < 2 * ROWS; k++) {
+      totals[k] = warp_sum(totals[k]);
+      if (threadIdx.x % WARP == 0) {
+        warp_totals[threadIdx.x / WARP][k] = totals[k];
+      }
+    }
+    __syncthreads();
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++) {
+      const u64 row = first + r;
+      if (has_columns && row < rows) {
+        float total = 0.0f, product = 0.0f;
+        for (u32 warp = 0; warp < THREADS / WARP; warp++) {
+          total += warp_totals[warp][2 * r];
+          product += warp_totals[warp][2 * r + 1];
+        }
+        total /= static_cast<float>(width);
+        product /= static_cast<float>(width);
+        const float inverse = statistics[2 * row + 1];
+        const u64 random = threshold == 0 ? 0 : mix(states[r] + (word + 1ull) * STEP);
         Four<T> below, below_dropout;
+#pragma unroll
         for (u32 j = 0; j < 4; j++) {
-          narrow(inverse * (scaled[i][j] - total - normalized[i][j] * product), &below.values[j]);
+          narrow(inverse * (scaled[r][j] - total - normalized[r][j] * product), &below.values[j]);
           narrow(dropped(below.values[j], random, j, threshold, scale), &below_dropout.values[j]);
-          columns[i][j] += widen(below_dropout.values[j]);
+          columns[j] += widen(below_dropout.values[j]);
         }
         reinterpret_cast<Four<T> *>(of_sum + row * width)[word] = below;
         if (of_x != nullptr) {
@@ -149,25 +169,15 @@ __device__ inline void residual_norm_backward(T *of_x, T *of_sum, float *partial
         }
       }
     }
-  }
-  // The warps of the block add their sums one after the other.
-  for (u32 warp = 0; warp < THREADS / WARP; warp++) {
-    if (own_warp == warp) {
-#pragma unroll
-      for (u32 i = 0; i < FOURS; i++) {
-        for (u32 j = 0; j < 4; j++) {
-          const u32 column = 4 * (lane + WARP * i) + j;
-          const bool is_first = warp == 0;
-          totals[column] = (is_first ? 0.0f : totals[column]) + of_weight[i][j];
-          totals[MAX_WIDTH + column] = (is_first ? 0.0f : totals[MAX_WIDTH + column]) + of_bias[i][j];
-          totals[2 * MAX_WIDTH + column] = (is_first ? 0.0f : totals[2 * MAX_WIDTH + column]) + columns[i][j];
-        }
-      }
-    }
     __syncthreads();
   }
-  for (u32 i = threadIdx.x; i < 3 * width; i += THREADS) {
-    partials[static_cast<u64>(blockIdx.x) * 3 * width + i] = totals[i / width * MAX_WIDTH + i % width];
+  if (has_columns) {
+    float *own = partials + static_cast<u64>(blockIdx.x) * 3 * width + 4 * word;
+    for (u32 j = 0; j < 4; j++) {
+      own[j] = of_weight[j];
+      own[width + j] = of_bias[j];
+      own[2 * width + j] = columns[j];
+    }
   }
 }
 

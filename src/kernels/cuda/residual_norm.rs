@@ -9,12 +9,15 @@ use super::launch::{KernelArguments, KernelDevice, THREADS};
 use crate::kernels::{DropoutParams, NormParams};
 use crate::torch::operation::{self, Operation};
 
-/// Maximum width of a row. Must equal `MAX_WIDTH` in norm.cu.
+/// Maximum width of a row: a thread of the backward pass computes four columns.
 const MAX_WIDTH: i64 = 1024;
-/// Rows that a block computes at a time, one in each warp.
+/// Rows that a block of the forward pass computes, one in each warp.
 const WARPS: usize = THREADS / 32;
-/// Maximum number of blocks of the backward pass. Each block keeps sums over its rows.
-const MAX_BLOCKS: usize = 264;
+/// Rows that a block of the backward pass computes at a time. Must equal `ROWS` in norm.cu.
+const ROWS: usize = 4;
+/// Maximum number of blocks of the backward pass: three for each multiprocessor of an H100. Each block keeps sums over its
+/// rows.
+const MAX_BLOCKS: usize = 396;
 
 /// True if the kernels support rows of `width` elements.
 pub fn fits(width: i64) -> bool {
@@ -138,7 +141,7 @@ impl<C: KernelDevice> Operation for ResidualNorm<C> {
     fn backward(&self, gradient: &Tensor, saved: &[Tensor]) -> Vec<Tensor> {
         let (gradient, sum, statistics) = (gradient.contiguous(), &saved[0], &saved[1]);
         let rows = Rows::of(sum);
-        let blocks = rows.count.div_ceil(WARPS).clamp(1, MAX_BLOCKS);
+        let blocks = rows.count.div_ceil(ROWS).clamp(1, MAX_BLOCKS);
         let of_sum = sum.empty_like();
         let of_x = self.dropout.as_ref().map(|_| sum.empty_like());
         let partials = self.uninitialized(&[blocks as i64, 3, rows.width as i64]);
