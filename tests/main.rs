@@ -59,6 +59,7 @@ mod support;
 mod takeover;
 mod trace;
 mod tune;
+mod unpadded;
 mod unresponsive;
 mod unused_modules;
 mod watch;
