@@ -29,7 +29,8 @@ pub struct GpuModel {
 /// Known GPUs. For Hopper and later GPUs, datasheets state tensor-core rates with sparsity. The dense rate is half of
 /// the stated rate. The NVLink bandwidth in datasheets is the sum of both directions.
 ///
-/// Utilizations are assumptions: lambert has not been measured on these GPUs. The utilization of the A100 follows from
+/// Utilizations are assumptions. lambert reaches 0.42 on an H100 with BERT-large and 128 tokens, and 0.40 with 512
+/// tokens (docs/experiments/gpu-speed.md). The utilization of the A100 follows from
 /// a published throughput of BERT-large: 580 samples of 128 tokens per second (NVIDIA DeepLearningExamples). A sample
 /// takes 0.24 TFLOP, and the peak is 312 TFLOP/s. The utilization is thus 580 * 0.24 / 312.
 pub const GPUS: [GpuModel; 4] = [
