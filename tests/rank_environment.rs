@@ -4,13 +4,14 @@ use std::process::Command;
 
 use crate::support::{TestDir, with_worker};
 
-const NAMES: [&str; 6] = [
+const NAMES: [&str; 7] = [
     "CUBLAS_WORKSPACE_CONFIG",
     "NCCL_ALGO",
     "NCCL_DEBUG",
     "NCCL_DEBUG_FILE",
     "NCCL_DEBUG_SUBSYS",
     "NCCL_RUNTIME_CONNECT",
+    "PYTORCH_ALLOC_CONF",
 ];
 
 /// Returns the variables in [`NAMES`] that rank 1 of a run has, as `NAME=VALUE`.
@@ -36,10 +37,14 @@ fn ranks_with_a_gpu_have_the_variables_of_its_libraries() {
     let log = ["NCCL_DEBUG=INFO", "NCCL_DEBUG_FILE=/proc/self/fd/250", "NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH"];
     let found = variables_of_rank_1(&[gpu, "device.deterministic=true"], &[]);
     let fixed = ["CUBLAS_WORKSPACE_CONFIG=:4096:8", "NCCL_ALGO=^NVLS,NVLSTree"];
-    assert_eq!(found, [&fixed[..], &log, &["NCCL_RUNTIME_CONNECT=0"]].concat());
+    let segments = "PYTORCH_ALLOC_CONF=expandable_segments:True";
+    assert_eq!(found, [&fixed[..], &log, &["NCCL_RUNTIME_CONNECT=0", segments]].concat());
     // Settings of the user take precedence. Without `device.deterministic`, no variable for cuBLAS is set.
     let found = variables_of_rank_1(&[gpu], &[("NCCL_DEBUG", "WARN"), ("NCCL_ALGO", "Ring")]);
-    assert_eq!(found, ["NCCL_ALGO=Ring", "NCCL_DEBUG=WARN", "NCCL_RUNTIME_CONNECT=0"]);
+    assert_eq!(found, ["NCCL_ALGO=Ring", "NCCL_DEBUG=WARN", "NCCL_RUNTIME_CONNECT=0", segments]);
+    // The older name of the allocator's variable counts, too.
+    let found = variables_of_rank_1(&[gpu], &[("NCCL_DEBUG", "WARN"), ("PYTORCH_CUDA_ALLOC_CONF", "backend:native")]);
+    assert_eq!(found, ["NCCL_DEBUG=WARN", "NCCL_RUNTIME_CONNECT=0"]);
     assert_eq!(variables_of_rank_1(&[r#"device.kind="cpu""#], &[]), [""; 0]);
 }
 
@@ -56,14 +61,14 @@ fn a_worker_without_a_coordinator_sets_the_variables() {
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
         NAMES.map(|name| log.contains(&format!("set {name}=")))
     };
-    assert_eq!(variables_set(&[]), [true; 6]);
+    assert_eq!(variables_set(&[]), [true; 7]);
     assert_eq!(
         variables_set(&[("NCCL_DEBUG", "WARN"), ("NCCL_ALGO", "Ring")]),
-        [true, false, false, false, false, true]
+        [true, false, false, false, false, true, true]
     );
     assert_eq!(
         variables_set(&[("LAMBERT_CONTROL_URL", "http://127.0.0.1:1")]),
-        [false; 6],
+        [false; 7],
         "set although the coordinator does that"
     );
 }

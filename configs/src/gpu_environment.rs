@@ -5,12 +5,17 @@
 /// process.
 ///
 /// - NCCL connects all ranks at initialization, and writes its choices to a log that lambert-worker reads.
+/// - The allocator of libtorch grows its segments ([`ALLOCATOR`]), because the shapes of micro-batches change. Segments of
+///   fixed size would become fragmented.
 /// - With `device.deterministic`, cuBLAS uses workspaces of fixed size, and NCCL excludes the NVLink SHARP algorithms,
 ///   whose order of summation is not fixed (<https://github.com/NVIDIA/nccl/issues/1497>).
 pub fn defaults(deterministic: bool, is_set: impl Fn(&str) -> bool) -> Vec<(&'static str, &'static str)> {
     let mut defaults = vec![("NCCL_RUNTIME_CONNECT", "0")];
     if !LOG.iter().any(|(name, _)| is_set(name)) {
         defaults.extend(LOG);
+    }
+    if !ALLOCATOR_NAMES.iter().any(|name| is_set(name)) {
+        defaults.push(ALLOCATOR);
     }
     if deterministic {
         defaults.extend([("CUBLAS_WORKSPACE_CONFIG", ":4096:8"), ("NCCL_ALGO", "^NVLS,NVLSTree")]);
@@ -25,6 +30,13 @@ pub fn defaults(deterministic: bool, is_set: impl Fn(&str) -> bool) -> Vec<(&'st
 const LOG: [(&str, &str); 3] =
     [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_FILE", "/proc/self/fd/250"), ("NCCL_DEBUG_SUBSYS", "INIT,NET,GRAPH")];
 
+/// Settings of libtorch's allocator for GPUs.
+const ALLOCATOR: (&str, &str) = ("PYTORCH_ALLOC_CONF", "expandable_segments:True");
+
+/// Variables that libtorch reads the settings of the allocator from. [`ALLOCATOR`] is set only if the environment has
+/// none of them.
+const ALLOCATOR_NAMES: [&str; 3] = ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"];
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -37,15 +49,23 @@ mod tests {
     #[test]
     fn existing_variables_are_kept() {
         let log = "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/proc/self/fd/250 NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH";
-        assert_eq!(names(false, &[]), format!("NCCL_RUNTIME_CONNECT=0 {log}"));
+        let segments = "PYTORCH_ALLOC_CONF=expandable_segments:True";
+        assert_eq!(names(false, &[]), format!("NCCL_RUNTIME_CONNECT=0 {log} {segments}"));
         let fixed = "CUBLAS_WORKSPACE_CONFIG=:4096:8 NCCL_ALGO=^NVLS,NVLSTree";
-        assert_eq!(names(true, &[]), format!("NCCL_RUNTIME_CONNECT=0 {log} {fixed}"));
+        assert_eq!(names(true, &[]), format!("NCCL_RUNTIME_CONNECT=0 {log} {segments} {fixed}"));
         assert_eq!(
             names(true, &["NCCL_DEBUG_SUBSYS"]),
-            format!("NCCL_RUNTIME_CONNECT=0 {fixed}"),
+            format!("NCCL_RUNTIME_CONNECT=0 {segments} {fixed}"),
             "the user configured the log"
         );
-        let set = ["NCCL_RUNTIME_CONNECT", "NCCL_DEBUG", "NCCL_ALGO"];
+        for name in ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"] {
+            assert_eq!(
+                names(false, &[name]),
+                format!("NCCL_RUNTIME_CONNECT=0 {log}"),
+                "the user configured the allocator"
+            );
+        }
+        let set = ["NCCL_RUNTIME_CONNECT", "NCCL_DEBUG", "NCCL_ALGO", "PYTORCH_ALLOC_CONF"];
         assert_eq!(names(true, &set), "CUBLAS_WORKSPACE_CONFIG=:4096:8");
         assert_eq!(names(false, &set), "");
     }

@@ -15,6 +15,7 @@ mod objective;
 mod optimizer;
 mod plateau;
 mod prometheus;
+mod rank_cpus;
 mod renamed;
 mod restart;
 mod stage;

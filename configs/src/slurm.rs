@@ -30,6 +30,12 @@ pub struct Slurm {
     #[serde(skip_serializing_if = "is_zero")]
     #[schemars(!skip_serializing_if)]
     pub gpus_per_node: usize,
+    /// CPUs per rank. Absent: `device.threads` for ranks on CPUs, and 8 for ranks on GPUs.
+    ///
+    /// A rank on a GPU has threads for the backward pass, the loader, MPI and NCCL. If a node has fewer than 8 CPUs for
+    /// each of its ranks, the ranks share its CPUs equally.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpus_per_task: Option<usize>,
     /// Allocates whole nodes.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(!skip_serializing_if)]
@@ -74,6 +80,7 @@ impl Default for Slurm {
             time: None,
             nodes: 1,
             gpus_per_node: 0,
+            cpus_per_task: None,
             exclusive: false,
             lead_seconds: 120,
             requeues: 3,
@@ -140,6 +147,9 @@ impl Slurm {
             let message = format!("is {}; must be less than the time limit {time:?}", self.lead_seconds);
             wrong("slurm.lead_seconds", message);
         }
+        if self.cpus_per_task == Some(0) {
+            wrong("slurm.cpus_per_task", "is 0; must be at least 1".to_owned());
+        }
         if !(1..=65535).contains(&self.lead_seconds) {
             wrong("slurm.lead_seconds", format!("is {}; must be from 1 to 65535", self.lead_seconds));
         }
@@ -156,6 +166,10 @@ impl Slurm {
         if self.gpus_per_node != 0 {
             let message = format!("is {}; a preparation does not use GPUs", self.gpus_per_node);
             issues.push(("slurm.gpus_per_node", message));
+        }
+        if self.cpus_per_task.is_some() {
+            let message = "is set; --threads sets the CPUs of a preparation job".to_owned();
+            issues.push(("slurm.cpus_per_task", message));
         }
         issues
     }
@@ -208,7 +222,7 @@ const RESERVED_OPTIONS: [(&str, &str); 18] = [
     ("--nodes", "use slurm.nodes"),
     ("--ntasks", "use cluster.ranks"),
     ("--ntasks-per-node", "use cluster.ranks and slurm.nodes"),
-    ("--cpus-per-task", "use device.threads"),
+    ("--cpus-per-task", "use slurm.cpus_per_task"),
     ("--gpus-per-node", "use slurm.gpus_per_node"),
     ("--exclusive", "use slurm.exclusive"),
     ("--output", "use slurm.output"),
@@ -285,9 +299,11 @@ mod tests {
         assert!(text.starts_with("slurm.time: \"1h\" is not a Slurm time: expected MINUTES, "), "{text}");
         let text = issues(|slurm| slurm.time = Some("2".into()));
         assert_eq!(text, "slurm.lead_seconds: is 120; must be less than the time limit \"2\"\n");
-        let prep = Slurm { nodes: 2, gpus_per_node: 1, time: Some("1h".into()), ..Slurm::default() };
+        assert_eq!(issues(|slurm| slurm.cpus_per_task = Some(0)), "slurm.cpus_per_task: is 0; must be at least 1\n");
+        let prep =
+            Slurm { nodes: 2, gpus_per_node: 1, cpus_per_task: Some(1), time: Some("1h".into()), ..Slurm::default() };
         let keys: Vec<_> = prep.task_issues().into_iter().map(|(key, _)| key).collect();
-        assert_eq!(keys, ["slurm.time", "slurm.nodes", "slurm.gpus_per_node"]);
+        assert_eq!(keys, ["slurm.time", "slurm.nodes", "slurm.gpus_per_node", "slurm.cpus_per_task"]);
         let short = Slurm { time: Some("1".into()), ..Slurm::default() };
         assert_eq!(short.task_issues(), [], "preparations save no checkpoints");
         let text = issues(|slurm| slurm.nodes = 3);

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use lambert_config::exit;
+use lambert_config::{RunConfig, exit};
 use lambert_progress::Progress;
 use lambert_store::Store;
 use serde_json::json;
@@ -60,7 +60,9 @@ pub fn submit(arguments: &cli::Submit) -> Outcome {
 
 fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) -> Outcome {
     let validated = RunSpec::validate(&arguments.to_run(run), |_| HostPool::Allocation(Vec::new()))?;
-    let job = script::ScriptParams { run: validated.store().url(), lambert, folder: &folder.to_string_lossy() };
+    let folder_name = folder.to_string_lossy();
+    let cpus_per_rank = cpus_per_rank(validated.config());
+    let job = script::ScriptParams { run: validated.store().url(), lambert, folder: &folder_name, cpus_per_rank };
     let script = script::render(validated.config(), &job).map_err(Failure::usage)?;
     if arguments.dry_run {
         console::result(script.trim_end()).map_err(Failure::failed)?;
@@ -83,6 +85,12 @@ fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) 
     let text = if arguments.json { json!({ "job": number }).to_string() } else { number };
     console::result(&text).map_err(Failure::failed)?;
     Ok(exit::DONE)
+}
+
+fn cpus_per_rank(config: &RunConfig) -> usize {
+    let (slurm, ranks) = (&config.slurm, config.cluster.ranks);
+    let available = || Some(cluster::node_cpus(slurm)? / slurm.ranks_per_node(ranks).max(1));
+    config.cpus_per_rank(slurm.gpus_per_node, available)
 }
 
 /// Rejects a second job for the same run, because the two jobs would take the run from each other.

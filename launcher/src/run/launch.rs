@@ -41,8 +41,8 @@ pub struct LaunchParams<'a> {
     pub attempt: &'a Attempt,
     /// Cluster configuration.
     pub cluster: &'a Cluster,
-    /// CPU threads per rank.
-    pub threads: usize,
+    /// CPUs of each rank in a Slurm job.
+    pub cpus_per_rank: usize,
     /// Path of lambert-worker.
     pub worker: &'a Path,
     /// URL of the run.

@@ -52,6 +52,21 @@ pub fn check(slurm: &Slurm, folder: &Path) -> Result<(), ClusterError> {
     if faults.is_empty() { Ok(()) } else { Err(ClusterError::Faults { faults }) }
 }
 
+/// Returns the CPUs of the smallest node that the job can get. `None` if Slurm does not tell.
+pub fn node_cpus(slurm: &Slurm) -> Option<usize> {
+    let mut arguments = vec!["--noheader".to_owned(), "--exact".to_owned(), "--format=%P|%c".to_owned()];
+    arguments.extend(slurm.partition.as_ref().map(|name| format!("--partition={name}")));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    smallest_node(&query("sinfo", &arguments).ok()?, slurm.partition.is_none())
+}
+
+/// Parses lines of `PARTITION|CPUS`. A star marks the default partition.
+fn smallest_node(text: &str, only_default: bool) -> Option<usize> {
+    let lines = text.lines().filter_map(|line| line.trim().split_once('|'));
+    let meant = lines.filter(|(name, _)| !only_default || name.ends_with('*'));
+    meant.filter_map(|(_, cpus)| cpus.trim().trim_end_matches('+').parse().ok()).min()
+}
+
 /// Checks the configured partitions, or the default partition if none is configured. If several partitions are
 /// configured, the job has to fit only one of them.
 fn check_partitions(slurm: &Slurm, partitions: &[Partition]) -> Vec<String> {
@@ -204,6 +219,15 @@ pub fn submit(script: &str) -> Result<String, ClusterError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn cpus_of_the_smallest_node_of_the_partition() {
+        let text = "batch*|64\nbatch*|32\ngpu|16+\n";
+        assert_eq!(smallest_node(text, true), Some(32));
+        assert_eq!(smallest_node(text, false), Some(16));
+        assert_eq!(smallest_node("gpu|16\n", true), None, "no default partition");
+        assert_eq!(smallest_node("", false), None);
+    }
 
     #[test]
     fn missing_resources_of_a_partition_are_reported() {

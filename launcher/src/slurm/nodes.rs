@@ -12,6 +12,24 @@ pub fn of_job() -> Vec<Host> {
     hosts(&variable("SLURM_JOB_NODELIST"), &variable("SLURM_TASKS_PER_NODE")).unwrap_or_default()
 }
 
+/// Returns the GPUs per node of the current job, or 0 if Slurm sets no variable.
+pub fn gpus() -> usize {
+    std::env::var("SLURM_GPUS_ON_NODE").ok().and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Returns the CPUs that each node of the current job has for a rank, if `ranks` ranks run on `nodes` nodes. `None` for
+/// `nodes`: all nodes of the job. Returns `None` if Slurm's variable is missing or cannot be parsed.
+pub fn cpus_per_rank(ranks: usize, nodes: Option<usize>) -> Option<usize> {
+    share_of_cpus(&std::env::var("SLURM_JOB_CPUS_PER_NODE").ok()?, ranks, nodes)
+}
+
+/// Divides the CPUs of the smallest node among its ranks. `cpus` has the CPUs of all nodes, e.g. `64(x2),32`.
+fn share_of_cpus(cpus: &str, ranks: usize, nodes: Option<usize>) -> Option<usize> {
+    let cpus = repeat(cpus)?;
+    let ranks_per_node = ranks.div_ceil(nodes.unwrap_or(cpus.len()).max(1));
+    Some(cpus.into_iter().min()? / ranks_per_node.max(1))
+}
+
 fn hosts(list: &str, tasks: &str) -> Option<Vec<Host>> {
     let (names, tasks) = (expand(list)?, repeat(tasks)?);
     let is_sound = names.len() == tasks.len();
@@ -77,6 +95,15 @@ mod tests {
         for unknown in ["n[1-3", "n[3-1]", "n[a]", "r[1-2]n[1-2]", "n[1-99999999]", "n[0-18446744073709551615]"] {
             assert_eq!(names(unknown), None, "{unknown}");
         }
+    }
+
+    #[test]
+    fn ranks_share_the_cpus_of_the_smallest_node() {
+        assert_eq!(share_of_cpus("64(x2),32", 24, None), Some(4));
+        assert_eq!(share_of_cpus("64(x3)", 16, Some(2)), Some(8), "one node is excluded");
+        assert_eq!(share_of_cpus("4", 8, None), Some(0));
+        assert_eq!(share_of_cpus("", 8, None), None);
+        assert_eq!(share_of_cpus("4(x", 8, None), None);
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub struct ScriptParams<'a> {
     pub lambert: &'a str,
     /// Working directory of the job.
     pub folder: &'a str,
+    /// CPUs of each rank.
+    pub cpus_per_rank: usize,
 }
 
 /// Renders the batch script of a run.
@@ -35,7 +37,7 @@ fn options(config: &RunConfig, job: &ScriptParams<'_>) -> Vec<String> {
         format!("--nodes={}", slurm.nodes),
         format!("--ntasks={}", cluster.ranks),
         format!("--ntasks-per-node={}", slurm.ranks_per_node(cluster.ranks)),
-        format!("--cpus-per-task={}", config.device.threads),
+        format!("--cpus-per-task={}", job.cpus_per_rank),
     ];
     options.extend((slurm.gpus_per_node > 0).then(|| format!("--gpus-per-node={}", slurm.gpus_per_node)));
     // With `B:`, Slurm signals only the batch shell, not the job steps.
@@ -142,12 +144,16 @@ mod tests {
     use lambert_config::run::Slurm;
     use std::process::Command;
 
-    const JOB: ScriptParams<'_> =
-        ScriptParams { run: "/runs/it's a \"run\"", lambert: "/opt/lam bert/lambert", folder: "/home/me" };
+    const JOB: ScriptParams<'_> = ScriptParams {
+        run: "/runs/it's a \"run\"",
+        lambert: "/opt/lam bert/lambert",
+        folder: "/home/me",
+        cpus_per_rank: 6,
+    };
 
     fn config() -> RunConfig {
         let mut config = RunConfig::default();
-        (config.run.name, config.cluster.ranks, config.device.threads) = ("a \"b\" c's".to_owned(), 8, 4);
+        (config.run.name, config.cluster.ranks) = ("a \"b\" c's".to_owned(), 8);
         (config.slurm.nodes, config.slurm.gpus_per_node, config.slurm.exclusive) = (2, 4, true);
         (config.slurm.time, config.slurm.partition) = (Some("1-0".to_owned()), Some("gpu".to_owned()));
         config.slurm.prologue = vec!["module load cuda".to_owned()];
@@ -163,7 +169,7 @@ mod tests {
 #SBATCH --nodes=2
 #SBATCH --ntasks=8
 #SBATCH --ntasks-per-node=4
-#SBATCH --cpus-per-task=4
+#SBATCH --cpus-per-task=6
 #SBATCH --gpus-per-node=4
 #SBATCH --signal=B:USR1@120
 #SBATCH --time=1-0

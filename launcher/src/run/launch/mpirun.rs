@@ -117,7 +117,7 @@ mod tests {
         let start = LaunchParams {
             attempt: &Attempt { number: 3, world: 2, placement },
             cluster: &cluster,
-            threads: 1,
+            cpus_per_rank: 1,
             worker: Path::new("/bin/lambert-worker"),
             run: "/runs/a",
             variables: &["LAMBERT_CONTROL_URL".to_owned(), "AWS_REGION".to_owned()],

@@ -44,7 +44,7 @@ impl Launcher for Srun {
         let mut line: CommandLine = vec!["srun".into(), "--mpi=pmix".into()];
         line.push(format!("--ntasks={world}").into());
         // Since Slurm 22.05, job steps do not inherit this option from the job.
-        line.push(format!("--cpus-per-task={}", start.threads).into());
+        line.push(format!("--cpus-per-task={}", start.cpus_per_rank).into());
         line.extend(["--distribution=block", "--cpu-bind=none"].map(OsString::from));
         if let Placement::Allocation(Some(left_out)) = &start.attempt.placement {
             // These options override the number of nodes of the job.
@@ -158,7 +158,7 @@ mod tests {
         let start = LaunchParams {
             attempt: &Attempt { number: 3, world: 2, placement },
             cluster: &cluster,
-            threads: 3,
+            cpus_per_rank: 3,
             worker: Path::new("/bin/lambert-worker"),
             run: "/runs/a",
             variables: &["AWS_SECRET_ACCESS_KEY".to_owned()],

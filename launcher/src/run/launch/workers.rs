@@ -4,17 +4,19 @@ use std::io::{BufRead, BufReader, Read};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use lambert_config::RunConfig;
 use lambert_control::Directive;
 use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 
 use super::processes::{self, ProcessError, ProcessTree};
 use super::scratch::{ScratchDirs, ScratchError};
 use super::{LaunchParams, Launcher, OutputParser, environment};
-use crate::decide::{Attempt, Event, WorkerEvent};
+use crate::decide::{Attempt, Event, Placement, WorkerEvent};
 use crate::logs;
 use crate::run::control::address::AddressError;
 use crate::run::control::{ControlError, ControlServer};
 use crate::run::spec::RunSpec;
+use crate::slurm::nodes;
 
 /// Time limit for reading the remaining output after the exit.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -62,6 +64,16 @@ pub struct Workers {
     scratch: ScratchDirs,
 }
 
+/// Returns the CPUs of each rank in the current Slurm job.
+fn cpus_per_rank(config: &RunConfig, attempt: &Attempt) -> usize {
+    let nodes = match &attempt.placement {
+        Placement::Allocation(Some(left_out)) => Some(left_out.used),
+        _ => None,
+    };
+    let gpus = config.slurm.gpus_per_node.max(nodes::gpus());
+    config.cpus_per_rank(gpus, || nodes::cpus_per_rank(attempt.world, nodes))
+}
+
 impl Workers {
     /// Starts all ranks of `attempt`. Call this function on the main thread, because the kernel ends the ranks when the
     /// thread that started them exits.
@@ -83,7 +95,7 @@ impl Workers {
         let line = launcher.command(&LaunchParams {
             attempt,
             cluster,
-            threads: spec.config.device.threads,
+            cpus_per_rank: cpus_per_rank(&spec.config, attempt),
             worker: &spec.worker,
             run: spec.store.url(),
             variables: &environment::passed_on(present, &cluster.environment),
