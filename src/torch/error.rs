@@ -31,9 +31,30 @@ impl TorchError {
     }
 }
 
-/// CUDA errors after which the process cannot use the GPU any more. Each is an error of
-/// <https://docs.nvidia.com/cuda/cuda-runtime-api> after which "the process must be terminated".
-const LOST: [&str; 13] = [
+/// Names of the CUDA errors after which the process cannot use the GPU any more: in the driver API after `CUDA_ERROR_`, and in
+/// the runtime API after `cudaError`. cuda.h says of each that "the process must be terminated". `UNKNOWN` is not explained, but
+/// follows failures of the hardware.
+const LOST_NAMES: [[&str; 2]; 16] = [
+    ["ECC_UNCORRECTABLE", "ECCUncorrectable"],
+    ["NVLINK_UNCORRECTABLE", "NvlinkUncorrectable"],
+    ["CONTAINED", "Contained"],
+    ["ILLEGAL_ADDRESS", "IllegalAddress"],
+    ["LAUNCH_TIMEOUT", "LaunchTimeout"],
+    ["ASSERT", "Assert"],
+    ["HARDWARE_STACK_ERROR", "HardwareStackError"],
+    ["ILLEGAL_INSTRUCTION", "IllegalInstruction"],
+    ["MISALIGNED_ADDRESS", "MisalignedAddress"],
+    ["INVALID_ADDRESS_SPACE", "InvalidAddressSpace"],
+    ["INVALID_PC", "InvalidPc"],
+    ["LAUNCH_FAILED", "LaunchFailure"],
+    ["TENSOR_MEMORY_LEAK", "TensorMemoryLeak"],
+    ["EXTERNAL_DEVICE", "ExternalDevice"],
+    ["UNKNOWN", "Unknown"],
+    ["CONTEXT_IS_DESTROYED", "ContextIsDestroyed"],
+];
+
+/// Descriptions of these errors, for messages without a name.
+const LOST: [&str; 14] = [
     "uncorrectable ECC error",
     "uncorrectable NVLink error",
     "Invalid access of peer GPU memory",
@@ -47,17 +68,32 @@ const LOST: [&str; 13] = [
     "device-side assert",
     "launch timed out",
     "GPU has fallen off the bus",
+    "CUDA error: unknown error",
 ];
 
-/// Returns the line of a CUDA message that says that the GPU is unusable in this process, if any.
+/// Returns the line of a CUDA message that says that the GPU is unusable in this process, if any. If only a later line has the
+/// name of the error, returns the line that describes it.
 pub fn lost_gpu(output: &str) -> Option<&str> {
-    output.lines().find(|line| LOST.iter().any(|words| line.contains(words)))
+    let described = |line: &&str| LOST.iter().any(|words| line.contains(words));
+    let named = output.lines().find(|line| has_lost_name(line));
+    let description = || output.lines().find(|line| line.contains("CUDA error:"));
+    output.lines().find(described).or_else(|| Some(description().unwrap_or(named?)))
+}
+
+/// True if `line` has one of [`LOST_NAMES`] as a whole word.
+fn has_lost_name(line: &str) -> bool {
+    let words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    let is_lost = |word: &str| {
+        let (driver, runtime) = (word.strip_prefix("CUDA_ERROR_"), word.strip_prefix("cudaError"));
+        LOST_NAMES.iter().any(|[of_driver, of_runtime]| driver == Some(of_driver) || runtime == Some(of_runtime))
+    };
+    words.into_iter().any(is_lost)
 }
 
 impl TorchError {
     /// Returns the CUDA message if it says that the GPU is unusable in this process.
     pub fn lost_gpu(&self) -> Option<&str> {
-        lost_gpu(&self.0).filter(|line| line.contains("CUDA") || line.contains("driver"))
+        lost_gpu(&self.0).filter(|line| ["CUDA", "cuda", "driver"].iter().any(|word| line.contains(word)))
     }
 }
 
@@ -113,6 +149,26 @@ mod tests {
         assert_eq!(lost(output).as_deref(), Some("CUDA error: an illegal memory access was encountered"));
         let output = "kernel adamw: the driver's cuLaunchKernel failed: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered (214)";
         assert!(lost(output).is_some());
+        for name in [
+            "CUDA_ERROR_INVALID_ADDRESS_SPACE",
+            "CUDA_ERROR_CONTAINED",
+            "CUDA_ERROR_UNKNOWN",
+            "CUDA_ERROR_LAUNCH_FAILED",
+        ] {
+            let output =
+                format!("kernel adamw: CUDA driver call cuLaunchKernel failed: {name}: words of a later driver (1)");
+            assert_eq!(lost(&output).as_deref(), Some(&*output));
+        }
+        let output = "CUDA error: words of a later version\nSearch for `cudaErrorTensorMemoryLeak' in https://docs.nvidia.com/cuda";
+        assert_eq!(lost(output).as_deref(), Some("CUDA error: words of a later version"));
+        assert!(lost("CUDA error: unknown error\nCUDA kernel errors might be reported later").is_some());
+        let output =
+            "kernel adamw: CUDA driver call cuLaunchKernel failed: CUDA_ERROR_INVALID_VALUE: invalid argument (1)";
+        assert_eq!(lost(output), None);
+        assert_eq!(
+            lost("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in https://docs.nvidia.com"),
+            None
+        );
         assert_eq!(lost("CUDA out of memory. Tried to allocate 20.00 MiB"), None);
         assert_eq!(lost("mat1 and mat2 shapes cannot be multiplied"), None);
     }

@@ -34,10 +34,10 @@ use crate::recovery::guard::GuardVerdict;
 use crate::stages;
 use crate::state::TrainState;
 use crate::worker::control::WorkerPhase;
-use crate::worker::micro_batch_size;
 use crate::worker::output;
 use crate::worker::session::{Datasets, Session};
 use crate::worker::trace::{self, span};
+use crate::worker::{gpu_advice, micro_batch_size};
 use stage::{StageRun, StepResult};
 
 /// Outcome of an attempt.
@@ -58,6 +58,11 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
     session.control.phase(WorkerPhase::Load);
     let datasets = Datasets::open(&session.config)?;
     let budgets = micro_batch_size::settle(session, collective, &datasets)?;
+    if session.is_first() && session.gpu.is_some() {
+        for warning in gpu_advice::slow_settings(&session.config, &budgets) {
+            tracing::warn!("{warning}");
+        }
+    }
     let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
     let loaded = origin.checkpoint.clone();
     let mut saver = Saver::new(session, &datasets, &state, origin)?;

@@ -5,6 +5,7 @@
 //! - [`agreement`]: votes of the ranks in the all-reduce of each step
 //! - [`nccl_report`]: version, variables and transports of NCCL
 //! - `gpu_monitor`: values and Xid errors of the GPU of a rank
+//! - [`gpu_advice`]: warnings about settings that slow a GPU down
 //! - [`micro_batch_size`]: micro-batch sizes that fit into GPU memory
 //! - [`peak`]: matmul throughput of a device, peak memory of a rank
 //! - [`stopwatch`]: elapsed time
@@ -22,6 +23,7 @@ pub mod cleanup;
 pub mod control;
 mod cpu_affinity;
 pub mod environment;
+pub mod gpu_advice;
 mod gpu_monitor;
 pub mod host_share;
 pub mod leave;

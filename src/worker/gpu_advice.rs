@@ -1,0 +1,51 @@
+//! Settings with which a GPU is much slower than it could be.
+
+use lambert_config::RunConfig;
+use lambert_config::run::Precision;
+
+/// Number of tokens of a micro-batch below which the CPU usually enqueues operations more slowly than a GPU computes them.
+const FEW_TOKENS: usize = 16_384;
+
+/// Returns a warning for each setting. `micro_batch_tokens` has the maximum number of tokens of a micro-batch of each stage.
+pub fn slow_settings(config: &RunConfig, micro_batch_tokens: &[usize]) -> Vec<String> {
+    let precision = match config.model.precision {
+        Precision::Fp32 => {
+            Some("model.precision is \"fp32\": \"bf16\" and \"tf32\" use the tensor cores of the GPU".to_owned())
+        }
+        Precision::Tf32 | Precision::Bf16 => None,
+    };
+    let is_small = |tokens: usize, batch: usize| tokens < FEW_TOKENS.min(batch * config.model.positions);
+    let stages = config.stage.iter().zip(micro_batch_tokens).enumerate();
+    let few =
+        stages.filter(|(_, (stage, tokens))| is_small(**tokens, stage.global_batch)).map(|(index, (_, tokens))| {
+            format!(
+                "stage.{index}.micro_batch_tokens is {tokens}: the GPU waits for the CPU; try {} or more",
+                2 * FEW_TOKENS
+            )
+        });
+    precision.into_iter().chain(few).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use lambert_config::run::{Model, Stage};
+
+    use super::*;
+
+    #[test]
+    fn slow_settings_are_named() {
+        let warnings = |precision, tokens: usize, global_batch| {
+            let model = Model { precision, positions: 512, ..Model::default() };
+            let stage = vec![Stage { global_batch, ..Stage::default() }];
+            slow_settings(&RunConfig { model, stage, ..RunConfig::default() }, &[tokens])
+        };
+        let both = warnings(Precision::Fp32, 4096, 1024);
+        assert_eq!(both.len(), 2);
+        assert!(
+            both[0].contains("model.precision") && both[1].contains("stage.0.micro_batch_tokens is 4096"),
+            "{both:?}"
+        );
+        assert!(warnings(Precision::Bf16, 32_768, 1024).is_empty());
+        assert!(warnings(Precision::Bf16, 4096, 8).is_empty(), "the global batch is no larger");
+    }
+}
