@@ -115,8 +115,9 @@ fn logits(name: &str, golden: &Golden) {
     let encoder = Encoder::new(&parameters, &golden.model);
     let batch = golden.batch();
     let (mlm, pair) = tch::no_grad(|| {
-        let hidden = encoder.forward(&Input::upload(&Host, &batch), Dropout::Off);
-        let pair = golden.has_pair().then(|| encoder.heads.pair(&hidden));
+        let input = Input::upload(&Host, &batch);
+        let hidden = encoder.forward(&input, Dropout::Off);
+        let pair = golden.has_pair().then(|| encoder.heads.pair(&input.first_tokens(&hidden)));
         (encoder.heads.masked_language(&hidden, &Tensor::from_slice(&batch.positions)), pair)
     });
     let (pieces, rows) = (golden.pieces as i64, mlm.size()[1]);
