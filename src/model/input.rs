@@ -1,5 +1,6 @@
 //! Device tensors of a micro-batch, which are the input of its forward passes.
 
+use lambert_plan::batch_partition::Layout;
 use tch::{Kind, Tensor};
 
 use super::constants::{Constants, Rotation, numbers};
@@ -151,41 +152,36 @@ impl Input {
         let (rows, seq_len) = (batch.rows as i64, batch.seq_len as i64);
         let all = upload.numbers.to_kind(Kind::Int64);
         let (positions, labels, pairs) = (batch.positions.len(), batch.labels.len(), batch.pair_labels.len());
-        let each = if upload.lengths.is_empty() { batch.rows } else { batch.ids.len() };
+        // The second to fourth arrays have an entry for each sample, or for each token of an unpadded micro-batch.
+        let each = if batch.layout == Layout::Padded { batch.rows } else { batch.ids.len() };
         let mut first = 0;
         let parts = [batch.ids.len(), each, each, each, positions, labels, pairs].map(|count| {
             first += count as i64;
             all.narrow(0, first - count as i64, count as i64)
         });
+        let [ids, second, third, samples, positions, labels, pair_labels] = parts;
+        let (ids, segments, sequences, attention_mask) = match batch.layout {
+            Layout::Unpadded => {
+                let bounds = upload.numbers.narrow(0, first, upload.lengths.len() as i64 + 1);
+                let sequences = Sequences::new(bounds, upload.lengths, third, rows);
+                (ids.unsqueeze(0), second.unsqueeze(0), Some(sequences), None)
+            }
+            Layout::Padded => {
+                // Positions 0 to seq_len - 1, shared by all rows.
+                let position = all.narrow(0, 0, seq_len).ones_like().cumsum(0, Kind::Int64) - 1;
+                let is_before = |ends: Tensor| position.lt_tensor(&ends.view([rows, 1]));
+                let (in_first, in_row) = (is_before(second), is_before(third));
+                let segments = in_row.bitwise_and_tensor(&in_first.bitwise_not()).to_kind(Kind::Int64);
+                let mask = batch.is_padded().then(|| in_row.view([rows, 1, 1, seq_len]));
+                (ids.view([rows, seq_len]), segments, None, mask)
+            }
+        };
         let non_empty = |part: Tensor| (part.size()[0] > 0).then_some(part);
-        if !upload.lengths.is_empty() {
-            let [ids, segments, token_positions, samples, positions, labels, pair_labels] = parts;
-            let bounds = upload.numbers.narrow(0, first, upload.lengths.len() as i64 + 1);
-            return Self {
-                ids: ids.unsqueeze(0),
-                segments: segments.unsqueeze(0),
-                sequences: Some(Sequences::new(bounds, upload.lengths, token_positions, rows)),
-                attention_mask: None,
-                samples,
-                first_sample: batch.sample_indices.first().copied().unwrap_or(0),
-                positions: non_empty(positions),
-                labels: non_empty(labels),
-                pair_labels: non_empty(pair_labels),
-                derived_targets: None,
-                loss_scales: upload.loss_scales,
-                constants: Constants::default(),
-            };
-        }
-        let [ids, segment_b_starts, lengths, samples, positions, labels, pair_labels] = parts;
-        // Positions 0 to seq_len - 1, shared by all rows.
-        let position = all.narrow(0, 0, seq_len).ones_like().cumsum(0, Kind::Int64) - 1;
-        let is_before = |ends: Tensor| position.lt_tensor(&ends.view([rows, 1]));
-        let (in_first, in_row) = (is_before(segment_b_starts), is_before(lengths));
         Self {
-            ids: ids.view([rows, seq_len]),
-            segments: in_row.bitwise_and_tensor(&in_first.bitwise_not()).to_kind(Kind::Int64),
-            sequences: None,
-            attention_mask: batch.is_padded().then(|| in_row.view([rows, 1, 1, seq_len])),
+            ids,
+            segments,
+            sequences,
+            attention_mask,
             samples,
             first_sample: batch.sample_indices.first().copied().unwrap_or(0),
             positions: non_empty(positions),
