@@ -103,6 +103,56 @@ fn threads_do_not_change_the_report_and_a_part_is_named_as_such() {
     assert!(html.contains("chosen with seed 7") && html.matches("<svg ").count() == 2, "{html}");
 }
 
+/// The examples are the first of each reason, whatever the number of threads and kills.
+#[test]
+fn rejected_items_are_shown_with_file_place_and_text() {
+    let dir = TestDir::new();
+    let corpus = std::fs::read_to_string(dir.path("corpus.txt")).unwrap();
+    let first = corpus.split("\n\n").next().unwrap();
+    let short: String = (0..7).map(|index| format!("Short <b>{index}</b>.\n\n")).collect();
+    let text = format!("{short}{corpus}\n\n{first}\n\n{}\n", "word ".repeat(1500));
+    let input = dir.file("input/a.txt", &text);
+    let lines = dir.file("rows.jsonl", "{\"text\": \"The boat.\"}\n{\"text\": 3}\n");
+    let config = format!(
+        "[[source]]\npath = {input:?}\ndocuments = \"blank-line\"\n[[source]]\npath = {lines:?}\nformat = \"jsonl\"\ndamaged = \"skip\"\n\
+         [documents]\nminimum_tokens = 20\nremove_duplicates = true\n[samples]\nsequence_length = 64\n[vocabulary]\nfile = {:?}\n\
+         [output]\nurl = {:?}\nshards = 2\n",
+        dir.path("vocab.txt"),
+        dir.path("rejects")
+    );
+    let config = dir.file("rejects.toml", config);
+    let examples = |threads: &str, name: &str| {
+        let url = format!("output.url={}", dir.path(name));
+        done(&["prep", "--config", &config, "--threads", threads, "--set", &url]);
+        std::fs::read_to_string(dir.path(&format!("{name}/train/rejected.json"))).unwrap()
+    };
+    assert_eq!(examples("1", "one"), examples("3", "three"));
+    let dataset = dir.path("one/train");
+    let found = report(&dir, &dataset, &[]);
+    let of = |reason: &str| -> Vec<&Value> {
+        found["rejected"].as_array().unwrap().iter().filter(|example| example["reason"] == reason).collect()
+    };
+    let short = of("documents: too short");
+    assert_eq!((short.len(), &found["counts"]["rejected"]["documents: too short"]), (5, &8.into()));
+    assert_eq!((&short[1]["text"], &short[1]["offset"]), (&"Short <b>1</b>.".into(), &17.into()));
+    assert!(short[1]["file"].as_str().unwrap().ends_with("a.txt"), "{}", short[1]);
+    // The corpus has 400 documents.
+    assert_eq!(of("documents: duplicate")[0]["document"], 407);
+    assert!(of("sentences: of over 1024 tokens, cut")[0]["text"].as_str().unwrap().starts_with("word word"));
+    assert_eq!(of("jsonl: bad line")[0]["offset"], 22);
+    let html = dir.path("rejects.html");
+    done(&["data", "report", &dataset, "--output", &html]);
+    let html = std::fs::read_to_string(html).unwrap();
+    assert!(html.contains("Short &lt;b&gt;1&lt;/b&gt;.") && html.contains("position 22"), "{html}");
+    // A damaged file is named. Datasets of older versions do not have the file.
+    let file = dir.path("one/train/rejected.json");
+    std::fs::write(&file, "[{]").unwrap();
+    let failed = run(&["data", "report", &dataset, "--output", &dir.path("x.html")]);
+    assert!(failed.code == 1 && failed.err.contains("rejected.json is damaged"), "{}", failed.err);
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(report(&dir, &dataset, &[])["rejected"], serde_json::json!([]));
+}
+
 /// The file can be mailed: it loads nothing and runs nothing.
 #[test]
 fn texts_of_a_dataset_are_escaped() {

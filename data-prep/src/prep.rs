@@ -28,6 +28,7 @@ mod memory;
 mod merge;
 mod merge_passes;
 mod partitions;
+mod rejected;
 mod sample_file;
 mod shards;
 mod sort_buffer;

@@ -26,6 +26,14 @@ pub enum DatasetError {
         /// Problem and expectation.
         message: String,
     },
+    /// `rejected.json` is damaged.
+    #[error("{file} is damaged: expected the examples that a preparation writes, found {source}")]
+    Rejected {
+        /// File.
+        file: String,
+        /// Cause.
+        source: serde_json::Error,
+    },
     /// A file is missing, or its size differs from the size in the manifest.
     #[error("{url}/{file}: expected {expected} bytes according to the manifest, found {}", found.map_or("no such file".to_owned(), |bytes| format!("{bytes} bytes")))]
     Size {

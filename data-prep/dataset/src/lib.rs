@@ -20,6 +20,7 @@ pub mod parallel;
 mod prefetch;
 pub mod random;
 mod read;
+mod rejected;
 mod samples;
 mod schema;
 mod token_usage;
@@ -35,6 +36,7 @@ pub use manifest::{
 pub use manifest::{entropy, hex};
 pub use prefetch::ShardPrefetch;
 pub use read::Dataset;
+pub use rejected::{REJECTED, RejectedExample};
 pub use samples::{RowGroup, Samples};
 pub use token_usage::TokenUsage;
 pub use vocabulary::VocabularyFacts;

@@ -14,6 +14,7 @@ use super::file::{self, Reader};
 use super::manifest::MAX_MANIFEST_BYTES;
 use super::open_shards::OpenShards;
 use super::panics::catch_panics;
+use super::rejected::{MAX_REJECTED_BYTES, REJECTED, RejectedExample};
 use super::samples::{RowGroup, Samples, row_groups};
 use super::{DatasetError, MANIFEST, Manifest, Shard, ShardPrefetch, check, schema, sha256_hex};
 
@@ -201,6 +202,16 @@ impl Dataset {
             return Err(DatasetError::Damaged { url, file: file.path.clone(), expected, found });
         }
         Ok(bytes.to_vec())
+    }
+
+    /// Reads `rejected.json`. Returns no examples if the file does not exist.
+    pub fn rejected(&self) -> Result<Vec<RejectedExample>, DatasetError> {
+        match self.store.get_at_most(REJECTED, MAX_REJECTED_BYTES) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map_err(|source| DatasetError::Rejected { file: format!("{}/{REJECTED}", self.url()), source }),
+            Err(error) if error.is_not_found() => Ok(Vec::new()),
+            Err(source) => Err(self.store_error(source)),
+        }
     }
 
     /// Returns the index of the shard that `error` reports as damaged. A damaged shard has a wrong checksum or cannot

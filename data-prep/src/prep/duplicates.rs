@@ -4,12 +4,13 @@
 //! Fingerprints are partitioned on disk, and one partition at a time is compared in memory. Memory also contains up to
 //! one bit per document.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::PrepError;
 use super::fingerprints::{DocumentFingerprint, EXCLUDED, SIGNATURE_VALUES, similarity};
 use super::job::{JobContext, SpillFile};
 use super::partitions::Partitions;
+use super::rejected::EXAMPLES;
 use super::totals::DocumentTotals;
 use crate::record::DocumentId;
 
@@ -20,6 +21,8 @@ pub struct RemovedDocuments {
     cells: BTreeMap<u16, DocumentTotals>,
     /// Number of removed documents by reason.
     pub counts: BTreeMap<&'static str, u64>,
+    /// The first removed documents of the corpus by reason.
+    pub examples: BTreeMap<&'static str, BTreeSet<DocumentId>>,
 }
 
 /// Removed documents of one file.
@@ -59,6 +62,11 @@ impl RemovedDocuments {
         file.count += 1;
         *self.cells.entry(fingerprint.cell).or_default() += fingerprint.totals;
         *self.counts.entry(reason).or_default() += 1;
+        let examples = self.examples.entry(reason).or_default();
+        examples.insert(fingerprint.id);
+        if examples.len() > EXAMPLES {
+            examples.pop_last();
+        }
     }
 }
 

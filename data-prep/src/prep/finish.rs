@@ -11,12 +11,12 @@ use super::merge_passes::MergePasses;
 use super::spill::SourceTotals;
 use super::{
     DatasetSplit, JobContext, PrepError, PrepProgress, PrepStatus, PreparedDataset, RemovedDocuments, SortedSamples,
-    SpillFile, corpus, work_file,
+    SpillFile, corpus, rejected, work_file,
 };
 use lambert_dataset::parallel::parallel;
 use lambert_dataset::{
-    Corpus, Counts, Dataset, DatasetError, MANIFEST, Manifest, SampleRules, Shard, SourceCounts, VERSION, VOCABULARY,
-    VocabularyFile, entropy, sha256_hex,
+    Corpus, Counts, Dataset, DatasetError, MANIFEST, Manifest, REJECTED, RejectedExample, SampleRules, Shard,
+    SourceCounts, VERSION, VOCABULARY, VocabularyFile, entropy, sha256_hex,
 };
 
 /// Memory per shard writer, bytes: a row group, and the read buffers of the sample files.
@@ -105,13 +105,14 @@ pub fn write_datasets(
         }
     }
     let mut written = write_shards(job, &pending, threads, progress)?;
+    let examples = rejected::examples(job, spill_files, removed);
     // The `train` dataset is published last. So if `train` exists, both datasets are complete.
     for (split, shards) in pending.iter().zip(&mut written).rev() {
         let mut manifest =
             build_manifest(job, spill_files, removed, split.split, &split.sorted, std::mem::take(shards))?;
         manifest.corpus = corpus.clone();
         let url = dataset_url(job, split.split.name);
-        publish(job, &url, &split.folder, &manifest)?;
+        publish(job, &url, &split.folder, &manifest, &examples)?;
         finished.push(PreparedDataset { url, manifest });
     }
     finished.sort_by_key(|dataset| splits.iter().position(|split| split.name == dataset.manifest.split));
@@ -254,7 +255,13 @@ fn source_counts(job: &JobContext<'_>, spill_files: &[SpillFile], removed: &Remo
 }
 
 /// Moves or uploads the files of a finished dataset, its manifest last.
-fn publish(job: &JobContext<'_>, url: &str, folder: &Path, manifest: &Manifest) -> Result<(), PrepError> {
+fn publish(
+    job: &JobContext<'_>,
+    url: &str,
+    folder: &Path,
+    manifest: &Manifest,
+    examples: &[RejectedExample],
+) -> Result<(), PrepError> {
     let store_error = |source| PrepError::Store { url: url.to_owned(), source };
     let store = Store::open(url).map_err(store_error)?;
     for shard in &manifest.shards {
@@ -276,6 +283,10 @@ fn publish(job: &JobContext<'_>, url: &str, folder: &Path, manifest: &Manifest) 
         }
     }
     store.put(VOCABULARY, job.vocabulary.clone().into()).map_err(store_error)?;
+    if !examples.is_empty() {
+        let json = serde_json::to_string_pretty(examples).unwrap_or_default() + "\n";
+        store.put(REJECTED, json.into()).map_err(store_error)?;
+    }
     store.put(MANIFEST, manifest.to_json().into()).map_err(store_error)?;
     tracing::debug!(%url, samples = manifest.counts.samples, shards = manifest.shards.len(), "dataset complete");
     Ok(())

@@ -11,6 +11,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::fingerprints::{self, DocumentFingerprint, EXCLUDED};
+use super::rejected::{FirstRejected, RejectedItem};
 use super::totals::DocumentTotals;
 use super::{PrepError, work_file};
 use crate::record::{DocumentId, RECORD_HEADER_BYTES, ids};
@@ -53,6 +54,9 @@ pub struct SpillContents {
     pub sources: BTreeMap<u32, SourceTotals>,
     /// Number of skipped items by reason.
     pub rejected: BTreeMap<String, u64>,
+    /// First skipped items by reason.
+    #[serde(default)]
+    pub rejected_examples: FirstRejected,
     /// Offset of the fingerprints. They are in document order, except that excluded documents come last.
     #[serde(rename = "heads_at")]
     pub fingerprints_offset: u64,
@@ -242,9 +246,10 @@ impl SpillBuffer {
         *self.contents.sources.entry(source as u32).or_default() += read;
     }
 
-    /// Counts skipped items.
-    pub fn count_rejected(&mut self, reason: &str, count: u64) {
+    /// Counts skipped items. The first of them is at `offset` in `file`; `example` describes it.
+    pub fn reject(&mut self, reason: &str, count: u64, file: u32, offset: u64, example: impl FnOnce() -> RejectedItem) {
         *self.contents.rejected.entry(reason.to_owned()).or_default() += count;
+        self.contents.rejected_examples.add(reason, file, offset, example);
     }
 
     /// Records that all documents of a batch were added.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::job::JobContext;
+use super::rejected::RejectedItem;
 use super::spill::{FinishedBatch, FinishedFile, SourceTotals, SpillBuffer};
 use super::{PrepError, PrepProgress, PrepStatus, corpus};
 use crate::extract::Extracted;
@@ -116,15 +117,16 @@ impl TokenizeTask<'_> {
         let before = spill.totals();
         for raw in &batch.documents {
             let id = DocumentId { file: batch.file, ordinal: raw.ordinal };
+            let item = || RejectedItem::with_document(batch.file, raw);
             let extracted = extract(source, file, raw, &mut |reason| {
-                spill.count_rejected(reason, 1);
+                spill.reject(reason, 1, batch.file, raw.offset, item);
                 progress.skipped(&file.name, &SkipNotice::new(reason, raw.offset));
             })?;
             match extracted {
                 Extracted::Rejected(_) if encoder.is_excluded => {}
-                Extracted::Rejected(reason) => spill.count_rejected(reason, 1),
-                Extracted::Text(text) => encoder.push(id, &text, false, spill),
-                Extracted::Sentences(text) => encoder.push(id, &text, true, spill),
+                Extracted::Rejected(reason) => spill.reject(reason, 1, batch.file, raw.offset, item),
+                Extracted::Text(text) => encoder.push(id, raw.offset, &text, false, spill),
+                Extracted::Sentences(text) => encoder.push(id, raw.offset, &text, true, spill),
             }
         }
         let mut kept = spill.totals();
@@ -132,7 +134,8 @@ impl TokenizeTask<'_> {
         let found = batch.documents.len() as u64;
         spill.add_source_totals(file.source, SourceTotals { text_bytes: batch.bytes() as u64, found, kept });
         for notice in &batch.notices {
-            spill.count_rejected(notice.reason, 1);
+            let item = || RejectedItem::with_notice(batch.file, notice);
+            spill.reject(notice.reason, 1, batch.file, notice.offset, item);
             progress.skipped(&file.name, notice);
         }
         if batch.is_assigned {
@@ -187,7 +190,7 @@ impl<'a> DocumentEncoder<'a> {
         }
     }
 
-    fn push(&mut self, id: DocumentId, text: &str, is_sentence_per_line: bool, spill: &mut SpillBuffer) {
+    fn push(&mut self, id: DocumentId, offset: u64, text: &str, is_sentence_per_line: bool, spill: &mut SpillBuffer) {
         self.tokens.clear();
         self.lengths.clear();
         self.split_sentences = 0;
@@ -201,13 +204,16 @@ impl<'a> DocumentEncoder<'a> {
             sentences::split(paragraph, &mut found);
             found.iter().for_each(|sentence| self.push_sentence(sentence));
         }
+        let mut reject = |reason: &str, count: u64| {
+            spill.reject(reason, count, id.file, offset, || RejectedItem::with_text(id.file, offset, text));
+        };
         if self.split_sentences > 0 && !self.is_excluded {
-            spill.count_rejected("sentences: of over 1024 tokens, cut", self.split_sentences);
+            reject("sentences: of over 1024 tokens, cut", self.split_sentences);
         }
         if self.tokens.is_empty() {
-            spill.count_rejected("documents: without a sentence", 1);
+            reject("documents: without a sentence", 1);
         } else if self.tokens.len() < self.minimum_tokens && !self.is_excluded {
-            spill.count_rejected("documents: too short", 1);
+            reject("documents: too short", 1);
         } else {
             spill.push(id, &self.lengths, &self.tokens, self.is_excluded);
         }

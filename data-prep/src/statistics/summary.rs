@@ -2,7 +2,7 @@
 
 use lambert_dataset::random::{Key, Permutation};
 use lambert_dataset::tokenizer::Tokenizer;
-use lambert_dataset::{Corpus, Counts, Dataset, DatasetError, HeldOut, SourceCounts};
+use lambert_dataset::{Corpus, Counts, Dataset, DatasetError, HeldOut, RejectedExample, SourceCounts};
 use serde::Serialize;
 
 use super::ScanOptions;
@@ -38,6 +38,8 @@ pub struct DatasetStatistics {
     pub unigram_entropy: f64,
     /// Statistics of each source in the manifest, for both splits together.
     pub sources: Vec<SourceCounts>,
+    /// Examples of what the preparation rejected or repaired, for both splits together.
+    pub rejected: Vec<RejectedExample>,
     /// Achieved held-out fraction, if it misses the configured one.
     pub held_out: Option<HeldOut>,
     /// Samples that were read. The values below describe only these.
@@ -194,6 +196,7 @@ pub fn summarize(
         bytes: manifest.shards.iter().map(|shard| shard.bytes).sum(),
         unigram_entropy: manifest.unigram_entropy,
         sources: manifest.sources.clone(),
+        rejected: dataset.rejected()?,
         held_out: manifest.held_out.clone(),
         read: ReadExtent {
             samples,

@@ -2,7 +2,7 @@
 
 use lambert_data_prep::inspect::DecodedSample;
 use lambert_data_prep::statistics::{DatasetStatistics, TokenCount};
-use lambert_dataset::{MANIFEST, SourceCounts};
+use lambert_dataset::{MANIFEST, RejectedExample, SourceCounts};
 
 use super::chart;
 use crate::report::chart::ChartError;
@@ -22,7 +22,12 @@ pub fn build(dataset: &DatasetStatistics) -> Result<Vec<Block>, ChartError> {
     if !dataset.counts.rejected.is_empty() {
         let rows = dataset.counts.rejected.iter().map(|(reason, count)| vec![reason.clone(), count.to_string()]);
         blocks.extend([heading("Left out or repaired"), with_head(&["reason", "count"], rows)]);
-        blocks.push(paragraph("Counted for both splits together. The log of lambert prep names the first 20 places."));
+        blocks.push(paragraph("Counted for both splits together."));
+    }
+    if !dataset.rejected.is_empty() {
+        let names = ["reason", "file", "place", "start of the text"];
+        blocks.push(heading("Left out or repaired: the first of each reason"));
+        blocks.push(with_head(&names, dataset.rejected.iter().map(rejected)));
     }
     let lengths = &dataset.lengths;
     let picture = chart::lengths(&lengths.histogram, lengths.sequence_length)?;
@@ -86,6 +91,14 @@ fn counts(dataset: &DatasetStatistics) -> Vec<Vec<String>> {
         rows.push(("SHA-256 of the corpus", dataset.corpus.sha256.clone()));
     }
     pairs(&rows)
+}
+
+fn rejected(example: &RejectedExample) -> Vec<String> {
+    let offset = example.offset.map(|offset| format!("position {offset}"));
+    let place = offset.or_else(|| example.document.map(|document| format!("document {document}")));
+    let title = example.title.as_ref().map(|title| format!("title: {title}"));
+    let text = title.unwrap_or_else(|| example.text.clone());
+    vec![example.reason.clone(), example.file.clone(), place.unwrap_or_default(), text]
 }
 
 /// States which samples the report describes.
