@@ -1,8 +1,9 @@
 //! Training of each family with real ranks: kills, world sizes, growth, export, and values that a family does not have.
 
+use lambert_dataset::random::Key;
 use serde_json::Value;
 
-use crate::support::{Running, TestDir, assert_same_bits, assert_same_weights, done, run};
+use crate::support::{Running, TestDir, assert_same_bits, assert_same_weights, done, run, wait_for_no_workers};
 
 /// Families with their sentence pairs, further keys of `[model]`, and the class of the export.
 const FAMILIES: [(&str, &str, &str, &str); 6] = [
@@ -16,23 +17,35 @@ const FAMILIES: [(&str, &str, &str, &str); 6] = [
 
 const STEPS: u64 = 24;
 
-/// Prepares a dataset with the sentence pairs of a family and writes a configuration. The model grows from two layers to
-/// four after half of the steps.
-fn config(dir: &TestDir, family: &str, pair: &str, keys: &str) -> String {
-    let (name, data) = (format!("{family}.toml"), dir.path(&format!("data-{pair}")));
-    let prep = dir.file("prep-families.toml", std::fs::read_to_string(dir.path("prep.toml")).unwrap());
-    let sources = [("source.0.path", "corpus.txt"), ("vocabulary.file", "vocab.txt")];
-    let sets = sources.map(|(key, file)| format!("{key}={}", dir.path(file)));
+/// Prepares datasets with sentence pairs of this kind, unless they exist. Returns their folder.
+fn datasets(dir: &TestDir, pair: &str) -> String {
+    let data = dir.path(&format!("data-{pair}"));
     if !std::path::Path::new(&data).exists() {
-        let [source, vocabulary] = &sets;
-        let (pair, output) = (format!("samples.pair={pair}"), format!("output.url={data}"));
-        done(&["prep", "--config", &prep, "--set", source, "--set", vocabulary, "--set", &pair, "--set", &output]);
+        let sets = [
+            format!("source.0.path={}", dir.path("corpus.txt")),
+            format!("vocabulary.file={}", dir.path("vocab.txt")),
+            format!("samples.pair={pair}"),
+            format!("output.url={data}"),
+        ];
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        done(&[&["prep", "--config", &dir.path("prep.toml")], &sets[..]].concat());
     }
+    data
+}
+
+/// Prepares a dataset with the sentence pairs of a family and writes a configuration of [`STEPS`] steps.
+fn config(dir: &TestDir, family: &str, pair: &str, keys: &str) -> String {
+    config_of_steps(dir, family, pair, keys, STEPS)
+}
+
+/// Like [`config`], with another number of steps. The model grows from two layers to four after half of them.
+fn config_of_steps(dir: &TestDir, family: &str, pair: &str, keys: &str, steps: u64) -> String {
+    let (name, data) = (format!("{family}.toml"), datasets(dir, pair));
     let stage = |layers: usize| {
         format!(
             "[[stage]]\nname = \"{layers}\"\nlayers = {layers}\ndata = \"{data}/train\"\nsteps = {}\nglobal_batch = 16\n\
              micro_batch_tokens = 256\nlearning_rate = 5e-3\n",
-            STEPS / 2
+            steps / 2
         )
     };
     let text = format!(
@@ -60,7 +73,7 @@ fn each_family_trains_grows_and_resumes_with_the_same_bits() {
         running.reach(15);
         running.kill_coordinator("-9");
         drop(running);
-        crate::support::wait_for_no_workers(&killed);
+        wait_for_no_workers(&killed);
         let ended = Running::start(&config, &killed).end();
         assert_eq!(ended.code, Some(0), "{family}: {}", ended.log);
         assert_same_bits(&calm, &killed);
@@ -72,6 +85,41 @@ fn each_family_trains_grows_and_resumes_with_the_same_bits() {
         assert_eq!(description["architectures"], serde_json::json!([class]));
         let plan = done(&["plan", "--config", &config, "--machine", "a100"]);
         assert!(plan.contains("parameters"), "{plan}");
+        assert_eq!(plan.contains("little of the all-reduce overlaps"), family == "albert", "{plan}");
+    }
+}
+
+/// Kills a run of each family at random steps, before and after its growth. The final bits must be those of a calm run.
+#[test]
+#[ignore = "minutes: CONTRIBUTING.md"]
+fn twenty_kills_of_each_family_leave_the_same_bits() {
+    const KILLS: u64 = 20;
+    const STEPS: u64 = 60 * KILLS;
+    for (family, pair, keys, _) in FAMILIES {
+        let dir = TestDir::new();
+        let config = config_of_steps(&dir, family, pair, keys, STEPS);
+        let (calm, killed) = (dir.path("calm"), dir.path("killed"));
+        done(&["run", "--config", &config, "--run", &calm]);
+        let mut rng = Key::new(20).with_bytes(family.as_bytes()).rng();
+        let mut running = Running::start(&config, &killed);
+        let mut tally = [0; 3];
+        for kill in 0..KILLS {
+            running.reach((STEPS * (2 * kill + 1) / (2 * KILLS) - 20).max(1) + rng.below(30));
+            let victim = rng.below(3) as usize;
+            tally[victim] += 1;
+            if victim < 2 {
+                running.kill_rank(victim, "-9");
+                continue;
+            }
+            running.kill_coordinator("-9");
+            assert_eq!(running.end().code, None, "{family}: the run ended before its last kill");
+            wait_for_no_workers(&killed);
+            running = Running::start(&config, &killed);
+        }
+        let ended = running.end();
+        assert_eq!(ended.code, Some(0), "{family}: {}", ended.log);
+        assert_same_bits(&calm, &killed);
+        eprintln!("{family}: kills of rank 0, rank 1, coordinator: {tally:?}; the same bits after {STEPS} steps");
     }
 }
 

@@ -61,6 +61,8 @@ struct Plan {
     shortages: Vec<String>,
     /// Assumptions about missing datasets.
     assumptions: Vec<String>,
+    /// Properties of the model that affect the time.
+    notes: Vec<String>,
     /// Duration on 1 to 4,096 ranks; empty without a machine.
     scaling: Vec<ScalingPoint>,
 }
@@ -101,6 +103,7 @@ pub fn plan(arguments: &cli::Plan) -> Outcome {
         best_checkpoint_interval_seconds: arguments.failures_per_day.map(interval),
         shortages: shortages(&config, &data, arguments.machine),
         assumptions,
+        notes: notes(&config),
         scaling: machine.as_ref().map_or(Vec::new(), |machine| estimate::scaling(&config, &data, machine)),
     };
     if let Some(path) = &arguments.plot {
@@ -144,6 +147,18 @@ fn sets(arguments: &cli::Plan) -> Vec<String> {
     sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
     sets.extend(arguments.machine.and_then(machine::gpu).map(|_| "device.kind=cuda".to_owned()));
     sets
+}
+
+fn notes(config: &RunConfig) -> Vec<String> {
+    let (groups, ranks) = (config.model.groups, config.cluster.ranks);
+    let is_shared = groups > 0 && config.stage.iter().any(|stage| stage.depth(&config.model) > groups);
+    let note = || {
+        format!(
+            "model.groups = {groups}: the gradients of a group of layers are final only after the backward pass of its \
+             first layer, so little of the all-reduce overlaps with the backward pass"
+        )
+    };
+    (is_shared && ranks > 1).then(note).into_iter().collect()
 }
 
 /// Reads the datasets' manifests. A dataset that does not exist or cannot be reached is replaced by an assumption.

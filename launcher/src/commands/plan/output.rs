@@ -5,14 +5,14 @@ use lambert_plan::estimate::{ScalingPoint, StageEstimate};
 use super::Plan;
 use crate::text::{align, duration, size};
 
-/// Formats the stages, assumptions, shortages, checkpoints and totals.
+/// Formats the stages, assumptions, notes, shortages, checkpoints and totals.
 pub fn lines(plan: &Plan) -> Vec<String> {
     let head = ["stage", "parameters", "seq_len", "steps", "samples", "epochs", "FLOPs", "GiB/rank", "imbalance"];
     let times = ["s/step", "exposed s", "efficiency", "hours", "rank-hours"];
     let mut rows = vec![head.iter().chain(&times).map(|name| (*name).to_owned()).collect::<Vec<String>>()];
     rows.extend(plan.stages.iter().enumerate().map(|(index, stage)| row(index, stage)));
     let mut lines = align(&rows);
-    lines.extend(plan.assumptions.iter().cloned());
+    lines.extend(plan.assumptions.iter().chain(&plan.notes).cloned());
     lines.extend(plan.shortages.iter().map(|shortage| format!("does not fit: {shortage}")));
     let best = plan.best_checkpoint_interval_seconds;
     let best = best.map_or(String::new(), |seconds| format!("; best interval: {} (Young/Daly)", duration(seconds)));
