@@ -10,6 +10,7 @@ mod checkpoints;
 mod closed_pipes;
 mod control_channel;
 mod coordinator;
+mod coordinator_page;
 mod damaged_shards;
 mod data_parallel;
 mod data_report;

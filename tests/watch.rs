@@ -96,7 +96,7 @@ fn two_watchers_show_the_observed_run() {
     // A port in use.
     let second = support::run(&["watch", run, "--port", watchers[0].port()]);
     assert_eq!(second.code, 2);
-    assert!(second.err.contains("is in use: choose another one with --port"), "{}", second.err);
+    assert!(second.err.contains("is in use: choose another port"), "{}", second.err);
     watchers.into_iter().for_each(Watch::end);
     let missing = support::run(&["watch", "/nowhere"]);
     assert!(missing.code == 2 && missing.err.contains("is not a run"), "{}", missing.err);

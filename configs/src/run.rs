@@ -19,6 +19,7 @@ mod rank_cpus;
 mod renamed;
 mod restart;
 mod stage;
+mod watch;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,7 @@ pub use prometheus::Prometheus;
 pub use renamed::RENAMED;
 pub use restart::RestartLimits;
 pub use stage::{BatchRamp, Decay, Stage};
+pub use watch::Watch;
 
 /// Configuration of a training run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -67,6 +69,9 @@ pub struct RunConfig {
     /// Metrics for Prometheus.
     #[serde(skip_serializing_if = "is_default")]
     pub prometheus: Prometheus,
+    /// Web page of the run.
+    #[serde(skip_serializing_if = "is_default")]
+    pub watch: Watch,
     /// Checkpoint schedule and retention.
     pub checkpoint: Checkpoint,
     /// Device of each rank.

@@ -10,6 +10,7 @@
 //! - [`metrics`]: step records as tables; [`tensorboard`]: TensorBoard event files;
 //!   [`report`]: reports of runs; [`data_report`]: reports of datasets; [`watch`]: web page that shows runs
 //! - [`status`]: `status.json`, which reports the state of a run to other machines
+//! - [`stored_config`]: the configuration in the store of a run
 //! - [`store_writer`]: background writer for small objects; [`logs`]: log directories of the ranks; [`host`]: host
 //!   name, clock, processes
 //! - [`http`]: connections of HTTP servers; [`child_groups`]: children that do not belong to an attempt
@@ -42,6 +43,7 @@ pub mod run;
 pub mod slurm;
 pub mod status;
 pub mod store_writer;
+pub mod stored_config;
 pub mod tensorboard;
 pub mod text;
 pub mod tune;

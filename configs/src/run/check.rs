@@ -108,7 +108,7 @@ impl RunConfig {
         }
     }
 
-    /// Checks notifications and metrics for Prometheus.
+    /// Checks notifications, metrics for Prometheus and the page of the run.
     fn check_reports(&self, issues: &mut Vec<ConfigIssue>) {
         positive("notify.timeout_seconds", self.notify.timeout_seconds, issues);
         if self.notify.command.first().is_some_and(String::is_empty) {
@@ -122,6 +122,9 @@ impl RunConfig {
         }
         if prometheus.address.is_empty() && !prometheus.discovery_file.is_empty() {
             issues.push(ConfigIssue::new("prometheus.discovery_file", "needs prometheus.address"));
+        }
+        if self.watch.port != 0 && self.watch.url_file.is_empty() {
+            issues.push(ConfigIssue::new("watch.port", "needs watch.url_file"));
         }
     }
 

@@ -15,7 +15,7 @@ use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::run::config_diff::{self, Difference};
 use crate::run::sources::SAVE_OBJECT;
-use crate::run::stored;
+use crate::stored_config;
 use crate::text::counted;
 
 #[derive(Debug, thiserror::Error)]
@@ -134,8 +134,8 @@ fn prune(store: &Store, keep: Option<usize>, json: bool) -> Outcome {
 }
 
 fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
-    let text = stored::text(store)?.unwrap_or_default();
-    let settings = stored::parse(&text, store)?.checkpoint;
+    let text = stored_config::text(store)?.unwrap_or_default();
+    let settings = stored_config::parse(&text, store)?.checkpoint;
     let mut named = BTreeSet::new();
     if settings.keep_best {
         let listed = checkpoint::list(store).map_err(Failure::failed)?;
@@ -185,9 +185,9 @@ fn copy(url: &str, to: &str, progress: &Progress) -> Outcome {
 /// Describes why the checkpoints at `to` and `from` belong to different runs. Returns `None` if the runs match or `to`
 /// is empty. A checkpoint is read with the configuration and the vocabulary in its store, so these must match.
 fn run_mismatch(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
-    let Some(there) = stored::text(to)? else { return Ok(None) };
-    let config = |store, text: &str| stored::parse(text, store);
-    let here = stored::text(from)?.unwrap_or_default();
+    let Some(there) = stored_config::text(to)? else { return Ok(None) };
+    let config = |store, text: &str| stored_config::parse(text, store);
+    let here = stored_config::text(from)?.unwrap_or_default();
     let compared = config_diff::compare(&config(to, &there)?, &config(from, &here)?).map_err(Failure::failed)?;
     // A user may change the stages and the optimizer of a run during training.
     let is_of_model =

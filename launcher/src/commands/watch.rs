@@ -9,7 +9,6 @@ use super::stored_run::require_run;
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::host;
 use crate::watch::poll;
 use crate::watch::server::{Server, ServerError};
 
@@ -27,12 +26,7 @@ pub fn watch(arguments: &cli::Watch) -> Outcome {
         ServerError::PortInUse { .. } => Failure::usage(error),
         error => Failure::failed(error),
     })?;
-    let (port, host) = (server.port(), host::name());
-    let url = server.url();
-    console::result(&format!(
-        "{url}\nfrom another machine: ssh -L {port}:127.0.0.1:{port} {host}, then open this URL there; Ctrl-C ends"
-    ))
-    .map_err(Failure::failed)?;
+    console::result(&format!("{}; Ctrl-C ends", server.access())).map_err(Failure::failed)?;
     let _ = signals.forever().next();
     Ok(exit::DONE)
 }

@@ -3,7 +3,7 @@
 //! - [`Observer`]: the trait; [`OBSERVERS`]: all implementations
 //! - [`console`]: log and progress [`display`] on stderr; [`json_lines`]: `lambert run --json`; [`status_file`]:
 //!   `status.json` and `coordinator.json` in the store of the run; [`notify`]: `notify.command`; [`prometheus`]:
-//!   metrics for Prometheus; [`tensorboard`]: event files for TensorBoard
+//!   metrics for Prometheus; [`tensorboard`]: event files for TensorBoard; [`page`]: web page of the run
 //! - [`tracker`]: status, [`throughput`] and [`goodput`] of the run, derived from events and passed to all observers
 //!
 //! The module depends on [`decide`](crate::decide), not on [`crate::run`].
@@ -13,6 +13,7 @@ pub mod display;
 pub mod goodput;
 pub mod json_lines;
 pub mod notify;
+pub mod page;
 pub mod prometheus;
 pub mod status_file;
 pub mod tensorboard;
@@ -37,8 +38,15 @@ use tracker::StatusTracker;
 pub type MakeObserver = fn(&ObserverSetup<'_>) -> Option<Box<dyn Observer>>;
 
 /// All observers, in call order. To add an observer, add a module to this directory and an entry to this list.
-pub const OBSERVERS: &[MakeObserver] =
-    &[status_file::make, console::make, json_lines::make, notify::make, prometheus::make, tensorboard::make];
+pub const OBSERVERS: &[MakeObserver] = &[
+    status_file::make,
+    console::make,
+    json_lines::make,
+    notify::make,
+    prometheus::make,
+    tensorboard::make,
+    page::make,
+];
 
 /// Observes a run under one coordinator.
 ///

@@ -14,9 +14,9 @@ use super::chart::{Curves, EventLine};
 use crate::decide::RestartHistory;
 use crate::failure::Failure;
 use crate::metrics::history::History;
-use crate::run::stored as stored_config;
 use crate::status::goodput::Goodput;
 use crate::status::stored;
+use crate::stored_config;
 
 /// Steps whose mean is the final loss.
 const LAST: usize = 20;

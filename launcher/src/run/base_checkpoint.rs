@@ -6,8 +6,8 @@ use lambert_dataset::Dataset;
 use lambert_plan::architecture::SHAPING;
 use lambert_store::{Store, checkpoint, run as names};
 
-use super::stored;
 use crate::failure::Failure;
+use crate::stored_config;
 
 const KEY: &str = "run.from";
 
@@ -37,11 +37,11 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<ConfigIssue>
             return Ok(());
         }
     };
-    let Some(text) = stored::text(&store)? else {
+    let Some(text) = stored_config::text(&store)? else {
         faults.push(ConfigIssue::new(KEY, format!("{run} has no {}, so its model is unknown", names::CONFIG)));
         return Ok(());
     };
-    let from = stored::parse(&text, &store)?;
+    let from = stored_config::parse(&text, &store)?;
     let (theirs, ours) = (shape(&from.model)?, shape(&config.model)?);
     let pairs = theirs.into_iter().zip(ours).map(|((key, theirs), (_, ours))| (key, theirs, ours));
     for (key, theirs, ours) in pairs.filter(|(_, theirs, ours)| theirs != ours) {

@@ -2,7 +2,6 @@
 //!
 //! - [`spec`]: validated configuration, compared with the stored run ([`config_diff`]) and with the checkpoint that a
 //!   new run starts from ([`base_checkpoint`])
-//! - [`stored`]: the configuration in the store of the run
 //! - [`initial`]: state read from the store at the start
 //! - [`coordinator`]: passes events to [`crate::decide`] and executes the resulting actions; [`clock`]: clock of the
 //!   coordinator
@@ -27,7 +26,6 @@ pub mod launch;
 pub mod run_plan;
 pub mod sources;
 pub mod spec;
-pub mod stored;
 
 use lambert_progress::Progress;
 

@@ -12,10 +12,10 @@ use lambert_store::{Store, checkpoint};
 
 use super::base_checkpoint;
 use super::config_diff::{self, Difference, Differences};
-use super::stored;
 use crate::cli;
 use crate::decide::HostPool;
 use crate::failure::Failure;
+use crate::stored_config;
 use crate::worker;
 
 /// A validated run, ready to start.
@@ -97,9 +97,9 @@ impl RunSpec {
     pub fn validate(arguments: &cli::Run, host_pool: impl Fn(&RunConfig) -> HostPool) -> Result<ValidatedRun, Failure> {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
-        let before = stored::text(&store)?;
+        let before = stored_config::text(&store)?;
         let config = configuration(arguments, &store, before.as_deref(), &host_pool)?;
-        let before = before.map(|text| stored::parse(&text, &store)).transpose()?;
+        let before = before.map(|text| stored_config::parse(&text, &store)).transpose()?;
         match &before {
             Some(before) => check_changes(before, &config, &arguments.allow_change, &store)?,
             None => base_checkpoint::check(&config)?,
@@ -186,7 +186,7 @@ fn configuration(
         }
         // The user needs to give `run.from` only on the first start.
         (None, Some(text)) if config.run.from.is_none() => {
-            let before = stored::parse(text, store)?.run;
+            let before = stored_config::parse(text, store)?.run;
             (config.run.from, config.run.from_optimizer) = (before.from, before.from_optimizer);
         }
         (None, _) => {}
@@ -275,8 +275,8 @@ fn create(config: &RunConfig, store: &Store) -> Result<(), Failure> {
         return Ok(());
     }
     // Another coordinator has created the run in the meantime. The configurations must not differ.
-    let found = stored::text(store)?.unwrap_or_default();
-    check_changes(&stored::parse(&found, store)?, config, &[], store)
+    let found = stored_config::text(store)?.unwrap_or_default();
+    check_changes(&stored_config::parse(&found, store)?, config, &[], store)
 }
 
 #[cfg(test)]
@@ -291,7 +291,7 @@ mod tests {
         let config: RunConfig = Layers::from_sets(&[]).parse(text, "test").unwrap();
         let written = toml::to_string(&config).unwrap();
         let store = Store::open("memory://order/run").unwrap();
-        assert_eq!(stored::parse(&written, &store).unwrap(), config);
+        assert_eq!(stored_config::parse(&written, &store).unwrap(), config);
         let mut faults = Vec::new();
         config.check(&mut faults);
         assert_eq!(faults, []);
@@ -303,7 +303,7 @@ mod tests {
     #[test]
     fn an_older_run_resumes_with_the_current_key_names() {
         let store = Store::open("memory://order/old").unwrap();
-        let before = stored::parse(OLD_RUN, &store).unwrap();
+        let before = stored_config::parse(OLD_RUN, &store).unwrap();
         assert_eq!(before.cluster.restart.limit, 5);
         assert!(OLD_RUN.contains("\nrestarts = 5\n") && OLD_RUN.contains("\ndevice = \"cpu\"\n"));
         let renamed = OLD_RUN
@@ -311,11 +311,11 @@ mod tests {
             .replace("\nrestarts = ", "\nrestart.limit = ")
             .replace("\ndevice = \"cpu\"\nthreads = 1\n", "\n")
             + "[device]\nkind = \"cpu\"\nthreads = 1\n";
-        let now = stored::parse(&renamed, &store).unwrap();
+        let now = stored_config::parse(&renamed, &store).unwrap();
         assert_eq!(config_diff::compare(&before, &now).unwrap(), Differences::default());
         let written = text(&before).unwrap();
         assert!(written.contains("[cluster.restart]\nlimit = 5\n"), "{written}");
-        assert_eq!(stored::parse(&written, &store).unwrap(), before);
+        assert_eq!(stored_config::parse(&written, &store).unwrap(), before);
     }
 
     #[test]

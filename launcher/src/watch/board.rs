@@ -1,6 +1,7 @@
 //! Data of all runs in memory, and what is new since a revision.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -14,6 +15,15 @@ pub struct Board {
     /// Seconds between two reads.
     period: f64,
     content: Mutex<Content>,
+    requests: Mutex<Requests>,
+    requested: Condvar,
+}
+
+/// Requests for data.
+#[derive(Debug)]
+struct Requests {
+    count: u64,
+    last: Instant,
 }
 
 #[derive(Debug)]
@@ -46,7 +56,9 @@ impl Board {
             shown.info = 1;
             shown
         });
-        Self { period, content: Mutex::new(Content { revision: 1, runs: runs.collect() }) }
+        let content = Mutex::new(Content { revision: 1, runs: runs.collect() });
+        let requests = Mutex::new(Requests { count: 0, last: Instant::now() });
+        Self { period, content, requests, requested: Condvar::new() }
     }
 
     /// Replaces the data of run `index`.
@@ -61,8 +73,21 @@ impl Board {
         }
     }
 
+    /// Returns at once if there was a request for data within `idle`. Otherwise waits for the next one.
+    pub fn wait_for_viewer(&self, idle: Duration) {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = requests.count;
+        while requests.count == seen && requests.last.elapsed() > idle {
+            requests = self.requested.wait(requests).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// Returns what has changed since `revision` as JSON; everything for 0.
     pub fn since(&self, revision: u64) -> Value {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        (requests.count, requests.last) = (requests.count + 1, Instant::now());
+        drop(requests);
+        self.requested.notify_all();
         let content = self.lock();
         // A revision of an earlier server.
         let since = if revision > content.revision { 0 } else { revision };
@@ -125,6 +150,19 @@ mod tests {
     use super::super::run::WatchedRun;
     use super::*;
     use crate::metrics::history::tests::{evaluation, line, put, store};
+
+    #[test]
+    fn without_requests_a_reader_waits() {
+        let board = Board::new(Vec::new(), 3.0);
+        board.wait_for_viewer(Duration::from_secs(600));
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| board.wait_for_viewer(Duration::ZERO));
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!reader.is_finished());
+            board.since(0);
+            reader.join().unwrap();
+        });
+    }
 
     #[test]
     fn only_new_buckets_are_sent() {

@@ -11,10 +11,14 @@ use super::run::WatchedRun;
 /// Pause between two reads of a run.
 pub const PERIOD: Duration = Duration::from_secs(3);
 
+/// Time after the last request for data during which the runs are still read.
+const IDLE: Duration = Duration::from_secs(30);
+
 /// Timeout of a read, after which the page shows a note.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Starts reading the runs, each on its own thread: a store that does not answer delays only its own run.
+/// Starts reading the runs, each on its own thread: a store that does not answer delays only its own run. While nobody
+/// looks at the page, the threads wait.
 ///
 /// # Errors
 /// A thread cannot be started.
@@ -30,6 +34,7 @@ pub fn start(stores: Vec<Store>) -> std::io::Result<Arc<Board>> {
             loop {
                 board.update(index, run.refresh());
                 std::thread::sleep(PERIOD);
+                board.wait_for_viewer(IDLE);
             }
         })?;
     }

@@ -13,8 +13,8 @@ use super::point::Point;
 use super::progress::StepFlops;
 use super::series::{Series, number};
 use super::steps::Steps;
-use crate::run::stored as configuration;
 use crate::status::{Downtime, RunState, Status, stored};
+use crate::stored_config;
 
 /// Maximum size of a vocabulary, bytes.
 const VOCABULARY_BYTES: u64 = 64 << 20;
@@ -169,8 +169,8 @@ impl WatchedRun {
         if self.config.as_ref().is_some_and(|(read, _)| *read == attempt) {
             return;
         }
-        let text = configuration::text(&self.store).ok().flatten();
-        let config = text.and_then(|text| configuration::parse(&text, &self.store).ok());
+        let text = stored_config::text(&self.store).ok().flatten();
+        let config = text.and_then(|text| stored_config::parse(&text, &self.store).ok());
         self.config = config.map(|config| (attempt, config));
         let vocabulary = self.store.get_at_most(VOCABULARY, VOCABULARY_BYTES).ok();
         self.vocabulary =

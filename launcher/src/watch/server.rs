@@ -17,6 +17,7 @@ use flate2::write::GzEncoder;
 use super::assets::{ASSETS, Asset};
 use super::board::Board;
 use super::token::Token;
+use crate::host;
 
 /// Query parameter of the first request.
 const PARAMETER: &str = "token";
@@ -38,7 +39,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
 /// The server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    #[error("port {port} of 127.0.0.1 is in use: choose another one with --port, or 0 for a free one")]
+    #[error("port {port} of 127.0.0.1 is in use: choose another port, or 0 for a free one")]
     PortInUse { port: u16 },
     #[error("cannot listen on port {port} of 127.0.0.1")]
     Listen { port: u16, source: std::io::Error },
@@ -99,6 +100,12 @@ impl Server {
     pub fn url(&self) -> String {
         format!("http://{}/?{PARAMETER}={}", self.address, self.token.as_str())
     }
+
+    /// The URL, and how to open it from another machine; two lines.
+    pub fn access(&self) -> String {
+        let (url, port, host) = (self.url(), self.port(), host::name());
+        format!("{url}\nfrom another machine: ssh -L {port}:127.0.0.1:{port} {host}, then open this URL there")
+    }
 }
 
 fn routes(board: Arc<Board>, access: Arc<Access>) -> Router {
@@ -121,7 +128,7 @@ async fn guard(State(access): State<Arc<Access>>, request: Request, next: Next) 
     let mut response = if in_url || access.has_cookie(request.headers()) {
         next.run(request).await
     } else {
-        let text = "403: the access token is missing or wrong. Open the URL that `lambert watch` printed.\n";
+        let text = "403: the access token is missing or wrong. Open the URL that `lambert watch` printed or that is in watch.url_file.\n";
         (StatusCode::FORBIDDEN, text).into_response()
     };
     let headers = response.headers_mut();

@@ -99,8 +99,7 @@ fn a_port_in_use_is_an_error() {
     let server = serve("port");
     let error = Server::start(server.port(), poll::start(Vec::new()).unwrap()).unwrap_err();
     assert!(matches!(error, ServerError::PortInUse { .. }));
-    let expected =
-        format!("port {} of 127.0.0.1 is in use: choose another one with --port, or 0 for a free one", server.port());
+    let expected = format!("port {} of 127.0.0.1 is in use: choose another port, or 0 for a free one", server.port());
     assert_eq!(error.to_string(), expected);
 }
 
