@@ -1,28 +1,12 @@
-//! Values and Xid errors of GPUs in a run, with an emulated NVML (tests/support/nvml.c) in place of the library of the
-//! driver.
-
-use std::path::Path;
-use std::process::Command;
+//! Values and Xid errors of GPUs in a run, with an emulated NVML.
 
 use lambert_control::{GpuRanges, ValueRange};
 use serde_json::{Value, json};
 
-use crate::prometheus::{scrape, settings, target, wait_for};
+use crate::prometheus::{scrape, start, target, wait_for};
+use crate::support::nvml::{self, UUID};
 use crate::support::{ENDLESS, Running, TestDir, done, read_json};
 use crate::watch::Watch;
-
-/// UUID of the GPU on bus 2. Rank 1 uses this GPU, which has the index 0 in NVML.
-const UUID: &str = "GPU-00000000-0000-0000-0000-000000000002";
-
-/// Compiles the emulated library with `options`. Returns its path.
-fn nvml(dir: &TestDir, options: &[&str]) -> String {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/support/nvml.c");
-    let library = dir.path("libnvidia-ml.so.1");
-    let mut compiler = Command::new("cc");
-    let built = compiler.args(["-shared", "-fPIC", "-o", &library]).args(options).arg(source).status();
-    assert!(built.unwrap().success());
-    library
-}
 
 /// GPU of a rank in `status.json`.
 fn gpu(run: &str, rank: usize) -> Value {
@@ -31,14 +15,6 @@ fn gpu(run: &str, rank: usize) -> Value {
 
 fn range(min: f64, max: f64) -> Option<ValueRange> {
     Some(ValueRange { min, max })
-}
-
-/// Starts a run with the emulated library, which also serves metrics.
-fn start(dir: &TestDir, run: &str, library: &str) -> Running {
-    std::fs::create_dir_all(dir.path("prometheus/runs")).unwrap();
-    let (library, more) = (format!("test.gpu={library:?}"), settings(dir, "127.0.0.1:0"));
-    let more: Vec<&str> = ["--set", &library].into_iter().chain(more.iter().map(String::as_str)).collect();
-    Running::start_with(&dir.config(ENDLESS, 2), run, &more)
 }
 
 /// Checks the outputs that show the values while the run trains.
@@ -60,11 +36,45 @@ fn check_values(dir: &TestDir, run: &str) {
     assert_eq!(shown, "GPU 0: 97% busy, 72.0/80.0 GiB, 620 W, 62 C");
 }
 
+/// Checks the table of ranks on the page of `lambert watch` in a browser, after the Xid error of rank 1.
+fn check_browser(run: &str) {
+    let watch = Watch::start(&[run], &[]);
+    watch.wait_for_steps();
+    let Some(report) = watch.open_in_browser() else { return };
+    let shown = |rank: usize| report["ranks"][rank]["GPU"].as_str().unwrap_or_else(|| panic!("{}", report["ranks"]));
+    assert_eq!(shown(0), "GPU 1: 96% busy, 71.0/80.0 GiB, 610 W, 61 C");
+    assert_eq!(shown(1), "GPU 0: 97% busy, 72.0/80.0 GiB, 620 W, 62 C; Xid 79");
+}
+
+/// Checks the report of the run, in whose last attempt there was no Xid error.
+fn check_report(run: &str) {
+    let [json, html, markdown] = ["json", "html", "markdown"].map(|format| done(&["report", run, "--format", format]));
+    let facts: Value = serde_json::from_str(&json).unwrap();
+    let gpu = &facts[0]["gpu"];
+    assert_eq!(gpu["range"]["utilization"], json!({ "min": 0.96, "max": 0.97 }));
+    let (least, most) = (gpu["mean"]["power"]["min"].as_f64().unwrap(), gpu["mean"]["power"]["max"].as_f64().unwrap());
+    // At the start, only one of the ranks has reported its values.
+    assert!((610.4..620.0).contains(&least) && (611.0..620.6).contains(&most), "{gpu}");
+    for (name, range) in [
+        ("GPU utilization", "96-97%"),
+        ("GPU memory in use", "71.0-72.0/80.0 GiB"),
+        ("GPU power", "610-620 W"),
+        ("GPU temperature", "61-62 C"),
+    ] {
+        let row =
+            |report: &str| report.lines().any(|line| line.contains(name) && line.contains(&format!("range {range}")));
+        assert!(row(&markdown) && row(&html), "no {name:?} in {markdown}");
+    }
+    assert_eq!(facts[0].get("xids"), None);
+    let xids = markdown.matches("Xid").count();
+    assert_eq!(xids, 1, "only the cause of the failure: {markdown}");
+}
+
 #[test]
 fn values_and_xid_errors_are_reported() {
-    let (dir, library) = (TestDir::new(), "libnvidia-ml.so.1");
+    let dir = TestDir::new();
     let run = dir.path("run");
-    let mut running = start(&dir, &run, &nvml(&dir, &[]));
+    let mut running = start(&dir, ENDLESS, "127.0.0.1:0", &nvml::arguments(&nvml::build(&dir, &[])));
     running.wait_until(|| [0, 1].iter().all(|rank| gpu(&run, *rank).is_object()));
     let expected = GpuRanges {
         utilization: range(0.96, 0.97),
@@ -77,18 +87,22 @@ fn values_and_xid_errors_are_reported() {
     check_values(&dir, &run);
 
     // GPU 0 falls off the bus, and its rank dies.
-    dir.file(&format!("{library}.xid-2"), "79");
+    nvml::cause_xid(&dir, 79);
     running.wait_until(|| gpu(&run, 1)["xids"] == json!([79]));
     let text = done(&["status", &run]);
     let xid = format!("GPU 0 ({UUID}) reported Xid 79 (GPU has fallen off the bus)");
     assert!(text.contains(&format!(" ago; {xid}")), "{text}");
+    check_browser(&run);
+    let host = read_json(&run, "status.json")["ranks"][1]["host"].as_str().unwrap().to_owned();
+    let row = format!("| 1 | {host} | GPU 0 ({UUID}) | Xid 79 (GPU has fallen off the bus) |");
+    let report = done(&["report", &run, "--format", "markdown"]);
+    assert!(report.lines().any(|line| line == row), "{report}");
     running.kill_rank(1, "-9");
     running.wait_until(|| read_json(&run, "status.json")["attempt"] == 2 && gpu(&run, 1).is_object());
     assert_eq!(gpu(&run, 1).get("xids"), None, "an Xid error of the attempt before");
     done(&["stop", &run]);
     let ended = running.end();
     assert_eq!(ended.code, Some(76), "{}", ended.log);
-    let host = read_json(&run, "status.json")["ranks"][1]["host"].as_str().unwrap().to_owned();
     let warning = format!("rank 1: GPU 0 ({UUID}) on host {host}: Xid 79 (GPU has fallen off the bus)");
     assert_eq!(ended.log.matches(&warning).count(), 1, "{}", ended.log);
     assert!(ended.log.contains(&format!("killed by SIGKILL; its {xid}; restarting")), "{}", ended.log);
@@ -96,6 +110,7 @@ fn values_and_xid_errors_are_reported() {
     assert!(failure.as_str().unwrap().ends_with(&format!("killed by SIGKILL; its {xid}")), "{failure}");
     let stored = done(&["metrics", &run, "--format", "csv"]);
     assert!(stored.lines().next().unwrap().contains("gpu.power.max") && stored.contains(",620.5,"), "{stored}");
+    check_report(&run);
 }
 
 #[test]
@@ -115,9 +130,9 @@ fn errors_of_nvml_are_one_line_per_rank() {
         (None, 0, "GPU"),
     ] {
         let (dir, run) = (TestDir::new(), "run");
-        let library = options.map_or_else(|| dir.path("missing.so"), |options| nvml(&dir, options));
-        let more = ["--set", &format!("test.gpu={library:?}")];
-        let ended = Running::start_with(&dir.config(40, 2), &dir.path(run), &more).end();
+        let library = options.map_or_else(|| dir.path("missing.so"), |options| nvml::build(&dir, options));
+        let more = nvml::arguments(&library);
+        let ended = Running::start_with(&dir.config(40, 2), &dir.path(run), &more.each_ref().map(String::as_str)).end();
         assert_eq!(ended.code, Some(0), "{}", ended.log);
         let found: Vec<&str> = ended.log.lines().filter(|line| line.contains("GPU")).collect();
         assert!(found.len() == lines && found.iter().all(|line| line.contains(cause)), "{options:?}: {found:?}");

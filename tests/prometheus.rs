@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::support::{ENDLESS, Running, TestDir, done, wait_for_no_workers};
+use crate::support::{ENDLESS, Running, TestDir, done, nvml, read_json, wait_for_no_workers};
 
 /// Timeout of waits, sufficient on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -26,7 +26,7 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 /// Settings of a run whose metrics are served at `address`.
-pub fn settings(dir: &TestDir, address: &str) -> Vec<String> {
+fn settings(dir: &TestDir, address: &str) -> Vec<String> {
     let set = |key: &str, value: &str| format!("prometheus.{key}={value:?}");
     let values = [
         set("address", address),
@@ -36,11 +36,12 @@ pub fn settings(dir: &TestDir, address: &str) -> Vec<String> {
     values.into_iter().flat_map(|value| ["--set".to_owned(), value]).collect()
 }
 
-fn start(dir: &TestDir, steps: u64, address: &str) -> Running {
+/// Starts a run whose metrics are served at `address`, with additional arguments.
+pub fn start(dir: &TestDir, steps: u64, address: &str, more: &[String]) -> Running {
     std::fs::create_dir_all(dir.path("prometheus/runs")).unwrap();
     let settings = settings(dir, address);
-    let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
-    Running::start_with(&dir.config(steps, 2), &dir.path("run"), &settings)
+    let arguments: Vec<&str> = settings.iter().chain(more).map(String::as_str).collect();
+    Running::start_with(&dir.config(steps, 2), &dir.path("run"), &arguments)
 }
 
 /// Address in the discovery file; `None` if it has none.
@@ -62,7 +63,7 @@ pub fn scrape(target: &str, token: Option<&str>) -> (u16, String, String) {
     (answer.status().as_u16(), kind, answer.body_mut().read_to_string().unwrap())
 }
 
-/// A Prometheus with the configuration of the documentation, which scrapes every second.
+/// A Prometheus with the configuration of the documentation, which scrapes and evaluates the alerts every second.
 struct Prometheus {
     child: Child,
     url: String,
@@ -71,6 +72,7 @@ struct Prometheus {
 impl Prometheus {
     fn start(dir: &TestDir) -> Self {
         let config = std::fs::read_to_string(Path::new(DOCS).join("prometheus.yml")).unwrap().replace("15s", "1s");
+        let config = format!("global: {{evaluation_interval: 1s}}\n{config}");
         let config = dir.file("prometheus/prometheus.yml", config);
         std::fs::copy(Path::new(DOCS).join("alerts.yml"), dir.path("prometheus/alerts.yml")).unwrap();
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -81,16 +83,27 @@ impl Prometheus {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        Self { child, url: format!("http://{address}/api/v1/query") }
+        Self { child, url: format!("http://{address}/api/v1") }
     }
 
     /// Results of an expression; empty before Prometheus has started.
     fn query(&self, expression: &str) -> Vec<Value> {
-        let answer = ureq::get(&self.url).query("query", expression).call();
-        let Ok(mut answer) = answer else { return Vec::new() };
-        let answer: Value = answer.body_mut().read_json().unwrap();
-        answer["data"]["result"].as_array().unwrap().clone()
+        list(ureq::get(format!("{}/query", self.url)).query("query", expression), "result")
     }
+
+    /// Alerts with this name that fire.
+    fn firing(&self, name: &str) -> Vec<Value> {
+        let is_firing = |alert: &Value| alert["labels"]["alertname"] == name && alert["state"] == "firing";
+        let request = ureq::get(format!("{}/alerts", self.url));
+        list(request, "alerts").into_iter().filter(is_firing).collect()
+    }
+}
+
+/// The list `name` in an answer of Prometheus; empty if it does not answer.
+fn list(request: ureq::RequestBuilder<ureq::typestate::WithoutBody>, name: &str) -> Vec<Value> {
+    let Ok(mut answer) = request.call() else { return Vec::new() };
+    let answer: Value = answer.body_mut().read_json().unwrap();
+    answer["data"][name].as_array().unwrap().clone()
 }
 
 impl Drop for Prometheus {
@@ -110,7 +123,7 @@ fn expressions() -> Vec<String> {
 #[test]
 fn a_real_prometheus_scrapes_a_run() {
     let dir = TestDir::new();
-    let mut running = start(&dir, ENDLESS, "127.0.0.1:0");
+    let mut running = start(&dir, ENDLESS, "127.0.0.1:0", &nvml::arguments(&nvml::build(&dir, &[])));
     running.reach(10);
     let address = wait_for("the discovery file", || target(&dir));
     let token = std::fs::read_to_string(dir.path("prometheus/prometheus.token")).unwrap();
@@ -131,8 +144,9 @@ fn a_real_prometheus_scrapes_a_run() {
     let rules = PathBuf::from(DOCS).join("alerts.yml");
     assert!(Command::new("promtool").arg("check").arg("rules").arg(rules).status().unwrap().success());
     let prometheus = Prometheus::start(&dir);
+    nvml::cause_xid(&dir, 79);
     let expressions = expressions();
-    assert_eq!(expressions.len(), 8);
+    assert_eq!(expressions.len(), 9);
     for expression in expressions {
         let found = wait_for(&expression, || {
             running.reach_now(1);
@@ -142,6 +156,10 @@ fn a_real_prometheus_scrapes_a_run() {
         assert_eq!(found[0]["metric"]["run"], "run", "{expression}: {found:?}");
     }
     assert_eq!(prometheus.query("up{job=\"lambert\"}")[0]["value"][1], "1");
+    let alert = wait_for("the alert of the Xid error", || prometheus.firing("LambertXid").pop());
+    let host = read_json(&dir.path("run"), "status.json")["ranks"][1]["host"].as_str().unwrap().to_owned();
+    let summary = format!("run: GPU 0 ({}) on host {host}: Xid 79", nvml::UUID);
+    assert_eq!(alert["annotations"]["summary"], summary.as_str());
     done(&["stop", &dir.path("run")]);
     assert_eq!(running.end().code, Some(76));
     assert_eq!(target(&dir), None);
@@ -150,7 +168,7 @@ fn a_real_prometheus_scrapes_a_run() {
 #[test]
 fn the_discovery_file_follows_the_coordinator() {
     let dir = TestDir::new();
-    let mut running = start(&dir, 60, "127.0.0.1:0");
+    let mut running = start(&dir, 60, "127.0.0.1:0", &[]);
     let first = wait_for("the discovery file", || target(&dir));
     running.reach(10);
     running.kill_coordinator("-9");
@@ -159,7 +177,7 @@ fn the_discovery_file_follows_the_coordinator() {
     assert_eq!(target(&dir), Some(first.clone()));
     // The port of the first coordinator is in use.
     let _other = TcpListener::bind(&first).unwrap();
-    let running = start(&dir, 60, "127.0.0.1:0");
+    let running = start(&dir, 60, "127.0.0.1:0", &[]);
     wait_for("another address", || target(&dir).filter(|second| *second != first));
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
@@ -171,7 +189,7 @@ fn a_port_in_use_does_not_fail_the_run() {
     let dir = TestDir::new();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap().to_string();
-    let ended = start(&dir, 7, &address).end();
+    let ended = start(&dir, 7, &address, &[]).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     let warning = format!("metrics are not served at prometheus.address: cannot listen on {address}");
     assert!(ended.log.contains(&warning), "{}", ended.log);

@@ -31,6 +31,7 @@ fn the_facts_of_a_run_are_in_every_format() {
     for category in ["productive_step", "wasted_progress_from_disruption", "infrastructure_recovery_from_disruption"] {
         assert!(goodput[category].as_f64() > Some(0.0), "{category}: {goodput}");
     }
+    assert_eq!((facts.get("gpu"), facts.get("xids")), (None, None), "the ranks have no GPUs");
     let final_loss = format!("{:.4} nats", facts["losses"]["mlm"].as_f64().unwrap());
 
     let (html, svg) = (dir.path("report.html"), dir.path("curves.svg"));
@@ -49,6 +50,9 @@ fn the_facts_of_a_run_are_in_every_format() {
         for (format, content) in [("HTML", &html), ("Markdown", &markdown)] {
             assert!(content.contains(text), "no {text:?} in the {format} report");
         }
+    }
+    for text in ["GPU", "Xid"] {
+        assert!(!html.contains(text) && !markdown.contains(text), "{text} in the report of a run without GPUs");
     }
     let svg = std::fs::read_to_string(svg).unwrap();
     for label in ["worker killed at step", "rollback at step 41", "grown from 2 to 4 layers", "held-out MLM loss"] {

@@ -41,6 +41,7 @@ try {
   }
   report.axes = await everyAxis(page);
   report.runs = await page.evaluate(() => document.querySelector("#runs").innerText);
+  report.ranks = await page.evaluate(ranks);
   report.title = await page.title();
   report.injected = await page.evaluate(() => document.querySelectorAll("body script, main img").length);
   report.address = page.url();
@@ -87,6 +88,13 @@ function charts() {
     const readout = document.getElementById(plot.getAttribute("aria-describedby")).textContent;
     return { id: plot.id, points: Number(plot.dataset.points), coloured, readout };
   });
+}
+
+/** Rows of the table of ranks: the shown text of each cell by the head of its column. */
+function ranks() {
+  const texts = (parent, selector) => [...parent.querySelectorAll(selector)].map((cell) => cell.checkVisibility() ? cell.innerText : null);
+  const table = document.querySelector("#ranks"), heads = texts(table, "th");
+  return [...table.querySelectorAll("tbody tr")].map((row) => Object.fromEntries(texts(row, "td").map((text, column) => [heads[column], text])));
 }
 
 /** Presses Tab through the whole page and opens each table with Enter. */

@@ -2,6 +2,7 @@
 //! of a run.
 
 pub mod hosts;
+pub mod nvml;
 pub mod observed;
 pub mod preload;
 mod programs;

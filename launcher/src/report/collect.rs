@@ -11,6 +11,7 @@ use lambert_store::{Store, checkpoint};
 use serde::Serialize;
 
 use super::chart::{Curves, EventLine};
+use super::gpus::{GpuReport, XidReport};
 use crate::decide::RestartHistory;
 use crate::failure::Failure;
 use crate::metrics::history::History;
@@ -51,6 +52,12 @@ pub struct RunReport {
     pub samples_per_second: f64,
     /// Peak memory of the rank with the highest peak, bytes; none for a run of a version that did not record it.
     pub peak_memory: Option<u64>,
+    /// Values of the GPUs; none for a run without GPUs or without NVML.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuReport>,
+    /// GPUs with Xid errors in the last attempt. Those of earlier attempts are in the causes of the failures.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub xids: Vec<XidReport>,
     /// Mean of the last 20 steps by loss, nats.
     pub losses: BTreeMap<String, f64>,
     /// Accuracies of the last 20 steps by loss, as fractions.
@@ -152,6 +159,8 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
         recovery_seconds: restarts.restarts.iter().filter_map(|restart| restart.seconds).sum(),
         samples_per_second: median(steps.iter().map(|record| record.throughput.samples_per_second).collect()),
         peak_memory: steps.iter().chain(&undone).filter_map(|record| record.peak_memory).max(),
+        gpu: GpuReport::of(steps.iter().chain(&undone)),
+        xids: XidReport::of(&status.workers.ranks),
         losses: means(&steps, |score| Some(score.loss)),
         accuracies: means(&steps, |score| score.accuracy),
         held_out: of_last(&evaluations, |score| Some(score.loss)),

@@ -4,6 +4,7 @@ use lambert_store::run::CONFIG;
 
 use super::chart::{self, ChartError};
 use super::collect::RunReport;
+use super::gpus::{self, XidReport};
 use crate::status::goodput::TimeCategory;
 use crate::text::{counted, duration, gib, percent, rate};
 
@@ -84,6 +85,9 @@ fn results(runs: &[RunReport]) -> Vec<Vec<String>> {
     row("unigram baseline", &|run| nats(run.unigram_entropy));
     row("samples per second, median", &|run| rate(run.samples_per_second));
     row("peak memory of a rank", &|run| run.peak_memory.map_or(String::new(), gib));
+    for (name, text) in gpus::ROWS {
+        row(name, &|run| run.gpu.as_ref().and_then(text).unwrap_or_default());
+    }
     row("time of the steps", &|run| duration(run.step_seconds));
     row("undone steps", &|run| {
         let share = run.undone_seconds / (run.step_seconds + run.undone_seconds).max(f64::MIN_POSITIVE);
@@ -135,6 +139,11 @@ fn of_run(run: &RunReport, is_compared: bool) -> Vec<Block> {
             vec![failure.attempt.to_string(), failure.step.to_string(), recovery, failure.cause.clone()]
         }));
         blocks.extend([heading("Failures"), Block::Table(rows)]);
+    }
+    if !run.xids.is_empty() {
+        let mut rows = vec![head(&["rank", "host", "GPU", "Xid errors in the last attempt"])];
+        rows.extend(run.xids.iter().map(XidReport::cells));
+        blocks.extend([heading("Xid errors"), Block::Table(rows)]);
     }
     if let Some(goodput) = &run.goodput {
         let mut rows = vec![head(&["wall-clock time", "", "share"])];

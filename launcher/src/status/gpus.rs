@@ -8,7 +8,7 @@ use super::RankStatus;
 use crate::text::counted;
 
 /// Bytes of a GiB.
-const GIB: f64 = (1_u64 << 30) as f64;
+pub const GIB: f64 = (1_u64 << 30) as f64;
 
 /// Formats the ranges over the GPUs of all ranks: `4 GPUs: 96-98% busy, 71.2-71.9/80.0 GiB, 612-655 W, 61-67 C`. `None`
 /// without GPUs.
@@ -45,8 +45,8 @@ fn values(samples: &[GpuSample]) -> String {
     values.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
-/// Formats a range, or one number if both ends are the same.
-fn range(ValueRange { min, max }: ValueRange, factor: f64, digits: usize) -> String {
+/// Formats a range times `factor`, or one number if both ends are the same.
+pub fn range(ValueRange { min, max }: ValueRange, factor: f64, digits: usize) -> String {
     let [min, max] = [min, max].map(|value| format!("{:.digits$}", factor * value));
     if min == max { min } else { format!("{min}-{max}") }
 }
