@@ -5,6 +5,7 @@
 
 #[path = "../../tests/support/curve.rs"]
 mod curve;
+mod families;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

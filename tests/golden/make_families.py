@@ -27,7 +27,7 @@ def shared(model, vocabulary, positions):
     return dict(
         vocab_size=vocabulary, hidden_size=model["hidden"], num_hidden_layers=model["layers"],
         num_attention_heads=model["heads"], intermediate_size=model["intermediate"], max_position_embeddings=positions,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=PAD,
+        hidden_dropout_prob=model["dropout"], attention_probs_dropout_prob=model["dropout"], pad_token_id=PAD,
         hidden_act=ACTIVATIONS[model["activation"]], tie_word_embeddings=model["tied_decoder"],
     )
 
@@ -51,8 +51,8 @@ def electra(model, vocabulary):
 def distilbert(model, vocabulary):
     return hf.DistilBertForMaskedLM(hf.DistilBertConfig(
         vocab_size=vocabulary, max_position_embeddings=model["positions"], n_layers=model["layers"], n_heads=model["heads"],
-        dim=model["hidden"], hidden_dim=model["intermediate"], dropout=0.0, attention_dropout=0.0, pad_token_id=PAD,
-        activation=ACTIVATIONS[model["activation"]], tie_word_embeddings=model["tied_decoder"],
+        dim=model["hidden"], hidden_dim=model["intermediate"], dropout=model["dropout"], attention_dropout=model["dropout"],
+        pad_token_id=PAD, activation=ACTIVATIONS[model["activation"]], tie_word_embeddings=model["tied_decoder"],
     ))
 
 
@@ -67,7 +67,9 @@ def modernbert(model, vocabulary):
         mlp_bias=biases, classifier_bias=biases, local_attention=model["attention_window"], pad_token_id=PAD, eos_token_id=None,
         bos_token_id=None, cls_token_id=None, sep_token_id=None, tie_word_embeddings=model["tied_decoder"],
         layer_types=["sliding_attention" if layer % every else "full_attention" for layer in range(model["layers"])],
-        rope_parameters={kind: dict(rope_type="default", rope_theta=model[key]) for kind, key in rotary.items()},
+        rope_parameters={
+            kind: dict(rope_type="default", rope_theta=model.get(key, model["rotary_base"])) for kind, key in rotary.items()
+        },
     ))
 
 
@@ -153,6 +155,17 @@ def random_shape(family):
     return shape
 
 
+def parameters(model, family):
+    """Yields the name, the weights and the gradient of each parameter of lambert. Lists tied parameters only once."""
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        weight = parameter.detach()
+        if family == "roberta" and name.endswith("position_embeddings.weight"):
+            # The first rows belong to padding. Tokens begin at row PAD + 1.
+            weight, gradient = weight[PAD + 1:], gradient[PAD + 1:]
+        yield name.replace("embeddings.absolute", "embeddings.position_embeddings"), weight, gradient
+
+
 def write(folder, name, shape, vocabulary):
     family = shape["family"]
     model = FAMILIES[family](shape, vocabulary).eval()
@@ -191,13 +204,7 @@ def write(folder, name, shape, vocabulary):
         tensors |= {"pair": pair, "pair_logits": out.sop_logits.detach().contiguous(), "pair_loss": sop.detach()}
         loss = mlm + sop
     loss.backward()
-    for parameter_name, parameter in model.named_parameters():  # lists tied parameters only once
-        gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-        weight = parameter.detach()
-        if family == "roberta" and parameter_name.endswith("position_embeddings.weight"):
-            # The first rows belong to padding. Tokens begin at row PAD + 1.
-            weight, gradient = weight[PAD + 1:], gradient[PAD + 1:]
-        parameter_name = parameter_name.replace("embeddings.absolute", "embeddings.position_embeddings")
+    for parameter_name, weight, gradient in parameters(model, family):
         tensors[f"weight:{parameter_name}"] = weight.clone().contiguous()
         tensors[f"gradient:{parameter_name}"] = gradient.detach().clone().contiguous()
     path = folder / f"{name}.safetensors"
@@ -205,14 +212,19 @@ def write(folder, name, shape, vocabulary):
     print(f"{path}: {len(tensors)} tensors, {path.stat().st_size} bytes, MLM loss {mlm.item():.6f}")
 
 
-torch.manual_seed(7)
-random.seed(7)
-folder = pathlib.Path(sys.argv[1])
-folder.mkdir(parents=True, exist_ok=True)
-if len(sys.argv) > 2:
-    for family in FAMILIES:
-        for number in range(int(sys.argv[2])):
-            write(folder, f"{family}-{number}", random_shape(family), random.randint(40, 130))
-else:
-    for name, keys in TESTED.items():
-        write(folder, name, TINY | keys, 37)
+def main():
+    torch.manual_seed(7)
+    random.seed(7)
+    folder = pathlib.Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    if len(sys.argv) > 2:
+        for family in FAMILIES:
+            for number in range(int(sys.argv[2])):
+                write(folder, f"{family}-{number}", random_shape(family), random.randint(40, 130))
+    else:
+        for name, keys in TESTED.items():
+            write(folder, name, TINY | keys, 37)
+
+
+if __name__ == "__main__":
+    main()

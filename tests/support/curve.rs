@@ -19,7 +19,8 @@ use lambert_worker::train::step;
 use safetensors::SafeTensors;
 
 const STEPS: u64 = 50;
-const VOCABULARY: usize = 96;
+/// Number of tokens of the vocabulary.
+pub const VOCABULARY: usize = 96;
 /// Number of rows of a global batch. The first half of the rows is a micro-batch of width `WIDTH`, the second half is
 /// one of width `NARROW`.
 const ROWS: usize = 8;
@@ -114,6 +115,12 @@ pub fn train_in(
     for spec in parameters.specs() {
         parameters.write(spec, &golden.floats(&format!("weight:{}", spec.name)));
     }
+    train_from(parameters, &config, learning_rate)
+}
+
+/// Returns the losses of the fifty steps of a configuration and the final weights. `parameters` are the initial weights.
+pub fn train_from(parameters: Parameters, config: &RunConfig, learning_rate: f64) -> (Curve, Vec<f32>) {
+    let golden = Golden::read();
     let objective = Objective::new(&parameters, &config.model, &config.objective);
     let mut state = TrainState::new(parameters);
     let stage = Stage { steps: STEPS, warmup: 0.1, decay: Decay::Linear, learning_rate, ..Stage::default() };
