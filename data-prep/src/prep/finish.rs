@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use lambert_store::Store;
 
 use super::merge_passes::MergePasses;
+use super::rejected::{FirstRejected, RejectedItem};
 use super::spill::SourceTotals;
 use super::{
     DatasetSplit, JobContext, PrepError, PrepProgress, PrepStatus, PreparedDataset, RemovedDocuments, SortedSamples,
-    SpillFile, corpus, rejected, work_file,
+    SpillFile, corpus, work_file,
 };
 use lambert_dataset::parallel::parallel;
 use lambert_dataset::{
@@ -85,6 +86,30 @@ fn count_rejected(spill_files: &[SpillFile], removed: &RemovedDocuments) -> BTre
     sum
 }
 
+/// Returns the examples of a job, by reason and in corpus order.
+fn rejected_examples(
+    job: &JobContext<'_>,
+    spill_files: &[SpillFile],
+    removed: &RemovedDocuments,
+) -> Vec<RejectedExample> {
+    let mut first = FirstRejected::default();
+    spill_files.iter().for_each(|spill_file| first.merge(&spill_file.contents.rejected_examples));
+    let name = |file: u32| job.files[file as usize].name.clone();
+    let mut examples = Vec::new();
+    for (reason, RejectedItem { file, offset, title, text }) in first.into_items() {
+        let (offset, file) = (Some(offset), name(file));
+        examples.push(RejectedExample { reason, file, offset, document: None, title, text });
+    }
+    for (reason, ids) in &removed.examples {
+        for id in ids {
+            let (reason, file, document) = ((*reason).to_owned(), name(id.file), Some(id.ordinal));
+            examples.push(RejectedExample { reason, file, offset: None, document, title: None, text: String::new() });
+        }
+    }
+    examples.sort_by(|left, right| left.reason.cmp(&right.reason));
+    examples
+}
+
 /// Writes both datasets and removes the work folder.
 pub fn write_datasets(
     job: &JobContext<'_>,
@@ -105,7 +130,7 @@ pub fn write_datasets(
         }
     }
     let mut written = write_shards(job, &pending, threads, progress)?;
-    let examples = rejected::examples(job, spill_files, removed);
+    let examples = rejected_examples(job, spill_files, removed);
     // The `train` dataset is published last. So if `train` exists, both datasets are complete.
     for (split, shards) in pending.iter().zip(&mut written).rev() {
         let mut manifest =

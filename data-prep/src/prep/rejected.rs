@@ -3,11 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use lambert_dataset::RejectedExample;
 use serde::{Deserialize, Serialize};
 
-use super::duplicates::RemovedDocuments;
-use super::job::{JobContext, SpillFile};
 use crate::source::{RawDocument, SkipNotice};
 
 /// Maximum number of examples per reason.
@@ -83,34 +80,19 @@ impl FirstRejected {
         items.truncate(EXAMPLES);
     }
 
-    fn merge(&mut self, other: &Self) {
+    /// Adds the items of another part of the corpus.
+    pub fn merge(&mut self, other: &Self) {
         for (reason, items) in &other.0 {
             items.iter().for_each(|item| self.add(reason, item.file, item.offset, || item.clone()));
         }
     }
-}
 
-/// Returns the examples of a job, by reason and in corpus order.
-pub fn examples(job: &JobContext<'_>, spill_files: &[SpillFile], removed: &RemovedDocuments) -> Vec<RejectedExample> {
-    let mut first = FirstRejected::default();
-    spill_files.iter().for_each(|spill_file| first.merge(&spill_file.contents.rejected_examples));
-    let name = |file: u32| job.files[file as usize].name.clone();
-    let mut examples = Vec::new();
-    for (reason, items) in first.0 {
-        for RejectedItem { file, offset, title, text } in items {
-            let (reason, file) = (reason.clone(), name(file));
-            examples.push(RejectedExample { reason, file, offset: Some(offset), document: None, title, text });
-        }
+    /// Returns the items with their reasons, by reason and in corpus order.
+    pub fn into_items(self) -> impl Iterator<Item = (String, RejectedItem)> {
+        let of_a_reason =
+            |(reason, items): (String, Vec<RejectedItem>)| items.into_iter().map(move |item| (reason.clone(), item));
+        self.0.into_iter().flat_map(of_a_reason)
     }
-    for (reason, ids) in &removed.examples {
-        for id in ids {
-            let (reason, document) = ((*reason).to_owned(), Some(id.ordinal));
-            let (file, text) = (name(id.file), String::new());
-            examples.push(RejectedExample { reason, file, offset: None, document, title: None, text });
-        }
-    }
-    examples.sort_by(|left, right| left.reason.cmp(&right.reason));
-    examples
 }
 
 #[cfg(test)]
