@@ -90,7 +90,7 @@ fn loader(
     samples: usize,
     steps: usize,
 ) -> Result<Loader, Error> {
-    let (objective, seed, test) = (config.objective.clone(), config.run.seed, config.test.clone());
+    let (objective, seed, test) = (stage.objective.of(&config.objective), config.run.seed, config.test.clone());
     let source = SampleSource { dataset, objective, seed, shuffle: true, test };
     let options = LoaderOptions {
         cursor: 0,

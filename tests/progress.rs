@@ -62,8 +62,10 @@ fn on_terminal(
     let quoted = |word: &str| format!("'{}'", word.replace('\'', "'\\''"));
     let words: Vec<String> =
         std::iter::once(program.to_str().unwrap()).chain(arguments.iter().copied()).map(quoted).collect();
-    let mut command = Command::new("script");
-    command.args(["--quiet", "--return", "--command", &format!("exec {}", words.join(" ")), "/dev/null"]);
+    // A test in the background of a shell would ignore Ctrl-C, and so would the program.
+    let mut command = Command::new("env");
+    command.args(["--default-signal=INT", "script", "--quiet", "--return"]);
+    command.args(["--command", &format!("exec {}", words.join(" ")), "/dev/null"]);
     for name in ["CI", "NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "RUST_LOG"] {
         command.env_remove(name);
     }

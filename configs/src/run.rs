@@ -36,7 +36,7 @@ pub use guard::{DamagedShard, FaultInjection, Guard};
 pub use metrics::Metrics;
 pub use model::{Activation, Attention, Model, Norm, NormKind, Precision};
 pub use notify::Notify;
-pub use objective::{MaskToken, MaskUnit, Masking, Objective};
+pub use objective::{MaskToken, MaskUnit, Masking, Objective, StageObjective};
 pub use optimizer::{Optimizer, OptimizerKind};
 pub use plateau::Plateau;
 pub use prometheus::Prometheus;
@@ -97,6 +97,12 @@ impl RunConfig {
     pub fn depth(&self, stage: usize) -> usize {
         self.stage.get(stage).map_or(self.model.layers, |stage| stage.depth(&self.model))
     }
+
+    /// Returns the objective of evaluations: the one of `[objective]` with the mask probability of `[evaluation]`.
+    pub fn evaluation_objective(&self) -> Objective {
+        let mask_probability = self.evaluation.mask_probability.unwrap_or(self.objective.mask_probability);
+        Objective { mask_probability, ..self.objective.clone() }
+    }
 }
 
 /// Name, seed and initial weights of a run.
@@ -134,11 +140,16 @@ pub struct Evaluation {
     pub every_steps: u64,
     /// Maximum number of samples per evaluation. 0: all samples.
     pub samples: u64,
+    /// Fraction of tokens to predict. Absent: that of `[objective]`, also in stages with another one.
+    ///
+    /// Losses are comparable only if this fraction is the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask_probability: Option<f64>,
 }
 
 impl Default for Evaluation {
     fn default() -> Self {
-        Self { data: String::new(), every_steps: 1000, samples: 2048 }
+        Self { data: String::new(), every_steps: 1000, samples: 2048, mask_probability: None }
     }
 }
 

@@ -82,7 +82,7 @@ impl LoadedModel {
         if !errors.is_empty() {
             return Err(Error::invalid_config(url, errors));
         }
-        let objective = self.config.objective.clone();
+        let objective = self.config.evaluation_objective();
         Ok(EvalRequest { dataset, objective, samples, micro_batch_tokens: TokenBudget::DEFAULT, parts: None })
     }
 }

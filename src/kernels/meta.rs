@@ -115,12 +115,12 @@ impl KernelDevice for MetaDevice {
             "norm_from_sums" => sizes(&[0, 1]) == [8, 8 * number(2)] && blocks == 1,
             "digest_chunks" => sizes(&[0, 1]) == [8 * blocks, 4 * number(2)] && blocks == number(2).div_ceil(number(3)),
             "digest_sum" => sizes(&[0, 1]) == [8, 8 * number(2)] && blocks == 1,
-            "lamb_directions" => {
+            "scaled_directions" => {
                 let all = arguments.size(4);
                 sizes(&[0, 2, 6, 7, 8]) == [16 * blocks, 8, all, all, 16 * blocks] && arguments.size(5) >= all
             }
-            "lamb_step_sizes" => sizes(&[0, 1, 2]) == [4 * blocks, 40 * blocks, 4 * blocks],
-            "lamb_apply" => sizes(&[0, 2]) == [16 * blocks, 8] && arguments.size(4) >= arguments.size(3),
+            "scaled_step_sizes" => sizes(&[0, 1, 2]) == [4 * blocks, 40 * blocks, 4 * blocks],
+            "scaled_apply" => sizes(&[0, 2]) == [16 * blocks, 8] && arguments.size(4) >= arguments.size(3),
             "adamw" => {
                 let all = arguments.size(4);
                 sizes(&[0, 2, 6, 7]) == [16 * blocks, 8, all, all] && arguments.size(5) >= all

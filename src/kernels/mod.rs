@@ -141,8 +141,8 @@ pub trait Kernels: Send + Sync {
     /// `2 * i + 1`, or 0 past the end, in its high half. Any change to a single word changes the digest.
     fn digest(&self, values: &Tensor) -> Tensor;
 
-    /// Updates weights and moments in place, unless `update.norm` is not finite. Overwrites the gradients. For LAMB,
-    /// returns the step size of each parameter, f32 \[parameters\], which is the learning rate times the trust ratio.
+    /// Updates weights and moments in place, unless `update.norm` is not finite. Overwrites the gradients. For LAMB
+    /// and StableAdamW, returns the step size of each parameter, f32 \[parameters\]: the learning rate times its scale.
     fn update(&self, buffers: &mut StateBuffers<'_>, update: &OptimizerUpdate<'_>) -> Option<Tensor>;
 }
 
@@ -240,6 +240,18 @@ pub struct ParamUpdate {
     pub learning_rate: f32,
     /// Weight decay; 0 for biases and layer norms.
     pub weight_decay: f32,
-    /// True if LAMB scales the update by the trust ratio.
-    pub uses_trust_ratio: bool,
+    /// Factor of the learning rate.
+    pub step_scale: StepScale,
+}
+
+/// Factor of the learning rate of a parameter. Kernels read its number.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum StepScale {
+    /// 1.
+    #[default]
+    Fixed = 0,
+    /// LAMB's trust ratio: the norm of the weights divided by the norm of the update.
+    TrustRatio = 1,
+    /// StableAdamW: `1 / max(1, rms(gradient / max(sqrt(v_hat), eps)))` over the elements of the parameter.
+    Stable = 2,
 }

@@ -4,7 +4,7 @@
 use lambert_config::run::OptimizerKind;
 use tch::{Device, Kind, Tensor};
 
-use super::{DropoutParams, Host, Kernels, OptimizerUpdate, ParamUpdate, StateBuffers, Values};
+use super::{DropoutParams, Host, Kernels, OptimizerUpdate, ParamUpdate, StateBuffers, StepScale, Values};
 
 /// Plain libtorch operations on one device.
 #[derive(Debug, Clone, Copy)]
@@ -100,9 +100,14 @@ pub(super) fn apply_update(buffers: &mut StateBuffers<'_>, update: &OptimizerUpd
         let new_second =
             &second * f64::from(constants.beta2) + gradients.square() * f64::from(constants.one_minus_beta2);
         let direction = direction(constants, &new_first, &new_second) + &weights * f64::from(constants.weight_decay);
-        let ratio = match (update.kind, constants.uses_trust_ratio) {
-            (OptimizerKind::Lamb, true) => trust_ratio(&norm(&weights), &norm(&direction), update.trust_ratio),
-            _ => update.norm.ones_like(),
+        let ratio = match constants.step_scale {
+            StepScale::TrustRatio => trust_ratio(&norm(&weights), &norm(&direction), update.trust_ratio),
+            StepScale::Stable => {
+                let root = (&new_second * f64::from(constants.inv_bias_correction2)).sqrt();
+                let relative = &gradients / root.clamp_min(f64::from(constants.eps));
+                relative.to_kind(Kind::Double).square().mean(Kind::Double).sqrt().clamp_min(1.0).reciprocal()
+            }
+            StepScale::Fixed => update.norm.ones_like(),
         };
         let step_size = ratio.to_kind(Kind::Float) * f64::from(constants.learning_rate);
         let new_weights = &weights - direction * &step_size;
@@ -115,7 +120,8 @@ pub(super) fn apply_update(buffers: &mut StateBuffers<'_>, update: &OptimizerUpd
     if let Some(bf16_weights) = &mut buffers.bf16_weights {
         bf16_weights.copy_(buffers.weights);
     }
-    (update.kind == OptimizerKind::Lamb && !step_sizes.is_empty()).then(|| Tensor::stack(&step_sizes, 0))
+    let is_scaled = matches!(update.kind, OptimizerKind::Lamb | OptimizerKind::StableAdamw);
+    (is_scaled && !step_sizes.is_empty()).then(|| Tensor::stack(&step_sizes, 0))
 }
 
 fn direction(constants: &ParamUpdate, first: &Tensor, second: &Tensor) -> Tensor {

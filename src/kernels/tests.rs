@@ -94,7 +94,18 @@ impl FormulaState {
             let ratio = if p > 0.0 && u > 0.0 { p / u } else { 1.0 };
             let bounded =
                 settings.trust_ratio.map_or(ratio, |[min_ratio, max_ratio]| ratio.max(min_ratio).min(max_ratio));
-            let ratio = if uses_trust_ratio { bounded } else { 1.0 };
+            let relative: f64 = range
+                .clone()
+                .map(|i| {
+                    let root = (self.second[i] / inv_bias_correction2).sqrt().max(settings.eps);
+                    (gradients[i] / divide / root).powi(2)
+                })
+                .sum();
+            let ratio = match settings.kind {
+                OptimizerKind::StableAdamw => 1.0 / (relative / count as f64).sqrt().max(1.0),
+                _ if uses_trust_ratio => bounded,
+                _ => 1.0,
+            };
             for (weight, direction) in self.weights[range].iter_mut().zip(directions) {
                 *weight -= rate * ratio * direction;
             }
@@ -175,7 +186,7 @@ fn error_from_formulas(kernels: &dyn Kernels, shapes: &[Shape], settings: &Setti
         let rate = 1e-2 / (t as f64).sqrt();
         let expected = formulas.step(settings, shapes, &wide(&gradients), t as i32, rate);
         let rates = tensors.update(kernels, &gradients, |norm| update(shapes, settings, rate, t, norm));
-        assert_eq!(rates.is_some(), settings.kind == OptimizerKind::Lamb);
+        assert_eq!(rates.is_some(), matches!(settings.kind, OptimizerKind::Lamb | OptimizerKind::StableAdamw));
         for (rate, expected) in rates.iter().flatten().zip(expected) {
             assert!((rate / expected - 1.0).abs() < 1e-4, "step size {rate}, expected {expected}");
         }
@@ -201,6 +212,7 @@ fn settings() -> Vec<(&'static str, Settings)> {
         ),
         ("AdamW without bias correction", uncorrected(&adamw)),
         ("Adam of the original BERT", Settings { kind: OptimizerKind::AdamBert, ..lamb.clone() }),
+        ("StableAdamW", Settings { kind: OptimizerKind::StableAdamw, ..lamb.clone() }),
         ("LAMB", lamb),
         ("AdamW", adamw),
     ]

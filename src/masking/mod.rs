@@ -44,9 +44,9 @@ pub fn key(seed: u64, objective: &Objective, epoch: u64, sample: u64) -> Key {
     Key::new(seed).with_bytes(b"mask").with(epoch).with(sample)
 }
 
-/// Masks tokens of `ids` in place, and returns the masked tokens sorted by position. 80% of them become
-/// \[MASK\] (or \[UNK\]), 10% become a random token, and 10% stay unchanged. The replacement is drawn
-/// for each token, or once for a whole span.
+/// Masks tokens of `ids` in place, and returns the masked tokens sorted by position. The share `mask_share` becomes
+/// \[MASK\] (or \[UNK\]), the share `random_share` becomes a random token, and the rest stays unchanged. The replacement
+/// is drawn for each token, or once for a whole span.
 pub fn mask(ids: &mut [u32], objective: &Objective, vocab: &MaskVocab, key: Key) -> Vec<MaskedToken> {
     let mut rng = key.rng();
     let max_tokens = objective.predictions(ids.len());
@@ -55,17 +55,18 @@ pub fn mask(ids: &mut [u32], objective: &Objective, vocab: &MaskVocab, key: Key)
         MaskToken::Mask => vocab.mask_id,
         MaskToken::Unk => vocab.unk_id,
     };
-    let (mut group, mut draw) = (None, 0);
+    let changed = objective.mask_share + objective.random_share;
+    let (mut group, mut draw) = (None, 0.0);
     let mask_token = |(position, token_group): (u16, usize)| {
         if group != Some(token_group) {
-            (group, draw) = (Some(token_group), rng.below(10));
+            (group, draw) = (Some(token_group), rng.unit_f64());
         }
         let token = &mut ids[usize::from(position)];
         let masked = MaskedToken { position, label: *token };
-        match draw {
-            0..8 => *token = replacement,
-            8 => *token = rng.below(vocab.continuations.len() as u64) as u32,
-            _ => {}
+        if draw < objective.mask_share {
+            *token = replacement;
+        } else if draw < changed {
+            *token = rng.below(vocab.continuations.len() as u64) as u32;
         }
         masked
     };

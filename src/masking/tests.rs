@@ -183,6 +183,28 @@ fn span_lengths_match_paper_and_spans_share_a_replacement() {
 }
 
 #[test]
+fn shares_and_probability_are_configurable() {
+    for unit in UNITS {
+        let slack = if unit == MaskUnit::Span { 3.0 } else { 1.0 };
+        for (probability, mask_share, random_share) in [(0.3, 1.0, 0.0), (0.05, 0.5, 0.0), (0.4, 0.0, 0.25)] {
+            let settings = Objective { mask_probability: probability, mask_share, random_share, ..objective(unit) };
+            let counts = Counts::collect(&settings, 1_000_000 / (128.0 * probability) as u64);
+            let share = counts.fraction(counts.max_tokens).recip();
+            assert!((0.998..=1.0).contains(&share), "{unit:?}: {share} of {probability}");
+            // A random token is [MASK] with probability 1/1,000, and the original with the same probability.
+            let (masked, random) = (mask_share + 0.001 * random_share, 0.998 * random_share);
+            let same = 1.0 - masked - random;
+            for (count, expected) in [(counts.as_mask, masked), (counts.as_random, random), (counts.same, same)] {
+                // Four standard deviations.
+                let limit = 4.0 * (expected * (1.0 - expected) / counts.total as f64).sqrt() * slack;
+                let fraction = counts.fraction(count);
+                assert!((fraction - expected).abs() <= limit, "{unit:?}: {fraction} of {expected}");
+            }
+        }
+    }
+}
+
+#[test]
 fn mask_token_is_configurable() {
     let unk = Objective { mask_token: MaskToken::Unk, ..objective(MaskUnit::Piece) };
     let counts = Counts::collect(&unk, 1_000);

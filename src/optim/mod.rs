@@ -1,4 +1,4 @@
-//! Optimizer updates. The module computes the constants of the LAMB or AdamW update of each parameter. The loops over
+//! Optimizer updates. The module computes the constants of the update of each parameter. The loops over
 //! elements are device kernels ([`crate::kernels`]). The code uses no ranks and no files.
 
 #[cfg(test)]
@@ -9,30 +9,30 @@ use std::collections::BTreeMap;
 use lambert_config::run::{Optimizer as Settings, OptimizerKind};
 use tch::{Kind, Tensor};
 
-use crate::kernels::{OptimizerUpdate, ParamUpdate};
+use crate::kernels::{OptimizerUpdate, ParamUpdate, StepScale};
 use crate::state::{ParamSpec, TrainState};
 
 /// An enqueued update.
 pub struct EnqueuedUpdate {
     /// L2 norm of all gradients, f64 \[\].
     pub norm: Tensor,
-    /// LAMB step sizes: learning rate times trust ratio, f32 \[parameters that are not frozen\].
+    /// Step sizes of LAMB and StableAdamW: learning rate times step scale, f32 \[parameters that are not frozen\].
     step_sizes: Option<Tensor>,
     constants: Vec<ParamUpdate>,
 }
 
 impl EnqueuedUpdate {
-    /// LAMB trust ratio of each tensor that has one, by tensor name. The gradient norm of the update must be finite.
+    /// Step scale of each tensor that has one, by tensor name: LAMB's trust ratio, or the reduction by StableAdamW. The gradient norm of the update must be finite.
     pub fn trust_ratios(&self, state: &TrainState) -> BTreeMap<String, f64> {
         let Some(step_sizes) = &self.step_sizes else { return BTreeMap::new() };
         let step_sizes = state.kernels().fetch(&step_sizes.to_kind(Kind::Double));
         let trainable = state.parameters.specs().iter().filter(|spec| !spec.is_frozen);
-        let uses_trust_ratio =
-            trainable.zip(&self.constants).zip(step_sizes).filter(|((_, constants), _)| constants.uses_trust_ratio);
+        let scaled = trainable.zip(&self.constants).zip(step_sizes);
+        let scaled = scaled.filter(|((_, constants), _)| constants.step_scale != StepScale::Fixed);
         let ratio = |((spec, constants), step_size): ((&ParamSpec, &ParamUpdate), f64)| {
             (spec.name.clone(), step_size / f64::from(constants.learning_rate))
         };
-        uses_trust_ratio.map(ratio).filter(|(_, ratio)| ratio.is_finite()).collect()
+        scaled.map(ratio).filter(|(_, ratio)| ratio.is_finite()).collect()
     }
 }
 
@@ -65,6 +65,11 @@ pub fn param_update(settings: &Settings, decays: bool, updates: u64, learning_ra
     let correction = |beta: f64| {
         if settings.corrects_bias() { (1.0 / (1.0 - beta.powf(updates as f64))) as f32 } else { 1.0 }
     };
+    let step_scale = match settings.kind {
+        OptimizerKind::Lamb if decays || settings.trust_undecayed => StepScale::TrustRatio,
+        OptimizerKind::StableAdamw => StepScale::Stable,
+        OptimizerKind::Lamb | OptimizerKind::Adamw | OptimizerKind::AdamBert => StepScale::Fixed,
+    };
     ParamUpdate {
         beta1: settings.beta1 as f32,
         one_minus_beta1: (1.0 - settings.beta1) as f32,
@@ -75,6 +80,6 @@ pub fn param_update(settings: &Settings, decays: bool, updates: u64, learning_ra
         inv_bias_correction2: correction(settings.beta2),
         learning_rate: learning_rate as f32,
         weight_decay: if decays { settings.weight_decay as f32 } else { 0.0 },
-        uses_trust_ratio: settings.kind == OptimizerKind::Lamb && (decays || settings.trust_undecayed),
+        step_scale,
     }
 }

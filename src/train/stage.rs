@@ -78,7 +78,7 @@ impl<'a> StageRun<'a> {
         let dataset = &datasets.stages[place.index];
         let source = SampleSource {
             dataset: dataset.clone(),
-            objective: config.objective.clone(),
+            objective: place.stage.objective.of(&config.objective),
             seed: config.run.seed,
             shuffle: true,
             test: config.test.clone(),
@@ -152,7 +152,8 @@ impl<'a> StageRun<'a> {
         session.control.phase(WorkerPhase::Step);
         let updating = span!("update");
         let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
-        let updated = torch::guard(|| optim::update(state, &session.config.optimizer, learning_rate))?;
+        let settings = session.config.optimizer.of_stage(self.place.stage.learning_rate);
+        let updated = torch::guard(|| optim::update(state, &settings, learning_rate))?;
         let GradientResult { totals, norm, noise } = stats.fetch(state, batch.lengths.len() as u64, &updated.norm)?;
         // Skipped updates have no trust ratios.
         let trust_ratios = match norm.is_finite() && session.config.metrics.records_trust_ratios(state.step) {
@@ -242,7 +243,8 @@ impl<'a> StageRun<'a> {
 
     /// Converts an out-of-memory error to [`Error::Memory`], which lists the settings that reduce memory use.
     fn explain(&self, error: Error) -> Error {
-        let (objective, StagePosition { stage, index, .. }) = (&self.session.config.objective, self.place);
+        let StagePosition { stage, index, .. } = self.place;
+        let objective = stage.objective.of(&self.session.config.objective);
         let requested = if let Error::Torch(failed) = &error { failed.memory() } else { None };
         match requested {
             None => error,
@@ -272,7 +274,7 @@ impl<'a> StageRun<'a> {
         let config = &self.session.config;
         let request = EvalRequest {
             dataset: dataset.clone(),
-            objective: config.objective.clone(),
+            objective: config.evaluation_objective(),
             samples: config.evaluation.samples,
             micro_batch_tokens: self.micro_batch_tokens,
             parts: self.canonical_shards().map(|(_, parts)| parts),

@@ -144,7 +144,7 @@ fn state(kernels: Arc<dyn Kernels>, model: &Model) -> TrainState {
 fn updates_match_the_host() {
     let Some(gpu) = first_gpu() else { return };
     let model = Model { hidden: 256, heads: 4, intermediate: 1024, positions: 128, ..Model::default() };
-    for kind in [OptimizerKind::Lamb, OptimizerKind::Adamw, OptimizerKind::AdamBert] {
+    for kind in [OptimizerKind::Lamb, OptimizerKind::Adamw, OptimizerKind::AdamBert, OptimizerKind::StableAdamw] {
         let settings = Optimizer { kind, ..Optimizer::default() };
         let (mut host, mut existing) = (state(Arc::new(Host), &model), state(gpu.clone(), &model));
         let mut rng = Key::new(9).rng();

@@ -88,7 +88,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     let transient = if bytes < 4.0 { bytes + 4.0 } else { bytes };
     let gradients = transient * (3.0 * row + 2.0 * wide).max(at_weights);
 
-    let objective = &config.objective;
+    let objective = stage.objective.of(&config.objective);
     let most = match objective.max_predictions {
         0 => f64::INFINITY,
         most => most as f64 * (tokens / width).ceil(),

@@ -5,8 +5,8 @@ mod cluster;
 use std::net::SocketAddr;
 
 use super::{
-    Attention, DeviceKind, Family, GrowthOrder, Guard, Masking, Model, NormKind, Objective, Optimizer, OptimizerKind,
-    Pair, Precision, RENAMED, RunConfig, Stage, TokenBudget, Unpadded,
+    Attention, Decay, DeviceKind, Family, GrowthOrder, Guard, Masking, Model, NormKind, Objective, Optimizer,
+    OptimizerKind, Pair, Precision, RENAMED, RunConfig, Stage, TokenBudget, Unpadded,
 };
 use crate::load::{Checked, ConfigIssue};
 
@@ -24,13 +24,16 @@ impl Checked for RunConfig {
                 format!("must be \"none\": a model of family {} has no sentence-pair head", self.model.family);
             issues.push(ConfigIssue::new("objective.pair", message));
         }
-        self.objective.check(issues);
+        self.objective.check("objective", issues);
         self.optimizer.check(issues);
         if self.stage.is_empty() {
             issues.push(ConfigIssue::new("stage", "at least one [[stage]] is needed"));
         }
         for (index, stage) in self.stage.iter().enumerate() {
             stage.check(index, issues);
+            if !stage.objective.is_default() {
+                stage.objective.of(&self.objective).check(&format!("stage.{index}.objective"), issues);
+            }
             if stage.depth(&self.model) < self.model.groups {
                 let message = format!("must be at least model.groups = {}", self.model.groups);
                 issues.push(ConfigIssue::new(format!("stage.{index}.layers"), message));
@@ -49,6 +52,10 @@ impl Checked for RunConfig {
         issues.extend(wrong.into_iter().map(|(key, message)| ConfigIssue::new(key, message)));
         self.guard.check(issues);
         self.check_reports(issues);
+        if let Some(share) = self.evaluation.mask_probability {
+            fraction("evaluation.mask_probability", share, issues);
+            positive("evaluation.mask_probability", share, issues);
+        }
         positive("evaluation.every_steps", self.evaluation.every_steps as f64, issues);
         positive("checkpoint.keep", self.checkpoint.keep as f64, issues);
         not_negative("checkpoint.every_minutes", self.checkpoint.every_minutes, issues);
@@ -226,9 +233,20 @@ impl Model {
 }
 
 impl Objective {
-    fn check(&self, issues: &mut Vec<ConfigIssue>) {
-        fraction("objective.mask_probability", self.mask_probability, issues);
-        positive("objective.mask_probability", self.mask_probability, issues);
+    /// Checks the settings of `section`.
+    fn check(&self, section: &str, issues: &mut Vec<ConfigIssue>) {
+        let key = |name: &str| format!("{section}.{name}");
+        fraction(&key("mask_probability"), self.mask_probability, issues);
+        positive(&key("mask_probability"), self.mask_probability, issues);
+        for (name, share) in [("mask_share", self.mask_share), ("random_share", self.random_share)] {
+            if !(0.0..=1.0).contains(&share) {
+                issues.push(ConfigIssue::new(key(name), format!("is {share}; must be from 0 to 1")));
+            }
+        }
+        if self.mask_share + self.random_share > 1.0 {
+            let message = format!("{} + mask_share = {} is more than 1", self.random_share, self.mask_share);
+            issues.push(ConfigIssue::new(key("random_share"), message));
+        }
         positive("objective.static_masks", self.static_masks as f64, issues);
         if self.masking == Masking::Dynamic && self.static_masks > 1 {
             let message = "has no effect with dynamic masks; set objective.masking = \"static\"";
@@ -246,6 +264,10 @@ impl Optimizer {
         not_negative("optimizer.clip_norm", self.clip_norm, issues);
         if self.trust_ratio.is_some_and(|[least, most]| !(0.0 <= least && least <= most)) {
             issues.push(ConfigIssue::new("optimizer.trust_ratio", "must be [min, max] with 0 <= min <= max"));
+        }
+        if self.kind == OptimizerKind::Lamb && self.decay_relative_to_peak {
+            let message = "is not available for LAMB, whose trust ratio includes the weight decay";
+            issues.push(ConfigIssue::new("optimizer.decay_relative_to_peak", message));
         }
         if self.kind != OptimizerKind::Lamb && (self.trust_undecayed || self.trust_ratio.is_some()) {
             issues.push(ConfigIssue::new("optimizer", "trust_undecayed and trust_ratio require kind = \"lamb\""));
@@ -280,10 +302,23 @@ impl Stage {
         if !(0.0..=1.0).contains(&self.warmup) {
             issues.push(ConfigIssue::new(key("warmup"), "is a fraction of the steps: from 0 to 1"));
         }
+        self.check_decay(&key("decay_fraction"), issues);
     }
 }
 
 impl Stage {
+    fn check_decay(&self, key: &str, issues: &mut Vec<ConfigIssue>) {
+        let Some(part) = self.decay_fraction else { return };
+        if !(0.0..=1.0 - self.warmup).contains(&part) {
+            let message = format!("{part} is not from 0 to {}, the steps after the warm-up", 1.0 - self.warmup);
+            issues.push(ConfigIssue::new(key, message));
+        }
+        if matches!(self.decay, Decay::Constant | Decay::InverseSqrt) {
+            let message = "needs a decay with an end: linear, polynomial, cosine or one-minus-sqrt";
+            issues.push(ConfigIssue::new(key, message));
+        }
+    }
+
     /// Validates the growth of the model from `from` layers to the layers of this stage. `from` is the number of layers
     /// of the previous stage or of the initial checkpoint.
     pub fn check_growth(&self, index: usize, from: usize, model: &Model, issues: &mut Vec<ConfigIssue>) {

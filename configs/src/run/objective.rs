@@ -29,7 +29,7 @@ pub enum MaskUnit {
     Span,
 }
 
-/// Token that replaces 80 % of the masked tokens.
+/// Token that replaces most of the masked tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MaskToken {
@@ -52,8 +52,16 @@ pub struct Objective {
     pub static_masks: usize,
     /// Unit of masking.
     pub mask_unit: MaskUnit,
-    /// Token that replaces 80 % of the masked tokens.
+    /// Token that replaces the share `mask_share` of the masked tokens.
     pub mask_token: MaskToken,
+    /// Share of the masked tokens that `mask_token` replaces.
+    #[serde(skip_serializing_if = "is_default_mask_share")]
+    #[schemars(!skip_serializing_if)]
+    pub mask_share: f64,
+    /// Share of the masked tokens that a random token of the vocabulary replaces. The rest stays unchanged.
+    #[serde(skip_serializing_if = "is_default_random_share")]
+    #[schemars(!skip_serializing_if)]
+    pub random_share: f64,
     /// Fraction of tokens to predict, relative to all tokens of a sample including special tokens.
     pub mask_probability: f64,
     /// Maximum number of masked tokens per sample. 0: no limit. Use 80 with sequences of 512 tokens.
@@ -71,6 +79,55 @@ impl Objective {
     }
 }
 
+const MASK_SHARE: f64 = 0.8;
+const RANDOM_SHARE: f64 = 0.1;
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_default_mask_share(share: &f64) -> bool {
+    *share == MASK_SHARE
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_default_random_share(share: &f64) -> bool {
+    *share == RANDOM_SHARE
+}
+
+/// Settings of `[objective]` that a stage replaces. An absent key has the value of `[objective]`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct StageObjective {
+    /// Fraction of tokens to predict.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask_probability: Option<f64>,
+    /// Maximum number of masked tokens per sample. 0: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_predictions: Option<usize>,
+    /// Share of the masked tokens that `mask_token` replaces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask_share: Option<f64>,
+    /// Share of the masked tokens that a random token replaces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub random_share: Option<f64>,
+}
+
+impl StageObjective {
+    /// True if the stage replaces no setting.
+    pub fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Returns the objective of the stage.
+    pub fn of(&self, run: &Objective) -> Objective {
+        Objective {
+            mask_probability: self.mask_probability.unwrap_or(run.mask_probability),
+            max_predictions: self.max_predictions.unwrap_or(run.max_predictions),
+            mask_share: self.mask_share.unwrap_or(run.mask_share),
+            random_share: self.random_share.unwrap_or(run.random_share),
+            ..run.clone()
+        }
+    }
+}
+
 impl Default for Objective {
     fn default() -> Self {
         Self {
@@ -79,6 +136,8 @@ impl Default for Objective {
             static_masks: 1,
             mask_unit: MaskUnit::Piece,
             mask_token: MaskToken::Mask,
+            mask_share: MASK_SHARE,
+            random_share: RANDOM_SHARE,
             mask_probability: 0.15,
             max_predictions: 20,
         }

@@ -12,6 +12,9 @@ pub enum OptimizerKind {
     Lamb,
     /// Adam with decoupled weight decay.
     Adamw,
+    /// AdamW that reduces the learning rate of a tensor while its gradients are larger than its second moment predicts
+    /// (arXiv 2304.13013).
+    StableAdamw,
     /// Adam of the original BERT: like `adamw`, but never with bias correction.
     AdamBert,
 }
@@ -30,6 +33,13 @@ pub struct Optimizer {
     pub eps: f64,
     /// Decoupled weight decay. Biases and layer normalizations have no weight decay.
     pub weight_decay: f64,
+    /// Divides the weight decay by the peak learning rate of the stage (full decoupling). Not for LAMB.
+    ///
+    /// Each update multiplies the weight decay by the learning rate. So the decay of an update at the peak is
+    /// `weight_decay` itself.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(!skip_serializing_if)]
+    pub decay_relative_to_peak: bool,
     /// Corrects the bias of the moments, which are initialized with zero.
     pub bias_correction: bool,
     /// LAMB: also applies trust ratios to biases and layer normalizations.
@@ -42,6 +52,14 @@ pub struct Optimizer {
 }
 
 impl Optimizer {
+    /// Returns the settings for a stage with the given peak learning rate. Updates multiply the weight decay by the
+    /// learning rate.
+    #[must_use]
+    pub fn of_stage(&self, peak: f64) -> Self {
+        let divisor = if self.decay_relative_to_peak { peak } else { 1.0 };
+        Self { weight_decay: self.weight_decay / divisor, ..self.clone() }
+    }
+
     /// True if the moments are bias-corrected.
     pub fn corrects_bias(&self) -> bool {
         self.bias_correction && self.kind != OptimizerKind::AdamBert
@@ -56,6 +74,7 @@ impl Default for Optimizer {
             beta2: 0.999,
             eps: 1e-6,
             weight_decay: 0.01,
+            decay_relative_to_peak: false,
             bias_correction: true,
             trust_undecayed: false,
             trust_ratio: None,

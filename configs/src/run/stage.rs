@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Growth, Model, Plateau, TokenBudget};
+use super::{Growth, Model, Plateau, StageObjective, TokenBudget};
 
 /// Decay of the learning rate after the warm-up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -16,6 +16,10 @@ pub enum Decay {
     Polynomial,
     /// Half a cosine period.
     Cosine,
+    /// `1 - sqrt(p)`, where p is the completed fraction of the decay.
+    OneMinusSqrt,
+    /// Inverse square root of the number of steps since the start of the warm-up. It never ends.
+    InverseSqrt,
     /// Constant.
     Constant,
 }
@@ -28,6 +32,9 @@ pub struct Stage {
     pub name: String,
     /// Dataset, as directory or URL; required.
     pub data: String,
+    /// Settings of `[objective]` that this stage replaces.
+    #[serde(skip_serializing_if = "StageObjective::is_default")]
+    pub objective: StageObjective,
     /// Number of encoder layers, not less than in the previous stage. Absent: `model.layers`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layers: Option<usize>,
@@ -59,8 +66,13 @@ pub struct Stage {
     pub learning_rate: f64,
     /// Fraction of the steps of the stage for the linear warm-up.
     pub warmup: f64,
-    /// Decay after the warm-up.
+    /// Shape of the decay.
     pub decay: Decay,
+    /// Fraction of the steps of the stage for the decay, at the end of the stage. Absent: all steps after the warm-up.
+    ///
+    /// Between warm-up and decay, the learning rate is constant (warmup-stable-decay).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_fraction: Option<f64>,
     /// Power of polynomial decay.
     pub decay_power: f64,
     /// Learning rate at the end of the stage.
@@ -94,6 +106,7 @@ impl Default for Stage {
         Self {
             name: String::new(),
             data: String::new(),
+            objective: StageObjective::default(),
             layers: None,
             growth: Growth::default(),
             steps: 0,
@@ -105,6 +118,7 @@ impl Default for Stage {
             learning_rate: 1e-4,
             warmup: 0.2,
             decay: Decay::Linear,
+            decay_fraction: None,
             decay_power: 1.0,
             learning_rate_end: 0.0,
             restart_optimizer: false,

@@ -1,10 +1,10 @@
-//! Warnings about the data of a run, before the run starts: too many repetitions, too few samples for a batch, and
-//! evaluation data that differ from the training data.
+//! Warnings about the data of a run, before the run starts: too many repetitions, too few samples for a batch, too few
+//! masked tokens, and evaluation data that differ from the training data.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
-use lambert_config::run::{RunConfig, Stage};
+use lambert_config::run::{Objective, RunConfig, Stage};
 use lambert_dataset::{Dataset, TokenUsage};
 use lambert_plan::timeline;
 
@@ -73,6 +73,9 @@ fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
     let repeated =
         config.stage.iter().zip(&stages).flat_map(|(stage, data)| counts(&data.key, stage, data.dataset.rows()));
     let mut warnings: Vec<String> = repeated.collect();
+    for (index, (stage, data)) in config.stage.iter().zip(&stages).enumerate() {
+        warnings.extend(few_masks(index, &stage.objective.of(&config.objective), data.dataset.sizes().sequence_length));
+    }
     warnings.extend(stages.iter().chain(&evaluation).filter_map(NamedDataset::unknown));
     // The final held-out loss should reflect the data of the last stage.
     if let (Some(train), Some(evaluation)) = (stages.last(), &evaluation)
@@ -96,6 +99,19 @@ fn counts(key: &str, stage: &Stage, rows: u64) -> Vec<String> {
         format!("{key}: {rows} samples are fewer than a global batch of {}: batches repeat samples", stage.global_batch)
     });
     repeated.into_iter().chain(few).collect()
+}
+
+/// Warns if `max_predictions` reduces the share of masked tokens in samples of `length` tokens by more than a tenth.
+pub fn few_masks(stage: usize, objective: &Objective, length: usize) -> Option<String> {
+    let share = objective.predictions(length) as f64 / length.max(1) as f64;
+    let Objective { mask_probability, max_predictions, .. } = objective;
+    (share < 0.9 * mask_probability).then(|| {
+        format!(
+            "stage.{stage}: max_predictions = {max_predictions} masks only {:.1}% of the tokens in samples of {length}, not \
+             mask_probability = {mask_probability}; increase it (0: no limit)",
+            100.0 * share
+        )
+    })
 }
 
 /// Warns if the token frequencies of two datasets overlap too little.
@@ -123,6 +139,19 @@ mod tests {
         let [repeated, few] = &warned(2)[..] else { panic!("{:?}", warned(2)) };
         assert!(repeated.contains("2 samples are repeated 38400 times"), "{repeated}");
         assert!(few.contains("2 samples are fewer than a global batch of 64"), "{few}");
+    }
+
+    #[test]
+    fn a_low_limit_of_masked_tokens_causes_a_warning() {
+        let objective = Objective { mask_probability: 0.3, ..Objective::default() };
+        let warning = few_masks(1, &objective, 128).unwrap();
+        assert_eq!(
+            warning,
+            "stage.1: max_predictions = 20 masks only 15.6% of the tokens in samples of 128, not mask_probability = 0.3; \
+             increase it (0: no limit)"
+        );
+        assert_eq!(few_masks(1, &Objective { max_predictions: 0, ..objective }, 128), None);
+        assert_eq!(few_masks(0, &Objective::default(), 128), None);
     }
 
     #[test]

@@ -63,7 +63,7 @@ pub fn constants(update: &OptimizerUpdate<'_>) -> Vec<u8> {
             constants.learning_rate,
             constants.weight_decay,
         ];
-        let words = floats.into_iter().map(f32::to_bits).chain([u32::from(constants.uses_trust_ratio)]);
+        let words = floats.into_iter().map(f32::to_bits).chain([constants.step_scale as u32]);
         words.flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
     };
     update.parameters.iter().flat_map(bytes).collect()

@@ -227,8 +227,8 @@ std::function<void(void **)> callable(void (*kernel)(Arguments...)) {
 #define KERNEL(name) {#name, callable(lambert_##name)}
 const std::map<std::string, std::function<void(void **)>> kKernels = {
     KERNEL(dropout_f32),     KERNEL(dropout_bf16),    KERNEL(sum_of_squares), KERNEL(norm_from_sums),
-    KERNEL(digest_chunks),   KERNEL(digest_sum),      KERNEL(lamb_directions), KERNEL(lamb_step_sizes),
-    KERNEL(lamb_apply),      KERNEL(adamw),           KERNEL(to_bf16),         KERNEL(from_bf16),
+    KERNEL(digest_chunks),   KERNEL(digest_sum),      KERNEL(scaled_directions), KERNEL(scaled_step_sizes),
+    KERNEL(scaled_apply),      KERNEL(adamw),           KERNEL(to_bf16),         KERNEL(from_bf16),
     KERNEL(residual_norm_f32), KERNEL(residual_norm_backward_f32), KERNEL(residual_norm_bf16),
     KERNEL(residual_norm_backward_bf16), KERNEL(add_column_sums),
 };

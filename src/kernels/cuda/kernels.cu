@@ -232,14 +232,19 @@ extern "C" __global__ void lambert_digest_sum(u64 *digest, const u64 *sums, u32 
   }
 }
 
-// ---- Optimizer updates, with one block per chunk. The formulas are in src/kernels/host/lamb.rs and adamw.rs.
+// ---- Optimizer updates, with one block per chunk. The formulas are in src/kernels/host/scaled.rs and adamw.rs.
 
 // Mirrors `ParamUpdate` of src/kernels/mod.rs.
 struct ParamUpdate {
   float beta1, one_minus_beta1, beta2, one_minus_beta2, eps, inv_bias_correction1, inv_bias_correction2, learning_rate,
       weight_decay;
-  u32 uses_trust_ratio;
+  u32 step_scale;
 };
+
+// Numbers of `StepScale`.
+#define FIXED 0u
+#define TRUST_RATIO 1u
+#define STABLE 2u
 
 // A range of elements of one parameter.
 struct Chunk {
@@ -256,62 +261,80 @@ __device__ inline float clip_scale(double norm, double clip) {
   return clip > 0.0 && norm > clip ? static_cast<float>(clip / norm) : 1.0f;
 }
 
+// Square root of a second moment after bias correction.
+__device__ inline float root(const ParamUpdate &constants, float second) {
+  return sqrtf(second * constants.inv_bias_correction2);
+}
+
 // Updates the moments of an element and returns its update direction.
 __device__ inline float direction(const ParamUpdate &constants, float gradient, float *first, float *second) {
   *first = constants.beta1 * *first + constants.one_minus_beta1 * gradient;
   *second = constants.beta2 * *second + constants.one_minus_beta2 * gradient * gradient;
-  return *first * constants.inv_bias_correction1 / (sqrtf(*second * constants.inv_bias_correction2) + constants.eps);
+  return *first * constants.inv_bias_correction1 / (root(constants, *second) + constants.eps);
 }
 
-// LAMB, first kernel: overwrites the gradients with the update. For each block,
-// sums[2 * block] = sum of squares of the weights, and sums[2 * block + 1] = sum of squares of the update.
-extern "C" __global__ void lambert_lamb_directions(const Chunk *chunks, const ParamUpdate *all_constants, const double *norm,
-                                                   double clip, const float *weights, float *gradients, float *first,
-                                                   float *second, double *sums) {
+// LAMB and StableAdamW, first kernel: overwrites the gradients with the update. For each block,
+// sums[2 * block] = sum of squares of the weights, and sums[2 * block + 1] = sum of squares of the update. For STABLE, they
+// are the sum of squares of gradient / max(root of the second moment, eps), and the number of elements.
+extern "C" __global__ void lambert_scaled_directions(const Chunk *chunks, const ParamUpdate *all_constants,
+                                                     const double *norm, double clip, const float *weights,
+                                                     float *gradients, float *first, float *second, double *sums) {
   const Chunk chunk = chunks[blockIdx.x];
   const ParamUpdate constants = all_constants[chunk.parameter];
   const float scale = clip_scale(*norm, clip);
-  double weights_sum = 0.0, update_sum = 0.0;
+  double first_sum = 0.0, second_sum = 0.0;
   if (isfinite(*norm)) {
     for (u64 i = chunk.first + threadIdx.x; i < chunk.first + chunk.count; i += THREADS) {
       const float weight = weights[i];
-      const float update = direction(constants, gradients[i] * scale, first + i, second + i) + constants.weight_decay * weight;
+      const float gradient = gradients[i] * scale;
+      const float update = direction(constants, gradient, first + i, second + i) + constants.weight_decay * weight;
       gradients[i] = update;
-      weights_sum += static_cast<double>(weight) * static_cast<double>(weight);
-      update_sum += static_cast<double>(update) * static_cast<double>(update);
+      if (constants.step_scale == STABLE) {
+        const float relative = gradient / fmaxf(root(constants, second[i]), constants.eps);
+        first_sum += static_cast<double>(relative) * static_cast<double>(relative);
+        second_sum += 1.0;
+      } else {
+        first_sum += static_cast<double>(weight) * static_cast<double>(weight);
+        second_sum += static_cast<double>(update) * static_cast<double>(update);
+      }
     }
   }
-  weights_sum = block_sum(weights_sum);
-  update_sum = block_sum(update_sum);
+  first_sum = block_sum(first_sum);
+  second_sum = block_sum(second_sum);
   if (threadIdx.x == 0) {
-    sums[2 * blockIdx.x] = weights_sum;
-    sums[2 * blockIdx.x + 1] = update_sum;
+    sums[2 * blockIdx.x] = first_sum;
+    sums[2 * blockIdx.x + 1] = second_sum;
   }
 }
 
-// LAMB, second kernel: step_sizes[parameter] = learning rate * trust ratio. The trust ratio is clamped to
-// [min_ratio, max_ratio]. Runs with one block per parameter. The chunks of a parameter are numbered from
+// Second kernel: step_sizes[parameter] = learning rate * step scale. Trust ratios are clamped to [min_ratio, max_ratio]. Runs with one block per parameter. The chunks of a parameter are numbered from
 // ends[parameter - 1] up to, but not including, ends[parameter].
-extern "C" __global__ void lambert_lamb_step_sizes(float *step_sizes, const ParamUpdate *all_constants, const u32 *ends,
-                                                   const double *sums, double min_ratio, double max_ratio) {
+extern "C" __global__ void lambert_scaled_step_sizes(float *step_sizes, const ParamUpdate *all_constants, const u32 *ends,
+                                                     const double *sums, double min_ratio, double max_ratio) {
   const ParamUpdate constants = all_constants[blockIdx.x];
-  double weights_sum = 0.0, update_sum = 0.0;
+  double first_sum = 0.0, second_sum = 0.0;
   for (u32 i = (blockIdx.x == 0 ? 0 : ends[blockIdx.x - 1]) + threadIdx.x; i < ends[blockIdx.x]; i += THREADS) {
-    weights_sum += sums[2 * i];
-    update_sum += sums[2 * i + 1];
+    first_sum += sums[2 * i];
+    second_sum += sums[2 * i + 1];
   }
-  weights_sum = block_sum(weights_sum);
-  update_sum = block_sum(update_sum);
+  first_sum = block_sum(first_sum);
+  second_sum = block_sum(second_sum);
   if (threadIdx.x == 0) {
-    double ratio = weights_sum > 0.0 && update_sum > 0.0 ? sqrt(weights_sum) / sqrt(update_sum) : 1.0;
-    ratio = ratio < min_ratio ? min_ratio : ratio > max_ratio ? max_ratio : ratio;
-    step_sizes[blockIdx.x] = constants.learning_rate * (constants.uses_trust_ratio != 0 ? static_cast<float>(ratio) : 1.0f);
+    double factor = 1.0;
+    if (constants.step_scale == TRUST_RATIO) {
+      const double ratio = first_sum > 0.0 && second_sum > 0.0 ? sqrt(first_sum) / sqrt(second_sum) : 1.0;
+      factor = ratio < min_ratio ? min_ratio : ratio > max_ratio ? max_ratio : ratio;
+    } else if (constants.step_scale == STABLE) {
+      const double rms = sqrt(first_sum / second_sum);
+      factor = rms > 1.0 ? 1.0 / rms : 1.0;
+    }
+    step_sizes[blockIdx.x] = constants.learning_rate * static_cast<float>(factor);
   }
 }
 
-// LAMB, third kernel: weights -= step size * update. `bf16_weights` is the bf16 copy of the weights, or null.
-extern "C" __global__ void lambert_lamb_apply(const Chunk *chunks, const float *step_sizes, const double *norm,
-                                              float *weights, const float *updates, bf16 *bf16_weights) {
+// Third kernel: weights -= step size * update. `bf16_weights` is the bf16 copy of the weights, or null.
+extern "C" __global__ void lambert_scaled_apply(const Chunk *chunks, const float *step_sizes, const double *norm,
+                                                float *weights, const float *updates, bf16 *bf16_weights) {
   const Chunk chunk = chunks[blockIdx.x];
   const float step_size = step_sizes[chunk.parameter];
   if (!isfinite(*norm)) {

@@ -36,9 +36,9 @@ pub const KERNELS: [&str; 17] = [
     "norm_from_sums",
     "digest_chunks",
     "digest_sum",
-    "lamb_directions",
-    "lamb_step_sizes",
-    "lamb_apply",
+    "scaled_directions",
+    "scaled_step_sizes",
+    "scaled_apply",
     "adamw",
     "to_bf16",
     "from_bf16",
@@ -83,7 +83,7 @@ impl<C: KernelDevice> Cuda<C> {
         result
     }
 
-    fn lamb(
+    fn scaled(
         &self,
         buffers: &mut StateBuffers<'_>,
         update: &OptimizerUpdate<'_>,
@@ -95,17 +95,17 @@ impl<C: KernelDevice> Cuda<C> {
             KernelArguments::new().tensor(&chunks.table).tensor(constants).tensor(update.norm).f64(update.clip_norm);
         let arguments = arguments.tensor(buffers.weights).tensor(buffers.gradients);
         let arguments = arguments.tensor(buffers.first_moments).tensor(buffers.second_moments).tensor(&sums);
-        self.launch("lamb_directions", chunks.count, arguments);
+        self.launch("scaled_directions", chunks.count, arguments);
         let step_sizes = self.device.zeros(&[update.parameters.len() as i64], Kind::Float);
         let [min_ratio, max_ratio] = update.trust_ratio.unwrap_or([0.0, f64::INFINITY]);
         let arguments = KernelArguments::new().tensor(&step_sizes).tensor(constants).tensor(&chunks.ends).tensor(&sums);
-        self.launch("lamb_step_sizes", update.parameters.len(), arguments.f64(min_ratio).f64(max_ratio));
+        self.launch("scaled_step_sizes", update.parameters.len(), arguments.f64(min_ratio).f64(max_ratio));
         let arguments = KernelArguments::new().tensor(&chunks.table).tensor(&step_sizes).tensor(update.norm);
         let arguments = arguments
             .tensor(buffers.weights)
             .tensor(buffers.gradients)
             .optional_tensor(buffers.bf16_weights.as_deref());
-        self.launch("lamb_apply", chunks.count, arguments);
+        self.launch("scaled_apply", chunks.count, arguments);
         step_sizes
     }
 
@@ -245,7 +245,7 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         };
         let constants = self.upload(Values::U8(&chunks::constants(update)));
         let step_sizes = match update.kind {
-            OptimizerKind::Lamb => Some(self.lamb(buffers, update, &chunks, &constants)),
+            OptimizerKind::Lamb | OptimizerKind::StableAdamw => Some(self.scaled(buffers, update, &chunks, &constants)),
             OptimizerKind::Adamw | OptimizerKind::AdamBert => {
                 self.adamw(buffers, update, &chunks, &constants);
                 None

@@ -5,7 +5,7 @@ mod adamw;
 mod chunks;
 mod dropout;
 mod gomp;
-mod lamb;
+mod scaled;
 
 use std::ptr::NonNull;
 
@@ -103,13 +103,16 @@ impl Kernels for Host {
     }
 }
 
-/// Applies the update. The result does not depend on the number of threads. For LAMB, returns the step sizes.
+/// Applies the update. The result does not depend on the number of threads. For LAMB and StableAdamW, returns the step
+/// sizes.
 fn apply_update(slices: Slices<'_>, update: &OptimizerUpdate<'_>, norm: f64, threads: usize) -> Option<Vec<f32>> {
     let clip = update.clip_norm > 0.0 && norm > update.clip_norm;
     let scale = if clip { (update.clip_norm / norm) as f32 } else { 1.0 };
     let mut chunks = chunks::split(&update.parameters, slices);
     match update.kind {
-        OptimizerKind::Lamb => Some(lamb::update(update.trust_ratio, &mut chunks, scale, threads)),
+        OptimizerKind::Lamb | OptimizerKind::StableAdamw => {
+            Some(scaled::update(update.trust_ratio, &mut chunks, scale, threads))
+        }
         OptimizerKind::Adamw | OptimizerKind::AdamBert => {
             adamw::update(&mut chunks, scale, threads);
             None
@@ -123,7 +126,13 @@ impl ParamUpdate {
     fn direction(&self, gradient: f32, first: &mut f32, second: &mut f32) -> f32 {
         *first = self.beta1 * *first + self.one_minus_beta1 * gradient;
         *second = self.beta2 * *second + self.one_minus_beta2 * gradient * gradient;
-        *first * self.inv_bias_correction1 / ((*second * self.inv_bias_correction2).sqrt() + self.eps)
+        *first * self.inv_bias_correction1 / (self.root(*second) + self.eps)
+    }
+
+    /// `sqrt(v_hat)` of a second moment.
+    #[inline]
+    fn root(&self, second: f32) -> f32 {
+        (second * self.inv_bias_correction2).sqrt()
     }
 }
 
@@ -173,7 +182,7 @@ mod tests {
 
     #[test]
     fn result_is_independent_of_thread_count() {
-        for kind in [OptimizerKind::Lamb, OptimizerKind::Adamw, OptimizerKind::AdamBert] {
+        for kind in [OptimizerKind::Lamb, OptimizerKind::Adamw, OptimizerKind::AdamBert, OptimizerKind::StableAdamw] {
             let settings = Settings { kind, ..Settings::default() };
             let after = |threads: usize| {
                 let mut random = RandomValues::new(6);

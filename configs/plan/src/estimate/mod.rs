@@ -93,7 +93,7 @@ pub struct TimeEstimate {
 /// Returns the FLOPs of a stage with `layers` layers, under the assumption that all samples have the mean length.
 pub fn stage_flops(config: &RunConfig, stage: &Stage, layers: usize, data: StageSamples) -> f64 {
     let length = data.mean_tokens.round() as usize;
-    let masked = config.objective.predictions(length) as u64;
+    let masked = stage.objective.of(&config.objective).predictions(length) as u64;
     let architecture = Architecture::of_run(config, layers, data.shape.vocabulary);
     let sample = flops::training(&architecture, std::iter::once(length as u64), masked);
     sample * timeline::samples(stage) as f64

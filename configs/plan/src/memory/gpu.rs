@@ -6,7 +6,7 @@
 
 use crate::architecture::{ALIGNMENT, Architecture, CostUnit, NormInput};
 use crate::objectives::{self, LossSpec};
-use lambert_config::run::{Attention, Precision, RunConfig, Stage};
+use lambert_config::run::{Attention, Objective, Precision, RunConfig, Stage};
 
 use super::DatasetShape;
 
@@ -65,7 +65,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
     // above the attention are freed.
     let back = (2.0 * row + normed + wide).max(3.0 * row).max(mixing - 2.0 * (row + wide));
 
-    let masked = masked(config, data, tokens);
+    let masked = masked(&stage.objective.of(&config.objective), data, tokens);
     let rows = network.padded_vocabulary as f64;
     let count = |unit| match unit {
         CostUnit::Token => all,
@@ -106,11 +106,11 @@ fn keeps_weights(config: &RunConfig) -> bool {
 
 /// Returns the number of masked tokens of a micro-batch. `max_predictions` does not reduce the number, because shorter
 /// samples do not reach this limit.
-fn masked(config: &RunConfig, data: DatasetShape, tokens: usize) -> f64 {
-    let share = config.objective.mask_probability.max(1.0 / data.sequence_length.max(1) as f64);
+fn masked(objective: &Objective, data: DatasetShape, tokens: usize) -> f64 {
+    let share = objective.mask_probability.max(1.0 / data.sequence_length.max(1) as f64);
     let samples = tokens.div_ceil(data.sequence_length.max(1)) as f64;
     // The number of masked tokens is rounded per sample.
-    (tokens as f64 * share).max(samples * config.objective.predictions(data.sequence_length) as f64)
+    (tokens as f64 * share).max(samples * objective.predictions(data.sequence_length) as f64)
 }
 
 /// Returns the bytes of GPU memory for the training state of a model with `layers` layers.
@@ -153,7 +153,8 @@ pub fn reserve(free: u64) -> u64 {
 pub fn largest(config: &RunConfig, index: usize, data: DatasetShape, world: usize, room: u64) -> Option<usize> {
     let fits = |samples: usize| {
         let tokens = samples.saturating_mul(data.sequence_length);
-        needed(config, index, data, world, tokens) <= room && elements(config, data, tokens) < f64::from(i32::MAX)
+        needed(config, index, data, world, tokens) <= room
+            && elements(config, index, data, tokens) < f64::from(i32::MAX)
     };
     let (mut fitting, mut above) = (0, rank_samples(&config.stage[index], world).saturating_add(1));
     while above - fitting > 1 {
@@ -163,10 +164,11 @@ pub fn largest(config: &RunConfig, index: usize, data: DatasetShape, world: usiz
     (fitting > 0).then_some(fitting * data.sequence_length)
 }
 
-/// Returns the number of elements of the largest tensor of a micro-batch.
-fn elements(config: &RunConfig, data: DatasetShape, tokens: usize) -> f64 {
+/// Returns the number of elements of the largest tensor of a micro-batch in stage `index`.
+fn elements(config: &RunConfig, index: usize, data: DatasetShape, tokens: usize) -> f64 {
     let (model, all) = (&config.model, tokens as f64);
     let weights = if keeps_weights(config) { all * data.sequence_length as f64 * model.heads as f64 } else { 0.0 };
     let wide = all * model.intermediate.max(3 * model.hidden) as f64;
-    wide.max(weights).max(masked(config, data, tokens) * model.padded_vocabulary(data.vocabulary) as f64)
+    let objective = config.stage[index].objective.of(&config.objective);
+    wide.max(weights).max(masked(&objective, data, tokens) * model.padded_vocabulary(data.vocabulary) as f64)
 }

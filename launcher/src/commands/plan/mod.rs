@@ -9,7 +9,7 @@ mod plot;
 use std::io::Write;
 use std::path::PathBuf;
 
-use lambert_config::run::{Precision, RunConfig};
+use lambert_config::run::{Precision, RunConfig, Stage};
 use lambert_config::{Layers, exit};
 use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::estimate::{self, ScalingPoint, StageEstimate, StageSamples, checkpoints};
@@ -22,6 +22,7 @@ use super::files;
 use crate::cli::{self, MachineName};
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::run::data_warnings;
 
 /// Vocabulary size that is assumed if there is no dataset. It is the vocabulary size of bert-base-uncased.
 const VOCABULARY: usize = 30522;
@@ -103,7 +104,7 @@ pub fn plan(arguments: &cli::Plan) -> Outcome {
         best_checkpoint_interval_seconds: arguments.failures_per_day.map(interval),
         shortages: shortages(&config, &data, arguments.machine),
         assumptions,
-        notes: notes(&config),
+        notes: notes(&config, &data),
         scaling: machine.as_ref().map_or(Vec::new(), |machine| estimate::scaling(&config, &data, machine)),
     };
     if let Some(path) = &arguments.plot {
@@ -149,7 +150,7 @@ fn sets(arguments: &cli::Plan) -> Vec<String> {
     sets
 }
 
-fn notes(config: &RunConfig) -> Vec<String> {
+fn notes(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
     let (groups, ranks) = (config.model.groups, config.cluster.ranks);
     let is_shared = groups > 0 && config.stage.iter().any(|stage| stage.depth(&config.model) > groups);
     let note = || {
@@ -158,7 +159,11 @@ fn notes(config: &RunConfig) -> Vec<String> {
              first layer, so little of the all-reduce overlaps with the backward pass"
         )
     };
-    (is_shared && ranks > 1).then(note).into_iter().collect()
+    let few_masks = |(index, (stage, data)): (usize, (&Stage, &StageSamples))| {
+        data_warnings::few_masks(index, &stage.objective.of(&config.objective), data.shape.sequence_length)
+    };
+    let masks = config.stage.iter().zip(data).enumerate().filter_map(few_masks);
+    (is_shared && ranks > 1).then(note).into_iter().chain(masks).collect()
 }
 
 /// Reads the datasets' manifests. A dataset that does not exist or cannot be reached is replaced by an assumption.

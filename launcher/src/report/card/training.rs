@@ -78,11 +78,21 @@ impl ModelCard<'_> {
             MaskUnit::Word => "whole words",
             MaskUnit::Span => "spans of words",
         };
-        let limit = match objective.max_predictions {
-            0 => String::new(),
-            most => format!(", at most {most} per sample"),
+        let of_stage = |stage: &Stage| {
+            let objective = stage.objective.of(objective);
+            let limit = match objective.max_predictions {
+                0 => String::new(),
+                most => format!(", at most {most} per sample"),
+            };
+            let shares = match (objective.mask_share, objective.random_share) {
+                (0.8, 0.1) => String::new(),
+                (mask, random) => format!(" ({} replaced, {} random)", percent(mask), percent(random)),
+            };
+            format!("{} of the tokens{shares}, {unit}{limit}", percent(objective.mask_probability))
         };
-        format!("{} of the tokens, {unit}{limit}", percent(objective.mask_probability))
+        let mut stages: Vec<String> = self.config.stage.iter().take(self.checkpoint.stage + 1).map(of_stage).collect();
+        stages.dedup();
+        stages.join("; then ")
     }
 
     fn optimizer(&self) -> String {
@@ -90,6 +100,7 @@ impl ModelCard<'_> {
         let name = match optimizer.kind {
             OptimizerKind::Lamb => "LAMB",
             OptimizerKind::Adamw => "AdamW",
+            OptimizerKind::StableAdamw => "StableAdamW",
             OptimizerKind::AdamBert => "Adam of BERT",
         };
         let clipping = match optimizer.clip_norm {
