@@ -53,6 +53,7 @@ mod shipped_configs;
 mod signals;
 mod slurm;
 mod stage_change;
+mod stage_settings;
 mod status;
 mod store_changes;
 mod store_outages;
