@@ -50,7 +50,7 @@ fn stages_have_their_masks_and_rates_in_every_world() {
     let [(one, records), others @ ..] = &runs;
     assert_eq!(records.len(), 24);
     for (record, (name, share)) in records.iter().zip(STAGES.iter().flat_map(|stage| [stage; 8])) {
-        assert_eq!(record.batch.stage, *name);
+        assert_eq!(record.stage, *name);
         let masked = record.batch.masked_tokens as f64 / record.batch.tokens as f64;
         // At least one token of each sample is masked, and the number is rounded.
         assert!((masked - share).abs() < 0.02, "{name}: {masked} of the tokens are masked");

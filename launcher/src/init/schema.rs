@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(run.of_section("model").as_deref(), Some("Encoder."));
         assert_eq!(run.of_key("stage", "learning_rate").as_deref(), Some("Peak learning rate."));
         assert_eq!(run.of_section("stage").as_deref(), Some("Stage of a run."));
-        let decay = "Decay after the warm-up. Values: linear, polynomial, cosine, constant.";
+        let decay = "Shape of the decay. Values: linear, polynomial, cosine, one-minus-sqrt, inverse-sqrt, constant.";
         assert_eq!(run.of_key("stage", "decay").as_deref(), Some(decay));
         assert!(run.of_key("cluster", "all_reduce.backend").unwrap().contains("nccl"));
         assert_eq!(run.of_key("stage", "no_such_key"), None);
