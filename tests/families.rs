@@ -6,8 +6,9 @@ use serde_json::Value;
 use crate::support::{Running, TestDir, assert_same_bits, assert_same_weights, done, run, wait_for_no_workers};
 
 /// Families with their sentence pairs, further keys of `[model]`, and the class of the export.
-const FAMILIES: [(&str, &str, &str, &str); 6] = [
+const FAMILIES: [(&str, &str, &str, &str); 7] = [
     ("roberta", "none", "", "RobertaForMaskedLM"),
+    ("xlm-roberta", "none", "", "XLMRobertaForMaskedLM"),
     ("albert", "sop", "embedding = 24\n", "AlbertForPreTraining"),
     ("electra", "none", "embedding = 48\n", "ElectraForMaskedLM"),
     ("distilbert", "none", "", "DistilBertForMaskedLM"),

@@ -16,6 +16,8 @@ pub enum Family {
     Bert,
     /// RoBERTa (arXiv 1907.11692): no segment embeddings and no sentence pairs.
     Roberta,
+    /// XLM-RoBERTa (arXiv 1911.02116): RoBERTa for many languages.
+    XlmRoberta,
     /// ALBERT (arXiv 1909.11942): layers that share weights, narrow embeddings.
     Albert,
     /// Generator of ELECTRA (arXiv 2003.10555), trained as a masked language model.
@@ -51,7 +53,7 @@ impl Family {
         let bert = Model { family: self, ..Model::default() };
         match self {
             Self::Bert => bert,
-            Self::Roberta => Model { segments: 1, layer_norm_eps: 1e-5, ..bert },
+            Self::Roberta | Self::XlmRoberta => Model { segments: 1, layer_norm_eps: 1e-5, ..bert },
             Self::Albert => {
                 Model { embedding: Some(128), groups: 1, activation: Activation::GeluTanh, dropout: 0.0, ..bert }
             }
@@ -86,7 +88,12 @@ impl Family {
         match self {
             Self::Bert => Pair::Nsp,
             Self::Albert => Pair::Sop,
-            Self::Roberta | Self::Electra | Self::Distilbert | Self::Modernbert | Self::DebertaV2 => Pair::None,
+            Self::Roberta
+            | Self::XlmRoberta
+            | Self::Electra
+            | Self::Distilbert
+            | Self::Modernbert
+            | Self::DebertaV2 => Pair::None,
         }
     }
 
@@ -99,7 +106,7 @@ impl Family {
     fn fixed(self) -> impl Iterator<Item = &'static str> {
         let own: &[&str] = match self {
             Self::Bert => &["segments", "embedding", "groups"],
-            Self::Roberta | Self::Modernbert => &["norm", "segments", "embedding", "groups"],
+            Self::Roberta | Self::XlmRoberta | Self::Modernbert => &["norm", "segments", "embedding", "groups"],
             Self::Albert => &["norm"],
             Self::Electra => &["norm", "groups"],
             Self::Distilbert => &["norm", "segments", "embedding", "groups", "layer_norm_eps"],
@@ -157,6 +164,7 @@ impl std::fmt::Display for Family {
         let name = match self {
             Self::Bert => "bert",
             Self::Roberta => "roberta",
+            Self::XlmRoberta => "xlm-roberta",
             Self::Albert => "albert",
             Self::Electra => "electra",
             Self::Distilbert => "distilbert",

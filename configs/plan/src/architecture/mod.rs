@@ -16,6 +16,7 @@ mod post_norm;
 mod roberta;
 mod tensor;
 mod transformers;
+mod xlm_roberta;
 
 pub use module::{CostUnit, Head, Module, ModuleKind, NormInput, Op, ParamKind, Role, TensorId};
 pub use network::{Network, Segment, SegmentKind, SegmentOutput};
@@ -52,6 +53,7 @@ impl Network {
         match model.family {
             Family::Bert => bert::network(model, needed, layers, vocabulary),
             Family::Roberta => roberta::network(model, needed, layers, vocabulary),
+            Family::XlmRoberta => xlm_roberta::network(model, needed, layers, vocabulary),
             Family::Albert => albert::network(model, needed, layers, vocabulary),
             Family::Electra => electra::network(model, needed, layers, vocabulary),
             Family::Distilbert => distilbert::network(model, needed, layers, vocabulary),
@@ -69,6 +71,7 @@ impl TransformersModel {
         match model.family {
             Family::Bert => bert::transformers(shape, heads),
             Family::Roberta => roberta::transformers(shape),
+            Family::XlmRoberta => xlm_roberta::transformers(shape),
             Family::Albert => albert::transformers(shape, heads),
             Family::Electra => electra::transformers(shape),
             Family::Distilbert => distilbert::transformers(shape),

@@ -233,6 +233,7 @@ fn base_shapes_have_the_published_sizes() {
         (Family::Bert, 30_522, 110_106_428),
         // Without the rows of the position table that belong to padding.
         (Family::Roberta, 50_265, 124_697_433 - 2 * 768),
+        (Family::XlmRoberta, 250_002, 278_295_186 - 2 * 768),
         (Family::Albert, 30_000, 11_813_810),
         (Family::Electra, 30_522, 33_740_602),
         (Family::Distilbert, 30_522, 66_985_530),
