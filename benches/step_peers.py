@@ -1,5 +1,6 @@
-"""Trains a model of transformers on the batches of the file TASK. Prints a JSON list with the names of the programs. Then, for each
-input line `PROGRAM FIRST END`, trains on the batches FIRST to END (exclusive) and prints the seconds that they took.
+"""Trains a model of transformers on the batches of the file TASK, each of which is a list of micro-batches. Prints a JSON list with
+the names of the programs. Then, for each input line `PROGRAM FIRST END`, trains on the batches FIRST to END (exclusive) and prints
+the seconds that they took.
 
 The programs are the class with its default attention and fused AdamW, and the same with the MLM head only at masked positions."""
 
@@ -48,7 +49,7 @@ def predictions(model, chosen):
     """Logits at the chosen positions, from the modules of the class."""
     if family == "bert":
         return model.cls.predictions(chosen)
-    if family == "roberta":
+    if family in ("roberta", "xlm-roberta"):
         return model.lm_head(chosen)
     if family == "albert":
         return model.predictions(chosen)
@@ -87,15 +88,17 @@ class Contender:
         loss = cross_entropy(predictions(self.model, chosen), answers)
         return loss + cross_entropy(pair_logits(self.model, encoded), pairs) if family in PAIR else loss
 
-    def step(self, batch):
-        self.loss(*batch).backward()
+    def step(self, micro_batches):
+        masked = [len(answers) for *_, answers in micro_batches]
+        for micro, count in zip(micro_batches, masked):
+            (self.loss(*micro) * (count / sum(masked))).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
 
 contenders = [Contender(masked_only=False), Contender(masked_only=True)]
 print(json.dumps([contender.name for contender in contenders]), flush=True)
-batches = [tensors(batch) for batch in task["batches"]]
+batches = [[tensors(micro) for micro in batch] for batch in task["batches"]]
 for line in sys.stdin:
     program, first, end = (int(number) for number in line.split())
     start = time.perf_counter()

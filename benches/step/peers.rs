@@ -26,14 +26,14 @@ impl Peers {
         (model, vocabulary): (&Model, usize),
         batches: &[GlobalBatch],
     ) -> Self {
-        let plain = |batch: &GlobalBatch| {
-            let micro = &batch.micro_batches[0];
+        let plain = |micro: &MicroBatch| {
             serde_json::json!({
                 "ids": micro.ids, "segments": segments(micro), "lengths": micro.lengths, "width": micro.seq_len,
                 "positions": micro.positions, "labels": micro.labels, "pair_labels": micro.pair_labels,
             })
         };
-        let batches: Vec<_> = batches.iter().map(plain).collect();
+        let micro_batches = |batch: &GlobalBatch| batch.micro_batches.iter().map(plain).collect::<Vec<_>>();
+        let batches: Vec<_> = batches.iter().map(micro_batches).collect();
         let task =
             serde_json::json!({ "threads": threads, "vocabulary": vocabulary, "model": model, "batches": batches });
         let file = folder.join("task.json");

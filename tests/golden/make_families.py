@@ -32,9 +32,16 @@ def shared(model, vocabulary, positions):
     )
 
 
+def roberta_keys(model, vocabulary):
+    return shared(model, vocabulary, model["positions"] + PAD + 1) | dict(type_vocab_size=1, layer_norm_eps=1e-5)
+
+
 def roberta(model, vocabulary):
-    keys = shared(model, vocabulary, model["positions"] + PAD + 1) | dict(type_vocab_size=1, layer_norm_eps=1e-5)
-    return hf.RobertaForMaskedLM(hf.RobertaConfig(**keys))
+    return hf.RobertaForMaskedLM(hf.RobertaConfig(**roberta_keys(model, vocabulary)))
+
+
+def xlm_roberta(model, vocabulary):
+    return hf.XLMRobertaForMaskedLM(hf.XLMRobertaConfig(**roberta_keys(model, vocabulary)))
 
 
 def albert(model, vocabulary):
@@ -105,7 +112,8 @@ def deberta(model, vocabulary):
 
 
 FAMILIES = {
-    "roberta": roberta, "albert": albert, "electra": electra, "distilbert": distilbert, "modernbert": modernbert, "deberta-v2": deberta,
+    "roberta": roberta, "xlm-roberta": xlm_roberta, "albert": albert, "electra": electra, "distilbert": distilbert,
+    "modernbert": modernbert, "deberta-v2": deberta,
 }
 # The models of the tests. Keys that are absent have the values of TINY.
 TINY = dict(layers=2, hidden=12, heads=2, intermediate=20, positions=16, activation="gelu", tied_decoder=True, dropout=0.0)
@@ -160,7 +168,7 @@ def parameters(model, family):
     for name, parameter in model.named_parameters():
         gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
         weight = parameter.detach()
-        if family == "roberta" and name.endswith("position_embeddings.weight"):
+        if family in ("roberta", "xlm-roberta") and name.endswith("position_embeddings.weight"):
             # The first rows belong to padding. Tokens begin at row PAD + 1.
             weight, gradient = weight[PAD + 1:], gradient[PAD + 1:]
         yield name.replace("embeddings.absolute", "embeddings.position_embeddings"), weight, gradient

@@ -5,9 +5,8 @@
 
 Needs torch and transformers, which the project itself does not need. CI does not run this script, so run it by hand. It
 exports the model to a temporary folder and checks that
-- the class that the exported config names loads the model without missing, unexpected or mismatched weights. (This class is
-  BertForPreTraining, or MegatronBert... with pre-normalisation, or ...ForMaskedLM without a sentence-pair objective.) The decoder
-  must be tied to the embeddings if and only if the config says so.
+- the class that the exported config names loads the model without missing, unexpected or mismatched weights. The decoder must
+  be tied to the embeddings if and only if the config says so.
 - BertTokenizerFast and AutoTokenizer load the tokenizer and produce the same tokens for each text, and as many [MASK] tokens as
   `lambert fill-mask`.
 - the logits of the top tokens at each [MASK] differ from those of `lambert fill-mask` by at most 1e-4.
@@ -33,11 +32,11 @@ def check_weights(folder):
     for kind in ["missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"]:
         assert not loading[kind], f"{kind}: {loading[kind]}"
     assert type(model).__name__ in model.config.architectures, type(model)
-    embeddings = model.bert.embeddings.word_embeddings.weight
-    tied = model.cls.predictions.decoder.weight.data_ptr() == embeddings.data_ptr()
+    embeddings = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight.data_ptr() == embeddings.data_ptr()
     assert tied == model.config.tie_word_embeddings, f"the decoder is tied: {tied}"
     assert embeddings.dtype == torch.float32
-    print(f"weights: {sum(p.numel() for p in model.parameters())} parameters, all of them found")
+    print(f"weights: {type(model).__name__} with {sum(p.numel() for p in model.parameters())} parameters, all of them loaded")
     return model.eval()
 
 
