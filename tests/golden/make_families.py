@@ -41,7 +41,11 @@ def roberta(model, vocabulary):
 
 
 def xlm_roberta(model, vocabulary):
-    return hf.XLMRobertaForMaskedLM(hf.XLMRobertaConfig(**roberta_keys(model, vocabulary)))
+    network = hf.XLMRobertaForMaskedLM(hf.XLMRobertaConfig(**roberta_keys(model, vocabulary)))
+    head = network.lm_head
+    del network.lm_head
+    network.lm_head = head  # last, as in RobertaForMaskedLM: a tied weight has the name of its first module
+    return network
 
 
 def albert(model, vocabulary):
