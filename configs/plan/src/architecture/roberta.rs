@@ -28,10 +28,14 @@ fn name(id: TensorId) -> String {
     names::join(id, "roberta.encoder.layer", part)
 }
 
-/// Describes the model as a `RobertaConfig` of transformers, where the positions of tokens begin after the id of the
-/// padding token.
+/// Describes the model as a `RobertaConfig` of transformers.
 pub fn transformers(shape: ExportedShape<'_>) -> TransformersModel {
+    of_class(shape, "RobertaForMaskedLM", "roberta")
+}
+
+/// Describes the model as a class of transformers whose positions of tokens begin after the id of the padding token.
+pub fn of_class(shape: ExportedShape<'_>, class: &'static str, model_type: &str) -> TransformersModel {
     let first_position = shape.pad as usize + 1;
     let keys = shape.keys(shape.model.positions + first_position);
-    TransformersModel { first_position, ..TransformersModel::of_class("RobertaForMaskedLM", "roberta", keys) }
+    TransformersModel { first_position, ..TransformersModel::of_class(class, model_type, keys) }
 }
