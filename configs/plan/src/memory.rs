@@ -47,19 +47,26 @@ const GRADIENT_STAGING: u64 = 4;
 /// retained memory is the activation memory of the largest micro-batch divided by this number. Measured.
 const RETAINED_DIVISOR: u64 = 8;
 
-/// Returns the peak bytes of activations and their gradients for one micro-batch of a stage. `vocabulary` and `length`
-/// are the vocabulary size and the sequence length of the dataset. The sum includes the tensors that each operation
+/// Returns the maximum number of tokens of a micro-batch, padding included. `ranks` is the number of all ranks, and `length`
+/// the sequence length of the dataset.
+pub fn max_micro_batch(stage: &Stage, ranks: usize, length: usize) -> usize {
+    // The tokens of a rank exceed the mean by at most one sample.
+    let share = (stage.global_batch.div_ceil(ranks.max(1)).saturating_add(1)).min(stage.global_batch);
+    stage.micro_batch_tokens.or_default().max(length).min(share.saturating_mul(length))
+}
+
+/// Returns the peak bytes of activations and their gradients for one micro-batch of `tokens` tokens. `vocabulary` and
+/// `length` are the vocabulary size and the sequence length of the dataset. The sum includes the tensors that each operation
 /// keeps for its backward pass, and the larger of two terms: the softmax over the vocabulary, and the gradients of one
 /// layer.
-pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length: usize) -> u64 {
+pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length: usize, tokens: usize) -> u64 {
     let model = &config.model;
     let bytes = match model.precision {
         Precision::Fp32 | Precision::Tf32 => 4.0,
         Precision::Bf16 => 2.0,
     };
     let (hidden, intermediate) = (model.hidden as f64, model.feed_forward_width() as f64);
-    // A micro-batch is never larger than the global batch.
-    let tokens = (stage.micro_batch_tokens.or_default() as f64).min(stage.global_batch as f64 * length as f64);
+    let tokens = tokens as f64;
     let (width, heads) = (length as f64, model.heads as f64);
     let drops = |probability: f64| if probability > 0.0 { 4.0 } else { 0.0 };
     let (mask, attention_mask) = (drops(model.dropout), drops(model.attention_dropout.unwrap_or(model.dropout)));
@@ -115,8 +122,9 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     sum as u64
 }
 
-/// Returns the bytes of host memory of one rank in a stage with this dataset. All `ranks` ranks share one host.
+/// Returns the maximum bytes of host memory of one rank in a stage with this dataset. All `ranks` ranks share one host.
 pub fn rank_bytes(config: &RunConfig, stage: &Stage, data: DatasetShape, ranks: usize) -> u64 {
+    let tokens = max_micro_batch(stage, config.cluster.ranks.max(ranks), data.sequence_length);
     let parameters = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary).parameters();
     let samples = samples(stage, config.cluster.ranks.max(ranks), data);
     if uses_gpu(config) {
@@ -124,7 +132,7 @@ pub fn rank_bytes(config: &RunConfig, stage: &Stage, data: DatasetShape, ranks: 
         return [copies, samples].into_iter().fold(WORKER_GPU, u64::saturating_add);
     }
     let state = state(parameters, ranks) / ranks.max(1) as u64;
-    let activations = activations(config, stage, data.vocabulary, data.sequence_length);
+    let activations = activations(config, stage, data.vocabulary, data.sequence_length, tokens);
     let activations = activations.saturating_add(activations / RETAINED_DIVISOR);
     let exact = if config.cluster.all_reduce.canonical { CANONICAL_SUM.saturating_mul(parameters) } else { 0 };
     let half =
@@ -162,6 +170,7 @@ fn shortage(config: &RunConfig, data: &[DatasetShape], ranks: usize, available: 
     let parameters = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary).parameters();
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
     let samples = samples(stage, config.cluster.ranks.max(ranks), data);
+    let tokens = max_micro_batch(stage, config.cluster.ranks.max(ranks), data.sequence_length);
     let workers = if ranks == 1 { "1 worker".to_owned() } else { format!("{ranks} workers") };
     if needed > available && uses_gpu(config) {
         let message = format!(
@@ -184,8 +193,8 @@ fn shortage(config: &RunConfig, data: &[DatasetShape], ranks: usize, available: 
             workers,
             gib(available),
             gib(state(parameters, ranks)),
-            gib(activations(config, stage, data.vocabulary, data.sequence_length)),
-            stage.micro_batch_tokens.or_default(),
+            gib(activations(config, stage, data.vocabulary, data.sequence_length, tokens)),
+            tokens,
             gib(samples),
         );
         ConfigIssue::new(format!("stage.{index}"), message)
@@ -230,6 +239,18 @@ mod tests {
     }
 
     #[test]
+    fn micro_batches_are_at_most_the_share_of_a_rank() {
+        let stage = Stage { micro_batch_tokens: 4096.into(), global_batch: 64, ..Stage::default() };
+        assert_eq!(
+            [1, 2, 8, 32, 64, 100].map(|ranks| max_micro_batch(&stage, ranks, 128)),
+            [4096, 4096, 1152, 384, 256, 256]
+        );
+        assert_eq!(max_micro_batch(&Stage { global_batch: 1, ..stage.clone() }, 1, 128), 128);
+        // A sample that is longer than the micro-batch has its own micro-batch.
+        assert_eq!(max_micro_batch(&stage, 2, 8192), 8192);
+    }
+
+    #[test]
     fn gpu_ranks_need_host_memory_for_copies_only() {
         let data = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1 << 20, row_group: 1024 };
         let of = |kind, tokens: usize| {
@@ -247,7 +268,7 @@ mod tests {
     #[test]
     fn activations_of_bert_base() {
         let config = RunConfig::default();
-        let bytes = |stage: Stage| activations(&config, &stage, 30522, 128) as f64 / 1e9;
+        let bytes = |stage: Stage| activations(&config, &stage, 30522, 128, 1024) as f64 / 1e9;
         let whole = Stage { micro_batch_tokens: 1024.into(), ..Stage::default() };
         // Per token and layer: 8 x 768 and 2 x 3072 elements, two dropout masks, and three times 12 x 128 attention
         // weights. In addition, 154 rows of four tensors of shape [masked tokens, 30522].
