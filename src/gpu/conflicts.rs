@@ -32,6 +32,19 @@ pub enum DeviceConflict {
         gpu: String,
         host: String,
     },
+    /// Two ranks use MIG instances of the same GPU, and the all-reduce uses NCCL, which compares PCI bus IDs.
+    #[error(
+        "ranks {} and {} use MIG instances of GPU {gpu} on host {host}, but NCCL allows one rank per GPU; set \
+         cluster.all_reduce.backend = \"mpi\" to use several instances of a GPU",
+        ranks[0],
+        ranks[1]
+    )]
+    MigWithNccl {
+        ranks: [usize; 2],
+        /// PCI bus ID.
+        gpu: String,
+        host: String,
+    },
     /// One rank uses a GPU and another rank uses the CPU. The CPU rank would delay every step and round differently.
     #[error(
         "rank {} uses a GPU (host {}) and rank {} uses the CPU (host {}); all ranks of a run must use the same kind of device: \
@@ -53,10 +66,18 @@ pub enum DeviceConflict {
 #[derive(Debug, Serialize, Deserialize)]
 pub struct RankDevice {
     host: String,
-    /// PCI bus ID; `None`: the CPU.
-    gpu: Option<String>,
+    /// `None`: the CPU.
+    gpu: Option<GpuId>,
     /// `NCCL_HOSTID`, if set.
     nccl_host_id: Option<String>,
+}
+
+/// Identity of a GPU or MIG instance on its host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct GpuId {
+    pci_bus_id: String,
+    /// Differs between the MIG instances of a GPU.
+    uuid: String,
 }
 
 /// Policy on ranks that share a GPU.
@@ -77,7 +98,8 @@ impl RankDevice {
     pub fn local(gpu: Option<&Gpu>) -> Self {
         let host = lambert_store::host::name();
         let nccl_host_id = std::env::var("NCCL_HOSTID").ok();
-        Self { host, gpu: gpu.map(|gpu| gpu.properties.pci_bus_id.clone()), nccl_host_id }
+        let id = |gpu: &Gpu| GpuId { pci_bus_id: gpu.properties.pci_bus_id.clone(), uuid: gpu.properties.uuid.clone() };
+        Self { host, gpu: gpu.map(id), nccl_host_id }
     }
 }
 
@@ -90,24 +112,25 @@ pub fn find_conflict(all: &[RankDevice], sharing: DeviceSharing) -> Option<Devic
     if let (Some(gpu), Some(cpu)) = (first(true), first(false)) {
         return Some(DeviceConflict::MixedDevices { gpu, cpu });
     }
+    let uses_nccl = matches!(sharing, DeviceSharing::ForbiddenByNccl | DeviceSharing::AllowedAcrossNcclHosts);
     let same = |ranks: &[usize; 2]| {
         let [first, second] = ranks.map(|rank| &all[rank]);
         let is_on_other_nccl_host =
             sharing == DeviceSharing::AllowedAcrossNcclHosts && first.nccl_host_id != second.nccl_host_id;
+        let (Some(one), Some(other)) = (&first.gpu, &second.gpu) else { return false };
         first.host == second.host
-            && first.gpu == second.gpu
+            && (one.uuid == other.uuid || uses_nccl && one.pci_bus_id == other.pci_bus_id)
             && sharing != DeviceSharing::Allowed
             && !is_on_other_nccl_host
     };
     let mut pairs = (0..all.len()).flat_map(|second| (0..second).map(move |first| [first, second]));
     let ranks = pairs.find(same)?;
-    let RankDevice { host, gpu, .. } = &all[ranks[0]];
-    let (gpu, host) = (gpu.clone()?, host.clone());
-    Some(match sharing {
-        DeviceSharing::Forbidden | DeviceSharing::Allowed => DeviceConflict::SharedGpu { ranks, gpu, host },
-        DeviceSharing::ForbiddenByNccl | DeviceSharing::AllowedAcrossNcclHosts => {
-            DeviceConflict::SharedGpuWithNccl { ranks, gpu, host }
-        }
+    let [first, second] = ranks.map(|rank| all[rank].gpu.as_ref());
+    let (gpu, host) = (first?.pci_bus_id.clone(), all[ranks[0]].host.clone());
+    Some(match uses_nccl {
+        _ if first != second => DeviceConflict::MigWithNccl { ranks, gpu, host },
+        true => DeviceConflict::SharedGpuWithNccl { ranks, gpu, host },
+        false => DeviceConflict::SharedGpu { ranks, gpu, host },
     })
 }
 
@@ -118,7 +141,7 @@ mod tests {
     fn devices(hosts_and_gpus: &[(&str, &str)]) -> Vec<RankDevice> {
         let device = |(host, gpu): &(&str, &str)| RankDevice {
             host: (*host).to_owned(),
-            gpu: (!gpu.is_empty()).then(|| (*gpu).to_owned()),
+            gpu: (!gpu.is_empty()).then(|| GpuId { pci_bus_id: (*gpu).to_owned(), uuid: format!("uuid of {gpu}") }),
             nccl_host_id: None,
         };
         hosts_and_gpus.iter().map(device).collect()
@@ -143,6 +166,15 @@ mod tests {
         other_hosts[3].nccl_host_id = Some("other".to_owned());
         assert_eq!(find_conflict(&other_hosts, DeviceSharing::AllowedAcrossNcclHosts), None);
         assert!(find_conflict(&other_hosts, DeviceSharing::ForbiddenByNccl).is_some());
+    }
+
+    #[test]
+    fn mig_instances_are_devices_of_their_own_except_for_nccl() {
+        let mut instances = devices(&[("a", "1"), ("a", "1")]);
+        instances[1].gpu.as_mut().unwrap().uuid = "another".to_owned();
+        assert_eq!(find_conflict(&instances, DeviceSharing::Forbidden), None);
+        let message = find_conflict(&instances, DeviceSharing::ForbiddenByNccl).unwrap().to_string();
+        assert!(message.starts_with("ranks 0 and 1 use MIG instances of GPU 1 on host a, but NCCL"), "{message}");
     }
 
     #[test]

@@ -83,8 +83,10 @@ pub struct GpuProperties {
     pub name: String,
     /// Compute capability: major, minor.
     pub compute_capability: (i32, i32),
-    /// PCI bus ID, such as `0000:1B:00.0`, which identifies the GPU in every process of the host.
+    /// PCI bus ID, such as `0000:1B:00.0`. The MIG instances of a GPU have the same one.
     pub pci_bus_id: String,
+    /// UUID of the GPU or MIG instance, such as `8f6f2a7e-0a4c-...`, which identifies it in every process of the host.
+    pub uuid: String,
     /// Total memory in bytes.
     pub memory: u64,
 }
@@ -94,6 +96,12 @@ impl GpuProperties {
     pub fn architecture(&self) -> String {
         format!("sm_{}{}", self.compute_capability.0, self.compute_capability.1)
     }
+}
+
+/// Returns the notation of a UUID, in groups of 8, 4, 4, 4 and 12 digits.
+fn uuid_text(bytes: [u8; 16]) -> String {
+    let digits = format!("{:032x}", u128::from_be_bytes(bytes));
+    [0..8, 8..12, 12..16, 16..20, 20..32].map(|group| &digits[group]).join("-")
 }
 
 impl Driver {
@@ -191,6 +199,11 @@ impl Driver {
             self.check("cuDeviceGetAttribute", unsafe { ask(&raw mut value, which, device) })?;
             Ok::<_, DriverError>(value)
         };
+        let identify =
+            self.symbol::<unsafe extern "C" fn(*mut [u8; 16], CuDevice) -> CuResult>("cuDeviceGetUuid_v2")?;
+        let mut uuid = [0; 16];
+        // SAFETY: the array has the size of CUuuid and outlives the call.
+        self.check("cuDeviceGetUuid_v2", unsafe { identify(&raw mut uuid, device) })?;
         let total = self.symbol::<unsafe extern "C" fn(*mut usize, CuDevice) -> CuResult>("cuDeviceTotalMem_v2")?;
         let mut memory = 0;
         // SAFETY: the integer outlives the call.
@@ -199,6 +212,7 @@ impl Driver {
             name: text("cuDeviceGetName")?,
             compute_capability: (attribute(COMPUTE_CAPABILITY[0])?, attribute(COMPUTE_CAPABILITY[1])?),
             pci_bus_id: text("cuDeviceGetPCIBusId")?,
+            uuid: uuid_text(uuid),
             memory: memory as u64,
         })
     }
@@ -369,6 +383,12 @@ impl LoadedKernels {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn uuids_have_the_notation_of_nvidia_smi() {
+        let bytes = std::array::from_fn(|index| 0x0f + 0x10 * index as u8);
+        assert_eq!(uuid_text(bytes), "0f1f2f3f-4f5f-6f7f-8f9f-afbfcfdfefff");
+    }
 
     #[test]
     fn broken_driver_differs_from_missing_device() {

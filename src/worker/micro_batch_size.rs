@@ -56,7 +56,7 @@ fn report(session: &Session, chosen: &[usize]) -> Result<(), Error> {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct GpuMemory {
     host: String,
-    bus: String,
+    uuid: String,
     name: String,
     free: u64,
     memory: u64,
@@ -67,7 +67,7 @@ struct GpuMemory {
 fn least_free_gpu(group: &mut dyn Group, gpu: Option<&Gpu>) -> Result<Option<GpuBudget>, Error> {
     let own = gpu.map(|gpu| GpuMemory {
         host: lambert_store::host::name(),
-        bus: gpu.properties.pci_bus_id.clone(),
+        uuid: gpu.properties.uuid.clone(),
         name: gpu.name(),
         free: gpu.free_memory,
         memory: gpu.properties.memory,
@@ -80,11 +80,11 @@ fn least_free_gpu(group: &mut dyn Group, gpu: Option<&Gpu>) -> Result<Option<Gpu
 fn least_of(all: &[Option<GpuMemory>]) -> Option<GpuBudget> {
     let mut sharing = BTreeMap::<(&str, &str), u64>::new();
     for gpu in all.iter().flatten() {
-        *sharing.entry((&gpu.host, &gpu.bus)).or_default() += 1;
+        *sharing.entry((&gpu.host, &gpu.uuid)).or_default() += 1;
     }
     let rooms = all.iter().enumerate().filter_map(|(rank, gpu)| {
         let gpu = gpu.as_ref()?;
-        let ranks = sharing[&(&*gpu.host, &*gpu.bus)];
+        let ranks = sharing[&(&*gpu.host, &*gpu.uuid)];
         let name = format!("GPU {} on host {}", gpu.name, gpu.host);
         Some(GpuBudget { rank, gpu: name, free: gpu.free / ranks, memory: gpu.memory / ranks })
     });
@@ -96,8 +96,8 @@ mod tests {
     use super::*;
     use crate::gpu::{GpuProperties, Libtorch};
 
-    fn memory(host: &str, bus: &str, free: u64) -> Option<GpuMemory> {
-        Some(GpuMemory { host: host.into(), bus: bus.into(), name: format!("0 (X, {bus})"), free, memory: 100 })
+    fn memory(host: &str, uuid: &str, free: u64) -> Option<GpuMemory> {
+        Some(GpuMemory { host: host.into(), uuid: uuid.into(), name: format!("0 (X, {uuid})"), free, memory: 100 })
     }
 
     #[test]
@@ -110,12 +110,13 @@ mod tests {
         assert_eq!(room.gpu, "GPU 0 (X, 1) on host a");
     }
 
-    /// A GPU with `free` bytes of free memory and a unique bus ID.
+    /// A GPU with `free` bytes of free memory and a unique UUID.
     fn gpu(free: u64) -> Gpu {
         let properties = GpuProperties {
             name: "X".into(),
             compute_capability: (9, 0),
             pci_bus_id: format!("bus {free}"),
+            uuid: format!("uuid {free}"),
             memory: 100,
         };
         let libtorch = Libtorch { folder: "/x".into(), origin: "a test", version: String::new(), cuda: String::new() };
