@@ -103,6 +103,11 @@ impl KernelDevice for MetaDevice {
                     && [0, all].contains(&arguments.size(0))
                     && blocks == number(15)
             }
+            "rotate_f32" | "rotate_bf16" => {
+                let (tokens, angles) = (number(4), 16 * number(5) * number(7));
+                let all = if kernel == "rotate_f32" { 4 } else { 2 } * tokens * 24 * number(6) * number(7);
+                sizes(&[0, 1, 2, 3]) == [all, all, angles, angles] && blocks == tokens.div_ceil(8)
+            }
             "add_column_sums" => {
                 let width = number(5);
                 arguments.size(3) == 12 * number(4) * width

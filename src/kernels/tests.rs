@@ -3,6 +3,7 @@
 mod golden_updates;
 mod operations;
 mod residual_norm;
+mod rotary;
 
 use std::ops::Range;
 use std::sync::Arc;

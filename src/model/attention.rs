@@ -83,27 +83,36 @@ impl SelfAttention {
         DropoutSite::Layer { application: self.application, position }
     }
 
-    /// Returns queries, keys and values, each \[batch, sequence, heads, head size\].
-    fn project(&self, x: AttentionInput<'_>) -> [Tensor; 3] {
+    /// Returns queries, keys and values, each \[batch, sequence, heads, head size\]. Queries and keys are rotated by their
+    /// positions, if the network has rotary positions.
+    fn project(&self, x: AttentionInput<'_>, input: &Input, dropout: Dropout<'_>) -> [Tensor; 3] {
         let size = x.hidden.size();
         let by_head = |projected: Tensor| projected.view([size[0], size[1], self.heads, -1]);
+        let mut fused = self.query_key_value.forward(x.hidden).view([size[0], size[1], 3, self.heads, -1]);
+        let head_size = fused.size()[4];
+        let mut rotation = self.rotary_base.map(|base| input.rotation(base, head_size));
+        if let (Some(kernels), Some(angles)) = (dropout.kernels(), &rotation)
+            && kernels.has_rotation(head_size)
+        {
+            fused = kernels.rotate(&fused, angles.angles());
+            rotation = None;
+        }
         // In the backward pass of `unbind`, one copy stacks the gradients in the layout of the fused projection.
-        let mut all = self.query_key_value.forward(x.hidden).view([size[0], size[1], 3, self.heads, -1]).unbind(2);
+        let mut all = fused.unbind(2);
         if let (Some(queries), Some(query)) = (x.queries, &self.query) {
             all[0] = by_head(query.forward(queries));
         }
         let [query, key, value] = [0, 1, 2].map(|index: usize| all[index].shallow_clone());
-        [query, key, value]
+        match rotation {
+            Some(rotation) => [rotation.apply(&query), rotation.apply(&key), value],
+            None => [query, key, value],
+        }
     }
 
     /// softmax(Q K^T / sqrt(head_size)) V, without the output projection. Relative positions add further scores.
     fn attend(&self, x: AttentionInput<'_>, input: &Input, dropout: Dropout<'_>) -> Tensor {
-        let [mut query, mut key, value] = self.project(x);
+        let [query, key, value] = self.project(x, input, dropout);
         let (size, head_size) = (x.hidden.size(), query.size()[3]);
-        if let Some(base) = self.rotary_base {
-            let rotation = input.rotation(base, head_size);
-            (query, key) = (rotation.apply(&query), rotation.apply(&key));
-        }
         if let Some(sequences) = &input.sequences {
             let dropped = dropout.seed_fused_attention(self.site(LayerDropout::AttentionWeights));
             let mixed = sequences.attention([&query, &key, &value], self.reach, dropped);

@@ -93,6 +93,14 @@ fn hidden_rate(rates: DropoutRates, site: DropoutSite) -> f64 {
 const STEPS: f64 = 65536.0;
 
 impl Dropout<'_> {
+    /// Kernels of the device, if dropout is on.
+    pub fn kernels(&self) -> Option<&dyn Kernels> {
+        match self {
+            Self::Off => None,
+            Self::On { kernels, .. } => Some(*kernels),
+        }
+    }
+
     /// True if dropout applies to individual attention weights, so that attention must materialize them.
     pub fn needs_attention_weights(self) -> bool {
         matches!(self, Self::On { rates, fused_seed: None, .. } if rates.attention > 0.0)

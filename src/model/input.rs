@@ -3,8 +3,9 @@
 use lambert_plan::batch_partition::Layout;
 use tch::{Kind, Tensor};
 
-use super::constants::{Constants, Rotation, numbers};
+use super::constants::{Constants, numbers};
 use super::relative_range::{RelativeRange, RelativeRows};
+use super::rotation::Rotation;
 use super::sequences::{Sequences, TokenArrays};
 use crate::data::MicroBatch;
 use crate::kernels::{Kernels, Values};

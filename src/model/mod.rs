@@ -10,6 +10,7 @@
 //! - [`input`]: input tensors of a micro-batch
 //! - `residual`: residual connections, with the normalization that follows them
 //! - `relative`: relative positions of DeBERTa
+//! - `rotation`: rotary positions
 //! - `sequences`: samples of an unpadded micro-batch
 //! - `constants`: masks and rotations that the layers of a micro-batch share
 //! - `weights`: access to the parameters of one network
@@ -27,6 +28,7 @@ mod layer;
 mod relative;
 mod relative_range;
 mod residual;
+pub(crate) mod rotation;
 mod sequences;
 mod weights;
 

@@ -211,6 +211,7 @@ using std::isfinite;
 using std::memcpy;
 #include "kernels.cu"
 #include "norm.cu"
+#include "rotary.cu"
 
 namespace {
 
@@ -230,7 +231,8 @@ const std::map<std::string, std::function<void(void **)>> kKernels = {
     KERNEL(digest_chunks),   KERNEL(digest_sum),      KERNEL(scaled_directions), KERNEL(scaled_step_sizes),
     KERNEL(scaled_apply),      KERNEL(adamw),           KERNEL(to_bf16),         KERNEL(from_bf16),
     KERNEL(residual_norm_f32), KERNEL(residual_norm_backward_f32), KERNEL(residual_norm_bf16),
-    KERNEL(residual_norm_backward_bf16), KERNEL(add_column_sums),
+    KERNEL(residual_norm_backward_bf16), KERNEL(add_column_sums),     KERNEL(rotate_f32),
+    KERNEL(rotate_bf16),
 };
 
 }  // namespace

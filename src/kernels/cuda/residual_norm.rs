@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lambert_dataset::random::Key;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::launch::{KernelArguments, KernelDevice, THREADS};
 use crate::kernels::{DropoutParams, NormParams};
@@ -90,15 +90,6 @@ impl Rows {
     }
 }
 
-/// Suffix of the kernels for the dtype of `tensor`.
-fn suffix(tensor: &Tensor) -> &'static str {
-    match tensor.kind() {
-        Kind::Float => "f32",
-        Kind::BFloat16 => "bf16",
-        other => panic!("layer normalization: unsupported dtype {other:?}"),
-    }
-}
-
 /// Returns the gradient of a parameter, or `None` if the parameter is frozen.
 fn gradient_of(parameter: &Tensor) -> Option<Tensor> {
     parameter.requires_grad().then(|| parameter.grad())
@@ -133,7 +124,7 @@ impl<C: KernelDevice> Operation for ResidualNorm<C> {
             KernelArguments::new().tensor(&out).tensor(&sum).tensor(&statistics).tensor(&x).tensor(&residual);
         let arguments = self.dropout_arguments(arguments.tensor(&self.weight).tensor(&self.bias)).f32(self.eps as f32);
         let arguments = arguments.u64(rows.count as u64).u32(rows.positions).u32(rows.width);
-        let kernel = format!("residual_norm_{}", suffix(&x));
+        let kernel = format!("residual_norm_{}", super::suffix(&x));
         super::launch(&*self.device, &kernel, rows.count.div_ceil(WARPS), arguments);
         vec![out, sum, statistics]
     }
@@ -148,7 +139,7 @@ impl<C: KernelDevice> Operation for ResidualNorm<C> {
         let arguments = KernelArguments::new().optional_tensor(of_x.as_ref()).tensor(&of_sum).tensor(&partials);
         let arguments = arguments.tensor(&gradient).tensor(sum).tensor(statistics).tensor(&self.weight);
         let arguments = self.dropout_arguments(arguments).u64(rows.count as u64).u32(rows.positions).u32(rows.width);
-        let kernel = format!("residual_norm_backward_{}", suffix(sum));
+        let kernel = format!("residual_norm_backward_{}", super::suffix(sum));
         super::launch(&*self.device, &kernel, blocks, arguments.u32(blocks));
         let gradients = [Some(&self.weight), Some(&self.bias), self.linear_bias.as_ref()];
         let gradients = gradients.map(|parameter| parameter.and_then(gradient_of));
