@@ -12,8 +12,8 @@ use lambert_dataset::random::Key;
 use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::architecture::Architecture;
 use lambert_plan::batch_partition::Layout;
+use lambert_plan::estimate::machine::GpuModel;
 use lambert_plan::{flops, memory, schedule};
-use tch::Kind;
 
 use crate::data::{BatchRequest, Loader, LoaderOptions, MicroBatch, SampleSource};
 use crate::error::Error;
@@ -25,6 +25,7 @@ use crate::optim;
 use crate::recovery::skipped_samples::SkippedSamples;
 use crate::state::{InitialDeviation, Parameters, TrainState};
 use crate::torch;
+use crate::train::phases::{Phase, PhaseClock, PhaseSeconds};
 use crate::train::step;
 use crate::worker::host_share::HostShare;
 use crate::worker::output;
@@ -39,7 +40,7 @@ pub struct BenchOptions {
     pub stage: usize,
     /// Samples per step; `None`: the global batch size of the stage.
     pub samples: Option<usize>,
-    /// Number of steps that are timed as a whole. The same number of steps is then timed by phase.
+    /// Number of measured steps.
     pub steps: usize,
     /// Warmup steps.
     pub warmup: usize,
@@ -179,8 +180,8 @@ impl<'a> Bench<'a> {
         Ok(Self { config, stage, objective, state, loader })
     }
 
-    /// Runs a training step. With `by_phase`, also waits for the device between the phases.
-    fn step(&mut self, by_phase: bool) -> Result<StepTiming, Error> {
+    /// Runs a training step.
+    fn step(&mut self) -> Result<StepTiming, Error> {
         let (mut whole, mut watch) = (Stopwatch::start(), Stopwatch::start());
         let Some(batch) = self.loader.next_batch() else {
             self.loader.finish()?;
@@ -189,17 +190,18 @@ impl<'a> Bench<'a> {
         let batch = batch?;
         let data_wait = watch.lap();
         let dropout = Key::new(self.config.run.seed).with_bytes(b"dropout").with(self.state.step);
+        let kernels = Arc::clone(self.state.parameters.kernels());
+        let mut clock = PhaseClock::start(&*kernels)?;
         let computed =
             step::forward_backward(&self.objective, &mut self.state, batch.whole(), dropout, &mut |_, _| ())?;
+        clock.end(Phase::ForwardBackward)?;
         let enqueued = watch.lap();
-        if by_phase {
-            torch::guard(|| self.state.kernels().fetch(&self.state.kernels().zeros(&[1], Kind::Double)))?;
-        }
-        let forward_backward = enqueued + watch.lap();
         let rate = schedule::learning_rate(self.stage, self.state.step);
         let norm = torch::guard(|| optim::update(&mut self.state, &self.config.optimizer, rate))?.norm;
-        computed.fetch(self.state.kernels(), &norm)?;
-        let optimizer = watch.lap();
+        computed.fetch(&*kernels, &norm)?;
+        clock.end(Phase::Optimizer)?;
+        let whole = whole.lap();
+        let PhaseSeconds { forward_backward, optimizer, .. } = clock.seconds()?;
         self.state.step += 1;
         let lengths = batch.lengths.iter().map(|length| u64::from(*length));
         let masked = batch.masked_tokens;
@@ -208,7 +210,7 @@ impl<'a> Bench<'a> {
             enqueued,
             forward_backward,
             optimizer,
-            whole: whole.lap(),
+            whole,
             flops: flops::training(self.state.parameters.architecture(), lengths, masked),
             tokens: batch.tokens(),
             padding: batch.padding,
@@ -230,34 +232,37 @@ fn measure(
     let needed = || memory::gpu::needed(config, request.stage, dataset.sizes(), 1, tokens);
     let needed_memory = gpu.map(|_| needed());
     let peak = peak::matmul_peak(&*kernels, model::compute_dtype(&config.model), peak::peak_width(gpu.is_some()))?;
-    let mut bench = Bench::new(config, stage, dataset, kernels.clone(), (samples, request.warmup + 2 * steps))?;
+    let datasheet = gpu.and_then(|gpu| GpuModel::of_product(&gpu.properties.name));
+    let datasheet = datasheet.map(|model| model.peak(config.model.precision));
+    let mut bench = Bench::new(config, stage, dataset, kernels.clone(), (samples, request.warmup + steps))?;
     for _ in 0..request.warmup {
-        bench.step(false)?;
+        bench.step()?;
     }
-    let (mut plain, mut by_phase) = (Vec::new(), Vec::new());
-    for _ in 0..steps {
-        plain.push(bench.step(false)?);
-        by_phase.push(bench.step(true)?);
-    }
-    let seconds = sorted(&plain, |timed| timed.whole);
-    let rate = median(&plain, |timed| timed.flops / timed.whole);
-    let all = || plain.iter().chain(&by_phase);
-    let (tokens, padding): (u64, u64) = (all().map(|timed| timed.tokens).sum(), all().map(|timed| timed.padding).sum());
+    let all = (0..steps).map(|_| bench.step()).collect::<Result<Vec<_>, _>>()?;
+    let seconds = sorted(&all, |timed| timed.whole);
+    let rate = median(&all, |timed| timed.flops / timed.whole);
+    let sum = |of: fn(&StepTiming) -> u64| all.iter().map(of).sum::<u64>();
+    let (tokens, padding) = (sum(|timed| timed.tokens), sum(|timed| timed.padding));
     Ok(BenchReport {
         device: gpu.map_or_else(|| format!("CPU, {} threads", config.device.threads), Gpu::to_string),
         batch: BatchSize {
             samples,
-            tokens: tokens as f64 / (2 * steps) as f64,
+            tokens: tokens as f64 / steps as f64,
             padding: padding as f64 / (tokens + padding).max(1) as f64,
         },
         seconds: [seconds[0], seconds[steps / 2], seconds[steps - 1]],
-        samples_per_second: median(&plain, |timed| samples as f64 / timed.whole),
-        flops: FlopRates { teraflops: rate / 1e12, peak_teraflops: peak / 1e12, utilization: rate / peak },
+        samples_per_second: median(&all, |timed| samples as f64 / timed.whole),
+        flops: FlopRates {
+            teraflops: rate / 1e12,
+            peak_teraflops: peak / 1e12,
+            utilization: rate / peak,
+            datasheet_teraflops: datasheet.map(|peak| peak / 1e12),
+        },
         phases: PhaseShares {
-            data_wait: median(&by_phase, |timed| timed.data_wait / timed.whole),
-            forward_backward: median(&by_phase, |timed| timed.forward_backward / timed.whole),
-            optimizer: median(&by_phase, |timed| timed.optimizer / timed.whole),
-            enqueued: median(&by_phase, |timed| timed.enqueued / timed.forward_backward),
+            data_wait: median(&all, |timed| timed.data_wait / timed.whole),
+            forward_backward: median(&all, |timed| timed.forward_backward / timed.whole),
+            optimizer: median(&all, |timed| timed.optimizer / timed.whole),
+            enqueued: median(&all, |timed| timed.enqueued / timed.forward_backward),
         },
         memory: MemoryUse { peak_memory: peak::memory(&*kernels).unwrap_or(0), needed_memory },
     })

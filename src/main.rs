@@ -105,7 +105,7 @@ enum WorkerCommand {
         /// Samples per step; default: the stage's global batch
         #[arg(long)]
         samples: Option<usize>,
-        /// Number of steps that are timed as a whole; the same number of steps is then timed by phase
+        /// Number of measured steps
         #[arg(long, default_value_t = 10)]
         steps: usize,
         /// Number of warmup steps

@@ -4,8 +4,7 @@ use std::fmt::{Display, Formatter};
 
 use serde::Serialize;
 
-/// Measurements of a stage, serialized as one JSON object. Times are medians. Rates come from the steps that are timed
-/// as a whole, without waits between the phases.
+/// Measurements of a stage, serialized as one JSON object. Times and rates are medians.
 #[derive(Debug, Clone, Serialize)]
 pub struct BenchReport {
     pub device: String,
@@ -46,6 +45,8 @@ pub struct FlopRates {
     pub peak_teraflops: f64,
     /// `teraflops` / `peak_teraflops`.
     pub utilization: f64,
+    /// Peak rate in the data sheet of the GPU, if it is known.
+    pub datasheet_teraflops: Option<f64>,
 }
 
 /// Time of each phase of a step, as a fraction of the time of the step.
@@ -79,8 +80,12 @@ impl Display for BenchReport {
         writeln!(f, "step              {samples} samples, {tokens:.0} tokens, {:.1}% padding", 100.0 * padding)?;
         writeln!(f, "seconds           {median:.4} ({least:.4} to {most:.4})")?;
         writeln!(f, "samples/s         {:.1}", self.samples_per_second)?;
-        let FlopRates { teraflops, peak_teraflops, utilization } = self.flops;
-        writeln!(f, "TFLOP/s           {teraflops:.3}, {:.1}% of {peak_teraflops:.3}", 100.0 * utilization)?;
+        let FlopRates { teraflops, peak_teraflops, utilization, datasheet_teraflops } = self.flops;
+        write!(f, "TFLOP/s           {teraflops:.3}, {:.1}% of {peak_teraflops:.3}", 100.0 * utilization)?;
+        match datasheet_teraflops {
+            Some(peak) => writeln!(f, " measured, {:.1}% of {peak:.0} in the data sheet", 100.0 * teraflops / peak)?,
+            None => writeln!(f)?,
+        }
         writeln!(f, "data wait         {:.1}%", 100.0 * self.phases.data_wait)?;
         writeln!(f, "forward, backward {:.1}%", 100.0 * self.phases.forward_backward)?;
         writeln!(f, "optimizer         {:.1}%", 100.0 * self.phases.optimizer)?;
@@ -102,14 +107,14 @@ mod tests {
             batch: BatchSize { samples: 8, tokens: 80.5, padding: 0.25 },
             seconds: [1.0, 2.0, 3.0],
             samples_per_second: 4.0,
-            flops: FlopRates { teraflops: 0.5, peak_teraflops: 2.0, utilization: 0.25 },
+            flops: FlopRates { teraflops: 0.5, peak_teraflops: 2.0, utilization: 0.25, datasheet_teraflops: None },
             phases: PhaseShares { data_wait: 0.125, forward_backward: 0.75, optimizer: 0.0625, enqueued: 0.5 },
             memory: MemoryUse { peak_memory: 1 << 30, needed_memory: None },
         };
         let expected = concat!(
             r#"{"device":"CPU, 2 threads","samples":8,"tokens":80.5,"padding":0.25,"seconds":[1.0,2.0,3.0],"#,
-            r#""samples_per_second":4.0,"teraflops":0.5,"peak_teraflops":2.0,"utilization":0.25,"data_wait":0.125,"#,
-            r#""forward_backward":0.75,"optimizer":0.0625,"enqueued":0.5,"peak_memory":1073741824,"needed_memory":null}"#,
+            r#""samples_per_second":4.0,"teraflops":0.5,"peak_teraflops":2.0,"utilization":0.25,"datasheet_teraflops":null,"#,
+            r#""data_wait":0.125,"forward_backward":0.75,"optimizer":0.0625,"enqueued":0.5,"peak_memory":1073741824,"needed_memory":null}"#,
         );
         assert_eq!(serde_json::to_string(&measured).unwrap(), expected);
     }

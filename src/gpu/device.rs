@@ -9,7 +9,7 @@ use super::cubin::Cubin;
 use super::driver::{Driver, DriverError, LoadedKernels};
 use crate::kernels::cuda::KERNELS;
 use crate::kernels::cuda::launch::{KernelArguments, KernelDevice, THREADS};
-use crate::kernels::{Host, HostBuffer, Kernels, PendingSnapshot, TensorCopy};
+use crate::kernels::{Host, HostBuffer, Kernels, PendingSnapshot, TensorCopy, TimeMark};
 use crate::torch::{self, gpu, gpu::CopyStream};
 
 /// Minimum size of a pinned buffer in bytes.
@@ -114,6 +114,10 @@ impl KernelDevice for CudaDevice {
 
     fn fetch(&self, numbers: &Tensor) -> Vec<f64> {
         Host.fetch(&numbers.to_device(Device::Cpu))
+    }
+
+    fn mark_time(&self) -> TimeMark {
+        TimeMark::Gpu(gpu::TimeEvent::record(self.index))
     }
 
     fn peak_memory(&self) -> Option<u64> {

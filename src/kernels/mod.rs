@@ -15,6 +15,7 @@ mod reference;
 pub mod snapshot;
 #[cfg(test)]
 pub(crate) mod tests;
+mod time;
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -28,6 +29,7 @@ pub use host::Host;
 #[cfg(test)]
 pub use reference::Reference;
 pub use snapshot::{HostBuffer, PendingSnapshot, TensorCopy};
+pub use time::TimeMark;
 
 /// Kernels of a device. Calls are enqueued in order and may return before the work completes. Only [`Kernels::fetch`],
 /// [`Kernels::read`], [`Kernels::with_host_floats`] and [`Kernels::wait`] wait for results.
@@ -74,6 +76,11 @@ pub trait Kernels: Send + Sync {
     /// Blocks until all enqueued work is complete.
     fn wait(&self) {
         self.fetch(&self.zeros(&[1], Kind::Double));
+    }
+
+    /// Marks the time at which the device completes the work enqueued so far. Does not wait.
+    fn mark_time(&self) -> TimeMark {
+        TimeMark::now()
     }
 
     /// Returns the address of an element of a contiguous f32 tensor, for an all-reduce that runs concurrently with
@@ -131,6 +138,17 @@ pub trait Kernels: Send + Sync {
         _dropout: Option<&DropoutParams<'_>>,
     ) -> Tensor {
         unreachable!("has_residual_norm returns false")
+    }
+
+    /// True if [`Kernels::rotate`] supports heads of `head_size` elements.
+    fn has_rotation(&self, _head_size: i64) -> bool {
+        false
+    }
+
+    /// Rotates queries and keys by the angles of their positions, in one kernel. `query_key_value` is \[batch, sequence, 3,
+    /// heads, head size\]. The result has its shape and dtype, and is differentiable. Values are copied.
+    fn rotate(&self, _query_key_value: &Tensor, _angles: Angles<'_>) -> Tensor {
+        unreachable!("has_rotation returns false")
     }
 
     /// L2 norm of f32 `values`, f64 \[\], summed in a fixed order.
@@ -193,6 +211,13 @@ pub struct NormParams<'a> {
     /// Bias of the linear layer whose output is normalized, f32 \[width\]. Its gradient is the sum over all rows of the
     /// gradient of that output.
     pub linear_bias: Option<&'a Tensor>,
+}
+
+/// Cosines and sines of the angles of rotary positions, contiguous, f32 \[sequence, ..., head size / 2\].
+#[derive(Debug, Clone, Copy)]
+pub struct Angles<'a> {
+    pub cosines: &'a Tensor,
+    pub sines: &'a Tensor,
 }
 
 /// Flat buffers of the training state, f32 \[elements\]. The gradient buffer may have more elements at its end.

@@ -9,6 +9,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <cstdlib>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -152,6 +153,35 @@ extern "C" int lambert_peak_memory(int index, int64_t *bytes, Failed failed) {
 // Creates a copy stream on GPU `index`; null on failure.
 extern "C" CopyStream *lambert_copy_stream(int index, Failed failed) {
   return caught([&] { return new CopyStream(gpu(index)); }, static_cast<CopyStream *>(nullptr), failed);
+}
+
+// Records an event on the current stream of a GPU: all work enqueued so far is complete. The caller owns the result, which
+// is null on failure.
+extern "C" c10::Event *lambert_time_event(int index, Failed failed) {
+  return caught(
+      [&] {
+        const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+        // Only events with this flag measure time.
+        auto event = std::make_unique<c10::Event>(c10::DeviceType::CUDA, c10::EventFlag::BACKEND_DEFAULT);
+        event->record(guard.getStream(gpu(index)));
+        return event.release();
+      },
+      static_cast<c10::Event *>(nullptr), failed);
+}
+
+// Deletes an event.
+extern "C" void lambert_time_event_delete(c10::Event *event) { delete event; }
+
+// Waits for two events and returns the time between them, in milliseconds.
+extern "C" int lambert_time_between(const c10::Event *from, const c10::Event *to, double *milliseconds, Failed failed) {
+  return attempt(
+      [&] {
+        from->synchronize();
+        to->synchronize();
+        *milliseconds = from->elapsedTime(*to);
+        return 0;
+      },
+      failed);
 }
 
 // Deletes a copy stream, whose copies must be complete.

@@ -30,6 +30,9 @@ unsafe extern "C" {
     fn lambert_copy_stream_join(stream: *mut c_void, failed: Failed) -> i32;
     fn lambert_copy_stream_is_done(stream: *const c_void, failed: Failed) -> i32;
     fn lambert_copy_stream_wait(stream: *const c_void, failed: Failed) -> i32;
+    fn lambert_time_event(index: i32, failed: Failed) -> *mut c_void;
+    fn lambert_time_event_delete(event: *mut c_void);
+    fn lambert_time_between(from: *const c_void, to: *const c_void, milliseconds: *mut f64, failed: Failed) -> i32;
 }
 
 /// Panics if libtorch reported a failure, as tch does.
@@ -146,5 +149,36 @@ impl Drop for CopyStream {
     fn drop(&mut self) {
         // SAFETY: lambert_copy_stream created the stream, and the stream is deleted once.
         unsafe { lambert_copy_stream_delete(self.0) }
+    }
+}
+
+/// Time at which a GPU completes the work of its current stream. The functions panic, as in tch, if libtorch fails.
+pub struct TimeEvent(*mut c_void);
+
+// SAFETY: any thread may use an event.
+unsafe impl Send for TimeEvent {}
+
+impl TimeEvent {
+    /// Records an event on the current stream of GPU `index`.
+    pub fn record(index: usize) -> Self {
+        // SAFETY: the argument is a number.
+        let event = unsafe { lambert_time_event(index as i32, failed) };
+        assert!(!event.is_null(), "{}", LAST_ERROR_TEXT.with(RefCell::take));
+        Self(event)
+    }
+
+    /// Waits for both events and returns the seconds since `earlier`, an event of the same GPU.
+    pub fn seconds_since(&self, earlier: &Self) -> f64 {
+        let mut milliseconds = 0.0;
+        // SAFETY: both are events, and the number lives for the call.
+        check(unsafe { lambert_time_between(earlier.0, self.0, &raw mut milliseconds, failed) });
+        1e-3 * milliseconds
+    }
+}
+
+impl Drop for TimeEvent {
+    fn drop(&mut self) {
+        // SAFETY: lambert_time_event created the event, and the event is deleted once.
+        unsafe { lambert_time_event_delete(self.0) }
     }
 }

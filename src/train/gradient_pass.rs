@@ -9,6 +9,7 @@ use tch::Tensor;
 use super::exact::ExactSum;
 use super::gradients::{self, BucketedAllReduce};
 use super::noise;
+use super::phases::{Phase, PhaseClock};
 use super::step;
 use crate::data::{GlobalBatch, RankBatch};
 use crate::error::Error;
@@ -18,7 +19,6 @@ use crate::state::TrainState;
 use crate::torch;
 use crate::worker::control::WorkerPhase;
 use crate::worker::session::Session;
-use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
 
 /// Inputs of the gradient computation of a step.
@@ -32,7 +32,7 @@ pub struct GradientPass<'a> {
     pub has_no_samples: bool,
 }
 
-/// Totals, gradient norms of the halves, and times of a gradient computation.
+/// Totals, and gradient norms of the halves.
 #[derive(Default)]
 pub struct GradientStats {
     /// Totals of the whole batch, or of each half. The inner vector has one entry per canonical shard of this rank, or
@@ -40,14 +40,11 @@ pub struct GradientStats {
     pending: Vec<Vec<step::PendingTotals>>,
     /// Gradient norm of each half, f64 \[\]; empty if the batch was not halved.
     halves: Vec<Tensor>,
-    /// Time of the forward and backward passes, seconds.
-    pub seconds: f64,
-    /// Communication time that does not overlap with computation, seconds.
-    pub communication: f64,
 }
 
 impl GradientPass<'_> {
-    /// Computes the gradient over all ranks and leaves it in `state`. Collective: every rank must call it.
+    /// Computes the gradient over all ranks and leaves it in `state`. Ends the phases of `clock`. Collective: every rank must
+    /// call it.
     ///
     /// # Errors
     /// Out of memory, or a rank failed.
@@ -56,21 +53,21 @@ impl GradientPass<'_> {
         state: &mut TrainState,
         group: &mut dyn Group,
         reducer: &mut dyn Reducer,
-        watch: &mut Stopwatch,
+        clock: &mut PhaseClock<'_>,
     ) -> Result<GradientStats, Error> {
         let session = self.session;
         let mut stats = GradientStats::default();
         if !session.config.metrics.measures_noise(state.step) {
-            self.reduce_gradient(self.batch.whole(), state, group, reducer, watch, &mut stats)?;
+            self.reduce_gradient(self.batch.whole(), state, group, reducer, clock, &mut stats)?;
             return Ok(stats);
         }
         let [first, second] = self.batch.halves();
-        self.reduce_gradient(first, state, group, reducer, watch, &mut stats)?;
+        self.reduce_gradient(first, state, group, reducer, clock, &mut stats)?;
         let first = torch::guard(|| {
             stats.halves.push(state.gradient_norm());
             state.gradients_mut().copy()
         })?;
-        self.reduce_gradient(second, state, group, reducer, watch, &mut stats)?;
+        self.reduce_gradient(second, state, group, reducer, clock, &mut stats)?;
         torch::guard(|| {
             stats.halves.push(state.gradient_norm());
             *state.gradients_mut() += first;
@@ -85,7 +82,7 @@ impl GradientPass<'_> {
         state: &mut TrainState,
         group: &mut dyn Group,
         reducer: &mut dyn Reducer,
-        watch: &mut Stopwatch,
+        clock: &mut PhaseClock<'_>,
         stats: &mut GradientStats,
     ) -> Result<(), Error> {
         let session = self.session;
@@ -95,13 +92,13 @@ impl GradientPass<'_> {
             false => {
                 let passes = span!("forward and backward");
                 let (pending, all_reduce) = self.bucketed(share, state, reducer)?;
-                // Without overlap, the all-reduce starts only in `finish`. Wait for pending kernels first, so
-                // that they do not count as all-reduce time.
+                // Without overlap, the all-reduce starts only in `finish`. Wait for pending kernels first, so that a
+                // rank with a slow GPU is not in the phase of the all-reduce.
                 if session.world > 1 && !gradients::overlaps(session) {
                     torch::guard(|| session.kernels.wait())?;
                 }
                 drop(passes);
-                stats.seconds += watch.lap();
+                clock.end(Phase::ForwardBackward)?;
                 control.phase(WorkerPhase::AllReduce);
                 let _sum = span!("all-reduce");
                 all_reduce.finish(state)?;
@@ -111,14 +108,14 @@ impl GradientPass<'_> {
                 let passes = span!("forward and backward");
                 let (pending, sum) = self.canonical(share, state)?;
                 drop(passes);
-                stats.seconds += watch.lap();
+                clock.end(Phase::ForwardBackward)?;
                 control.phase(WorkerPhase::AllReduce);
                 let _sum = span!("all-reduce");
                 gradients::all_reduce_exact(group, state, sum)?;
                 pending
             }
         };
-        stats.communication += watch.lap();
+        clock.end(Phase::Communication)?;
         stats.pending.push(pending);
         Ok(())
     }

@@ -2,6 +2,7 @@
 //!
 //! - `stage`: steps and evaluations of one stage
 //! - `gradient_pass`: gradient of a step over all ranks
+//! - [`phases`]: times of the phases of a step
 //! - [`step`]: forward and backward passes of one rank
 //! - [`gradients`]: bucketed all-reduce, overlapped with the backward pass
 //! - [`exact`]: order-independent gradient summation
@@ -19,6 +20,7 @@ pub mod gradients;
 mod loss_curve;
 mod noise;
 pub mod outcome;
+pub mod phases;
 mod rollback;
 mod stage;
 pub mod step;

@@ -12,6 +12,7 @@ use lambert_plan::{objectives, schedule};
 use super::evaluate::{self, EvalOutcome, EvalRequest};
 use super::gradient_pass::{GradientPass, GradientResult};
 use super::outcome::{StepOutcome, StepSamples};
+use super::phases::{Phase, PhaseClock, PhaseSeconds};
 use super::rollback;
 use super::step_record;
 use crate::checkpoint::Saver;
@@ -129,7 +130,6 @@ impl<'a> StageRun<'a> {
     ) -> Result<StepResult, Error> {
         let session = self.session;
         let mut whole = Stopwatch::start();
-        let mut watch = Stopwatch::start();
         session.control.phase(WorkerPhase::Read);
         let reading = span!("wait for samples");
         let Some(read) = self.loader.next_batch() else {
@@ -140,14 +140,14 @@ impl<'a> StageRun<'a> {
         // learn of the failure after the same step.
         let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
         drop(reading);
-        let data_wait = watch.lap();
+        let data_wait = whole.lap();
 
         session.control.phase(WorkerPhase::Step);
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
         let has_no_samples = unread.is_some();
         let pass = GradientPass { session, objective: &self.objective, batch: &batch, dropout, has_no_samples };
-        let stats = pass.gradient(state, collective, reducer, &mut watch).map_err(|error| self.explain(error))?;
-        let (forward_backward, mut communication) = (stats.seconds, stats.communication);
+        let mut clock = PhaseClock::start(&*session.kernels)?;
+        let stats = pass.gradient(state, collective, reducer, &mut clock).map_err(|error| self.explain(error))?;
 
         session.control.phase(WorkerPhase::Step);
         let updating = span!("update");
@@ -161,10 +161,12 @@ impl<'a> StageRun<'a> {
             false => BTreeMap::new(),
         };
         drop(updating);
-        let optimizer = watch.lap();
+        clock.end(Phase::Optimizer)?;
+        let PhaseSeconds { forward_backward, mut communication, optimizer } = clock.seconds()?;
 
         session.control.phase(WorkerPhase::AllReduce);
         let agreeing = span!("agree");
+        let mut watch = Stopwatch::start();
         let peak_memory = peak::memory(&*session.kernels).unwrap_or(0) as f64;
         let gpu = session.control.gpu_sample();
         let stats = RankStats { busy: data_wait + forward_backward, peak_memory, gpu };
@@ -182,7 +184,7 @@ impl<'a> StageRun<'a> {
 
         let mut record = step_record::record(&outcome, state);
         (record.update.noise, record.update.trust_ratios) = (noise, trust_ratios);
-        let seconds = whole.lap();
+        let seconds = data_wait + whole.lap();
         record.times =
             StepTimes { seconds, data_wait, forward_backward, communication, optimizer, ..StepTimes::default() };
         step_record::set_rank_stats(&mut record, &agreed.stats);

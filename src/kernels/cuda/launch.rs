@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use tch::{Device, Kind, Tensor};
 
-use crate::kernels::{HostBuffer, PendingSnapshot, TensorCopy};
+use crate::kernels::{HostBuffer, PendingSnapshot, TensorCopy, TimeMark};
 
 /// Threads per block. Must equal `THREADS` in kernels.cu.
 pub const THREADS: usize = 256;
@@ -54,6 +54,11 @@ pub trait KernelDevice: Send + Sync {
 
     /// Implements [`Kernels::fetch`](crate::kernels::Kernels::fetch).
     fn fetch(&self, numbers: &Tensor) -> Vec<f64>;
+
+    /// Implements [`Kernels::mark_time`](crate::kernels::Kernels::mark_time).
+    fn mark_time(&self) -> TimeMark {
+        TimeMark::now()
+    }
 
     /// Implements [`Kernels::peak_memory`](crate::kernels::Kernels::peak_memory).
     fn peak_memory(&self) -> Option<u64> {

@@ -1,7 +1,7 @@
 //! CUDA kernels. Hand-written kernels compute keyed dropout, whose masks are drawn from a key and a counter. They also
 //! compute the operations for which libtorch is slower. libtorch computes all other operations.
 //!
-//! - kernels.cu, norm.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
+//! - kernels.cu, norm.cu, rotary.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
 //! - [`KernelDevice`]: device that runs the kernels, either a GPU or, in tests, the CPU (`Emulator`)
 
 mod chunks;
@@ -9,6 +9,7 @@ mod chunks;
 mod emulator;
 pub mod launch;
 mod residual_norm;
+mod rotary;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,16 +21,16 @@ use self::chunks::{CHUNK, ChunkTable};
 pub use self::emulator::Emulator;
 use self::launch::{KernelArguments, KernelDevice, THREADS};
 use super::{
-    Address, DropoutParams, Host, HostBuffer, Kernels, NormParams, OptimizerUpdate, PendingSnapshot, StateBuffers,
-    TensorCopy, Values,
+    Address, Angles, DropoutParams, Host, HostBuffer, Kernels, NormParams, OptimizerUpdate, PendingSnapshot,
+    StateBuffers, TensorCopy, TimeMark, Values,
 };
 use crate::torch;
 
 /// Source of the kernels.
-pub const SOURCE: &str = concat!(include_str!("kernels.cu"), include_str!("norm.cu"));
+pub const SOURCE: &str = concat!(include_str!("kernels.cu"), include_str!("norm.cu"), include_str!("rotary.cu"));
 
 /// Kernel names in kernels.cu, without their `lambert_` prefix.
-pub const KERNELS: [&str; 17] = [
+pub const KERNELS: [&str; 19] = [
     "dropout_f32",
     "dropout_bf16",
     "sum_of_squares",
@@ -47,6 +48,8 @@ pub const KERNELS: [&str; 17] = [
     "residual_norm_backward_f32",
     "residual_norm_backward_bf16",
     "add_column_sums",
+    "rotate_f32",
+    "rotate_bf16",
 ];
 
 /// Kernels of a GPU or of the emulated GPU.
@@ -192,6 +195,10 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         self.device.has_unpadded_attention()
     }
 
+    fn mark_time(&self) -> TimeMark {
+        self.device.mark_time()
+    }
+
     fn peak_memory(&self) -> Option<u64> {
         self.device.peak_memory()
     }
@@ -229,6 +236,14 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         residual_norm::apply(&self.device, x, residual, norm, dropout)
     }
 
+    fn has_rotation(&self, head_size: i64) -> bool {
+        rotary::fits(head_size)
+    }
+
+    fn rotate(&self, query_key_value: &Tensor, angles: Angles<'_>) -> Tensor {
+        rotary::apply(&self.device, query_key_value, angles)
+    }
+
     fn norm(&self, values: &Tensor) -> Tensor {
         self.reduce_chunks(values, Kind::Double, "sum_of_squares", "norm_from_sums")
     }
@@ -253,6 +268,15 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         };
         *last = Some(chunks);
         step_sizes
+    }
+}
+
+/// Suffix of the kernels for the dtype of `tensor`.
+fn suffix(tensor: &Tensor) -> &'static str {
+    match tensor.kind() {
+        Kind::Float => "f32",
+        Kind::BFloat16 => "bf16",
+        other => panic!("no kernel for dtype {other:?}"),
     }
 }
 

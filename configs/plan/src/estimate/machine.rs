@@ -76,6 +76,27 @@ pub const GPUS: [GpuModel; 4] = [
     },
 ];
 
+impl GpuModel {
+    /// Returns the model of a product name of the driver, such as `NVIDIA H100 80GB HBM3`. `None` for other models, and for
+    /// versions with lower peaks (PCIe and NVL).
+    pub fn of_product(product: &str) -> Option<&'static Self> {
+        let product = product.to_ascii_lowercase();
+        let words: Vec<&str> = product.split(|character: char| !character.is_ascii_alphanumeric()).collect();
+        let is_slower = |model: &Self| model.name != "a100" && (words.contains(&"pcie") || words.contains(&"nvl"));
+        GPUS.iter().find(|model| words.contains(&model.name) && !is_slower(model))
+    }
+
+    /// Returns the peak rate in a precision, FLOP/s.
+    pub fn peak(&self, precision: Precision) -> f64 {
+        let [bf16, tf32, fp32] = self.peaks;
+        match precision {
+            Precision::Bf16 => bf16,
+            Precision::Tf32 => tf32,
+            Precision::Fp32 => fp32,
+        }
+    }
+}
+
 /// Compute rate of a rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Compute {
@@ -99,15 +120,7 @@ impl Compute {
     /// Returns FLOP/s of forward and backward passes.
     pub fn flops_per_second(&self, precision: Precision) -> f64 {
         match self {
-            Self::Published { gpu, utilization } => {
-                let [bf16, tf32, fp32] = gpu.peaks;
-                let peak = match precision {
-                    Precision::Bf16 => bf16,
-                    Precision::Tf32 => tf32,
-                    Precision::Fp32 => fp32,
-                };
-                utilization * peak
-            }
+            Self::Published { gpu, utilization } => utilization * gpu.peak(precision),
             Self::Measured { flops_per_second, .. } => *flops_per_second,
         }
     }
@@ -159,6 +172,23 @@ impl Machine {
             ranks_per_host: ranks_per_host.max(1),
             intra_host: Link { bandwidth: 3.6e9, latency: 0.16e-3 },
             inter_host: Link { bandwidth: 1.25e9, latency: 0.16e-3 },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn product_names_have_models() {
+        let name = |product| GpuModel::of_product(product).map(|model| model.name);
+        assert_eq!(name("NVIDIA H100 80GB HBM3"), Some("h100"));
+        assert_eq!(name("NVIDIA A100-SXM4-80GB"), Some("a100"));
+        assert_eq!(name("NVIDIA A100 80GB PCIe"), Some("a100"));
+        assert_eq!(name("NVIDIA H200"), Some("h200"));
+        for other in ["NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA GeForce RTX 4090", "NVIDIA H1000", ""] {
+            assert_eq!(name(other), None, "{other}");
         }
     }
 }
