@@ -12,7 +12,7 @@ use std::time::Instant;
 use curve::{max_difference, train, train_in};
 use lambert_collective::nccl::{self, NcclLibrary, NcclOptions, WireFormat};
 use lambert_collective::{Bucket, local};
-use lambert_config::run::{Attention, Backend, Device, DeviceKind, Model, Optimizer, OptimizerKind, Precision};
+use lambert_config::run::{Attention, Backend, Device, DeviceKind, Family, Model, Optimizer, OptimizerKind, Precision};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::batch_partition::{BatchPartition, Layout, MicroBatchPlan};
@@ -20,13 +20,15 @@ use lambert_worker::checkpoint::snapshot::Snapshot;
 use lambert_worker::data::batch::MaskedSample;
 use lambert_worker::data::{GlobalBatch, MicroBatch};
 use lambert_worker::gpu::{CommStream, ComputeDevice, Driver, Gpu};
-use lambert_worker::kernels::{DropoutParams, Host, Kernels, Values};
+use lambert_worker::kernels::{DropoutParams, Host, Kernels, NormParams, Values};
 use lambert_worker::masking::MaskedToken;
+use lambert_worker::model::compute_dtype;
 use lambert_worker::objective::Objective;
 use lambert_worker::optim;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
+use lambert_worker::torch;
 use lambert_worker::train::step;
-use tch::Kind;
+use tch::{Kind, Tensor};
 
 /// Returns the first GPU. Loads the libraries of all tests before libtorch is used.
 fn first_gpu() -> Option<Arc<dyn Kernels>> {
@@ -112,27 +114,109 @@ fn micro_batch(layout: Layout) -> GlobalBatch {
     GlobalBatch { masked_tokens: 40, sample_range: 0..40, micro_batches, lengths, ..GlobalBatch::default() }
 }
 
-/// Gradients in bf16 with the samples of one global batch.
-fn gradients(kernels: &Arc<dyn Kernels>, layout: Layout) -> Vec<f32> {
-    let model = Model { hidden: 256, heads: 4, intermediate: 1024, positions: 128, dropout: 0.3, ..Model::default() };
-    let model =
-        Model { precision: Precision::Bf16, attention: Attention::Fused, attention_dropout: Some(0.0), ..model };
-    let mut state = state(kernels.clone(), &model);
-    state.parameters.keep_bf16_copy(Kind::BFloat16);
-    let objective = Objective::new(&state.parameters, &model, &lambert_config::run::Objective::default());
+/// Computes the gradients of one global batch.
+fn gradients(kernels: &Arc<dyn Kernels>, model: &Model, layout: Layout) -> Vec<f32> {
+    let mut state = state(kernels.clone(), model);
+    state.parameters.keep_bf16_copy(compute_dtype(model));
+    let settings = lambert_config::run::Objective { pair: model.family.pair(), ..Default::default() };
+    let objective = Objective::new(&state.parameters, model, &settings);
     let batch = micro_batch(layout);
     step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
     state.read(Buffer::Gradients, 0..state.elements())
 }
 
+/// Returns the norm of the difference of two vectors, divided by the norm of the first.
+fn relative_difference(one: &[f32], other: &[f32]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+    norm(&mut one.iter().zip(other).map(|(a, b)| a - b)) / norm(&mut one.iter().copied())
+}
+
 #[test]
 fn unpadded_samples_have_the_gradients_of_padded_ones() {
     let Some(gpu) = first_gpu() else { return };
-    let [padded, unpadded] = [Layout::Padded, Layout::Unpadded].map(|layout| gradients(&gpu, layout));
-    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|value| f64::from(value).powi(2)).sum::<f64>().sqrt();
-    let difference = norm(&mut padded.iter().zip(&unpadded).map(|(a, b)| a - b)) / norm(&mut padded.iter().copied());
+    let model = Model { hidden: 256, heads: 4, intermediate: 1024, positions: 128, dropout: 0.3, ..Model::default() };
+    let model =
+        Model { precision: Precision::Bf16, attention: Attention::Fused, attention_dropout: Some(0.0), ..model };
+    let [padded, unpadded] = [Layout::Padded, Layout::Unpadded].map(|layout| gradients(&gpu, &model, layout));
+    let difference = relative_difference(&padded, &unpadded);
     println!("POINT unpadded gradients: {difference:.1e} of the padded ones (at most 2e-2)");
     assert!(difference < 2e-2, "{difference:e}");
+}
+
+/// The models have dropout outside of the attention weights. Its draws are keyed, so host and GPU drop the same elements.
+#[test]
+fn gradients_of_each_family_match_the_host() {
+    let Some(gpu) = first_gpu() else { return };
+    let host: Arc<dyn Kernels> = Arc::new(Host);
+    for family in [
+        Family::Bert,
+        Family::Roberta,
+        Family::Albert,
+        Family::Electra,
+        Family::Distilbert,
+        Family::Modernbert,
+        Family::DebertaV2,
+    ] {
+        let model = Model { hidden: 256, heads: 4, intermediate: 512, positions: 128, ..family.model() };
+        let model = Model { dropout: 0.1, attention_dropout: Some(0.0), ..model };
+        let expected = gradients(&host, &model, Layout::Padded);
+        let single = relative_difference(&expected, &gradients(&gpu, &model, Layout::Padded));
+        let bf16 = Model { precision: Precision::Bf16, ..model };
+        let padded = relative_difference(&expected, &gradients(&gpu, &bf16, Layout::Padded));
+        // Relative positions need padded samples.
+        let unpadded = (bf16.position_buckets == 0)
+            .then(|| relative_difference(&expected, &gradients(&gpu, &bf16, Layout::Unpadded)));
+        let shown = unpadded.map_or("-".to_owned(), |difference| format!("{difference:.1e}"));
+        println!(
+            "POINT gradients, {family:?}: f32 {single:.1e} (at most 1e-4), bf16 padded {padded:.1e}, unpadded {shown} \
+             (at most 5e-2)"
+        );
+        assert!(single < 1e-4 && padded < 5e-2 && unpadded.unwrap_or(0.0) < 5e-2, "{family:?}");
+    }
+}
+
+/// Result and gradients of the fused normalization, or of single operations of libtorch if `is_fused` is false.
+fn normalized(kernels: &dyn Kernels, shape: [i64; 3], kind: Kind, is_fused: bool) -> Vec<f32> {
+    let count = shape.iter().product::<i64>() as usize;
+    let values = |seed: u64| {
+        let mut rng = Key::new(seed).rng();
+        let values: Vec<f32> = (0..count).map(|_| 4.0 * rng.unit_f64() as f32 - 2.0).collect();
+        kernels.upload(Values::F32(&values)).view(shape)
+    };
+    let parameter = |seed: u64| {
+        let parameter = values(seed).view([-1, shape[2]]).select(0, 0).contiguous().set_requires_grad(true);
+        let gradient = parameter.zeros_like();
+        torch::set_gradient(&parameter, &gradient);
+        (parameter, gradient)
+    };
+    let [x, residual] = [1, 2].map(|seed| values(seed).to_kind(kind).set_requires_grad(true));
+    let [(weight, of_weight), (bias, of_bias)] = [3, 4].map(parameter);
+    let samples = kernels.upload(Values::I32(&(0..shape[0] as i32).collect::<Vec<_>>())).to_kind(Kind::Int64);
+    let params = DropoutParams { key: Key::new(5), samples: &samples, positions: None, threshold: 20_000, scale: 1.4 };
+    let out = if is_fused {
+        let norm = NormParams { weight: &weight, bias: &bias, eps: 1e-12, linear_bias: None };
+        kernels.residual_norm(&x, &residual, &norm, Some(&params))
+    } else {
+        let sum = kernels.dropout(&x, Some(&residual), &params).to_kind(Kind::Float);
+        sum.layer_norm([shape[2]], Some(&weight), Some(&bias), 1e-12, false).to_kind(kind)
+    };
+    (&out * values(6)).sum(Kind::Float).backward();
+    let all = [out.detach(), x.grad(), residual.grad(), of_weight, of_bias];
+    let all = Tensor::cat(&all.map(|tensor| tensor.to_kind(Kind::Float).flatten(0, -1)), 0).to_device(tch::Device::Cpu);
+    Vec::try_from(all).unwrap()
+}
+
+#[test]
+fn normalizations_match_the_host() {
+    let Some(gpu) = first_gpu() else { return };
+    for (kind, most) in [(Kind::Float, 1e-5), (Kind::BFloat16, 2e-2)] {
+        for shape in [[2, 5, 128], [3, 11, 768], [64, 33, 1024]] {
+            let (host, fused) = (normalized(&Host, shape, kind, false), normalized(&*gpu, shape, kind, true));
+            let difference = relative_difference(&host, &fused);
+            println!("POINT normalization, {kind:?} {shape:?}: {difference:.1e} (at most {most:.0e})");
+            assert!(difference < most, "{kind:?} {shape:?}: {difference:e}");
+        }
+    }
 }
 
 /// Creates a state with the same weights and gradients on every device.

@@ -9,7 +9,6 @@
 # --gbits: published total bandwidth of the links of a host, Gbit/s. --share: part of RATE that the all-reduce must reach (0.5).
 # Prints a table at the end. Exits with 1 if a point fails.
 set -eu
-command -v pkill > /dev/null || { echo "$0: pkill (Debian: procps), which kills ranks here, is missing" >&2; exit 2; }
 shared=; ranks=; hosts=; gbits=; share=0.5
 usage() { sed -n '6,10s/^# *//p' "$0" >&2; exit 2; }
 while [ $# -gt 0 ]; do
@@ -78,6 +77,8 @@ kind = "cuda"
 [cluster.all_reduce]
 backend = "nccl"
 overlap = false
+# One bucket has all gradients, so that the bus rate is that of one large all-reduce.
+bucket_mb = 1000.0
 TOML
 
 # run NAME [ARGUMENT...]: starts a run.
@@ -141,11 +142,11 @@ until [ "$(step "$work/killed")" -ge 25 ]; do
     kill -0 "$job" 2>/dev/null || break
     sleep 0.2
 done
-if ! pkill -9 -n -f "lambert-worker train --run $work/killed"; then
+if [ "$(python3 "$here/kill_ranks.py" "$work/killed" last)" = 0 ]; then
     point "a rank killed" FAILED "no rank of the run is on this host"
 else
     begin=$(date +%s)
-    until grep -q 'started again' "$work/killed.log"; do
+    until grep -q 'recovered to step' "$work/killed.log"; do
         kill -0 "$job" 2>/dev/null || break
         sleep 0.2
     done

@@ -11,6 +11,9 @@
 #   nccl         NCCL with one rank, with a GPU that is listed twice, and with two ranks on one GPU if NCCL permits it
 #   base, large  speed of BERT-base and BERT-large at 128 and 512 tokens
 #   peers        the same steps by transformers, eager and compiled; needs base or large in the same call
+#   families     speed of the base shape of each other family at 128 tokens
+#   segments     speed of BERT-large at 128 tokens with and without expandable segments of the CUDA allocator
+#   sanitizer    the kernels under memcheck and racecheck of compute-sanitizer
 #   small        speed of a small model
 #   probe        times of single operations by torch
 #   profile      GPU time of BERT-large at 128 tokens by kernel; needs g++ and the headers of CUDA
@@ -27,7 +30,9 @@ while [ $# -gt 0 ]; do
         *) break ;;
     esac
 done
-[ $# -gt 0 ] || set -- points resume two nccl base large peers small probe profile
+parts="points resume two nccl base large peers families segments sanitizer small probe profile"
+# shellcheck disable=SC2086
+[ $# -gt 0 ] || set -- $parts
 here=$(cd "$(dirname "$0")" && pwd)
 limit=${LIMIT:-480}
 mkdir -p "$output"
@@ -45,23 +50,6 @@ say() { printf '\n== %s\n' "$*"; }
 point() {
     printf '%s: %s (%s)\n' "$1" "$3" "$2"
     python3 -c 'import json, sys; print(json.dumps(dict(zip(["point", "passed", "figure"], sys.argv[1:]))))' "$@" >> "$results"
-}
-
-# kill_ranks RUN [LAST]: kills all ranks of a run, or the rank that was started last.
-kill_ranks() {
-    python3 - "$@" <<'PYTHON'
-import os, signal, sys
-found = []
-for pid in filter(str.isdigit, os.listdir("/proc")):
-    try:
-        words = open(f"/proc/{pid}/cmdline").read().split("\0")
-    except OSError:
-        continue
-    if words[0].endswith("lambert-worker") and "train" in words and sys.argv[1] in words:
-        found.append(int(pid))
-for pid in sorted(found)[-1 if len(sys.argv) > 2 else 0:]:
-    os.kill(pid, signal.SIGKILL)
-PYTHON
 }
 
 libtorch=${LAMBERT_LIBTORCH:-$(python3 -c "import os, torch; print(os.path.join(os.path.dirname(torch.__file__), \"lib\"))")}
@@ -139,7 +127,7 @@ points() {
     if timeout "$limit" gpu-tests --nocapture --test-threads 1 > "$output/points.log" 2>&1; then passed=passed; else passed=FAILED; fi
     cat "$output/points.log"
     grep -q SKIPPED "$output/points.log" && passed=FAILED
-    sed -n 's/^POINT \([^:]*\): \(.*\)/\1\t\2/p' "$output/points.log" | while IFS="$(printf '\t')" read -r name figure; do
+    sed -n 's/^.*POINT \([^:]*\): \(.*\)/\1\t\2/p' "$output/points.log" | while IFS="$(printf '\t')" read -r name figure; do
         point "$name" "$passed" "$figure"
     done
     point "card beside host" "$passed" "$(grep 'test result' "$output/points.log" || echo none)"
@@ -157,7 +145,7 @@ resume() {
             kill -0 "$run" 2>/dev/null || break
             sleep 0.2
         done
-        kill_ranks "$work/killed"
+        python3 "$here/kill_ranks.py" "$work/killed"
         sleep 3
     done
     wait "$run" || true
@@ -169,6 +157,21 @@ resume() {
     if [ "$(sums "$work/undisturbed")" = "$(sums "$work/killed")" ]; then bits=equal; else bits=different; fi
     if [ "$restarts" -ge 1 ] && [ $bits = equal ]; then passed=passed; else passed=FAILED; fi
     point "kill and resume, deterministic" "$passed" "$restarts restarts, $bits bits"
+    monitored=$(lambert status "$work/undisturbed" --json | python3 -c '
+import json, sys
+gpu = json.load(sys.stdin)["status"]["ranks"][0].get("gpu") or {}
+sample = gpu.get("sample", gpu)
+good = all(key in sample for key in ["utilization", "memory_used", "memory_total", "power", "temperature"])
+print("passed" if good else "FAILED", json.dumps(gpu))' 2>&1) || true
+    point "values of NVML" "${monitored%% *}" "${monitored#* }"
+    # The GPU computes forward and backward passes during most of a step.
+    phases=$(lambert metrics "$work/undisturbed" --format jsonl | python3 -c '
+import json, statistics, sys
+steps = [step for step in map(json.loads, sys.stdin) if step.get("seconds")][50:]
+share = lambda key: statistics.median(step[key] / step["seconds"] for step in steps)
+keys = ["data_wait", "forward_backward", "communication", "optimizer"]
+print("passed" if 0.5 < share("forward_backward") < 1 else "FAILED", ", ".join("%s %.1f %%" % (key, 100 * share(key)) for key in keys))' 2>&1) || true
+    point "phases of a step" "${phases%% *}" "${phases#* }"
 }
 
 two() {
@@ -251,7 +254,7 @@ SH
         kill -0 "$run" 2>/dev/null || break
         sleep 0.2
     done
-    kill_ranks "$work/killed-run" last
+    python3 "$here/kill_ranks.py" "$work/killed-run" last
     begin=$(date +%s)
     until grep -q 'recovered to step' "$output/killed-rank.log"; do
         kill -0 "$run" 2>/dev/null || break
@@ -297,8 +300,9 @@ TOML
 import json, sys
 m, aim = json.load(open(sys.argv[1])), float(sys.argv[2])
 good = m["utilization"] >= aim and m["data_wait"] < 0.01 and m["peak_memory"] <= (m["needed_memory"] or 2**60)
-print("passed" if good else "FAILED", "%.0f samples/s, %.0f tokens/s without padding, %.1f %% padding, %.0f TFLOP/s, %.1f %% of %.0f (aim %.0f), data wait %.2f %%, optimizer %.1f %%, enqueued after %.0f %%, %.2f GiB (%.2f by formula)" % (
+print("passed" if good else "FAILED", "%.0f samples/s, %.0f tokens/s without padding, %.1f %% padding, %.0f TFLOP/s, %.1f %% of %.0f (aim %.0f), %.1f %% of the data sheet, data wait %.2f %%, optimizer %.1f %%, enqueued after %.0f %%, %.2f GiB (%.2f by formula)" % (
     m["samples_per_second"], m["tokens"] / m["seconds"][1], 100 * m["padding"], m["teraflops"], 100 * m["utilization"], m["peak_teraflops"], 100 * aim,
+    100 * m["teraflops"] / (m["datasheet_teraflops"] or float("inf")),
     100 * m["data_wait"], 100 * m["optimizer"], 100 * m["enqueued"], m["peak_memory"] / 2**30,
     (m["needed_memory"] or 0) / 2**30))
 PYTHON
@@ -365,6 +369,71 @@ large() {
     speed_of large d128 1024 32768 0.45 1.2
 }
 
+# speed_of_family FAMILY TOKENS: measures a step of the base shape of a family.
+speed_of_family() {
+    cat > "$work/$1.toml" <<TOML
+[model]
+family = "$1"
+precision = "bf16"
+pad_vocabulary_to = 64
+[[stage]]
+name = "one"
+data = "$work/full128/train"
+steps = 1000
+global_batch = 2048
+micro_batch_tokens = $2
+learning_rate = 1e-4
+[objective]
+pair = "none"
+[device]
+kind = "cuda"
+TOML
+    if ! timeout "$limit" lambert-worker bench --config "$work/$1.toml" --steps 3 --json > "$output/$1.json" 2> "$output/$1.log"; then
+        tail -n 5 "$output/$1.log"
+        point "$1, base shape, 128 tokens" FAILED "see $1.log"
+        return
+    fi
+    point "$1, base shape, 128 tokens" passed "$(python3 -c '
+import json, sys
+m = json.load(open(sys.argv[1]))
+print("%.0f samples/s, %.0f TFLOP/s, %.1f %% of %.0f, enqueued after %.0f %%, optimizer %.1f %%, %.2f GiB (%.2f by formula)" % (
+    m["samples_per_second"], m["teraflops"], 100 * m["utilization"], m["peak_teraflops"], 100 * m["enqueued"], 100 * m["optimizer"],
+    m["peak_memory"] / 2**30, (m["needed_memory"] or 0) / 2**30))' "$output/$1.json")"
+}
+
+families() {
+    say "Base shapes of the other families, bf16"
+    datasets
+    for family in roberta albert electra distilbert modernbert; do speed_of_family $family 65536; done
+    # Attention weights with relative positions need more memory.
+    speed_of_family deberta-v2 32768
+}
+
+segments() {
+    say "Expandable segments"
+    datasets
+    for setting in False True; do
+        export PYTORCH_ALLOC_CONF=expandable_segments:$setting
+        say "$PYTORCH_ALLOC_CONF"
+        speed_of large d128 1024 32768 0.45 1.2 auto
+        unset PYTORCH_ALLOC_CONF
+    done
+}
+
+sanitizer() {
+    say "compute-sanitizer"
+    tool=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+    [ -x "$tool" ] || { echo "SKIPPED: there is no compute-sanitizer"; return; }
+    # racecheck fails with an internal error in the gradient tests.
+    for case in memcheck:match_the_host racecheck:updates_match racecheck:dropout_matches racecheck:normalizations_match; do
+        check=${case%:*}; tests=${case#*:}; code=0
+        timeout "$limit" "$tool" --tool "$check" --kernel-name kernel_substring=lambert_ --error-exitcode 9 \
+            gpu-tests --test-threads 1 --nocapture "$tests" > "$output/$check-$tests.log" 2>&1 || code=$?
+        if [ $code = 0 ]; then passed=passed; else passed=FAILED; fi
+        point "$check, $tests" "$passed" "exit code $code: $(grep 'ERROR SUMMARY\|RACECHECK SUMMARY' "$output/$check-$tests.log" | tail -n 1)"
+    done
+}
+
 # Speed of the model of the other parts, whose steps are short, with and without deterministic algorithms.
 small() {
     say "A small model"
@@ -399,12 +468,12 @@ profile() {
 }
 
 for part in "$@"; do
-    case $part in
-        points | resume | two | nccl | base | large | peers | small | probe | profile)
+    case " $parts " in
+        *" $part "*)
             begun=$(date +%s)
             "$part"
             echo "($part: $(($(date +%s) - begun)) s)" ;;
-        *) echo "no part $part: points, resume, two, nccl, base, large, peers, small, probe, profile" >&2; exit 2 ;;
+        *) echo "no part $part: $parts" >&2; exit 2 ;;
     esac
 done
 (cd "$output" && tar -czf logs.tar.gz -- *.log *.json *.jsonl *.txt) 2>/dev/null || true
