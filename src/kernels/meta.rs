@@ -108,17 +108,11 @@ impl KernelDevice for MetaDevice {
                 let all = if kernel == "rotate_f32" { 4 } else { 2 } * tokens * 24 * number(6) * number(7);
                 sizes(&[0, 1, 2, 3]) == [all, all, angles, angles] && blocks == tokens.div_ceil(8)
             }
-            "gelu_backward_f32" | "gelu_backward_bf16" => {
-                let (width, row_blocks) = (number(5), number(6));
-                let all = if kernel == "gelu_backward_f32" { 4 } else { 2 } * number(4) * width;
-                sizes(&[0, 1, 2, 3]) == [all, 4 * row_blocks * width, all, all]
-                    && blocks == row_blocks * width.div_ceil(4 * THREADS)
-            }
             "add_column_sums" => {
-                let (vectors, width) = (number(5), number(6));
-                arguments.size(3) == 4 * number(4) * vectors * width
+                let width = number(5);
+                arguments.size(3) == 12 * number(4) * width
                     && [0, 1, 2].iter().all(|index| [0, 4 * width].contains(&arguments.size(*index)))
-                    && blocks == (vectors * width).div_ceil(32)
+                    && blocks == (3 * width).div_ceil(32)
             }
             "sum_of_squares" => {
                 sizes(&[0, 1]) == [8 * blocks, 4 * number(2)] && blocks == number(2).div_ceil(number(3))

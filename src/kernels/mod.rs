@@ -20,7 +20,7 @@ mod time;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use lambert_config::run::{Activation, OptimizerKind};
+use lambert_config::run::OptimizerKind;
 use lambert_dataset::random::Key;
 use tch::{Kind, Tensor};
 
@@ -138,17 +138,6 @@ pub trait Kernels: Send + Sync {
         _dropout: Option<&DropoutParams<'_>>,
     ) -> Tensor {
         unreachable!("has_residual_norm returns false")
-    }
-
-    /// True if [`Kernels::activate`] supports this activation of rows of `width` elements.
-    fn has_activation(&self, _activation: Activation, _width: i64) -> bool {
-        false
-    }
-
-    /// Applies an activation to the output `x` of a linear layer, \[..., width\]. The backward pass adds the sum of its
-    /// result over all rows to the gradient of `bias`, the bias of that layer.
-    fn activate(&self, _x: &Tensor, _activation: Activation, _bias: &Tensor) -> Tensor {
-        unreachable!("has_activation returns false")
     }
 
     /// True if [`Kernels::rotate`] supports heads of `head_size` elements.

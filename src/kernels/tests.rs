@@ -1,6 +1,5 @@
 //! Tests of optimizer updates: every implementation compared with the formulas in f64 and with the host.
 
-mod gelu;
 mod golden_updates;
 mod operations;
 mod residual_norm;

@@ -34,23 +34,16 @@ impl FeedForward {
         }
     }
 
-    /// Returns the activations between the two linear layers.
-    fn inner(&self, x: &Tensor, dropout: Dropout<'_>) -> Tensor {
-        if self.is_gated {
-            let halves = self.up.forward(x).chunk(2, -1);
-            return activate(&halves[0], self.activation) * &halves[1];
-        }
-        match (dropout.kernels(), &self.up.params.bias) {
-            (Some(kernels), Some(bias)) if kernels.has_activation(self.activation, bias.size()[0]) => {
-                kernels.activate(&self.up.forward_without_bias_gradient(x), self.activation, bias)
-            }
-            _ => activate(&self.up.forward(x), self.activation),
-        }
-    }
-
     /// Returns the network's output for `x` plus `residual`, normalized by `norm` if given. All are \[batch, sequence, hidden\].
     pub fn forward(&self, x: &Tensor, residual: &Tensor, norm: Option<&Normalization>, dropout: Dropout<'_>) -> Tensor {
-        let inner = self.inner(x, dropout);
+        let up = self.up.forward(x);
+        let inner = match self.is_gated {
+            true => {
+                let halves = up.chunk(2, -1);
+                activate(&halves[0], self.activation) * &halves[1]
+            }
+            false => activate(&up, self.activation),
+        };
         match self.drops_inner {
             true => {
                 let dropped = dropout.hidden(inner, None, self.site);

@@ -212,7 +212,6 @@ using std::memcpy;
 #include "kernels.cu"
 #include "norm.cu"
 #include "rotary.cu"
-#include "gelu.cu"
 
 namespace {
 
@@ -233,7 +232,7 @@ const std::map<std::string, std::function<void(void **)>> kKernels = {
     KERNEL(scaled_apply),      KERNEL(adamw),           KERNEL(to_bf16),         KERNEL(from_bf16),
     KERNEL(residual_norm_f32), KERNEL(residual_norm_backward_f32), KERNEL(residual_norm_bf16),
     KERNEL(residual_norm_backward_bf16), KERNEL(add_column_sums),     KERNEL(rotate_f32),
-    KERNEL(rotate_bf16),       KERNEL(gelu_backward_f32), KERNEL(gelu_backward_bf16),
+    KERNEL(rotate_bf16),
 };
 
 }  // namespace

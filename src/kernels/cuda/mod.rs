@@ -1,20 +1,19 @@
 //! CUDA kernels. Hand-written kernels compute keyed dropout, whose masks are drawn from a key and a counter. They also
 //! compute the operations for which libtorch is slower. libtorch computes all other operations.
 //!
-//! - kernels.cu, norm.cu, rotary.cu, gelu.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
+//! - kernels.cu, norm.cu, rotary.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
 //! - [`KernelDevice`]: device that runs the kernels, either a GPU or, in tests, the CPU (`Emulator`)
 
 mod chunks;
 #[cfg(test)]
 mod emulator;
-mod gelu;
 pub mod launch;
 mod residual_norm;
 mod rotary;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lambert_config::run::{Activation, OptimizerKind};
+use lambert_config::run::OptimizerKind;
 use tch::{Kind, Tensor};
 
 use self::chunks::{CHUNK, ChunkTable};
@@ -28,11 +27,10 @@ use super::{
 use crate::torch;
 
 /// Source of the kernels.
-pub const SOURCE: &str =
-    concat!(include_str!("kernels.cu"), include_str!("norm.cu"), include_str!("rotary.cu"), include_str!("gelu.cu"));
+pub const SOURCE: &str = concat!(include_str!("kernels.cu"), include_str!("norm.cu"), include_str!("rotary.cu"));
 
 /// Kernel names in kernels.cu, without their `lambert_` prefix.
-pub const KERNELS: [&str; 21] = [
+pub const KERNELS: [&str; 19] = [
     "dropout_f32",
     "dropout_bf16",
     "sum_of_squares",
@@ -52,8 +50,6 @@ pub const KERNELS: [&str; 21] = [
     "add_column_sums",
     "rotate_f32",
     "rotate_bf16",
-    "gelu_backward_f32",
-    "gelu_backward_bf16",
 ];
 
 /// Kernels of a GPU or of the emulated GPU.
@@ -240,14 +236,6 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         residual_norm::apply(&self.device, x, residual, norm, dropout)
     }
 
-    fn has_activation(&self, activation: Activation, width: i64) -> bool {
-        gelu::fits(activation, width)
-    }
-
-    fn activate(&self, x: &Tensor, activation: Activation, bias: &Tensor) -> Tensor {
-        gelu::apply(&self.device, x, activation, bias)
-    }
-
     fn has_rotation(&self, head_size: i64) -> bool {
         rotary::fits(head_size)
     }
@@ -281,25 +269,6 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         *last = Some(chunks);
         step_sizes
     }
-}
-
-/// Returns the gradient of a parameter, or `None` if the parameter is frozen.
-fn gradient_of(parameter: &Tensor) -> Option<Tensor> {
-    parameter.requires_grad().then(|| parameter.grad())
-}
-
-/// Adds the sums over the first dimension of `partials`, \[blocks, vectors, width\] or \[blocks, width\], to one to three
-/// `vectors`, f32 \[width\]. `None`: the sums of this vector are not needed.
-fn add_column_sums<C: KernelDevice>(device: &C, vectors: &[Option<Tensor>], partials: &Tensor) {
-    if vectors.iter().all(Option::is_none) {
-        return;
-    }
-    let blocks = partials.size()[0] as usize;
-    let columns = partials.numel() / blocks;
-    let vector = |index: usize| vectors.get(index).and_then(Option::as_ref);
-    let arguments = (0..3).fold(KernelArguments::new(), |all, index| all.optional_tensor(vector(index)));
-    let arguments = arguments.tensor(partials).u32(blocks).u32(vectors.len()).u32(columns / vectors.len());
-    launch(device, "add_column_sums", columns.div_ceil(32), arguments);
 }
 
 /// Suffix of the kernels for the dtype of `tensor`.

@@ -200,21 +200,21 @@ __device__ inline void residual_norm_backward(T *of_x, T *of_sum, float *partial
 RESIDUAL_NORM(f32, float)
 RESIDUAL_NORM(bf16, bf16)
 
-// Adds the sums over the first dimension of `partials` [blocks, vectors, width] to one to three vectors [width]. Skips null
-// vectors. A block adds 32 columns: each warp sums every eighth row, and the warps' sums are added in order.
+// Adds the sums over the first dimension of `partials` [blocks, 3, width] to three vectors [width]. Skips null vectors. A block
+// adds 32 columns: each warp sums every eighth row, and the warps' sums are added in order.
 extern "C" __global__ void lambert_add_column_sums(float *first, float *second, float *third, const float *partials, u32 blocks,
-                                                   u32 vectors, u32 width) {
+                                                   u32 width) {
   __shared__ float sums[THREADS];
-  const u32 column = blockIdx.x * WARP + threadIdx.x % WARP, all = vectors * width;
+  const u32 column = blockIdx.x * WARP + threadIdx.x % WARP;
   float sum = 0.0f;
-  if (column < all) {
+  if (column < 3 * width) {
     for (u32 block = threadIdx.x / WARP; block < blocks; block += THREADS / WARP) {
-      sum += partials[static_cast<u64>(block) * all + column];
+      sum += partials[static_cast<u64>(block) * 3 * width + column];
     }
   }
   sums[threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.x >= WARP || column >= all) {
+  if (threadIdx.x >= WARP || column >= 3 * width) {
     return;
   }
   for (u32 warp = 1; warp < THREADS / WARP; warp++) {

@@ -6,7 +6,6 @@ use lambert_dataset::random::Key;
 use tch::Tensor;
 
 use super::launch::{KernelArguments, KernelDevice, THREADS};
-use super::{gradient_of, suffix};
 use crate::kernels::{DropoutParams, NormParams};
 use crate::torch::operation::{self, Operation};
 
@@ -91,6 +90,11 @@ impl Rows {
     }
 }
 
+/// Returns the gradient of a parameter, or `None` if the parameter is frozen.
+fn gradient_of(parameter: &Tensor) -> Option<Tensor> {
+    parameter.requires_grad().then(|| parameter.grad())
+}
+
 impl<C: KernelDevice> ResidualNorm<C> {
     /// Allocates f32 values on the device of the parameters.
     fn uninitialized(&self, shape: &[i64]) -> Tensor {
@@ -120,7 +124,7 @@ impl<C: KernelDevice> Operation for ResidualNorm<C> {
             KernelArguments::new().tensor(&out).tensor(&sum).tensor(&statistics).tensor(&x).tensor(&residual);
         let arguments = self.dropout_arguments(arguments.tensor(&self.weight).tensor(&self.bias)).f32(self.eps as f32);
         let arguments = arguments.u64(rows.count as u64).u32(rows.positions).u32(rows.width);
-        let kernel = format!("residual_norm_{}", suffix(&x));
+        let kernel = format!("residual_norm_{}", super::suffix(&x));
         super::launch(&*self.device, &kernel, rows.count.div_ceil(WARPS), arguments);
         vec![out, sum, statistics]
     }
@@ -135,11 +139,13 @@ impl<C: KernelDevice> Operation for ResidualNorm<C> {
         let arguments = KernelArguments::new().optional_tensor(of_x.as_ref()).tensor(&of_sum).tensor(&partials);
         let arguments = arguments.tensor(&gradient).tensor(sum).tensor(statistics).tensor(&self.weight);
         let arguments = self.dropout_arguments(arguments).u64(rows.count as u64).u32(rows.positions).u32(rows.width);
-        let kernel = format!("residual_norm_backward_{}", suffix(sum));
+        let kernel = format!("residual_norm_backward_{}", super::suffix(sum));
         super::launch(&*self.device, &kernel, blocks, arguments.u32(blocks));
         let gradients = [Some(&self.weight), Some(&self.bias), self.linear_bias.as_ref()];
         let gradients = gradients.map(|parameter| parameter.and_then(gradient_of));
-        super::add_column_sums(&*self.device, &gradients, &partials);
+        let arguments = gradients.iter().fold(KernelArguments::new(), |all, one| all.optional_tensor(one.as_ref()));
+        let arguments = arguments.tensor(&partials).u32(blocks).u32(rows.width);
+        super::launch(&*self.device, "add_column_sums", (3 * rows.width).div_ceil(32), arguments);
         vec![of_x.unwrap_or_else(|| of_sum.shallow_clone()), of_sum]
     }
 }
