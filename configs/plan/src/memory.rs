@@ -43,9 +43,10 @@ const WORKER_GPU: u64 = 2 << 30;
 /// Bytes of host memory per parameter of a rank that uses a GPU: gradients in transit to other ranks.
 const GRADIENT_STAGING: u64 = 4;
 
-/// The largest micro-batch comes last, and the allocator retains memory from the smaller micro-batches before it. The
-/// retained memory is the activation memory of the largest micro-batch divided by this number. Measured.
-const RETAINED_DIVISOR: u64 = 8;
+/// Micro-batches have many shapes, and the allocator retains memory of the shapes before. The retained memory grows over
+/// hundreds of steps, up to about the activation memory of the largest micro-batch divided by this number
+/// (docs/experiments/plan.md).
+const RETAINED_DIVISOR: u64 = 4;
 
 /// Returns the maximum number of tokens of a micro-batch, padding included. `ranks` is the number of all ranks, and `length`
 /// the sequence length of the dataset.
