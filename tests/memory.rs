@@ -5,11 +5,12 @@ use std::process::Command;
 
 use crate::support::{self, Running, TestDir};
 use lambert_config::Layers;
+use lambert_config::run::RunConfig;
 use lambert_dataset::Dataset;
 use lambert_plan::memory;
 
-/// Maximum relative excess of the formula over the measured peak. The formula is used to reject runs and must never be
-/// below the peak.
+/// Maximum relative excess of the formula over the measured peak, not counting the memory that the allocator retains over
+/// hundreds of steps. The formula is used to reject runs and must never be below the peak.
 const MARGIN: f64 = 0.15;
 /// Maximum difference between processor types in the base memory of the program, bytes.
 const PROGRAM: f64 = 64e6;
@@ -17,8 +18,9 @@ const PROGRAM: f64 = 64e6;
 /// Memory of oneDNN for matrix products in bf16 that only processors with AMX use, bytes. The formula contains it.
 const AMX: f64 = 58e6;
 
-/// Trains with a single worker. Returns the peak memory after three steps and the result of the formula, bytes.
-fn measure(dir: &TestDir, name: &str, sets: &[&str]) -> (f64, f64) {
+/// Trains with a single worker. Returns the peak memory after three steps, the result of the formula, and the part of the
+/// formula for memory that the allocator retains over hundreds of steps, bytes.
+fn measure(dir: &TestDir, name: &str, sets: &[&str]) -> (f64, f64, f64) {
     let data = dir.path("data/train");
     let text = format!(
         "[model]\nlayers = 4\nhidden = 128\nheads = 4\nintermediate = 512\npositions = 64\npad_vocabulary_to = 1024\n\
@@ -36,8 +38,12 @@ fn measure(dir: &TestDir, name: &str, sets: &[&str]) -> (f64, f64) {
     let peak = peak.trim().strip_suffix(" kB").unwrap().parse::<f64>().unwrap() * 1024.0;
     drop(running);
     let config = std::fs::read_to_string(format!("{url}/run.toml")).unwrap();
-    let (config, dataset) = (Layers::default().parse(&config, "run.toml").unwrap(), Dataset::open(&data).unwrap());
-    (peak, memory::rank_bytes(&config, &config.stage[0], dataset.sizes(), 1) as f64)
+    let (config, dataset) =
+        (Layers::default().parse::<RunConfig>(&config, "run.toml").unwrap(), Dataset::open(&data).unwrap());
+    let (stage, sizes) = (&config.stage[0], dataset.sizes());
+    let tokens = memory::max_micro_batch(stage, 1, sizes.sequence_length);
+    let activations = memory::activations(&config, stage, sizes.vocabulary, sizes.sequence_length, tokens);
+    (peak, memory::rank_bytes(&config, stage, sizes, 1) as f64, (activations / memory::RETAINED_DIVISOR) as f64)
 }
 
 #[test]
@@ -78,10 +84,15 @@ fn assert_close_for(cases: &[(&str, &[&str])]) {
     let has_amx = std::fs::read_to_string("/proc/cpuinfo").unwrap().contains("amx_bf16");
     let mut far = Vec::new();
     for (name, sets) in cases {
-        let (peak, formula) = measure(&dir, name, sets);
-        println!("{name}: {:.0} MB measured, {:.0} MB by the formula", peak / 1e6, formula / 1e6);
+        let (peak, formula, retained) = measure(&dir, name, sets);
+        println!(
+            "{name}: {:.0} MB measured, {:.0} MB by the formula, {:.0} MB of it for the allocator",
+            peak / 1e6,
+            formula / 1e6,
+            retained / 1e6,
+        );
         let unused = if name.contains("bf16") && !has_amx { AMX } else { 0.0 };
-        if !(peak..(1.0 + MARGIN) * peak + PROGRAM + unused).contains(&formula) {
+        if !(peak..(1.0 + MARGIN) * peak + PROGRAM + unused + retained).contains(&formula) {
             far.push(name);
         }
     }

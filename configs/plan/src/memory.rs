@@ -46,7 +46,7 @@ const GRADIENT_STAGING: u64 = 4;
 /// Micro-batches have many shapes, and the allocator retains memory of the shapes before. The retained memory grows over
 /// hundreds of steps, up to about the activation memory of the largest micro-batch divided by this number
 /// (docs/experiments/plan.md).
-const RETAINED_DIVISOR: u64 = 4;
+pub const RETAINED_DIVISOR: u64 = 4;
 
 /// Returns the maximum number of tokens of a micro-batch, padding included. `ranks` is the number of all ranks, and `length`
 /// the sequence length of the dataset.
@@ -228,7 +228,8 @@ mod tests {
 
     #[test]
     fn the_stage_with_the_largest_need_is_reported() {
-        let stage = |tokens: usize| Stage { micro_batch_tokens: tokens.into(), ..Stage::default() };
+        // A batch that is large enough for each micro-batch.
+        let stage = |tokens: usize| Stage { micro_batch_tokens: tokens.into(), global_batch: 4096, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(1024), stage(65536), stage(4096)], ..RunConfig::default() };
         let data = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1 << 20, row_group: 1024 };
         let needed = |index: usize| 2 * rank_bytes(&config, &config.stage[index], data, 2);
