@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::recovery::guard::LossHistory;
 use crate::recovery::skipped_samples::SkippedSamples;
+use crate::recovery::spikes::SpikeHistory;
 use crate::state::plateau::PlateauTracker;
 use crate::state::{ParamSpec, Skipped, StageProgress, TrainState};
 
@@ -32,6 +33,9 @@ pub struct EngineState {
     /// Loss statistics of the current stage, for the divergence guard.
     #[serde(default)]
     history: LossHistory,
+    /// Spikes of the loss and of the gradient norm.
+    #[serde(default, skip_serializing_if = "SpikeHistory::is_empty")]
+    spikes: SpikeHistory,
     /// Plateau detection over the evaluations of the current stage.
     #[serde(default, alias = "watched", skip_serializing_if = "PlateauTracker::is_new")]
     plateau: PlateauTracker,
@@ -69,6 +73,7 @@ impl EngineState {
             skipped_samples: state.skipped.samples,
             skipped_by_dataset: state.skipped.by_dataset.clone(),
             history: state.stages.history.clone(),
+            spikes: state.stages.spikes.clone(),
             plateau: state.stages.plateau.clone(),
             early_stops: state.stages.early_stops.clone(),
             evaluation_pending: state.evaluation_pending,
@@ -110,6 +115,7 @@ impl EngineState {
             entered: Some(manifest.stage),
             grown_from: self.grown_from,
             history: self.history,
+            spikes: self.spikes,
             plateau: self.plateau,
             early_stops: self.early_stops,
         };

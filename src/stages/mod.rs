@@ -26,6 +26,7 @@ pub fn enter(state: &mut TrainState, config: &RunConfig, place: &StagePosition<'
     let architecture = Architecture::of_run(config, place.stage.depth(&config.model), vocabulary);
     growth::grow(state, architecture, &place.stage.growth)?;
     state.stages.history = LossHistory::default();
+    state.stages.spikes.start_stage();
     state.stages.plateau = PlateauTracker::default();
     if place.stage.restart_optimizer {
         state.restart_optimizer();

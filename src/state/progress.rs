@@ -7,6 +7,7 @@ use lambert_plan::timeline::EarlyStops;
 use super::plateau::PlateauTracker;
 use crate::recovery::guard::LossHistory;
 use crate::recovery::skipped_samples::SkippedSamples;
+use crate::recovery::spikes::SpikeHistory;
 
 /// Updates and samples skipped since the start of the run.
 #[derive(Debug, Clone, Default)]
@@ -28,6 +29,8 @@ pub struct StageProgress {
     pub grown_from: Option<usize>,
     /// Loss history of the stage, for the divergence guard.
     pub history: LossHistory,
+    /// Latest losses and gradient norms of the stage, and the spikes of the run.
+    pub spikes: SpikeHistory,
     /// Plateau detector of the stage.
     pub plateau: PlateauTracker,
     /// Stages that ended at a plateau.

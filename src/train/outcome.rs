@@ -76,6 +76,7 @@ impl StepOutcome {
         }
         let is_applied = verdict == GuardVerdict::Apply;
         state.stages.history.add(guard, self.before, samples.clone(), is_applied.then(|| self.loss()));
+        state.stages.spikes.add(self.loss(), self.norm);
         state.step += 1;
         state.cursors.insert(dataset.clone(), samples.end);
         verdict

@@ -25,6 +25,7 @@ pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
         update: UpdateStats {
             learning_rate: outcome.learning_rate,
             grad_norm: outcome.finite_norm(),
+            spike_score: state.stages.spikes.score(),
             ..UpdateStats::default()
         },
         skipped: SkipCounts { updates: state.skipped.updates, samples: state.skipped.samples },

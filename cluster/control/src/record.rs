@@ -104,6 +104,10 @@ pub struct UpdateStats {
     /// skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grad_norm: Option<f64>,
+    /// Fraction of the steps so far in which the loss or the gradient norm was a spike. Absent in the first steps of a run,
+    /// and in records of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spike_score: Option<f64>,
     /// Gradient noise. Present only in steps that measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub noise: Option<GradientNoise>,
@@ -211,8 +215,8 @@ mod tests {
     const FULL: &str = concat!(
         r#"{"step":7,"stage":"short","epoch":1,"samples":256,"tokens":30000,"padding":0.03125,"imbalance":1.05,"#,
         r#""masked_tokens":4500,"batch_digest":18446744073709551615,"loss":7.25,"mlm_loss":6.5,"mlm_accuracy":0.25,"#,
-        r#""pair_loss":null,"learning_rate":0.0001,"grad_norm":2.5,"noise":{"gradient":-0.5,"variance":30.0},"#,
-        r#""trust_ratios":{"bert.pooler.dense.weight":0.125},"skipped_updates":2,"skipped_samples":512,"#,
+        r#""pair_loss":null,"learning_rate":0.0001,"grad_norm":2.5,"spike_score":0.0625,"#,
+        r#""noise":{"gradient":-0.5,"variance":30.0},"trust_ratios":{"bert.pooler.dense.weight":0.125},"skipped_updates":2,"skipped_samples":512,"#,
         r#""seconds":4.0,"data_wait":0.5,"forward_backward":2.0,"communication":0.25,"ranks":{"min":1.0,"median":1.5,"#,
         r#""max":2.0,"slowest":3},"optimizer":0.75,"checkpoint":0.5,"samples_per_second":64.0,"#,
         r#""tokens_per_second":7500.0,"flops_utilization":0.375,"peak_memory":1234567890,"#,
@@ -252,6 +256,7 @@ mod tests {
             update: UpdateStats {
                 learning_rate: 1e-4,
                 grad_norm: Some(2.5),
+                spike_score: Some(0.0625),
                 noise: Some(GradientNoise { gradient: -0.5, variance: 30.0 }),
                 trust_ratios: [("bert.pooler.dense.weight".to_owned(), 0.125)].into(),
             },

@@ -178,6 +178,8 @@ impl ModelCard<'_> {
             ("checkpoint", self.checkpoint.name()),
             ("SHA-256 of the run's configuration", self.checkpoint.config_sha256.clone()),
         ];
+        let averaged = &self.checkpoint.averaged;
+        rows.extend((!averaged.is_empty()).then(|| ("weights averaged over", averaged.join(", "))));
         let weights = self.checkpoint.object(WEIGHTS);
         rows.extend(weights.map(|weights| ("SHA-256 of the checkpoint's weights", weights.sha256.clone())));
         vec![Block::Heading("Versions".to_owned()), table(&["item", "value"], rows)]

@@ -76,6 +76,8 @@ pub struct RunReport {
     pub unigram_entropy: Option<f64>,
     pub skipped_samples: u64,
     pub skipped_updates: u64,
+    /// Fraction of the steps in which the loss or the gradient norm was a spike.
+    pub spike_score: Option<f64>,
     pub stages: Vec<StageReport>,
     pub failures: Vec<FailureReport>,
     /// Wall-clock time by category; none for a run of a version that did not account for it.
@@ -171,6 +173,7 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
         unigram_entropy: evaluations.last().map(|evaluation| evaluation.unigram_entropy),
         skipped_samples: last.map_or(0, |record| record.skipped.samples),
         skipped_updates: last.map_or(0, |record| record.skipped.updates),
+        spike_score: last.and_then(|record| record.update.spike_score),
         failures: failures(restarts),
         goodput: Some(status.goodput).filter(|goodput| !goodput.is_empty()),
         checkpoint: None,

@@ -104,6 +104,7 @@ fn results(runs: &[RunReport]) -> Vec<Vec<String>> {
     });
     row("skipped samples", &|run| run.skipped_samples.to_string());
     row("skipped updates", &|run| run.skipped_updates.to_string());
+    row("steps with a spike of loss or gradient", &|run| run.spike_score.map_or(String::new(), percent));
     row("newest checkpoint", &|run| run.checkpoint.clone().unwrap_or_default());
     rows
 }

@@ -13,10 +13,11 @@ const ACCURACY: &str = "_accuracy";
 const TRUST_RATIOS: &str = "trust_ratios.";
 
 /// Fields that have fixed tags. All other tags are derived from the names of the fields.
-const TAGS: [(&str, &str); 36] = [
+const TAGS: [(&str, &str); 37] = [
     ("loss", "loss/total"),
     ("learning_rate", "optimizer/learning_rate"),
     ("grad_norm", "optimizer/gradient_norm"),
+    ("spike_score", "optimizer/spike_score"),
     ("epoch", "batch/epoch"),
     ("samples", "batch/samples"),
     ("tokens", "batch/tokens"),
