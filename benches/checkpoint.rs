@@ -135,6 +135,7 @@ fn save(times: &mut Times, store: &Store, lease: &Lease, snapshot: &mut Snapshot
         world: 1,
         held_out_loss: None,
         best: None,
+        averaged: Vec::new(),
         state: serde_json::json!({ "updates": 1, "skipped_updates": 0, "vocabulary": VOCABULARY, "lowercase": true }),
         objects: objects.collect(),
     };

@@ -84,6 +84,9 @@ enum WorkerCommand {
         /// Maximum number of samples; 0: all
         #[arg(long, default_value_t = 0)]
         samples: u64,
+        /// Average the weights of the run's newest checkpoints, this many
+        #[arg(long, default_value_t = 1)]
+        average: usize,
         /// Compute device
         #[arg(long, default_value = "auto", value_parser = device)]
         device: DeviceKind,
@@ -204,9 +207,12 @@ fn run(command: WorkerCommand) -> Result<i32, Error> {
             keep_logs(logs.as_deref());
             train(&run, attempt, world, &session)
         }
-        WorkerCommand::Eval { model, data, samples, device, json } => {
+        WorkerCommand::Eval { model, data, samples, average, device, json } => {
             let progress = Progress::start("reading the model");
-            let model = LoadedModel::open(&model, device, &progress)?;
+            let model = match average {
+                0 | 1 => LoadedModel::open(&model, device, &progress)?,
+                count => LoadedModel::open_average(&model, count, device, &progress)?,
+            };
             eval(&model, &data, samples, json, progress)
         }
         WorkerCommand::Bench { config, sets, stage, samples, steps, warmup, json, batches } => {

@@ -286,3 +286,55 @@ fn a_forged_checkpoint_is_skipped() {
     }
     assert_eq!(train(&config, &url, &[]).matches("skipped checkpoint").count(), 0);
 }
+
+/// f32 values of the weights file of a checkpoint.
+fn weights(run: &str, name: &str) -> Vec<f32> {
+    let file = std::fs::read(format!("{run}/checkpoints/{name}/model.safetensors")).unwrap();
+    let head = 8 + u64::from_le_bytes(*file.first_chunk().unwrap()) as usize;
+    file[head..].as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}
+
+#[test]
+fn checkpoints_are_averaged_into_a_run_and_for_an_evaluation() {
+    let dir = TestDir::new();
+    let (config, url, averaged) = (dir.config(40, 2), dir.path("run"), dir.path("averaged"));
+    train(&config, &url, &["--set", "checkpoint.every_steps=10", "--set", "checkpoint.keep=9"]);
+    let names = checkpoints(&url);
+    let written = done(&["checkpoint", "average", "--last", "3", &url, &averaged]);
+    assert_eq!(written.trim(), format!("{averaged}/checkpoints/{}", names[0]));
+    let mean = weights(&averaged, &names[0]);
+    let models: Vec<Vec<f32>> = names[..3].iter().map(|name| weights(&url, name)).collect();
+    for (index, mean) in mean.iter().enumerate() {
+        let expected = models.iter().map(|model| f64::from(model[index])).sum::<f64>() / 3.0;
+        assert_eq!(*mean, expected as f32, "element {index}");
+    }
+    assert_ne!(mean, models[0]);
+    let manifest = manifest(&averaged, &names[0]);
+    assert_eq!((manifest.averaged, manifest.held_out_loss), (names[..3].to_vec(), None));
+    // The evaluation of the average has the same bits, and the average is a run that can be exported.
+    let held_out = dir.path("data/held-out");
+    let eval = |more: &[&str]| done(&[&["eval", "--data", &held_out, "--device", "cpu", "--json"], more].concat());
+    assert_eq!(eval(&["--average", "3", &url]), eval(&[&averaged]));
+    assert_ne!(eval(&[&url]), eval(&[&averaged]));
+    done(&["export", "--output", &dir.path("model"), &averaged]);
+    let card = std::fs::read_to_string(dir.path("model/README.md")).unwrap();
+    assert!(card.contains(&format!("weights averaged over | {}", names[..3].join(", "))), "{card}");
+    // A repeated average is the same, another one is refused.
+    done(&["checkpoint", "average", "--last", "3", &url, &averaged]);
+    let refused = |arguments: &[&str], cause: &str| {
+        let refused = run(arguments);
+        assert!(refused.code != 0 && refused.err.contains(cause), "{}", refused.err);
+    };
+    refused(&["checkpoint", "average", "--last", "2", &url, &averaged], "already exists");
+    refused(&["checkpoint", "average", "--last", "99", &url, &dir.path("none")], "usable checkpoints, expected 99");
+    assert!(!Path::new(&dir.path("none/run.toml")).exists());
+    let one = format!("{url}/checkpoints/{}", names[0]);
+    refused(&["eval", "--data", &held_out, "--average", "3", &one], "is one checkpoint");
+    // Damage of any of the checkpoints is found.
+    let damaged = Path::new(&url).join("checkpoints").join(&names[1]).join("model.safetensors");
+    let mut bytes = std::fs::read(&damaged).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&damaged, bytes).unwrap();
+    refused(&["checkpoint", "average", "--last", "3", &url, &dir.path("other")], "is damaged: sha256");
+}

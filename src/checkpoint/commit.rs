@@ -262,6 +262,7 @@ mod tests {
             world: 2,
             held_out_loss: None,
             best: None,
+            averaged: Vec::new(),
             state: serde_json::Value::Null,
             objects: Vec::new(),
         }

@@ -8,6 +8,7 @@ use lambert_dataset::tokenizer::Tokenizer;
 use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::architecture::Architecture;
 use lambert_progress::Progress;
+use lambert_store::checkpoint as stored;
 use lambert_store::{Store, run};
 
 use crate::checkpoint;
@@ -64,6 +65,30 @@ impl LoadedModel {
         Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256 })
     }
 
+    /// Like [`LoadedModel::open`], with the mean of the weights of the newest `count` checkpoints of the run at `url`. The mean
+    /// has the bits that `lambert checkpoint average` writes.
+    ///
+    /// # Errors
+    /// As for [`LoadedModel::open`], or the run has fewer checkpoints, or their models differ.
+    pub fn open_average(url: &str, count: usize, device: DeviceKind, progress: &Progress) -> Result<Self, Error> {
+        if run::split_checkpoint_url(url).1.is_some() {
+            let text = format!("{url} is one checkpoint; to average the newest {count} checkpoints, name the run");
+            return Err(Error::Usage(text));
+        }
+        let store = progress.observe(&Store::open(url)?);
+        let names = stored::newest(&store, count)?;
+        let newest = Self::open(&run::checkpoint_url(url, &names[0]), device, progress)?;
+        let mut mean = WeightMean::new(&newest.parameters);
+        for name in &names {
+            let verified = stored::verify(&store, name)?;
+            let architecture = Architecture::clone(newest.parameters.architecture());
+            let kernels = Arc::clone(newest.parameters.kernels());
+            mean.add(&checkpoint::read_model(kernels, &store, &verified, architecture)?);
+        }
+        mean.write(&newest.parameters, names.len());
+        Ok(newest)
+    }
+
     /// Objective of the run, over the weights of this model.
     pub fn objective(&self) -> Objective {
         Objective::new(&self.parameters, &self.config.model, &self.config.objective)
@@ -84,5 +109,29 @@ impl LoadedModel {
         }
         let objective = self.config.evaluation_objective();
         Ok(EvalRequest { dataset, objective, samples, micro_batch_tokens: TokenBudget::DEFAULT, parts: None })
+    }
+}
+
+/// Sums of the weights of models with the same parameters.
+struct WeightMean(Vec<Vec<f64>>);
+
+impl WeightMean {
+    fn new(parameters: &Parameters) -> Self {
+        Self(parameters.specs().iter().map(|spec| vec![0.0; spec.count()]).collect())
+    }
+
+    fn add(&mut self, parameters: &Parameters) {
+        for (sums, spec) in self.0.iter_mut().zip(parameters.specs()) {
+            let weights = parameters.read(spec);
+            sums.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += f64::from(weight));
+        }
+    }
+
+    /// Writes the mean of `count` models to `parameters`.
+    fn write(self, parameters: &Parameters, count: usize) {
+        for (sums, spec) in self.0.into_iter().zip(parameters.specs()) {
+            let mean: Vec<f32> = sums.into_iter().map(|sum| (sum / count as f64) as f32).collect();
+            parameters.write(spec, &mean);
+        }
     }
 }

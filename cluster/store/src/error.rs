@@ -89,6 +89,24 @@ pub enum Error {
         /// The first such element, as an index into the flattened tensor.
         element: u64,
     },
+    /// A run has too few checkpoints.
+    #[error("{url} has {found} usable checkpoints, expected {expected}")]
+    TooFew {
+        /// URL of the run.
+        url: String,
+        /// Number that the caller needs.
+        expected: usize,
+        /// Number of checkpoints that no rollback has undone.
+        found: usize,
+    },
+    /// Checkpoints whose tensors differ, so that their weights have no mean.
+    #[error("{url} has other tensors than {first}; only checkpoints of the same model can be averaged")]
+    OtherModel {
+        /// URL of the weights.
+        url: String,
+        /// Checkpoint with the other tensors.
+        first: String,
+    },
     /// A checkpoint of this name is already committed.
     #[error("{url} already exists; checkpoints are never overwritten")]
     Exists {

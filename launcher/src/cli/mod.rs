@@ -95,7 +95,7 @@ pub enum Command {
     Report(Report),
     /// Checkpoint and stop a run
     Stop(Stop),
-    /// List, verify, prune, copy or save checkpoints
+    /// List, verify, prune, copy, average or save checkpoints
     Checkpoint(Checkpoint),
     /// Evaluate a checkpoint on a held-out dataset
     Eval(Eval),

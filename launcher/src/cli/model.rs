@@ -9,7 +9,8 @@ use super::values::{hub_model, language, license};
 
 const CHECKPOINT_EXAMPLES: &str = "Examples:
   lambert checkpoint list runs/demo
-  lambert checkpoint copy runs/demo/checkpoints/step-000000600 s3://bucket/demo";
+  lambert checkpoint copy runs/demo/checkpoints/step-000000600 s3://bucket/demo
+  lambert checkpoint average --last 3 runs/demo runs/demo-averaged";
 
 const EXPORT_EXAMPLES: &str = "Examples:
   lambert export --output model runs/demo
@@ -61,6 +62,16 @@ pub enum CheckpointAction {
         /// Destination directory or URL
         to: String,
     },
+    /// Average the weights of the newest checkpoints and write the result as a new run
+    Average {
+        /// Number of checkpoints
+        #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+        last: u32,
+        /// Run directory or URL
+        run: String,
+        /// Destination directory or URL
+        to: String,
+    },
     /// Save a checkpoint now and continue training
     Save {
         /// Run directory or URL
@@ -81,6 +92,9 @@ pub struct Eval {
     /// Maximum number of samples; 0: all
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub samples: u64,
+    /// Average the weights of the run's newest N checkpoints
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub average: u32,
     /// Compute device, independent of the training device
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceKind::NAMES)]
     pub device: String,
@@ -94,6 +108,7 @@ impl Eval {
     pub fn to_worker(&self) -> Vec<String> {
         let mut line = vec!["eval".to_owned(), "--data".to_owned(), self.data.clone()];
         line.extend(["--samples".to_owned(), self.samples.to_string(), "--device".to_owned(), self.device.clone()]);
+        line.extend(["--average".to_owned(), self.average.to_string()]);
         line.extend(self.json.then(|| "--json".to_owned()));
         line.extend(["--".to_owned(), self.model.clone()]);
         line

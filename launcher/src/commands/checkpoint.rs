@@ -1,4 +1,4 @@
-//! `lambert checkpoint list|verify|prune|copy|save`.
+//! `lambert checkpoint list|verify|prune|copy|average|save`.
 
 use std::collections::BTreeSet;
 
@@ -49,6 +49,7 @@ pub fn checkpoint(action: &CheckpointAction) -> Outcome {
             prune(&progress.observe(&open(run)?), *keep, *json)
         }
         CheckpointAction::Copy { checkpoint, to } => copy(checkpoint, to, &Progress::start("copying")),
+        CheckpointAction::Average { last, run, to } => average(run, to, *last as usize, &Progress::start("averaging")),
         CheckpointAction::Save { run } => {
             let _progress = Progress::start("requesting a checkpoint");
             save(&open(run)?)
@@ -161,7 +162,27 @@ fn copy(url: &str, to: &str, progress: &Progress) -> Outcome {
     let no_checkpoint = || Failure::usage(CheckpointError::NoCheckpoint(url.to_owned()));
     let (run, name) = names::split_checkpoint_url(url);
     let name = name.ok_or_else(no_checkpoint)?;
-    let (from, to) = (open(run)?, Store::open(to).map_err(Failure::usage)?);
+    let (from, to) = open_pair(run, to, progress)?;
+    checkpoint::copy(&from, name, &to).map_err(Failure::failed)?;
+    print(&names::checkpoint_url(to.url(), name))?;
+    Ok(exit::DONE)
+}
+
+/// Writes the average of the newest `last` checkpoints with the configuration and the vocabulary of their run, so that the
+/// destination becomes a run.
+fn average(run: &str, to: &str, last: usize, progress: &Progress) -> Outcome {
+    let chosen = checkpoint::newest(&open(run)?, last).map_err(Failure::usage)?;
+    let (from, to) = open_pair(run, to, progress)?;
+    let manifest = checkpoint::average(&from, &chosen, &to).map_err(Failure::failed)?;
+    tracing::info!("averaged {}", chosen.join(", "));
+    print(&names::checkpoint_url(to.url(), &manifest.name()))?;
+    Ok(exit::DONE)
+}
+
+/// Opens run `from` and the destination `to`, and copies the configuration and the vocabulary. The destination must be
+/// empty, or have checkpoints of the same run and no trained steps.
+fn open_pair(from: &str, to: &str, progress: &Progress) -> Result<(Store, Store), Failure> {
+    let (from, to) = (open(from)?, Store::open(to).map_err(Failure::usage)?);
     let (from, to) = (progress.observe(&from), progress.observe(&to));
     if let Some(what) = run_mismatch(&from, &to)? {
         let (from, to) = (from.url().to_owned(), to.url().to_owned());
@@ -177,9 +198,7 @@ fn copy(url: &str, to: &str, progress: &Progress) -> Outcome {
         let bytes = from.get(object).map_err(Failure::failed)?;
         to.put_new(object, bytes).map_err(Failure::failed)?;
     }
-    checkpoint::copy(&from, name, &to).map_err(Failure::failed)?;
-    print(&names::checkpoint_url(to.url(), name))?;
-    Ok(exit::DONE)
+    Ok((from, to))
 }
 
 /// Describes why the checkpoints at `to` and `from` belong to different runs. Returns `None` if the runs match or `to`

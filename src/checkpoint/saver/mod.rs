@@ -262,6 +262,7 @@ impl<'a> Saver<'a> {
             world: session.world,
             held_out_loss: loss,
             best: self.history.best_with(name, loss),
+            averaged: Vec::new(),
             state: serde_json::to_value(engine_state).map_err(Error::Json)?,
             objects: Vec::new(),
         })

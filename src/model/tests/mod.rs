@@ -280,6 +280,7 @@ fn save(state: &TrainState, store: &Store, lease: &Lease) -> String {
         world: 1,
         held_out_loss: None,
         best: None,
+        averaged: Vec::new(),
         state: engine_state,
         objects,
     };

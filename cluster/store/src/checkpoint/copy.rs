@@ -32,7 +32,7 @@ pub fn copy(from: &Store, checkpoint: &str, to: &Store) -> Result<()> {
 
 /// Fails unless the manifest `name` in `to` equals `manifest`. An existing checkpoint is checked before any object is
 /// written, because the objects of a committed checkpoint are immutable.
-fn check_identical(manifest: &Manifest, to: &Store, name: &str) -> Result<()> {
+pub(super) fn check_identical(manifest: &Manifest, to: &Store, name: &str) -> Result<()> {
     let existing = read_manifest(to, &manifest.name())?;
     if existing == *manifest { Ok(()) } else { Err(Error::Exists { url: to.url_of(name) }) }
 }

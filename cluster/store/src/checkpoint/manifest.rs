@@ -43,6 +43,9 @@ pub struct Manifest {
     /// Checkpoint of this run with the lowest held-out loss so far. It can be this checkpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
+    /// Checkpoints of which the weights are the mean, newest first. Empty for a checkpoint of training.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub averaged: Vec<String>,
     /// Engine state, opaque to this crate.
     pub state: serde_json::Value,
     /// All objects of the checkpoint except the manifest.
@@ -201,6 +204,7 @@ mod tests {
             world: 2,
             held_out_loss: Some(2.5),
             best: Some(Best { checkpoint: "step-000000040-a0001".into(), loss: 2.25 }),
+            averaged: Vec::new(),
             state: serde_json::json!({"skipped": [3, 4], "loss": 10.3}),
             objects: vec![
                 entry("model.safetensors"),

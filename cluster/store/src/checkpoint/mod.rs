@@ -4,6 +4,7 @@
 //! the checksum that the manifest records. All ranks write objects. Rank 0 writes the manifest last, which commits the
 //! checkpoint. `newest_verified` selects the checkpoint to resume from, and `prune` removes old checkpoints.
 
+mod average;
 mod copy;
 mod manifest;
 mod prune;
@@ -13,6 +14,7 @@ mod tensors;
 mod writer;
 
 pub use crate::run::AttemptStep;
+pub use average::{average, newest};
 pub use copy::copy;
 pub use manifest::{Best, FORMAT, Manifest, ObjectEntry, Slice};
 pub use prune::{Pruned, Retention, prune, retain, retain_under};

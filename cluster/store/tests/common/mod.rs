@@ -52,6 +52,7 @@ pub fn manifest(writer: &CheckpointWriter, step: u64, attempt: u32) -> Manifest 
         world: 1,
         held_out_loss: None,
         best: None,
+        averaged: Vec::new(),
         state: serde_json::json!({ "updates": step }),
         objects: OBJECTS.iter().map(put).collect(),
     }
