@@ -46,7 +46,7 @@ impl SpikeHistory {
         is_spike
     }
 
-    /// Returns the fraction of the steps that have a spike. `None` before [`WINDOW`] steps.
+    /// Returns the fraction of the steps that have a spike. `None` before the window is full.
     pub fn score(&self) -> Option<f64> {
         (self.steps >= WINDOW as u64).then(|| self.spikes as f64 / self.steps as f64)
     }
