@@ -1,4 +1,4 @@
-//! Selection of the tokens to mask: single tokens, whole words, or spans of words.
+//! Selection of the tokens to mask: single tokens, whole words, spans of words, or n-grams.
 
 use std::ops::Range;
 
@@ -11,6 +11,9 @@ use super::MaskVocab;
 /// lengths (arXiv 1907.10529, section 3.1).
 pub const LONGEST_SPAN: u64 = 10;
 const SPAN_STOPS: f64 = 0.2;
+
+/// Maximum number of words of an n-gram.
+pub const LONGEST_NGRAM: usize = 3;
 
 /// Position of a selected token, and the number of its replacement group. One random draw
 /// decides how all tokens of a group are replaced.
@@ -25,6 +28,7 @@ pub fn select(ids: &[u32], unit: MaskUnit, max_tokens: usize, vocab: &MaskVocab,
         MaskUnit::Piece => select_tokens(ids, max_tokens, vocab, rng),
         MaskUnit::Word => select_words(ids, max_tokens, vocab, rng),
         MaskUnit::Span => select_spans(ids, max_tokens, vocab, rng),
+        MaskUnit::Ngram => select_ngrams(ids, max_tokens, vocab, rng),
     };
     selected.sort_unstable();
     selected
@@ -76,6 +80,46 @@ fn select_spans(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng
         }
     }
     selected
+}
+
+/// Selects n-grams as create_pretraining_data of ALBERT does: each word is the start of one n-gram, in random order. An
+/// n-gram that exceeds the limit is shortened, and skipped if its first word exceeds the limit or if one of its words is
+/// already selected. An n-gram ends at a special token.
+fn select_ngrams(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng) -> Vec<SelectedToken> {
+    let words = split_words(ids, vocab);
+    let mut taken = vec![false; words.len()];
+    let mut draws = PartialShuffle((0..words.len()).collect());
+    let mut selected: Vec<SelectedToken> = Vec::with_capacity(max_tokens);
+    let mut number = 0;
+    while selected.len() < max_tokens
+        && let Some(start) = draws.next(number, rng)
+    {
+        number += 1;
+        let is_adjacent = |word: &usize| words[*word].start == words[*word - 1].end;
+        let longest = 1 + (start + 1..words.len()).take(LONGEST_NGRAM - 1).take_while(is_adjacent).count();
+        let room = max_tokens - selected.len();
+        let tokens = |count: usize| usize::from(words[start + count - 1].end - words[start].start);
+        let drawn = ngram_length(longest, rng);
+        let Some(count) = (1..=drawn).rev().find(|count| tokens(*count) <= room) else { continue };
+        if taken[start..start + count].contains(&true) {
+            continue;
+        }
+        taken[start..start + count].fill(true);
+        let positions = words[start].start..words[start + count - 1].end;
+        selected.extend(positions.map(|position| (position, usize::from(position))));
+    }
+    selected
+}
+
+/// Draws the number of words of an n-gram, from 1 to `longest`. The probability of n is proportional to 1/n.
+pub fn ngram_length(longest: usize, rng: &mut Rng) -> usize {
+    let weight = |length: usize| 1.0 / length as f64;
+    let mut left = rng.unit_f64() * (1..=longest).map(weight).sum::<f64>();
+    let is_end = |length: &usize| {
+        left -= weight(*length);
+        left < 0.0
+    };
+    (1..longest).find(is_end).unwrap_or(longest)
 }
 
 /// Draws the number of words of a span from a geometric distribution. Draws again if the number is

@@ -1,6 +1,6 @@
 use lambert_config::run::MaskUnit;
 
-use super::choose::{LONGEST_SPAN, span_length};
+use super::choose::{LONGEST_NGRAM, LONGEST_SPAN, ngram_length, span_length};
 use super::*;
 
 /// A vocabulary of 1,000 tokens. Every third token from 500 on continues a word.
@@ -21,7 +21,7 @@ fn objective(mask_unit: MaskUnit) -> Objective {
     Objective { mask_unit, max_predictions: 0, ..Objective::default() }
 }
 
-const UNITS: [MaskUnit; 3] = [MaskUnit::Piece, MaskUnit::Word, MaskUnit::Span];
+const UNITS: [MaskUnit; 4] = [MaskUnit::Piece, MaskUnit::Word, MaskUnit::Span, MaskUnit::Ngram];
 
 #[test]
 fn masks_are_reproducible_and_differ_between_epochs() {
@@ -140,11 +140,11 @@ fn single_tokens_are_masked_uniformly() {
 
 #[test]
 fn whole_words_are_masked_together() {
-    let (vocab, objective) = (vocab(), objective(MaskUnit::Word));
+    let vocab = vocab();
     let is_masked =
         |masked: &[MaskedToken], position: usize| masked.iter().any(|found| usize::from(found.position) == position);
-    for number in 0..2_000 {
-        let ids = sample(128, number);
+    for (unit, number) in (0..2_000).flat_map(|number| [MaskUnit::Word, MaskUnit::Ngram].map(|unit| (unit, number))) {
+        let (ids, objective) = (sample(128, number), objective(unit));
         let masked = mask(&mut ids.clone(), &objective, &vocab, Key::new(number));
         for position in 1..128 {
             let resumes = vocab.is_continuation(ids[position]) && !vocab.special_ids.contains(&ids[position - 1]);
@@ -180,6 +180,32 @@ fn span_lengths_match_paper_and_spans_share_a_replacement() {
     // Adjacent spans may have different replacements, but adjacent single tokens differ more often.
     let mixed = |counts: &Counts| counts.mixed as f64 / (counts.total - counts.runs) as f64;
     assert!(mixed(&span) * 4.0 < mixed(&token), "{} against {}", mixed(&span), mixed(&token));
+}
+
+#[test]
+fn ngrams_have_one_to_three_words_with_probabilities_of_one_over_n() {
+    let mut rng = Key::new(2).rng();
+    for longest in 1..=LONGEST_NGRAM {
+        let mut lengths = [0_u64; LONGEST_NGRAM + 1];
+        (0..1_000_000).for_each(|_| lengths[ngram_length(longest, &mut rng)] += 1);
+        let all: f64 = (1..=longest).map(|length| 1.0 / length as f64).sum();
+        for (length, count) in lengths.iter().enumerate().take(longest + 1).skip(1) {
+            let (expected, fraction) = (1.0 / length as f64 / all, *count as f64 / 1e6);
+            // Four standard deviations.
+            assert!((fraction - expected).abs() <= 4.0 * (expected * (1.0 - expected) / 1e6).sqrt(), "{length}");
+        }
+    }
+    // With few masked tokens, n-grams rarely touch. Their mean length is (1 + 1 + 1) / (1 + 1/2 + 1/3) = 1.64 words.
+    let vocab = MaskVocab { continuations: vec![false; 1000], ..vocab() };
+    let objective = Objective { mask_probability: 0.05, ..objective(MaskUnit::Ngram) };
+    let (mut tokens, mut runs) = (0, 0);
+    for number in 0..160_000 {
+        let masked = mask(&mut sample(128, number), &objective, &vocab, Key::new(number));
+        tokens += masked.len();
+        runs += 1 + masked.windows(2).filter(|pair| pair[1].position > pair[0].position + 1).count();
+    }
+    let mean = tokens as f64 / runs as f64;
+    assert!(tokens >= 950_000 && (1.5..1.75).contains(&mean), "{mean} words in {tokens} tokens");
 }
 
 #[test]

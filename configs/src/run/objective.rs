@@ -27,6 +27,9 @@ pub enum MaskUnit {
     Word,
     /// Spans of one to ten words (SpanBERT, arXiv 1907.10529). All tokens of a span are replaced in the same way.
     Span,
+    /// N-grams of one to three words. N words have a probability proportional to 1/n (ALBERT, DeBERTa). Tokens are
+    /// replaced separately.
+    Ngram,
 }
 
 /// Token that replaces most of the masked tokens.
