@@ -24,7 +24,7 @@ use lambert_config::run::{FaultInjection, Objective, Stage};
 use lambert_dataset::Dataset;
 use lambert_plan::memory;
 use lambert_worker::data::reader::BatchReader;
-use lambert_worker::data::{BatchRequest, Loader, LoaderOptions, SampleSource};
+use lambert_worker::data::{BatchRequest, Loader, LoaderOptions, Mixture, Position, SampleSource};
 use lambert_worker::recovery::skipped_samples::SkippedSamples;
 use samples::Shape;
 
@@ -83,14 +83,15 @@ fn stage(global_batch: usize) -> Stage {
 
 fn source(dataset: &Arc<Dataset>) -> SampleSource {
     let (objective, test) = (Objective::default(), FaultInjection::default());
-    SampleSource { dataset: Arc::clone(dataset), objective, seed: 1, shuffle: true, test }
+    SampleSource { mixture: Mixture::single(Arc::clone(dataset)), objective, seed: 1, shuffle: true, test }
 }
 
 fn options(batch: usize, world: usize, arguments: &Arguments) -> LoaderOptions {
-    let (cursor, skipped, max_threads) = (0, SkippedSamples::default(), arguments.threads);
+    let (position, skipped, max_threads) = (Position::default(), SkippedSamples::default(), arguments.threads);
     LoaderOptions {
-        cursor,
+        position,
         skipped,
+        skipped_shards: Vec::new(),
         micro_batch_tokens: 16384,
         layout: lambert_plan::batch_partition::Layout::Padded,
         rank: 0,

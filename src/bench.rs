@@ -15,7 +15,7 @@ use lambert_plan::batch_partition::Layout;
 use lambert_plan::estimate::machine::GpuModel;
 use lambert_plan::{flops, memory, schedule};
 
-use crate::data::{BatchRequest, Loader, LoaderOptions, MicroBatch, SampleSource};
+use crate::data::{BatchRequest, Loader, LoaderOptions, MicroBatch, Mixture, Position, SampleSource};
 use crate::error::Error;
 use crate::gpu::{ComputeDevice, Gpu};
 use crate::kernels::Kernels;
@@ -27,6 +27,7 @@ use crate::state::{InitialDeviation, Parameters, TrainState};
 use crate::torch;
 use crate::train::phases::{Phase, PhaseClock, PhaseSeconds};
 use crate::train::step;
+use crate::worker::datasets::open_mixture;
 use crate::worker::host_share::HostShare;
 use crate::worker::output;
 use crate::worker::peak;
@@ -62,18 +63,21 @@ pub fn run(config: &RunConfig, request: &BenchOptions) -> Result<i32, Error> {
     // A single rank needs no MPI or NCCL.
     let device = ComputeDevice::load(&config.device, Backend::Local)?;
     tch::set_num_threads(config.device.threads as i32);
-    let dataset = Arc::new(Dataset::open(&stage.data)?.with_cache(&config.cluster.dataset_cache));
+    let open = |url: &str| Ok(Arc::new(Dataset::open(url)?.with_cache(&config.cluster.dataset_cache)));
+    let mixture = open_mixture(stage, open)?;
     let mut errors = Vec::new();
-    check_compatibility(config, &[(format!("stage.{}.data", request.stage), &dataset)], None, &mut errors);
+    let opened = stage.datasets(request.stage).into_iter().zip(mixture.datasets());
+    let used: Vec<(String, &Dataset)> = opened.map(|((key, _), dataset)| (key, &**dataset)).collect();
+    check_compatibility(config, &used, None, &mut errors);
     if !errors.is_empty() {
         return Err(Error::invalid_config("the configuration", errors));
     }
     if let Some(path) = &request.batches {
-        write_batches(config, request, dataset, path)?;
+        write_batches(config, request, mixture, path)?;
         return Ok(exit::DONE);
     }
     let (kernels, gpu) = device.kernels(None, config.model.precision)?;
-    let measured = measure(config, request, dataset, kernels, gpu.as_ref())?;
+    let measured = measure(config, request, mixture, kernels, gpu.as_ref())?;
     if request.json {
         output::line(&serde_json::to_string(&measured).map_err(Error::Json)?)?;
     } else {
@@ -86,16 +90,17 @@ pub fn run(config: &RunConfig, request: &BenchOptions) -> Result<i32, Error> {
 fn loader(
     config: &RunConfig,
     stage: &Stage,
-    dataset: Arc<Dataset>,
+    mixture: Mixture,
     layout: Layout,
     samples: usize,
     steps: usize,
 ) -> Result<Loader, Error> {
     let (objective, seed, test) = (stage.objective.of(&config.objective), config.run.seed, config.test.clone());
-    let source = SampleSource { dataset, objective, seed, shuffle: true, test };
+    let source = SampleSource { mixture, objective, seed, shuffle: true, test };
     let options = LoaderOptions {
-        cursor: 0,
+        position: Position::default(),
         skipped: SkippedSamples::default(),
+        skipped_shards: Vec::new(),
         micro_batch_tokens: stage.micro_batch_tokens.or_default(),
         layout,
         rank: 0,
@@ -108,11 +113,11 @@ fn loader(
 }
 
 /// Writes global batches to a JSON file ([`BenchOptions::batches`]).
-fn write_batches(config: &RunConfig, request: &BenchOptions, dataset: Arc<Dataset>, path: &Path) -> Result<(), Error> {
+fn write_batches(config: &RunConfig, request: &BenchOptions, mixture: Mixture, path: &Path) -> Result<(), Error> {
     let stage = &config.stage[request.stage];
     let samples = request.samples.unwrap_or(stage.global_batch).max(1);
-    let vocabulary = config.model.padded_vocabulary(dataset.manifest().vocabulary.size);
-    let mut loader = loader(config, stage, dataset, Layout::Padded, samples, request.steps)?;
+    let vocabulary = config.model.padded_vocabulary(mixture.shape().vocabulary);
+    let mut loader = loader(config, stage, mixture, Layout::Padded, samples, request.steps)?;
     let mut batches = Vec::new();
     while let Some(batch) = loader.next_batch() {
         let micro_batches = batch?.micro_batches;
@@ -160,11 +165,11 @@ impl<'a> Bench<'a> {
     fn new(
         config: &'a RunConfig,
         stage: &'a Stage,
-        dataset: Arc<Dataset>,
+        mixture: Mixture,
         kernels: Arc<dyn Kernels>,
         sizes: (usize, usize),
     ) -> Result<Self, Error> {
-        let (layers, vocabulary) = (stage.depth(&config.model), dataset.manifest().vocabulary.size);
+        let (layers, vocabulary) = (stage.depth(&config.model), mixture.shape().vocabulary);
         let layout = model::layout(config, &*kernels);
         let state = torch::guard(|| {
             let architecture = Architecture::of_run(config, layers, vocabulary);
@@ -176,7 +181,7 @@ impl<'a> Bench<'a> {
         })?;
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);
         let objective = objective.recomputing(stage.recompute);
-        let loader = loader(config, stage, dataset, layout, sizes.0, sizes.1)?;
+        let loader = loader(config, stage, mixture, layout, sizes.0, sizes.1)?;
         Ok(Self { config, stage, objective, state, loader })
     }
 
@@ -221,7 +226,7 @@ impl<'a> Bench<'a> {
 fn measure(
     config: &RunConfig,
     request: &BenchOptions,
-    dataset: Arc<Dataset>,
+    mixture: Mixture,
     kernels: Arc<dyn Kernels>,
     gpu: Option<&Gpu>,
 ) -> Result<BenchReport, Error> {
@@ -229,12 +234,13 @@ fn measure(
     let samples = request.samples.unwrap_or(stage.global_batch).max(1);
     let steps = request.steps.max(1);
     let tokens = stage.micro_batch_tokens.or_default();
-    let needed = || memory::gpu::needed(config, request.stage, dataset.sizes(), 1, tokens);
+    let shape = mixture.shape();
+    let needed = || memory::gpu::needed(config, request.stage, shape, 1, tokens);
     let needed_memory = gpu.map(|_| needed());
     let peak = peak::matmul_peak(&*kernels, model::compute_dtype(&config.model), peak::peak_width(gpu.is_some()))?;
     let datasheet = gpu.and_then(|gpu| GpuModel::of_product(&gpu.properties.name));
     let datasheet = datasheet.map(|model| model.peak(config.model.precision));
-    let mut bench = Bench::new(config, stage, dataset, kernels.clone(), (samples, request.warmup + steps))?;
+    let mut bench = Bench::new(config, stage, mixture, kernels.clone(), (samples, request.warmup + steps))?;
     for _ in 0..request.warmup {
         bench.step()?;
     }

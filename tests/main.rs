@@ -29,6 +29,7 @@ mod init;
 mod launched_programs;
 mod memory;
 mod metrics;
+mod mixtures;
 mod model_card;
 mod modules;
 mod noise_scale;

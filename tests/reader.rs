@@ -14,7 +14,7 @@ use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
 use lambert_worker::data::order::{EpochOrder, WINDOW};
 use lambert_worker::data::reader::BatchReader;
-use lambert_worker::data::{BatchRequest, GlobalBatch, LoaderOptions, SampleSource};
+use lambert_worker::data::{BatchRequest, GlobalBatch, LoaderOptions, Mixture, Position, SampleSource};
 use lambert_worker::recovery::skipped_samples::SkippedSamples;
 use samples::Shape;
 
@@ -28,14 +28,16 @@ fn dataset(folder: &Path) -> Arc<Dataset> {
 
 fn reader(dataset: &Arc<Dataset>, shuffle: bool) -> BatchReader {
     let (objective, test) = (Objective::default(), FaultInjection::default());
-    BatchReader::new(SampleSource { dataset: Arc::clone(dataset), objective, seed: 1, shuffle, test }).unwrap()
+    BatchReader::new(SampleSource { mixture: Mixture::single(Arc::clone(dataset)), objective, seed: 1, shuffle, test })
+        .unwrap()
 }
 
 fn options(rank: usize, world: usize) -> LoaderOptions {
-    let (cursor, skipped) = (0, SkippedSamples::default());
+    let (position, skipped) = (Position::default(), SkippedSamples::default());
     LoaderOptions {
-        cursor,
+        position,
         skipped,
+        skipped_shards: Vec::new(),
         micro_batch_tokens: 256,
         layout: lambert_plan::batch_partition::Layout::Padded,
         rank,

@@ -52,7 +52,8 @@ fn relative_update_sizes(config: &RunConfig) -> (Vec<f64>, u64) {
         let gradients: Vec<f32> = (0..before.len()).map(gradient).collect();
         state.write(Buffer::Gradients, 0, &gradients);
         let norm = f64::try_from(optim::update(&mut state, &config.optimizer, rate).norm).unwrap();
-        let drawn = StepSamples { dataset: "data".into(), samples: state.step..state.step + 1, skipped: 0 };
+        let drawn =
+            StepSamples { mixture: "data".into(), samples: state.step..state.step + 1, ..StepSamples::default() };
         let outcome = StepOutcome { before: state.step, drawn, norm, ..StepOutcome::default() };
         assert_eq!(outcome.conclude(&mut state, &config.guard), GuardVerdict::Apply);
         let after = state.read(Buffer::Weights, 0..before.len());

@@ -22,7 +22,7 @@ use lambert_data_prep::prep::{DEFAULT_MEMORY, PrepOptions, PrepStatus, run as pr
 use lambert_dataset::Dataset;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::flops;
-use lambert_worker::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, SampleSource};
+use lambert_worker::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, Mixture, Position, SampleSource};
 use lambert_worker::kernels::Host;
 use lambert_worker::recovery::skipped_samples::SkippedSamples;
 use lambert_worker::worker::peak;
@@ -111,17 +111,18 @@ fn batches(arguments: &Arguments, pair: Pair, folder: &Path, count: usize) -> (V
     let dataset = Arc::new(Dataset::open(&folder.join("data/train").display().to_string()).unwrap());
     let vocabulary = dataset.manifest().vocabulary.size;
     let source = SampleSource {
-        dataset,
+        mixture: Mixture::single(dataset),
         objective: run::Objective { pair, ..run::Objective::default() },
         seed: 1,
         shuffle: true,
         test: FaultInjection::default(),
     };
     let batch = arguments.shape.batch();
-    let (cursor, skipped) = (0, SkippedSamples::default());
+    let (position, skipped) = (Position::default(), SkippedSamples::default());
     let options = LoaderOptions {
-        cursor,
+        position,
         skipped,
+        skipped_shards: Vec::new(),
         micro_batch_tokens: batch * 128,
         layout: lambert_plan::batch_partition::Layout::Padded,
         rank: 0,

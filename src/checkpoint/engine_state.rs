@@ -27,9 +27,13 @@ pub struct EngineState {
     /// Number of samples that were skipped, or whose update was skipped.
     #[serde(default)]
     skipped_samples: u64,
-    /// Skipped samples of each dataset, keyed by the SHA-256 of its manifest.
+    /// Skipped samples of each mixture, and skipped shards of each dataset, by the id of the mixture or the SHA-256 of the
+    /// manifest of the dataset.
     #[serde(default, alias = "detours")]
     skipped_by_dataset: BTreeMap<String, SkippedSamples>,
+    /// Number of samples drawn from each mixture of several datasets, by its id.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    mixtures: BTreeMap<String, u64>,
     /// Loss statistics of the current stage, for the divergence guard.
     #[serde(default)]
     history: LossHistory,
@@ -72,6 +76,7 @@ impl EngineState {
             skipped_updates: state.skipped.updates,
             skipped_samples: state.skipped.samples,
             skipped_by_dataset: state.skipped.by_dataset.clone(),
+            mixtures: state.mixtures.clone(),
             history: state.stages.history.clone(),
             spikes: state.stages.spikes.clone(),
             plateau: state.stages.plateau.clone(),
@@ -122,6 +127,7 @@ impl EngineState {
         state.evaluation_pending = self.evaluation_pending;
         state.step = manifest.step;
         state.cursors = manifest.cursor.clone();
+        state.mixtures = self.mixtures;
     }
 }
 

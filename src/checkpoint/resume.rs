@@ -20,7 +20,8 @@ use crate::error::{self, Error};
 use crate::kernels::Kernels;
 use crate::state::{self, InitialDeviation, ParamSpec, Parameters, TrainState};
 use crate::torch;
-use crate::worker::session::{self, Datasets, Session};
+use crate::worker::datasets::Datasets;
+use crate::worker::session::{self, Session};
 
 /// Origin of a resumed state.
 #[derive(Debug, Clone, Default)]

@@ -4,12 +4,23 @@ use std::ops::Range;
 
 use super::batch::MicroBatch;
 
+/// Samples of one dataset in a global batch.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DatasetPart {
+    /// Number of samples.
+    pub samples: u64,
+    /// Epoch of the first sample; `None` if there are no samples.
+    pub epoch: Option<u64>,
+    /// Number of samples taken from the dataset so far, over all epochs. Includes skipped samples.
+    pub end: u64,
+}
+
 /// Global batch, with the micro-batches of one rank.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct GlobalBatch {
-    /// Epoch of the first sample.
-    pub epoch: u64,
-    /// Range of sample numbers, counted over all epochs. Includes skipped samples.
+    /// Samples of each dataset of the mixture.
+    pub datasets: Vec<DatasetPart>,
+    /// Range of sample numbers of the mixture. Includes skipped samples.
     pub sample_range: Range<u64>,
     /// Length of every sample in tokens, including the samples of other ranks.
     pub lengths: Vec<u16>,
@@ -49,6 +60,11 @@ impl GlobalBatch {
     /// Number of tokens without padding.
     pub fn tokens(&self) -> u64 {
         self.lengths.iter().map(|length| u64::from(*length)).sum()
+    }
+
+    /// Largest epoch of the first samples of the datasets.
+    pub fn epoch(&self) -> u64 {
+        self.datasets.iter().filter_map(|part| part.epoch).max().unwrap_or(0)
     }
 
     /// Number of skipped samples.

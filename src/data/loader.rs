@@ -26,7 +26,7 @@ impl Loader {
         options: LoaderOptions,
         requests: impl Iterator<Item = BatchRequest> + Send + 'static,
     ) -> std::io::Result<Self> {
-        let data = source.dataset.sizes();
+        let data = source.mixture.shape();
         let (sender, batches) =
             crossbeam_channel::bounded(memory::batches_ahead(options.max_batch, options.world_size, data));
         let serve = move || match BatchReader::new(source) {
@@ -72,8 +72,8 @@ fn send_batches(
     requests: impl Iterator<Item = BatchRequest>,
     batches: &Sender<Result<GlobalBatch, DatasetError>>,
 ) {
-    let (mut cursor, mut threads) = (options.cursor, 1);
-    let _ahead = match reader.fetch_ahead(cursor) {
+    let (mut cursor, mut threads) = (options.position.number, 1);
+    let _ahead = match reader.fetch_ahead(&options.position) {
         Ok(ahead) => ahead,
         Err(error) => return drop(batches.send(Err(error))),
     };

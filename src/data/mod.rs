@@ -1,23 +1,28 @@
 //! Data loading: from a dataset to the micro-batches of a rank.
 //!
+//! - [`mixture`]: dataset of each sample, a pure function of (weights, seed, number)
 //! - [`order`]: sample order, a pure function of (row groups, seed, epoch)
 //! - [`batch`]: masked token arrays of a micro-batch
 //! - [`GlobalBatch`]: micro-batches of a rank
 //! - [`halves`]: split of a global batch for the gradient noise scale
 //! - [`row_group_cache`]: decoded row groups
+//! - `dataset_reader`: samples of one dataset
 //! - [`reader`]: builds global batches
 //! - [`loader`]: prefetches global batches for the training loop
 
 pub mod batch;
+mod dataset_reader;
 mod global_batch;
 pub mod halves;
 pub mod loader;
+pub mod mixture;
 pub mod order;
 pub mod reader;
 mod request;
 pub mod row_group_cache;
 
 pub use batch::MicroBatch;
-pub use global_batch::{GlobalBatch, RankBatch};
+pub use global_batch::{DatasetPart, GlobalBatch, RankBatch};
 pub use loader::Loader;
-pub use request::{BatchRequest, LoaderOptions, SampleSource};
+pub use mixture::Mixture;
+pub use request::{BatchRequest, LoaderOptions, Position, SampleSource};

@@ -2,66 +2,76 @@
 //! micro-batches, and decodes and masks them.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use lambert_config::run::Pair;
-use lambert_dataset::{DatasetError, Samples, ShardPrefetch};
+use lambert_dataset::{Dataset, DatasetError, Samples, ShardPrefetch};
 use lambert_plan::batch_partition::BatchPartition;
 
 use super::batch::{MaskedSample, MicroBatch};
+use super::dataset_reader::DatasetReader;
+use super::global_batch::DatasetPart;
 use super::halves::halves;
-use super::order::{EpochOrder, SampleLocation};
-use super::row_group_cache::RowGroupCache;
-use super::{BatchRequest, GlobalBatch, LoaderOptions, SampleSource};
+use super::mixture::{MixtureOrder, MixtureSample};
+use super::order::SampleLocation;
+use super::{BatchRequest, GlobalBatch, LoaderOptions, Position, SampleSource};
 use crate::masking::{self, MaskVocab};
 
 /// Builds global batches.
 pub struct BatchReader {
     source: SampleSource,
     vocab: MaskVocab,
-    sizes: Vec<u64>,
-    order: Option<EpochOrder>,
-    groups: RowGroupCache,
+    order: MixtureOrder,
+    datasets: Vec<DatasetReader>,
+}
+
+/// Sample of a global batch.
+#[derive(Clone, Copy)]
+struct Draw {
+    /// Index of the dataset in the mixture.
+    dataset: usize,
+    /// Epoch of the dataset.
+    epoch: u64,
+    location: SampleLocation,
 }
 
 impl BatchReader {
-    /// Creates a reader, and loads the vocabulary of the dataset.
+    /// Creates a reader, and loads the vocabulary of the datasets.
     pub fn new(source: SampleSource) -> Result<Self, DatasetError> {
-        let special = &source.dataset.manifest().special;
-        let vocabulary = source.dataset.vocabulary()?;
+        // All datasets have the same vocabulary and special tokens.
+        let first = &source.mixture.datasets()[0];
+        let special = &first.manifest().special;
+        let vocabulary = first.vocabulary()?;
         let vocab = MaskVocab {
             mask_id: special.mask,
             unk_id: special.unk,
             special_ids: [special.pad, special.cls, special.sep],
             continuations: continuations(&vocabulary),
         };
-        let (expected, found) = (source.dataset.manifest().vocabulary.size, vocab.continuations.len());
+        let (expected, found) = (first.manifest().vocabulary.size, vocab.continuations.len());
         if found != expected {
-            let (url, path) = (source.dataset.url().to_owned(), &source.dataset.manifest().vocabulary.path);
+            let (url, path) = (first.url().to_owned(), &first.manifest().vocabulary.path);
             let message = format!("vocabulary.size is {expected}, but {path} has {found} lines");
             return Err(DatasetError::Manifest { url, message });
         }
-        let sizes = source.dataset.row_groups().iter().map(|group| group.rows).collect();
-        let groups = RowGroupCache::new(source.dataset.clone());
-        Ok(Self { source, vocab, sizes, order: None, groups })
+        let order = source.mixture.order(source.seed);
+        let reader = |dataset: &Arc<Dataset>| DatasetReader::new(dataset.clone(), source.shuffle, source.seed);
+        let datasets = source.mixture.datasets().iter().map(reader).collect();
+        Ok(Self { source, vocab, order, datasets })
     }
 
-    /// If the dataset is in an object store, starts to download the shards that contain sample `cursor` and the samples
-    /// after it.
-    pub fn fetch_ahead(&mut self, cursor: u64) -> Result<Option<ShardPrefetch>, DatasetError> {
-        let (rows, dataset) = (self.source.dataset.rows(), self.source.dataset.clone());
-        let (epoch, index) = (cursor / rows, cursor % rows);
-        let groups: Vec<usize> = match self.source.shuffle {
-            true => self.order(epoch).row_groups_from(index).to_vec(),
-            false => (self.in_file_order(index).row_group..self.sizes.len()).collect(),
-        };
-        let mut seen = BTreeSet::new();
-        let shards = groups.iter().map(|group| dataset.row_groups()[*group].shard).filter(|shard| seen.insert(*shard));
-        dataset.fetch_ahead(&shards.collect::<Vec<_>>())
+    /// Starts to download the shards that contain the sample at `position` and the samples after it, for each dataset in
+    /// an object store.
+    pub fn fetch_ahead(&mut self, position: &Position) -> Result<Vec<ShardPrefetch>, DatasetError> {
+        let taken = self.order.taken(position.number);
+        let numbers = taken.iter().enumerate().map(|(dataset, taken)| position.start(dataset) + taken);
+        let fetches = self.datasets.iter_mut().zip(numbers).map(|(dataset, number)| dataset.fetch_ahead(number));
+        Ok(fetches.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
     }
 
     /// Number of row groups decoded so far.
     pub fn decoded_row_groups(&self) -> u64 {
-        self.groups.decoded
+        self.datasets.iter().map(|dataset| dataset.groups.decoded).sum()
     }
 
     /// Builds a global batch that starts at sample number `cursor`, on `threads` threads.
@@ -72,10 +82,13 @@ impl BatchReader {
         request: BatchRequest,
         threads: usize,
     ) -> Result<GlobalBatch, DatasetError> {
-        let (locations, end) = self.next_locations(options, cursor, request.samples);
-        let touched = locations.iter().map(|(_, location)| location.row_group).collect();
-        self.groups.load_lengths(&touched, threads)?;
-        let lengths: Vec<u16> = locations.iter().map(|(_, location)| self.groups.length(*location)).collect();
+        let (draws, end) = self.next_draws(options, cursor, request.samples);
+        for (place, dataset) in self.datasets.iter_mut().enumerate() {
+            let own = draws.iter().filter(|draw| draw.dataset == place);
+            dataset.groups.load_lengths(&own.map(|draw| draw.location.row_group).collect(), threads)?;
+        }
+        let length = |draw: &Draw| self.datasets[draw.dataset].groups.length(draw.location);
+        let lengths: Vec<u16> = draws.iter().map(length).collect();
         let objective = &self.source.objective;
         let masked_tokens = lengths.iter().map(|length| objective.predictions(usize::from(*length)) as u64).sum();
 
@@ -89,25 +102,25 @@ impl BatchReader {
         let own_shards = || partitions.iter().flat_map(|partition| &partition.ranks[options.own_shards()]);
         let shard_micro_batches = own_shards().map(Vec::len).collect();
         let micro_batch_plans = || own_shards().flatten();
-        let own_locations: Vec<(u64, SampleLocation)> =
-            micro_batch_plans().flat_map(|plan| &plan.samples).map(|sample| locations[*sample]).collect();
-        let retained = self.window(end - 1);
-        let mut samples = self.gather(&own_locations, &retained, threads)?.into_iter();
-        self.groups.retain(&retained);
-        let padding = self.source.dataset.manifest().special.pad;
+        let own_draws: Vec<Draw> =
+            micro_batch_plans().flat_map(|plan| &plan.samples).map(|sample| draws[*sample]).collect();
+        let taken = self.order.taken(end);
+        let ends: Vec<u64> =
+            taken.iter().enumerate().map(|(place, taken)| options.position.start(place) + taken).collect();
+        let mut samples = self.gather(&own_draws, &ends, threads)?.into_iter();
+        let padding = self.source.mixture.datasets()[0].manifest().special.pad;
         let micro_batches = micro_batch_plans().map(|plan| {
             let samples: Vec<MaskedSample> = samples.by_ref().take(plan.samples.len()).collect();
             MicroBatch::new(plan, padding, &samples)
         });
         let micro_batches = micro_batches.collect();
 
-        let (epoch, sample_range, tokens) =
-            (locations[0].0, cursor..end, partitions.iter().map(BatchPartition::tokens).sum::<usize>());
+        let (sample_range, tokens) = (cursor..end, partitions.iter().map(BatchPartition::tokens).sum::<usize>());
         let imbalance =
             partitions.iter().map(|partition| partition.imbalance() * partition.tokens() as f64).sum::<f64>()
                 / tokens.max(1) as f64;
         let mut batch = GlobalBatch {
-            epoch,
+            datasets: dataset_parts(&draws, ends),
             sample_range,
             lengths,
             padding: 0,
@@ -120,83 +133,62 @@ impl BatchReader {
         Ok(batch)
     }
 
-    /// Returns the epochs and locations of the next `size` samples from `cursor` on, without skipped samples. Also
-    /// returns the number of the sample that follows.
-    fn next_locations(
-        &mut self,
-        options: &LoaderOptions,
-        cursor: u64,
-        size: usize,
-    ) -> (Vec<(u64, SampleLocation)>, u64) {
-        let mut locations = Vec::with_capacity(size);
+    /// Returns the next `size` samples from `cursor` on, without skipped samples. Also returns the number of the sample
+    /// that follows.
+    fn next_draws(&mut self, options: &LoaderOptions, cursor: u64, size: usize) -> (Vec<Draw>, u64) {
+        let mut draws = Vec::with_capacity(size);
         let mut number = cursor;
-        while locations.len() < size {
-            let (epoch, location) = self.location(number);
-            if !options.skipped.contains(number, self.source.dataset.row_groups()[location.row_group].shard) {
-                locations.push((epoch, location));
+        while draws.len() < size {
+            let MixtureSample { dataset, index } = self.order.at(number);
+            let reader = &mut self.datasets[dataset];
+            let (epoch, location) = reader.location(options.position.start(dataset) + index);
+            let shard = reader.dataset.row_groups()[location.row_group].shard;
+            if !options.skipped.contains(number) && !options.skips_shard(dataset, shard) {
+                draws.push(Draw { dataset, epoch, location });
             }
             number += 1;
         }
-        (locations, number)
+        (draws, number)
     }
 
-    /// Epoch and location of sample `number`, counted over all epochs.
-    fn location(&mut self, number: u64) -> (u64, SampleLocation) {
-        let rows = self.source.dataset.rows();
-        let (epoch, index) = (number / rows, number % rows);
-        if !self.source.shuffle {
-            return (epoch, self.in_file_order(index));
-        }
-        (epoch, self.order(epoch).at(index))
-    }
-
-    fn order(&mut self, epoch: u64) -> &EpochOrder {
-        let order = self.order.take().filter(|order| order.epoch() == epoch);
-        self.order.insert(order.unwrap_or_else(|| EpochOrder::new(&self.sizes, self.source.seed, epoch)))
-    }
-
-    fn in_file_order(&self, index: u64) -> SampleLocation {
-        let groups = self.source.dataset.row_groups();
-        let row_group = groups.partition_point(|group| group.first_row <= index) - 1;
-        SampleLocation { row_group, row: (index - groups[row_group].first_row) as usize }
-    }
-
-    /// Row groups in the window of sample `number`, which the next batch is likely to read.
-    fn window(&mut self, number: u64) -> BTreeSet<usize> {
-        let (epoch, location) = self.location(number);
-        if !self.source.shuffle {
-            return BTreeSet::from([location.row_group]);
-        }
-        let rows = self.source.dataset.rows();
-        self.order(epoch).window(number % rows).iter().copied().collect()
-    }
-
-    /// Reads and masks the samples at `own_locations`.
-    fn gather(
-        &mut self,
-        own_locations: &[(u64, SampleLocation)],
-        retained: &BTreeSet<usize>,
-        threads: usize,
-    ) -> Result<Vec<MaskedSample>, DatasetError> {
+    /// Reads and masks the samples `own_draws`, and returns them in order. Keeps the row groups before the positions `ends`
+    /// of the datasets.
+    fn gather(&mut self, own_draws: &[Draw], ends: &[u64], threads: usize) -> Result<Vec<MaskedSample>, DatasetError> {
         let (source, vocab) = (&self.source, &self.vocab);
-        let locations: Vec<SampleLocation> = own_locations.iter().map(|(_, location)| *location).collect();
-        self.groups.gather(&locations, retained, threads, |samples, index| {
-            masked(source, vocab, samples, own_locations[index])
-        })
+        let mut ordered: Vec<Option<MaskedSample>> = own_draws.iter().map(|_| None).collect();
+        for (place, (dataset, end)) in self.datasets.iter_mut().zip(ends).enumerate() {
+            let retained = end.checked_sub(1).map_or_else(BTreeSet::new, |last| dataset.window(last));
+            let own: Vec<usize> = (0..own_draws.len()).filter(|index| own_draws[*index].dataset == place).collect();
+            let locations: Vec<SampleLocation> = own.iter().map(|index| own_draws[*index].location).collect();
+            let mask = |samples: &Samples, index: usize| masked(source, vocab, samples, own_draws[own[index]]);
+            let samples = dataset.groups.gather(&locations, &retained, threads, mask)?;
+            own.iter().zip(samples).for_each(|(index, sample)| ordered[*index] = Some(sample));
+            dataset.groups.retain(&retained);
+        }
+        Ok(ordered.into_iter().flatten().collect())
     }
 }
 
-/// Masks the sample at `location`, a row of the decoded row group `samples`.
-fn masked(
-    source: &SampleSource,
-    vocab: &MaskVocab,
-    samples: &Samples,
-    (epoch, location): (u64, SampleLocation),
-) -> MaskedSample {
+/// Counts the samples of each dataset. `ends` are the positions of the datasets after the batch.
+fn dataset_parts(draws: &[Draw], ends: Vec<u64>) -> Vec<DatasetPart> {
+    let part = |(place, end): (usize, u64)| {
+        let mut own = draws.iter().filter(|draw| draw.dataset == place);
+        let epoch = own.next().map(|draw| draw.epoch);
+        DatasetPart { samples: own.count() as u64 + u64::from(epoch.is_some()), epoch, end }
+    };
+    ends.into_iter().enumerate().map(part).collect()
+}
+
+/// Masks the sample of `draw`, a row of the decoded row group `samples`.
+fn masked(source: &SampleSource, vocab: &MaskVocab, samples: &Samples, draw: Draw) -> MaskedSample {
+    let Draw { dataset, epoch, location } = draw;
     let (objective, mut ids) = (&source.objective, samples.ids(location.row).to_vec());
-    let number = source.dataset.row_groups()[location.row_group].first_row + location.row as u64;
+    let dataset = &source.mixture.datasets()[dataset];
+    let number = dataset.row_groups()[location.row_group].first_row + location.row as u64;
     let epoch = if source.shuffle { epoch } else { 0 };
     let key = masking::key(source.seed, objective, epoch, number);
+    // Samples of different datasets with the same number have independent masks.
+    let key = if source.mixture.is_single() { key } else { key.with_bytes(dataset.manifest_sha256().as_bytes()) };
     let masked_tokens = masking::mask(&mut ids, objective, vocab, key);
     let pair = objective.pair != Pair::None;
     MaskedSample {

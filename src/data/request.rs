@@ -1,19 +1,19 @@
 //! Parameters of the data loader.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Arc;
 
 use lambert_config::run::{FaultInjection, Objective};
-use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
 use lambert_plan::batch_partition::Layout;
 
+use super::mixture::Mixture;
 use crate::recovery::skipped_samples::SkippedSamples;
 
-/// Dataset and sampling parameters.
+/// Datasets and sampling parameters.
 #[derive(Clone)]
 pub struct SampleSource {
-    pub dataset: Arc<Dataset>,
+    pub mixture: Mixture,
     /// Objective, which determines the masking.
     pub objective: Objective,
     /// Seed of sample order and masks.
@@ -27,10 +27,12 @@ pub struct SampleSource {
 /// Batch and sharding parameters of a loader.
 #[derive(Debug, Clone)]
 pub struct LoaderOptions {
-    /// First sample number, counted over all epochs of this dataset.
-    pub cursor: u64,
-    /// Samples and shards to skip.
+    /// First sample.
+    pub position: Position,
+    /// Samples to skip.
     pub skipped: SkippedSamples,
+    /// Shards to skip, for each dataset of the mixture. Datasets at the end of the list may be absent.
+    pub skipped_shards: Vec<BTreeSet<usize>>,
     /// Maximum tokens per micro-batch, padding included.
     pub micro_batch_tokens: usize,
     /// Layout of the micro-batches.
@@ -48,7 +50,28 @@ pub struct LoaderOptions {
     pub max_batch: usize,
 }
 
+/// Position in a mixture.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Sample number of the mixture.
+    pub number: u64,
+    /// Number of samples that other mixtures took from each dataset before. Zeros at the end of the list may be absent.
+    pub starts: Vec<u64>,
+}
+
+impl Position {
+    /// Number of samples that other mixtures took from a dataset before.
+    pub fn start(&self, dataset: usize) -> u64 {
+        self.starts.get(dataset).copied().unwrap_or(0)
+    }
+}
+
 impl LoaderOptions {
+    /// True if a shard of a dataset is skipped.
+    pub fn skips_shard(&self, dataset: usize, shard: usize) -> bool {
+        self.skipped_shards.get(dataset).is_some_and(|shards| shards.contains(&shard))
+    }
+
     /// Indices of the shards that this rank computes.
     pub fn own_shards(&self) -> Range<usize> {
         self.shards * self.rank / self.world_size..self.shards * (self.rank + 1) / self.world_size

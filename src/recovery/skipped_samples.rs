@@ -6,10 +6,10 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-/// Samples and shards of one dataset that are skipped.
+/// Samples of a mixture, or shards of one dataset, that are skipped. A single dataset has both.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SkippedSamples {
-    /// Ranges of sample indices, counted over all epochs. The ranges are sorted and do not overlap.
+    /// Ranges of sample numbers, counted over all epochs. The ranges are sorted and do not overlap.
     /// They include the samples of skipped updates.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     samples: Vec<Range<u64>>,
@@ -43,10 +43,15 @@ impl SkippedSamples {
         self.shards.len() < shards
     }
 
-    /// True if sample `sample`, stored in shard `shard`, is skipped.
-    pub fn contains(&self, sample: u64, shard: usize) -> bool {
+    /// Indices of the skipped shards.
+    pub fn shards(&self) -> &BTreeSet<usize> {
+        &self.shards
+    }
+
+    /// True if sample number `sample` is skipped.
+    pub fn contains(&self, sample: u64) -> bool {
         let after = self.samples.partition_point(|range| range.end <= sample);
-        self.shards.contains(&shard) || self.samples.get(after).is_some_and(|range| range.contains(&sample))
+        self.samples.get(after).is_some_and(|range| range.contains(&sample))
     }
 }
 
@@ -61,15 +66,15 @@ mod tests {
             skipped.add(range);
         }
         assert_eq!(skipped.samples, [2..6, 8..12]);
-        let held: Vec<u64> = (0..14).filter(|sample| skipped.contains(*sample, 0)).collect();
+        let held: Vec<u64> = (0..14).filter(|sample| skipped.contains(*sample)).collect();
         assert_eq!(held, [2, 3, 4, 5, 8, 9, 10, 11]);
     }
 
     #[test]
-    fn all_samples_of_a_skipped_shard_are_skipped() {
+    fn a_shard_is_added_once() {
         let mut skipped = SkippedSamples::default();
         assert!(skipped.add_shard(1) && !skipped.add_shard(1));
-        assert!(skipped.contains(77, 1) && !skipped.contains(77, 0));
+        assert_eq!(skipped.shards(), &BTreeSet::from([1]));
         assert!(skipped.has_shards_left(2) && !skipped.has_shards_left(1));
     }
 }

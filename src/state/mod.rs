@@ -19,7 +19,6 @@ mod region;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use lambert_dataset::Dataset;
 use tch::{Kind, Tensor};
 
 use crate::kernels::{Address, Kernels, StateBuffers};
@@ -56,6 +55,8 @@ pub struct TrainState {
     pub evaluation_pending: bool,
     /// Number of samples drawn from each dataset, by the sha256 of the dataset manifest.
     pub cursors: BTreeMap<String, u64>,
+    /// Number of samples drawn from each mixture of several datasets, by its id.
+    pub mixtures: BTreeMap<String, u64>,
 }
 
 /// Flat buffer of the training state.
@@ -87,6 +88,7 @@ impl TrainState {
             stages: StageProgress::default(),
             evaluation_pending: false,
             cursors: BTreeMap::new(),
+            mixtures: BTreeMap::new(),
         }
     }
 
@@ -98,11 +100,6 @@ impl TrainState {
     /// Number of elements of the weights, and of each moment.
     pub fn elements(&self) -> usize {
         elements(self.parameters.specs())
-    }
-
-    /// Number of samples drawn from `dataset` so far.
-    pub fn cursor(&self, dataset: &Dataset) -> u64 {
-        self.cursors.get(dataset.manifest_sha256()).copied().unwrap_or(0)
     }
 
     /// Update count of a parameter.

@@ -9,7 +9,7 @@ use lambert_control::{Directive, Evaluation};
 use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::batch_partition::Layout;
 
-use crate::data::{BatchRequest, Loader, LoaderOptions, SampleSource};
+use crate::data::{BatchRequest, Loader, LoaderOptions, Mixture, Position, SampleSource};
 use crate::error::Error;
 use crate::objective::Objective;
 use crate::objective::totals::ObjectiveTotals;
@@ -65,7 +65,7 @@ pub fn evaluate(
 ) -> Result<EvalOutcome, Error> {
     let samples = request.samples();
     let source = SampleSource {
-        dataset: Arc::clone(&request.dataset),
+        mixture: Mixture::single(Arc::clone(&request.dataset)),
         // Replace single tokens (word pieces) by [MASK], even if the training uses another kind of masking.
         objective: run::Objective {
             mask_unit: MaskUnit::Piece,
@@ -77,8 +77,9 @@ pub fn evaluate(
         test: FaultInjection::default(),
     };
     let options = LoaderOptions {
-        cursor: 0,
+        position: Position::default(),
         skipped: SkippedSamples::default(),
+        skipped_shards: Vec::new(),
         micro_batch_tokens: request.micro_batch_tokens,
         layout: Layout::Padded,
         rank: collective.rank(),

@@ -36,8 +36,9 @@ use crate::recovery::guard::GuardVerdict;
 use crate::stages;
 use crate::state::TrainState;
 use crate::worker::control::WorkerPhase;
+use crate::worker::datasets::Datasets;
 use crate::worker::output;
-use crate::worker::session::{Datasets, Session};
+use crate::worker::session::Session;
 use crate::worker::trace::{self, span};
 use crate::worker::{gpu_advice, micro_batch_size};
 use stage::{StageRun, StepResult};
@@ -75,7 +76,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
         }
     }
     'stages: while let Some(place) = timeline::position(&session.config, &state.stages.early_stops, state.step) {
-        let dataset = &*datasets.stages[place.index];
+        let mixture = &datasets.stages[place.index];
         let stops = enter(session, collective, &mut saver, &mut state, &place)?;
         session.control.phase(WorkerPhase::Load);
         // Check for a stop request first, because growing the model and the first step of a grown model are slow.
@@ -91,7 +92,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
             let (mut record, agreed) = match stage.update(&mut state, collective, reducer, &mut saver)? {
                 StepResult::Completed(record, agreed) => (*record, agreed),
                 StepResult::Unreadable(error) => {
-                    rollback::skip_damaged_shards(session, collective, &mut saver, &mut state, dataset, error)?;
+                    rollback::skip_damaged_shards(session, collective, &mut saver, &mut state, mixture, error)?;
                     continue 'stages;
                 }
             };
@@ -99,7 +100,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
             saver.push(&mut record)?;
             report(session, &state, record);
             if let GuardVerdict::Rollback(plan) = agreed.verdict {
-                rollback::end_attempt(session, collective, &mut saver, dataset, loaded.as_deref(), plan)?;
+                rollback::end_attempt(session, collective, &mut saver, mixture, loaded.as_deref(), plan)?;
                 return Ok(TrainOutcome::RolledBack);
             }
             inject_faults(session, &mut state);

@@ -5,11 +5,12 @@
 use lambert_collective::Group;
 use lambert_config::run::DamagedShard;
 use lambert_control::EventKind;
-use lambert_dataset::{Dataset, DatasetError};
+use lambert_dataset::DatasetError;
 use lambert_store::checkpoint::RollbackRecord;
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::{Saver, rollback};
+use crate::data::Mixture;
 use crate::error::{self, Error};
 use crate::recovery::guard::RollbackPlan;
 use crate::state::TrainState;
@@ -23,7 +24,7 @@ pub fn end_attempt(
     session: &Session,
     collective: &mut dyn Group,
     saver: &mut Saver<'_>,
-    dataset: &Dataset,
+    mixture: &Mixture,
     loaded: Option<&str>,
     plan: RollbackPlan,
 ) -> Result<(), Error> {
@@ -32,7 +33,7 @@ pub fn end_attempt(
     // Finish the save in flight. This save has an earlier state, from which the next attempt may resume.
     saver.settle(collective)?;
     let written = match session.is_first() {
-        true => write_record(session, saver, dataset, loaded, plan).map(Some),
+        true => write_record(session, saver, mixture, loaded, plan).map(Some),
         false => Ok(None),
     };
     // If one rank exits, the other ranks end too. All ranks therefore wait until the record is written.
@@ -50,20 +51,20 @@ pub fn end_attempt(
 fn write_record(
     session: &Session,
     saver: &mut Saver<'_>,
-    dataset: &Dataset,
+    mixture: &Mixture,
     loaded: Option<&str>,
     plan: RollbackPlan,
 ) -> Result<EventKind, Error> {
     session.lease.check()?;
     saver.write_records()?;
     let RollbackPlan { step, to_step, samples, reason } = plan;
-    let (attempt, identity) = (session.lease.attempt(), dataset.manifest_sha256().to_owned());
+    let (attempt, identity) = (session.lease.attempt(), mixture.id().to_owned());
     let mut record = RollbackRecord { attempt, steps: to_step, dataset: identity, samples, reason };
     let keep = session.config.checkpoint.keep;
     let repeated = rollback::go_further_back(&mut record, &session.store, loaded, keep)?;
     record.write(&session.store)?;
     let RollbackRecord { steps, samples, reason, .. } = record;
-    let (first, last, url) = (samples.start, samples.end - 1, dataset.url());
+    let (first, last, url) = (samples.start, samples.end - 1, mixture.url());
     let skipped = format!("rolled back to step {steps}, skipping samples {first}-{last} of {url}");
     let message = format!("{reason}; {skipped}{}", repeated.map_or(String::new(), |repeated| format!("; {repeated}")));
     Ok(EventKind::RolledBack { message, step, to: steps })
@@ -72,13 +73,13 @@ fn write_record(
 /// Failure of a rank to read its samples.
 #[derive(Clone, Serialize, Deserialize)]
 struct ReadFailure {
-    /// Index of the damaged shard, if a damaged shard caused the failure.
-    shard: Option<usize>,
+    /// Index of the dataset in the mixture, and index of its damaged shard, if a damaged shard caused the failure.
+    shard: Option<(usize, usize)>,
     message: String,
 }
 
 /// Handles a failed read on any rank. `error` is the read error on a rank that failed, `None` on the other ranks. If
-/// `guard.damaged_shard` permits it and other shards are left, skips the damaged shards from now on.
+/// `guard.damaged_shard` permits it and other shards of these datasets are left, skips the damaged shards from now on.
 ///
 /// # Errors
 /// If the shards cannot be skipped, saves a checkpoint. A rank that failed then returns `error`, and the other ranks
@@ -88,22 +89,27 @@ pub fn skip_damaged_shards(
     collective: &mut dyn Group,
     saver: &mut Saver<'_>,
     state: &mut TrainState,
-    dataset: &Dataset,
+    mixture: &Mixture,
     error: Option<DatasetError>,
 ) -> Result<(), Error> {
-    let unread = gather(collective, dataset, error.as_ref())?;
-    let shards: Option<Vec<usize>> = unread.iter().map(|unread| unread.shard).collect();
-    let skipped = state.skipped.by_dataset.entry(dataset.manifest_sha256().to_owned()).or_default();
+    let unread = gather(collective, mixture, error.as_ref())?;
+    let shards: Option<Vec<(usize, usize)>> = unread.iter().map(|unread| unread.shard).collect();
     if let Some(shards) = shards.filter(|_| session.config.guard.damaged_shard == DamagedShard::Skip) {
-        let before = skipped.clone();
-        let new = shards.iter().filter(|shard| skipped.add_shard(**shard)).count();
-        if new > 0 && skipped.has_shards_left(dataset.manifest().shards.len()) {
+        let before = state.skipped.by_dataset.clone();
+        let (mut new, mut has_shards_left) = (0, true);
+        for (place, shard) in shards {
+            let dataset = &mixture.datasets()[place];
+            let skipped = state.skipped.by_dataset.entry(dataset.manifest_sha256().to_owned()).or_default();
+            new += usize::from(skipped.add_shard(shard));
+            has_shards_left &= skipped.has_shards_left(dataset.manifest().shards.len());
+        }
+        if new > 0 && has_shards_left {
             if let (true, Some(first)) = (session.is_first(), unread.first()) {
                 session.warn(format!("{}; skipping its samples from now on", first.message));
             }
             return Ok(());
         }
-        *skipped = before;
+        state.skipped.by_dataset = before;
     }
     save_and_fail(collective, saver, state, error)
 }
@@ -128,10 +134,10 @@ pub fn save_and_fail(
 /// Gathers the read failures of all ranks.
 fn gather(
     collective: &mut dyn Group,
-    dataset: &Dataset,
+    mixture: &Mixture,
     error: Option<&DatasetError>,
 ) -> Result<Vec<ReadFailure>, Error> {
-    let own = error.map(|error| ReadFailure { shard: dataset.damaged_shard(error), message: error::chain(error) });
+    let own = error.map(|error| ReadFailure { shard: mixture.damaged_shard(error), message: error::chain(error) });
     agreement::gather_and_decide(collective, &own, |all: &[Option<ReadFailure>]| {
         all.iter().flatten().cloned().collect::<Vec<_>>()
     })

@@ -1,11 +1,12 @@
 //! Steps and evaluations of one stage.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use lambert_collective::{Group, Reducer};
 use lambert_control::{Directive, EventKind, StepRecord, StepTimes};
-use lambert_dataset::DatasetError;
 use lambert_dataset::random::Key;
+use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::timeline::{self, StagePosition};
 use lambert_plan::{objectives, schedule};
 
@@ -16,7 +17,7 @@ use super::phases::{Phase, PhaseClock, PhaseSeconds};
 use super::rollback;
 use super::step_record;
 use crate::checkpoint::Saver;
-use crate::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, SampleSource};
+use crate::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, Mixture, Position, SampleSource};
 use crate::error::Error;
 use crate::model;
 use crate::objective::Objective;
@@ -28,8 +29,9 @@ use crate::state::{ParamSpec, TrainState};
 use crate::torch;
 use crate::worker::agreement::{self, Agreement, RankStats, Vote};
 use crate::worker::control::WorkerPhase;
+use crate::worker::datasets::Datasets;
 use crate::worker::peak;
-use crate::worker::session::{Datasets, Session};
+use crate::worker::session::Session;
 use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
 
@@ -76,17 +78,20 @@ impl<'a> StageRun<'a> {
         micro_batch_tokens: usize,
     ) -> Result<Self, Error> {
         let config = &session.config;
-        let dataset = &datasets.stages[place.index];
+        let mixture = &datasets.stages[place.index];
+        let skipped = |id: &str| state.skipped.by_dataset.get(id).cloned().unwrap_or_default();
+        let manifests = mixture.datasets().iter().map(|dataset| dataset.manifest_sha256());
         let source = SampleSource {
-            dataset: dataset.clone(),
+            mixture: mixture.clone(),
             objective: place.stage.objective.of(&config.objective),
             seed: config.run.seed,
             shuffle: true,
             test: config.test.clone(),
         };
         let options = LoaderOptions {
-            cursor: state.cursor(dataset),
-            skipped: state.skipped.by_dataset.get(dataset.manifest_sha256()).cloned().unwrap_or_default(),
+            position: position(state, mixture, config.run.seed),
+            skipped: skipped(mixture.id()),
+            skipped_shards: manifests.map(|sha256| skipped(sha256).shards().clone()).collect(),
             micro_batch_tokens,
             layout: model::layout(config, &*session.kernels),
             rank: session.rank,
@@ -229,16 +234,16 @@ impl<'a> StageRun<'a> {
 
     /// Returns an outcome with only the fields that do not depend on the gradient.
     fn outcome(&self, state: &TrainState, batch: &GlobalBatch) -> StepOutcome {
-        let dataset = self.datasets.stages[self.place.index].manifest_sha256().to_owned();
+        let mixture = &self.datasets.stages[self.place.index];
         StepOutcome {
             stage: self.place.stage.name.clone(),
             before: state.step,
-            epoch: batch.epoch,
+            epoch: batch.epoch(),
             samples: batch.lengths.len() as u64,
             tokens: batch.tokens(),
             padding: batch.padding,
             imbalance: batch.imbalance,
-            drawn: StepSamples { dataset, samples: batch.sample_range.clone(), skipped: batch.skipped() },
+            drawn: StepSamples::of(mixture, batch),
             ..StepOutcome::default()
         }
     }
@@ -323,4 +328,16 @@ impl<'a> StageRun<'a> {
 fn flops(state: &TrainState, batch: &GlobalBatch) -> f64 {
     let lengths = batch.lengths.iter().map(|length| u64::from(*length));
     lambert_plan::flops::training(state.parameters.architecture(), lengths, batch.masked_tokens)
+}
+
+/// Returns the position of a mixture after the steps so far. A dataset continues where the stages before ended.
+fn position(state: &TrainState, mixture: &Mixture, seed: u64) -> Position {
+    let drawn = |dataset: &Arc<Dataset>| state.cursors.get(dataset.manifest_sha256()).copied().unwrap_or(0);
+    if mixture.is_single() {
+        return Position { number: drawn(&mixture.datasets()[0]), starts: Vec::new() };
+    }
+    let number = state.mixtures.get(mixture.id()).copied().unwrap_or(0);
+    let taken = mixture.order(seed).taken(number);
+    let starts = mixture.datasets().iter().zip(taken).map(|(dataset, taken)| drawn(dataset).saturating_sub(taken));
+    Position { number, starts: starts.collect() }
 }

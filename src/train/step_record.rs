@@ -12,6 +12,7 @@ pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
         step: outcome.before + 1,
         stage: outcome.stage.clone(),
         epoch: outcome.epoch,
+        mixture: outcome.drawn.datasets.clone(),
         batch: BatchStats {
             samples: outcome.samples,
             tokens: outcome.tokens,

@@ -10,10 +10,12 @@ use lambert_plan::memory::{DatasetShape, fit, fit::GpuBudget};
 use lambert_store::run::{self, CONFIG};
 use serde::{Deserialize, Serialize};
 
+use crate::data::Mixture;
 use crate::error::Error;
 use crate::gpu::{DeviceError, Gpu};
 use crate::worker::agreement;
-use crate::worker::session::{Datasets, Session};
+use crate::worker::datasets::Datasets;
+use crate::worker::session::Session;
 
 /// Returns the maximum number of tokens of a micro-batch for each stage. Collective. Call this
 /// function before any training state is on a GPU.
@@ -22,7 +24,7 @@ use crate::worker::session::{Datasets, Session};
 /// A stage does not fit into GPU memory.
 pub fn settle(session: &Session, group: &mut dyn Group, datasets: &Datasets) -> Result<Vec<usize>, Error> {
     let room = least_free_gpu(group, session.gpu.as_ref())?;
-    let data: Vec<DatasetShape> = datasets.stages.iter().map(|dataset| dataset.sizes()).collect();
+    let data: Vec<DatasetShape> = datasets.stages.iter().map(Mixture::shape).collect();
     let config = &session.config;
     let chosen = fit::micro_batches(config, &data, session.world, room.as_ref()).map_err(|short| {
         let (error, is_passing) = (Error::invalid_config(CONFIG, short.issues), short.is_transient);

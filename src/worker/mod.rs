@@ -2,6 +2,7 @@
 //!
 //! - [`session`]: configuration, world, control channel, store and device of a rank
 //! - [`control`]: worker end of the control channel
+//! - [`datasets`]: datasets of the stages and of evaluations
 //! - [`agreement`]: votes of the ranks in the all-reduce of each step
 //! - [`nccl_report`]: version, variables and transports of NCCL
 //! - `gpu_monitor`: values and Xid errors of the GPU of a rank
@@ -22,6 +23,7 @@ pub mod agreement;
 pub mod cleanup;
 pub mod control;
 mod cpu_affinity;
+pub mod datasets;
 pub mod environment;
 pub mod gpu_advice;
 mod gpu_monitor;

@@ -7,8 +7,6 @@ use lambert_collective::{Endpoints, Group, local, mpi, nccl};
 use lambert_config::run::{Backend, Cluster, ReduceDtype};
 use lambert_config::{Layers, RunConfig};
 use lambert_control::EventKind;
-use lambert_dataset::{Dataset, DatasetError, check_compatibility};
-use lambert_plan::memory;
 use lambert_store::lease::Lease;
 use lambert_store::run::CONFIG;
 use lambert_store::{RetryPolicy, Store};
@@ -260,36 +258,3 @@ fn wire(cluster: &Cluster) -> mpi::WireFormat {
 
 /// Ten years: effectively no timeout.
 const NEVER: Duration = Duration::from_secs(315_360_000);
-
-/// Datasets of a run.
-pub struct Datasets {
-    /// One dataset per stage.
-    pub stages: Vec<Arc<Dataset>>,
-    /// Held-out dataset, if any.
-    pub evaluation: Option<Arc<Dataset>>,
-}
-
-impl Datasets {
-    /// Opens all datasets, and checks that they fit the model, the objective and the memory of
-    /// this host. The error lists every problem.
-    pub fn open(config: &RunConfig) -> Result<Self, Error> {
-        let cache = &config.cluster.dataset_cache;
-        let open = |url: &String| Ok(Arc::new(Dataset::open(url)?.with_cache(cache)));
-        let stages = config.stage.iter().map(|stage| open(&stage.data)).collect::<Result<Vec<_>, DatasetError>>()?;
-        let held_out = Some(&config.evaluation.data).filter(|url| !url.is_empty());
-        let evaluation = held_out.map(open).transpose()?;
-        let mut used: Vec<(String, &Dataset)> =
-            stages.iter().enumerate().map(|(index, dataset)| (format!("stage.{index}.data"), &**dataset)).collect();
-        used.extend(evaluation.as_deref().map(|dataset| ("evaluation.data".to_owned(), dataset)));
-        let mut faults = Vec::new();
-        check_compatibility(config, &used, None, &mut faults);
-        let data: Vec<memory::DatasetShape> = stages.iter().map(|dataset| dataset.sizes()).collect();
-        memory::check(config, &data, HostShare::count().ranks, &mut faults);
-        if faults.is_empty() { Ok(Self { stages, evaluation }) } else { Err(Error::invalid_config(CONFIG, faults)) }
-    }
-
-    /// Returns the first dataset. All datasets share its vocabulary.
-    pub fn first(&self) -> &Dataset {
-        &self.stages[0]
-    }
-}

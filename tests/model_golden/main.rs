@@ -137,7 +137,7 @@ impl Golden {
         let objective = Objective::new(&state.parameters, &self.model, &self.objective()).recomputing(recompute);
         let micro_batch = self.batch();
         let batch = GlobalBatch {
-            epoch: 0,
+            datasets: Vec::new(),
             sample_range: 0..micro_batch.rows as u64,
             lengths: micro_batch.lengths.iter().map(|length| *length as u16).collect(),
             padding: 0,

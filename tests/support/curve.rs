@@ -82,7 +82,7 @@ impl Golden {
         let micro_batches: Vec<MicroBatch> =
             (0..2).map(|index| self.micro_batch(number as usize % 10, index)).collect();
         GlobalBatch {
-            epoch: 0,
+            datasets: Vec::new(),
             sample_range: number * ROWS as u64..(number + 1) * ROWS as u64,
             lengths: micro_batches.iter().flat_map(|batch| &batch.lengths).map(|length| *length as u16).collect(),
             padding: 0,
@@ -130,7 +130,7 @@ pub fn train_from(parameters: Parameters, config: &RunConfig, learning_rate: f64
             step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
         let norm = optim::update(&mut state, &config.optimizer, schedule::learning_rate(&stage, number)).norm;
         let (totals, norm) = computed.fetch(state.kernels(), &norm).unwrap();
-        let drawn = StepSamples { dataset: "golden".into(), samples: batch.sample_range, skipped: 0 };
+        let drawn = StepSamples { mixture: "golden".into(), samples: batch.sample_range, ..StepSamples::default() };
         let outcome = StepOutcome { before: number, drawn, totals, norm, ..StepOutcome::default() };
         assert_eq!(outcome.conclude(&mut state, &Guard::default()), GuardVerdict::Apply);
         outcome.loss()

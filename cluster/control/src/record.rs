@@ -41,8 +41,12 @@ pub struct StepRecord {
     pub step: u64,
     /// Name of the stage.
     pub stage: String,
-    /// Number of passes through the dataset of the stage that were complete before the first sample of this step.
+    /// Number of passes through the dataset of the stage that were complete before the first sample of this step. In a
+    /// mixture, the largest such number.
     pub epoch: u64,
+    /// Samples of each dataset of a mixture, by the name of the dataset. Empty without a mixture.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub mixture: BTreeMap<String, DatasetStats>,
     /// The global batch.
     #[serde(flatten)]
     pub batch: BatchStats,
@@ -71,6 +75,15 @@ pub struct StepRecord {
     /// Ranges of the last values of the ranks' GPUs. Absent without GPUs or without NVML.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuRanges>,
+}
+
+/// Samples of one dataset of a mixture.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct DatasetStats {
+    /// Fraction of the samples of the step.
+    pub share: f64,
+    /// Number of passes over the dataset so far. Not an integer within a pass.
+    pub epochs: f64,
 }
 
 /// The size and the digest of a global batch.
@@ -213,7 +226,7 @@ mod tests {
 
     /// JSON text of a record with every field.
     const FULL: &str = concat!(
-        r#"{"step":7,"stage":"short","epoch":1,"samples":256,"tokens":30000,"padding":0.03125,"imbalance":1.05,"#,
+        r#"{"step":7,"stage":"short","epoch":1,"mixture":{"books":{"share":0.25,"epochs":1.5}},"samples":256,"tokens":30000,"padding":0.03125,"imbalance":1.05,"#,
         r#""masked_tokens":4500,"batch_digest":18446744073709551615,"loss":7.25,"mlm_loss":6.5,"mlm_accuracy":0.25,"#,
         r#""pair_loss":null,"learning_rate":0.0001,"grad_norm":2.5,"spike_score":0.0625,"#,
         r#""noise":{"gradient":-0.5,"variance":30.0},"trust_ratios":{"bert.pooler.dense.weight":0.125},"skipped_updates":2,"skipped_samples":512,"#,
@@ -243,6 +256,7 @@ mod tests {
             step: 7,
             stage: "short".to_owned(),
             epoch: 1,
+            mixture: [("books".to_owned(), DatasetStats { share: 0.25, epochs: 1.5 })].into(),
             batch: BatchStats {
                 samples: 256,
                 tokens: 30_000,

@@ -16,6 +16,7 @@ pub mod batch_partition;
 pub mod estimate;
 pub mod flops;
 pub mod memory;
+pub mod mixture;
 pub mod objectives;
 pub mod scaling;
 pub mod schedule;

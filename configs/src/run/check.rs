@@ -281,9 +281,7 @@ impl Stage {
         if self.name.is_empty() {
             issues.push(ConfigIssue::new(key("name"), "missing: expected a name"));
         }
-        if self.data.is_empty() {
-            issues.push(ConfigIssue::new(key("data"), "missing: expected the dataset's directory or URL"));
-        }
+        self.check_data(index, issues);
         if !(1..=MAX_DIMENSION).contains(&self.layers.unwrap_or(1)) {
             issues.push(ConfigIssue::new(key("layers"), format!("must be from 1 to {MAX_DIMENSION}")));
         }

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Growth, Model, Plateau, StageObjective, TokenBudget};
+use super::{Growth, MixtureDataset, Model, Plateau, StageObjective, TokenBudget};
 
 /// Decay of the learning rate after the warm-up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -30,8 +30,18 @@ pub enum Decay {
 pub struct Stage {
     /// Name in output and records; required.
     pub name: String,
-    /// Dataset, as directory or URL; required.
+    /// Dataset, as directory or URL; required without `mixture`.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub data: String,
+    /// Datasets of a mixture, in place of `data`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mixture: Vec<MixtureDataset>,
+    /// Sets the weight of each dataset of the mixture to its number of samples to the power of this number.
+    ///
+    /// 1: shares are proportional to the numbers of samples. 0: equal shares. A number between them raises the shares of
+    /// small datasets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mixture_temperature: Option<f64>,
     /// Settings of `[objective]` that this stage replaces.
     #[serde(skip_serializing_if = "StageObjective::is_default")]
     pub objective: StageObjective,
@@ -106,6 +116,8 @@ impl Default for Stage {
         Self {
             name: String::new(),
             data: String::new(),
+            mixture: Vec::new(),
+            mixture_temperature: None,
             objective: StageObjective::default(),
             layers: None,
             growth: Growth::default(),

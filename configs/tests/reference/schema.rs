@@ -8,8 +8,13 @@ use serde_json::{Map, Value};
 use super::{compare_or_write, validator};
 
 /// Required keys, by type. They have a default value in Rust, but the checks reject it.
-const REQUIRED: [(&str, &[&str]); 4] =
-    [("Stage", &["name", "data", "steps"]), ("Source", &["path"]), ("PrepOutput", &["url"]), ("Vocabulary", &["file"])];
+const REQUIRED: [(&str, &[&str]); 5] = [
+    ("Stage", &["name", "steps"]),
+    ("MixtureDataset", &["name", "data"]),
+    ("Source", &["path"]),
+    ("PrepOutput", &["url"]),
+    ("Vocabulary", &["file"]),
+];
 
 /// Returns the schema of the files of `lambert run`.
 pub fn run() -> Value {
@@ -108,7 +113,8 @@ fn misspelt_keys_and_wrong_types_are_errors() {
         ("[model]\nlayers = -3", "/model/layers: -3 is not of minimum 0"),
         ("[model]\nnorm = \"mid\"", "/model/norm: \"mid\" fits 0 of oneOf"),
         ("[cluster]\nrestarts = 3", "/cluster/restarts: unknown key"),
-        ("[[stage]]\nname = \"a\"\nsteps = 3", "/stage/0/data: required"),
+        ("[[stage]]\ndata = \"a\"\nsteps = 3", "/stage/0/name: required"),
+        ("[[stage]]\nname = \"a\"\nsteps = 3\n[[stage.mixture]]\nname = \"a\"", "/stage/0/mixture/0/data: required"),
         ("[cluster]\ncontrol.ports = [1]", "/cluster/control/ports: [1] is not of minItems 2"),
         ("[cluster]\ncontrol.ports = [1, 65536]", "/cluster/control/ports/1: 65536 is not of maximum 65535"),
     ] {

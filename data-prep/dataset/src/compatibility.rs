@@ -1,5 +1,7 @@
 //! Compatibility of a run with its datasets.
 
+use std::collections::BTreeSet;
+
 use lambert_config::ConfigIssue;
 use lambert_config::run::{Pair, RunConfig};
 
@@ -15,6 +17,8 @@ pub fn check_compatibility(
     issues: &mut Vec<ConfigIssue>,
 ) {
     let first = used.first().map(|(_, dataset)| dataset.manifest().vocabulary.sha256.as_str());
+    let first_special = used.first().map(|(_, dataset)| &dataset.manifest().special);
+    let mut seen = BTreeSet::new();
     let (positions, required) = (config.model.positions, config.objective.pair);
     for (key, dataset) in used {
         let manifest = dataset.manifest();
@@ -32,6 +36,12 @@ pub fn check_compatibility(
         if vocabulary.or(first).is_some_and(|expected| expected != manifest.vocabulary.sha256) {
             let other = if vocabulary.is_some() { "the model" } else { used[0].0.as_str() };
             issue(format!("its vocabulary differs from that of {other}"));
+        } else if first_special.is_some_and(|expected| expected != &manifest.special) {
+            issue(format!("its special tokens differ from those of {}", used[0].0));
+        }
+        let mixture = key.split_once(".mixture.").map(|(stage, _)| stage);
+        if mixture.is_some_and(|stage| !seen.insert((stage, dataset.manifest_sha256()))) {
+            issue("is in this mixture twice".to_owned());
         }
     }
 }

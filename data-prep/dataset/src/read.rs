@@ -215,16 +215,18 @@ impl Dataset {
     }
 
     /// Returns the index of the shard that `error` reports as damaged. A damaged shard has a wrong checksum or cannot
-    /// be decoded. Returns `None` for other errors.
+    /// be decoded. Returns `None` for other errors,
+    /// and for errors of other datasets.
     #[must_use]
     pub fn damaged_shard(&self, error: &DatasetError) -> Option<usize> {
         let file = match error {
-            DatasetError::Damaged { file, .. } | DatasetError::Content { file, .. } => file,
-            DatasetError::Parquet { file, .. } => file,
+            DatasetError::Damaged { url, file, .. } | DatasetError::Content { url, file, .. } => {
+                format!("{url}/{file}")
+            }
+            DatasetError::Parquet { file, .. } => file.clone(),
             _ => return None,
         };
-        let whole = |shard: &Shard| format!("{}/{}", self.url(), shard.path);
-        self.manifest.shards.iter().position(|shard| *file == shard.path || *file == whole(shard))
+        self.manifest.shards.iter().position(|shard| file == format!("{}/{}", self.url(), shard.path))
     }
 
     /// Verifies the checksums of all files and reads every row.

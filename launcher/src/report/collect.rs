@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use lambert_config::RunConfig;
+use lambert_config::run::{MixtureDataset, Stage};
 use lambert_control::{Evaluation, Score, StepRecord};
 use lambert_plan::architecture::Architecture;
 use lambert_plan::flops;
@@ -209,7 +210,7 @@ fn vocabulary(store: &Store) -> usize {
 }
 
 fn stages(config: &RunConfig, steps: &[StepRecord], vocabulary: usize) -> Vec<StageReport> {
-    let report = |stage: &lambert_config::run::Stage| {
+    let report = |stage: &Stage| {
         let records: Vec<&StepRecord> = steps.iter().filter(|record| record.stage == stage.name).collect();
         let layers = stage.depth(&config.model);
         let sum = |of: fn(&StepRecord) -> u64| records.iter().map(|record| of(record)).sum::<u64>();
@@ -225,7 +226,7 @@ fn stages(config: &RunConfig, steps: &[StepRecord], vocabulary: usize) -> Vec<St
         StageReport {
             name: stage.name.clone(),
             layers,
-            data: stage.data.clone(),
+            data: data(stage, &records),
             steps: records.len() as u64,
             samples,
             tokens,
@@ -234,6 +235,22 @@ fn stages(config: &RunConfig, steps: &[StepRecord], vocabulary: usize) -> Vec<St
         }
     };
     config.stage.iter().map(report).collect()
+}
+
+/// Dataset of a stage, or the names of the datasets of its mixture with their shares of the samples.
+fn data(stage: &Stage, records: &[&StepRecord]) -> String {
+    if stage.mixture.is_empty() {
+        return stage.data.clone();
+    }
+    let samples = records.iter().map(|record| record.batch.samples).sum::<u64>().max(1) as f64;
+    let of_step = |record: &&StepRecord, name: &str| {
+        record.mixture.get(name).map_or(0.0, |stats| stats.share * record.batch.samples as f64)
+    };
+    let name = |part: &MixtureDataset| {
+        let share = records.iter().map(|record| of_step(record, &part.name)).sum::<f64>() / samples;
+        format!("{} {:.1}%", part.name, 100.0 * share)
+    };
+    stage.mixture.iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
 /// Means of a value of each loss over the last steps.

@@ -26,7 +26,8 @@ pub struct TrainingData {
 
 /// Reads the manifests of the datasets of a checkpoint.
 pub fn of_checkpoint(config: &RunConfig, checkpoint: &Checkpoint) -> Vec<TrainingData> {
-    let mut urls: Vec<&str> = config.stage.iter().map(|stage| stage.data.as_str()).collect();
+    let stages = config.stage.iter().enumerate();
+    let mut urls: Vec<&str> = stages.flat_map(|(index, stage)| stage.datasets(index)).map(|(_, url)| url).collect();
     urls.sort_unstable();
     urls.dedup();
     let mut readable: Vec<(String, (String, Manifest))> = urls

@@ -61,7 +61,8 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<ConfigIssue>
         ));
     }
     let vocabulary = store.get(names::VOCABULARY).map_err(Failure::failed)?;
-    let data = &config.stage[0].data;
+    let datasets = config.stage[0].datasets(0);
+    let (_, data) = &datasets[0];
     if Dataset::open(data)?.manifest().vocabulary.sha256 != lambert_store::hash::sha256(&vocabulary) {
         faults.push(ConfigIssue::new(KEY, format!("the vocabulary of {run} differs from that of {data}")));
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lambert_config::run::{Objective, RunConfig, Stage};
 use lambert_dataset::{Dataset, TokenUsage};
-use lambert_plan::timeline;
+use lambert_plan::{mixture, timeline};
 
 use crate::failure::Failure;
 
@@ -64,39 +64,50 @@ pub fn find(config: &RunConfig) -> Result<Vec<String>, Failure> {
 }
 
 fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
-    let open = |(index, stage): (usize, &Stage)| NamedDataset::open(format!("stage.{index}.data"), &stage.data);
-    let stages = config.stage.iter().enumerate().map(open).collect::<Result<Vec<_>, _>>()?;
     let evaluation = match config.evaluation.data.as_str() {
         "" => None,
         url => Some(NamedDataset::open("evaluation.data".to_owned(), url)?),
     };
-    let repeated =
-        config.stage.iter().zip(&stages).flat_map(|(stage, data)| counts(&data.key, stage, data.dataset.rows()));
-    let mut warnings: Vec<String> = repeated.collect();
-    for (index, (stage, data)) in config.stage.iter().zip(&stages).enumerate() {
-        warnings.extend(few_masks(index, &stage.objective.of(&config.objective), data.dataset.sizes().sequence_length));
+    let (mut repeated, mut masked, mut unknown, mut last) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for (index, stage) in config.stage.iter().enumerate() {
+        let opened = stage.datasets(index).into_iter().map(|(key, url)| NamedDataset::open(key, url));
+        let datasets = opened.collect::<Result<Vec<_>, _>>()?;
+        let rows: Vec<u64> = datasets.iter().map(|data| data.dataset.rows()).collect();
+        let shares = mixture::shares(&mixture::block_counts(&mixture::weights(stage, &rows)));
+        for ((data, rows), share) in datasets.iter().zip(rows).zip(shares) {
+            repeated.extend(counts(&data.key, stage, rows, share));
+        }
+        let longest = datasets.iter().map(|data| data.dataset.sizes().sequence_length).max();
+        masked.extend(few_masks(index, &stage.objective.of(&config.objective), longest.unwrap_or(0)));
+        unknown.extend(datasets.iter().filter_map(NamedDataset::unknown));
+        last = datasets;
     }
-    warnings.extend(stages.iter().chain(&evaluation).filter_map(NamedDataset::unknown));
+    unknown.extend(evaluation.as_ref().and_then(NamedDataset::unknown));
+    let mut warnings = [repeated, masked, unknown].concat();
     // The final held-out loss should reflect the data of the last stage.
-    if let (Some(train), Some(evaluation)) = (stages.last(), &evaluation)
-        && let (Some(left), Some(right)) = (&train.usage, &evaluation.usage)
-    {
-        warnings.extend(unlike(&train.key, left.overlap(right)));
-    }
+    let held_out = evaluation.as_ref().and_then(|data| data.usage.as_ref());
+    let overlap = |train: &NamedDataset| Some((train.usage.as_ref()?.overlap(held_out?), train.key.clone()));
+    let overlaps = last.iter().map(overlap).collect::<Option<Vec<_>>>().unwrap_or_default();
+    let closest = overlaps.into_iter().max_by(|(left, _), (right, _)| left.total_cmp(right));
+    warnings.extend(closest.and_then(|(overlap, key)| unlike(&key, overlap)));
     Ok(warnings)
 }
 
-/// Warnings about the number of samples of a stage.
-fn counts(key: &str, stage: &Stage, rows: u64) -> Vec<String> {
-    let epochs = timeline::samples(stage) as f64 / rows.max(1) as f64;
+/// Warnings about the number of samples of a dataset that has this share of the samples of a stage.
+fn counts(key: &str, stage: &Stage, rows: u64, share: f64) -> Vec<String> {
+    let epochs = share * timeline::samples(stage) as f64 / rows.max(1) as f64;
     let repeated = (epochs > MOST_EPOCHS).then(|| {
         format!(
             "{key}: {rows} samples are repeated {epochs:.0} times (more than {MOST_EPOCHS:.0}): the model will overfit; use \
              more text or fewer steps"
         )
     });
-    let few = (rows < stage.global_batch as u64).then(|| {
-        format!("{key}: {rows} samples are fewer than a global batch of {}: batches repeat samples", stage.global_batch)
+    let drawn = share * stage.global_batch as f64;
+    let few = ((rows as f64) < drawn).then(|| match stage.mixture.is_empty() {
+        true => format!("{key}: {rows} samples are fewer than a global batch of {drawn}: batches repeat samples"),
+        false => {
+            format!("{key}: {rows} samples are fewer than its {drawn:.0} in a global batch: batches repeat samples")
+        }
     });
     repeated.into_iter().chain(few).collect()
 }
@@ -127,18 +138,25 @@ fn unlike(train: &str, overlap: f64) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use lambert_config::run::MixtureDataset;
+
     use super::*;
 
     #[test]
     fn few_or_repeated_samples_cause_a_warning() {
         let stage = Stage { steps: 1200, global_batch: 64, ..Stage::default() };
-        let warned = |rows| counts("stage.0.data", &stage, rows);
+        let warned = |rows| counts("stage.0.data", &stage, rows, 1.0);
         assert_eq!(warned(1920), [""; 0]);
         let [repeated] = &warned(1900)[..] else { panic!("{:?}", warned(1900)) };
         assert!(repeated.starts_with("stage.0.data: 1900 samples are repeated 40 times"), "{repeated}");
         let [repeated, few] = &warned(2)[..] else { panic!("{:?}", warned(2)) };
         assert!(repeated.contains("2 samples are repeated 38400 times"), "{repeated}");
         assert!(few.contains("2 samples are fewer than a global batch of 64"), "{few}");
+        // In a mixture, the share of the dataset counts.
+        let mixed = Stage { mixture: vec![MixtureDataset::default(); 2], ..stage };
+        assert_eq!(counts("stage.0.mixture.0.data", &mixed, 960, 0.5), [""; 0]);
+        let [_, few] = &counts("stage.0.mixture.0.data", &mixed, 15, 0.25)[..] else { panic!("no warnings") };
+        assert!(few.contains("15 samples are fewer than its 16 in a global batch"), "{few}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Summary of a run before it starts: stages, FLOPs and memory per rank.
 
-use lambert_config::run::{RunConfig, TokenBudget};
-use lambert_dataset::Dataset;
+use lambert_config::run::{RunConfig, Stage, TokenBudget};
+use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::architecture::{Architecture, Tensor};
 use lambert_plan::estimate::{StageSamples, imbalance, stage_flops};
 use lambert_plan::memory::gpu;
@@ -11,10 +11,15 @@ use lambert_plan::{memory, objectives, timeline};
 use crate::failure::Failure;
 use crate::text::align;
 
-fn open(url: &str) -> Result<StageSamples, Failure> {
-    let dataset = Dataset::open(url)?;
-    let mean_tokens = dataset.manifest().counts.tokens as f64 / dataset.rows().max(1) as f64;
-    Ok(StageSamples { shape: dataset.sizes(), mean_tokens, is_assumed: false })
+/// Reads the manifests of the datasets of a stage.
+pub fn samples(stage: &Stage) -> Result<StageSamples, DatasetError> {
+    let describe = |(_, url): (String, &str)| {
+        let dataset = Dataset::open(url)?;
+        let mean_tokens = dataset.manifest().counts.tokens as f64 / dataset.rows().max(1) as f64;
+        Ok((dataset.sizes(), mean_tokens))
+    };
+    let datasets = stage.datasets(0).into_iter().map(describe).collect::<Result<Vec<_>, DatasetError>>()?;
+    Ok(StageSamples::of_stage(stage, &datasets))
 }
 
 /// Returns a table of the stages and a summary line.
@@ -22,7 +27,7 @@ fn open(url: &str) -> Result<StageSamples, Failure> {
 /// # Errors
 /// A dataset cannot be opened.
 pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
-    let data = config.stage.iter().map(|stage| open(&stage.data)).collect::<Result<Vec<_>, _>>()?;
+    let data = config.stage.iter().map(samples).collect::<Result<Vec<_>, _>>()?;
     Ok(table(config, &data))
 }
 
@@ -33,7 +38,7 @@ pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
 pub fn memory(config: &RunConfig) -> Result<u64, Failure> {
     let ranks = config.cluster.ranks.max(1);
     let mut needed = config.stage.iter().map(|stage| {
-        let a_rank = memory::rank_bytes(config, stage, open(&stage.data)?.shape, ranks);
+        let a_rank = memory::rank_bytes(config, stage, samples(stage)?.shape, ranks);
         Ok(a_rank.saturating_mul(ranks as u64))
     });
     needed.try_fold(0, |most, needed: Result<u64, Failure>| Ok(most.max(needed?)))
@@ -41,13 +46,13 @@ pub fn memory(config: &RunConfig) -> Result<u64, Failure> {
 
 fn table(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
     let deepest = config.stage.iter().map(|stage| stage.depth(&config.model)).max().unwrap_or_default();
-    let (mut samples, mut all, mut at_full_depth) = (0, 0.0, 0.0);
+    let (mut all_samples, mut all, mut at_full_depth) = (0, 0.0, 0.0);
     let head = ["stage", "layers", "seq_len", "steps", "samples", "epochs", "FLOPs", "GiB/rank", "imbalance"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for (index, (stage, data)) in config.stage.iter().zip(data).enumerate() {
         let layers = stage.depth(&config.model);
         let here = stage_flops(config, stage, layers, *data);
-        samples += timeline::samples(stage);
+        all_samples += timeline::samples(stage);
         all += here;
         at_full_depth += stage_flops(config, stage, deepest, *data);
         let memory = memory::rank_bytes(config, stage, data.shape, config.cluster.ranks);
@@ -57,7 +62,7 @@ fn table(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
             data.shape.sequence_length.to_string(),
             format!("{}{}", if stage.plateau.is_some() { "<=" } else { "" }, stage.steps),
             timeline::samples(stage).to_string(),
-            format!("{:.2}", timeline::samples(stage) as f64 / data.shape.rows.max(1) as f64),
+            format!("{:.2}", data.epochs(timeline::samples(stage))),
             format!("{here:.2e}"),
             format!("{:.1}", memory as f64 / f64::from(1 << 30)),
             format!("{:.2}", imbalance(stage, *data, config.cluster.ranks)),
@@ -74,7 +79,7 @@ fn table(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
     let most = if config.stage.iter().any(|stage| stage.plateau.is_some()) { "at most " } else { "" };
     lines.extend(gpu_lines(config, data));
     lines.extend(frozen(config));
-    lines.push(format!("total: {most}{steps} steps, {samples} samples, {all:.2e} FLOPs{less}"));
+    lines.push(format!("total: {most}{steps} steps, {all_samples} samples, {all:.2e} FLOPs{less}"));
     lines
 }
 
@@ -123,7 +128,7 @@ fn frozen(config: &RunConfig) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::run::{Cluster, Device, DeviceKind, Objective, Pair, Stage};
+    use lambert_config::run::{Cluster, Device, DeviceKind, Objective, Pair};
 
     use super::*;
 
@@ -132,9 +137,9 @@ mod tests {
         let stage = |layers, steps| Stage { name: "one".into(), layers: Some(layers), steps, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(6, 100), stage(12, 100)], ..RunConfig::default() };
         let sizes = memory::DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 51200, row_group: 1024 };
-        let short = StageSamples { shape: sizes, mean_tokens: 128.0, is_assumed: false };
+        let short = StageSamples::of_dataset(sizes, 128.0);
         let shape = memory::DatasetShape { sequence_length: 512, ..sizes };
-        let long = StageSamples { shape, mean_tokens: 512.0, is_assumed: false };
+        let long = StageSamples::of_dataset(shape, 512.0);
         let lines = table(&config, &[short, long]);
         assert_eq!(lines.len(), 4);
         // A sample has 128 tokens and 19 predictions. A layer needs 14.2 MFLOPs per token, plus 0.39 MFLOPs for

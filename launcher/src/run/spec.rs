@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use lambert_config::run::Stage;
 use lambert_config::{ConfigError, ConfigIssue, Layers, RunConfig, exit};
 use lambert_dataset::{Dataset, check_compatibility};
-use lambert_plan::memory;
+use lambert_plan::memory::{self, DatasetShape};
 use lambert_store::run::{CONFIG, VOCABULARY};
 use lambert_store::{Store, checkpoint};
 
@@ -194,6 +195,9 @@ fn configuration(
     config.run.from = config.run.from.as_deref().map(absolute).transpose()?;
     for stage in &mut config.stage {
         stage.data = absolute(&stage.data)?;
+        for part in &mut stage.mixture {
+            part.data = absolute(&part.data)?;
+        }
     }
     config.evaluation.data = absolute(&config.evaluation.data)?;
     Ok(config)
@@ -242,8 +246,8 @@ fn check_changes(before: &RunConfig, now: &RunConfig, allowed: &[String], store:
 /// `vocabulary` is the SHA-256 of the vocabulary of the stored run, if any. `here` is true if all ranks run on this
 /// host. Returns true if unreachable dataset stores are the only errors.
 fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, faults: &mut Vec<ConfigIssue>) -> bool {
-    let stages = config.stage.iter().enumerate().map(|(index, stage)| (format!("stage.{index}.data"), &stage.data));
-    let evaluation = ("evaluation.data".to_owned(), &config.evaluation.data);
+    let stages = config.stage.iter().enumerate().flat_map(|(index, stage)| stage.datasets(index));
+    let evaluation = ("evaluation.data".to_owned(), config.evaluation.data.as_str());
     let (mut opened, before, mut away) = (Vec::new(), faults.len(), 0);
     for (key, url) in stages.chain([evaluation]).filter(|(_, url)| !url.is_empty()) {
         match Dataset::open(url) {
@@ -258,8 +262,10 @@ fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, 
     let all = faults.len() == before;
     let used: Vec<_> = opened.iter().map(|(key, dataset)| (key.clone(), dataset)).collect();
     check_compatibility(config, &used, vocabulary, faults);
-    let data: Vec<memory::DatasetShape> = opened.iter().map(|(_, dataset)| dataset.sizes()).collect();
-    if here && all && !data.is_empty() && data.len() >= config.stage.len() {
+    if here && all && !opened.is_empty() {
+        let mut shapes = opened.iter().map(|(_, dataset)| dataset.sizes());
+        let of_stage = |stage: &Stage| DatasetShape::of_mixture(shapes.by_ref().take(stage.datasets(0).len()));
+        let data: Vec<DatasetShape> = config.stage.iter().map(of_stage).collect();
         memory::check(config, &data, config.cluster.ranks, faults);
     }
     away > 0 && faults.len() == away

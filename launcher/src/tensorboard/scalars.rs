@@ -11,6 +11,8 @@ const LOSS: &str = "_loss";
 const ACCURACY: &str = "_accuracy";
 /// Prefix of trust ratios.
 const TRUST_RATIOS: &str = "trust_ratios.";
+/// Prefix of the datasets of a mixture.
+const MIXTURE: &str = "mixture.";
 
 /// Fields that have fixed tags. All other tags are derived from the names of the fields.
 const TAGS: [(&str, &str); 37] = [
@@ -98,7 +100,11 @@ fn step_tag(field: &str) -> Option<String> {
     let own = TAGS.iter().find(|(name, _)| *name == field).map(|(_, tag)| (*tag).to_owned());
     let named = |suffix: &str, group: &str| Some(format!("{group}/{}", field.strip_suffix(suffix)?));
     let ratio = || Some(format!("trust_ratio/{}", field.strip_prefix(TRUST_RATIOS)?));
-    own.or_else(ratio).or_else(|| named(LOSS, "loss")).or_else(|| named(ACCURACY, "accuracy"))
+    let dataset = || {
+        let (name, value) = field.strip_prefix(MIXTURE)?.rsplit_once('.')?;
+        Some(format!("mixture_{value}/{name}"))
+    };
+    own.or_else(ratio).or_else(dataset).or_else(|| named(LOSS, "loss")).or_else(|| named(ACCURACY, "accuracy"))
 }
 
 fn evaluation_tag(field: &str) -> Option<String> {
@@ -127,7 +133,7 @@ mod tests {
     fn records_and_evaluations_have_tags() {
         let text = r#"{"step":1,"stage":"s","batch_digest":7,"samples":64,"padding":0.25,"loss":7.5,"x_loss":0.1,
             "x_accuracy":0.25,"tokens_per_second":80.0,"peak_memory":4096,
-            "gpu":{"power":{"min":600.5,"max":610.5},"memory_total":{"min":80,"max":80}},"trust_ratios":{"a.x_loss":0.5},"ranks":{"min":1.5}}"#;
+            "gpu":{"power":{"min":600.5,"max":610.5},"memory_total":{"min":80,"max":80}},"trust_ratios":{"a.x_loss":0.5},"mixture":{"a-b":{"share":0.5}},"ranks":{"min":1.5}}"#;
         let expected = [
             scalar("batch/samples", 64.0),
             scalar("batch/padding", 0.25),
@@ -139,6 +145,7 @@ mod tests {
             scalar("gpu/power_watts_min", 600.5),
             scalar("gpu/power_watts_max", 610.5),
             scalar("trust_ratio/a.x_loss", 0.5),
+            scalar("mixture_share/a-b", 0.5),
             scalar("seconds/ranks_min", 1.5),
             scalar("throughput/padded_tokens_per_second", 100.0),
         ];

@@ -35,7 +35,7 @@ pub(crate) fn batch_with(cuts: &[&[usize]], layout: Layout) -> GlobalBatch {
     };
     let lengths = (0..5).map(|number| length(number) as u16).collect();
     GlobalBatch {
-        epoch: 0,
+        datasets: Vec::new(),
         sample_range: 0..5,
         lengths,
         padding: 0,

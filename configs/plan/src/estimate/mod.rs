@@ -10,7 +10,7 @@ use crate::architecture::Architecture;
 use crate::batch_partition::{BatchPartition, Layout};
 use crate::memory::{self, DatasetShape, gpu};
 use crate::scaling::{BucketTiming, ClusterTopology, StepWork};
-use crate::{flops, timeline};
+use crate::{flops, mixture, timeline};
 use machine::Machine;
 
 /// Assumed standard deviation of the ranks' step times, relative to their mean.
@@ -25,6 +25,8 @@ pub struct StageSamples {
     pub shape: DatasetShape,
     /// Mean length of a sample, tokens.
     pub mean_tokens: f64,
+    /// Number of samples after which a dataset starts its second pass. In a mixture, the dataset that is first.
+    pub epoch: f64,
     /// True if there is no dataset. The shape is then assumed, and the number of samples is unknown.
     pub is_assumed: bool,
 }
@@ -33,7 +35,30 @@ impl StageSamples {
     /// Describes the samples of a dataset that does not exist yet. All samples have the full length of `tokens` tokens.
     pub fn assumed(tokens: usize, vocabulary: usize) -> Self {
         let shape = DatasetShape { vocabulary, sequence_length: tokens, rows: u64::MAX >> 16, row_group: 1024 };
-        Self { shape, mean_tokens: tokens as f64, is_assumed: true }
+        Self { shape, mean_tokens: tokens as f64, epoch: shape.rows as f64, is_assumed: true }
+    }
+
+    /// Describes a dataset with samples of `mean_tokens` tokens.
+    pub fn of_dataset(shape: DatasetShape, mean_tokens: f64) -> Self {
+        Self { shape, mean_tokens, epoch: shape.rows as f64, is_assumed: false }
+    }
+
+    /// Describes the datasets of a stage, each with the mean length of its samples.
+    pub fn of_stage(stage: &Stage, datasets: &[(DatasetShape, f64)]) -> Self {
+        let rows: Vec<u64> = datasets.iter().map(|(shape, _)| shape.rows).collect();
+        let shares = mixture::shares(&mixture::block_counts(&mixture::weights(stage, &rows)));
+        let parts = || datasets.iter().zip(&shares);
+        Self {
+            shape: DatasetShape::of_mixture(datasets.iter().map(|(shape, _)| *shape)),
+            mean_tokens: parts().map(|((_, tokens), share)| tokens * share).sum(),
+            epoch: parts().map(|((shape, _), share)| shape.rows as f64 / share).fold(f64::INFINITY, f64::min),
+            is_assumed: false,
+        }
+    }
+
+    /// Number of passes over the dataset in `samples` samples. In a mixture, the largest number.
+    pub fn epochs(&self, samples: u64) -> f64 {
+        samples as f64 / self.epoch.max(1.0)
     }
 }
 
@@ -50,9 +75,9 @@ pub struct StageEstimate {
     pub steps: u64,
     /// Number of samples on which the stage trains.
     pub samples: u64,
-    /// Number of passes over the dataset. `None` without a dataset.
+    /// Number of passes over the dataset; in a mixture, over the dataset with the most passes. `None` without a dataset.
     pub epochs: Option<f64>,
-    /// Number of samples that the last pass does not use. `None` without a dataset.
+    /// Number of samples that the last pass does not use. `None` without a dataset, and for a mixture.
     pub unused_samples: Option<u64>,
     /// FLOPs of training.
     pub flops: f64,
@@ -133,8 +158,8 @@ pub fn stages(config: &RunConfig, data: &[StageSamples], machine: Option<&Machin
             sequence_length_tokens: data.shape.sequence_length,
             steps: stage.steps,
             samples,
-            epochs: (!data.is_assumed).then(|| samples as f64 / rows as f64),
-            unused_samples: (!data.is_assumed).then(|| (rows - samples % rows) % rows),
+            epochs: (!data.is_assumed).then(|| data.epochs(samples)),
+            unused_samples: (!data.is_assumed && stage.mixture.is_empty()).then(|| (rows - samples % rows) % rows),
             flops: stage_flops(config, stage, layers, *data),
             memory: MemoryEstimate { host_bytes, gpu_bytes: on_gpu },
             imbalance: imbalance(stage, *data, ranks),
@@ -318,7 +343,7 @@ mod tests {
     #[test]
     fn epochs_count_the_dataset() {
         let shape = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1_000_000, row_group: 1024 };
-        let data = StageSamples { shape, mean_tokens: 120.0, is_assumed: false };
+        let data = StageSamples::of_dataset(shape, 120.0);
         let stage = &stages(&run(1, Precision::Fp32), &[data], None)[0];
         // The stage uses 3,600 x 256 = 921,600 of the 1,000,000 samples.
         assert_eq!((stage.epochs, stage.unused_samples), (Some(0.9216), Some(78_400)));

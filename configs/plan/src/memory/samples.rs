@@ -15,6 +15,21 @@ pub struct DatasetShape {
     pub row_group: u64,
 }
 
+impl DatasetShape {
+    /// Returns the shape of a mixture of datasets with these shapes. A reader caches row groups of all datasets, so their
+    /// sizes are added.
+    pub fn of_mixture(shapes: impl IntoIterator<Item = Self>) -> Self {
+        let add = |sum: Self, one: Self| Self {
+            vocabulary: sum.vocabulary.max(one.vocabulary),
+            sequence_length: sum.sequence_length.max(one.sequence_length),
+            rows: sum.rows.saturating_add(one.rows),
+            row_group: sum.row_group.saturating_add(one.row_group),
+        };
+        let none = Self { vocabulary: 0, sequence_length: 0, rows: 0, row_group: 0 };
+        shapes.into_iter().fold(none, add)
+    }
+}
+
 /// Bytes per token of a prefetched batch: token id and segment, 8 bytes each, and the masked tokens.
 const PREFETCHED: u64 = 20;
 /// Bytes per token while a batch is assembled: the token id.

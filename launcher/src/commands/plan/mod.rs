@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use lambert_config::run::{Precision, RunConfig, Stage};
 use lambert_config::{Layers, exit};
-use lambert_dataset::{Dataset, DatasetError};
+use lambert_dataset::DatasetError;
 use lambert_plan::estimate::{self, ScalingPoint, StageEstimate, StageSamples, checkpoints};
 use lambert_plan::memory::fit::{self, GpuBudget};
 use lambert_plan::memory::{self, DatasetShape};
@@ -22,7 +22,7 @@ use super::files;
 use crate::cli::{self, MachineName};
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::run::data_warnings;
+use crate::run::{data_warnings, run_plan};
 
 /// Vocabulary size that is assumed if there is no dataset. It is the vocabulary size of bert-base-uncased.
 const VOCABULARY: usize = 30522;
@@ -170,16 +170,12 @@ fn notes(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
 fn samples(config: &RunConfig, tokens: &[u16]) -> Result<(Vec<StageSamples>, Vec<String>), Failure> {
     let (mut data, mut assumptions) = (Vec::new(), Vec::new());
     for (index, stage) in config.stage.iter().enumerate() {
-        match Dataset::open(&stage.data) {
-            Ok(dataset) => {
-                let mean_tokens = dataset.manifest().counts.tokens as f64 / dataset.rows().max(1) as f64;
-                data.push(StageSamples { shape: dataset.sizes(), mean_tokens, is_assumed: false });
-            }
-            Err(DatasetError::NoManifest { .. } | DatasetError::Store { .. }) => {
+        match run_plan::samples(stage) {
+            Ok(samples) => data.push(samples),
+            Err(DatasetError::NoManifest { url } | DatasetError::Store { url, .. }) => {
                 let length = tokens.get(index).or(tokens.last()).map_or(config.model.positions, |it| usize::from(*it));
-                let url = &stage.data;
                 assumptions.push(format!(
-                    "stage.{index}.data: {url} cannot be read; assuming full samples of {length} tokens and a vocabulary of {VOCABULARY}"
+                    "stage.{index}: dataset {url} cannot be read; assuming full samples of {length} tokens and a vocabulary of {VOCABULARY}"
                 ));
                 data.push(StageSamples::assumed(length.max(1), VOCABULARY));
             }

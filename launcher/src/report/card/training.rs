@@ -77,6 +77,7 @@ impl ModelCard<'_> {
             MaskUnit::Piece => "single tokens",
             MaskUnit::Word => "whole words",
             MaskUnit::Span => "spans of words",
+            MaskUnit::Ngram => "n-grams of words",
         };
         let of_stage = |stage: &Stage| {
             let objective = stage.objective.of(objective);

@@ -1,0 +1,63 @@
+//! Datasets of a run.
+
+use std::sync::Arc;
+
+use lambert_config::RunConfig;
+use lambert_config::run::Stage;
+use lambert_dataset::{Dataset, DatasetError, check_compatibility};
+use lambert_plan::{memory, mixture};
+use lambert_store::run::CONFIG;
+
+use crate::data::Mixture;
+use crate::error::Error;
+use crate::worker::host_share::HostShare;
+
+/// Datasets of a run.
+pub struct Datasets {
+    /// Data of each stage.
+    pub stages: Vec<Mixture>,
+    /// Held-out dataset, if any.
+    pub evaluation: Option<Arc<Dataset>>,
+}
+
+impl Datasets {
+    /// Opens all datasets, and checks that they fit the model, the objective and the memory of
+    /// this host. The error lists every problem.
+    pub fn open(config: &RunConfig) -> Result<Self, Error> {
+        let cache = &config.cluster.dataset_cache;
+        let open = |url: &str| Ok::<_, DatasetError>(Arc::new(Dataset::open(url)?.with_cache(cache)));
+        let stages: Vec<Mixture> =
+            config.stage.iter().map(|stage| open_mixture(stage, open)).collect::<Result<_, _>>()?;
+        let held_out = Some(config.evaluation.data.as_str()).filter(|url| !url.is_empty());
+        let evaluation = held_out.map(open).transpose()?;
+        let keys = config.stage.iter().enumerate().flat_map(|(index, stage)| stage.datasets(index));
+        let opened = stages.iter().flat_map(Mixture::datasets);
+        let mut used: Vec<(String, &Dataset)> = keys.zip(opened).map(|((key, _), dataset)| (key, &**dataset)).collect();
+        used.extend(evaluation.as_deref().map(|dataset| ("evaluation.data".to_owned(), dataset)));
+        let mut faults = Vec::new();
+        check_compatibility(config, &used, None, &mut faults);
+        let data: Vec<memory::DatasetShape> = stages.iter().map(Mixture::shape).collect();
+        memory::check(config, &data, HostShare::count().ranks, &mut faults);
+        if faults.is_empty() { Ok(Self { stages, evaluation }) } else { Err(Error::invalid_config(CONFIG, faults)) }
+    }
+
+    /// Returns the first dataset. All datasets share its vocabulary.
+    pub fn first(&self) -> &Dataset {
+        &self.stages[0].datasets()[0]
+    }
+}
+
+/// Opens the data of a stage with `open`.
+pub fn open_mixture(
+    stage: &Stage,
+    open: impl Fn(&str) -> Result<Arc<Dataset>, DatasetError>,
+) -> Result<Mixture, DatasetError> {
+    if stage.mixture.is_empty() {
+        return Ok(Mixture::single(open(&stage.data)?));
+    }
+    let datasets = stage.mixture.iter().map(|part| open(&part.data)).collect::<Result<Vec<_>, _>>()?;
+    let rows: Vec<u64> = datasets.iter().map(|dataset| dataset.rows()).collect();
+    let counts = mixture::block_counts(&mixture::weights(stage, &rows));
+    let names = stage.mixture.iter().map(|part| part.name.clone()).collect();
+    Ok(Mixture::new(datasets, names, counts))
+}
