@@ -2,6 +2,7 @@
 //! values.
 
 use lambert_control::StepRecord;
+use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
 
 use crate::support::{Running, TestDir, assert_same_bits, assert_same_weights, done, run, wait_for_no_workers};
@@ -114,6 +115,32 @@ fn twenty_kills_of_stages_with_their_own_masks_leave_the_same_bits() {
 }
 
 #[test]
+fn durations_in_tokens_become_steps() {
+    let dir = TestDir::new();
+    let text = std::fs::read_to_string(config(&dir, 8)).unwrap();
+    let text = text.replacen("steps = 8\n", "tokens = 5e3\n", 1).replace("every_steps = 8", "every_tokens = 2000");
+    let config = dir.file("tokens.toml", text);
+    let dataset = Dataset::open(&dir.path("data/train")).unwrap();
+    let of_step = 16.0 * dataset.manifest().counts.tokens as f64 / dataset.rows() as f64;
+    let steps = (5e3 / of_step).ceil() as usize;
+    let plan = done(&["plan", "--config", &config, "--json"]);
+    let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+    assert_eq!(plan["stages"][0]["steps"], steps);
+    let url = dir.path("run");
+    let records = train(&config, &url, &["--set", "cluster.ranks=1"]);
+    let first: Vec<&StepRecord> = records.iter().filter(|record| record.stage == "wide").collect();
+    assert_eq!((first.len(), records.len()), (steps, steps + 16));
+    let tokens: u64 = first.iter().map(|record| record.batch.tokens).sum();
+    assert!((tokens as f64 - 5e3).abs() < 0.1 * 5e3 + of_step, "{tokens} tokens");
+    let stored = std::fs::read_to_string(format!("{url}/run.toml")).unwrap();
+    let every = format!("every_steps = {}\n", (2000.0 / of_step).round());
+    assert!(stored.contains(&format!("steps = {steps}\n")) && stored.contains(&every), "{stored}");
+    assert!(!stored.contains("tokens = 5"), "{stored}");
+    // The same file resumes the run.
+    assert_eq!(Running::start_with(&config, &url, &["--set", "cluster.ranks=1"]).end().code, Some(0));
+}
+
+#[test]
 fn wrong_values_of_a_stage_are_refused_by_name() {
     let dir = TestDir::new();
     let config = config(&dir, 8);
@@ -126,6 +153,8 @@ fn wrong_values_of_a_stage_are_refused_by_name() {
         ("stage.0.objective.mask_probability=1.5", Some("stage.0.objective.mask_probability: is 1.5;")),
         ("stage.2.decay_fraction=0.9", Some("stage.2.decay_fraction: 0.9 is not from 0 to 0.8")),
         ("stage.2.decay=constant", Some("stage.2.decay_fraction: needs a decay with an end")),
+        ("stage.0.tokens=1e6", Some("stage.0.tokens: conflicts with steps")),
+        ("evaluation.every_tokens=0", Some("evaluation.every_tokens: is 0; must be from 1 to 1e18")),
         ("evaluation.mask_probability=0.0", Some("evaluation.mask_probability")),
         ("optimizer.kind=lamb", Some("optimizer.decay_relative_to_peak: is not available for LAMB")),
     ] {

@@ -140,6 +140,11 @@ pub struct Evaluation {
     pub data: String,
     /// Steps between evaluations. Each stage also ends with an evaluation.
     pub every_steps: u64,
+    /// Tokens between evaluations, in place of `every_steps`.
+    ///
+    /// At the start of a run, lambert replaces it by `every_steps`, from the mean number of tokens of a step of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every_tokens: Option<f64>,
     /// Maximum number of samples per evaluation. 0: all samples.
     pub samples: u64,
     /// Fraction of tokens to predict. Absent: that of `[objective]`, also in stages with another one.
@@ -151,7 +156,7 @@ pub struct Evaluation {
 
 impl Default for Evaluation {
     fn default() -> Self {
-        Self { data: String::new(), every_steps: 1000, samples: 2048, mask_probability: None }
+        Self { data: String::new(), every_steps: 1000, every_tokens: None, samples: 2048, mask_probability: None }
     }
 }
 
@@ -162,6 +167,11 @@ impl Default for Evaluation {
 pub struct Checkpoint {
     /// Steps between checkpoints. 0: no checkpoints by number of steps.
     pub every_steps: u64,
+    /// Tokens between checkpoints, in place of `every_steps`.
+    ///
+    /// At the start of a run, lambert replaces it by `every_steps`, from the mean number of tokens of a step of the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every_tokens: Option<f64>,
     /// Minutes between checkpoints. 0: no checkpoints by time.
     pub every_minutes: f64,
     /// Number of newest checkpoints to keep.
@@ -183,6 +193,7 @@ impl Default for Checkpoint {
     fn default() -> Self {
         Self {
             every_steps: 1000,
+            every_tokens: None,
             every_minutes: 15.0,
             keep: 3,
             keep_every_steps: 0,

@@ -6,6 +6,7 @@
 //! - [`flops`]: floating-point operations of training, by formula
 //! - [`memory`]: memory requirements in bytes, and the memory of this host
 //! - [`batch_partition`]: assignment of the samples of a global batch to ranks and micro-batches
+//! - [`durations`]: durations in tokens, and the steps that they take
 //! - [`timeline`]: position of a step in the stages of a run
 //! - [`scaling`]: duration of all-reduces and steps on a cluster
 //! - [`estimate`]: time, memory, communication and checkpoints of a run on a machine
@@ -13,6 +14,7 @@
 
 pub mod architecture;
 pub mod batch_partition;
+pub mod durations;
 pub mod estimate;
 pub mod flops;
 pub mod memory;

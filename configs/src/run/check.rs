@@ -1,12 +1,13 @@
 //! Validation of a run's configuration.
 
 mod cluster;
+mod stage;
 
 use std::net::SocketAddr;
 
 use super::{
-    Attention, Decay, DeviceKind, Family, GrowthOrder, Guard, Masking, Model, NormKind, Objective, Optimizer,
-    OptimizerKind, Pair, Precision, RENAMED, RunConfig, Stage, TokenBudget, Unpadded,
+    Attention, DeviceKind, Family, Guard, Masking, Model, NormKind, Objective, Optimizer, OptimizerKind, Pair,
+    Precision, RENAMED, RunConfig, TokenBudget, Unpadded,
 };
 use crate::load::{Checked, ConfigIssue};
 
@@ -57,6 +58,12 @@ impl Checked for RunConfig {
             positive("evaluation.mask_probability", share, issues);
         }
         positive("evaluation.every_steps", self.evaluation.every_steps as f64, issues);
+        let intervals = [("evaluation", self.evaluation.every_tokens), ("checkpoint", self.checkpoint.every_tokens)];
+        for (section, tokens) in intervals {
+            tokens
+                .into_iter()
+                .for_each(|tokens| stage::token_count(&format!("{section}.every_tokens"), tokens, issues));
+        }
         positive("checkpoint.keep", self.checkpoint.keep as f64, issues);
         not_negative("checkpoint.every_minutes", self.checkpoint.every_minutes, issues);
         not_negative("checkpoint.give_up_minutes", self.checkpoint.give_up_minutes, issues);
@@ -271,93 +278,6 @@ impl Optimizer {
         }
         if self.kind != OptimizerKind::Lamb && (self.trust_undecayed || self.trust_ratio.is_some()) {
             issues.push(ConfigIssue::new("optimizer", "trust_undecayed and trust_ratio require kind = \"lamb\""));
-        }
-    }
-}
-
-impl Stage {
-    fn check(&self, index: usize, issues: &mut Vec<ConfigIssue>) {
-        let key = |name: &str| format!("stage.{index}.{name}");
-        if self.name.is_empty() {
-            issues.push(ConfigIssue::new(key("name"), "missing: expected a name"));
-        }
-        self.check_data(index, issues);
-        if !(1..=MAX_DIMENSION).contains(&self.layers.unwrap_or(1)) {
-            issues.push(ConfigIssue::new(key("layers"), format!("must be from 1 to {MAX_DIMENSION}")));
-        }
-        positive(&key("steps"), self.steps as f64, issues);
-        positive(&key("global_batch"), self.global_batch as f64, issues);
-        if let Some(ramp) = self.batch_ramp
-            && !((1..=self.global_batch).contains(&ramp.start) && (1..=self.steps).contains(&ramp.steps))
-        {
-            let message = "start must be from 1 to global_batch, steps from 1 to the stage's steps";
-            issues.push(ConfigIssue::new(key("batch_ramp"), message));
-        }
-        positive(&key("micro_batch_tokens"), self.micro_batch_tokens.or_default() as f64, issues);
-        positive(&key("learning_rate"), self.learning_rate, issues);
-        positive(&key("decay_power"), self.decay_power, issues);
-        not_negative(&key("learning_rate_end"), self.learning_rate_end, issues);
-        if !(0.0..=1.0).contains(&self.warmup) {
-            issues.push(ConfigIssue::new(key("warmup"), "is a fraction of the steps: from 0 to 1"));
-        }
-        self.check_decay(&key("decay_fraction"), issues);
-    }
-}
-
-impl Stage {
-    fn check_decay(&self, key: &str, issues: &mut Vec<ConfigIssue>) {
-        let Some(part) = self.decay_fraction else { return };
-        if !(0.0..=1.0 - self.warmup).contains(&part) {
-            let message = format!("{part} is not from 0 to {}, the steps after the warm-up", 1.0 - self.warmup);
-            issues.push(ConfigIssue::new(key, message));
-        }
-        if matches!(self.decay, Decay::Constant | Decay::InverseSqrt) {
-            let message = "needs a decay with an end: linear, polynomial, cosine or one-minus-sqrt";
-            issues.push(ConfigIssue::new(key, message));
-        }
-    }
-
-    /// Validates the growth of the model from `from` layers to the layers of this stage. `from` is the number of layers
-    /// of the previous stage or of the initial checkpoint.
-    pub fn check_growth(&self, index: usize, from: usize, model: &Model, issues: &mut Vec<ConfigIssue>) {
-        let to = self.depth(model);
-        let key = |name: &str| format!("stage.{index}.{name}");
-        if to < from {
-            issues.push(ConfigIssue::new(
-                key("layers"),
-                format!("{to} layers after {from}: the number of layers cannot decrease"),
-            ));
-        }
-        if to > from && self.growth.order == GrowthOrder::Interleave && !to.is_multiple_of(from.max(1)) {
-            let message = format!("{to} layers after {from}: interleave requires a multiple of {from}");
-            issues.push(ConfigIssue::new(key("growth.order"), message));
-        }
-        let rhythm = if model.attention_window > 0 { model.global_attention_every.max(1) } else { 1 };
-        if to > from && rhythm > 1 && self.growth.order == GrowthOrder::Interleave {
-            let message = "interleave would copy global attention to layers with local attention";
-            issues.push(ConfigIssue::new(key("growth.order"), message));
-        } else if to > from && !from.is_multiple_of(rhythm) {
-            let message =
-                format!("{to} layers after {from}: growth needs a multiple of model.global_attention_every = {rhythm}");
-            issues.push(ConfigIssue::new(key("layers"), message));
-        }
-        if to > from && model.groups > 1 {
-            let message =
-                format!("{to} layers after {from}: a model with {} groups of layers cannot grow", model.groups);
-            issues.push(ConfigIssue::new(key("layers"), message));
-        }
-        if to > from && model.groups == 1 && !self.growth.is_default() {
-            issues.push(ConfigIssue::new(key("growth"), "has no effect: all layers share their weights"));
-        }
-        if to <= from && !self.growth.is_default() {
-            issues.push(ConfigIssue::new(key("growth"), "the stage does not add layers"));
-        }
-        if self.restart_optimizer && self.growth.moments.is_some() {
-            issues.push(ConfigIssue::new(key("growth.moments"), "has no effect with restart_optimizer"));
-        }
-        if self.growth.new_layers_only > self.steps {
-            let message = format!("is {}; the stage has {} steps", self.growth.new_layers_only, self.steps);
-            issues.push(ConfigIssue::new(key("growth.new_layers_only"), message));
         }
     }
 }

@@ -51,8 +51,13 @@ pub struct Stage {
     /// Initialization of new layers, if the previous stage has fewer layers.
     #[serde(skip_serializing_if = "Growth::is_default")]
     pub growth: Growth,
-    /// Number of weight updates; required. With `plateau`, the maximum number.
+    /// Number of weight updates; required without `tokens`. With `plateau`, the maximum number.
     pub steps: u64,
+    /// Number of tokens to train on, in place of `steps`. Padding does not count.
+    ///
+    /// At the start of a run, lambert replaces it by `steps`, from the mean length of the samples.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<f64>,
     /// Early stopping.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plateau: Option<Plateau>,
@@ -122,6 +127,7 @@ impl Default for Stage {
             layers: None,
             growth: Growth::default(),
             steps: 0,
+            tokens: None,
             plateau: None,
             global_batch: 256,
             batch_ramp: None,

@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use lambert_config::run::Stage;
-use lambert_config::{ConfigError, ConfigIssue, Layers, RunConfig, exit};
+use lambert_config::{Checked, ConfigError, ConfigIssue, Layers, RunConfig, exit};
 use lambert_dataset::{Dataset, check_compatibility};
+use lambert_plan::durations;
 use lambert_plan::memory::{self, DatasetShape};
 use lambert_store::run::{CONFIG, VOCABULARY};
 use lambert_store::{Store, checkpoint};
 
 use super::base_checkpoint;
 use super::config_diff::{self, Difference, Differences};
+use super::run_plan;
 use crate::cli;
 use crate::decide::HostPool;
 use crate::failure::Failure;
@@ -171,9 +173,13 @@ fn configuration(
     let surroundings = |config: &RunConfig, faults: &mut Vec<ConfigIssue>| {
         is_away = check_surroundings(config, vocabulary.as_deref(), host_pool(config) == HostPool::Here, faults);
     };
+    let origin = arguments
+        .config
+        .as_ref()
+        .map_or_else(|| format!("{}/{CONFIG}", store.url()), |path| path.display().to_string());
     let loaded: Result<RunConfig, ConfigError> = match (&arguments.config, stored) {
         (Some(path), _) => layers.load_with(path, surroundings),
-        (None, Some(text)) => layers.parse_with(text, &format!("{}/{CONFIG}", store.url()), surroundings),
+        (None, Some(text)) => layers.parse_with(text, &origin, surroundings),
         (None, None) => return Err(Failure::usage(RunSpecError::NoConfig { url: store.url().to_owned() })),
     };
     let mut config = match loaded {
@@ -200,6 +206,15 @@ fn configuration(
         }
     }
     config.evaluation.data = absolute(&config.evaluation.data)?;
+    if durations::has_tokens(&config) {
+        let data = config.stage.iter().map(run_plan::samples).collect::<Result<Vec<_>, _>>()?;
+        durations::replace_tokens(&mut config, &data);
+        let mut issues = Vec::new();
+        config.check(&mut issues);
+        if !issues.is_empty() {
+            return Err(ConfigError::Invalid { origin, issues }.into());
+        }
+    }
     Ok(config)
 }
 
@@ -288,7 +303,6 @@ fn create(config: &RunConfig, store: &Store) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_config::Checked;
 
     #[test]
     fn a_written_spec_round_trips() {

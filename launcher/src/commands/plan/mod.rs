@@ -12,6 +12,7 @@ use std::path::PathBuf;
 use lambert_config::run::{Precision, RunConfig, Stage};
 use lambert_config::{Layers, exit};
 use lambert_dataset::DatasetError;
+use lambert_plan::durations;
 use lambert_plan::estimate::{self, ScalingPoint, StageEstimate, StageSamples, checkpoints};
 use lambert_plan::memory::fit::{self, GpuBudget};
 use lambert_plan::memory::{self, DatasetShape};
@@ -73,9 +74,10 @@ pub fn plan(arguments: &cli::Plan) -> Outcome {
     check_ranges(arguments).map_err(Failure::usage)?;
     let progress = Progress::start("reading datasets");
     let sets = sets(arguments);
-    let config: RunConfig =
+    let mut config: RunConfig =
         Layers::from_process(&sets).warn_with(|it| tracing::warn!("{it}")).load(&arguments.config)?;
     let (data, assumptions) = samples(&config, &arguments.tokens_per_sample)?;
+    durations::replace_tokens(&mut config, &data);
     progress.set_label(if arguments.machine == Some(MachineName::Here) {
         "measuring this machine"
     } else {

@@ -1,0 +1,110 @@
+//! Validation of stages.
+
+use super::{MAX_DIMENSION, not_negative, positive};
+use crate::load::ConfigIssue;
+use crate::run::{Decay, GrowthOrder, Model, Stage};
+
+impl Stage {
+    /// Number of steps. A number of tokens is not a limit as long as it is not replaced by steps.
+    fn max_steps(&self) -> u64 {
+        if self.tokens.is_some() { u64::MAX } else { self.steps }
+    }
+
+    pub(super) fn check(&self, index: usize, issues: &mut Vec<ConfigIssue>) {
+        let key = |name: &str| format!("stage.{index}.{name}");
+        if self.name.is_empty() {
+            issues.push(ConfigIssue::new(key("name"), "missing: expected a name"));
+        }
+        self.check_data(index, issues);
+        if !(1..=MAX_DIMENSION).contains(&self.layers.unwrap_or(1)) {
+            issues.push(ConfigIssue::new(key("layers"), format!("must be from 1 to {MAX_DIMENSION}")));
+        }
+        match self.tokens {
+            None => positive(&key("steps"), self.steps as f64, issues),
+            Some(tokens) => {
+                token_count(&key("tokens"), tokens, issues);
+                if self.steps > 0 {
+                    issues.push(ConfigIssue::new(key("tokens"), "conflicts with steps: a stage has one of them"));
+                }
+            }
+        }
+        positive(&key("global_batch"), self.global_batch as f64, issues);
+        if let Some(ramp) = self.batch_ramp
+            && !((1..=self.global_batch).contains(&ramp.start) && (1..=self.max_steps()).contains(&ramp.steps))
+        {
+            let message = "start must be from 1 to global_batch, steps from 1 to the stage's steps";
+            issues.push(ConfigIssue::new(key("batch_ramp"), message));
+        }
+        positive(&key("micro_batch_tokens"), self.micro_batch_tokens.or_default() as f64, issues);
+        positive(&key("learning_rate"), self.learning_rate, issues);
+        positive(&key("decay_power"), self.decay_power, issues);
+        not_negative(&key("learning_rate_end"), self.learning_rate_end, issues);
+        if !(0.0..=1.0).contains(&self.warmup) {
+            issues.push(ConfigIssue::new(key("warmup"), "is a fraction of the steps: from 0 to 1"));
+        }
+        self.check_decay(&key("decay_fraction"), issues);
+    }
+
+    fn check_decay(&self, key: &str, issues: &mut Vec<ConfigIssue>) {
+        let Some(part) = self.decay_fraction else { return };
+        if !(0.0..=1.0 - self.warmup).contains(&part) {
+            let message = format!("{part} is not from 0 to {}, the steps after the warm-up", 1.0 - self.warmup);
+            issues.push(ConfigIssue::new(key, message));
+        }
+        if matches!(self.decay, Decay::Constant | Decay::InverseSqrt) {
+            let message = "needs a decay with an end: linear, polynomial, cosine or one-minus-sqrt";
+            issues.push(ConfigIssue::new(key, message));
+        }
+    }
+
+    /// Validates the growth of the model from `from` layers to the layers of this stage. `from` is the number of layers
+    /// of the previous stage or of the initial checkpoint.
+    pub fn check_growth(&self, index: usize, from: usize, model: &Model, issues: &mut Vec<ConfigIssue>) {
+        let to = self.depth(model);
+        let key = |name: &str| format!("stage.{index}.{name}");
+        if to < from {
+            issues.push(ConfigIssue::new(
+                key("layers"),
+                format!("{to} layers after {from}: the number of layers cannot decrease"),
+            ));
+        }
+        if to > from && self.growth.order == GrowthOrder::Interleave && !to.is_multiple_of(from.max(1)) {
+            let message = format!("{to} layers after {from}: interleave requires a multiple of {from}");
+            issues.push(ConfigIssue::new(key("growth.order"), message));
+        }
+        let rhythm = if model.attention_window > 0 { model.global_attention_every.max(1) } else { 1 };
+        if to > from && rhythm > 1 && self.growth.order == GrowthOrder::Interleave {
+            let message = "interleave would copy global attention to layers with local attention";
+            issues.push(ConfigIssue::new(key("growth.order"), message));
+        } else if to > from && !from.is_multiple_of(rhythm) {
+            let message =
+                format!("{to} layers after {from}: growth needs a multiple of model.global_attention_every = {rhythm}");
+            issues.push(ConfigIssue::new(key("layers"), message));
+        }
+        if to > from && model.groups > 1 {
+            let message =
+                format!("{to} layers after {from}: a model with {} groups of layers cannot grow", model.groups);
+            issues.push(ConfigIssue::new(key("layers"), message));
+        }
+        if to > from && model.groups == 1 && !self.growth.is_default() {
+            issues.push(ConfigIssue::new(key("growth"), "has no effect: all layers share their weights"));
+        }
+        if to <= from && !self.growth.is_default() {
+            issues.push(ConfigIssue::new(key("growth"), "the stage does not add layers"));
+        }
+        if self.restart_optimizer && self.growth.moments.is_some() {
+            issues.push(ConfigIssue::new(key("growth.moments"), "has no effect with restart_optimizer"));
+        }
+        if self.growth.new_layers_only > self.max_steps() {
+            let message = format!("is {}; the stage has {} steps", self.growth.new_layers_only, self.steps);
+            issues.push(ConfigIssue::new(key("growth.new_layers_only"), message));
+        }
+    }
+}
+
+/// Checks a number of tokens.
+pub(super) fn token_count(key: &str, tokens: f64, issues: &mut Vec<ConfigIssue>) {
+    if !(1.0..=1e18).contains(&tokens) {
+        issues.push(ConfigIssue::new(key, format!("is {tokens}; must be from 1 to 1e18")));
+    }
+}
