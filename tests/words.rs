@@ -25,10 +25,10 @@ const TYPES: [&str; 72] = [
 
 /// Functions and modules of earlier versions that were replaced by standard terms.
 #[rustfmt::skip]
-const FUNCTIONS: [&str; 31] = [
+const FUNCTIONS: [&str; 30] = [
     "add_in_one_order", "are_final", "binding", "by_main_memory", "dealing", "derail", "doomed", "forecast", "hear",
     "hold_sums", "idle_parts", "janitor", "keep_low", "kept_by_layer", "leaf_by_leaf", "leftovers", "make_up", "misfit",
-    "mishaps", "mixture", "order_copies", "order_sent", "own_transpose", "planted", "retreat", "spoil", "taken_apart",
+    "mishaps", "order_copies", "order_sent", "own_transpose", "planted", "retreat", "spoil", "taken_apart",
     "together", "owed", "make_of", "ends_like",
 ];
 
