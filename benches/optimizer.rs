@@ -52,7 +52,7 @@ fn main() {
         time(0, &mut || axpy(&mut values, &gradients, threads));
         for (index, settings) in settings.iter().enumerate() {
             state.write(Buffer::Gradients, 0, &gradients);
-            time(1 + index, &mut || drop(optim::update(&mut state, settings, 1e-3)));
+            time(1 + index, &mut || drop(optim::update(&mut state, settings, 1e-3, &mut optim::SingleRank).unwrap()));
         }
     }
     let median = |values: &mut Vec<f64>| {

@@ -13,7 +13,7 @@ use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::architecture::Architecture;
 use lambert_plan::batch_partition::Layout;
 use lambert_plan::estimate::machine::GpuModel;
-use lambert_plan::{flops, memory, schedule};
+use lambert_plan::{flops, memory};
 
 use crate::data::{BatchRequest, Loader, LoaderOptions, MicroBatch, Mixture, Position, SampleSource};
 use crate::error::Error;
@@ -21,7 +21,7 @@ use crate::gpu::{ComputeDevice, Gpu};
 use crate::kernels::Kernels;
 use crate::model;
 use crate::objective::Objective;
-use crate::optim;
+use crate::optim::{self, SingleRank};
 use crate::recovery::skipped_samples::SkippedSamples;
 use crate::state::{InitialDeviation, Parameters, TrainState};
 use crate::torch;
@@ -201,8 +201,8 @@ impl<'a> Bench<'a> {
             step::forward_backward(&self.objective, &mut self.state, batch.whole(), dropout, &mut |_, _| ())?;
         clock.end(Phase::ForwardBackward)?;
         let enqueued = watch.lap();
-        let rate = schedule::learning_rate(self.stage, self.state.step);
-        let norm = torch::guard(|| optim::update(&mut self.state, &self.config.optimizer, rate))?.norm;
+        let rate = self.stage.learning_rate;
+        let norm = optim::update(&mut self.state, &self.config.optimizer, rate, &mut SingleRank)?.norm;
         computed.fetch(&*kernels, &norm)?;
         clock.end(Phase::Optimizer)?;
         let whole = whole.lap();

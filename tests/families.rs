@@ -1,9 +1,10 @@
 //! Training of each family with real ranks: kills, world sizes, growth, export, and values that a family does not have.
 
-use lambert_dataset::random::Key;
 use serde_json::Value;
 
-use crate::support::{Running, TestDir, assert_same_bits, assert_same_weights, done, run, wait_for_no_workers};
+use crate::support::{
+    Running, TestDir, assert_same_bits, assert_same_weights, done, run, same_bits_after_kills, wait_for_no_workers,
+};
 
 /// Families with their sentence pairs, further keys of `[model]`, and the class of the export.
 const FAMILIES: [(&str, &str, &str, &str); 7] = [
@@ -99,28 +100,8 @@ fn twenty_kills_of_each_family_leave_the_same_bits() {
     for (family, pair, keys, _) in FAMILIES {
         let dir = TestDir::new();
         let config = config_of_steps(&dir, family, pair, keys, STEPS);
-        let (calm, killed) = (dir.path("calm"), dir.path("killed"));
-        done(&["run", "--config", &config, "--run", &calm]);
-        let mut rng = Key::new(20).with_bytes(family.as_bytes()).rng();
-        let mut running = Running::start(&config, &killed);
-        let mut tally = [0; 3];
-        for kill in 0..KILLS {
-            running.reach((STEPS * (2 * kill + 1) / (2 * KILLS) - 20).max(1) + rng.below(30));
-            let victim = rng.below(3) as usize;
-            tally[victim] += 1;
-            if victim < 2 {
-                running.kill_rank(victim, "-9");
-                continue;
-            }
-            running.kill_coordinator("-9");
-            assert_eq!(running.end().code, None, "{family}: the run ended before its last kill");
-            wait_for_no_workers(&killed);
-            running = Running::start(&config, &killed);
-        }
-        let ended = running.end();
-        assert_eq!(ended.code, Some(0), "{family}: {}", ended.log);
-        assert_same_bits(&calm, &killed);
-        eprintln!("{family}: kills of rank 0, rank 1, coordinator: {tally:?}; the same bits after {STEPS} steps");
+        eprintln!("{family}");
+        same_bits_after_kills(&dir, &config, KILLS, STEPS);
     }
 }
 

@@ -32,6 +32,7 @@ mod metrics;
 mod mixtures;
 mod model_card;
 mod modules;
+mod muon;
 mod noise_scale;
 mod notify;
 mod older_formats;

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use lambert_control::StepRecord;
 use lambert_dataset::Dataset;
-use lambert_dataset::random::Key;
 use lambert_plan::mixture::{block_counts, shares};
 use lambert_store::Store;
 use lambert_store::checkpoint::RollbackRecord;
@@ -15,7 +14,7 @@ use lambert_worker::data::order::EpochOrder;
 use serde_json::Value;
 
 use crate::support::{
-    Running, TestDir, assert_same_bits, assert_same_weights, checkpoints, done, run, wait_for_no_workers,
+    Running, TestDir, assert_same_bits, assert_same_weights, checkpoints, done, run, same_bits_after_kills,
 };
 
 /// Samples of a global batch.
@@ -136,26 +135,8 @@ fn every_world_reads_the_same_mixture() {
 fn assert_same_bits_after(kills: u64, steps: u64) {
     let dir = TestDir::new();
     let config = config(&dir, steps);
-    let (calm, killed) = (dir.path("calm"), dir.path("killed"));
-    train(&config, &calm, &[]);
-    let mut rng = Key::new(kills).rng();
-    let mut running = Running::start(&config, &killed);
-    for kill in 0..kills {
-        running.reach((3 * steps * (2 * kill + 1) / (2 * kills) + rng.below(4)).max(1));
-        match rng.below(3) as usize {
-            rank @ 0..2 => running.kill_rank(rank, "-9"),
-            _ => {
-                running.kill_coordinator("-9");
-                assert_eq!(running.end().code, None, "the run ended before its last kill");
-                wait_for_no_workers(&killed);
-                running = Running::start(&config, &killed);
-            }
-        }
-    }
-    let ended = running.end();
-    assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert_same_bits(&calm, &killed);
-    let [calm, killed] = [calm, killed].map(|run| manifest(&run));
+    let runs = same_bits_after_kills(&dir, &config, kills, 3 * steps);
+    let [calm, killed] = runs.map(|run| manifest(&run));
     assert_eq!(calm["cursor"], killed["cursor"]);
     assert_eq!(calm["state"]["mixtures"], killed["state"]["mixtures"]);
     assert_eq!(calm["state"]["mixtures"].as_object().unwrap().len(), 2);

@@ -51,7 +51,9 @@ fn relative_update_sizes(config: &RunConfig) -> (Vec<f64>, u64) {
         let gradient = |index: usize| (1.0 + index as f32).sin() * (0.8 + 0.4 * rng.unit_f64() as f32);
         let gradients: Vec<f32> = (0..before.len()).map(gradient).collect();
         state.write(Buffer::Gradients, 0, &gradients);
-        let norm = f64::try_from(optim::update(&mut state, &config.optimizer, rate).norm).unwrap();
+        let norm =
+            f64::try_from(optim::update(&mut state, &config.optimizer, rate, &mut optim::SingleRank).unwrap().norm)
+                .unwrap();
         let drawn =
             StepSamples { mixture: "data".into(), samples: state.step..state.step + 1, ..StepSamples::default() };
         let outcome = StepOutcome { before: state.step, drawn, norm, ..StepOutcome::default() };

@@ -3,9 +3,8 @@
 
 use lambert_control::StepRecord;
 use lambert_dataset::Dataset;
-use lambert_dataset::random::Key;
 
-use crate::support::{Running, TestDir, assert_same_bits, assert_same_weights, done, run, wait_for_no_workers};
+use crate::support::{Running, TestDir, assert_same_weights, done, run, same_bits_after_kills};
 
 /// Names and mask probabilities of the stages.
 const STAGES: [(&str, f64); 3] = [("wide", 0.3), ("middle", 0.15), ("narrow", 0.05)];
@@ -82,25 +81,7 @@ fn stages_have_their_masks_and_rates_in_every_world() {
 fn assert_same_bits_after(kills: u64, steps: u64) {
     let dir = TestDir::new();
     let config = config(&dir, steps);
-    let (calm, killed) = (dir.path("calm"), dir.path("killed"));
-    train(&config, &calm, &[]);
-    let mut rng = Key::new(kills).rng();
-    let mut running = Running::start(&config, &killed);
-    for kill in 0..kills {
-        running.reach((3 * steps * (2 * kill + 1) / (2 * kills) + rng.below(4)).max(1));
-        match rng.below(3) as usize {
-            rank @ 0..2 => running.kill_rank(rank, "-9"),
-            _ => {
-                running.kill_coordinator("-9");
-                assert_eq!(running.end().code, None, "the run ended before its last kill");
-                wait_for_no_workers(&killed);
-                running = Running::start(&config, &killed);
-            }
-        }
-    }
-    let ended = running.end();
-    assert_eq!(ended.code, Some(0), "{}", ended.log);
-    assert_same_bits(&calm, &killed);
+    same_bits_after_kills(&dir, &config, kills, 3 * steps);
 }
 
 #[test]

@@ -47,7 +47,7 @@ impl Engine {
                 step::forward_backward(&self.objective, &mut self.state, batch.whole(), dropout, &mut |_, _| ())
                     .unwrap();
             forward_backward += begin.elapsed().as_secs_f64();
-            let norm = optim::update(&mut self.state, &self.settings, 1e-4).norm;
+            let norm = optim::update(&mut self.state, &self.settings, 1e-4, &mut optim::SingleRank).unwrap().norm;
             computed.fetch(&Host, &norm).unwrap();
             self.state.count_update();
             self.step += 1;

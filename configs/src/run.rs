@@ -39,7 +39,7 @@ pub use mixture::MixtureDataset;
 pub use model::{Activation, Attention, Model, Norm, NormKind, Precision};
 pub use notify::Notify;
 pub use objective::{MaskToken, MaskUnit, Masking, Objective, StageObjective};
-pub use optimizer::{Optimizer, OptimizerKind};
+pub use optimizer::{Muon, MuonPrecision, MuonScale, Optimizer, OptimizerKind};
 pub use plateau::Plateau;
 pub use prometheus::Prometheus;
 pub use renamed::RENAMED;

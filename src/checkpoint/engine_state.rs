@@ -146,6 +146,7 @@ mod tests {
                 name: name.to_owned(),
                 shape: vec![1],
                 first: 0,
+                matrices: 0,
                 padding: None,
                 is_fused: false,
                 is_frozen: false,

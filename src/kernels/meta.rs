@@ -234,7 +234,7 @@ fn counts(
     // SAFETY: starts thread-local counters.
     unsafe { lambert_start_counting() };
     let computed = step::forward_backward(objective, state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
-    let norm = torch::guard(|| optim::update(state, &settings, 1e-3)).unwrap().norm;
+    let norm = optim::update(state, &settings, 1e-3, &mut optim::SingleRank).unwrap().norm;
     computed.fetch(state.kernels(), &norm).unwrap();
     // SAFETY: both integers outlive the call.
     unsafe { lambert_stop_counting(&mut reads, &mut copies) };

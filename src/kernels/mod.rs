@@ -159,7 +159,8 @@ pub trait Kernels: Send + Sync {
     /// `2 * i + 1`, or 0 past the end, in its high half. Any change to a single word changes the digest.
     fn digest(&self, values: &Tensor) -> Tensor;
 
-    /// Updates weights and moments in place, unless `update.norm` is not finite. Overwrites the gradients. For LAMB
+    /// Updates weights and moments in place, unless `update.norm` is not finite. Overwrites the gradients. With Muon,
+    /// `update` has only the parameters that AdamW updates. For LAMB
     /// and StableAdamW, returns the step size of each parameter, f32 \[parameters\]: the learning rate times its scale.
     fn update(&self, buffers: &mut StateBuffers<'_>, update: &OptimizerUpdate<'_>) -> Option<Tensor>;
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use lambert_config::run::{Model, Optimizer as Settings};
 use lambert_plan::architecture::Architecture;
 
-use super::update;
+use super::{SingleRank, update};
 use crate::kernels::Host;
 use crate::kernels::tests::RandomValues;
 use crate::state::{Buffer, Parameters, TrainState};
@@ -116,7 +116,7 @@ fn max_weight_error(
         state.write(Buffer::Gradients, 0, &gradients);
         let gradients = wide(gradients);
         let clip_divisor = l2_norm(&gradients).max(1.0);
-        let updated = update(&mut state, settings, rate(updates));
+        let updated = update(&mut state, settings, rate(updates), &mut SingleRank).unwrap();
         let ratios = updated.trust_ratios(&state);
         state.count_update();
         for tensor in &mut tensors {

@@ -19,6 +19,8 @@ pub struct ParamSpec {
     pub shape: Vec<i64>,
     /// Offset in the flat buffers, elements.
     pub first: usize,
+    /// Number of matrices that are stacked in the rows, for Muon. 0 if AdamW updates the parameter.
+    pub matrices: usize,
     /// Number of padding rows at the end, beyond the vocabulary; `None` if the rows are not tokens.
     pub padding: Option<usize>,
     /// True if the parameter directly follows the previous one in the buffers, so that
@@ -64,9 +66,31 @@ impl ParamSpec {
 
 /// Returns the parameters of an architecture, in the order in which the backward pass completes their gradients.
 pub fn specs(architecture: &Architecture) -> Vec<ParamSpec> {
-    let spec = |Tensor { id, role, name, shape, padding, is_fused_with_previous: fused, head, final_after_segment }: Tensor| {
+    let spec = |Tensor {
+                    id,
+                    role,
+                    name,
+                    shape,
+                    padding,
+                    matrices,
+                    is_fused_with_previous: fused,
+                    head,
+                    final_after_segment,
+                }: Tensor| {
         let shape = shape.iter().map(|size| *size as i64).collect();
-        ParamSpec { id, role, is_fused: fused, name, shape, first: 0, padding, is_frozen: false, head, final_after_segment }
+        ParamSpec {
+            id,
+            role,
+            is_fused: fused,
+            name,
+            shape,
+            first: 0,
+            matrices,
+            padding,
+            is_frozen: false,
+            head,
+            final_after_segment,
+        }
     };
     let mut specs: Vec<ParamSpec> = architecture.tensors().into_iter().map(spec).collect();
     place(&mut specs);

@@ -2,6 +2,8 @@
 //! the backward pass, or as an exact sum over canonical shards, which are a fixed partition of the global batch. The
 //! exact sum has the same bits for every world size.
 
+use std::ops::Range;
+
 use lambert_collective::{Bucket, Group, MemoryLocation, PendingAllReduce, Reducer, all_reduce};
 
 use crate::error::Error;
@@ -36,7 +38,9 @@ pub struct BucketedAllReduce<'a> {
     bucket: usize,
     /// True if buckets start before all gradients are final.
     overlap: bool,
-    /// Number of elements in the buckets started so far.
+    /// Elements that are reduced, if not all gradients and the tail.
+    range: Option<Range<usize>>,
+    /// End of the buckets started so far.
     started: usize,
     pending: Vec<Box<dyn PendingAllReduce>>,
     /// First error that occurred at the start of a bucket.
@@ -47,7 +51,12 @@ impl<'a> BucketedAllReduce<'a> {
     /// Creates an all-reduce in buckets of `bucket` elements. `reducer` is `None` with one rank. With `overlap`, a
     /// bucket starts as soon as its gradients are final.
     pub fn new(reducer: Option<&'a mut dyn Reducer>, bucket: usize, overlap: bool) -> Self {
-        Self { reducer, bucket: bucket.max(1), overlap, started: 0, pending: Vec::new(), failed: None }
+        Self { reducer, bucket: bucket.max(1), overlap, range: None, started: 0, pending: Vec::new(), failed: None }
+    }
+
+    /// Reduces only the elements of `range`.
+    pub fn within(self, range: Range<usize>) -> Self {
+        Self { started: range.start, range: Some(range), ..self }
     }
 
     /// With overlap, starts the complete buckets within the first `elements` gradients, which are final. The caller
@@ -99,13 +108,13 @@ impl<'a> BucketedAllReduce<'a> {
     /// # Errors
     /// The all-reduce fails.
     pub fn finish(mut self, state: &mut TrainState) -> Result<(), Error> {
-        let all = state.gradients_mut().numel();
-        if self.bucket(state, 0, all).is_none() {
-            return self.via_host(state);
+        let range = self.range.clone().unwrap_or(0..state.gradients_mut().numel());
+        if self.bucket(state, range.start, range.len()).is_none() {
+            return self.via_host(state, range);
         }
-        self.start_up_to(state, all);
-        if self.started < all {
-            self.start(state, all - self.started);
+        self.start_up_to(state, range.end);
+        if self.started < range.end {
+            self.start(state, range.end - self.started);
         }
         if let Some(error) = self.failed {
             return Err(error.into());
@@ -114,12 +123,15 @@ impl<'a> BucketedAllReduce<'a> {
     }
 
     /// All-reduces through host memory. Used if the reducer does not support the memory of the gradients.
-    fn via_host(self, state: &mut TrainState) -> Result<(), Error> {
+    fn via_host(self, state: &mut TrainState, range: Range<usize>) -> Result<(), Error> {
         let Some(reducer) = self.reducer else { return Ok(()) };
         let kernels = state.parameters.kernels().clone();
         let mut reduced = Ok(());
         let mut sum = |values: &mut [f32]| reduced = all_reduce(&mut *reducer, values, None);
-        torch::guard(|| kernels.with_host_floats(state.gradients_mut(), &mut sum))?;
+        torch::guard(|| {
+            let mut gradients = state.gradients_mut().narrow(0, range.start as i64, range.len() as i64);
+            kernels.with_host_floats(&mut gradients, &mut sum);
+        })?;
         Ok(reduced?)
     }
 }

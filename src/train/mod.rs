@@ -8,6 +8,7 @@
 //! - [`exact`]: order-independent gradient summation
 //! - [`outcome`]: result of a step, and the verdict of the divergence guard
 //! - [`step_record`]: step record
+//! - `update_ranks`: ranks of a run, for updates that they compute together
 //! - `noise`: gradient noise scale
 //! - [`evaluate`]: held-out losses
 //! - `rollback`: rollback after divergence, and skipping of damaged shards
@@ -25,6 +26,7 @@ mod rollback;
 mod stage;
 pub mod step;
 pub mod step_record;
+mod update_ranks;
 
 use lambert_collective::{Endpoints, Group};
 use lambert_control::{Directive, EventKind, StepRecord};

@@ -16,6 +16,7 @@ use super::outcome::{StepOutcome, StepSamples};
 use super::phases::{Phase, PhaseClock, PhaseSeconds};
 use super::rollback;
 use super::step_record;
+use super::update_ranks::UpdateRanks;
 use crate::checkpoint::Saver;
 use crate::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, Mixture, Position, SampleSource};
 use crate::error::Error;
@@ -158,7 +159,9 @@ impl<'a> StageRun<'a> {
         let updating = span!("update");
         let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
         let settings = session.config.optimizer.of_stage(self.place.stage.learning_rate);
-        let updated = torch::guard(|| optim::update(state, &settings, learning_rate))?;
+        let mut ranks = UpdateRanks { session, reducer, clock: &mut clock };
+        let updated =
+            optim::update(state, &settings, learning_rate, &mut ranks).map_err(|error| self.explain(error))?;
         let GradientResult { totals, norm, noise } = stats.fetch(state, batch.lengths.len() as u64, &updated.norm)?;
         // Skipped updates have no trust ratios.
         let trust_ratios = match norm.is_finite() && session.config.metrics.records_trust_ratios(state.step) {

@@ -236,7 +236,7 @@ fn updates_match_the_host() {
             let gradients: Vec<f32> = (0..host.elements()).map(|_| (rng.unit_f64() - 0.5) as f32).collect();
             for state in [&mut host, &mut existing] {
                 state.write(Buffer::Gradients, 0, &gradients);
-                let _ = optim::update(state, &settings, 1e-3);
+                optim::update(state, &settings, 1e-3, &mut optim::SingleRank).unwrap();
             }
         }
         let read = |state: &TrainState| state.read(Buffer::Weights, 0..state.elements());
@@ -277,7 +277,7 @@ fn snapshots_overlap_with_training() {
         let start = Instant::now();
         let copying = snapshot.begin(&state);
         let begun = start.elapsed().as_secs_f64();
-        let _ = optim::update(&mut state, &Optimizer::default(), 1e-2);
+        optim::update(&mut state, &Optimizer::default(), 1e-2, &mut optim::SingleRank).unwrap();
         let objects = snapshot.finish(copying);
         let whole = start.elapsed().as_secs_f64();
         // The last elements of the last parameter are at the end of the weights file.

@@ -128,7 +128,8 @@ pub fn train_from(parameters: Parameters, config: &RunConfig, learning_rate: f64
         let batch = golden.global_batch(number);
         let computed =
             step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
-        let norm = optim::update(&mut state, &config.optimizer, schedule::learning_rate(&stage, number)).norm;
+        let rate = schedule::learning_rate(&stage, number);
+        let norm = optim::update(&mut state, &config.optimizer, rate, &mut optim::SingleRank).unwrap().norm;
         let (totals, norm) = computed.fetch(state.kernels(), &norm).unwrap();
         let drawn = StepSamples { mixture: "golden".into(), samples: batch.sample_range, ..StepSamples::default() };
         let outcome = StepOutcome { before: number, drawn, totals, norm, ..StepOutcome::default() };

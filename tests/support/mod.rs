@@ -2,6 +2,7 @@
 //! of a run.
 
 pub mod hosts;
+mod kills;
 pub mod nvml;
 pub mod observed;
 pub mod preload;
@@ -18,6 +19,7 @@ use lambert_dataset::Dataset;
 use lambert_worker::data::order::EpochOrder;
 use serde_json::Value;
 
+pub use kills::same_bits_after_kills;
 pub use programs::{CommandOutput, ENVIRONMENT, cache, done, install, lambert, open_mpi_5, run, run_in, with_worker};
 pub use running::{ENDLESS, Ended, Running, kill_if_there, read_json, seconds, signal, wait_for_no_workers, workers};
 pub use tree::tree;

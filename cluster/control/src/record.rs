@@ -124,7 +124,7 @@ pub struct UpdateStats {
     /// Gradient noise. Present only in steps that measured it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub noise: Option<GradientNoise>,
-    /// Trust ratio (LAMB) of each tensor that has one. Empty in steps that did not record trust ratios.
+    /// Factor of the learning rate of each tensor that has one, such as LAMB's trust ratio. Empty in steps that did not record trust ratios.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub trust_ratios: BTreeMap<String, f64>,
 }

@@ -7,6 +7,7 @@
 //! - [`memory`]: memory requirements in bytes, and the memory of this host
 //! - [`batch_partition`]: assignment of the samples of a global batch to ranks and micro-batches
 //! - [`durations`]: durations in tokens, and the steps that they take
+//! - [`muon`]: orthogonalizations of Muon, and the ranks that compute them
 //! - [`timeline`]: position of a step in the stages of a run
 //! - [`scaling`]: duration of all-reduces and steps on a cluster
 //! - [`estimate`]: time, memory, communication and checkpoints of a run on a machine
@@ -19,6 +20,7 @@ pub mod estimate;
 pub mod flops;
 pub mod memory;
 pub mod mixture;
+pub mod muon;
 pub mod objectives;
 pub mod scaling;
 pub mod schedule;

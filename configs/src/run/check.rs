@@ -279,6 +279,10 @@ impl Optimizer {
         if self.kind != OptimizerKind::Lamb && (self.trust_undecayed || self.trust_ratio.is_some()) {
             issues.push(ConfigIssue::new("optimizer", "trust_undecayed and trust_ratio require kind = \"lamb\""));
         }
+        let muon = &self.muon;
+        fraction("optimizer.muon.momentum", muon.momentum, issues);
+        positive("optimizer.muon.iterations", f64::from(muon.iterations), issues);
+        not_negative("optimizer.muon.adamw_learning_rate_ratio", muon.adamw_learning_rate_ratio, issues);
     }
 }
 

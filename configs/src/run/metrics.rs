@@ -14,7 +14,8 @@ pub struct Metrics {
     /// A step with an estimate computes its global batch in two halves, with one all-reduce for each half. Therefore
     /// the rounding differs, and gradients take twice the memory.
     pub noise_scale_every_steps: u64,
-    /// Steps between records of each tensor's trust ratio (LAMB) or reduction of the rate (StableAdamW). 0: no records.
+    /// Steps between records of each tensor's trust ratio (LAMB), reduction of the rate (StableAdamW), or ratio of the norms
+    /// of update and momentum (Muon). 0: no records.
     pub trust_ratios_every_steps: u64,
     /// Number of steps that each rank traces, for Perfetto or chrome://tracing. 0: no trace.
     pub trace_steps: u64,

@@ -17,6 +17,77 @@ pub enum OptimizerKind {
     StableAdamw,
     /// Adam of the original BERT: like `adamw`, but never with bias correction.
     AdamBert,
+    /// Muon for the matrices of the layers: the update is the orthogonalized momentum of a matrix. AdamW for embeddings, heads
+    /// and vectors.
+    Muon,
+}
+
+/// Data type of the matrix products of Muon.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MuonPrecision {
+    /// bf16.
+    #[default]
+    Bf16,
+    /// f32.
+    Fp32,
+}
+
+/// Scale of the updates of Muon. A matrix has the shape \[m, n\].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MuonScale {
+    /// `0.2 * sqrt(max(m, n))`: about the update size of AdamW, so that its learning rates can be used (arXiv 2502.16982).
+    #[default]
+    Adamw,
+    /// `sqrt(max(1, m / n))`, as in the first publication of Muon.
+    Original,
+}
+
+/// Settings of Muon. `beta1`, `beta2` and `eps` apply to the parameters that AdamW updates.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Muon {
+    /// Decay rate of the momentum.
+    pub momentum: f64,
+    /// Nesterov momentum.
+    pub nesterov: bool,
+    /// Number of Newton-Schulz iterations of an orthogonalization.
+    pub iterations: u32,
+    /// Data type of the iterations.
+    pub precision: MuonPrecision,
+    /// Scale of the updates.
+    pub scale: MuonScale,
+    /// Learning rate of AdamW, divided by the learning rate of the stage.
+    pub adamw_learning_rate_ratio: f64,
+}
+
+impl Muon {
+    /// Returns the factor of the learning rate for a matrix of shape \[rows, columns\].
+    pub fn update_scale(&self, rows: usize, columns: usize) -> f64 {
+        let (rows, columns) = (rows as f64, columns as f64);
+        match self.scale {
+            MuonScale::Adamw => 0.2 * rows.max(columns).sqrt(),
+            MuonScale::Original => (rows / columns).max(1.0).sqrt(),
+        }
+    }
+
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Default for Muon {
+    fn default() -> Self {
+        Self {
+            momentum: 0.95,
+            nesterov: true,
+            iterations: 5,
+            precision: MuonPrecision::Bf16,
+            scale: MuonScale::Adamw,
+            adamw_learning_rate_ratio: 1.0,
+        }
+    }
 }
 
 /// Optimizer.
@@ -49,6 +120,10 @@ pub struct Optimizer {
     pub trust_ratio: Option<[f64; 2]>,
     /// Maximum L2 norm of the gradient. Larger gradients are clipped. 0: no clipping.
     pub clip_norm: f64,
+    /// Settings of Muon. No effect with other optimizers.
+    #[serde(skip_serializing_if = "Muon::is_default")]
+    #[schemars(!skip_serializing_if)]
+    pub muon: Muon,
 }
 
 impl Optimizer {
@@ -79,6 +154,7 @@ impl Default for Optimizer {
             trust_undecayed: false,
             trust_ratio: None,
             clip_norm: 1.0,
+            muon: Muon::default(),
         }
     }
 }

@@ -261,7 +261,7 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         let constants = self.upload(Values::U8(&chunks::constants(update)));
         let step_sizes = match update.kind {
             OptimizerKind::Lamb | OptimizerKind::StableAdamw => Some(self.scaled(buffers, update, &chunks, &constants)),
-            OptimizerKind::Adamw | OptimizerKind::AdamBert => {
+            OptimizerKind::Adamw | OptimizerKind::AdamBert | OptimizerKind::Muon => {
                 self.adamw(buffers, update, &chunks, &constants);
                 None
             }

@@ -113,7 +113,7 @@ fn apply_update(slices: Slices<'_>, update: &OptimizerUpdate<'_>, norm: f64, thr
         OptimizerKind::Lamb | OptimizerKind::StableAdamw => {
             Some(scaled::update(update.trust_ratio, &mut chunks, scale, threads))
         }
-        OptimizerKind::Adamw | OptimizerKind::AdamBert => {
+        OptimizerKind::Adamw | OptimizerKind::AdamBert | OptimizerKind::Muon => {
             adamw::update(&mut chunks, scale, threads);
             None
         }

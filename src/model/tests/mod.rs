@@ -220,7 +220,8 @@ fn overlapped_all_reduce_matches_single_rank() {
 fn update(state: &mut TrainState, objective: &Objective) {
     let key = Key::new(state.step);
     step::forward_backward(objective, state, batch(MICRO_BATCHES).whole(), key, &mut |_, _| ()).unwrap();
-    let norm = optim::update(state, &lambert_config::run::Optimizer::default(), 1e-2).norm;
+    let norm =
+        optim::update(state, &lambert_config::run::Optimizer::default(), 1e-2, &mut optim::SingleRank).unwrap().norm;
     assert!(norm.double_value(&[]) > 0.0);
     state.count_update();
     state.step += 1;

@@ -280,6 +280,16 @@ impl Module {
         }
     }
 
+    /// Returns the number of matrices that are stacked in the rows of the weight: 3 for query, key and value, and 2 for a gated
+    /// layer. 0 without a matrix product.
+    pub fn stacked_matrices(&self) -> usize {
+        match (self.op, self.part) {
+            (Op::Linear { .. }, ModuleKind::QueryKeyValue) => 3,
+            (Op::Linear { .. }, _) => 1 + usize::from(self.is_gated),
+            _ => 0,
+        }
+    }
+
     /// Returns the role of a tensor of this module.
     pub fn role(&self, leaf: ParamKind) -> Role {
         match (self.op, self.norm_input) {

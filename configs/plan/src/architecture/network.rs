@@ -141,7 +141,8 @@ impl Network {
         let padding = module.is_vocabulary.then_some(self.padded_vocabulary - self.vocabulary);
         let (role, name, is_fused_with_previous, head) =
             (module.role(id.leaf), (self.name)(id), module.is_fused_with_previous, module.head);
-        Some(Tensor { id, role, name, shape, padding, is_fused_with_previous, head, final_after_segment })
+        let matrices = if id.layer.is_some() && id.leaf == ParamKind::Weight { module.stacked_matrices() } else { 0 };
+        Some(Tensor { id, role, name, shape, padding, matrices, is_fused_with_previous, head, final_after_segment })
     }
 
     /// Returns the module of this kind, if the network has one.

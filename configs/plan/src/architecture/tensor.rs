@@ -15,6 +15,9 @@ pub struct Tensor {
     pub shape: Vec<usize>,
     /// Number of padding rows at the end. `None` if the rows are not vocabulary tokens.
     pub padding: Option<usize>,
+    /// Number of matrices of equal shape that are stacked in the rows, if an optimizer of matrices updates this tensor. 0 for
+    /// vectors, and for tensors outside the layers.
+    pub matrices: usize,
     /// True if this tensor directly follows the previous tensor in memory.
     pub is_fused_with_previous: bool,
     /// Head to which the tensor belongs, if any.

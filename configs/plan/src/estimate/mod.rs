@@ -3,12 +3,13 @@
 pub mod checkpoints;
 pub mod machine;
 
-use lambert_config::run::{ReduceDtype, RunConfig, Stage};
+use lambert_config::run::{MuonPrecision, Precision, ReduceDtype, RunConfig, Stage};
 use serde::Serialize;
 
 use crate::architecture::Architecture;
 use crate::batch_partition::{BatchPartition, Layout};
 use crate::memory::{self, DatasetShape, gpu};
+use crate::muon::UpdateWork;
 use crate::scaling::{BucketTiming, ClusterTopology, StepWork};
 use crate::{flops, mixture, timeline};
 use machine::Machine;
@@ -81,6 +82,8 @@ pub struct StageEstimate {
     pub unused_samples: Option<u64>,
     /// FLOPs of training.
     pub flops: f64,
+    /// FLOPs of the orthogonalizations of Muon; 0 with other optimizers.
+    pub optimizer_flops: f64,
     /// Memory of a rank.
     pub memory: MemoryEstimate,
     /// Tokens of the busiest rank, divided by the mean over all ranks.
@@ -147,7 +150,9 @@ pub fn stages(config: &RunConfig, data: &[StageSamples], machine: Option<&Machin
         let stage = &config.stage[index];
         let layers = stage.depth(&config.model);
         let (samples, rows) = (timeline::samples(stage), data.shape.rows.max(1));
-        let parameters = Architecture::of_run(config, layers, data.shape.vocabulary).parameters();
+        let architecture = Architecture::of_run(config, layers, data.shape.vocabulary);
+        let parameters = architecture.parameters();
+        let update = UpdateWork::new(&config.optimizer, &architecture, ranks);
         let on_host = machine.map_or(ranks, |machine| machine.ranks_per_host.min(ranks));
         let tokens = stage.micro_batch_tokens.or_default();
         let on_gpu = memory::uses_gpu(config).then(|| gpu::needed(config, index, data.shape, ranks, tokens));
@@ -161,11 +166,12 @@ pub fn stages(config: &RunConfig, data: &[StageSamples], machine: Option<&Machin
             epochs: (!data.is_assumed).then(|| data.epochs(samples)),
             unused_samples: (!data.is_assumed && stage.mixture.is_empty()).then(|| (rows - samples % rows) % rows),
             flops: stage_flops(config, stage, layers, *data),
+            optimizer_flops: update.flops * stage.steps as f64,
             memory: MemoryEstimate { host_bytes, gpu_bytes: on_gpu },
             imbalance: imbalance(stage, *data, ranks),
             time: None,
         };
-        estimate.time = machine.map(|machine| time(config, index, *data, &estimate, machine));
+        estimate.time = machine.map(|machine| time(config, index, *data, &estimate, update, machine));
         estimate
     };
     data.iter().enumerate().map(estimate).collect()
@@ -207,13 +213,19 @@ fn time(
     index: usize,
     data: StageSamples,
     estimate: &StageEstimate,
+    matrices: UpdateWork,
     machine: &Machine,
 ) -> TimeEstimate {
     let (stage, ranks) = (&config.stage[index], config.cluster.ranks.max(1));
     let steps = estimate.steps.max(1) as f64;
     let rate = machine.compute.flops_per_second(config.model.precision);
     let passes = estimate.flops / steps / ranks as f64 * estimate.imbalance / rate;
-    let update = machine.compute.update_seconds(estimate.parameters);
+    let precision = match config.optimizer.muon.precision {
+        MuonPrecision::Bf16 => Precision::Bf16,
+        MuonPrecision::Fp32 => Precision::Fp32,
+    };
+    let orthogonalize = matrices.rank_flops / machine.compute.flops_per_second(precision);
+    let update = machine.compute.update_seconds(estimate.parameters) + orthogonalize;
     let ranks_per_host = machine.ranks_per_host.min(ranks);
     let hosts = ranks.div_ceil(ranks_per_host);
     let Machine { intra_host, inter_host, .. } = *machine;
@@ -225,6 +237,7 @@ fn time(
     // On CPUs, the communication thread competes with the passes. By default, they overlap only on several hosts.
     let overlaps = config.cluster.all_reduce.overlap.unwrap_or(memory::uses_gpu(config) || hosts > 1);
     let buckets = buckets(config, stage, data.shape.vocabulary, if overlaps { backward } else { 0.0 });
+    let buckets = [buckets, update_buckets(config, matrices, ranks)].concat();
     let all_reduce_seconds = buckets.iter().map(|bucket| cluster.all_reduce_seconds(bucket.bytes)).sum();
     let work = StepWork { seconds: passes + update, buckets, relative_deviation: RANK_DEVIATION };
     let step_seconds = work.step_seconds(&cluster);
@@ -243,10 +256,7 @@ fn time(
 /// the layers. Embeddings and heads take no time.
 fn buckets(config: &RunConfig, stage: &Stage, vocabulary: usize, backward: f64) -> Vec<BucketTiming> {
     let layers = stage.depth(&config.model);
-    let width = match config.cluster.all_reduce.dtype {
-        ReduceDtype::Fp32 => 4.0,
-        ReduceDtype::Bf16 => 2.0,
-    };
+    let width = element_bytes(config);
     let most = config.cluster.all_reduce.bucket_elements() as f64;
     let (mut buckets, mut elements) = (Vec::new(), 0.0);
     let tensors = Architecture::of_run(config, layers, vocabulary).tensors();
@@ -266,11 +276,31 @@ fn buckets(config: &RunConfig, stage: &Stage, vocabulary: usize, backward: f64) 
     buckets
 }
 
+/// Bytes of an element in an all-reduce.
+fn element_bytes(config: &RunConfig) -> f64 {
+    match config.cluster.all_reduce.dtype {
+        ReduceDtype::Fp32 => 4.0,
+        ReduceDtype::Bf16 => 2.0,
+    }
+}
+
+/// Returns the buckets of the sum of the orthogonalized matrices of Muon, which follows the passes.
+fn update_buckets(config: &RunConfig, matrices: UpdateWork, ranks: usize) -> Vec<BucketTiming> {
+    let (most, mut elements) = (config.cluster.all_reduce.bucket_elements() as f64, matrices.elements as f64);
+    let mut buckets = Vec::new();
+    while ranks > 1 && elements > 0.0 {
+        let taken = elements.min(most);
+        buckets.push(BucketTiming { bytes: element_bytes(config) * taken, seconds_before_end: 0.0 });
+        elements -= taken;
+    }
+    buckets
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::estimate::machine::GPUS;
-    use lambert_config::run::{Device, DeviceKind, Precision};
+    use lambert_config::run::{Device, DeviceKind, OptimizerKind, Precision};
 
     fn run(ranks: usize, precision: Precision) -> RunConfig {
         let stage = Stage { name: "one".into(), steps: 3600, global_batch: 256, ..Stage::default() };
@@ -338,6 +368,32 @@ mod tests {
         // With 16 samples per rank, the all-reduce of 440 MB takes longer than the passes. More hosts make it slower.
         assert!(points[..5].is_sorted_by(|a, b| a.hours > b.hours), "{points:?}");
         assert!(points[8].hours > points[4].hours, "{points:?}");
+    }
+
+    #[test]
+    fn muon_adds_flops_and_communication() {
+        let data = StageSamples::assumed(128, 30522);
+        let machine = Machine::published(GPUS[0], Some(0.5));
+        let estimate = |ranks, kind| {
+            let mut config = run(ranks, Precision::Bf16);
+            config.optimizer.kind = kind;
+            stages(&config, &[data], Some(&machine)).remove(0)
+        };
+        let seconds = |stage: &StageEstimate| stage.time.unwrap().step_seconds;
+        let [one, with] = [OptimizerKind::Lamb, OptimizerKind::Muon].map(|kind| estimate(1, kind));
+        // A layer has four matrices of h x h, and two of i x h. There are five iterations.
+        let (h, i) = (768.0, 3072.0);
+        let work = 5.0 * 12.0 * (24.0 * h * h * h + 2.0 * h * h * (4.0 * i + 2.0 * h));
+        assert_eq!((one.optimizer_flops, with.optimizer_flops), (0.0, 3600.0 * work));
+        assert_eq!(one.flops, with.flops);
+        let expected = work / (0.5 * 312e12);
+        assert!(((seconds(&with) - seconds(&one)) / expected - 1.0).abs() < 1e-6);
+        // Eight ranks divide the work, and exchange 84.9 million elements after the passes.
+        let [before, with] = [OptimizerKind::Lamb, OptimizerKind::Muon].map(|kind| estimate(8, kind));
+        let exposed = |stage: &StageEstimate| stage.time.unwrap().exposed_seconds;
+        let added = seconds(&with) - seconds(&before);
+        let exchange = exposed(&with) - exposed(&before);
+        assert!(exchange > 0.0 && added < 1.3 * expected / 8.0 + 1.05 * exchange, "{added} {exchange} {expected}");
     }
 
     #[test]

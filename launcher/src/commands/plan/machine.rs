@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use clap::ValueEnum;
-use lambert_config::run::RunConfig;
+use lambert_config::run::{OptimizerKind, RunConfig};
 use lambert_plan::estimate::machine::{GPUS, GpuModel, Machine};
 use lambert_plan::memory;
 use serde::Deserialize;
@@ -80,7 +80,12 @@ fn bench(path: &Path, config: &RunConfig, sets: &[String]) -> Result<Machine, Fa
         STEPS,
         "--json",
     ]);
-    command.args(sets.iter().flat_map(|set| ["--set", set])).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(sets.iter().flat_map(|set| ["--set", set]));
+    if config.optimizer.kind == OptimizerKind::Muon {
+        // The formula of the plan adds the orthogonalizations, which the ranks of the run share.
+        command.args(["--set", "optimizer.kind=adamw"]);
+    }
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let started: Result<Vec<Child>, std::io::Error> = (0..concurrent(config)).map(|_| command.spawn()).collect();
     let reports: Result<Vec<BenchFigures>, Failure> =
         started.map_err(Failure::failed)?.into_iter().map(report).collect();

@@ -25,7 +25,9 @@ pub fn lines(plan: &Plan) -> Vec<String> {
         }
         _ => "; --machine or --bench estimates the hours".to_owned(),
     };
-    lines.push(format!("total: {:.2e} FLOPs{time}", plan.total_flops));
+    let optimizer: f64 = plan.stages.iter().map(|stage| stage.optimizer_flops).sum();
+    let optimizer = if optimizer > 0.0 { format!(" and {optimizer:.2e} of Muon") } else { String::new() };
+    lines.push(format!("total: {:.2e} FLOPs{optimizer}{time}", plan.total_flops));
     lines
 }
 

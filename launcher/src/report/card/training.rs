@@ -103,6 +103,7 @@ impl ModelCard<'_> {
             OptimizerKind::Adamw => "AdamW",
             OptimizerKind::StableAdamw => "StableAdamW",
             OptimizerKind::AdamBert => "Adam of BERT",
+            OptimizerKind::Muon => "Muon",
         };
         let clipping = match optimizer.clip_norm {
             0.0 => "no gradient clipping".to_owned(),

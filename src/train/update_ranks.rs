@@ -1,0 +1,42 @@
+//! Ranks of a run, for updates that they compute together.
+
+use std::ops::Range;
+
+use lambert_collective::Reducer;
+
+use super::gradients::BucketedAllReduce;
+use super::phases::{Phase, PhaseClock};
+use crate::error::Error;
+use crate::optim::Ranks;
+use crate::state::TrainState;
+use crate::worker::control::WorkerPhase;
+use crate::worker::session::Session;
+use crate::worker::trace::span;
+
+/// Ranks of a run. Their sums count as communication in the phases of the step.
+pub struct UpdateRanks<'a, 'k> {
+    pub session: &'a Session,
+    pub reducer: &'a mut dyn Reducer,
+    pub clock: &'a mut PhaseClock<'k>,
+}
+
+impl Ranks for UpdateRanks<'_, '_> {
+    fn rank(&self) -> usize {
+        self.session.rank
+    }
+
+    fn world(&self) -> usize {
+        self.session.world
+    }
+
+    fn sum(&mut self, state: &mut TrainState, range: Range<usize>) -> Result<(), Error> {
+        self.clock.end(Phase::Optimizer)?;
+        self.session.control.phase(WorkerPhase::AllReduce);
+        let _sum = span!("all-reduce of matrices");
+        let bucket = self.session.config.cluster.all_reduce.bucket_elements();
+        BucketedAllReduce::new(Some(&mut *self.reducer), bucket, false).within(range).finish(state)?;
+        self.session.control.phase(WorkerPhase::Step);
+        self.clock.end(Phase::Communication)?;
+        Ok(())
+    }
+}
