@@ -83,7 +83,14 @@ fn stage(global_batch: usize) -> Stage {
 
 fn source(dataset: &Arc<Dataset>) -> SampleSource {
     let (objective, test) = (Objective::default(), FaultInjection::default());
-    SampleSource { mixture: Mixture::single(Arc::clone(dataset)), objective, seed: 1, shuffle: true, test }
+    SampleSource {
+        mixture: Mixture::single(Arc::clone(dataset)),
+        objective,
+        phrases: None,
+        seed: 1,
+        shuffle: true,
+        test,
+    }
 }
 
 fn options(batch: usize, world: usize, arguments: &Arguments) -> LoaderOptions {

@@ -96,7 +96,7 @@ fn loader(
     steps: usize,
 ) -> Result<Loader, Error> {
     let (objective, seed, test) = (stage.objective.of(&config.objective), config.run.seed, config.test.clone());
-    let source = SampleSource { mixture, objective, seed, shuffle: true, test };
+    let source = SampleSource { mixture, objective, phrases: None, seed, shuffle: true, test };
     let options = LoaderOptions {
         position: Position::default(),
         skipped: SkippedSamples::default(),

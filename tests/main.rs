@@ -27,6 +27,7 @@ mod growth;
 mod hosts;
 mod init;
 mod launched_programs;
+mod mask_choice;
 mod memory;
 mod metrics;
 mod mixtures;

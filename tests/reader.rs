@@ -28,8 +28,15 @@ fn dataset(folder: &Path) -> Arc<Dataset> {
 
 fn reader(dataset: &Arc<Dataset>, shuffle: bool) -> BatchReader {
     let (objective, test) = (Objective::default(), FaultInjection::default());
-    BatchReader::new(SampleSource { mixture: Mixture::single(Arc::clone(dataset)), objective, seed: 1, shuffle, test })
-        .unwrap()
+    BatchReader::new(SampleSource {
+        mixture: Mixture::single(Arc::clone(dataset)),
+        objective,
+        phrases: None,
+        seed: 1,
+        shuffle,
+        test,
+    })
+    .unwrap()
 }
 
 fn options(rank: usize, world: usize) -> LoaderOptions {

@@ -113,6 +113,7 @@ fn batches(arguments: &Arguments, pair: Pair, folder: &Path, count: usize) -> (V
     let source = SampleSource {
         mixture: Mixture::single(dataset),
         objective: run::Objective { pair, ..run::Objective::default() },
+        phrases: None,
         seed: 1,
         shuffle: true,
         test: FaultInjection::default(),

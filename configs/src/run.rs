@@ -100,10 +100,11 @@ impl RunConfig {
         self.stage.get(stage).map_or(self.model.layers, |stage| stage.depth(&self.model))
     }
 
-    /// Returns the objective of evaluations: the one of `[objective]` with the mask probability of `[evaluation]`.
+    /// Returns the objective of evaluations: the one of `[objective]` with the mask probability of `[evaluation]`, and without
+    /// frequencies and phrases, so that the losses of different runs can be compared.
     pub fn evaluation_objective(&self) -> Objective {
         let mask_probability = self.evaluation.mask_probability.unwrap_or(self.objective.mask_probability);
-        Objective { mask_probability, ..self.objective.clone() }
+        Objective { mask_probability, mask_frequency_exponent: 0.0, phrases: None, ..self.objective.clone() }
     }
 }
 

@@ -15,12 +15,13 @@ use super::halves::halves;
 use super::mixture::{MixtureOrder, MixtureSample};
 use super::order::SampleLocation;
 use super::{BatchRequest, GlobalBatch, LoaderOptions, Position, SampleSource};
-use crate::masking::{self, MaskVocab};
+use crate::masking::{self, MaskVocab, TokenWeights};
 
 /// Builds global batches.
 pub struct BatchReader {
     source: SampleSource,
-    vocab: MaskVocab,
+    /// Vocabulary of each dataset. Only the weights of the tokens differ.
+    vocabs: Vec<MaskVocab>,
     order: MixtureOrder,
     datasets: Vec<DatasetReader>,
 }
@@ -47,6 +48,8 @@ impl BatchReader {
             unk_id: special.unk,
             special_ids: [special.pad, special.cls, special.sep],
             continuations: continuations(&vocabulary),
+            weights: None,
+            phrases: source.phrases.clone(),
         };
         let (expected, found) = (first.manifest().vocabulary.size, vocab.continuations.len());
         if found != expected {
@@ -54,10 +57,19 @@ impl BatchReader {
             let message = format!("vocabulary.size is {expected}, but {path} has {found} lines");
             return Err(DatasetError::Manifest { url, message });
         }
+        let exponent = source.objective.mask_frequency_exponent;
+        let weighted = |dataset: &Arc<Dataset>| {
+            let weights = match exponent > 0.0 {
+                true => Some(TokenWeights::new(&dataset.token_counts()?, exponent)),
+                false => None,
+            };
+            Ok(MaskVocab { weights, ..vocab.clone() })
+        };
+        let vocabs = source.mixture.datasets().iter().map(weighted).collect::<Result<_, DatasetError>>()?;
         let order = source.mixture.order(source.seed);
         let reader = |dataset: &Arc<Dataset>| DatasetReader::new(dataset.clone(), source.shuffle, source.seed);
         let datasets = source.mixture.datasets().iter().map(reader).collect();
-        Ok(Self { source, vocab, order, datasets })
+        Ok(Self { source, vocabs, order, datasets })
     }
 
     /// Starts to download the shards that contain the sample at `position` and the samples after it, for each dataset in
@@ -154,12 +166,13 @@ impl BatchReader {
     /// Reads and masks the samples `own_draws`, and returns them in order. Keeps the row groups before the positions `ends`
     /// of the datasets.
     fn gather(&mut self, own_draws: &[Draw], ends: &[u64], threads: usize) -> Result<Vec<MaskedSample>, DatasetError> {
-        let (source, vocab) = (&self.source, &self.vocab);
+        let source = &self.source;
         let mut ordered: Vec<Option<MaskedSample>> = own_draws.iter().map(|_| None).collect();
         for (place, (dataset, end)) in self.datasets.iter_mut().zip(ends).enumerate() {
             let retained = end.checked_sub(1).map_or_else(BTreeSet::new, |last| dataset.window(last));
             let own: Vec<usize> = (0..own_draws.len()).filter(|index| own_draws[*index].dataset == place).collect();
             let locations: Vec<SampleLocation> = own.iter().map(|index| own_draws[*index].location).collect();
+            let vocab = &self.vocabs[place];
             let mask = |samples: &Samples, index: usize| masked(source, vocab, samples, own_draws[own[index]]);
             let samples = dataset.groups.gather(&locations, &retained, threads, mask)?;
             own.iter().zip(samples).for_each(|(index, sample)| ordered[*index] = Some(sample));

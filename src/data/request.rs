@@ -2,12 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::ops::Range;
+use std::sync::Arc;
 
 use lambert_config::run::{FaultInjection, Objective};
 use lambert_dataset::random::Key;
 use lambert_plan::batch_partition::Layout;
 
 use super::mixture::Mixture;
+use crate::masking::Phrases;
 use crate::recovery::skipped_samples::SkippedSamples;
 
 /// Datasets and sampling parameters.
@@ -16,6 +18,8 @@ pub struct SampleSource {
     pub mixture: Mixture,
     /// Objective, which determines the masking.
     pub objective: Objective,
+    /// Phrases that are masked like one word.
+    pub phrases: Option<Arc<Phrases>>,
     /// Seed of sample order and masks.
     pub seed: u64,
     /// True if each epoch is shuffled. An evaluation is not shuffled, so it reads in file order.

@@ -6,6 +6,7 @@ use lambert_config::run::MaskUnit;
 use lambert_dataset::random::Rng;
 
 use super::MaskVocab;
+use super::draws::Draws;
 
 /// Maximum number of words per span. `SPAN_STOPS` is the parameter of the geometric distribution of span
 /// lengths (arXiv 1907.10529, section 3.1).
@@ -35,21 +36,20 @@ pub fn select(ids: &[u32], unit: MaskUnit, max_tokens: usize, vocab: &MaskVocab,
 }
 
 fn select_tokens(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng) -> Vec<SelectedToken> {
-    let candidates = (0..ids.len() as u16).filter(|position| !vocab.special_ids.contains(&ids[usize::from(*position)]));
-    let mut draws = PartialShuffle(candidates.collect());
-    let count = max_tokens.min(draws.0.len());
-    (0..count).filter_map(|number| Some((draws.next(number, rng)?, number))).collect()
+    let is_candidate = |position: &u16| !vocab.special_ids.contains(&ids[usize::from(*position)]);
+    let candidates: Vec<u16> = (0..ids.len() as u16).filter(is_candidate).collect();
+    let weight = vocab.weights.as_ref().map(|weights| |index: usize| weights.of(ids[usize::from(candidates[index])]));
+    let mut draws = Draws::new(candidates.len(), weight);
+    (0..max_tokens).map_while(|number| Some((candidates[draws.next(rng)?], number))).collect()
 }
 
 fn select_words(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng) -> Vec<SelectedToken> {
     let words = split_words(ids, vocab);
-    let mut draws = PartialShuffle((0..words.len()).collect());
+    let mut draws = draw_words(ids, &words, vocab);
     let mut selected = Vec::with_capacity(max_tokens);
-    let mut number = 0;
     while selected.len() < max_tokens
-        && let Some(word) = draws.next(number, rng)
+        && let Some(word) = draws.next(rng)
     {
-        number += 1;
         let word = words[word].clone();
         if selected.len() + word.len() <= max_tokens {
             // Each token has a separate replacement group.
@@ -62,11 +62,11 @@ fn select_words(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng
 fn select_spans(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng) -> Vec<SelectedToken> {
     let words = split_words(ids, vocab);
     let mut taken = vec![false; words.len()];
-    let mut draws = PartialShuffle((0..words.len()).collect());
+    let mut draws = draw_words(ids, &words, vocab);
     let mut selected: Vec<SelectedToken> = Vec::with_capacity(max_tokens);
     let mut number = 0;
     while selected.len() < max_tokens
-        && let Some(start) = draws.next(number, rng)
+        && let Some(start) = draws.next(rng)
     {
         number += 1;
         let length = span_length(rng) as usize;
@@ -88,13 +88,11 @@ fn select_spans(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng
 fn select_ngrams(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng) -> Vec<SelectedToken> {
     let words = split_words(ids, vocab);
     let mut taken = vec![false; words.len()];
-    let mut draws = PartialShuffle((0..words.len()).collect());
+    let mut draws = draw_words(ids, &words, vocab);
     let mut selected: Vec<SelectedToken> = Vec::with_capacity(max_tokens);
-    let mut number = 0;
     while selected.len() < max_tokens
-        && let Some(start) = draws.next(number, rng)
+        && let Some(start) = draws.next(rng)
     {
-        number += 1;
         let is_adjacent = |word: &usize| words[*word].start == words[*word - 1].end;
         let longest = 1 + (start + 1..words.len()).take(LONGEST_NGRAM - 1).take_while(is_adjacent).count();
         let room = max_tokens - selected.len();
@@ -133,8 +131,39 @@ pub fn span_length(rng: &mut Rng) -> u64 {
     }
 }
 
-/// Splits a sample into words. A word is a token and its continuation tokens. Special tokens are left out.
+/// Draws words in random order. With weights, a word has the weight of its rarest token.
+fn draw_words(ids: &[u32], words: &[Range<u16>], vocab: &MaskVocab) -> Draws {
+    let weight = vocab.weights.as_ref().map(|weights| {
+        move |index: usize| {
+            words[index].clone().map(|position| weights.of(ids[usize::from(position)])).max().unwrap_or(0)
+        }
+    });
+    Draws::new(words.len(), weight)
+}
+
+/// Splits a sample into words, of which each is masked as a whole. The words of a phrase form one word. Special tokens are left
+/// out.
 fn split_words(ids: &[u32], vocab: &MaskVocab) -> Vec<Range<u16>> {
+    let words = split_single_words(ids, vocab);
+    let Some(phrases) = &vocab.phrases else { return words };
+    let mut joined = Vec::with_capacity(words.len());
+    let mut rest = words.as_slice();
+    while let [first, others @ ..] = rest {
+        // The longest phrase that starts here and ends at the end of a word. Special tokens are in no phrase.
+        let ends_at = |count: &usize| {
+            let end = first.start + *count as u16;
+            rest.iter().take_while(|word| word.end <= end).last().is_some_and(|word| word.end == end)
+        };
+        let longest = phrases.lengths(&ids[usize::from(first.start)..]).filter(ends_at).last();
+        let word = longest.map_or(first.clone(), |count| first.start..first.start + count as u16);
+        rest = &others[others.iter().take_while(|other| other.end <= word.end).count()..];
+        joined.push(word);
+    }
+    joined
+}
+
+/// Splits a sample into words. A word is a token and its continuation tokens. Special tokens are left out.
+fn split_single_words(ids: &[u32], vocab: &MaskVocab) -> Vec<Range<u16>> {
     let mut words: Vec<Range<u16>> = Vec::new();
     for (position, id) in (0_u16..).zip(ids) {
         if vocab.special_ids.contains(id) {
@@ -146,16 +175,4 @@ fn split_words(ids: &[u32], vocab: &MaskVocab) -> Vec<Range<u16>> {
         }
     }
     words
-}
-
-/// Lazy Fisher-Yates shuffle, which draws without replacement.
-struct PartialShuffle<T>(Vec<T>);
-
-impl<T: Copy> PartialShuffle<T> {
-    /// Returns the item of draw number `index`, counted from 0. `None` if all items have been drawn already.
-    fn next(&mut self, index: usize, rng: &mut Rng) -> Option<T> {
-        let left = self.0.len().checked_sub(index).filter(|left| *left > 0)?;
-        self.0.swap(index, index + rng.below(left as u64) as usize);
-        Some(self.0[index])
-    }
 }

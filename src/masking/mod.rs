@@ -2,11 +2,19 @@
 //! The mask does not depend on the number of ranks, and there is no state to save.
 
 mod choose;
+mod draws;
+mod phrases;
 #[cfg(test)]
 mod tests;
+mod weights;
+
+use std::sync::Arc;
 
 use lambert_config::run::{MaskToken, Masking, Objective};
 use lambert_dataset::random::Key;
+
+pub use phrases::Phrases;
+pub use weights::TokenWeights;
 
 /// Vocabulary properties that masking needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +25,10 @@ pub struct MaskVocab {
     pub special_ids: [u32; 3],
     /// For every vocabulary entry, true if it continues a word (`##ing`).
     pub continuations: Vec<bool>,
+    /// Weights of the tokens, for masks by frequency.
+    pub weights: Option<TokenWeights>,
+    /// Phrases that are masked like one word.
+    pub phrases: Option<Arc<Phrases>>,
 }
 
 impl MaskVocab {

@@ -6,7 +6,7 @@ use super::*;
 /// A vocabulary of 1,000 tokens. Every third token from 500 on continues a word.
 fn vocab() -> MaskVocab {
     let continuations = (0..1000).map(|id| id >= 500 && id % 3 == 0).collect();
-    MaskVocab { mask_id: 4, unk_id: 1, special_ids: [0, 2, 3], continuations }
+    MaskVocab { mask_id: 4, unk_id: 1, special_ids: [0, 2, 3], continuations, weights: None, phrases: None }
 }
 
 /// A random sample of two segments.
@@ -247,4 +247,80 @@ fn short_samples_mask_at_least_one_token_and_no_special_token() {
     }
     let (some, all) = (Objective::default(), objective(MaskUnit::Piece));
     assert_eq!((some.predictions(512), all.predictions(512), some.predictions(128)), (20, 77, 19));
+}
+
+/// The first masked token of a sample is drawn with a probability proportional to the weight of the token.
+#[test]
+fn rare_tokens_are_masked_more_often() {
+    const SAMPLES: u64 = 1_000_000;
+    // A token with a larger id is rarer. The counts are 1,000,000 to 1.
+    let counts: Vec<u64> = (0..1000_u32).map(|id| 10_u64.pow(6 - id / 150)).collect();
+    for exponent in [0.5, 1.0] {
+        let vocab = MaskVocab { weights: Some(TokenWeights::new(&counts, exponent)), ..vocab() };
+        let weight = |id: u32| (counts[id as usize] as f64).powf(-exponent);
+        let one = Objective { max_predictions: 1, ..objective(MaskUnit::Piece) };
+        let (mut found, mut expected, mut variance) = ([0_u64; 7], [0.0; 7], [0.0; 7]);
+        for number in 0..SAMPLES {
+            let ids = sample(16, number);
+            let masked = mask(&mut ids.clone(), &one, &vocab, Key::new(number));
+            let &[MaskedToken { label, .. }] = masked.as_slice() else { panic!("{masked:?}") };
+            found[label as usize / 150] += 1;
+            let candidates = || ids.iter().filter(|id| !vocab.special_ids.contains(id));
+            let total: f64 = candidates().map(|id| weight(*id)).sum();
+            for class in 0..7 {
+                let own = candidates().filter(|id| **id as usize / 150 == class).map(|id| weight(*id));
+                let share = own.sum::<f64>() / total;
+                expected[class] += share;
+                variance[class] += share * (1.0 - share);
+            }
+        }
+        for class in 0..7 {
+            // Four standard deviations.
+            let (found, limit) = (found[class] as f64, 4.0 * variance[class].sqrt());
+            assert!((found - expected[class]).abs() <= limit, "{exponent}, {class}: {found} of {}", expected[class]);
+        }
+        assert!(found[6] > 10 * found[0], "{found:?}");
+    }
+}
+
+/// Weights change which tokens are masked, but not how many.
+#[test]
+fn weights_do_not_change_the_number_of_masked_tokens() {
+    let counts: Vec<u64> = (1..=1000).collect();
+    let weighted = MaskVocab { weights: Some(TokenWeights::new(&counts, 0.5)), ..vocab() };
+    for (unit, number) in (0..1000).flat_map(|number| UNITS.map(|unit| (unit, number))) {
+        let count = |vocab: &MaskVocab| mask(&mut sample(128, number), &objective(unit), vocab, Key::new(number)).len();
+        let (plain, weighted) = (count(&vocab()), count(&weighted));
+        // A last word may not fit.
+        assert!(
+            plain <= 19 && weighted <= 19 && plain.abs_diff(weighted) <= 2,
+            "{unit:?} {number}: {weighted} of {plain}"
+        );
+        assert!(unit != MaskUnit::Piece || plain == weighted);
+    }
+}
+
+#[test]
+fn phrases_are_masked_as_a_whole() {
+    // Tokens from 100 to 499 are words. 600 and 603 continue a word.
+    let list: [&[u32]; 4] = [&[110, 120], &[110, 120, 130], &[200, 600], &[210, 220]];
+    let vocab = MaskVocab { phrases: Some(Arc::new(Phrases::new(list))), ..vocab() };
+    let ids = [2, 110, 120, 130, 300, 110, 120, 140, 200, 600, 603, 210, 220, 600, 3, 110, 3];
+    // "200 600" is no phrase before 603, and "210 220" none before 600: they would end within a word.
+    let words: [&[u16]; 9] = [&[1, 2, 3], &[4], &[5, 6], &[7], &[8, 9, 10], &[11], &[12, 13], &[15], &[]];
+    for unit in [MaskUnit::Word, MaskUnit::Ngram, MaskUnit::Span] {
+        let (mut masked_words, mut samples) = ([0_u64; 9], 0);
+        for number in 0..20_000 {
+            let settings = Objective { mask_probability: 0.3, ..objective(unit) };
+            let masked = mask(&mut ids.clone(), &settings, &vocab, Key::new(number));
+            let at: Vec<u16> = masked.iter().map(|masked| masked.position).collect();
+            samples += 1;
+            for (word, positions) in words.iter().enumerate() {
+                let count = positions.iter().filter(|position| at.contains(position)).count();
+                assert!(count == 0 || count == positions.len(), "{unit:?} {number}: {at:?} cuts {positions:?}");
+                masked_words[word] += u64::from(count > 0);
+            }
+        }
+        assert!(masked_words[..8].iter().all(|count| *count * 20 > samples), "{unit:?}: {masked_words:?}");
+    }
 }

@@ -72,6 +72,7 @@ pub fn evaluate(
             mask_token: MaskToken::Mask,
             ..request.objective.clone()
         },
+        phrases: None,
         seed: 0,
         shuffle: false,
         test: FaultInjection::default(),

@@ -61,7 +61,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
     let (collective, reducer) = (&mut *ranks.group, &mut *ranks.reducer);
     let _attempt = span!("attempt", number = session.lease.attempt());
     session.control.phase(WorkerPhase::Load);
-    let datasets = Datasets::open(&session.config)?;
+    let datasets = Datasets::open(&session.config, &session.store)?;
     let budgets = micro_batch_size::settle(session, collective, &datasets)?;
     if session.is_first() && session.gpu.is_some() {
         for warning in gpu_advice::slow_settings(&session.config, &budgets) {

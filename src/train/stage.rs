@@ -85,6 +85,7 @@ impl<'a> StageRun<'a> {
         let source = SampleSource {
             mixture: mixture.clone(),
             objective: place.stage.objective.of(&config.objective),
+            phrases: datasets.phrases.clone(),
             seed: config.run.seed,
             shuffle: true,
             test: config.test.clone(),

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use lambert_config::RunConfig;
 use lambert_config::run::Stage;
-use lambert_dataset::{Dataset, DatasetError, check_compatibility};
+use lambert_dataset::{Dataset, DatasetError, VocabularyFacts, check_compatibility};
 use lambert_plan::{memory, mixture};
-use lambert_store::run::CONFIG;
+use lambert_store::Store;
+use lambert_store::run::{CONFIG, MAX_PHRASES_BYTES, PHRASES};
 
 use crate::data::Mixture;
 use crate::error::Error;
+use crate::masking::Phrases;
 use crate::worker::host_share::HostShare;
 
 /// Datasets of a run.
@@ -18,12 +20,14 @@ pub struct Datasets {
     pub stages: Vec<Mixture>,
     /// Held-out dataset, if any.
     pub evaluation: Option<Arc<Dataset>>,
+    /// Phrases that are masked as a whole, if any.
+    pub phrases: Option<Arc<Phrases>>,
 }
 
 impl Datasets {
-    /// Opens all datasets, and checks that they fit the model, the objective and the memory of
-    /// this host. The error lists every problem.
-    pub fn open(config: &RunConfig) -> Result<Self, Error> {
+    /// Opens all datasets and the phrases in `store`, the store of the run. Checks that the datasets fit the model, the objective
+    /// and the memory of this host. The error lists every problem.
+    pub fn open(config: &RunConfig, store: &Store) -> Result<Self, Error> {
         let cache = &config.cluster.dataset_cache;
         let open = |url: &str| Ok::<_, DatasetError>(Arc::new(Dataset::open(url)?.with_cache(cache)));
         let stages: Vec<Mixture> =
@@ -38,13 +42,31 @@ impl Datasets {
         check_compatibility(config, &used, None, &mut faults);
         let data: Vec<memory::DatasetShape> = stages.iter().map(Mixture::shape).collect();
         memory::check(config, &data, HostShare::count().ranks, &mut faults);
-        if faults.is_empty() { Ok(Self { stages, evaluation }) } else { Err(Error::invalid_config(CONFIG, faults)) }
+        if !faults.is_empty() {
+            return Err(Error::invalid_config(CONFIG, faults));
+        }
+        let dataset = &stages[0].datasets()[0];
+        let phrases = config.objective.phrases.is_some().then(|| phrases(store, dataset)).transpose()?;
+        Ok(Self { stages, evaluation, phrases: phrases.map(Arc::new) })
     }
 
     /// Returns the first dataset. All datasets share its vocabulary.
     pub fn first(&self) -> &Dataset {
         &self.stages[0].datasets()[0]
     }
+}
+
+/// Reads the phrases of a run, and splits them into the tokens of a dataset. Leaves out phrases with unknown words.
+fn phrases(store: &Store, dataset: &Dataset) -> Result<Phrases, Error> {
+    let list = store.get_at_most(PHRASES, MAX_PHRASES_BYTES)?;
+    let manifest = dataset.manifest();
+    let facts = VocabularyFacts { size: manifest.vocabulary.size, lowercase: manifest.lowercase };
+    let tokenizer = facts.tokenizer(&dataset.vocabulary()?)?;
+    let mut encoder = tokenizer.encoder();
+    let text = String::from_utf8_lossy(&list);
+    let all: Vec<Vec<u32>> = text.lines().map(|line| encoder.encode(line).to_vec()).collect();
+    let known = |phrase: &&Vec<u32>| !phrase.contains(&manifest.special.unk);
+    Ok(Phrases::new(all.iter().filter(known).map(Vec::as_slice)))
 }
 
 /// Opens the data of a stage with `open`.

@@ -6,6 +6,12 @@ pub const CONFIG: &str = "run.toml";
 /// The vocabulary, one token per line.
 pub const VOCABULARY: &str = "vocab.txt";
 
+/// Phrases that are masked as a whole, one per line.
+pub const PHRASES: &str = "phrases.txt";
+
+/// Maximum size of the list of phrases, bytes.
+pub const MAX_PHRASES_BYTES: u64 = 64 << 20;
+
 /// Status, written by the coordinator.
 pub const STATUS: &str = "status.json";
 

@@ -6,8 +6,8 @@ mod stage;
 use std::net::SocketAddr;
 
 use super::{
-    Attention, DeviceKind, Family, Guard, Masking, Model, NormKind, Objective, Optimizer, OptimizerKind, Pair,
-    Precision, RENAMED, RunConfig, TokenBudget, Unpadded,
+    Attention, DeviceKind, Family, Guard, MaskUnit, Masking, Model, NormKind, Objective, Optimizer, OptimizerKind,
+    Pair, Precision, RENAMED, RunConfig, TokenBudget, Unpadded,
 };
 use crate::load::{Checked, ConfigIssue};
 
@@ -253,6 +253,15 @@ impl Objective {
         if self.mask_share + self.random_share > 1.0 {
             let message = format!("{} + mask_share = {} is more than 1", self.random_share, self.mask_share);
             issues.push(ConfigIssue::new(key("random_share"), message));
+        }
+        let exponent = self.mask_frequency_exponent;
+        if !(0.0..=1.0).contains(&exponent) {
+            let message = format!("is {exponent}; must be from 0 to 1");
+            issues.push(ConfigIssue::new(key("mask_frequency_exponent"), message));
+        }
+        if self.phrases.is_some() && self.mask_unit == MaskUnit::Piece {
+            let message = "needs a mask_unit of whole words: word, span or ngram";
+            issues.push(ConfigIssue::new("objective.phrases", message));
         }
         positive("objective.static_masks", self.static_masks as f64, issues);
         if self.masking == Masking::Dynamic && self.static_masks > 1 {

@@ -67,6 +67,16 @@ pub struct Objective {
     pub random_share: f64,
     /// Fraction of tokens to predict, relative to all tokens of a sample including special tokens.
     pub mask_probability: f64,
+    /// Masks rare tokens more often: a token that occurs n times in the dataset is drawn with a probability proportional to
+    /// `n^-x`, where x is this value. 0: all tokens have the same probability. 0.5 is usual. Not for evaluations.
+    #[serde(skip_serializing_if = "is_zero")]
+    #[schemars(!skip_serializing_if)]
+    pub mask_frequency_exponent: f64,
+    /// Text file with a phrase per line. A phrase in a sample is masked like one word. Not for evaluations.
+    ///
+    /// The first start of a run copies the file to the run. Later starts use the copy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phrases: Option<String>,
     /// Maximum number of masked tokens per sample. 0: no limit. Use 80 with sequences of 512 tokens.
     pub max_predictions: usize,
 }
@@ -84,6 +94,11 @@ impl Objective {
 
 const MASK_SHARE: f64 = 0.8;
 const RANDOM_SHARE: f64 = 0.1;
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
+}
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
 fn is_default_mask_share(share: &f64) -> bool {
@@ -111,6 +126,9 @@ pub struct StageObjective {
     /// Share of the masked tokens that a random token replaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub random_share: Option<f64>,
+    /// Negative exponent of the number of occurrences of a token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mask_frequency_exponent: Option<f64>,
 }
 
 impl StageObjective {
@@ -126,6 +144,7 @@ impl StageObjective {
             max_predictions: self.max_predictions.unwrap_or(run.max_predictions),
             mask_share: self.mask_share.unwrap_or(run.mask_share),
             random_share: self.random_share.unwrap_or(run.random_share),
+            mask_frequency_exponent: self.mask_frequency_exponent.unwrap_or(run.mask_frequency_exponent),
             ..run.clone()
         }
     }
@@ -142,6 +161,8 @@ impl Default for Objective {
             mask_share: MASK_SHARE,
             random_share: RANDOM_SHARE,
             mask_probability: 0.15,
+            mask_frequency_exponent: 0.0,
+            phrases: None,
             max_predictions: 20,
         }
     }

@@ -4,8 +4,14 @@ use std::collections::BTreeSet;
 
 use lambert_config::ConfigIssue;
 use lambert_config::run::{Pair, RunConfig};
+use lambert_store::error::chain;
 
 use super::Dataset;
+
+/// True if a stage masks by frequency.
+fn weighs_tokens(config: &RunConfig) -> bool {
+    config.stage.iter().any(|stage| stage.objective.of(&config.objective).mask_frequency_exponent > 0.0)
+}
 
 /// Adds an issue for every dataset that cannot train the configured model. `used` lists each dataset with the
 /// configuration key that names it. `vocabulary` is the sha256 that the vocabulary of every dataset must have. If it is
@@ -29,6 +35,9 @@ pub fn check_compatibility(
         }
         if required != Pair::None && prepared != required {
             issue(format!("was prepared with pair = {prepared:?}, but objective.pair is {required:?}"));
+        }
+        if weighs_tokens(config) && key != "evaluation.data" && key != "--data" {
+            dataset.token_counts().err().into_iter().for_each(|error| issue(chain(&error)));
         }
         if dataset.rows() == 0 {
             issue("has no samples".to_owned());

@@ -34,6 +34,22 @@ pub enum DatasetError {
         /// Cause.
         source: serde_json::Error,
     },
+    /// `token-counts.json` is damaged or belongs to another dataset.
+    #[error(
+        "{file} does not belong to the dataset beside it: {message}; prepare the dataset again, or copy the file again"
+    )]
+    TokenCounts {
+        /// File.
+        file: String,
+        /// Problem.
+        message: String,
+    },
+    /// Masks by frequency need `token-counts.json`.
+    #[error("{file} is missing; masks by frequency need it, and `lambert prep` writes it with every dataset")]
+    NoTokenCounts {
+        /// File.
+        file: String,
+    },
     /// A file is missing, or its size differs from the size in the manifest.
     #[error("{url}/{file}: expected {expected} bytes according to the manifest, found {}", found.map_or("no such file".to_owned(), |bytes| format!("{bytes} bytes")))]
     Size {

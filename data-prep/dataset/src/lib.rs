@@ -5,6 +5,7 @@
 //!
 //! - [`tokenizer`]: WordPiece tokenizer for a vocab.txt, and `tokenizer.json` for other libraries
 //! - [`random`]: random numbers that are stable functions of a key
+//! - [`token_counts`]: occurrences of each token in a dataset
 //! - [`parallel`]: independent tasks on several threads
 
 mod cache;
@@ -23,6 +24,7 @@ mod read;
 mod rejected;
 mod samples;
 mod schema;
+pub mod token_counts;
 mod token_usage;
 pub mod tokenizer;
 mod vocabulary;

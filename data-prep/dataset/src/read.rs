@@ -25,7 +25,7 @@ const MAX_ROW_GROUP_TOKENS: u64 = 1 << 28;
 ///
 /// The sha256 of a shard is verified once, when its first row group is read.
 pub struct Dataset {
-    store: Store,
+    pub(crate) store: Store,
     manifest: Manifest,
     sha256: String,
     groups: Vec<RowGroup>,
@@ -292,7 +292,7 @@ impl Dataset {
         DatasetError::Parquet { operation: "read", file, group: Some(group.index), source }
     }
 
-    fn store_error(&self, source: lambert_store::Error) -> DatasetError {
+    pub(crate) fn store_error(&self, source: lambert_store::Error) -> DatasetError {
         DatasetError::Store { url: self.url().to_owned(), source }
     }
 }

@@ -15,6 +15,7 @@ use super::{
     SpillFile, corpus, work_file,
 };
 use lambert_dataset::parallel::parallel;
+use lambert_dataset::token_counts::{self, TOKEN_COUNTS};
 use lambert_dataset::{
     Corpus, Counts, Dataset, DatasetError, MANIFEST, Manifest, REJECTED, RejectedExample, SampleRules, Shard,
     SourceCounts, VERSION, VOCABULARY, VocabularyFile, entropy, sha256_hex,
@@ -137,7 +138,8 @@ pub fn write_datasets(
             build_manifest(job, spill_files, removed, split.split, &split.sorted, std::mem::take(shards))?;
         manifest.corpus = corpus.clone();
         let url = dataset_url(job, split.split.name);
-        publish(job, &url, &split.folder, &manifest, &examples)?;
+        let counts = split.sorted.token_counts(job.tokenizer.size())?;
+        publish(job, &url, &split.folder, &manifest, &counts, &examples)?;
         finished.push(PreparedDataset { url, manifest });
     }
     finished.sort_by_key(|dataset| splits.iter().position(|split| split.name == dataset.manifest.split));
@@ -285,6 +287,7 @@ fn publish(
     url: &str,
     folder: &Path,
     manifest: &Manifest,
+    token_counts: &[u64],
     examples: &[RejectedExample],
 ) -> Result<(), PrepError> {
     let store_error = |source| PrepError::Store { url: url.to_owned(), source };
@@ -308,6 +311,8 @@ fn publish(
         }
     }
     store.put(VOCABULARY, job.vocabulary.clone().into()).map_err(store_error)?;
+    let counts = token_counts::to_json(&manifest.vocabulary.sha256, token_counts);
+    store.put(TOKEN_COUNTS, counts.into()).map_err(store_error)?;
     if !examples.is_empty() {
         let json = serde_json::to_string_pretty(examples).unwrap_or_default() + "\n";
         store.put(REJECTED, json.into()).map_err(store_error)?;

@@ -1,7 +1,7 @@
 //! `lambert run`: the coordinator, which starts, monitors and restarts the workers of a run.
 //!
 //! - [`spec`]: validated configuration, compared with the stored run ([`config_diff`]) and with the checkpoint that a
-//!   new run starts from ([`base_checkpoint`])
+//!   new run starts from ([`base_checkpoint`]); `phrase_list`: phrases of the run
 //! - [`initial`]: state read from the store at the start
 //! - [`coordinator`]: passes events to [`crate::decide`] and executes the resulting actions; [`clock`]: clock of the
 //!   coordinator
@@ -23,6 +23,7 @@ pub mod data_warnings;
 pub mod initial;
 pub mod job_view;
 pub mod launch;
+mod phrase_list;
 pub mod run_plan;
 pub mod sources;
 pub mod spec;

@@ -9,11 +9,12 @@ use lambert_config::{Checked, ConfigError, ConfigIssue, Layers, RunConfig, exit}
 use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::durations;
 use lambert_plan::memory::{self, DatasetShape};
-use lambert_store::run::{CONFIG, VOCABULARY};
+use lambert_store::run::{CONFIG, PHRASES, VOCABULARY};
 use lambert_store::{Store, checkpoint};
 
 use super::base_checkpoint;
 use super::config_diff::{self, Difference, Differences};
+use super::phrase_list;
 use super::run_plan;
 use crate::cli;
 use crate::decide::HostPool;
@@ -91,6 +92,8 @@ pub struct ValidatedRun {
     host_pool: HostPool,
     /// Configuration in the store, if the run already exists.
     before: Option<RunConfig>,
+    /// List of phrases to store, if the store does not have it.
+    phrases: Option<Vec<u8>>,
 }
 
 impl RunSpec {
@@ -107,8 +110,10 @@ impl RunSpec {
             Some(before) => check_changes(before, &config, &arguments.allow_change, &store)?,
             None => base_checkpoint::check(&config)?,
         }
+        let replaces = arguments.allow_change.iter().any(|key| key == "objective" || key == "objective.phrases");
+        let phrases = phrase_list::to_store(config.objective.phrases.as_deref(), &store, replaces)?;
         let host_pool = host_pool(&config);
-        Ok(ValidatedRun { config, store, worker, host_pool, before })
+        Ok(ValidatedRun { config, store, worker, host_pool, before, phrases })
     }
 }
 
@@ -140,7 +145,10 @@ impl ValidatedRun {
 
     /// Writes the configuration to the store. The store of the returned run requires that the directory exists.
     pub fn commit(self) -> Result<RunSpec, Failure> {
-        let Self { config, store, worker, host_pool, before } = self;
+        let Self { config, store, worker, host_pool, before, phrases } = self;
+        if let Some(phrases) = phrases {
+            store.put(PHRASES, phrases.into()).map_err(Failure::failed)?;
+        }
         match before {
             None => create(&config, &store)?,
             Some(before) if before == config => {}
@@ -206,6 +214,7 @@ fn configuration(
         }
     }
     config.evaluation.data = absolute(&config.evaluation.data)?;
+    config.objective.phrases = config.objective.phrases.as_deref().map(absolute).transpose()?;
     if durations::has_tokens(&config) {
         let data = config.stage.iter().map(run_plan::samples).collect::<Result<Vec<_>, _>>()?;
         durations::replace_tokens(&mut config, &data);

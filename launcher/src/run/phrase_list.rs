@@ -1,0 +1,94 @@
+//! Phrases that a run masks as a whole. The first start copies the list to the run, so that later starts use the same masks.
+
+use std::path::Path;
+
+use lambert_store::Store;
+use lambert_store::run::{MAX_PHRASES_BYTES, PHRASES};
+
+use crate::failure::Failure;
+
+/// Key of the configuration.
+const KEY: &str = "objective.phrases";
+
+/// The list cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum PhrasesError {
+    #[error("{KEY}: cannot read {path}")]
+    Read { path: String, source: std::io::Error },
+    #[error("{KEY}: {path} has {bytes} bytes, expected {MAX_PHRASES_BYTES} at most")]
+    Size { path: String, bytes: usize },
+    #[error("{KEY}: {path} is not UTF-8 text: byte {byte} is invalid")]
+    Text { path: String, byte: usize },
+    #[error("{KEY}: {path} has no phrase, expected one in each line")]
+    Empty { path: String },
+}
+
+/// Returns the list to store in the run, or `None` if the run keeps the list that it has, or has none. `path` is the file of the
+/// configuration. With `replace`, a changed file replaces the stored list.
+pub fn to_store(path: Option<&str>, store: &Store, replace: bool) -> Result<Option<Vec<u8>>, Failure> {
+    let Some(path) = path else { return Ok(None) };
+    let stored = match store.get_at_most(PHRASES, MAX_PHRASES_BYTES) {
+        Ok(bytes) => bytes,
+        Err(error) if error.is_not_found() => return read(path).map(Some).map_err(Failure::usage),
+        Err(error) => return Err(Failure::failed(error)),
+    };
+    match read(path) {
+        Ok(list) if list == stored => Ok(None),
+        Ok(list) if replace => Ok(Some(list)),
+        Err(error) if replace => Err(Failure::usage(error)),
+        _ => {
+            let stored = format!("{}/{PHRASES}", store.url());
+            tracing::warn!(
+                "{path} is not the list of phrases of this run any more; the run keeps {stored}; --allow-change {KEY} replaces it"
+            );
+            Ok(None)
+        }
+    }
+}
+
+fn read(path: &str) -> Result<Vec<u8>, PhrasesError> {
+    let path = path.to_owned();
+    let bytes = match std::fs::read(Path::new(&path)) {
+        Ok(bytes) => bytes,
+        Err(source) => return Err(PhrasesError::Read { path, source }),
+    };
+    if bytes.len() as u64 > MAX_PHRASES_BYTES {
+        return Err(PhrasesError::Size { path, bytes: bytes.len() });
+    }
+    match std::str::from_utf8(&bytes) {
+        Err(error) => Err(PhrasesError::Text { path, byte: error.valid_up_to() }),
+        Ok(text) if text.trim().is_empty() => Err(PhrasesError::Empty { path }),
+        Ok(_) => Ok(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_keeps_its_list_unless_a_change_is_allowed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("phrases.txt");
+        let store = Store::open("memory://phrases/run").unwrap();
+        let listed = |replace| to_store(Some(path.to_str().unwrap()), &store, replace);
+        assert_eq!(to_store(None, &store, false).unwrap(), None);
+        assert!(listed(false).unwrap_err().to_string().contains("objective.phrases: cannot read"));
+        for (content, message) in [(&b" \n"[..], "has no phrase"), (b"a\xff", "byte 1 is invalid")] {
+            std::fs::write(&path, content).unwrap();
+            let error = listed(false).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+        std::fs::write(&path, "new york\n").unwrap();
+        let list = listed(false).unwrap().unwrap();
+        assert_eq!(list, b"new york\n");
+        store.put(PHRASES, list.into()).unwrap();
+        assert_eq!(listed(false).unwrap(), None);
+        std::fs::write(&path, "san francisco\n").unwrap();
+        assert_eq!(listed(false).unwrap(), None);
+        assert_eq!(listed(true).unwrap().unwrap(), b"san francisco\n");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(listed(false).unwrap(), None);
+        assert!(listed(true).is_err());
+    }
+}
