@@ -6,7 +6,9 @@
 //! element. The norm reads the gradients. The first pass reads weights, gradients and moments, and writes moments and
 //! update. The second pass reads update and weights, and writes weights. AdamW moves 32 bytes per element.
 //!
-//! Each round measures axpy, LAMB and AdamW once. The benchmark prints medians over the rounds. The environment
+//! Muon is measured with iterations in bf16 and in f32. Its throughput is in FLOP/s of the iterations.
+//!
+//! Each round measures axpy and each optimizer once. The benchmark prints medians over the rounds. The environment
 //! variables `LAMBERT_BENCH_ROUNDS` (default: 7) and `LAMBERT_BENCH_THREADS` (default: 2) set the numbers of rounds and
 //! threads.
 #![allow(clippy::unwrap_used)] // A panic is how a benchmark reports.
@@ -14,8 +16,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use lambert_config::run::{Model, Optimizer as Settings, OptimizerKind};
+use lambert_config::run::{Model, Muon, MuonPrecision, Optimizer as Settings, OptimizerKind};
 use lambert_plan::architecture::Architecture;
+use lambert_plan::muon::UpdateWork;
 use lambert_worker::kernels::Host;
 use lambert_worker::optim;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
@@ -41,8 +44,17 @@ fn main() {
     let elements = state.elements();
     let (mut values, gradients) = (vec![0.01_f32; elements], vec![1e-3_f32; elements]);
     state.write(Buffer::Weights, 0, &values);
-    let settings = [OptimizerKind::Lamb, OptimizerKind::Adamw].map(|kind| Settings { kind, ..Settings::default() });
-    let mut seconds = [vec![], vec![], vec![]];
+    let settings = |kind, precision| {
+        let muon = Muon { precision, ..Muon::default() };
+        Settings { kind, muon, ..Settings::default() }
+    };
+    let settings = [
+        settings(OptimizerKind::Lamb, MuonPrecision::Bf16),
+        settings(OptimizerKind::Adamw, MuonPrecision::Bf16),
+        settings(OptimizerKind::Muon, MuonPrecision::Bf16),
+        settings(OptimizerKind::Muon, MuonPrecision::Fp32),
+    ];
+    let mut seconds = [vec![], vec![], vec![], vec![], vec![]];
     for _ in 0..number("LAMBERT_BENCH_ROUNDS", 7) {
         let mut time = |index: usize, work: &mut dyn FnMut()| {
             let start = Instant::now();
@@ -71,5 +83,10 @@ fn main() {
             rate / 1e9,
             100.0 * rate / bandwidth
         );
+    }
+    for (name, index) in [("bf16", 3), ("fp32", 4)] {
+        let work = UpdateWork::new(&settings[index - 1], state.parameters.architecture(), 1);
+        let time = median(&mut seconds[index]);
+        println!("Muon, {name}: {:.2} s, {:.1} GFLOP/s", time, work.flops / time / 1e9);
     }
 }
