@@ -1,5 +1,7 @@
 //! Errors of a worker, their exit codes and failure kinds.
 
+use std::path::PathBuf;
+
 use lambert_config::{ConfigError, ConfigIssue, exit};
 use lambert_control as control;
 use lambert_dataset::DatasetError;
@@ -132,11 +134,35 @@ pub enum Error {
     /// Results cannot be printed.
     #[error("cannot write to standard output")]
     Output(#[source] std::io::Error),
+    /// A text file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Input {
+        /// The file.
+        path: PathBuf,
+        /// System error.
+        source: std::io::Error,
+    },
+    /// A result file cannot be created.
+    #[error("cannot create {}", path.display())]
+    Create {
+        /// The file.
+        path: PathBuf,
+        /// System error.
+        source: std::io::Error,
+    },
+    /// A Parquet file cannot be written.
+    #[error("cannot write {}", path.display())]
+    Parquet {
+        /// The file.
+        path: PathBuf,
+        /// Cause.
+        source: parquet::errors::ParquetError,
+    },
     /// A directory on this host, for files of the launcher or of MPI, cannot be used.
     #[error("cannot use directory {} for files of the launcher and MPI", path.display())]
     Directory {
         /// The directory.
-        path: std::path::PathBuf,
+        path: PathBuf,
         /// Cause.
         source: std::io::Error,
     },
@@ -168,9 +194,11 @@ impl Error {
     /// Exit code of the program.
     pub fn exit_code(&self) -> i32 {
         match self {
-            Self::Config(_) | Self::Usage(_) | Self::Tokenizer(_) | Self::Dataset(DatasetError::NoManifest { .. }) => {
-                exit::USAGE
-            }
+            Self::Config(_)
+            | Self::Usage(_)
+            | Self::Tokenizer(_)
+            | Self::Input { .. }
+            | Self::Dataset(DatasetError::NoManifest { .. }) => exit::USAGE,
             Self::Device(error) if error.is_setup_error() => exit::USAGE,
             Self::GpuLost { .. } => exit::GPU_FAILED,
             _ => exit::FAILED,

@@ -8,25 +8,22 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use lambert_collective::local;
 use lambert_config::run::{DeviceKind, Limits};
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_control::EventKind;
 use lambert_control::Versions;
-use lambert_plan::objectives::{self, TargetKind};
 use lambert_progress::terminal::{self, LogWriter};
 use lambert_progress::{Progress, Unit};
 use lambert_store::{Store, host_paths, private_dir};
 use lambert_worker::bench::{self, BenchOptions};
 use lambert_worker::error::{self, Error};
 use lambert_worker::gpu::ComputeDevice;
-use lambert_worker::inference::fill_mask;
+use lambert_worker::inference::embed::{self, EmbedOptions, HiddenLayer, Pooling};
 use lambert_worker::inference::loaded_model::LoadedModel;
+use lambert_worker::inference::{eval, fill_mask, score};
 use lambert_worker::torch;
 use lambert_worker::train;
 use lambert_worker::train::TrainOutcome;
-use lambert_worker::train::evaluate;
-use lambert_worker::train::evaluate::EvalOutcome;
 use lambert_worker::worker::cleanup;
 use lambert_worker::worker::control::{Control, WorkerPhase};
 use lambert_worker::worker::environment;
@@ -121,6 +118,40 @@ enum WorkerCommand {
         #[arg(long)]
         batches: Option<PathBuf>,
     },
+    /// Embeddings of the lines of a text file
+    Embed {
+        /// A run, or one of its checkpoints
+        model: String,
+        /// Text file; `-`: standard input
+        #[arg(long)]
+        input: PathBuf,
+        /// Parquet file
+        #[arg(long)]
+        output: PathBuf,
+        /// Vector of a text
+        #[arg(long, default_value = "mean")]
+        pooling: Pooling,
+        /// Hidden states to use
+        #[arg(long, default_value = "last")]
+        layer: HiddenLayer,
+        /// Compute device
+        #[arg(long, default_value = "auto", value_parser = device)]
+        device: DeviceKind,
+    },
+    /// Pseudo-log-likelihood of the lines of a text file
+    Score {
+        /// A run, or one of its checkpoints
+        model: String,
+        /// Text file; `-`: standard input
+        #[arg(long)]
+        input: PathBuf,
+        /// Compute device
+        #[arg(long, default_value = "auto", value_parser = device)]
+        device: DeviceKind,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Predict the most probable tokens at each mask of a text
     FillMask {
         /// A run, or one of its checkpoints
@@ -213,18 +244,32 @@ fn run(command: WorkerCommand) -> Result<i32, Error> {
                 0 | 1 => LoadedModel::open(&model, device, &progress)?,
                 count => LoadedModel::open_average(&model, count, device, &progress)?,
             };
-            eval(&model, &data, samples, json, progress)
+            eval::eval(&model, &data, samples, json, progress).map(|()| exit::DONE)
         }
         WorkerCommand::Bench { config, sets, stage, samples, steps, warmup, json, batches } => {
             let config: RunConfig =
                 Layers::from_process(&sets).warn_with(|warning| tracing::warn!("{warning}")).load(&config)?;
             bench::run(&config, &BenchOptions { stage, samples, steps, warmup, json, batches })
         }
+        WorkerCommand::Embed { model, input, output, pooling, layer, device } => {
+            let progress = Progress::start("reading the model");
+            let model = LoadedModel::open(&model, device, &progress)?;
+            progress.phase("embedding", Unit::Count("texts"));
+            let summary = embed::embed(&model, &EmbedOptions { input, output, pooling, layer }, &progress)?;
+            drop(progress);
+            output::line(&summary.to_string()).map(|()| exit::DONE)
+        }
+        WorkerCommand::Score { model, input, device, json } => {
+            let progress = Progress::start("reading the model");
+            let model = LoadedModel::open(&model, device, &progress)?;
+            progress.phase("scoring", Unit::Count("texts"));
+            score::score_lines(&model, &input, json, &progress).map(|()| exit::DONE)
+        }
         WorkerCommand::FillMask { model, text, top, device, json } => {
             let progress = Progress::start("reading the model");
             let model = LoadedModel::open(&model, device, &progress)?;
             drop(progress);
-            fill(&model, &text, top, json)
+            fill_mask::print(&model, &text, top, json).map(|()| exit::DONE)
         }
     }
 }
@@ -328,59 +373,4 @@ fn leave(control: Arc<Control>, failed: &Error) -> ! {
 /// Parses a device name.
 fn device(name: &str) -> Result<DeviceKind, String> {
     DeviceKind::named(name).ok_or_else(|| format!("expected one of {}", DeviceKind::NAMES.join(", ")))
-}
-
-fn eval(model: &LoadedModel, data: &str, samples: u64, json: bool, progress: Progress) -> Result<i32, Error> {
-    let request = model.eval_request(data, samples)?;
-    progress.phase("evaluating", Unit::Count("samples"));
-    progress.set_total(request.samples());
-    let update = |samples| {
-        progress.set_done(samples);
-        false
-    };
-    let evaluated = evaluate::evaluate(&model.objective(), &mut *local::single().group, &request, model.step, update)?;
-    drop(progress);
-    let result = match evaluated {
-        EvalOutcome::Completed(evaluation) => evaluation,
-        // There is only one rank, so a read failure always includes the error.
-        EvalOutcome::Unreadable(Some(unread)) => return Err(Error::Dataset(unread)),
-        EvalOutcome::Unreadable(None) | EvalOutcome::Stopped => return Err(Error::NoMoreSamples(model.step)),
-    };
-    if json {
-        output::line(&serde_json::to_string(&result).map_err(Error::Json)?)?;
-        return Ok(exit::DONE);
-    }
-    let mut lines = vec![
-        format!("step             {}", result.step),
-        format!("samples          {}", result.samples),
-        format!("masked tokens    {}", result.masked_tokens),
-    ];
-    for loss in objectives::losses(&model.config.objective) {
-        let (title, Some(score)) = (loss.title, result.scores.get(loss.name)) else { continue };
-        lines.push(format!("{:<17}{:.4} nats", format!("{title} loss"), score.loss));
-        if loss.targets == TargetKind::MaskedTokens {
-            let entropy = result.unigram_entropy;
-            lines.push(format!("  baseline       {entropy:.4} nats (unigram entropy of the dataset)"));
-        }
-        let accuracy = |share| format!("{:<17}{:.2}%", format!("{title} accuracy"), 100.0 * share);
-        lines.extend(score.accuracy.map(accuracy));
-    }
-    output::line(&lines.join("\n"))?;
-    Ok(exit::DONE)
-}
-
-fn fill(model: &LoadedModel, text: &str, top: usize, json: bool) -> Result<i32, Error> {
-    let masks = fill_mask::fill(model, text, top)?;
-    if json {
-        output::line(&serde_json::to_string(&masks).map_err(Error::Json)?)?;
-        return Ok(exit::DONE);
-    }
-    for (number, predictions) in masks.iter().enumerate() {
-        let predictions: Vec<String> = predictions
-            .iter()
-            .map(|prediction| format!("{} {:.1}%", prediction.piece, 100.0 * prediction.probability))
-            .collect();
-        output::line(&format!("[MASK] {}: {}", number + 1, predictions.join(", ")))?;
-    }
-    Ok(exit::DONE)
 }

@@ -31,6 +31,8 @@ const GUIDES: &[(&str, &str)] = &[
     ("stop", "[Stop a run](../guides/one-machine.md#stop-a-run)"),
     ("checkpoint", "[Manage checkpoints](../guides/one-machine.md#manage-checkpoints)"),
     ("eval", "[Evaluate and export a model](../guides/export.md)"),
+    ("embed", "[Embed and score texts](../guides/embed.md)"),
+    ("score", "[Embed and score texts](../guides/embed.md)"),
     ("fill-mask", "[Evaluate and export a model](../guides/export.md)"),
     ("export", "[Evaluate and export a model](../guides/export.md)"),
 ];

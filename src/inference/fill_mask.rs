@@ -12,6 +12,7 @@ use crate::masking::MaskedToken;
 use crate::model::Dropout;
 use crate::model::input::Input;
 use crate::torch;
+use crate::worker::output;
 
 /// Prediction for one `[MASK]`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -22,6 +23,25 @@ pub struct Prediction {
     pub id: u32,
     pub probability: f64,
     pub logit: f64,
+}
+
+/// Prints the `top` most probable tokens for each \[MASK\] of `text`.
+///
+/// # Errors
+/// The text has no mask or is too long, or the device fails.
+pub fn print(model: &LoadedModel, text: &str, top: usize, json: bool) -> Result<(), Error> {
+    let masks = fill(model, text, top)?;
+    if json {
+        return output::line(&serde_json::to_string(&masks).map_err(Error::Json)?);
+    }
+    for (number, predictions) in masks.iter().enumerate() {
+        let predictions: Vec<String> = predictions
+            .iter()
+            .map(|prediction| format!("{} {:.1}%", prediction.piece, 100.0 * prediction.probability))
+            .collect();
+        output::line(&format!("[MASK] {}: {}", number + 1, predictions.join(", ")))?;
+    }
+    Ok(())
 }
 
 /// Returns the `top` most probable tokens for each \[MASK\] of `text`, in order.

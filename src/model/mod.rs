@@ -173,6 +173,8 @@ struct EncoderSegment {
     block: Box<dyn SegmentBlock>,
     /// Outputs of other segments that this segment reads.
     inputs: Vec<SegmentOutput>,
+    /// True for the embeddings and for layers, whose first output is a hidden state of the model.
+    is_hidden_state: bool,
     /// Earlier segments whose outputs are not read after this segment. The forward pass
     /// frees these outputs after this segment.
     releases: Vec<usize>,
@@ -214,7 +216,13 @@ impl Encoder {
         let last_reader = |index: usize| network.segments.iter().rposition(|segment| reads(segment, index));
         let code = |(index, segment): (usize, &Segment)| {
             let releases = (0..index).filter(|other| last_reader(*other) == Some(index)).collect();
-            Some(EncoderSegment { block: block(weights, segment)?, inputs: segment.inputs.clone(), releases })
+            let is_hidden_state = matches!(segment.kind, SegmentKind::Embed | SegmentKind::Layer { .. });
+            Some(EncoderSegment {
+                block: block(weights, segment)?,
+                inputs: segment.inputs.clone(),
+                is_hidden_state,
+                releases,
+            })
         };
         let segments: Vec<EncoderSegment> = network.segments.iter().enumerate().filter_map(code).collect();
         let has_final_norm = network.has(|module| module.part == ModuleKind::FinalNorm);
@@ -259,6 +267,21 @@ impl Encoder {
             segment.releases.iter().for_each(|spent| outputs[*spent].clear());
         }
         self.apply_final_norm(outputs[self.heads_input.segment][self.heads_input.output].shallow_clone())
+    }
+
+    /// Returns the hidden states as `output_hidden_states` of transformers does, each \[batch, sequence, hidden\]: the output of
+    /// the embeddings and of each layer, the last one after the final normalization. Without dropout.
+    pub fn hidden_states(&self, input: &Input) -> Vec<Tensor> {
+        let mut outputs = Vec::<Vec<Tensor>>::with_capacity(self.segments.len());
+        for index in 0..self.segments.len() {
+            let read = |value: SegmentOutput| &outputs[value.segment][value.output];
+            outputs.push(self.forward_segment(index, read, input, Dropout::Off));
+        }
+        let states = outputs.iter().zip(&self.segments).filter(|(_, segment)| segment.is_hidden_state);
+        let mut states: Vec<Tensor> = states.map(|(outputs, _)| outputs[0].shallow_clone()).collect();
+        let last = states.pop().map(|last| self.apply_final_norm(last));
+        states.extend(last);
+        states
     }
 
     /// Computes the outputs of segment `index`. `read` returns an output of an earlier segment.

@@ -25,7 +25,7 @@ pub use data::{Data, DataAction, DataReport, DataReportFormat, Generate, Inspect
 pub use init::{Init, Place, Recipe, Size, SourceKind};
 pub use install::{Completions, Man, Shell};
 pub use metrics::{Metrics, RecordFormat};
-pub use model::{Checkpoint, CheckpointAction, Eval, Export, FillMask};
+pub use model::{Checkpoint, CheckpointAction, Embed, Eval, Export, FillMask, Score};
 pub use plan::{MachineName, Plan};
 pub use report::{Report, ReportFormat};
 pub use run::{Run, Stop, Submit, Tune};
@@ -99,6 +99,10 @@ pub enum Command {
     Checkpoint(Checkpoint),
     /// Evaluate a checkpoint on a held-out dataset
     Eval(Eval),
+    /// Write embeddings of texts
+    Embed(Embed),
+    /// Score texts by their pseudo-log-likelihood
+    Score(Score),
     /// Predict the tokens at [MASK]
     FillMask(FillMask),
     /// Export a checkpoint to Hugging Face Transformers format

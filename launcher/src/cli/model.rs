@@ -1,6 +1,6 @@
-//! Checkpoint and model commands: checkpoint, eval, fill-mask, export.
+//! Checkpoint and model commands: checkpoint, eval, embed, score, fill-mask, export.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use lambert_config::run::DeviceKind;
@@ -142,6 +142,77 @@ impl FillMask {
         line.extend(["--device".to_owned(), self.device.clone()]);
         line.extend(self.json.then(|| "--json".to_owned()));
         line.extend(["--".to_owned(), self.model.clone(), self.text.clone()]);
+        line
+    }
+}
+
+/// Arguments of `lambert embed`, passed on to lambert-worker.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  lambert embed runs/demo --input sentences.txt --output embeddings.parquet")]
+pub struct Embed {
+    /// Run (newest valid checkpoint) or RUN/checkpoints/step-...
+    #[arg(value_name = "RUN_OR_CHECKPOINT")]
+    pub model: String,
+    /// Text file with a text per line; -: standard input
+    #[arg(long, value_name = "FILE")]
+    pub input: PathBuf,
+    /// Parquet file with the texts and their embeddings
+    #[arg(long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Vector of a text: mean over its tokens, or the hidden state of [CLS]
+    #[arg(long, default_value = "mean", value_parser = ["mean", "cls"])]
+    pub pooling: String,
+    /// Hidden states: last, last-four (concatenated), or the number of a layer (0: embeddings)
+    #[arg(long, default_value = "last", value_name = "LAYER", value_parser = hidden_layer)]
+    pub layer: String,
+    /// Compute device, independent of the training device
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceKind::NAMES)]
+    pub device: String,
+}
+
+impl Embed {
+    /// Returns the arguments for lambert-worker.
+    pub fn to_worker(&self) -> Vec<String> {
+        let path = |path: &Path| path.to_string_lossy().into_owned();
+        let mut line = vec!["embed".to_owned(), "--input".to_owned(), path(&self.input)];
+        line.extend(["--output".to_owned(), path(&self.output), "--pooling".to_owned(), self.pooling.clone()]);
+        line.extend(["--layer".to_owned(), self.layer.clone(), "--device".to_owned(), self.device.clone()]);
+        line.extend(["--".to_owned(), self.model.clone()]);
+        line
+    }
+}
+
+/// Parses `last`, `last-four` or a number.
+fn hidden_layer(text: &str) -> Result<String, String> {
+    let is_layer = ["last", "last-four"].contains(&text) || text.parse::<usize>().is_ok();
+    is_layer.then(|| text.to_owned()).ok_or_else(|| "expected last, last-four or the number of a layer".to_owned())
+}
+
+/// Arguments of `lambert score`, passed on to lambert-worker.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  lambert score runs/demo --input sentences.txt")]
+pub struct Score {
+    /// Run (newest valid checkpoint) or RUN/checkpoints/step-...
+    #[arg(value_name = "RUN_OR_CHECKPOINT")]
+    pub model: String,
+    /// Text file with a text per line; -: standard input
+    #[arg(long, value_name = "FILE")]
+    pub input: PathBuf,
+    /// Compute device, independent of the training device
+    #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceKind::NAMES)]
+    pub device: String,
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Score {
+    /// Returns the arguments for lambert-worker.
+    pub fn to_worker(&self) -> Vec<String> {
+        let mut line = vec!["score".to_owned(), "--input".to_owned(), self.input.to_string_lossy().into_owned()];
+        line.extend(["--device".to_owned(), self.device.clone()]);
+        line.extend(self.json.then(|| "--json".to_owned()));
+        line.extend(["--".to_owned(), self.model.clone()]);
         line
     }
 }

@@ -52,6 +52,8 @@ pub fn run(command: &Command) -> Outcome {
         Command::Report(arguments) => report::report(arguments),
         Command::Stop(arguments) => stop::stop(arguments),
         Command::Eval(arguments) => worker::become_worker(&arguments.to_worker()),
+        Command::Embed(arguments) => worker::become_worker(&arguments.to_worker()),
+        Command::Score(arguments) => worker::become_worker(&arguments.to_worker()),
         Command::FillMask(arguments) => worker::become_worker(&arguments.to_worker()),
         Command::Checkpoint(arguments) => checkpoint::checkpoint(&arguments.action),
         Command::Export(arguments) => export::export(arguments),
