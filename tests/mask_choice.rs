@@ -7,7 +7,9 @@ use lambert_control::StepRecord;
 use lambert_dataset::Dataset;
 use lambert_dataset::token_counts::TOKEN_COUNTS;
 
-use crate::support::{Running, TestDir, assert_same_bits, assert_same_weights, run, same_bits_after_kills};
+use crate::support::{
+    Running, TestDir, assert_same_bits, assert_same_weights, checkpoints, done, run, same_bits_after_kills,
+};
 
 /// Writes a list of the 50 most frequent pairs of words of the corpus.
 fn phrases(dir: &TestDir) -> String {
@@ -115,9 +117,13 @@ fn a_run_keeps_its_phrases() {
     dir.file("phrases.txt", "other words\n");
     let resumed = Running::start(&config, &stopped).end();
     assert_eq!(resumed.code, Some(0), "{}", resumed.log);
-    let message = "is not the list of phrases of this run any more; the run keeps ";
-    assert!(resumed.log.contains(message), "{}", resumed.log);
+    assert!(resumed.log.contains("phrases.txt has changed; the run keeps its phrases"), "{}", resumed.log);
     assert_same_bits(&calm, &stopped);
+    // A copy of the run has the list, too.
+    let copy = dir.path("copy");
+    done(&["checkpoint", "copy", &format!("{stopped}/checkpoints/{}", checkpoints(&stopped)[0]), &copy]);
+    let list = |run: &str| std::fs::read(format!("{run}/phrases.txt")).unwrap();
+    assert_eq!(list(&copy), list(&calm));
 }
 
 #[test]
@@ -149,7 +155,7 @@ fn wrong_values_are_refused_by_name() {
     for (content, message) in [
         (other.as_str(), "does not belong to the dataset beside it: the entropy of its counts is"),
         (&text[..text.len() / 2], "does not belong to the dataset beside it: EOF while parsing"),
-        ("", "is missing; masks by frequency need it, and `lambert prep` writes it with every dataset"),
+        ("", "is missing; masks by frequency need it;"),
     ] {
         match content.is_empty() {
             true => std::fs::remove_file(&counts).unwrap(),

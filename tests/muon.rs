@@ -3,7 +3,7 @@
 use lambert_control::StepRecord;
 use serde_json::Value;
 
-use crate::support::{Running, TestDir, assert_same_weights, done, run, same_bits_after_kills};
+use crate::support::{Running, TestDir, assert_same_weights, checkpoints, done, run, same_bits_after_kills};
 
 /// Writes a configuration of `steps` steps. The model grows from two layers to four after half of them.
 fn config(dir: &TestDir, steps: u64) -> String {
@@ -62,6 +62,24 @@ fn muon_resumes_with_the_same_bits() {
     let dir = TestDir::new();
     let config = config(&dir, 120);
     same_bits_after_kills(&dir, &config, 3, 120);
+}
+
+/// The moments of Muon fit no other optimizer, and the reverse.
+#[test]
+fn another_optimizer_is_refused() {
+    let dir = TestDir::new();
+    let (config, url) = (config(&dir, 8), dir.path("run"));
+    done(&["run", "--config", &config, "--run", &url, "--set", "cluster.ranks=1"]);
+    let adamw = ["--set", "optimizer.kind=adamw", "--set", "cluster.ranks=1"];
+    let start = |more: &[&str]| run(&[&["run", "--config", &config], &adamw[..], more].concat());
+    let changed = start(&["--run", &url, "--allow-change", "optimizer"]);
+    assert!(changed.code == 2 && changed.err.contains("has checkpoints of another optimizer"), "{}", changed.err);
+    let checkpoint = format!("{url}/checkpoints/{}", checkpoints(&url)[0]);
+    let from = ["--run", &dir.path("from"), "--from", &checkpoint, "--set", "stage.0.layers=4"];
+    let with = start(&[&from[..], &["--with-optimizer", "--check"]].concat());
+    assert!(with.code == 2 && with.err.contains("run.from_optimizer: Muon has other moments"), "{}", with.err);
+    let without = start(&[&from[..], &["--check"]].concat());
+    assert_eq!(without.code, 0, "{}", without.err);
 }
 
 #[test]

@@ -302,8 +302,10 @@ fn step_of_every_architecture_synchronizes_once() {
             for kernels in kernels {
                 let mut state = case.state(kernels, &model);
                 let objective = case.objective(&state.parameters, &model).recomputing(recompute);
-                let (fetched, reads, _) = counts(&device, &mut state, &objective, OptimizerKind::Lamb, Layout::Padded);
-                assert_eq!((fetched, reads), (1, 0), "{} {recompute}", case.name);
+                for kind in [OptimizerKind::Lamb, OptimizerKind::Muon] {
+                    let (fetched, reads, _) = counts(&device, &mut state, &objective, kind, Layout::Padded);
+                    assert_eq!((fetched, reads), (1, 0), "{} {recompute} {kind:?}", case.name);
+                }
             }
         }
     }

@@ -44,7 +44,7 @@ fn select_tokens(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rn
 }
 
 fn select_words(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng) -> Vec<SelectedToken> {
-    let words = split_words(ids, vocab);
+    let words = split_words(ids, max_tokens, vocab);
     let mut draws = draw_words(ids, &words, vocab);
     let mut selected = Vec::with_capacity(max_tokens);
     while selected.len() < max_tokens
@@ -60,7 +60,7 @@ fn select_words(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng
 }
 
 fn select_spans(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng) -> Vec<SelectedToken> {
-    let words = split_words(ids, vocab);
+    let words = split_words(ids, max_tokens, vocab);
     let mut taken = vec![false; words.len()];
     let mut draws = draw_words(ids, &words, vocab);
     let mut selected: Vec<SelectedToken> = Vec::with_capacity(max_tokens);
@@ -86,7 +86,7 @@ fn select_spans(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng
 /// n-gram that exceeds the limit is shortened, and skipped if its first word exceeds the limit or if one of its words is
 /// already selected. An n-gram ends at a special token.
 fn select_ngrams(ids: &[u32], max_tokens: usize, vocab: &MaskVocab, rng: &mut Rng) -> Vec<SelectedToken> {
-    let words = split_words(ids, vocab);
+    let words = split_words(ids, max_tokens, vocab);
     let mut taken = vec![false; words.len()];
     let mut draws = draw_words(ids, &words, vocab);
     let mut selected: Vec<SelectedToken> = Vec::with_capacity(max_tokens);
@@ -141,9 +141,9 @@ fn draw_words(ids: &[u32], words: &[Range<u16>], vocab: &MaskVocab) -> Draws {
     Draws::new(words.len(), weight)
 }
 
-/// Splits a sample into words, of which each is masked as a whole. The words of a phrase form one word. Special tokens are left
-/// out.
-fn split_words(ids: &[u32], vocab: &MaskVocab) -> Vec<Range<u16>> {
+/// Splits a sample into words, of which each is masked as a whole. The words of a phrase of at most `max_tokens` tokens form one
+/// word. Special tokens are left out.
+fn split_words(ids: &[u32], max_tokens: usize, vocab: &MaskVocab) -> Vec<Range<u16>> {
     let words = split_single_words(ids, vocab);
     let Some(phrases) = &vocab.phrases else { return words };
     let mut joined = Vec::with_capacity(words.len());
@@ -154,7 +154,8 @@ fn split_words(ids: &[u32], vocab: &MaskVocab) -> Vec<Range<u16>> {
             let end = first.start + *count as u16;
             rest.iter().take_while(|word| word.end <= end).last().is_some_and(|word| word.end == end)
         };
-        let longest = phrases.lengths(&ids[usize::from(first.start)..]).filter(ends_at).last();
+        let lengths = phrases.lengths(&ids[usize::from(first.start)..]).take_while(|count| *count <= max_tokens);
+        let longest = lengths.filter(ends_at).last();
         let word = longest.map_or(first.clone(), |count| first.start..first.start + count as u16);
         rest = &others[others.iter().take_while(|other| other.end <= word.end).count()..];
         joined.push(word);
@@ -165,7 +166,7 @@ fn split_words(ids: &[u32], vocab: &MaskVocab) -> Vec<Range<u16>> {
 /// Splits a sample into words. A word is a token and its continuation tokens. Special tokens are left out.
 fn split_single_words(ids: &[u32], vocab: &MaskVocab) -> Vec<Range<u16>> {
     let mut words: Vec<Range<u16>> = Vec::new();
-    for (position, id) in (0_u16..).zip(ids) {
+    for (position, id) in (0..=u16::MAX).zip(ids) {
         if vocab.special_ids.contains(id) {
             continue;
         }

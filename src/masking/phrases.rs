@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 /// Phrases as sequences of token ids, in a prefix tree.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Phrases {
     /// Child of a node by token id. Node 0 is the root.
     children: HashMap<(u32, u32), u32>,
@@ -11,23 +11,24 @@ pub struct Phrases {
     ends: Vec<bool>,
 }
 
+impl Default for Phrases {
+    fn default() -> Self {
+        Self { children: HashMap::new(), ends: vec![false] }
+    }
+}
+
 impl Phrases {
-    /// Creates the tree of `phrases`. Empty phrases are left out.
-    pub fn new<'a>(phrases: impl IntoIterator<Item = &'a [u32]>) -> Self {
-        let mut tree = Self { children: HashMap::new(), ends: vec![false] };
-        for phrase in phrases {
-            let mut node = 0;
-            for id in phrase {
-                let next = tree.ends.len() as u32;
-                node = *tree.children.entry((node, *id)).or_insert(next);
-                if node == next {
-                    tree.ends.push(false);
-                }
+    /// Adds a phrase, unless it is empty.
+    pub fn insert(&mut self, phrase: &[u32]) {
+        let mut node = 0;
+        for id in phrase {
+            let next = self.ends.len() as u32;
+            node = *self.children.entry((node, *id)).or_insert(next);
+            if node == next {
+                self.ends.push(false);
             }
-            tree.ends[node as usize] = true;
         }
-        tree.ends[0] = false;
-        tree
+        self.ends[node as usize] = !phrase.is_empty();
     }
 
     /// Returns the lengths, in tokens, of the phrases that `ids` starts with, in rising order.
@@ -48,7 +49,8 @@ mod tests {
     #[test]
     fn all_phrases_at_a_position_are_found() {
         let list: [&[u32]; 5] = [&[5, 6], &[5, 6, 7, 8], &[9], &[], &[5, 7]];
-        let phrases = Phrases::new(list);
+        let mut phrases = Phrases::default();
+        list.iter().for_each(|phrase| phrases.insert(phrase));
         let lengths = |ids: &[u32]| phrases.lengths(ids).collect::<Vec<_>>();
         assert_eq!(lengths(&[5, 6, 7, 8, 9]), [2, 4]);
         assert_eq!(lengths(&[5, 6, 7]), [2]);

@@ -304,7 +304,9 @@ fn weights_do_not_change_the_number_of_masked_tokens() {
 fn phrases_are_masked_as_a_whole() {
     // Tokens from 100 to 499 are words. 600 and 603 continue a word.
     let list: [&[u32]; 4] = [&[110, 120], &[110, 120, 130], &[200, 600], &[210, 220]];
-    let vocab = MaskVocab { phrases: Some(Arc::new(Phrases::new(list))), ..vocab() };
+    let mut phrases = Phrases::default();
+    list.iter().for_each(|phrase| phrases.insert(phrase));
+    let vocab = MaskVocab { phrases: Some(Arc::new(phrases)), ..vocab() };
     let ids = [2, 110, 120, 130, 300, 110, 120, 140, 200, 600, 603, 210, 220, 600, 3, 110, 3];
     // "200 600" is no phrase before 603, and "210 220" none before 600: they would end within a word.
     let words: [&[u16]; 9] = [&[1, 2, 3], &[4], &[5, 6], &[7], &[8, 9, 10], &[11], &[12, 13], &[15], &[]];
@@ -322,5 +324,29 @@ fn phrases_are_masked_as_a_whole() {
             }
         }
         assert!(masked_words[..8].iter().all(|count| *count * 20 > samples), "{unit:?}: {masked_words:?}");
+    }
+}
+
+/// A phrase with more tokens than may be masked is no phrase, so its words are masked like others.
+#[test]
+fn long_phrases_are_split() {
+    let mut phrases = Phrases::default();
+    phrases.insert(&[110, 120, 130]);
+    let vocab = MaskVocab { phrases: Some(Arc::new(phrases)), ..vocab() };
+    let masked = |number, max_predictions| {
+        let settings = Objective { max_predictions, mask_probability: 0.9, ..objective(MaskUnit::Word) };
+        mask(&mut [2, 110, 120, 130, 3], &settings, &vocab, Key::new(number)).len()
+    };
+    for number in 0..100 {
+        assert_eq!((masked(number, 2), masked(number, 3)), (2, 3));
+    }
+}
+
+#[test]
+fn the_longest_samples_are_masked() {
+    let ids: Vec<u32> = (0..u32::from(u16::MAX)).map(|position| 100 + position % 900).collect();
+    for unit in UNITS {
+        let masked = mask(&mut ids.clone(), &objective(unit), &vocab(), Key::new(1));
+        assert!(masked.len() > 9_000, "{unit:?}: {}", masked.len());
     }
 }

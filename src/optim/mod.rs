@@ -1,7 +1,7 @@
 //! Optimizer updates. The module computes the constants of the update of each parameter. The loops over
 //! elements are device kernels ([`crate::kernels`]). The code uses no files. Ranks take part through [`Ranks`].
 //!
-//! - [`muon`]: updates of matrices by orthogonalized momentum
+//! - `muon`: updates of matrices by orthogonalized momentum
 
 #[cfg(test)]
 mod lamb_variants;

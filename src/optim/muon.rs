@@ -70,7 +70,8 @@ pub fn update(
     let owners = muon::owners(&all.iter().map(|matrices| matrices.stack).collect::<Vec<_>>(), ranks.world());
     let is_finite = torch::guard(|| {
         state.kernels().wait_snapshots();
-        let is_finite = norm.isfinite();
+        // False for infinity and NaN.
+        let is_finite = norm.le(f64::MAX);
         let scale = clip_scale(norm, settings.clip_norm);
         for (matrices, owner) in all.iter().zip(owners) {
             let direction = momentum(state, matrices, &settings.muon, &scale, &is_finite);

@@ -9,6 +9,7 @@ use super::phases::{Phase, PhaseClock};
 use crate::error::Error;
 use crate::optim::Ranks;
 use crate::state::TrainState;
+use crate::torch;
 use crate::worker::control::WorkerPhase;
 use crate::worker::session::Session;
 use crate::worker::trace::span;
@@ -30,6 +31,8 @@ impl Ranks for UpdateRanks<'_, '_> {
     }
 
     fn sum(&mut self, state: &mut TrainState, range: Range<usize>) -> Result<(), Error> {
+        // A rank whose GPU is slow must not be in the phase of the all-reduce.
+        torch::guard(|| self.session.kernels.wait())?;
         self.clock.end(Phase::Optimizer)?;
         self.session.control.phase(WorkerPhase::AllReduce);
         let _sum = span!("all-reduce of matrices");

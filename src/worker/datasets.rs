@@ -64,9 +64,25 @@ fn phrases(store: &Store, dataset: &Dataset) -> Result<Phrases, Error> {
     let tokenizer = facts.tokenizer(&dataset.vocabulary()?)?;
     let mut encoder = tokenizer.encoder();
     let text = String::from_utf8_lossy(&list);
-    let all: Vec<Vec<u32>> = text.lines().map(|line| encoder.encode(line).to_vec()).collect();
-    let known = |phrase: &&Vec<u32>| !phrase.contains(&manifest.special.unk);
-    Ok(Phrases::new(all.iter().filter(known).map(Vec::as_slice)))
+    let (mut phrases, mut known, mut all) = (Phrases::default(), 0_usize, 0_usize);
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        let ids = encoder.encode(line);
+        all += 1;
+        if !ids.contains(&manifest.special.unk) {
+            known += 1;
+            phrases.insert(ids);
+        }
+    }
+    if known == 0 {
+        let name = format!("{}/{PHRASES}", store.url());
+        return Err(Error::Usage(format!(
+            "objective.phrases: each of the {all} phrases of {name} has an unknown word"
+        )));
+    }
+    if known < all {
+        tracing::debug!("{} of {all} phrases have an unknown word and are not used", all - known);
+    }
+    Ok(phrases)
 }
 
 /// Opens the data of a stage with `open`.

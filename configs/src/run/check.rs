@@ -290,7 +290,10 @@ impl Optimizer {
         }
         let muon = &self.muon;
         fraction("optimizer.muon.momentum", muon.momentum, issues);
-        positive("optimizer.muon.iterations", f64::from(muon.iterations), issues);
+        if !(1..=100).contains(&muon.iterations) {
+            let message = format!("is {}; must be from 1 to 100", muon.iterations);
+            issues.push(ConfigIssue::new("optimizer.muon.iterations", message));
+        }
         not_negative("optimizer.muon.adamw_learning_rate_ratio", muon.adamw_learning_rate_ratio, issues);
     }
 }

@@ -14,8 +14,10 @@ pub struct Metrics {
     /// A step with an estimate computes its global batch in two halves, with one all-reduce for each half. Therefore
     /// the rounding differs, and gradients take twice the memory.
     pub noise_scale_every_steps: u64,
-    /// Steps between records of each tensor's trust ratio (LAMB), reduction of the rate (StableAdamW), or ratio of the norms
-    /// of update and momentum (Muon). 0: no records.
+    /// Steps between records of the factor of each tensor (LAMB, StableAdamW and Muon). 0: no records.
+    ///
+    /// The factor is the trust ratio of LAMB, the reduction of the rate of StableAdamW, or the norm of the update divided by the
+    /// norm of the momentum of Muon.
     pub trust_ratios_every_steps: u64,
     /// Number of steps that each rank traces, for Perfetto or chrome://tracing. 0: no trace.
     pub trace_steps: u64,

@@ -67,8 +67,10 @@ pub struct Objective {
     pub random_share: f64,
     /// Fraction of tokens to predict, relative to all tokens of a sample including special tokens.
     pub mask_probability: f64,
-    /// Masks rare tokens more often: a token that occurs n times in the dataset is drawn with a probability proportional to
-    /// `n^-x`, where x is this value. 0: all tokens have the same probability. 0.5 is usual. Not for evaluations.
+    /// Masks rare tokens more often. 0: all tokens have the same probability. Not for evaluations.
+    ///
+    /// A token that occurs n times in the dataset is drawn with a probability proportional to `n^-x`, where x is this value.
+    /// 0.5 is usual.
     #[serde(skip_serializing_if = "is_zero")]
     #[schemars(!skip_serializing_if)]
     pub mask_frequency_exponent: f64,
@@ -126,7 +128,7 @@ pub struct StageObjective {
     /// Share of the masked tokens that a random token replaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub random_share: Option<f64>,
-    /// Negative exponent of the number of occurrences of a token.
+    /// Masks rare tokens more often.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mask_frequency_exponent: Option<f64>,
 }

@@ -29,7 +29,7 @@ pub enum MuonPrecision {
     /// bf16.
     #[default]
     Bf16,
-    /// f32.
+    /// f32; TF32 with `model.precision = "tf32"`.
     Fp32,
 }
 
@@ -52,7 +52,7 @@ pub struct Muon {
     pub momentum: f64,
     /// Nesterov momentum.
     pub nesterov: bool,
-    /// Number of Newton-Schulz iterations of an orthogonalization.
+    /// Number of Newton-Schulz iterations of an orthogonalization, at most 100.
     pub iterations: u32,
     /// Data type of the iterations.
     pub precision: MuonPrecision,

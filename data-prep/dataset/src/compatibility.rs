@@ -8,9 +8,11 @@ use lambert_store::error::chain;
 
 use super::Dataset;
 
-/// True if a stage masks by frequency.
-fn weighs_tokens(config: &RunConfig) -> bool {
-    config.stage.iter().any(|stage| stage.objective.of(&config.objective).mask_frequency_exponent > 0.0)
+/// True if the stage of the key `stage.N.data` or `stage.N.mixture.M.data` masks by frequency.
+fn weighs_tokens(config: &RunConfig, key: &str) -> bool {
+    let index = key.strip_prefix("stage.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+    let stage = index.and_then(|index| config.stage.get(index));
+    stage.is_some_and(|stage| stage.objective.of(&config.objective).mask_frequency_exponent > 0.0)
 }
 
 /// Adds an issue for every dataset that cannot train the configured model. `used` lists each dataset with the
@@ -36,7 +38,7 @@ pub fn check_compatibility(
         if required != Pair::None && prepared != required {
             issue(format!("was prepared with pair = {prepared:?}, but objective.pair is {required:?}"));
         }
-        if weighs_tokens(config) && key != "evaluation.data" && key != "--data" {
+        if weighs_tokens(config, key) {
             dataset.token_counts().err().into_iter().for_each(|error| issue(chain(&error)));
         }
         if dataset.rows() == 0 {

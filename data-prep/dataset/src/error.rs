@@ -36,7 +36,7 @@ pub enum DatasetError {
     },
     /// `token-counts.json` is damaged or belongs to another dataset.
     #[error(
-        "{file} does not belong to the dataset beside it: {message}; prepare the dataset again, or copy the file again"
+        "{file} does not belong to the dataset beside it: {message}; copy the file again, or delete the dataset and prepare it again"
     )]
     TokenCounts {
         /// File.
@@ -45,7 +45,9 @@ pub enum DatasetError {
         message: String,
     },
     /// Masks by frequency need `token-counts.json`.
-    #[error("{file} is missing; masks by frequency need it, and `lambert prep` writes it with every dataset")]
+    #[error(
+        "{file} is missing; masks by frequency need it; datasets of earlier versions do not have it: delete this one and prepare it again"
+    )]
     NoTokenCounts {
         /// File.
         file: String,

@@ -194,8 +194,12 @@ fn open_pair(from: &str, to: &str, progress: &Progress) -> Result<(Store, Store)
         let (to, lease) = (to.url().to_owned(), names::lease(attempt));
         return Err(Failure::usage(CheckpointError::Trained { to, lease }));
     }
-    for object in [names::CONFIG, names::VOCABULARY] {
-        let bytes = from.get(object).map_err(Failure::failed)?;
+    for object in [names::PHRASES, names::CONFIG, names::VOCABULARY] {
+        let bytes = match from.get(object) {
+            // Most runs have no list of phrases.
+            Err(error) if object == names::PHRASES && error.is_not_found() => continue,
+            found => found.map_err(Failure::failed)?,
+        };
         to.put_new(object, bytes).map_err(Failure::failed)?;
     }
     Ok((from, to))
@@ -215,13 +219,18 @@ fn run_mismatch(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
     if let Some(difference) = compared.trained.iter().find(is_other) {
         return Ok(Some(format!("{} is {} there, {} here", difference.key, difference.before, difference.now)));
     }
-    let differs = match to.get(names::VOCABULARY) {
-        Ok(there) => from.get(names::VOCABULARY).map_err(Failure::failed)? != there,
-        // An interrupted copy may have written only the configuration.
-        Err(error) if error.is_not_found() => false,
-        Err(error) => return Err(Failure::failed(error)),
-    };
-    Ok(differs.then(|| format!("{} differs", names::VOCABULARY)))
+    for object in [names::VOCABULARY, names::PHRASES] {
+        let differs = match to.get(object) {
+            Ok(there) => from.get(object).map_err(Failure::failed)? != there,
+            // An interrupted copy may have written only the configuration.
+            Err(error) if error.is_not_found() => false,
+            Err(error) => return Err(Failure::failed(error)),
+        };
+        if differs {
+            return Ok(Some(format!("{object} differs")));
+        }
+    }
+    Ok(None)
 }
 
 fn save(store: &Store) -> Outcome {

@@ -96,6 +96,7 @@ mod tests {
             role: Role::Matrix,
             name: name.to_owned(),
             shape: Vec::new(),
+            matrices: 0,
             padding,
             is_fused_with_previous: false,
             head: None,

@@ -1,6 +1,6 @@
 //! Checks the base checkpoint of a new run before anything is written.
 
-use lambert_config::run::{Model, Moments};
+use lambert_config::run::{Model, Moments, OptimizerKind};
 use lambert_config::{ConfigError, ConfigIssue, RunConfig};
 use lambert_dataset::Dataset;
 use lambert_plan::architecture::SHAPING;
@@ -54,6 +54,10 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<ConfigIssue>
         let message = "needs the optimizer moments of run.from: set run.from_optimizer (--with-optimizer)";
         faults.push(ConfigIssue::new("stage.0.growth.moments", message));
     }
+    if config.run.from_optimizer && is_muon(&from) != is_muon(config) {
+        let message = "Muon has other moments than the other optimizers; start without them";
+        faults.push(ConfigIssue::new("run.from_optimizer", message));
+    }
     if config.run.from_optimizer && !manifest.objects.iter().any(|object| names::is_moments(&object.path)) {
         faults.push(ConfigIssue::new(
             "run.from_optimizer",
@@ -67,6 +71,11 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<ConfigIssue>
         faults.push(ConfigIssue::new(KEY, format!("the vocabulary of {run} differs from that of {data}")));
     }
     Ok(())
+}
+
+/// True if Muon trains the run. Its moments do not fit another optimizer.
+pub fn is_muon(config: &RunConfig) -> bool {
+    config.optimizer.kind == OptimizerKind::Muon
 }
 
 /// Returns the model keys that determine the weights and their shapes, with their values as TOML.

@@ -1,6 +1,7 @@
 //! Phrases that a run masks as a whole. The first start copies the list to the run, so that later starts use the same masks.
 
-use std::path::Path;
+use std::fs::File;
+use std::io::Read;
 
 use lambert_store::Store;
 use lambert_store::run::{MAX_PHRASES_BYTES, PHRASES};
@@ -15,8 +16,8 @@ const KEY: &str = "objective.phrases";
 enum PhrasesError {
     #[error("{KEY}: cannot read {path}")]
     Read { path: String, source: std::io::Error },
-    #[error("{KEY}: {path} has {bytes} bytes, expected {MAX_PHRASES_BYTES} at most")]
-    Size { path: String, bytes: usize },
+    #[error("{KEY}: {path} has more than {MAX_PHRASES_BYTES} bytes")]
+    Size { path: String },
     #[error("{KEY}: {path} is not UTF-8 text: byte {byte} is invalid")]
     Text { path: String, byte: usize },
     #[error("{KEY}: {path} has no phrase, expected one in each line")]
@@ -24,9 +25,12 @@ enum PhrasesError {
 }
 
 /// Returns the list to store in the run, or `None` if the run keeps the list that it has, or has none. `path` is the file of the
-/// configuration. With `replace`, a changed file replaces the stored list.
-pub fn to_store(path: Option<&str>, store: &Store, replace: bool) -> Result<Option<Vec<u8>>, Failure> {
+/// configuration. With `replace`, a changed file replaces the stored list. A new run always takes the file.
+pub fn to_store(path: Option<&str>, store: &Store, is_new: bool, replace: bool) -> Result<Option<Vec<u8>>, Failure> {
     let Some(path) = path else { return Ok(None) };
+    if is_new {
+        return read(path).map(Some).map_err(Failure::usage);
+    }
     let stored = match store.get_at_most(PHRASES, MAX_PHRASES_BYTES) {
         Ok(bytes) => bytes,
         Err(error) if error.is_not_found() => return read(path).map(Some).map_err(Failure::usage),
@@ -34,13 +38,14 @@ pub fn to_store(path: Option<&str>, store: &Store, replace: bool) -> Result<Opti
     };
     match read(path) {
         Ok(list) if list == stored => Ok(None),
-        Ok(list) if replace => Ok(Some(list)),
+        Ok(list) if replace => {
+            tracing::info!("configuration changed: the phrases of the run are those of {path} now");
+            Ok(Some(list))
+        }
         Err(error) if replace => Err(Failure::usage(error)),
-        _ => {
-            let stored = format!("{}/{PHRASES}", store.url());
-            tracing::warn!(
-                "{path} is not the list of phrases of this run any more; the run keeps {stored}; --allow-change {KEY} replaces it"
-            );
+        found => {
+            let (what, stored) = (if found.is_ok() { "has changed" } else { "cannot be read" }, store.url());
+            tracing::warn!("{path} {what}; the run keeps its phrases ({stored}/{PHRASES}) unless --allow-change {KEY}");
             Ok(None)
         }
     }
@@ -48,12 +53,13 @@ pub fn to_store(path: Option<&str>, store: &Store, replace: bool) -> Result<Opti
 
 fn read(path: &str) -> Result<Vec<u8>, PhrasesError> {
     let path = path.to_owned();
-    let bytes = match std::fs::read(Path::new(&path)) {
-        Ok(bytes) => bytes,
-        Err(source) => return Err(PhrasesError::Read { path, source }),
-    };
+    let mut bytes = Vec::new();
+    let read = File::open(&path).and_then(|file| file.take(MAX_PHRASES_BYTES + 1).read_to_end(&mut bytes));
+    if let Err(source) = read {
+        return Err(PhrasesError::Read { path, source });
+    }
     if bytes.len() as u64 > MAX_PHRASES_BYTES {
-        return Err(PhrasesError::Size { path, bytes: bytes.len() });
+        return Err(PhrasesError::Size { path });
     }
     match std::str::from_utf8(&bytes) {
         Err(error) => Err(PhrasesError::Text { path, byte: error.valid_up_to() }),
@@ -71,8 +77,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("phrases.txt");
         let store = Store::open("memory://phrases/run").unwrap();
-        let listed = |replace| to_store(Some(path.to_str().unwrap()), &store, replace);
-        assert_eq!(to_store(None, &store, false).unwrap(), None);
+        let listed = |replace| to_store(Some(path.to_str().unwrap()), &store, false, replace);
+        assert_eq!(to_store(None, &store, true, false).unwrap(), None);
         assert!(listed(false).unwrap_err().to_string().contains("objective.phrases: cannot read"));
         for (content, message) in [(&b" \n"[..], "has no phrase"), (b"a\xff", "byte 1 is invalid")] {
             std::fs::write(&path, content).unwrap();
@@ -87,6 +93,8 @@ mod tests {
         std::fs::write(&path, "san francisco\n").unwrap();
         assert_eq!(listed(false).unwrap(), None);
         assert_eq!(listed(true).unwrap().unwrap(), b"san francisco\n");
+        let new = to_store(Some(path.to_str().unwrap()), &store, true, false);
+        assert_eq!(new.unwrap().unwrap(), b"san francisco\n");
         std::fs::remove_file(&path).unwrap();
         assert_eq!(listed(false).unwrap(), None);
         assert!(listed(true).is_err());

@@ -67,6 +67,15 @@ pub enum RunSpecError {
         /// Differing keys that affect shapes.
         differences: Vec<Difference>,
     },
+    /// The checkpoints of the run have moments that do not fit the optimizer.
+    #[error(
+        "{url} has checkpoints of another optimizer, whose moments do not fit; use another --run, with --from and a checkpoint of this \
+         run"
+    )]
+    OtherMoments {
+        /// URL of the run.
+        url: String,
+    },
     /// The configuration cannot be serialized.
     #[error("cannot write the configuration as TOML")]
     Toml(#[from] toml::ser::Error),
@@ -111,7 +120,7 @@ impl RunSpec {
             None => base_checkpoint::check(&config)?,
         }
         let replaces = arguments.allow_change.iter().any(|key| key == "objective" || key == "objective.phrases");
-        let phrases = phrase_list::to_store(config.objective.phrases.as_deref(), &store, replaces)?;
+        let phrases = phrase_list::to_store(config.objective.phrases.as_deref(), &store, before.is_none(), replaces)?;
         let host_pool = host_pool(&config);
         Ok(ValidatedRun { config, store, worker, host_pool, before, phrases })
     }
@@ -256,8 +265,12 @@ fn check_changes(before: &RunConfig, now: &RunConfig, allowed: &[String], store:
     if !trained.is_empty() {
         return Err(Failure::usage(RunSpecError::OtherRun { url: store.url().to_owned(), differences: trained }));
     }
+    let has_checkpoints = || Ok::<_, Failure>(!checkpoint::list(store).map_err(Failure::failed)?.is_empty());
+    if base_checkpoint::is_muon(before) != base_checkpoint::is_muon(now) && has_checkpoints()? {
+        return Err(Failure::usage(RunSpecError::OtherMoments { url: store.url().to_owned() }));
+    }
     let shapes: Vec<_> = around.iter().filter(|change| change.is_of_shapes()).cloned().collect();
-    if !shapes.is_empty() && !checkpoint::list(store).map_err(Failure::failed)?.is_empty() {
+    if !shapes.is_empty() && has_checkpoints()? {
         return Err(Failure::usage(RunSpecError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
     }
     for change in around {

@@ -108,12 +108,13 @@ fn ratio(mut config: RunConfig, shape: Shape) -> f64 {
 #[test]
 fn memory_estimate_is_slightly_above_the_count() {
     let mut ratios = Vec::new();
-    let mut measure = |model: Model, recompute, shape: Shape| {
+    let mut measure = |model: Model, kind: OptimizerKind, recompute, shape: Shape| {
         let objective = Objective { max_predictions: 0, pair: model.family.pair(), ..Objective::default() };
         let stage = vec![Stage { recompute, global_batch: 2 * shape.rows, ..Stage::default() }];
         let Model { family, norm, precision, attention, .. } = model;
-        let name = format!("{family} {norm:?} {precision:?} {attention:?}, recompute {recompute}");
-        let ratio = ratio(RunConfig { model, objective, stage, ..RunConfig::default() }, shape);
+        let name = format!("{family} {norm:?} {precision:?} {attention:?} {kind:?}, recompute {recompute}");
+        let optimizer = Settings { kind, ..Settings::default() };
+        let ratio = ratio(RunConfig { model, objective, optimizer, stage, ..RunConfig::default() }, shape);
         println!("{ratio:.3}: {name}, dropout, {shape:?}");
         ratios.push((ratio, name, shape));
     };
@@ -131,7 +132,8 @@ fn memory_estimate_is_slightly_above_the_count() {
                         2 => Model { pad_vocabulary_to: 1024, attention_dropout: Some(0.0), ..plain },
                         _ => Model { pad_vocabulary_to: 64, tied_decoder: false, ..plain },
                     };
-                    measure(model, recompute, shape);
+                    let kind = if number % 3 == 0 { OptimizerKind::Muon } else { OptimizerKind::Lamb };
+                    measure(model, kind, recompute, shape);
                 }
             }
         }
@@ -143,7 +145,7 @@ fn memory_estimate_is_slightly_above_the_count() {
             for (precision, recompute) in [(Precision::Fp32, false), (Precision::Bf16, true)] {
                 let embedding = family.model().embedding.map(|_| shape.hidden / 2);
                 let model = Model { precision, embedding, attention: Attention::Keyed, dropout: 0.1, ..family.model() };
-                measure(model, recompute, shape);
+                measure(model, OptimizerKind::Lamb, recompute, shape);
             }
         }
     }

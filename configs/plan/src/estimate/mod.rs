@@ -106,7 +106,7 @@ pub struct MemoryEstimate {
 pub struct TimeEstimate {
     /// Mean duration of a step, seconds.
     pub step_seconds: f64,
-    /// Duration of the all-reduce of all gradients, seconds.
+    /// Duration of the all-reduces of a step, seconds: all gradients, and with Muon the updates of the matrices.
     pub all_reduce_seconds: f64,
     /// Part of the all-reduce duration that does not overlap with the backward pass, seconds.
     pub exposed_seconds: f64,
