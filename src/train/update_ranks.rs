@@ -43,3 +43,6 @@ impl Ranks for UpdateRanks<'_, '_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
