@@ -13,12 +13,14 @@ use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::architecture::Architecture;
 use lambert_plan::batch_partition::Layout;
 use lambert_plan::estimate::machine::GpuModel;
+use lambert_plan::muon::UpdateWork;
 use lambert_plan::{flops, memory};
 
 use crate::data::{BatchRequest, Loader, LoaderOptions, MicroBatch, Mixture, Position, SampleSource};
 use crate::error::Error;
 use crate::gpu::{ComputeDevice, Gpu};
 use crate::kernels::Kernels;
+use crate::masking::Phrases;
 use crate::model;
 use crate::objective::Objective;
 use crate::optim::{self, SingleRank};
@@ -27,7 +29,7 @@ use crate::state::{InitialDeviation, Parameters, TrainState};
 use crate::torch;
 use crate::train::phases::{Phase, PhaseClock, PhaseSeconds};
 use crate::train::step;
-use crate::worker::datasets::open_mixture;
+use crate::worker::datasets::{open_mixture, tokenize_phrases};
 use crate::worker::host_share::HostShare;
 use crate::worker::output;
 use crate::worker::peak;
@@ -96,7 +98,8 @@ fn loader(
     steps: usize,
 ) -> Result<Loader, Error> {
     let (objective, seed, test) = (stage.objective.of(&config.objective), config.run.seed, config.test.clone());
-    let source = SampleSource { mixture, objective, phrases: None, seed, shuffle: true, test };
+    let phrases = phrases(config, &mixture)?;
+    let source = SampleSource { mixture, objective, phrases, seed, shuffle: true, test };
     let options = LoaderOptions {
         position: Position::default(),
         skipped: SkippedSamples::default(),
@@ -110,6 +113,14 @@ fn loader(
         max_batch: samples,
     };
     Loader::start(source, options, std::iter::repeat_n(BatchRequest::whole(samples), steps)).map_err(Error::Thread)
+}
+
+/// Reads the phrases of the configuration, if any.
+fn phrases(config: &RunConfig, mixture: &Mixture) -> Result<Option<Arc<Phrases>>, Error> {
+    let Some(path) = &config.objective.phrases else { return Ok(None) };
+    let list =
+        std::fs::read(path).map_err(|error| Error::Usage(format!("objective.phrases: cannot read {path}: {error}")))?;
+    Ok(Some(Arc::new(tokenize_phrases(&list, path, &mixture.datasets()[0])?)))
 }
 
 /// Writes global batches to a JSON file ([`BenchOptions::batches`]).
@@ -263,6 +274,7 @@ fn measure(
             peak_teraflops: peak / 1e12,
             utilization: rate / peak,
             datasheet_teraflops: datasheet.map(|peak| peak / 1e12),
+            optimizer_flops: UpdateWork::new(&config.optimizer, bench.state.parameters.architecture(), 1).flops,
         },
         phases: PhaseShares {
             data_wait: median(&all, |timed| timed.data_wait / timed.whole),

@@ -52,6 +52,7 @@ fn the_formula_is_close_to_the_measured_peak() {
         ("plain", &[]),
         ("recomputed", &["stage.0.recompute=true"]),
         ("pre-norm-bf16", &["model.norm=pre", "model.precision=bf16"]),
+        ("muon-bf16", &["optimizer.kind=muon"]),
     ]);
 }
 
@@ -63,6 +64,7 @@ fn the_formula_is_close_to_the_measured_peak_for_other_shapes() {
         ("bf16-small-micro-batch", &["model.precision=bf16", "stage.0.micro_batch_tokens=2048"]),
         ("bf16-no-dropout", &["model.precision=bf16", "model.dropout=0.0"]),
         ("no-dropout", &["model.dropout=0.0"]),
+        ("muon-wide-bf16", &["optimizer.kind=muon", "model.hidden=1024", "model.intermediate=4096", "model.heads=8"]),
         ("many-masks", &["objective.mask_probability=0.6", "objective.max_predictions=0"]),
         ("large-micro-batch", &["stage.0.micro_batch_tokens=16384", "stage.0.global_batch=512"]),
         (

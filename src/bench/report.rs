@@ -47,6 +47,8 @@ pub struct FlopRates {
     pub utilization: f64,
     /// Peak rate in the data sheet of the GPU, if it is known.
     pub datasheet_teraflops: Option<f64>,
+    /// FLOPs of the orthogonalizations of Muon in an update; 0 with other optimizers. Not in `teraflops`.
+    pub optimizer_flops: f64,
 }
 
 /// Time of each phase of a step, as a fraction of the time of the step.
@@ -80,7 +82,7 @@ impl Display for BenchReport {
         writeln!(f, "step              {samples} samples, {tokens:.0} tokens, {:.1}% padding", 100.0 * padding)?;
         writeln!(f, "seconds           {median:.4} ({least:.4} to {most:.4})")?;
         writeln!(f, "samples/s         {:.1}", self.samples_per_second)?;
-        let FlopRates { teraflops, peak_teraflops, utilization, datasheet_teraflops } = self.flops;
+        let FlopRates { teraflops, peak_teraflops, utilization, datasheet_teraflops, .. } = self.flops;
         write!(f, "TFLOP/s           {teraflops:.3}, {:.1}% of {peak_teraflops:.3}", 100.0 * utilization)?;
         match datasheet_teraflops {
             Some(peak) => writeln!(f, " measured, {:.1}% of {peak:.0} in the data sheet", 100.0 * teraflops / peak)?,
@@ -107,7 +109,13 @@ mod tests {
             batch: BatchSize { samples: 8, tokens: 80.5, padding: 0.25 },
             seconds: [1.0, 2.0, 3.0],
             samples_per_second: 4.0,
-            flops: FlopRates { teraflops: 0.5, peak_teraflops: 2.0, utilization: 0.25, datasheet_teraflops: None },
+            flops: FlopRates {
+                teraflops: 0.5,
+                peak_teraflops: 2.0,
+                utilization: 0.25,
+                datasheet_teraflops: None,
+                optimizer_flops: 0.0,
+            },
             phases: PhaseShares { data_wait: 0.125, forward_backward: 0.75, optimizer: 0.0625, enqueued: 0.5 },
             memory: MemoryUse { peak_memory: 1 << 30, needed_memory: None },
         };

@@ -214,7 +214,7 @@ fn masked(source: &SampleSource, vocab: &MaskVocab, samples: &Samples, draw: Dra
 }
 
 /// Returns one flag per entry of a vocab.txt. The flag is true if the entry continues a word.
-fn continuations(vocabulary: &[u8]) -> Vec<bool> {
+fn continuations(vocabulary: &[u8]) -> Arc<[bool]> {
     let lines = vocabulary.strip_suffix(b"\n").unwrap_or(vocabulary).split(|byte| *byte == b'\n');
     lines.map(|token| token.starts_with(b"##")).collect()
 }

@@ -24,7 +24,7 @@ pub struct MaskVocab {
     /// Ids of \[CLS\], \[SEP\] and \[PAD\], which are never masked.
     pub special_ids: [u32; 3],
     /// For every vocabulary entry, true if it continues a word (`##ing`).
-    pub continuations: Vec<bool>,
+    pub continuations: Arc<[bool]>,
     /// Weights of the tokens, for masks by frequency.
     pub weights: Option<TokenWeights>,
     /// Phrases that are masked like one word.

@@ -196,7 +196,7 @@ fn ngrams_have_one_to_three_words_with_probabilities_of_one_over_n() {
         }
     }
     // With few masked tokens, n-grams rarely touch. Their mean length is (1 + 1 + 1) / (1 + 1/2 + 1/3) = 1.64 words.
-    let vocab = MaskVocab { continuations: vec![false; 1000], ..vocab() };
+    let vocab = MaskVocab { continuations: Arc::from([false; 1000]), ..vocab() };
     let objective = Objective { mask_probability: 0.05, ..objective(MaskUnit::Ngram) };
     let (mut tokens, mut runs) = (0, 0);
     for number in 0..160_000 {

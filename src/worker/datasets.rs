@@ -46,8 +46,14 @@ impl Datasets {
             return Err(Error::invalid_config(CONFIG, faults));
         }
         let dataset = &stages[0].datasets()[0];
-        let phrases = config.objective.phrases.is_some().then(|| phrases(store, dataset)).transpose()?;
-        Ok(Self { stages, evaluation, phrases: phrases.map(Arc::new) })
+        let phrases = match config.objective.phrases {
+            Some(_) => {
+                let list = store.get_at_most(PHRASES, MAX_PHRASES_BYTES)?;
+                Some(Arc::new(tokenize_phrases(&list, &format!("{}/{PHRASES}", store.url()), dataset)?))
+            }
+            None => None,
+        };
+        Ok(Self { stages, evaluation, phrases })
     }
 
     /// Returns the first dataset. All datasets share its vocabulary.
@@ -56,14 +62,14 @@ impl Datasets {
     }
 }
 
-/// Reads the phrases of a run, and splits them into the tokens of a dataset. Leaves out phrases with unknown words.
-fn phrases(store: &Store, dataset: &Dataset) -> Result<Phrases, Error> {
-    let list = store.get_at_most(PHRASES, MAX_PHRASES_BYTES)?;
+/// Splits the phrases of `list`, the content of the file `name`, into the tokens of a dataset. Leaves out phrases with unknown
+/// words.
+pub fn tokenize_phrases(list: &[u8], name: &str, dataset: &Dataset) -> Result<Phrases, Error> {
     let manifest = dataset.manifest();
     let facts = VocabularyFacts { size: manifest.vocabulary.size, lowercase: manifest.lowercase };
     let tokenizer = facts.tokenizer(&dataset.vocabulary()?)?;
     let mut encoder = tokenizer.encoder();
-    let text = String::from_utf8_lossy(&list);
+    let text = String::from_utf8_lossy(list);
     let (mut phrases, mut known, mut all) = (Phrases::default(), 0_usize, 0_usize);
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
         let ids = encoder.encode(line);
@@ -74,7 +80,6 @@ fn phrases(store: &Store, dataset: &Dataset) -> Result<Phrases, Error> {
         }
     }
     if known == 0 {
-        let name = format!("{}/{PHRASES}", store.url());
         return Err(Error::Usage(format!(
             "objective.phrases: each of the {all} phrases of {name} has an unknown word"
         )));

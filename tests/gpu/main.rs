@@ -12,7 +12,9 @@ use std::time::Instant;
 use curve::{max_difference, train, train_in};
 use lambert_collective::nccl::{self, NcclLibrary, NcclOptions, WireFormat};
 use lambert_collective::{Bucket, local};
-use lambert_config::run::{Attention, Backend, Device, DeviceKind, Family, Model, Optimizer, OptimizerKind, Precision};
+use lambert_config::run::{
+    Attention, Backend, Device, DeviceKind, Family, Model, Muon, MuonPrecision, Optimizer, OptimizerKind, Precision,
+};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::batch_partition::{BatchPartition, Layout, MicroBatchPlan};
@@ -228,8 +230,16 @@ fn state(kernels: Arc<dyn Kernels>, model: &Model) -> TrainState {
 fn updates_match_the_host() {
     let Some(gpu) = first_gpu() else { return };
     let model = Model { hidden: 256, heads: 4, intermediate: 1024, positions: 128, ..Model::default() };
-    for kind in [OptimizerKind::Lamb, OptimizerKind::Adamw, OptimizerKind::AdamBert, OptimizerKind::StableAdamw] {
-        let settings = Optimizer { kind, ..Optimizer::default() };
+    for (kind, most) in [
+        (OptimizerKind::Lamb, 1e-5),
+        (OptimizerKind::Adamw, 1e-5),
+        (OptimizerKind::AdamBert, 1e-5),
+        (OptimizerKind::StableAdamw, 1e-5),
+        // The iterations amplify the rounding of the matrix products.
+        (OptimizerKind::Muon, 1e-4),
+    ] {
+        let muon = Muon { precision: MuonPrecision::Fp32, ..Muon::default() };
+        let settings = Optimizer { kind, muon, ..Optimizer::default() };
         let (mut host, mut existing) = (state(Arc::new(Host), &model), state(gpu.clone(), &model));
         let mut rng = Key::new(9).rng();
         for _ in 0..100 {
@@ -245,8 +255,8 @@ fn updates_match_the_host() {
         let difference =
             square(&mut host.iter().zip(&existing).map(|(a, b)| a - b)) / square(&mut host.iter().copied());
         let difference = difference.sqrt();
-        println!("POINT 100 updates, {kind:?}: {difference:.1e} of the weights (at most 1e-5)");
-        assert!(difference < 1e-5, "{kind:?}: {difference:e}");
+        println!("POINT 100 updates, {kind:?}: {difference:.1e} of the weights (at most {most:.0e})");
+        assert!(difference < most, "{kind:?}: {difference:e}");
     }
 }
 

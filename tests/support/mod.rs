@@ -8,6 +8,7 @@ pub mod observed;
 pub mod preload;
 mod programs;
 mod running;
+mod settings;
 pub mod slurm;
 mod tree;
 
@@ -22,6 +23,7 @@ use serde_json::Value;
 pub use kills::same_bits_after_kills;
 pub use programs::{CommandOutput, ENVIRONMENT, cache, done, install, lambert, open_mpi_5, run, run_in, with_worker};
 pub use running::{ENDLESS, Ended, Running, kill_if_there, read_json, seconds, signal, wait_for_no_workers, workers};
+pub use settings::{assert_accepted, assert_refused};
 pub use tree::tree;
 
 /// Temporary folder of a test, with a corpus, a vocabulary and datasets (`data/train`, `data/held-out`).

@@ -8,9 +8,10 @@ mod samples;
 use std::path::Path;
 
 use crate::architecture::{Architecture, CostUnit, ModuleKind};
+use crate::muon::UpdateWork;
 use crate::objectives::{self, LossSpec};
 use lambert_config::load::ConfigIssue;
-use lambert_config::run::{DeviceKind, Precision, RunConfig, Stage};
+use lambert_config::run::{DeviceKind, MuonPrecision, Optimizer, OptimizerKind, Precision, RunConfig, Stage};
 
 pub use samples::{DatasetShape, READERS, WINDOW, batches_ahead, samples};
 
@@ -37,6 +38,10 @@ const WORKER: u64 = 200 << 20;
 /// Additional bytes of a worker that computes in bf16 on a CPU: kernels and buffers of oneDNN for matrix products.
 /// Measured with AMX, where these kernels and buffers are largest.
 const WORKER_BF16: u64 = 56 << 20;
+
+/// Bytes per element of the largest matrix in an update of Muon: gradient, momentum and direction in f32, and the matrices of an
+/// iteration.
+const ORTHOGONALIZATION: u64 = 28;
 
 /// Bytes of host memory of a worker that uses a GPU, including the CUDA parts of its libraries. Estimated.
 const WORKER_GPU: u64 = 2 << 30;
@@ -123,10 +128,23 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     sum as u64
 }
 
+/// Returns the bytes of the temporary tensors of an update on one of `world` ranks. Zero for other optimizers than Muon.
+fn update(config: &RunConfig, architecture: &Architecture, world: usize) -> u64 {
+    ORTHOGONALIZATION.saturating_mul(UpdateWork::new(&config.optimizer, architecture, world).largest)
+}
+
+/// True if the worker computes matrix products in bf16.
+fn uses_bf16(config: &RunConfig) -> bool {
+    let Optimizer { kind, muon, .. } = &config.optimizer;
+    let is_muon = *kind == OptimizerKind::Muon && muon.precision == MuonPrecision::Bf16;
+    config.model.precision == Precision::Bf16 || is_muon
+}
+
 /// Returns the maximum bytes of host memory of one rank in a stage with this dataset. All `ranks` ranks share one host.
 pub fn rank_bytes(config: &RunConfig, stage: &Stage, data: DatasetShape, ranks: usize) -> u64 {
     let tokens = max_micro_batch(stage, config.cluster.ranks.max(ranks), data.sequence_length);
-    let parameters = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary).parameters();
+    let architecture = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary);
+    let parameters = architecture.parameters();
     let samples = samples(stage, config.cluster.ranks.max(ranks), data);
     if uses_gpu(config) {
         let copies = GRADIENT_STAGING.saturating_add(SNAPSHOT.div_ceil(ranks.max(1) as u64)).saturating_mul(parameters);
@@ -135,11 +153,12 @@ pub fn rank_bytes(config: &RunConfig, stage: &Stage, data: DatasetShape, ranks: 
     let state = state(parameters, ranks) / ranks.max(1) as u64;
     let activations = activations(config, stage, data.vocabulary, data.sequence_length, tokens);
     let activations = activations.saturating_add(activations / RETAINED_DIVISOR);
+    let temporary = activations.max(update(config, &architecture, config.cluster.ranks.max(ranks)));
     let exact = if config.cluster.all_reduce.canonical { CANONICAL_SUM.saturating_mul(parameters) } else { 0 };
     let half =
         if config.metrics.noise_scale_every_steps > 0 { HALF_BATCH_GRADIENT.saturating_mul(parameters) } else { 0 };
-    let program = WORKER + if config.model.precision == Precision::Bf16 { WORKER_BF16 } else { 0 };
-    [state, activations, samples, exact, half].into_iter().fold(program, u64::saturating_add)
+    let program = WORKER + if uses_bf16(config) { WORKER_BF16 } else { 0 };
+    [state, temporary, samples, exact, half].into_iter().fold(program, u64::saturating_add)
 }
 
 /// True if the ranks of this host use GPUs. With `device.kind = "auto"`, true if the NVIDIA driver is present.

@@ -18,7 +18,7 @@ pub enum Backend {
     Nccl,
 }
 
-/// Wire format of gradients.
+/// Wire format of gradients, and of the updates of Muon.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReduceDtype {
@@ -38,6 +38,9 @@ pub struct AllReduce {
     /// Size of a gradient bucket, MB. The all-reduce of a bucket starts as soon as its gradients are final.
     pub bucket_mb: f64,
     /// Wire format of gradients. MPI accumulates in fp32, NCCL in this format.
+    ///
+    /// It is also the format in which Muon sums its updates over the ranks. The updates of `optimizer.muon.precision = "bf16"`
+    /// are bf16 numbers, so `bf16` does not change them. With `"fp32"`, it rounds them.
     pub dtype: ReduceDtype,
     /// Makes results bitwise identical for every number of ranks.
     ///

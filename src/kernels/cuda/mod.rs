@@ -174,12 +174,13 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
     fn with_host_floats(&self, tensor: &mut Tensor, work: &mut dyn FnMut(&mut [f32])) {
         let mut cached = self.host.lock().unwrap_or_else(PoisonError::into_inner);
         let elements = tensor.numel();
-        let mut host = cached.take().filter(|host| host.numel() == elements);
-        let host = host.get_or_insert_with(|| self.device.pinned_zeros(elements));
-        host.copy_(&tensor.view([-1]));
-        Host.with_host_floats(host, work);
-        tensor.view([-1]).copy_(host);
-        *cached = Some(host.shallow_clone());
+        let host = cached.take().filter(|host| host.numel() >= elements);
+        let host = host.unwrap_or_else(|| self.device.pinned_zeros(elements));
+        let mut part = host.narrow(0, 0, elements as i64);
+        part.copy_(&tensor.view([-1]));
+        Host.with_host_floats(&mut part, work);
+        tensor.view([-1]).copy_(&part);
+        *cached = Some(host);
     }
 
     fn address(&self, tensor: &Tensor, element: usize) -> Option<Address> {

@@ -1,16 +1,17 @@
 //! Estimate of a run before it starts: FLOPs, memory, time and communication of each stage on a machine.
 
+mod buckets;
 pub mod checkpoints;
 pub mod machine;
 
-use lambert_config::run::{MuonPrecision, Precision, ReduceDtype, RunConfig, Stage};
+use lambert_config::run::{MuonPrecision, Precision, RunConfig, Stage};
 use serde::Serialize;
 
 use crate::architecture::Architecture;
 use crate::batch_partition::{BatchPartition, Layout};
 use crate::memory::{self, DatasetShape, gpu};
 use crate::muon::UpdateWork;
-use crate::scaling::{BucketTiming, ClusterTopology, StepWork};
+use crate::scaling::{ClusterTopology, StepWork};
 use crate::{flops, mixture, timeline};
 use machine::Machine;
 
@@ -236,8 +237,8 @@ fn time(
     let backward = passes * last * if stage.recompute { 0.75 } else { 2.0 / 3.0 };
     // On CPUs, the communication thread competes with the passes. By default, they overlap only on several hosts.
     let overlaps = config.cluster.all_reduce.overlap.unwrap_or(memory::uses_gpu(config) || hosts > 1);
-    let buckets = buckets(config, stage, data.shape.vocabulary, if overlaps { backward } else { 0.0 });
-    let buckets = [buckets, update_buckets(config, matrices, ranks)].concat();
+    let gradients = buckets::of_gradients(config, stage, data.shape.vocabulary, if overlaps { backward } else { 0.0 });
+    let buckets = [gradients, buckets::of_matrices(config, matrices, ranks)].concat();
     let all_reduce_seconds = buckets.iter().map(|bucket| cluster.all_reduce_seconds(bucket.bytes)).sum();
     let work = StepWork { seconds: passes + update, buckets, relative_deviation: RANK_DEVIATION };
     let step_seconds = work.step_seconds(&cluster);
@@ -250,50 +251,6 @@ fn time(
         hours,
         rank_hours: hours * ranks as f64,
     }
-}
-
-/// Returns the gradient buckets, in the order in which they are final. The `backward` seconds are divided equally among
-/// the layers. Embeddings and heads take no time.
-fn buckets(config: &RunConfig, stage: &Stage, vocabulary: usize, backward: f64) -> Vec<BucketTiming> {
-    let layers = stage.depth(&config.model);
-    let width = element_bytes(config);
-    let most = config.cluster.all_reduce.bucket_elements() as f64;
-    let (mut buckets, mut elements) = (Vec::new(), 0.0);
-    let tensors = Architecture::of_run(config, layers, vocabulary).tensors();
-    let count = tensors.len();
-    for (index, tensor) in tensors.into_iter().enumerate() {
-        elements += tensor.shape.iter().product::<usize>() as f64;
-        // The heads are the first segment of the backward pass.
-        let layers_done = tensor.final_after_segment.saturating_sub(1).min(layers);
-        let seconds_before_end = backward * (1.0 - layers_done as f64 / layers.max(1) as f64);
-        let parts = if index + 1 == count { (elements / most).ceil() } else { (elements / most).floor() };
-        for _ in 0..parts as usize {
-            let taken = elements.min(most);
-            buckets.push(BucketTiming { bytes: width * taken, seconds_before_end });
-            elements -= taken;
-        }
-    }
-    buckets
-}
-
-/// Bytes of an element in an all-reduce.
-fn element_bytes(config: &RunConfig) -> f64 {
-    match config.cluster.all_reduce.dtype {
-        ReduceDtype::Fp32 => 4.0,
-        ReduceDtype::Bf16 => 2.0,
-    }
-}
-
-/// Returns the buckets of the sum of the orthogonalized matrices of Muon, which follows the passes.
-fn update_buckets(config: &RunConfig, matrices: UpdateWork, ranks: usize) -> Vec<BucketTiming> {
-    let (most, mut elements) = (config.cluster.all_reduce.bucket_elements() as f64, matrices.elements as f64);
-    let mut buckets = Vec::new();
-    while ranks > 1 && elements > 0.0 {
-        let taken = elements.min(most);
-        buckets.push(BucketTiming { bytes: element_bytes(config) * taken, seconds_before_end: 0.0 });
-        elements -= taken;
-    }
-    buckets
 }
 
 #[cfg(test)]
@@ -328,18 +285,6 @@ mod tests {
             assert_eq!((time.exposed_seconds, time.all_reduce_seconds), (0.0, 0.0));
             assert_eq!((stage.epochs, stage.unused_samples), (None, None));
         }
-    }
-
-    #[test]
-    fn all_gradients_are_in_a_bucket() {
-        let config = run(8, Precision::Bf16);
-        let buckets = buckets(&config, &config.stage[0], 30522, 1.0);
-        let bytes: f64 = buckets.iter().map(|bucket| bucket.bytes).sum();
-        assert_eq!(bytes, 4.0 * 110_106_428.0);
-        // The 440 MB of gradients are split into buckets of 25 MB.
-        assert_eq!(buckets.len(), 18);
-        assert!(buckets.is_sorted_by(|a, b| a.seconds_before_end >= b.seconds_before_end));
-        assert_eq!(buckets[17].seconds_before_end, 0.0);
     }
 
     #[test]

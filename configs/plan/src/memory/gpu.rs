@@ -5,7 +5,6 @@
 //! additional memory that CUDA and libtorch take.
 
 use crate::architecture::{ALIGNMENT, Architecture, CostUnit, NormInput};
-use crate::muon::UpdateWork;
 use crate::objectives::{self, LossSpec};
 use lambert_config::run::{Attention, Objective, Precision, RunConfig, Stage};
 
@@ -15,10 +14,6 @@ use super::DatasetShape;
 const BF16_WEIGHTS: u64 = 2;
 /// Upper bounds: the number of tensors per layer, and the number of tensors outside the layers.
 const TENSOR_COUNTS: (u64, u64) = (16, 16);
-
-/// Bytes per element of the largest matrix in an update of Muon: gradient, momentum and direction in f32, and the matrices of an
-/// iteration.
-const ORTHOGONALIZATION: u64 = 28;
 
 /// Bytes per masked token and vocabulary token, in f32: log-softmax, its gradient and the gradient of the logits.
 const SOFTMAX: f64 = 12.0;
@@ -139,7 +134,7 @@ pub fn needed(config: &RunConfig, index: usize, data: DatasetShape, world: usize
     let before = index.checked_sub(1).map_or(layers, |before| config.depth(before));
     let growing = if before == layers { 0 } else { own.saturating_add(state(config, before, data.vocabulary)) };
     let architecture = Architecture::of_run(config, layers, data.vocabulary);
-    let update = ORTHOGONALIZATION * UpdateWork::new(&config.optimizer, &architecture, world).largest;
+    let update = super::update(config, &architecture, world);
     own.saturating_add(activations(config, stage, data, tokens).max(update)).max(growing)
 }
 

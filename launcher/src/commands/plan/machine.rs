@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use clap::ValueEnum;
-use lambert_config::run::{OptimizerKind, RunConfig};
+use lambert_config::run::RunConfig;
 use lambert_plan::estimate::machine::{GPUS, GpuModel, Machine};
 use lambert_plan::memory;
 use serde::Deserialize;
@@ -26,6 +26,9 @@ struct BenchFigures {
     teraflops: f64,
     /// Fraction of the step time that the optimizer update takes.
     optimizer: f64,
+    /// FLOPs of the orthogonalizations of Muon in an update. Reports of older versions do not have this field.
+    #[serde(default)]
+    optimizer_flops: f64,
 }
 
 impl BenchFigures {
@@ -38,13 +41,18 @@ impl BenchFigures {
             seconds: [0, 1, 2].map(|index: usize| mean(&|rank| rank.seconds[index])),
             teraflops: mean(&|rank| rank.teraflops),
             optimizer: mean(&|rank| rank.optimizer),
+            optimizer_flops: mean(&|rank| rank.optimizer_flops),
         }
     }
 
+    /// Returns the machine that a benchmark of one rank measured. The estimate of a run adds the orthogonalizations of Muon,
+    /// which the ranks of the run share. So the duration of an update is without them.
     fn machine(&self, ranks_per_host: usize) -> Machine {
         let passes = (1.0 - self.optimizer).max(f64::EPSILON);
-        let update_seconds = self.optimizer * self.seconds[1];
-        Machine::measured(self.device.clone(), 1e12 * self.teraflops / passes, update_seconds, ranks_per_host)
+        let flops_per_second = 1e12 * self.teraflops / passes;
+        let orthogonalizations = self.optimizer_flops / flops_per_second.max(f64::EPSILON);
+        let update_seconds = (self.optimizer * self.seconds[1] - orthogonalizations).max(0.0);
+        Machine::measured(self.device.clone(), flops_per_second, update_seconds, ranks_per_host)
     }
 }
 
@@ -81,10 +89,6 @@ fn bench(path: &Path, config: &RunConfig, sets: &[String]) -> Result<Machine, Fa
         "--json",
     ]);
     command.args(sets.iter().flat_map(|set| ["--set", set]));
-    if config.optimizer.kind == OptimizerKind::Muon {
-        // The formula of the plan adds the orthogonalizations, which the ranks of the run share.
-        command.args(["--set", "optimizer.kind=adamw"]);
-    }
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let started: Result<Vec<Child>, std::io::Error> = (0..concurrent(config)).map(|_| command.spawn()).collect();
     let reports: Result<Vec<BenchFigures>, Failure> =
@@ -132,6 +136,10 @@ mod tests {
         let precision = lambert_config::run::Precision::Fp32;
         assert!((machine.compute.flops_per_second(precision) / 0.4e12 - 1.0).abs() < 1e-12);
         assert_eq!(machine.compute.update_seconds(7), 0.5);
+        // At this rate, the orthogonalizations of Muon take 0.3 s of the update.
+        let muon = text.replace('}', r#","optimizer_flops":1.2e11}"#);
+        let machine = figures(&muon, String::new()).unwrap().machine(2);
+        assert!((machine.compute.update_seconds(7) - 0.2).abs() < 1e-12);
         assert!(figures("{}", "x".to_owned()).is_err());
     }
 
@@ -142,6 +150,7 @@ mod tests {
             seconds: [seconds, seconds, seconds],
             teraflops,
             optimizer: 0.1,
+            optimizer_flops: 0.0,
         };
         let mean = BenchFigures::mean(&[of(1.0, 0.4), of(2.0, 0.2)]);
         assert_eq!((mean.seconds[1], mean.device.as_str()), (1.5, "CPU"));

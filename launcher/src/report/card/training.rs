@@ -79,8 +79,13 @@ impl ModelCard<'_> {
             MaskUnit::Span => "spans of words",
             MaskUnit::Ngram => "n-grams of words",
         };
+        let phrases = if objective.phrases.is_some() { " and phrases" } else { "" };
         let of_stage = |stage: &Stage| {
             let objective = stage.objective.of(objective);
+            let frequency = match objective.mask_frequency_exponent {
+                0.0 => String::new(),
+                exponent => format!(", rare tokens more often (count^-{exponent})"),
+            };
             let limit = match objective.max_predictions {
                 0 => String::new(),
                 most => format!(", at most {most} per sample"),
@@ -89,7 +94,8 @@ impl ModelCard<'_> {
                 (0.8, 0.1) => String::new(),
                 (mask, random) => format!(" ({} replaced, {} random)", percent(mask), percent(random)),
             };
-            format!("{} of the tokens{shares}, {unit}{limit}", percent(objective.mask_probability))
+            let share = percent(objective.mask_probability);
+            format!("{share} of the tokens{shares}, {unit}{phrases}{frequency}{limit}")
         };
         let mut stages: Vec<String> = self.config.stage.iter().take(self.checkpoint.stage + 1).map(of_stage).collect();
         stages.dedup();
@@ -98,12 +104,18 @@ impl ModelCard<'_> {
 
     fn optimizer(&self) -> String {
         let optimizer = &self.config.optimizer;
+        let muon = &optimizer.muon;
         let name = match optimizer.kind {
-            OptimizerKind::Lamb => "LAMB",
-            OptimizerKind::Adamw => "AdamW",
-            OptimizerKind::StableAdamw => "StableAdamW",
-            OptimizerKind::AdamBert => "Adam of BERT",
-            OptimizerKind::Muon => "Muon",
+            OptimizerKind::Lamb => "LAMB".to_owned(),
+            OptimizerKind::Adamw => "AdamW".to_owned(),
+            OptimizerKind::StableAdamw => "StableAdamW".to_owned(),
+            OptimizerKind::AdamBert => "Adam of BERT".to_owned(),
+            OptimizerKind::Muon => format!(
+                "Muon for the matrices of the layers (momentum {}, {} iterations in {}), AdamW for the rest",
+                muon.momentum,
+                muon.iterations,
+                key(muon.precision)
+            ),
         };
         let clipping = match optimizer.clip_norm {
             0.0 => "no gradient clipping".to_owned(),
