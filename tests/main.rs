@@ -25,6 +25,7 @@ mod goodput;
 mod gpu_monitor;
 mod growth;
 mod hosts;
+mod import;
 mod inference;
 mod init;
 mod launched_programs;

@@ -33,6 +33,7 @@ pub mod decide;
 pub mod failure;
 pub mod host;
 pub mod http;
+pub mod import;
 pub mod init;
 pub mod logs;
 pub mod metrics;

@@ -32,6 +32,7 @@ const GUIDES: &[(&str, &str)] = &[
     ("checkpoint", "[Manage checkpoints](../guides/one-machine.md#manage-checkpoints)"),
     ("eval", "[Evaluate and export a model](../guides/export.md)"),
     ("embed", "[Embed and score texts](../guides/embed.md)"),
+    ("import", "[Start from a published model](../guides/import.md)"),
     ("score", "[Embed and score texts](../guides/embed.md)"),
     ("fill-mask", "[Evaluate and export a model](../guides/export.md)"),
     ("export", "[Evaluate and export a model](../guides/export.md)"),

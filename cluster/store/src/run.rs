@@ -36,6 +36,14 @@ pub const CHECKPOINTS: &str = "checkpoints";
 /// Manifest of a checkpoint. Creating the manifest commits the checkpoint.
 pub const MANIFEST: &str = "manifest.json";
 
+/// Prefix of the tokenizer files of an imported model, which an export writes again.
+const TRANSFORMERS: &str = "transformers";
+
+/// Name of a tokenizer file of an imported model.
+pub fn in_transformers(file: &str) -> String {
+    format!("{TRANSFORMERS}/{file}")
+}
+
 /// Weights of a checkpoint.
 pub const WEIGHTS: &str = "model.safetensors";
 

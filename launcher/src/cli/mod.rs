@@ -25,7 +25,7 @@ pub use data::{Data, DataAction, DataReport, DataReportFormat, Generate, Inspect
 pub use init::{Init, Place, Recipe, Size, SourceKind};
 pub use install::{Completions, Man, Shell};
 pub use metrics::{Metrics, RecordFormat};
-pub use model::{Checkpoint, CheckpointAction, Embed, Eval, Export, FillMask, Score};
+pub use model::{Checkpoint, CheckpointAction, Embed, Eval, Export, FillMask, Import, Score};
 pub use plan::{MachineName, Plan};
 pub use report::{Report, ReportFormat};
 pub use run::{Run, Stop, Submit, Tune};
@@ -107,6 +107,8 @@ pub enum Command {
     FillMask(FillMask),
     /// Export a checkpoint to Hugging Face Transformers format
     Export(Export),
+    /// Import a model in Hugging Face Transformers format as a checkpoint
+    Import(Import),
     /// Print the completions of a shell
     Completions(Completions),
     /// Write the manual pages

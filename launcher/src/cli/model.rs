@@ -1,4 +1,4 @@
-//! Checkpoint and model commands: checkpoint, eval, embed, score, fill-mask, export.
+//! Checkpoint and model commands: checkpoint, eval, embed, score, fill-mask, export, import.
 
 use std::path::{Path, PathBuf};
 
@@ -6,11 +6,16 @@ use clap::{Args, Subcommand};
 use lambert_config::run::DeviceKind;
 
 use super::values::{hub_model, language, license};
+use crate::import::Part;
 
 const CHECKPOINT_EXAMPLES: &str = "Examples:
   lambert checkpoint list runs/demo
   lambert checkpoint copy runs/demo/checkpoints/step-000000600 s3://bucket/demo
   lambert checkpoint average --last 3 runs/demo runs/demo-averaged";
+
+const IMPORT_EXAMPLES: &str = "Examples:
+  lambert import bert-base-uncased --output runs/base
+  lambert run --config run.toml --run runs/domain --from runs/base/checkpoints/step-000000000-a0001";
 
 const EXPORT_EXAMPLES: &str = "Examples:
   lambert export --output model runs/demo
@@ -236,4 +241,18 @@ pub struct Export {
     /// Model on the Hugging Face Hub whose weights the training started from, as ORGANIZATION/NAME
     #[arg(long, value_name = "MODEL", value_parser = hub_model)]
     pub base_model: Option<String>,
+}
+
+/// Arguments of `lambert import`.
+#[derive(Debug, Args)]
+#[command(after_help = IMPORT_EXAMPLES)]
+pub struct Import {
+    /// Folder with config.json, safetensors weights and the files of a WordPiece tokenizer
+    pub folder: PathBuf,
+    /// New run directory or URL
+    #[arg(long, value_name = "RUN")]
+    pub output: String,
+    /// Parts that get random weights if the folder does not have them
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    pub init_missing: Vec<Part>,
 }

@@ -13,7 +13,7 @@ use lambert_progress::{Progress, Unit};
 use lambert_store::Store;
 use lambert_store::checkpoint::{self, Manifest, SkippedCheckpoint};
 // The weights and the vocabulary already have the file names that Transformers expects.
-use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, split_checkpoint_url};
+use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, in_transformers, split_checkpoint_url};
 use safetensors::SafeTensors;
 use safetensors::tensor::SafeTensorError;
 use serde_json::Value;
@@ -170,12 +170,20 @@ impl Source {
             let (name, expected, found) = (self.manifest.name(), self.vocabulary.size, tokenizer.size());
             return Err(Failure::failed(ExportError::Vocabulary { url: url.to_owned(), name, expected, found }));
         }
-        let description = self.description(layers, tokenizer.size(), tokenizer.special().pad);
+        let mut description = self.description(layers, tokenizer.size(), tokenizer.special().pad);
         let weights =
             trim::weights(&weights, &tensors, description.first_position, left_out).map_err(Failure::failed)?;
+        let imported = trim::imported_type(&weights).map_err(Failure::failed)?;
+        let weights = match imported {
+            Some((weights, dtype)) => {
+                description.config["torch_dtype"] = dtype.into();
+                weights
+            }
+            None => weights,
+        };
         let model = &self.config.model;
         let card = self.card(labels, &description, parameters(&weights).map_err(Failure::failed)?);
-        Ok(vec![
+        let mut files = vec![
             (MODEL_CARD, card.into_bytes()),
             ("config.json", pretty(&description.config)),
             (WEIGHTS, weights),
@@ -186,7 +194,16 @@ impl Source {
                 pretty(&tokenizer_config(self.vocabulary.lowercase, model.positions, model.segments)),
             ),
             ("special_tokens_map.json", pretty(&special_tokens())),
-        ])
+        ];
+        // An imported model keeps the tokenizer files that it came with.
+        for (name, content) in &mut files {
+            match self.store.get(&in_transformers(name)) {
+                Ok(imported) => *content = imported.to_vec(),
+                Err(error) if error.is_not_found() => {}
+                Err(error) => return Err(Failure::failed(error)),
+            }
+        }
+        Ok(files)
     }
 }
 

@@ -7,6 +7,7 @@ mod export;
 mod files;
 mod follow;
 mod generate;
+mod import;
 mod init;
 mod inspect;
 mod logs;
@@ -57,6 +58,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::FillMask(arguments) => worker::become_worker(&arguments.to_worker()),
         Command::Checkpoint(arguments) => checkpoint::checkpoint(&arguments.action),
         Command::Export(arguments) => export::export(arguments),
+        Command::Import(arguments) => import::import(arguments),
         Command::Completions(arguments) => completions::completions(arguments),
         Command::Man(arguments) => man::man(arguments),
     }

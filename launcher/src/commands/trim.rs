@@ -3,9 +3,12 @@
 
 use std::borrow::Cow;
 
+use half::{bf16, f16};
 use lambert_plan::architecture::{ModuleKind, Tensor};
 use safetensors::tensor::{SafeTensorError, View};
 use safetensors::{Dtype, SafeTensors, serialize};
+
+use crate::import::EXPORT_TYPE;
 
 /// Returns the safetensors file `bytes` without the tensors for which `left_out` is true and without vocabulary padding
 /// rows. The position table gets `first_position` rows of zeros before its own. `tensors` are the tensors of the model.
@@ -31,6 +34,29 @@ pub fn weights(
         Ok((name, if is_positions { table.after_zeros(first_position) } else { table }))
     });
     serialize(exported.collect::<Result<Vec<_>, SafeTensorError>>()?, header.metadata().clone())
+}
+
+/// Converts the f32 tensors of a safetensors file to the type in which they were imported ([`EXPORT_TYPE`] in the metadata of
+/// the file), and returns the name of that type in `config.json`. `None` if the file has no such type.
+pub fn imported_type(bytes: &[u8]) -> Result<Option<(Vec<u8>, &'static str)>, SafeTensorError> {
+    let (_, header) = SafeTensors::read_metadata(bytes)?;
+    let mut metadata = header.metadata().clone().unwrap_or_default();
+    let (dtype, name) = match metadata.remove(EXPORT_TYPE).as_deref() {
+        Some("BF16") => (Dtype::BF16, "bfloat16"),
+        Some("F16") => (Dtype::F16, "float16"),
+        _ => return Ok(None),
+    };
+    let convert = |value| match dtype {
+        Dtype::BF16 => bf16::from_f32(value).to_le_bytes(),
+        _ => f16::from_f32(value).to_le_bytes(),
+    };
+    let file = SafeTensors::deserialize(bytes)?;
+    let converted = file.tensors().into_iter().map(|(name, view)| {
+        let floats = view.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        let data = Cow::Owned(floats.flat_map(convert).collect());
+        (name, Rows { dtype, shape: view.shape().to_vec(), data })
+    });
+    Ok(Some((serialize(converted, Some(metadata))?, name)))
 }
 
 /// A row-major tensor.

@@ -63,9 +63,8 @@ pub fn average(from: &Store, checkpoints: &[String], to: &Store) -> Result<Manif
     for entry in average.objects.iter_mut().filter(|entry| entry.path == WEIGHTS) {
         entry.sha256 = hash::sha256(&weights);
     }
-    let name = first.name();
-    let manifest_name = in_checkpoint(&name, MANIFEST);
     // The objects of a committed checkpoint are immutable.
+    let manifest_name = in_checkpoint(&first.name(), MANIFEST);
     if to.head(&manifest_name)?.is_some() {
         return copy::check_identical(&average, to, &manifest_name).map(|()| average);
     }
@@ -74,15 +73,9 @@ pub fn average(from: &Store, checkpoints: &[String], to: &Store) -> Result<Manif
             true => weights.clone(),
             false => read_reported_object(from, first, &entry.path)?,
         };
-        to.put(&in_checkpoint(&name, &entry.path), bytes)?;
+        to.put(&in_checkpoint(&first.name(), &entry.path), bytes)?;
     }
-    let text = average.to_text().map_err(|error| Error::Refused {
-        url: to.url_of(&manifest_name),
-        why: format!("it cannot be serialized: {error}"),
-    })?;
-    if !to.put_new(&manifest_name, Bytes::from(text))? {
-        copy::check_identical(&average, to, &manifest_name)?;
-    }
+    copy::put_manifest(&average, to)?;
     Ok(average)
 }
 

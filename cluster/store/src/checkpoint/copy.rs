@@ -1,10 +1,11 @@
-//! Copies a checkpoint between runs.
+//! Copies a checkpoint between runs, and writes one that no run trained.
 
 use bytes::Bytes;
 
 use super::select::{MAX_MANIFEST_BYTES, read_reported_object};
-use super::{Manifest, read_manifest};
+use super::{Manifest, ObjectEntry, read_manifest};
 use crate::error::{Error, Result};
+use crate::hash;
 use crate::run::{MANIFEST, in_checkpoint};
 use crate::store::Store;
 
@@ -28,6 +29,37 @@ pub fn copy(from: &Store, checkpoint: &str, to: &Store) -> Result<()> {
     }
     let text: Bytes = from.get_at_most(&name, MAX_MANIFEST_BYTES)?;
     if to.put_new(&name, text)? { Ok(()) } else { check_identical(&manifest, to, &name) }
+}
+
+/// Writes a checkpoint of a run that no process trains: its objects, then `manifest`, to which it adds the entries of the
+/// objects.
+///
+/// # Errors
+/// [`Error::Exists`] if `to` has a different checkpoint with this name, or another store error. A failed call can be repeated.
+pub fn write_single(to: &Store, mut manifest: Manifest, objects: Vec<(String, Bytes)>) -> Result<()> {
+    to.report_expected(objects.iter().map(|(_, bytes)| bytes.len() as u64).sum());
+    for (path, bytes) in &objects {
+        let (bytes, sha256) = (bytes.len() as u64, hash::sha256(bytes));
+        manifest.objects.push(ObjectEntry { path: path.clone(), bytes, sha256, slices: Vec::new() });
+    }
+    let checkpoint = manifest.name();
+    let name = in_checkpoint(&checkpoint, MANIFEST);
+    if to.head(&name)?.is_some() {
+        return check_identical(&manifest, to, &name);
+    }
+    for (path, bytes) in objects {
+        to.put(&in_checkpoint(&checkpoint, &path), bytes)?;
+    }
+    put_manifest(&manifest, to)
+}
+
+/// Commits a checkpoint by creating its manifest.
+pub(super) fn put_manifest(manifest: &Manifest, to: &Store) -> Result<()> {
+    let name = in_checkpoint(&manifest.name(), MANIFEST);
+    let text = manifest
+        .to_text()
+        .map_err(|error| Error::Refused { url: to.url_of(&name), why: format!("it cannot be serialized: {error}") })?;
+    if to.put_new(&name, Bytes::from(text))? { Ok(()) } else { check_identical(manifest, to, &name) }
 }
 
 /// Fails unless the manifest `name` in `to` equals `manifest`. An existing checkpoint is checked before any object is

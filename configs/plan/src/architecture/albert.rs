@@ -1,8 +1,9 @@
 //! ALBERT (arXiv 1909.11942). Parameter names are those of transformers' `AlbertForPreTraining`.
 
-use lambert_config::run::Model;
+use lambert_config::run::{Activation, Family, Model};
 use serde_json::json;
 
+use super::imported::{ConfigKeys, ImportedModel, UnsupportedValue};
 use super::post_norm::Variant;
 use super::transformers::{ExportedShape, TransformersModel};
 use super::{Head, ModuleKind, Network, TensorId, names};
@@ -57,4 +58,22 @@ pub fn transformers(shape: ExportedShape<'_>, heads: &[Head]) -> TransformersMod
     keys.insert("num_hidden_groups".into(), json!(if model.groups == 0 { shape.layers } else { model.groups }));
     keys.insert("classifier_dropout_prob".into(), json!(model.dropout));
     TransformersModel::of_class(class, "albert", keys)
+}
+
+/// Reads an `AlbertConfig`.
+pub fn imported(keys: ConfigKeys<'_>) -> Result<ImportedModel, UnsupportedValue> {
+    keys.expect("inner_group_num", 1.into(), &1.into())?;
+    let published = Family::Albert.model();
+    let activation = Activation::GeluTanh;
+    let model =
+        keys.post_norm_model(Model { hidden: 4096, heads: 64, intermediate: 16384, activation, ..published })?;
+    let (embedding, groups) = (keys.count("embedding_size", 128)?, keys.count("num_hidden_groups", 1)?);
+    let model = Model { embedding: Some(embedding), groups, ..model };
+    Ok(ImportedModel {
+        model,
+        vocabulary: keys.count("vocab_size", 30000)?,
+        first_position: 0,
+        prefix: "albert.",
+        old_names: &[],
+    })
 }

@@ -1,9 +1,10 @@
 //! BERT (arXiv 1810.04805) and its pre-training heads. Parameter names are those of transformers' `BertForPreTraining`,
 //! or with pre-norm those of `MegatronBertForPreTraining`.
 
-use lambert_config::run::{Model, Norm};
+use lambert_config::run::{Family, Model, Norm};
 use serde_json::json;
 
+use super::imported::{ConfigKeys, ImportedModel, UnsupportedValue};
 use super::post_norm::Variant;
 use super::transformers::{ExportedShape, TransformersModel};
 use super::{Head, ModuleKind, Network, TensorId, names};
@@ -62,4 +63,21 @@ pub fn transformers(shape: ExportedShape<'_>, heads: &[Head]) -> TransformersMod
     keys.insert("classifier_dropout".into(), json!(null));
     keys.insert("use_cache".into(), json!(true));
     TransformersModel::of_class(class, model_type, keys)
+}
+
+/// Reads a `BertConfig`, or with [`Norm::Pre`] a `MegatronBertConfig`.
+pub fn imported(keys: ConfigKeys<'_>, norm: Norm) -> Result<ImportedModel, UnsupportedValue> {
+    let base = Model { norm, ..Family::Bert.model() };
+    let (defaults, vocabulary) = match norm {
+        Norm::Post => (base, 30522),
+        Norm::Pre => (Model { layers: 24, hidden: 1024, heads: 16, intermediate: 4096, ..base }, 29056),
+    };
+    let model = keys.post_norm_model(defaults)?;
+    Ok(ImportedModel {
+        model,
+        vocabulary: keys.count("vocab_size", vocabulary)?,
+        first_position: 0,
+        prefix: "bert.",
+        old_names: &[],
+    })
 }

@@ -4,9 +4,10 @@
 //! With the enhanced mask decoder, the last layer is applied twice in place of once. Keys and values are the output of the
 //! layer below. The first queries are this output plus the absolute positions, the second queries are the first result.
 
-use lambert_config::run::Model;
-use serde_json::json;
+use lambert_config::run::{Family, Model};
+use serde_json::{Value as Json, json};
 
+use super::imported::{ConfigKeys, ImportedModel, UnsupportedValue};
 use super::post_norm::Variant;
 use super::transformers::{ExportedShape, TransformersModel};
 use super::{CostUnit, Head, Module, ModuleKind, Network, Op, Segment, SegmentKind, SegmentOutput, TensorId, names};
@@ -67,6 +68,7 @@ fn name(id: TensorId) -> String {
         ModuleKind::Value => "attention.self.value_proj",
         ModuleKind::Transform => "lm_predictions.lm_head.dense",
         ModuleKind::TransformNorm => "lm_predictions.lm_head.LayerNorm",
+        ModuleKind::Decoder => "lm_predictions.lm_head.decoder",
         ModuleKind::PredictionBias => "lm_predictions.lm_head",
         part => names::of_layer(part),
     };
@@ -91,4 +93,47 @@ pub fn transformers(shape: ExportedShape<'_>) -> TransformersModel {
         "transformers has no enhanced mask decoder: the hidden states are exact, the predictions of masked tokens are not",
     );
     TransformersModel { difference, ..TransformersModel::of_class("DebertaV2ForMaskedLM", "deberta-v2", keys) }
+}
+
+/// Names of the MLM head with `legacy`.
+const OLD_NAMES: [(&str, &str); 2] =
+    [("cls.predictions.transform.", "lm_predictions.lm_head."), ("cls.predictions.", "lm_predictions.lm_head.")];
+
+/// Reads a `DebertaV2Config`. The model has no enhanced mask decoder, because transformers has none.
+pub fn imported(keys: ConfigKeys<'_>) -> Result<ImportedModel, UnsupportedValue> {
+    for (key, default, expected) in [
+        ("relative_attention", json!(false), json!(true)),
+        ("share_att_key", json!(false), json!(true)),
+        ("position_biased_input", json!(true), json!(false)),
+        ("norm_rel_ebd", json!("none"), json!("layer_norm")),
+        ("max_relative_positions", json!(-1), json!(-1)),
+        ("conv_kernel_size", json!(0), json!(0)),
+    ] {
+        keys.expect(key, default, &expected)?;
+    }
+    let types = keys.value("pos_att_type").cloned().unwrap_or_default();
+    // Versions before transformers 4 store a text such as `p2c|c2p`.
+    let mut names: Vec<&str> = match &types {
+        Json::String(text) => text.split('|').collect(),
+        types => types.as_array().into_iter().flatten().filter_map(Json::as_str).collect(),
+    };
+    names.sort_unstable();
+    if names != ["c2p", "p2c"] {
+        return Err(UnsupportedValue::new("pos_att_type", &types, r#"["p2c","c2p"]"#));
+    }
+    let defaults = Model { layers: 24, hidden: 1536, heads: 24, intermediate: 6144, ..Family::DebertaV2.model() };
+    let model = keys.post_norm_model(Model { enhanced_decoder: false, ..defaults })?;
+    keys.expect("embedding_size", model.hidden.into(), &model.hidden.into())?;
+    let buckets = keys.value("position_buckets").cloned().unwrap_or(json!(-1));
+    let Some(position_buckets) = buckets.as_u64().filter(|buckets| (1..1 << 20).contains(buckets)) else {
+        return Err(UnsupportedValue::new("position_buckets", &buckets, "a number above 0"));
+    };
+    let model = Model { position_buckets: position_buckets as usize, ..model };
+    Ok(ImportedModel {
+        model,
+        vocabulary: keys.count("vocab_size", 128100)?,
+        first_position: 0,
+        prefix: "deberta.",
+        old_names: &OLD_NAMES,
+    })
 }

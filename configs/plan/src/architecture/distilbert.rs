@@ -1,8 +1,9 @@
 //! DistilBERT (arXiv 1910.01108). Parameter names are those of transformers' `DistilBertForMaskedLM`.
 
-use lambert_config::run::Model;
+use lambert_config::run::{Family, Model};
 use serde_json::{Map, json};
 
+use super::imported::{ConfigKeys, ImportedModel, UnsupportedValue};
 use super::post_norm::Variant;
 use super::transformers::{self, ExportedShape, TransformersModel};
 use super::{Head, ModuleKind, Network, TensorId, names};
@@ -64,4 +65,32 @@ pub fn transformers(shape: ExportedShape<'_>) -> TransformersModel {
         ("vocab_size".to_owned(), json!(vocabulary)),
     ]);
     TransformersModel::of_class("DistilBertForMaskedLM", "distilbert", keys)
+}
+
+/// Reads a `DistilBertConfig`.
+pub fn imported(keys: ConfigKeys<'_>) -> Result<ImportedModel, UnsupportedValue> {
+    let defaults = Family::Distilbert.model();
+    let dropout = keys.number("dropout", defaults.dropout)?;
+    let attention_dropout = keys.number("attention_dropout", defaults.dropout)?;
+    let model = Model {
+        layers: keys.count("n_layers", defaults.layers)?,
+        hidden: keys.count("dim", defaults.hidden)?,
+        heads: keys.count("n_heads", defaults.heads)?,
+        intermediate: keys.count("hidden_dim", defaults.intermediate)?,
+        positions: keys.count("max_position_embeddings", defaults.positions)?,
+        activation: keys.activation("activation", defaults.activation)?,
+        dropout,
+        attention_dropout: (attention_dropout != dropout).then_some(attention_dropout),
+        initializer_range: keys.number("initializer_range", defaults.initializer_range)?,
+        tied_decoder: keys.flag("tie_word_embeddings", true)?,
+        pad_vocabulary_to: 1,
+        ..defaults
+    };
+    Ok(ImportedModel {
+        model,
+        vocabulary: keys.count("vocab_size", 30522)?,
+        first_position: 0,
+        prefix: "distilbert.",
+        old_names: &[],
+    })
 }

@@ -1,8 +1,9 @@
 //! Generator of ELECTRA (arXiv 2003.10555). Parameter names are those of transformers' `ElectraForMaskedLM`.
 
-use lambert_config::run::{Activation, Model};
+use lambert_config::run::{Activation, Family, Model};
 use serde_json::json;
 
+use super::imported::{ConfigKeys, ImportedModel, UnsupportedValue};
 use super::post_norm::Variant;
 use super::transformers::{ExportedShape, TransformersModel};
 use super::{Head, ModuleKind, Network, TensorId, names};
@@ -35,4 +36,17 @@ pub fn transformers(shape: ExportedShape<'_>) -> TransformersModel {
     let mut keys = shape.keys(shape.model.positions);
     keys.insert("embedding_size".into(), json!(shape.model.embedding()));
     TransformersModel::of_class("ElectraForMaskedLM", "electra", keys)
+}
+
+/// Reads an `ElectraConfig`.
+pub fn imported(keys: ConfigKeys<'_>) -> Result<ImportedModel, UnsupportedValue> {
+    let model = keys.post_norm_model(Family::Electra.model())?;
+    let model = Model { embedding: Some(keys.count("embedding_size", 128)?), ..model };
+    Ok(ImportedModel {
+        model,
+        vocabulary: keys.count("vocab_size", 30522)?,
+        first_position: 0,
+        prefix: "electra.",
+        old_names: &[],
+    })
 }

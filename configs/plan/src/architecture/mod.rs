@@ -7,6 +7,7 @@ mod bert;
 mod deberta_v2;
 mod distilbert;
 mod electra;
+mod imported;
 mod modernbert;
 mod module;
 mod names;
@@ -18,13 +19,15 @@ mod tensor;
 mod transformers;
 mod xlm_roberta;
 
+pub use imported::{ConfigKeys, ImportedModel, UnsupportedValue};
 pub use module::{CostUnit, Head, Module, ModuleKind, NormInput, Op, ParamKind, Role, TensorId};
 pub use network::{Network, Segment, SegmentKind, SegmentOutput};
 pub use networks::{ALIGNMENT, Architecture};
 pub use tensor::Tensor;
 pub use transformers::TransformersModel;
 
-use lambert_config::run::{Family, Model};
+use lambert_config::run::{Family, Model, Norm};
+use serde_json::Value as Json;
 
 /// Keys of `[model]` that determine the set and the shapes of the parameters.
 pub const SHAPING: [&str; 16] = [
@@ -85,6 +88,33 @@ impl TransformersModel {
         match model.family {
             Family::Modernbert => modernbert::unsupported(model),
             _ => None,
+        }
+    }
+}
+
+impl ImportedModel {
+    /// Describes the model of a `config.json` of transformers.
+    ///
+    /// # Errors
+    /// lambert does not have this kind of model, or not with these values.
+    pub fn new(config: &Json) -> Result<Self, UnsupportedValue> {
+        let keys = ConfigKeys(config);
+        let model_type = keys.value("model_type").cloned().unwrap_or_default();
+        match model_type.as_str().unwrap_or_default() {
+            "bert" => bert::imported(keys, Norm::Post),
+            "megatron-bert" => bert::imported(keys, Norm::Pre),
+            "roberta" => roberta::imported(keys, Family::Roberta),
+            "xlm-roberta" => roberta::imported(keys, Family::XlmRoberta),
+            "albert" => albert::imported(keys),
+            "electra" => electra::imported(keys),
+            "distilbert" => distilbert::imported(keys),
+            "modernbert" => modernbert::imported(keys),
+            "deberta-v2" => deberta_v2::imported(keys),
+            _ => {
+                let expected =
+                    "bert, megatron-bert, roberta, xlm-roberta, albert, electra, distilbert, modernbert or deberta-v2";
+                Err(UnsupportedValue::new("model_type", &model_type, expected))
+            }
         }
     }
 }

@@ -1,9 +1,10 @@
 //! ModernBERT (arXiv 2412.13663): pre-norm layers with rotary positions, local attention and gated feed-forward layers.
 //! Parameter names are those of transformers' `ModernBertForMaskedLM`.
 
-use lambert_config::run::{Activation, Model, NormKind};
-use serde_json::{Map, json};
+use lambert_config::run::{Activation, Family, Model, NormKind};
+use serde_json::{Map, Value as Json, json};
 
+use super::imported::{ConfigKeys, ImportedModel, UnsupportedValue};
 use super::transformers::{self, ExportedShape, TransformersModel};
 use super::{CostUnit, Head, Module, ModuleKind, Network, Op, Segment, SegmentKind, SegmentOutput, TensorId, names};
 
@@ -166,4 +167,81 @@ pub fn transformers(shape: ExportedShape<'_>) -> TransformersModel {
         ("vocab_size".to_owned(), json!(vocabulary)),
     ]);
     TransformersModel::of_class("ModernBertForMaskedLM", "modernbert", keys)
+}
+
+/// Reads a `ModernBertConfig`. Versions of transformers before 5 have no `layer_types` and no `rope_parameters`.
+pub fn imported(keys: ConfigKeys<'_>) -> Result<ImportedModel, UnsupportedValue> {
+    let defaults = Family::Modernbert.model();
+    let linear_bias = keys.flag("attention_bias", false)?;
+    keys.expect("mlp_bias", false.into(), &linear_bias.into())?;
+    keys.expect("classifier_bias", false.into(), &linear_bias.into())?;
+    keys.expect("decoder_bias", true.into(), &true.into())?;
+    let dropout = keys.number("mlp_dropout", 0.0)?;
+    let embedding_dropout = keys.number("embedding_dropout", 0.0)?;
+    if embedding_dropout != dropout {
+        return Err(UnsupportedValue::new(
+            "embedding_dropout",
+            &embedding_dropout.into(),
+            &format!("mlp_dropout = {dropout}"),
+        ));
+    }
+    // This dropout applies to the weights and to the output of the attention.
+    let attention_dropout = keys.number("attention_dropout", 0.0)?;
+    let base = rotary_base(keys, "full_attention", "global_rope_theta", 160_000.0)?;
+    let local = rotary_base(keys, "sliding_attention", "local_rope_theta", 10_000.0)?;
+    let model = Model {
+        layers: keys.count("num_hidden_layers", 22)?,
+        hidden: keys.count("hidden_size", 768)?,
+        heads: keys.count("num_attention_heads", 12)?,
+        intermediate: keys.count("intermediate_size", 1152)?,
+        positions: keys.count("max_position_embeddings", 8192)?,
+        norm_bias: keys.flag("norm_bias", false)?,
+        linear_bias,
+        activation: keys.activation("hidden_activation", Activation::Gelu)?,
+        rotary_base: Some(base),
+        local_rotary_base: (local != base).then_some(local),
+        attention_window: keys.count("local_attention", 128)?,
+        global_attention_every: global_attention_every(keys)?,
+        tied_decoder: keys.flag("tie_word_embeddings", true)?,
+        dropout,
+        attention_dropout: (attention_dropout != dropout).then_some(attention_dropout),
+        attention_output_dropout: (attention_dropout != dropout).then_some(attention_dropout),
+        initializer_range: keys.number("initializer_range", 0.02)?,
+        layer_norm_eps: keys.number("norm_eps", 1e-5)?,
+        pad_vocabulary_to: 1,
+        ..defaults
+    };
+    Ok(ImportedModel {
+        model,
+        vocabulary: keys.count("vocab_size", 50368)?,
+        first_position: 0,
+        prefix: "model.",
+        old_names: &[],
+    })
+}
+
+/// Base of the rotary positions of layers of this type.
+fn rotary_base(keys: ConfigKeys<'_>, layers: &str, old: &str, default: f64) -> Result<f64, UnsupportedValue> {
+    let Some(rotary) = keys.value("rope_parameters").and_then(|parameters| parameters.get(layers)) else {
+        return keys.number(old, default);
+    };
+    let rotary = ConfigKeys(rotary);
+    rotary.expect("rope_type", "default".into(), &"default".into())?;
+    rotary.number("rope_theta", default)
+}
+
+/// Distance between layers with global attention, of which the first is layer 0.
+fn global_attention_every(keys: ConfigKeys<'_>) -> Result<usize, UnsupportedValue> {
+    let Some(types) = keys.value("layer_types") else { return keys.count("global_attn_every_n_layers", 3) };
+    let types: Vec<&Json> = types.as_array().into_iter().flatten().collect();
+    let is_global = |kind: &&Json| **kind == "full_attention";
+    let every = types.iter().skip(1).position(is_global).map_or(types.len().max(1), |index| index + 1);
+    let is_regular = types.iter().enumerate().all(|(layer, kind)| is_global(kind) == layer.is_multiple_of(every));
+    match is_regular {
+        true => Ok(every),
+        false => {
+            let found = json!(types);
+            Err(UnsupportedValue::new("layer_types", &found, "full_attention in layer 0 and at regular distances"))
+        }
+    }
 }

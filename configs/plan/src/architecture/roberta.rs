@@ -1,7 +1,8 @@
 //! RoBERTa (arXiv 1907.11692). Parameter names are those of transformers' `RobertaForMaskedLM`.
 
-use lambert_config::run::{Activation, Model};
+use lambert_config::run::{Activation, Family, Model};
 
+use super::imported::{ConfigKeys, ImportedModel, UnsupportedValue};
 use super::post_norm::Variant;
 use super::transformers::{ExportedShape, TransformersModel};
 use super::{Head, ModuleKind, Network, TensorId, names};
@@ -38,4 +39,25 @@ pub fn of_class(shape: ExportedShape<'_>, class: &'static str, model_type: &str)
     let first_position = shape.pad as usize + 1;
     let keys = shape.keys(shape.model.positions + first_position);
     TransformersModel { first_position, ..TransformersModel::of_class(class, model_type, keys) }
+}
+
+/// Reads a `RobertaConfig` or, with [`Family::XlmRoberta`], an `XLMRobertaConfig`. Both classes have segments by default, and
+/// lambert supports models with one.
+pub fn imported(keys: ConfigKeys<'_>, family: Family) -> Result<ImportedModel, UnsupportedValue> {
+    let defaults = Model { segments: 2, layer_norm_eps: 1e-12, ..family.model() };
+    let model = keys.post_norm_model(defaults)?;
+    let first_position = keys.count("pad_token_id", 1)? + 1;
+    let rows = model.positions;
+    let Some(positions) = rows.checked_sub(first_position).filter(|positions| *positions > 0) else {
+        let expected = format!("more than pad_token_id + 1 = {first_position}");
+        return Err(UnsupportedValue::new("max_position_embeddings", &rows.into(), &expected));
+    };
+    let vocabulary = keys.count("vocab_size", if family == Family::Roberta { 50265 } else { 30522 })?;
+    Ok(ImportedModel {
+        model: Model { positions, ..model },
+        vocabulary,
+        first_position,
+        prefix: "roberta.",
+        old_names: &[],
+    })
 }

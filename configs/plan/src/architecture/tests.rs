@@ -247,3 +247,60 @@ fn base_shapes_have_the_published_sizes() {
         assert_eq!(architecture.parameters(), parameters, "{family}");
     }
 }
+
+#[test]
+fn exported_configurations_are_imported_as_the_same_model() {
+    let families = [
+        Family::Bert,
+        Family::Roberta,
+        Family::XlmRoberta,
+        Family::Albert,
+        Family::Electra,
+        Family::Distilbert,
+        Family::Modernbert,
+        Family::DebertaV2,
+    ];
+    for family in families {
+        let base = Model { initializer_range: 0.03, attention_dropout: Some(0.2), ..family.model() };
+        let model = match family {
+            // transformers has one dropout for the weights and the output of the attention.
+            Family::Modernbert => Model { attention_output_dropout: Some(0.2), local_rotary_base: Some(5e3), ..base },
+            Family::DebertaV2 => Model { enhanced_decoder: false, ..base },
+            Family::Electra => Model { tied_decoder: false, ..base },
+            _ => base,
+        };
+        let exported = TransformersModel::new(&model, &[], model.layers, 500, 1);
+        let imported = ImportedModel::new(&exported.config).unwrap();
+        assert_eq!(imported.model, model, "{family}");
+        assert_eq!((imported.vocabulary, imported.first_position), (500, exported.first_position), "{family}");
+    }
+    let megatron = Model { norm: Norm::Pre, ..Model::default() };
+    let exported = TransformersModel::new(&megatron, &[], 12, 500, 0);
+    assert_eq!(ImportedModel::new(&exported.config).unwrap().model, megatron);
+}
+
+#[test]
+fn values_of_other_models_are_not_imported() {
+    for (config, message) in [
+        (json!({}), "model_type is null; expected bert,"),
+        (json!({"model_type": "bert", "hidden_size": -1}), "hidden_size is -1; expected a whole number below 2^31"),
+        (json!({"model_type": "bert", "is_decoder": true}), "is_decoder is true; expected false"),
+        (
+            json!({"model_type": "bert", "layer_norm_eps": "x"}),
+            "layer_norm_eps is \"x\"; expected a number of at least 0",
+        ),
+        (json!({"model_type": "roberta", "max_position_embeddings": 2}), "expected more than pad_token_id + 1 = 2"),
+        (json!({"model_type": "deberta-v2"}), "relative_attention is false; expected true"),
+        (
+            json!({"model_type": "modernbert", "embedding_dropout": 0.1}),
+            "embedding_dropout is 0.1; expected mlp_dropout = 0",
+        ),
+        (
+            json!({"model_type": "modernbert", "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]}),
+            "expected full_attention in layer 0 and at regular distances",
+        ),
+    ] {
+        let error = ImportedModel::new(&config).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+}

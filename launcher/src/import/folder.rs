@@ -1,0 +1,86 @@
+//! Files of a folder that transformers wrote.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use lambert_store::run::WEIGHTS;
+use serde_json::Value as Json;
+
+use super::ImportError;
+
+/// Configuration of the model.
+pub const CONFIG: &str = "config.json";
+/// Index of weights in several files.
+const INDEX: &str = "model.safetensors.index.json";
+/// Weights as a pickle.
+const PICKLES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+
+/// A folder with a configuration.
+pub struct Folder {
+    path: PathBuf,
+    /// Content of `config.json`.
+    pub config: Json,
+}
+
+impl Folder {
+    /// Opens a folder and reads its configuration.
+    pub fn open(path: &Path) -> Result<Self, ImportError> {
+        let folder = Self { path: path.to_owned(), config: Json::Null };
+        let Some(config) = folder.json(CONFIG)? else {
+            return Err(ImportError::NoFile { folder: path.to_owned(), name: CONFIG });
+        };
+        Ok(Self { config, ..folder })
+    }
+
+    /// Path of a file.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Reads a file. `None` if the folder does not have it.
+    pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, ImportError> {
+        let path = self.file(name);
+        match std::fs::read(&path) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(ImportError::Read { path, source }),
+        }
+    }
+
+    /// Reads a JSON file. `None` if the folder does not have it.
+    pub fn json(&self, name: &str) -> Result<Option<Json>, ImportError> {
+        let Some(bytes) = self.bytes(name)? else { return Ok(None) };
+        let value = serde_json::from_slice(&bytes)
+            .map_err(|error| ImportError::Json { path: self.file(name), why: error.to_string() })?;
+        Ok(Some(value))
+    }
+
+    /// Reads the files of the weights.
+    pub fn shards(&self) -> Result<Vec<(PathBuf, Vec<u8>)>, ImportError> {
+        if let Some(bytes) = self.bytes(WEIGHTS)? {
+            return Ok(vec![(self.file(WEIGHTS), bytes)]);
+        }
+        let Some(index) = self.json(INDEX)? else {
+            let pickle = PICKLES.into_iter().map(|name| self.file(name)).find(|path| path.exists());
+            return Err(match pickle {
+                Some(path) => ImportError::Pickle { path },
+                None => ImportError::NoFile { folder: self.path.clone(), name: WEIGHTS },
+            });
+        };
+        let wrong = |why: String| ImportError::Json { path: self.file(INDEX), why };
+        let map = index["weight_map"].as_object().ok_or_else(|| wrong("weight_map is missing".to_owned()))?;
+        let names: BTreeSet<&str> = map.values().filter_map(Json::as_str).collect();
+        let mut shards = Vec::new();
+        for name in names {
+            if name.contains(['/', '\\']) || !name.ends_with(".safetensors") {
+                return Err(wrong(format!(
+                    "weight_map names the file {name:?}; expected a .safetensors file beside it"
+                )));
+            }
+            let bytes =
+                self.bytes(name)?.ok_or_else(|| wrong(format!("weight_map names {name}, which does not exist")))?;
+            shards.push((self.file(name), bytes));
+        }
+        Ok(shards)
+    }
+}

@@ -1,0 +1,160 @@
+//! Import of a folder of Hugging Face Transformers as a run with one checkpoint.
+//!
+//! - [`folder`]: the files of the folder
+//! - [`tokenizer`]: vocabulary and case handling
+//! - [`names`]: names of tensors in the folder and in a checkpoint
+//! - [`weights`]: the weights file of a checkpoint
+//! - [`missing`]: random values of tensors that the folder does not have
+
+mod folder;
+mod missing;
+mod names;
+mod tokenizer;
+mod weights;
+
+use std::path::{Path, PathBuf};
+
+use lambert_config::RunConfig;
+use lambert_config::run::{Family, Pair, Stage};
+use lambert_dataset::tokenizer::TokenizerError;
+use lambert_plan::architecture::{Architecture, Head, ImportedModel, UnsupportedValue};
+use lambert_store::checkpoint::{self, AttemptStep, FORMAT, Manifest};
+use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, in_transformers};
+use lambert_store::{Store, hash};
+use serde_json::json;
+
+pub use missing::Part;
+pub use weights::EXPORT_TYPE;
+
+use folder::Folder;
+use names::Renamed;
+use tokenizer::ImportedTokenizer;
+
+/// A folder cannot be imported.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{} has no {name}; expected a folder that save_pretrained of transformers wrote", folder.display())]
+    NoFile { folder: PathBuf, name: &'static str },
+    #[error("{} is a pickle, which can run any program when it is read; convert it: {}", path.display(), convert(path))]
+    Pickle { path: PathBuf },
+    #[error("{}: {why}", path.display())]
+    Json { path: PathBuf, why: String },
+    #[error("{}", path.display())]
+    Config { path: PathBuf, source: UnsupportedValue },
+    #[error("{}: {why}", path.display())]
+    Weights { path: PathBuf, why: String },
+    #[error("{}: {why}", path.display())]
+    Tokenizer { path: PathBuf, why: String },
+    #[error("{}", path.display())]
+    Vocabulary { path: PathBuf, source: TokenizerError },
+    #[error("{}: {tensors}{} missing; {advice}", folder.display(), if *many { " are" } else { " is" })]
+    Missing { folder: PathBuf, tensors: String, many: bool, advice: String },
+    #[error("the configuration of the model is not valid: {0}")]
+    Model(String),
+    #[error("cannot write the configuration")]
+    Toml(#[from] toml::ser::Error),
+}
+
+/// The command that converts a pickle.
+fn convert(path: &Path) -> String {
+    let folder = path.parent().unwrap_or(path).display();
+    format!(
+        "python -c \"from transformers import AutoModelForMaskedLM as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\""
+    )
+}
+
+/// A folder that has passed all checks. Nothing is written yet.
+pub struct Import {
+    config: RunConfig,
+    /// Text of `config`.
+    text: String,
+    vocabulary: ImportedTokenizer,
+    weights: Vec<u8>,
+    /// What was left out, renamed or initialized, in sentences.
+    pub notes: Vec<String>,
+}
+
+impl Import {
+    /// Reads and checks a folder. The tensors of `initialized` get random values if the folder does not have them.
+    ///
+    /// # Errors
+    /// The folder has no model that lambert supports, or its files contradict each other.
+    pub fn read(path: &Path, initialized: &[Part]) -> Result<Self, ImportError> {
+        let folder = Folder::open(path)?;
+        let model = ImportedModel::new(&folder.config)
+            .map_err(|source| ImportError::Config { path: folder.file(folder::CONFIG), source })?;
+        let vocabulary = ImportedTokenizer::read(&folder)?;
+        let tokens = vocabulary.facts.size;
+        if tokens > model.vocabulary {
+            let why = format!("vocab_size is {}, but the vocabulary has {tokens} tokens", model.vocabulary);
+            return Err(ImportError::Json { path: folder.file(folder::CONFIG), why });
+        }
+        let shards = folder.shards()?;
+        let renamed = Renamed::new(&model, &shards)?;
+        let config = configuration(&model, &renamed)?;
+        let architecture = Architecture::of_run(&config, config.model.layers, tokens);
+        let (weights, mut notes) =
+            weights::checkpoint_file(path, &model, &config, &architecture, renamed, initialized)?;
+        if tokens < model.vocabulary {
+            notes.push(format!(
+                "left out: rows {tokens} to {} of the vocabulary, which have no token",
+                model.vocabulary - 1
+            ));
+        }
+        Ok(Self { text: toml::to_string(&config)?, config, vocabulary, weights, notes })
+    }
+
+    /// Class of models.
+    pub fn family(&self) -> Family {
+        self.config.model.family
+    }
+
+    /// Writes a run with one checkpoint to `store`, the configuration last. Returns the name of the checkpoint.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn write(&self, store: &Store) -> Result<String, lambert_store::Error> {
+        let text = &self.text;
+        store.put(VOCABULARY, self.vocabulary.vocabulary.clone().into())?;
+        for (name, content) in &self.vocabulary.files {
+            store.put(&in_transformers(name), content.clone().into())?;
+        }
+        let facts = self.vocabulary.facts;
+        let manifest = Manifest {
+            format: FORMAT,
+            step: 0,
+            attempt: 1,
+            parent: None,
+            stage: 0,
+            cursor: Default::default(),
+            config_sha256: hash::sha256(text.as_bytes()),
+            world: 1,
+            held_out_loss: None,
+            best: None,
+            averaged: Vec::new(),
+            state: json!({
+                "updates": {}, "skipped_updates": 0, "vocabulary": facts.size, "lowercase": facts.lowercase,
+            }),
+            objects: Vec::new(),
+        };
+        checkpoint::write_single(store, manifest, vec![(WEIGHTS.to_owned(), self.weights.clone().into())])?;
+        store.put(CONFIG, text.clone().into())?;
+        Ok(AttemptStep { attempt: 1, step: 0 }.name())
+    }
+}
+
+/// Configuration of the imported run. Its stage was never trained.
+fn configuration(model: &ImportedModel, renamed: &Renamed<'_>) -> Result<RunConfig, ImportError> {
+    let mut config = RunConfig { model: model.model.clone(), ..RunConfig::default() };
+    config.objective.pair = match renamed.has_head(&model.model, Head::Pair) {
+        true => model.model.family.pair(),
+        false => Pair::None,
+    };
+    config.stage = vec![Stage { name: "import".into(), data: "none".into(), steps: 1, ..Stage::default() }];
+    let mut issues = Vec::new();
+    lambert_config::Checked::check(&config, &mut issues);
+    let issues: Vec<String> = issues.iter().map(ToString::to_string).collect();
+    if issues.is_empty() { Ok(config) } else { Err(ImportError::Model(issues.join("; "))) }
+}

@@ -1,0 +1,164 @@
+//! Tokenizer files of a folder: the vocabulary of a WordPiece tokenizer and its case handling.
+
+use lambert_dataset::VocabularyFacts;
+use lambert_dataset::tokenizer::Tokenizer;
+use lambert_store::run::VOCABULARY;
+use serde_json::{Value as Json, json};
+
+use super::ImportError;
+use super::folder::Folder;
+
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const SPECIAL_TOKENS: &str = "special_tokens_map.json";
+
+/// Tokenizer of a folder.
+pub struct ImportedTokenizer {
+    /// Content of a vocab.txt.
+    pub vocabulary: Vec<u8>,
+    /// Size of the vocabulary, and case handling.
+    pub facts: VocabularyFacts,
+    /// Files that an export writes again.
+    pub files: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl ImportedTokenizer {
+    /// Reads the tokenizer of a folder.
+    ///
+    /// # Errors
+    /// The folder has no WordPiece tokenizer, or its files contradict each other.
+    pub fn read(folder: &Folder) -> Result<Self, ImportError> {
+        let settings = folder.json(TOKENIZER_CONFIG)?.unwrap_or_else(|| json!({}));
+        let file = folder.json(TOKENIZER)?;
+        let listed = folder.bytes(VOCABULARY)?;
+        let wrong = |name: &str, why: String| ImportError::Tokenizer { path: folder.file(name), why };
+        let (vocabulary, lowercase) = match &file {
+            Some(file) => {
+                let (vocabulary, lowercase) = word_piece(file).map_err(|why| wrong(TOKENIZER, why))?;
+                if listed.as_deref().is_some_and(|listed| lines(listed) != lines(&vocabulary)) {
+                    return Err(wrong(VOCABULARY, format!("its tokens are not those of {TOKENIZER}")));
+                }
+                // The classes of BERT read the case handling from tokenizer_config.json, others from tokenizer.json.
+                let class = settings["tokenizer_class"].as_str().unwrap_or("BertTokenizer");
+                if class != "PreTrainedTokenizerFast"
+                    && case(&settings).map_err(|why| wrong(TOKENIZER_CONFIG, why))? != lowercase
+                {
+                    let why = format!("do_lower_case is {}, but {TOKENIZER} has lowercase {lowercase}", !lowercase);
+                    return Err(wrong(TOKENIZER_CONFIG, why));
+                }
+                (listed.unwrap_or(vocabulary), lowercase)
+            }
+            None => {
+                let none = || ImportError::NoFile { folder: folder.file(""), name: TOKENIZER };
+                let lowercase = case(&settings).map_err(|why| wrong(TOKENIZER_CONFIG, why))?;
+                (listed.ok_or_else(none)?, lowercase)
+            }
+        };
+        let tokenizer = Tokenizer::from_vocab(&vocabulary, lowercase)
+            .map_err(|source| ImportError::Vocabulary { path: folder.file(VOCABULARY), source })?;
+        let mut files = Vec::new();
+        for name in [TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS] {
+            files.extend(folder.bytes(name)?.map(|content| (name, content)));
+        }
+        let facts = VocabularyFacts { size: tokenizer.size(), lowercase };
+        Ok(Self { vocabulary, facts, files })
+    }
+}
+
+fn lines(vocabulary: &[u8]) -> Vec<&[u8]> {
+    vocabulary.strip_suffix(b"\n").unwrap_or(vocabulary).split(|byte| *byte == b'\n').collect()
+}
+
+/// True if the settings of a class of BERT lowercase the text.
+fn case(settings: &Json) -> Result<bool, String> {
+    let lowercase = settings.get("do_lower_case").and_then(Json::as_bool).unwrap_or(true);
+    expect(settings, "tokenize_chinese_chars", &[json!(true)])?;
+    expect(settings, "strip_accents", &[Json::Null, json!(lowercase)])?;
+    Ok(lowercase)
+}
+
+/// Returns the content of a vocab.txt for the WordPiece tokenizer of a tokenizer.json, and true if it lowercases the text.
+fn word_piece(file: &Json) -> Result<(Vec<u8>, bool), String> {
+    let model = &file["model"];
+    if model["type"] != "WordPiece" {
+        return Err(format!("its model is {}; lambert imports WordPiece", model["type"]));
+    }
+    expect(model, "unk_token", &[json!("[UNK]")])?;
+    expect(model, "continuing_subword_prefix", &[json!("##")])?;
+    expect(model, "max_input_chars_per_word", &[json!(100)])?;
+    let normalizer = &file["normalizer"];
+    if normalizer["type"] != "BertNormalizer" || file["pre_tokenizer"]["type"] != "BertPreTokenizer" {
+        return Err("expected a BertNormalizer and a BertPreTokenizer".to_owned());
+    }
+    let lowercase = normalizer["lowercase"].as_bool().ok_or("normalizer.lowercase is not true or false")?;
+    expect(normalizer, "clean_text", &[json!(true)])?;
+    expect(normalizer, "handle_chinese_chars", &[json!(true)])?;
+    expect(normalizer, "strip_accents", &[Json::Null, json!(lowercase)])?;
+    let vocabulary = model["vocab"].as_object().ok_or("model.vocab is missing")?;
+    let mut pieces = vec![""; vocabulary.len()];
+    for (piece, id) in vocabulary {
+        let place = id.as_u64().and_then(|id| pieces.get_mut(usize::try_from(id).ok()?));
+        match place {
+            Some(place) if place.is_empty() && !piece.is_empty() => *place = piece,
+            _ => {
+                return Err(format!(
+                    "token {piece:?} has the id {id}; expected each id below {} once",
+                    vocabulary.len()
+                ));
+            }
+        }
+    }
+    for token in file["added_tokens"].as_array().into_iter().flatten() {
+        let id = token["id"].as_u64().and_then(|id| usize::try_from(id).ok());
+        if id.and_then(|id| pieces.get(id).copied()) != token["content"].as_str() {
+            return Err(format!("the added token {} is not in the vocabulary", token["content"]));
+        }
+    }
+    Ok((pieces.iter().flat_map(|piece| [piece.as_bytes(), b"\n"].concat()).collect(), lowercase))
+}
+
+/// Rejects all values of a key but these. An absent key is null.
+fn expect(settings: &Json, key: &str, expected: &[Json]) -> Result<(), String> {
+    let found = settings.get(key).unwrap_or(&Json::Null);
+    // Absent keys have the default of their class, which is the first value.
+    if found.is_null() || expected.contains(found) {
+        return Ok(());
+    }
+    Err(format!("{key} is {found}; expected {}", expected[0]))
+}
+
+#[cfg(test)]
+mod tests {
+    use lambert_dataset::tokenizer::tokenizer_json;
+
+    use super::*;
+
+    const VOCAB: &[u8] = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n##m\n";
+
+    #[test]
+    fn own_files_give_their_vocabulary() {
+        for lowercase in [true, false] {
+            let file: Json = serde_json::from_str(&tokenizer_json(VOCAB, lowercase).unwrap()).unwrap();
+            assert_eq!(word_piece(&file).unwrap(), (VOCAB.to_vec(), lowercase));
+        }
+    }
+
+    #[test]
+    fn other_tokenizers_are_refused() {
+        let file: Json = serde_json::from_str(&tokenizer_json(VOCAB, true).unwrap()).unwrap();
+        for (pointer, value, message) in [
+            ("/model/type", json!("BPE"), "its model is \"BPE\"; lambert imports WordPiece"),
+            ("/model/continuing_subword_prefix", json!("@@"), "continuing_subword_prefix is \"@@\"; expected \"##\""),
+            ("/normalizer/strip_accents", json!(false), "strip_accents is false; expected null"),
+            ("/normalizer/type", json!("Lowercase"), "expected a BertNormalizer"),
+            ("/model/vocab/the", json!(4), "expected each id below 7 once"),
+            ("/model/vocab/the", json!(70), "has the id 70"),
+            ("/added_tokens/0/content", json!("<pad>"), "the added token \"<pad>\" is not in the vocabulary"),
+        ] {
+            let mut changed = file.clone();
+            *changed.pointer_mut(pointer).unwrap() = value;
+            let error = word_piece(&changed).unwrap_err();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+}
