@@ -10,8 +10,6 @@ use super::ImportError;
 
 /// Configuration of the model.
 pub const CONFIG: &str = "config.json";
-/// Index of weights in several files.
-const INDEX: &str = "model.safetensors.index.json";
 /// Weights as a pickle.
 const PICKLES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
@@ -60,14 +58,15 @@ impl Folder {
         if let Some(bytes) = self.bytes(WEIGHTS)? {
             return Ok(vec![(self.file(WEIGHTS), bytes)]);
         }
-        let Some(index) = self.json(INDEX)? else {
+        let index_name = format!("{WEIGHTS}.index.json");
+        let Some(index) = self.json(&index_name)? else {
             let pickle = PICKLES.into_iter().map(|name| self.file(name)).find(|path| path.exists());
             return Err(match pickle {
                 Some(path) => ImportError::Pickle { path },
                 None => ImportError::NoFile { folder: self.path.clone(), name: WEIGHTS },
             });
         };
-        let wrong = |why: String| ImportError::Json { path: self.file(INDEX), why };
+        let wrong = |why: String| ImportError::Json { path: self.file(&index_name), why };
         let map = index["weight_map"].as_object().ok_or_else(|| wrong("weight_map is missing".to_owned()))?;
         let names: BTreeSet<&str> = map.values().filter_map(Json::as_str).collect();
         let mut shards = Vec::new();

@@ -1,10 +1,10 @@
 //! Import of a folder of Hugging Face Transformers as a run with one checkpoint.
 //!
-//! - [`folder`]: the files of the folder
-//! - [`tokenizer`]: vocabulary and case handling
-//! - [`names`]: names of tensors in the folder and in a checkpoint
-//! - [`weights`]: the weights file of a checkpoint
-//! - [`missing`]: random values of tensors that the folder does not have
+//! - `folder`: the files of the folder
+//! - `tokenizer`: vocabulary and case handling
+//! - `names`: names of tensors in the folder and in a checkpoint
+//! - `weights`: the weights file of a checkpoint
+//! - `missing`: random values of tensors that the folder does not have
 
 mod folder;
 mod missing;
