@@ -122,7 +122,7 @@ mod tests {
         let expected = concat!(
             r#"{"device":"CPU, 2 threads","samples":8,"tokens":80.5,"padding":0.25,"seconds":[1.0,2.0,3.0],"#,
             r#""samples_per_second":4.0,"teraflops":0.5,"peak_teraflops":2.0,"utilization":0.25,"datasheet_teraflops":null,"#,
-            r#""data_wait":0.125,"forward_backward":0.75,"optimizer":0.0625,"enqueued":0.5,"peak_memory":1073741824,"needed_memory":null}"#,
+            r#""optimizer_flops":0.0,"data_wait":0.125,"forward_backward":0.75,"optimizer":0.0625,"enqueued":0.5,"peak_memory":1073741824,"needed_memory":null}"#,
         );
         assert_eq!(serde_json::to_string(&measured).unwrap(), expected);
     }
