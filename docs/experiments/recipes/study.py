@@ -10,6 +10,7 @@ table of results.csv.
 import csv
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -21,6 +22,8 @@ MUON = {32: ["1e-3", "2e-3", "4e-3", "8e-3"], 256: ["2e-3", "4e-3", "8e-3", "1.6
 OPTIMIZERS = {"adamw": ADAMW, "stable-adamw": ADAMW, "muon": MUON, "lamb": LAMB}
 BASELINE = "adamw-32"
 WSD = ["stage.0.decay=one-minus-sqrt", "stage.0.decay_fraction=0.2"]
+# Quantiles of Student's t for a 95 % interval of the mean, by number of seeds.
+QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 RATE, SEED = "stage.0.learning_rate", "run.seed"
 COLUMNS = ["cell", "settings", "end", "main_loss", "steps", "seconds"]
 
@@ -103,7 +106,7 @@ CELLS |= {"masks-scheduled": scheduled_masks}
 
 
 def table():
-    """Prints the rates and losses of each cell; of the best rate the mean, minimum and maximum of the seeds."""
+    """Prints the losses of the rates of each cell, and of the best rate the mean of the seeds with its 95 % interval."""
     print("| cell | losses of the rates, seed 1 | best rate | seeds | mean | minimum to maximum |\n|---|---|---|---|---|---|")
     finished = results()
     for cell in CELLS:
@@ -116,7 +119,8 @@ def table():
             rates = ", ".join(f"{losses[rate][1]:.3f} ({rate})" for rate in sorted(losses, key=float))
             seeds = losses[best].values()
             mean, low, high = sum(seeds) / len(seeds), min(seeds), max(seeds)
-            print(f"| {cell} | {rates} | {best} | {len(seeds)} | {mean:.3f} | {low:.3f} to {high:.3f} |")
+            half = QUANTILES[len(seeds)] * statistics.stdev(seeds) / len(seeds) ** 0.5 if len(seeds) > 1 else float("inf")
+            print(f"| {cell} | {rates} | {best} | {len(seeds)} | {mean:.3f} ± {half:.3f} | {low:.3f} to {high:.3f} |")
 
 
 if sys.argv[1:] == ["--table"]:
