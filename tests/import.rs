@@ -71,9 +71,17 @@ fn an_imported_model_has_the_same_tensors_files_and_loss() {
         serde_json::from_str::<Value>(&said).unwrap()["mlm_loss"].as_f64().unwrap().to_bits()
     };
     assert_eq!(loss(observed::run().to_str().unwrap()), loss(&checkpoint));
+    let card = std::fs::read_to_string(format!("{again}/README.md")).unwrap();
+    assert!(card.contains("lambert imported it and did not train it."), "{card}");
+    // A copy keeps the tokenizer files.
+    let copied = dir.path("copied");
+    done(&["checkpoint", "copy", &checkpoint, &copied]);
+    done(&["export", &copied, "--output", &dir.path("of-copy")]);
+    let [before, after] = [&tokenizer, &dir.path("of-copy/tokenizer.json")].map(|path| std::fs::read(path).unwrap());
+    assert_eq!(before, after);
     // A run directory is never overwritten.
     let twice = crate::support::run(&["import", &folder, "--output", &run]);
-    assert!(twice.code == 2 && twice.err.contains("has a run already; name a new directory"), "{}", twice.err);
+    assert!(twice.code == 2 && twice.err.contains("has run.toml already; name a new directory"), "{}", twice.err);
 }
 
 #[test]
@@ -141,6 +149,58 @@ fn names_types_and_files_of_other_versions_are_read() {
     }
 }
 
+/// Versions of transformers before 5 store the bias of an untied decoder once. A folder with a sentence-pair head and no pooler
+/// needs a flag.
+#[test]
+fn missing_parts_are_copied_or_asked_for() {
+    let dir = TestDir::new();
+    let folder = exported(&dir, "model");
+    let (weights, config) = (format!("{folder}/model.safetensors"), format!("{folder}/config.json"));
+    let whole = tensors(&weights);
+    let mut untied = whole.clone();
+    untied.insert("cls.predictions.decoder.weight".into(), whole["bert.embeddings.word_embeddings.weight"].clone());
+    write(&weights, &untied);
+    let tied = std::fs::read(&config).unwrap();
+    let mut keys = json_of(&config);
+    keys["tie_word_embeddings"] = json!(false);
+    std::fs::write(&config, keys.to_string()).unwrap();
+    let ran = run(&["import", &folder, "--output", &dir.path("untied")]);
+    assert!(
+        ran.code == 0 && ran.err.contains("copied: cls.predictions.bias to cls.predictions.decoder.bias"),
+        "{}",
+        ran.err
+    );
+    done(&["export", &dir.path("untied"), "--output", &dir.path("untied-again")]);
+    let again = tensors(&dir.path("untied-again/model.safetensors"));
+    assert_eq!(again["cls.predictions.decoder.bias"], whole["cls.predictions.bias"]);
+    std::fs::write(&config, tied).unwrap();
+
+    let without = |names: &[&str]| {
+        let kept = whole.iter().filter(|(name, _)| !names.contains(&name.as_str()));
+        write(&weights, &kept.map(|(name, tensor)| (name.clone(), tensor.clone())).collect());
+    };
+    let pooler = ["bert.pooler.dense.weight", "bert.pooler.dense.bias"];
+    let pair = ["cls.seq_relationship.weight", "cls.seq_relationship.bias"];
+    let import = |name: &str, more: &[&str]| run(&[&["import", &folder, "--output", &dir.path(name)], more].concat());
+    for names in [&pooler[..], &pooler[..1]] {
+        without(names);
+        let refused = import("pooler", &[]);
+        assert!(refused.code == 2 && refused.err.contains("add --init-missing pooler"), "{}", refused.err);
+    }
+    let ran = import("pooler", &["--init-missing", "pooler"]);
+    assert!(ran.code == 0 && ran.err.contains("initialized: bert.pooler.dense.weight"), "{}", ran.err);
+    // Half a head is an error, no head is a model of another class.
+    without(&pair[..1]);
+    let refused = import("half", &[]);
+    let message = "cls.seq_relationship.weight is missing; the weights do not fit config.json";
+    assert!(refused.code == 2 && refused.err.contains(message), "{}", refused.err);
+    without(&[pooler, pair].concat());
+    let ran = import("none", &[]);
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    done(&["export", &dir.path("none"), "--output", &dir.path("none-again")]);
+    assert_eq!(json_of(&dir.path("none-again/config.json"))["architectures"], json!(["BertForMaskedLM"]));
+}
+
 #[test]
 fn a_run_continues_from_an_imported_model_and_grows_it() {
     let dir = TestDir::new();
@@ -204,6 +264,27 @@ fn folders_that_contradict_themselves_are_refused_by_name() {
     refused(&set("config.json", "hidden_act", json!("relu")), "hidden_act is \"relu\"; expected gelu");
     refused(&set("config.json", "vocab_size", json!(7)), "vocab_size is 7, but the vocabulary has");
     refused(&set("config.json", "num_hidden_layers", json!(5)), "the weights do not fit config.json");
+    refused(
+        &set("config.json", "num_hidden_layers", json!(3)),
+        "config.json describes a model without the tensor bert.encoder.layer.3.",
+    );
+    refused(&set("config.json", "num_hidden_layers", json!(2_000_000_000)), "2000000000 layers; expected at most 1024");
+    refused(
+        &set("config.json", "type_vocab_size", json!(1)),
+        "config.json describes a model that lambert does not have: model.segments",
+    );
+    refused(
+        &set("tokenizer_config.json", "do_lower_case", json!("false")),
+        "do_lower_case is \"false\"; expected true",
+    );
+    refused(
+        &|folder| drop(std::fs::write(format!("{folder}/added_tokens.json"), r#"{"<url>": 9999}"#)),
+        "added_tokens.json: the added token \"<url>\" is not in the vocabulary",
+    );
+    refused(
+        &set("tokenizer_config.json", "added_tokens_decoder", json!({"5": {"content": "<url>"}})),
+        "tokenizer_config.json: the added token \"<url>\" is not in the vocabulary",
+    );
     refused(&set("config.json", "num_attention_heads", json!(0)), "model.heads");
     refused(
         &set("tokenizer_config.json", "do_lower_case", json!(false)),
@@ -216,7 +297,7 @@ fn folders_that_contradict_themselves_are_refused_by_name() {
     );
     refused(
         &rename(WEIGHTS, "pytorch_model.bin"),
-        "is a pickle, which can run any program when it is read; convert it: python",
+        "if you trust it, convert it: python -c 'import sys, transformers as t;",
     );
     refused(&rename(WEIGHTS, "other"), "has no model.safetensors; expected a folder that save_pretrained");
     refused(&rename("config.json", "other"), "has no config.json");

@@ -1,4 +1,4 @@
-//! Text for messages: durations, sizes, rates, counts, percentages and names of signals.
+//! Text for messages: durations, sizes, rates, counts, percentages, words of a shell and names of signals.
 
 pub use lambert_progress::text::{clock, rate, size};
 
@@ -22,6 +22,12 @@ pub fn age(seconds: f64) -> String {
 
 fn whole(seconds: f64) -> u64 {
     seconds.max(0.0).round() as u64
+}
+
+/// Quotes a word for the shell if it needs quotes.
+pub fn shell_word(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+".contains(c);
+    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }
 
 /// Formats a size in bytes in GiB, for the memory of a rank: `0.35 GiB`, `71.2 GiB`.
@@ -58,6 +64,12 @@ pub fn signal_name(signal: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_are_quoted_if_needed() {
+        assert_eq!(shell_word("/data/bert-base"), "/data/bert-base");
+        assert_eq!(shell_word("it's mine"), "'it'\\''s mine'");
+    }
 
     #[test]
     fn durations_read_well() {

@@ -13,6 +13,7 @@ use super::stored_run::require_run;
 use crate::cli::CheckpointAction;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::import::IMPORTED_FILES;
 use crate::run::config_diff::{self, Difference};
 use crate::run::sources::SAVE_OBJECT;
 use crate::stored_config;
@@ -194,10 +195,13 @@ fn open_pair(from: &str, to: &str, progress: &Progress) -> Result<(Store, Store)
         let (to, lease) = (to.url().to_owned(), names::lease(attempt));
         return Err(Failure::usage(CheckpointError::Trained { to, lease }));
     }
-    for object in [names::PHRASES, names::CONFIG, names::VOCABULARY] {
+    let tokenizer = IMPORTED_FILES.map(names::in_transformers);
+    let optional = std::iter::once(names::PHRASES).chain(tokenizer.iter().map(String::as_str));
+    let required = [names::CONFIG, names::VOCABULARY];
+    for (object, is_required) in optional.map(|name| (name, false)).chain(required.map(|name| (name, true))) {
         let bytes = match from.get(object) {
-            // Most runs have no list of phrases.
-            Err(error) if object == names::PHRASES && error.is_not_found() => continue,
+            // Most runs have no list of phrases, and were not imported.
+            Err(error) if !is_required && error.is_not_found() => continue,
             found => found.map_err(Failure::failed)?,
         };
         to.put_new(object, bytes).map_err(Failure::failed)?;

@@ -3,7 +3,7 @@
 use lambert_config::exit;
 use lambert_progress::Progress;
 use lambert_store::Store;
-use lambert_store::run::{CONFIG, checkpoint_url};
+use lambert_store::run::{CONFIG, VOCABULARY, checkpoint_url};
 
 use crate::cli;
 use crate::console;
@@ -11,16 +11,20 @@ use crate::failure::{Failure, Outcome};
 use crate::import::Import;
 
 #[derive(Debug, thiserror::Error)]
-#[error("{url} has a run already; name a new directory")]
+#[error("{url} has {name} already; name a new directory")]
 struct Exists {
     url: String,
+    name: &'static str,
 }
 
 /// Imports a folder. Writes nothing if the folder cannot be imported.
 pub fn import(arguments: &cli::Import) -> Outcome {
     let store = Store::open(&arguments.output).map_err(Failure::usage)?;
-    if store.head(CONFIG).map_err(Failure::failed)?.is_some() {
-        return Err(Failure::usage(Exists { url: store.url().to_owned() }));
+    // A vocabulary without a configuration belongs to a folder of transformers, or to an import that was interrupted.
+    for name in [CONFIG, VOCABULARY] {
+        if store.head(name).map_err(Failure::failed)?.is_some() {
+            return Err(Failure::usage(Exists { url: store.url().to_owned(), name }));
+        }
     }
     let progress = Progress::start("reading");
     let import = Import::read(&arguments.folder, &arguments.init_missing).map_err(Failure::usage)?;

@@ -7,6 +7,7 @@ use lambert_store::run::WEIGHTS;
 use serde_json::Value as Json;
 
 use super::ImportError;
+use crate::text::shell_word;
 
 /// Configuration of the model.
 pub const CONFIG: &str = "config.json";
@@ -53,6 +54,21 @@ impl Folder {
         Ok(Some(value))
     }
 
+    /// The command that writes the folder again, with safetensors. It loads the class that the configuration names, so no head is
+    /// lost or added.
+    fn conversion(&self) -> String {
+        let class = self.config["architectures"][0].as_str().unwrap_or_default();
+        let is_name = !class.is_empty() && class.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        let class = if is_name { class } else { "AutoModelForMaskedLM" };
+        let script = format!(
+            "import sys, transformers as t; a, b = sys.argv[1:]; t.{class}.from_pretrained(a).save_pretrained(b); \
+             t.AutoTokenizer.from_pretrained(a).save_pretrained(b)"
+        );
+        let folder = self.path.to_string_lossy();
+        let [from, to] = [folder.clone().into_owned(), format!("{}-safetensors", folder.trim_end_matches('/'))];
+        format!("python -c '{script}' {} {}", shell_word(&from), shell_word(&to))
+    }
+
     /// Reads the files of the weights.
     pub fn shards(&self) -> Result<Vec<(PathBuf, Vec<u8>)>, ImportError> {
         if let Some(bytes) = self.bytes(WEIGHTS)? {
@@ -62,7 +78,7 @@ impl Folder {
         let Some(index) = self.json(&index_name)? else {
             let pickle = PICKLES.into_iter().map(|name| self.file(name)).find(|path| path.exists());
             return Err(match pickle {
-                Some(path) => ImportError::Pickle { path },
+                Some(path) => ImportError::Pickle { path, command: self.conversion() },
                 None => ImportError::NoFile { folder: self.path.clone(), name: WEIGHTS },
             });
         };

@@ -17,13 +17,14 @@ use std::path::{Path, PathBuf};
 use lambert_config::RunConfig;
 use lambert_config::run::{Family, Pair, Stage};
 use lambert_dataset::tokenizer::TokenizerError;
-use lambert_plan::architecture::{Architecture, Head, ImportedModel, UnsupportedValue};
+use lambert_plan::architecture::{Architecture, ImportedModel, ModuleKind, UnsupportedValue};
 use lambert_store::checkpoint::{self, AttemptStep, FORMAT, Manifest};
 use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, in_transformers};
 use lambert_store::{Store, hash};
 use serde_json::json;
 
 pub use missing::Part;
+pub use tokenizer::IMPORTED_FILES;
 pub use weights::EXPORT_TYPE;
 
 use folder::Folder;
@@ -37,8 +38,8 @@ pub enum ImportError {
     Read { path: PathBuf, source: std::io::Error },
     #[error("{} has no {name}; expected a folder that save_pretrained of transformers wrote", folder.display())]
     NoFile { folder: PathBuf, name: &'static str },
-    #[error("{} is a pickle, which can run any program when it is read; convert it: {}", path.display(), convert(path))]
-    Pickle { path: PathBuf },
+    #[error("{} is a pickle, which can run any program when it is read; if you trust it, convert it: {command}", path.display())]
+    Pickle { path: PathBuf, command: String },
     #[error("{}: {why}", path.display())]
     Json { path: PathBuf, why: String },
     #[error("{}", path.display())]
@@ -51,19 +52,17 @@ pub enum ImportError {
     Vocabulary { path: PathBuf, source: TokenizerError },
     #[error("{}: {tensors}{} missing; {advice}", folder.display(), if *many { " are" } else { " is" })]
     Missing { folder: PathBuf, tensors: String, many: bool, advice: String },
-    #[error("the configuration of the model is not valid: {0}")]
-    Model(String),
+    #[error("{} describes a model that lambert does not have: {why}", path.display())]
+    Model { path: PathBuf, why: String },
     #[error("cannot write the configuration")]
     Toml(#[from] toml::ser::Error),
 }
 
-/// The command that converts a pickle.
-fn convert(path: &Path) -> String {
-    let folder = path.parent().unwrap_or(path).display();
-    format!(
-        "python -c \"from transformers import AutoModelForMaskedLM as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\""
-    )
-}
+/// Name of the stage of an imported run, which was never trained.
+pub const STAGE: &str = "import";
+
+/// Maximum number of layers of an imported model.
+const MAX_LAYERS: usize = 1024;
 
 /// A folder that has passed all checks. Nothing is written yet.
 pub struct Import {
@@ -85,6 +84,10 @@ impl Import {
         let folder = Folder::open(path)?;
         let model = ImportedModel::new(&folder.config)
             .map_err(|source| ImportError::Config { path: folder.file(folder::CONFIG), source })?;
+        if model.model.layers > MAX_LAYERS {
+            let why = format!("it has {} layers; expected at most {MAX_LAYERS}", model.model.layers);
+            return Err(ImportError::Model { path: folder.file(folder::CONFIG), why });
+        }
         let vocabulary = ImportedTokenizer::read(&folder)?;
         let tokens = vocabulary.facts.size;
         if tokens > model.vocabulary {
@@ -93,7 +96,8 @@ impl Import {
         }
         let shards = folder.shards()?;
         let renamed = Renamed::new(&model, &shards)?;
-        let config = configuration(&model, &renamed)?;
+        let config = configuration(&model, &renamed)
+            .map_err(|why| ImportError::Model { path: folder.file(folder::CONFIG), why })?;
         let architecture = Architecture::of_run(&config, config.model.layers, tokens);
         let (weights, mut notes) =
             weights::checkpoint_file(path, &model, &config, &architecture, renamed, initialized)?;
@@ -145,16 +149,18 @@ impl Import {
     }
 }
 
-/// Configuration of the imported run. Its stage was never trained.
-fn configuration(model: &ImportedModel, renamed: &Renamed<'_>) -> Result<RunConfig, ImportError> {
+/// Configuration of the imported run, or why it is not valid. The stage was never trained.
+fn configuration(model: &ImportedModel, renamed: &Renamed<'_>) -> Result<RunConfig, String> {
     let mut config = RunConfig { model: model.model.clone(), ..RunConfig::default() };
-    config.objective.pair = match renamed.has_head(&model.model, Head::Pair) {
-        true => model.model.family.pair(),
-        false => Pair::None,
-    };
-    config.stage = vec![Stage { name: "import".into(), data: "none".into(), steps: 1, ..Stage::default() }];
+    config.stage = vec![Stage { name: STAGE.into(), data: "none".into(), steps: 1, ..Stage::default() }];
+    config.objective.pair = Pair::None;
     let mut issues = Vec::new();
     lambert_config::Checked::check(&config, &mut issues);
-    let issues: Vec<String> = issues.iter().map(ToString::to_string).collect();
-    if issues.is_empty() { Ok(config) } else { Err(ImportError::Model(issues.join("; "))) }
+    if !issues.is_empty() {
+        return Err(issues.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
+    }
+    if renamed.has(&model.model, ModuleKind::PairHead) {
+        config.objective.pair = model.model.family.pair();
+    }
+    Ok(config)
 }

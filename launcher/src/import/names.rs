@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use lambert_config::run::Model;
-use lambert_plan::architecture::{Architecture, Head, ImportedModel};
+use lambert_plan::architecture::{Architecture, ImportedModel, ModuleKind};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
 use super::ImportError;
 
 /// A tensor of a folder.
+#[derive(Clone)]
 pub struct Source<'a> {
     /// File of the tensor.
     pub file: &'a Path,
@@ -49,11 +50,10 @@ impl<'a> Renamed<'a> {
         Ok(Self { tensors })
     }
 
-    /// True if the folder has all tensors of a head of `model`.
-    pub fn has_head(&self, model: &Model, head: Head) -> bool {
+    /// True if the folder has a tensor of this part of `model`.
+    pub fn has(&self, model: &Model, part: ModuleKind) -> bool {
         let tensors = Architecture::new(model, model.layers, 1).tensors();
-        let mut of_head = tensors.iter().filter(|tensor| tensor.head == Some(head)).peekable();
-        of_head.peek().is_some() && of_head.all(|tensor| self.tensors.contains_key(&tensor.name))
+        tensors.iter().any(|tensor| tensor.id.part == part && self.tensors.contains_key(&tensor.name))
     }
 
     /// Returns a tensor.
@@ -71,9 +71,9 @@ impl<'a> Renamed<'a> {
         self.tensors.insert(name, source);
     }
 
-    /// Returns the tensors that are left.
-    pub fn rest(self) -> impl Iterator<Item = Source<'a>> {
-        self.tensors.into_values()
+    /// Returns the tensors that are left, with their names in a checkpoint.
+    pub fn rest(self) -> impl Iterator<Item = (String, Source<'a>)> {
+        self.tensors.into_iter()
     }
 }
 

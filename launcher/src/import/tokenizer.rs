@@ -10,7 +10,14 @@ use super::folder::Folder;
 
 const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+const ADDED_TOKENS: &str = "added_tokens.json";
 const SPECIAL_TOKENS: &str = "special_tokens_map.json";
+
+/// Tokenizer files that an imported run keeps.
+pub const IMPORTED_FILES: [&str; 3] = [TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS];
+
+/// Classes that read the case handling from tokenizer.json.
+const GENERIC: [&str; 2] = ["PreTrainedTokenizerFast", "TokenizersBackend"];
 
 /// Tokenizer of a folder.
 pub struct ImportedTokenizer {
@@ -40,10 +47,13 @@ impl ImportedTokenizer {
                 }
                 // The classes of BERT read the case handling from tokenizer_config.json, others from tokenizer.json.
                 let class = settings["tokenizer_class"].as_str().unwrap_or("BertTokenizer");
-                if class != "PreTrainedTokenizerFast"
+                if !GENERIC.contains(&class)
                     && case(&settings).map_err(|why| wrong(TOKENIZER_CONFIG, why))? != lowercase
                 {
-                    let why = format!("do_lower_case is {}, but {TOKENIZER} has lowercase {lowercase}", !lowercase);
+                    let is_set = settings.get("do_lower_case").is_some_and(|value| !value.is_null());
+                    let origin = if is_set { "" } else { " by default" };
+                    let why =
+                        format!("do_lower_case is {}{origin}, but {TOKENIZER} has lowercase {lowercase}", !lowercase);
                     return Err(wrong(TOKENIZER_CONFIG, why));
                 }
                 (listed.unwrap_or(vocabulary), lowercase)
@@ -54,10 +64,20 @@ impl ImportedTokenizer {
                 (listed.ok_or_else(none)?, lowercase)
             }
         };
+        let origin = if folder.file(VOCABULARY).exists() { VOCABULARY } else { TOKENIZER };
         let tokenizer = Tokenizer::from_vocab(&vocabulary, lowercase)
-            .map_err(|source| ImportError::Vocabulary { path: folder.file(VOCABULARY), source })?;
+            .map_err(|source| ImportError::Vocabulary { path: folder.file(origin), source })?;
+        // Slow tokenizers list their added tokens in these files.
+        let decoder = settings["added_tokens_decoder"].as_object().into_iter().flatten();
+        let decoder = decoder.map(|(id, token)| (id.parse().ok(), token["content"].as_str()));
+        check_added(decoder, tokenizer.pieces()).map_err(|why| wrong(TOKENIZER_CONFIG, why))?;
+        let listed = folder.json(ADDED_TOKENS)?.unwrap_or_else(|| json!({}));
+        let listed = listed.as_object().into_iter().flatten();
+        let listed =
+            listed.map(|(token, id)| (id.as_u64().and_then(|id| usize::try_from(id).ok()), Some(token.as_str())));
+        check_added(listed, tokenizer.pieces()).map_err(|why| wrong(ADDED_TOKENS, why))?;
         let mut files = Vec::new();
-        for name in [TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS] {
+        for name in IMPORTED_FILES {
             files.extend(folder.bytes(name)?.map(|content| (name, content)));
         }
         let facts = VocabularyFacts { size: tokenizer.size(), lowercase };
@@ -71,6 +91,7 @@ fn lines(vocabulary: &[u8]) -> Vec<&[u8]> {
 
 /// True if the settings of a class of BERT lowercase the text.
 fn case(settings: &Json) -> Result<bool, String> {
+    expect(settings, "do_lower_case", &[json!(true), json!(false)])?;
     let lowercase = settings.get("do_lower_case").and_then(Json::as_bool).unwrap_or(true);
     expect(settings, "tokenize_chinese_chars", &[json!(true)])?;
     expect(settings, "strip_accents", &[Json::Null, json!(lowercase)])?;
@@ -99,22 +120,36 @@ fn word_piece(file: &Json) -> Result<(Vec<u8>, bool), String> {
     for (piece, id) in vocabulary {
         let place = id.as_u64().and_then(|id| pieces.get_mut(usize::try_from(id).ok()?));
         match place {
-            Some(place) if place.is_empty() && !piece.is_empty() => *place = piece,
+            Some(place) if place.is_empty() && !piece.is_empty() && !piece.contains(['\n', '\r']) => *place = piece,
             _ => {
                 return Err(format!(
-                    "token {piece:?} has the id {id}; expected each id below {} once",
+                    "token {piece:?} has the id {id}; expected tokens of one line, and each id below {} once",
                     vocabulary.len()
                 ));
             }
         }
     }
-    for token in file["added_tokens"].as_array().into_iter().flatten() {
+    let added = file["added_tokens"].as_array().into_iter().flatten();
+    let added = added.map(|token| {
         let id = token["id"].as_u64().and_then(|id| usize::try_from(id).ok());
-        if id.and_then(|id| pieces.get(id).copied()) != token["content"].as_str() {
-            return Err(format!("the added token {} is not in the vocabulary", token["content"]));
+        (id, token["content"].as_str())
+    });
+    check_added(added, &pieces)?;
+    Ok((pieces.iter().flat_map(|piece| [piece.as_bytes(), b"\n"].concat()).collect(), lowercase))
+}
+
+/// Rejects added tokens that the vocabulary does not have at their ids.
+fn check_added<'a>(
+    added: impl Iterator<Item = (Option<usize>, Option<&'a str>)>,
+    pieces: &[impl AsRef<str>],
+) -> Result<(), String> {
+    for (id, content) in added {
+        let content = content.ok_or("an added token has no content")?;
+        if id.and_then(|id| pieces.get(id)).map(AsRef::as_ref) != Some(content) {
+            return Err(format!("the added token {content:?} is not in the vocabulary"));
         }
     }
-    Ok((pieces.iter().flat_map(|piece| [piece.as_bytes(), b"\n"].concat()).collect(), lowercase))
+    Ok(())
 }
 
 /// Rejects all values of a key but these. An absent key is null.
@@ -151,7 +186,7 @@ mod tests {
             ("/model/continuing_subword_prefix", json!("@@"), "continuing_subword_prefix is \"@@\"; expected \"##\""),
             ("/normalizer/strip_accents", json!(false), "strip_accents is false; expected null"),
             ("/normalizer/type", json!("Lowercase"), "expected a BertNormalizer"),
-            ("/model/vocab/the", json!(4), "expected each id below 7 once"),
+            ("/model/vocab/the", json!(4), "each id below 7 once"),
             ("/model/vocab/the", json!(70), "has the id 70"),
             ("/added_tokens/0/content", json!("<pad>"), "the added token \"<pad>\" is not in the vocabulary"),
         ] {

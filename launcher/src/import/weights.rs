@@ -6,7 +6,7 @@ use std::path::Path;
 use half::{bf16, f16};
 use lambert_config::RunConfig;
 use lambert_config::run::Pair;
-use lambert_plan::architecture::{Architecture, Head, ImportedModel, ModuleKind, ParamKind, Tensor, TensorId};
+use lambert_plan::architecture::{Architecture, ImportedModel, ModuleKind, ParamKind, Tensor, TensorId};
 use safetensors::serialize;
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -20,6 +20,10 @@ pub const EXPORT_TYPE: &str = "export_dtype";
 /// Endings of tensors that are not parameters.
 const BUFFERS: [&str; 3] = ["position_ids", "token_type_ids", "inv_freq"];
 
+/// Parts of encoders that masked language models of some families do not have: the pooler, and the positions of the enhanced mask
+/// decoder of DeBERTa.
+const IGNORED: [&str; 2] = ["pooler", "position_embeddings"];
+
 /// Returns the weights file of a checkpoint of `architecture`, in f32, and notes on tensors that are not copied one to one.
 pub fn checkpoint_file(
     folder: &Path,
@@ -30,9 +34,15 @@ pub fn checkpoint_file(
     initialized: &[Part],
 ) -> Result<(Vec<u8>, Vec<String>), ImportError> {
     let mut notes = Vec::new();
-    if config.model.tied_decoder {
-        remove_tied(architecture, &mut renamed, &mut notes)?;
+    match config.model.tied_decoder {
+        true => remove_tied(architecture, &mut renamed, &mut notes)?,
+        false => copy_decoder_bias(architecture, &mut renamed, &mut notes),
     }
+    // A sentence-pair head that the imported model does not use gets random values, unless the folder has a part of it.
+    let has = |part| renamed.has(&config.model, part);
+    let is_unused = config.objective.pair == Pair::None;
+    let unused_parts: Vec<ModuleKind> =
+        [ModuleKind::Pooler, ModuleKind::PairHead].into_iter().filter(|part| is_unused && !has(*part)).collect();
     let (mut files, mut missing, mut random, mut types) = (Vec::new(), Vec::new(), Vec::new(), BTreeSet::new());
     let tensors = architecture.tensors();
     for tensor in &tensors {
@@ -41,7 +51,9 @@ pub fn checkpoint_file(
                 types.insert(source.view.dtype().to_string());
                 values(tensor, model, &source)?
             }
-            None if may_initialize(tensor, config, initialized) => {
+            None if unused_parts.contains(&tensor.id.part)
+                || Part::of(tensor).is_some_and(|part| initialized.contains(&part)) =>
+            {
                 random.push(tensor.name.as_str());
                 initial(tensor, config.model.initializer_range).iter().flat_map(|value| value.to_le_bytes()).collect()
             }
@@ -55,7 +67,13 @@ pub fn checkpoint_file(
     if !missing.is_empty() {
         return Err(error_for_missing(folder, &missing));
     }
-    let unused: Vec<String> = renamed.rest().map(|source| source.name).filter(|name| !is_buffer(name)).collect();
+    let rest: Vec<(String, Source<'_>)> = renamed.rest().filter(|(name, _)| !is_buffer(name)).collect();
+    let is_alien = |name: &str| name.starts_with(model.prefix) && !IGNORED.iter().any(|part| name.contains(part));
+    if let Some((name, source)) = rest.iter().find(|(name, _)| is_alien(name)) {
+        let why = format!("config.json describes a model without the tensor {name}");
+        return Err(ImportError::Weights { path: source.file.to_owned(), why });
+    }
+    let unused: Vec<&str> = rest.iter().map(|(_, source)| source.name.as_str()).collect();
     notes.extend((!random.is_empty()).then(|| format!("initialized: {}", random.join(", "))));
     notes.extend((!unused.is_empty()).then(|| format!("not used: {}", unused.join(", "))));
     let mut metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
@@ -101,11 +119,17 @@ fn remove_tied(
     Ok(())
 }
 
-/// True if a tensor that the folder does not have gets initial values: if it was asked for, or if it belongs to a sentence-pair
-/// head that the imported model does not use.
-fn may_initialize(tensor: &Tensor, config: &RunConfig, initialized: &[Part]) -> bool {
-    let is_unused = tensor.head == Some(Head::Pair) && config.objective.pair == Pair::None;
-    is_unused || Part::of(tensor).is_some_and(|part| initialized.contains(&part))
+/// Copies the bias of the MLM head to the decoder of a model with an untied decoder. Versions of transformers before 5 store the
+/// bias, which both share, only once.
+fn copy_decoder_bias(architecture: &Architecture, renamed: &mut Renamed<'_>, notes: &mut Vec<String>) {
+    let name = |part| (architecture.networks()[0].name)(TensorId::new(part, ParamKind::Bias));
+    let (decoder, shared) = (name(ModuleKind::Decoder), name(ModuleKind::PredictionBias));
+    if renamed.get(&decoder).is_none()
+        && let Some(source) = renamed.get(&shared).cloned()
+    {
+        notes.push(format!("copied: {shared} to {decoder}"));
+        renamed.insert(decoder, source);
+    }
 }
 
 fn error_for_missing(folder: &Path, missing: &[&Tensor]) -> ImportError {

@@ -8,12 +8,13 @@ use super::prep_file::{VOCABULARY, vocabulary_size};
 use super::run_file::{RunFile, dataset};
 use super::{PREP, RUN};
 use crate::cli;
+use crate::text::shell_word;
 
 /// Returns one line per command, in order. Lines that start with `#` describe work for the user.
 pub fn steps(arguments: &cli::Init, sources: &[TextSource], run: &RunFile, layout: &Layout) -> Vec<String> {
     let mut steps = Vec::new();
     if arguments.output != Path::new(".") {
-        steps.push(format!("cd {}", quoted(&arguments.output.to_string_lossy())));
+        steps.push(format!("cd {}", shell_word(&arguments.output.to_string_lossy())));
     }
     steps.extend(sources.iter().filter_map(|source| source.advice).map(|advice| format!("# {advice}")));
     let size = vocabulary_size(arguments.size);
@@ -46,21 +47,4 @@ pub fn steps(arguments: &cli::Init, sources: &[TextSource], run: &RunFile, layou
     steps.push(format!("lambert {start} {options}"));
     steps.push(format!("lambert status runs/{}", run.name));
     steps
-}
-
-/// Quotes a word for the shell if it needs quotes.
-fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-+".contains(c);
-    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', "'\\''")) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_are_quoted_if_needed() {
-        assert_eq!(quoted("/data/bert-base"), "/data/bert-base");
-        assert_eq!(quoted("it's mine"), "'it'\\''s mine'");
-    }
 }

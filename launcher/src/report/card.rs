@@ -16,6 +16,7 @@ use super::collect::RunReport;
 use super::datasets::{TrainingData, short_name};
 use super::document::{Block, head};
 use super::markdown;
+use crate::import::STAGE;
 
 /// Sections of the configuration that name hosts, accounts, commands or addresses and do not change the model. The card
 /// leaves them out, because it is made to be published.
@@ -80,12 +81,13 @@ impl ModelCard<'_> {
                 format!("the weights of checkpoint {} of {}", checkpoint.unwrap_or_default(), short_name(run))
             }
         };
+        let training = match self.checkpoint.step == 0 && self.config.stage[0].name == STAGE {
+            true => "lambert imported it and did not train it".to_owned(),
+            false => format!("lambert pre-trained it with {}, starting from {start}", self.objective()),
+        };
         let (class, layers, parameters) = (self.model.class, self.layers(), self.parameters);
         let difference = self.model.difference.map(|difference| format!(" Note: {difference}.")).unwrap_or_default();
-        format!(
-            "{class} with {layers} layers and {parameters} parameters. lambert pre-trained it with {}, starting from {start}.{difference}",
-            self.objective()
-        )
+        format!("{class} with {layers} layers and {parameters} parameters. {training}.{difference}")
     }
 
     fn license(&self) -> String {

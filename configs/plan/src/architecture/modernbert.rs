@@ -176,6 +176,11 @@ pub fn imported(keys: ConfigKeys<'_>) -> Result<ImportedModel, UnsupportedValue>
     keys.expect("mlp_bias", false.into(), &linear_bias.into())?;
     keys.expect("classifier_bias", false.into(), &linear_bias.into())?;
     keys.expect("decoder_bias", true.into(), &true.into())?;
+    keys.expect("classifier_activation", "gelu".into(), &"gelu".into())?;
+    if let Some(scaling) = keys.value("rope_scaling") {
+        return Err(UnsupportedValue::new("rope_scaling", scaling, "null"));
+    }
+    let layers = keys.count("num_hidden_layers", 22)?;
     let dropout = keys.number("mlp_dropout", 0.0)?;
     let embedding_dropout = keys.number("embedding_dropout", 0.0)?;
     if embedding_dropout != dropout {
@@ -188,9 +193,12 @@ pub fn imported(keys: ConfigKeys<'_>) -> Result<ImportedModel, UnsupportedValue>
     // This dropout applies to the weights and to the output of the attention.
     let attention_dropout = keys.number("attention_dropout", 0.0)?;
     let base = rotary_base(keys, "full_attention", "global_rope_theta", 160_000.0)?;
-    let local = rotary_base(keys, "sliding_attention", "local_rope_theta", 10_000.0)?;
+    // Null, in place of an absent key, is the base of layers with global attention.
+    let is_shared = keys.0.get("local_rope_theta").is_some_and(Json::is_null);
+    let default = if is_shared { base } else { 10_000.0 };
+    let local = rotary_base(keys, "sliding_attention", "local_rope_theta", default)?;
     let model = Model {
-        layers: keys.count("num_hidden_layers", 22)?,
+        layers,
         hidden: keys.count("hidden_size", 768)?,
         heads: keys.count("num_attention_heads", 12)?,
         intermediate: keys.count("intermediate_size", 1152)?,
@@ -201,7 +209,7 @@ pub fn imported(keys: ConfigKeys<'_>) -> Result<ImportedModel, UnsupportedValue>
         rotary_base: Some(base),
         local_rotary_base: (local != base).then_some(local),
         attention_window: keys.count("local_attention", 128)?,
-        global_attention_every: global_attention_every(keys)?,
+        global_attention_every: global_attention_every(keys, layers)?,
         tied_decoder: keys.flag("tie_word_embeddings", true)?,
         dropout,
         attention_dropout: (attention_dropout != dropout).then_some(attention_dropout),
@@ -231,17 +239,19 @@ fn rotary_base(keys: ConfigKeys<'_>, layers: &str, old: &str, default: f64) -> R
 }
 
 /// Distance between layers with global attention, of which the first is layer 0.
-fn global_attention_every(keys: ConfigKeys<'_>) -> Result<usize, UnsupportedValue> {
-    let Some(types) = keys.value("layer_types") else { return keys.count("global_attn_every_n_layers", 3) };
-    let types: Vec<&Json> = types.as_array().into_iter().flatten().collect();
-    let is_global = |kind: &&Json| **kind == "full_attention";
-    let every = types.iter().skip(1).position(is_global).map_or(types.len().max(1), |index| index + 1);
-    let is_regular = types.iter().enumerate().all(|(layer, kind)| is_global(kind) == layer.is_multiple_of(every));
-    match is_regular {
+fn global_attention_every(keys: ConfigKeys<'_>, layers: usize) -> Result<usize, UnsupportedValue> {
+    let Some(found) = keys.value("layer_types") else { return keys.count("global_attn_every_n_layers", 3) };
+    let types: Vec<&str> = found.as_array().into_iter().flatten().filter_map(Json::as_str).collect();
+    let every =
+        types.iter().skip(1).position(|kind| *kind == "full_attention").map_or(layers.max(1), |index| index + 1);
+    let expected = |layer: usize| if layer.is_multiple_of(every) { "full_attention" } else { "sliding_attention" };
+    match types.iter().copied().eq((0..layers).map(expected)) {
         true => Ok(every),
         false => {
-            let found = json!(types);
-            Err(UnsupportedValue::new("layer_types", &found, "full_attention in layer 0 and at regular distances"))
+            let expected = format!(
+                "{layers} layers, with full_attention in layer 0 and at regular distances, and sliding_attention elsewhere"
+            );
+            Err(UnsupportedValue::new("layer_types", found, &expected))
         }
     }
 }

@@ -274,6 +274,8 @@ fn exported_configurations_are_imported_as_the_same_model() {
         assert_eq!(imported.model, model, "{family}");
         assert_eq!((imported.vocabulary, imported.first_position), (500, exported.first_position), "{family}");
     }
+    let old = ImportedModel::new(&json!({"model_type": "modernbert", "local_rope_theta": null})).unwrap();
+    assert_eq!((old.model.rotary_base, old.model.local_rotary_base), (Some(160_000.0), None));
     let megatron = Model { norm: Norm::Pre, ..Model::default() };
     let exported = TransformersModel::new(&megatron, &[], 12, 500, 0);
     assert_eq!(ImportedModel::new(&exported.config).unwrap().model, megatron);
@@ -296,8 +298,14 @@ fn values_of_other_models_are_not_imported() {
             "embedding_dropout is 0.1; expected mlp_dropout = 0",
         ),
         (
-            json!({"model_type": "modernbert", "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]}),
-            "expected full_attention in layer 0 and at regular distances",
+            json!({"model_type": "modernbert", "layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"], "num_hidden_layers": 4}),
+            "expected 4 layers, with full_attention in layer 0 and at regular distances",
+        ),
+        (json!({"model_type": "modernbert", "layer_types": []}), "expected 22 layers"),
+        (json!({"model_type": "modernbert", "classifier_activation": "silu"}), "expected \"gelu\""),
+        (
+            json!({"model_type": "modernbert", "rope_scaling": {"factor": 2.0}}),
+            "rope_scaling is {\"factor\":2.0}; expected null",
         ),
     ] {
         let error = ImportedModel::new(&config).unwrap_err().to_string();
