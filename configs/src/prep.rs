@@ -18,7 +18,7 @@ pub struct PrepConfig {
     pub documents: DocumentRules,
     /// Output dataset.
     pub output: PrepOutput,
-    /// WordPiece vocabulary.
+    /// Vocabulary.
     pub vocabulary: Vocabulary,
     /// Sample construction.
     pub samples: SampleSettings,
@@ -203,13 +203,15 @@ impl Default for PrepOutput {
     }
 }
 
-/// WordPiece vocabulary.
+/// Vocabulary.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Vocabulary {
-    /// Vocabulary file (vocab.txt) with one token per line; required. The line number, from 0, is the token id.
+    /// Vocabulary file; required: a WordPiece vocab.txt, or a tokenizer.json with byte-level BPE or Unigram.
+    ///
+    /// A vocab.txt has one token per line, and the line number, from 0, is the token id.
     pub file: String,
-    /// Lowercases text and strips accents, as for the uncased models.
+    /// Lowercases text and strips accents, as for the uncased models; only with a vocab.txt.
     pub lowercase: bool,
 }
 
@@ -315,7 +317,7 @@ impl Checked for PrepConfig {
             issue("output.rows_per_group", "must be at least 1");
         }
         if self.vocabulary.file.is_empty() {
-            issue("vocabulary.file", "missing: expected a vocab.txt");
+            issue("vocabulary.file", "missing: expected a vocab.txt or tokenizer.json");
         }
         let samples = &self.samples;
         if !(8..=65535).contains(&samples.sequence_length) {

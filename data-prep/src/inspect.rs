@@ -74,7 +74,7 @@ pub fn inspect_dataset(
         dataset.verify_rows(|rows| progress(rows, dataset.rows()))?;
     }
     let manifest = dataset.manifest().clone();
-    let tokenizer = Tokenizer::named(&dataset.vocabulary()?, manifest.lowercase, &format!("{url}/vocab.txt"))?;
+    let tokenizer = Tokenizer::named(&dataset.vocabulary()?, manifest.lowercase, &dataset.vocabulary_url())?;
     let permutation = Permutation::new(dataset.rows(), Key::new(0));
     let samples = (0..dataset.rows().min(samples as u64))
         .map(|index| decode(dataset, &tokenizer, permutation.at(index)))

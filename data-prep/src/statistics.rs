@@ -42,7 +42,7 @@ pub struct ScanOptions<'a> {
 pub fn scan(url: &str, options: &ScanOptions<'_>) -> Result<DatasetStatistics, InspectError> {
     let dataset = Dataset::open(url)?;
     let lowercase = dataset.manifest().lowercase;
-    let tokenizer = Tokenizer::named(&dataset.vocabulary()?, lowercase, &format!("{url}/vocab.txt"))?;
+    let tokenizer = Tokenizer::named(&dataset.vocabulary()?, lowercase, &dataset.vocabulary_url())?;
     let groups = rows::chosen(dataset.row_groups(), dataset.rows(), options);
     let (tally, duplicates) = read(&dataset, &tokenizer, &groups, options)?;
     summary::summarize(&dataset, &tokenizer, tally, &duplicates, options)

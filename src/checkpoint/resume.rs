@@ -12,7 +12,8 @@ use lambert_store::Store;
 use lambert_store::checkpoint::{
     self as stored, Best, CheckpointSelection, Manifest, RollbackRecord, SkippedCheckpoint, VerifiedCheckpoint,
 };
-use lambert_store::run::{self as stored_run, VOCABULARY};
+use lambert_store::StoredVocabulary;
+use lambert_store::run as stored_run;
 use serde::{Deserialize, Serialize};
 
 use super::{EngineState, files, rollback};
@@ -155,7 +156,8 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
     let config = &session.config;
     // The store of the run keeps the vocabulary, for exports and for programs that need only the model.
     if session.is_first() {
-        session.store.put(VOCABULARY, datasets.first().vocabulary()?.into())?;
+        let dataset = datasets.first();
+        session.store.put(dataset.manifest().vocabulary.model.file(), dataset.vocabulary()?.into())?;
     }
     match &config.run.from {
         Some(url) => begin_from(session, url, datasets),
@@ -178,7 +180,7 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
         Error::Usage(format!("run.from: {url} is not a checkpoint; expected {}", stored_run::CHECKPOINT_URL))
     })?;
     let store = Store::open(run)?;
-    if lambert_store::hash::sha256(&store.get(VOCABULARY)?) != datasets.first().manifest().vocabulary.sha256 {
+    if lambert_store::hash::sha256(&StoredVocabulary::read(&store)?.bytes) != datasets.first().manifest().vocabulary.sha256 {
         return Err(Error::Usage(format!(
             "run.from: the vocabulary of {run} differs from that of {}",
             datasets.first().url()

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use lambert_config::run::Pair;
+use lambert_dataset::tokenizer::Pieces;
 use lambert_dataset::{Dataset, DatasetError, Samples, ShardPrefetch};
 use lambert_plan::batch_partition::BatchPartition;
 
@@ -42,19 +43,20 @@ impl BatchReader {
         // All datasets have the same vocabulary and special tokens.
         let first = &source.mixture.datasets()[0];
         let special = &first.manifest().special;
-        let vocabulary = first.vocabulary()?;
+        let pieces = Pieces::read(&first.vocabulary()?, &first.vocabulary_url())?;
         let vocab = MaskVocab {
             mask_id: special.mask,
             unk_id: special.unk,
             special_ids: [special.pad, special.cls, special.sep],
-            continuations: continuations(&vocabulary),
+            continuations: (0..pieces.size() as u32).map(|id| pieces.is_continuation(id)).collect(),
+            replacements: pieces.replacements().into(),
             weights: None,
             phrases: source.phrases.clone(),
         };
         let (expected, found) = (first.manifest().vocabulary.size, vocab.continuations.len());
         if found != expected {
             let (url, path) = (first.url().to_owned(), &first.manifest().vocabulary.path);
-            let message = format!("vocabulary.size is {expected}, but {path} has {found} lines");
+            let message = format!("vocabulary.size is {expected}, but {path} has {found} tokens");
             return Err(DatasetError::Manifest { url, message });
         }
         let exponent = source.objective.mask_frequency_exponent;
@@ -211,10 +213,4 @@ fn masked(source: &SampleSource, vocab: &MaskVocab, samples: &Samples, draw: Dra
         masked_tokens,
         loss_scale: source.test.factor(number),
     }
-}
-
-/// Returns one flag per entry of a vocab.txt. The flag is true if the entry continues a word.
-fn continuations(vocabulary: &[u8]) -> Arc<[bool]> {
-    let lines = vocabulary.strip_suffix(b"\n").unwrap_or(vocabulary).split(|byte| *byte == b'\n');
-    lines.map(|token| token.starts_with(b"##")).collect()
 }

@@ -72,7 +72,7 @@ impl RowGroupCache {
                 None => Arc::new(dataset.read(*group)?),
             };
             let results: Vec<T> = indices.iter().map(|index| map(&samples, *index)).collect();
-            Ok((retained.contains(group).then_some(samples), results))
+            Ok::<_, DatasetError>((retained.contains(group).then_some(samples), results))
         })?;
         self.decoded += missing as u64;
         let mut ordered: Vec<Option<T>> = locations.iter().map(|_| None).collect();

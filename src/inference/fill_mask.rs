@@ -17,7 +17,7 @@ use crate::worker::output;
 /// Prediction for one `[MASK]`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Prediction {
-    /// Token text.
+    /// Token, as in the vocabulary.
     pub piece: String,
     /// Token id.
     pub id: u32,
@@ -37,7 +37,10 @@ pub fn print(model: &LoadedModel, text: &str, top: usize, json: bool) -> Result<
     for (number, predictions) in masks.iter().enumerate() {
         let predictions: Vec<String> = predictions
             .iter()
-            .map(|prediction| format!("{} {:.1}%", prediction.piece, 100.0 * prediction.probability))
+            .map(|prediction| {
+                let label = model.tokenizer.pieces().label(prediction.id);
+                format!("{label} {:.1}%", 100.0 * prediction.probability)
+            })
             .collect();
         output::line(&format!("[MASK] {}: {}", number + 1, predictions.join(", ")))?;
     }
@@ -74,12 +77,7 @@ pub fn fill(model: &LoadedModel, text: &str, top: usize) -> Result<Vec<Vec<Predi
 fn read(model: &LoadedModel, text: &str) -> Result<MicroBatch, Error> {
     let (tokenizer, special) = (&model.tokenizer, model.tokenizer.special());
     let mut ids = vec![special.cls];
-    for (index, part) in text.split(MASK).enumerate() {
-        if index > 0 {
-            ids.push(special.mask);
-        }
-        ids.extend(tokenizer.encode(part));
-    }
+    ids.extend(tokenizer.encode_masked(text));
     ids.push(special.sep);
     let positions = model.config.model.positions;
     if ids.len() > positions {

@@ -9,7 +9,7 @@ use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::architecture::Architecture;
 use lambert_progress::Progress;
 use lambert_store::checkpoint as stored;
-use lambert_store::{Store, run};
+use lambert_store::{Store, StoredVocabulary, run};
 
 use crate::checkpoint;
 use crate::error::Error;
@@ -59,7 +59,7 @@ impl LoadedModel {
         })?;
         let manifest = &verified.manifest;
         let layers = config.depth(manifest.stage);
-        let vocabulary = store.get(run::VOCABULARY)?;
+        let vocabulary = StoredVocabulary::read(&store)?.bytes;
         let tokenizer = facts.vocabulary.tokenizer(&vocabulary)?;
         let vocabulary_sha256 = lambert_store::hash::sha256(&vocabulary);
         Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256 })

@@ -25,6 +25,8 @@ pub struct MaskVocab {
     pub special_ids: [u32; 3],
     /// For every vocabulary entry, true if it continues a word (`##ing`).
     pub continuations: Arc<[bool]>,
+    /// Ids of the tokens that can replace a masked token.
+    pub replacements: Arc<[u32]>,
     /// Weights of the tokens, for masks by frequency.
     pub weights: Option<TokenWeights>,
     /// Phrases that are masked like one word.
@@ -78,7 +80,7 @@ pub fn mask(ids: &mut [u32], objective: &Objective, vocab: &MaskVocab, key: Key)
         if draw < objective.mask_share {
             *token = replacement;
         } else if draw < changed {
-            *token = rng.below(vocab.continuations.len() as u64) as u32;
+            *token = vocab.replacements[rng.below(vocab.replacements.len() as u64) as usize];
         }
         masked
     };

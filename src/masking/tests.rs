@@ -6,7 +6,8 @@ use super::*;
 /// A vocabulary of 1,000 tokens. Every third token from 500 on continues a word.
 fn vocab() -> MaskVocab {
     let continuations = (0..1000).map(|id| id >= 500 && id % 3 == 0).collect();
-    MaskVocab { mask_id: 4, unk_id: 1, special_ids: [0, 2, 3], continuations, weights: None, phrases: None }
+    let replacements = (0..1000).collect();
+    MaskVocab { mask_id: 4, unk_id: 1, special_ids: [0, 2, 3], continuations, replacements, weights: None, phrases: None }
 }
 
 /// A random sample of two segments.

@@ -72,12 +72,14 @@ pub fn tokenize_phrases(list: &[u8], name: &str, dataset: &Dataset) -> Result<Ph
     let text = String::from_utf8_lossy(list);
     let (mut phrases, mut known, mut all) = (Phrases::default(), 0_usize, 0_usize);
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
-        let ids = encoder.encode(line);
         all += 1;
-        if !ids.contains(&manifest.special.unk) {
-            known += 1;
-            phrases.insert(ids);
+        if encoder.encode(line).contains(&manifest.special.unk) {
+            continue;
         }
+        known += 1;
+        phrases.insert(encoder.encode(line));
+        // In a byte-level BPE, a phrase has other tokens after a space.
+        phrases.insert(encoder.encode_next(line));
     }
     if known == 0 {
         return Err(Error::Usage(format!(

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use lambert_config::prep::{Packing, Pair};
 use lambert_dataset::random::Key;
-use lambert_dataset::tokenizer::Special;
+use lambert_dataset::tokenizer::{Special, TokenizerModel};
 use lambert_dataset::{
     Corpus, Counts, Manifest, Sample, SampleRules, ShardWriter, VERSION, VocabularyFile, sha256_hex, shard_name,
 };
@@ -62,6 +62,7 @@ pub fn manifest(longest: usize, pieces: usize, vocabulary: &[u8]) -> Manifest {
         sequence_length: longest,
         lowercase: true,
         vocabulary: VocabularyFile {
+            model: TokenizerModel::WordPiece,
             path: "vocab.txt".to_owned(),
             size: pieces,
             bytes: vocabulary.len() as u64,

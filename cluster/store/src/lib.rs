@@ -32,6 +32,7 @@ pub mod run;
 mod runtime;
 mod store;
 mod temp_files;
+mod vocabulary;
 
 pub use error::{Cause, Error, Result};
 pub use lease::Lease;
@@ -39,3 +40,4 @@ pub use listing::Object;
 pub use open::StoreSettings;
 pub use retry::RetryPolicy;
 pub use store::{Store, TransferObserver, Upload};
+pub use vocabulary::StoredVocabulary;

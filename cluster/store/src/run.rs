@@ -3,8 +3,11 @@
 /// The resolved configuration.
 pub const CONFIG: &str = "run.toml";
 
-/// The vocabulary, one token per line.
+/// The vocabulary of a WordPiece tokenizer, one token per line.
 pub const VOCABULARY: &str = "vocab.txt";
+
+/// The vocabulary of another tokenizer, as Hugging Face stores it.
+pub const TOKENIZER: &str = "tokenizer.json";
 
 /// Phrases that are masked as a whole, one per line.
 pub const PHRASES: &str = "phrases.txt";

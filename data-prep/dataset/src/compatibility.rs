@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 
 use lambert_config::ConfigIssue;
-use lambert_config::run::{Pair, RunConfig};
+use lambert_config::run::{MaskToken, Pair, RunConfig};
 use lambert_store::error::chain;
 
 use super::Dataset;
+use crate::tokenizer::TokenizerModel;
 
 /// True if the stage of the key `stage.N.data` or `stage.N.mixture.M.data` masks by frequency.
 fn weighs_tokens(config: &RunConfig, key: &str) -> bool {
@@ -37,6 +38,10 @@ pub fn check_compatibility(
         }
         if required != Pair::None && prepared != required {
             issue(format!("was prepared with pair = {prepared:?}, but objective.pair is {required:?}"));
+        }
+        let model = manifest.vocabulary.model;
+        if model == TokenizerModel::Bpe && config.objective.mask_token == MaskToken::Unk {
+            issue("has no token for unknown text (byte-level BPE): set objective.mask_token = \"mask\"".to_owned());
         }
         if weighs_tokens(config, key) {
             dataset.token_counts().err().into_iter().for_each(|error| issue(chain(&error)));

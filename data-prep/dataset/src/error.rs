@@ -12,6 +12,9 @@ pub enum DatasetError {
         /// Cause.
         source: lambert_store::Error,
     },
+    /// The vocabulary is not valid.
+    #[error(transparent)]
+    Vocabulary(#[from] crate::tokenizer::TokenizerError),
     /// The manifest is missing, so this is not a complete dataset. A preparation job writes the manifest last.
     #[error("{url} is not a dataset: manifest.json not found (a preparation writes it at its end)")]
     NoManifest {

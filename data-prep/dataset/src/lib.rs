@@ -1,9 +1,9 @@
-//! Dataset format: Parquet shards of samples, `vocab.txt`, and `manifest.json`, which is written last.
+//! Dataset format: Parquet shards of samples, the vocabulary, and `manifest.json`, which is written last.
 //!
 //! [`Dataset`] reads a dataset from a directory or URL. [`ShardWriter`] and [`write()`] write a dataset.
 //! docs/reference/formats.md describes the format. The crate also contains code that readers and writers share:
 //!
-//! - [`tokenizer`]: WordPiece tokenizer for a vocab.txt, and `tokenizer.json` for other libraries
+//! - [`tokenizer`]: tokenizers for a vocab.txt or a tokenizer.json
 //! - [`random`]: random numbers that are stable functions of a key
 //! - [`token_counts`]: occurrences of each token in a dataset
 //! - [`parallel`]: independent tasks on several threads
@@ -46,8 +46,10 @@ pub use write::{Sample, ShardWriter, shard_name, write};
 
 /// File name of the manifest.
 pub const MANIFEST: &str = "manifest.json";
-/// File name of the vocabulary.
+/// File name of the vocabulary of a WordPiece tokenizer.
 pub const VOCABULARY: &str = "vocab.txt";
+/// File name of the vocabulary of other tokenizers.
+pub const TOKENIZER: &str = "tokenizer.json";
 /// Default number of rows per row group. With 128 tokens per row, a row group has about 0.2 MB.
 pub const ROWS_PER_GROUP: usize = 1024;
 /// `pair_label` of a sample without a pair objective.

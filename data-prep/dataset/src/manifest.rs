@@ -7,7 +7,7 @@ use lambert_store::names;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::tokenizer::Special;
+use crate::tokenizer::{Special, TokenizerModel};
 
 /// Format version that this program writes and reads.
 pub const VERSION: u32 = 1;
@@ -33,7 +33,7 @@ pub struct Manifest {
     pub corpus: Corpus,
     /// Maximum sample length in tokens, special tokens included.
     pub sequence_length: usize,
-    /// True if text was lowercased and stripped of accents before tokenization.
+    /// True if text was lowercased before tokenization. WordPiece also strips accents then.
     pub lowercase: bool,
     /// Vocabulary.
     pub vocabulary: VocabularyFile,
@@ -71,6 +71,9 @@ pub struct Corpus {
 pub struct VocabularyFile {
     /// File name.
     pub path: String,
+    /// Model of the tokenizer.
+    #[serde(default, skip_serializing_if = "TokenizerModel::is_word_piece")]
+    pub model: TokenizerModel,
     /// Number of tokens.
     pub size: usize,
     /// File size, bytes.
@@ -215,7 +218,7 @@ impl Manifest {
         if !(1..=usize::from(u16::MAX)).contains(&self.sequence_length) {
             return Err(format!("sequence_length is {}, expected 1 to {}", self.sequence_length, u16::MAX));
         }
-        // Each token is a line that ends with a newline byte, so there cannot be more tokens than bytes.
+        // Each token takes at least one byte.
         if vocabulary.size as u64 > vocabulary.bytes || vocabulary.bytes > MAX_VOCABULARY_BYTES {
             let (size, bytes) = (vocabulary.size, vocabulary.bytes);
             return Err(format!(

@@ -192,7 +192,13 @@ impl Dataset {
         catch_panics(|| Column::read(reader, group, index)).map_err(|error| self.parquet(group, error))
     }
 
-    /// Reads `vocab.txt` and verifies its sha256.
+    /// URL of the vocabulary file.
+    #[must_use]
+    pub fn vocabulary_url(&self) -> String {
+        format!("{}/{}", self.url(), self.manifest.vocabulary.path)
+    }
+
+    /// Reads the vocabulary file and verifies its sha256.
     pub fn vocabulary(&self) -> Result<Vec<u8>, DatasetError> {
         let file = &self.manifest.vocabulary;
         let bytes = self.store.get_at_most(&file.path, file.bytes).map_err(|source| self.store_error(source))?;

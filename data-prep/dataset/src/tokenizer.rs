@@ -1,25 +1,35 @@
-//! WordPiece tokenizer, as in BERT: text to token ids and back.
+//! Tokenizer: text to token ids and back, with a WordPiece, byte-level BPE or Unigram model.
 //!
-//! The `tokenizers` crate implements the encoding (cleaning, splitting, longest match first). It reads only a JSON
-//! format of its own, which [`json`] writes from the vocabulary. This JSON has no added tokens, so `[MASK]` in a text
-//! is plain text and never the special token.
+//! The `tokenizers` crate implements the encoding. It reads only a JSON format of its own. [`json`] writes it from a
+//! vocab.txt, [`file`] from a `tokenizer.json`. This JSON has no special tokens, so `[MASK]` in a text is plain text and
+//! never the special token.
 
+mod byte_symbols;
 mod error;
+mod file;
 pub mod json;
 mod library;
+mod pieces;
+mod segments;
+pub mod transformers;
 mod word_cache;
 mod words;
 
+use std::borrow::Cow;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
-use tokenizers::pipeline::{EncodeOptions, PipelineToken};
+use tokenizers::pipeline::PipelineToken;
 
+pub use byte_symbols::SYMBOLS as BYTE_SYMBOLS;
 pub use error::TokenizerError;
-pub use json::{MASK, special_tokens, tokenizer_config, tokenizer_json};
+pub use file::TokenizerFile;
+pub use json::{MASK, tokenizer_json};
+pub use pieces::{Pieces, TokenizerModel};
 
 use library::Library;
+use segments::{BertSegments, SpaceSegments};
 use word_cache::WordCache;
 use words::Words;
 
@@ -53,32 +63,48 @@ impl Special {
     }
 }
 
-/// WordPiece tokenizer; cheap to share between threads.
+/// Tokenizer; cheap to share between threads.
 pub struct Tokenizer {
+    model: Model,
     library: Library,
-    words: Words,
-    options: EncodeOptions,
-    pieces: Arc<Vec<String>>,
+    pieces: Pieces,
     origin: String,
-    special: Special,
     lowercase: bool,
+    /// Content of a tokenizer.json, and its tokenizer with special tokens.
+    file: Option<(Arc<TokenizerFile>, OnceLock<Library>)>,
+}
+
+/// Model of a tokenizer, with what its encoder needs.
+enum Model {
+    WordPiece(Words),
+    /// If `adds_space`, each text starts with a space.
+    Bpe {
+        adds_space: bool,
+    },
+    /// If `has_words`, a word has the same ids in any context.
+    Unigram {
+        has_words: bool,
+    },
 }
 
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Tokenizer").field("size", &self.size()).field("lowercase", &self.lowercase).finish()
+        let mut text = f.debug_struct("Tokenizer");
+        text.field("model", &self.pieces.model()).field("size", &self.size()).field("lowercase", &self.lowercase);
+        text.finish()
     }
 }
 
 impl Tokenizer {
-    /// Reads a vocab.txt. Each line is a token, and the line number from 0 is the id of the token.
+    /// Reads a vocab.txt or tokenizer.json. Each line of a vocab.txt is a token, and the line number from 0 is the id of
+    /// the token. `lowercase` is the case handling of a vocab.txt.
     pub fn from_vocab_file(path: impl AsRef<Path>, lowercase: bool) -> Result<Self, TokenizerError> {
         let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(|source| TokenizerError::Read { path: path.to_owned(), source })?;
         Self::named(&bytes, lowercase, &path.display().to_string())
     }
 
-    /// Creates a tokenizer from the bytes of a vocab.txt.
+    /// Creates a tokenizer from the bytes of a vocab.txt or tokenizer.json.
     pub fn from_vocab(bytes: &[u8], lowercase: bool) -> Result<Self, TokenizerError> {
         Self::named(bytes, lowercase, "the vocabulary")
     }
@@ -92,12 +118,31 @@ impl Tokenizer {
     /// Like [`Tokenizer::named`], but returns while a background thread is still building the tokenizer. The caller
     /// must not encode text before [`Tokenizer::check`] succeeds.
     pub fn begin(bytes: &[u8], lowercase: bool, origin: &str) -> Result<Self, TokenizerError> {
-        let pieces = Arc::new(json::pieces(bytes, origin)?);
-        let special = special(&pieces, origin)?;
-        let library = Library::begin(pieces.clone(), lowercase);
-        let words = Words::new(&pieces, special.unk, lowercase);
-        let (options, origin) = (EncodeOptions::no_specials(), origin.to_owned());
-        Ok(Self { library, words, options, pieces, origin, special, lowercase })
+        if TokenizerFile::is_json(bytes) {
+            return TokenizerFile::read(bytes, origin).map(|file| Self::from_file(file, origin));
+        }
+        let pieces = Pieces::read(bytes, origin)?;
+        let texts = Arc::new(pieces.texts.clone());
+        let words = Words::new(&texts, pieces.special.unk, lowercase);
+        let library = Library::begin(move || Ok(json::canonical(&texts, lowercase)));
+        Ok(Self { model: Model::WordPiece(words), library, pieces, origin: origin.to_owned(), lowercase, file: None })
+    }
+
+    fn from_file(file: TokenizerFile, origin: &str) -> Self {
+        let file = Arc::new(file);
+        let model = match file.pieces.model() {
+            TokenizerModel::Unigram => Model::Unigram { has_words: !file.has_added_words },
+            _ => Model::Bpe { adds_space: file.adds_space },
+        };
+        let read = Arc::clone(&file);
+        Self {
+            model,
+            library: Library::begin(move || read.plain_json()),
+            pieces: file.pieces.clone(),
+            origin: origin.to_owned(),
+            lowercase: file.lowercase,
+            file: Some((file, OnceLock::new())),
+        }
     }
 
     /// Waits until the tokenizer is built.
@@ -115,104 +160,174 @@ impl Tokenizer {
     #[must_use]
     pub fn encode(&self, text: &str) -> Vec<u32> {
         let mut ids = Vec::new();
-        self.append(text, &mut ids);
+        self.append(&self.start(text), &mut ids);
         PipelineToken::cast_slice(&ids).to_vec()
     }
 
-    /// Returns an encoder for large texts. It caches words, and encodes most new words without the `tokenizers` crate.
-    /// It is several times as fast as [`Tokenizer::encode`].
+    /// Returns the token ids of a text with masks, without other special tokens. A mask is `[MASK]`, or the text of the
+    /// mask token of the vocabulary. Where a tokenizer.json says so, the mask token includes the spaces around it.
+    #[must_use]
+    pub fn encode_masked(&self, text: &str) -> Vec<u32> {
+        let special = self.special();
+        let mask = self.piece(special.mask);
+        let text = if mask == MASK { Cow::Borrowed(text) } else { Cow::Owned(text.replace(MASK, mask)) };
+        match &self.file {
+            Some((file, library)) if !file.adds_space => {
+                let library = library.get_or_init(|| {
+                    let file = Arc::clone(file);
+                    Library::begin(move || file.special_json())
+                });
+                let mut ids = Vec::new();
+                if !library.append(&text, &mut ids) {
+                    ids.push(special.unk.into());
+                }
+                PipelineToken::cast_slice(&ids).to_vec()
+            }
+            file => {
+                let (before, after) = file.as_ref().map_or((false, false), |(file, _)| file.mask_strips);
+                let parts: Vec<&str> = text.split(mask).collect();
+                let mut ids = Vec::new();
+                for (number, mut part) in parts.iter().copied().enumerate() {
+                    if number > 0 {
+                        ids.push(special.mask);
+                        part = if after { part.trim_start() } else { part };
+                    }
+                    if before && number + 1 < parts.len() {
+                        part = part.trim_end();
+                    }
+                    ids.extend(self.encode(part));
+                }
+                ids
+            }
+        }
+    }
+
+    /// Returns an encoder for large texts. For WordPiece and Unigram it caches words, and is several times as fast as
+    /// [`Tokenizer::encode`].
     #[must_use]
     pub fn encoder(&self) -> Encoder<'_> {
-        Encoder { tokenizer: self, word_cache: WordCache::new(), ids: Vec::new(), library_ids: Vec::new() }
+        Encoder {
+            tokenizer: self,
+            word_cache: WordCache::new(),
+            ids: Vec::new(),
+            library_ids: Vec::new(),
+            text: String::new(),
+        }
     }
 
     fn append(&self, text: &str, ids: &mut Vec<PipelineToken>) {
-        let start = ids.len();
-        let encoded = self.library.built().as_ref().is_ok_and(|it| it.encode_into(text, &self.options, ids).is_ok());
-        if !encoded {
-            ids.truncate(start);
-            ids.push(self.special.unk.into());
+        if !self.library.append(text, ids) {
+            ids.push(self.special().unk.into());
+        }
+    }
+
+    /// Text with the space that the tokenizer puts before it.
+    fn start<'a>(&self, text: &'a str) -> Cow<'a, str> {
+        let adds_space = matches!(self.model, Model::Bpe { adds_space: true });
+        match adds_space && !text.starts_with(' ') && !text.is_empty() {
+            true => Cow::Owned(format!(" {text}")),
+            false => Cow::Borrowed(text),
         }
     }
 
     /// Returns the ids of the special tokens.
     #[must_use]
     pub const fn special(&self) -> Special {
-        self.special
+        self.pieces.special()
     }
 
     /// Returns the vocabulary size, in tokens.
     #[must_use]
-    pub fn size(&self) -> usize {
-        self.pieces.len()
+    pub const fn size(&self) -> usize {
+        self.pieces.size()
     }
 
-    /// True if text is lowercased and stripped of accents.
+    /// True if text is lowercased, and in WordPiece stripped of accents.
     #[must_use]
     pub const fn lowercase(&self) -> bool {
         self.lowercase
     }
 
+    /// Returns the content of a tokenizer.json; none for WordPiece.
+    #[must_use]
+    pub fn file(&self) -> Option<&TokenizerFile> {
+        self.file.as_ref().map(|(file, _)| &**file)
+    }
+
     /// Returns all tokens, in id order.
     #[must_use]
-    pub fn pieces(&self) -> &[String] {
+    pub fn pieces(&self) -> &Pieces {
         &self.pieces
     }
 
     /// Returns the token with this id, or `[UNK]` for an id outside the vocabulary.
     #[must_use]
     pub fn piece(&self, id: u32) -> &str {
-        self.pieces.get(id as usize).map_or("[UNK]", String::as_str)
+        self.pieces.text(id)
     }
 
-    /// True if this token continues a word (`##ing`).
+    /// True if this token continues a word; see [`Pieces::is_continuation`].
     #[must_use]
     pub fn is_continuation(&self, id: u32) -> bool {
-        self.piece(id).starts_with(json::PREFIX)
+        self.pieces.is_continuation(id)
     }
 
-    /// Decodes token ids to text. Continuations are appended to their word, and spaces separate words.
+    /// Decodes token ids to text; see [`Pieces::decode`].
     #[must_use]
     pub fn decode(&self, ids: &[u32]) -> String {
-        let mut text = String::new();
-        for &id in ids {
-            match self.piece(id).strip_prefix(json::PREFIX) {
-                Some(rest) if !text.is_empty() => text.push_str(rest),
-                _ => {
-                    if !text.is_empty() {
-                        text.push(' ');
-                    }
-                    text.push_str(self.piece(id));
-                }
-            }
-        }
-        text
+        self.pieces.decode(ids)
     }
 }
 
-/// Caching encoder; see [`Tokenizer::encoder`].
+/// Encoder with reusable memory; see [`Tokenizer::encoder`].
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     word_cache: WordCache,
     ids: Vec<u32>,
     /// Library output for one segment of the text.
     library_ids: Vec<PipelineToken>,
+    /// Text after a space.
+    text: String,
 }
 
 impl Encoder<'_> {
     /// Returns the token ids of `text`, without special tokens. The result is the same as that of
     /// [`Tokenizer::encode`].
     pub fn encode(&mut self, text: &str) -> &[u32] {
-        let Self { tokenizer, word_cache, ids, library_ids } = self;
+        let Self { tokenizer, word_cache, ids, library_ids, .. } = self;
         ids.clear();
-        word_cache.encode(text, ids, |part, ids| {
-            if !tokenizer.words.append(part, ids) {
-                library_ids.clear();
-                tokenizer.append(part, library_ids);
-                ids.extend_from_slice(PipelineToken::cast_slice(library_ids));
+        let mut library = |part: &str, ids: &mut Vec<u32>| {
+            library_ids.clear();
+            tokenizer.append(part, library_ids);
+            ids.extend_from_slice(PipelineToken::cast_slice(library_ids));
+        };
+        match &tokenizer.model {
+            Model::WordPiece(words) => word_cache.encode(text, BertSegments::new(text), ids, |part, ids| {
+                if !words.append(part, ids) {
+                    library(part, ids);
+                }
+            }),
+            Model::Unigram { has_words: true } => {
+                word_cache.encode(text, SpaceSegments::new(text), ids, library);
             }
-        });
+            Model::Unigram { has_words: false } | Model::Bpe { .. } => library(&tokenizer.start(text), ids),
+        }
         ids
+    }
+
+    /// Returns the token ids of a text that follows other text after a space, such as the next sentence of a document.
+    /// Byte-level BPE puts this space into the first token.
+    pub fn encode_next(&mut self, text: &str) -> &[u32] {
+        if !matches!(self.tokenizer.model, Model::Bpe { adds_space: false }) || text.is_empty() {
+            return self.encode(text);
+        }
+        let mut next = std::mem::take(&mut self.text);
+        next.clear();
+        next.push(' ');
+        next.push_str(text);
+        self.encode(&next);
+        self.text = next;
+        &self.ids
     }
 }
 

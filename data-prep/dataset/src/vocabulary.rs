@@ -11,13 +11,13 @@ pub struct VocabularyFacts {
     /// Number of tokens, including special tokens.
     #[serde(rename = "vocabulary")]
     pub size: usize,
-    /// True if text is lowercased and stripped of accents before tokenization.
+    /// True if text is lowercased before tokenization. WordPiece also strips accents then.
     pub lowercase: bool,
 }
 
 impl VocabularyFacts {
-    /// Creates the tokenizer for the bytes of a vocab.txt, with the case handling of `self`. The size of `vocabulary`
-    /// can differ from `self.size`.
+    /// Creates the tokenizer for the bytes of a vocab.txt, with the case handling of `self`, or of a tokenizer.json. The
+    /// size of `vocabulary` can differ from `self.size`.
     ///
     /// # Errors
     /// The bytes are not a vocabulary.

@@ -14,7 +14,7 @@ use parquet::errors::ParquetError;
 use sha2::{Digest, Sha256};
 
 use super::manifest::hex;
-use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, VOCABULARY, schema, sha256_hex};
+use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, schema, sha256_hex};
 
 /// Sample to write, borrowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,10 +190,11 @@ pub fn write(
     }
     manifest.counts.samples = samples.len() as u64;
     manifest.counts.tokens = samples.iter().map(|sample| sample.input_ids.len() as u64).sum();
-    manifest.vocabulary.path = VOCABULARY.to_owned();
+    manifest.vocabulary.path = manifest.vocabulary.model.file().to_owned();
     manifest.vocabulary.bytes = vocabulary.len() as u64;
     manifest.vocabulary.sha256 = sha256_hex(vocabulary);
-    for (name, bytes) in [(VOCABULARY, vocabulary), (MANIFEST, &manifest.to_json())] {
+    let path = manifest.vocabulary.path.clone();
+    for (name, bytes) in [(path.as_str(), vocabulary), (MANIFEST, &manifest.to_json())] {
         std::fs::write(folder.join(name), bytes).map_err(io("write", folder.join(name)))?;
     }
     Ok(manifest)

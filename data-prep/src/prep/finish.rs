@@ -18,7 +18,7 @@ use lambert_dataset::parallel::parallel;
 use lambert_dataset::token_counts::{self, TOKEN_COUNTS};
 use lambert_dataset::{
     Corpus, Counts, Dataset, DatasetError, MANIFEST, Manifest, REJECTED, RejectedExample, SampleRules, Shard,
-    SourceCounts, VERSION, VOCABULARY, VocabularyFile, entropy, sha256_hex,
+    SourceCounts, VERSION, VocabularyFile, entropy, sha256_hex,
 };
 
 /// Memory per shard writer, bytes: a row group, and the read buffers of the sample files.
@@ -233,9 +233,10 @@ fn build_manifest(
         preparation: job.fingerprint.clone(),
         corpus: Corpus::default(),
         sequence_length: samples.sequence_length,
-        lowercase: job.config.vocabulary.lowercase,
+        lowercase: job.tokenizer.lowercase(),
         vocabulary: VocabularyFile {
-            path: VOCABULARY.to_owned(),
+            path: job.tokenizer.pieces().model().file().to_owned(),
+            model: job.tokenizer.pieces().model(),
             size: job.tokenizer.size(),
             bytes: job.vocabulary.len() as u64,
             sha256: sha256_hex(&job.vocabulary),
@@ -310,7 +311,7 @@ fn publish(
             }
         }
     }
-    store.put(VOCABULARY, job.vocabulary.clone().into()).map_err(store_error)?;
+    store.put(&manifest.vocabulary.path, job.vocabulary.clone().into()).map_err(store_error)?;
     let counts = token_counts::to_json(&manifest.vocabulary.sha256, token_counts);
     store.put(TOKEN_COUNTS, counts.into()).map_err(store_error)?;
     if !examples.is_empty() {

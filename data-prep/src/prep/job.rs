@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use lambert_config::PrepConfig;
-use lambert_config::prep::Source;
+use lambert_config::prep::{Pair, Source};
 use serde::{Deserialize, Serialize};
 
 use super::PrepError;
@@ -32,7 +32,7 @@ pub struct JobContext<'a> {
     pub sources: Vec<Source>,
     /// Tokenizer of the configured vocabulary.
     pub tokenizer: Tokenizer,
-    /// Contents of vocab.txt.
+    /// Contents of the vocabulary file.
     pub vocabulary: Vec<u8>,
     /// Memory budget.
     pub memory: PrepMemory,
@@ -147,6 +147,13 @@ impl<'a> JobContext<'a> {
             PrepError::Vocabulary(lambert_dataset::tokenizer::TokenizerError::Read { path: path.to_owned(), source })
         })?;
         let tokenizer = Tokenizer::begin(&vocabulary, config.vocabulary.lowercase, &config.vocabulary.file)?;
+        if config.samples.pair != Pair::None && tokenizer.file().is_some_and(|file| file.has_double_separator) {
+            let message = format!(
+                "{} puts two separators between the segments of a pair; expected \"none\"",
+                config.vocabulary.file
+            );
+            return Err(PrepError::InvalidSetting { key: "samples.pair".to_owned(), message });
+        }
         let sources: Vec<Source> = config.source.iter().chain(&config.exclude).cloned().collect();
         let files = source::find_files(&sources, threads)?;
         let fingerprint = fingerprint(config, &vocabulary, &files);

@@ -220,7 +220,11 @@ impl<'a> DocumentEncoder<'a> {
     }
 
     fn push_sentence(&mut self, sentence: &str) {
-        let ids = self.encoder.encode(sentence);
+        // In a document, a sentence follows the one before after a space.
+        let ids = match self.tokens.is_empty() {
+            true => self.encoder.encode(sentence),
+            false => self.encoder.encode_next(sentence),
+        };
         self.split_sentences += u64::from(ids.len() > MAX_SENTENCE_TOKENS);
         for ids in ids.chunks(MAX_SENTENCE_TOKENS) {
             self.lengths.push(ids.len() as u16);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use lambert_config::exit;
 use lambert_progress::Progress;
 use lambert_store::checkpoint::{self, ListedCheckpoint, Retention};
-use lambert_store::{Lease, Store, run as names};
+use lambert_store::{Lease, Store, StoredVocabulary, run as names};
 use serde_json::json;
 
 use super::stop;
@@ -197,7 +197,7 @@ fn open_pair(from: &str, to: &str, progress: &Progress) -> Result<(Store, Store)
     }
     let tokenizer = IMPORTED_FILES.map(names::in_transformers);
     let optional = std::iter::once(names::PHRASES).chain(tokenizer.iter().map(String::as_str));
-    let required = [names::CONFIG, names::VOCABULARY];
+    let required = [names::CONFIG, StoredVocabulary::read(&from).map_err(Failure::failed)?.name];
     for (object, is_required) in optional.map(|name| (name, false)).chain(required.map(|name| (name, true))) {
         let bytes = match from.get(object) {
             // Most runs have no list of phrases, and were not imported.
@@ -223,9 +223,13 @@ fn run_mismatch(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
     if let Some(difference) = compared.trained.iter().find(is_other) {
         return Ok(Some(format!("{} is {} there, {} here", difference.key, difference.before, difference.now)));
     }
-    for object in [names::VOCABULARY, names::PHRASES] {
+    for object in [names::VOCABULARY, names::TOKENIZER, names::PHRASES] {
         let differs = match to.get(object) {
-            Ok(there) => from.get(object).map_err(Failure::failed)? != there,
+            Ok(there) => match from.get(object) {
+                Ok(here) => here != there,
+                Err(error) if error.is_not_found() => true,
+                Err(error) => return Err(Failure::failed(error)),
+            },
             // An interrupted copy may have written only the configuration.
             Err(error) if error.is_not_found() => false,
             Err(error) => return Err(Failure::failed(error)),

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_dataset::VocabularyFacts;
-use lambert_dataset::tokenizer::{TokenizerError, special_tokens, tokenizer_config, tokenizer_json};
+use lambert_dataset::tokenizer::{Tokenizer, TokenizerError, transformers};
 use lambert_plan::architecture::{Architecture, Tensor, TransformersModel};
 use lambert_plan::objectives::{heads, is_head_unused};
 use lambert_progress::{Progress, Unit};
-use lambert_store::Store;
 use lambert_store::checkpoint::{self, Manifest, SkippedCheckpoint};
 // The weights and the vocabulary already have the file names that Transformers expects.
-use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, in_transformers, split_checkpoint_url};
+use lambert_store::run::{CONFIG, WEIGHTS, in_transformers, split_checkpoint_url};
+use lambert_store::{Store, StoredVocabulary};
 use safetensors::SafeTensors;
 use safetensors::tensor::SafeTensorError;
 use serde_json::Value;
@@ -37,8 +37,8 @@ enum ExportError {
     Unsupported { url: String, setting: &'static str },
     #[error("checkpoint {name} does not record its vocabulary")]
     NoVocabulary { name: String, source: serde_json::Error },
-    #[error("{url}/{VOCABULARY} has {found} tokens, but checkpoint {name} was trained with {expected}")]
-    Vocabulary { url: String, name: String, expected: usize, found: usize },
+    #[error("{file} has {found} tokens, but checkpoint {name} was trained with {expected}")]
+    Vocabulary { file: String, name: String, expected: usize, found: usize },
     #[error("invalid vocabulary of {url}")]
     Tokenizer { url: String, source: TokenizerError },
     #[error("cannot write {}", path.display())]
@@ -65,7 +65,8 @@ pub fn export(arguments: &cli::Export) -> Outcome {
     let name = source.manifest.name();
     let TransformersModel { class, difference, .. } = source.description(0, 0, 0);
     difference.into_iter().for_each(|difference| tracing::warn!("{difference}"));
-    tracing::info!("exported {name} to {} ({class}, BertTokenizerFast)", folder.display());
+    let tokenizer = transformers::class(source.tokenizer()?.1.pieces().model());
+    tracing::info!("exported {name} to {} ({class}, {tokenizer})", folder.display());
     console::result(&folder.display().to_string()).map_err(Failure::failed)?;
     Ok(exit::DONE)
 }
@@ -132,7 +133,13 @@ impl Source {
     }
 
     /// Renders the model card. Its facts come from the records of the run, which a copied checkpoint may lack.
-    fn card(&self, labels: &CardLabels, model: &TransformersModel, parameters: u64) -> String {
+    fn card(
+        &self,
+        labels: &CardLabels,
+        model: &TransformersModel,
+        tokenizer: &Tokenizer,
+        parameters: u64,
+    ) -> String {
         let records = self
             .records()
             .inspect_err(|error| tracing::warn!("the model card lacks the results of the run: {error}"))
@@ -144,11 +151,27 @@ impl Source {
             checkpoint: &self.manifest,
             model,
             parameters,
-            lowercase: self.vocabulary.lowercase,
+            tokenizer,
             data: &data,
             records: records.as_ref(),
         }
         .render()
+    }
+
+    /// Reads the vocabulary of the run.
+    fn tokenizer(&self) -> Result<(StoredVocabulary, Tokenizer), Failure> {
+        let vocabulary = StoredVocabulary::read(&self.store).map_err(Failure::failed)?;
+        let url = self.store.url().to_owned();
+        let tokenizer = match self.vocabulary.tokenizer(&vocabulary.bytes) {
+            Ok(tokenizer) => tokenizer,
+            Err(source) => return Err(Failure::failed(ExportError::Tokenizer { url, source })),
+        };
+        if tokenizer.size() != self.vocabulary.size {
+            let (name, expected, found) = (self.manifest.name(), self.vocabulary.size, tokenizer.size());
+            let file = format!("{url}/{}", vocabulary.name);
+            return Err(Failure::failed(ExportError::Vocabulary { file, name, expected, found }));
+        }
+        Ok((vocabulary, tokenizer))
     }
 
     /// Reads the records of the run up to the checkpoint.
@@ -163,13 +186,8 @@ impl Source {
         let layers = self.config.depth(self.manifest.stage);
         let tensors = Architecture::of_run(&self.config, layers, self.vocabulary.size).tensors();
         let left_out = |tensor: &Tensor| is_head_unused(tensor.head, &self.config.objective);
-        let vocabulary = self.store.get(VOCABULARY).map_err(Failure::failed)?;
+        let (vocabulary, tokenizer) = self.tokenizer()?;
         let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });
-        let tokenizer = self.vocabulary.tokenizer(&vocabulary).map_err(unusable)?;
-        if tokenizer.size() != self.vocabulary.size {
-            let (name, expected, found) = (self.manifest.name(), self.vocabulary.size, tokenizer.size());
-            return Err(Failure::failed(ExportError::Vocabulary { url: url.to_owned(), name, expected, found }));
-        }
         let mut description = self.description(layers, tokenizer.size(), tokenizer.special().pad);
         let weights =
             trim::weights(&weights, &tensors, description.first_position, left_out).map_err(Failure::failed)?;
@@ -182,19 +200,15 @@ impl Source {
             None => weights,
         };
         let model = &self.config.model;
-        let card = self.card(labels, &description, parameters(&weights).map_err(Failure::failed)?);
+        let card = self.card(labels, &description, &tokenizer, parameters(&weights).map_err(Failure::failed)?);
         let mut files = vec![
             (MODEL_CARD, card.into_bytes()),
             ("config.json", pretty(&description.config)),
             (WEIGHTS, weights),
-            (VOCABULARY, vocabulary.to_vec()),
-            ("tokenizer.json", tokenizer_json(&vocabulary, self.vocabulary.lowercase).map_err(unusable)?.into_bytes()),
-            (
-                "tokenizer_config.json",
-                pretty(&tokenizer_config(self.vocabulary.lowercase, model.positions, model.segments)),
-            ),
-            ("special_tokens_map.json", pretty(&special_tokens())),
         ];
+        files.extend(
+            transformers::files(&tokenizer, &vocabulary.bytes, model.positions, model.segments).map_err(unusable)?,
+        );
         // An imported model keeps the tokenizer files that it came with.
         for (name, content) in &mut files {
             match self.store.get(&in_transformers(name)) {

@@ -3,7 +3,7 @@
 use lambert_config::exit;
 use lambert_progress::Progress;
 use lambert_store::Store;
-use lambert_store::run::{CONFIG, VOCABULARY, checkpoint_url};
+use lambert_store::run::{CONFIG, TOKENIZER, VOCABULARY, checkpoint_url};
 
 use crate::cli;
 use crate::console;
@@ -21,7 +21,7 @@ struct Exists {
 pub fn import(arguments: &cli::Import) -> Outcome {
     let store = Store::open(&arguments.output).map_err(Failure::usage)?;
     // A vocabulary without a configuration belongs to a folder of transformers, or to an import that was interrupted.
-    for name in [CONFIG, VOCABULARY] {
+    for name in [CONFIG, VOCABULARY, TOKENIZER] {
         if store.head(name).map_err(Failure::failed)?.is_some() {
             return Err(Failure::usage(Exists { url: store.url().to_owned(), name }));
         }

@@ -44,7 +44,7 @@ fn described(found: &Inspection) -> String {
         format!("samples      {} (up to {length} tokens), {} tokens in total", counts.samples, counts.tokens),
         format!("source       {} documents, {} sentences", counts.documents, counts.sentences),
         format!("pairs        {:?}, {replaced} replaced or swapped", manifest.samples.pair),
-        format!("vocabulary   {} tokens, {case}", manifest.vocabulary.size),
+        format!("vocabulary   {} {} tokens, {case}", manifest.vocabulary.size, manifest.vocabulary.model),
         format!("entropy      {:.4} nats/token (unigram baseline)", manifest.unigram_entropy),
         format!("shards       {} ({})", manifest.shards.len(), size(bytes)),
         format!("sha256       {}", found.sha256),

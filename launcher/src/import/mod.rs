@@ -19,7 +19,7 @@ use lambert_config::run::{Family, Pair, Stage};
 use lambert_dataset::tokenizer::TokenizerError;
 use lambert_plan::architecture::{Architecture, ImportedModel, ModuleKind, UnsupportedValue};
 use lambert_store::checkpoint::{self, AttemptStep, FORMAT, Manifest};
-use lambert_store::run::{CONFIG, VOCABULARY, WEIGHTS, in_transformers};
+use lambert_store::run::{CONFIG, WEIGHTS, in_transformers};
 use lambert_store::{Store, hash};
 use serde_json::json;
 
@@ -121,7 +121,7 @@ impl Import {
     /// The store cannot be written.
     pub fn write(&self, store: &Store) -> Result<String, lambert_store::Error> {
         let text = &self.text;
-        store.put(VOCABULARY, self.vocabulary.vocabulary.clone().into())?;
+        store.put(self.vocabulary.model.file(), self.vocabulary.vocabulary.clone().into())?;
         for (name, content) in &self.vocabulary.files {
             store.put(&in_transformers(name), content.clone().into())?;
         }

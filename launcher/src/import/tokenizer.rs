@@ -1,14 +1,13 @@
-//! Tokenizer files of a folder: the vocabulary of a WordPiece tokenizer and its case handling.
+//! Tokenizer files of a folder: the vocabulary and its case handling.
 
 use lambert_dataset::VocabularyFacts;
-use lambert_dataset::tokenizer::Tokenizer;
-use lambert_store::run::VOCABULARY;
+use lambert_dataset::tokenizer::{Tokenizer, TokenizerModel};
+use lambert_store::run::{TOKENIZER, VOCABULARY};
 use serde_json::{Value as Json, json};
 
 use super::ImportError;
 use super::folder::Folder;
 
-const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const ADDED_TOKENS: &str = "added_tokens.json";
 const SPECIAL_TOKENS: &str = "special_tokens_map.json";
@@ -21,7 +20,9 @@ const GENERIC: [&str; 2] = ["PreTrainedTokenizerFast", "TokenizersBackend"];
 
 /// Tokenizer of a folder.
 pub struct ImportedTokenizer {
-    /// Content of a vocab.txt.
+    /// Model.
+    pub model: TokenizerModel,
+    /// Content of a vocab.txt or tokenizer.json.
     pub vocabulary: Vec<u8>,
     /// Size of the vocabulary, and case handling.
     pub facts: VocabularyFacts,
@@ -33,10 +34,13 @@ impl ImportedTokenizer {
     /// Reads the tokenizer of a folder.
     ///
     /// # Errors
-    /// The folder has no WordPiece tokenizer, or its files contradict each other.
+    /// The folder has no tokenizer that lambert supports, or its files contradict each other.
     pub fn read(folder: &Folder) -> Result<Self, ImportError> {
         let settings = folder.json(TOKENIZER_CONFIG)?.unwrap_or_else(|| json!({}));
         let file = folder.json(TOKENIZER)?;
+        if file.as_ref().is_some_and(|file| file["model"]["type"] == "BPE" || file["model"]["type"] == "Unigram") {
+            return Self::of_json(folder, &settings);
+        }
         let listed = folder.bytes(VOCABULARY)?;
         let wrong = |name: &str, why: String| ImportError::Tokenizer { path: folder.file(name), why };
         let (vocabulary, lowercase) = match &file {
@@ -70,18 +74,43 @@ impl ImportedTokenizer {
         // Slow tokenizers list their added tokens in these files.
         let decoder = settings["added_tokens_decoder"].as_object().into_iter().flatten();
         let decoder = decoder.map(|(id, token)| (id.parse().ok(), token["content"].as_str()));
-        check_added(decoder, tokenizer.pieces()).map_err(|why| wrong(TOKENIZER_CONFIG, why))?;
+        check_added(decoder, tokenizer.pieces().texts()).map_err(|why| wrong(TOKENIZER_CONFIG, why))?;
         let listed = folder.json(ADDED_TOKENS)?.unwrap_or_else(|| json!({}));
         let listed = listed.as_object().into_iter().flatten();
         let listed =
             listed.map(|(token, id)| (id.as_u64().and_then(|id| usize::try_from(id).ok()), Some(token.as_str())));
-        check_added(listed, tokenizer.pieces()).map_err(|why| wrong(ADDED_TOKENS, why))?;
+        check_added(listed, tokenizer.pieces().texts()).map_err(|why| wrong(ADDED_TOKENS, why))?;
         let mut files = Vec::new();
         for name in IMPORTED_FILES {
             files.extend(folder.bytes(name)?.map(|content| (name, content)));
         }
         let facts = VocabularyFacts { size: tokenizer.size(), lowercase };
-        Ok(Self { vocabulary, facts, files })
+        Ok(Self { model: TokenizerModel::WordPiece, vocabulary, facts, files })
+    }
+
+    /// Reads a byte-level BPE or Unigram tokenizer, which tokenizer.json describes.
+    fn of_json(folder: &Folder, settings: &Json) -> Result<Self, ImportError> {
+        let vocabulary = folder.bytes(TOKENIZER)?.unwrap_or_default();
+        let tokenizer = Tokenizer::from_vocab(&vocabulary, false)
+            .map_err(|source| ImportError::Vocabulary { path: folder.file(TOKENIZER), source })?;
+        let file = tokenizer.file();
+        // Classes of transformers other than the generic ones obey these keys.
+        let class = settings["tokenizer_class"].as_str().unwrap_or(GENERIC[0]);
+        let pairs = [("do_lower_case", tokenizer.lowercase()), ("add_prefix_space", file.is_some_and(|it| it.adds_space))];
+        let is_bpe = tokenizer.pieces().model() == TokenizerModel::Bpe;
+        for (key, found) in pairs {
+            let is_obeyed = !GENERIC.contains(&class) && (is_bpe || key == "do_lower_case");
+            if is_obeyed && settings[key].as_bool().is_some_and(|expected| expected != found) {
+                let why = format!("{key} is {}, but {TOKENIZER} has {found}", settings[key]);
+                return Err(ImportError::Tokenizer { path: folder.file(TOKENIZER_CONFIG), why });
+            }
+        }
+        let mut files = Vec::new();
+        for name in [TOKENIZER_CONFIG, SPECIAL_TOKENS] {
+            files.extend(folder.bytes(name)?.map(|content| (name, content)));
+        }
+        let facts = VocabularyFacts { size: tokenizer.size(), lowercase: tokenizer.lowercase() };
+        Ok(Self { model: tokenizer.pieces().model(), vocabulary, facts, files })
     }
 }
 
@@ -102,7 +131,7 @@ fn case(settings: &Json) -> Result<bool, String> {
 fn word_piece(file: &Json) -> Result<(Vec<u8>, bool), String> {
     let model = &file["model"];
     if model["type"] != "WordPiece" {
-        return Err(format!("its model is {}; lambert imports WordPiece", model["type"]));
+        return Err(format!("its model is {}; expected WordPiece, BPE or Unigram", model["type"]));
     }
     expect(model, "unk_token", &[json!("[UNK]")])?;
     expect(model, "continuing_subword_prefix", &[json!("##")])?;
@@ -182,7 +211,7 @@ mod tests {
     fn other_tokenizers_are_refused() {
         let file: Json = serde_json::from_str(&tokenizer_json(VOCAB, true).unwrap()).unwrap();
         for (pointer, value, message) in [
-            ("/model/type", json!("BPE"), "its model is \"BPE\"; lambert imports WordPiece"),
+            ("/model/type", json!("BPE"), "its model is \"BPE\"; expected WordPiece, BPE or Unigram"),
             ("/model/continuing_subword_prefix", json!("@@"), "continuing_subword_prefix is \"@@\"; expected \"##\""),
             ("/normalizer/strip_accents", json!(false), "strip_accents is false; expected null"),
             ("/normalizer/type", json!("Lowercase"), "expected a BertNormalizer"),

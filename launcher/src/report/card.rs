@@ -5,6 +5,7 @@ mod front_matter;
 mod training;
 
 use lambert_config::RunConfig;
+use lambert_dataset::tokenizer::{Tokenizer, transformers};
 use lambert_plan::architecture::TransformersModel;
 use lambert_store::checkpoint::Manifest as Checkpoint;
 use lambert_store::run::{CONFIG, WEIGHTS, split_checkpoint_url};
@@ -31,8 +32,7 @@ pub struct ModelCard<'a> {
     pub model: &'a TransformersModel,
     /// Number of parameters in the exported file.
     pub parameters: u64,
-    /// True if text is lowercased before tokenization.
-    pub lowercase: bool,
+    pub tokenizer: &'a Tokenizer,
     pub data: &'a [TrainingData],
     /// Records of the run up to the checkpoint. `None` if they cannot be read.
     pub records: Option<&'a RunReport>,
@@ -100,14 +100,16 @@ impl ModelCard<'_> {
     /// Python code that loads the model. It works in the exported folder.
     fn example(&self) -> String {
         let class = self.model.class;
+        let tokenizer = transformers::class(self.tokenizer.pieces().model());
+        let mask = self.tokenizer.piece(self.tokenizer.special().mask);
         format!(
-            "from transformers import {class}, BertTokenizerFast, pipeline\n\n\
+            "from transformers import {class}, {tokenizer}, pipeline\n\n\
              folder = \".\"  # this folder, or the name of the model on the Hugging Face Hub\n\
-             tokenizer = BertTokenizerFast.from_pretrained(folder)\n\
+             tokenizer = {tokenizer}.from_pretrained(folder)\n\
              model = {class}.from_pretrained(folder)\n\
-             # Predicts the token at [MASK].\n\
+             # Predicts the token at {mask}.\n\
              fill_mask = pipeline(\"fill-mask\", model=folder, tokenizer=tokenizer)\n\
-             print(fill_mask(\"a text with one [MASK] .\"))\n"
+             print(fill_mask(\"a text with one {mask} .\"))\n"
         )
     }
 
@@ -116,7 +118,8 @@ impl ModelCard<'_> {
             Value::String(text) => text.clone(),
             value => value.to_string(),
         };
-        let case = if self.lowercase { "uncased" } else { "cased" };
+        let case = if self.tokenizer.lowercase() { "uncased" } else { "cased" };
+        let pieces = self.tokenizer.pieces().model();
         let model = &self.config.model;
         let norm = match model.norm {
             lambert_config::run::Norm::Post => "after each residual sum",
@@ -140,7 +143,7 @@ impl ModelCard<'_> {
                 ),
                 ("normalization", norm.to_owned()),
                 ("maximum length", format!("{} tokens", model.positions)),
-                ("vocabulary", format!("{} WordPiece tokens, {case}", key("vocab_size"))),
+                ("vocabulary", format!("{} {pieces} tokens, {case}", key("vocab_size"))),
                 ("weights", key("torch_dtype")),
             ],
         )

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 use lambert_config::RunConfig;
 use lambert_config::run::{MixtureDataset, Stage};
 use lambert_control::{Evaluation, Score, StepRecord};
+use lambert_dataset::tokenizer::Pieces;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::flops;
-use lambert_store::run::{CONFIG, VOCABULARY};
-use lambert_store::{Store, checkpoint};
+use lambert_store::run::CONFIG;
+use lambert_store::{Store, StoredVocabulary, checkpoint};
 use serde::Serialize;
 
 use super::chart::{Curves, EventLine};
@@ -206,7 +207,8 @@ fn parse(history: &History, last: u64) -> (Vec<StepRecord>, Vec<Evaluation>, Vec
 
 /// Number of tokens in the vocabulary of the run; 0 if it has none yet.
 fn vocabulary(store: &Store) -> usize {
-    store.get(VOCABULARY).map_or(0, |bytes| bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count())
+    let vocabulary = StoredVocabulary::read(store).ok();
+    vocabulary.and_then(|vocabulary| Pieces::count(&vocabulary.bytes)).unwrap_or(0)
 }
 
 fn stages(config: &RunConfig, steps: &[StepRecord], vocabulary: usize) -> Vec<StageReport> {

@@ -4,7 +4,7 @@ use lambert_config::run::{Model, Moments, OptimizerKind};
 use lambert_config::{ConfigError, ConfigIssue, RunConfig};
 use lambert_dataset::Dataset;
 use lambert_plan::architecture::SHAPING;
-use lambert_store::{Store, checkpoint, run as names};
+use lambert_store::{Store, StoredVocabulary, checkpoint, run as names};
 
 use crate::failure::Failure;
 use crate::stored_config;
@@ -64,7 +64,7 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<ConfigIssue>
             format!("{} has no optimizer moments", names::checkpoint_url(run, name)),
         ));
     }
-    let vocabulary = store.get(names::VOCABULARY).map_err(Failure::failed)?;
+    let vocabulary = StoredVocabulary::read(&store).map_err(Failure::failed)?.bytes;
     let datasets = config.stage[0].datasets(0);
     let (_, data) = &datasets[0];
     if Dataset::open(data)?.manifest().vocabulary.sha256 != lambert_store::hash::sha256(&vocabulary) {

@@ -9,7 +9,8 @@ use lambert_config::{Checked, ConfigError, ConfigIssue, Layers, RunConfig, exit}
 use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::durations;
 use lambert_plan::memory::{self, DatasetShape};
-use lambert_store::run::{CONFIG, PHRASES, VOCABULARY};
+use lambert_store::StoredVocabulary;
+use lambert_store::run::{CONFIG, PHRASES};
 use lambert_store::{Store, checkpoint};
 
 use super::base_checkpoint;
@@ -169,8 +170,8 @@ impl ValidatedRun {
 
 /// Returns the SHA-256 of the vocabulary of the run. The first start of the run stores the vocabulary.
 fn vocabulary(store: &Store) -> Result<Option<String>, Failure> {
-    match store.get(VOCABULARY) {
-        Ok(bytes) => Ok(Some(lambert_store::hash::sha256(&bytes))),
+    match StoredVocabulary::read(store) {
+        Ok(vocabulary) => Ok(Some(lambert_store::hash::sha256(&vocabulary.bytes))),
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(Failure::failed(error)),
     }

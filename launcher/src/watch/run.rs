@@ -2,9 +2,10 @@
 
 use lambert_config::RunConfig;
 use lambert_control::{Evaluation, EventKind};
-use lambert_store::Store;
+use lambert_dataset::tokenizer::Pieces;
 use lambert_store::records::{Part, StepRecords};
-use lambert_store::run::{AttemptStep, VOCABULARY};
+use lambert_store::run::AttemptStep;
+use lambert_store::{Store, StoredVocabulary};
 use serde_json::{Map, Value, json};
 
 use super::info::Info;
@@ -16,8 +17,6 @@ use super::steps::Steps;
 use crate::status::{Downtime, RunState, Status, stored};
 use crate::stored_config;
 
-/// Maximum size of a vocabulary, bytes.
-const VOCABULARY_BYTES: u64 = 64 << 20;
 /// Maximum number of steps kept from the status, whose records are not in the store yet.
 const LIVE: usize = 2000;
 /// Maximum number of undone buckets and of evaluations.
@@ -172,9 +171,8 @@ impl WatchedRun {
         let text = stored_config::text(&self.store).ok().flatten();
         let config = text.and_then(|text| stored_config::parse(&text, &self.store).ok());
         self.config = config.map(|config| (attempt, config));
-        let vocabulary = self.store.get_at_most(VOCABULARY, VOCABULARY_BYTES).ok();
-        self.vocabulary =
-            vocabulary.map(|bytes| bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count());
+        let vocabulary = StoredVocabulary::read(&self.store).ok();
+        self.vocabulary = vocabulary.and_then(|vocabulary| Pieces::count(&vocabulary.bytes));
     }
 
     /// Takes the step of the status, if its record is not stored yet; true if it is new.

@@ -48,6 +48,14 @@ pub enum TokenizerError {
         /// Missing tokens.
         pieces: String,
     },
+    /// The file is no tokenizer.json that lambert reads.
+    #[error("tokenizer {origin}: {why}")]
+    File {
+        /// File.
+        origin: String,
+        /// Cause.
+        why: String,
+    },
     /// The tokenizers library rejected the vocabulary.
     #[error("the tokenizers library rejected vocabulary {origin}")]
     Build {

@@ -13,7 +13,8 @@ pub const PREFIX: &str = "##";
 /// Special tokens, in the order of [`super::Special`].
 pub const SPECIAL: [&str; 5] = [PAD, UNK, CLS, SEP, MASK];
 const PAD: &str = "[PAD]";
-const UNK: &str = "[UNK]";
+/// Token for unknown words.
+pub const UNK: &str = "[UNK]";
 const CLS: &str = "[CLS]";
 const SEP: &str = "[SEP]";
 /// Mask token.
@@ -107,36 +108,5 @@ fn template(cls: u32, sep: u32) -> Value {
             CLS: {"id": CLS, "ids": [cls], "tokens": [CLS]},
             SEP: {"id": SEP, "ids": [sep], "tokens": [SEP]},
         },
-    })
-}
-
-/// Returns the content of transformers' `tokenizer_config.json`. `segments` is the number of segment embeddings of the
-/// model: a model with fewer than two takes no segment ids.
-pub fn tokenizer_config(lowercase: bool, positions: usize, segments: usize) -> Value {
-    let mut config = json!({
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": lowercase,
-        "model_max_length": positions,
-        "tokenize_chinese_chars": true,
-        "strip_accents": null,
-        "clean_up_tokenization_spaces": true,
-    });
-    if let (Value::Object(config), Value::Object(special)) = (&mut config, special_tokens()) {
-        config.extend(special);
-        if segments < 2 {
-            config.insert("model_input_names".to_owned(), json!(["input_ids", "attention_mask"]));
-        }
-    }
-    config
-}
-
-/// Returns the content of transformers' `special_tokens_map.json`.
-pub fn special_tokens() -> Value {
-    json!({
-        "unk_token": UNK,
-        "sep_token": SEP,
-        "pad_token": PAD,
-        "cls_token": CLS,
-        "mask_token": MASK,
     })
 }

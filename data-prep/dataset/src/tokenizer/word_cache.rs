@@ -1,12 +1,7 @@
 //! Cache of encoded words in front of the tokenizers library.
 //!
-//! Cleaning, decomposition and lowercasing work per character or within a run of combining marks. BERT splits at every
-//! space and around every punctuation mark. Therefore text between two spaces or punctuation marks has the same ids in
-//! any context.
-//!
-//! So this cache splits the text at the spaces and marks that are cheap to detect, and looks up each segment by its
-//! bytes. The caller encodes segments that are not cached. data-prep/tests/tokenizer.rs tests that the ids equal the
-//! ids without a cache.
+//! The caller splits a text into segments that have the same ids in any context ([`super::segments`]). The cache looks
+//! up each segment by its bytes, and the caller encodes segments that are not cached.
 
 /// Maximum length of a cached segment, bytes.
 pub const MAX_WORD_BYTES: usize = 31;
@@ -49,15 +44,21 @@ impl WordCache {
         Self { slots: vec![empty; SLOTS], next: Vec::with_capacity(SEGMENT_BATCH), text: Vec::new() }
     }
 
-    /// Appends the ids of `text` to `output`. Calls `encode` to append the ids of a segment that is not cached.
-    pub fn encode(&mut self, text: &str, output: &mut Vec<u32>, mut encode: impl FnMut(&str, &mut Vec<u32>)) {
+    /// Appends the ids of `text` to `output`. `segments` are the byte ranges of its segments. Calls `encode` to append
+    /// the ids of a segment that is not cached.
+    pub fn encode(
+        &mut self,
+        text: &str,
+        mut segments: impl Iterator<Item = (usize, usize)>,
+        output: &mut Vec<u32>,
+        mut encode: impl FnMut(&str, &mut Vec<u32>),
+    ) {
         self.text.clear();
         self.text.extend_from_slice(text.as_bytes());
         self.text.resize(text.len() + KEY, 0);
-        let mut parts = Segments { text: text.as_bytes(), at: 0 };
         loop {
             self.next.clear();
-            self.next.extend(parts.by_ref().take(SEGMENT_BATCH));
+            self.next.extend(segments.by_ref().take(SEGMENT_BATCH));
             if self.next.is_empty() {
                 return;
             }
@@ -136,96 +137,17 @@ pub fn index(key: WordKey, slots: usize) -> usize {
     ((one ^ other) >> (u64::BITS - slots.trailing_zeros())) as usize
 }
 
-/// Effect of a byte on the current segment.
-#[derive(Clone, Copy, PartialEq)]
-enum Class {
-    /// Part of the segment.
-    Inside,
-    /// Ends the segment. Belongs to no segment.
-    Space,
-    /// Ends the segment. Is a segment of its own.
-    Mark,
-    /// May be the first byte of a typographic mark.
-    Lead,
-}
-
-const CLASSES: [Class; 256] = {
-    let mut classes = [Class::Inside; 256];
-    let mut byte = 0;
-    while byte < 128 {
-        if (byte as u8).is_ascii_punctuation() {
-            classes[byte] = Class::Mark;
-        }
-        byte += 1;
-    }
-    classes[b' ' as usize] = Class::Space;
-    classes[b'\n' as usize] = Class::Space;
-    classes[b'\r' as usize] = Class::Space;
-    classes[b'\t' as usize] = Class::Space;
-    classes[0xe2] = Class::Lead;
-    classes
-};
-
-/// Iterator over the byte ranges of the segments of a text.
-struct Segments<'a> {
-    text: &'a [u8],
-    at: usize,
-}
-
-impl Segments<'_> {
-    fn class(&self) -> Option<Class> {
-        self.text.get(self.at).map(|&byte| CLASSES[usize::from(byte)])
-    }
-}
-
-impl Iterator for Segments<'_> {
-    type Item = (usize, usize);
-
-    #[inline]
-    fn next(&mut self) -> Option<(usize, usize)> {
-        while self.class() == Some(Class::Space) {
-            self.at += 1;
-        }
-        let start = self.at;
-        let mark = loop {
-            match self.class() {
-                None if start == self.at => return None,
-                None | Some(Class::Space) => break 0,
-                Some(Class::Mark) => break 1,
-                Some(Class::Lead) if is_mark(&self.text[self.at..]) => break 3,
-                Some(Class::Inside | Class::Lead) => self.at += 1,
-            }
-        };
-        if start == self.at {
-            self.at += mark;
-        }
-        Some((start, self.at))
-    }
-}
-
-/// True if `bytes` start with a typographic mark common in text: – — ‘ ’ “ ” …
-pub fn is_mark(bytes: &[u8]) -> bool {
-    matches!(bytes, [0xe2, 0x80, 0x93 | 0x94 | 0x98 | 0x99 | 0x9c | 0x9d | 0xa6, ..])
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::segments::BertSegments;
     use super::*;
-
-    #[test]
-    fn text_is_split_at_spaces_and_marks() {
-        let text = "“Don’t—é, x\u{a0}y…\t z”";
-        let found: Vec<&str> =
-            Segments { text: text.as_bytes(), at: 0 }.map(|(start, end)| &text[start..end]).collect();
-        assert_eq!(found, ["“", "Don", "’", "t", "—", "é", ",", "x\u{a0}y", "…", "z", "”"]);
-    }
 
     #[test]
     fn a_word_is_encoded_once() {
         let mut word_cache = WordCache::new();
         let (mut calls, mut output) = (0, Vec::new());
         let mut encode = |text: &str| {
-            word_cache.encode(text, &mut output, |part, output| {
+            word_cache.encode(text, BertSegments::new(text), &mut output, |part, output| {
                 calls += 1;
                 output.push(part.len() as u32);
             });

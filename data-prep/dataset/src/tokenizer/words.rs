@@ -7,7 +7,8 @@
 //! results equal those of the crate.
 
 use super::json::PREFIX;
-use super::word_cache::{WordKey, index, is_mark, key};
+use super::segments::is_mark;
+use super::word_cache::{WordKey, index, key};
 
 /// Maximum length of a word, bytes.
 const MAX_WORD_BYTES: usize = super::word_cache::MAX_WORD_BYTES;
