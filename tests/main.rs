@@ -64,6 +64,7 @@ mod store_changes;
 mod store_outages;
 mod support;
 mod takeover;
+mod tokenizers;
 mod trace;
 mod tune;
 mod unpadded;
