@@ -8,7 +8,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors, serialize};
 use serde_json::{Value, json};
 
-use crate::support::{Running, TestDir, copy, done, observed, run};
+use crate::support::{Running, TestDir, assert_same_weights, copy, done, observed, run};
 
 /// Tensors of a safetensors file: type, shape and values.
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
@@ -204,7 +204,11 @@ fn missing_parts_are_copied_or_asked_for() {
 #[test]
 fn a_run_continues_from_an_imported_model_and_grows_it() {
     let dir = TestDir::new();
-    let (_, checkpoint) = imported(&dir, &exported(&dir, "model"), "imported");
+    let folder = exported(&dir, "model");
+    // Layout of the tokenizer file that lambert would not write.
+    let tokenizer = format!("{folder}/tokenizer.json");
+    std::fs::write(&tokenizer, json_of(&tokenizer).to_string()).unwrap();
+    let (_, checkpoint) = imported(&dir, &folder, "imported");
     let text = std::fs::read_to_string(observed::config(&dir)).unwrap();
     let second = text.find("[[stage]]\nname = \"deep\"").unwrap();
     let rest = text.find("[evaluation]").unwrap();
@@ -217,6 +221,26 @@ fn a_run_continues_from_an_imported_model_and_grows_it() {
     let fresh = Running::start(&config, &dir.path("fresh")).end();
     let first = |records: &[lambert_control::StepRecord]| records[0].loss;
     assert!(first(&ended.records) < first(&fresh.records) - 0.2, "{} {}", first(&ended.records), first(&fresh.records));
+
+    // The folder itself can be the start of a run.
+    let (direct, from) = (dir.path("direct"), format!("hf:{folder}"));
+    let checked = run(&["run", "--config", &config, "--run", &direct, "--from", &from, "--check"]);
+    assert!(checked.code == 0 && !Path::new(&direct).exists(), "{}", checked.err);
+    let set = format!("run.from={from}");
+    let ended = Running::start_with(&config, &direct, &["--set", &set]).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert_same_weights(&dir.path("continued"), &direct);
+    done(&["export", &direct, "--output", &dir.path("direct-model")]);
+    let [before, after] = [&tokenizer, &dir.path("direct-model/tokenizer.json")].map(|path| std::fs::read(path).unwrap());
+    assert_eq!(before, after);
+    // A restart does not need the folder.
+    std::fs::rename(&folder, dir.path("moved")).unwrap();
+    done(&["run", "--config", &config, "--run", &direct, "--set", &set]);
+    let refused = run(&["run", "--config", &config, "--run", &dir.path("none"), "--set", &set]);
+    assert!(refused.code == 2 && refused.err.contains("cannot read") && !Path::new(&dir.path("none")).exists(), "{}", refused.err);
+    let other = ["--from", &format!("hf:{}", dir.path("moved")), "--set", "model.hidden=64"];
+    let refused = run(&[&["run", "--config", &config, "--run", &dir.path("none")], &other[..]].concat());
+    assert!(refused.code == 2 && refused.err.contains("its model has hidden = 32"), "{}", refused.err);
 }
 
 #[test]
@@ -290,7 +314,8 @@ fn folders_that_contradict_themselves_are_refused_by_name() {
         &set("tokenizer_config.json", "do_lower_case", json!(false)),
         "do_lower_case is false, but tokenizer.json has lowercase true",
     );
-    refused(&set("tokenizer.json", "model", json!({"type": "BPE"})), "its model is \"BPE\"; lambert imports WordPiece");
+    refused(&set("tokenizer.json", "model", json!({"type": "WordLevel"})), "expected WordPiece, BPE or Unigram");
+    refused(&set("tokenizer.json", "model", json!({"type": "BPE"})), "tokenizer.json: model.vocab is missing");
     refused(
         &|folder| drop(std::fs::write(format!("{folder}/vocab.txt"), "[PAD]\n")),
         "vocab.txt: its tokens are not those of",

@@ -186,6 +186,9 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
             datasets.first().url()
         )));
     }
+    if session.is_first() {
+        copy_tokenizer_files(&store, &session.store)?;
+    }
     let verified = stored::verify(&store, name)?;
     let (theirs, _) = session::read_config(&store)?;
     let mut state = empty(session, theirs.depth(verified.manifest.stage), datasets)?;
@@ -197,6 +200,18 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
         false => files::read_weights(&store, &verified, &state.parameters)?,
     }
     Ok(state)
+}
+
+/// Copies the tokenizer files of an imported model, so that exports have them.
+fn copy_tokenizer_files(from: &Store, to: &Store) -> Result<(), Error> {
+    for name in stored_run::TOKENIZER_FILES.map(stored_run::in_transformers) {
+        match from.get(&name) {
+            Ok(content) => to.put(&name, content)?,
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
 }
 
 /// Allocates a zeroed state for the model of the run with `layers` encoder layers.

@@ -42,6 +42,9 @@ pub const MANIFEST: &str = "manifest.json";
 /// Prefix of the tokenizer files of an imported model, which an export writes again.
 const TRANSFORMERS: &str = "transformers";
 
+/// Tokenizer files that an imported model keeps, and the runs that start from it.
+pub const TOKENIZER_FILES: [&str; 3] = [TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"];
+
 /// Name of a tokenizer file of an imported model.
 pub fn in_transformers(file: &str) -> String {
     format!("{TRANSFORMERS}/{file}")

@@ -247,7 +247,7 @@ pub struct Export {
 #[derive(Debug, Args)]
 #[command(after_help = IMPORT_EXAMPLES)]
 pub struct Import {
-    /// Folder with config.json, safetensors weights and the files of a WordPiece tokenizer
+    /// Folder with config.json, safetensors weights and the files of a tokenizer
     pub folder: PathBuf,
     /// New run directory or URL
     #[arg(long, value_name = "RUN")]

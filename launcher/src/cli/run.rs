@@ -26,7 +26,7 @@ pub struct Run {
     /// Override a configuration value, e.g. stage.0.steps=100 (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
-    /// Initialize weights from RUN/checkpoints/step-...
+    /// Initialize weights from RUN/checkpoints/step-..., or hf:FOLDER for a folder of Hugging Face Transformers
     #[arg(long, value_name = "CHECKPOINT")]
     pub from: Option<String>,
     /// With --from, also load the optimizer state
@@ -66,7 +66,7 @@ pub struct Submit {
     /// Override a configuration value, e.g. stage.0.steps=100 (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
-    /// Initialize weights from RUN/checkpoints/step-...
+    /// Initialize weights from RUN/checkpoints/step-..., or hf:FOLDER for a folder of Hugging Face Transformers
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "prep")]
     pub from: Option<String>,
     /// With --from, also load the optimizer state

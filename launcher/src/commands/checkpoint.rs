@@ -13,7 +13,6 @@ use super::stored_run::require_run;
 use crate::cli::CheckpointAction;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::import::IMPORTED_FILES;
 use crate::run::config_diff::{self, Difference};
 use crate::run::sources::SAVE_OBJECT;
 use crate::stored_config;
@@ -195,7 +194,7 @@ fn open_pair(from: &str, to: &str, progress: &Progress) -> Result<(Store, Store)
         let (to, lease) = (to.url().to_owned(), names::lease(attempt));
         return Err(Failure::usage(CheckpointError::Trained { to, lease }));
     }
-    let tokenizer = IMPORTED_FILES.map(names::in_transformers);
+    let tokenizer = names::TOKENIZER_FILES.map(names::in_transformers);
     let optional = std::iter::once(names::PHRASES).chain(tokenizer.iter().map(String::as_str));
     let required = [names::CONFIG, StoredVocabulary::read(&from).map_err(Failure::failed)?.name];
     for (object, is_required) in optional.map(|name| (name, false)).chain(required.map(|name| (name, true))) {

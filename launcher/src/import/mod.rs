@@ -24,7 +24,6 @@ use lambert_store::{Store, hash};
 use serde_json::json;
 
 pub use missing::Part;
-pub use tokenizer::IMPORTED_FILES;
 pub use weights::EXPORT_TYPE;
 
 use folder::Folder;

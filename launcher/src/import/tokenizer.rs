@@ -2,7 +2,7 @@
 
 use lambert_dataset::VocabularyFacts;
 use lambert_dataset::tokenizer::{Tokenizer, TokenizerModel};
-use lambert_store::run::{TOKENIZER, VOCABULARY};
+use lambert_store::run::{TOKENIZER, TOKENIZER_FILES, VOCABULARY};
 use serde_json::{Value as Json, json};
 
 use super::ImportError;
@@ -10,10 +10,6 @@ use super::folder::Folder;
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const ADDED_TOKENS: &str = "added_tokens.json";
-const SPECIAL_TOKENS: &str = "special_tokens_map.json";
-
-/// Tokenizer files that an imported run keeps.
-pub const IMPORTED_FILES: [&str; 3] = [TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS];
 
 /// Classes that read the case handling from tokenizer.json.
 const GENERIC: [&str; 2] = ["PreTrainedTokenizerFast", "TokenizersBackend"];
@@ -81,7 +77,7 @@ impl ImportedTokenizer {
             listed.map(|(token, id)| (id.as_u64().and_then(|id| usize::try_from(id).ok()), Some(token.as_str())));
         check_added(listed, tokenizer.pieces().texts()).map_err(|why| wrong(ADDED_TOKENS, why))?;
         let mut files = Vec::new();
-        for name in IMPORTED_FILES {
+        for name in TOKENIZER_FILES {
             files.extend(folder.bytes(name)?.map(|content| (name, content)));
         }
         let facts = VocabularyFacts { size: tokenizer.size(), lowercase };
@@ -106,7 +102,8 @@ impl ImportedTokenizer {
             }
         }
         let mut files = Vec::new();
-        for name in [TOKENIZER_CONFIG, SPECIAL_TOKENS] {
+        // The vocabulary is tokenizer.json.
+        for name in TOKENIZER_FILES.into_iter().filter(|name| *name != TOKENIZER) {
             files.extend(folder.bytes(name)?.map(|content| (name, content)));
         }
         let facts = VocabularyFacts { size: tokenizer.size(), lowercase: tokenizer.lowercase() };

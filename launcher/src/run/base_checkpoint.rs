@@ -6,17 +6,22 @@ use lambert_dataset::Dataset;
 use lambert_plan::architecture::SHAPING;
 use lambert_store::{Store, StoredVocabulary, checkpoint, run as names};
 
+use super::imported_base::ImportedBase;
 use crate::failure::Failure;
 use crate::stored_config;
 
 const KEY: &str = "run.from";
 
 /// Rejects the checkpoint `run.from` if its weights do not fit the model and cannot grow to fit the model.
-pub fn check(config: &RunConfig) -> Result<(), Failure> {
+/// `base` is the model that the start of the run imports to `store`.
+pub fn check(config: &RunConfig, base: Option<&ImportedBase>, store: &Store) -> Result<(), Failure> {
     let mut faults = Vec::new();
     match config.run.from.as_deref().map(|url| (url, names::split_checkpoint_url(url))) {
         None => config.stage[0].check_growth(0, config.depth(0), &config.model, &mut faults),
-        Some((_, (run, Some(name)))) => look(config, run, name, &mut faults)?,
+        Some((_, (run, Some(name)))) => match base {
+            Some(base) => look(config, (&base.in_memory(store)?, &base.folder), name, &mut faults)?,
+            None => look(config, (&Store::open(run).map_err(Failure::usage)?, run), name, &mut faults)?,
+        },
         Some((url, (_, None))) => {
             let expected = names::CHECKPOINT_URL;
             faults.push(ConfigIssue::new(KEY, format!("{url} is not a checkpoint; expected {expected}")));
@@ -28,20 +33,25 @@ pub fn check(config: &RunConfig) -> Result<(), Failure> {
     Err(ConfigError::Invalid { origin: "the configuration".to_owned(), issues: faults }.into())
 }
 
-fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<ConfigIssue>) -> Result<(), Failure> {
-    let store = Store::open(run).map_err(Failure::usage)?;
-    let manifest = match checkpoint::read_manifest(&store, name) {
+/// Compares a checkpoint with the configuration. `run` is the name of its run in messages.
+fn look(
+    config: &RunConfig,
+    (store, run): (&Store, &str),
+    name: &str,
+    faults: &mut Vec<ConfigIssue>,
+) -> Result<(), Failure> {
+    let manifest = match checkpoint::read_manifest(store, name) {
         Ok(manifest) => manifest,
         Err(error) => {
             faults.push(ConfigIssue::new(KEY, Failure::usage(error).to_string()));
             return Ok(());
         }
     };
-    let Some(text) = stored_config::text(&store)? else {
+    let Some(text) = stored_config::text(store)? else {
         faults.push(ConfigIssue::new(KEY, format!("{run} has no {}, so its model is unknown", names::CONFIG)));
         return Ok(());
     };
-    let from = stored_config::parse(&text, &store)?;
+    let from = stored_config::parse(&text, store)?;
     let (theirs, ours) = (shape(&from.model)?, shape(&config.model)?);
     let pairs = theirs.into_iter().zip(ours).map(|((key, theirs), (_, ours))| (key, theirs, ours));
     for (key, theirs, ours) in pairs.filter(|(_, theirs, ours)| theirs != ours) {
@@ -64,7 +74,7 @@ fn look(config: &RunConfig, run: &str, name: &str, faults: &mut Vec<ConfigIssue>
             format!("{} has no optimizer moments", names::checkpoint_url(run, name)),
         ));
     }
-    let vocabulary = StoredVocabulary::read(&store).map_err(Failure::failed)?.bytes;
+    let vocabulary = StoredVocabulary::read(store).map_err(Failure::failed)?.bytes;
     let datasets = config.stage[0].datasets(0);
     let (_, data) = &datasets[0];
     if Dataset::open(data)?.manifest().vocabulary.sha256 != lambert_store::hash::sha256(&vocabulary) {

@@ -20,6 +20,7 @@ pub mod config_diff;
 pub mod control;
 pub mod coordinator;
 pub mod data_warnings;
+mod imported_base;
 pub mod initial;
 pub mod job_view;
 pub mod launch;

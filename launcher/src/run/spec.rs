@@ -15,6 +15,7 @@ use lambert_store::{Store, checkpoint};
 
 use super::base_checkpoint;
 use super::config_diff::{self, Difference, Differences};
+use super::imported_base::{self, ImportedBase};
 use super::phrase_list;
 use super::run_plan;
 use crate::cli;
@@ -102,6 +103,8 @@ pub struct ValidatedRun {
     host_pool: HostPool,
     /// Configuration in the store, if the run already exists.
     before: Option<RunConfig>,
+    /// Model to import, if the run starts from a folder of Transformers.
+    base: Option<ImportedBase>,
     /// List of phrases to store, if the store does not have it.
     phrases: Option<Vec<u8>>,
 }
@@ -114,16 +117,16 @@ impl RunSpec {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
         let before = stored_config::text(&store)?;
-        let config = configuration(arguments, &store, before.as_deref(), &host_pool)?;
+        let (config, base) = configuration(arguments, &store, before.as_deref(), &host_pool)?;
         let before = before.map(|text| stored_config::parse(&text, &store)).transpose()?;
         match &before {
             Some(before) => check_changes(before, &config, &arguments.allow_change, &store)?,
-            None => base_checkpoint::check(&config)?,
+            None => base_checkpoint::check(&config, base.as_ref(), &store)?,
         }
         let replaces = arguments.allow_change.iter().any(|key| key == "objective" || key == "objective.phrases");
         let phrases = phrase_list::to_store(config.objective.phrases.as_deref(), &store, before.is_none(), replaces)?;
         let host_pool = host_pool(&config);
-        Ok(ValidatedRun { config, store, worker, host_pool, before, phrases })
+        Ok(ValidatedRun { config, store, worker, host_pool, before, base, phrases })
     }
 }
 
@@ -155,7 +158,10 @@ impl ValidatedRun {
 
     /// Writes the configuration to the store. The store of the returned run requires that the directory exists.
     pub fn commit(self) -> Result<RunSpec, Failure> {
-        let Self { config, store, worker, host_pool, before, phrases } = self;
+        let Self { config, store, worker, host_pool, before, base, phrases } = self;
+        if let Some(base) = base {
+            base.write(&store)?;
+        }
         if let Some(phrases) = phrases {
             store.put(PHRASES, phrases.into()).map_err(Failure::failed)?;
         }
@@ -182,7 +188,7 @@ fn configuration(
     store: &Store,
     stored: Option<&str>,
     host_pool: &impl Fn(&RunConfig) -> HostPool,
-) -> Result<RunConfig, Failure> {
+) -> Result<(RunConfig, Option<ImportedBase>), Failure> {
     let mut sets = arguments.sets.clone();
     sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
     let layers = Layers::from_process(&sets).warn_with(warn_once);
@@ -205,9 +211,11 @@ fn configuration(
         Err(error) if is_away => return Err(Failure::failed(error)),
         loaded => loaded?,
     };
+    let given = |from: &str| if imported_base::is_folder(from) { Ok(from.to_owned()) } else { absolute(from) };
+    config.run.from = config.run.from.as_deref().map(given).transpose()?;
     match (&arguments.from, stored) {
         (Some(from), _) => {
-            (config.run.from, config.run.from_optimizer) = (Some(from.clone()), arguments.with_optimizer);
+            (config.run.from, config.run.from_optimizer) = (Some(given(from)?), arguments.with_optimizer);
         }
         // The user needs to give `run.from` only on the first start.
         (None, Some(text)) if config.run.from.is_none() => {
@@ -216,7 +224,7 @@ fn configuration(
         }
         (None, _) => {}
     }
-    config.run.from = config.run.from.as_deref().map(absolute).transpose()?;
+    let base = ImportedBase::resolve(&mut config, store, stored)?;
     for stage in &mut config.stage {
         stage.data = absolute(&stage.data)?;
         for part in &mut stage.mixture {
@@ -234,7 +242,7 @@ fn configuration(
             return Err(ConfigError::Invalid { origin, issues }.into());
         }
     }
-    Ok(config)
+    Ok((config, base))
 }
 
 /// Logs a configuration warning only once, because a sweep loads the same file for each of its runs.
