@@ -231,13 +231,18 @@ fn a_run_continues_from_an_imported_model_and_grows_it() {
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert_same_weights(&dir.path("continued"), &direct);
     done(&["export", &direct, "--output", &dir.path("direct-model")]);
-    let [before, after] = [&tokenizer, &dir.path("direct-model/tokenizer.json")].map(|path| std::fs::read(path).unwrap());
+    let [before, after] =
+        [&tokenizer, &dir.path("direct-model/tokenizer.json")].map(|path| std::fs::read(path).unwrap());
     assert_eq!(before, after);
     // A restart does not need the folder.
     std::fs::rename(&folder, dir.path("moved")).unwrap();
     done(&["run", "--config", &config, "--run", &direct, "--set", &set]);
     let refused = run(&["run", "--config", &config, "--run", &dir.path("none"), "--set", &set]);
-    assert!(refused.code == 2 && refused.err.contains("cannot read") && !Path::new(&dir.path("none")).exists(), "{}", refused.err);
+    assert!(
+        refused.code == 2 && refused.err.contains("cannot read") && !Path::new(&dir.path("none")).exists(),
+        "{}",
+        refused.err
+    );
     let other = ["--from", &format!("hf:{}", dir.path("moved")), "--set", "model.hidden=64"];
     let refused = run(&[&["run", "--config", &config, "--run", &dir.path("none")], &other[..]].concat());
     assert!(refused.code == 2 && refused.err.contains("its model has hidden = 32"), "{}", refused.err);

@@ -7,8 +7,10 @@ use crate::support::{
 };
 
 /// Models of tokenizers, each with a family that uses it, further keys of `[model]`, and the class of the export.
-const KINDS: [(&str, &str, &str, &str); 2] =
-    [("bpe", "roberta", "", "RobertaForMaskedLM"), ("unigram", "deberta-v2", "position_buckets = 32\n", "DebertaV2ForMaskedLM")];
+const KINDS: [(&str, &str, &str, &str); 2] = [
+    ("bpe", "roberta", "", "RobertaForMaskedLM"),
+    ("unigram", "deberta-v2", "position_buckets = 32\n", "DebertaV2ForMaskedLM"),
+];
 
 const STEPS: u64 = 16;
 
@@ -104,15 +106,30 @@ fn each_model_trains_resumes_and_is_exported_and_imported() {
         if model == "bpe" {
             // transformers has no enhanced mask decoder of DeBERTa, so that its import has another loss.
             assert_eq!(loss(&calm), loss(&imported));
-            assert_eq!(files(&folder, "model.safetensors").unwrap().len(), files(&again, "model.safetensors").unwrap().len());
+            assert_eq!(
+                files(&folder, "model.safetensors").unwrap().len(),
+                files(&again, "model.safetensors").unwrap().len()
+            );
         }
         done(&["checkpoint", "copy", &imported, &dir.path("copied")]);
         done(&["export", &dir.path("copied"), "--output", &dir.path("of-copy")]);
         assert_eq!(files(&dir.path("of-copy"), "tokenizer.json").unwrap(), std::fs::read(&vocabulary).unwrap());
 
-        let refused = run(&["run", "--config", &config, "--run", &dir.path("unk"), "--check", "--set", "objective.mask_token=unk"]);
+        let refused = run(&[
+            "run",
+            "--config",
+            &config,
+            "--run",
+            &dir.path("unk"),
+            "--check",
+            "--set",
+            "objective.mask_token=unk",
+        ]);
         let has_no_token = "has no token for unknown text (byte-level BPE): set objective.mask_token = \"mask\"";
-        assert_eq!((refused.code, refused.err.contains(has_no_token)), if model == "bpe" { (2, true) } else { (0, false) });
+        assert_eq!(
+            (refused.code, refused.err.contains(has_no_token)),
+            if model == "bpe" { (2, true) } else { (0, false) }
+        );
     }
 }
 
@@ -125,7 +142,8 @@ fn twenty_kills_with_each_model_leave_the_same_bits() {
         let dir = TestDir::new();
         let (_, config) = prepared(&dir, kind);
         let text = std::fs::read_to_string(&config).unwrap();
-        let config = dir.file("long.toml", text.replace(&format!("steps = {STEPS}\n"), &format!("steps = {}\n", 60 * KILLS)));
+        let config =
+            dir.file("long.toml", text.replace(&format!("steps = {STEPS}\n"), &format!("steps = {}\n", 60 * KILLS)));
         eprintln!("{}", kind.0);
         same_bits_after_kills(&dir, &config, KILLS, 60 * KILLS);
     }

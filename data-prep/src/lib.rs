@@ -7,7 +7,7 @@
 //! - [`sentences`]: paragraphs to sentences
 //! - `record`: tokenized documents in the work folder
 //! - `samples`: documents to training samples, with or without pairs
-//! - [`vocab`]: WordPiece vocabulary training
+//! - [`vocab`]: vocabulary training
 //! - [`grammar`]: synthetic corpora
 //! - [`inspect`]: decoded samples and metadata of a dataset
 //! - [`statistics`]: lengths, token frequencies and duplicates of a dataset

@@ -1,56 +1,66 @@
-//! WordPiece vocabulary training.
-//! The `tokenizers` crate computes the merges. It merges the most frequent pair first and breaks ties by ID. But it
-//! would number the alphabet in hash-table order. So this module chooses and numbers the alphabet, to make the result
+//! Vocabulary training.
+//! A corpus is read once, and its words are counted. The `tokenizers` crate then trains a model on the word counts.
+//! Its results depend on the order of hash tables and on the number of threads. The modules of the models make them
 //! deterministic.
 
-use std::collections::{BTreeMap, HashMap};
+mod bpe;
+mod file;
+mod unigram;
+mod word_piece;
+mod words;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use lambert_config::prep::Source;
-use tokenizers::normalizers::bert::BertNormalizer;
-use tokenizers::pipeline::{Normalizer, PreTokenizer, PreTokenizerScratch};
-use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
-use tokenizers::trainers::BpeTrainer;
-use tokenizers::vocab::bucket_added_vocabulary::AddedToken;
+use lambert_dataset::tokenizer::TokenizerModel;
 
+use self::words::{WordCounter, WordSplitter};
 use crate::extract::Extracted;
 use crate::prep::PrepError;
 use crate::source;
-use lambert_dataset::tokenizer::json::{PREFIX, SPECIAL};
 
 /// Vocabulary training settings.
 #[derive(Debug, Clone)]
 pub struct VocabSettings {
+    /// Tokenization model.
+    pub model: TokenizerModel,
     /// Number of tokens, including special tokens. The vocabulary has fewer tokens if the corpus is too small.
     pub size: usize,
-    /// If true, text is lowercased and stripped of accents, as for uncased models.
+    /// If true, text is lowercased. WordPiece also strips accents, as for uncased models.
     pub lowercase: bool,
-    /// Upper limit on the number of distinct characters. Words with rarer characters are not counted.
+    /// Upper limit on the number of distinct characters. WordPiece does not count words with rarer characters. Unigram
+    /// cuts words at rarer characters. BPE has bytes instead of characters.
     pub limit_alphabet: usize,
-    /// Smallest frequency of a pair that is merged.
+    /// Smallest frequency of a pair that is merged. Unigram has no merges.
     pub min_frequency: u64,
 }
 
 impl Default for VocabSettings {
     fn default() -> Self {
-        Self { size: 30_522, lowercase: true, limit_alphabet: 1000, min_frequency: 2 }
+        Self { model: TokenizerModel::WordPiece, size: 30_522, lowercase: true, limit_alphabet: 1000, min_frequency: 2 }
     }
 }
 
-/// Upper limit on the length of a word, bytes. Longer words are skipped.
-const MAX_WORD_BYTES: usize = 400;
-/// Upper limit on the number of distinct words counted at a time. Above the limit, the rarest words are dropped.
-const MAX_COUNTED_WORDS: usize = 8 << 20;
-/// Upper limit on the total word count, because the trainer counts pairs in 32 bits.
-const MAX_TOTAL_COUNT: u64 = 1 << 30;
+/// A trained vocabulary.
+#[derive(Debug, Clone)]
+pub struct TrainedVocabulary {
+    /// Contents of the vocab.txt or tokenizer.json.
+    pub text: String,
+    /// Number of tokens, including special tokens.
+    pub tokens: usize,
+}
 
-/// Trains a vocabulary on the documents of `sources` and returns the contents of a vocab.txt.
+/// Word counts of a corpus.
+type WordCounts = HashMap<String, u64>;
+
+/// Trains a vocabulary on the documents of `sources` and returns the contents of its file.
 ///
 /// # Errors
 /// A source cannot be read, the corpus has no words, or `settings.size` is smaller than the alphabet requires.
 pub fn train(sources: &[Source], settings: &VocabSettings) -> Result<String, PrepError> {
-    train_with(sources, settings, |_| {})
+    train_with(sources, settings, |_| {}).map(|trained| trained.text)
 }
 
 /// Progress of the training of a vocabulary.
@@ -63,11 +73,12 @@ pub enum VocabProgress {
         /// Size of the input, bytes.
         total: u64,
     },
-    /// All words are counted, and pairs of tokens are being merged.
-    Merging,
+    /// All words are counted, and the tokens are being chosen.
+    Training,
 }
 
-/// Like [`train`], and calls `progress` after each document and before the merges.
+/// Like [`train`], but also returns the number of tokens, and calls `progress` after each document and before the
+/// tokens are chosen.
 ///
 /// # Errors
 /// As for [`train`].
@@ -75,8 +86,8 @@ pub fn train_with(
     sources: &[Source],
     settings: &VocabSettings,
     mut progress: impl FnMut(VocabProgress),
-) -> Result<String, PrepError> {
-    let mut words = WordCounter::new(settings.lowercase);
+) -> Result<TrainedVocabulary, PrepError> {
+    let mut words = WordCounter::new(splitter(settings)?);
     let files = source::find_files(sources, 1)?;
     let (read, total) = (Arc::new(AtomicU64::new(0)), files.iter().map(|file| file.bytes).sum());
     for file in &files {
@@ -85,7 +96,7 @@ pub fn train_with(
         while let Some(raw) = documents.next()? {
             progress(VocabProgress::Counting { done: read.load(Ordering::Relaxed), total });
             match source::extract(source, file, &raw, &mut |_| {})? {
-                Extracted::Text(text) | Extracted::Sentences(text) => text.lines().for_each(|line| words.count(line)),
+                Extracted::Text(text) | Extracted::Sentences(text) => words.count_document(&text),
                 Extracted::Rejected(_) => {}
             }
         }
@@ -93,83 +104,41 @@ pub fn train_with(
     if words.counts.is_empty() {
         return Err(PrepError::EmptyCorpus { files: files.len(), rejected: None });
     }
-    progress(VocabProgress::Merging);
-    train_on_counts(&words.counts, settings)
-}
-
-struct WordCounter {
-    normalizer: BertNormalizer,
-    scratch: PreTokenizerScratch,
-    spans: Vec<tokenizers::pipeline::Span>,
-    counts: HashMap<String, u64>,
-}
-
-impl WordCounter {
-    fn new(lowercase: bool) -> Self {
-        let normalizer = BertNormalizer::new(true, true, None, lowercase);
-        Self { normalizer, scratch: PreTokenizerScratch::default(), spans: Vec::new(), counts: HashMap::new() }
-    }
-
-    fn count(&mut self, line: &str) {
-        let Ok(line) = self.normalizer.normalize(line, 0) else { return };
-        self.spans.clear();
-        if BertPreTokenizer.pre_tokenize(&line, &mut self.scratch, &mut self.spans).is_err() {
-            return;
-        }
-        for span in &self.spans {
-            let word = &line[span.range()];
-            if word.len() > MAX_WORD_BYTES {
-                continue;
-            }
-            match self.counts.get_mut(word) {
-                Some(count) => *count += 1,
-                None => drop(self.counts.insert(word.to_owned(), 1)),
-            }
-        }
-        let mut min_count = 1;
-        while self.counts.len() > MAX_COUNTED_WORDS {
-            self.counts.retain(|_, count| *count > min_count);
-            min_count += 1;
-        }
+    progress(VocabProgress::Training);
+    match settings.model {
+        TokenizerModel::WordPiece => word_piece::train(&words.counts, settings),
+        TokenizerModel::Bpe => bpe::train(&words.counts, settings),
+        TokenizerModel::Unigram => unigram::train(&words.counts, settings),
     }
 }
 
-fn train_on_counts(counts: &HashMap<String, u64>, settings: &VocabSettings) -> Result<String, PrepError> {
-    let alphabet = alphabet(counts, settings.limit_alphabet);
-    let known = |word: &str| word.chars().all(|character| alphabet.binary_search(&character).is_ok());
-    let divisor = counts.values().sum::<u64>() / MAX_TOTAL_COUNT + 1;
-    let word_counts = counts
-        .iter()
-        .filter(|(word, _)| known(word))
-        .map(|(word, count)| (word.as_str().into(), count.div_ceil(divisor)))
-        .collect();
-    let initial_tokens: Vec<String> = SPECIAL
-        .iter()
-        .map(ToString::to_string)
-        .chain(alphabet.iter().map(ToString::to_string))
-        .chain(alphabet.iter().map(|character| format!("{PREFIX}{character}")))
-        .collect();
-    if settings.size < initial_tokens.len() {
-        let message = format!("must be at least {} for the special tokens and the alphabet", initial_tokens.len());
-        return Err(PrepError::InvalidSetting { key: "size".to_owned(), message });
+fn splitter(settings: &VocabSettings) -> Result<WordSplitter, PrepError> {
+    Ok(match settings.model {
+        TokenizerModel::WordPiece => word_piece::splitter(settings.lowercase),
+        TokenizerModel::Bpe => bpe::splitter(settings.lowercase).map_err(training_failed)?,
+        TokenizerModel::Unigram => unigram::splitter(settings.lowercase),
+    })
+}
+
+/// Checks that `settings.size` is at least `min`, the number of tokens of `contents`.
+fn check_size(settings: &VocabSettings, min: usize, contents: &str) -> Result<(), PrepError> {
+    if settings.size < min {
+        return Err(invalid_size(format!("must be at least {min} for {contents}")));
     }
-    let trainer = BpeTrainer::builder()
-        .continuing_subword_prefix(PREFIX.to_owned())
-        .vocab_size(settings.size)
-        .min_frequency(settings.min_frequency.div_ceil(divisor))
-        .show_progress(false)
-        .special_tokens(initial_tokens.into_iter().map(|token| AddedToken::from(token, true)).collect())
-        .build();
-    let (vocabulary, ..) = trainer.do_train(&word_counts).map_err(|error| PrepError::InvalidSetting {
-        key: "size".to_owned(),
-        message: format!("vocabulary training failed: {error}"),
-    })?;
-    let by_id: BTreeMap<u32, String> = vocabulary.into_iter().map(|(token, id)| (id, token)).collect();
-    Ok(by_id.into_values().map(|token| token + "\n").collect())
+    Ok(())
+}
+
+/// Error for a vocabulary that the `tokenizers` crate cannot train.
+fn training_failed(error: impl std::fmt::Display) -> PrepError {
+    invalid_size(format!("vocabulary training failed: {error}"))
+}
+
+fn invalid_size(message: String) -> PrepError {
+    PrepError::InvalidSetting { key: "size".to_owned(), message }
 }
 
 /// Returns the most frequent characters, sorted by code point.
-fn alphabet(counts: &HashMap<String, u64>, limit: usize) -> Vec<char> {
+fn alphabet(counts: &WordCounts, limit: usize) -> Vec<char> {
     let mut characters: HashMap<char, u64> = HashMap::new();
     for (word, count) in counts {
         word.chars().for_each(|character| *characters.entry(character).or_default() += count);

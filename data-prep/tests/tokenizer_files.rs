@@ -187,7 +187,12 @@ fn files_that_contradict_themselves_are_refused() {
         ("albert", "/model/vocab/9", json!(["", -1.0]), "number 9 is [\"\",-1.0]; expected a token and its score"),
         ("albert", "/model/unk_id", json!(null), "model.unk_id is null; expected the id of a token"),
         ("albert", "/model/unk_id", json!(8), "model.unk_id is 8, but the special token has the id 1"),
-        ("deberta-v2", "/pre_tokenizer/pretokenizers/0/replacement", json!("_"), "replacement is \"_\"; expected \"▁\""),
+        (
+            "deberta-v2",
+            "/pre_tokenizer/pretokenizers/0/replacement",
+            json!("_"),
+            "replacement is \"_\"; expected \"▁\"",
+        ),
         ("xlm-roberta", "/pre_tokenizer/prepend_scheme", json!("never"), "prepend_scheme is \"never\""),
         ("xlm-roberta", "/pre_tokenizer/split", json!(false), "pre_tokenizer.split is false; expected true"),
     ] {

@@ -9,10 +9,10 @@ use lambert_control::EventKind;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::timeline;
 use lambert_store::Store;
+use lambert_store::StoredVocabulary;
 use lambert_store::checkpoint::{
     self as stored, Best, CheckpointSelection, Manifest, RollbackRecord, SkippedCheckpoint, VerifiedCheckpoint,
 };
-use lambert_store::StoredVocabulary;
 use lambert_store::run as stored_run;
 use serde::{Deserialize, Serialize};
 
@@ -180,7 +180,9 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
         Error::Usage(format!("run.from: {url} is not a checkpoint; expected {}", stored_run::CHECKPOINT_URL))
     })?;
     let store = Store::open(run)?;
-    if lambert_store::hash::sha256(&StoredVocabulary::read(&store)?.bytes) != datasets.first().manifest().vocabulary.sha256 {
+    if lambert_store::hash::sha256(&StoredVocabulary::read(&store)?.bytes)
+        != datasets.first().manifest().vocabulary.sha256
+    {
         return Err(Error::Usage(format!(
             "run.from: the vocabulary of {run} differs from that of {}",
             datasets.first().url()

@@ -7,7 +7,15 @@ use super::*;
 fn vocab() -> MaskVocab {
     let continuations = (0..1000).map(|id| id >= 500 && id % 3 == 0).collect();
     let replacements = (0..1000).collect();
-    MaskVocab { mask_id: 4, unk_id: 1, special_ids: [0, 2, 3], continuations, replacements, weights: None, phrases: None }
+    MaskVocab {
+        mask_id: 4,
+        unk_id: 1,
+        special_ids: [0, 2, 3],
+        continuations,
+        replacements,
+        weights: None,
+        phrases: None,
+    }
 }
 
 /// A random sample of two segments.

@@ -22,7 +22,6 @@ use std::sync::{Arc, OnceLock};
 use serde::{Deserialize, Serialize};
 use tokenizers::pipeline::PipelineToken;
 
-pub use byte_symbols::SYMBOLS as BYTE_SYMBOLS;
 pub use error::TokenizerError;
 pub use file::TokenizerFile;
 pub use json::{MASK, tokenizer_json};

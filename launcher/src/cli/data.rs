@@ -32,7 +32,9 @@ pub struct Prep {
 
 const VOCAB_EXAMPLES: &str = "Examples:
   lambert vocab --input corpus/books --size 8192 --output vocab.txt
-  lambert vocab --config configs/prep-books.toml --size 8192 --output vocab.txt";
+  lambert vocab --config configs/prep-books.toml --size 8192 --output vocab.txt
+  lambert vocab --model bpe --input corpus/books --size 30522 --output tokenizer.json
+  lambert vocab --model unigram --uncased --input corpus/books --size 8192 --output tokenizer.json";
 
 /// Arguments of `lambert vocab`.
 #[derive(Debug, Args)]
@@ -41,21 +43,39 @@ pub struct Vocab {
     /// Input text: files, directories, globs or URLs
     #[arg(long, num_args = 1.., value_name = "URL", required_unless_present = "config")]
     pub input: Vec<String>,
-    /// Preparation configuration (TOML); its sources are the input, and vocabulary.lowercase applies
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["input", "cased"])]
+    /// Preparation configuration (TOML); its sources are the input, and vocabulary.lowercase applies to wordpiece
+    #[arg(long, value_name = "FILE", conflicts_with = "input")]
     pub config: Option<PathBuf>,
+    /// Tokenization model; bpe is byte-level
+    #[arg(long, value_enum, default_value_t)]
+    pub model: VocabModel,
     /// Vocabulary size in tokens, including special tokens
     #[arg(long, default_value_t = 30522, value_name = "N")]
     pub size: usize,
-    /// Output file, one token per line
+    /// Output file: vocab.txt with one token per line for wordpiece, tokenizer.json for bpe and unigram
     #[arg(long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Keep case and accents
+    /// Keep case, and with wordpiece accents; the default for bpe and unigram
     #[arg(long)]
     pub cased: bool,
-    /// Minimum number of occurrences of a token
+    /// Lowercase the text, and with wordpiece strip accents; the default for wordpiece
+    #[arg(long, conflicts_with = "cased")]
+    pub uncased: bool,
+    /// Minimum number of occurrences of a token; no effect with unigram
     #[arg(long, default_value_t = 2, value_name = "N")]
     pub min_frequency: u64,
+}
+
+/// Tokenization model of a vocabulary.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum VocabModel {
+    /// WordPiece, as in BERT.
+    #[default]
+    Wordpiece,
+    /// Byte-level BPE, as in GPT-2.
+    Bpe,
+    /// Unigram, as in SentencePiece.
+    Unigram,
 }
 
 /// Arguments of `lambert generate`.

@@ -21,7 +21,7 @@ mod watch;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
-pub use data::{Data, DataAction, DataReport, DataReportFormat, Generate, Inspect, Prep, Vocab};
+pub use data::{Data, DataAction, DataReport, DataReportFormat, Generate, Inspect, Prep, Vocab, VocabModel};
 pub use init::{Init, Place, Recipe, Size, SourceKind};
 pub use install::{Completions, Man, Shell};
 pub use metrics::{Metrics, RecordFormat};
@@ -67,7 +67,7 @@ pub enum Command {
     Init(Init),
     /// Tokenize text into a shuffled, sharded Parquet dataset
     Prep(Prep),
-    /// Train a WordPiece vocabulary
+    /// Train a WordPiece, BPE or unigram vocabulary
     Vocab(Vocab),
     /// Generate a synthetic corpus
     Generate(Generate),

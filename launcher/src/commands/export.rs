@@ -133,13 +133,7 @@ impl Source {
     }
 
     /// Renders the model card. Its facts come from the records of the run, which a copied checkpoint may lack.
-    fn card(
-        &self,
-        labels: &CardLabels,
-        model: &TransformersModel,
-        tokenizer: &Tokenizer,
-        parameters: u64,
-    ) -> String {
+    fn card(&self, labels: &CardLabels, model: &TransformersModel, tokenizer: &Tokenizer, parameters: u64) -> String {
         let records = self
             .records()
             .inspect_err(|error| tracing::warn!("the model card lacks the results of the run: {error}"))
@@ -201,11 +195,8 @@ impl Source {
         };
         let model = &self.config.model;
         let card = self.card(labels, &description, &tokenizer, parameters(&weights).map_err(Failure::failed)?);
-        let mut files = vec![
-            (MODEL_CARD, card.into_bytes()),
-            ("config.json", pretty(&description.config)),
-            (WEIGHTS, weights),
-        ];
+        let mut files =
+            vec![(MODEL_CARD, card.into_bytes()), ("config.json", pretty(&description.config)), (WEIGHTS, weights)];
         files.extend(
             transformers::files(&tokenizer, &vocabulary.bytes, model.positions, model.segments).map_err(unusable)?,
         );

@@ -92,7 +92,8 @@ impl ImportedTokenizer {
         let file = tokenizer.file();
         // Classes of transformers other than the generic ones obey these keys.
         let class = settings["tokenizer_class"].as_str().unwrap_or(GENERIC[0]);
-        let pairs = [("do_lower_case", tokenizer.lowercase()), ("add_prefix_space", file.is_some_and(|it| it.adds_space))];
+        let pairs =
+            [("do_lower_case", tokenizer.lowercase()), ("add_prefix_space", file.is_some_and(|it| it.adds_space))];
         let is_bpe = tokenizer.pieces().model() == TokenizerModel::Bpe;
         for (key, found) in pairs {
             let is_obeyed = !GENERIC.contains(&class) && (is_bpe || key == "do_lower_case");

@@ -278,7 +278,8 @@ impl Template {
         }
         let mut file = post_processor.clone();
         tokenizers::canonicalize_post_processor(&mut file).ok()?;
-        let ids = |part: &Json| part["ids"].as_array().map(|ids| ids.iter().filter_map(Json::as_u64).collect::<Vec<_>>());
+        let ids =
+            |part: &Json| part["ids"].as_array().map(|ids| ids.iter().filter_map(Json::as_u64).collect::<Vec<_>>());
         let [first, _, last] = file["single"].as_array()?.as_slice() else { return None };
         let ([cls], [sep]) = (ids(first)?.as_slice().try_into().ok()?, ids(last)?.as_slice().try_into().ok()?);
         let (cls, sep): (u64, u64) = (cls, sep);
@@ -306,7 +307,8 @@ fn special(added: &[Json], texts: &[String], template: Option<&Template>) -> Res
         (Some(pad), Some(unk), Some(cls), Some(sep), Some(mask)) => Ok(Special { pad, unk, cls, sep, mask }),
         found => {
             let found = [found.0, found.1, found.2, found.3, found.4];
-            let missing = NAMES.iter().zip(found).filter(|(_, id)| id.is_none()).map(|([a, b], _)| format!("{a} or {b}"));
+            let missing =
+                NAMES.iter().zip(found).filter(|(_, id)| id.is_none()).map(|([a, b], _)| format!("{a} or {b}"));
             Err(format!("added_tokens lacks the special tokens {}", missing.collect::<Vec<_>>().join(", ")))
         }
     }

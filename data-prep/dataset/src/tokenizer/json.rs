@@ -61,13 +61,7 @@ pub fn tokenizer_json(vocab: &[u8], lowercase: bool) -> Result<String, Tokenizer
     let special = super::special(&pieces, "the vocabulary")?;
     let mut added: Vec<(u32, &str)> = special.all().into_iter().zip(SPECIAL).collect();
     added.sort_unstable();
-    let added: Vec<Value> = added
-        .into_iter()
-        .map(|(id, content)| {
-            json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-                   "normalized": false, "special": true})
-        })
-        .collect();
+    let added: Vec<Value> = added.into_iter().map(|(id, content)| added_token(id, content, false)).collect();
     let value = json!({
         "version": "1.0",
         "truncation": null,
@@ -94,7 +88,16 @@ fn model(pieces: &[String]) -> Value {
            "max_input_chars_per_word": MAX_WORD_CHARS, "vocab": vocab})
 }
 
-fn template(cls: u32, sep: u32) -> Value {
+/// Returns an element of `added_tokens` for a special token. If `lstrip` is true, the token includes the whitespace
+/// before it.
+pub fn added_token(id: u32, content: &str, lstrip: bool) -> Value {
+    json!({"id": id, "content": content, "single_word": false, "lstrip": lstrip, "rstrip": false,
+           "normalized": false, "special": true})
+}
+
+/// Returns the post-processor with the template `[CLS] A [SEP] B [SEP]`. `cls` and `sep` are the ids of the special
+/// tokens.
+pub fn template(cls: u32, sep: u32) -> Value {
     let special = |name: &str, type_id: u8| json!({"SpecialToken": {"id": name, "type_id": type_id}});
     let sequence = |name: &str, type_id: u8| json!({"Sequence": {"id": name, "type_id": type_id}});
     let single = [special(CLS, 0), sequence("A", 0), special(SEP, 0)];

@@ -150,7 +150,10 @@ mod tests {
     #[test]
     fn text_is_split_at_spaces_and_marks() {
         let text = "“Don’t—é, x\u{a0}y…\t z”";
-        assert_eq!(parts(text, BertSegments::new(text)), ["“", "Don", "’", "t", "—", "é", ",", "x\u{a0}y", "…", "z", "”"]);
+        assert_eq!(
+            parts(text, BertSegments::new(text)),
+            ["“", "Don", "’", "t", "—", "é", ",", "x\u{a0}y", "…", "z", "”"]
+        );
     }
 
     #[test]
