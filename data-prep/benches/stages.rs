@@ -16,7 +16,8 @@ use lambert_data_prep::extract::Extracted;
 use lambert_data_prep::prep::{self, PrepOptions, PrepStatus};
 use lambert_data_prep::sentences;
 use lambert_data_prep::source::{self, RawDocument, SourceFile};
-use lambert_dataset::tokenizer::Tokenizer;
+use lambert_data_prep::vocab::{self, VocabSettings};
+use lambert_dataset::tokenizer::{Tokenizer, TokenizerModel};
 
 struct Corpus {
     source: Source,
@@ -97,6 +98,17 @@ fn shares(phases: &Phases) -> String {
     phases.windows(2).map(share).collect::<Vec<_>>().join(", ")
 }
 
+/// Trains a tokenizer of the size of BERT's. Returns its file, too.
+fn trained(model: TokenizerModel, source: &Source, folder: &Path) -> (PathBuf, Tokenizer) {
+    let settings = VocabSettings { model, lowercase: false, ..VocabSettings::default() };
+    let start = Instant::now();
+    let text = vocab::train(std::slice::from_ref(source), &settings).unwrap();
+    println!("{model}: trained in {:.1} s", start.elapsed().as_secs_f64());
+    let path = folder.join(format!("{model}.json"));
+    std::fs::write(&path, &text).unwrap();
+    (path, Tokenizer::from_vocab(text.as_bytes(), false).unwrap())
+}
+
 type Stage<'a> = (&'static str, usize, Box<dyn FnMut() + 'a>);
 
 fn main() {
@@ -112,10 +124,15 @@ fn main() {
     let vocabulary = corpora.join("vocab/bert-base-uncased-vocab.txt");
     let tokenizer = Tokenizer::from_vocab_file(&vocabulary, true).unwrap();
     let mut encoder = tokenizer.encoder();
+    let folder = tempfile::tempdir().unwrap();
+    let [(bpe_file, bpe), (unigram_file, unigram)] =
+        [TokenizerModel::Bpe, TokenizerModel::Unigram].map(|model| trained(model, &books.source, folder.path()));
+    let (mut bpe_encoder, mut unigram_encoder) = (bpe.encoder(), unigram.encoder());
     let sentences = books.sentences();
     let mut again = Corpus { source: wiki.source.clone(), raw: Vec::new(), text: Vec::new() };
     let text_bytes = books.text.iter().map(String::len).sum();
     let (one, two, dump) = (Phases::default(), Phases::default(), Phases::default());
+    let (one_bpe, one_unigram) = (Phases::default(), Phases::default());
     let mut stages: Vec<Stage<'_>> = vec![
         ("text: extract", books.raw_bytes(), Box::new(|| drop(books.extract()))),
         ("text: sentences", text_bytes, Box::new(|| drop(books.sentences()))),
@@ -127,6 +144,39 @@ fn main() {
                     std::hint::black_box(encoder.encode(sentence).len());
                 });
             }),
+        ),
+        (
+            "text: tokens, BPE",
+            text_bytes,
+            Box::new(|| {
+                sentences.iter().for_each(|sentence| {
+                    std::hint::black_box(bpe_encoder.encode_next(sentence).len());
+                });
+            }),
+        ),
+        (
+            "text: tokens, Unigram",
+            text_bytes,
+            Box::new(|| {
+                sentences.iter().for_each(|sentence| {
+                    std::hint::black_box(unigram_encoder.encode_next(sentence).len());
+                });
+            }),
+        ),
+        (
+            "text: tokens, Unigram crate",
+            text_bytes,
+            Box::new(|| {
+                sentences.iter().for_each(|sentence| {
+                    std::hint::black_box(unigram.encode(sentence).len());
+                });
+            }),
+        ),
+        ("text: whole, BPE", COPIES * books.raw_bytes(), Box::new(|| whole(&books.source, &bpe_file, 1, &one_bpe))),
+        (
+            "text: whole, Unigram",
+            COPIES * books.raw_bytes(),
+            Box::new(|| whole(&books.source, &unigram_file, 1, &one_unigram)),
         ),
         ("text: whole, 1 thread", COPIES * books.raw_bytes(), Box::new(|| whole(&books.source, &vocabulary, 1, &one))),
         ("text: whole, 2 threads", COPIES * books.raw_bytes(), Box::new(|| whole(&books.source, &vocabulary, 2, &two))),
@@ -142,11 +192,11 @@ fn main() {
             seconds.push(start.elapsed().as_secs_f64());
         }
     }
-    println!("{:<26} {:>8} {:>8} {:>8}", "stage", "MB", "s", "MB/s");
+    println!("{:<28} {:>8} {:>8} {:>8}", "stage", "MB", "s", "MB/s");
     for ((name, bytes, _), seconds) in stages.iter().zip(&mut seconds) {
         seconds.sort_by(f64::total_cmp);
         let (megabytes, median) = (*bytes as f64 / 1e6, seconds[seconds.len() / 2]);
-        println!("{name:<26} {megabytes:>8.1} {median:>8.2} {:>8.1}", megabytes / median);
+        println!("{name:<28} {megabytes:>8.1} {median:>8.2} {:>8.1}", megabytes / median);
     }
     let median = |name: &str| {
         let stage = stages.iter().position(|(stage, ..)| *stage == name).unwrap();

@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 use lambert_dataset::random::Key;
-use lambert_dataset::tokenizer::{Pieces, Tokenizer, TokenizerModel};
+use lambert_dataset::tokenizer::{
+    Pieces, SentencePieceRules, Special, Tokenizer, TokenizerModel, tokenizer_json_of_sentence_piece,
+};
 use serde_json::{Value, json};
 
 fn golden() -> Value {
@@ -48,6 +50,33 @@ fn ids_match_hugging_face() {
             assert!(!expected.iter().any(is_special), "{name}: {line:?}");
         }
     }
+}
+
+#[test]
+fn models_of_sentence_piece_give_its_ids() {
+    let (golden, lines) = (golden(), lines());
+    let models: [(&str, &[u8], [u32; 5]); 2] = [
+        ("fairseq", include_bytes!("golden/fairseq.model"), [1, 3, 0, 2, 700]),
+        ("bert", include_bytes!("golden/bert.model"), [0, 3, 1, 2, 700]),
+    ];
+    for (name, bytes, [pad, unk, cls, sep, mask]) in models {
+        let rules = SentencePieceRules { fairseq: name == "fairseq", ..SentencePieceRules::default() };
+        let file = tokenizer_json_of_sentence_piece(bytes, rules).unwrap();
+        let tokenizer = Tokenizer::named(file.as_bytes(), true, name).unwrap();
+        let special = Special { pad, unk, cls, sep, mask: mask + u32::from(name == "fairseq") };
+        assert_eq!(tokenizer.special(), special, "{name}");
+        let mut encoder = tokenizer.encoder();
+        for (line, expected) in lines.iter().zip(golden["sentence_piece"][name].as_array().unwrap()) {
+            assert_eq!(encoder.encode(line), ids(expected), "{name}: {line:?}");
+        }
+    }
+    let refused = |bytes: &[u8]| tokenizer_json_of_sentence_piece(bytes, SentencePieceRules::default()).unwrap_err();
+    assert!(refused(b"not a model").contains("not a SentencePiece model"));
+    assert!(refused(b"").contains("it has no piece for unknown characters"));
+    // TrainerSpec { model_type: BPE }, a piece of bytes, and NormalizerSpec { add_dummy_prefix: false }.
+    assert!(refused(b"\x12\x02\x18\x02").contains("it is not a Unigram model"));
+    assert!(refused(b"\x0a\x05\x0a\x01a\x18\x06").contains("piece \"a\" has the type 6"));
+    assert!(refused(b"\x1a\x02\x18\x00").contains("add_dummy_prefix is false; expected true"));
 }
 
 #[test]

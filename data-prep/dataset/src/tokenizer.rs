@@ -11,6 +11,7 @@ pub mod json;
 mod library;
 mod pieces;
 mod segments;
+mod sentence_piece;
 pub mod transformers;
 mod word_cache;
 mod words;
@@ -26,6 +27,7 @@ pub use error::TokenizerError;
 pub use file::TokenizerFile;
 pub use json::{MASK, tokenizer_json};
 pub use pieces::{Pieces, TokenizerModel};
+pub use sentence_piece::{SentencePieceRules, tokenizer_json as tokenizer_json_of_sentence_piece};
 
 use library::Library;
 use segments::{BertSegments, SpaceSegments};

@@ -1,5 +1,6 @@
 """Writes tokenizer_files.json beside this script: small byte-level BPE and Unigram tokenizers, and the ids that the
-tokenizers library of Python gives for the lines of tokenizer.json.
+tokenizers library of Python gives for the lines of tokenizer.json. Writes two SentencePiece models, too, with the ids that
+SentencePiece gives.
 
     python tokenizer_files.py
 
@@ -39,6 +40,20 @@ def charsmap(lines: list[str]) -> str:
         )
         model = proto.ModelProto.FromString((pathlib.Path(folder) / "m.model").read_bytes())
     return base64.b64encode(model.normalizer_spec.precompiled_charsmap).decode()
+
+
+def sentence_piece(lines: list[str], name: str, **more) -> sentencepiece.SentencePieceProcessor:
+    """Trains a model and writes it beside this script."""
+    with tempfile.TemporaryDirectory() as folder:
+        rules = pathlib.Path(folder) / "rules.tsv"
+        rules.write_text(RULES)
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines), model_prefix=f"{folder}/m", vocab_size=700, hard_vocab_limit=False,
+            normalization_rule_tsv=str(rules), minloglevel=2, **more,
+        )
+        model = (pathlib.Path(folder) / "m.model").read_bytes()
+    (HERE / name).write_bytes(model)
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
 
 
 def special(names: list[str]) -> list[AddedToken]:
@@ -122,7 +137,16 @@ def main() -> None:
         tokenizer.encode_special_tokens = True
         ids = [tokenizer.encode(line, add_special_tokens=False).ids for line in lines]
         found[name] = {"file": file, "ids": ids, "masked": masked}
-    text = json.dumps({"masked": MASKED, "kinds": found}, ensure_ascii=False, separators=(",", ":"))
+    plain = [line for line in lines if "[MASK]" not in line]
+    fairseq = sentence_piece(plain, "fairseq.model")
+    bert = sentence_piece(
+        plain, "bert.model", pad_id=0, unk_id=3, bos_id=1, eos_id=2, pad_piece="[PAD]", unk_piece="[UNK]",
+        bos_piece="[CLS]", eos_piece="[SEP]",
+    )
+    # Fairseq puts four tokens before the pieces instead of three.
+    shifted = [[3 if id == 0 else id + 1 for id in fairseq.encode(line)] for line in lines]
+    models = {"fairseq": shifted, "bert": [bert.encode(line) for line in lines]}
+    text = json.dumps({"masked": MASKED, "sentence_piece": models, "kinds": found}, ensure_ascii=False, separators=(",", ":"))
     (HERE / "tokenizer_files.json").write_text(text.replace('"kinds"', '\n"kinds"') + "\n", "utf-8")
 
 

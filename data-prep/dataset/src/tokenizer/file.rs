@@ -6,7 +6,7 @@ use super::pieces::{Pieces, TokenizerModel, WORD_START};
 use super::{Special, TokenizerError, byte_symbols};
 
 /// Names of each special token, in the order of [`Special`].
-const NAMES: [[&str; 2]; 5] =
+pub(super) const NAMES: [[&str; 2]; 5] =
     [["[PAD]", "<pad>"], ["[UNK]", "<unk>"], ["[CLS]", "<s>"], ["[SEP]", "</s>"], ["[MASK]", "<mask>"]];
 
 /// Content of a tokenizer.json.
