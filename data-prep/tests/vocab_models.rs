@@ -209,6 +209,13 @@ fn sizes_out_of_range_are_refused() {
     }
 }
 
+/// The suffix array of the trainer indexes out of bounds for these words, unless another word follows them.
+#[test]
+fn unigram_trains_on_words_that_the_suffix_array_fails_for() {
+    let text = "ee ddcd b aeadbe cecca b eead";
+    assert!(trained(text, &settings(Unigram, 1_000)).unwrap().tokens > SPECIAL.len());
+}
+
 /// A corpus of a few words has fewer tokens than requested.
 #[test]
 fn small_corpora_have_small_vocabularies() {

@@ -88,5 +88,5 @@ pub fn train(counts: &WordCounts, settings: &VocabSettings) -> Result<TrainedVoc
         }),
         mask_includes_space: true,
     };
-    Ok(TrainedVocabulary { text: parts.to_text(), tokens })
+    Ok(TrainedVocabulary { text: parts.into_text(), tokens })
 }

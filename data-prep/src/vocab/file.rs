@@ -23,7 +23,7 @@ pub struct TokenizerParts {
 
 impl TokenizerParts {
     /// Contents of the file. The special tokens have the ids from 0, in the order of [`SPECIAL`].
-    pub fn to_text(mut self) -> String {
+    pub fn into_text(mut self) -> String {
         let added: Vec<Value> = (0..)
             .zip(SPECIAL)
             .map(|(id, token)| added_token(id, token, token == MASK && self.mask_includes_space))

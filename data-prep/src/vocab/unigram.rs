@@ -6,6 +6,7 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use lambert_dataset::tokenizer::json::{SPECIAL, UNK};
 use serde_json::json;
@@ -84,11 +85,11 @@ pub fn train(counts: &WordCounts, settings: &VocabSettings) -> Result<TrainedVoc
         }),
         mask_includes_space: false,
     };
-    Ok(TrainedVocabulary { text: parts.to_text(), tokens })
+    Ok(TrainedVocabulary { text: parts.into_text(), tokens })
 }
 
-/// Returns the words to train on, sorted. Words are cut at characters that are not in `alphabet`, because no piece
-/// contains these.
+/// Returns the words to train on, sorted except for the last one. Words are cut at characters that are not in
+/// `alphabet`, because no piece contains these.
 fn training_words(counts: &WordCounts, alphabet: &[char]) -> Vec<(String, u32)> {
     let mut parts: BTreeMap<&str, u64> = BTreeMap::new();
     let reserved = |word: &str| word.contains(TRAINER_UNK) || SPECIAL.iter().any(|token| word.contains(token));
@@ -109,7 +110,10 @@ fn training_words(counts: &WordCounts, alphabet: &[char]) -> Vec<(String, u32)> 
     let total: u64 = words.iter().map(|(word, count)| count * word.chars().count() as u64).sum();
     let divisor = total / MAX_TOTAL_CHARACTERS + 1;
     let scaled = |count: u64| u32::try_from(count.div_ceil(divisor)).unwrap_or(u32::MAX);
-    words.into_iter().map(|(word, count)| (word.to_owned(), scaled(count))).collect()
+    // The suffix array of the trainer indexes out of bounds for some texts. No text is known for which it does so with
+    // this word at the end. A count of 0 has no effect on the pieces.
+    let last = (SPACE.to_owned(), 0);
+    words.into_iter().map(|(word, count)| (word.to_owned(), scaled(count))).chain([last]).collect()
 }
 
 /// Returns the pieces of a vocabulary of `size` tokens, by descending score.
@@ -127,8 +131,8 @@ fn trained_pieces(words: Vec<(String, u32)>, size: usize) -> Result<Vec<Piece>, 
     };
     let thread = rayon::ThreadPoolBuilder::new().num_threads(1).build().map_err(training_failed)?;
     let mut trained = Unigram::default();
-    let result = thread.install(|| trainer.do_train(words, &mut trained));
-    result.map_err(training_failed)?;
+    let training = AssertUnwindSafe(|| thread.install(|| trainer.do_train(words, &mut trained)));
+    catch_unwind(training).map_err(|_| training_failed("the trainer panicked"))?.map_err(training_failed)?;
     let pieces = trained.iter().skip(SPECIAL.len()).cloned();
     let (mut characters, mut others): (Vec<Piece>, Vec<Piece>) =
         pieces.partition(|(piece, _)| piece.chars().nth(1).is_none());
