@@ -83,6 +83,17 @@ fn each_model_trains_resumes_and_is_exported_and_imported() {
             let said = done(&["eval", run, "--data", &dir.path("datasets/held-out"), "--samples", "32", "--json"]);
             serde_json::from_str::<Value>(&said).unwrap()["mlm_loss"].as_f64().unwrap().to_bits()
         };
+        // Text is evaluated like a dataset of it with samples of full length.
+        let sets = [
+            "samples.sequence_length=64",
+            "samples.short_sequence_probability=0",
+            "samples.held_out=0",
+            "documents.remove_duplicates=false",
+        ];
+        let arguments = prep(&dir, &vocabulary, &dir.path("text"), &sets);
+        done(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        let dataset = done(&["eval", &calm, "--data", &dir.path("text/train"), "--json"]);
+        assert_eq!(done(&["eval", &calm, "--text", &dir.path("corpus.txt"), "--json"]), dataset);
         let report = done(&["report", &calm, "--format", "json"]);
         assert!(!report.contains("\"vocabulary\":0"), "{report}");
 

@@ -4,6 +4,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use lambert_config::exit;
 use lambert_progress::terminal::{is_quiet, shows_bars};
 
 use crate::console::QUIET_FILTER;
@@ -74,11 +75,24 @@ pub fn version(program: &Path) -> Result<String, WorkerError> {
 /// Replaces this process with the worker (`exec`), which shows its progress on a terminal. Returns only on failure.
 pub fn become_worker(arguments: &[String]) -> Outcome {
     let program = find().map_err(Failure::failed)?;
-    let mut command = Command::new(&program);
+    let source = command(&program, arguments).exec();
+    Err(Failure::failed(WorkerError::Start { program, source }))
+}
+
+/// Runs the worker, and returns its exit code.
+pub fn run_worker(arguments: &[String]) -> Outcome {
+    let program = find().map_err(Failure::failed)?;
+    match command(&program, arguments).status() {
+        Ok(status) => Ok(status.code().unwrap_or(exit::FAILED)),
+        Err(source) => Err(Failure::failed(WorkerError::Start { program, source })),
+    }
+}
+
+fn command(program: &Path, arguments: &[String]) -> Command {
+    let mut command = Command::new(program);
     command.args(shows_bars().then_some("--progress")).args(arguments);
     if is_quiet() {
         command.env("RUST_LOG", QUIET_FILTER);
     }
-    let source = command.exec();
-    Err(Failure::failed(WorkerError::Start { program, source }))
+    command
 }

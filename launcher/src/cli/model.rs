@@ -86,14 +86,19 @@ pub enum CheckpointAction {
 
 /// Arguments of `lambert eval`, passed on to lambert-worker.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:\n  lambert eval --data data/held-out runs/demo")]
+#[command(
+    after_help = "Examples:\n  lambert eval runs/demo --data data/held-out\n  lambert eval runs/demo --text domain.txt"
+)]
 pub struct Eval {
     /// Run (newest valid checkpoint) or RUN/checkpoints/step-...
     #[arg(value_name = "RUN_OR_CHECKPOINT")]
     pub model: String,
     /// Held-out dataset
-    #[arg(long, value_name = "DATASET")]
-    pub data: String,
+    #[arg(long, value_name = "DATASET", required_unless_present = "text", conflicts_with = "text")]
+    pub data: Option<String>,
+    /// Text instead of a dataset: files, directories, globs or URLs
+    #[arg(long, num_args = 1.., value_name = "URL")]
+    pub text: Vec<String>,
     /// Maximum number of samples; 0: all
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub samples: u64,
@@ -110,8 +115,8 @@ pub struct Eval {
 
 impl Eval {
     /// Returns the arguments for lambert-worker.
-    pub fn to_worker(&self) -> Vec<String> {
-        let mut line = vec!["eval".to_owned(), "--data".to_owned(), self.data.clone()];
+    pub fn to_worker(&self, data: &str) -> Vec<String> {
+        let mut line = vec!["eval".to_owned(), "--data".to_owned(), data.to_owned()];
         line.extend(["--samples".to_owned(), self.samples.to_string(), "--device".to_owned(), self.device.clone()]);
         line.extend(["--average".to_owned(), self.average.to_string()]);
         line.extend(self.json.then(|| "--json".to_owned()));

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod completions;
 mod data_report;
+mod eval;
 mod export;
 mod files;
 mod follow;
@@ -52,7 +53,7 @@ pub fn run(command: &Command) -> Outcome {
         Command::Metrics(arguments) => metrics::metrics(arguments),
         Command::Report(arguments) => report::report(arguments),
         Command::Stop(arguments) => stop::stop(arguments),
-        Command::Eval(arguments) => worker::become_worker(&arguments.to_worker()),
+        Command::Eval(arguments) => eval::eval(arguments),
         Command::Embed(arguments) => worker::become_worker(&arguments.to_worker()),
         Command::Score(arguments) => worker::become_worker(&arguments.to_worker()),
         Command::FillMask(arguments) => worker::become_worker(&arguments.to_worker()),
