@@ -239,7 +239,7 @@ fn a_run_continues_from_an_imported_model_and_grows_it() {
     done(&["run", "--config", &config, "--run", &direct, "--set", &set]);
     let refused = run(&["run", "--config", &config, "--run", &dir.path("none"), "--set", &set]);
     assert!(
-        refused.code == 2 && refused.err.contains("cannot read") && !Path::new(&dir.path("none")).exists(),
+        refused.code == 2 && refused.err.contains("has no config.json") && !Path::new(&dir.path("none")).exists(),
         "{}",
         refused.err
     );

@@ -90,7 +90,11 @@ fn each_model_trains_resumes_and_is_exported_and_imported() {
             "samples.held_out=0",
             "documents.remove_duplicates=false",
         ];
-        let arguments = prep(&dir, &vocabulary, &dir.path("text"), &sets);
+        let mut arguments = prep(&dir, &vocabulary, &dir.path("text"), &sets);
+        arguments[2] = dir.file(
+            "text.toml",
+            format!("[[source]]\nformat = \"auto\"\npath = {:?}\n[vocabulary]\n", dir.path("corpus.txt")),
+        );
         done(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
         let dataset = done(&["eval", &calm, "--data", &dir.path("text/train"), "--json"]);
         assert_eq!(done(&["eval", &calm, "--text", &dir.path("corpus.txt"), "--json"]), dataset);
@@ -109,7 +113,7 @@ fn each_model_trains_resumes_and_is_exported_and_imported() {
         assert_eq!(tokenizer["tokenizer_class"], "PreTrainedTokenizerFast");
         let card = String::from_utf8(files(&folder, "README.md").unwrap()).unwrap();
         assert!(card.contains(&format!("{size} {label} tokens, cased")), "{card}");
-        done(&["import", &folder, "--output", &imported]);
+        let checkpoint = done(&["import", &folder, "--output", &imported]);
         done(&["export", &imported, "--output", &again]);
         for name in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"] {
             assert_eq!(files(&folder, name).unwrap(), files(&again, name).unwrap(), "{model}: {name}");
@@ -122,7 +126,7 @@ fn each_model_trains_resumes_and_is_exported_and_imported() {
                 files(&again, "model.safetensors").unwrap().len()
             );
         }
-        done(&["checkpoint", "copy", &imported, &dir.path("copied")]);
+        done(&["checkpoint", "copy", checkpoint.trim(), &dir.path("copied")]);
         done(&["export", &dir.path("copied"), "--output", &dir.path("of-copy")]);
         assert_eq!(files(&dir.path("of-copy"), "tokenizer.json").unwrap(), std::fs::read(&vocabulary).unwrap());
 

@@ -73,7 +73,7 @@ fn prepare(arguments: &cli::Eval, folder: &tempfile::TempDir) -> Result<String, 
 
 /// True if the vocabulary of a model lowercases text.
 fn is_lowercase(store: &Store, name: Option<&str>) -> Result<bool, Failure> {
-    let newest = || Ok::<_, Failure>(checkpoint::list(store).map_err(Failure::failed)?.pop());
+    let newest = || Ok::<_, Failure>(checkpoint::list(store).map_err(Failure::failed)?.pop().map(|last| last.name));
     let name = match name {
         Some(name) => name.to_owned(),
         None => newest()?.ok_or_else(|| Failure::usage(EvalError::NoCheckpoint { url: store.url().to_owned() }))?,

@@ -56,7 +56,8 @@ impl ImportedBase {
 
     /// Writes the model to a store in memory, for checks.
     pub fn in_memory(&self, run: &Store) -> Result<Store, Failure> {
-        let store = Store::open(&format!("memory://{IMPORTED}/{}", run.url())).map_err(Failure::failed)?;
+        let name = run.url().replace(|character: char| !character.is_ascii_alphanumeric(), "-");
+        let store = Store::open(&format!("memory://{IMPORTED}/{name}")).map_err(Failure::failed)?;
         self.import.write(&store).map_err(Failure::failed)?;
         Ok(store)
     }

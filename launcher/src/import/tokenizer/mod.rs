@@ -2,8 +2,12 @@
 
 mod word_piece;
 
+use std::path::PathBuf;
+
 use lambert_dataset::VocabularyFacts;
-use lambert_dataset::tokenizer::{SentencePieceRules, Tokenizer, TokenizerModel, tokenizer_json_of_sentence_piece};
+use lambert_dataset::tokenizer::{
+    SentencePieceRules, Tokenizer, TokenizerError, TokenizerModel, tokenizer_json_of_sentence_piece,
+};
 use lambert_store::run::{TOKENIZER, TOKENIZER_FILES, VOCABULARY};
 use serde_json::{Value as Json, json};
 
@@ -62,8 +66,8 @@ impl ImportedTokenizer {
         let lowercase = settings["do_lower_case"].as_bool().unwrap_or(albert);
         let rules = SentencePieceRules { fairseq: family == "xlm-roberta", albert, lowercase };
         let vocabulary = tokenizer_json_of_sentence_piece(&bytes, rules).map_err(|why| wrong(name, why))?.into_bytes();
-        let tokenizer = Tokenizer::from_vocab(&vocabulary, false)
-            .map_err(|source| ImportError::Vocabulary { path: folder.file(name), source })?;
+        let tokenizer =
+            Tokenizer::from_vocab(&vocabulary, false).map_err(|source| unreadable(folder.file(name), source))?;
         let facts = VocabularyFacts { size: tokenizer.size(), lowercase: tokenizer.lowercase() };
         // Classes of transformers would not read the converted file.
         Ok(Self { model: TokenizerModel::Unigram, vocabulary, facts, files: Vec::new() })
@@ -72,8 +76,8 @@ impl ImportedTokenizer {
     /// Reads a byte-level BPE or Unigram tokenizer, which tokenizer.json describes.
     fn of_json(folder: &Folder, settings: &Json) -> Result<Self, ImportError> {
         let vocabulary = folder.bytes(TOKENIZER)?.unwrap_or_default();
-        let tokenizer = Tokenizer::from_vocab(&vocabulary, false)
-            .map_err(|source| ImportError::Vocabulary { path: folder.file(TOKENIZER), source })?;
+        let tokenizer =
+            Tokenizer::from_vocab(&vocabulary, false).map_err(|source| unreadable(folder.file(TOKENIZER), source))?;
         let file = tokenizer.file();
         // Classes of transformers other than the generic ones obey these keys.
         let class = settings["tokenizer_class"].as_str().unwrap_or(GENERIC[0]);
@@ -94,6 +98,13 @@ impl ImportedTokenizer {
         }
         let facts = VocabularyFacts { size: tokenizer.size(), lowercase: tokenizer.lowercase() };
         Ok(Self { model: tokenizer.pieces().model(), vocabulary, facts, files })
+    }
+}
+
+fn unreadable(path: PathBuf, source: TokenizerError) -> ImportError {
+    match source {
+        TokenizerError::File { why, .. } => ImportError::Tokenizer { path, why },
+        source => ImportError::Vocabulary { path, source },
     }
 }
 
