@@ -4,7 +4,7 @@
 
 use lambert_dataset::random::Key;
 use lambert_dataset::tokenizer::{
-    Pieces, SentencePieceRules, Special, Tokenizer, TokenizerModel, tokenizer_json_of_sentence_piece,
+    SentencePieceRules, Special, TokenTable, Tokenizer, TokenizerModel, tokenizer_json_of_sentence_piece,
 };
 use serde_json::{Value, json};
 
@@ -41,7 +41,7 @@ fn ids_match_hugging_face() {
             let expected = ids(expected);
             // The library finds special tokens of a Unigram model in the text; see below.
             let is_special = |id: &u32| special.contains(*id) && *id != special.unk;
-            if expected.iter().any(is_special) && tokenizer.pieces().model() == TokenizerModel::Unigram {
+            if expected.iter().any(is_special) && tokenizer.tokens().model() == TokenizerModel::Unigram {
                 assert!(line.contains("[MASK]"), "{name}: {line:?}");
                 continue;
             }
@@ -157,7 +157,7 @@ fn words_start_at_spaces_and_in_unigram_at_marks() {
         let found = tokenizer.encode("He said: don't go");
         let starts: Vec<&str> =
             found.iter().filter(|id| !tokenizer.is_continuation(**id)).map(|id| tokenizer.piece(*id)).collect();
-        let is_unigram = tokenizer.pieces().model() == TokenizerModel::Unigram;
+        let is_unigram = tokenizer.tokens().model() == TokenizerModel::Unigram;
         // The first word of a byte-level BPE starts without a space.
         let spaces = match name.as_str() {
             "roberta-prefix" => 4,
@@ -174,11 +174,11 @@ fn words_start_at_spaces_and_in_unigram_at_marks() {
 #[test]
 fn random_replacements_are_no_special_tokens() {
     for (name, tokenizer, _) in kinds(&golden()) {
-        let replacements = tokenizer.pieces().replacements();
+        let replacements = tokenizer.tokens().replacements();
         assert_eq!(replacements.len(), tokenizer.size() - 5, "{name}");
         assert!(!replacements.iter().any(|id| tokenizer.special().contains(*id)), "{name}");
     }
-    let pieces = Pieces::read(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n", "v").unwrap();
+    let pieces = TokenTable::read(b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n", "v").unwrap();
     assert_eq!(pieces.replacements(), [0, 1, 2, 3, 4, 5]);
 }
 

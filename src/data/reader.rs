@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use lambert_config::run::Pair;
-use lambert_dataset::tokenizer::Pieces;
+use lambert_dataset::tokenizer::TokenTable;
 use lambert_dataset::{Dataset, DatasetError, Samples, ShardPrefetch};
 use lambert_plan::batch_partition::BatchPartition;
 
@@ -43,13 +43,13 @@ impl BatchReader {
         // All datasets have the same vocabulary and special tokens.
         let first = &source.mixture.datasets()[0];
         let special = &first.manifest().special;
-        let pieces = Pieces::read(&first.vocabulary()?, &first.vocabulary_url())?;
+        let tokens = TokenTable::read(&first.vocabulary()?, &first.vocabulary_url())?;
         let vocab = MaskVocab {
             mask_id: special.mask,
             unk_id: special.unk,
             special_ids: [special.pad, special.cls, special.sep],
-            continuations: (0..pieces.size() as u32).map(|id| pieces.is_continuation(id)).collect(),
-            replacements: pieces.replacements().into(),
+            continuations: (0..tokens.size() as u32).map(|id| tokens.is_continuation(id)).collect(),
+            replacements: tokens.replacements().into(),
             weights: None,
             phrases: source.phrases.clone(),
         };

@@ -38,7 +38,7 @@ pub fn print(model: &LoadedModel, text: &str, top: usize, json: bool) -> Result<
         let predictions: Vec<String> = predictions
             .iter()
             .map(|prediction| {
-                let label = model.tokenizer.pieces().label(prediction.id);
+                let label = model.tokenizer.tokens().label(prediction.id);
                 format!("{label} {:.1}%", 100.0 * prediction.probability)
             })
             .collect();

@@ -9,9 +9,9 @@ mod error;
 mod file;
 pub mod json;
 mod library;
-mod pieces;
 mod segments;
 mod sentence_piece;
+mod token_table;
 pub mod transformers;
 mod word_cache;
 mod words;
@@ -26,8 +26,8 @@ use tokenizers::pipeline::PipelineToken;
 pub use error::TokenizerError;
 pub use file::TokenizerFile;
 pub use json::{MASK, tokenizer_json};
-pub use pieces::{Pieces, TokenizerModel};
 pub use sentence_piece::{SentencePieceRules, tokenizer_json as tokenizer_json_of_sentence_piece};
+pub use token_table::{TokenTable, TokenizerModel};
 
 use library::Library;
 use segments::{BertSegments, SpaceSegments};
@@ -68,7 +68,7 @@ impl Special {
 pub struct Tokenizer {
     model: Model,
     library: Library,
-    pieces: Pieces,
+    tokens: TokenTable,
     origin: String,
     lowercase: bool,
     /// Content of a tokenizer.json, and its tokenizer with special tokens.
@@ -91,7 +91,7 @@ enum Model {
 impl std::fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut text = f.debug_struct("Tokenizer");
-        text.field("model", &self.pieces.model()).field("size", &self.size()).field("lowercase", &self.lowercase);
+        text.field("model", &self.tokens.model()).field("size", &self.size()).field("lowercase", &self.lowercase);
         text.finish()
     }
 }
@@ -122,16 +122,16 @@ impl Tokenizer {
         if TokenizerFile::is_json(bytes) {
             return TokenizerFile::read(bytes, origin).map(|file| Self::from_file(file, origin));
         }
-        let pieces = Pieces::read(bytes, origin)?;
-        let texts = Arc::new(pieces.texts.clone());
-        let words = Words::new(&texts, pieces.special.unk, lowercase);
+        let tokens = TokenTable::read(bytes, origin)?;
+        let texts = Arc::new(tokens.texts.clone());
+        let words = Words::new(&texts, tokens.special.unk, lowercase);
         let library = Library::begin(move || Ok(json::canonical(&texts, lowercase)));
-        Ok(Self { model: Model::WordPiece(words), library, pieces, origin: origin.to_owned(), lowercase, file: None })
+        Ok(Self { model: Model::WordPiece(words), library, tokens, origin: origin.to_owned(), lowercase, file: None })
     }
 
     fn from_file(file: TokenizerFile, origin: &str) -> Self {
         let file = Arc::new(file);
-        let model = match file.pieces.model() {
+        let model = match file.tokens.model() {
             TokenizerModel::Unigram => Model::Unigram { has_words: !file.has_added_words },
             _ => Model::Bpe { adds_space: file.adds_space },
         };
@@ -139,7 +139,7 @@ impl Tokenizer {
         Self {
             model,
             library: Library::begin(move || read.plain_json()),
-            pieces: file.pieces.clone(),
+            tokens: file.tokens.clone(),
             origin: origin.to_owned(),
             lowercase: file.lowercase,
             file: Some((file, OnceLock::new())),
@@ -234,13 +234,13 @@ impl Tokenizer {
     /// Returns the ids of the special tokens.
     #[must_use]
     pub const fn special(&self) -> Special {
-        self.pieces.special()
+        self.tokens.special()
     }
 
     /// Returns the vocabulary size, in tokens.
     #[must_use]
     pub const fn size(&self) -> usize {
-        self.pieces.size()
+        self.tokens.size()
     }
 
     /// True if text is lowercased, and in WordPiece stripped of accents.
@@ -257,26 +257,26 @@ impl Tokenizer {
 
     /// Returns all tokens, in id order.
     #[must_use]
-    pub fn pieces(&self) -> &Pieces {
-        &self.pieces
+    pub fn tokens(&self) -> &TokenTable {
+        &self.tokens
     }
 
     /// Returns the token with this id, or `[UNK]` for an id outside the vocabulary.
     #[must_use]
     pub fn piece(&self, id: u32) -> &str {
-        self.pieces.text(id)
+        self.tokens.text(id)
     }
 
-    /// True if this token continues a word; see [`Pieces::is_continuation`].
+    /// True if this token continues a word; see [`TokenTable::is_continuation`].
     #[must_use]
     pub fn is_continuation(&self, id: u32) -> bool {
-        self.pieces.is_continuation(id)
+        self.tokens.is_continuation(id)
     }
 
-    /// Decodes token ids to text; see [`Pieces::decode`].
+    /// Decodes token ids to text; see [`TokenTable::decode`].
     #[must_use]
     pub fn decode(&self, ids: &[u32]) -> String {
-        self.pieces.decode(ids)
+        self.tokens.decode(ids)
     }
 }
 

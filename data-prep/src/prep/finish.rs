@@ -235,8 +235,8 @@ fn build_manifest(
         sequence_length: samples.sequence_length,
         lowercase: job.tokenizer.lowercase(),
         vocabulary: VocabularyFile {
-            path: job.tokenizer.pieces().model().file().to_owned(),
-            model: job.tokenizer.pieces().model(),
+            path: job.tokenizer.tokens().model().file().to_owned(),
+            model: job.tokenizer.tokens().model(),
             size: job.tokenizer.size(),
             bytes: job.vocabulary.len() as u64,
             sha256: sha256_hex(&job.vocabulary),

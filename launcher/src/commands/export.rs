@@ -65,7 +65,7 @@ pub fn export(arguments: &cli::Export) -> Outcome {
     let name = source.manifest.name();
     let TransformersModel { class, difference, .. } = source.description(0, 0, 0);
     difference.into_iter().for_each(|difference| tracing::warn!("{difference}"));
-    let tokenizer = transformers::class(source.tokenizer()?.1.pieces().model());
+    let tokenizer = transformers::class(source.tokenizer()?.1.tokens().model());
     tracing::info!("exported {name} to {} ({class}, {tokenizer})", folder.display());
     console::result(&folder.display().to_string()).map_err(Failure::failed)?;
     Ok(exit::DONE)

@@ -100,7 +100,7 @@ impl ModelCard<'_> {
     /// Python code that loads the model. It works in the exported folder.
     fn example(&self) -> String {
         let class = self.model.class;
-        let tokenizer = transformers::class(self.tokenizer.pieces().model());
+        let tokenizer = transformers::class(self.tokenizer.tokens().model());
         let mask = self.tokenizer.piece(self.tokenizer.special().mask);
         format!(
             "from transformers import {class}, {tokenizer}, pipeline\n\n\
@@ -119,7 +119,7 @@ impl ModelCard<'_> {
             value => value.to_string(),
         };
         let case = if self.tokenizer.lowercase() { "uncased" } else { "cased" };
-        let pieces = self.tokenizer.pieces().model();
+        let model_name = self.tokenizer.tokens().model();
         let model = &self.config.model;
         let norm = match model.norm {
             lambert_config::run::Norm::Post => "after each residual sum",
@@ -143,7 +143,7 @@ impl ModelCard<'_> {
                 ),
                 ("normalization", norm.to_owned()),
                 ("maximum length", format!("{} tokens", model.positions)),
-                ("vocabulary", format!("{} {pieces} tokens, {case}", key("vocab_size"))),
+                ("vocabulary", format!("{} {model_name} tokens, {case}", key("vocab_size"))),
                 ("weights", key("torch_dtype")),
             ],
         )

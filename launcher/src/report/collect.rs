@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use lambert_config::RunConfig;
 use lambert_config::run::{MixtureDataset, Stage};
 use lambert_control::{Evaluation, Score, StepRecord};
-use lambert_dataset::tokenizer::Pieces;
+use lambert_dataset::tokenizer::TokenTable;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::flops;
 use lambert_store::run::CONFIG;
@@ -208,7 +208,7 @@ fn parse(history: &History, last: u64) -> (Vec<StepRecord>, Vec<Evaluation>, Vec
 /// Number of tokens in the vocabulary of the run; 0 if it has none yet.
 fn vocabulary(store: &Store) -> usize {
     let vocabulary = StoredVocabulary::read(store).ok();
-    vocabulary.and_then(|vocabulary| Pieces::count(&vocabulary.bytes)).unwrap_or(0)
+    vocabulary.and_then(|vocabulary| TokenTable::count(&vocabulary.bytes)).unwrap_or(0)
 }
 
 fn stages(config: &RunConfig, steps: &[StepRecord], vocabulary: usize) -> Vec<StageReport> {

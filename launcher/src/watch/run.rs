@@ -2,7 +2,7 @@
 
 use lambert_config::RunConfig;
 use lambert_control::{Evaluation, EventKind};
-use lambert_dataset::tokenizer::Pieces;
+use lambert_dataset::tokenizer::TokenTable;
 use lambert_store::records::{Part, StepRecords};
 use lambert_store::run::AttemptStep;
 use lambert_store::{Store, StoredVocabulary};
@@ -172,7 +172,7 @@ impl WatchedRun {
         let config = text.and_then(|text| stored_config::parse(&text, &self.store).ok());
         self.config = config.map(|config| (attempt, config));
         let vocabulary = StoredVocabulary::read(&self.store).ok();
-        self.vocabulary = vocabulary.and_then(|vocabulary| Pieces::count(&vocabulary.bytes));
+        self.vocabulary = vocabulary.and_then(|vocabulary| TokenTable::count(&vocabulary.bytes));
     }
 
     /// Takes the step of the status, if its record is not stored yet; true if it is new.

@@ -2,7 +2,7 @@
 
 use serde_json::{Value as Json, json};
 
-use super::pieces::{Pieces, TokenizerModel, WORD_START};
+use super::token_table::{TokenTable, TokenizerModel, WORD_START};
 use super::{Special, TokenizerError, byte_symbols};
 
 /// Names of each special token, in the order of [`Special`].
@@ -13,7 +13,7 @@ pub(super) const NAMES: [[&str; 2]; 5] =
 #[derive(Debug, Clone)]
 pub struct TokenizerFile {
     /// Tokens.
-    pub pieces: Pieces,
+    pub tokens: TokenTable,
     /// True if the text is lowercased.
     pub lowercase: bool,
     /// True if each text starts with a space (`add_prefix_space` of byte-level BPE).
@@ -53,10 +53,10 @@ impl TokenizerFile {
             _ => return Err(format!("its model.type is {}; expected BPE or Unigram", file["model"]["type"])),
         };
         let (mut texts, adds_space) = match model {
-            TokenizerModel::Bpe => (bpe_pieces(&file)?, adds_space(&file["pre_tokenizer"])?),
+            TokenizerModel::Bpe => (bpe_tokens(&file)?, adds_space(&file["pre_tokenizer"])?),
             _ => {
                 check_metaspace(&file["pre_tokenizer"])?;
-                (unigram_pieces(&file["model"])?, false)
+                (unigram_tokens(&file["model"])?, false)
             }
         };
         let added = file["added_tokens"].as_array().map_or(&[][..], Vec::as_slice);
@@ -74,7 +74,7 @@ impl TokenizerFile {
                 .to_owned());
         }
         Ok(Self {
-            pieces: Pieces { model, texts, special },
+            tokens: TokenTable { model, texts, special },
             lowercase: has_lowercase(&file["normalizer"]),
             adds_space,
             mask_strips: mask_strips(added, special.mask),
@@ -94,8 +94,8 @@ impl TokenizerFile {
         if let Some(added) = file.get_mut("added_tokens").and_then(Json::as_array_mut) {
             added.retain(|token| token["special"] != true);
         }
-        if self.pieces.model == TokenizerModel::Unigram {
-            let Special { pad, cls, sep, mask, .. } = self.pieces.special;
+        if self.tokens.model == TokenizerModel::Unigram {
+            let Special { pad, cls, sep, mask, .. } = self.tokens.special;
             for id in [pad, cls, sep, mask] {
                 // No word contains a space.
                 if let Some(text) = file.pointer_mut(&format!("/model/vocab/{id}/0")) {
@@ -134,7 +134,7 @@ impl TokenizerFile {
 }
 
 /// Tokens of a BPE model, by id. Ids that only added tokens have are empty.
-fn bpe_pieces(file: &Json) -> Result<Vec<String>, String> {
+fn bpe_tokens(file: &Json) -> Result<Vec<String>, String> {
     let model = &file["model"];
     expect(model, "model", "byte_fallback", &json!(false))?;
     for key in ["dropout", "continuing_subword_prefix", "end_of_word_suffix"] {
@@ -181,7 +181,7 @@ fn bpe_pieces(file: &Json) -> Result<Vec<String>, String> {
 }
 
 /// Tokens of a Unigram model, by id.
-fn unigram_pieces(model: &Json) -> Result<Vec<String>, String> {
+fn unigram_tokens(model: &Json) -> Result<Vec<String>, String> {
     expect(model, "model", "byte_fallback", &json!(false))?;
     let vocabulary = model["vocab"].as_array().ok_or("model.vocab is missing")?;
     let mut seen = std::collections::HashMap::new();

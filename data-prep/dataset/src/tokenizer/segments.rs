@@ -143,7 +143,7 @@ impl Iterator for SpaceSegments<'_> {
 mod tests {
     use super::*;
 
-    fn parts<'a>(text: &'a str, segments: impl Iterator<Item = (usize, usize)>) -> Vec<&'a str> {
+    fn parts(text: &str, segments: impl Iterator<Item = (usize, usize)>) -> Vec<&str> {
         segments.map(|(start, end)| &text[start..end]).collect()
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 
 use super::file::NAMES;
 use super::json::added_token;
-use super::pieces::WORD_START;
+use super::token_table::WORD_START;
 
 /// `ModelProto` of SentencePiece, with the fields that are read.
 #[derive(Clone, PartialEq, Message)]

@@ -32,7 +32,7 @@ pub fn files(
     positions: usize,
     segments: usize,
 ) -> Result<Vec<File>, TokenizerError> {
-    let model = tokenizer.pieces().model();
+    let model = tokenizer.tokens().model();
     let names = match model {
         TokenizerModel::WordPiece => SPECIAL,
         _ => tokenizer.special().all().map(|id| tokenizer.piece(id)),

@@ -83,7 +83,7 @@ impl ImportedTokenizer {
         let class = settings["tokenizer_class"].as_str().unwrap_or(GENERIC[0]);
         let pairs =
             [("do_lower_case", tokenizer.lowercase()), ("add_prefix_space", file.is_some_and(|it| it.adds_space))];
-        let is_bpe = tokenizer.pieces().model() == TokenizerModel::Bpe;
+        let is_bpe = tokenizer.tokens().model() == TokenizerModel::Bpe;
         for (key, found) in pairs {
             let is_obeyed = !GENERIC.contains(&class) && (is_bpe || key == "do_lower_case");
             if is_obeyed && settings[key].as_bool().is_some_and(|expected| expected != found) {
@@ -97,7 +97,7 @@ impl ImportedTokenizer {
             files.extend(folder.bytes(name)?.map(|content| (name, content)));
         }
         let facts = VocabularyFacts { size: tokenizer.size(), lowercase: tokenizer.lowercase() };
-        Ok(Self { model: tokenizer.pieces().model(), vocabulary, facts, files })
+        Ok(Self { model: tokenizer.tokens().model(), vocabulary, facts, files })
     }
 }
 

@@ -46,11 +46,11 @@ pub fn read(folder: &Folder, settings: &Json, file: Option<&Json>) -> Result<Imp
     // Slow tokenizers list their added tokens in these files.
     let decoder = settings["added_tokens_decoder"].as_object().into_iter().flatten();
     let decoder = decoder.map(|(id, token)| (id.parse().ok(), token["content"].as_str()));
-    check_added(decoder, tokenizer.pieces().texts()).map_err(|why| wrong(TOKENIZER_CONFIG, why))?;
+    check_added(decoder, tokenizer.tokens().texts()).map_err(|why| wrong(TOKENIZER_CONFIG, why))?;
     let listed = folder.json(ADDED_TOKENS)?.unwrap_or_else(|| json!({}));
     let listed = listed.as_object().into_iter().flatten();
     let listed = listed.map(|(token, id)| (id.as_u64().and_then(|id| usize::try_from(id).ok()), Some(token.as_str())));
-    check_added(listed, tokenizer.pieces().texts()).map_err(|why| wrong(ADDED_TOKENS, why))?;
+    check_added(listed, tokenizer.tokens().texts()).map_err(|why| wrong(ADDED_TOKENS, why))?;
     let mut files = Vec::new();
     for name in TOKENIZER_FILES {
         files.extend(folder.bytes(name)?.map(|content| (name, content)));

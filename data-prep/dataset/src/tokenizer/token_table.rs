@@ -49,20 +49,20 @@ pub const WORD_START: char = '▁';
 
 /// Tokens of a vocabulary, by id.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pieces {
+pub struct TokenTable {
     pub(super) model: TokenizerModel,
     pub(super) texts: Vec<String>,
     pub(super) special: Special,
 }
 
-impl Pieces {
+impl TokenTable {
     /// Reads the bytes of a vocab.txt or tokenizer.json. `origin` is the name of the vocabulary in error messages.
     ///
     /// # Errors
     /// The bytes are neither, or special tokens are missing.
     pub fn read(bytes: &[u8], origin: &str) -> Result<Self, TokenizerError> {
         match TokenizerFile::is_json(bytes) {
-            true => TokenizerFile::read(bytes, origin).map(|file| file.pieces),
+            true => TokenizerFile::read(bytes, origin).map(|file| file.tokens),
             false => {
                 let texts = json::pieces(bytes, origin)?;
                 let special = super::special(&texts, origin)?;
@@ -75,7 +75,7 @@ impl Pieces {
     #[must_use]
     pub fn count(bytes: &[u8]) -> Option<usize> {
         match TokenizerFile::is_json(bytes) {
-            true => TokenizerFile::read(bytes, "").ok().map(|file| file.pieces.size()),
+            true => TokenizerFile::read(bytes, "").ok().map(|file| file.tokens.size()),
             false => Some(bytes.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count()),
         }
     }
