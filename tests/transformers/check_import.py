@@ -113,7 +113,13 @@ for family, (config, cls, keys, variants) in FAMILIES.items():
             for file in source.glob("*.safetensors"):
                 tensors |= load_file(file)
             exported = load_file(export / "model.safetensors")
-            different = [name for name, tensor in exported.items() if name in tensors and not torch.equal(tensor, tensors[name])]
+            # Models of RoBERTa have rows before the first position, which no token uses.
+            first = tokenizer.pad_token_id + 1 if family in ("roberta", "xlm-roberta") else 0
+            kept = lambda name, tensor: tensor[first:] if name.endswith("position_embeddings.weight") else tensor
+            different = [
+                name for name, tensor in exported.items()
+                if name in tensors and not torch.equal(kept(name, tensor), kept(name, tensors[name]))
+            ]
             absent = sorted(set(tensors) - set(exported))
             scored = subprocess.run(
                 [lambert, "--quiet", "score", run, "--input", "/dev/stdin", "--json"], input=text + "\n", check=True,

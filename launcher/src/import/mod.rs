@@ -106,6 +106,11 @@ impl Import {
                 model.vocabulary - 1
             ));
         }
+        if let Some(last) = model.first_position.checked_sub(1) {
+            notes.push(format!(
+                "left out: rows 0 to {last} of the position embeddings, which no token has; an export has zeros there"
+            ));
+        }
         Ok(Self { text: toml::to_string(&config)?, config, vocabulary, weights, notes })
     }
 
