@@ -177,7 +177,8 @@ fn normalizers(spec: &NormalizerSpec, rules: SentencePieceRules) -> Vec<Json> {
         found.push(json!({"type": "Precompiled", "precompiled_charsmap": STANDARD.encode(table)}));
     }
     if spec.joins_spaces != Some(false) {
-        found.push(json!({"type": "Strip", "strip_left": false, "strip_right": true}));
+        // Unlike transformers, SentencePiece keeps other spaces than U+0020 at the end.
+        found.push(replace(json!({"Regex": " +$"}), ""));
         found.push(replace(json!({"Regex": " {2,}"}), " "));
     }
     found
