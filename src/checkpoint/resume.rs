@@ -6,6 +6,7 @@ use std::sync::Arc;
 use lambert_collective::Group;
 use lambert_config::RunConfig;
 use lambert_control::EventKind;
+use lambert_dataset::VocabularyFacts;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::timeline;
 use lambert_store::Store;
@@ -188,10 +189,13 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
             datasets.first().url()
         )));
     }
-    if session.is_first() {
+    let verified = stored::verify(&store, name)?;
+    let facts: Option<VocabularyFacts> = serde_json::from_value(verified.manifest.state.clone()).ok();
+    // With another case handling, the files would not describe the data.
+    let is_same_case = facts.is_some_and(|facts| facts.lowercase == datasets.first().manifest().lowercase);
+    if session.is_first() && is_same_case {
         copy_tokenizer_files(&store, &session.store)?;
     }
-    let verified = stored::verify(&store, name)?;
     let (theirs, _) = session::read_config(&store)?;
     let mut state = empty(session, theirs.depth(verified.manifest.stage), datasets)?;
     match config.run.from_optimizer {
