@@ -1,7 +1,7 @@
 //! Models of SentencePiece (`spiece.model`, `spm.model`) as a tokenizer.json.
 //!
-//! The result has the rules of the converters of Hugging Face Transformers, so that its ids are those of their fast
-//! tokenizers.
+//! The result has the rules that the converters of Hugging Face Transformers add for a family. At the end of a text it
+//! removes spaces as SentencePiece does.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
