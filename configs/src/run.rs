@@ -5,6 +5,7 @@ mod budget;
 mod check;
 mod cluster;
 mod device;
+mod evaluation;
 mod family;
 mod growth;
 mod guard;
@@ -31,6 +32,7 @@ pub use all_reduce::{AllReduce, Backend, CANONICAL_SHARDS, ReduceDtype};
 pub use budget::TokenBudget;
 pub use cluster::{Cluster, ControlChannel, DatasetCache, Host, LauncherKind, Limits};
 pub use device::{Device, DeviceKind, Unpadded};
+pub use evaluation::{Evaluation, HeldOutDataset};
 pub use family::Family;
 pub use growth::{Growth, GrowthOrder, Moments};
 pub use guard::{DamagedShard, FaultInjection, Guard};
@@ -130,34 +132,6 @@ pub struct Run {
 impl Default for Run {
     fn default() -> Self {
         Self { name: "run".to_owned(), seed: 1, from: None, from_optimizer: false }
-    }
-}
-
-/// Evaluation on held-out data.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct Evaluation {
-    /// Held-out dataset, as directory or URL. Empty: no evaluation.
-    pub data: String,
-    /// Steps between evaluations. Each stage also ends with an evaluation.
-    pub every_steps: u64,
-    /// Tokens between evaluations, in place of `every_steps`.
-    ///
-    /// At the start of a run, lambert replaces it by `every_steps`, from the mean number of tokens of a step of the run.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub every_tokens: Option<f64>,
-    /// Maximum number of samples per evaluation. 0: all samples.
-    pub samples: u64,
-    /// Fraction of tokens to predict. Absent: that of `[objective]`, also in stages with another one.
-    ///
-    /// Losses are comparable only if this fraction is the same.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mask_probability: Option<f64>,
-}
-
-impl Default for Evaluation {
-    fn default() -> Self {
-        Self { data: String::new(), every_steps: 1000, every_tokens: None, samples: 2048, mask_probability: None }
     }
 }
 

@@ -4,6 +4,7 @@
 //! deterministic.
 
 mod bpe;
+mod extend;
 mod file;
 mod unigram;
 mod word_piece;
@@ -16,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lambert_config::prep::Source;
 use lambert_dataset::tokenizer::TokenizerModel;
 
+pub use self::extend::{ExtendedVocabulary, Extension, extend_with};
 use self::words::{WordCounter, WordSplitter};
 use crate::extract::Extracted;
 use crate::prep::PrepError;
@@ -87,7 +89,22 @@ pub fn train_with(
     settings: &VocabSettings,
     mut progress: impl FnMut(VocabProgress),
 ) -> Result<TrainedVocabulary, PrepError> {
-    let mut words = WordCounter::new(splitter(settings)?);
+    let words = count(sources, splitter(settings)?, &mut progress)?;
+    progress(VocabProgress::Training);
+    match settings.model {
+        TokenizerModel::WordPiece => word_piece::train(&words, settings),
+        TokenizerModel::Bpe => bpe::train(&words, settings),
+        TokenizerModel::Unigram => unigram::train(&words, settings),
+    }
+}
+
+/// Counts the words of the documents of `sources`.
+fn count(
+    sources: &[Source],
+    splitter: WordSplitter,
+    progress: &mut impl FnMut(VocabProgress),
+) -> Result<WordCounts, PrepError> {
+    let mut words = WordCounter::new(splitter);
     let files = source::find_files(sources, 1)?;
     let (read, total) = (Arc::new(AtomicU64::new(0)), files.iter().map(|file| file.bytes).sum());
     for file in &files {
@@ -104,12 +121,7 @@ pub fn train_with(
     if words.counts.is_empty() {
         return Err(PrepError::EmptyCorpus { files: files.len(), rejected: None });
     }
-    progress(VocabProgress::Training);
-    match settings.model {
-        TokenizerModel::WordPiece => word_piece::train(&words.counts, settings),
-        TokenizerModel::Bpe => bpe::train(&words.counts, settings),
-        TokenizerModel::Unigram => unigram::train(&words.counts, settings),
-    }
+    Ok(words.counts)
 }
 
 fn splitter(settings: &VocabSettings) -> Result<WordSplitter, PrepError> {

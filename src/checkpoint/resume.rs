@@ -7,6 +7,7 @@ use lambert_collective::Group;
 use lambert_config::RunConfig;
 use lambert_control::EventKind;
 use lambert_dataset::VocabularyFacts;
+use lambert_dataset::tokenizer::VocabularyExtension;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::timeline;
 use lambert_store::Store;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::{EngineState, files, rollback};
 use crate::error::{self, Error};
 use crate::kernels::Kernels;
+use crate::stages;
 use crate::state::{self, InitialDeviation, ParamSpec, Parameters, TrainState};
 use crate::torch;
 use crate::worker::datasets::Datasets;
@@ -181,23 +183,27 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
         Error::Usage(format!("run.from: {url} is not a checkpoint; expected {}", stored_run::CHECKPOINT_URL))
     })?;
     let store = Store::open(run)?;
-    if lambert_store::hash::sha256(&StoredVocabulary::read(&store)?.bytes)
-        != datasets.first().manifest().vocabulary.sha256
-    {
-        return Err(Error::Usage(format!(
-            "run.from: the vocabulary of {run} differs from that of {}",
-            datasets.first().url()
-        )));
-    }
+    let extension = vocabulary_extension(&StoredVocabulary::read(&store)?.bytes, datasets, run)?;
     let verified = stored::verify(&store, name)?;
     let facts: Option<VocabularyFacts> = serde_json::from_value(verified.manifest.state.clone()).ok();
     // With another case handling, the files would not describe the data.
     let is_same_case = facts.is_some_and(|facts| facts.lowercase == datasets.first().manifest().lowercase);
-    if session.is_first() && is_same_case {
+    if session.is_first() && is_same_case && extension.is_none() {
         copy_tokenizer_files(&store, &session.store)?;
     }
     let (theirs, _) = session::read_config(&store)?;
-    let mut state = empty(session, theirs.depth(verified.manifest.stage), datasets)?;
+    let layers = theirs.depth(verified.manifest.stage);
+    let mut state = empty(session, layers, datasets)?;
+    if let Some(extension) = extension {
+        if config.run.from_optimizer {
+            let message = "run.from_optimizer: the vocabulary is extended, and new tokens have no moments";
+            return Err(Error::Usage(message.to_owned()));
+        }
+        let architecture = Architecture::of_run(config, layers, extension.before);
+        let before = read_model(session.kernels.clone(), &store, &verified, architecture)?;
+        torch::guard(|| stages::vocabulary::extend(&before, &state.parameters, &extension))?;
+        return Ok(state);
+    }
     match config.run.from_optimizer {
         true => {
             files::read(&store, &verified, &mut state)?;
@@ -206,6 +212,21 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
         false => files::read_weights(&store, &verified, &state.parameters)?,
     }
     Ok(state)
+}
+
+/// Returns the tokens that the datasets have in addition to the vocabulary of `run`; none if both are equal.
+fn vocabulary_extension(
+    vocabulary: &[u8],
+    datasets: &Datasets,
+    run: &str,
+) -> Result<Option<VocabularyExtension>, Error> {
+    let dataset = datasets.first();
+    if lambert_store::hash::sha256(vocabulary) == dataset.manifest().vocabulary.sha256 {
+        return Ok(None);
+    }
+    let differs = |why| format!("run.from: the vocabulary of {} does not extend that of {run}: {why}", dataset.url());
+    let extension = VocabularyExtension::new(vocabulary, &dataset.vocabulary()?);
+    extension.map(Some).map_err(|why| Error::Usage(differs(why)))
 }
 
 /// Copies the tokenizer files of an imported model, so that exports have them.

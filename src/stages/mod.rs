@@ -1,8 +1,10 @@
 //! Start of a stage: model growth and optimizer restart.
 //!
 //! - [`growth`]: progressive stacking of layers
+//! - [`vocabulary`]: more tokens than the model that a run starts from
 
 pub mod growth;
+pub mod vocabulary;
 
 use lambert_config::run::RunConfig;
 use lambert_plan::architecture::Architecture;

@@ -1,6 +1,7 @@
 //! Held-out loss and accuracy. Samples are read in file order, and the masking seed is fixed. All models
 //! therefore predict the same masked tokens.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lambert_collective::Group;
@@ -128,5 +129,6 @@ pub fn evaluate(
         masked_tokens: totals.masked_tokens(),
         scores: totals.scores(),
         unigram_entropy: request.dataset.manifest().unigram_entropy,
+        extra: BTreeMap::new(),
     }))
 }

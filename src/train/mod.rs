@@ -77,6 +77,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
             return Ok(finish(session, &saver, &state, TrainOutcome::Stopped));
         }
     }
+    let mut starts = state.step == 0 && session.config.evaluation.at_start;
     'stages: while let Some(place) = timeline::position(&session.config, &state.stages.early_stops, state.step) {
         let mixture = &datasets.stages[place.index];
         let stops = enter(session, collective, &mut saver, &mut state, &place)?;
@@ -87,6 +88,12 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
         }
         let mut stage = StageRun::open(session, &datasets, &mut state, place, budgets[place.index])?;
         let _stage = span!("stage", name = %place.stage.name);
+        if std::mem::take(&mut starts) {
+            stage.evaluate_start(&mut state, collective, &mut saver)?;
+            if std::mem::take(&mut state.evaluation_pending) {
+                return stop(session, collective, &mut saver, &state);
+            }
+        }
         for done in place.done + 1..=place.stage.steps {
             trace::begin_step(state.step + 1);
             let _step = span!("step", number = state.step + 1);
@@ -111,7 +118,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
             let mut best = false;
             let stops = agreed.agreement.directive == Directive::CheckpointAndStop;
             if ends || state.step.is_multiple_of(session.config.evaluation.every_steps) {
-                match stops && datasets.evaluation.is_some() {
+                match stops && !datasets.held_out.is_empty() {
                     true => state.evaluation_pending = true,
                     false => best = stage.evaluate(&mut state, collective, &mut saver)?,
                 }

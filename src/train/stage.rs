@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lambert_collective::{Group, Reducer};
-use lambert_control::{Directive, EventKind, StepRecord, StepTimes};
+use lambert_control::{Directive, Evaluation, EventKind, ExtraEvaluation, StepRecord, StepTimes};
 use lambert_dataset::random::Key;
 use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::timeline::{self, StagePosition};
@@ -269,7 +269,7 @@ impl<'a> StageRun<'a> {
         }
     }
 
-    /// Measures the held-out loss, if evaluation data is configured, and ends the stage at a plateau.
+    /// Measures the held-out losses, if evaluation data is configured, and ends the stage at a plateau.
     /// Returns true if the loss is a new best and needs a checkpoint. A stop request cancels the
     /// evaluation and sets `state.evaluation_pending`.
     pub fn evaluate(
@@ -278,32 +278,9 @@ impl<'a> StageRun<'a> {
         collective: &mut dyn Group,
         saver: &mut Saver<'_>,
     ) -> Result<bool, Error> {
-        state.evaluation_pending = false;
-        let Some(dataset) = &self.datasets.evaluation else { return Ok(false) };
-        self.session.control.phase(WorkerPhase::Evaluate);
-        let _evaluation = span!("evaluate");
-        let config = &self.session.config;
-        let request = EvalRequest {
-            dataset: dataset.clone(),
-            objective: config.evaluation_objective(),
-            samples: config.evaluation.samples,
-            micro_batch_tokens: self.micro_batch_tokens,
-            parts: self.canonical_shards().map(|(_, parts)| parts),
-        };
-        let control = &self.session.control;
-        let stop = |_| control.stop_is_requested();
-        let evaluation = match evaluate::evaluate(&self.objective, collective, &request, state.step, stop)? {
-            EvalOutcome::Completed(evaluation) => evaluation,
-            EvalOutcome::Unreadable(unread) => {
-                state.evaluation_pending = true;
-                return rollback::save_and_fail(collective, saver, state, unread).map(|_| false);
-            }
-            EvalOutcome::Stopped => {
-                state.evaluation_pending = true;
-                return Ok(false);
-            }
-        };
+        let Some(evaluation) = self.measure(state, collective, saver)? else { return Ok(false) };
         let best = saver.push_evaluation(collective, &evaluation)?;
+        let config = &self.session.config;
         let main = objectives::main(&config.objective);
         let loss = evaluation.scores.get(main.name).map_or(f64::NAN, |score| score.loss);
         if self.session.is_first() {
@@ -320,6 +297,68 @@ impl<'a> StageRun<'a> {
             }
         }
         Ok(best)
+    }
+
+    /// Measures the held-out losses before the first step. They decide about nothing: no checkpoint has these weights.
+    /// A stop request cancels the evaluation.
+    pub fn evaluate_start(
+        &self,
+        state: &mut TrainState,
+        collective: &mut dyn Group,
+        saver: &mut Saver<'_>,
+    ) -> Result<(), Error> {
+        if let Some(evaluation) = self.measure(state, collective, saver)? {
+            saver.push_start(&evaluation)?;
+            if self.session.is_first() {
+                self.session.control.event(EventKind::Evaluation(evaluation));
+            }
+        }
+        Ok(())
+    }
+
+    /// Measures the losses on all held-out datasets. Returns none without such a dataset, and if a stop was requested,
+    /// which sets `state.evaluation_pending`.
+    fn measure(
+        &self,
+        state: &mut TrainState,
+        collective: &mut dyn Group,
+        saver: &mut Saver<'_>,
+    ) -> Result<Option<Evaluation>, Error> {
+        state.evaluation_pending = false;
+        if self.datasets.held_out.is_empty() {
+            return Ok(None);
+        }
+        self.session.control.phase(WorkerPhase::Evaluate);
+        let _evaluation = span!("evaluate");
+        let config = &self.session.config;
+        let control = &self.session.control;
+        let mut results = Vec::new();
+        for dataset in &self.datasets.held_out {
+            let request = EvalRequest {
+                dataset: dataset.clone(),
+                objective: config.evaluation_objective(),
+                samples: config.evaluation.samples,
+                micro_batch_tokens: self.micro_batch_tokens,
+                parts: self.canonical_shards().map(|(_, parts)| parts),
+            };
+            let stop = |_| control.stop_is_requested();
+            match evaluate::evaluate(&self.objective, collective, &request, state.step, stop)? {
+                EvalOutcome::Completed(evaluation) => results.push(evaluation),
+                EvalOutcome::Unreadable(unread) => {
+                    state.evaluation_pending = true;
+                    return rollback::save_and_fail(collective, saver, state, unread).map(|_| None);
+                }
+                EvalOutcome::Stopped => {
+                    state.evaluation_pending = true;
+                    return Ok(None);
+                }
+            }
+        }
+        let mut results = results.into_iter();
+        let Some(mut first) = results.next() else { return Ok(None) };
+        let names = config.evaluation.extra.iter().map(|extra| extra.name.clone());
+        first.extra = names.zip(results.map(ExtraEvaluation::from)).collect();
+        Ok(Some(first))
     }
 
     /// Completed steps of this stage.

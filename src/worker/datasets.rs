@@ -18,8 +18,8 @@ use crate::worker::host_share::HostShare;
 pub struct Datasets {
     /// Data of each stage.
     pub stages: Vec<Mixture>,
-    /// Held-out dataset, if any.
-    pub evaluation: Option<Arc<Dataset>>,
+    /// Held-out datasets: that of `evaluation.data`, if any, then the extra ones.
+    pub held_out: Vec<Arc<Dataset>>,
     /// Phrases that are masked as a whole, if any.
     pub phrases: Option<Arc<Phrases>>,
 }
@@ -32,12 +32,13 @@ impl Datasets {
         let open = |url: &str| Ok::<_, DatasetError>(Arc::new(Dataset::open(url)?.with_cache(cache)));
         let stages: Vec<Mixture> =
             config.stage.iter().map(|stage| open_mixture(stage, open)).collect::<Result<_, _>>()?;
-        let held_out = Some(config.evaluation.data.as_str()).filter(|url| !url.is_empty());
-        let evaluation = held_out.map(open).transpose()?;
+        let held_out_keys = config.evaluation.datasets();
+        let held_out = held_out_keys.iter().map(|(_, url)| open(url)).collect::<Result<Vec<_>, _>>()?;
         let keys = config.stage.iter().enumerate().flat_map(|(index, stage)| stage.datasets(index));
         let opened = stages.iter().flat_map(Mixture::datasets);
         let mut used: Vec<(String, &Dataset)> = keys.zip(opened).map(|((key, _), dataset)| (key, &**dataset)).collect();
-        used.extend(evaluation.as_deref().map(|dataset| ("evaluation.data".to_owned(), dataset)));
+        let held_out_keys = held_out_keys.into_iter().map(|(key, _)| key);
+        used.extend(held_out_keys.zip(held_out.iter().map(|dataset| &**dataset)));
         let mut faults = Vec::new();
         check_compatibility(config, &used, None, &mut faults);
         let data: Vec<memory::DatasetShape> = stages.iter().map(Mixture::shape).collect();
@@ -53,7 +54,7 @@ impl Datasets {
             }
             None => None,
         };
-        Ok(Self { stages, evaluation, phrases })
+        Ok(Self { stages, held_out, phrases })
     }
 
     /// Returns the first dataset. All datasets share its vocabulary.

@@ -29,8 +29,8 @@ pub use gpu::{GpuRanges, GpuSample, GpuStatus, ValueRange, xid_text};
 pub use mailbox::{CommandSlot, Inbox, Outbox};
 pub use message::{CoordinatorCommand, Message, ReportReply, SequencedMessage, WorkerPhase, WorkerReport};
 pub use record::{
-    BatchStats, DatasetStats, Evaluation, GradientNoise, RankTimes, SkipCounts, StepRecord, StepTimes, Throughput,
-    UpdateStats,
+    BatchStats, DatasetStats, Evaluation, ExtraEvaluation, GradientNoise, RankTimes, SkipCounts, StepRecord, StepTimes,
+    Throughput, UpdateStats,
 };
 pub use scores::{Score, Scores};
 pub use signature::{ReportHeader, ReportSigner, SigningKey};

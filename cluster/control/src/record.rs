@@ -21,6 +21,29 @@ pub struct Evaluation {
     pub scores: Scores,
     /// Entropy of the token (word piece) frequencies in the dataset, nats. It equals the loss of the unigram baseline.
     pub unigram_entropy: f64,
+    /// Results on the extra held-out datasets, by the name of the dataset.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub extra: BTreeMap<String, ExtraEvaluation>,
+}
+
+/// Loss and accuracy on the samples of an extra held-out dataset. The fields are those of [`Evaluation`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ExtraEvaluation {
+    /// Number of samples evaluated.
+    pub samples: u64,
+    /// Number of masked tokens evaluated.
+    pub masked_tokens: u64,
+    /// Value and accuracy of each loss.
+    #[serde(flatten)]
+    pub scores: Scores,
+    /// Entropy of the token frequencies in the dataset, nats.
+    pub unigram_entropy: f64,
+}
+
+impl From<Evaluation> for ExtraEvaluation {
+    fn from(Evaluation { samples, masked_tokens, scores, unigram_entropy, .. }: Evaluation) -> Self {
+        Self { samples, masked_tokens, scores, unigram_entropy }
+    }
 }
 
 /// Estimates of the gradient noise in one step. A single estimate varies strongly and can be negative. The gradient

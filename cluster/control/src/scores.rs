@@ -111,8 +111,10 @@ impl<'de> Deserialize<'de> for Scores {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
-    use crate::{Evaluation, EventKind, StepRecord};
+    use crate::{Evaluation, EventKind, ExtraEvaluation, StepRecord};
 
     fn score(name: &str, loss: f64, accuracy: f64) -> Score {
         Score { name: name.to_owned(), loss, accuracy: Some(accuracy) }
@@ -144,7 +146,8 @@ mod tests {
     #[test]
     fn a_non_finite_loss_is_written_as_null_and_read_as_nan() {
         let scores: Scores = [score("mlm", f64::NAN, 0.0), score("pair", f64::INFINITY, 0.5)].into_iter().collect();
-        let evaluation = Evaluation { step: 3, samples: 9, masked_tokens: 9, scores, unigram_entropy: 1.0 };
+        let evaluation =
+            Evaluation { step: 3, samples: 9, masked_tokens: 9, scores, unigram_entropy: 1.0, extra: BTreeMap::new() };
         let text = serde_json::to_string(&EventKind::Evaluation(evaluation)).unwrap();
         assert!(text.contains(r#""mlm_loss":null,"mlm_accuracy":0.0,"pair_loss":null"#), "{text}");
         let EventKind::Evaluation(read) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
@@ -160,5 +163,20 @@ mod tests {
         assert_eq!(read.scores, [score("mlm", 2.5, 0.5)].into_iter().collect());
         assert_eq!(read.scores.loss(), 2.5);
         assert!(Scores::default().loss().is_nan() && Scores::default().main().loss.is_nan());
+        assert_eq!(read.extra, BTreeMap::new());
+    }
+
+    #[test]
+    fn scores_of_extra_datasets_stand_apart() {
+        let of = |loss: f64| [score("mlm", loss, 0.25)].into_iter().collect();
+        let (samples, masked_tokens, unigram_entropy) = (4, 5, 3.0);
+        let extra = ExtraEvaluation { samples, masked_tokens, scores: of(3.5), unigram_entropy };
+        let extra = BTreeMap::from([("general".to_owned(), extra)]);
+        let evaluation = Evaluation { step: 3, samples: 9, masked_tokens: 9, scores: of(2.5), unigram_entropy, extra };
+        let event = EventKind::Evaluation(evaluation);
+        let text = serde_json::to_string(&event).unwrap();
+        let part = r#""extra":{"general":{"samples":4,"masked_tokens":5,"mlm_loss":3.5,"mlm_accuracy":0.25,"#;
+        assert!(text.contains(part), "{text}");
+        assert_eq!(serde_json::from_str::<EventKind>(&text).unwrap(), event);
     }
 }

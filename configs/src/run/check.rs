@@ -53,11 +53,7 @@ impl Checked for RunConfig {
         issues.extend(wrong.into_iter().map(|(key, message)| ConfigIssue::new(key, message)));
         self.guard.check(issues);
         self.check_reports(issues);
-        if let Some(share) = self.evaluation.mask_probability {
-            fraction("evaluation.mask_probability", share, issues);
-            positive("evaluation.mask_probability", share, issues);
-        }
-        positive("evaluation.every_steps", self.evaluation.every_steps as f64, issues);
+        self.evaluation.check(issues);
         let intervals = [("evaluation", self.evaluation.every_tokens), ("checkpoint", self.checkpoint.every_tokens)];
         for (section, tokens) in intervals {
             tokens
@@ -313,7 +309,7 @@ impl Guard {
     }
 }
 
-fn positive(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
+pub(super) fn positive(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
     if !(value > 0.0 && value.is_finite()) {
         issues.push(ConfigIssue::new(key, format!("is {value}; must be above 0")));
     }
@@ -325,7 +321,7 @@ fn not_negative(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
     }
 }
 
-fn fraction(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
+pub(super) fn fraction(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
     if !(0.0..1.0).contains(&value) {
         issues.push(ConfigIssue::new(key, format!("is {value}; must be at least 0 and below 1")));
     }

@@ -60,12 +60,7 @@ impl Stage {
         let mut names = BTreeSet::new();
         for (place, part) in self.mixture.iter().enumerate() {
             let key = |name: &str| format!("stage.{index}.mixture.{place}.{name}");
-            let is_valid = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-');
-            if part.name.is_empty() || !part.name.chars().all(is_valid) {
-                issues.push(ConfigIssue::new(key("name"), "expected a name of letters, digits, `_` and `-`"));
-            } else if !names.insert(&part.name) {
-                issues.push(ConfigIssue::new(key("name"), format!("another dataset is named {}, too", part.name)));
-            }
+            check_name(key("name"), &part.name, &mut names, issues);
             if part.data.is_empty() {
                 issues.push(ConfigIssue::new(key("data"), missing));
             }
@@ -79,5 +74,15 @@ impl Stage {
                 _ => {}
             }
         }
+    }
+}
+
+/// Checks the name of a dataset in records. `names` are the names of the datasets before it.
+pub(super) fn check_name<'a>(key: String, name: &'a str, names: &mut BTreeSet<&'a str>, issues: &mut Vec<ConfigIssue>) {
+    let is_valid = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '_' | '-');
+    if name.is_empty() || !name.chars().all(is_valid) {
+        issues.push(ConfigIssue::new(key, "expected a name of letters, digits, `_` and `-`"));
+    } else if !names.insert(name) {
+        issues.push(ConfigIssue::new(key, format!("another dataset is named {name}, too")));
     }
 }

@@ -8,9 +8,10 @@ use serde_json::{Map, Value};
 use super::{compare_or_write, validator};
 
 /// Required keys, by type. They have a default value in Rust, but the checks reject it.
-const REQUIRED: [(&str, &[&str]); 5] = [
+const REQUIRED: [(&str, &[&str]); 6] = [
     ("Stage", &["name", "steps"]),
     ("MixtureDataset", &["name", "data"]),
+    ("HeldOutDataset", &["name", "data"]),
     ("Source", &["path"]),
     ("PrepOutput", &["url"]),
     ("Vocabulary", &["file"]),

@@ -6,9 +6,11 @@
 
 mod byte_symbols;
 mod error;
+mod extension;
 mod file;
 pub mod json;
 mod library;
+mod segmenter;
 mod segments;
 mod sentence_piece;
 mod token_table;
@@ -24,8 +26,10 @@ use serde::{Deserialize, Serialize};
 use tokenizers::pipeline::PipelineToken;
 
 pub use error::TokenizerError;
+pub use extension::VocabularyExtension;
 pub use file::TokenizerFile;
 pub use json::{MASK, tokenizer_json};
+pub use segmenter::{Segmenter, replace};
 pub use sentence_piece::{SentencePieceRules, tokenizer_json as tokenizer_json_of_sentence_piece};
 pub use token_table::{TokenTable, TokenizerModel};
 

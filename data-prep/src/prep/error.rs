@@ -14,6 +14,9 @@ pub enum PrepError {
     /// The vocabulary is unusable.
     #[error("cannot load vocabulary.file")]
     Vocabulary(#[from] TokenizerError),
+    /// The vocabulary cannot be extended.
+    #[error("cannot extend the vocabulary")]
+    Extended(#[source] TokenizerError),
     /// The output URL already contains a dataset of another job.
     #[error("{url} holds a dataset of another corpus or configuration; remove it or choose another output.url")]
     DatasetExists {

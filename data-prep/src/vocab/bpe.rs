@@ -17,7 +17,7 @@ use tokenizers::utils::byte_level::GPT2_REGEX_STR;
 use tokenizers::vocab::bucket_added_vocabulary::AddedToken;
 
 use super::file::TokenizerParts;
-use super::words::{LongWords, WordSplitter};
+use super::words::{LongWords, Normalizers, WordSplitter};
 use super::{TrainedVocabulary, VocabSettings, WordCounts, check_size, training_failed};
 use crate::prep::PrepError;
 
@@ -35,12 +35,17 @@ pub fn splitter(lowercase: bool) -> Result<WordSplitter, tokenizers::Error> {
     }
     let pattern = SplitPattern::Regex(GPT2_REGEX_STR.to_owned());
     Ok(WordSplitter {
-        normalizers,
+        normalizers: Normalizers::Steps(normalizers),
         pre_tokenizer: PipelinePreTokenizer::Split(Split::native(pattern, SplitDelimiterBehavior::Isolated, false)?),
         leading_space: true,
         long_words: LongWords::Skip,
-        spelling: |word| Cow::Owned(word.bytes().map(|byte| SYMBOLS[usize::from(byte)]).collect()),
+        spelling,
     })
+}
+
+/// Byte symbols of a word.
+pub fn spelling(word: &str) -> Cow<'_, str> {
+    Cow::Owned(word.bytes().map(|byte| SYMBOLS[usize::from(byte)]).collect())
 }
 
 /// Trains a tokenizer.json. The ids are those of the special tokens, of the byte symbols in byte order, and of the

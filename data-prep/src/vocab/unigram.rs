@@ -19,7 +19,7 @@ use tokenizers::vocab::bucket_added_vocabulary::AddedToken;
 use twox_hash::XxHash3_64;
 
 use super::file::TokenizerParts;
-use super::words::{LongWords, WordSplitter};
+use super::words::{LongWords, Normalizers, WordSplitter};
 use super::{TrainedVocabulary, VocabSettings, WordCounts, alphabet, check_size, invalid_size, training_failed};
 use crate::prep::PrepError;
 
@@ -48,7 +48,7 @@ pub fn splitter(lowercase: bool) -> WordSplitter {
         normalizers.push(PipelineNormalizer::Lowercase(Lowercase));
     }
     WordSplitter {
-        normalizers,
+        normalizers: Normalizers::Steps(normalizers),
         pre_tokenizer: PipelinePreTokenizer::WhitespaceSplit(WhitespaceSplit),
         leading_space: false,
         long_words: LongWords::Cut,

@@ -13,7 +13,7 @@ use tokenizers::pre_tokenizers::bert::BertPreTokenizer;
 use tokenizers::trainers::BpeTrainer;
 use tokenizers::vocab::bucket_added_vocabulary::AddedToken;
 
-use super::words::{LongWords, WordSplitter};
+use super::words::{LongWords, Normalizers, WordSplitter};
 use super::{TrainedVocabulary, VocabSettings, WordCounts, alphabet, check_size, training_failed};
 use crate::prep::PrepError;
 
@@ -23,7 +23,9 @@ const MAX_TOTAL_COUNT: u64 = 1 << 30;
 /// Splitter of BERT.
 pub fn splitter(lowercase: bool) -> WordSplitter {
     WordSplitter {
-        normalizers: vec![PipelineNormalizer::Bert(BertNormalizer::new(true, true, None, lowercase))],
+        normalizers: Normalizers::Steps(vec![PipelineNormalizer::Bert(BertNormalizer::new(
+            true, true, None, lowercase,
+        ))]),
         pre_tokenizer: PipelinePreTokenizer::Bert(BertPreTokenizer),
         leading_space: false,
         long_words: LongWords::Skip,

@@ -3,7 +3,8 @@
 use std::borrow::Cow;
 
 use tokenizers::pipeline::{
-    Normalizer, NormalizerChain, PipelineNormalizer, PipelinePreTokenizer, PreTokenizer, PreTokenizerScratch, Span,
+    Normalizer, NormalizerChain, PipelineNormalizer, PipelinePreTokenizer, PipelineTokenizer, PreTokenizer,
+    PreTokenizerScratch, Span,
 };
 
 use super::WordCounts;
@@ -16,7 +17,7 @@ const MAX_COUNTED_WORDS: usize = 8 << 20;
 /// Splits lines into the words of a model, as its tokenizer does.
 pub struct WordSplitter {
     /// Steps of the normalization.
-    pub normalizers: Vec<PipelineNormalizer>,
+    pub normalizers: Normalizers,
     /// Splitter of normalized lines.
     pub pre_tokenizer: PipelinePreTokenizer,
     /// If true, the second and later lines of a document have a space before them, which belongs to their first word.
@@ -25,6 +26,23 @@ pub struct WordSplitter {
     pub long_words: LongWords,
     /// Spelling of a word in the tokens of the model.
     pub spelling: fn(&str) -> Cow<'_, str>,
+}
+
+/// Steps of a normalization.
+pub enum Normalizers {
+    /// These steps.
+    Steps(Vec<PipelineNormalizer>),
+    /// Those of a tokenizer.
+    Of(PipelineTokenizer),
+}
+
+impl Normalizers {
+    fn steps(&self) -> &[PipelineNormalizer] {
+        match self {
+            Self::Steps(steps) => steps,
+            Self::Of(tokenizer) => tokenizer.get_normalizers(),
+        }
+    }
 }
 
 /// Treatment of long words.
@@ -68,7 +86,7 @@ impl WordCounter {
     }
 
     fn count_line(&mut self, line: &str) {
-        let Ok(line) = NormalizerChain(&self.splitter.normalizers).normalize(line, 0) else { return };
+        let Ok(line) = NormalizerChain(self.splitter.normalizers.steps()).normalize(line, 0) else { return };
         self.spans.clear();
         if self.splitter.pre_tokenizer.pre_tokenize(&line, &mut self.scratch, &mut self.spans).is_err() {
             return;

@@ -34,7 +34,8 @@ const VOCAB_EXAMPLES: &str = "Examples:
   lambert vocab --input corpus/books --size 8192 --output vocab.txt
   lambert vocab --config configs/prep-books.toml --size 8192 --output vocab.txt
   lambert vocab --model bpe --input corpus/books --size 30522 --output tokenizer.json
-  lambert vocab --model unigram --uncased --input corpus/books --size 8192 --output tokenizer.json";
+  lambert vocab --model unigram --uncased --input corpus/books --size 8192 --output tokenizer.json
+  lambert vocab --extend vocab.txt --input corpus/medicine --size 34000 --output extended.txt";
 
 /// Arguments of `lambert vocab`.
 #[derive(Debug, Args)]
@@ -46,6 +47,9 @@ pub struct Vocab {
     /// Preparation configuration (TOML); its sources are the input, and vocabulary.lowercase applies to wordpiece
     #[arg(long, value_name = "FILE", conflicts_with = "input")]
     pub config: Option<PathBuf>,
+    /// Add tokens to this vocab.txt or tokenizer.json; the old tokens keep their ids
+    #[arg(long, value_name = "FILE", conflicts_with = "model")]
+    pub extend: Option<PathBuf>,
     /// Tokenization model; bpe is byte-level
     #[arg(long, value_enum, default_value_t)]
     pub model: VocabModel,

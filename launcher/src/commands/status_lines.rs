@@ -35,6 +35,9 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
     if let Some(held_out) = &latest.evaluation {
         let scores = score(&held_out.scores.main());
         lines.push(line("evaluation", &format!("{scores} (step {})", held_out.step)));
+        for (dataset, extra) in &held_out.extra {
+            lines.push(line("", &format!("{} on {dataset}", score(&extra.scores.main()))));
+        }
     }
     if let Some((noise, samples)) = latest.noise.and_then(|noise| Some((noise, noise.samples()?))) {
         let estimates = counted(noise.estimates, "estimate");

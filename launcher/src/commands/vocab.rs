@@ -1,23 +1,31 @@
 //! `lambert vocab`: trains a vocabulary.
 
 use std::io::Write;
+use std::path::Path;
 
 use lambert_config::prep::{FormatName, Source};
 use lambert_config::{Layers, exit};
 use lambert_data_prep::prep as data_prep;
-use lambert_data_prep::vocab::{self, TrainedVocabulary, VocabProgress, VocabSettings};
-use lambert_dataset::tokenizer::TokenizerModel;
+use lambert_data_prep::vocab::{self, ExtendedVocabulary, Extension, TrainedVocabulary, VocabProgress, VocabSettings};
+use lambert_dataset::tokenizer::{TokenizerFile, TokenizerModel};
 use lambert_progress::{Progress, Unit};
 
 use super::{files, prep};
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::text::percent;
 
-/// Trains and writes the vocabulary.
+/// Trains or extends a vocabulary and writes it.
 pub fn vocab(arguments: &cli::Vocab) -> Outcome {
-    let model = model(arguments.model);
+    let model = match &arguments.extend {
+        Some(file) => model_of(file)?,
+        None => model(arguments.model),
+    };
     let word_piece = model == TokenizerModel::WordPiece;
+    if arguments.extend.is_some() && !word_piece && (arguments.cased || arguments.uncased) {
+        return Err(Failure::usage("a tokenizer.json has its own case handling; remove --cased or --uncased"));
+    }
     let mut lowercase = arguments.uncased || (word_piece && !arguments.cased);
     let sources = match &arguments.config {
         Some(_) if word_piece && (arguments.cased || arguments.uncased) => {
@@ -32,6 +40,10 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
         }
         None => arguments.input.iter().map(|path| source(path)).collect(),
     };
+    if let Some(file) = &arguments.extend {
+        let (size, min_frequency) = (arguments.size, arguments.min_frequency);
+        return extend(&sources, &Extension { file, lowercase, size, min_frequency }, &arguments.output);
+    }
     let settings = VocabSettings {
         model,
         size: arguments.size,
@@ -50,19 +62,48 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
 
 /// Trains the vocabulary and shows the progress.
 fn train(sources: &[Source], settings: &VocabSettings) -> Result<TrainedVocabulary, Failure> {
-    let progress = Progress::start("counting words");
     let training = match settings.model {
         TokenizerModel::WordPiece | TokenizerModel::Bpe => "merging tokens",
         TokenizerModel::Unigram => "choosing tokens",
     };
-    let update = |state| match state {
+    vocab::train_with(sources, settings, show(training)).map_err(prep::failure)
+}
+
+/// Extends a vocabulary, shows the progress, and writes the result.
+fn extend(sources: &[Source], settings: &Extension<'_>, output: &Path) -> Outcome {
+    let extended = vocab::extend_with(sources, settings, show("merging tokens")).map_err(prep::failure)?;
+    let ExtendedVocabulary { text, tokens, added, text_tokens: (before, after) } = extended;
+    files::write(output, |output| output.write_all(text.as_bytes())).map_err(Failure::failed)?;
+    if tokens < settings.size {
+        tracing::warn!("vocabulary has {tokens} tokens ({} requested): corpus too small", settings.size);
+    }
+    let saved = percent(1.0 - after as f64 / before.max(1) as f64);
+    let size = format!("{tokens} tokens, {added} of them new");
+    let line = format!("wrote {} ({size}): the words have {after} tokens, {saved} fewer", output.display());
+    console::result(&line).map_err(Failure::failed)?;
+    Ok(exit::DONE)
+}
+
+/// Display of the progress. `training` describes the choice of the tokens.
+fn show(training: &'static str) -> impl FnMut(VocabProgress) {
+    let progress = Progress::start("counting words");
+    move |state| match state {
         VocabProgress::Counting { done, total } => {
             progress.set_total(total);
             progress.set_done(done);
         }
         VocabProgress::Training => progress.phase(training, Unit::Bytes),
-    };
-    vocab::train_with(sources, settings, update).map_err(prep::failure)
+    }
+}
+
+/// Model of the vocabulary in a file.
+fn model_of(file: &Path) -> Result<TokenizerModel, Failure> {
+    let name = file.display().to_string();
+    let bytes = std::fs::read(file).map_err(|error| Failure::usage(format!("cannot read {name}: {error}")))?;
+    match TokenizerFile::is_json(&bytes) {
+        true => Ok(TokenizerFile::read(&bytes, &name).map_err(Failure::usage)?.tokens.model()),
+        false => Ok(TokenizerModel::WordPiece),
+    }
 }
 
 fn model(model: cli::VocabModel) -> TokenizerModel {

@@ -90,6 +90,11 @@ impl ConsoleObserver {
                     evaluation.step,
                     evaluation.unigram_entropy
                 );
+                for (dataset, extra) in &evaluation.extra {
+                    let Score { name, loss, accuracy } = extra.scores.main();
+                    let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", acc {}", percent(accuracy)));
+                    tracing::info!("evaluation on {dataset}: {name} {loss:.4}{accuracy}");
+                }
             }
             EventKind::Plateau { step, stage, done, steps } => {
                 tracing::info!(

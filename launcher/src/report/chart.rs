@@ -42,6 +42,10 @@ const COLORS: [[RGBColor; 3]; 6] = [
     [RGBColor(0, 120, 130), RGBColor(170, 220, 222), RGBColor(0, 120, 130)],
 ];
 
+/// Colors of the extra held-out datasets of a single run.
+const EXTRA_COLORS: [RGBColor; 4] =
+    [RGBColor(20, 120, 60), RGBColor(110, 70, 160), RGBColor(140, 100, 10), RGBColor(0, 120, 130)];
+
 /// Curves of a run.
 #[derive(Debug, Default)]
 pub struct Curves {
@@ -53,6 +57,8 @@ pub struct Curves {
     /// Training losses of undone steps.
     pub undone: Vec<Point>,
     pub held_out: Vec<Point>,
+    /// Losses on the extra held-out datasets, by the name of the dataset.
+    pub extra: Vec<(String, Vec<Point>)>,
     /// Unigram entropy of the held-out data.
     pub baseline: Option<f64>,
     pub learning_rate: Vec<Point>,
@@ -65,7 +71,8 @@ pub struct Curves {
 impl Curves {
     /// All losses in the chart, without those of undone steps.
     fn losses(&self) -> impl Iterator<Item = f64> {
-        self.training.iter().flatten().chain(&self.held_out).map(|(_, loss)| *loss).chain(self.baseline)
+        let extra = self.extra.iter().flat_map(|(_, points)| points);
+        self.training.iter().flatten().chain(&self.held_out).chain(extra).map(|(_, loss)| *loss).chain(self.baseline)
     }
 }
 
@@ -233,6 +240,16 @@ fn draw_run(
         drawn
             .label(format!("held-out {} loss", run.objective))
             .legend(move |(x, y)| Circle::new((x + units(12), y), units(4), color.filled()));
+    }
+    for ((name, points), color) in run.extra.iter().zip(EXTRA_COLORS.iter().cycle()) {
+        let color = if is_compared { *point } else { *color };
+        let triangle = |at: &Point| TriangleMarker::new(*at, units(6), color.filled());
+        let drawn = chart.draw_series(points.iter().map(triangle))?;
+        if !is_compared && !points.is_empty() {
+            drawn
+                .label(format!("held-out {} loss: {name}", run.objective))
+                .legend(move |(x, y)| TriangleMarker::new((x + units(12), y), units(6), color.filled()));
+        }
     }
     Ok(())
 }

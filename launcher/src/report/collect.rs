@@ -12,7 +12,8 @@ use lambert_store::run::CONFIG;
 use lambert_store::{Store, StoredVocabulary, checkpoint};
 use serde::Serialize;
 
-use super::chart::{Curves, EventLine};
+use super::chart::{Curves, EventLine, Point};
+use super::extra::{ExtraReport, by_name, curve};
 use super::gpus::{GpuReport, XidReport};
 use crate::decide::RestartHistory;
 use crate::failure::Failure;
@@ -74,6 +75,11 @@ pub struct RunReport {
     pub held_out_samples: Option<u64>,
     /// Step and loss of the evaluation with the lowest main loss.
     pub best_held_out: Option<(u64, f64)>,
+    /// Step and main loss of the first evaluation.
+    pub first_held_out: Option<Point>,
+    /// Results on the extra held-out datasets.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub extra: Vec<ExtraReport>,
     /// Loss of the unigram baseline, nats.
     pub unigram_entropy: Option<f64>,
     pub skipped_samples: u64,
@@ -146,6 +152,8 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
     let best = best.min_by(|a, b| a.scores.main().loss.total_cmp(&b.scores.main().loss));
     let sum = |of: fn(&StepRecord) -> u64| steps.iter().map(of).sum();
     let last = steps.last();
+    let newest = evaluations.last().map(|evaluation| &evaluation.scores);
+    let curves = curves(&status.name, &steps, &undone, &evaluations, &stages, restarts);
     Ok(RunReport {
         name: status.name.clone(),
         url: store.url().to_owned(),
@@ -167,10 +175,12 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
         xids: XidReport::of(&status.workers.ranks),
         losses: means(&steps, |score| Some(score.loss)),
         accuracies: means(&steps, |score| score.accuracy),
-        held_out: of_last(&evaluations, |score| Some(score.loss)),
-        held_out_accuracies: of_last(&evaluations, |score| score.accuracy),
+        held_out: by_name(newest, |score| Some(score.loss)),
+        held_out_accuracies: by_name(newest, |score| score.accuracy),
         held_out_step: evaluations.last().map(|evaluation| evaluation.step),
         held_out_samples: evaluations.last().map(|evaluation| evaluation.samples),
+        first_held_out: curves.held_out.first().copied(),
+        extra: ExtraReport::all(&evaluations),
         best_held_out: best.map(|evaluation| (evaluation.step, evaluation.scores.main().loss)),
         unigram_entropy: evaluations.last().map(|evaluation| evaluation.unigram_entropy),
         skipped_samples: last.map_or(0, |record| record.skipped.samples),
@@ -180,7 +190,7 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
         goodput: Some(status.goodput).filter(|goodput| !goodput.is_empty()),
         checkpoint: None,
         datasets_sha256: Vec::new(),
-        curves: curves(&status.name, &steps, &undone, &evaluations, &stages, restarts),
+        curves,
         stages,
         config,
     })
@@ -268,12 +278,6 @@ fn means(steps: &[StepRecord], value: fn(&Score) -> Option<f64>) -> BTreeMap<Str
     sums.into_iter().map(|(name, (sum, count))| (name, sum / count)).collect()
 }
 
-/// Value of each loss in the last evaluation.
-fn of_last(evaluations: &[Evaluation], value: fn(&Score) -> Option<f64>) -> BTreeMap<String, f64> {
-    let scores = evaluations.last().into_iter().flat_map(|evaluation| evaluation.scores.iter());
-    scores.filter_map(|score| Some((score.name.clone(), value(score)?))).collect()
-}
-
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
@@ -324,11 +328,8 @@ fn curves(
             .map(|stage| stage.iter().filter_map(|record| point(record, main_loss(record))).collect())
             .collect(),
         undone: undone.iter().filter_map(|record| point(record, main_loss(record))).collect(),
-        held_out: evaluations
-            .iter()
-            .map(|evaluation| (evaluation.step as f64, evaluation.scores.main().loss))
-            .filter(|(_, loss)| loss.is_finite())
-            .collect(),
+        held_out: curve(evaluations.iter().map(|evaluation| (evaluation.step, &evaluation.scores))),
+        extra: ExtraReport::all(evaluations).into_iter().map(|extra| (extra.name, extra.curve)).collect(),
         baseline: evaluations.last().map(|evaluation| evaluation.unigram_entropy),
         learning_rate: series(|record| record.update.learning_rate),
         gradient_norm: series(|record| record.update.grad_norm.unwrap_or(f64::NAN)),

@@ -2,6 +2,7 @@
 
 use lambert_store::run::CONFIG;
 
+use super::chart::Point;
 use super::chart::{self, ChartError};
 use super::collect::RunReport;
 use super::gpus::{self, XidReport};
@@ -53,6 +54,16 @@ fn title<'a>(run: &'a RunReport, runs: &[RunReport]) -> &'a str {
     if is_unique && !run.name.is_empty() { &run.name } else { &run.url }
 }
 
+/// Change of a main loss from the first evaluation to the last.
+fn change(first: Option<Point>, curve: &[Point]) -> String {
+    match (first, curve) {
+        (Some((step, before)), [.., (last, now)]) if *last > step => {
+            format!("{:+.4} nats since step {step}", now - before)
+        }
+        _ => String::new(),
+    }
+}
+
 fn results(runs: &[RunReport]) -> Vec<Vec<String>> {
     let mut rows =
         vec![std::iter::once(String::new()).chain(runs.iter().map(|run| title(run, runs).to_owned())).collect()];
@@ -78,6 +89,31 @@ fn results(runs: &[RunReport]) -> Vec<Vec<String>> {
         let share = |value: Option<&f64>| value.map_or(String::new(), |value| percent(*value));
         row(&format!("{name} accuracy, mean of the last 20 steps"), &|run| share(run.accuracies.get(name)));
         row(&format!("{name} accuracy, held-out"), &|run| share(run.held_out_accuracies.get(name)));
+    }
+    let mut extra: Vec<(&String, &String)> = Vec::new();
+    for report in runs.iter().flat_map(|run| &run.extra) {
+        extra.extend(report.losses.keys().map(|loss| (&report.name, loss)));
+    }
+    extra.sort();
+    extra.dedup();
+    for (dataset, loss) in &extra {
+        let of = |run: &RunReport| {
+            let report = run.extra.iter().find(|report| report.name == **dataset)?;
+            Some((report.losses.get(*loss).copied(), report.accuracies.get(*loss).copied()))
+        };
+        row(&format!("{loss} loss, {dataset}"), &|run| nats(of(run).and_then(|(value, _)| value)));
+        row(&format!("{loss} accuracy, {dataset}"), &|run| {
+            of(run).and_then(|(_, share)| share).map_or(String::new(), percent)
+        });
+    }
+    if !extra.is_empty() {
+        row("change of the held-out loss", &|run| change(run.first_held_out, &run.curves.held_out));
+    }
+    for (dataset, _) in extra.chunk_by(|a, b| a.0 == b.0).map(|group| group[0]) {
+        row(&format!("change of the loss, {dataset}"), &|run| {
+            let report = run.extra.iter().find(|report| report.name == *dataset);
+            report.map_or(String::new(), |report| change(report.first, &report.curve))
+        });
     }
     row("best held-out loss", &|run| {
         run.best_held_out.map_or(String::new(), |(step, loss)| format!("{loss:.4} nats at step {step}"))

@@ -1,6 +1,7 @@
 //! Report of one or more runs: curves, results, failures, data and configuration.
 //!
-//! - [`collect`]: facts of a run, from its store; [`gpus`]: values and Xid errors of its GPUs
+//! - [`collect`]: facts of a run, from its store; [`extra`]: losses on extra held-out datasets; [`gpus`]: values and Xid
+//!   errors of its GPUs
 //! - [`card`]: model card of an exported checkpoint; [`datasets`]: its training data
 //! - [`document`]: the report as headings, tables, code and pictures; [`html`], [`markdown`]: its formats
 //! - [`chart`]: pictures as SVG
@@ -10,6 +11,7 @@ pub mod chart;
 pub mod collect;
 pub mod datasets;
 pub mod document;
+pub mod extra;
 pub mod gpus;
 pub mod html;
 pub mod markdown;

@@ -64,10 +64,8 @@ pub fn find(config: &RunConfig) -> Result<Vec<String>, Failure> {
 }
 
 fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
-    let evaluation = match config.evaluation.data.as_str() {
-        "" => None,
-        url => Some(NamedDataset::open("evaluation.data".to_owned(), url)?),
-    };
+    let held_out = config.evaluation.datasets().into_iter().map(|(key, url)| NamedDataset::open(key, url));
+    let held_out = held_out.collect::<Result<Vec<_>, _>>()?;
     let (mut repeated, mut masked, mut unknown, mut last) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for (index, stage) in config.stage.iter().enumerate() {
         let opened = stage.datasets(index).into_iter().map(|(key, url)| NamedDataset::open(key, url));
@@ -82,10 +80,10 @@ fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
         unknown.extend(datasets.iter().filter_map(NamedDataset::unknown));
         last = datasets;
     }
-    unknown.extend(evaluation.as_ref().and_then(NamedDataset::unknown));
+    unknown.extend(held_out.iter().filter_map(NamedDataset::unknown));
     let mut warnings = [repeated, masked, unknown].concat();
     // The final held-out loss should reflect the data of the last stage.
-    let held_out = evaluation.as_ref().and_then(|data| data.usage.as_ref());
+    let held_out = held_out.first().and_then(|data| data.usage.as_ref());
     let overlap = |train: &NamedDataset| Some((train.usage.as_ref()?.overlap(held_out?), train.key.clone()));
     let overlaps = last.iter().map(overlap).collect::<Option<Vec<_>>>().unwrap_or_default();
     let closest = overlaps.into_iter().max_by(|(left, _), (right, _)| left.total_cmp(right));

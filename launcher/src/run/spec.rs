@@ -232,6 +232,9 @@ fn configuration(
         }
     }
     config.evaluation.data = absolute(&config.evaluation.data)?;
+    for extra in &mut config.evaluation.extra {
+        extra.data = absolute(&extra.data)?;
+    }
     config.objective.phrases = config.objective.phrases.as_deref().map(absolute).transpose()?;
     if durations::has_tokens(&config) {
         let data = config.stage.iter().map(run_plan::samples).collect::<Result<Vec<_>, _>>()?;
@@ -293,9 +296,8 @@ fn check_changes(before: &RunConfig, now: &RunConfig, allowed: &[String], store:
 /// host. Returns true if unreachable dataset stores are the only errors.
 fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, faults: &mut Vec<ConfigIssue>) -> bool {
     let stages = config.stage.iter().enumerate().flat_map(|(index, stage)| stage.datasets(index));
-    let evaluation = ("evaluation.data".to_owned(), config.evaluation.data.as_str());
     let (mut opened, before, mut away) = (Vec::new(), faults.len(), 0);
-    for (key, url) in stages.chain([evaluation]).filter(|(_, url)| !url.is_empty()) {
+    for (key, url) in stages.chain(config.evaluation.datasets()).filter(|(_, url)| !url.is_empty()) {
         match Dataset::open(url) {
             Ok(dataset) => opened.push((key, dataset)),
             Err(error) => {

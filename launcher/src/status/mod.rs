@@ -223,6 +223,8 @@ pub struct Downtime {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use lambert_control::Scores;
 
     use super::*;
@@ -269,6 +271,7 @@ mod tests {
                     masked_tokens: 9,
                     scores: Scores::default(),
                     unigram_entropy: 3.5,
+                    extra: BTreeMap::new(),
                 }),
                 noise: Some(NoiseScale { estimates: 2, gradient: 1.0, variance: 40.0 }),
             },

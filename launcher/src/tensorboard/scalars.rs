@@ -11,6 +11,8 @@ const LOSS: &str = "_loss";
 const ACCURACY: &str = "_accuracy";
 /// Prefix of trust ratios.
 const TRUST_RATIOS: &str = "trust_ratios.";
+/// Prefix of the extra held-out datasets of an evaluation.
+const EXTRA: &str = "extra.";
 /// Prefix of the datasets of a mixture.
 const MIXTURE: &str = "mixture.";
 
@@ -108,6 +110,10 @@ fn step_tag(field: &str) -> Option<String> {
 }
 
 fn evaluation_tag(field: &str) -> Option<String> {
+    // The losses on all datasets are in one group.
+    if let Some((dataset, field)) = field.strip_prefix(EXTRA).and_then(|rest| rest.rsplit_once('.')) {
+        return Some(format!("{}/{dataset}", evaluation_tag(field)?));
+    }
     let named = |suffix: &str, group: &str| Some(format!("{group}/{}", field.strip_suffix(suffix)?));
     let entropy = || TAGS.iter().find(|(name, _)| *name == field && field == "unigram_entropy");
     named(LOSS, "held-out")
@@ -150,10 +156,15 @@ mod tests {
             scalar("throughput/padded_tokens_per_second", 100.0),
         ];
         assert_eq!(of_step(text, &mut NoiseScale::default()).unwrap(), expected);
-        let text =
-            r#"{"event":"evaluation","step":1,"samples":32,"x_loss":1.5,"x_accuracy":0.5,"unigram_entropy":3.5}"#;
-        let expected =
-            [scalar("held-out/x", 1.5), scalar("held-out-accuracy/x", 0.5), scalar("held-out/unigram_entropy", 3.5)];
+        let text = r#"{"event":"evaluation","step":1,"samples":32,"x_loss":1.5,"x_accuracy":0.5,"unigram_entropy":3.5,
+            "extra":{"general":{"samples":32,"x_loss":2.5,"unigram_entropy":3.0}}}"#;
+        let expected = [
+            scalar("held-out/x", 1.5),
+            scalar("held-out-accuracy/x", 0.5),
+            scalar("held-out/unigram_entropy", 3.5),
+            scalar("held-out/x/general", 2.5),
+            scalar("held-out/unigram_entropy/general", 3.0),
+        ];
         assert_eq!(of_evaluation(text).unwrap(), expected);
     }
 

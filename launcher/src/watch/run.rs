@@ -1,7 +1,9 @@
 //! A run as it is watched: its store is read again and again, and the last data are kept.
 
+use std::collections::BTreeSet;
+
 use lambert_config::RunConfig;
-use lambert_control::{Evaluation, EventKind};
+use lambert_control::{Evaluation, EventKind, ExtraEvaluation};
 use lambert_dataset::tokenizer::TokenTable;
 use lambert_store::records::{Part, StepRecords};
 use lambert_store::run::AttemptStep;
@@ -242,7 +244,20 @@ impl WatchedRun {
         let total = |evaluation: &Evaluation| number(evaluation.scores.loss(), 7);
         columns.insert("total".into(), chosen().map(total).collect());
         let baseline = evaluations.last().map(|evaluation| evaluation.unigram_entropy);
-        json!({ "columns": columns, "unigram_entropy": baseline })
+        let names: BTreeSet<&String> = evaluations.iter().flat_map(|evaluation| evaluation.extra.keys()).collect();
+        let extra: Map<String, Value> = names
+            .into_iter()
+            .map(|name| {
+                let column = |value: fn(&ExtraEvaluation) -> f64| -> Value {
+                    let cell =
+                        |evaluation: &Evaluation| evaluation.extra.get(name).map(|extra| number(value(extra), 7));
+                    chosen().map(|evaluation| cell(evaluation).unwrap_or_default()).collect()
+                };
+                let losses = column(|extra| extra.scores.main().loss);
+                (name.clone(), json!({ "loss": losses, "total": column(|extra| extra.scores.loss()) }))
+            })
+            .collect();
+        json!({ "columns": columns, "unigram_entropy": baseline, "extra": extra })
     }
 }
 

@@ -113,6 +113,11 @@ impl<'a> Saver<'a> {
         Ok(is_best == [1])
     }
 
+    /// Adds the evaluation before the first step to the records.
+    pub fn push_start(&mut self, evaluation: &Evaluation) -> Result<(), Error> {
+        self.records.push(&EventKind::Evaluation(evaluation.clone()))
+    }
+
     /// Returns true if a checkpoint is due after `step` and no save is in progress. A checkpoint is due at the step
     /// interval, if it is `wanted`, or if it was due before and had to wait. The result is equal on all ranks.
     pub fn is_due(&mut self, step: u64, wanted: bool) -> bool {

@@ -114,6 +114,20 @@ impl TokenizerFile {
         self.library_json(self.file.clone())
     }
 
+    /// Merges of a BPE model, in order.
+    #[must_use]
+    pub fn merges(&self) -> Vec<(String, String)> {
+        let merges = self.file["model"]["merges"].as_array().map_or(&[][..], Vec::as_slice);
+        merges.iter().filter_map(merge).map(|(left, right)| (left.to_owned(), right.to_owned())).collect()
+    }
+
+    /// Scores of the tokens of a Unigram model.
+    #[must_use]
+    pub fn scores(&self) -> Vec<f64> {
+        let vocabulary = self.file["model"]["vocab"].as_array().map_or(&[][..], Vec::as_slice);
+        vocabulary.iter().map(|token| token[1].as_f64().unwrap_or(f64::NEG_INFINITY)).collect()
+    }
+
     fn library_json(&self, mut file: Json) -> Result<String, String> {
         for key in ["post_processor", "decoder", "truncation", "padding"] {
             file[key] = Json::Null;
@@ -165,19 +179,24 @@ fn bpe_tokens(file: &Json) -> Result<Vec<String>, String> {
         return Err(format!("model.vocab lacks {symbol:?}; expected a symbol for each byte"));
     }
     for (number, merge) in model["merges"].as_array().ok_or("model.merges is missing")?.iter().enumerate() {
-        let parts = match merge {
-            Json::String(text) => text.split_once(' ').filter(|(_, right)| !right.contains(' ')),
-            _ => match merge.as_array().map(Vec::as_slice) {
-                Some([left, right]) => left.as_str().zip(right.as_str()),
-                _ => None,
-            },
-        };
+        let parts = self::merge(merge);
         let is_known = |text: &str| vocabulary.contains_key(text);
         if !parts.is_some_and(|(left, right)| is_known(left) && is_known(right) && is_known(&[left, right].concat())) {
             return Err(format!("model.merges: number {number}, {merge}, is not a merge of tokens of model.vocab"));
         }
     }
     Ok(texts)
+}
+
+/// Tokens of a merge, which is written as a text or as a list.
+fn merge(merge: &Json) -> Option<(&str, &str)> {
+    match merge {
+        Json::String(text) => text.split_once(' ').filter(|(_, right)| !right.contains(' ')),
+        _ => match merge.as_array().map(Vec::as_slice) {
+            Some([left, right]) => left.as_str().zip(right.as_str()),
+            _ => None,
+        },
+    }
 }
 
 /// Tokens of a Unigram model, by id.

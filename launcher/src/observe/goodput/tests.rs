@@ -1,5 +1,7 @@
 //! Accounts of simulated runs. Step records come with the time that they state.
 
+use std::collections::BTreeMap;
+
 use lambert_config::RunConfig;
 use lambert_control::{Evaluation, Scores, StepTimes, WorkerReport};
 
@@ -107,7 +109,14 @@ fn each_second_of_an_attempt_has_a_category() {
 
 fn evaluation() -> EventKind {
     let scores = Scores::default();
-    EventKind::Evaluation(Evaluation { step: 2, samples: 8, masked_tokens: 9, scores, unigram_entropy: 3.5 })
+    EventKind::Evaluation(Evaluation {
+        step: 2,
+        samples: 8,
+        masked_tokens: 9,
+        scores,
+        unigram_entropy: 3.5,
+        extra: BTreeMap::new(),
+    })
 }
 
 #[test]

@@ -133,6 +133,16 @@ impl Metrics {
         if let Some(evaluation) = &status.latest.evaluation {
             let losses = evaluation.scores.iter().map(|score| (score.name.clone(), score.loss));
             self.family("evaluation_loss", "Held-out losses, nats", "loss", losses);
+            let family = Family::<Labels, Gauge<f64, AtomicU64>>::default();
+            for (dataset, extra) in &evaluation.extra {
+                for score in extra.scores.iter() {
+                    let labels = vec![("dataset", escaped(dataset)), ("loss", escaped(&score.name))];
+                    family.get_or_create(&labels).set(score.loss);
+                }
+            }
+            if !evaluation.extra.is_empty() {
+                self.0.register("evaluation_extra_loss", "Losses on extra held-out datasets, nats", family);
+            }
         }
         self.gauge("attempt", "Current attempt", f64::from(status.attempt));
         self.counter("restarts", "Restarts under this coordinator", status.restarts.count);

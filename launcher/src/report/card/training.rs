@@ -189,6 +189,15 @@ impl ModelCard<'_> {
                 rows.push(std::iter::once(loss.title.to_owned()).chain(row).collect());
             }
         }
+        for extra in self.records().into_iter().flat_map(|records| &records.extra) {
+            for loss in &losses {
+                if let Some(value) = extra.losses.get(loss.name) {
+                    let title = format!("{} ({})", loss.title, extra.name);
+                    let accuracy = share(extra.accuracies.get(loss.name));
+                    rows.push(vec![title, String::new(), String::new(), nats(Some(*value)), accuracy]);
+                }
+            }
+        }
         if rows.len() == 1 {
             return Vec::new();
         }

@@ -74,7 +74,7 @@ function setUp() {
   history.replaceState(null, "", location.pathname);
   find("grid").append(...charts.map((chart) => chart.figure));
   const kinds = Object.entries(KINDS).map(([kind, name]) => el("span", {}, el("i", { class: `swatch mark-${kind}` }), name));
-  find("legend").append(...kinds, el("span", {}, "dotted: undone steps"), el("span", {}, "dashed with dots: held out"));
+  find("legend").append(...kinds, el("span", {}, "dotted: undone steps"), el("span", {}, "dashed with dots: held out"), el("span", {}, "dashed with circles: extra held-out data"));
   const smoothing = find("smoothing");
   const showSmoothing = () => { find("smoothing-value").textContent = state.smoothing.toFixed(2); };
   find("axis").value = state.axis;

@@ -20,6 +20,9 @@ export const CHARTS = [
   { id: "phases", title: "Seconds of a step by phase", unit: "s", stacked: true },
 ];
 
+/** Dashes of the extra held-out datasets. */
+const DASHES = [[2, 4], [10, 3, 2, 3], [10, 6]];
+
 export class Chart {
   constructor(definition, state) {
     Object.assign(this, { definition, state, plot: null, shape: "", zoomed: false });
@@ -108,6 +111,10 @@ export class Chart {
       if (heldOut && run.evaluations.columns.step.length > 0) {
         tables.push(run.heldOut(axis, heldOut));
         series.push({ label: `${run.index} held out`, stroke, width: 1.5, dash: [6, 3], points: { show: true, size: 6, fill: stroke } });
+        run.extra.forEach((dataset, index) => {
+          tables.push(run.heldOut(axis, heldOut, dataset));
+          series.push({ label: `${run.index} held out ${dataset}`, stroke, width: 1.5, dash: DASHES[index % DASHES.length], points: { show: true, size: 7, fill: colour("back") } });
+        });
       }
     }
     const data = tables.length > 0 ? uPlot.join(tables) : [[]];
@@ -188,9 +195,10 @@ export class Chart {
     const at = (name) => (run.columns[name]?.[row] ?? null) === null ? null : run.columns[name][row] * scale;
     const hasRange = run.width > 1 && at(`${value}_min`) !== at(`${value}_max`);
     const range = hasRange ? ` (${format(at(`${value}_min`))} to ${format(at(`${value}_max`))})` : "";
-    const { step, [heldOut]: losses } = run.evaluations.columns;
+    const { step } = run.evaluations.columns;
     const last = heldOut ? bisect(step, run.columns.step[row] + 1) - 1 : -1;
-    const evaluation = last >= 0 ? `, held out ${format(losses[last])} (step ${step[last]})` : "";
+    const extra = run.extra.map((dataset) => `, ${dataset} ${format(run.heldOutColumn(heldOut, dataset)[last])}`).join("");
+    const evaluation = last >= 0 ? `, held out ${format(run.heldOutColumn(heldOut)[last])}${extra} (step ${step[last]})` : "";
     return `${format(at(value))}${range} ${unit}`.trimEnd() + evaluation;
   }
 

@@ -10,7 +10,7 @@ export class Run {
     this.columns = { step: [] };
     this.width = 1;
     this.undone = { step: [], attempt: [] };
-    this.evaluations = { columns: { step: [] }, unigram_entropy: null };
+    this.evaluations = { columns: { step: [] }, unigram_entropy: null, extra: {} };
     this.stages = [];
     this.marks = [];
     this.visible = true;
@@ -51,11 +51,22 @@ export class Run {
     return [rows.map((row) => x[row]), ...columns.map((column) => rows.map((row) => column[row] ?? null))];
   }
 
-  /** Held-out values: x and y. */
-  heldOut(axis, name) {
-    const { step, [name]: values } = this.evaluations.columns;
+  /** Held-out values: x and y. `dataset` is an extra dataset; absent: the first one. */
+  heldOut(axis, name, dataset) {
+    const { step } = this.evaluations.columns, values = this.heldOutColumn(name, dataset);
     const rows = step.map((at, row) => [this.position(at, axis), values?.[row] ?? null]).filter(([x]) => x !== null);
     return [rows.map(([x]) => x), rows.map(([, y]) => y)];
+  }
+
+  /** Held-out values by row of the evaluations. */
+  heldOutColumn(name, dataset) {
+    const columns = dataset === undefined ? this.evaluations.columns : this.evaluations.extra[dataset];
+    return columns?.[name] ?? [];
+  }
+
+  /** Names of the extra held-out datasets. */
+  get extra() {
+    return Object.keys(this.evaluations.extra);
   }
 
   /** Undone steps by attempt: lists of x and y. */

@@ -31,20 +31,22 @@ function table(chart) {
   const values = stacked ? PHASES : hasRange ? [value, `${value}_min`, `${value}_max`] : [value];
   const titles = stacked ? PHASE_NAMES : hasRange ? ["mean", "minimum", "maximum"] : ["value"];
   const axis = state.axis === "step" ? [] : [state.axis === "flops" ? "FLOPs" : state.axis];
+  const datasets = heldOut ? [undefined, ...new Set(runs.flatMap((run) => run.extra))] : [];
   const count = runs.reduce((sum, run) => sum + run.columns.step.length, 0), stride = Math.ceil(count / ROWS) || 1;
   const rows = runs.flatMap((run) => {
-    const { step: evaluated, [heldOut]: losses = [] } = run.evaluations.columns;
+    const { step: evaluated } = run.evaluations.columns;
     const last = run.columns.step.length - 1;
     const shown = [...run.columns.step.keys()].filter((row) => (last - row) % stride === 0);
     return shown.map((row, index) => {
       const step = run.columns.step[row], before = index > 0 ? run.columns.step[shown[index - 1]] : 0;
       const cells = [step, ...axis.map(() => run.columns[state.axis]?.[row])];
       cells.push(...values.map((name) => (run.columns[name]?.[row] ?? null) === null ? null : run.columns[name][row] * scale));
-      if (heldOut) cells.push(losses[evaluated.findLastIndex((at) => at > before && at <= step)]);
+      const at = evaluated.findLastIndex((at) => at > before && at <= step);
+      if (heldOut) cells.push(...datasets.map((dataset) => run.heldOutColumn(heldOut, dataset)[at]));
       return el("tr", {}, el("td", {}, run.info.title), cells.map((cell) => el("td", { class: "number" }, format(cell))));
     });
   });
-  const names = ["step", ...axis, ...titles, ...(heldOut ? ["held out"] : [])];
+  const names = ["step", ...axis, ...titles, ...datasets.map((dataset) => dataset === undefined ? "held out" : `held out: ${dataset}`)];
   const caption = stride > 1 ? `${chart.name}: every ${stride}th of ${count} rows` : chart.name;
   return el("table", {}, el("caption", {}, caption),
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "run"), names.map((name) => el("th", { scope: "col", class: "number" }, name)))),

@@ -1,0 +1,162 @@
+//! Extensions of vocabularies of all models.
+#![allow(clippy::unwrap_used)] // Tests fail by panicking.
+
+mod common;
+
+use std::path::Path;
+
+use common::{corpora, generated, source};
+use lambert_config::prep::{Documents, Source};
+use lambert_data_prep::prep::PrepError;
+use lambert_data_prep::vocab::{ExtendedVocabulary, Extension, VocabProgress, VocabSettings, extend_with, train};
+use lambert_dataset::tokenizer::{TokenTable, Tokenizer, TokenizerModel, VocabularyExtension};
+
+const MODELS: [TokenizerModel; 3] = [TokenizerModel::WordPiece, TokenizerModel::Bpe, TokenizerModel::Unigram];
+
+/// Words that the generated text does not have.
+const DOMAIN: &str = "The cardiomyopathy of the patient.\nIschemic cardiomyopathy, and pericarditis.\n\n\
+    Pericarditis is not cardiomyopathy. Do not confuse pericarditis with myocarditis.\n";
+
+fn domain(folder: &Path) -> Vec<Source> {
+    let path = folder.join("domain.txt");
+    std::fs::write(&path, DOMAIN.repeat(3)).unwrap();
+    vec![source(&path, "text", Documents::BlankLine)]
+}
+
+/// Trains a vocabulary on the generated text and writes it to `folder`.
+fn base(folder: &Path, model: TokenizerModel) -> std::path::PathBuf {
+    generated(folder, 300);
+    let sources = [source(&folder.join("corpus.txt"), "text", Documents::BlankLine)];
+    let settings = VocabSettings { model, size: 500, lowercase: true, ..VocabSettings::default() };
+    let path = folder.join("base");
+    std::fs::write(&path, train(&sources, &settings).unwrap()).unwrap();
+    path
+}
+
+fn extended(file: &Path, sources: &[Source], size: usize) -> Result<ExtendedVocabulary, PrepError> {
+    let settings = Extension { file, lowercase: true, size, min_frequency: 2 };
+    extend_with(sources, &settings, |_: VocabProgress| {})
+}
+
+/// Checks that each line has a new token or the same ids as before. Returns the number of lines with a new token.
+fn check_ids(old: &[u8], new: &[u8], lines: &str) -> usize {
+    let [old, new] = [old, new].map(|bytes| Tokenizer::from_vocab(bytes, true).unwrap());
+    let (mut before, mut after) = (old.encoder(), new.encoder());
+    let mut changed = 0;
+    for line in lines.lines() {
+        let (before, after) = (before.encode(line), after.encode(line));
+        match after.iter().any(|id| *id as usize >= old.size()) {
+            true => changed += 1,
+            false => assert_eq!(before, after, "{line}"),
+        }
+    }
+    changed
+}
+
+#[test]
+fn new_tokens_follow_and_text_without_them_keeps_its_ids() {
+    for model in MODELS {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, sources) = (base(folder.path(), model), domain(folder.path()));
+        let old = std::fs::read(&file).unwrap();
+        let found = extended(&file, &sources, 520).unwrap();
+        let new = found.text.as_bytes();
+        let extension = VocabularyExtension::new(&old, new).unwrap();
+        assert_eq!((extension.before, extension.parts.len()), (found.tokens - found.added, found.added), "{model}");
+        assert!(extension.parts.iter().all(|parts| parts.len() >= 2), "{model}: {:?}", extension.parts);
+        let tokenizer = Tokenizer::from_vocab(new, true).unwrap();
+        assert_eq!(tokenizer.size(), found.tokens);
+        // The words of the text become shorter by as many tokens as the library says.
+        let library = |bytes: &[u8]| {
+            let tokenizer = Tokenizer::from_vocab(bytes, true).unwrap();
+            let lines = DOMAIN.lines().filter(|line| !line.is_empty());
+            let known = |id: &u32| *id != tokenizer.special().unk;
+            3 * lines.map(|line| tokenizer.encode(line).into_iter().filter(known).count() as u64).sum::<u64>()
+        };
+        // In BPE the second line of a document has a space before it.
+        if model != TokenizerModel::Bpe {
+            assert_eq!(found.text_tokens, (library(&old), library(new)), "{model}");
+        }
+        assert!(found.text_tokens.1 < found.text_tokens.0, "{model}: {:?}", found.text_tokens);
+        let whole = tokenizer.encode("cardiomyopathy").len();
+        assert!(whole < Tokenizer::from_vocab(&old, true).unwrap().encode("cardiomyopathy").len(), "{model}: {whole}");
+        let corpus = std::fs::read_to_string(folder.path().join("corpus.txt")).unwrap();
+        check_ids(&old, new, &corpus);
+        assert!(check_ids(&old, new, DOMAIN) > 0);
+        // The same text gives the same file.
+        assert_eq!(extended(&file, &sources, 520).unwrap().text, found.text);
+    }
+}
+
+#[test]
+fn an_extension_is_extended() {
+    for model in MODELS {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, sources) = (base(folder.path(), model), domain(folder.path()));
+        let size = TokenTable::count(&std::fs::read(&file).unwrap()).unwrap();
+        let first = extended(&file, &sources, size + 4).unwrap();
+        assert_eq!(first.added, 4);
+        let longer = folder.path().join("longer");
+        std::fs::write(&longer, &first.text).unwrap();
+        let second = extended(&longer, &sources, first.tokens + 3).unwrap();
+        assert_eq!(second.added, 3);
+        VocabularyExtension::new(first.text.as_bytes(), second.text.as_bytes()).unwrap();
+        VocabularyExtension::new(&std::fs::read(&file).unwrap(), second.text.as_bytes()).unwrap();
+        let why = VocabularyExtension::new(second.text.as_bytes(), first.text.as_bytes()).unwrap_err();
+        assert!(why.contains("not more than"), "{why}");
+    }
+}
+
+#[test]
+fn a_size_that_is_not_larger_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, sources) = (base(folder.path(), TokenizerModel::Bpe), domain(folder.path()));
+    let refused = extended(&file, &sources, 500).unwrap_err().to_string();
+    assert!(refused.contains("must be above 500, the number of tokens of"), "{refused}");
+    std::fs::write(&file, "{\"model\":{}}").unwrap();
+    let refused = std::error::Error::source(&extended(&file, &sources, 600).unwrap_err()).unwrap().to_string();
+    assert!(refused.contains("model.type"), "{refused}");
+}
+
+/// The tokens that only `added_tokens` has keep their ids, as `[MASK]` of DeBERTa-v2.
+#[test]
+fn added_tokens_after_the_model_keep_their_ids() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, sources) = (base(folder.path(), TokenizerModel::Unigram), domain(folder.path()));
+    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let last = json["model"]["vocab"].as_array().unwrap().len();
+    json["model"]["vocab"].as_array_mut().unwrap().remove(4);
+    for token in json["added_tokens"].as_array_mut().unwrap() {
+        if token["content"] == "[MASK]" {
+            token["id"] = (last - 1).into();
+        }
+    }
+    std::fs::write(&file, json.to_string()).unwrap();
+    let old = std::fs::read(&file).unwrap();
+    let found = extended(&file, &sources, 510).unwrap();
+    let tokenizer = Tokenizer::from_vocab(found.text.as_bytes(), true).unwrap();
+    assert_eq!(tokenizer.special().mask as usize, last - 1);
+    VocabularyExtension::new(&old, found.text.as_bytes()).unwrap();
+    check_ids(&old, found.text.as_bytes(), &std::fs::read_to_string(folder.path().join("corpus.txt")).unwrap());
+}
+
+/// Published vocabularies and real text: the first half of a book decides, the second half is compared.
+#[test]
+fn real_text_without_new_tokens_keeps_its_ids() {
+    let Some(corpora) = corpora() else {
+        return println!("skipped: the development corpora are not available");
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(corpora.join("books/de/goethe_werther.txt")).unwrap();
+    let half = folder.path().join("half.txt");
+    std::fs::write(&half, &text[..text.floor_char_boundary(text.len() / 2)]).unwrap();
+    for model in MODELS {
+        let file = base(folder.path(), model);
+        let old = std::fs::read(&file).unwrap();
+        let found = extended(&file, &[source(&half, "text", Documents::File)], 2000).unwrap();
+        assert_eq!(found.tokens, 2000);
+        let changed = check_ids(&old, found.text.as_bytes(), &text);
+        assert!(changed > 100, "{model}: {changed}");
+        println!("{model}: {} to {} tokens", found.text_tokens.0, found.text_tokens.1);
+    }
+}
