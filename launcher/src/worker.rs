@@ -1,8 +1,9 @@
 //! Locates `lambert-worker` and runs the commands that `lambert-worker` implements.
 
+use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 
 use lambert_config::exit;
 use lambert_progress::terminal::{is_quiet, shows_bars};
@@ -37,7 +38,7 @@ pub enum WorkerError {
         /// Path of the program.
         program: PathBuf,
         /// System error.
-        source: std::io::Error,
+        source: io::Error,
     },
 }
 
@@ -79,10 +80,10 @@ pub fn become_worker(arguments: &[String]) -> Outcome {
     Err(Failure::failed(WorkerError::Start { program, source }))
 }
 
-/// Runs the worker, and returns its exit code.
-pub fn run_worker(arguments: &[String]) -> Outcome {
+/// Returns the exit code of the worker, which `run` runs.
+pub fn run_worker(arguments: &[String], run: impl FnOnce(Command) -> io::Result<ExitStatus>) -> Outcome {
     let program = find().map_err(Failure::failed)?;
-    match command(&program, arguments).status() {
+    match run(command(&program, arguments)) {
         Ok(status) => Ok(status.code().unwrap_or(exit::FAILED)),
         Err(source) => Err(Failure::failed(WorkerError::Start { program, source })),
     }

@@ -2,7 +2,7 @@
 //!
 //! - [`Progress`]: progress of a command, drawn once the command has run for two seconds
 //! - [`terminal`]: stderr as a terminal: visibility of bars, colours, output above the bars
-//! - [`signals`]: removal of the bars before a signal ends the process
+//! - [`signals`]: removal of the bars and of temporary files before a signal ends the process
 //! - [`text`]: sizes, rates and times left
 //!
 //! Bars are drawn only if stderr is a terminal and the command is not quiet. Otherwise this crate writes nothing.

@@ -1,9 +1,9 @@
-//! Removal of the bars before a signal ends the process.
+//! Removal of the bars, and of what a command leaves otherwise, before a signal ends the process.
 
 use std::io;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use indicatif::ProgressDrawTarget;
@@ -23,6 +23,18 @@ pub fn leave_to_command() {
     IS_LEFT_TO_COMMAND.store(true, Ordering::Relaxed);
 }
 
+/// Function that removes what a command leaves.
+type CleanUp = Box<dyn FnOnce() + Send>;
+
+static CLEAN_UP: Mutex<Option<CleanUp>> = Mutex::new(None);
+
+/// From now on, calls `clean_up` before a signal ends the process. The process still ends by the signal. Ignored signals
+/// stay ignored. Replaces the function of an earlier call.
+pub fn clean_up_before_exit(clean_up: impl FnOnce() + Send + 'static) {
+    *CLEAN_UP.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(clean_up));
+    clear_bars_before_exit();
+}
+
 /// From now on, removes the bars before a signal ends the process. The process still ends by the signal. Ignored signals
 /// stay ignored.
 pub(crate) fn clear_bars_before_exit() {
@@ -38,6 +50,9 @@ fn listen() -> io::Result<()> {
         for signal in signals.forever() {
             if !IS_LEFT_TO_COMMAND.load(Ordering::Relaxed) {
                 clear();
+                if let Some(clean_up) = CLEAN_UP.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                    clean_up();
+                }
                 let _ = emulate_default_handler(signal);
             }
         }

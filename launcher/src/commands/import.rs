@@ -3,18 +3,22 @@
 use lambert_config::exit;
 use lambert_progress::Progress;
 use lambert_store::Store;
-use lambert_store::run::{CONFIG, TOKENIZER, VOCABULARY, checkpoint_url};
+use lambert_store::run::{CHECKPOINTS, CONFIG, TOKENIZER, VOCABULARY, checkpoint_url};
 
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::import::Import;
 
+/// The output directory is not empty.
 #[derive(Debug, thiserror::Error)]
-#[error("{url} has {name} already; name a new directory")]
-struct Exists {
-    url: String,
-    name: &'static str,
+enum ExistsError {
+    #[error("{url} has {CONFIG} already; name a new directory")]
+    Run { url: String },
+    #[error(
+        "{url} has {name} but no {CONFIG}, as after an interrupted import; name a new directory, or delete this one"
+    )]
+    Incomplete { url: String, name: &'static str },
 }
 
 /// Imports a folder. Writes nothing if the folder cannot be imported.
@@ -23,17 +27,26 @@ pub fn import(arguments: &cli::Import) -> Outcome {
     // A vocabulary without a configuration belongs to a folder of transformers, or to an import that was interrupted.
     for name in [CONFIG, VOCABULARY, TOKENIZER] {
         if store.head(name).map_err(Failure::failed)?.is_some() {
-            return Err(Failure::usage(Exists { url: store.url().to_owned(), name }));
+            return Err(exists(&store, name));
         }
     }
     let progress = Progress::start("reading");
     let import = Import::read(&arguments.folder, &arguments.init_missing).map_err(Failure::usage)?;
-    let name = import.write(&progress.observe(&store)).map_err(Failure::failed)?;
+    let (notes, family) = (import.notes.clone(), import.config().model.family);
+    let name = import.write(&progress.observe(&store)).map_err(|error| match error {
+        lambert_store::Error::Exists { .. } => exists(&store, CHECKPOINTS),
+        error => Failure::failed(error),
+    })?;
     drop(progress);
-    for note in &import.notes {
+    for note in notes {
         tracing::info!("{note}");
     }
-    tracing::info!("imported {} as a model of family {}", arguments.folder.display(), import.family());
+    tracing::info!("imported {} as a model of family {family}", arguments.folder.display());
     console::result(&checkpoint_url(store.url(), &name)).map_err(Failure::failed)?;
     Ok(exit::DONE)
+}
+
+fn exists(store: &Store, name: &'static str) -> Failure {
+    let url = store.url().to_owned();
+    Failure::usage(if name == CONFIG { ExistsError::Run { url } } else { ExistsError::Incomplete { url, name } })
 }

@@ -17,6 +17,7 @@ mod metrics;
 mod plan;
 mod prep;
 mod report;
+mod scratch;
 mod status;
 mod status_lines;
 mod status_list;

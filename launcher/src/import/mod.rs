@@ -15,11 +15,11 @@ mod weights;
 use std::path::{Path, PathBuf};
 
 use lambert_config::RunConfig;
-use lambert_config::run::{Family, Pair, Stage};
+use lambert_config::run::{Pair, Stage};
 use lambert_dataset::tokenizer::TokenizerError;
 use lambert_plan::architecture::{Architecture, ImportedModel, ModuleKind, UnsupportedValue};
 use lambert_store::checkpoint::{self, AttemptStep, FORMAT, Manifest};
-use lambert_store::run::{CONFIG, WEIGHTS, in_transformers};
+use lambert_store::run::{CONFIG, MANIFEST, WEIGHTS, in_transformers};
 use lambert_store::{Store, hash};
 use serde_json::json;
 
@@ -63,8 +63,13 @@ pub const STAGE: &str = "import";
 /// Maximum number of layers of an imported model.
 const MAX_LAYERS: usize = 1024;
 
+/// Key of the state in a manifest: the folder of an import.
+const SOURCE: &str = "source";
+
 /// A folder that has passed all checks. Nothing is written yet.
 pub struct Import {
+    /// Folder, as [`source`] returns it.
+    source: String,
     config: RunConfig,
     /// Text of `config`.
     text: String,
@@ -111,23 +116,52 @@ impl Import {
                 "left out: rows 0 to {last} of the position embeddings, which no token has; an export has zeros there"
             ));
         }
-        Ok(Self { text: toml::to_string(&config)?, config, vocabulary, weights, notes })
+        Ok(Self { source: source(path), text: toml::to_string(&config)?, config, vocabulary, weights, notes })
     }
 
-    /// Class of models.
-    pub fn family(&self) -> Family {
-        self.config.model.family
+    /// Folder, as [`source`] returns it.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Configuration of the imported run.
+    pub fn config(&self) -> &RunConfig {
+        &self.config
+    }
+
+    /// Bytes of the vocabulary.
+    pub fn vocabulary(&self) -> &[u8] {
+        &self.vocabulary.vocabulary
+    }
+
+    /// True if the vocabulary lowercases text.
+    pub fn lowercase(&self) -> bool {
+        self.vocabulary.facts.lowercase
+    }
+
+    /// Removes what an interrupted import left in `store`, then writes like [`Import::write`].
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn replace(self, store: &Store) -> Result<String, lambert_store::Error> {
+        let left: Vec<String> = store.list("")?.into_iter().map(|object| object.path).collect();
+        // Without its configuration and its manifest, the import is not complete.
+        let (first, rest): (Vec<String>, Vec<String>) =
+            left.into_iter().partition(|path| path == CONFIG || path.ends_with(MANIFEST));
+        store.delete_all(&first)?;
+        store.delete_all(&rest)?;
+        self.write(store)
     }
 
     /// Writes a run with one checkpoint to `store`, the configuration last. Returns the name of the checkpoint.
     ///
     /// # Errors
-    /// The store cannot be written.
-    pub fn write(&self, store: &Store) -> Result<String, lambert_store::Error> {
-        let text = &self.text;
-        store.put(self.vocabulary.model.file(), self.vocabulary.vocabulary.clone().into())?;
-        for (name, content) in &self.vocabulary.files {
-            store.put(&in_transformers(name), content.clone().into())?;
+    /// The store has another checkpoint of this name, or cannot be written.
+    pub fn write(self, store: &Store) -> Result<String, lambert_store::Error> {
+        let text = self.text;
+        store.put(self.vocabulary.model.file(), self.vocabulary.vocabulary.into())?;
+        for (name, content) in self.vocabulary.files {
+            store.put(&in_transformers(name), content.into())?;
         }
         let facts = self.vocabulary.facts;
         let manifest = Manifest {
@@ -144,13 +178,34 @@ impl Import {
             averaged: Vec::new(),
             state: json!({
                 "updates": {}, "skipped_updates": 0, "vocabulary": facts.size, "lowercase": facts.lowercase,
+                SOURCE: self.source,
             }),
             objects: Vec::new(),
         };
-        checkpoint::write_single(store, manifest, vec![(WEIGHTS.to_owned(), self.weights.clone().into())])?;
-        store.put(CONFIG, text.clone().into())?;
-        Ok(AttemptStep { attempt: 1, step: 0 }.name())
+        checkpoint::write_single(store, manifest, vec![(WEIGHTS.to_owned(), self.weights.into())])?;
+        store.put(CONFIG, text.into())?;
+        Ok(checkpoint_name())
     }
+}
+
+/// Name of the checkpoint of an import.
+pub fn checkpoint_name() -> String {
+    AttemptStep { attempt: 1, step: 0 }.name()
+}
+
+/// Absolute path of a folder, which need not exist any more. Symbolic links are resolved.
+pub fn source(folder: &Path) -> String {
+    let path = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let resolved = path.ancestors().find_map(|existing| {
+        let rest = path.strip_prefix(existing).ok()?;
+        Some(existing.canonicalize().ok()?.components().chain(rest.components()).collect::<PathBuf>())
+    });
+    resolved.unwrap_or(path).to_string_lossy().into_owned()
+}
+
+/// Folder of an imported checkpoint. `None` if the manifest does not record it.
+pub fn recorded_source(manifest: &Manifest) -> Option<&str> {
+    manifest.state[SOURCE].as_str()
 }
 
 /// Configuration of the imported run, or why it is not valid. The stage was never trained.

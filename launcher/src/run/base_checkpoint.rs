@@ -3,29 +3,45 @@
 use lambert_config::run::{Model, Moments, OptimizerKind};
 use lambert_config::{ConfigError, ConfigIssue, RunConfig};
 use lambert_dataset::Dataset;
+use lambert_dataset::tokenizer::VocabularyExtension;
 use lambert_plan::architecture::SHAPING;
 use lambert_store::{Store, StoredVocabulary, checkpoint, run as names};
 
-use super::imported_base::ImportedBase;
 use crate::failure::Failure;
 use crate::stored_config;
 
 const KEY: &str = "run.from";
 
-/// Rejects the checkpoint `run.from` if its weights do not fit the model and cannot grow to fit the model.
-/// `base` is the model that the start of the run imports to `store`.
-pub fn check(config: &RunConfig, base: Option<&ImportedBase>, store: &Store) -> Result<(), Failure> {
+/// Facts on the model that a new run starts from, which is a stored checkpoint or the import of a folder.
+#[derive(Debug)]
+pub struct BaseFacts {
+    /// URL of the checkpoint, or folder, for messages.
+    pub checkpoint: String,
+    /// URL of its run, or folder, for messages.
+    pub origin: String,
+    /// Configuration of its run.
+    pub config: RunConfig,
+    /// Number of encoder layers.
+    pub layers: usize,
+    /// True if it has optimizer moments.
+    pub has_moments: bool,
+    /// Its vocabulary.
+    pub vocabulary: Vec<u8>,
+    /// True if its vocabulary lowercases text. `None` if that is not recorded.
+    pub lowercase: Option<bool>,
+}
+
+/// Rejects the checkpoint `run.from` if its weights do not fit the model and cannot grow to fit the model. `import` has
+/// the facts on the model that the start of the run imports.
+pub fn check(config: &RunConfig, import: Option<BaseFacts>) -> Result<(), Failure> {
     let mut faults = Vec::new();
-    match config.run.from.as_deref().map(|url| (url, names::split_checkpoint_url(url))) {
-        None => config.stage[0].check_growth(0, config.depth(0), &config.model, &mut faults),
-        Some((_, (run, Some(name)))) => match base {
-            Some(base) => look(config, (&base.in_memory(store)?, &base.folder), name, &mut faults)?,
-            None => look(config, (&Store::open(run).map_err(Failure::usage)?, run), name, &mut faults)?,
+    match (import, config.run.from.as_deref()) {
+        (Some(base), _) => compare(config, &base, &mut faults)?,
+        (None, None) => config.stage[0].check_growth(0, config.depth(0), &config.model, &mut faults),
+        (None, Some(url)) => match read(url)? {
+            Ok(base) => compare(config, &base, &mut faults)?,
+            Err(issue) => faults.push(issue),
         },
-        Some((url, (_, None))) => {
-            let expected = names::CHECKPOINT_URL;
-            faults.push(ConfigIssue::new(KEY, format!("{url} is not a checkpoint; expected {expected}")));
-        }
     }
     if faults.is_empty() {
         return Ok(());
@@ -33,52 +49,82 @@ pub fn check(config: &RunConfig, base: Option<&ImportedBase>, store: &Store) -> 
     Err(ConfigError::Invalid { origin: "the configuration".to_owned(), issues: faults }.into())
 }
 
-/// Compares a checkpoint with the configuration. `run` is the name of its run in messages.
-fn look(
-    config: &RunConfig,
-    (store, run): (&Store, &str),
-    name: &str,
-    faults: &mut Vec<ConfigIssue>,
-) -> Result<(), Failure> {
-    let manifest = match checkpoint::read_manifest(store, name) {
+/// Reads the facts on a stored checkpoint.
+fn read(url: &str) -> Result<Result<BaseFacts, ConfigIssue>, Failure> {
+    let (run, Some(name)) = names::split_checkpoint_url(url) else {
+        let expected = names::CHECKPOINT_URL;
+        return Ok(Err(ConfigIssue::new(KEY, format!("{url} is not a checkpoint; expected {expected}"))));
+    };
+    let store = Store::open(run).map_err(Failure::usage)?;
+    let manifest = match checkpoint::read_manifest(&store, name) {
         Ok(manifest) => manifest,
-        Err(error) => {
-            faults.push(ConfigIssue::new(KEY, Failure::usage(error).to_string()));
-            return Ok(());
-        }
+        Err(error) => return Ok(Err(ConfigIssue::new(KEY, Failure::usage(error).to_string()))),
     };
-    let Some(text) = stored_config::text(store)? else {
-        faults.push(ConfigIssue::new(KEY, format!("{run} has no {}, so its model is unknown", names::CONFIG)));
-        return Ok(());
+    let Some(text) = stored_config::text(&store)? else {
+        let message = format!("{run} has no {}, so its model is unknown", names::CONFIG);
+        return Ok(Err(ConfigIssue::new(KEY, message)));
     };
-    let from = stored_config::parse(&text, store)?;
-    let (theirs, ours) = (shape(&from.model)?, shape(&config.model)?);
+    let config = stored_config::parse(&text, &store)?;
+    let vocabulary = StoredVocabulary::read(&store).map_err(Failure::failed)?.bytes;
+    Ok(Ok(BaseFacts {
+        checkpoint: url.to_owned(),
+        origin: run.to_owned(),
+        layers: config.depth(manifest.stage),
+        config,
+        has_moments: manifest.objects.iter().any(|object| names::is_moments(&object.path)),
+        vocabulary: vocabulary.into(),
+        lowercase: manifest.state["lowercase"].as_bool(),
+    }))
+}
+
+/// Compares the base with the configuration.
+fn compare(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) -> Result<(), Failure> {
+    let (theirs, ours) = (shape(&base.config.model)?, shape(&config.model)?);
     let pairs = theirs.into_iter().zip(ours).map(|((key, theirs), (_, ours))| (key, theirs, ours));
     for (key, theirs, ours) in pairs.filter(|(_, theirs, ours)| theirs != ours) {
         faults.push(ConfigIssue::new(KEY, format!("its model has {key} = {theirs}, the configuration has {ours}")));
     }
-    let layers = from.depth(manifest.stage);
     let stage = &config.stage[0];
-    stage.check_growth(0, layers, &config.model, faults);
+    stage.check_growth(0, base.layers, &config.model, faults);
     if stage.growth.moments.is_some_and(|moments| moments != Moments::Zero) && !config.run.from_optimizer {
         let message = "needs the optimizer moments of run.from: set run.from_optimizer (--with-optimizer)";
         faults.push(ConfigIssue::new("stage.0.growth.moments", message));
     }
-    if config.run.from_optimizer && is_muon(&from) != is_muon(config) {
+    if config.run.from_optimizer && is_muon(&base.config) != is_muon(config) {
         let message = "Muon has other moments than the other optimizers; start without them";
         faults.push(ConfigIssue::new("run.from_optimizer", message));
     }
-    if config.run.from_optimizer && !manifest.objects.iter().any(|object| names::is_moments(&object.path)) {
-        faults.push(ConfigIssue::new(
-            "run.from_optimizer",
-            format!("{} has no optimizer moments", names::checkpoint_url(run, name)),
-        ));
+    if config.run.from_optimizer && !base.has_moments {
+        let message = format!("{} has no optimizer moments", base.checkpoint);
+        faults.push(ConfigIssue::new("run.from_optimizer", message));
     }
-    let vocabulary = StoredVocabulary::read(store).map_err(Failure::failed)?.bytes;
-    let datasets = config.stage[0].datasets(0);
+    let origin = &base.origin;
+    let datasets = stage.datasets(0);
     let (_, data) = &datasets[0];
-    if Dataset::open(data)?.manifest().vocabulary.sha256 != lambert_store::hash::sha256(&vocabulary) {
-        faults.push(ConfigIssue::new(KEY, format!("the vocabulary of {run} differs from that of {data}")));
+    let dataset = Dataset::open(data)?;
+    let manifest = dataset.manifest();
+    let mut is_known = manifest.vocabulary.sha256 == lambert_store::hash::sha256(&base.vocabulary);
+    if !is_known {
+        match VocabularyExtension::new(&base.vocabulary, &dataset.vocabulary()?) {
+            Ok(_) => is_known = true,
+            Err(why) => {
+                let message = format!("the vocabulary of {data} does not extend that of {origin}: {why}");
+                faults.push(ConfigIssue::new(KEY, message));
+            }
+        }
+        if is_known && config.run.from_optimizer {
+            let message = "the vocabulary is extended, and new tokens have no moments; start without them";
+            faults.push(ConfigIssue::new("run.from_optimizer", message));
+        }
+    }
+    if let Some(theirs) = base.lowercase.filter(|theirs| is_known && *theirs != manifest.lowercase) {
+        let case = |lowercase: bool| if lowercase { "lowercases text" } else { "keeps the case of text" };
+        let message = format!(
+            "the tokenizer of {origin} {}, that of {data} {}; prepare the dataset with vocabulary.lowercase = {theirs}",
+            case(theirs),
+            case(manifest.lowercase)
+        );
+        faults.push(ConfigIssue::new(KEY, message));
     }
     Ok(())
 }

@@ -4,12 +4,13 @@
 use std::path::Path;
 
 use lambert_config::RunConfig;
-use lambert_store::Store;
-use lambert_store::checkpoint::AttemptStep;
-use lambert_store::run::checkpoint_url;
+use lambert_store::run::{CONFIG, checkpoint_url};
+use lambert_store::{Error, Store, checkpoint};
 
+use super::base_checkpoint::BaseFacts;
+use super::config_diff::Difference;
 use crate::failure::Failure;
-use crate::import::Import;
+use crate::import::{self, Import};
 use crate::stored_config;
 
 /// Start of a value of `run.from` that names a folder.
@@ -18,57 +19,142 @@ const PREFIX: &str = "hf:";
 /// Prefix of the imported model in the store of a run.
 const IMPORTED: &str = "imported";
 
+#[derive(Debug, thiserror::Error)]
+enum ImportedBaseError {
+    #[error(
+        "run.from: {url} was started without {PREFIX}{folder}, and only the first start of a run imports a model; use another \
+         --run, or leave run.from out"
+    )]
+    Late { url: String, folder: String },
+    #[error("{url} was written by another start of this run at the same time; start the run again")]
+    Concurrent { url: String },
+}
+
 /// True if a value of `run.from` names a folder.
 pub fn is_folder(from: &str) -> bool {
     from.starts_with(PREFIX)
 }
 
+/// Resolved value of `run.from`.
+#[derive(Debug)]
+pub enum ResolvedBase {
+    /// It names no folder.
+    NoFolder,
+    /// The start of the run imports this model.
+    New(Box<ImportedBase>),
+    /// The run has imported its model. The difference tells if it was another folder.
+    Stored(Option<Difference>),
+}
+
+impl ResolvedBase {
+    /// Replaces `run.from = "hf:FOLDER"` by the checkpoint of the import. Reads the folder, unless the run exists and has
+    /// the import. `stored` is the stored configuration of the run.
+    ///
+    /// # Errors
+    /// The folder cannot be imported, or the run exists and has no import.
+    pub fn resolve(config: &mut RunConfig, store: &Store, stored: Option<&str>) -> Result<Self, Failure> {
+        let Some(folder) = config.run.from.as_deref().and_then(|from| from.strip_prefix(PREFIX)) else {
+            return Ok(Self::NoFolder);
+        };
+        let folder = folder.to_owned();
+        let imported = store.join(IMPORTED).map_err(Failure::failed)?;
+        let url = checkpoint_url(imported.url(), &import::checkpoint_name());
+        let Some(stored) = stored else {
+            config.run.from = Some(url);
+            let import = Import::read(Path::new(&folder), &[]).map_err(Failure::usage)?;
+            return Ok(Self::New(Box::new(ImportedBase { folder, import })));
+        };
+        let recorded = recorded(&imported)?;
+        // The run may have moved since its start, and its URL can be written in several ways.
+        let end = checkpoint_url(&format!("/{IMPORTED}"), &import::checkpoint_name());
+        let is_import = |from: &String| *from == url || (recorded.is_some() && from.ends_with(&end));
+        match stored_config::parse(stored, store)?.run.from.filter(is_import) {
+            Some(before) => config.run.from = Some(before),
+            None => return Err(Failure::usage(ImportedBaseError::Late { url: store.url().to_owned(), folder })),
+        }
+        Ok(Self::Stored(difference(recorded.flatten().as_deref(), &import::source(Path::new(&folder)))))
+    }
+
+    /// Difference from the import of the run, if the run has imported another folder.
+    pub fn difference(&self) -> Option<&Difference> {
+        match self {
+            Self::Stored(difference) => difference.as_ref(),
+            Self::NoFolder | Self::New(_) => None,
+        }
+    }
+
+    /// Facts on the model that the start of the run imports.
+    pub fn facts(&self) -> Option<BaseFacts> {
+        match self {
+            Self::New(base) => Some(base.facts()),
+            Self::NoFolder | Self::Stored(_) => None,
+        }
+    }
+
+    /// Model that the start of the run imports.
+    pub fn into_new(self) -> Option<Box<ImportedBase>> {
+        match self {
+            Self::New(base) => Some(base),
+            Self::NoFolder | Self::Stored(_) => None,
+        }
+    }
+}
+
+/// Folder that was imported to this store. The inner value is `None` if that is not recorded, the outer one if the store
+/// has no import.
+fn recorded(imported: &Store) -> Result<Option<Option<String>>, Failure> {
+    match checkpoint::read_manifest(imported, &import::checkpoint_name()) {
+        Ok(manifest) => Ok(Some(import::recorded_source(&manifest).map(str::to_owned))),
+        // A run with checkpoints of its own does not need the import.
+        Err(error) if error.is_damaged() => Ok(Some(None)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(Failure::failed(error)),
+    }
+}
+
+/// Compares the recorded folder with another one.
+fn difference(recorded: Option<&str>, now: &str) -> Option<Difference> {
+    let shown = |folder: &str| toml::Value::from(format!("{PREFIX}{folder}")).to_string();
+    let before = recorded.filter(|before| *before != now)?;
+    Some(Difference { key: "run.from".to_owned(), before: shown(before), now: shown(now) })
+}
+
 /// A checked folder. Nothing is written yet.
 pub struct ImportedBase {
-    /// Folder, for messages.
-    pub folder: String,
+    folder: String,
     import: Import,
 }
 
 impl ImportedBase {
-    /// Replaces `run.from = "hf:FOLDER"` by the checkpoint of the import. Returns the import, unless the run exists and
-    /// has it. `stored` is the stored configuration of the run.
-    ///
-    /// # Errors
-    /// The folder cannot be imported.
-    pub fn resolve(config: &mut RunConfig, store: &Store, stored: Option<&str>) -> Result<Option<Self>, Failure> {
-        let Some(folder) = config.run.from.as_deref().and_then(|from| from.strip_prefix(PREFIX)) else {
-            return Ok(None);
-        };
-        let folder = folder.to_owned();
-        let name = AttemptStep { attempt: 1, step: 0 }.name();
-        if let Some(stored) = stored {
-            let before = stored_config::parse(stored, store)?.run.from;
-            // The URL of the run can be written in several ways.
-            let is_import = |from: &String| from.ends_with(&checkpoint_url(IMPORTED, &name));
-            config.run.from = before.filter(is_import).or(config.run.from.take());
-            return Ok(None);
+    /// Facts for the checks of the start.
+    fn facts(&self) -> BaseFacts {
+        let config = self.import.config().clone();
+        BaseFacts {
+            checkpoint: self.folder.clone(),
+            origin: self.folder.clone(),
+            layers: config.depth(0),
+            config,
+            has_moments: false,
+            vocabulary: self.import.vocabulary().to_vec(),
+            lowercase: Some(self.import.lowercase()),
         }
-        config.run.from = Some(checkpoint_url(&url(store), &name));
-        let import = Import::read(Path::new(&folder), &[]).map_err(Failure::usage)?;
-        Ok(Some(Self { folder, import }))
     }
 
-    /// Writes the model to a store in memory, for checks.
-    pub fn in_memory(&self, run: &Store) -> Result<Store, Failure> {
-        let name = run.url().replace(|character: char| !character.is_ascii_alphanumeric(), "-");
-        let store = Store::open(&format!("memory://{IMPORTED}/{name}")).map_err(Failure::failed)?;
-        self.import.write(&store).map_err(Failure::failed)?;
-        Ok(store)
-    }
-
-    /// Writes the model to the store of the run.
-    pub fn write(&self, run: &Store) -> Result<(), Failure> {
+    /// Writes the model to the store of the run, in place of what an interrupted start left there. Returns the difference
+    /// from the import of another coordinator, if that has created the run in the meantime.
+    pub fn write(self, run: &Store) -> Result<Option<Difference>, Failure> {
+        let imported = run.join(IMPORTED).map_err(Failure::failed)?;
+        if run.head(CONFIG).map_err(Failure::failed)?.is_some() {
+            return Ok(difference(recorded(&imported)?.flatten().as_deref(), self.import.source()));
+        }
         for note in &self.import.notes {
             tracing::info!("{}: {note}", self.folder);
         }
-        let store = Store::open(&url(run)).map_err(Failure::failed)?;
-        self.import.write(&store).map(drop).map_err(Failure::failed)
+        match self.import.replace(&imported) {
+            Ok(_) => Ok(None),
+            Err(Error::Exists { url }) => Err(Failure::failed(ImportedBaseError::Concurrent { url })),
+            Err(error) => Err(Failure::failed(error)),
+        }
     }
 }
 
@@ -76,9 +162,4 @@ impl std::fmt::Debug for ImportedBase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ImportedBase").field("folder", &self.folder).finish_non_exhaustive()
     }
-}
-
-/// URL of the imported model.
-fn url(run: &Store) -> String {
-    format!("{}/{IMPORTED}", run.url())
 }

@@ -15,7 +15,7 @@ use lambert_store::{Store, checkpoint};
 
 use super::base_checkpoint;
 use super::config_diff::{self, Difference, Differences};
-use super::imported_base::{self, ImportedBase};
+use super::imported_base::{self, ImportedBase, ResolvedBase};
 use super::phrase_list;
 use super::run_plan;
 use crate::cli;
@@ -104,7 +104,7 @@ pub struct ValidatedRun {
     /// Configuration in the store, if the run already exists.
     before: Option<RunConfig>,
     /// Model to import, if the run starts from a folder of Transformers.
-    base: Option<ImportedBase>,
+    base: Option<Box<ImportedBase>>,
     /// List of phrases to store, if the store does not have it.
     phrases: Option<Vec<u8>>,
 }
@@ -117,12 +117,13 @@ impl RunSpec {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
         let before = stored_config::text(&store)?;
-        let (config, base) = configuration(arguments, &store, before.as_deref(), &host_pool)?;
+        let (config, resolved) = configuration(arguments, &store, before.as_deref(), &host_pool)?;
         let before = before.map(|text| stored_config::parse(&text, &store)).transpose()?;
         match &before {
-            Some(before) => check_changes(before, &config, &arguments.allow_change, &store)?,
-            None => base_checkpoint::check(&config, base.as_ref(), &store)?,
+            Some(before) => check_changes(before, &config, resolved.difference(), &arguments.allow_change, &store)?,
+            None => base_checkpoint::check(&config, resolved.facts())?,
         }
+        let base = resolved.into_new();
         let replaces = arguments.allow_change.iter().any(|key| key == "objective" || key == "objective.phrases");
         let phrases = phrase_list::to_store(config.objective.phrases.as_deref(), &store, before.is_none(), replaces)?;
         let host_pool = host_pool(&config);
@@ -159,14 +160,12 @@ impl ValidatedRun {
     /// Writes the configuration to the store. The store of the returned run requires that the directory exists.
     pub fn commit(self) -> Result<RunSpec, Failure> {
         let Self { config, store, worker, host_pool, before, base, phrases } = self;
-        if let Some(base) = base {
-            base.write(&store)?;
-        }
+        let other_base = base.map(|base| base.write(&store)).transpose()?.flatten();
         if let Some(phrases) = phrases {
             store.put(PHRASES, phrases.into()).map_err(Failure::failed)?;
         }
         match before {
-            None => create(&config, &store)?,
+            None => create(&config, other_base.as_ref(), &store)?,
             Some(before) if before == config => {}
             Some(_) => store.put(CONFIG, text(&config)?.into()).map_err(Failure::failed)?,
         }
@@ -188,7 +187,7 @@ fn configuration(
     store: &Store,
     stored: Option<&str>,
     host_pool: &impl Fn(&RunConfig) -> HostPool,
-) -> Result<(RunConfig, Option<ImportedBase>), Failure> {
+) -> Result<(RunConfig, ResolvedBase), Failure> {
     let mut sets = arguments.sets.clone();
     sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
     let layers = Layers::from_process(&sets).warn_with(warn_once);
@@ -224,7 +223,7 @@ fn configuration(
         }
         (None, _) => {}
     }
-    let base = ImportedBase::resolve(&mut config, store, stored)?;
+    let base = ResolvedBase::resolve(&mut config, store, stored)?;
     for stage in &mut config.stage {
         stage.data = absolute(&stage.data)?;
         for part in &mut stage.mixture {
@@ -269,9 +268,17 @@ fn absolute(path: &str) -> Result<String, Failure> {
     }
 }
 
-/// Rejects changes that affect the trained model unless their keys are in `allowed`. Logs all other changes.
-fn check_changes(before: &RunConfig, now: &RunConfig, allowed: &[String], store: &Store) -> Result<(), Failure> {
+/// Rejects changes that affect the trained model unless their keys are in `allowed`. Logs all other changes. `base` is the
+/// difference between the folder that the run has imported and the folder in `now`.
+fn check_changes(
+    before: &RunConfig,
+    now: &RunConfig,
+    base: Option<&Difference>,
+    allowed: &[String],
+    store: &Store,
+) -> Result<(), Failure> {
     let mut found = config_diff::compare(before, now).map_err(|error| Failure::failed(RunSpecError::Toml(error)))?;
+    found.trained.extend(base.cloned());
     found.allow(allowed);
     let Differences { trained, around } = found;
     if !trained.is_empty() {
@@ -287,6 +294,9 @@ fn check_changes(before: &RunConfig, now: &RunConfig, allowed: &[String], store:
     }
     for change in around {
         tracing::info!("configuration changed: {change}");
+    }
+    if let Some(base) = base {
+        tracing::warn!("the run keeps the model that it imported from {}", base.before);
     }
     Ok(())
 }
@@ -323,14 +333,14 @@ fn text(config: &RunConfig) -> Result<String, Failure> {
     toml::to_string(config).map_err(|error| Failure::failed(RunSpecError::Toml(error)))
 }
 
-/// Creates the run in the store.
-fn create(config: &RunConfig, store: &Store) -> Result<(), Failure> {
+/// Creates the run in the store. `base` is the difference from the folder that another coordinator has imported.
+fn create(config: &RunConfig, base: Option<&Difference>, store: &Store) -> Result<(), Failure> {
     if store.put_new(CONFIG, text(config)?.into()).map_err(Failure::failed)? {
         return Ok(());
     }
     // Another coordinator has created the run in the meantime. The configurations must not differ.
     let found = stored_config::text(store)?.unwrap_or_default();
-    check_changes(&stored_config::parse(&found, store)?, config, &[], store)
+    check_changes(&stored_config::parse(&found, store)?, config, base, &[], store)
 }
 
 #[cfg(test)]

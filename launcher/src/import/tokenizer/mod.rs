@@ -1,5 +1,6 @@
 //! Tokenizer files of a folder: the vocabulary and its case handling.
 
+mod class;
 mod word_piece;
 
 use std::path::PathBuf;
@@ -13,13 +14,11 @@ use serde_json::{Value as Json, json};
 
 use super::ImportError;
 use super::folder::Folder;
+use class::SentencePieceClass;
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Names of SentencePiece models.
 const SENTENCE_PIECE: [&str; 4] = ["spiece.model", "spm.model", "sentencepiece.bpe.model", "tokenizer.model"];
-
-/// Classes that read their rules from tokenizer.json.
-const GENERIC: [&str; 2] = ["PreTrainedTokenizerFast", "TokenizersBackend"];
 
 /// Tokenizer of a folder.
 pub struct ImportedTokenizer {
@@ -50,7 +49,7 @@ impl ImportedTokenizer {
         }
     }
 
-    /// Reads a SentencePiece model. Its rules are those of the family of the model.
+    /// Reads a SentencePiece model. Its rules are those of the class of the tokenizer.
     fn of_sentence_piece(folder: &Folder, settings: &Json) -> Result<Self, ImportError> {
         let mut found = None;
         for name in SENTENCE_PIECE {
@@ -60,11 +59,13 @@ impl ImportedTokenizer {
             return Err(ImportError::NoFile { folder: folder.file(""), name: TOKENIZER });
         };
         let wrong = |name: &str, why: String| ImportError::Tokenizer { path: folder.file(name), why };
-        expect(settings, "keep_accents", &[json!(false)]).map_err(|why| wrong(TOKENIZER_CONFIG, why))?;
-        let family = folder.config["model_type"].as_str().unwrap_or_default();
-        let albert = family == "albert";
-        let lowercase = settings["do_lower_case"].as_bool().unwrap_or(albert);
-        let rules = SentencePieceRules { fairseq: family == "xlm-roberta", albert, lowercase };
+        let class = SentencePieceClass::of_folder(settings, &folder.config).map_err(|(name, why)| wrong(name, why))?;
+        let lowercase = class.lowercase(settings).map_err(|why| wrong(TOKENIZER_CONFIG, why))?;
+        let rules = SentencePieceRules {
+            fairseq: class == SentencePieceClass::XlmRoberta,
+            albert: class == SentencePieceClass::Albert,
+            lowercase,
+        };
         let vocabulary = tokenizer_json_of_sentence_piece(&bytes, rules).map_err(|why| wrong(name, why))?.into_bytes();
         let tokenizer =
             Tokenizer::from_vocab(&vocabulary, false).map_err(|source| unreadable(folder.file(name), source))?;
@@ -79,17 +80,19 @@ impl ImportedTokenizer {
         let tokenizer =
             Tokenizer::from_vocab(&vocabulary, false).map_err(|source| unreadable(folder.file(TOKENIZER), source))?;
         let file = tokenizer.file();
-        // Classes of transformers other than the generic ones obey these keys.
-        let class = settings["tokenizer_class"].as_str().unwrap_or(GENERIC[0]);
-        let pairs =
-            [("do_lower_case", tokenizer.lowercase()), ("add_prefix_space", file.is_some_and(|it| it.adds_space))];
-        let is_bpe = tokenizer.tokens().model() == TokenizerModel::Bpe;
-        for (key, found) in pairs {
-            let is_obeyed = !GENERIC.contains(&class) && (is_bpe || key == "do_lower_case");
-            if is_obeyed && settings[key].as_bool().is_some_and(|expected| expected != found) {
-                let why = format!("{key} is {}, but {TOKENIZER} has {found}", settings[key]);
-                return Err(ImportError::Tokenizer { path: folder.file(TOKENIZER_CONFIG), why });
+        // Generic classes read these keys from tokenizer.json only.
+        if let Some(class) = class::name(settings, &folder.config) {
+            let wrong = |why: String| ImportError::Tokenizer { path: folder.file(TOKENIZER_CONFIG), why };
+            let is_bpe = tokenizer.tokens().model() == TokenizerModel::Bpe;
+            for (key, is_read, found) in [
+                ("do_lower_case", class::reads_case(class), tokenizer.lowercase()),
+                ("add_prefix_space", is_bpe, file.is_some_and(|it| it.adds_space)),
+            ] {
+                if is_read && settings[key].as_bool().is_some_and(|expected| expected != found) {
+                    return Err(wrong(format!("{key} is {}, but {TOKENIZER} has {found}", settings[key])));
+                }
             }
+            class::check_punctuation(class, settings).map_err(wrong)?;
         }
         let mut files = Vec::new();
         // The vocabulary is tokenizer.json.
@@ -116,4 +119,68 @@ fn expect(settings: &Json, key: &str, expected: &[Json]) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("{key} is {found}; expected {}", expected[0]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A model of 700 pieces, without a padding token.
+    const MODEL: &[u8] = include_bytes!("../../../../data-prep/tests/golden/fairseq.model");
+
+    fn read(folder: &std::path::Path, settings: &Json) -> Result<ImportedTokenizer, String> {
+        std::fs::write(folder.join("config.json"), r#"{"model_type": "bert"}"#).unwrap();
+        std::fs::write(folder.join(TOKENIZER_CONFIG), settings.to_string()).unwrap();
+        ImportedTokenizer::read(&Folder::open(folder).unwrap()).map_err(|error| error.to_string())
+    }
+
+    fn pad(tokenizer: &ImportedTokenizer) -> u32 {
+        Tokenizer::from_vocab(&tokenizer.vocabulary, false).unwrap().special().pad
+    }
+
+    #[test]
+    fn a_sentence_piece_model_has_the_rules_of_its_class() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("sentencepiece.bpe.model"), MODEL).unwrap();
+        let class = |name: &str| json!({"tokenizer_class": name, "do_lower_case": true});
+        // The name of the file does not decide.
+        let plain = read(folder.path(), &json!({})).unwrap();
+        let fairseq = read(folder.path(), &class("XLMRobertaTokenizer")).unwrap();
+        assert_eq!((plain.facts.lowercase, fairseq.facts.lowercase), (false, false));
+        assert_eq!([pad(&plain), pad(&fairseq)], [700, 1]);
+        for (name, lowercase) in [("DebertaV2TokenizerFast", true), ("AlbertTokenizer", true)] {
+            assert_eq!(read(folder.path(), &class(name)).unwrap().facts.lowercase, lowercase, "{name}");
+        }
+        for (settings, message) in [
+            (class("CamembertTokenizer"), "tokenizer_config.json: tokenizer_class is CamembertTokenizer; expected"),
+            (
+                json!({"tokenizer_class": "DebertaV2Tokenizer", "split_by_punct": true}),
+                "tokenizer_config.json: split_by_punct is true; expected false",
+            ),
+        ] {
+            let error = read(folder.path(), &settings).err().unwrap();
+            assert!(error.contains(message), "{error}");
+        }
+    }
+
+    #[test]
+    fn keys_that_a_class_does_not_read_may_contradict_the_tokenizer_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let rules = SentencePieceRules { fairseq: true, ..SentencePieceRules::default() };
+        std::fs::write(folder.path().join(TOKENIZER), tokenizer_json_of_sentence_piece(MODEL, rules).unwrap()).unwrap();
+        let read = |settings: Json| read(folder.path(), &settings).map(|tokenizer| tokenizer.facts.lowercase);
+        for class in ["XLMRobertaTokenizer", "XLMRobertaTokenizerFast", "CamembertTokenizerFast", "TokenizersBackend"] {
+            assert_eq!(read(json!({"tokenizer_class": class, "do_lower_case": true})), Ok(false), "{class}");
+        }
+        for (settings, message) in [
+            (
+                json!({"tokenizer_class": "AlbertTokenizer", "do_lower_case": true}),
+                "do_lower_case is true, but tokenizer.json",
+            ),
+            (json!({"tokenizer_class": "DebertaV2Tokenizer", "split_by_punct": true}), "split_by_punct is true"),
+        ] {
+            let error = read(settings).unwrap_err();
+            assert!(error.contains(message), "{error}");
+        }
+    }
 }

@@ -5,7 +5,8 @@ use lambert_dataset::tokenizer::{Tokenizer, TokenizerModel};
 use lambert_store::run::{TOKENIZER, TOKENIZER_FILES, VOCABULARY};
 use serde_json::{Value as Json, json};
 
-use super::{GENERIC, ImportedTokenizer, TOKENIZER_CONFIG, expect};
+use super::class::GENERIC;
+use super::{ImportedTokenizer, TOKENIZER_CONFIG, expect};
 use crate::import::ImportError;
 use crate::import::folder::Folder;
 
