@@ -41,7 +41,8 @@ fn rows(dir: &TestDir, model: &str) -> BTreeMap<String, Vec<Vec<f32>>> {
         .into_iter()
         .map(|name| {
             let tensor = file.tensor(name).unwrap();
-            let numbers: Vec<f32> = bytemuck::pod_collect_to_vec(tensor.data());
+            let number = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap());
+            let numbers: Vec<f32> = tensor.data().chunks_exact(4).map(number).collect();
             let width = numbers.len() / tensor.shape()[0];
             (name.to_owned(), numbers.chunks(width).map(<[f32]>::to_vec).collect())
         })
