@@ -35,6 +35,17 @@ pub fn split<'a>(paragraph: &'a str, sentences: &mut Vec<&'a str>) {
     }
 }
 
+/// For each sentence of [`split`], true if it starts the paragraph or follows a space. Only spaces are between sentences.
+pub fn spaces_before<'a>(paragraph: &'a str, sentences: &'a [&'a str]) -> impl Iterator<Item = bool> + 'a {
+    let mut rest = paragraph;
+    sentences.iter().enumerate().map(move |(number, sentence)| {
+        let text = rest.trim_start();
+        let follows_space = number == 0 || text.len() < rest.len();
+        rest = text.strip_prefix(sentence).unwrap_or(" ");
+        follows_space
+    })
+}
+
 /// Length of the opening brackets at the end of `sentence` that belong to the next sentence, as in `彼は聞いた。「私だ。」`.
 fn opening_brackets(sentence: &str) -> usize {
     let opens = |c: char| matches!(c, '「' | '『' | '（' | '《' | '〈' | '【');
@@ -239,5 +250,30 @@ mod tests {
     fn chinese_and_japanese_sentences_need_no_spaces() {
         assert_eq!(sentences("這是一句。這是兩句！好嗎？"), ["這是一句。", "這是兩句！", "好嗎？"]);
         assert_eq!(sentences("吾輩は猫である。名前はまだ無い。"), ["吾輩は猫である。", "名前はまだ無い。"]);
+    }
+
+    #[test]
+    fn spaces_between_sentences_are_found() {
+        let thai = ["ประเทศไทยเป็นรัฐชาติอันตั้งอยู่ในเอเชียตะวันออกเฉียงใต้"; 60].join(" ");
+        for (text, expected) in [
+            ("這是一句。這是兩句！ 好嗎？\u{3000}好。好。", vec![true, false, true, true, false]),
+            ("  He left.  \u{a0}She came. 他走了。“好。”", vec![true, true, true, false]),
+            (&thai, vec![true; 60]),
+            ("", vec![]),
+        ] {
+            assert_eq!(spaces_before(text, &sentences(text)).collect::<Vec<_>>(), expected, "{text}");
+        }
+        let odd: Vec<char> = ".!? 。「」“”»\u{3000}\t aBไ".chars().collect();
+        for seed in 0..20_000 {
+            let mut rng = lambert_dataset::random::Key::new(seed).rng();
+            let text: String = (0..rng.below(300)).map(|_| odd[rng.below(odd.len() as u64) as usize]).collect();
+            let found = sentences(&text);
+            let start = |sentence: &str| sentence.as_ptr() as usize - text.as_ptr() as usize;
+            let expected = found
+                .iter()
+                .enumerate()
+                .map(|(number, sentence)| number == 0 || text[..start(sentence)].ends_with(char::is_whitespace));
+            assert!(spaces_before(&text, &found).eq(expected), "{text:?}");
+        }
     }
 }

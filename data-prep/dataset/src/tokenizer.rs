@@ -5,14 +5,21 @@
 //! never the special token.
 
 mod byte_symbols;
+mod charsmap;
+mod encoder;
 mod error;
+mod expect;
 mod extension;
 mod file;
+mod file_tokens;
 pub mod json;
 mod library;
+mod normalizer;
+mod pre_tokenizer;
 mod segmenter;
 mod segments;
 mod sentence_piece;
+mod special_tokens;
 mod token_table;
 pub mod transformers;
 mod word_cache;
@@ -25,6 +32,7 @@ use std::sync::{Arc, OnceLock};
 use serde::{Deserialize, Serialize};
 use tokenizers::pipeline::PipelineToken;
 
+pub use encoder::Encoder;
 pub use error::TokenizerError;
 pub use extension::VocabularyExtension;
 pub use file::TokenizerFile;
@@ -34,8 +42,6 @@ pub use sentence_piece::{SentencePieceRules, tokenizer_json as tokenizer_json_of
 pub use token_table::{TokenTable, TokenizerModel};
 
 use library::Library;
-use segments::{BertSegments, SpaceSegments};
-use word_cache::WordCache;
 use words::Words;
 
 /// Ids of the five special tokens.
@@ -129,20 +135,22 @@ impl Tokenizer {
         let tokens = TokenTable::read(bytes, origin)?;
         let texts = Arc::new(tokens.texts.clone());
         let words = Words::new(&texts, tokens.special.unk, lowercase);
-        let library = Library::begin(move || Ok(json::canonical(&texts, lowercase)));
+        let library = Library::begin(move || {
+            tokenizers::from_json(&json::canonical(&texts, lowercase)).map_err(|error| error.to_string())
+        });
         Ok(Self { model: Model::WordPiece(words), library, tokens, origin: origin.to_owned(), lowercase, file: None })
     }
 
     fn from_file(file: TokenizerFile, origin: &str) -> Self {
         let file = Arc::new(file);
         let model = match file.tokens.model() {
-            TokenizerModel::Unigram => Model::Unigram { has_words: !file.has_added_words },
+            TokenizerModel::Unigram => Model::Unigram { has_words: file.keeps_words && !file.has_added_words },
             _ => Model::Bpe { adds_space: file.adds_space },
         };
         let read = Arc::clone(&file);
         Self {
             model,
-            library: Library::begin(move || read.plain_json()),
+            library: Library::begin(move || read.build_plain()),
             tokens: file.tokens.clone(),
             origin: origin.to_owned(),
             lowercase: file.lowercase,
@@ -176,48 +184,55 @@ impl Tokenizer {
         let special = self.special();
         let mask = self.piece(special.mask);
         let text = if mask == MASK { Cow::Borrowed(text) } else { Cow::Owned(text.replace(MASK, mask)) };
-        match &self.file {
-            Some((file, library)) if !file.adds_space => {
-                let library = library.get_or_init(|| {
-                    let file = Arc::clone(file);
-                    Library::begin(move || file.special_json())
-                });
+        match self.special_library() {
+            Some(library) => {
                 let mut ids = Vec::new();
                 if !library.append(&text, &mut ids) {
                     ids.push(special.unk.into());
                 }
                 PipelineToken::cast_slice(&ids).to_vec()
             }
-            file => {
-                let (before, after) = file.as_ref().map_or((false, false), |(file, _)| file.mask_strips);
-                let parts: Vec<&str> = text.split(mask).collect();
-                let mut ids = Vec::new();
-                for (number, mut part) in parts.iter().copied().enumerate() {
-                    if number > 0 {
-                        ids.push(special.mask);
-                        part = if after { part.trim_start() } else { part };
-                    }
-                    if before && number + 1 < parts.len() {
-                        part = part.trim_end();
-                    }
-                    ids.extend(self.encode(part));
-                }
-                ids
-            }
+            None => self.encode_between(&text, mask),
         }
+    }
+
+    /// Tokenizer of the library with special tokens. None if it cannot encode the text around masks.
+    fn special_library(&self) -> Option<&Library> {
+        let (file, library) = self.file.as_ref().filter(|(file, _)| !file.adds_space)?;
+        let library = library.get_or_init(|| {
+            let read = Arc::clone(file);
+            let library = Library::begin_with_special(move || read.build_special());
+            if let Err(why) = library.built() {
+                tracing::warn!("tokenizer {}: {why}; of its special tokens, text can have only masks", self.origin);
+            }
+            library
+        });
+        library.built().is_ok().then_some(library)
+    }
+
+    /// Token ids of a text with masks, each part between two masks on its own.
+    fn encode_between(&self, text: &str, mask: &str) -> Vec<u32> {
+        let (before, after) = self.file.as_ref().map_or((false, false), |(file, _)| file.mask_strips);
+        let parts: Vec<&str> = text.split(mask).collect();
+        let mut ids = Vec::new();
+        for (number, mut part) in parts.iter().copied().enumerate() {
+            if number > 0 {
+                ids.push(self.special().mask);
+                part = if after { part.trim_start() } else { part };
+            }
+            if before && number + 1 < parts.len() {
+                part = part.trim_end();
+            }
+            ids.extend(self.encode(part));
+        }
+        ids
     }
 
     /// Returns an encoder for large texts. For WordPiece and Unigram it caches words, and is several times as fast as
     /// [`Tokenizer::encode`].
     #[must_use]
     pub fn encoder(&self) -> Encoder<'_> {
-        Encoder {
-            tokenizer: self,
-            word_cache: WordCache::new(),
-            ids: Vec::new(),
-            library_ids: Vec::new(),
-            text: String::new(),
-        }
+        Encoder::new(self)
     }
 
     fn append(&self, text: &str, ids: &mut Vec<PipelineToken>) {
@@ -281,58 +296,6 @@ impl Tokenizer {
     #[must_use]
     pub fn decode(&self, ids: &[u32]) -> String {
         self.tokens.decode(ids)
-    }
-}
-
-/// Encoder with reusable memory; see [`Tokenizer::encoder`].
-pub struct Encoder<'a> {
-    tokenizer: &'a Tokenizer,
-    word_cache: WordCache,
-    ids: Vec<u32>,
-    /// Library output for one segment of the text.
-    library_ids: Vec<PipelineToken>,
-    /// Text after a space.
-    text: String,
-}
-
-impl Encoder<'_> {
-    /// Returns the token ids of `text`, without special tokens. The result is the same as that of
-    /// [`Tokenizer::encode`].
-    pub fn encode(&mut self, text: &str) -> &[u32] {
-        let Self { tokenizer, word_cache, ids, library_ids, .. } = self;
-        ids.clear();
-        let mut library = |part: &str, ids: &mut Vec<u32>| {
-            library_ids.clear();
-            tokenizer.append(part, library_ids);
-            ids.extend_from_slice(PipelineToken::cast_slice(library_ids));
-        };
-        match &tokenizer.model {
-            Model::WordPiece(words) => word_cache.encode(text, BertSegments::new(text), ids, |part, ids| {
-                if !words.append(part, ids) {
-                    library(part, ids);
-                }
-            }),
-            Model::Unigram { has_words: true } => {
-                word_cache.encode(text, SpaceSegments::new(text), ids, library);
-            }
-            Model::Unigram { has_words: false } | Model::Bpe { .. } => library(&tokenizer.start(text), ids),
-        }
-        ids
-    }
-
-    /// Returns the token ids of a text that follows other text after a space, such as the next sentence of a document.
-    /// Byte-level BPE puts this space into the first token.
-    pub fn encode_next(&mut self, text: &str) -> &[u32] {
-        if !matches!(self.tokenizer.model, Model::Bpe { adds_space: false }) || text.is_empty() {
-            return self.encode(text);
-        }
-        let mut next = std::mem::take(&mut self.text);
-        next.clear();
-        next.push(' ');
-        next.push_str(text);
-        self.encode(&next);
-        self.text = next;
-        &self.ids
     }
 }
 

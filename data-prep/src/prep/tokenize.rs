@@ -197,12 +197,14 @@ impl<'a> DocumentEncoder<'a> {
         let mut found = Vec::new();
         for paragraph in text.lines() {
             if is_sentence_per_line {
-                self.push_sentence(paragraph);
+                self.push_sentence(paragraph, true);
                 continue;
             }
             found.clear();
             sentences::split(paragraph, &mut found);
-            found.iter().for_each(|sentence| self.push_sentence(sentence));
+            for (sentence, follows_space) in found.iter().zip(sentences::spaces_before(paragraph, &found)) {
+                self.push_sentence(sentence, follows_space);
+            }
         }
         let mut reject = |reason: &str, count: u64| {
             spill.reject(reason, count, id.file, offset, || RejectedItem::with_text(id.file, offset, text));
@@ -219,11 +221,12 @@ impl<'a> DocumentEncoder<'a> {
         }
     }
 
-    fn push_sentence(&mut self, sentence: &str) {
-        // In a document, a sentence follows the one before after a space.
-        let ids = match self.tokens.is_empty() {
-            true => self.encoder.encode(sentence),
-            false => self.encoder.encode_next(sentence),
+    /// Appends a sentence. `follows_space`: it does not touch the sentence before it, as it does in Chinese.
+    fn push_sentence(&mut self, sentence: &str, follows_space: bool) {
+        let ids = match (self.tokens.is_empty(), follows_space) {
+            (true, _) => self.encoder.encode(sentence),
+            (false, true) => self.encoder.encode_next(sentence),
+            (false, false) => self.encoder.encode_joined(sentence),
         };
         self.split_sentences += u64::from(ids.len() > MAX_SENTENCE_TOKENS);
         for ids in ids.chunks(MAX_SENTENCE_TOKENS) {

@@ -86,8 +86,7 @@ fn splitter(bytes: &[u8], origin: &str, lowercase: bool) -> Result<WordSplitter,
         return Ok(word_piece::splitter(lowercase));
     }
     let file = TokenizerFile::read(bytes, origin).map_err(PrepError::Extended)?;
-    let json = file.plain_json().map_err(training_failed)?;
-    let tokenizer = tokenizers::from_json(&json).map_err(training_failed)?;
+    let tokenizer = file.build_plain().map_err(training_failed)?;
     let is_bytes = |step: &PipelineNormalizer| matches!(step, PipelineNormalizer::ByteLevel(_));
     let is_bpe = !file.merges().is_empty();
     let spells = is_bpe && !tokenizer.get_normalizers().iter().any(is_bytes);

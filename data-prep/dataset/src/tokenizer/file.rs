@@ -1,13 +1,15 @@
 //! `tokenizer.json` of Hugging Face with a byte-level BPE or Unigram model, as a vocabulary.
 
 use serde_json::{Value as Json, json};
+use tokenizers::pipeline::PipelineTokenizer;
 
-use super::token_table::{TokenTable, TokenizerModel, WORD_START};
-use super::{Special, TokenizerError, byte_symbols};
-
-/// Names of each special token, in the order of [`Special`].
-pub(super) const NAMES: [[&str; 2]; 5] =
-    [["[PAD]", "<pad>"], ["[UNK]", "<unk>"], ["[CLS]", "<s>"], ["[SEP]", "</s>"], ["[MASK]", "<mask>"]];
+use super::TokenizerError;
+use super::file_tokens::{append_added, bpe_tokens, merge_parts, unigram_tokens};
+use super::json::SPECIAL;
+use super::normalizer::Normalizer;
+use super::pre_tokenizer::{adds_space, check_metaspace};
+use super::special_tokens::{Template, mask_strips, special, special_ids};
+use super::token_table::{TokenTable, TokenizerModel};
 
 /// Content of a tokenizer.json.
 #[derive(Debug, Clone)]
@@ -22,17 +24,21 @@ pub struct TokenizerFile {
     pub mask_strips: (bool, bool),
     /// True if it has added tokens that are not special.
     pub has_added_words: bool,
+    /// True if the normalizer has the same effect on a word in any context.
+    pub keeps_words: bool,
     /// True if two separators stand between the segments of a pair, as in RoBERTa.
     pub has_double_separator: bool,
     file: Json,
 }
 
 impl TokenizerFile {
-    /// True if the bytes are a JSON object and not a vocab.txt.
+    /// True if the bytes are a JSON object and not a vocab.txt. No line of a JSON object is the name of a special token.
     #[must_use]
     pub fn is_json(bytes: &[u8]) -> bool {
         let start = bytes.trim_ascii_start().strip_prefix(b"{");
+        let is_special = |line: &[u8]| SPECIAL.iter().any(|name| name.as_bytes() == line);
         start.is_some_and(|rest| rest.trim_ascii_start().starts_with(b"\""))
+            && !bytes.split(|byte| *byte == b'\n').any(|line| is_special(line.strip_suffix(b"\r").unwrap_or(line)))
     }
 
     /// Reads the bytes of a tokenizer.json. `origin` is its name in error messages.
@@ -67,6 +73,14 @@ impl TokenizerFile {
         if model == TokenizerModel::Unigram && *unk_id != special.unk {
             return Err(format!("model.unk_id is {unk_id}, but the special token has the id {}", special.unk));
         }
+        let is_other = |id: &u32| !special.contains(*id);
+        let mut other_special: Vec<u32> = special_ids(added).filter(is_other).collect();
+        other_special.sort_unstable();
+        let tokens = TokenTable { model, texts, special, other_special };
+        if tokens.replacements().is_empty() {
+            return Err("it has only special tokens; expected tokens of text, too".to_owned());
+        }
+        let normalizer = Normalizer::read(&file["normalizer"]).map_err(|why| format!("normalizer: {why}"))?;
         let has_added_words = added.iter().any(|token| token["special"] != true);
         if has_added_words && adds_space {
             return Err("add_prefix_space is true and added_tokens has tokens that are not special; \
@@ -74,8 +88,9 @@ impl TokenizerFile {
                 .to_owned());
         }
         Ok(Self {
-            tokens: TokenTable { model, texts, special },
-            lowercase: has_lowercase(&file["normalizer"]),
+            tokens,
+            lowercase: normalizer.lowercase,
+            keeps_words: normalizer.keeps_words,
             adds_space,
             mask_strips: mask_strips(added, special.mask),
             has_added_words,
@@ -84,41 +99,63 @@ impl TokenizerFile {
         })
     }
 
-    /// Writes the JSON for `tokenizers` 1.0. No text gives a special token except the one for unknown text: the JSON has
-    /// no special added tokens, and the special tokens of a Unigram model have other texts.
+    /// Builds the tokenizer of the library. It must encode special tokens as text. Then no text gives a special token
+    /// except the one for unknown text: the special tokens of a Unigram model have other texts.
     ///
     /// # Errors
     /// `tokenizers` does not support the file.
-    pub fn plain_json(&self) -> Result<String, String> {
+    pub fn build_plain(&self) -> Result<PipelineTokenizer, String> {
         let mut file = self.file.clone();
-        if let Some(added) = file.get_mut("added_tokens").and_then(Json::as_array_mut) {
-            added.retain(|token| token["special"] != true);
-        }
+        let is_hidden = |id: u32| self.tokens.is_special(id) && id != self.tokens.special.unk;
         if self.tokens.model == TokenizerModel::Unigram {
-            let Special { pad, cls, sep, mask, .. } = self.tokens.special;
-            for id in [pad, cls, sep, mask] {
-                // No word contains a space.
+            for id in (0..self.tokens.size() as u32).filter(|id| is_hidden(*id)) {
                 if let Some(text) = file.pointer_mut(&format!("/model/vocab/{id}/0")) {
-                    *text = json!(format!(" {id}"));
+                    *text = json!(hidden_text(id));
                 }
             }
         }
-        self.library_json(file)
+        if let Some(added) = file.get_mut("added_tokens").and_then(Json::as_array_mut) {
+            // Without other added tokens, a search in the text is needless.
+            if !self.has_added_words {
+                added.clear();
+            }
+            for token in added {
+                let id = token["id"].as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| is_hidden(*id));
+                if let Some(id) = id.filter(|_| self.tokens.model == TokenizerModel::Unigram) {
+                    token["content"] = json!(hidden_text(id));
+                }
+            }
+        }
+        self.build(file)
     }
 
-    /// Writes the JSON for `tokenizers` 1.0 with the special tokens, whose texts give their ids.
+    /// Builds the tokenizer of the library with the special tokens, whose texts give their ids.
     ///
     /// # Errors
-    /// As for [`TokenizerFile::plain_json`].
-    pub fn special_json(&self) -> Result<String, String> {
-        self.library_json(self.file.clone())
+    /// As for [`TokenizerFile::build_plain`].
+    pub fn build_special(&self) -> Result<PipelineTokenizer, String> {
+        self.build(self.file.clone())
+    }
+
+    fn build(&self, file: Json) -> Result<PipelineTokenizer, String> {
+        let added = file["added_tokens"].clone();
+        let built = tokenizers::from_json(&self.library_json(file)?).map_err(|error| error.to_string())?;
+        // The library counts the ids of added tokens itself.
+        let found = built.get_added_vocabulary().get_added_tokens_decoder();
+        for token in added.as_array().map_or(&[][..], Vec::as_slice) {
+            let id = token["id"].as_u64().and_then(|id| u32::try_from(id).ok());
+            if id.and_then(|id| found.get(&id)).is_none_or(|found| token["content"] != found.content) {
+                return Err(format!("added_tokens: {} does not get the id {}", token["content"], token["id"]));
+            }
+        }
+        Ok(built)
     }
 
     /// Merges of a BPE model, in order.
     #[must_use]
     pub fn merges(&self) -> Vec<(String, String)> {
         let merges = self.file["model"]["merges"].as_array().map_or(&[][..], Vec::as_slice);
-        merges.iter().filter_map(merge).map(|(left, right)| (left.to_owned(), right.to_owned())).collect()
+        merges.iter().filter_map(merge_parts).map(|(left, right)| (left.to_owned(), right.to_owned())).collect()
     }
 
     /// Scores of the tokens of a Unigram model.
@@ -147,210 +184,7 @@ impl TokenizerFile {
     }
 }
 
-/// Tokens of a BPE model, by id. Ids that only added tokens have are empty.
-fn bpe_tokens(file: &Json) -> Result<Vec<String>, String> {
-    let model = &file["model"];
-    expect(model, "model", "byte_fallback", &json!(false))?;
-    for key in ["dropout", "continuing_subword_prefix", "end_of_word_suffix"] {
-        let value = &model[key];
-        // Python writes an absent prefix as null or as an empty string.
-        if !value.is_null() && value != "" {
-            return Err(format!("model.{key} is {value}; expected null"));
-        }
-    }
-    let vocabulary = model["vocab"].as_object().ok_or("model.vocab is missing")?;
-    let most = vocabulary.len() + file["added_tokens"].as_array().map_or(0, Vec::len);
-    let mut texts = vec![String::new(); vocabulary.len()];
-    for (text, value) in vocabulary {
-        let place = value.as_u64().and_then(|id| usize::try_from(id).ok()).filter(|id| *id < most);
-        let Some(place) = place.filter(|_| !text.is_empty()) else {
-            return Err(format!("model.vocab: {text:?} has the id {value}; expected a text and an id below {most}"));
-        };
-        if place >= texts.len() {
-            texts.resize(place + 1, String::new());
-        }
-        let before = std::mem::replace(&mut texts[place], text.clone());
-        if !before.is_empty() {
-            return Err(format!("model.vocab: {before:?} and {text:?} have the id {place}"));
-        }
-    }
-    let missing = byte_symbols::SYMBOLS.iter().find(|symbol| !vocabulary.contains_key(symbol.encode_utf8(&mut [0; 4])));
-    if let Some(symbol) = missing {
-        return Err(format!("model.vocab lacks {symbol:?}; expected a symbol for each byte"));
-    }
-    for (number, merge) in model["merges"].as_array().ok_or("model.merges is missing")?.iter().enumerate() {
-        let parts = self::merge(merge);
-        let is_known = |text: &str| vocabulary.contains_key(text);
-        if !parts.is_some_and(|(left, right)| is_known(left) && is_known(right) && is_known(&[left, right].concat())) {
-            return Err(format!("model.merges: number {number}, {merge}, is not a merge of tokens of model.vocab"));
-        }
-    }
-    Ok(texts)
-}
-
-/// Tokens of a merge, which is written as a text or as a list.
-fn merge(merge: &Json) -> Option<(&str, &str)> {
-    match merge {
-        Json::String(text) => text.split_once(' ').filter(|(_, right)| !right.contains(' ')),
-        _ => match merge.as_array().map(Vec::as_slice) {
-            Some([left, right]) => left.as_str().zip(right.as_str()),
-            _ => None,
-        },
-    }
-}
-
-/// Tokens of a Unigram model, by id.
-fn unigram_tokens(model: &Json) -> Result<Vec<String>, String> {
-    expect(model, "model", "byte_fallback", &json!(false))?;
-    let vocabulary = model["vocab"].as_array().ok_or("model.vocab is missing")?;
-    let mut seen = std::collections::HashMap::new();
-    let mut texts = Vec::with_capacity(vocabulary.len());
-    for (id, piece) in vocabulary.iter().enumerate() {
-        let score = piece[1].as_f64().filter(|score| score.is_finite());
-        let (Some(text), Some(_)) = (piece[0].as_str().filter(|text| !text.is_empty()), score) else {
-            return Err(format!("model.vocab: number {id} is {piece}; expected a token and its score"));
-        };
-        if let Some(first) = seen.insert(text, id) {
-            return Err(format!("model.vocab: {text:?} has the ids {first} and {id}"));
-        }
-        texts.push(text.to_owned());
-    }
-    if model["unk_id"].as_u64().is_none_or(|id| id >= texts.len() as u64) {
-        return Err(format!("model.unk_id is {}; expected the id of a token", model["unk_id"]));
-    }
-    Ok(texts)
-}
-
-/// True if a byte-level pre-tokenizer starts each text with a space.
-fn adds_space(pre_tokenizer: &Json) -> Result<bool, String> {
-    let is_byte_level = |json: &Json| json["type"] == "ByteLevel";
-    match pre_tokenizer["pretokenizers"].as_array().map(Vec::as_slice) {
-        Some([.., last]) if is_byte_level(last) => match last["add_prefix_space"] == true {
-            true => Err("pre_tokenizer: add_prefix_space is true in a Sequence; expected false".to_owned()),
-            false => Ok(false),
-        },
-        None if is_byte_level(pre_tokenizer) => {
-            expect(pre_tokenizer, "pre_tokenizer", "use_regex", &json!(true))?;
-            Ok(pre_tokenizer["add_prefix_space"] == true)
-        }
-        _ => Err("its pre_tokenizer is not ByteLevel; expected byte-level BPE".to_owned()),
-    }
-}
-
-/// Checks that words start at spaces, and that each text starts with one.
-fn check_metaspace(pre_tokenizer: &Json) -> Result<(), String> {
-    let metaspace = match pre_tokenizer["pretokenizers"].as_array().map(Vec::as_slice) {
-        Some([only]) => only,
-        Some([first, second]) if first["type"] == "WhitespaceSplit" => second,
-        _ => pre_tokenizer,
-    };
-    if metaspace["type"] != "Metaspace" {
-        return Err("its pre_tokenizer is not Metaspace".to_owned());
-    }
-    if metaspace["replacement"] != WORD_START.to_string() {
-        return Err(format!("pre_tokenizer: replacement is {}; expected \"{WORD_START}\"", metaspace["replacement"]));
-    }
-    expect(metaspace, "pre_tokenizer", "split", &json!(true))?;
-    expect(metaspace, "pre_tokenizer", "add_prefix_space", &json!(true))?;
-    match metaspace["prepend_scheme"] == "never" {
-        true => Err("pre_tokenizer: prepend_scheme is \"never\"; expected \"always\" or \"first\"".to_owned()),
-        false => Ok(()),
-    }
-}
-
-/// Adds the added tokens that the model does not have.
-fn append_added(texts: &mut Vec<String>, added: &[Json]) -> Result<(), String> {
-    let most = texts.len() + added.len();
-    for token in added {
-        let content = token["content"].as_str().filter(|content| !content.is_empty());
-        let content = content.ok_or("added_tokens: a token has no content")?;
-        let id = token["id"].as_u64().and_then(|id| usize::try_from(id).ok()).filter(|id| *id < most);
-        let id = id.ok_or_else(|| format!("added_tokens: {content:?} has the id {}", token["id"]))?;
-        if id >= texts.len() {
-            texts.resize(id + 1, String::new());
-        }
-        if texts[id].is_empty() {
-            content.clone_into(&mut texts[id]);
-        } else if texts[id] != content {
-            return Err(format!("added_tokens: {content:?} has the id {id}, which is that of {:?}", texts[id]));
-        }
-    }
-    match texts.iter().position(String::is_empty) {
-        Some(id) => Err(format!("no token has the id {id}; expected each id below {}", texts.len())),
-        None => Ok(()),
-    }
-}
-
-/// Special tokens around the text.
-struct Template {
-    cls: u32,
-    sep: u32,
-    /// Number of separators between the segments of a pair.
-    separators: usize,
-}
-
-impl Template {
-    /// Reads a post-processor that writes a token before the text and one after it.
-    fn of(post_processor: &Json) -> Option<Self> {
-        if let Some(members) = post_processor["processors"].as_array() {
-            return members.iter().find_map(Self::of);
-        }
-        let mut file = post_processor.clone();
-        tokenizers::canonicalize_post_processor(&mut file).ok()?;
-        let ids =
-            |part: &Json| part["ids"].as_array().map(|ids| ids.iter().filter_map(Json::as_u64).collect::<Vec<_>>());
-        let [first, _, last] = file["single"].as_array()?.as_slice() else { return None };
-        let ([cls], [sep]) = (ids(first)?.as_slice().try_into().ok()?, ids(last)?.as_slice().try_into().ok()?);
-        let (cls, sep): (u64, u64) = (cls, sep);
-        let pair = file["pair"].as_array()?;
-        let is_text = |part: &&Json| part.get("seq").is_some();
-        let between = pair.iter().skip_while(|part| !is_text(part)).skip(1).take_while(|part| !is_text(part));
-        let separators = between.filter_map(ids).map(|ids| ids.len()).sum();
-        Some(Self { cls: u32::try_from(cls).ok()?, sep: u32::try_from(sep).ok()?, separators })
-    }
-}
-
-/// Ids of the special tokens: those of the template, and special added tokens with the names of BERT or of RoBERTa.
-fn special(added: &[Json], texts: &[String], template: Option<&Template>) -> Result<Special, String> {
-    let named = |names: [&str; 2]| {
-        let found = names.into_iter().find_map(|name| {
-            added.iter().find(|token| token["content"] == name && token["special"] == true)?["id"].as_u64()
-        });
-        found.and_then(|id| u32::try_from(id).ok())
-    };
-    let [pad, unk, cls, sep, mask] = NAMES.map(named);
-    let known = |id: &u32| (*id as usize) < texts.len();
-    let cls = template.map(|template| template.cls).filter(known).or(cls);
-    let sep = template.map(|template| template.sep).filter(known).or(sep);
-    match (pad, unk, cls, sep, mask) {
-        (Some(pad), Some(unk), Some(cls), Some(sep), Some(mask)) => Ok(Special { pad, unk, cls, sep, mask }),
-        found => {
-            let found = [found.0, found.1, found.2, found.3, found.4];
-            let missing =
-                NAMES.iter().zip(found).filter(|(_, id)| id.is_none()).map(|([a, b], _)| format!("{a} or {b}"));
-            Err(format!("added_tokens lacks the special tokens {}", missing.collect::<Vec<_>>().join(", ")))
-        }
-    }
-}
-
-/// Spaces that the mask token takes.
-fn mask_strips(added: &[Json], mask: u32) -> (bool, bool) {
-    let token = added.iter().find(|token| token["id"] == mask);
-    token.map_or((false, false), |token| (token["lstrip"] == true, token["rstrip"] == true))
-}
-
-/// True if a normalizer lowercases the text.
-fn has_lowercase(normalizer: &Json) -> bool {
-    let members = normalizer["normalizers"].as_array().map_or(std::slice::from_ref(normalizer), Vec::as_slice);
-    members.iter().any(|member| member["type"] == "Lowercase" || member["lowercase"] == true)
-}
-
-/// Rejects all values of a key but one. Null is the default.
-fn expect(object: &Json, name: &str, key: &str, expected: &Json) -> Result<(), String> {
-    match object.get(key) {
-        Some(found) if !found.is_null() && found != expected => {
-            Err(format!("{name}.{key} is {found}; expected {expected}"))
-        }
-        _ => Ok(()),
-    }
+/// Text of a special token that no text contains. No word contains a space.
+fn hidden_text(id: u32) -> String {
+    format!("\u{10ffff} {id}")
 }

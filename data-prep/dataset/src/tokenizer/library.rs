@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use tokenizers::pipeline::{EncodeOptions, PipelineToken, PipelineTokenizer};
 
 /// Tokenizer, or the build error.
-type Built = Result<PipelineTokenizer, String>;
+pub type Built = Result<PipelineTokenizer, String>;
 
 /// Tokenizer that a background thread builds.
 pub struct Library {
@@ -17,14 +17,18 @@ pub struct Library {
 }
 
 impl Library {
-    /// Starts to build the tokenizer that `json` describes.
-    pub fn begin(json: impl FnOnce() -> Result<String, String> + Send + 'static) -> Self {
-        let build = move || tokenizers::from_json(&json()?).map_err(|error| error.to_string());
-        Self {
-            building: Mutex::new(Some(std::thread::spawn(build))),
-            built: OnceLock::new(),
-            options: EncodeOptions::no_specials(),
-        }
+    /// Starts to build a tokenizer for which special tokens in a text are plain text.
+    pub fn begin(build: impl FnOnce() -> Built + Send + 'static) -> Self {
+        Self::with_options(build, EncodeOptions { encode_special_tokens: true, ..EncodeOptions::no_specials() })
+    }
+
+    /// Starts to build a tokenizer that finds special tokens in a text.
+    pub fn begin_with_special(build: impl FnOnce() -> Built + Send + 'static) -> Self {
+        Self::with_options(build, EncodeOptions::no_specials())
+    }
+
+    fn with_options(build: impl FnOnce() -> Built + Send + 'static, options: EncodeOptions) -> Self {
+        Self { building: Mutex::new(Some(std::thread::spawn(build))), built: OnceLock::new(), options }
     }
 
     /// Waits for the build to finish.

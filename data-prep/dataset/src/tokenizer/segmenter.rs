@@ -49,9 +49,11 @@ impl Segmenter {
             }
             TokenizerModel::Unigram => {
                 let mut scores = file.scores();
-                // Added tokens are never parts of a word.
                 scores.resize(file.tokens.size(), f64::NEG_INFINITY);
-                file.tokens.special().all().into_iter().for_each(|id| scores[id as usize] = f64::NEG_INFINITY);
+                // Special tokens are never parts of a word.
+                for (id, score) in (0..).zip(&mut scores) {
+                    *score = if file.tokens.is_special(id) { f64::NEG_INFINITY } else { *score };
+                }
                 Rules::Unigram(scores)
             }
         };

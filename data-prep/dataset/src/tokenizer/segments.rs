@@ -94,6 +94,11 @@ pub struct SpaceSegments<'a> {
     at: usize,
 }
 
+/// Characters that can stand next to a space that separates two segments of [`SpaceSegments`].
+pub fn plain_characters() -> impl Iterator<Item = char> {
+    ('!'..='~').chain('\u{c0}'..='\u{ff}').chain("–—‘’“”…".chars())
+}
+
 impl<'a> SpaceSegments<'a> {
     /// Segments of a text.
     pub const fn new(text: &'a str) -> Self {
@@ -168,5 +173,13 @@ mod tests {
         ] {
             assert_eq!(parts(text, SpaceSegments::new(text)), expected, "{text:?}");
         }
+    }
+
+    #[test]
+    fn spaces_next_to_plain_characters_separate_words() {
+        let separates = |text: String| SpaceSegments::new(&text).count() == 2;
+        let found = |text: fn(char) -> String| ('\0'..='\u{ffff}').filter(move |c| separates(text(*c)));
+        assert!(found(|c| format!("{c} x")).eq(plain_characters()));
+        assert!(found(|c| format!("x {c}")).eq(plain_characters()));
     }
 }

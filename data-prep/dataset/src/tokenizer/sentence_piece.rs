@@ -3,13 +3,15 @@
 //! The result has the rules that the converters of Hugging Face Transformers add for a family. At the end of a text it
 //! removes spaces as SentencePiece does.
 
+use std::collections::{HashMap, HashSet};
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use prost::Message;
 use serde_json::{Value as Json, json};
 
-use super::file::NAMES;
 use super::json::added_token;
+use super::special_tokens::NAMES;
 use super::token_table::WORD_START;
 
 /// `ModelProto` of SentencePiece, with the fields that are read.
@@ -111,7 +113,8 @@ pub fn tokenizer_json(bytes: &[u8], rules: SentencePieceRules) -> Result<String,
         if pieces.len() < 3 || unknown > 2 {
             return Err("the first three pieces are not those of fairseq".to_owned());
         }
-        added.retain(|(text, _)| pieces[3..].iter().any(|(other, _)| other == text));
+        let known: HashSet<&str> = pieces[3..].iter().map(|(text, _)| text.as_str()).collect();
+        added.retain(|(text, _)| known.contains(text.as_str()));
         let first = ["<s>", "<pad>", "</s>", "<unk>"].map(|text| (text.to_owned(), 0.0));
         pieces.splice(..3, first);
         pieces.push(("<mask>".to_owned(), 0.0));
@@ -130,7 +133,11 @@ pub fn tokenizer_json(bytes: &[u8], rules: SentencePieceRules) -> Result<String,
         })
     };
     let special = NAMES.map(|names| text_of(names, &mut pieces));
-    let id = |name: &str| pieces.iter().position(|(text, _)| text == name).unwrap_or_default() as u32;
+    let mut ids: HashMap<&str, u32> = HashMap::with_capacity(pieces.len());
+    for ((text, _), id) in pieces.iter().zip(0..) {
+        ids.entry(text).or_insert(id);
+    }
+    let id = |name: &str| ids.get(name).copied().unwrap_or_default();
     // A special token is not part of a user-defined piece.
     let words = added.iter().filter(|(text, is_control)| !is_control && !special.contains(&text.as_str()));
     let controls = added.iter().filter(|(text, is_control)| *is_control && !special.contains(&text.as_str()));

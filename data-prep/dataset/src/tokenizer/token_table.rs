@@ -53,6 +53,8 @@ pub struct TokenTable {
     pub(super) model: TokenizerModel,
     pub(super) texts: Vec<String>,
     pub(super) special: Special,
+    /// Ids of the special tokens that have no role in training, in ascending order.
+    pub(super) other_special: Vec<u32>,
 }
 
 impl TokenTable {
@@ -66,7 +68,7 @@ impl TokenTable {
             false => {
                 let texts = json::pieces(bytes, origin)?;
                 let special = super::special(&texts, origin)?;
-                Ok(Self { model: TokenizerModel::WordPiece, texts, special })
+                Ok(Self { model: TokenizerModel::WordPiece, texts, special, other_special: Vec::new() })
             }
         }
     }
@@ -104,6 +106,12 @@ impl TokenTable {
         self.special
     }
 
+    /// True if `id` is one of the five special tokens, or another special token of a tokenizer.json.
+    #[must_use]
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special.contains(id) || self.other_special.binary_search(&id).is_ok()
+    }
+
     /// Token with this id, as it is written in the vocabulary. The token for unknown text if there is no such id.
     #[must_use]
     pub fn text(&self, id: u32) -> &str {
@@ -121,7 +129,7 @@ impl TokenTable {
         let text = self.text(id);
         match self.model {
             TokenizerModel::WordPiece => text.starts_with(json::PREFIX),
-            _ if self.special.contains(id) => false,
+            _ if self.is_special(id) => false,
             TokenizerModel::Bpe => !text.starts_with(byte_symbols::SPACE),
             TokenizerModel::Unigram => !text.starts_with(WORD_START) && !is_mark(text),
         }
@@ -131,7 +139,7 @@ impl TokenTable {
     /// other models, special tokens are left out.
     #[must_use]
     pub fn replacements(&self) -> Vec<u32> {
-        let is_used = |id: &u32| self.model.is_word_piece() || !self.special.contains(*id);
+        let is_used = |id: &u32| self.model.is_word_piece() || !self.is_special(*id);
         (0..self.size() as u32).filter(is_used).collect()
     }
 
@@ -144,7 +152,7 @@ impl TokenTable {
             TokenizerModel::Bpe => {
                 let mut bytes = Vec::new();
                 for &id in ids {
-                    match self.special.contains(id) {
+                    match self.is_special(id) {
                         true => bytes.extend_from_slice(self.text(id).as_bytes()),
                         false => self.text(id).chars().for_each(|symbol| match byte_symbols::byte(symbol) {
                             Some(byte) => bytes.push(byte),
@@ -180,12 +188,15 @@ impl TokenTable {
     }
 
     /// Text of one token for a reader: continuations of WordPiece keep their `##`, other tokens lose the space before
-    /// them.
+    /// them. A token that is only a space stays as it is written in the vocabulary.
     #[must_use]
     pub fn label(&self, id: u32) -> String {
         match self.model {
             TokenizerModel::WordPiece => self.text(id).to_owned(),
-            TokenizerModel::Bpe | TokenizerModel::Unigram => self.decode(&[id]).trim_start().to_owned(),
+            TokenizerModel::Bpe | TokenizerModel::Unigram => match self.decode(&[id]).trim_start() {
+                "" => self.text(id).to_owned(),
+                text => text.to_owned(),
+            },
         }
     }
 }
