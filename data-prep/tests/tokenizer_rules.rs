@@ -87,6 +87,19 @@ fn files_that_the_library_would_misread_are_refused() {
     assert!(!sequence(json!([split, bytes])).unwrap().encode("a b").is_empty());
 }
 
+#[test]
+fn normalizers_of_common_models_keep_words() {
+    let bytes = |file: String| file.into_bytes();
+    let mut files = ["albert", "deberta-v2", "xlm-roberta"].map(|kind| bytes(file(kind).to_string())).to_vec();
+    for albert in [false, true] {
+        let rules = SentencePieceRules { albert, lowercase: albert, ..SentencePieceRules::default() };
+        files.push(bytes(tokenizer_json_of_sentence_piece(include_bytes!("golden/bert.model"), rules).unwrap()));
+    }
+    for file in files {
+        assert!(TokenizerFile::read(&file, "t.json").unwrap().keeps_words);
+    }
+}
+
 /// A normalizer that acts across a space, or at the start of each text: the encoder must not cache words.
 #[test]
 fn words_are_cached_only_if_the_normalizer_keeps_them() {

@@ -5,6 +5,7 @@
 //! never the special token.
 
 mod byte_symbols;
+mod byte_trie;
 mod charsmap;
 mod encoder;
 mod error;
@@ -22,6 +23,7 @@ mod sentence_piece;
 mod special_tokens;
 mod token_table;
 pub mod transformers;
+mod unigram;
 mod word_cache;
 mod words;
 
@@ -42,6 +44,7 @@ pub use sentence_piece::{SentencePieceRules, tokenizer_json as tokenizer_json_of
 pub use token_table::{TokenTable, TokenizerModel};
 
 use library::Library;
+use unigram::UnigramWords;
 use words::Words;
 
 /// Ids of the five special tokens.
@@ -92,10 +95,10 @@ enum Model {
     Bpe {
         adds_space: bool,
     },
-    /// If `has_words`, a word has the same ids in any context.
-    Unigram {
-        has_words: bool,
-    },
+    /// Each word has the same ids in any context. The thread that builds the library sets the words.
+    Unigram(Arc<OnceLock<UnigramWords>>),
+    /// The ids of a word depend on its context.
+    ContextualUnigram,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -143,14 +146,24 @@ impl Tokenizer {
 
     fn from_file(file: TokenizerFile, origin: &str) -> Self {
         let file = Arc::new(file);
+        let words = Arc::new(OnceLock::new());
+        let has_words = file.keeps_words && !file.has_added_words;
         let model = match file.tokens.model() {
-            TokenizerModel::Unigram => Model::Unigram { has_words: file.keeps_words && !file.has_added_words },
+            TokenizerModel::Unigram if has_words => Model::Unigram(Arc::clone(&words)),
+            TokenizerModel::Unigram => Model::ContextualUnigram,
             _ => Model::Bpe { adds_space: file.adds_space },
         };
         let read = Arc::clone(&file);
+        let build = move || {
+            let built = read.build_plain()?;
+            if let Some(found) = has_words.then(|| UnigramWords::new(&built)).flatten() {
+                words.get_or_init(|| found);
+            }
+            Ok(built)
+        };
         Self {
             model,
-            library: Library::begin(move || read.build_plain()),
+            library: Library::begin(build),
             tokens: file.tokens.clone(),
             origin: origin.to_owned(),
             lowercase: file.lowercase,

@@ -3,6 +3,7 @@
 use tokenizers::pipeline::PipelineToken;
 
 use super::segments::{BertSegments, SpaceSegments};
+use super::unigram::UnigramScratch;
 use super::word_cache::WordCache;
 use super::{Model, Tokenizer};
 
@@ -10,6 +11,7 @@ use super::{Model, Tokenizer};
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     word_cache: WordCache,
+    unigram_scratch: UnigramScratch,
     ids: Vec<u32>,
     /// Library output for one segment of the text.
     library_ids: Vec<PipelineToken>,
@@ -19,7 +21,14 @@ pub struct Encoder<'a> {
 
 impl<'a> Encoder<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, word_cache: WordCache::new(), ids: Vec::new(), library_ids: Vec::new(), text: String::new() }
+        Self {
+            tokenizer,
+            word_cache: WordCache::new(),
+            unigram_scratch: UnigramScratch::default(),
+            ids: Vec::new(),
+            library_ids: Vec::new(),
+            text: String::new(),
+        }
     }
 
     /// Returns the token ids of `text`, without special tokens. The result is the same as that of
@@ -46,7 +55,7 @@ impl<'a> Encoder<'a> {
     /// Returns the token ids of a text that follows other text without a space, such as the next sentence of a Chinese
     /// document. Byte-level BPE starts it without a space. For other models, the result is that of [`Encoder::encode`].
     pub fn encode_joined(&mut self, text: &str) -> &[u32] {
-        let Self { tokenizer, word_cache, ids, library_ids, .. } = self;
+        let Self { tokenizer, word_cache, unigram_scratch, ids, library_ids, .. } = self;
         ids.clear();
         let mut library = |part: &str, ids: &mut Vec<u32>| {
             library_ids.clear();
@@ -59,10 +68,13 @@ impl<'a> Encoder<'a> {
                     library(part, ids);
                 }
             }),
-            Model::Unigram { has_words: true } => {
-                word_cache.encode(text, SpaceSegments::new(text), ids, library);
-            }
-            Model::Unigram { has_words: false } | Model::Bpe { .. } => library(text, ids),
+            Model::Unigram(words) => word_cache.encode(text, SpaceSegments::new(text), ids, |part, ids| {
+                let built = tokenizer.library.built().as_ref().ok().zip(words.get());
+                if !built.is_some_and(|(library, words)| words.append(library, part, unigram_scratch, ids)) {
+                    library(part, ids);
+                }
+            }),
+            Model::ContextualUnigram | Model::Bpe { .. } => library(text, ids),
         }
         ids
     }
