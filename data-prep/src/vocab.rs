@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use lambert_config::prep::Source;
 use lambert_dataset::tokenizer::TokenizerModel;
 
-pub use self::extend::{ExtendedVocabulary, Extension, extend_with};
+pub use self::extend::{ExtendedVocabulary, Extension, WordTokens, extend_with};
 use self::words::{WordCounter, WordSplitter};
 use crate::extract::Extracted;
 use crate::prep::PrepError;

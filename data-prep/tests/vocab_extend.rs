@@ -15,7 +15,7 @@ const MODELS: [TokenizerModel; 3] = [TokenizerModel::WordPiece, TokenizerModel::
 
 /// Words that the generated text does not have.
 const DOMAIN: &str = "The cardiomyopathy of the patient.\nIschemic cardiomyopathy, and pericarditis.\n\n\
-    Pericarditis is not cardiomyopathy. Do not confuse pericarditis with myocarditis.\n";
+    Pericarditis is not cardiomyopathy. Do not confuse pericarditis with myocarditis, β-blockers and αβ.\n";
 
 fn domain(folder: &Path) -> Vec<Source> {
     let path = folder.join("domain.txt");
@@ -63,21 +63,27 @@ fn new_tokens_follow_and_text_without_them_keeps_its_ids() {
         let new = found.text.as_bytes();
         let extension = VocabularyExtension::new(&old, new).unwrap();
         assert_eq!((extension.before, extension.parts.len()), (found.tokens - found.added, found.added), "{model}");
-        assert!(extension.parts.iter().all(|parts| parts.len() >= 2), "{model}: {:?}", extension.parts);
+        let unk = Tokenizer::from_vocab(&old, true).unwrap().special().unk;
+        let is_new = |parts: &Vec<u32>| parts.len() >= 2 || parts[..] == [unk];
+        assert!(extension.parts.iter().all(is_new), "{model}: {:?}", extension.parts);
         let tokenizer = Tokenizer::from_vocab(new, true).unwrap();
         assert_eq!(tokenizer.size(), found.tokens);
         // The words of the text become shorter by as many tokens as the library says.
         let library = |bytes: &[u8]| {
             let tokenizer = Tokenizer::from_vocab(bytes, true).unwrap();
             let lines = DOMAIN.lines().filter(|line| !line.is_empty());
-            let known = |id: &u32| *id != tokenizer.special().unk;
-            3 * lines.map(|line| tokenizer.encode(line).into_iter().filter(known).count() as u64).sum::<u64>()
+            3 * lines.map(|line| tokenizer.encode(line).len() as u64).sum::<u64>()
         };
-        // In BPE the second line of a document has a space before it.
+        // In BPE the second line of a document has a space before it. Unigram has several tokens for an unknown word.
         if model != TokenizerModel::Bpe {
-            assert_eq!(found.text_tokens, (library(&old), library(new)), "{model}");
+            assert_eq!(found.after.tokens, library(new), "{model}");
         }
-        assert!(found.text_tokens.1 < found.text_tokens.0, "{model}: {:?}", found.text_tokens);
+        if model == TokenizerModel::WordPiece {
+            assert_eq!(found.before.tokens, library(&old));
+        }
+        assert!(found.after.tokens < found.before.tokens, "{model}: {:?} {:?}", found.before, found.after);
+        let unknown = if model == TokenizerModel::Bpe { 0 } else { 6 };
+        assert!(found.before.unknown >= unknown && found.after.unknown == 0, "{model}: {:?}", found.before);
         let whole = tokenizer.encode("cardiomyopathy").len();
         assert!(whole < Tokenizer::from_vocab(&old, true).unwrap().encode("cardiomyopathy").len(), "{model}: {whole}");
         let corpus = std::fs::read_to_string(folder.path().join("corpus.txt")).unwrap();
@@ -157,6 +163,6 @@ fn real_text_without_new_tokens_keeps_its_ids() {
         assert_eq!(found.tokens, 2000);
         let changed = check_ids(&old, found.text.as_bytes(), &text);
         assert!(changed > 100, "{model}: {changed}");
-        println!("{model}: {} to {} tokens", found.text_tokens.0, found.text_tokens.1);
+        println!("{model}: {:?} to {:?}", found.before, found.after);
     }
 }

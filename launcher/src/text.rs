@@ -38,7 +38,8 @@ pub fn gib(bytes: u64) -> String {
 
 /// Formats a fraction as a percentage with one decimal: `12.6%`.
 pub fn percent(share: f64) -> String {
-    format!("{:.1}%", 100.0 * share)
+    // Without the sum, -0.0 would keep its sign.
+    format!("{:.1}%", 100.0 * share + 0.0)
 }
 
 /// Formats a count with its noun: `1 restart`, `2 restarts`.

@@ -1,6 +1,6 @@
 //! Extension of a vocabulary by tokens of a text. The old tokens keep their ids, and so does text without a new token.
 //!
-//! The words of the text are split into the old tokens. Then the most frequent pair of neighbours becomes a token, again
+//! Characters that the vocabulary lacks become tokens. The words of the text are split into tokens. Then the most frequent pair of neighbours becomes a token, again
 //! and again. In BPE the pairs are appended to the merges, so they are merged after all others.
 
 use std::borrow::Cow;
@@ -21,6 +21,8 @@ use crate::prep::PrepError;
 const MAX_WORD_CHARACTERS: usize = 100;
 /// Decimal digits of the scores, as a power of ten.
 const SCORE_DIGITS: f64 = 1e12;
+/// Maximum number of new characters.
+const MAX_CHARACTERS: usize = 1000;
 /// Maximum number of times that unused tokens are replaced.
 const ROUNDS: usize = 10;
 
@@ -46,8 +48,19 @@ pub struct ExtendedVocabulary {
     pub tokens: usize,
     /// Number of new tokens.
     pub added: usize,
-    /// Tokens in the words of the text with the old vocabulary and with the new one.
-    pub text_tokens: (u64, u64),
+    /// The words of the text with the old vocabulary.
+    pub before: WordTokens,
+    /// The words of the text with the new vocabulary.
+    pub after: WordTokens,
+}
+
+/// Words of a text as tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WordTokens {
+    /// Number of tokens. An unknown word counts as one token.
+    pub tokens: u64,
+    /// Number of words that the vocabulary cannot represent.
+    pub unknown: u64,
 }
 
 /// Extends a vocabulary by tokens of the documents of `sources`. Calls `progress` after each document and before the
@@ -65,19 +78,20 @@ pub fn extend_with(
     let bytes = std::fs::read(settings.file)
         .map_err(|source| TokenizerError::Read { path: settings.file.to_owned(), source })
         .map_err(PrepError::Extended)?;
-    let segmenter = Segmenter::read(&bytes, &origin).map_err(PrepError::Extended)?;
+    let mut segmenter = Segmenter::read(&bytes, &origin).map_err(PrepError::Extended)?;
     let old = segmenter.texts().len();
     if settings.size <= old {
         return Err(invalid_size(format!("must be above {old}, the number of tokens of {origin}")));
     }
     let counts = count(sources, splitter(&bytes, &origin, settings.lowercase)?, &mut progress)?;
     progress(VocabProgress::Training);
+    let before = Words::new(&counts, &segmenter).total();
+    add_characters(&mut segmenter, &counts, settings);
     let words = Words::new(&counts, &segmenter);
-    let before = words.tokens();
     let (extended, after) = choose(segmenter, words, settings);
     let text = write(&bytes, &extended, old).map_err(training_failed)?;
     let tokens = extended.segmenter.texts().len();
-    Ok(ExtendedVocabulary { text, tokens, added: tokens - old, text_tokens: (before, after) })
+    Ok(ExtendedVocabulary { text, tokens, added: tokens - old, before, after })
 }
 
 /// Splitter of the words of a vocabulary.
@@ -99,14 +113,40 @@ fn splitter(bytes: &[u8], origin: &str, lowercase: bool) -> Result<WordSplitter,
     })
 }
 
+/// Adds the characters of words that the vocabulary cannot represent, the most frequent first.
+fn add_characters(segmenter: &mut Segmenter, counts: &WordCounts, settings: &Extension<'_>) {
+    let mut missing: HashMap<String, u64> = HashMap::new();
+    let mut total = 0;
+    for (word, count) in counts {
+        total += count * word.chars().count() as u64;
+        if segmenter.segment(word).is_none() {
+            for token in segmenter.characters(word).into_iter().filter(|token| !segmenter.has(token)) {
+                *missing.entry(token).or_default() += count;
+            }
+        }
+    }
+    let mut missing: Vec<(String, u64)> = missing.into_iter().collect();
+    missing.retain(|(_, count)| *count >= settings.min_frequency);
+    missing.sort_unstable_by(|(one, count), (other, other_count)| other_count.cmp(count).then_with(|| one.cmp(other)));
+    let room = settings.size - segmenter.texts().len();
+    for (token, count) in missing.into_iter().take(room.min(MAX_CHARACTERS)) {
+        segmenter.add_text(token, score(count, total));
+    }
+}
+
+/// Score of a token: the logarithm of its share.
+fn score(count: u64, total: u64) -> f64 {
+    ((count as f64 / total as f64).ln() * SCORE_DIGITS).round() / SCORE_DIGITS
+}
+
 /// Vocabulary with new tokens, and the pairs that they merge.
 struct Extended {
     segmenter: Segmenter,
     pairs: Vec<(u32, u32)>,
 }
 
-/// Chooses the new tokens. Returns them, and the number of tokens of the text.
-fn choose(old: Segmenter, mut words: Words, settings: &Extension<'_>) -> (Extended, u64) {
+/// Chooses the new tokens. Returns them, and the tokens of the text.
+fn choose(old: Segmenter, mut words: Words, settings: &Extension<'_>) -> (Extended, WordTokens) {
     let mut rare = HashSet::new();
     let mut extended = Extended { segmenter: old.clone(), pairs: Vec::new() };
     for _ in 0..ROUNDS {
@@ -126,8 +166,8 @@ fn choose(old: Segmenter, mut words: Words, settings: &Extension<'_>) -> (Extend
         extended = Extended::with(&old, kept);
         words.segment(&extended.segmenter);
     }
-    let tokens = words.tokens();
-    (extended, tokens)
+    let total = words.total();
+    (extended, total)
 }
 
 /// Token and its score.
@@ -148,6 +188,8 @@ impl Extended {
 struct Words {
     /// Spelling, tokens and number of occurrences.
     words: Vec<(String, Vec<u32>, u64)>,
+    /// Number of words that the vocabulary cannot represent.
+    unknown: u64,
 }
 
 impl Words {
@@ -156,9 +198,14 @@ impl Words {
         let mut sorted: Vec<(&String, &u64)> = counts.iter().collect();
         sorted.sort_unstable();
         let is_short = |word: &str| word.chars().nth(MAX_WORD_CHARACTERS).is_none();
-        let short = sorted.into_iter().filter(|(word, _)| is_short(word));
-        let words = short.filter_map(|(word, count)| Some((word.clone(), segmenter.segment(word)?, *count)));
-        Self { words: words.collect() }
+        let mut found = Self { words: Vec::new(), unknown: 0 };
+        for (word, count) in sorted.into_iter().filter(|(word, _)| is_short(word)) {
+            match segmenter.segment(word) {
+                Some(tokens) => found.words.push((word.clone(), tokens, *count)),
+                None => found.unknown += count,
+            }
+        }
+        found
     }
 
     /// Splits all words again.
@@ -170,7 +217,12 @@ impl Words {
         }
     }
 
-    /// Number of tokens of the text.
+    /// Tokens of the text.
+    fn total(&self) -> WordTokens {
+        WordTokens { tokens: self.tokens() + self.unknown, unknown: self.unknown }
+    }
+
+    /// Number of tokens of the known words.
     fn tokens(&self) -> u64 {
         self.words.iter().map(|(_, tokens, count)| tokens.len() as u64 * count).sum()
     }
@@ -234,7 +286,7 @@ impl Words {
                 break;
             }
             let text = extended.segmenter.merged(pair);
-            let score = ((count as f64 / total as f64).ln() * SCORE_DIGITS).round() / SCORE_DIGITS;
+            let score = score(count, total);
             let is_better = extended.segmenter.score(pair.0).zip(extended.segmenter.score(pair.1));
             if extended.segmenter.has(&text) || is_better.is_some_and(|(left, right)| score <= left + right) {
                 continue;

@@ -6,7 +6,9 @@ use std::path::Path;
 use lambert_config::prep::{FormatName, Source};
 use lambert_config::{Layers, exit};
 use lambert_data_prep::prep as data_prep;
-use lambert_data_prep::vocab::{self, ExtendedVocabulary, Extension, TrainedVocabulary, VocabProgress, VocabSettings};
+use lambert_data_prep::vocab::{
+    self, ExtendedVocabulary, Extension, TrainedVocabulary, VocabProgress, VocabSettings, WordTokens,
+};
 use lambert_dataset::tokenizer::{TokenizerFile, TokenizerModel};
 use lambert_progress::{Progress, Unit};
 
@@ -14,7 +16,7 @@ use super::{files, prep};
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::text::percent;
+use crate::text::counted;
 
 /// Trains or extends a vocabulary and writes it.
 pub fn vocab(arguments: &cli::Vocab) -> Outcome {
@@ -72,15 +74,18 @@ fn train(sources: &[Source], settings: &VocabSettings) -> Result<TrainedVocabula
 /// Extends a vocabulary, shows the progress, and writes the result.
 fn extend(sources: &[Source], settings: &Extension<'_>, output: &Path) -> Outcome {
     let extended = vocab::extend_with(sources, settings, show("merging tokens")).map_err(prep::failure)?;
-    let ExtendedVocabulary { text, tokens, added, text_tokens: (before, after) } = extended;
+    let ExtendedVocabulary { text, tokens, added, before, after } = extended;
     files::write(output, |output| output.write_all(text.as_bytes())).map_err(Failure::failed)?;
     if tokens < settings.size {
         tracing::warn!("vocabulary has {tokens} tokens ({} requested): corpus too small", settings.size);
     }
-    let saved = percent(1.0 - after as f64 / before.max(1) as f64);
-    let size = format!("{tokens} tokens, {added} of them new");
-    let line = format!("wrote {} ({size}): the words have {after} tokens, {saved} fewer", output.display());
-    console::result(&line).map_err(Failure::failed)?;
+    let words = |words: WordTokens| format!("{} tokens, {}", words.tokens, counted(words.unknown, "unknown word"));
+    let lines = [
+        format!("wrote {} ({tokens} tokens, {added} of them new)", output.display()),
+        format!("text before: {}", words(before)),
+        format!("text now: {}", words(after)),
+    ];
+    console::result(&lines.join("\n")).map_err(Failure::failed)?;
     Ok(exit::DONE)
 }
 

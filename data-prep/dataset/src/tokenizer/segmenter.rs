@@ -123,6 +123,19 @@ impl Segmenter {
         id
     }
 
+    /// Tokens of single characters that a word needs. A character of BPE is a byte, which every vocabulary has.
+    #[must_use]
+    pub fn characters(&self, word: &str) -> Vec<String> {
+        let is_first = |index: usize| index == 0 || !matches!(self.rules, Rules::WordPiece);
+        let characters = word.chars().enumerate();
+        characters
+            .map(|(index, character)| match is_first(index) {
+                true => character.to_string(),
+                false => format!("{}{character}", json::PREFIX),
+            })
+            .collect()
+    }
+
     /// Tokens of a word, or of the text of a token that continues a word. None if the vocabulary cannot represent it.
     #[must_use]
     pub fn segment(&self, word: &str) -> Option<Vec<u32>> {
