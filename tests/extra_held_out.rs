@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::support::{Running, TestDir, assert_same_weights, checkpoints, done, run};
+use crate::watch::Watch;
 use serde_json::Value;
 
 const SAMPLES: &str = "48";
@@ -39,7 +40,9 @@ fn losses_of_extra_datasets_are_recorded_and_change_nothing() {
     done(&["run", "--config", &config, "--run", &plain]);
     let ran = run(&[&["run", "--config", &config, "--run", &url], &*more].concat());
     assert_eq!(ran.code, 0, "{}", ran.err);
-    assert!(ran.err.contains("evaluation at step 0: mlm ") && ran.err.contains("evaluation on general: mlm "));
+    assert!(
+        ran.err.contains("evaluation at step 0: mlm ") && ran.err.contains("evaluation at step 0 on general: mlm ")
+    );
     assert_same_weights(&plain, &url);
 
     let found = evaluations(&url);
@@ -76,6 +79,16 @@ fn losses_of_extra_datasets_are_recorded_and_change_nothing() {
     done(&["report", &url, "--format", "json", "--curves", &svg]);
     let svg = std::fs::read_to_string(svg).unwrap();
     assert!(svg.contains("held-out MLM loss: general"), "no label in the picture");
+    let watch = Watch::start(&[&url], &[]);
+    let data = watch.wait_for_steps();
+    let shown = data["runs"][0]["evaluations"]["extra"]["general"]["loss"].as_array().unwrap();
+    assert!(shown.len() == 5 && (shown[4].as_f64().unwrap() - after.1).abs() < 1e-5, "{shown:?}");
+    if let Some(page) = watch.open_in_browser() {
+        assert!(page["charts"][0]["readout"].as_str().unwrap().contains(", general "), "{}", page["charts"][0]);
+        let heads = &page["tables"][0]["heads"];
+        assert!(heads.as_array().unwrap().contains(&"held out: general".into()), "{heads}");
+    }
+    drop(watch);
     let card = dir.path("export");
     done(&["export", &checkpoint, "--output", &card]);
     let card = std::fs::read_to_string(format!("{card}/README.md")).unwrap();

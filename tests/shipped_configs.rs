@@ -11,7 +11,16 @@ use lambert_plan::{schedule, timeline};
 
 #[test]
 fn every_shipped_configuration_is_valid() {
-    let folders = ["configs", "docs/engine", "docs/images", "docs/large-batch", "docs/scaling", "docs/stacking"];
+    let folders = [
+        "configs",
+        "docs/engine",
+        "docs/experiments/domain",
+        "docs/experiments/recipes",
+        "docs/images",
+        "docs/large-batch",
+        "docs/scaling",
+        "docs/stacking",
+    ];
     let folders = folders.map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder));
     let (mut runs, mut preparations) = (0, 0);
     for entry in folders.into_iter().flat_map(|folder| std::fs::read_dir(folder).unwrap()) {

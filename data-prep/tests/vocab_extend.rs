@@ -9,7 +9,8 @@ use common::{corpora, generated, source};
 use lambert_config::prep::{Documents, Source};
 use lambert_data_prep::prep::PrepError;
 use lambert_data_prep::vocab::{ExtendedVocabulary, Extension, VocabProgress, VocabSettings, extend_with, train};
-use lambert_dataset::tokenizer::{TokenTable, Tokenizer, TokenizerModel, VocabularyExtension};
+use lambert_dataset::tokenizer::{Segmenter, TokenTable, Tokenizer, TokenizerModel, VocabularyExtension};
+use serde_json::{Value, json};
 
 const MODELS: [TokenizerModel; 3] = [TokenizerModel::WordPiece, TokenizerModel::Bpe, TokenizerModel::Unigram];
 
@@ -124,26 +125,87 @@ fn a_size_that_is_not_larger_is_refused() {
     assert!(refused.contains("model.type"), "{refused}");
 }
 
-/// The tokens that only `added_tokens` has keep their ids, as `[MASK]` of DeBERTa-v2.
+/// The tokens that only `added_tokens` has keep their ids, as `[MASK]` of DeBERTa-v2 and of ModernBERT.
 #[test]
 fn added_tokens_after_the_model_keep_their_ids() {
+    for model in [TokenizerModel::Bpe, TokenizerModel::Unigram] {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, sources) = (base(folder.path(), model), domain(folder.path()));
+        let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+        let last = match &mut json["model"]["vocab"] {
+            Value::Array(tokens) => {
+                tokens.remove(4);
+                tokens.len()
+            }
+            tokens => {
+                let tokens = tokens.as_object_mut().unwrap();
+                tokens.remove("[MASK]");
+                tokens
+                    .values_mut()
+                    .for_each(|id| *id = (id.as_u64().unwrap() - u64::from(id.as_u64() > Some(4))).into());
+                tokens.len()
+            }
+        };
+        for token in json["added_tokens"].as_array_mut().unwrap() {
+            if token["content"] == "[MASK]" {
+                token["id"] = last.into();
+            }
+        }
+        // A word that is added after all others and is not special.
+        let word = json!({"id": last + 1, "content": "aorta", "single_word": false, "lstrip": false, "rstrip": false,
+                          "normalized": false, "special": false});
+        json["added_tokens"].as_array_mut().unwrap().push(word);
+        std::fs::write(&file, json.to_string()).unwrap();
+        let old = std::fs::read(&file).unwrap();
+        let found = extended(&file, &sources, 512).unwrap();
+        let tokenizer = Tokenizer::from_vocab(found.text.as_bytes(), true).unwrap();
+        assert_eq!(tokenizer.special().mask as usize, last, "{model}");
+        let aorta = last as u32 + 1;
+        assert!(
+            tokenizer.encode("the aorta").contains(&aorta)
+                && tokenizer.encode_masked("the [MASK]").contains(&(aorta - 1))
+        );
+        VocabularyExtension::new(&old, found.text.as_bytes()).unwrap();
+        check_ids(&old, found.text.as_bytes(), &std::fs::read_to_string(folder.path().join("corpus.txt")).unwrap());
+    }
+}
+
+/// The library uses the last of equal merges.
+#[test]
+fn repeated_merges_are_counted_as_the_library_applies_them() {
     let folder = tempfile::tempdir().unwrap();
-    let (file, sources) = (base(folder.path(), TokenizerModel::Unigram), domain(folder.path()));
-    let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-    let last = json["model"]["vocab"].as_array().unwrap().len();
-    json["model"]["vocab"].as_array_mut().unwrap().remove(4);
-    for token in json["added_tokens"].as_array_mut().unwrap() {
-        if token["content"] == "[MASK]" {
-            token["id"] = (last - 1).into();
+    let (file, sources) = (base(folder.path(), TokenizerModel::Bpe), domain(folder.path()));
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let merges = json["model"]["merges"].as_array_mut().unwrap();
+    let first = merges[0].clone();
+    merges.push(first);
+    std::fs::write(&file, json.to_string()).unwrap();
+    let segmenter = Segmenter::read(&std::fs::read(&file).unwrap(), "base").unwrap();
+    let tokenizer = Tokenizer::from_vocab(&std::fs::read(&file).unwrap(), true).unwrap();
+    for word in std::fs::read_to_string(folder.path().join("corpus.txt")).unwrap().split_whitespace().take(2000) {
+        if word.chars().all(|letter| letter.is_ascii_lowercase()) {
+            assert_eq!(segmenter.segment(word), Some(tokenizer.encode(word)), "{word}");
         }
     }
-    std::fs::write(&file, json.to_string()).unwrap();
-    let old = std::fs::read(&file).unwrap();
     let found = extended(&file, &sources, 510).unwrap();
-    let tokenizer = Tokenizer::from_vocab(found.text.as_bytes(), true).unwrap();
-    assert_eq!(tokenizer.special().mask as usize, last - 1);
-    VocabularyExtension::new(&old, found.text.as_bytes()).unwrap();
-    check_ids(&old, found.text.as_bytes(), &std::fs::read_to_string(folder.path().join("corpus.txt")).unwrap());
+    check_ids(&std::fs::read(&file).unwrap(), found.text.as_bytes(), DOMAIN);
+}
+
+/// Text without spaces, as in Chinese, is not one long word.
+#[test]
+fn text_without_spaces_has_new_tokens() {
+    for model in MODELS {
+        let folder = tempfile::tempdir().unwrap();
+        let file = base(folder.path(), model);
+        let path = folder.path().join("zh.txt");
+        std::fs::write(&path, "心肌病是一种心脏疾病。心包炎和心肌炎也是心脏疾病。".repeat(40)).unwrap();
+        let found = extended(&file, &[source(&path, "text", Documents::File)], 540).unwrap();
+        // The text has 1,000 characters. In WordPiece each is a word.
+        let most = if model == TokenizerModel::WordPiece { 1000 } else { 600 };
+        assert!(found.after.unknown == 0 && found.after.tokens <= most, "{model}: {:?}", found.after);
+        let tokenizer = Tokenizer::from_vocab(found.text.as_bytes(), true).unwrap();
+        assert!(!tokenizer.encode("心肌病").contains(&tokenizer.special().unk), "{model}");
+    }
 }
 
 /// Published vocabularies and real text: the first half of a book decides, the second half is compared.

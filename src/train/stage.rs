@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lambert_collective::{Group, Reducer};
-use lambert_control::{Directive, Evaluation, EventKind, ExtraEvaluation, StepRecord, StepTimes};
+use lambert_control::{Directive, Evaluation, EventKind, StepRecord, StepTimes};
 use lambert_dataset::random::Key;
 use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::timeline::{self, StagePosition};
@@ -19,7 +19,7 @@ use super::step_record;
 use super::update_ranks::UpdateRanks;
 use crate::checkpoint::Saver;
 use crate::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, Mixture, Position, SampleSource};
-use crate::error::Error;
+use crate::error::{self, Error};
 use crate::model;
 use crate::objective::Objective;
 use crate::objective::totals::ObjectiveTotals;
@@ -328,12 +328,15 @@ impl<'a> StageRun<'a> {
         if self.datasets.held_out.is_empty() {
             return Ok(None);
         }
-        self.session.control.phase(WorkerPhase::Evaluate);
         let _evaluation = span!("evaluate");
         let config = &self.session.config;
         let control = &self.session.control;
-        let mut results = Vec::new();
-        for dataset in &self.datasets.held_out {
+        let mut first: Option<Evaluation> = None;
+        let names = config.evaluation.extra.iter().map(|extra| extra.name.as_str());
+        for (dataset, name) in self.datasets.held_out.iter().zip(std::iter::once("").chain(names)) {
+            // Each dataset has the whole time limit of the phase.
+            control.phase(WorkerPhase::Load);
+            control.phase(WorkerPhase::Evaluate);
             let request = EvalRequest {
                 dataset: dataset.clone(),
                 objective: config.evaluation_objective(),
@@ -343,7 +346,17 @@ impl<'a> StageRun<'a> {
             };
             let stop = |_| control.stop_is_requested();
             match evaluate::evaluate(&self.objective, collective, &request, state.step, stop)? {
-                EvalOutcome::Completed(evaluation) => results.push(evaluation),
+                EvalOutcome::Completed(evaluation) => match &mut first {
+                    None => first = Some(evaluation),
+                    Some(first) => drop(first.extra.insert(name.to_owned(), evaluation.into())),
+                },
+                // An extra dataset decides about nothing, so training goes on without it.
+                EvalOutcome::Unreadable(unread) if first.is_some() => {
+                    if let Some(error) = unread {
+                        let why = error::chain(&error);
+                        self.session.warn(format!("step {}: no loss on {name}: {why}", state.step));
+                    }
+                }
                 EvalOutcome::Unreadable(unread) => {
                     state.evaluation_pending = true;
                     return rollback::save_and_fail(collective, saver, state, unread).map(|_| None);
@@ -354,11 +367,7 @@ impl<'a> StageRun<'a> {
                 }
             }
         }
-        let mut results = results.into_iter();
-        let Some(mut first) = results.next() else { return Ok(None) };
-        let names = config.evaluation.extra.iter().map(|extra| extra.name.clone());
-        first.extra = names.zip(results.map(ExtraEvaluation::from)).collect();
-        Ok(Some(first))
+        Ok(first)
     }
 
     /// Completed steps of this stage.

@@ -137,7 +137,7 @@ pub struct Limits {
     pub step_medians: f64,
     /// Timeout of a step while the median step time is unknown.
     pub first_step_seconds: f64,
-    /// Maximum time of an evaluation.
+    /// Maximum time of an evaluation of one dataset.
     pub evaluate_seconds: f64,
     /// Maximum time to wait for a checkpoint, in addition to `checkpoint.give_up_minutes`.
     pub save_seconds: f64,

@@ -1,30 +1,27 @@
 //! Extension of a vocabulary by tokens of a text. The old tokens keep their ids, and so does text without a new token.
 //!
-//! Characters that the vocabulary lacks become tokens. The words of the text are split into tokens. Then the most frequent pair of neighbours becomes a token, again
-//! and again. In BPE the pairs are appended to the merges, so they are merged after all others.
+//! Characters that the vocabulary lacks become tokens. The words of the text are split into tokens. Then the most
+//! frequent pair of neighbours becomes a token, again and again (`choose`). In BPE the pairs are appended to the merges,
+//! so they are merged after all others.
+
+mod choose;
 
 use std::borrow::Cow;
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::Path;
 
 use lambert_config::prep::Source;
-use lambert_dataset::tokenizer::{Segmenter, TokenizerError, TokenizerFile, replace};
+use lambert_dataset::tokenizer::{Segmenter, TokenizerError, TokenizerFile, TokenizerModel};
 use serde_json::{Value as Json, json};
 use tokenizers::pipeline::PipelineNormalizer;
 
+use self::choose::{Extended, Words, choose};
 use super::words::{LongWords, Normalizers, WordSplitter};
 use super::{VocabProgress, WordCounts, bpe, count, invalid_size, training_failed, word_piece};
 use crate::prep::PrepError;
 
-/// Upper limit on the length of a word, characters, as in WordPiece. Longer words are left out.
-const MAX_WORD_CHARACTERS: usize = 100;
 /// Decimal digits of the scores, as a power of ten.
 const SCORE_DIGITS: f64 = 1e12;
-/// Maximum number of new characters.
-const MAX_CHARACTERS: usize = 1000;
-/// Maximum number of times that unused tokens are replaced.
-const ROUNDS: usize = 10;
 
 /// Settings of an extension.
 #[derive(Debug, Clone)]
@@ -90,6 +87,7 @@ pub fn extend_with(
     let words = Words::new(&counts, &segmenter);
     let (extended, after) = choose(segmenter, words, settings);
     let text = write(&bytes, &extended, old).map_err(training_failed)?;
+    check(&text, &origin)?;
     let tokens = extended.segmenter.texts().len();
     Ok(ExtendedVocabulary { text, tokens, added: tokens - old, before, after })
 }
@@ -102,13 +100,13 @@ fn splitter(bytes: &[u8], origin: &str, lowercase: bool) -> Result<WordSplitter,
     let file = TokenizerFile::read(bytes, origin).map_err(PrepError::Extended)?;
     let tokenizer = file.build_plain().map_err(training_failed)?;
     let is_bytes = |step: &PipelineNormalizer| matches!(step, PipelineNormalizer::ByteLevel(_));
-    let is_bpe = !file.merges().is_empty();
+    let is_bpe = file.tokens.model() == TokenizerModel::Bpe;
     let spells = is_bpe && !tokenizer.get_normalizers().iter().any(is_bytes);
     Ok(WordSplitter {
         pre_tokenizer: tokenizer.get_pre_tokenizer().clone(),
         normalizers: Normalizers::Of(tokenizer),
         leading_space: is_bpe,
-        long_words: LongWords::Skip,
+        long_words: if is_bpe { LongWords::Skip } else { LongWords::Cut },
         spelling: if spells { bpe::spelling } else { |word| Cow::Borrowed(word) },
     })
 }
@@ -129,221 +127,26 @@ fn add_characters(segmenter: &mut Segmenter, counts: &WordCounts, settings: &Ext
     missing.retain(|(_, count)| *count >= settings.min_frequency);
     missing.sort_unstable_by(|(one, count), (other, other_count)| other_count.cmp(count).then_with(|| one.cmp(other)));
     let room = settings.size - segmenter.texts().len();
-    for (token, count) in missing.into_iter().take(room.min(MAX_CHARACTERS)) {
-        segmenter.add_text(token, score(count, total));
+    let lowest = segmenter.lowest_score();
+    for (token, count) in missing.into_iter().take(room) {
+        segmenter.add_text(token, score(count, total, lowest));
     }
 }
 
-/// Score of a token: the logarithm of its share.
-fn score(count: u64, total: u64) -> f64 {
-    ((count as f64 / total as f64).ln() * SCORE_DIGITS).round() / SCORE_DIGITS
+/// Score of a token: the logarithm of its share, but not below the lowest old one, which decides the score of unknown
+/// characters.
+fn score(count: u64, total: u64, lowest: Option<f64>) -> f64 {
+    let score = ((count as f64 / total as f64).ln() * SCORE_DIGITS).round() / SCORE_DIGITS;
+    lowest.map_or(score, |lowest| score.max(lowest))
 }
 
-/// Vocabulary with new tokens, and the pairs that they merge.
-struct Extended {
-    segmenter: Segmenter,
-    pairs: Vec<(u32, u32)>,
-}
-
-/// Chooses the new tokens. Returns them, and the tokens of the text.
-fn choose(old: Segmenter, mut words: Words, settings: &Extension<'_>) -> (Extended, WordTokens) {
-    let mut rare = HashSet::new();
-    let mut extended = Extended { segmenter: old.clone(), pairs: Vec::new() };
-    for _ in 0..ROUNDS {
-        let used = words.merge(&mut extended, old.texts().len(), settings, &rare);
-        // In BPE, the text is split as it was merged, and later merges need the earlier ones.
-        if old.has_merges() {
-            break;
-        }
-        extended = Extended::with(&old, used);
-        words.segment(&extended.segmenter);
-        // A token that the model does not choose in any word gives its place to another.
-        let (kept, unused) = words.used(&extended.segmenter, old.texts().len());
-        if unused.is_empty() {
-            break;
-        }
-        rare.extend(unused);
-        extended = Extended::with(&old, kept);
-        words.segment(&extended.segmenter);
+/// Checks that the tokenizers library reads the file.
+fn check(text: &str, origin: &str) -> Result<(), PrepError> {
+    if TokenizerFile::is_json(text.as_bytes()) {
+        let file = TokenizerFile::read(text.as_bytes(), origin).map_err(PrepError::Extended)?;
+        file.build_plain().and_then(|_| file.build_special()).map_err(training_failed)?;
     }
-    let total = words.total();
-    (extended, total)
-}
-
-/// Token and its score.
-type Scored = (String, f64);
-
-impl Extended {
-    /// Vocabulary with more tokens.
-    fn with(old: &Segmenter, tokens: Vec<Scored>) -> Self {
-        let mut segmenter = old.clone();
-        for (text, score) in tokens {
-            segmenter.add_text(text, score);
-        }
-        Self { segmenter, pairs: Vec::new() }
-    }
-}
-
-/// Distinct words of a text, as tokens.
-struct Words {
-    /// Spelling, tokens and number of occurrences.
-    words: Vec<(String, Vec<u32>, u64)>,
-    /// Number of words that the vocabulary cannot represent.
-    unknown: u64,
-}
-
-impl Words {
-    /// Words that the vocabulary can represent, sorted.
-    fn new(counts: &WordCounts, segmenter: &Segmenter) -> Self {
-        let mut sorted: Vec<(&String, &u64)> = counts.iter().collect();
-        sorted.sort_unstable();
-        let is_short = |word: &str| word.chars().nth(MAX_WORD_CHARACTERS).is_none();
-        let mut found = Self { words: Vec::new(), unknown: 0 };
-        for (word, count) in sorted.into_iter().filter(|(word, _)| is_short(word)) {
-            match segmenter.segment(word) {
-                Some(tokens) => found.words.push((word.clone(), tokens, *count)),
-                None => found.unknown += count,
-            }
-        }
-        found
-    }
-
-    /// Splits all words again.
-    fn segment(&mut self, segmenter: &Segmenter) {
-        for (word, tokens, _) in &mut self.words {
-            if let Some(found) = segmenter.segment(word) {
-                *tokens = found;
-            }
-        }
-    }
-
-    /// Tokens of the text.
-    fn total(&self) -> WordTokens {
-        WordTokens { tokens: self.tokens() + self.unknown, unknown: self.unknown }
-    }
-
-    /// Number of tokens of the known words.
-    fn tokens(&self) -> u64 {
-        self.words.iter().map(|(_, tokens, count)| tokens.len() as u64 * count).sum()
-    }
-
-    /// Number of occurrences of each token in the text.
-    fn token_counts(&self) -> HashMap<u32, u64> {
-        let mut counts = HashMap::new();
-        for (_, tokens, count) in &self.words {
-            tokens.iter().for_each(|token| *counts.entry(*token).or_default() += count);
-        }
-        counts
-    }
-
-    /// Tokens from id `first` on that are in the text, and those that are not.
-    fn used(&self, segmenter: &Segmenter, first: usize) -> (Vec<Scored>, Vec<String>) {
-        let counts = self.token_counts();
-        let (mut used, mut unused) = (Vec::new(), Vec::new());
-        for (id, text) in (0_u32..).zip(segmenter.texts()).skip(first) {
-            match counts.get(&id).is_some_and(|count| *count > 0) {
-                true => used.push((text.clone(), segmenter.score(id).unwrap_or(0.0))),
-                false => unused.push(text.clone()),
-            }
-        }
-        (used, unused)
-    }
-
-    /// Adds tokens, each the most frequent pair at its time, until the vocabulary has its size or all pairs are rarer
-    /// than the minimum. Of equal pairs, the one with the lowest ids is first. Returns the tokens from id `first` on that
-    /// are in the text. Only they count for the size, and those of `rare` do not. In BPE all tokens count.
-    fn merge(
-        &mut self,
-        extended: &mut Extended,
-        first: usize,
-        settings: &Extension<'_>,
-        rare: &HashSet<String>,
-    ) -> Vec<Scored> {
-        let is_bpe = extended.segmenter.has_merges();
-        let mut counts = self.token_counts();
-        let is_counted = |id: u32, text: &str| id as usize >= first && !rare.contains(text);
-        let mut size = extended.segmenter.texts().len();
-        let mut pairs: HashMap<(u32, u32), Pair> = HashMap::new();
-        for (index, (_, tokens, count)) in self.words.iter().enumerate() {
-            for pair in tokens.windows(2) {
-                let found = pairs.entry((pair[0], pair[1])).or_default();
-                found.count += count;
-                found.words.insert(index);
-            }
-        }
-        let mut queue: BinaryHeap<_> = pairs.iter().map(|(pair, found)| (found.count, Reverse(*pair))).collect();
-        let mut total = self.tokens();
-        while size < settings.size {
-            let Some((count, Reverse(pair))) = queue.pop() else { break };
-            let current = pairs.get(&pair).map_or(0, |found| found.count);
-            if count != current {
-                if current > 0 {
-                    queue.push((current, Reverse(pair)));
-                }
-                continue;
-            }
-            if count < settings.min_frequency.max(1) {
-                break;
-            }
-            let text = extended.segmenter.merged(pair);
-            let score = score(count, total);
-            let is_better = extended.segmenter.score(pair.0).zip(extended.segmenter.score(pair.1));
-            if extended.segmenter.has(&text) || is_better.is_some_and(|(left, right)| score <= left + right) {
-                continue;
-            }
-            let merged = extended.segmenter.add(pair, score);
-            extended.pairs.push(pair);
-            size += usize::from(is_bpe || is_counted(merged, &text));
-            let Some(found) = pairs.remove(&pair) else { continue };
-            let mut changed = BTreeSet::new();
-            for index in found.words {
-                let (_, tokens, count) = &mut self.words[index];
-                for old in tokens.windows(2) {
-                    let old = (old[0], old[1]);
-                    if let Some(found) = pairs.get_mut(&old) {
-                        found.count = found.count.saturating_sub(*count);
-                        changed.insert(old);
-                    }
-                }
-                let length = tokens.len();
-                replace(tokens, pair, merged);
-                let merges = (length - tokens.len()) as u64 * *count;
-                total -= merges;
-                *counts.entry(merged).or_default() += merges;
-                for part in [pair.0, pair.1] {
-                    let left = counts.entry(part).or_default();
-                    let before = std::mem::replace(left, left.saturating_sub(merges));
-                    let is_gone = before > 0 && *left == 0 && !is_bpe;
-                    size -= usize::from(is_gone && is_counted(part, &extended.segmenter.texts()[part as usize]));
-                }
-                for new in tokens.windows(2) {
-                    let new = (new[0], new[1]);
-                    let found = pairs.entry(new).or_default();
-                    found.count += *count;
-                    found.words.insert(index);
-                    changed.insert(new);
-                }
-            }
-            for pair in changed {
-                let count = pairs.get(&pair).map_or(0, |found| found.count);
-                if count > 0 {
-                    queue.push((count, Reverse(pair)));
-                }
-            }
-        }
-        let mut used = self.used(&extended.segmenter, first).0;
-        used.retain(|(text, _)| !rare.contains(text));
-        used
-    }
-}
-
-/// Neighbouring tokens.
-#[derive(Default)]
-struct Pair {
-    /// Number of occurrences in the text.
-    count: u64,
-    /// Indices of words that have it, or had it.
-    words: BTreeSet<usize>,
+    Ok(())
 }
 
 /// Contents of the extended file. `old` is the number of old tokens.
@@ -369,7 +172,8 @@ fn write(bytes: &[u8], extended: &Extended, old: usize) -> Result<String, serde_
     }
     match &mut model["vocab"] {
         Json::Object(vocabulary) => {
-            vocabulary.extend((old..).zip(new).map(|(id, text)| (text.clone(), json!(id))));
+            // The library numbers added tokens from the size of the model on. As tokens of the model they keep their ids.
+            vocabulary.extend(texts.iter().enumerate().map(|(id, text)| (text.clone(), json!(id))));
         }
         Json::Array(vocabulary) => {
             // Added tokens may have the ids after those of the model. As tokens of the model they keep them.

@@ -53,8 +53,8 @@ def general(seed):
     return f"{run}/checkpoints/{json.loads(listed.stdout.splitlines()[0])['name']}"
 
 
-def continued(vocabulary, replay, seed):
-    """Trains on Wikipedia from the general run of the same seed."""
+def continued(base, vocabulary, replay, seed):
+    """Trains on Wikipedia from the checkpoint `base`."""
     share = REPLAY[replay]
     run = f"runs/{vocabulary}-{share:.0%}-{seed}".replace("%", "")
     folder = "data" if vocabulary == "books" else "data-extended"
@@ -64,7 +64,7 @@ def continued(vocabulary, replay, seed):
     sets = [f"run.seed={seed}", f"stage.0.mixture=[{','.join(parts)}]", f"evaluation.data={folder}/wikipedia/held-out",
             f'evaluation.extra=[{{name="books",data="{folder}/books/held-out"}}]']
     words = [word for value in sets for word in ("--set", value)]
-    lambert("run", "--config", str(HERE / "continued.toml"), "--run", run, "--from", general(seed), *words)
+    lambert("run", "--config", str(HERE / "continued.toml"), "--run", run, "--from", base, *words)
     lines = subprocess.run(["lambert", "metrics", run], check=True, capture_output=True, text=True).stdout
     records = [json.loads(line) for line in lines.splitlines()]
     rows = [record for record in records if record.get("event") == "evaluation" and not record["undone"]]
@@ -75,9 +75,9 @@ def continued(vocabulary, replay, seed):
 def study(jobs):
     prepare()
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(general, SEEDS))
+        bases = dict(zip(SEEDS, pool.map(general, SEEDS)))
         cells = [(vocabulary, replay, seed) for vocabulary in VOCABULARIES for replay in REPLAY for seed in SEEDS]
-        rows = [row for rows in pool.map(lambda cell: continued(*cell), cells) for row in rows]
+        rows = [row for rows in pool.map(lambda cell: continued(bases[cell[2]], *cell), cells) for row in rows]
     with open("results.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()

@@ -65,7 +65,7 @@ pub struct Vocab {
     /// Lowercase the text, and with wordpiece strip accents; the default for wordpiece
     #[arg(long, conflicts_with = "cased")]
     pub uncased: bool,
-    /// Minimum number of occurrences of a token; no effect with unigram
+    /// Minimum number of occurrences of a token; no effect on a new unigram vocabulary
     #[arg(long, default_value_t = 2, value_name = "N")]
     pub min_frequency: u64,
 }

@@ -43,6 +43,17 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
         None => arguments.input.iter().map(|path| source(path)).collect(),
     };
     if let Some(file) = &arguments.extend {
+        if word_piece && arguments.config.is_none() && !arguments.cased && !arguments.uncased && has_capitals(file)? {
+            let message = "has tokens with capital letters; add --cased, or --uncased if its text is lowercased";
+            return Err(Failure::usage(format!("{} {message}", file.display())));
+        }
+        if std::fs::canonicalize(file)
+            .ok()
+            .is_some_and(|file| std::fs::canonicalize(&arguments.output).ok() == Some(file))
+        {
+            let message = "is the vocabulary to extend, which datasets may name; choose another --output";
+            return Err(Failure::usage(format!("{} {message}", arguments.output.display())));
+        }
         let (size, min_frequency) = (arguments.size, arguments.min_frequency);
         return extend(&sources, &Extension { file, lowercase, size, min_frequency }, &arguments.output);
     }
@@ -77,7 +88,11 @@ fn extend(sources: &[Source], settings: &Extension<'_>, output: &Path) -> Outcom
     let ExtendedVocabulary { text, tokens, added, before, after } = extended;
     files::write(output, |output| output.write_all(text.as_bytes())).map_err(Failure::failed)?;
     if tokens < settings.size {
-        tracing::warn!("vocabulary has {tokens} tokens ({} requested): corpus too small", settings.size);
+        let frequency = settings.min_frequency;
+        tracing::warn!(
+            "vocabulary has {tokens} tokens ({} requested): no other occurs {frequency} times",
+            settings.size
+        );
     }
     let words = |words: WordTokens| format!("{} tokens, {}", words.tokens, counted(words.unknown, "unknown word"));
     let lines = [
@@ -101,10 +116,22 @@ fn show(training: &'static str) -> impl FnMut(VocabProgress) {
     }
 }
 
+/// True if a token of a vocab.txt that is not in brackets has a capital letter.
+fn has_capitals(file: &Path) -> Result<bool, Failure> {
+    let bytes = read(file)?;
+    let text = String::from_utf8_lossy(&bytes);
+    let words = text.lines().filter(|token| !(token.starts_with('[') && token.ends_with(']')));
+    Ok(words.flat_map(str::chars).any(char::is_uppercase))
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, Failure> {
+    std::fs::read(file).map_err(|error| Failure::usage(format!("cannot read {}: {error}", file.display())))
+}
+
 /// Model of the vocabulary in a file.
 fn model_of(file: &Path) -> Result<TokenizerModel, Failure> {
     let name = file.display().to_string();
-    let bytes = std::fs::read(file).map_err(|error| Failure::usage(format!("cannot read {name}: {error}")))?;
+    let bytes = read(file)?;
     match TokenizerFile::is_json(&bytes) {
         true => Ok(TokenizerFile::read(&bytes, &name).map_err(Failure::usage)?.tokens.model()),
         false => Ok(TokenizerModel::WordPiece),

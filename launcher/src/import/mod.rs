@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 
 use lambert_config::RunConfig;
 use lambert_config::run::{Pair, Stage};
-use lambert_dataset::tokenizer::TokenizerError;
+use lambert_dataset::tokenizer::{TokenizerError, TokenizerModel};
 use lambert_plan::architecture::{Architecture, ImportedModel, ModuleKind, UnsupportedValue};
 use lambert_store::checkpoint::{self, AttemptStep, FORMAT, Manifest};
-use lambert_store::run::{CONFIG, MANIFEST, WEIGHTS, in_transformers};
+use lambert_store::run::{CONFIG, MANIFEST, TOKENIZER_FILES, WEIGHTS, in_transformers};
 use lambert_store::{Store, hash};
 use serde_json::json;
 
@@ -186,6 +186,24 @@ impl Import {
         store.put(CONFIG, text.into())?;
         Ok(checkpoint_name())
     }
+}
+
+/// An object in `store` that no import writes.
+///
+/// # Errors
+/// The store cannot be listed.
+pub fn other_object(store: &Store) -> Result<Option<String>, lambert_store::Error> {
+    Ok(store.list("")?.into_iter().map(|object| object.path).find(|path| !is_of_import(path)))
+}
+
+/// True if an import writes this object.
+fn is_of_import(path: &str) -> bool {
+    let in_checkpoint = format!("checkpoints/{}/", checkpoint_name());
+    let names = TOKENIZER_FILES.map(in_transformers);
+    path == CONFIG
+        || path.starts_with(&in_checkpoint)
+        || names.iter().any(|name| name == path)
+        || [TokenizerModel::WordPiece, TokenizerModel::Bpe].iter().any(|model| model.file() == path)
 }
 
 /// Name of the checkpoint of an import.

@@ -93,7 +93,8 @@ impl ConsoleObserver {
                 for (dataset, extra) in &evaluation.extra {
                     let Score { name, loss, accuracy } = extra.scores.main();
                     let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", acc {}", percent(accuracy)));
-                    tracing::info!("evaluation on {dataset}: {name} {loss:.4}{accuracy}");
+                    let step = evaluation.step;
+                    tracing::info!("evaluation at step {step} on {dataset}: {name} {loss:.4}{accuracy}");
                 }
             }
             EventKind::Plateau { step, stage, done, steps } => {

@@ -148,7 +148,9 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
         .ok();
     let status = stored::read(store)?.unwrap_or_default();
     let stages = parsed.as_ref().map_or(Vec::new(), |config| stages(config, &steps, vocabulary(store)));
-    let best = evaluations.iter().filter(|evaluation| evaluation.scores.main().loss.is_finite());
+    // No checkpoint has the weights before the first step.
+    let is_saved = |evaluation: &&Evaluation| evaluation.step > 0 && evaluation.scores.main().loss.is_finite();
+    let best = evaluations.iter().filter(is_saved);
     let best = best.min_by(|a, b| a.scores.main().loss.total_cmp(&b.scores.main().loss));
     let sum = |of: fn(&StepRecord) -> u64| steps.iter().map(of).sum();
     let last = steps.last();

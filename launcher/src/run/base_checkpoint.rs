@@ -10,7 +10,8 @@ use lambert_store::{Store, StoredVocabulary, checkpoint, run as names};
 use crate::failure::Failure;
 use crate::stored_config;
 
-const KEY: &str = "run.from";
+/// Key of the base.
+pub const KEY: &str = "run.from";
 
 /// Facts on the model that a new run starts from, which is a stored checkpoint or the import of a folder.
 #[derive(Debug)]

@@ -44,7 +44,10 @@ pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::se
     walk("", Some(&Value::try_from(run)?), Some(&Value::try_from(now)?), &mut found);
     // Evaluations that can end a stage affect training.
     let evaluated = [run, now].iter().any(|config| config.stage.iter().any(|stage| stage.plateau.is_some()));
-    let decides = |key: &str| is_trained(key) || (evaluated && is_at_or_below(key, "evaluation"));
+    let is_recorded_only =
+        |key: &str| ["evaluation.extra", "evaluation.at_start"].iter().any(|name| is_at_or_below(key, name));
+    let is_of_evaluation = |key: &str| is_at_or_below(key, "evaluation") && !is_recorded_only(key);
+    let decides = |key: &str| is_trained(key) || (evaluated && is_of_evaluation(key));
     let (trained, around) = found.into_iter().partition(|difference| decides(&difference.key));
     Ok(Differences { trained, around })
 }

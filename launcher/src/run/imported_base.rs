@@ -28,6 +28,8 @@ enum ImportedBaseError {
     Late { url: String, folder: String },
     #[error("{url} was written by another start of this run at the same time; start the run again")]
     Concurrent { url: String },
+    #[error("{url} is not from an import; the model of run.from would replace it: use another --run, or move it away")]
+    OtherObject { url: String },
 }
 
 /// True if a value of `run.from` names a folder.
@@ -146,6 +148,10 @@ impl ImportedBase {
         let imported = run.join(IMPORTED).map_err(Failure::failed)?;
         if run.head(CONFIG).map_err(Failure::failed)?.is_some() {
             return Ok(difference(recorded(&imported)?.flatten().as_deref(), self.import.source()));
+        }
+        if let Some(name) = import::other_object(&imported).map_err(Failure::failed)? {
+            let url = format!("{}/{name}", imported.url());
+            return Err(Failure::usage(ImportedBaseError::OtherObject { url }));
         }
         for note in &self.import.notes {
             tracing::info!("{}: {note}", self.folder);

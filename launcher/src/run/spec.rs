@@ -292,7 +292,7 @@ fn check_changes(
     if !shapes.is_empty() && has_checkpoints()? {
         return Err(Failure::usage(RunSpecError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
     }
-    for change in around {
+    for change in around.iter().filter(|change| base.is_none() || change.key != base_checkpoint::KEY) {
         tracing::info!("configuration changed: {change}");
     }
     if let Some(base) = base {

@@ -158,6 +158,12 @@ impl TokenizerFile {
         merges.iter().filter_map(merge_parts).map(|(left, right)| (left.to_owned(), right.to_owned())).collect()
     }
 
+    /// True if a word that is a token of a BPE model is not split.
+    #[must_use]
+    pub fn ignores_merges(&self) -> bool {
+        self.file["model"]["ignore_merges"] == true
+    }
+
     /// Scores of the tokens of a Unigram model.
     #[must_use]
     pub fn scores(&self) -> Vec<f64> {

@@ -11,6 +11,8 @@ use super::{TokenizerError, TokenizerFile, json};
 pub struct Segmenter {
     ids: HashMap<String, u32>,
     texts: Vec<String>,
+    /// Number of characters of the longest token.
+    longest: usize,
     rules: Rules,
 }
 
@@ -18,10 +20,28 @@ pub struct Segmenter {
 #[derive(Debug, Clone)]
 enum Rules {
     WordPiece,
-    /// Merged pairs with the order in which they are merged.
-    Bpe(HashMap<(u32, u32), usize>),
+    Bpe(Merges),
     /// Scores by id: natural logarithms of probabilities.
     Unigram(Vec<f64>),
+}
+
+/// Merges of BPE.
+#[derive(Debug, Clone, Default)]
+struct Merges {
+    /// Merged pairs with the order in which they are merged.
+    orders: HashMap<(u32, u32), usize>,
+    /// Order of the next pair.
+    next: usize,
+    /// True if a word that is a token is not split (`ignore_merges`).
+    keeps_words: bool,
+}
+
+impl Merges {
+    /// Appends a pair. Of equal pairs the last decides, as in the tokenizers library.
+    fn push(&mut self, pair: (u32, u32)) {
+        self.orders.insert(pair, self.next);
+        self.next += 1;
+    }
 }
 
 impl Segmenter {
@@ -39,12 +59,8 @@ impl Segmenter {
             TokenizerModel::WordPiece => Rules::WordPiece,
             TokenizerModel::Bpe => {
                 let id = |text: String| segmenter.ids.get(&text).copied().unwrap_or_default();
-                let pairs = file.merges().into_iter().map(|(left, right)| (id(left), id(right)));
-                // Only the first of equal merges is used.
-                let mut merges = HashMap::new();
-                for (order, pair) in pairs.enumerate() {
-                    merges.entry(pair).or_insert(order);
-                }
+                let mut merges = Merges { keeps_words: file.ignores_merges(), ..Merges::default() };
+                file.merges().into_iter().for_each(|(left, right)| merges.push((id(left), id(right))));
                 Rules::Bpe(merges)
             }
             TokenizerModel::Unigram => {
@@ -62,7 +78,8 @@ impl Segmenter {
 
     fn new(tokens: &TokenTable, rules: Rules) -> Self {
         let ids = (0..).zip(tokens.texts()).map(|(id, text)| (text.clone(), id)).collect();
-        Self { ids, texts: tokens.texts().to_vec(), rules }
+        let longest = tokens.texts().iter().map(|text| text.chars().count()).max().unwrap_or(0);
+        Self { ids, texts: tokens.texts().to_vec(), longest, rules }
     }
 
     /// All tokens, in id order.
@@ -78,6 +95,13 @@ impl Segmenter {
             Rules::Unigram(scores) => scores.get(id as usize).copied(),
             _ => None,
         }
+    }
+
+    /// Lowest score of a token; none if the model has no scores.
+    #[must_use]
+    pub fn lowest_score(&self) -> Option<f64> {
+        let Rules::Unigram(scores) = &self.rules else { return None };
+        scores.iter().copied().filter(|score| score.is_finite()).min_by(f64::total_cmp)
     }
 
     /// Text of the token that two tokens of a word merge to.
@@ -96,6 +120,12 @@ impl Segmenter {
         self.ids.contains_key(text)
     }
 
+    /// True for WordPiece.
+    #[must_use]
+    pub fn is_word_piece(&self) -> bool {
+        matches!(self.rules, Rules::WordPiece)
+    }
+
     /// True if the model has merges.
     #[must_use]
     pub fn has_merges(&self) -> bool {
@@ -106,8 +136,7 @@ impl Segmenter {
     /// Unigram the token has this score.
     pub fn add(&mut self, pair: (u32, u32), score: f64) -> u32 {
         if let Rules::Bpe(merges) = &mut self.rules {
-            let order = merges.len();
-            merges.entry(pair).or_insert(order);
+            merges.push(pair);
         }
         self.add_text(self.merged(pair), score)
     }
@@ -118,6 +147,7 @@ impl Segmenter {
         if let Rules::Unigram(scores) = &mut self.rules {
             scores.push(score);
         }
+        self.longest = self.longest.max(text.chars().count());
         self.ids.insert(text.clone(), id);
         self.texts.push(text);
         id
@@ -167,13 +197,16 @@ impl Segmenter {
     }
 
     /// BPE: merges the pairs in their order.
-    fn merge(&self, word: &str, merges: &HashMap<(u32, u32), usize>) -> Option<Vec<u32>> {
+    fn merge(&self, word: &str, merges: &Merges) -> Option<Vec<u32>> {
+        if let Some(id) = self.ids.get(word).filter(|_| merges.keeps_words) {
+            return Some(vec![*id]);
+        }
         let mut buffer = [0; 4];
         let symbols = word.chars().map(|symbol| self.ids.get(&*symbol.encode_utf8(&mut buffer)).copied());
         let mut tokens = symbols.collect::<Option<Vec<u32>>>()?;
         loop {
             let pairs = tokens.windows(2).map(|pair| (pair[0], pair[1]));
-            let first = pairs.filter_map(|pair| Some((*merges.get(&pair)?, pair))).min();
+            let first = pairs.filter_map(|pair| Some((*merges.orders.get(&pair)?, pair))).min();
             let Some((_, pair)) = first else { return Some(tokens) };
             let merged = *self.ids.get(&self.merged(pair))?;
             replace(&mut tokens, pair, merged);
@@ -186,7 +219,7 @@ impl Segmenter {
         ends.push(word.len());
         let mut best: Vec<Option<(f64, usize, u32)>> = vec![None; ends.len()];
         for to in 1..ends.len() {
-            for from in 0..to {
+            for from in to.saturating_sub(self.longest)..to {
                 let Some(before) = (if from == 0 { Some(0.0) } else { best[from].map(|(sum, ..)| sum) }) else {
                     continue;
                 };

@@ -12,7 +12,14 @@ const KEY: &str = "tokenizer_class";
 pub const GENERIC: [&str; 2] = ["PreTrainedTokenizerFast", "TokenizersBackend"];
 
 /// Classes that do not read `do_lower_case`.
-const WITHOUT_CASE: [&str; 3] = ["XLMRobertaTokenizer", "CamembertTokenizer", "RobertaTokenizer"];
+const WITHOUT_CASE: [&str; 6] = [
+    "XLMRobertaTokenizer",
+    "CamembertTokenizer",
+    "RobertaTokenizer",
+    "GPT2Tokenizer",
+    "BartTokenizer",
+    "LongformerTokenizer",
+];
 
 /// Class with SentencePiece models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -38,7 +38,7 @@ function table(chart) {
     const last = run.columns.step.length - 1;
     const shown = [...run.columns.step.keys()].filter((row) => (last - row) % stride === 0);
     return shown.map((row, index) => {
-      const step = run.columns.step[row], before = index > 0 ? run.columns.step[shown[index - 1]] : 0;
+      const step = run.columns.step[row], before = index > 0 ? run.columns.step[shown[index - 1]] : -1;
       const cells = [step, ...axis.map(() => run.columns[state.axis]?.[row])];
       cells.push(...values.map((name) => (run.columns[name]?.[row] ?? null) === null ? null : run.columns[name][row] * scale));
       const at = evaluated.findLastIndex((at) => at > before && at <= step);
