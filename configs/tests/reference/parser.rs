@@ -99,7 +99,7 @@ fn is_nothing(config: Option<&impl Serialize>, path: &[String], key: &str) -> bo
 
 #[test]
 fn the_schema_of_runs_has_every_key_and_default() {
-    compare::<RunConfig>(&schema::run(), &["stage", "mixture"]);
+    compare::<RunConfig>(&schema::run(), &["stage", "mixture", "extra"]);
 }
 
 #[test]
