@@ -1,8 +1,9 @@
 //! Evaluations on several held-out datasets: records, status, report, page, and the same figures after a kill.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use crate::support::{Running, TestDir, assert_same_weights, checkpoints, done, run};
+use crate::support::{Running, TestDir, assert_same_weights, checkpoints, copy, done, run};
 use crate::watch::Watch;
 use serde_json::Value;
 
@@ -113,6 +114,33 @@ fn a_killed_run_has_the_same_losses() {
     assert_eq!(evaluations(&url).len(), 6);
 }
 
+/// Training goes on, because an extra dataset decides about nothing.
+#[test]
+fn a_damaged_extra_dataset_causes_a_warning() {
+    let dir = TestDir::new();
+    let extra = dir.path("extra");
+    copy(Path::new(&dir.path("data/train")), Path::new(&extra));
+    for entry in std::fs::read_dir(&extra).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "parquet") {
+            let mut bytes = std::fs::read(&path).unwrap();
+            let middle = bytes.len() / 3;
+            bytes[middle..middle + 64].fill(0xa5);
+            std::fs::write(&path, bytes).unwrap();
+        }
+    }
+    let (config, url) = (dir.config(10, 2), dir.path("run"));
+    let data = format!("evaluation.data={}", dir.path("data/held-out"));
+    let general = format!("evaluation.extra=[{{name=\"general\",data={extra:?}}}]");
+    let sets = ["--set", &data, "--set", &general, "--set", "evaluation.every_steps=5"];
+    let ran = run(&[&["run", "--config", &config, "--run", &url], &sets[..]].concat());
+    assert_eq!(ran.code, 0, "{}", ran.err);
+    assert!(ran.err.contains("step 5: no loss on general: ") && ran.err.contains(&extra), "{}", ran.err);
+    let found = evaluations(&url);
+    assert_eq!(found.keys().copied().collect::<Vec<_>>(), [5, 10]);
+    assert!(found.values().all(|line| line["mlm_loss"].is_number() && line.get("extra").is_none()), "{found:?}");
+}
+
 #[test]
 fn extra_datasets_are_checked_before_the_start() {
     let dir = TestDir::new();
@@ -126,7 +154,7 @@ fn extra_datasets_are_checked_before_the_start() {
         let sets = ["--set", &data, "--set", &extra];
         let ran = run(&[&["run", "--config", &config, "--run", &dir.path("run")], &sets[..]].concat());
         assert!(ran.code == 2 && ran.err.contains(expected), "{}", ran.err);
-        assert!(!std::path::Path::new(&dir.path("run")).exists());
+        assert!(!Path::new(&dir.path("run")).exists());
     }
     let ran = run(&["run", "--config", &config, "--run", &dir.path("run"), "--set", "evaluation.at_start=true"]);
     assert!(ran.code == 2 && ran.err.contains("evaluation.at_start: needs evaluation.data"), "{}", ran.err);
