@@ -79,7 +79,7 @@ def study(jobs):
         cells = [(vocabulary, replay, seed) for vocabulary in VOCABULARIES for replay in REPLAY for seed in SEEDS]
         rows = [row for rows in pool.map(lambda cell: continued(bases[cell[2]], *cell), cells) for row in rows]
     with open("results.csv", "w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
 
