@@ -53,7 +53,7 @@ pub fn fill(model: &LoadedModel, text: &str, top: usize) -> Result<Vec<Vec<Predi
     let tokenizer = &model.tokenizer;
     let logits = torch::guard(|| {
         let objective = model.objective();
-        let bert = objective.encoder();
+        let bert = objective.masked_language_encoder();
         let input = Input::upload(bert.kernels(), &batch);
         let hidden = tch::no_grad(|| bert.forward(&input, Dropout::Off));
         let positions = input.positions.as_ref().expect("read() refuses a text without a mask");

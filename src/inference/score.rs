@@ -86,7 +86,7 @@ pub fn score(model: &LoadedModel, objective: &Objective, text: &str) -> Result<T
         MaskedSample { ids, segment_b_start: 0, pair_label: None, masked_tokens, loss_scale: 1.0 }
     };
     let copies: Vec<MaskedSample> = (1..=encoded.tokens()).map(copy).collect();
-    let encoder = objective.encoder();
+    let encoder = objective.masked_language_encoder();
     let log_likelihood = torch::guard(|| {
         let mut sum = 0.0;
         for (_, batch) in micro_batches(&copies) {

@@ -108,6 +108,11 @@ impl KernelDevice for MetaDevice {
                 let all = if kernel == "rotate_f32" { 4 } else { 2 } * tokens * 24 * number(6) * number(7);
                 sizes(&[0, 1, 2, 3]) == [all, all, angles, angles] && blocks == tokens.div_ceil(8)
             }
+            "sample_tokens_f32" | "sample_tokens_bf16" => {
+                let element = if kernel == "sample_tokens_f32" { 4 } else { 2 };
+                let rows = 8 * blocks;
+                sizes(&[0, 1, 2, 3]) == [rows, element * blocks * number(5), rows, rows]
+            }
             "add_column_sums" => {
                 let width = number(5);
                 arguments.size(3) == 12 * number(4) * width
@@ -166,6 +171,10 @@ impl Kernels for MetaReference {
 
     fn dropout_factors(&self, params: &DropoutParams<'_>, shape: &[i64]) -> Tensor {
         reference::dropout_factors(params, shape)
+    }
+
+    fn sample_tokens(&self, logits: &Tensor, draws: &TokenDraws<'_>) -> Tensor {
+        reference::sample_tokens(logits, draws)
     }
 
     fn norm(&self, values: &Tensor) -> Tensor {

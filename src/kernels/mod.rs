@@ -123,6 +123,11 @@ pub trait Kernels: Send + Sync {
         added.map_or_else(|| dropped.shallow_clone(), |added| &dropped + added)
     }
 
+    /// Draws a token for each row of `logits` \[rows, vocabulary\] with the probabilities of their softmax, i64 \[rows\]. The
+    /// token is the argmax of the sums of logits and Gumbel noise. The noise is a pure function of `draws`, row and token, from
+    /// 32 random bits each. The argmax may differ between devices where two sums are equal up to rounding.
+    fn sample_tokens(&self, logits: &Tensor, draws: &TokenDraws<'_>) -> Tensor;
+
     /// True if [`Kernels::residual_norm`] supports rows of `width` elements.
     fn has_residual_norm(&self, _width: i64) -> bool {
         false
@@ -200,6 +205,26 @@ pub struct DropoutParams<'a> {
     pub threshold: u16,
     /// Scale of the kept elements, 1 / (1 - dropout probability).
     pub scale: f32,
+}
+
+/// Keys of the draws of [`Kernels::sample_tokens`].
+#[derive(Debug, Clone, Copy)]
+pub struct TokenDraws<'a> {
+    /// Key derived from the seed and the step.
+    pub key: Key,
+    /// For each row of logits, the index of its sample in the global batch, i64 \[rows\], on the device.
+    pub samples: &'a Tensor,
+    /// For each row of logits, its position in the sample, i64 \[rows\], on the device.
+    pub positions: &'a Tensor,
+}
+
+impl TokenDraws<'_> {
+    /// Maps 32 random bits to a number above 0 and at most 1. Numbers near 0 become large noise. There, f32 has the smallest
+    /// steps.
+    fn uniform(bits: u32) -> f32 {
+        const STEP: f32 = 1.0 / (1_u64 << 32) as f32;
+        (bits as f32 + 0.5) * STEP
+    }
 }
 
 /// Parameters of a layer normalization, f32 \[width\], with gradients from [`set_gradient`](crate::torch::set_gradient).

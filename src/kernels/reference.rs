@@ -4,7 +4,7 @@
 use lambert_config::run::OptimizerKind;
 use tch::{Device, Kind, Tensor};
 
-use super::{DropoutParams, Host, Kernels, OptimizerUpdate, ParamUpdate, StateBuffers, StepScale, Values};
+use super::{DropoutParams, Host, Kernels, OptimizerUpdate, ParamUpdate, StateBuffers, StepScale, TokenDraws, Values};
 
 /// Plain libtorch operations on one device.
 #[derive(Debug, Clone, Copy)]
@@ -54,6 +54,10 @@ impl Kernels for Reference {
 
     fn dropout_factors(&self, params: &DropoutParams<'_>, shape: &[i64]) -> Tensor {
         dropout_factors(params, shape)
+    }
+
+    fn sample_tokens(&self, logits: &Tensor, draws: &TokenDraws<'_>) -> Tensor {
+        sample_tokens(logits, draws)
     }
 
     fn norm(&self, values: &Tensor) -> Tensor {
@@ -159,6 +163,20 @@ pub(super) fn dropout_factors(params: &DropoutParams<'_>, shape: &[i64]) -> Tens
     let lanes = Tensor::stack(&[lane(0), lane(1), lane(2), lane(3)], -1);
     let kept = lanes.flatten(3, 4).narrow(3, 0, length).ge(i64::from(params.threshold)).to_kind(Kind::Float);
     (kept * f64::from(params.scale)).contiguous().view(shape)
+}
+
+/// Implements [`Kernels::sample_tokens`].
+pub(super) fn sample_tokens(logits: &Tensor, draws: &TokenDraws<'_>) -> Tensor {
+    let width = logits.size()[1];
+    let key = draws.samples.zeros_like() + draws.key.bits() as i64;
+    let key = with(&with(&key, draws.samples), draws.positions).unsqueeze(-1);
+    let words = logits.select(0, 0).narrow(0, 0, (width + 1) / 2).ones_like().cumsum(0, Kind::Int64);
+    let random = mix(&(key + words * STEP));
+    let bits = |lane: i64| logical_right(&random, 32 * lane).bitwise_and(0xffff_ffff);
+    let bits = Tensor::stack(&[bits(0), bits(1)], -1).flatten(1, 2).narrow(1, 0, width);
+    let uniform = (bits.to_kind(Kind::Float) + 0.5) * (0.5_f64).powi(32);
+    let noise = -(-((-uniform).log1p())).log();
+    (logits.to_kind(Kind::Float) + noise).argmax(-1, false)
 }
 
 const STEP: i64 = 0x9e37_79b9_7f4a_7c15_u64 as i64;

@@ -4,6 +4,7 @@ mod golden_updates;
 mod operations;
 mod residual_norm;
 mod rotary;
+mod sample;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Pre-training heads for masked language modeling and for the sentence-pair label (NSP or SOP). A network
-//! has the heads that its description lists.
+//! Pre-training heads for masked language modeling, for the sentence-pair label (NSP or SOP) and for replaced-token detection.
+//! A network has the heads that its description lists.
 
 use lambert_config::run::Activation;
 use lambert_plan::architecture::{Head, ModuleKind, ParamKind};
@@ -11,6 +11,7 @@ use super::{Linear, NetworkWeights, Normalization, activate};
 pub struct Heads {
     masked_language: Option<MaskedLanguageHead>,
     pair: Option<PairHead>,
+    replaced_tokens: Option<ReplacedTokensHead>,
 }
 
 impl Heads {
@@ -19,6 +20,7 @@ impl Heads {
         Self {
             masked_language: has(Head::MaskedLanguage).then(|| MaskedLanguageHead::new(weights)),
             pair: has(Head::Pair).then(|| PairHead::new(weights)),
+            replaced_tokens: has(Head::ReplacedTokens).then(|| ReplacedTokensHead::new(weights)),
         }
     }
 
@@ -31,6 +33,19 @@ impl Heads {
     pub fn masked_language(&self, hidden: &Tensor, positions: &Tensor) -> Tensor {
         let head = self.masked_language.as_ref().expect("the network has no masked-language head");
         head.logits(&hidden.flatten(0, 1).index_select(0, positions))
+    }
+
+    /// True if the network has a masked-language head.
+    pub fn has_masked_language(&self) -> bool {
+        self.masked_language.is_some()
+    }
+
+    /// Logit that a token was replaced, for all tokens, \[batch x sequence\]. `hidden` is \[batch, sequence, hidden\].
+    ///
+    /// # Panics
+    /// The network has no head of replaced-token detection.
+    pub fn replaced_tokens(&self, hidden: &Tensor) -> Tensor {
+        self.replaced_tokens.as_ref().expect("the network has no detection head").logits(&hidden.flatten(0, 1))
     }
 
     /// Logits of the sentence-pair label, \[batch, 2\]. `first_tokens` are the hidden states of the first token of each
@@ -105,5 +120,28 @@ impl PairHead {
     /// Maps \[batch, hidden\] to \[batch, 2\].
     fn logits(&self, hidden: &Tensor) -> Tensor {
         self.classifier.forward(&self.pooler.forward(hidden).tanh())
+    }
+}
+
+/// Head of replaced-token detection: a dense layer and a classifier.
+struct ReplacedTokensHead {
+    activation: Activation,
+    transform: Linear,
+    classifier: Linear,
+}
+
+impl ReplacedTokensHead {
+    fn new(weights: NetworkWeights<'_>) -> Self {
+        let linear = |part| Linear::new(weights, part, None);
+        Self {
+            activation: weights.model.activation,
+            transform: linear(ModuleKind::DetectionTransform),
+            classifier: linear(ModuleKind::Detection),
+        }
+    }
+
+    /// Maps \[n, hidden\] to \[n\].
+    fn logits(&self, hidden: &Tensor) -> Tensor {
+        self.classifier.forward(&activate(&self.transform.forward(hidden), self.activation)).squeeze_dim(-1)
     }
 }

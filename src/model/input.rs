@@ -34,11 +34,13 @@ pub struct Input {
     pub pair_labels: Option<Tensor>,
     /// Targets that an earlier pass computed for this pass, if any.
     pub derived_targets: Option<Tensor>,
+    /// Digest of the tokens that were drawn for this input, i64 \[\]; `None` if no tokens were drawn.
+    pub drawn_digest: Option<Tensor>,
     /// Factor on the loss of each sample, f32 \[batch\]. `None` if all factors are 1. Other
     /// factors occur only in fault-injection tests.
     pub loss_scales: Option<Tensor>,
     /// Masks and rotations that layers share.
-    pub(super) constants: Constants,
+    pub(crate) constants: Constants,
 }
 
 /// Micro-batch being uploaded.
@@ -129,6 +131,34 @@ impl Input {
         }
     }
 
+    /// Returns the index of its sample in the global batch and the position in its sample of each token. `tokens` are indices
+    /// into the flattened ids.
+    pub fn places_of(&self, tokens: &Tensor) -> (Tensor, Tensor) {
+        match &self.sequences {
+            Some(sequences) => (self.samples.index_select(0, tokens), sequences.positions.index_select(0, tokens)),
+            None => (self.samples.index_select(0, &self.rows_of(tokens)), tokens.remainder(self.ids.size()[1])),
+        }
+    }
+
+    /// Returns true for tokens and false for padding, bool \[batch x sequence\]. `None` without padding.
+    pub fn real_tokens(&self) -> Option<Tensor> {
+        match &self.sequences {
+            Some(sequences) => {
+                let tokens = sequences.tokens_before_tail()?;
+                Some(self.ids.view([-1]).ones_like().cumsum(0, Kind::Int64).le(tokens))
+            }
+            None => Some(self.attention_mask.as_ref()?.view([-1])),
+        }
+    }
+
+    /// Returns the factor on the loss of each token, f32 \[batch x sequence\]. `None` if all factors are 1.
+    pub fn token_loss_scales(&self) -> Option<Tensor> {
+        let scales = self.loss_scales.as_ref()?;
+        let tokens = self.ids.view([-1]).ones_like().cumsum(0, Kind::Int64) - 1;
+        let last = scales.size()[0] - 1;
+        Some(scales.index_select(0, &self.rows_of(&tokens).clamp(0, last)))
+    }
+
     /// Copies the tensor handles, sharing their storage.
     pub fn shallow_clone(&self) -> Self {
         let clone_option = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::shallow_clone);
@@ -143,6 +173,7 @@ impl Input {
             labels: clone_option(&self.labels),
             pair_labels: clone_option(&self.pair_labels),
             derived_targets: clone_option(&self.derived_targets),
+            drawn_digest: clone_option(&self.drawn_digest),
             loss_scales: clone_option(&self.loss_scales),
             constants: Constants::default(),
         }
@@ -189,6 +220,7 @@ impl Input {
             labels: non_empty(labels),
             pair_labels: non_empty(pair_labels),
             derived_targets: None,
+            drawn_digest: None,
             loss_scales: upload.loss_scales,
             constants: Constants::default(),
         }

@@ -200,9 +200,10 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Creates the encoder of the first network of `parameters`. The encoder shares the tensors of `parameters`.
-    pub fn new(parameters: &Parameters, model: &run::Model) -> Self {
-        Self::with_blocks(NetworkWeights::new(parameters, 0, model), block)
+    /// Creates the encoder of network `number` of `parameters`, whose configuration is `model`. The encoder shares the tensors of
+    /// `parameters`.
+    pub fn new(parameters: &Parameters, number: usize, model: &run::Model) -> Self {
+        Self::with_blocks(NetworkWeights::new(parameters, number, model), block)
     }
 
     /// Creates the encoder of the network of `weights`. `block` returns the

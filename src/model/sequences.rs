@@ -77,6 +77,12 @@ impl Sequences {
         }
     }
 
+    /// Number of tokens before the tail; `None` without a tail.
+    pub fn tokens_before_tail(&self) -> Option<i64> {
+        let samples = self.first_tokens.size()[0] as usize;
+        (self.lengths.len() > samples).then(|| self.lengths[..samples].iter().sum())
+    }
+
     /// Returns the number of the sample of each token in `tokens`.
     pub fn rows_of(&self, tokens: &Tensor) -> Tensor {
         tokens.bucketize(&self.first_tokens, false, true) - 1

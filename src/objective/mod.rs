@@ -5,10 +5,11 @@
 mod masked_language;
 mod pair;
 mod pass;
+mod replaced_tokens;
 pub mod totals;
 
 use lambert_config::run;
-use lambert_plan::objectives;
+use lambert_plan::objectives::{self, TrainedNetwork};
 use tch::{Kind, Reduction, Tensor};
 
 use crate::data::{GlobalBatch, MicroBatch};
@@ -17,6 +18,7 @@ use crate::model::{Encoder, Heads};
 use crate::objective::totals::ObjectiveTotals;
 use crate::state::Parameters;
 pub use pass::{Pass, PassInput, PassOutput};
+pub use replaced_tokens::GeneratedTokens;
 
 /// Loss of predictions against targets, summed over a micro-batch. The training loop divides the sum by the number of
 /// targets in the global batch. The result therefore does not depend on the split into micro-batches.
@@ -39,9 +41,10 @@ pub trait Loss {
 type LossFactory = fn(objectives::LossSpec) -> Box<dyn Loss>;
 
 /// Implementations of the losses.
-const LOSSES: [(objectives::LossSpec, LossFactory); 2] = [
+const LOSSES: [(objectives::LossSpec, LossFactory); 3] = [
     (objectives::MASKED_LANGUAGE, |description| Box::new(masked_language::MaskedLanguageLoss(description))),
     (objectives::PAIR, |description| Box::new(pair::PairLoss(description))),
+    (objectives::REPLACED_TOKENS, |description| Box::new(replaced_tokens::ReplacedTokensLoss(description))),
 ];
 
 /// Implementation of a loss.
@@ -59,6 +62,8 @@ pub struct LossValue {
     pub loss: Tensor,
     /// Number of correct predictions, a scalar; `None` if the loss has no accuracy.
     pub correct: Option<Tensor>,
+    /// For a detection: numbers of positive targets, of positive predictions, and of targets that are both, i64 \[3\].
+    pub detection: Option<Tensor>,
     /// Predictions \[targets, classes\], detached from the graph, for later passes.
     pub logits: Option<Tensor>,
 }
@@ -71,8 +76,18 @@ pub struct Objective {
 impl Objective {
     /// Creates the passes of a configuration over the networks of `parameters`.
     pub fn new(parameters: &Parameters, model: &run::Model, config: &run::Objective) -> Self {
-        let losses = objectives::losses(config).into_iter().map(loss).collect();
-        Self::from_passes(vec![Pass::new(Encoder::new(parameters, model), losses)])
+        Self::from_passes(Self::passes_of(parameters, model, config))
+    }
+
+    /// Returns the passes of a configuration.
+    pub(crate) fn passes_of(parameters: &Parameters, model: &run::Model, config: &run::Objective) -> Vec<Pass> {
+        let pass = |(number, TrainedNetwork { model, losses }): (usize, TrainedNetwork)| {
+            let losses = losses.into_iter().map(loss).collect();
+            let pass = Pass::new(Encoder::new(parameters, number, &model), losses);
+            // The only network with a predecessor is the discriminator.
+            if number == 0 { pass } else { pass.with_input(Box::new(GeneratedTokens)) }
+        };
+        objectives::networks(model, config).into_iter().enumerate().map(pass).collect()
     }
 
     /// Creates an objective from passes.
@@ -92,9 +107,15 @@ impl Objective {
         &self.passes
     }
 
-    /// Network of the last pass, which inference and export use.
+    /// Network of the last pass, whose hidden states inference and export use.
     pub fn encoder(&self) -> &Encoder {
         &self.passes[self.passes.len() - 1].encoder
+    }
+
+    /// Network that predicts masked tokens: the generator, if the objective has one.
+    pub fn masked_language_encoder(&self) -> &Encoder {
+        let found = self.passes.iter().map(|pass| &pass.encoder).find(|encoder| encoder.heads.has_masked_language());
+        found.unwrap_or_else(|| self.encoder())
     }
 
     /// Totals of zero, with an entry for each loss of each pass.
@@ -120,7 +141,7 @@ fn score(logits: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> LossValu
         None => loss(Reduction::Sum),
     };
     let correct = tch::no_grad(|| logits.argmax(-1, false).eq_tensor(labels).sum(Kind::Int64));
-    LossValue { loss, correct: Some(correct), logits: Some(detached) }
+    LossValue { loss, correct: Some(correct), detection: None, logits: Some(detached) }
 }
 
 #[cfg(test)]

@@ -1,9 +1,11 @@
 //! Pass of an objective: a network, its input and the losses of its output.
 
+use lambert_dataset::random::Key;
 use tch::Tensor;
 
 use super::{Loss, LossValue};
 use crate::data::MicroBatch;
+use crate::kernels::Kernels;
 use crate::model::Encoder;
 use crate::model::input::Input;
 
@@ -25,8 +27,9 @@ impl PassOutput {
 
 /// Builds the input of a pass from the micro-batch and the outputs of earlier passes.
 pub trait PassInput {
-    /// Builds the input. `earlier` has the outputs of the earlier passes, in order.
-    fn make(&self, input: &Input, earlier: &[PassOutput]) -> Input;
+    /// Builds the input. `earlier` has the outputs of the earlier passes, in order. Random draws depend on `key`, which is
+    /// derived from the seed and the step.
+    fn make(&self, input: &Input, earlier: &[PassOutput], kernels: &dyn Kernels, key: Key) -> Input;
 }
 
 /// Pass of an objective. Its backward pass completes before the next pass starts, so that only
@@ -63,8 +66,8 @@ impl Pass {
     }
 
     /// Input of the pass, if it differs from the micro-batch.
-    pub fn replaced_input(&self, input: &Input, earlier: &[PassOutput]) -> Option<Input> {
-        Some(self.input.as_ref()?.make(input, earlier))
+    pub fn replaced_input(&self, input: &Input, earlier: &[PassOutput], key: Key) -> Option<Input> {
+        Some(self.input.as_ref()?.make(input, earlier, self.encoder.kernels(), key))
     }
 
     /// Computes each loss; `None` for a loss without targets in the micro-batch.

@@ -14,9 +14,29 @@ pub struct LossTotals {
     pub correct: f64,
     /// Number of targets.
     pub targets: f64,
+    /// Counts of a detection; 0 for other losses.
+    pub detection: DetectionCounts,
 }
 
+/// Counts of the positive targets of a detection.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct DetectionCounts {
+    /// Positive targets.
+    pub targets: f64,
+    /// Positive predictions.
+    pub predictions: f64,
+    /// Positive predictions of positive targets.
+    pub both: f64,
+}
+
+/// Numbers of a loss in [`ObjectiveTotals::numbers`].
+const NUMBERS: usize = 6;
+
 impl LossTotals {
+    fn zero(description: objectives::LossSpec) -> Self {
+        Self { description, loss: 0.0, correct: 0.0, targets: 0.0, detection: DetectionCounts::default() }
+    }
+
     /// Mean over the targets, nats; `None` without targets.
     pub fn mean_loss(self) -> Option<f64> {
         (self.targets > 0.0).then(|| self.loss / self.targets)
@@ -25,6 +45,16 @@ impl LossTotals {
     /// Fraction of correct predictions; `None` without targets, or if the loss has no accuracy.
     pub fn accuracy(self) -> Option<f64> {
         (self.description.has_accuracy && self.targets > 0.0).then(|| self.correct / self.targets)
+    }
+
+    /// Fraction of positive predictions that are right; `None` without positive predictions.
+    fn precision(self) -> Option<f64> {
+        (self.detection.predictions > 0.0).then(|| self.detection.both / self.detection.predictions)
+    }
+
+    /// Fraction of positive targets that are predicted; `None` without positive targets.
+    fn recall(self) -> Option<f64> {
+        (self.detection.targets > 0.0).then(|| self.detection.both / self.detection.targets)
     }
 }
 
@@ -35,35 +65,42 @@ pub struct ObjectiveTotals {
     pub losses: Vec<LossTotals>,
     /// Sum of the sample digests. The sum is exact in f64, because each digest has 32 bits.
     pub digest: f64,
+    /// Sum of the digests of the tokens that the generator drew: 32 bits for each token. 0 without a generator.
+    pub drawn_digest: f64,
 }
 
 impl ObjectiveTotals {
     /// Creates zero totals.
     pub fn new(losses: impl IntoIterator<Item = objectives::LossSpec>) -> Self {
-        let zero = |description| LossTotals { description, loss: 0.0, correct: 0.0, targets: 0.0 };
-        Self { losses: losses.into_iter().map(zero).collect(), digest: 0.0 }
+        Self { losses: losses.into_iter().map(LossTotals::zero).collect(), digest: 0.0, drawn_digest: 0.0 }
     }
 
     /// Length of [`ObjectiveTotals::numbers`].
     fn len(&self) -> usize {
-        3 * self.losses.len() + 1
+        NUMBERS * self.losses.len() + 2
     }
 
     /// Flattens the totals to numbers that an all-reduce can sum.
     fn numbers(&self) -> Vec<f64> {
-        let of_losses = self.losses.iter().flat_map(|sums| [sums.loss, sums.correct, sums.targets]);
-        of_losses.chain([self.digest]).collect()
+        let of_losses = self.losses.iter().flat_map(|sums| {
+            let LossTotals { loss, correct, targets, detection, .. } = *sums;
+            [loss, correct, targets, detection.targets, detection.predictions, detection.both]
+        });
+        of_losses.chain([self.digest, self.drawn_digest]).collect()
     }
 
     /// Adds flattened totals, which must be of the same losses.
     fn add_numbers(&mut self, numbers: &[f64]) {
         assert_eq!(numbers.len(), self.len(), "totals of different losses");
-        for (sums, numbers) in self.losses.iter_mut().zip(numbers.chunks_exact(3)) {
-            sums.loss += numbers[0];
-            sums.correct += numbers[1];
-            sums.targets += numbers[2];
+        let (of_losses, digests) = numbers.split_at(NUMBERS * self.losses.len());
+        for (sums, numbers) in self.losses.iter_mut().zip(of_losses.chunks_exact(NUMBERS)) {
+            let counts = &mut sums.detection;
+            let fields = [&mut sums.loss, &mut sums.correct, &mut sums.targets];
+            let counts = [&mut counts.targets, &mut counts.predictions, &mut counts.both];
+            fields.into_iter().chain(counts).zip(numbers).for_each(|(sum, number)| *sum += number);
         }
-        self.digest += numbers[numbers.len() - 1];
+        self.digest += digests[0];
+        self.drawn_digest += digests[1];
     }
 
     /// Adds totals of the same losses.
@@ -93,7 +130,7 @@ impl ObjectiveTotals {
     /// Totals of one loss; zero if the run does not have the loss.
     pub fn of(&self, loss: objectives::LossSpec) -> LossTotals {
         let found = self.losses.iter().find(|sums| sums.description == loss).copied();
-        found.unwrap_or(LossTotals { description: loss, loss: 0.0, correct: 0.0, targets: 0.0 })
+        found.unwrap_or(LossTotals::zero(loss))
     }
 
     /// Total loss, nats: the weighted sum of the mean losses.
@@ -110,7 +147,13 @@ impl ObjectiveTotals {
     /// Mean losses and accuracies of the losses with targets.
     pub fn scores(&self) -> Scores {
         let score = |sums: &LossTotals| {
-            Some(Score { name: sums.description.name.to_owned(), loss: sums.mean_loss()?, accuracy: sums.accuracy() })
+            Some(Score {
+                name: sums.description.name.to_owned(),
+                loss: sums.mean_loss()?,
+                accuracy: sums.accuracy(),
+                precision: sums.precision(),
+                recall: sums.recall(),
+            })
         };
         self.losses.iter().filter_map(score).collect()
     }
@@ -118,25 +161,32 @@ impl ObjectiveTotals {
 
 #[cfg(test)]
 mod tests {
-    use lambert_plan::objectives::{MASKED_LANGUAGE, PAIR};
+    use lambert_plan::objectives::{MASKED_LANGUAGE, PAIR, REPLACED_TOKENS};
 
     use super::*;
 
-    fn totals(numbers: [f64; 7]) -> ObjectiveTotals {
-        let mut totals = ObjectiveTotals::new([MASKED_LANGUAGE, PAIR]);
-        totals.add_numbers(&numbers);
+    /// Totals with loss, correct predictions and targets of each loss.
+    fn of_losses(descriptions: [objectives::LossSpec; 2], numbers: [[f64; 3]; 2], digest: f64) -> ObjectiveTotals {
+        let mut totals = ObjectiveTotals { digest, ..ObjectiveTotals::new(descriptions) };
+        for (sums, [loss, correct, targets]) in totals.losses.iter_mut().zip(numbers) {
+            *sums = LossTotals { loss, correct, targets, ..*sums };
+        }
         totals
+    }
+
+    fn totals(numbers: [[f64; 3]; 2], digest: f64) -> ObjectiveTotals {
+        of_losses([MASKED_LANGUAGE, PAIR], numbers, digest)
     }
 
     #[test]
     fn sum_over_shards_is_the_total() {
-        let (one, other) = (totals([6.0, 1.0, 2.0, 3.0, 1.0, 4.0, 7.0]), totals([2.0, 1.0, 2.0, 0.0, 0.0, 0.0, 5.0]));
+        let (one, other) = (totals([[6.0, 1.0, 2.0], [3.0, 1.0, 4.0]], 7.0), totals([[2.0, 1.0, 2.0], [0.0; 3]], 5.0));
         let zero = ObjectiveTotals::new([MASKED_LANGUAGE, PAIR]);
         let mut places = ObjectiveTotals::scatter_shards(&zero, std::slice::from_ref(&one), 0, 3);
         let others = ObjectiveTotals::scatter_shards(&zero, std::slice::from_ref(&other), 2, 3);
         places.iter_mut().zip(others).for_each(|(sum, number)| *sum += number);
         let all = ObjectiveTotals::sum_shards(&zero, &places);
-        assert_eq!(all, totals([8.0, 2.0, 4.0, 3.0, 1.0, 4.0, 12.0]));
+        assert_eq!(all, totals([[8.0, 2.0, 4.0], [3.0, 1.0, 4.0]], 12.0));
         assert_eq!((all.of(MASKED_LANGUAGE).mean_loss(), all.of(PAIR).accuracy()), (Some(2.0), Some(0.25)));
         assert_eq!((all.masked_tokens(), all.total_loss()), (4, 2.75));
         assert_eq!(zero.scores(), Scores::default());
@@ -145,10 +195,21 @@ mod tests {
     #[test]
     fn weight_scales_its_loss() {
         let heavy = objectives::LossSpec { name: "heavy", weight: 50.0, has_accuracy: false, ..PAIR };
-        let mut totals = ObjectiveTotals::new([MASKED_LANGUAGE, heavy]);
-        totals.add_numbers(&[6.0, 1.0, 2.0, 3.0, 0.0, 4.0, 0.0]);
+        let totals = of_losses([MASKED_LANGUAGE, heavy], [[6.0, 1.0, 2.0], [3.0, 0.0, 4.0]], 0.0);
         assert_eq!(totals.total_loss(), 3.0 + 50.0 * 0.75);
         let score = totals.scores().get("heavy").cloned().unwrap();
         assert_eq!((score.loss, score.accuracy), (0.75, None));
+    }
+
+    #[test]
+    fn precision_and_recall_of_a_detection() {
+        let mut totals = ObjectiveTotals::new([MASKED_LANGUAGE, REPLACED_TOKENS]);
+        totals.losses[1].targets = 100.0;
+        let score = |totals: &ObjectiveTotals| totals.scores().get("rtd").cloned().unwrap();
+        assert_eq!((score(&totals).precision, score(&totals).recall), (None, None), "nothing was replaced or detected");
+        totals.losses[1].detection = DetectionCounts { targets: 8.0, predictions: 4.0, both: 3.0 };
+        let sum = ObjectiveTotals::sum_shards(&totals.clone(), &totals.numbers());
+        assert_eq!(sum.losses[1].detection, DetectionCounts { targets: 16.0, predictions: 8.0, both: 6.0 });
+        assert_eq!((score(&sum).precision, score(&sum).recall), (Some(0.75), Some(0.375)));
     }
 }

@@ -270,7 +270,7 @@ mod tests {
 
     /// Hidden states and MLM logits for a sample.
     fn forward(state: &TrainState, model: &Model) -> (Tensor, Tensor) {
-        let bert = Encoder::new(&state.parameters, model);
+        let bert = Encoder::new(&state.parameters, 0, model);
         let hidden = vec![MaskedToken { position: 1, label: 3 }];
         let sample = MaskedSample {
             ids: (5..17).collect(),

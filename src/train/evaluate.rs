@@ -7,6 +7,7 @@ use std::sync::Arc;
 use lambert_collective::Group;
 use lambert_config::run::{self, FaultInjection, MaskToken, MaskUnit};
 use lambert_control::{Directive, Evaluation};
+use lambert_dataset::random::Key;
 use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::batch_partition::Layout;
 
@@ -114,7 +115,8 @@ pub fn evaluate(
             return Ok(EvalOutcome::Stopped);
         }
         for (sum, shard) in totals.iter_mut().zip(batch.whole().shards()) {
-            sum.add(&step::evaluate(objective, shard)?);
+            // Samples are numbered within a batch.
+            sum.add(&step::evaluate(objective, shard, Key::new(0).with(first))?);
         }
     }
     let mut sums = match request.parts {

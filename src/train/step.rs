@@ -7,14 +7,18 @@ use crate::data::{GlobalBatch, MicroBatch, RankBatch};
 use crate::kernels::Kernels;
 use crate::model::Dropout;
 use crate::model::input::Input;
-use crate::objective::totals::ObjectiveTotals;
+use crate::objective::totals::{DetectionCounts, ObjectiveTotals};
 use crate::objective::{LossValue, Objective, Pass, PassOutput};
 use crate::state::{TrainState, final_elements};
 use crate::torch::{self, TorchError};
 
+/// Number of sums of a loss on the device.
+const SUMS: i64 = 5;
+
 /// Totals over micro-batches: losses and correct predictions on the device, target counts and digests in host memory.
 pub struct PendingTotals {
-    /// Loss sum and number of correct predictions of each loss of each pass, f64 \[2 x losses\].
+    /// For each loss of each pass: loss sum, number of correct predictions, and the three counts of a detection. Then the
+    /// digest of the drawn tokens. f64 \[5 x losses + 1\].
     sums: Tensor,
     known: ObjectiveTotals,
 }
@@ -22,18 +26,30 @@ pub struct PendingTotals {
 impl PendingTotals {
     fn new(kernels: &dyn Kernels, objective: &Objective) -> Self {
         let known = objective.no_totals();
-        Self { sums: kernels.zeros(&[2 * known.losses.len() as i64], Kind::Double), known }
+        Self { sums: kernels.zeros(&[SUMS * known.losses.len() as i64 + 1], Kind::Double), known }
     }
 
     /// Adds the losses of a pass. `first` is the index of the first loss of the pass.
     fn add(&mut self, first: usize, pass: &Pass, batch: &MicroBatch, scores: &[Option<LossValue>]) {
         for (place, (loss, scored)) in (first..).zip(pass.losses().zip(scores)) {
-            let Some(LossValue { loss: sum, correct, .. }) = scored else { continue };
+            let Some(LossValue { loss: sum, correct, detection, .. }) = scored else { continue };
             self.known.losses[place].targets += loss.targets(batch) as f64;
-            let _ = self.sums.narrow(0, 2 * place as i64, 1).g_add_(&sum.detach());
+            let first = SUMS * place as i64;
+            let _ = self.sums.narrow(0, first, 1).g_add_(&sum.detach());
             if let Some(correct) = correct {
-                let _ = self.sums.narrow(0, 2 * place as i64 + 1, 1).g_add_(correct);
+                let _ = self.sums.narrow(0, first + 1, 1).g_add_(correct);
             }
+            if let Some(detection) = detection {
+                let _ = self.sums.narrow(0, first + 2, 3).g_add_(detection);
+            }
+        }
+    }
+
+    /// Adds the digest of the tokens that were drawn for the input of a pass.
+    fn add_drawn(&mut self, input: &Input) {
+        if let Some(digest) = &input.drawn_digest {
+            let last = self.sums.size()[0] - 1;
+            let _ = self.sums.narrow(0, last, 1).g_add_(digest);
         }
     }
 
@@ -46,9 +62,11 @@ impl PendingTotals {
     pub fn fetch(self, kernels: &dyn Kernels, norm: &Tensor) -> Result<(ObjectiveTotals, f64), TorchError> {
         let numbers = torch::guard(|| kernels.fetch(&Tensor::cat(&[self.sums, norm.view([1])], 0)))?;
         let mut totals = self.known;
-        for (sums, numbers) in totals.losses.iter_mut().zip(numbers.chunks_exact(2)) {
+        for (sums, numbers) in totals.losses.iter_mut().zip(numbers.chunks_exact(SUMS as usize)) {
             (sums.loss, sums.correct) = (numbers[0], numbers[1]);
+            sums.detection = DetectionCounts { targets: numbers[2], predictions: numbers[3], both: numbers[4] };
         }
+        totals.drawn_digest = numbers[numbers.len() - 2];
         Ok((totals, numbers[numbers.len() - 1]))
     }
 }
@@ -110,7 +128,8 @@ fn gradients(
             pending.known.digest += micro_batch.digest as f64;
             // Number of segments in the earlier passes of the objective. The gradients of these segments are complete.
             let mut before = 0;
-            each_pass(objective, &input, |pass, input, first_loss, is_read| {
+            each_pass(objective, &input, dropout, |pass, input, first_loss, is_read| {
+                pending.add_drawn(input);
                 if pass.is_frozen {
                     return forward(pass, micro_batch, input, is_read).0;
                 }
@@ -137,18 +156,23 @@ fn gradients(
     })
 }
 
-/// Calls `run` for each pass. The arguments are the pass, its input, the index of its first loss, and true if a later
+/// Calls `run` for each pass. Draws of tokens depend on `key`. The arguments are the pass, its input, the index of its first loss, and true if a later
 /// pass may read its output. `run` returns the output of the pass.
 fn each_pass(
     objective: &Objective,
     input: &Input,
+    key: Key,
     mut run: impl FnMut(&Pass, &Input, usize, bool) -> Option<PassOutput>,
 ) {
     let mut outputs = Vec::new();
     let mut first_loss = 0;
     for (number, pass) in objective.passes().iter().enumerate() {
-        let replaced = pass.replaced_input(input, &outputs);
+        let replaced = pass.replaced_input(input, &outputs, key);
         let is_read = number + 1 < objective.passes().len();
+        if !is_read {
+            // The input of the last pass has all that it needs of them.
+            outputs.clear();
+        }
         outputs.extend(run(pass, replaced.as_ref().unwrap_or(input), first_loss, is_read));
         first_loss += pass.losses().count();
     }
@@ -173,14 +197,15 @@ pub fn poison_gradients(state: &mut TrainState) -> Result<(), TorchError> {
     torch::guard(|| state.add_to_tail(&(kernels.zeros(&[], Kind::Float) + f64::NAN)))
 }
 
-/// Runs forward passes over the given micro-batches, without dropout.
-pub fn evaluate(objective: &Objective, micro_batches: &[MicroBatch]) -> Result<ObjectiveTotals, TorchError> {
+/// Runs forward passes over the given micro-batches, without dropout. Draws of tokens depend on `key`.
+pub fn evaluate(objective: &Objective, micro_batches: &[MicroBatch], key: Key) -> Result<ObjectiveTotals, TorchError> {
     let kernels = objective.encoder().kernels();
     let pending = torch::guard(|| {
         let mut pending = PendingTotals::new(kernels, objective);
         Input::each(kernels, micro_batches, |micro_batch, input| {
             pending.known.digest += micro_batch.digest as f64;
-            each_pass(objective, &input, |pass, input, first_loss, is_read| {
+            each_pass(objective, &input, key, |pass, input, first_loss, is_read| {
+                pending.add_drawn(input);
                 let (output, scores) = forward(pass, micro_batch, input, is_read);
                 pending.add(first_loss, pass, micro_batch, &scores);
                 output

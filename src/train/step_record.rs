@@ -20,6 +20,7 @@ pub fn record(outcome: &StepOutcome, state: &TrainState) -> StepRecord {
             imbalance: outcome.imbalance,
             masked_tokens: outcome.totals.masked_tokens(),
             digest: outcome.totals.digest as u64,
+            drawn_digest: Some(outcome.totals.drawn_digest as u64).filter(|digest| *digest > 0),
         },
         loss: outcome.loss(),
         scores: outcome.totals.scores(),

@@ -129,6 +129,10 @@ pub struct BatchStats {
     /// masks. The digest does not depend on the world size or the micro-batch size.
     #[serde(rename = "batch_digest")]
     pub digest: u64,
+    /// Sum over the masked tokens of a 32-bit hash of the token that the generator drew. Absent without a generator. A draw may
+    /// differ between world sizes where two tokens are almost equally good.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drawn_digest: Option<u64>,
 }
 
 /// The learning rate and the gradient of a weight update.
@@ -273,7 +277,7 @@ mod tests {
 
     /// The record whose JSON text is [`FULL`].
     fn full() -> StepRecord {
-        let score = |name: &str, loss, accuracy| Score { name: name.to_owned(), loss, accuracy };
+        let score = Score::new;
         let scores = [score("mlm", 6.5, Some(0.25)), score("pair", f64::NAN, None)];
         StepRecord {
             step: 7,

@@ -1,5 +1,5 @@
 //! Losses and accuracies of a step or an evaluation. The names of the losses are data, not code. A record has the
-//! fields `NAME_loss` and `NAME_accuracy` for each loss that had targets.
+//! fields `NAME_loss` and `NAME_accuracy` for each loss that had targets, and `NAME_precision` and `NAME_recall` for a detection.
 
 use std::fmt;
 
@@ -16,6 +16,18 @@ pub struct Score {
     pub loss: f64,
     /// Fraction of targets that were predicted correctly. `None` if the loss has no accuracy.
     pub accuracy: Option<f64>,
+    /// Fraction of the positive predictions of a detection that are right. `None` for other losses, and without such
+    /// predictions.
+    pub precision: Option<f64>,
+    /// Fraction of the positive targets of a detection that are predicted. `None` for other losses, and without such targets.
+    pub recall: Option<f64>,
+}
+
+impl Score {
+    /// Creates the score of a loss that is not a detection.
+    pub fn new(name: &str, loss: f64, accuracy: Option<f64>) -> Self {
+        Self { name: name.to_owned(), loss, accuracy, precision: None, recall: None }
+    }
 }
 
 /// Scores of all losses that had targets in a step or an evaluation. The main loss of the run comes first.
@@ -30,8 +42,7 @@ impl Scores {
 
     /// Returns the score of the main loss. Its value is NaN if no loss had targets.
     pub fn main(&self) -> Score {
-        let none = || Score { name: "loss".to_owned(), loss: f64::NAN, accuracy: None };
-        self.0.first().cloned().unwrap_or_else(none)
+        self.0.first().cloned().unwrap_or_else(|| Score::new("loss", f64::NAN, None))
     }
 
     /// Returns the sum of the losses, nats. Returns NaN if no loss had targets.
@@ -47,7 +58,7 @@ impl Scores {
     fn entry(&mut self, name: &str) -> &mut Score {
         let index = self.0.iter().position(|score| score.name == name).unwrap_or(self.0.len());
         if index == self.0.len() {
-            self.0.push(Score { name: name.to_owned(), loss: f64::NAN, accuracy: None });
+            self.0.push(Score::new(name, f64::NAN, None));
         }
         &mut self.0[index]
     }
@@ -61,6 +72,8 @@ impl FromIterator<Score> for Scores {
 
 const LOSS: &str = "_loss";
 const ACCURACY: &str = "_accuracy";
+const PRECISION: &str = "_precision";
+const RECALL: &str = "_recall";
 
 /// Writes the fields as a map, which is flattened into the record. JSON has no NaN, so values that are not finite
 /// become null, and null is read as NaN.
@@ -68,10 +81,12 @@ impl Serialize for Scores {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let finite = |value: f64| Some(value).filter(|value| value.is_finite());
         let mut map = serializer.serialize_map(None)?;
-        for Score { name, loss, accuracy } in &self.0 {
+        for Score { name, loss, accuracy, precision, recall } in &self.0 {
             map.serialize_entry(&format!("{name}{LOSS}"), &finite(*loss))?;
-            if let Some(accuracy) = accuracy {
-                map.serialize_entry(&format!("{name}{ACCURACY}"), &finite(*accuracy))?;
+            for (ending, share) in [(ACCURACY, accuracy), (PRECISION, precision), (RECALL, recall)] {
+                if let Some(share) = share {
+                    map.serialize_entry(&format!("{name}{ending}"), &finite(*share))?;
+                }
             }
         }
         map.end()
@@ -96,6 +111,10 @@ impl<'de> Deserialize<'de> for Scores {
                         scores.entry(name).loss = map.next_value::<Option<f64>>()?.unwrap_or(f64::NAN);
                     } else if let Some(name) = key.strip_suffix(ACCURACY) {
                         scores.entry(name).accuracy = Some(map.next_value::<Option<f64>>()?.unwrap_or(f64::NAN));
+                    } else if let Some(name) = key.strip_suffix(PRECISION) {
+                        scores.entry(name).precision = map.next_value()?;
+                    } else if let Some(name) = key.strip_suffix(RECALL) {
+                        scores.entry(name).recall = map.next_value()?;
                     } else {
                         map.next_value::<IgnoredAny>()?;
                     }
@@ -117,7 +136,7 @@ mod tests {
     use crate::{Evaluation, EventKind, ExtraEvaluation, StepRecord};
 
     fn score(name: &str, loss: f64, accuracy: f64) -> Score {
-        Score { name: name.to_owned(), loss, accuracy: Some(accuracy) }
+        Score::new(name, loss, Some(accuracy))
     }
 
     #[test]

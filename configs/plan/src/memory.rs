@@ -7,11 +7,13 @@ mod samples;
 
 use std::path::Path;
 
-use crate::architecture::{Architecture, CostUnit, ModuleKind};
+use crate::architecture::{Architecture, CostUnit, ModuleKind, Network};
 use crate::muon::UpdateWork;
-use crate::objectives::{self, LossSpec};
+use crate::objectives::{self, LossSpec, TrainedNetwork};
 use lambert_config::load::ConfigIssue;
-use lambert_config::run::{DeviceKind, MuonPrecision, Optimizer, OptimizerKind, Precision, RunConfig, Stage};
+use lambert_config::run::{
+    DeviceKind, MuonPrecision, Objective, Optimizer, OptimizerKind, Precision, RunConfig, Stage,
+};
 
 pub use samples::{DatasetShape, READERS, WINDOW, batches_ahead, samples};
 
@@ -64,9 +66,28 @@ pub fn max_micro_batch(stage: &Stage, ranks: usize, length: usize) -> usize {
 /// Returns the peak bytes of activations and their gradients for one micro-batch of `tokens` tokens. `vocabulary` and
 /// `length` are the vocabulary size and the sequence length of the dataset. The sum includes the tensors that each operation
 /// keeps for its backward pass, and the larger of two terms: the softmax over the vocabulary, and the gradients of one
-/// layer.
+/// layer. The passes of several networks follow one another, so that the largest sum counts.
 pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length: usize, tokens: usize) -> u64 {
-    let model = &config.model;
+    let architecture = Architecture::of_run(config, stage.depth(&config.model), vocabulary);
+    let trained = objectives::networks(&config.model, &config.objective);
+    let objective = stage.objective.of(&config.objective);
+    let networks = trained.iter().zip(architecture.networks());
+    let bytes = networks.map(|(trained, network)| {
+        let is_read = network.number + 1 < architecture.networks().len();
+        pass_activations((trained, network), stage, &objective, (length, tokens), is_read)
+    });
+    bytes.max().unwrap_or(0)
+}
+
+/// Returns the bytes of the pass of one network. If a later pass reads its logits, `is_read` is true.
+fn pass_activations(
+    (trained, network): (&TrainedNetwork, &Network),
+    stage: &Stage,
+    objective: &Objective,
+    (length, tokens): (usize, usize),
+    is_read: bool,
+) -> u64 {
+    let model = &trained.model;
     let bytes = match model.precision {
         Precision::Fp32 | Precision::Tf32 => 4.0,
         Precision::Bf16 => 2.0,
@@ -79,8 +100,6 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     let layer_mask = drops(model.dropout.max(model.attention_output_dropout()));
     let (row, wide, weights) = (tokens * hidden, tokens * intermediate, tokens * width * heads);
 
-    let architecture = Architecture::of_run(config, stage.depth(model), vocabulary);
-    let network = &architecture.networks()[0];
     // A layer keeps the outputs of its modules, and its dropout masks in f32. Fused attention keeps no attention
     // weights. Other attention keeps the attention weights before and after dropout.
     let attention = match (attention_mask > 0.0, network.relative_rows() > 0) {
@@ -101,7 +120,6 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     let transient = if bytes < 4.0 { bytes + 4.0 } else { bytes };
     let gradients = transient * (3.0 * row + 2.0 * wide).max(at_weights);
 
-    let objective = stage.objective.of(&config.objective);
     let most = match objective.max_predictions {
         0 => f64::INFINITY,
         most => most as f64 * (tokens / width).ceil(),
@@ -113,10 +131,11 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
         CostUnit::Sample => tokens / width,
     };
     // 16 bytes per logit: log-softmax, incoming gradient, outgoing gradient, and the copy that a matrix product makes.
+    let logit = 16.0 + if is_read { bytes } else { 0.0 };
     let of_loss = |loss: &LossSpec| {
-        bytes * network.head_activation_elements(loss.head, count) + 16.0 * network.logits(loss.head, count)
+        bytes * network.head_activation_elements(loss.head, count) + logit * network.logits(loss.head, count)
     };
-    let head: f64 = objectives::losses(&config.objective).iter().map(of_loss).sum();
+    let head: f64 = trained.losses.iter().map(of_loss).sum();
 
     let layers = network.applications() as f64;
     let local_masks = bytes * tokens * network.local_mask_columns(length) as f64;

@@ -1,6 +1,6 @@
 //! Losses of a run, by name.
 
-use lambert_config::run::{self, Pair, RunConfig};
+use lambert_config::run::{self, Model, Pair, RunConfig};
 
 use crate::architecture::{Architecture, Head, Network};
 
@@ -55,14 +55,50 @@ pub const PAIR: LossSpec = LossSpec {
     head: Head::Pair,
 };
 
+/// Replaced-token detection (arXiv 2003.10555): binary cross-entropy over all tokens. The run sets the weight.
+pub const REPLACED_TOKENS: LossSpec = LossSpec {
+    name: "rtd",
+    title: "RTD",
+    targets: TargetKind::Tokens,
+    weight: 50.0,
+    has_accuracy: true,
+    head: Head::ReplacedTokens,
+};
+
 /// All supported losses.
-pub const ALL: [LossSpec; 2] = [MASKED_LANGUAGE, PAIR];
+pub const ALL: [LossSpec; 3] = [MASKED_LANGUAGE, PAIR, REPLACED_TOKENS];
+
+/// Network that a run trains, with its losses.
+#[derive(Debug, Clone)]
+pub struct TrainedNetwork {
+    /// Configuration of the network.
+    pub model: Model,
+    /// Losses of its output.
+    pub losses: Vec<LossSpec>,
+}
+
+/// Returns the networks that a run trains, in the order of their passes. `model` is the configuration of the last one.
+pub fn networks(model: &Model, config: &run::Objective) -> Vec<TrainedNetwork> {
+    let generator = config.replaced_tokens.as_ref().map(|settings| settings.generator(model));
+    let models = generator.into_iter().chain([model.clone()]);
+    models.zip(losses_of_networks(config)).map(|(model, losses)| TrainedNetwork { model, losses }).collect()
+}
+
+/// Returns the losses of each network.
+fn losses_of_networks(config: &run::Objective) -> Vec<Vec<LossSpec>> {
+    match &config.replaced_tokens {
+        Some(settings) => {
+            vec![vec![MASKED_LANGUAGE], vec![LossSpec { weight: settings.weight, ..REPLACED_TOKENS }]]
+        }
+        None if config.pair == Pair::None => vec![vec![MASKED_LANGUAGE]],
+        None => vec![vec![MASKED_LANGUAGE, PAIR]],
+    }
+}
 
 /// Returns the losses of a run, in the order of its records. The first loss is the main loss. The console shows the
 /// main loss, and the held-out value of the main loss decides about plateaus.
 pub fn losses(config: &run::Objective) -> Vec<LossSpec> {
-    let is_active = |loss: &LossSpec| *loss != PAIR || config.pair != Pair::None;
-    ALL.into_iter().filter(is_active).collect()
+    losses_of_networks(config).concat()
 }
 
 /// Returns the main loss of a run.
@@ -85,7 +121,11 @@ impl Architecture {
     /// Describes the networks of a run, with the heads that its losses use, for `layers` layers and `vocabulary`
     /// tokens.
     pub fn of_run(config: &RunConfig, layers: usize, vocabulary: usize) -> Self {
-        Network::new(&config.model, &heads(&config.objective), layers, vocabulary).into()
+        let RunConfig { model, objective, .. } = config;
+        match &objective.replaced_tokens {
+            Some(settings) => Self::with_generator(model, &settings.generator(model), layers, vocabulary),
+            None => Network::new(model, &heads(objective), layers, vocabulary).into(),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Validation of a run's configuration.
 
 mod cluster;
+mod replaced_tokens;
 mod stage;
 
 use std::net::SocketAddr;
@@ -26,6 +27,7 @@ impl Checked for RunConfig {
             issues.push(ConfigIssue::new("objective.pair", message));
         }
         self.objective.check("objective", issues);
+        self.check_replaced_tokens(issues);
         self.optimizer.check(issues);
         if self.stage.is_empty() {
             issues.push(ConfigIssue::new("stage", "at least one [[stage]] is needed"));

@@ -20,7 +20,8 @@ pub enum Family {
     XlmRoberta,
     /// ALBERT (arXiv 1909.11942): layers that share weights, narrow embeddings.
     Albert,
-    /// Generator of ELECTRA (arXiv 2003.10555), trained as a masked language model.
+    /// ELECTRA (arXiv 2003.10555): with `objective.replaced_tokens` the discriminator, otherwise the generator alone, trained as a
+    /// masked language model.
     Electra,
     /// DistilBERT (arXiv 1910.01108): no segment embeddings and no sentence pairs.
     Distilbert,
@@ -83,6 +84,14 @@ impl Family {
         }
     }
 
+    /// Returns the published base shape of a discriminator. Only ELECTRA has one.
+    fn discriminator(self) -> Model {
+        match self {
+            Self::Electra => Model { family: self, ..Model::default() },
+            _ => self.model(),
+        }
+    }
+
     /// Returns the default sentence-pair objective.
     pub fn pair(self) -> Pair {
         match self {
@@ -122,13 +131,16 @@ impl Family {
         let Some(name) = tree.get("model").and_then(|model| model.get("family")) else { return };
         // An unknown family is reported when the value is read.
         let Ok(family) = Self::deserialize(name.clone()) else { return };
-        let Ok(defaults) = Table::try_from(family.model()) else { return };
+        let objective = tree.get("objective").and_then(Value::as_table);
+        let replaces_tokens = objective.is_some_and(|objective| objective.contains_key("replaced_tokens"));
+        let defaults = if replaces_tokens { family.discriminator() } else { family.model() };
+        let Ok(defaults) = Table::try_from(defaults) else { return };
         if let Some(model) = tree.get_mut("model").and_then(Value::as_table_mut) {
             insert(model, defaults);
         }
         let Some(tree) = tree.as_table_mut() else { return };
         let objective = tree.entry("objective").or_insert_with(|| Table::new().into());
-        let defaults = ObjectiveDefaults { pair: family.pair() };
+        let defaults = ObjectiveDefaults::new(family, replaces_tokens);
         if let (Some(objective), Ok(defaults)) = (objective.as_table_mut(), Table::try_from(defaults)) {
             insert(objective, defaults);
         }
@@ -147,10 +159,22 @@ impl Family {
     }
 }
 
-/// Keys of `[objective]` whose defaults follow the family.
+/// Keys of `[objective]` whose defaults follow the family and the objective.
 #[derive(Serialize)]
 struct ObjectiveDefaults {
     pair: Pair,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mask_share: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    random_share: Option<f64>,
+}
+
+impl ObjectiveDefaults {
+    /// The generator of ELECTRA has no random tokens in its input.
+    fn new(family: Family, replaces_tokens: bool) -> Self {
+        let share = |share| replaces_tokens.then_some(share);
+        Self { pair: family.pair(), mask_share: share(0.85), random_share: share(0.0) }
+    }
 }
 
 fn insert(values: &mut Table, defaults: Table) {

@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::ReplacedTokens;
 use crate::prep::Pair;
 
 /// Choice of masked tokens in successive epochs.
@@ -43,7 +44,7 @@ pub enum MaskToken {
     Unk,
 }
 
-/// Masked language modeling, and a sentence-pair objective.
+/// Masked language modeling, a sentence-pair objective, and replaced-token detection.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Objective {
@@ -57,13 +58,10 @@ pub struct Objective {
     pub mask_unit: MaskUnit,
     /// Token that replaces the share `mask_share` of the masked tokens.
     pub mask_token: MaskToken,
-    /// Share of the masked tokens that `mask_token` replaces.
-    #[serde(skip_serializing_if = "is_default_mask_share")]
-    #[schemars(!skip_serializing_if)]
+    /// Share of the masked tokens that `mask_token` replaces. 0.85 with `replaced_tokens`.
     pub mask_share: f64,
-    /// Share of the masked tokens that a random token of the vocabulary replaces. The rest stays unchanged.
-    #[serde(skip_serializing_if = "is_default_random_share")]
-    #[schemars(!skip_serializing_if)]
+    /// Share of the masked tokens that a random token of the vocabulary replaces. The rest stays unchanged. 0 with
+    /// `replaced_tokens`.
     pub random_share: f64,
     /// Fraction of tokens to predict, relative to all tokens of a sample including special tokens.
     pub mask_probability: f64,
@@ -81,6 +79,9 @@ pub struct Objective {
     pub phrases: Option<String>,
     /// Maximum number of masked tokens per sample. 0: no limit. Use 80 with sequences of 512 tokens.
     pub max_predictions: usize,
+    /// Replaced-token detection (ELECTRA). Absent: masked language modeling only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replaced_tokens: Option<ReplacedTokens>,
 }
 
 impl Objective {
@@ -94,22 +95,9 @@ impl Objective {
     }
 }
 
-const MASK_SHARE: f64 = 0.8;
-const RANDOM_SHARE: f64 = 0.1;
-
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
 fn is_zero(value: &f64) -> bool {
     *value == 0.0
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
-fn is_default_mask_share(share: &f64) -> bool {
-    *share == MASK_SHARE
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
-fn is_default_random_share(share: &f64) -> bool {
-    *share == RANDOM_SHARE
 }
 
 /// Settings of `[objective]` that a stage replaces. An absent key has the value of `[objective]`.
@@ -160,12 +148,13 @@ impl Default for Objective {
             static_masks: 1,
             mask_unit: MaskUnit::Piece,
             mask_token: MaskToken::Mask,
-            mask_share: MASK_SHARE,
-            random_share: RANDOM_SHARE,
+            mask_share: 0.8,
+            random_share: 0.1,
             mask_probability: 0.15,
             mask_frequency_exponent: 0.0,
             phrases: None,
             max_predictions: 20,
+            replaced_tokens: None,
         }
     }
 }

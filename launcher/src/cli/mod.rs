@@ -25,7 +25,7 @@ pub use data::{Data, DataAction, DataReport, DataReportFormat, Generate, Inspect
 pub use init::{Init, Place, Recipe, Size, SourceKind};
 pub use install::{Completions, Man, Shell};
 pub use metrics::{Metrics, RecordFormat};
-pub use model::{Checkpoint, CheckpointAction, Embed, Eval, Export, FillMask, Import, Score};
+pub use model::{Checkpoint, CheckpointAction, Embed, Eval, Export, FillMask, Import, Score, TrainedPart};
 pub use plan::{MachineName, Plan};
 pub use report::{Report, ReportFormat};
 pub use run::{Run, Stop, Submit, Tune};

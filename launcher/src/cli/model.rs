@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use lambert_config::run::DeviceKind;
 
 use super::values::{hub_model, language, license};
@@ -227,6 +227,15 @@ impl Score {
     }
 }
 
+/// Network of a run with replaced-token detection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum TrainedPart {
+    /// Detects replaced tokens.
+    Discriminator,
+    /// Predicts masked tokens.
+    Generator,
+}
+
 /// Arguments of `lambert export`.
 #[derive(Debug, Args)]
 #[command(after_help = EXPORT_EXAMPLES)]
@@ -237,6 +246,9 @@ pub struct Export {
     /// Output directory; must be empty or absent
     #[arg(long, value_name = "DIR")]
     pub output: PathBuf,
+    /// Network of a run with objective.replaced_tokens (default: discriminator)
+    #[arg(long, value_name = "NETWORK")]
+    pub network: Option<TrainedPart>,
     /// License in the model card, as the Hugging Face Hub names it, e.g. apache-2.0
     #[arg(long, value_name = "ID", value_parser = license)]
     pub license: Option<String>,

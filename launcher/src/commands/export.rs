@@ -4,11 +4,12 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use lambert_config::run::Model;
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_dataset::VocabularyFacts;
 use lambert_dataset::tokenizer::{Tokenizer, TokenizerError, transformers};
-use lambert_plan::architecture::{Architecture, Tensor, TransformersModel};
-use lambert_plan::objectives::{heads, is_head_unused};
+use lambert_plan::architecture::{Architecture, Head, Tensor, TransformersModel};
+use lambert_plan::objectives::{self, TrainedNetwork, is_head_unused};
 use lambert_progress::{Progress, Unit};
 use lambert_store::checkpoint::{self, Manifest, SkippedCheckpoint};
 // The weights and the vocabulary already have the file names that Transformers expects.
@@ -20,7 +21,7 @@ use serde_json::Value;
 
 use super::stored_run::{history, require_run};
 use super::trim;
-use crate::cli;
+use crate::cli::{self, TrainedPart};
 use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::report::card::{CardLabels, ModelCard};
@@ -35,6 +36,8 @@ enum ExportError {
     NoCheckpoint { url: String, skipped: Vec<SkippedCheckpoint> },
     #[error("{url} has {setting}, which no class of transformers supports")]
     Unsupported { url: String, setting: &'static str },
+    #[error("--network: {url} trains only one network (objective.replaced_tokens is not set)")]
+    OneNetwork { url: String },
     #[error("checkpoint {name} does not record its vocabulary")]
     NoVocabulary { name: String, source: serde_json::Error },
     #[error("{file} has {found} tokens, but checkpoint {name} was trained with {expected}")]
@@ -59,11 +62,11 @@ pub fn export(arguments: &cli::Export) -> Outcome {
         base_model: arguments.base_model.clone(),
     };
     let progress = Progress::start("reading");
-    let (source, files) = read(&arguments.model, &labels, &progress)?;
+    let (source, files) = read(arguments, &labels, &progress)?;
     write(folder, &files, &progress)?;
     drop(progress);
     let name = source.manifest.name();
-    let TransformersModel { class, difference, .. } = source.description(0, 0, 0);
+    let TransformersModel { class, difference, .. } = source.description(0, 0);
     difference.into_iter().for_each(|difference| tracing::warn!("{difference}"));
     let tokenizer = transformers::class(source.tokenizer()?.1.tokens().model());
     tracing::info!("exported {name} to {} ({class}, {tokenizer})", folder.display());
@@ -76,16 +79,16 @@ type Files = Vec<(&'static str, Vec<u8>)>;
 
 /// Reads the checkpoint and renders the files. While a run is training, its newest checkpoint may be pruned during the
 /// read. A newer checkpoint then exists, and this function tries that checkpoint.
-fn read(model: &str, labels: &CardLabels, progress: &Progress) -> Result<(Source, Files), Failure> {
-    let is_named = split_checkpoint_url(model).1.is_some();
+fn read(arguments: &cli::Export, labels: &CardLabels, progress: &Progress) -> Result<(Source, Files), Failure> {
+    let is_named = split_checkpoint_url(&arguments.model).1.is_some();
     for _ in 0..RETRIES {
-        let source = Source::open(model, progress)?;
+        let source = Source::open(arguments, progress)?;
         match source.files(labels) {
             Err(_) if !is_named && !source.is_there()? => {}
             files => return Ok((source, files?)),
         }
     }
-    let source = Source::open(model, progress)?;
+    let source = Source::open(arguments, progress)?;
     let files = source.files(labels)?;
     Ok((source, files))
 }
@@ -99,12 +102,16 @@ struct Source {
     config: RunConfig,
     manifest: Manifest,
     vocabulary: VocabularyFacts,
+    /// Index of the network to export.
+    number: usize,
+    /// The network, with the number of layers of the checkpoint.
+    network: TrainedNetwork,
 }
 
 impl Source {
     /// Opens the checkpoint at `RUN/checkpoints/step-...`, or the newest valid checkpoint of the run at `RUN`.
-    fn open(model: &str, progress: &Progress) -> Result<Self, Failure> {
-        let (run, name) = split_checkpoint_url(model);
+    fn open(arguments: &cli::Export, progress: &Progress) -> Result<Self, Failure> {
+        let (run, name) = split_checkpoint_url(&arguments.model);
         let store = progress.observe(&Store::open(run).map_err(Failure::usage)?);
         require_run(&store)?;
         let text = store.get(CONFIG).map_err(Failure::failed)?;
@@ -119,12 +126,23 @@ impl Source {
         };
         let vocabulary = serde_json::from_value(manifest.state.clone())
             .map_err(|source| Failure::failed(ExportError::NoVocabulary { name: manifest.name(), source }))?;
-        Ok(Self { store, config, manifest, vocabulary })
+        let model = Model { layers: config.depth(manifest.stage), ..config.model.clone() };
+        let mut networks = objectives::networks(&model, &config.objective);
+        let number = match arguments.network {
+            Some(_) if networks.len() == 1 => {
+                return Err(Failure::usage(ExportError::OneNetwork { url: store.url().to_owned() }));
+            }
+            Some(TrainedPart::Generator) => 0,
+            Some(TrainedPart::Discriminator) | None => networks.len() - 1,
+        };
+        let network = networks.swap_remove(number);
+        Ok(Self { store, config, manifest, vocabulary, number, network })
     }
 
-    fn description(&self, layers: usize, vocabulary: usize, pad: u32) -> TransformersModel {
-        let RunConfig { model, objective, .. } = &self.config;
-        TransformersModel::new(model, &heads(objective), layers, vocabulary, pad)
+    fn description(&self, vocabulary: usize, pad: u32) -> TransformersModel {
+        let TrainedNetwork { model, losses } = &self.network;
+        let heads: Vec<Head> = losses.iter().map(|loss| loss.head).collect();
+        TransformersModel::new(model, &heads, model.layers, vocabulary, pad)
     }
 
     /// True if the checkpoint still exists.
@@ -142,6 +160,7 @@ impl Source {
         ModelCard {
             labels,
             config: &self.config,
+            network: &self.network,
             checkpoint: &self.manifest,
             model,
             parameters,
@@ -178,11 +197,13 @@ impl Source {
         let url = self.store.url();
         let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
         let layers = self.config.depth(self.manifest.stage);
-        let tensors = Architecture::of_run(&self.config, layers, self.vocabulary.size).tensors();
-        let left_out = |tensor: &Tensor| is_head_unused(tensor.head, &self.config.objective);
+        let architecture = Architecture::of_run(&self.config, layers, self.vocabulary.size);
+        let (tensors, own) = (architecture.tensors(), architecture.tensors_of(self.number));
+        let is_read = |tensor: &Tensor| own.iter().any(|own| own.id == tensor.id);
+        let left_out = |tensor: &Tensor| is_head_unused(tensor.head, &self.config.objective) || !is_read(tensor);
         let (vocabulary, tokenizer) = self.tokenizer()?;
         let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });
-        let mut description = self.description(layers, tokenizer.size(), tokenizer.special().pad);
+        let mut description = self.description(tokenizer.size(), tokenizer.special().pad);
         let weights =
             trim::weights(&weights, &tensors, description.first_position, left_out).map_err(Failure::failed)?;
         let imported = trim::imported_type(&weights).map_err(Failure::failed)?;

@@ -131,7 +131,7 @@ fn is_waiting(job: Option<&Job>) -> bool {
 }
 
 /// Formats a score: `mlm 6.8125, acc 5.0%`.
-fn score(Score { name, loss, accuracy }: &Score) -> String {
+fn score(Score { name, loss, accuracy, .. }: &Score) -> String {
     let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", acc {}", percent(accuracy)));
     format!("{name} {loss:.4}{accuracy}")
 }

@@ -4,21 +4,22 @@
 use std::borrow::Cow;
 
 use half::{bf16, f16};
-use lambert_plan::architecture::{ModuleKind, Tensor};
+use lambert_plan::architecture::{ModuleKind, Tensor, transformers_name};
 use safetensors::tensor::{SafeTensorError, View};
 use safetensors::{Dtype, SafeTensors, serialize};
 
 use crate::import::EXPORT_TYPE;
 
 /// Returns the safetensors file `bytes` without the tensors for which `left_out` is true and without vocabulary padding
-/// rows. The position table gets `first_position` rows of zeros before its own. `tensors` are the tensors of the model.
+/// rows, and with the names of transformers. The position table gets `first_position` rows of zeros before its own. `tensors` are the tensors of the model.
 pub fn weights(
     bytes: &[u8],
     tensors: &[Tensor],
     first_position: usize,
     left_out: impl Fn(&Tensor) -> bool,
 ) -> Result<Vec<u8>, SafeTensorError> {
-    let is_same = |tensor: &Tensor| tensor.padding.unwrap_or(0) == 0 && !left_out(tensor);
+    let is_renamed = |tensor: &Tensor| transformers_name(&tensor.name) != tensor.name;
+    let is_same = |tensor: &Tensor| tensor.padding.unwrap_or(0) == 0 && !left_out(tensor) && !is_renamed(tensor);
     if first_position == 0 && tensors.iter().all(is_same) {
         return Ok(bytes.to_vec());
     }
@@ -31,6 +32,7 @@ pub fn weights(
         let tensor = known(&name);
         let table = tensor.and_then(|tensor| tensor.padding).map_or(Ok(table.clone()), |padding| table.cut(padding))?;
         let is_positions = tensor.is_some_and(|tensor| tensor.id.part == ModuleKind::PositionEmbeddings);
+        let name = transformers_name(&name).to_owned();
         Ok((name, if is_positions { table.after_zeros(first_position) } else { table }))
     });
     serialize(exported.collect::<Result<Vec<_>, SafeTensorError>>()?, header.metadata().clone())

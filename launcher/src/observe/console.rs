@@ -83,7 +83,7 @@ impl ConsoleObserver {
                 );
             }
             EventKind::Evaluation(evaluation) => {
-                let Score { name, loss, accuracy } = evaluation.scores.main();
+                let Score { name, loss, accuracy, .. } = evaluation.scores.main();
                 let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", acc {}", percent(accuracy)));
                 tracing::info!(
                     "evaluation at step {}: {name} {loss:.4}{accuracy} (unigram baseline {:.4})",
@@ -91,7 +91,7 @@ impl ConsoleObserver {
                     evaluation.unigram_entropy
                 );
                 for (dataset, extra) in &evaluation.extra {
-                    let Score { name, loss, accuracy } = extra.scores.main();
+                    let Score { name, loss, accuracy, .. } = extra.scores.main();
                     let accuracy = accuracy.map_or(String::new(), |accuracy| format!(", acc {}", percent(accuracy)));
                     let step = evaluation.step;
                     tracing::info!("evaluation at step {step} on {dataset}: {name} {loss:.4}{accuracy}");

@@ -67,7 +67,7 @@ fn due(step: u64, steps: u64, lines: usize, last: Option<(Duration, u64)>) -> bo
 /// 4:05`.
 fn line(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
     let wait = percent(ratio(record.times.data_wait, record.times.seconds));
-    let Score { name, loss, accuracy } = record.scores.main();
+    let Score { name, loss, accuracy, .. } = record.scores.main();
     let accuracy = accuracy.map_or(String::new(), |accuracy| format!("  acc {}", percent(accuracy)));
     format!(
         "step {}/{steps}  loss {:.4}  {name} {loss:.4}{accuracy}  lr {:.2e}  {} samples/s  data wait {wait}{}",
@@ -107,7 +107,7 @@ mod tests {
             step,
             batch: BatchStats { samples: 64, ..BatchStats::default() },
             loss: 7.5,
-            scores: [Score { name: "mlm".to_owned(), loss: 6.8125, accuracy: Some(0.05) }].into_iter().collect(),
+            scores: [Score::new("mlm", 6.8125, Some(0.05))].into_iter().collect(),
             update: UpdateStats { learning_rate: 0.0018, ..UpdateStats::default() },
             times: StepTimes { seconds: 2.0, data_wait: 0.01, ..StepTimes::default() },
             ..StepRecord::default()

@@ -6,7 +6,8 @@ mod training;
 
 use lambert_config::RunConfig;
 use lambert_dataset::tokenizer::{Tokenizer, transformers};
-use lambert_plan::architecture::TransformersModel;
+use lambert_plan::architecture::{Head, TransformersModel};
+use lambert_plan::objectives::TrainedNetwork;
 use lambert_store::checkpoint::Manifest as Checkpoint;
 use lambert_store::run::{CONFIG, WEIGHTS, split_checkpoint_url};
 use serde_json::Value;
@@ -28,6 +29,8 @@ const PRIVATE: [&str; 4] = ["cluster", "slurm", "notify", "prometheus"];
 pub struct ModelCard<'a> {
     pub labels: &'a CardLabels,
     pub config: &'a RunConfig,
+    /// The exported network, with the number of layers of the checkpoint.
+    pub network: &'a TrainedNetwork,
     pub checkpoint: &'a Checkpoint,
     pub model: &'a TransformersModel,
     /// Number of parameters in the exported file.
@@ -55,7 +58,8 @@ impl ModelCard<'_> {
         blocks.extend(self.limitations());
         blocks.extend(self.configuration().into_iter().flatten());
         blocks.extend(self.versions());
-        format!("{}\n{}", front_matter::render(self.labels, model_type), markdown::render(&name, &blocks))
+        let front_matter = front_matter::render(self.labels, model_type, self.is_discriminator());
+        format!("{front_matter}\n{}", markdown::render(&name, &blocks))
     }
 
     /// Returns the records if the last of them is that of the checkpoint's step.
@@ -69,7 +73,12 @@ impl ModelCard<'_> {
     }
 
     fn layers(&self) -> usize {
-        self.config.depth(self.checkpoint.stage)
+        self.network.model.layers
+    }
+
+    /// True if the exported network detects replaced tokens.
+    fn is_discriminator(&self) -> bool {
+        self.network.losses.iter().any(|loss| loss.head == Head::ReplacedTokens)
     }
 
     fn summary(&self) -> String {
@@ -102,6 +111,16 @@ impl ModelCard<'_> {
         let class = self.model.class;
         let tokenizer = transformers::class(self.tokenizer.tokens().model());
         let mask = self.tokenizer.piece(self.tokenizer.special().mask);
+        if self.is_discriminator() {
+            return format!(
+                "from transformers import {class}, {tokenizer}\n\n\
+                 folder = \".\"  # this folder, or the name of the model on the Hugging Face Hub\n\
+                 tokenizer = {tokenizer}.from_pretrained(folder)\n\
+                 model = {class}.from_pretrained(folder)\n\
+                 # One logit for each token: above 0 if another token was probably there.\n\
+                 print(model(**tokenizer(\"a text\", return_tensors=\"pt\")).logits)\n"
+            );
+        }
         format!(
             "from transformers import {class}, {tokenizer}, pipeline\n\n\
              folder = \".\"  # this folder, or the name of the model on the Hugging Face Hub\n\
@@ -120,7 +139,7 @@ impl ModelCard<'_> {
         };
         let case = if self.tokenizer.lowercase() { "uncased" } else { "cased" };
         let model_name = self.tokenizer.tokens().model();
-        let model = &self.config.model;
+        let model = &self.network.model;
         let norm = match model.norm {
             lambert_config::run::Norm::Post => "after each residual sum",
             lambert_config::run::Norm::Pre => "before each sublayer",

@@ -9,6 +9,8 @@ use crate::status::NoiseScale;
 /// Suffixes of the fields of objectives.
 const LOSS: &str = "_loss";
 const ACCURACY: &str = "_accuracy";
+const PRECISION: &str = "_precision";
+const RECALL: &str = "_recall";
 /// Prefix of trust ratios.
 const TRUST_RATIOS: &str = "trust_ratios.";
 /// Prefix of the extra held-out datasets of an evaluation.
@@ -106,7 +108,14 @@ fn step_tag(field: &str) -> Option<String> {
         let (name, value) = field.strip_prefix(MIXTURE)?.rsplit_once('.')?;
         Some(format!("mixture_{value}/{name}"))
     };
-    own.or_else(ratio).or_else(dataset).or_else(|| named(LOSS, "loss")).or_else(|| named(ACCURACY, "accuracy"))
+    let score = || {
+        let accuracy = || named(ACCURACY, "accuracy");
+        named(LOSS, "loss")
+            .or_else(accuracy)
+            .or_else(|| named(PRECISION, "precision"))
+            .or_else(|| named(RECALL, "recall"))
+    };
+    own.or_else(ratio).or_else(dataset).or_else(score)
 }
 
 fn evaluation_tag(field: &str) -> Option<String> {
@@ -118,6 +127,8 @@ fn evaluation_tag(field: &str) -> Option<String> {
     let entropy = || TAGS.iter().find(|(name, _)| *name == field && field == "unigram_entropy");
     named(LOSS, "held-out")
         .or_else(|| named(ACCURACY, "held-out-accuracy"))
+        .or_else(|| named(PRECISION, "held-out-precision"))
+        .or_else(|| named(RECALL, "held-out-recall"))
         .or_else(|| entropy().map(|(_, tag)| (*tag).to_owned()))
 }
 
@@ -156,11 +167,12 @@ mod tests {
             scalar("throughput/padded_tokens_per_second", 100.0),
         ];
         assert_eq!(of_step(text, &mut NoiseScale::default()).unwrap(), expected);
-        let text = r#"{"event":"evaluation","step":1,"samples":32,"x_loss":1.5,"x_accuracy":0.5,"unigram_entropy":3.5,
+        let text = r#"{"event":"evaluation","step":1,"samples":32,"x_loss":1.5,"x_accuracy":0.5,"x_precision":0.75,"unigram_entropy":3.5,
             "extra":{"general":{"samples":32,"x_loss":2.5,"unigram_entropy":3.0}}}"#;
         let expected = [
             scalar("held-out/x", 1.5),
             scalar("held-out-accuracy/x", 0.5),
+            scalar("held-out-precision/x", 0.75),
             scalar("held-out/unigram_entropy", 3.5),
             scalar("held-out/x/general", 2.5),
             scalar("held-out/unigram_entropy/general", 3.0),

@@ -87,7 +87,7 @@ pub(crate) mod tests {
 
     /// Record of a step of 2 seconds with 16 samples.
     pub(crate) fn record(step: u64, loss: f64) -> StepRecord {
-        let score = Score { name: "mlm".into(), loss, accuracy: None };
+        let score = Score::new("mlm", loss, None);
         StepRecord {
             step,
             stage: "one".into(),

@@ -1,7 +1,7 @@
 //! CUDA kernels. Hand-written kernels compute keyed dropout, whose masks are drawn from a key and a counter. They also
 //! compute the operations for which libtorch is slower. libtorch computes all other operations.
 //!
-//! - kernels.cu, norm.cu, rotary.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
+//! - kernels.cu, norm.cu, rotary.cu, sample.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
 //! - [`KernelDevice`]: device that runs the kernels, either a GPU or, in tests, the CPU (`Emulator`)
 
 mod chunks;
@@ -22,15 +22,16 @@ pub use self::emulator::Emulator;
 use self::launch::{KernelArguments, KernelDevice, THREADS};
 use super::{
     Address, Angles, DropoutParams, Host, HostBuffer, Kernels, NormParams, OptimizerUpdate, PendingSnapshot,
-    StateBuffers, TensorCopy, TimeMark, Values,
+    StateBuffers, TensorCopy, TimeMark, TokenDraws, Values,
 };
 use crate::torch;
 
 /// Source of the kernels.
-pub const SOURCE: &str = concat!(include_str!("kernels.cu"), include_str!("norm.cu"), include_str!("rotary.cu"));
+pub const SOURCE: &str =
+    concat!(include_str!("kernels.cu"), include_str!("norm.cu"), include_str!("rotary.cu"), include_str!("sample.cu"));
 
 /// Kernel names in kernels.cu, without their `lambert_` prefix.
-pub const KERNELS: [&str; 19] = [
+pub const KERNELS: [&str; 21] = [
     "dropout_f32",
     "dropout_bf16",
     "sum_of_squares",
@@ -50,6 +51,8 @@ pub const KERNELS: [&str; 19] = [
     "add_column_sums",
     "rotate_f32",
     "rotate_bf16",
+    "sample_tokens_f32",
+    "sample_tokens_bf16",
 ];
 
 /// Kernels of a GPU or of the emulated GPU.
@@ -221,6 +224,17 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
             apply_dropout(&*device, x, added, &DropoutParams { key, samples: &samples, positions, threshold, scale })
         };
         torch::self_adjoint(x, added, map)
+    }
+
+    fn sample_tokens(&self, logits: &Tensor, draws: &TokenDraws<'_>) -> Tensor {
+        let logits = logits.detach().contiguous();
+        let [rows, width] = logits.size()[..] else { panic!("sample: unsupported shape {:?}", logits.size()) };
+        let ids = draws.samples.empty_like();
+        let arguments = KernelArguments::new().tensor(&ids).tensor(&logits);
+        let arguments = arguments.tensor(draws.samples).tensor(draws.positions).u64(draws.key.bits());
+        let kernel = format!("sample_tokens_{}", suffix(&logits));
+        self.launch(&kernel, rows as usize, arguments.u32(width as usize));
+        ids
     }
 
     fn has_residual_norm(&self, width: i64) -> bool {

@@ -24,18 +24,18 @@ fn gomp_parallel() -> Option<GompParallel> {
 /// Calls `work` with the index and values of each chunk of `length` values. The last chunk may be
 /// shorter. If `work` panics, the panic is resumed on the calling thread after all threads finish.
 /// A panic must not unwind through libgomp.
-pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
-    struct ChunkQueue<'a, W> {
+pub fn each_chunk<T: Send>(values: &mut [T], length: usize, work: impl Fn(usize, &mut [T]) + Sync) {
+    struct ChunkQueue<'a, T, W> {
         next: AtomicUsize,
-        first: *mut f32,
+        first: *mut T,
         count: usize,
         length: usize,
         work: &'a W,
         panicked: Mutex<Option<Box<dyn Any + Send>>>,
     }
-    extern "C" fn take<W: Fn(usize, &mut [f32]) + Sync>(shared: *mut c_void) {
+    extern "C" fn take<T: Send, W: Fn(usize, &mut [T]) + Sync>(shared: *mut c_void) {
         // SAFETY: each_chunk passes a ChunkQueue of this type and waits for all threads.
-        let shared = unsafe { &*shared.cast::<ChunkQueue<'_, W>>() };
+        let shared = unsafe { &*shared.cast::<ChunkQueue<'_, T, W>>() };
         loop {
             let index = shared.next.fetch_add(1, Ordering::Relaxed);
             let start = index.saturating_mul(shared.length);
@@ -54,13 +54,13 @@ pub fn each_chunk(values: &mut [f32], length: usize, work: impl Fn(usize, &mut [
             }
         }
     }
-    fn task<W: Fn(usize, &mut [f32]) + Sync>(_: &W) -> extern "C" fn(*mut c_void) {
-        take::<W>
+    fn task<T: Send, W: Fn(usize, &mut [T]) + Sync>(_: &W) -> extern "C" fn(*mut c_void) {
+        take::<T, W>
     }
     let (first, count) = (values.as_mut_ptr(), values.len());
     let (next, panicked) = (AtomicUsize::new(0), Mutex::new(None));
     let mut shared = ChunkQueue { next, first, count, length: length.max(1), work: &work, panicked };
-    let (task, data) = (task(&work), (&raw mut shared).cast::<c_void>());
+    let (task, data) = (task::<T, _>(&work), (&raw mut shared).cast::<c_void>());
     match gomp_parallel() {
         // SAFETY: `task` reads `data` as a ChunkQueue, and GOMP_parallel returns after all threads leave `task`.
         Some(parallel) => unsafe { parallel(task, data, tch::get_num_threads().max(1) as u32, 0) },

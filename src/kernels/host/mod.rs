@@ -5,6 +5,7 @@ mod adamw;
 mod chunks;
 mod dropout;
 mod gomp;
+mod sample;
 mod scaled;
 
 use std::ptr::NonNull;
@@ -12,7 +13,7 @@ use std::ptr::NonNull;
 use lambert_config::run::OptimizerKind;
 use tch::{Device, Kind, Tensor};
 
-use super::{Address, DropoutParams, Kernels, OptimizerUpdate, ParamUpdate, StateBuffers, Values};
+use super::{Address, DropoutParams, Kernels, OptimizerUpdate, ParamUpdate, StateBuffers, TokenDraws, Values};
 use chunks::Slices;
 
 /// Kernels of the CPU, for tensors in host memory.
@@ -73,6 +74,14 @@ impl Kernels for Host {
             None => dropout::fill(filled, shape, params, samples),
         }
         factors
+    }
+
+    fn sample_tokens(&self, logits: &Tensor, draws: &TokenDraws<'_>) -> Tensor {
+        let width = logits.size()[1] as usize;
+        let probabilities = tch::no_grad(|| logits.softmax(-1, Kind::Float).contiguous());
+        let [samples, positions] = [draws.samples, draws.positions].map(|tensor| slice::<i64>(tensor, Kind::Int64));
+        let probabilities = slice::<f32>(&probabilities, Kind::Float);
+        Tensor::from_slice(&sample::tokens(probabilities, width, draws.key, samples, positions))
     }
 
     fn norm(&self, values: &Tensor) -> Tensor {

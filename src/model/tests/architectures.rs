@@ -4,11 +4,10 @@
 
 use std::sync::Arc;
 
-use lambert_config::run::{self, Family, Model};
+use lambert_config::run::{self, Family, Model, ReplacedTokens};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::{Architecture, Head, Module, Network};
 use lambert_plan::objectives::{self, MASKED_LANGUAGE, TargetKind};
-use tch::Reduction;
 
 use super::super::*;
 use crate::data::{GlobalBatch, MicroBatch};
@@ -41,7 +40,7 @@ pub const CASES: [Case; 12] = [
     Case { name: "DeBERTa", model: |model| of_family(Family::DebertaV2, model), passes: no_pairs, ..BERT },
     Case { name: "a table in every layer", architecture: table_in_every_layer, block: table_block, ..BERT },
     Case { name: "last layer twice", architecture: last_layer_twice, block: twice_block, ..BERT },
-    Case { name: "two networks", architecture: two_networks, passes: replaced_tokens, ..BERT },
+    Case { name: "two networks", model: electra, architecture: generator_and_discriminator, passes: detection, ..BERT },
     Case { name: "a teacher", passes: teacher_and_student, ..BERT },
     Case { name: "no segment embeddings", architecture: no_segment_embeddings, ..BERT },
 ];
@@ -175,83 +174,23 @@ fn twice_block(weights: NetworkWeights<'_>, segment: &Segment) -> Option<Box<dyn
     is_twice.then(|| Box::new(Twice([2, 3].map(layer))) as Box<dyn SegmentBlock>)
 }
 
-/// Removes the modules of a head.
-fn without(network: Network, head: Head) -> Network {
-    let keep = |segment: Segment| {
-        let modules = segment.modules.iter().filter(|module| module.head != Some(head)).copied().collect();
-        Segment { modules, ..segment }
-    };
-    Network { segments: network.segments.into_iter().map(keep).collect(), ..network }
+/// A generator of one layer and a discriminator of two layers, with embeddings of another width.
+fn electra(model: &Model) -> Model {
+    Model { layers: 2, ..of_family(Family::Electra, model) }
 }
 
-/// A masked-language model, and a second, deeper network with the same embeddings. The second network detects the
-/// tokens that the first network predicted wrongly (ELECTRA, arXiv 2003.10555).
-fn two_networks(model: &Model) -> Architecture {
-    let first = without(Network::new(model, &[], 1, VOCABULARY), Head::Pair);
-    let mut second = without(Network::new(model, &[], 2, VOCABULARY), Head::MaskedLanguage);
-    second.name = |id| format!("second.{:?}.{:?}.{:?}", id.part, id.layer, id.leaf);
-    let mut embeddings = second.segments[0].modules.to_vec();
-    embeddings.iter_mut().for_each(|module| module.owner = Some(0));
-    second.segments[0].modules = embeddings.into();
-    Architecture::from_networks(vec![first, second])
+fn replaced_tokens() -> run::Objective {
+    let settings = ReplacedTokens { generator_layers: Some(1), generator_hidden: Some(8), ..ReplacedTokens::default() };
+    run::Objective { pair: run::Pair::None, replaced_tokens: Some(settings), ..run::Objective::default() }
 }
 
-fn replaced_tokens(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
-    let second = Pass::new(case.encoder(parameters, 1, model), vec![Box::new(Replaced)]);
-    vec![
-        Pass::new(case.encoder(parameters, 0, model), vec![crate::objective::loss(MASKED_LANGUAGE)]),
-        second.with_input(Box::new(Predictions)),
-    ]
+fn generator_and_discriminator(model: &Model) -> Architecture {
+    let config = run::RunConfig { model: model.clone(), objective: replaced_tokens(), ..run::RunConfig::default() };
+    Architecture::of_run(&config, model.layers, VOCABULARY)
 }
 
-/// Replaces masked tokens by the predictions of the first pass. The target is 1
-/// where the token differs from the original.
-struct Predictions;
-
-impl PassInput for Predictions {
-    fn make(&self, input: &Input, earlier: &[PassOutput]) -> Input {
-        let derived = input.shallow_clone();
-        let (Some(logits), Some(positions), Some(labels)) = (&earlier[0].logits[0], &input.positions, &input.labels)
-        else {
-            return Input { derived_targets: Some(input.ids.zeros_like()), ..derived };
-        };
-        let flat = input.ids.view([-1]);
-        let (original, predicted) =
-            (flat.index_copy(0, positions, labels), flat.index_copy(0, positions, &logits.argmax(-1, false)));
-        let is_other = predicted.not_equal_tensor(&original).to_kind(Kind::Int64);
-        Input { ids: predicted.view_as(&input.ids), derived_targets: Some(is_other), ..derived }
-    }
-}
-
-/// Cross-entropy of replaced-token detection, over all tokens.
-struct Replaced;
-
-impl Loss for Replaced {
-    fn description(&self) -> objectives::LossSpec {
-        let (name, title) = ("replaced", "replaced tokens");
-        let (targets, weight, has_accuracy) = (TargetKind::Tokens, 50.0, false);
-        objectives::LossSpec { name, title, targets, weight, has_accuracy, head: Head::Pair }
-    }
-
-    fn targets(&self, batch: &MicroBatch) -> usize {
-        batch.lengths.iter().map(|length| *length as usize).sum()
-    }
-
-    fn global_targets(&self, batch: &GlobalBatch) -> u64 {
-        batch.tokens()
-    }
-
-    fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
-        // Treat each token as a row of one token.
-        let logits = heads.pair(&hidden.flatten(0, 1)).to_kind(Kind::Float);
-        let labels = input.derived_targets.as_ref().expect("targets from the first pass");
-        let each = logits.cross_entropy_loss(&labels.view([-1]), None::<Tensor>, Reduction::None, -100, 0.0);
-        let each = match &input.attention_mask {
-            Some(attention_mask) => each * attention_mask.view([-1]).to_kind(Kind::Float),
-            None => each,
-        };
-        LossValue { loss: each.sum(Kind::Float), correct: None, logits: None }
-    }
+fn detection(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
+    Objective::passes_of(parameters, &(case.model)(model), &replaced_tokens())
 }
 
 /// A frozen teacher outside the training state, and a BERT student that also learns the hidden states of the teacher.
@@ -270,7 +209,7 @@ fn teacher_and_student(case: &Case, parameters: &Parameters, model: &Model) -> V
 struct HiddenStates;
 
 impl PassInput for HiddenStates {
-    fn make(&self, input: &Input, earlier: &[PassOutput]) -> Input {
+    fn make(&self, input: &Input, earlier: &[PassOutput], _: &dyn Kernels, _: Key) -> Input {
         assert!(!earlier[0].hidden.requires_grad());
         Input { derived_targets: Some(earlier[0].hidden.shallow_clone()), ..input.shallow_clone() }
     }
@@ -297,7 +236,7 @@ impl Loss for Distance {
     fn score(&self, _: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
         let teacher_hidden = input.derived_targets.as_ref().expect("targets from the first pass");
         let distance = (hidden - teacher_hidden).to_kind(Kind::Float).select(1, 0).square().sum(Kind::Float);
-        LossValue { loss: distance, correct: None, logits: None }
+        LossValue { loss: distance, correct: None, detection: None, logits: None }
     }
 }
 
@@ -339,7 +278,7 @@ pub fn gradients_of_one_graph(state: &mut TrainState, objective: &Objective, glo
     Input::each(&Host, &global.micro_batches, |micro_batch, input| {
         let (mut outputs, mut losses) = (Vec::new(), Vec::new());
         for pass in objective.passes() {
-            let derived = pass.replaced_input(&input, &outputs);
+            let derived = pass.replaced_input(&input, &outputs, Key::new(1));
             let input = derived.as_ref().unwrap_or(&input);
             let dropout = if pass.is_frozen { Dropout::Off } else { pass.encoder.dropout(Key::new(1), input) };
             let hidden = pass.encoder.forward(input, dropout);

@@ -41,9 +41,12 @@ fn name(id: TensorId) -> String {
         ModuleKind::Decoder => "predictions.decoder",
         ModuleKind::PredictionBias => "predictions",
         // The family has no such modules.
-        ModuleKind::QueryKeyValue | ModuleKind::Rotary | ModuleKind::RelativeEmbeddings | ModuleKind::RelativeNorm => {
-            ""
-        }
+        ModuleKind::QueryKeyValue
+        | ModuleKind::Rotary
+        | ModuleKind::RelativeEmbeddings
+        | ModuleKind::RelativeNorm
+        | ModuleKind::DetectionTransform
+        | ModuleKind::Detection => "",
     };
     names::join(id, "albert.encoder.albert_layer_groups", part)
 }

@@ -41,7 +41,9 @@ fn name(id: TensorId) -> String {
         | ModuleKind::EmbeddingProjection
         | ModuleKind::FinalNorm
         | ModuleKind::Pooler
-        | ModuleKind::PairHead => "",
+        | ModuleKind::PairHead
+        | ModuleKind::DetectionTransform
+        | ModuleKind::Detection => "",
     };
     names::join(id, "distilbert.transformer.layer", part)
 }

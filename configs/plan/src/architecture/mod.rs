@@ -19,6 +19,7 @@ mod tensor;
 mod transformers;
 mod xlm_roberta;
 
+pub use electra::transformers_name;
 pub use imported::{ConfigKeys, ImportedModel, UnsupportedValue};
 pub use module::{CostUnit, Head, Module, ModuleKind, NormInput, Op, ParamKind, Role, TensorId};
 pub use network::{Network, Segment, SegmentKind, SegmentOutput};
@@ -76,7 +77,7 @@ impl TransformersModel {
             Family::Roberta => roberta::transformers(shape),
             Family::XlmRoberta => xlm_roberta::transformers(shape),
             Family::Albert => albert::transformers(shape, heads),
-            Family::Electra => electra::transformers(shape),
+            Family::Electra => electra::transformers(shape, heads),
             Family::Distilbert => distilbert::transformers(shape),
             Family::Modernbert => modernbert::transformers(shape),
             Family::DebertaV2 => deberta_v2::transformers(shape),
@@ -120,6 +121,11 @@ impl ImportedModel {
 }
 
 impl Architecture {
+    /// Describes the discriminator `model` with `layers` layers, and its generator, for `vocabulary` tokens.
+    pub fn with_generator(model: &Model, generator: &Model, layers: usize, vocabulary: usize) -> Self {
+        Self::from_networks(electra::networks(model, generator, layers, vocabulary))
+    }
+
     /// Describes a model with only the heads of its family, for `layers` layers and `vocabulary` tokens.
     pub fn new(model: &Model, layers: usize, vocabulary: usize) -> Self {
         Network::new(model, &[], layers, vocabulary).into()

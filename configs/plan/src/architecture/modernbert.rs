@@ -111,7 +111,9 @@ fn name(id: TensorId) -> String {
         | ModuleKind::Key
         | ModuleKind::Value
         | ModuleKind::Pooler
-        | ModuleKind::PairHead => "",
+        | ModuleKind::PairHead
+        | ModuleKind::DetectionTransform
+        | ModuleKind::Detection => "",
     };
     names::join(id, "model.layers", part)
 }

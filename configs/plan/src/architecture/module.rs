@@ -51,6 +51,10 @@ pub enum ModuleKind {
     Decoder,
     /// Bias of the logits if the decoder is tied to the token embeddings. Otherwise unused.
     PredictionBias,
+    /// Dense layer of the head that detects replaced tokens.
+    DetectionTransform,
+    /// Classifier of replaced tokens.
+    Detection,
 }
 
 impl ModuleKind {
@@ -68,6 +72,7 @@ impl ModuleKind {
             Self::Pooler => "bert.pooler",
             Self::PairHead => "cls.seq_relationship",
             Self::Transform | Self::TransformNorm | Self::Decoder | Self::PredictionBias => "cls.predictions",
+            Self::DetectionTransform | Self::Detection => "discriminator_predictions",
             Self::QueryKeyValue
             | Self::Rotary
             | Self::Query
@@ -99,6 +104,8 @@ pub enum Head {
     MaskedLanguage,
     /// Sentence-pair (NSP/SOP) head: logits of the pair label.
     Pair,
+    /// Head of replaced-token detection: a logit for each token.
+    ReplacedTokens,
 }
 
 /// Unique identity of a tensor in an architecture.

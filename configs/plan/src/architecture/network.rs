@@ -76,7 +76,8 @@ impl Segment {
         self.modules.iter().find(|module| module.part == part)
     }
 
-    fn flops(&self, unit: CostUnit, vocabulary: usize) -> f64 {
+    /// Returns the FLOPs of the matrix products per unit.
+    pub(crate) fn flops(&self, unit: CostUnit, vocabulary: usize) -> f64 {
         let modules = self.modules.iter().filter(|module| module.unit == unit);
         modules.map(|module| module.flops(vocabulary)).sum()
     }

@@ -57,6 +57,14 @@ impl Architecture {
         tensors.into_iter().rev().flatten().collect()
     }
 
+    /// Returns the tensors that network `number` reads, in the order of [`Architecture::tensors`].
+    pub fn tensors_of(&self, number: usize) -> Vec<Tensor> {
+        let Some(network) = self.networks.get(number) else { return Vec::new() };
+        let groups = network.segments.iter().flat_map(|segment| network.tensor_groups(segment));
+        let read: HashSet<TensorId> = groups.flatten().collect();
+        self.tensors().into_iter().filter(|tensor| read.contains(&tensor.id)).collect()
+    }
+
     /// Returns the total number of parameters.
     pub fn parameters(&self) -> u64 {
         self.networks.iter().map(Network::parameters).sum()

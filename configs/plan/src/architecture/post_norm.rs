@@ -163,6 +163,11 @@ impl<'a> Variant<'a> {
                 linear(ModuleKind::Pooler, CostUnit::Sample, hidden, hidden),
                 linear(ModuleKind::PairHead, CostUnit::Sample, hidden, 2),
             ],
+            Head::ReplacedTokens => {
+                let transform = linear(ModuleKind::DetectionTransform, CostUnit::Token, hidden, hidden);
+                let detection = linear(ModuleKind::Detection, CostUnit::Token, hidden, 1);
+                vec![Module { is_activated: true, ..transform }, detection]
+            }
         }
     }
 }

@@ -2,24 +2,23 @@
 
 use lambert_config::run::{ReduceDtype, RunConfig, Stage};
 
-use crate::architecture::Architecture;
+use crate::architecture::{Architecture, CostUnit, Network, Segment};
 use crate::muon::UpdateWork;
 use crate::scaling::BucketTiming;
 
-/// Returns the gradient buckets, in the order in which they are final. The `backward` seconds are divided equally among
-/// the layers. Embeddings and heads take no time.
+/// Returns the gradient buckets, in the order in which they are final. The `backward` seconds are divided among the layers of
+/// all networks, in proportion to their FLOPs per token. Embeddings and heads take no time.
 pub fn of_gradients(config: &RunConfig, stage: &Stage, vocabulary: usize, backward: f64) -> Vec<BucketTiming> {
     let layers = stage.depth(&config.model);
     let width = element_bytes(config);
     let most = config.cluster.all_reduce.bucket_elements() as f64;
     let (mut buckets, mut elements) = (Vec::new(), 0.0);
-    let tensors = Architecture::of_run(config, layers, vocabulary).tensors();
+    let architecture = Architecture::of_run(config, layers, vocabulary);
+    let (tensors, done) = (architecture.tensors(), completed_shares(&architecture));
     let count = tensors.len();
     for (index, tensor) in tensors.into_iter().enumerate() {
         elements += tensor.shape.iter().product::<usize>() as f64;
-        // The heads are the first segment of the backward pass.
-        let layers_done = tensor.final_after_segment.saturating_sub(1).min(layers);
-        let seconds_before_end = backward * (1.0 - layers_done as f64 / layers.max(1) as f64);
+        let seconds_before_end = backward * (1.0 - done[tensor.final_after_segment - 1]);
         let parts = if index + 1 == count { (elements / most).ceil() } else { (elements / most).floor() };
         for _ in 0..parts as usize {
             let taken = elements.min(most);
@@ -28,6 +27,24 @@ pub fn of_gradients(config: &RunConfig, stage: &Stage, vocabulary: usize, backwa
         }
     }
     buckets
+}
+
+/// Returns the share of the backward pass that is complete after each segment, in the order of the backward pass.
+fn completed_shares(architecture: &Architecture) -> Vec<f64> {
+    let work = |network: &Network| {
+        let of_segment = |segment: &Segment| match segment.layer {
+            Some(_) => segment.flops(CostUnit::Token, network.vocabulary),
+            None => 0.0,
+        };
+        network.segments.iter().rev().map(of_segment).collect::<Vec<_>>()
+    };
+    let work: Vec<f64> = architecture.networks().iter().flat_map(work).collect();
+    let all: f64 = work.iter().sum();
+    let sums = work.iter().scan(0.0, |sum, work| {
+        *sum += work;
+        Some(*sum)
+    });
+    sums.map(|sum| if all > 0.0 { (sum / all).min(1.0) } else { 1.0 }).collect()
 }
 
 /// Returns the buckets of the sum of the orthogonalized matrices of Muon, which follows the passes.

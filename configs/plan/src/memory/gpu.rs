@@ -4,8 +4,8 @@
 //! one, also without a GPU. The formula is never below that count and at most 15 % above it. [`reserve`] covers the
 //! additional memory that CUDA and libtorch take.
 
-use crate::architecture::{ALIGNMENT, Architecture, CostUnit, NormInput};
-use crate::objectives::{self, LossSpec};
+use crate::architecture::{ALIGNMENT, Architecture, CostUnit, Network, NormInput};
+use crate::objectives::{self, LossSpec, TrainedNetwork};
 use lambert_config::run::{Attention, Objective, Precision, RunConfig, Stage};
 
 use super::DatasetShape;
@@ -29,15 +29,31 @@ const HEAD: usize = 32;
 const SMALL_TENSORS: f64 = 1.01;
 
 /// Returns the peak bytes of GPU memory for activations and their gradients of a micro-batch of `tokens` tokens, if all
-/// samples have the maximum length.
+/// samples have the maximum length. The passes of several networks follow one another, so that the largest sum counts.
 pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens: usize) -> u64 {
-    let model = &config.model;
+    let architecture = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary);
+    let trained = objectives::networks(&config.model, &config.objective);
+    let networks = trained.iter().zip(architecture.networks());
+    let bytes = networks.map(|(trained, network)| {
+        let is_read = network.number + 1 < architecture.networks().len();
+        pass_activations(config, (trained, network), stage, (data, tokens), is_read)
+    });
+    bytes.max().unwrap_or(0)
+}
+
+/// Returns the bytes of the pass of one network. If a later pass reads its logits, `is_read` is true.
+fn pass_activations(
+    config: &RunConfig,
+    (trained, network): (&TrainedNetwork, &Network),
+    stage: &Stage,
+    (data, tokens): (DatasetShape, usize),
+    is_read: bool,
+) -> u64 {
+    let model = &trained.model;
     let bytes = match model.precision {
         Precision::Fp32 | Precision::Tf32 => 4.0,
         Precision::Bf16 => 2.0,
     };
-    let architecture = Architecture::of_run(config, stage.depth(model), data.vocabulary);
-    let network = &architecture.networks()[0];
     let (hidden, layers) = (model.hidden as f64, network.applications() as f64);
     let all = tokens as f64;
     let (row, wide) = (bytes * all * hidden, bytes * all * model.feed_forward_width() as f64);
@@ -72,10 +88,11 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
         CostUnit::MaskedToken => masked,
         CostUnit::Sample => all / data.sequence_length.max(1) as f64,
     };
+    let logit = SOFTMAX + if is_read { bytes } else { 0.0 };
     let of_loss = |loss: &LossSpec| {
-        SOFTMAX * network.logits(loss.head, count) + bytes * network.head_activation_elements(loss.head, count)
+        logit * network.logits(loss.head, count) + bytes * network.head_activation_elements(loss.head, count)
     };
-    let head: f64 = objectives::losses(&config.objective).iter().map(of_loss).sum();
+    let head: f64 = trained.losses.iter().map(of_loss).sum();
 
     let most = if stage.recompute {
         // Kept are the input of each layer, the output of the last layer, and the gradient of that output.
@@ -116,8 +133,11 @@ fn masked(objective: &Objective, data: DatasetShape, tokens: usize) -> f64 {
 /// Returns the bytes of GPU memory for the training state of a model with `layers` layers.
 pub fn state(config: &RunConfig, layers: usize, vocabulary: usize) -> u64 {
     let copy = if config.model.precision == Precision::Bf16 { BF16_WEIGHTS } else { 0 };
-    let tensors = TENSOR_COUNTS.0.saturating_mul(layers as u64).saturating_add(TENSOR_COUNTS.1);
-    let parameters = Architecture::of_run(config, layers, vocabulary).parameters();
+    let architecture = Architecture::of_run(config, layers, vocabulary);
+    let of_network =
+        |network: &Network| TENSOR_COUNTS.0.saturating_mul(network.layers() as u64).saturating_add(TENSOR_COUNTS.1);
+    let tensors = architecture.networks().iter().map(of_network).fold(0, u64::saturating_add);
+    let parameters = architecture.parameters();
     let half = if config.metrics.noise_scale_every_steps > 0 { super::HALF_BATCH_GRADIENT } else { 0 };
     parameters.saturating_add(ALIGNMENT as u64 * tensors).saturating_mul(super::STATE + copy + half)
 }

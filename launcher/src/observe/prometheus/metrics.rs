@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_status_becomes_open_metrics() {
-        let scores = [Score { name: "mlm".to_owned(), loss: 6.5, accuracy: None }].into_iter().collect();
+        let scores = [Score::new("mlm", 6.5, None)].into_iter().collect();
         let skipped = SkipCounts { updates: 2, samples: 32 };
         let peak_memory = Some(1 << 30);
         let record = StepRecord { step: 7, loss: f64::NAN, scores, skipped, peak_memory, ..StepRecord::default() };

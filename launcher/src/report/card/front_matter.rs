@@ -12,9 +12,16 @@ pub struct CardLabels {
 }
 
 /// Formats the front matter. `model_type` is the type in `config.json`, such as `bert`.
-pub fn render(labels: &CardLabels, model_type: &str) -> String {
-    let mut yaml = "---\nlibrary_name: transformers\npipeline_tag: fill-mask\n".to_owned();
-    yaml += &list("tags", [model_type, "masked-language-modeling", "lambert"].iter().copied());
+pub fn render(labels: &CardLabels, model_type: &str, is_discriminator: bool) -> String {
+    let mut yaml = "---\nlibrary_name: transformers\n".to_owned();
+    let objective = match is_discriminator {
+        true => "replaced-token-detection",
+        false => {
+            yaml += "pipeline_tag: fill-mask\n";
+            "masked-language-modeling"
+        }
+    };
+    yaml += &list("tags", [model_type, objective, "lambert"].iter().copied());
     if let Some(license) = &labels.license {
         yaml += &format!("license: {}\n", quoted(license));
     }
@@ -43,12 +50,12 @@ mod tests {
 
     #[test]
     fn unknown_labels_are_left_out() {
-        let bare = render(&CardLabels::default(), "bert");
+        let bare = render(&CardLabels::default(), "bert", false);
         let tags = "tags:\n- \"bert\"\n- \"masked-language-modeling\"\n- \"lambert\"\n";
         assert_eq!(bare, format!("---\nlibrary_name: transformers\npipeline_tag: fill-mask\n{tags}---\n"));
         let license = Some("cc-by-4.0".to_owned());
         let labels = CardLabels { license, languages: vec!["no".to_owned()], base_model: Some("a/b".to_owned()) };
-        let full = render(&labels, "bert");
+        let full = render(&labels, "bert", false);
         let end = "license: \"cc-by-4.0\"\nlanguage:\n- \"no\"\nbase_model: \"a/b\"\n---\n";
         assert!(full.ends_with(end), "{full}");
     }

@@ -17,7 +17,12 @@ impl ModelCard<'_> {
             Pair::Sop => " and sentence order prediction",
             Pair::None => "",
         };
-        format!("masked language modeling{pair}")
+        let detection = if self.config.objective.replaced_tokens.is_some() {
+            " by a generator and replaced-token detection by a discriminator"
+        } else {
+            ""
+        };
+        format!("masked language modeling{pair}{detection}")
     }
 
     pub(super) fn training_data(&self) -> Vec<Block> {
