@@ -21,7 +21,7 @@ const FAMILIES: [(&str, &str, &str, &str); 7] = [
 const STEPS: u64 = 24;
 
 /// Prepares datasets with sentence pairs of this kind, unless they exist. Returns their folder.
-fn datasets(dir: &TestDir, pair: &str) -> String {
+pub fn datasets(dir: &TestDir, pair: &str) -> String {
     let data = dir.path(&format!("data-{pair}"));
     if !std::path::Path::new(&data).exists() {
         let sets = [

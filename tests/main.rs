@@ -46,6 +46,7 @@ mod progress;
 mod prometheus;
 mod rank_environment;
 mod reference;
+mod replaced_tokens;
 mod replicas;
 mod report;
 mod resume;

@@ -221,7 +221,9 @@ fn ngrams_have_one_to_three_words_with_probabilities_of_one_over_n() {
 fn shares_and_probability_are_configurable() {
     for unit in UNITS {
         let slack = if unit == MaskUnit::Span { 3.0 } else { 1.0 };
-        for (probability, mask_share, random_share) in [(0.3, 1.0, 0.0), (0.05, 0.5, 0.0), (0.4, 0.0, 0.25)] {
+        for (probability, mask_share, random_share) in
+            [(0.3, 1.0, 0.0), (0.05, 0.5, 0.0), (0.4, 0.0, 0.25), (0.15, 0.85, 0.0)]
+        {
             let settings = Objective { mask_probability: probability, mask_share, random_share, ..objective(unit) };
             let counts = Counts::collect(&settings, 1_000_000 / (128.0 * probability) as u64);
             let share = counts.fraction(counts.max_tokens).recip();

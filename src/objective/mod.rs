@@ -80,7 +80,7 @@ impl Objective {
     }
 
     /// Returns the passes of a configuration.
-    pub(crate) fn passes_of(parameters: &Parameters, model: &run::Model, config: &run::Objective) -> Vec<Pass> {
+    pub fn passes_of(parameters: &Parameters, model: &run::Model, config: &run::Objective) -> Vec<Pass> {
         let pass = |(number, TrainedNetwork { model, losses }): (usize, TrainedNetwork)| {
             let losses = losses.into_iter().map(loss).collect();
             let pass = Pass::new(Encoder::new(parameters, number, &model), losses);

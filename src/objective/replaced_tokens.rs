@@ -55,21 +55,26 @@ pub struct GeneratedTokens;
 
 impl PassInput for GeneratedTokens {
     fn make(&self, input: &Input, earlier: &[PassOutput], kernels: &dyn Kernels, key: Key) -> Input {
-        let unchanged = input.shallow_clone();
-        let original = input.ids.zeros_like();
-        let (Some(logits), Some(positions), Some(labels)) = (&earlier[0].logits[0], &input.positions, &input.labels)
-        else {
-            return Input { derived_targets: Some(original), ..unchanged };
+        let (Some(logits), Some(positions)) = (&earlier[0].logits[0], &input.positions) else {
+            return Input { derived_targets: Some(input.ids.zeros_like()), ..input.shallow_clone() };
         };
         let (samples, places) = input.places_of(positions);
         let key = key.with_bytes(b"replaced tokens");
         let drawn = kernels.sample_tokens(logits, &TokenDraws { key, samples: &samples, positions: &places });
+        Input { drawn_digest: Some(digest(&drawn, &samples, &places)), ..Self::replace(input, &drawn) }
+    }
+}
+
+impl GeneratedTokens {
+    /// Returns the input with the tokens `drawn`, i64 \[masked tokens\], in the places of the masked tokens.
+    pub fn replace(input: &Input, drawn: &Tensor) -> Input {
+        let (positions, labels) = (super::targets(input.positions.as_ref()), super::targets(input.labels.as_ref()));
         let put = |into: &Tensor, values: &Tensor| into.view([-1]).index_copy(0, positions, values).view_as(into);
+        let is_other = drawn.not_equal_tensor(labels).to_kind(Kind::Int64);
         Input {
-            ids: put(&input.ids, &drawn),
-            derived_targets: Some(put(&original, &drawn.not_equal_tensor(labels).to_kind(Kind::Int64))),
-            drawn_digest: Some(digest(&drawn, &samples, &places)),
-            ..unchanged
+            ids: put(&input.ids, drawn),
+            derived_targets: Some(put(&input.ids.zeros_like(), &is_other)),
+            ..input.shallow_clone()
         }
     }
 }

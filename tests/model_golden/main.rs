@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod bert;
+mod electra;
 mod families;
 
 use std::collections::HashMap;
@@ -25,6 +26,8 @@ use tch::Tensor;
 
 struct Golden {
     model: Model,
+    /// Settings of the generator, if the values are of replaced-token detection.
+    replaced_tokens: Option<run::ReplacedTokens>,
     pieces: usize,
     floats: HashMap<String, Vec<f32>>,
     integers: HashMap<String, Vec<i64>>,
@@ -46,7 +49,7 @@ impl Golden {
                 }
             }
         }
-        Self { model, pieces, floats, integers }
+        Self { model, replaced_tokens: None, pieces, floats, integers }
     }
 
     fn has_pair(&self) -> bool {
@@ -60,7 +63,7 @@ impl Golden {
     /// Objective with the losses of the golden values.
     fn objective(&self) -> run::Objective {
         let pair = if self.has_pair() { run::Pair::Nsp } else { run::Pair::None };
-        run::Objective { pair, ..run::Objective::default() }
+        run::Objective { pair, replaced_tokens: self.replaced_tokens.clone(), ..run::Objective::default() }
     }
 
     fn batch(&self) -> MicroBatch {
@@ -84,11 +87,28 @@ impl Golden {
         }
     }
 
+    /// Returns the objective of a training step over `parameters`.
+    fn trained(&self, parameters: &Parameters) -> Objective {
+        let passes = Objective::passes_of(parameters, &self.model, &self.objective());
+        Objective::from_passes(match self.integers.get("drawn") {
+            Some(drawn) => electra::with_drawn_tokens(passes, drawn),
+            None => passes,
+        })
+    }
+
+    fn architecture(&self) -> Architecture {
+        let config =
+            run::RunConfig { model: self.model.clone(), objective: self.objective(), ..run::RunConfig::default() };
+        match self.replaced_tokens {
+            Some(_) => Architecture::of_run(&config, self.model.layers, self.pieces),
+            None => Architecture::new(&self.model, self.model.layers, self.pieces),
+        }
+    }
+
     /// Returns the model with the golden weights. Panics if the tensor names differ. Padding rows of the vocabulary get
     /// large weights. A model that did not mask these rows would predict them.
     fn model(&self) -> Parameters {
-        let parameters =
-            Parameters::zeros(Arc::new(Host), Architecture::new(&self.model, self.model.layers, self.pieces));
+        let parameters = Parameters::zeros(Arc::new(Host), self.architecture());
         let theirs = self.floats.keys().filter(|name| name.starts_with("weight:")).count();
         assert_eq!(theirs, parameters.specs().len(), "the number of parameters differs");
         for spec in parameters.specs() {
@@ -112,7 +132,7 @@ fn worst(ours: &Tensor, golden: &[f32]) -> f64 {
 
 fn logits(name: &str, golden: &Golden) {
     let parameters = golden.model();
-    let encoder = Encoder::new(&parameters, &golden.model);
+    let encoder = Encoder::new(&parameters, 0, &golden.model);
     let batch = golden.batch();
     let (mlm, pair) = tch::no_grad(|| {
         let input = Input::upload(&Host, &batch);
@@ -134,7 +154,7 @@ impl Golden {
     /// Losses and gradients of the golden batch.
     fn step(&self, recompute: bool) -> (ObjectiveTotals, TrainState) {
         let mut state = TrainState::new(self.model());
-        let objective = Objective::new(&state.parameters, &self.model, &self.objective()).recomputing(recompute);
+        let objective = self.trained(&state.parameters).recomputing(recompute);
         let micro_batch = self.batch();
         let batch = GlobalBatch {
             datasets: Vec::new(),

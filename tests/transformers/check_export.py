@@ -33,7 +33,8 @@ def check_weights(folder):
         assert not loading[kind], f"{kind}: {loading[kind]}"
     assert type(model).__name__ in model.config.architectures, type(model)
     embeddings = model.get_input_embeddings().weight
-    if not isinstance(model, transformers.DebertaV2ForMaskedLM):  # its head multiplies by the embeddings and has no decoder
+    # The head of DeBERTa multiplies by the embeddings and has no decoder. A discriminator predicts no tokens.
+    if not isinstance(model, (transformers.DebertaV2ForMaskedLM, transformers.ElectraForPreTraining)):
         tied = model.get_output_embeddings().weight.data_ptr() == embeddings.data_ptr()
         assert tied == model.config.tie_word_embeddings, f"the decoder is tied: {tied}"
     assert embeddings.dtype == torch.float32
@@ -78,6 +79,12 @@ def main():
     with tempfile.TemporaryDirectory() as place:
         folder = f"{place}/exported"
         subprocess.run([program, "export", run, "--output", folder], check=True)
+        with open(f"{folder}/config.json", encoding="utf-8") as file:
+            is_discriminator = json.load(file)["architectures"] == ["ElectraForPreTraining"]
+        if is_discriminator:
+            check_weights(folder)
+            folder = f"{place}/generator"
+            subprocess.run([program, "export", run, "--network", "generator", "--output", folder], check=True)
         model, tokenizer = check_weights(folder), check_tokenizer(folder)
     for text in texts or TEXTS:
         check_logits(model, tokenizer, program, run, text)

@@ -85,6 +85,7 @@ fn compare(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) 
     for (key, theirs, ours) in pairs.filter(|(_, theirs, ours)| theirs != ours) {
         faults.push(ConfigIssue::new(KEY, format!("its model has {key} = {theirs}, the configuration has {ours}")));
     }
+    compare_generators(config, base, faults);
     let stage = &config.stage[0];
     stage.check_growth(0, base.layers, &config.model, faults);
     if stage.growth.moments.is_some_and(|moments| moments != Moments::Zero) && !config.run.from_optimizer {
@@ -128,6 +129,29 @@ fn compare(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) 
         faults.push(ConfigIssue::new(KEY, message));
     }
     Ok(())
+}
+
+/// Compares the generators of replaced-token detection.
+fn compare_generators(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) {
+    let sizes = |config: &RunConfig| {
+        let generator = config.objective.replaced_tokens.as_ref()?.generator(&config.model);
+        let Model { layers, hidden, intermediate, .. } = generator;
+        Some(format!("{layers} layers, hidden size {hidden} and feed-forward size {intermediate}"))
+    };
+    let (theirs, ours) = (sizes(&base.config), sizes(config));
+    let message = match (&theirs, &ours) {
+        (Some(theirs), Some(ours)) if theirs != ours => {
+            format!("its generator (objective.replaced_tokens) has {theirs}, that of the configuration has {ours}")
+        }
+        (None, Some(_)) => format!("{} has no generator, which objective.replaced_tokens trains", base.checkpoint),
+        (Some(_), None) => format!(
+            "{} has a generator and a discriminator (objective.replaced_tokens); to train one of them alone, start from its \
+             export (lambert export --network, then run.from = \"hf:FOLDER\")",
+            base.checkpoint
+        ),
+        _ => return,
+    };
+    faults.push(ConfigIssue::new(KEY, message));
 }
 
 /// True if Muon trains the run. Its moments do not fit another optimizer.

@@ -1,7 +1,7 @@
 //! Tests that compare the estimate of GPU memory with the tensor memory of a training step on the meta device. The
 //! allocator of the meta device counts the bytes of all tensors.
 
-use lambert_config::run::{Attention, Family, Objective, RunConfig, Stage};
+use lambert_config::run::{Attention, Family, Objective, ReplacedTokens, RunConfig, Stage};
 use lambert_plan::architecture::Architecture;
 use lambert_plan::memory::{self, gpu};
 
@@ -77,7 +77,7 @@ fn peak(config: &RunConfig, shape: Shape) -> i64 {
     let kernels: Arc<dyn Kernels> = Arc::new(Cuda::new(device.clone()));
     let (model, layers) = (&config.model, shape.layers);
     let mut state =
-        TrainState::new(Parameters::zeros(kernels.clone(), Architecture::new(model, layers, shape.vocabulary)));
+        TrainState::new(Parameters::zeros(kernels.clone(), Architecture::of_run(config, layers, shape.vocabulary)));
     state.parameters.keep_bf16_copy(model::compute_dtype(model));
     let objective = crate::objective::Objective::new(&state.parameters, model, &config.objective)
         .recomputing(config.stage[0].recompute);
@@ -108,16 +108,20 @@ fn ratio(mut config: RunConfig, shape: Shape) -> f64 {
 #[test]
 fn memory_estimate_is_slightly_above_the_count() {
     let mut ratios = Vec::new();
-    let mut measure = |model: Model, kind: OptimizerKind, recompute, shape: Shape| {
-        let objective = Objective { max_predictions: 0, pair: model.family.pair(), ..Objective::default() };
-        let stage = vec![Stage { recompute, global_batch: 2 * shape.rows, ..Stage::default() }];
-        let Model { family, norm, precision, attention, .. } = model;
-        let name = format!("{family} {norm:?} {precision:?} {attention:?} {kind:?}, recompute {recompute}");
-        let optimizer = Settings { kind, ..Settings::default() };
-        let ratio = ratio(RunConfig { model, objective, optimizer, stage, ..RunConfig::default() }, shape);
-        println!("{ratio:.3}: {name}, dropout, {shape:?}");
-        ratios.push((ratio, name, shape));
-    };
+    let mut measure =
+        |model: Model, replaced_tokens: Option<ReplacedTokens>, kind: OptimizerKind, recompute, shape: Shape| {
+            let networks = if replaced_tokens.is_some() { "two networks" } else { "one network" };
+            let objective =
+                Objective { max_predictions: 0, pair: model.family.pair(), replaced_tokens, ..Objective::default() };
+            let stage = vec![Stage { recompute, global_batch: 2 * shape.rows, ..Stage::default() }];
+            let Model { family, norm, precision, attention, .. } = model;
+            let name =
+                format!("{family} {networks} {norm:?} {precision:?} {attention:?} {kind:?}, recompute {recompute}");
+            let optimizer = Settings { kind, ..Settings::default() };
+            let ratio = ratio(RunConfig { model, objective, optimizer, stage, ..RunConfig::default() }, shape);
+            println!("{ratio:.3}: {name}, dropout, {shape:?}");
+            ratios.push((ratio, name, shape));
+        };
     for (number, shape) in SHAPES.into_iter().enumerate() {
         for norm in [Norm::Post, Norm::Pre] {
             for (precision, recompute) in
@@ -133,7 +137,7 @@ fn memory_estimate_is_slightly_above_the_count() {
                         _ => Model { pad_vocabulary_to: 64, tied_decoder: false, ..plain },
                     };
                     let kind = if number % 3 == 0 { OptimizerKind::Muon } else { OptimizerKind::Lamb };
-                    measure(model, kind, recompute, shape);
+                    measure(model, None, kind, recompute, shape);
                 }
             }
         }
@@ -145,7 +149,13 @@ fn memory_estimate_is_slightly_above_the_count() {
             for (precision, recompute) in [(Precision::Fp32, false), (Precision::Bf16, true)] {
                 let embedding = family.model().embedding.map(|_| shape.hidden / 2);
                 let model = Model { precision, embedding, attention: Attention::Keyed, dropout: 0.1, ..family.model() };
-                measure(model, OptimizerKind::Lamb, recompute, shape);
+                measure(model.clone(), None, OptimizerKind::Lamb, recompute, shape);
+                if family == Family::Electra {
+                    for generator_hidden in [None, Some(shape.hidden)] {
+                        let settings = ReplacedTokens { generator_hidden, ..ReplacedTokens::default() };
+                        measure(model.clone(), Some(settings), OptimizerKind::Lamb, recompute, shape);
+                    }
+                }
             }
         }
     }
