@@ -86,7 +86,7 @@ fn detection_is_recorded_and_both_networks_are_exported() {
         assert!(record.scores.get("rtd").unwrap().recall.is_some_and(|recall| (0.0..=1.0).contains(&recall)));
     }
     // 85 % of the masked tokens become [MASK], and none becomes a random token.
-    let stored = std::fs::read_to_string(format!("{url}/config.toml")).unwrap();
+    let stored = std::fs::read_to_string(format!("{url}/run.toml")).unwrap();
     assert!(stored.contains("mask_share = 0.85") && stored.contains("random_share = 0.0"), "{stored}");
 
     let [discriminator, generator] = ["discriminator", "generator"].map(|network| {
@@ -136,11 +136,9 @@ fn detection_is_recorded_and_both_networks_are_exported() {
         "--json",
     ]))
     .unwrap();
-    let of_run = std::fs::read_to_string(format!("{url}/evaluations.jsonl")).unwrap_or_default();
     for name in ["mlm_loss", "rtd_loss", "rtd_recall"] {
         assert!(evaluated[name].is_number(), "{name}: {evaluated}");
     }
-    drop(of_run);
     let plan: Value = serde_json::from_str(&done(&["plan", "--config", &config, "--json"])).unwrap();
     let parameters: usize = ["discriminator", "generator"].map(|name| count(&dir.path(name))).iter().sum();
     let shared = 24 * (vocabulary(&url) + 64 + 2 + 2);

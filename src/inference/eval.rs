@@ -44,8 +44,10 @@ pub fn eval(model: &LoadedModel, data: &str, samples: u64, json: bool, progress:
             let entropy = result.unigram_entropy;
             lines.push(format!("  baseline       {entropy:.4} nats (unigram entropy of the dataset)"));
         }
-        let accuracy = |share| format!("{:<17}{:.2}%", format!("{title} accuracy"), 100.0 * share);
-        lines.extend(score.accuracy.map(accuracy));
+        let share = |name: &str, share: f64| format!("{:<17}{:.2}%", format!("{title} {name}"), 100.0 * share);
+        lines.extend(score.accuracy.map(|accuracy| share("accuracy", accuracy)));
+        lines.extend(score.precision.map(|precision| share("precision", precision)));
+        lines.extend(score.recall.map(|recall| share("recall", recall)));
     }
     output::line(&lines.join("\n"))
 }
