@@ -5,6 +5,7 @@
 mod masked_language;
 mod pair;
 mod pass;
+mod span_boundary;
 pub mod totals;
 
 use lambert_config::run;
@@ -39,9 +40,10 @@ pub trait Loss {
 type LossFactory = fn(objectives::LossSpec) -> Box<dyn Loss>;
 
 /// Implementations of the losses.
-const LOSSES: [(objectives::LossSpec, LossFactory); 2] = [
+const LOSSES: [(objectives::LossSpec, LossFactory); 3] = [
     (objectives::MASKED_LANGUAGE, |description| Box::new(masked_language::MaskedLanguageLoss(description))),
     (objectives::PAIR, |description| Box::new(pair::PairLoss(description))),
+    (objectives::SPAN_BOUNDARY, |description| Box::new(span_boundary::SpanBoundaryLoss(description))),
 ];
 
 /// Implementation of a loss.

@@ -12,6 +12,7 @@ use lambert_config::run::{self, Family, Model};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::{Architecture, ModuleKind};
 use lambert_plan::objectives::{MASKED_LANGUAGE, PAIR};
+use lambert_worker::data::span_targets::SpanTargets;
 use lambert_worker::data::{GlobalBatch, MicroBatch};
 use lambert_worker::kernels::Host;
 use lambert_worker::model::input::Input;
@@ -79,6 +80,7 @@ impl Golden {
             positions: integers("positions"),
             labels: integers("labels"),
             pair_labels: if self.has_pair() { integers("pair") } else { Vec::new() },
+            span_targets: SpanTargets::default(),
             digest: 0,
             loss_scales: Vec::new(),
         }

@@ -55,14 +55,29 @@ pub const PAIR: LossSpec = LossSpec {
     head: Head::Pair,
 };
 
+/// Span boundary objective (SpanBERT, arXiv 1907.10529, 3.2): cross-entropy at the tokens of masked spans, predicted from the
+/// tokens beside the span.
+pub const SPAN_BOUNDARY: LossSpec = LossSpec {
+    name: "span_boundary",
+    title: "SBO",
+    targets: TargetKind::MaskedTokens,
+    weight: 1.0,
+    has_accuracy: true,
+    head: Head::SpanBoundary,
+};
+
 /// All supported losses.
-pub const ALL: [LossSpec; 2] = [MASKED_LANGUAGE, PAIR];
+pub const ALL: [LossSpec; 3] = [MASKED_LANGUAGE, PAIR, SPAN_BOUNDARY];
 
 /// Returns the losses of a run, in the order of its records. The first loss is the main loss. The console shows the
 /// main loss, and the held-out value of the main loss decides about plateaus.
 pub fn losses(config: &run::Objective) -> Vec<LossSpec> {
-    let is_active = |loss: &LossSpec| *loss != PAIR || config.pair != Pair::None;
-    ALL.into_iter().filter(is_active).collect()
+    let with_weight = |loss: LossSpec| match loss.head {
+        Head::SpanBoundary => LossSpec { weight: config.span_boundary_weight, ..loss },
+        Head::MaskedLanguage | Head::Pair => loss,
+    };
+    let is_active = |loss: &LossSpec| (*loss != PAIR || config.pair != Pair::None) && loss.weight > 0.0;
+    ALL.into_iter().map(with_weight).filter(is_active).collect()
 }
 
 /// Returns the main loss of a run.
@@ -105,5 +120,14 @@ mod tests {
             assert_eq!(is_head_unused(Some(Head::Pair), &config(pair)), unused, "{pair:?}");
             assert!(!is_head_unused(Some(Head::MaskedLanguage), &config(pair)) && !is_head_unused(None, &config(pair)));
         }
+    }
+
+    #[test]
+    fn a_weight_enables_the_span_boundary_loss() {
+        let config = |span_boundary_weight| run::Objective { span_boundary_weight, ..run::Objective::default() };
+        assert_eq!(losses(&config(0.0)), [MASKED_LANGUAGE, PAIR]);
+        assert_eq!(losses(&config(0.5)), [MASKED_LANGUAGE, PAIR, LossSpec { weight: 0.5, ..SPAN_BOUNDARY }]);
+        assert_eq!(heads(&config(0.5)), [Head::MaskedLanguage, Head::Pair, Head::SpanBoundary]);
+        assert_eq!(main(&config(0.5)), MASKED_LANGUAGE);
     }
 }

@@ -179,7 +179,9 @@ impl Source {
         let weights = checkpoint::read_object(&self.store, &self.manifest, WEIGHTS).map_err(Failure::failed)?;
         let layers = self.config.depth(self.manifest.stage);
         let tensors = Architecture::of_run(&self.config, layers, self.vocabulary.size).tensors();
-        let left_out = |tensor: &Tensor| is_head_unused(tensor.head, &self.config.objective);
+        let left_out = |tensor: &Tensor| {
+            is_head_unused(tensor.head, &self.config.objective) || tensor.head.is_some_and(|head| !head.is_exported())
+        };
         let (vocabulary, tokenizer) = self.tokenizer()?;
         let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });
         let mut description = self.description(layers, tokenizer.size(), tokenizer.special().pad);

@@ -30,7 +30,7 @@ impl Part {
         match (tensor.head?, tensor.id.part) {
             (Head::MaskedLanguage, _) => Some(Self::MlmHead),
             (Head::Pair, ModuleKind::Pooler) => Some(Self::Pooler),
-            (Head::Pair, _) => None,
+            (Head::Pair | Head::SpanBoundary, _) => None,
         }
     }
 }

@@ -111,7 +111,14 @@ fn name(id: TensorId) -> String {
         | ModuleKind::Key
         | ModuleKind::Value
         | ModuleKind::Pooler
-        | ModuleKind::PairHead => "",
+        | ModuleKind::PairHead
+        | ModuleKind::SpanPositions
+        | ModuleKind::SpanTransform
+        | ModuleKind::SpanTransformNorm
+        | ModuleKind::SpanOutput
+        | ModuleKind::SpanOutputNorm
+        | ModuleKind::SpanDecoder
+        | ModuleKind::SpanBias => "",
     };
     names::join(id, "model.layers", part)
 }
