@@ -4,14 +4,15 @@
 
 mod bert;
 mod families;
+mod span_boundary;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use lambert_config::run::{self, Family, Model};
 use lambert_dataset::random::Key;
-use lambert_plan::architecture::{Architecture, ModuleKind};
-use lambert_plan::objectives::{MASKED_LANGUAGE, PAIR};
+use lambert_plan::architecture::{Architecture, ModuleKind, Network};
+use lambert_plan::objectives::{self, MASKED_LANGUAGE, PAIR};
 use lambert_worker::data::span_targets::SpanTargets;
 use lambert_worker::data::{GlobalBatch, MicroBatch};
 use lambert_worker::kernels::Host;
@@ -58,10 +59,16 @@ impl Golden {
         self.floats.get("pair_loss").map(|loss| f64::from(loss[0]))
     }
 
+    /// Weight of the span boundary loss; 0 without this loss.
+    fn span_boundary_weight(&self) -> f64 {
+        self.floats.get("span_boundary_weight").map_or(0.0, |weight| f64::from(weight[0]))
+    }
+
     /// Objective with the losses of the golden values.
     fn objective(&self) -> run::Objective {
         let pair = if self.has_pair() { run::Pair::Nsp } else { run::Pair::None };
-        run::Objective { pair, ..run::Objective::default() }
+        let span_boundary_weight = self.span_boundary_weight();
+        run::Objective { pair, span_boundary_weight, ..run::Objective::default() }
     }
 
     fn batch(&self) -> MicroBatch {
@@ -69,7 +76,7 @@ impl Golden {
         let (ids, lengths) = (integers("ids"), integers("lengths"));
         let width = ids.len() / lengths.len();
         let second = |row: &[i32]| row.iter().position(|segment| *segment == 1).unwrap_or(width) as i32;
-        MicroBatch {
+        let batch = MicroBatch {
             layout: lambert_plan::batch_partition::Layout::Padded,
             sample_indices: (0..lengths.len() as u64).collect(),
             rows: lengths.len(),
@@ -83,14 +90,16 @@ impl Golden {
             span_targets: SpanTargets::default(),
             digest: 0,
             loss_scales: Vec::new(),
-        }
+        };
+        if self.span_boundary_weight() > 0.0 { batch.with_span_targets() } else { batch }
     }
 
     /// Returns the model with the golden weights. Panics if the tensor names differ. Padding rows of the vocabulary get
     /// large weights. A model that did not mask these rows would predict them.
     fn model(&self) -> Parameters {
-        let parameters =
-            Parameters::zeros(Arc::new(Host), Architecture::new(&self.model, self.model.layers, self.pieces));
+        let heads = objectives::heads(&self.objective());
+        let network = Network::new(&self.model, &heads, self.model.layers, self.pieces);
+        let parameters = Parameters::zeros(Arc::new(Host), Architecture::from(network));
         let theirs = self.floats.keys().filter(|name| name.starts_with("weight:")).count();
         assert_eq!(theirs, parameters.specs().len(), "the number of parameters differs");
         for spec in parameters.specs() {
