@@ -59,6 +59,7 @@ mod several_hosts;
 mod shipped_configs;
 mod signals;
 mod slurm;
+mod span_boundary;
 mod stage_change;
 mod stage_settings;
 mod status;

@@ -202,6 +202,10 @@ fn settings_that_do_not_fit_are_refused() {
                 "stage.0.layers=1",
                 "stage.0.layers: is 1, model.layers is 2; a model with objective.replaced_tokens cannot grow",
             ),
+            (
+                "objective.span_boundary_weight=1",
+                "objective.span_boundary_weight: must be 0 with objective.replaced_tokens",
+            ),
             ("objective.replaced_tokens.weight=0", "objective.replaced_tokens.weight: is 0; must be above 0"),
             (
                 "objective.replaced_tokens.generator_heads=3",

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use lambert_collective::Group;
 use lambert_config::RunConfig;
+use lambert_config::run::Objective;
 use lambert_control::EventKind;
 use lambert_dataset::VocabularyFacts;
 use lambert_dataset::tokenizer::VocabularyExtension;
 use lambert_plan::architecture::Architecture;
-use lambert_plan::timeline;
+use lambert_plan::{objectives, timeline};
 use lambert_store::Store;
 use lambert_store::StoredVocabulary;
 use lambert_store::checkpoint::{
@@ -164,13 +165,7 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
     }
     match &config.run.from {
         Some(url) => begin_from(session, url, datasets),
-        None => {
-            let layers = config.stage[0].depth(&config.model);
-            let architecture = Architecture::of_run(config, layers, vocabulary(datasets));
-            let range = InitialDeviation::of_model(&config.model);
-            let (kernels, seed) = (session.kernels.clone(), config.run.seed);
-            Ok(torch::guard(|| TrainState::new(Parameters::initialize(kernels, architecture, seed, range)))?)
-        }
+        None => initialized(session, config.stage[0].depth(&config.model), datasets),
     }
 }
 
@@ -193,17 +188,26 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     }
     let (theirs, _) = session::read_config(&store)?;
     let layers = theirs.depth(verified.manifest.stage);
-    let mut state = empty(session, layers, datasets)?;
-    if let Some(extension) = extension {
+    let source = with_heads_of(config, &theirs);
+    let has_other_heads = objectives::heads(&source.objective) != objectives::heads(&config.objective);
+    if extension.is_some() || has_other_heads {
         if config.run.from_optimizer {
-            let message = "run.from_optimizer: the vocabulary is extended, and new tokens have no moments";
+            let message = "run.from_optimizer: the model has new tokens or other heads, which have no moments";
             return Err(Error::Usage(message.to_owned()));
         }
-        let architecture = Architecture::of_run(config, layers, extension.before);
+        let state = initialized(session, layers, datasets)?;
+        let is_unchanged = || VocabularyExtension { before: vocabulary(datasets), parts: Vec::new() };
+        let extension = extension.unwrap_or_else(is_unchanged);
+        let architecture = Architecture::of_run(&source, layers, extension.before);
         let before = read_model(session.kernels.clone(), &store, &verified, architecture)?;
         torch::guard(|| stages::vocabulary::extend(&before, &state.parameters, &extension))?;
+        if session.is_first() && has_other_heads {
+            let change = if config.objective.span_boundary_weight > 0.0 { "initialized" } else { "left out" };
+            tracing::info!("run.from: {change} the span boundary head, which only one of the two models has");
+        }
         return Ok(state);
     }
+    let mut state = empty(session, layers, datasets)?;
     match config.run.from_optimizer {
         true => {
             files::read(&store, &verified, &mut state)?;
@@ -212,6 +216,13 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
         false => files::read_weights(&store, &verified, &state.parameters)?,
     }
     Ok(state)
+}
+
+/// Returns `config` with the objective whose heads the checkpoints of `theirs` have.
+fn with_heads_of(config: &RunConfig, theirs: &RunConfig) -> RunConfig {
+    let span_boundary_weight = theirs.objective.span_boundary_weight;
+    let objective = Objective { span_boundary_weight, ..config.objective.clone() };
+    RunConfig { objective, ..config.clone() }
 }
 
 /// Returns the tokens that the datasets have in addition to the vocabulary of `run`; none if both are equal.
@@ -239,6 +250,15 @@ fn copy_tokenizer_files(from: &Store, to: &Store) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Creates a state with random weights for the model of the run with `layers` encoder layers.
+fn initialized(session: &Session, layers: usize, datasets: &Datasets) -> Result<TrainState, Error> {
+    let config = &session.config;
+    let architecture = Architecture::of_run(config, layers, vocabulary(datasets));
+    let range = InitialDeviation::of_model(&config.model);
+    let (kernels, seed) = (session.kernels.clone(), config.run.seed);
+    Ok(torch::guard(|| TrainState::new(Parameters::initialize(kernels, architecture, seed, range)))?)
 }
 
 /// Allocates a zeroed state for the model of the run with `layers` encoder layers.

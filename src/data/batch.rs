@@ -3,6 +3,7 @@
 use lambert_dataset::random::Key;
 use lambert_plan::batch_partition::{Layout, MicroBatchPlan};
 
+use super::span_targets::SpanTargets;
 use crate::masking::MaskedToken;
 
 /// A masked sample, as the model reads it.
@@ -57,6 +58,8 @@ pub struct MicroBatch {
     pub labels: Vec<i32>,
     /// Sentence-pair labels, \[batch\]; empty without a sentence-pair objective.
     pub pair_labels: Vec<i32>,
+    /// Targets of the span boundary objective; empty without this objective.
+    pub span_targets: SpanTargets,
     /// Sum of the digests of the samples.
     pub digest: u64,
     /// Factor on the loss of each row, \[batch\]. Empty if all factors are 1. Other
@@ -79,6 +82,7 @@ impl MicroBatch {
             positions: Vec::new(),
             labels: Vec::new(),
             pair_labels: samples.iter().filter_map(|sample| sample.pair_label.map(i32::from)).collect(),
+            span_targets: SpanTargets::default(),
             digest: 0,
             loss_scales: Vec::new(),
         };
@@ -101,6 +105,19 @@ impl MicroBatch {
     pub fn padded(sample_indices: &[usize], seq_len: usize, samples: &[MaskedSample]) -> Self {
         let (tokens, layout) = (samples.len() * seq_len, Layout::Padded);
         Self::new(&MicroBatchPlan { samples: sample_indices.to_vec(), width: seq_len, tokens, layout }, 0, samples)
+    }
+
+    /// Finds the targets of the span boundary objective.
+    #[must_use]
+    pub fn with_span_targets(mut self) -> Self {
+        let mut start = 0;
+        let ranges = self.lengths.iter().map(|length| {
+            let range = start..start + length;
+            start += if self.layout == Layout::Padded { self.seq_len as i32 } else { *length };
+            range
+        });
+        self.span_targets = SpanTargets::new(&self.positions, &self.labels, ranges);
+        self
     }
 
     fn put(&mut self, start: usize, sample: &MaskedSample) {
@@ -149,6 +166,27 @@ mod tests {
         assert_eq!(batch.segment_b_starts, [3, 4]);
         assert_eq!((batch.positions, batch.labels), (vec![1, 5], vec![50, 90]));
         assert_eq!((batch.lengths, batch.pair_labels), (vec![4, 2], vec![1, 1]));
+    }
+
+    #[test]
+    fn span_targets_do_not_depend_on_the_layout() {
+        let sample = |length: u32, masked: &[u16]| MaskedSample {
+            ids: (0..length).collect(),
+            segment_b_start: 0,
+            pair_label: None,
+            masked_tokens: masked.iter().map(|position| MaskedToken { position: *position, label: 9 }).collect(),
+            loss_scale: 1.0,
+        };
+        let samples = [sample(5, &[1, 2]), sample(6, &[4]), sample(3, &[1])];
+        let boundaries = |layout, tokens| {
+            let plan = MicroBatchPlan { samples: vec![0, 1, 2], width: 6, tokens, layout };
+            let SpanTargets { left, right, offsets, .. } =
+                MicroBatch::new(&plan, 0, &samples).with_span_targets().span_targets;
+            assert_eq!(offsets, [0, 1, 0, 0]);
+            (left, right)
+        };
+        assert_eq!(boundaries(Layout::Padded, 18), (vec![0, 0, 9, 12], vec![3, 3, 11, 14]));
+        assert_eq!(boundaries(Layout::Unpadded, 16), (vec![0, 0, 8, 11], vec![3, 3, 10, 13]));
     }
 
     #[test]

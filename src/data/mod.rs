@@ -3,6 +3,7 @@
 //! - [`mixture`]: dataset of each sample, a pure function of (weights, seed, number)
 //! - [`order`]: sample order, a pure function of (row groups, seed, epoch)
 //! - [`batch`]: masked token arrays of a micro-batch
+//! - [`span_targets`]: tokens of masked spans, with the tokens beside the spans
 //! - [`GlobalBatch`]: micro-batches of a rank
 //! - [`halves`]: split of a global batch for the gradient noise scale
 //! - [`row_group_cache`]: decoded row groups
@@ -20,6 +21,7 @@ pub mod order;
 pub mod reader;
 mod request;
 pub mod row_group_cache;
+pub mod span_targets;
 
 pub use batch::MicroBatch;
 pub use global_batch::{DatasetPart, GlobalBatch, RankBatch};

@@ -125,7 +125,8 @@ impl BatchReader {
         let padding = self.source.mixture.datasets()[0].manifest().special.pad;
         let micro_batches = micro_batch_plans().map(|plan| {
             let samples: Vec<MaskedSample> = samples.by_ref().take(plan.samples.len()).collect();
-            MicroBatch::new(plan, padding, &samples)
+            let batch = MicroBatch::new(plan, padding, &samples);
+            if self.source.objective.span_boundary_weight > 0.0 { batch.with_span_targets() } else { batch }
         });
         let micro_batches = micro_batches.collect();
 

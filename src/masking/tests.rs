@@ -1,3 +1,5 @@
+mod span_targets;
+
 use lambert_config::run::MaskUnit;
 
 use super::choose::{LONGEST_NGRAM, LONGEST_SPAN, ngram_length, span_length};

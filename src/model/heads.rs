@@ -1,16 +1,18 @@
-//! Pre-training heads for masked language modeling, for the sentence-pair label (NSP or SOP) and for replaced-token detection.
-//! A network has the heads that its description lists.
+//! Pre-training heads for masked language modeling, for the sentence-pair label (NSP or SOP), for the span boundary objective
+//! and for replaced-token detection. A network has the heads that its description lists.
 
 use lambert_config::run::Activation;
-use lambert_plan::architecture::{Head, ModuleKind, ParamKind};
+use lambert_plan::architecture::{Head, ModuleKind, ParamKind, TensorId};
 use tch::Tensor;
 
 use super::{Linear, NetworkWeights, Normalization, activate};
+use crate::torch;
 
 /// Heads of a network.
 pub struct Heads {
     masked_language: Option<MaskedLanguageHead>,
     pair: Option<PairHead>,
+    span_boundary: Option<SpanBoundaryHead>,
     replaced_tokens: Option<ReplacedTokensHead>,
 }
 
@@ -20,6 +22,7 @@ impl Heads {
         Self {
             masked_language: has(Head::MaskedLanguage).then(|| MaskedLanguageHead::new(weights)),
             pair: has(Head::Pair).then(|| PairHead::new(weights)),
+            span_boundary: has(Head::SpanBoundary).then(|| SpanBoundaryHead::new(weights)),
             replaced_tokens: has(Head::ReplacedTokens).then(|| ReplacedTokensHead::new(weights)),
         }
     }
@@ -56,6 +59,19 @@ impl Heads {
     pub fn pair(&self, first_tokens: &Tensor) -> Tensor {
         self.pair.as_ref().expect("the network has no pair head").logits(first_tokens)
     }
+
+    /// Logits over the vocabulary at `n` tokens of masked spans, \[n, vocabulary\]. `hidden` is \[batch, sequence, hidden\].
+    /// `left` and `right` are row indices into `hidden` flattened to \[batch x sequence, hidden\]: the tokens before and after
+    /// the span of each token. `offsets` are the positions of the tokens in their spans, from 0. All three are i64 \[n\].
+    /// Padding entries of the vocabulary have a logit of minus infinity.
+    ///
+    /// # Panics
+    /// The network has no span boundary head.
+    pub fn span_boundary(&self, hidden: &Tensor, left: &Tensor, right: &Tensor, offsets: &Tensor) -> Tensor {
+        let head = self.span_boundary.as_ref().expect("the network has no span boundary head");
+        let hidden = hidden.flatten(0, 1);
+        head.logits(&hidden.index_select(0, left), &hidden.index_select(0, right), offsets)
+    }
 }
 
 /// Masked-language-modeling head. The decoder weight is tied to the token embeddings or separate.
@@ -79,18 +95,12 @@ impl MaskedLanguageHead {
         };
         let bias = network.id(vector, None, ParamKind::Bias);
         let decoder = Linear::from_ids(parameters, network.id(matrix, None, ParamKind::Weight), Some(bias));
-        let padding = parameters.spec(bias).padding.unwrap_or(0) as i64;
-        let padding_logits = (padding > 0).then(|| {
-            let padding_logits = parameters.tensor(bias).zeros_like().set_requires_grad(false);
-            let _ = padding_logits.narrow(0, padding_logits.size()[0] - padding, padding).fill_(f64::NEG_INFINITY);
-            padding_logits
-        });
         Self {
             activation: network.head_activation,
             transform: Linear::new(weights, ModuleKind::Transform, None),
             norm: Normalization::new(weights, ModuleKind::TransformNorm, None),
             decoder,
-            padding_logits,
+            padding_logits: padding_logits(weights, bias),
         }
     }
 
@@ -98,6 +108,63 @@ impl MaskedLanguageHead {
     fn logits(&self, hidden: &Tensor) -> Tensor {
         let transformed = activate(&self.transform.forward(hidden), self.activation);
         let logits = self.decoder.forward(&self.norm.forward(&transformed));
+        match &self.padding_logits {
+            Some(padding_logits) => logits + padding_logits,
+            None => logits,
+        }
+    }
+}
+
+/// Returns a tensor to add to logits whose bias is `bias`, \[vocabulary\]: minus infinity at padding entries of the vocabulary, 0
+/// elsewhere. `None` if the vocabulary has no padding entries.
+fn padding_logits(weights: NetworkWeights<'_>, bias: TensorId) -> Option<Tensor> {
+    let padding = weights.parameters.spec(bias).padding.unwrap_or(0) as i64;
+    (padding > 0).then(|| {
+        let padding_logits = weights.parameters.tensor(bias).zeros_like().set_requires_grad(false);
+        let _ = padding_logits.narrow(0, padding_logits.size()[0] - padding, padding).fill_(f64::NEG_INFINITY);
+        padding_logits
+    })
+}
+
+/// Span boundary head (arXiv 1907.10529, section 3.2): two dense layers, each with an activation function and a normalization,
+/// and a decoder whose weight is tied to the token embeddings. The bias of the decoder is separate from that of the MLM head.
+struct SpanBoundaryHead {
+    activation: Activation,
+    /// Position embeddings, \[positions, width\].
+    positions: Tensor,
+    dense: [(Linear, Normalization); 2],
+    decoder: Linear,
+    /// As in [`MaskedLanguageHead`].
+    padding_logits: Option<Tensor>,
+}
+
+impl SpanBoundaryHead {
+    fn new(weights: NetworkWeights<'_>) -> Self {
+        let NetworkWeights { parameters, network, .. } = weights;
+        let matrix = network.id(ModuleKind::WordEmbeddings, None, ParamKind::Weight);
+        let bias = network.id(ModuleKind::SpanBias, None, ParamKind::Bias);
+        let dense = |(linear, norm)| (Linear::new(weights, linear, None), Normalization::new(weights, norm, None));
+        Self {
+            activation: network.head_activation,
+            positions: weights.tensor(ModuleKind::SpanPositions, None, ParamKind::Weight),
+            dense: [
+                (ModuleKind::SpanTransform, ModuleKind::SpanTransformNorm),
+                (ModuleKind::SpanOutput, ModuleKind::SpanOutputNorm),
+            ]
+            .map(dense),
+            decoder: Linear::from_ids(parameters, matrix, Some(bias)),
+            padding_logits: padding_logits(weights, bias),
+        }
+    }
+
+    /// Maps the boundaries, \[n, hidden\] each, and the positions in the spans, \[n\], to \[n, vocabulary\].
+    fn logits(&self, left: &Tensor, right: &Tensor, offsets: &Tensor) -> Tensor {
+        let positions = torch::embedding(&self.positions, offsets).to_kind(left.kind());
+        let mut x = Tensor::cat(&[left, right, &positions], 1);
+        for (linear, norm) in &self.dense {
+            x = norm.forward(&activate(&linear.forward(&x), self.activation));
+        }
+        let logits = self.decoder.forward(&x);
         match &self.padding_logits {
             Some(padding_logits) => logits + padding_logits,
             None => logits,

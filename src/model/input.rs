@@ -8,6 +8,7 @@ use super::relative_range::{RelativeRange, RelativeRows};
 use super::rotation::Rotation;
 use super::sequences::{Sequences, TokenArrays};
 use crate::data::MicroBatch;
+use crate::data::span_targets::SpanTargets;
 use crate::kernels::{Kernels, Values};
 
 /// Input tensors of a micro-batch. The tokens of an unpadded micro-batch are one row, with batch = 1.
@@ -32,6 +33,9 @@ pub struct Input {
     pub labels: Option<Tensor>,
     /// Sentence-pair labels, i64 \[batch\]; `None` without a sentence-pair objective.
     pub pair_labels: Option<Tensor>,
+    /// Targets of the span boundary objective, i64 \[4, n\]: the indices of the tokens before and after the span of each
+    /// target in the flattened ids, its position in the span, and its original id. `None` without targets.
+    pub span_targets: Option<Tensor>,
     /// Targets that an earlier pass computed for this pass, if any.
     pub derived_targets: Option<Tensor>,
     /// Digest of the tokens that were drawn for this input, i64 \[\]; `None` if no tokens were drawn.
@@ -61,8 +65,10 @@ impl PendingUpload {
             None => [&batch.segment_b_starts, &batch.lengths, &samples],
         };
         let bounds = tokens.as_ref().map_or(&[][..], |tokens| &tokens.bounds);
-        let numbers: [&[i32]; 8] =
-            [&batch.ids, first, second, third, &batch.positions, &batch.labels, &batch.pair_labels, bounds];
+        let SpanTargets { left, right, offsets, labels } = &batch.span_targets;
+        let (positions, pairs) = (&batch.positions, &batch.pair_labels);
+        let numbers: [&[i32]; 12] =
+            [&batch.ids, first, second, third, positions, &batch.labels, pairs, left, right, offsets, labels, bounds];
         Self {
             lengths: tokens.as_ref().map_or_else(Vec::new, TokenArrays::lengths),
             numbers: kernels.upload_async(Values::I32(&numbers.concat())),
@@ -172,6 +178,7 @@ impl Input {
             positions: clone_option(&self.positions),
             labels: clone_option(&self.labels),
             pair_labels: clone_option(&self.pair_labels),
+            span_targets: clone_option(&self.span_targets),
             derived_targets: clone_option(&self.derived_targets),
             drawn_digest: clone_option(&self.drawn_digest),
             loss_scales: clone_option(&self.loss_scales),
@@ -187,11 +194,12 @@ impl Input {
         // The second to fourth arrays have an entry for each sample, or for each token of an unpadded micro-batch.
         let each = if batch.layout == Layout::Padded { batch.rows } else { batch.ids.len() };
         let mut first = 0;
-        let parts = [batch.ids.len(), each, each, each, positions, labels, pairs].map(|count| {
+        let span_targets = 4 * batch.span_targets.labels.len();
+        let parts = [batch.ids.len(), each, each, each, positions, labels, pairs, span_targets].map(|count| {
             first += count as i64;
             all.narrow(0, first - count as i64, count as i64)
         });
-        let [ids, second, third, samples, positions, labels, pair_labels] = parts;
+        let [ids, second, third, samples, positions, labels, pair_labels, span_targets] = parts;
         let (ids, segments, sequences, attention_mask) = match batch.layout {
             Layout::Unpadded => {
                 let bounds = upload.numbers.narrow(0, first, upload.lengths.len() as i64 + 1);
@@ -219,6 +227,7 @@ impl Input {
             positions: non_empty(positions),
             labels: non_empty(labels),
             pair_labels: non_empty(pair_labels),
+            span_targets: non_empty(span_targets).map(|targets| targets.view([4, -1])),
             derived_targets: None,
             drawn_digest: None,
             loss_scales: upload.loss_scales,

@@ -6,6 +6,7 @@ mod masked_language;
 mod pair;
 mod pass;
 mod replaced_tokens;
+mod span_boundary;
 pub mod totals;
 
 use lambert_config::run;
@@ -41,10 +42,11 @@ pub trait Loss {
 type LossFactory = fn(objectives::LossSpec) -> Box<dyn Loss>;
 
 /// Implementations of the losses.
-const LOSSES: [(objectives::LossSpec, LossFactory); 3] = [
+const LOSSES: [(objectives::LossSpec, LossFactory); 4] = [
     (objectives::MASKED_LANGUAGE, |description| Box::new(masked_language::MaskedLanguageLoss(description))),
     (objectives::PAIR, |description| Box::new(pair::PairLoss(description))),
     (objectives::REPLACED_TOKENS, |description| Box::new(replaced_tokens::ReplacedTokensLoss(description))),
+    (objectives::SPAN_BOUNDARY, |description| Box::new(span_boundary::SpanBoundaryLoss(description))),
 ];
 
 /// Implementation of a loss.

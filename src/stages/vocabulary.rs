@@ -5,10 +5,11 @@ use lambert_dataset::tokenizer::VocabularyExtension;
 use crate::state::{ParamSpec, Parameters};
 
 /// Copies the weights of `old` to `new`, whose vocabulary has more tokens. The row of a new token is the mean of the rows
-/// of the tokens that it replaces. Padding rows stay zero.
+/// of the tokens that it replaces. Padding rows stay zero. Weights that `old` lacks stay unchanged.
 pub fn extend(old: &Parameters, new: &Parameters, extension: &VocabularyExtension) {
     for spec in new.specs() {
-        let weights = old.read(old.spec(spec.id));
+        let Some(before) = old.find(spec.id) else { continue };
+        let weights = old.read(before);
         let weights = if spec.padding.is_some() { extended(spec, &weights, extension) } else { weights };
         new.write(spec, &weights);
     }

@@ -5,14 +5,16 @@
 mod bert;
 mod electra;
 mod families;
+mod span_boundary;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use lambert_config::run::{self, Family, Model};
 use lambert_dataset::random::Key;
-use lambert_plan::architecture::{Architecture, ModuleKind};
-use lambert_plan::objectives::{MASKED_LANGUAGE, PAIR};
+use lambert_plan::architecture::{Architecture, ModuleKind, Network};
+use lambert_plan::objectives::{self, MASKED_LANGUAGE, PAIR};
+use lambert_worker::data::span_targets::SpanTargets;
 use lambert_worker::data::{GlobalBatch, MicroBatch};
 use lambert_worker::kernels::Host;
 use lambert_worker::model::input::Input;
@@ -60,10 +62,16 @@ impl Golden {
         self.floats.get("pair_loss").map(|loss| f64::from(loss[0]))
     }
 
+    /// Weight of the span boundary loss; 0 without this loss.
+    fn span_boundary_weight(&self) -> f64 {
+        self.floats.get("span_boundary_weight").map_or(0.0, |weight| f64::from(weight[0]))
+    }
+
     /// Objective with the losses of the golden values.
     fn objective(&self) -> run::Objective {
         let pair = if self.has_pair() { run::Pair::Nsp } else { run::Pair::None };
-        run::Objective { pair, replaced_tokens: self.replaced_tokens.clone(), ..run::Objective::default() }
+        let (replaced_tokens, span_boundary_weight) = (self.replaced_tokens.clone(), self.span_boundary_weight());
+        run::Objective { pair, replaced_tokens, span_boundary_weight, ..run::Objective::default() }
     }
 
     fn batch(&self) -> MicroBatch {
@@ -71,7 +79,7 @@ impl Golden {
         let (ids, lengths) = (integers("ids"), integers("lengths"));
         let width = ids.len() / lengths.len();
         let second = |row: &[i32]| row.iter().position(|segment| *segment == 1).unwrap_or(width) as i32;
-        MicroBatch {
+        let batch = MicroBatch {
             layout: lambert_plan::batch_partition::Layout::Padded,
             sample_indices: (0..lengths.len() as u64).collect(),
             rows: lengths.len(),
@@ -82,9 +90,11 @@ impl Golden {
             positions: integers("positions"),
             labels: integers("labels"),
             pair_labels: if self.has_pair() { integers("pair") } else { Vec::new() },
+            span_targets: SpanTargets::default(),
             digest: 0,
             loss_scales: Vec::new(),
-        }
+        };
+        if self.span_boundary_weight() > 0.0 { batch.with_span_targets() } else { batch }
     }
 
     /// Returns the objective of a training step over `parameters`.
@@ -101,7 +111,10 @@ impl Golden {
             run::RunConfig { model: self.model.clone(), objective: self.objective(), ..run::RunConfig::default() };
         match self.replaced_tokens {
             Some(_) => Architecture::of_run(&config, self.model.layers, self.pieces),
-            None => Architecture::new(&self.model, self.model.layers, self.pieces),
+            None => {
+                let heads = objectives::heads(&config.objective);
+                Network::new(&self.model, &heads, self.model.layers, self.pieces).into()
+            }
         }
     }
 

@@ -73,6 +73,7 @@ impl Golden {
             positions: labels.iter().map(|(dir, _)| *dir as i32).collect(),
             labels: labels.iter().map(|(_, id)| *id).collect(),
             pair_labels: column("pair"),
+            span_targets: Default::default(),
             digest: 0,
             loss_scales: Vec::new(),
         }

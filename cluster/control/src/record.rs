@@ -291,6 +291,7 @@ mod tests {
                 imbalance: 1.05,
                 masked_tokens: 4500,
                 digest: u64::MAX,
+                drawn_digest: None,
             },
             loss: 7.25,
             scores: scores.into_iter().collect(),

@@ -37,6 +37,9 @@ pub fn state(parameters: u64, ranks: usize) -> u64 {
 /// CPU models. This is the larger value.
 const WORKER: u64 = 200 << 20;
 
+/// Bytes that a loss keeps for each logit until its backward pass: the log-softmax.
+const KEPT_LOGIT: f64 = 4.0;
+
 /// Additional bytes of a worker that computes in bf16 on a CPU: kernels and buffers of oneDNN for matrix products.
 /// Measured with AMX, where these kernels and buffers are largest.
 const WORKER_BF16: u64 = 56 << 20;
@@ -130,12 +133,15 @@ fn pass_activations(
         CostUnit::MaskedToken => masked,
         CostUnit::Sample => tokens / width,
     };
-    // 16 bytes per logit: log-softmax, incoming gradient, outgoing gradient, and the copy that a matrix product makes.
-    let logit = 16.0 + if is_read { bytes } else { 0.0 };
+    // 16 bytes per logit: log-softmax, incoming gradient, outgoing gradient, and the copy that a matrix product makes. The
+    // backward pass of the heads runs loss by loss, so only the log-softmax exists for all losses at the same time.
+    let kept = KEPT_LOGIT + if is_read { bytes } else { 0.0 };
     let of_loss = |loss: &LossSpec| {
-        bytes * network.head_activation_elements(loss.head, count) + logit * network.logits(loss.head, count)
+        bytes * network.head_activation_elements(loss.head, count) + kept * network.logits(loss.head, count)
     };
-    let head: f64 = trained.losses.iter().map(of_loss).sum();
+    let losses = &trained.losses;
+    let widest = losses.iter().map(|loss| network.logits(loss.head, count)).fold(0.0, f64::max);
+    let head = losses.iter().map(of_loss).sum::<f64>() + (16.0 - KEPT_LOGIT) * widest;
 
     let layers = network.applications() as f64;
     let local_masks = bytes * tokens * network.local_mask_columns(length) as f64;

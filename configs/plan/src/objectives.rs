@@ -55,6 +55,17 @@ pub const PAIR: LossSpec = LossSpec {
     head: Head::Pair,
 };
 
+/// Span boundary objective (SpanBERT, arXiv 1907.10529, 3.2): cross-entropy at the tokens of masked spans, predicted from the
+/// tokens beside the span.
+pub const SPAN_BOUNDARY: LossSpec = LossSpec {
+    name: "span_boundary",
+    title: "SBO",
+    targets: TargetKind::MaskedTokens,
+    weight: 1.0,
+    has_accuracy: true,
+    head: Head::SpanBoundary,
+};
+
 /// Replaced-token detection (arXiv 2003.10555): binary cross-entropy over all tokens. The run sets the weight.
 pub const REPLACED_TOKENS: LossSpec = LossSpec {
     name: "rtd",
@@ -66,7 +77,7 @@ pub const REPLACED_TOKENS: LossSpec = LossSpec {
 };
 
 /// All supported losses.
-pub const ALL: [LossSpec; 3] = [MASKED_LANGUAGE, PAIR, REPLACED_TOKENS];
+pub const ALL: [LossSpec; 4] = [MASKED_LANGUAGE, PAIR, SPAN_BOUNDARY, REPLACED_TOKENS];
 
 /// Network that a run trains, with its losses.
 #[derive(Debug, Clone)]
@@ -86,13 +97,13 @@ pub fn networks(model: &Model, config: &run::Objective) -> Vec<TrainedNetwork> {
 
 /// Returns the losses of each network.
 fn losses_of_networks(config: &run::Objective) -> Vec<Vec<LossSpec>> {
-    match &config.replaced_tokens {
-        Some(settings) => {
-            vec![vec![MASKED_LANGUAGE], vec![LossSpec { weight: settings.weight, ..REPLACED_TOKENS }]]
-        }
-        None if config.pair == Pair::None => vec![vec![MASKED_LANGUAGE]],
-        None => vec![vec![MASKED_LANGUAGE, PAIR]],
+    if let Some(settings) = &config.replaced_tokens {
+        return vec![vec![MASKED_LANGUAGE], vec![LossSpec { weight: settings.weight, ..REPLACED_TOKENS }]];
     }
+    let pair = (config.pair != Pair::None).then_some(PAIR);
+    let weight = config.span_boundary_weight;
+    let span_boundary = (weight > 0.0).then_some(LossSpec { weight, ..SPAN_BOUNDARY });
+    vec![std::iter::once(MASKED_LANGUAGE).chain(pair).chain(span_boundary).collect()]
 }
 
 /// Returns the losses of a run, in the order of its records. The first loss is the main loss. The console shows the
@@ -145,5 +156,14 @@ mod tests {
             assert_eq!(is_head_unused(Some(Head::Pair), &config(pair)), unused, "{pair:?}");
             assert!(!is_head_unused(Some(Head::MaskedLanguage), &config(pair)) && !is_head_unused(None, &config(pair)));
         }
+    }
+
+    #[test]
+    fn a_weight_enables_the_span_boundary_loss() {
+        let config = |span_boundary_weight| run::Objective { span_boundary_weight, ..run::Objective::default() };
+        assert_eq!(losses(&config(0.0)), [MASKED_LANGUAGE, PAIR]);
+        assert_eq!(losses(&config(0.5)), [MASKED_LANGUAGE, PAIR, LossSpec { weight: 0.5, ..SPAN_BOUNDARY }]);
+        assert_eq!(heads(&config(0.5)), [Head::MaskedLanguage, Head::Pair, Head::SpanBoundary]);
+        assert_eq!(main(&config(0.5)), MASKED_LANGUAGE);
     }
 }

@@ -28,6 +28,7 @@ impl Checked for RunConfig {
         }
         self.objective.check("objective", issues);
         self.check_replaced_tokens(issues);
+        self.check_span_boundary(issues);
         self.optimizer.check(issues);
         if self.stage.is_empty() {
             issues.push(ConfigIssue::new("stage", "at least one [[stage]] is needed"));
@@ -137,6 +138,20 @@ impl RunConfig {
         }
         if self.watch.port != 0 && self.watch.url_file.is_empty() {
             issues.push(ConfigIssue::new("watch.port", "needs watch.url_file"));
+        }
+    }
+
+    /// Checks the span boundary objective.
+    fn check_span_boundary(&self, issues: &mut Vec<ConfigIssue>) {
+        let (key, weight) = ("objective.span_boundary_weight", self.objective.span_boundary_weight);
+        not_negative(key, weight, issues);
+        let is_on = weight > 0.0;
+        if is_on && self.objective.mask_unit != MaskUnit::Span {
+            issues.push(ConfigIssue::new(key, "needs objective.mask_unit = \"span\""));
+        }
+        if is_on && !self.model.family.has_span_boundary_head() {
+            let message = format!("must be 0: a model of family {} has no span boundary head", self.model.family);
+            issues.push(ConfigIssue::new(key, message));
         }
     }
 

@@ -111,6 +111,11 @@ impl Family {
         matches!(self, Self::Bert | Self::Albert)
     }
 
+    /// True if models of the family can have a span boundary head.
+    pub fn has_span_boundary_head(self) -> bool {
+        !matches!(self, Self::Modernbert | Self::DebertaV2)
+    }
+
     /// Returns the keys of `[model]` whose values are fixed.
     fn fixed(self) -> impl Iterator<Item = &'static str> {
         let own: &[&str] = match self {

@@ -79,6 +79,14 @@ pub struct Objective {
     pub phrases: Option<String>,
     /// Maximum number of masked tokens per sample. 0: no limit. Use 80 with sequences of 512 tokens.
     pub max_predictions: usize,
+    /// Weight of the span boundary objective of SpanBERT in the total loss. 0: off. Needs `mask_unit = "span"`.
+    ///
+    /// It predicts each token of a masked span from the tokens on both sides of the span and the position in the span (arXiv
+    /// 1907.10529). SpanBERT has a weight of 1. The tokens after the 20th of a span are not predicted. ModernBERT and DeBERTa
+    /// do not have this objective.
+    #[serde(skip_serializing_if = "is_zero")]
+    #[schemars(!skip_serializing_if)]
+    pub span_boundary_weight: f64,
     /// Replaced-token detection (ELECTRA). Absent: masked language modeling only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replaced_tokens: Option<ReplacedTokens>,
@@ -154,6 +162,7 @@ impl Default for Objective {
             mask_frequency_exponent: 0.0,
             phrases: None,
             max_predictions: 20,
+            span_boundary_weight: 0.0,
             replaced_tokens: None,
         }
     }

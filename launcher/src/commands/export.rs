@@ -200,7 +200,8 @@ impl Source {
         let architecture = Architecture::of_run(&self.config, layers, self.vocabulary.size);
         let (tensors, own) = (architecture.tensors(), architecture.tensors_of(self.number));
         let is_read = |tensor: &Tensor| own.iter().any(|own| own.id == tensor.id);
-        let left_out = |tensor: &Tensor| is_head_unused(tensor.head, &self.config.objective) || !is_read(tensor);
+        let is_exported = |tensor: &Tensor| tensor.head.is_none_or(Head::is_exported) && is_read(tensor);
+        let left_out = |tensor: &Tensor| is_head_unused(tensor.head, &self.config.objective) || !is_exported(tensor);
         let (vocabulary, tokenizer) = self.tokenizer()?;
         let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });
         let mut description = self.description(tokenizer.size(), tokenizer.special().pad);

@@ -30,7 +30,7 @@ impl Part {
         match (tensor.head?, tensor.id.part) {
             (Head::MaskedLanguage, _) => Some(Self::MlmHead),
             (Head::Pair, ModuleKind::Pooler) => Some(Self::Pooler),
-            (Head::Pair | Head::ReplacedTokens, _) => None,
+            (Head::Pair | Head::SpanBoundary | Head::ReplacedTokens, _) => None,
         }
     }
 }

@@ -96,6 +96,12 @@ fn compare(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) 
         let message = "Muon has other moments than the other optimizers; start without them";
         faults.push(ConfigIssue::new("run.from_optimizer", message));
     }
+    let has_span_boundary_head = |config: &RunConfig| config.objective.span_boundary_weight > 0.0;
+    if config.run.from_optimizer && has_span_boundary_head(&base.config) != has_span_boundary_head(config) {
+        let message = "only one of the two models has a span boundary head (objective.span_boundary_weight), so the moments do not \
+                       fit; start without them";
+        faults.push(ConfigIssue::new("run.from_optimizer", message));
+    }
     if config.run.from_optimizer && !base.has_moments {
         let message = format!("{} has no optimizer moments", base.checkpoint);
         faults.push(ConfigIssue::new("run.from_optimizer", message));

@@ -49,9 +49,9 @@ const SHAPES: [Shape; 16] = [
 
 /// A global batch of two micro-batches of `rows` samples. The second micro-batch is padded.
 fn batches(config: &RunConfig, shape: Shape) -> GlobalBatch {
-    let masked_tokens =
-        (1..=config.objective.predictions(shape.length) as u16).map(|position| MaskedToken { position, label: 3 });
-    let masked_tokens: Vec<MaskedToken> = masked_tokens.collect();
+    // Spans of three tokens.
+    let positions = (1..).filter(|position| position % 4 != 0).take(config.objective.predictions(shape.length));
+    let masked_tokens: Vec<MaskedToken> = positions.map(|position| MaskedToken { position, label: 3 }).collect();
     let sample = |length: usize| MaskedSample {
         ids: vec![5; length],
         segment_b_start: 3,
@@ -62,7 +62,8 @@ fn batches(config: &RunConfig, shape: Shape) -> GlobalBatch {
     let micro_batch = |length: usize| {
         let mut samples = vec![sample(shape.length); shape.rows];
         samples[shape.rows - 1] = sample(length);
-        MicroBatch::padded(&(0..shape.rows).collect::<Vec<_>>(), shape.length, &samples)
+        let batch = MicroBatch::padded(&(0..shape.rows).collect::<Vec<_>>(), shape.length, &samples);
+        if config.objective.span_boundary_weight > 0.0 { batch.with_span_targets() } else { batch }
     };
     let micro_batches = vec![micro_batch(shape.length), micro_batch(shape.length - 1)];
     let lengths = vec![shape.length as u16; 2 * shape.rows];
@@ -108,20 +109,20 @@ fn ratio(mut config: RunConfig, shape: Shape) -> f64 {
 #[test]
 fn memory_estimate_is_slightly_above_the_count() {
     let mut ratios = Vec::new();
-    let mut measure =
-        |model: Model, replaced_tokens: Option<ReplacedTokens>, kind: OptimizerKind, recompute, shape: Shape| {
-            let networks = if replaced_tokens.is_some() { "two networks" } else { "one network" };
-            let objective =
-                Objective { max_predictions: 0, pair: model.family.pair(), replaced_tokens, ..Objective::default() };
-            let stage = vec![Stage { recompute, global_batch: 2 * shape.rows, ..Stage::default() }];
-            let Model { family, norm, precision, attention, .. } = model;
-            let name =
-                format!("{family} {networks} {norm:?} {precision:?} {attention:?} {kind:?}, recompute {recompute}");
-            let optimizer = Settings { kind, ..Settings::default() };
-            let ratio = ratio(RunConfig { model, objective, optimizer, stage, ..RunConfig::default() }, shape);
-            println!("{ratio:.3}: {name}, dropout, {shape:?}");
-            ratios.push((ratio, name, shape));
-        };
+    let mut measure = |model: Model, objective: Objective, kind: OptimizerKind, recompute, shape: Shape| {
+        let objective = Objective { max_predictions: 0, pair: model.family.pair(), ..objective };
+        let networks = if objective.replaced_tokens.is_some() { "two networks" } else { "one network" };
+        let weight = objective.span_boundary_weight;
+        let stage = vec![Stage { recompute, global_batch: 2 * shape.rows, ..Stage::default() }];
+        let Model { family, norm, precision, attention, .. } = model;
+        let name = format!(
+            "{family} {networks} {norm:?} {precision:?} {attention:?} {kind:?}, recompute {recompute}, SBO {weight}"
+        );
+        let optimizer = Settings { kind, ..Settings::default() };
+        let ratio = ratio(RunConfig { model, objective, optimizer, stage, ..RunConfig::default() }, shape);
+        println!("{ratio:.3}: {name}, dropout, {shape:?}");
+        ratios.push((ratio, name, shape));
+    };
     for (number, shape) in SHAPES.into_iter().enumerate() {
         for norm in [Norm::Post, Norm::Pre] {
             for (precision, recompute) in
@@ -137,7 +138,7 @@ fn memory_estimate_is_slightly_above_the_count() {
                         _ => Model { pad_vocabulary_to: 64, tied_decoder: false, ..plain },
                     };
                     let kind = if number % 3 == 0 { OptimizerKind::Muon } else { OptimizerKind::Lamb };
-                    measure(model, None, kind, recompute, shape);
+                    measure(model, Objective::default(), kind, recompute, shape);
                 }
             }
         }
@@ -149,13 +150,24 @@ fn memory_estimate_is_slightly_above_the_count() {
             for (precision, recompute) in [(Precision::Fp32, false), (Precision::Bf16, true)] {
                 let embedding = family.model().embedding.map(|_| shape.hidden / 2);
                 let model = Model { precision, embedding, attention: Attention::Keyed, dropout: 0.1, ..family.model() };
-                measure(model.clone(), None, OptimizerKind::Lamb, recompute, shape);
+                measure(model.clone(), Objective::default(), OptimizerKind::Lamb, recompute, shape);
                 if family == Family::Electra {
                     for generator_hidden in [None, Some(shape.hidden)] {
                         let settings = ReplacedTokens { generator_hidden, ..ReplacedTokens::default() };
-                        measure(model.clone(), Some(settings), OptimizerKind::Lamb, recompute, shape);
+                        let objective = Objective { replaced_tokens: Some(settings), ..Objective::default() };
+                        measure(model.clone(), objective, OptimizerKind::Lamb, recompute, shape);
                     }
                 }
+            }
+        }
+    }
+    for family in [Family::Bert, Family::Electra] {
+        for shape in SHAPES.into_iter().take(10) {
+            for (precision, recompute) in [(Precision::Fp32, false), (Precision::Bf16, true)] {
+                let embedding = family.model().embedding.map(|_| shape.hidden / 2);
+                let model = Model { precision, embedding, attention: Attention::Fused, ..family.model() };
+                let objective = Objective { span_boundary_weight: 1.0, ..Objective::default() };
+                measure(model, objective, OptimizerKind::Lamb, recompute, shape);
             }
         }
     }

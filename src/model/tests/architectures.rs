@@ -1,6 +1,6 @@
 //! Architectures for tests: the families, and architectures that exist only here. Each of these has one of these
 //! properties: a table that every layer reads, no segment embeddings, a last layer that is applied twice, two networks
-//! with shared embeddings, or a frozen network.
+//! with shared embeddings, a frozen network, or a span boundary head.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ const VOCABULARY: usize = 50;
 const BERT: Case = Case { name: "BERT", model: Model::clone, architecture: bert, block: |_, _| None, passes: one_pass };
 
 /// All architectures; BERT is the first.
-pub const CASES: [Case; 12] = [
+pub const CASES: [Case; 14] = [
     BERT,
     Case { name: "RoBERTa", model: |model| of_family(Family::Roberta, model), passes: no_pairs, ..BERT },
     Case { name: "ALBERT", model: |model| of_family(Family::Albert, model), ..BERT },
@@ -43,6 +43,14 @@ pub const CASES: [Case; 12] = [
     Case { name: "two networks", model: electra, architecture: generator_and_discriminator, passes: detection, ..BERT },
     Case { name: "a teacher", passes: teacher_and_student, ..BERT },
     Case { name: "no segment embeddings", architecture: no_segment_embeddings, ..BERT },
+    Case { name: "SpanBERT", architecture: span_boundary, passes: span_pass, ..BERT },
+    Case {
+        name: "narrow embeddings with span boundaries",
+        model: |model| of_family(Family::Electra, model),
+        architecture: span_boundary,
+        passes: span_pass,
+        ..BERT
+    },
 ];
 
 fn bert(model: &Model) -> Architecture {
@@ -56,6 +64,19 @@ fn one_pass(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
 
 fn no_pairs(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
     vec![Pass::new(case.encoder(parameters, 0, model), vec![crate::objective::loss(MASKED_LANGUAGE)])]
+}
+
+/// A network with a span boundary head.
+fn span_boundary(model: &Model) -> Architecture {
+    Network::new(model, &[Head::SpanBoundary], 3, VOCABULARY).into()
+}
+
+/// All losses that the family of `model` has, with a weight of 0.5 for the span boundaries.
+fn span_pass(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
+    let pair = (case.model)(model).family.pair();
+    let objective = run::Objective { pair, span_boundary_weight: 0.5, ..run::Objective::default() };
+    let losses = objectives::losses(&objective).into_iter().map(crate::objective::loss);
+    vec![Pass::new(case.encoder(parameters, 0, model), losses.collect())]
 }
 
 /// Configuration of a family with the sizes of `model`, embeddings of 12 if they may differ from the hidden size, and a

@@ -162,8 +162,22 @@ fn sum_of_shard_gradients_matches_whole_batch() {
 #[test]
 fn shared_parameters_are_stored_once() {
     let count = |case: &Case| specs(&case.architecture(&model())).len();
-    let [bert, roberta, albert, electra, distilbert, modernbert, deberta, table, twice, networks, teacher, no_segments] =
-        CASES.each_ref().map(count);
+    let [
+        bert,
+        roberta,
+        albert,
+        electra,
+        distilbert,
+        modernbert,
+        deberta,
+        table,
+        twice,
+        networks,
+        teacher,
+        no_segments,
+        span,
+        narrow,
+    ] = CASES.each_ref().map(count);
     let (tensors_per_layer, embeddings, projection, pair_head) = (16, 5, 2, 4);
     assert_eq!((roberta, electra), (bert - pair_head, bert - pair_head + projection));
     assert_eq!((albert, distilbert), (bert - 2 * tensors_per_layer + projection, bert - pair_head - 1));
@@ -175,6 +189,8 @@ fn shared_parameters_are_stored_once() {
     // These three architectures also have three layers in total and two heads. Both networks project the embeddings.
     assert_eq!((networks, teacher, no_segments), (bert + 2 * projection, bert, bert - 1));
     assert!(networks > 3 * tensors_per_layer + embeddings);
+    // A table, two dense layers, two normalizations and the bias of the decoder, whose weight is that of the embeddings.
+    assert_eq!((span - bert, narrow - electra), (10, 10));
     for case in CASES {
         let architecture: Architecture = case.architecture(&model());
         let count: usize = specs(&architecture).iter().map(ParamSpec::count).sum();

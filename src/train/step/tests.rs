@@ -11,7 +11,7 @@ use lambert_plan::architecture::Architecture;
 use lambert_plan::batch_partition::{Layout, MicroBatchPlan};
 
 fn sample(length: u32) -> MaskedSample {
-    let masked_tokens = vec![MaskedToken { position: 1, label: length }];
+    let masked_tokens = [1, 2].map(|position| MaskedToken { position, label: length + u32::from(position) }).into();
     let ids = (0..length).map(|place| (place * 7 + length) % 50).collect();
     MaskedSample { ids, segment_b_start: 3, pair_label: Some(1), masked_tokens, loss_scale: 1.0 }
 }
@@ -32,6 +32,7 @@ pub(crate) fn batch_with(cuts: &[&[usize]], layout: Layout) -> GlobalBatch {
             Layout::Unpadded => 3 + cut.iter().map(|number| length(*number)).sum::<usize>(),
         };
         MicroBatch::new(&MicroBatchPlan { samples: cut.to_vec(), width, tokens, layout }, 0, &samples)
+            .with_span_targets()
     };
     let lengths = (0..5).map(|number| length(number) as u16).collect();
     GlobalBatch {
@@ -40,7 +41,7 @@ pub(crate) fn batch_with(cuts: &[&[usize]], layout: Layout) -> GlobalBatch {
         lengths,
         padding: 0,
         imbalance: 1.0,
-        masked_tokens: 5,
+        masked_tokens: 10,
         micro_batches: cuts.iter().map(micro).collect(),
         shard_micro_batches: vec![cuts.len()],
     }

@@ -40,13 +40,7 @@ fn name(id: TensorId) -> String {
         ModuleKind::TransformNorm => "predictions.LayerNorm",
         ModuleKind::Decoder => "predictions.decoder",
         ModuleKind::PredictionBias => "predictions",
-        // The family has no such modules.
-        ModuleKind::QueryKeyValue
-        | ModuleKind::Rotary
-        | ModuleKind::RelativeEmbeddings
-        | ModuleKind::RelativeNorm
-        | ModuleKind::DetectionTransform
-        | ModuleKind::Detection => "",
+        part => names::of_span_boundary(part),
     };
     names::join(id, "albert.encoder.albert_layer_groups", part)
 }

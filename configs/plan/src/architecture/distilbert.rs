@@ -32,18 +32,7 @@ fn name(id: TensorId) -> String {
         ModuleKind::Transform => "vocab_transform",
         ModuleKind::TransformNorm => "vocab_layer_norm",
         ModuleKind::Decoder | ModuleKind::PredictionBias => "vocab_projector",
-        // The family has no such modules.
-        ModuleKind::QueryKeyValue
-        | ModuleKind::Rotary
-        | ModuleKind::SegmentEmbeddings
-        | ModuleKind::RelativeEmbeddings
-        | ModuleKind::RelativeNorm
-        | ModuleKind::EmbeddingProjection
-        | ModuleKind::FinalNorm
-        | ModuleKind::Pooler
-        | ModuleKind::PairHead
-        | ModuleKind::DetectionTransform
-        | ModuleKind::Detection => "",
+        part => names::of_span_boundary(part),
     };
     names::join(id, "distilbert.transformer.layer", part)
 }

@@ -21,7 +21,9 @@ mod xlm_roberta;
 
 pub use electra::transformers_name;
 pub use imported::{ConfigKeys, ImportedModel, UnsupportedValue};
-pub use module::{CostUnit, Head, Module, ModuleKind, NormInput, Op, ParamKind, Role, TensorId};
+pub use module::{
+    CostUnit, Head, Module, ModuleKind, NormInput, Op, ParamKind, Role, SPAN_POSITION_WIDTH, SPAN_POSITIONS, TensorId,
+};
 pub use network::{Network, Segment, SegmentKind, SegmentOutput};
 pub use networks::{ALIGNMENT, Architecture};
 pub use tensor::Tensor;

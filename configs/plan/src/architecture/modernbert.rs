@@ -113,7 +113,14 @@ fn name(id: TensorId) -> String {
         | ModuleKind::Pooler
         | ModuleKind::PairHead
         | ModuleKind::DetectionTransform
-        | ModuleKind::Detection => "",
+        | ModuleKind::Detection
+        | ModuleKind::SpanPositions
+        | ModuleKind::SpanTransform
+        | ModuleKind::SpanTransformNorm
+        | ModuleKind::SpanOutput
+        | ModuleKind::SpanOutputNorm
+        | ModuleKind::SpanDecoder
+        | ModuleKind::SpanBias => "",
     };
     names::join(id, "model.layers", part)
 }

@@ -55,7 +55,26 @@ pub enum ModuleKind {
     DetectionTransform,
     /// Classifier of replaced tokens.
     Detection,
+    /// Embeddings of the positions in a masked span: one row per position.
+    SpanPositions,
+    /// First dense layer of the span boundary head.
+    SpanTransform,
+    /// Normalization after the first dense layer of the span boundary head.
+    SpanTransformNorm,
+    /// Second dense layer of the span boundary head.
+    SpanOutput,
+    /// Normalization after the second dense layer of the span boundary head.
+    SpanOutputNorm,
+    /// Projection of the span boundary head to vocabulary logits. Always tied to the token embeddings.
+    SpanDecoder,
+    /// Bias of the logits of the span boundary head.
+    SpanBias,
 }
+
+/// Number of positions in a masked span that the span boundary head predicts (SpanBERT, arXiv 1907.10529).
+pub const SPAN_POSITIONS: usize = 20;
+/// Elements per position embedding of the span boundary head.
+pub const SPAN_POSITION_WIDTH: usize = 200;
 
 impl ModuleKind {
     /// Returns the name of the parameter group of this module, for parameters outside the layers. The updates of a
@@ -73,6 +92,13 @@ impl ModuleKind {
             Self::PairHead => "cls.seq_relationship",
             Self::Transform | Self::TransformNorm | Self::Decoder | Self::PredictionBias => "cls.predictions",
             Self::DetectionTransform | Self::Detection => "discriminator_predictions",
+            Self::SpanPositions
+            | Self::SpanTransform
+            | Self::SpanTransformNorm
+            | Self::SpanOutput
+            | Self::SpanOutputNorm
+            | Self::SpanDecoder
+            | Self::SpanBias => "span_boundary",
             Self::QueryKeyValue
             | Self::Rotary
             | Self::Query
@@ -106,6 +132,15 @@ pub enum Head {
     Pair,
     /// Head of replaced-token detection: a logit for each token.
     ReplacedTokens,
+    /// Span boundary head: logits over the vocabulary at tokens of masked spans, from the tokens beside the span.
+    SpanBoundary,
+}
+
+impl Head {
+    /// True if the classes of transformers have this head. Other heads are not exported.
+    pub fn is_exported(self) -> bool {
+        self != Self::SpanBoundary
+    }
 }
 
 /// Unique identity of a tensor in an architecture.

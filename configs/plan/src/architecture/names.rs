@@ -25,6 +25,20 @@ pub fn of_layer(part: ModuleKind) -> &'static str {
         ModuleKind::Intermediate => "intermediate.dense",
         ModuleKind::Output => "output.dense",
         ModuleKind::OutputNorm => "output.LayerNorm",
+        part => of_span_boundary(part),
+    }
+}
+
+/// Returns the name of a module of the span boundary head, which no class of Transformers has; empty for other modules.
+pub fn of_span_boundary(part: ModuleKind) -> &'static str {
+    match part {
+        ModuleKind::SpanPositions => "span_boundary.position_embeddings",
+        ModuleKind::SpanTransform => "span_boundary.transform.dense",
+        ModuleKind::SpanTransformNorm => "span_boundary.transform.LayerNorm",
+        ModuleKind::SpanOutput => "span_boundary.output.dense",
+        ModuleKind::SpanOutputNorm => "span_boundary.output.LayerNorm",
+        ModuleKind::SpanDecoder => "span_boundary.decoder",
+        ModuleKind::SpanBias => "span_boundary",
         _ => "",
     }
 }

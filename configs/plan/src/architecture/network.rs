@@ -253,7 +253,9 @@ impl Network {
     /// and activation functions. Vocabulary logits are not included. `count` returns the number of tokens, masked
     /// tokens or samples.
     pub fn head_activation_elements(&self, head: Head, count: impl Fn(CostUnit) -> f64) -> f64 {
-        let mut modules = self.head_modules(head).filter(|module| !module.is_vocabulary).peekable();
+        // The rows of a table are a part of the input of the next module.
+        let is_saved = |module: &&Module| !module.is_vocabulary && !matches!(module.op, Op::Table { .. });
+        let mut modules = self.head_modules(head).filter(is_saved).peekable();
         let input = modules.peek().map_or(0.0, |module| match module.op {
             Op::Linear { inputs, .. } => count(module.unit) * inputs as f64,
             _ => count(module.unit) * module.outputs() as f64,

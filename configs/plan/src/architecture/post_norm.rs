@@ -6,7 +6,8 @@ use std::sync::Arc;
 use lambert_config::run::{Activation, Model, Norm};
 
 use super::{
-    CostUnit, Head, Module, ModuleKind, Network, NormInput, Op, Segment, SegmentKind, SegmentOutput, TensorId,
+    CostUnit, Head, Module, ModuleKind, Network, NormInput, Op, SPAN_POSITION_WIDTH, SPAN_POSITIONS, Segment,
+    SegmentKind, SegmentOutput, TensorId,
 };
 
 /// Differences between families.
@@ -168,8 +169,28 @@ impl<'a> Variant<'a> {
                 let detection = linear(ModuleKind::Detection, CostUnit::Token, hidden, 1);
                 vec![Module { is_activated: true, ..transform }, detection]
             }
+            Head::SpanBoundary => span_boundary(hidden, width, rows),
         }
     }
+}
+
+/// Returns the modules of the span boundary head (arXiv 1907.10529, section 3.2), in the order of computation, for embeddings
+/// of size `width` with `rows` rows.
+fn span_boundary(hidden: usize, width: usize, rows: usize) -> Vec<Module> {
+    let module = |part, op| Module::new(part, CostUnit::MaskedToken, op);
+    let dense = |part, inputs, outputs| Module { is_activated: true, ..module(part, Op::Linear { inputs, outputs }) };
+    let boundaries = 2 * hidden + SPAN_POSITION_WIDTH;
+    let decoder = module(ModuleKind::SpanDecoder, Op::Linear { inputs: width, outputs: rows });
+    let bias = module(ModuleKind::SpanBias, Op::Bias { width: rows });
+    vec![
+        module(ModuleKind::SpanPositions, Op::Table { rows: SPAN_POSITIONS, width: SPAN_POSITION_WIDTH }),
+        dense(ModuleKind::SpanTransform, boundaries, hidden),
+        norm(ModuleKind::SpanTransformNorm, CostUnit::MaskedToken, hidden),
+        dense(ModuleKind::SpanOutput, hidden, width),
+        norm(ModuleKind::SpanOutputNorm, CostUnit::MaskedToken, width),
+        Module { is_vocabulary: true, tied_to: Some(ModuleKind::WordEmbeddings), ..decoder },
+        Module { is_vocabulary: true, ..bias },
+    ]
 }
 
 fn norm(part: ModuleKind, unit: CostUnit, width: usize) -> Module {

@@ -209,6 +209,52 @@ fn head_costs_scale_with_their_unit() {
     assert_eq!(wide.logits(Head::MaskedLanguage, count), 64e9);
 }
 
+/// The head of SpanBERT-base: a table of 20 x 200, dense layers of 1736 x 768 and 768 x 768, two normalizations and a bias.
+#[test]
+fn span_boundary_head_is_an_addition() {
+    let (model, masked) = (Model::default(), 3.0);
+    let [plain, with] = [&[][..], &[Head::SpanBoundary]].map(|heads| Network::new(&model, heads, 1, 30522));
+    let head: u64 = 20 * 200 + (1736 + 1) * 768 + (768 + 1) * 768 + 4 * 768 + 30522;
+    assert_eq!(with.parameters() - plain.parameters(), head);
+    let count = |unit| if unit == CostUnit::MaskedToken { masked } else { 1e9 };
+    // Its input, and the output, the activation and the normalization of each dense layer.
+    assert_eq!(with.head_activation_elements(Head::SpanBoundary, count), masked * (1736.0 + 6.0 * 768.0));
+    assert_eq!(with.logits(Head::SpanBoundary, count), masked * 30522.0);
+    let flops = |network: &Network| network.forward_flops([128].into_iter(), 19);
+    assert_eq!(flops(&with) - flops(&plain), 19.0 * 2.0 * 768.0 * (1736.0 + 768.0 + 30522.0));
+
+    let tensors = Architecture::from(with).tensors();
+    let own = |tensor: &&Tensor| tensor.head == Some(Head::SpanBoundary);
+    let mut names: Vec<&str> = tensors.iter().filter(own).map(|tensor| tensor.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(
+        names,
+        [
+            "span_boundary.bias",
+            "span_boundary.output.LayerNorm.bias",
+            "span_boundary.output.LayerNorm.weight",
+            "span_boundary.output.dense.bias",
+            "span_boundary.output.dense.weight",
+            "span_boundary.position_embeddings.weight",
+            "span_boundary.transform.LayerNorm.bias",
+            "span_boundary.transform.LayerNorm.weight",
+            "span_boundary.transform.dense.bias",
+            "span_boundary.transform.dense.weight",
+        ]
+    );
+    // Names and groups are stored in checkpoints. All families have the same ones.
+    assert!(tensors.iter().filter(own).all(|tensor| tensor.id.part.group() == "span_boundary"));
+    let families = [Family::Roberta, Family::XlmRoberta, Family::Albert, Family::Electra, Family::Distilbert];
+    for family in families {
+        assert!(family.has_span_boundary_head());
+        let tensors = Architecture::from(Network::new(&family.model(), &[Head::SpanBoundary], 1, 100)).tensors();
+        let mut found: Vec<&str> = tensors.iter().filter(own).map(|tensor| tensor.name.as_str()).collect();
+        found.sort_unstable();
+        assert_eq!(found, names, "{family}");
+        assert!(tensors.iter().all(|tensor| !tensor.name.starts_with('.')), "{family}: a module has no name");
+    }
+}
+
 /// Layers of ALBERT share weights: a deeper model has no more parameters, but more FLOPs.
 #[test]
 fn shared_layers_have_the_same_parameters_at_any_depth() {

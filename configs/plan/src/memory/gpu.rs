@@ -8,12 +8,12 @@ use crate::architecture::{ALIGNMENT, Architecture, CostUnit, Network, NormInput}
 use crate::objectives::{self, LossSpec, TrainedNetwork};
 use lambert_config::run::{Attention, Objective, Precision, RunConfig, Stage};
 
-use super::DatasetShape;
+use super::{DatasetShape, KEPT_LOGIT};
 
 /// Additional bytes per parameter with bf16: a bf16 copy of the weights.
 const BF16_WEIGHTS: u64 = 2;
 /// Upper bounds: the number of tensors per layer, and the number of tensors outside the layers.
-const TENSOR_COUNTS: (u64, u64) = (16, 16);
+const TENSOR_COUNTS: (u64, u64) = (16, 26);
 
 /// Bytes per masked token and vocabulary token, in f32: log-softmax, its gradient and the gradient of the logits.
 const SOFTMAX: f64 = 12.0;
@@ -88,11 +88,14 @@ fn pass_activations(
         CostUnit::MaskedToken => masked,
         CostUnit::Sample => all / data.sequence_length.max(1) as f64,
     };
-    let logit = SOFTMAX + if is_read { bytes } else { 0.0 };
+    let kept = KEPT_LOGIT + if is_read { bytes } else { 0.0 };
     let of_loss = |loss: &LossSpec| {
-        logit * network.logits(loss.head, count) + bytes * network.head_activation_elements(loss.head, count)
+        kept * network.logits(loss.head, count) + bytes * network.head_activation_elements(loss.head, count)
     };
-    let head: f64 = trained.losses.iter().map(of_loss).sum();
+    let losses = &trained.losses;
+    // The backward pass of the heads runs loss by loss.
+    let widest = losses.iter().map(|loss| network.logits(loss.head, count)).fold(0.0, f64::max);
+    let head = losses.iter().map(of_loss).sum::<f64>() + (SOFTMAX - KEPT_LOGIT) * widest;
 
     let most = if stage.recompute {
         // Kept are the input of each layer, the output of the last layer, and the gradient of that output.

@@ -13,6 +13,10 @@ impl RunConfig {
             let message = format!("needs model.family = \"electra\", the family is {}", self.model.family);
             issues.push(ConfigIssue::new("objective.replaced_tokens", message));
         }
+        if self.objective.span_boundary_weight > 0.0 {
+            let message = "must be 0 with objective.replaced_tokens";
+            issues.push(ConfigIssue::new("objective.span_boundary_weight", message));
+        }
         positive(&key("weight"), settings.weight, issues);
         if self.model.is_sized() {
             let generator = settings.generator(&self.model);
