@@ -21,6 +21,7 @@ mod rank_cpus;
 mod renamed;
 mod restart;
 mod stage;
+mod teacher;
 mod watch;
 
 use schemars::JsonSchema;
@@ -47,6 +48,7 @@ pub use prometheus::Prometheus;
 pub use renamed::RENAMED;
 pub use restart::RestartLimits;
 pub use stage::{BatchRamp, Decay, Stage};
+pub use teacher::{Teacher, TeacherFacts};
 pub use watch::Watch;
 
 /// Configuration of a training run.

@@ -6,6 +6,7 @@ use lambert_plan::architecture::{Head, ModuleKind, ParamKind};
 use tch::Tensor;
 
 use super::{Linear, NetworkWeights, Normalization, activate};
+use crate::torch::{self, LinearParams};
 
 /// Heads of a network.
 pub struct Heads {
@@ -33,6 +34,22 @@ impl Heads {
         head.logits(&hidden.flatten(0, 1).index_select(0, positions))
     }
 
+    /// Input of the decoder of the MLM head, \[n, width\], for hidden states \[n, hidden\].
+    ///
+    /// # Panics
+    /// The network has no masked-language head.
+    pub fn decoder_input(&self, hidden: &Tensor) -> Tensor {
+        self.masked_language.as_ref().expect("the network has no masked-language head").decoder_input(hidden)
+    }
+
+    /// Decoder of the MLM head, without the padding of the vocabulary.
+    ///
+    /// # Panics
+    /// The network has no masked-language head.
+    pub fn decoder(&self) -> VocabularyDecoder {
+        self.masked_language.as_ref().expect("the network has no masked-language head").decoder()
+    }
+
     /// Logits of the sentence-pair label, \[batch, 2\]. `first_tokens` are the hidden states of the first token of each
     /// sample, \[batch, hidden\].
     ///
@@ -52,6 +69,8 @@ struct MaskedLanguageHead {
     /// Tensor added to the logits, \[vocabulary\]: minus infinity at padding entries of the vocabulary, 0 elsewhere.
     /// `None` if the vocabulary has no padding entries.
     padding_logits: Option<Tensor>,
+    /// Number of padding entries of the vocabulary.
+    padding: i64,
 }
 
 impl MaskedLanguageHead {
@@ -76,17 +95,60 @@ impl MaskedLanguageHead {
             norm: Normalization::new(weights, ModuleKind::TransformNorm, None),
             decoder,
             padding_logits,
+            padding,
         }
+    }
+
+    fn decoder_input(&self, hidden: &Tensor) -> Tensor {
+        self.norm.forward(&activate(&self.transform.forward(hidden), self.activation))
+    }
+
+    fn decoder(&self) -> VocabularyDecoder {
+        let LinearParams { weight, bias } = &self.decoder.params;
+        let unpadded = |tensor: &Tensor| match self.padding {
+            0 => tensor.shallow_clone(),
+            padding => tensor.narrow(0, 0, tensor.size()[0] - padding),
+        };
+        let copy = self.decoder.compute_copy.as_ref();
+        let compute_weight = copy.map_or_else(|| unpadded(weight).detach(), |copy| unpadded(&copy.weight));
+        let bias = bias.as_ref().expect("the decoder has a bias");
+        let compute_bias = copy.and_then(|copy| copy.bias.as_ref()).unwrap_or(bias);
+        let compute_bias = unpadded(compute_bias).detach();
+        VocabularyDecoder { weight: unpadded(weight), bias: unpadded(bias), compute_weight, compute_bias }
     }
 
     /// Maps \[n, hidden\] to \[n, vocabulary\].
     fn logits(&self, hidden: &Tensor) -> Tensor {
-        let transformed = activate(&self.transform.forward(hidden), self.activation);
-        let logits = self.decoder.forward(&self.norm.forward(&transformed));
+        let logits = self.decoder.forward(&self.decoder_input(hidden));
         match &self.padding_logits {
             Some(padding_logits) => logits + padding_logits,
             None => logits,
         }
+    }
+}
+
+/// Decoder of the MLM head, for the tokens of the vocabulary without its padding.
+pub struct VocabularyDecoder {
+    /// Weight, f32 \[vocabulary, width\], part of the graph.
+    pub weight: Tensor,
+    /// Bias, f32 \[vocabulary\], part of the graph.
+    pub bias: Tensor,
+    /// Weight in the compute dtype, without a graph.
+    pub compute_weight: Tensor,
+    compute_bias: Tensor,
+}
+
+impl VocabularyDecoder {
+    /// Number of tokens of the vocabulary.
+    pub fn vocabulary(&self) -> i64 {
+        self.bias.size()[0]
+    }
+
+    /// Logits of `states` \[n, width\], \[n, vocabulary\], without a graph of the parameters.
+    pub fn logits(&self, states: &Tensor) -> Tensor {
+        let params =
+            LinearParams { weight: self.compute_weight.shallow_clone(), bias: Some(self.compute_bias.shallow_clone()) };
+        torch::linear(states, &params, None)
     }
 }
 

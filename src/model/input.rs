@@ -1,8 +1,11 @@
 //! Device tensors of a micro-batch, which are the input of its forward passes.
 
+use std::rc::Rc;
+
 use lambert_plan::batch_partition::Layout;
 use tch::{Kind, Tensor};
 
+use super::Heads;
 use super::constants::{Constants, numbers};
 use super::relative_range::{RelativeRange, RelativeRows};
 use super::rotation::Rotation;
@@ -34,11 +37,25 @@ pub struct Input {
     pub pair_labels: Option<Tensor>,
     /// Targets that an earlier pass computed for this pass, if any.
     pub derived_targets: Option<Tensor>,
+    /// Output of the teacher, if the network has one.
+    pub teacher: Option<TeacherOutput>,
     /// Factor on the loss of each sample, f32 \[batch\]. `None` if all factors are 1. Other
     /// factors occur only in fault-injection tests.
     pub loss_scales: Option<Tensor>,
     /// Masks and rotations that layers share.
     pub(super) constants: Constants,
+}
+
+/// Output of a teacher for a micro-batch, without a graph.
+pub struct TeacherOutput {
+    /// Hidden states of the last layer, \[batch, sequence, hidden\].
+    pub hidden: Tensor,
+    /// Heads of the teacher.
+    pub heads: Rc<Heads>,
+    /// Temperature of the soft targets.
+    pub temperature: f64,
+    /// Maximum number of logits that the loss of the soft targets computes at a time.
+    pub chunk: i64,
 }
 
 /// Micro-batch being uploaded.
@@ -129,7 +146,21 @@ impl Input {
         }
     }
 
-    /// Copies the tensor handles, sharing their storage.
+    /// Returns the weight of each token in a loss over all tokens, f32 \[batch x sequence\]: 0 for padding, and the factor on the loss
+    /// of its sample for any other token. `None` if all weights are 1.
+    pub fn token_weights(&self) -> Option<Tensor> {
+        let padding = match &self.sequences {
+            Some(sequences) => sequences.token_mask(),
+            None => self.attention_mask.as_ref().map(|mask| mask.flatten(0, -1).to_kind(Kind::Float)),
+        };
+        let Some(factors) = &self.loss_scales else { return padding };
+        let tokens = numbers(&self.ids, self.ids.numel() as i64);
+        // The tail of an unpadded micro-batch belongs to the last sample here, and has weight 0.
+        let factors = factors.index_select(0, &self.rows_of(&tokens));
+        Some(padding.map_or_else(|| factors.shallow_clone(), |padding| padding * &factors))
+    }
+
+    /// Copies the tensor handles, sharing their storage. Leaves out the output of a teacher.
     pub fn shallow_clone(&self) -> Self {
         let clone_option = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::shallow_clone);
         Self {
@@ -143,6 +174,7 @@ impl Input {
             labels: clone_option(&self.labels),
             pair_labels: clone_option(&self.pair_labels),
             derived_targets: clone_option(&self.derived_targets),
+            teacher: None,
             loss_scales: clone_option(&self.loss_scales),
             constants: Constants::default(),
         }
@@ -189,6 +221,7 @@ impl Input {
             labels: non_empty(labels),
             pair_labels: non_empty(pair_labels),
             derived_targets: None,
+            teacher: None,
             loss_scales: upload.loss_scales,
             constants: Constants::default(),
         }

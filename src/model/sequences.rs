@@ -77,6 +77,17 @@ impl Sequences {
         }
     }
 
+    /// Returns 1 for the tokens of samples and 0 for the tail, f32 \[tokens\]. `None` without a tail.
+    pub fn token_mask(&self) -> Option<Tensor> {
+        let samples = self.first_tokens.size()[0] as usize;
+        let tail: i64 = self.lengths[samples..].iter().sum();
+        (tail > 0).then(|| {
+            let mask = self.positions.ones_like().to_kind(Kind::Float);
+            let _ = mask.narrow(0, mask.size()[0] - tail, tail).zero_();
+            mask
+        })
+    }
+
     /// Returns the number of the sample of each token in `tokens`.
     pub fn rows_of(&self, tokens: &Tensor) -> Tensor {
         tokens.bucketize(&self.first_tokens, false, true) - 1

@@ -2,9 +2,12 @@
 //! loss, add a file to this folder, a line to `LOSSES`, and a description to configs/plan/src/objectives.rs. For
 //! examples, see src/model/tests/architectures.rs.
 
+mod cosine;
 mod masked_language;
 mod pair;
 mod pass;
+mod soft_targets;
+mod teacher;
 pub mod totals;
 
 use lambert_config::run;
@@ -17,6 +20,7 @@ use crate::model::{Encoder, Heads};
 use crate::objective::totals::ObjectiveTotals;
 use crate::state::Parameters;
 pub use pass::{Pass, PassInput, PassOutput};
+pub use teacher::{Teacher, passes as taught_passes};
 
 /// Loss of predictions against targets, summed over a micro-batch. The training loop divides the sum by the number of
 /// targets in the global batch. The result therefore does not depend on the split into micro-batches.
@@ -39,9 +43,11 @@ pub trait Loss {
 type LossFactory = fn(objectives::LossSpec) -> Box<dyn Loss>;
 
 /// Implementations of the losses.
-const LOSSES: [(objectives::LossSpec, LossFactory); 2] = [
+const LOSSES: [(objectives::LossSpec, LossFactory); 4] = [
     (objectives::MASKED_LANGUAGE, |description| Box::new(masked_language::MaskedLanguageLoss(description))),
     (objectives::PAIR, |description| Box::new(pair::PairLoss(description))),
+    (objectives::SOFT_TARGETS, |description| Box::new(soft_targets::SoftTargetLoss(description))),
+    (objectives::COSINE, |description| Box::new(cosine::CosineLoss(description))),
 ];
 
 /// Implementation of a loss.
@@ -69,15 +75,26 @@ pub struct Objective {
 }
 
 impl Objective {
-    /// Creates the passes of a configuration over the networks of `parameters`.
+    /// Creates the passes of a configuration over the networks of `parameters`. Leaves out the losses that need a teacher, which
+    /// [`Objective::with_teacher`] adds.
     pub fn new(parameters: &Parameters, model: &run::Model, config: &run::Objective) -> Self {
-        let losses = objectives::losses(config).into_iter().map(loss).collect();
+        let losses = objectives::losses(config).into_iter().filter(|loss| !loss.needs_teacher()).map(loss).collect();
         Self::from_passes(vec![Pass::new(Encoder::new(parameters, model), losses)])
     }
 
     /// Creates an objective from passes.
     pub fn from_passes(passes: Vec<Pass>) -> Self {
         Self { passes }
+    }
+
+    /// Adds a teacher, if there is one, and the losses of its student. The student is the last pass.
+    #[must_use]
+    pub fn with_teacher(mut self, teacher: Option<&Teacher>, config: &run::Objective) -> Self {
+        if let Some(teacher) = teacher {
+            let student = self.passes.pop();
+            self.passes.extend(student.into_iter().flat_map(|student| teacher::passes(teacher, student, config)));
+        }
+        self
     }
 
     /// Turns activation recomputation in the backward pass on or off.

@@ -4,6 +4,7 @@ mod cgroup;
 pub mod fit;
 pub mod gpu;
 mod samples;
+pub mod teacher;
 
 use std::path::Path;
 
@@ -116,7 +117,9 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     let of_loss = |loss: &LossSpec| {
         bytes * network.head_activation_elements(loss.head, count) + 16.0 * network.logits(loss.head, count)
     };
-    let head: f64 = objectives::losses(&config.objective).iter().map(of_loss).sum();
+    let own = objectives::losses(&config.objective).into_iter().filter(|loss| !loss.needs_teacher());
+    let teacher = teacher::activations(config, &architecture, tokens, length);
+    let head = own.map(|loss| of_loss(&loss)).sum::<f64>() + teacher.losses;
 
     let layers = network.applications() as f64;
     let local_masks = bytes * tokens * network.local_mask_columns(length) as f64;
@@ -125,7 +128,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
         false => embeddings + layers * layer + head.max(gradients),
         true => embeddings + layers * bytes * row + head.max(layer + gradients),
     };
-    sum as u64
+    (sum + teacher.kept).max(teacher.forward) as u64
 }
 
 /// Returns the bytes of the temporary tensors of an update on one of `world` ranks. Zero for other optimizers than Muon.
@@ -150,7 +153,8 @@ pub fn rank_bytes(config: &RunConfig, stage: &Stage, data: DatasetShape, ranks: 
         let copies = GRADIENT_STAGING.saturating_add(SNAPSHOT.div_ceil(ranks.max(1) as u64)).saturating_mul(parameters);
         return [copies, samples].into_iter().fold(WORKER_GPU, u64::saturating_add);
     }
-    let state = state(parameters, ranks) / ranks.max(1) as u64;
+    let state =
+        (state(parameters, ranks) / ranks.max(1) as u64).saturating_add(teacher::state(config, data.vocabulary));
     let activations = activations(config, stage, data.vocabulary, data.sequence_length, tokens);
     let activations = activations.saturating_add(activations / RETAINED_DIVISOR);
     let temporary = activations.max(update(config, &architecture, config.cluster.ranks.max(ranks)));
@@ -204,15 +208,17 @@ fn shortage(config: &RunConfig, data: &[DatasetShape], ranks: usize, available: 
         return Some(ConfigIssue::new(format!("stage.{index}"), message));
     }
     (needed > available).then(|| {
+        let teacher = gib(teacher::state(config, data.vocabulary).saturating_mul(ranks as u64));
+        let with_teacher = if teacher > 0.0 { ", and for the teacher" } else { "" };
         let message = format!(
             "needs about {:.1} GiB for {} on this host, which has {:.1} GiB: {:.1} GiB for {parameters} parameters \
-             with gradients, moments and the checkpoint snapshot, {:.1} GiB per rank for a micro-batch of {} tokens \
+             with gradients, moments and the checkpoint snapshot{with_teacher}, {:.1} GiB per rank for a micro-batch of {} tokens \
              (reduce stage.{index}.micro_batch_tokens or set stage.{index}.recompute), and {:.1} GiB per rank for prefetched \
              samples (reduce stage.{index}.global_batch or add ranks)",
             gib(needed),
             workers,
             gib(available),
-            gib(state(parameters, ranks)),
+            gib(state(parameters, ranks)) + teacher,
             gib(activations(config, stage, data.vocabulary, data.sequence_length, tokens)),
             tokens,
             gib(samples),

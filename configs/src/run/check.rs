@@ -5,6 +5,7 @@ mod stage;
 
 use std::net::SocketAddr;
 
+use super::teacher;
 use super::{
     Attention, DeviceKind, Family, Guard, MaskUnit, Masking, Model, NormKind, Objective, Optimizer, OptimizerKind,
     Pair, Precision, RENAMED, RunConfig, TokenBudget, Unpadded,
@@ -26,6 +27,7 @@ impl Checked for RunConfig {
             issues.push(ConfigIssue::new("objective.pair", message));
         }
         self.objective.check("objective", issues);
+        teacher::check(self, issues);
         self.optimizer.check(issues);
         if self.stage.is_empty() {
             issues.push(ConfigIssue::new("stage", "at least one [[stage]] is needed"));
@@ -315,7 +317,7 @@ pub(super) fn positive(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
     }
 }
 
-fn not_negative(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
+pub(super) fn not_negative(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
     if !(value >= 0.0 && value.is_finite()) {
         issues.push(ConfigIssue::new(key, format!("is {value}; must be 0 or above")));
     }

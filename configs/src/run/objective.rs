@@ -3,6 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::Teacher;
 use crate::prep::Pair;
 
 /// Choice of masked tokens in successive epochs.
@@ -81,6 +82,9 @@ pub struct Objective {
     pub phrases: Option<String>,
     /// Maximum number of masked tokens per sample. 0: no limit. Use 80 with sequences of 512 tokens.
     pub max_predictions: usize,
+    /// Trained model that the model also learns from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<Teacher>,
 }
 
 impl Objective {
@@ -166,6 +170,7 @@ impl Default for Objective {
             mask_frequency_exponent: 0.0,
             phrases: None,
             max_predictions: 20,
+            teacher: None,
         }
     }
 }

@@ -162,8 +162,21 @@ fn sum_of_shard_gradients_matches_whole_batch() {
 #[test]
 fn shared_parameters_are_stored_once() {
     let count = |case: &Case| specs(&case.architecture(&model())).len();
-    let [bert, roberta, albert, electra, distilbert, modernbert, deberta, table, twice, networks, teacher, no_segments] =
-        CASES.each_ref().map(count);
+    let [
+        bert,
+        roberta,
+        albert,
+        electra,
+        distilbert,
+        modernbert,
+        deberta,
+        table,
+        twice,
+        networks,
+        teacher,
+        wide,
+        no_segments,
+    ] = CASES.each_ref().map(count);
     let (tensors_per_layer, embeddings, projection, pair_head) = (16, 5, 2, 4);
     assert_eq!((roberta, electra), (bert - pair_head, bert - pair_head + projection));
     assert_eq!((albert, distilbert), (bert - 2 * tensors_per_layer + projection, bert - pair_head - 1));
@@ -172,8 +185,8 @@ fn shared_parameters_are_stored_once() {
     // No pair head and no segment embeddings, but a table of relative positions with a normalization.
     assert_eq!(deberta, bert - pair_head - 1 + 3);
     assert_eq!((table, twice), (bert, bert - tensors_per_layer));
-    // These three architectures also have three layers in total and one head of each kind.
-    assert_eq!((networks, teacher, no_segments), (bert, bert, bert - 1));
+    // These four architectures also have three layers in total and one head of each kind.
+    assert_eq!((networks, teacher, wide, no_segments), (bert, bert, bert, bert - 1));
     assert!(networks > 3 * tensors_per_layer + embeddings);
     for case in CASES {
         let architecture: Architecture = case.architecture(&model());

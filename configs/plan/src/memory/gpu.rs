@@ -75,7 +75,9 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
     let of_loss = |loss: &LossSpec| {
         SOFTMAX * network.logits(loss.head, count) + bytes * network.head_activation_elements(loss.head, count)
     };
-    let head: f64 = objectives::losses(&config.objective).iter().map(of_loss).sum();
+    let own = objectives::losses(&config.objective).into_iter().filter(|loss| !loss.needs_teacher());
+    let teacher = super::teacher::activations(config, &architecture, all, data.sequence_length);
+    let head = own.map(|loss| of_loss(&loss)).sum::<f64>() + teacher.losses;
 
     let most = if stage.recompute {
         // Kept are the input of each layer, the output of the last layer, and the gradient of that output.
@@ -90,6 +92,7 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
     let vectors = 4.0 * rows + (4.0 * layers + 8.0) * hidden * bytes;
     // The table of relative positions with its three projections, in the backward pass of a layer.
     let table = 4.0 * bytes * network.relative_rows() as f64 * hidden;
+    let most = (most + teacher.kept).max(teacher.forward);
     (SMALL_TENSORS * (most + IDS * all + vectors + table)) as u64
 }
 
@@ -119,7 +122,8 @@ pub fn state(config: &RunConfig, layers: usize, vocabulary: usize) -> u64 {
     let tensors = TENSOR_COUNTS.0.saturating_mul(layers as u64).saturating_add(TENSOR_COUNTS.1);
     let parameters = Architecture::of_run(config, layers, vocabulary).parameters();
     let half = if config.metrics.noise_scale_every_steps > 0 { super::HALF_BATCH_GRADIENT } else { 0 };
-    parameters.saturating_add(ALIGNMENT as u64 * tensors).saturating_mul(super::STATE + copy + half)
+    let own = parameters.saturating_add(ALIGNMENT as u64 * tensors).saturating_mul(super::STATE + copy + half);
+    own.saturating_add(super::teacher::state(config, vocabulary))
 }
 
 /// Returns the bytes of GPU memory that one of `world` ranks needs in stage `index`, with micro-batches of at most
