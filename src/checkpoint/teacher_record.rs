@@ -30,3 +30,48 @@ impl TeacherRecord {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lambert_config::run::{Model, Teacher, TeacherFacts};
+
+    use super::*;
+    use crate::checkpoint::EngineState;
+
+    fn config(weights: Option<&str>) -> RunConfig {
+        let facts = |weights: &str| TeacherFacts {
+            checkpoint: None,
+            weights_sha256: weights.to_owned(),
+            config_sha256: "c".to_owned(),
+            vocabulary_sha256: String::new(),
+            model: Model::default(),
+        };
+        let mut config = RunConfig::default();
+        config.objective.teacher =
+            weights.map(|weights| Teacher { facts: Some(Box::new(facts(weights))), ..Teacher::default() });
+        config
+    }
+
+    #[test]
+    fn another_teacher_does_not_fit() {
+        let record = TeacherRecord::of(&config(Some("a"))).unwrap();
+        assert_eq!(record.incompatibility(&config(Some("a"))), None);
+        assert_eq!(record.incompatibility(&config(None)), None);
+        let why = record.incompatibility(&config(Some("b"))).unwrap();
+        assert!(why.contains("objective.teacher has the weights b, that teacher had the weights a"), "{why}");
+        assert_eq!(TeacherRecord::of(&config(None)), None);
+    }
+
+    /// States of earlier versions have no teacher.
+    #[test]
+    fn a_state_without_a_teacher_is_read() {
+        let old = r#"{"updates":{},"skipped_updates":0,"vocabulary":50,"lowercase":true}"#;
+        let mut state: EngineState = serde_json::from_str(old).unwrap();
+        assert_eq!(state.teacher, None);
+        assert!(!serde_json::to_string(&state).unwrap().contains("teacher"));
+        state.teacher = TeacherRecord::of(&config(Some("a")));
+        let text = serde_json::to_string(&state).unwrap();
+        assert!(text.contains(r#""teacher":{"weights_sha256":"a","config_sha256":"c"}"#), "{text}");
+        assert_eq!(serde_json::from_str::<EngineState>(&text).unwrap().teacher, state.teacher);
+    }
+}

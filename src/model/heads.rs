@@ -109,12 +109,10 @@ impl MaskedLanguageHead {
             0 => tensor.shallow_clone(),
             padding => tensor.narrow(0, 0, tensor.size()[0] - padding),
         };
-        let copy = self.decoder.compute_copy.as_ref();
-        let compute_weight = copy.map_or_else(|| unpadded(weight).detach(), |copy| unpadded(&copy.weight));
         let bias = bias.as_ref().expect("the decoder has a bias");
-        let compute_bias = copy.and_then(|copy| copy.bias.as_ref()).unwrap_or(bias);
-        let compute_bias = unpadded(compute_bias).detach();
-        VocabularyDecoder { weight: unpadded(weight), bias: unpadded(bias), compute_weight, compute_bias }
+        let copy = self.decoder.compute_copy.as_ref();
+        let copy = copy.map(|copy| [&copy.weight, copy.bias.as_ref().unwrap_or(bias)].map(unpadded));
+        VocabularyDecoder::new(unpadded(weight), unpadded(bias), copy)
     }
 
     /// Maps \[n, hidden\] to \[n, vocabulary\].
@@ -139,6 +137,12 @@ pub struct VocabularyDecoder {
 }
 
 impl VocabularyDecoder {
+    /// Creates a decoder. `copy` are weight and bias in the compute dtype, unless that is f32.
+    pub fn new(weight: Tensor, bias: Tensor, copy: Option<[Tensor; 2]>) -> Self {
+        let [compute_weight, compute_bias] = copy.unwrap_or_else(|| [weight.detach(), bias.detach()]);
+        Self { weight, bias, compute_weight: compute_weight.detach(), compute_bias: compute_bias.detach() }
+    }
+
     /// Number of tokens of the vocabulary.
     pub fn vocabulary(&self) -> i64 {
         self.bias.size()[0]

@@ -29,23 +29,42 @@ impl Loss for SoftTargetLoss {
 
     fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
         let of_teacher = teacher::output(input);
-        let states = heads.decoder_input(&hidden.flatten(0, 1));
-        let (decoder, weights) = (heads.decoder(), input.token_weights());
+        let (decoder, of_teacher_decoder) = (heads.decoder(), of_teacher.heads.decoder());
         let teacher_hidden = of_teacher.hidden.flatten(0, 1);
-        let mut sum = WeightedSum::new(&states, &decoder);
-        tch::no_grad(|| {
-            let detached = states.detach();
-            let (all, size) = (detached.size()[0], (of_teacher.chunk / decoder.vocabulary()).max(1));
-            for first in (0..all).step_by(size as usize) {
-                let chunk = |tensor: &Tensor| tensor.narrow(0, first, size.min(all - first));
-                let rows = chunk(&detached);
-                let teacher_rows = of_teacher.heads.decoder_input(&chunk(&teacher_hidden));
-                let logits = [decoder.logits(&rows), of_teacher.heads.decoder().logits(&teacher_rows)];
-                sum.add(&rows, divergence(logits, of_teacher.temperature, weights.as_ref().map(chunk).as_ref()));
-            }
-        });
-        LossValue { loss: sum.finish(&states), correct: None, logits: None }
+        let teacher_logits = |first, count| {
+            let states = of_teacher.heads.decoder_input(&teacher_hidden.narrow(0, first, count));
+            of_teacher_decoder.logits(&states)
+        };
+        let states = heads.decoder_input(&hidden.flatten(0, 1));
+        let chunk = (of_teacher.chunk / decoder.vocabulary()).max(1);
+        let weights = input.token_weights();
+        let loss = chunked(&states, &decoder, chunk, &teacher_logits, of_teacher.temperature, weights.as_ref());
+        LossValue { loss, correct: None, logits: None }
     }
+}
+
+/// Computes the loss of the inputs of the decoder, `states` \[n, width\], for at most `chunk` tokens at a time.
+/// `teacher_logits` returns the logits of the teacher for a number of tokens from the first one on.
+fn chunked(
+    states: &Tensor,
+    decoder: &VocabularyDecoder,
+    chunk: i64,
+    teacher_logits: &dyn Fn(i64, i64) -> Tensor,
+    temperature: f64,
+    weights: Option<&Tensor>,
+) -> Tensor {
+    let mut sum = WeightedSum::new(states, decoder);
+    tch::no_grad(|| {
+        let (detached, all) = (states.detach(), states.size()[0]);
+        for first in (0..all).step_by(chunk as usize) {
+            let count = chunk.min(all - first);
+            let rows = detached.narrow(0, first, count);
+            let logits = [decoder.logits(&rows), teacher_logits(first, count)];
+            let weights = weights.map(|weights| weights.narrow(0, first, count));
+            sum.add(&rows, divergence(logits, temperature, weights.as_ref()));
+        }
+    });
+    sum.finish(states)
 }
 
 /// Computes the sum over tokens of `T² KL(teacher || student)` at temperature T, and its gradient for the logits of the student,
@@ -115,9 +134,50 @@ impl<'a> WeightedSum<'a> {
         let parts =
             [(states, Tensor::cat(&of_states, 0)), (&decoder.weight, weight), (&decoder.bias, bias)].into_iter();
         parts.filter(|(input, _)| input.requires_grad()).fold(sum, |sum, (input, gradient)| {
-            // The scalar product has the gradient as its own, and its value is subtracted again.
-            let product = input.to_kind(Kind::Float).flatten(0, -1).dot(&gradient.flatten(0, -1));
+            // `gradient` is the gradient of this sum, whose value is subtracted again.
+            let product = (input.to_kind(Kind::Float) * gradient).sum(Kind::Float);
             sum + (&product - product.detach())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::teacher::tests::{Golden, close, parameter, tensor};
+    use super::*;
+
+    /// The backward pass starts from a scaled loss, as in training.
+    #[test]
+    fn loss_and_gradients_match_torch_in_chunks_of_any_size() {
+        let golden = Golden::read();
+        let [tokens, width, _, vocabulary] = golden.sizes;
+        let teacher = tensor(&golden.teacher_logits, &[tokens, vocabulary]);
+        let weights = tensor(&golden.weights, &[tokens]);
+        for case in &golden.soft_targets {
+            for chunk in [1, 3, 5, 10, 64] {
+                let states = parameter(&golden.states, &[tokens, width]);
+                let weight = parameter(&golden.weight, &[vocabulary, width]);
+                let bias = parameter(&golden.bias, &[vocabulary]);
+                let decoder = VocabularyDecoder::new(weight.shallow_clone(), bias.shallow_clone(), None);
+                let logits = |first, count| teacher.narrow(0, first, count);
+                let score = || chunked(&states, &decoder, chunk, &logits, case.temperature, Some(&weights));
+                let loss = score();
+                close(&loss, &[case.loss], 1e-5);
+                (loss * 0.25).backward();
+                for (input, expected) in [&states, &weight, &bias].into_iter().zip(&case.gradients) {
+                    close(&(input.grad() * 4.0), expected, 2e-5);
+                }
+                let evaluated = tch::no_grad(score);
+                assert!(!evaluated.requires_grad());
+                close(&evaluated, &[case.loss], 1e-5);
+            }
+        }
+    }
+
+    #[test]
+    fn equal_distributions_have_no_loss_and_no_gradient() {
+        let logits = || Tensor::from_slice(&[0.5_f32, -2.0, 30.0, 1.0]).view([1, 4]);
+        let (loss, gradient) = divergence([logits(), logits() + 3.0], 2.0, None);
+        assert!(loss.double_value(&[]).abs() < 1e-6 && gradient.abs().max().double_value(&[]) < 1e-6);
     }
 }

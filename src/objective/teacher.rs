@@ -73,3 +73,59 @@ pub(super) fn output(input: &Input) -> &TeacherOutput {
 pub(super) fn tokens(batch: &MicroBatch) -> usize {
     batch.lengths.iter().map(|length| *length as usize).sum()
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use serde::Deserialize;
+    use tch::{Kind, Tensor};
+
+    /// Golden values of tests/golden/make_distillation.py.
+    #[derive(Deserialize)]
+    pub struct Golden {
+        /// Tokens, width of the input of the decoder, hidden size and vocabulary.
+        pub sizes: [i64; 4],
+        /// 1 for tokens, 0 for padding.
+        pub weights: Vec<f64>,
+        pub states: Vec<f64>,
+        pub weight: Vec<f64>,
+        pub bias: Vec<f64>,
+        pub teacher_logits: Vec<f64>,
+        pub soft_targets: Vec<SoftTargets>,
+        pub hidden: Vec<f64>,
+        pub teacher_hidden: Vec<f64>,
+        pub cosine: f64,
+        pub cosine_gradient: Vec<f64>,
+    }
+
+    #[derive(Deserialize)]
+    pub struct SoftTargets {
+        pub temperature: f64,
+        pub loss: f64,
+        /// Gradients of the states, the weight and the bias.
+        pub gradients: Vec<Vec<f64>>,
+    }
+
+    impl Golden {
+        pub fn read() -> Self {
+            serde_json::from_str(include_str!("../../tests/golden/distillation.json")).unwrap()
+        }
+    }
+
+    pub fn tensor(values: &[f64], shape: &[i64]) -> Tensor {
+        Tensor::from_slice(values).to_kind(Kind::Float).view(shape)
+    }
+
+    pub fn parameter(values: &[f64], shape: &[i64]) -> Tensor {
+        tensor(values, shape).set_requires_grad(true)
+    }
+
+    /// Asserts that all elements are close, relative to the largest expected one.
+    pub fn close(found: &Tensor, expected: &[f64], tolerance: f64) {
+        let found: Vec<f64> = Vec::try_from(found.detach().to_kind(Kind::Double).flatten(0, -1)).unwrap();
+        let largest = expected.iter().fold(0.0_f64, |most, value| most.max(value.abs()));
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found - expected).abs() <= tolerance * largest, "{found} instead of {expected}");
+        }
+    }
+}

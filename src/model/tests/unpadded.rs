@@ -9,7 +9,8 @@ use crate::model;
 use crate::train::step::tests::{batch, batch_with};
 
 /// Names of the cases that support unpadded micro-batches.
-const FAMILIES: [&str; 6] = ["BERT", "RoBERTa", "ALBERT", "ELECTRA", "DistilBERT", "ModernBERT"];
+const FAMILIES: [&str; 8] =
+    ["BERT", "RoBERTa", "ALBERT", "ELECTRA", "DistilBERT", "ModernBERT", "a teacher", "a wide teacher"];
 
 /// The same samples with and without padding have the same gradients. Their dropout masks of hidden states are equal.
 #[test]
