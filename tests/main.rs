@@ -17,6 +17,7 @@ mod data_report;
 mod demo;
 mod dependencies;
 mod devices;
+mod distillation;
 mod divergence;
 mod documents;
 mod extra_held_out;

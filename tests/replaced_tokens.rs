@@ -206,6 +206,7 @@ fn settings_that_do_not_fit_are_refused() {
                 "objective.span_boundary_weight=1",
                 "objective.span_boundary_weight: must be 0 with objective.replaced_tokens",
             ),
+            ("objective.teacher.from=other", "objective.teacher: is not available with objective.replaced_tokens"),
             ("objective.replaced_tokens.weight=0", "objective.replaced_tokens.weight: is 0; must be above 0"),
             (
                 "objective.replaced_tokens.generator_heads=3",

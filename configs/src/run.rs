@@ -22,6 +22,7 @@ mod renamed;
 mod replaced_tokens;
 mod restart;
 mod stage;
+mod teacher;
 mod watch;
 
 use schemars::JsonSchema;
@@ -49,6 +50,7 @@ pub use renamed::RENAMED;
 pub use replaced_tokens::ReplacedTokens;
 pub use restart::RestartLimits;
 pub use stage::{BatchRamp, Decay, Stage};
+pub use teacher::{Teacher, TeacherFacts};
 pub use watch::Watch;
 
 /// Configuration of a training run.

@@ -7,6 +7,7 @@ use lambert_plan::timeline::EarlyStops;
 use lambert_store::checkpoint::Manifest;
 use serde::{Deserialize, Serialize};
 
+use super::teacher_record::TeacherRecord;
 use crate::error::Error;
 use crate::recovery::guard::LossHistory;
 use crate::recovery::skipped_samples::SkippedSamples;
@@ -52,6 +53,9 @@ pub struct EngineState {
     /// Number of encoder layers before the growth of the current stage, if the model has grown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     grown_from: Option<usize>,
+    /// Teacher of the run, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<TeacherRecord>,
     /// Vocabulary size and case.
     #[serde(flatten)]
     pub vocabulary: VocabularyFacts,
@@ -83,6 +87,7 @@ impl EngineState {
             early_stops: state.stages.early_stops.clone(),
             evaluation_pending: state.evaluation_pending,
             grown_from: state.stages.grown_from,
+            teacher: None,
             vocabulary: VocabularyFacts { size, lowercase },
         }
     }

@@ -12,6 +12,8 @@
 //! - [`records`]: step records between two checkpoints
 //! - [`EngineState`]: counters and history stored in the manifest
 //! - `files`: objects of a checkpoint
+//! - `teacher`: teacher of the run, which is a checkpoint of another run
+//! - `teacher_record`: its record in the manifest
 //! - `tensor_loader`: streaming of an object into the training state
 
 pub mod commit;
@@ -25,9 +27,12 @@ pub mod rollback;
 mod save;
 pub mod saver;
 pub mod snapshot;
+mod teacher;
+mod teacher_record;
 mod tensor_loader;
 pub mod time_limit;
 
 pub use engine_state::EngineState;
 pub use resume::{ResumeOrigin, read_chosen, read_model, read_state, resume};
 pub use saver::Saver;
+pub use teacher::read_teacher;

@@ -10,6 +10,7 @@ use lambert_control::EventKind;
 use lambert_dataset::VocabularyFacts;
 use lambert_dataset::tokenizer::VocabularyExtension;
 use lambert_plan::architecture::Architecture;
+use lambert_plan::distillation::copied_tensors;
 use lambert_plan::{objectives, timeline};
 use lambert_store::Store;
 use lambert_store::StoredVocabulary;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use super::{EngineState, files, rollback};
 use crate::error::{self, Error};
 use crate::kernels::Kernels;
+use crate::objective::Teacher;
 use crate::stages;
 use crate::state::{self, InitialDeviation, ParamSpec, Parameters, TrainState};
 use crate::torch;
@@ -38,17 +40,18 @@ pub struct ResumeOrigin {
 }
 
 /// Loads the newest checkpoint that passes verification and fits the configuration. A run without checkpoints starts
-/// from the weights of `run.from`, or from random weights.
+/// from the weights of `run.from`, from the layers of `teacher`, or from random weights.
 pub fn resume(
     session: &Session,
     collective: &mut dyn Group,
     datasets: &Datasets,
+    teacher: Option<&Teacher>,
 ) -> Result<(TrainState, ResumeOrigin), Error> {
     let config = &session.config;
     let found = agree_on_start(session, collective, datasets)?;
     let (mut state, best) = match &found.checkpoint {
         Some(verified) => (load(session, verified, datasets)?, verified.manifest.best.clone()),
-        None => (begin(session, datasets)?, None),
+        None => (begin(session, datasets, teacher)?, None),
     };
     let checkpoint = found.checkpoint.map(|verified| verified.manifest.name());
     found.rollbacks.iter().for_each(|record| rollback::skip_samples(record, &mut state));
@@ -137,6 +140,10 @@ fn incompatibility(config: &RunConfig, manifest: &Manifest, vocabulary: usize) -
         let last = config.stage.len().saturating_sub(1);
         return Some(format!("it was saved in stage {}, but the last stage of this run is {last}", manifest.stage));
     };
+    let teacher = EngineState::read(manifest).ok().and_then(|state| state.teacher);
+    if let Some(other) = teacher.and_then(|teacher| teacher.incompatibility(config)) {
+        return Some(other);
+    }
     let mut counts = BTreeMap::<&str, u64>::new();
     for slice in manifest.objects.iter().flat_map(|object| &object.slices) {
         *counts.entry(&slice.tensor).or_default() += slice.count;
@@ -156,7 +163,7 @@ fn vocabulary(datasets: &Datasets) -> usize {
 }
 
 /// Creates the state of a run before its first step.
-fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
+fn begin(session: &Session, datasets: &Datasets, teacher: Option<&Teacher>) -> Result<TrainState, Error> {
     let config = &session.config;
     // The store of the run keeps the vocabulary, for exports and for programs that need only the model.
     if session.is_first() {
@@ -165,8 +172,27 @@ fn begin(session: &Session, datasets: &Datasets) -> Result<TrainState, Error> {
     }
     match &config.run.from {
         Some(url) => begin_from(session, url, datasets),
-        None => initialized(session, config.stage[0].depth(&config.model), datasets),
+        None => {
+            let state = initialized(session, config.stage[0].depth(&config.model), datasets)?;
+            if let Some(teacher) = teacher {
+                copy_layers(teacher, &state.parameters, config)?;
+            }
+            Ok(state)
+        }
     }
+}
+
+/// Copies the layers of `objective.teacher.layers`, the embeddings and the MLM head of the teacher to a model; nothing if the key is
+/// absent.
+fn copy_layers(teacher: &Teacher, student: &Parameters, config: &RunConfig) -> Result<(), Error> {
+    let layers = config.objective.teacher.as_ref().map_or(&[][..], |teacher| &teacher.layers);
+    if layers.is_empty() {
+        return Ok(());
+    }
+    let of_student = (&**student.architecture(), &config.model);
+    let tensors = copied_tensors(of_student, (teacher.parameters.architecture(), &teacher.model), layers)
+        .map_err(|why| Error::Usage(format!("objective.teacher.layers: {why}")))?;
+    Ok(torch::guard(|| stages::teacher::copy(&teacher.parameters, student, &tensors))?)
 }
 
 /// Creates the state of step 0 from the weights of another run. If `run.from_optimizer` is set, also copies the moments

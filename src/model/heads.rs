@@ -6,7 +6,7 @@ use lambert_plan::architecture::{Head, ModuleKind, ParamKind, TensorId};
 use tch::Tensor;
 
 use super::{Linear, NetworkWeights, Normalization, activate};
-use crate::torch;
+use crate::torch::{self, LinearParams};
 
 /// Heads of a network.
 pub struct Heads {
@@ -51,6 +51,22 @@ impl Heads {
         self.replaced_tokens.as_ref().expect("the network has no detection head").logits(&hidden.flatten(0, 1))
     }
 
+    /// Input of the decoder of the MLM head, \[n, width\], for hidden states \[n, hidden\].
+    ///
+    /// # Panics
+    /// The network has no masked-language head.
+    pub fn decoder_input(&self, hidden: &Tensor) -> Tensor {
+        self.masked_language.as_ref().expect("the network has no masked-language head").decoder_input(hidden)
+    }
+
+    /// Decoder of the MLM head, without the padding of the vocabulary.
+    ///
+    /// # Panics
+    /// The network has no masked-language head.
+    pub fn decoder(&self) -> VocabularyDecoder {
+        self.masked_language.as_ref().expect("the network has no masked-language head").decoder()
+    }
+
     /// Logits of the sentence-pair label, \[batch, 2\]. `first_tokens` are the hidden states of the first token of each
     /// sample, \[batch, hidden\].
     ///
@@ -83,6 +99,8 @@ struct MaskedLanguageHead {
     /// Tensor added to the logits, \[vocabulary\]: minus infinity at padding entries of the vocabulary, 0 elsewhere.
     /// `None` if the vocabulary has no padding entries.
     padding_logits: Option<Tensor>,
+    /// Number of padding entries of the vocabulary.
+    padding: i64,
 }
 
 impl MaskedLanguageHead {
@@ -101,13 +119,29 @@ impl MaskedLanguageHead {
             norm: Normalization::new(weights, ModuleKind::TransformNorm, None),
             decoder,
             padding_logits: padding_logits(weights, bias),
+            padding: parameters.spec(bias).padding.unwrap_or(0) as i64,
         }
+    }
+
+    fn decoder_input(&self, hidden: &Tensor) -> Tensor {
+        self.norm.forward(&activate(&self.transform.forward(hidden), self.activation))
+    }
+
+    fn decoder(&self) -> VocabularyDecoder {
+        let LinearParams { weight, bias } = &self.decoder.params;
+        let unpadded = |tensor: &Tensor| match self.padding {
+            0 => tensor.shallow_clone(),
+            padding => tensor.narrow(0, 0, tensor.size()[0] - padding),
+        };
+        let bias = bias.as_ref().expect("the decoder has a bias");
+        let copy = self.decoder.compute_copy.as_ref();
+        let copy = copy.map(|copy| [&copy.weight, copy.bias.as_ref().unwrap_or(bias)].map(unpadded));
+        VocabularyDecoder::new(unpadded(weight), unpadded(bias), copy)
     }
 
     /// Maps \[n, hidden\] to \[n, vocabulary\].
     fn logits(&self, hidden: &Tensor) -> Tensor {
-        let transformed = activate(&self.transform.forward(hidden), self.activation);
-        let logits = self.decoder.forward(&self.norm.forward(&transformed));
+        let logits = self.decoder.forward(&self.decoder_input(hidden));
         match &self.padding_logits {
             Some(padding_logits) => logits + padding_logits,
             None => logits,
@@ -169,6 +203,37 @@ impl SpanBoundaryHead {
             Some(padding_logits) => logits + padding_logits,
             None => logits,
         }
+    }
+}
+
+/// Decoder of the MLM head, for the tokens of the vocabulary without its padding.
+pub struct VocabularyDecoder {
+    /// Weight, f32 \[vocabulary, width\], part of the graph.
+    pub weight: Tensor,
+    /// Bias, f32 \[vocabulary\], part of the graph.
+    pub bias: Tensor,
+    /// Weight in the compute dtype, without a graph.
+    pub compute_weight: Tensor,
+    compute_bias: Tensor,
+}
+
+impl VocabularyDecoder {
+    /// Creates a decoder. `copy` are weight and bias in the compute dtype, unless that is f32.
+    pub fn new(weight: Tensor, bias: Tensor, copy: Option<[Tensor; 2]>) -> Self {
+        let [compute_weight, compute_bias] = copy.unwrap_or_else(|| [weight.detach(), bias.detach()]);
+        Self { weight, bias, compute_weight: compute_weight.detach(), compute_bias: compute_bias.detach() }
+    }
+
+    /// Number of tokens of the vocabulary.
+    pub fn vocabulary(&self) -> i64 {
+        self.bias.size()[0]
+    }
+
+    /// Logits of `states` \[n, width\], \[n, vocabulary\], without a graph of the parameters.
+    pub fn logits(&self, states: &Tensor) -> Tensor {
+        let params =
+            LinearParams { weight: self.compute_weight.shallow_clone(), bias: Some(self.compute_bias.shallow_clone()) };
+        torch::linear(states, &params, None)
     }
 }
 

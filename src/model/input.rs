@@ -1,8 +1,11 @@
 //! Device tensors of a micro-batch, which are the input of its forward passes.
 
+use std::rc::Rc;
+
 use lambert_plan::batch_partition::Layout;
 use tch::{Kind, Tensor};
 
+use super::Heads;
 use super::constants::{Constants, numbers};
 use super::relative_range::{RelativeRange, RelativeRows};
 use super::rotation::Rotation;
@@ -40,11 +43,25 @@ pub struct Input {
     pub derived_targets: Option<Tensor>,
     /// Digest of the tokens that were drawn for this input, i64 \[\]; `None` if no tokens were drawn.
     pub drawn_digest: Option<Tensor>,
+    /// Output of the teacher, if the network has one.
+    pub teacher: Option<TeacherOutput>,
     /// Factor on the loss of each sample, f32 \[batch\]. `None` if all factors are 1. Other
     /// factors occur only in fault-injection tests.
     pub loss_scales: Option<Tensor>,
     /// Masks and rotations that layers share.
     pub(crate) constants: Constants,
+}
+
+/// Output of a teacher for a micro-batch, without a graph.
+pub struct TeacherOutput {
+    /// Hidden states of the last layer, \[batch, sequence, hidden\].
+    pub hidden: Tensor,
+    /// Heads of the teacher.
+    pub heads: Rc<Heads>,
+    /// Temperature of the soft targets.
+    pub temperature: f64,
+    /// Maximum number of logits that the loss of the soft targets computes at a time.
+    pub chunk: i64,
 }
 
 /// Micro-batch being uploaded.
@@ -146,26 +163,26 @@ impl Input {
         }
     }
 
-    /// Returns true for tokens and false for padding, bool \[batch x sequence\]. `None` without padding.
-    pub fn real_tokens(&self) -> Option<Tensor> {
+    /// Returns 1 for tokens and 0 for padding, f32 \[batch x sequence\]. `None` without padding.
+    pub fn token_mask(&self) -> Option<Tensor> {
         match &self.sequences {
-            Some(sequences) => {
-                let tokens = sequences.tokens_before_tail()?;
-                Some(self.ids.view([-1]).ones_like().cumsum(0, Kind::Int64).le(tokens))
-            }
-            None => Some(self.attention_mask.as_ref()?.view([-1])),
+            Some(sequences) => sequences.token_mask(),
+            None => self.attention_mask.as_ref().map(|mask| mask.flatten(0, -1).to_kind(Kind::Float)),
         }
     }
 
-    /// Returns the factor on the loss of each token, f32 \[batch x sequence\]. `None` if all factors are 1.
-    pub fn token_loss_scales(&self) -> Option<Tensor> {
-        let scales = self.loss_scales.as_ref()?;
-        let tokens = self.ids.view([-1]).ones_like().cumsum(0, Kind::Int64) - 1;
-        let last = scales.size()[0] - 1;
-        Some(scales.index_select(0, &self.rows_of(&tokens).clamp(0, last)))
+    /// Returns the weight of each token in a loss over all tokens, f32 \[batch x sequence\]: 0 for padding, and the factor on the loss
+    /// of its sample for any other token. `None` if all weights are 1.
+    pub fn token_weights(&self) -> Option<Tensor> {
+        let padding = self.token_mask();
+        let Some(factors) = &self.loss_scales else { return padding };
+        let tokens = numbers(&self.ids, self.ids.numel() as i64);
+        // The tail of an unpadded micro-batch belongs to the last sample here, and has weight 0.
+        let factors = factors.index_select(0, &self.rows_of(&tokens));
+        Some(padding.map_or_else(|| factors.shallow_clone(), |padding| padding * &factors))
     }
 
-    /// Copies the tensor handles, sharing their storage.
+    /// Copies the tensor handles, sharing their storage. Leaves out the output of a teacher.
     pub fn shallow_clone(&self) -> Self {
         let clone_option = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::shallow_clone);
         Self {
@@ -181,6 +198,7 @@ impl Input {
             span_targets: clone_option(&self.span_targets),
             derived_targets: clone_option(&self.derived_targets),
             drawn_digest: clone_option(&self.drawn_digest),
+            teacher: None,
             loss_scales: clone_option(&self.loss_scales),
             constants: Constants::default(),
         }
@@ -230,6 +248,7 @@ impl Input {
             span_targets: non_empty(span_targets).map(|targets| targets.view([4, -1])),
             derived_targets: None,
             drawn_digest: None,
+            teacher: None,
             loss_scales: upload.loss_scales,
             constants: Constants::default(),
         }

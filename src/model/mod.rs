@@ -47,7 +47,7 @@ use input::Input;
 
 use block::SegmentBlock;
 pub use dropout::{Dropout, DropoutRates};
-pub use heads::Heads;
+pub use heads::{Heads, VocabularyDecoder};
 use weights::NetworkWeights;
 
 /// Linear layer `x W^T + b`, where W is \[out, in\]. The computation uses the dtype of `x`. Gradients are f32.
@@ -144,10 +144,13 @@ pub fn layout(config: &run::RunConfig, kernels: &dyn Kernels) -> Layout {
         Attention::Fused => false,
     };
     let fits = compute_dtype(model) == Kind::BFloat16 && !(is_keyed && model.drops_attention());
+    let has_buckets = |model: &run::Model| model.position_buckets > 0;
+    let facts = config.objective.teacher.as_ref().and_then(|teacher| teacher.facts.as_ref());
+    let is_relative = has_buckets(model) || facts.is_some_and(|facts| has_buckets(&facts.model));
     match config.device.unpadded {
         Unpadded::Never => Layout::Padded,
         Unpadded::Always => Layout::Unpadded,
-        Unpadded::Auto if fits && model.position_buckets == 0 && kernels.has_unpadded_attention() => Layout::Unpadded,
+        Unpadded::Auto if fits && !is_relative && kernels.has_unpadded_attention() => Layout::Unpadded,
         Unpadded::Auto => Layout::Padded,
     }
 }

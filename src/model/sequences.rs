@@ -77,10 +77,15 @@ impl Sequences {
         }
     }
 
-    /// Number of tokens before the tail; `None` without a tail.
-    pub fn tokens_before_tail(&self) -> Option<i64> {
+    /// Returns 1 for the tokens of samples and 0 for the tail, f32 \[tokens\]. `None` without a tail.
+    pub fn token_mask(&self) -> Option<Tensor> {
         let samples = self.first_tokens.size()[0] as usize;
-        (self.lengths.len() > samples).then(|| self.lengths[..samples].iter().sum())
+        let tail: i64 = self.lengths[samples..].iter().sum();
+        (tail > 0).then(|| {
+            let mask = self.positions.ones_like().to_kind(Kind::Float);
+            let _ = mask.narrow(0, mask.size()[0] - tail, tail).zero_();
+            mask
+        })
     }
 
     /// Returns the number of the sample of each token in `tokens`.

@@ -2,11 +2,14 @@
 //! loss, add a file to this folder, a line to `LOSSES`, and a description to configs/plan/src/objectives.rs. For
 //! examples, see src/model/tests/architectures.rs.
 
+mod cosine;
 mod masked_language;
 mod pair;
 mod pass;
 mod replaced_tokens;
+mod soft_targets;
 mod span_boundary;
+mod teacher;
 pub mod totals;
 
 use lambert_config::run;
@@ -20,6 +23,7 @@ use crate::objective::totals::ObjectiveTotals;
 use crate::state::Parameters;
 pub use pass::{Pass, PassInput, PassOutput};
 pub use replaced_tokens::GeneratedTokens;
+pub use teacher::{Teacher, passes as taught_passes};
 
 /// Loss of predictions against targets, summed over a micro-batch. The training loop divides the sum by the number of
 /// targets in the global batch. The result therefore does not depend on the split into micro-batches.
@@ -42,11 +46,13 @@ pub trait Loss {
 type LossFactory = fn(objectives::LossSpec) -> Box<dyn Loss>;
 
 /// Implementations of the losses.
-const LOSSES: [(objectives::LossSpec, LossFactory); 4] = [
+const LOSSES: [(objectives::LossSpec, LossFactory); 6] = [
     (objectives::MASKED_LANGUAGE, |description| Box::new(masked_language::MaskedLanguageLoss(description))),
     (objectives::PAIR, |description| Box::new(pair::PairLoss(description))),
     (objectives::REPLACED_TOKENS, |description| Box::new(replaced_tokens::ReplacedTokensLoss(description))),
     (objectives::SPAN_BOUNDARY, |description| Box::new(span_boundary::SpanBoundaryLoss(description))),
+    (objectives::SOFT_TARGETS, |description| Box::new(soft_targets::SoftTargetLoss(description))),
+    (objectives::COSINE, |description| Box::new(cosine::CosineLoss(description))),
 ];
 
 /// Implementation of a loss.
@@ -76,15 +82,16 @@ pub struct Objective {
 }
 
 impl Objective {
-    /// Creates the passes of a configuration over the networks of `parameters`.
+    /// Creates the passes of a configuration over the networks of `parameters`. Leaves out the losses that need a teacher, which
+    /// [`Objective::with_teacher`] adds.
     pub fn new(parameters: &Parameters, model: &run::Model, config: &run::Objective) -> Self {
         Self::from_passes(Self::passes_of(parameters, model, config))
     }
 
-    /// Returns the passes of a configuration.
+    /// Returns the passes of a configuration, without a teacher.
     pub fn passes_of(parameters: &Parameters, model: &run::Model, config: &run::Objective) -> Vec<Pass> {
         let pass = |(number, TrainedNetwork { model, losses }): (usize, TrainedNetwork)| {
-            let losses = losses.into_iter().map(loss).collect();
+            let losses = losses.into_iter().filter(|loss| !loss.needs_teacher()).map(loss).collect();
             let pass = Pass::new(Encoder::new(parameters, number, &model), losses);
             // The only network with a predecessor is the discriminator.
             if number == 0 { pass } else { pass.with_input(Box::new(GeneratedTokens)) }
@@ -95,6 +102,16 @@ impl Objective {
     /// Creates an objective from passes.
     pub fn from_passes(passes: Vec<Pass>) -> Self {
         Self { passes }
+    }
+
+    /// Adds a teacher, if there is one, and the losses of its student. The student is the last pass.
+    #[must_use]
+    pub fn with_teacher(mut self, teacher: Option<&Teacher>, config: &run::Objective) -> Self {
+        if let Some(teacher) = teacher {
+            let student = self.passes.pop();
+            self.passes.extend(student.into_iter().flat_map(|student| teacher::passes(teacher, student, config)));
+        }
+        self
     }
 
     /// Turns activation recomputation in the backward pass on or off.

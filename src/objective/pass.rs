@@ -60,6 +60,13 @@ impl Pass {
         Self { input: Some(input), ..self }
     }
 
+    /// Adds losses after the others.
+    #[must_use]
+    pub fn with_losses(mut self, losses: Vec<Box<dyn Loss>>) -> Self {
+        self.losses.extend(losses);
+        self
+    }
+
     /// Losses, in the order of the step records.
     pub fn losses(&self) -> impl Iterator<Item = &dyn Loss> {
         self.losses.iter().map(|loss| &**loss)

@@ -33,9 +33,11 @@ impl Loss for ReplacedTokensLoss {
         let target = replaced.to_kind(Kind::Float);
         // The cross-entropy is ln(1 + exp(x)) for a negative target, and ln(1 + exp(-x)) for a positive one.
         let losses = (&logits * (target * -2.0 + 1.0)).softplus();
-        let real = input.real_tokens();
-        let factors = input.token_loss_scales().into_iter().chain(real.as_ref().map(|real| real.to_kind(Kind::Float)));
-        let loss = factors.fold(losses, |losses, factors| losses * factors).sum(Kind::Float);
+        let losses = match input.token_weights() {
+            Some(weights) => losses * weights,
+            None => losses,
+        };
+        let (loss, real) = (losses.sum(Kind::Float), input.token_mask().map(|mask| mask.gt(0.0)));
         let (replaced, detected) = (replaced.gt(0), logits.detach().gt(0.0));
         let is_correct = replaced.eq_tensor(&detected);
         let counted = [&is_correct, &replaced, &detected, &replaced.bitwise_and_tensor(&detected)];

@@ -1,9 +1,11 @@
 //! Start of a stage: model growth and optimizer restart.
 //!
 //! - [`growth`]: progressive stacking of layers
+//! - [`teacher`]: a model that starts from the layers of its teacher
 //! - [`vocabulary`]: more tokens than the model that a run starts from
 
 pub mod growth;
+pub mod teacher;
 pub mod vocabulary;
 
 use lambert_config::run::RunConfig;

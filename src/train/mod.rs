@@ -34,6 +34,7 @@ use lambert_plan::timeline::{self, StagePosition};
 
 use crate::checkpoint::{self, Saver};
 use crate::error::Error;
+use crate::objective::Teacher;
 use crate::recovery::guard::GuardVerdict;
 use crate::stages;
 use crate::state::TrainState;
@@ -68,11 +69,12 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
             tracing::warn!("{warning}");
         }
     }
-    let (mut state, origin) = checkpoint::resume(session, collective, &datasets)?;
+    let teacher = checkpoint::read_teacher(session, &datasets)?;
+    let (mut state, origin) = checkpoint::resume(session, collective, &datasets, teacher.as_ref())?;
     let loaded = origin.checkpoint.clone();
     let mut saver = Saver::new(session, &datasets, &state, origin)?;
     if state.evaluation_pending {
-        run_missed_evaluation(session, collective, &datasets, &budgets, &mut saver, &mut state)?;
+        run_missed_evaluation(session, collective, (&datasets, teacher.as_ref()), &budgets, &mut saver, &mut state)?;
         if state.evaluation_pending {
             return Ok(finish(session, &saver, &state, TrainOutcome::Stopped));
         }
@@ -86,7 +88,8 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
         if stops || session.agree_on_stop(collective)? {
             return stop(session, collective, &mut saver, &state);
         }
-        let mut stage = StageRun::open(session, &datasets, &mut state, place, budgets[place.index])?;
+        let mut stage =
+            StageRun::open(session, (&datasets, teacher.as_ref()), &mut state, place, budgets[place.index])?;
         let _stage = span!("stage", name = %place.stage.name);
         if std::mem::take(&mut starts) {
             stage.evaluate_start(&mut state, collective, &mut saver)?;
@@ -169,11 +172,11 @@ fn inject_faults(session: &Session, state: &mut TrainState) {
 
 /// Runs the evaluation that the previous attempt skipped after its last step, and saves the result.
 /// If a stop is requested during the evaluation, the next attempt runs it, because the checkpoint
-/// still has the `evaluation_pending` flag.
+/// still has the `evaluation_pending` flag. `sources` are the datasets and the teacher.
 fn run_missed_evaluation(
     session: &Session,
     collective: &mut dyn Group,
-    datasets: &Datasets,
+    sources: (&Datasets, Option<&Teacher>),
     budgets: &[usize],
     saver: &mut Saver<'_>,
     state: &mut TrainState,
@@ -187,7 +190,7 @@ fn run_missed_evaluation(
     };
     session.control.phase(WorkerPhase::Load);
     let place = StagePosition { done: last.done + 1, ..last };
-    StageRun::open(session, datasets, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;
+    StageRun::open(session, sources, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;
     if state.evaluation_pending { Ok(()) } else { saver.renew(collective, state) }
 }
 

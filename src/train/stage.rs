@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lambert_collective::{Group, Reducer};
+use lambert_config::run;
 use lambert_control::{Directive, Evaluation, EventKind, StepRecord, StepTimes};
 use lambert_dataset::random::Key;
 use lambert_dataset::{Dataset, DatasetError};
@@ -21,8 +22,8 @@ use crate::checkpoint::Saver;
 use crate::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, Mixture, Position, SampleSource};
 use crate::error::{self, Error};
 use crate::model;
-use crate::objective::Objective;
 use crate::objective::totals::ObjectiveTotals;
+use crate::objective::{Objective, Teacher};
 use crate::optim;
 use crate::recovery::guard::GuardVerdict;
 use crate::stages::growth;
@@ -73,7 +74,7 @@ pub struct StageRun<'a> {
 impl<'a> StageRun<'a> {
     pub fn open(
         session: &'a Session,
-        datasets: &'a Datasets,
+        (datasets, teacher): (&'a Datasets, Option<&Teacher>),
         state: &mut TrainState,
         place: StagePosition<'a>,
         micro_batch_tokens: usize,
@@ -112,7 +113,7 @@ impl<'a> StageRun<'a> {
         let loader = Loader::start(source, options, requests).map_err(Error::Thread)?;
         torch::guard(|| state.parameters.keep_bf16_copy(model::compute_dtype(&config.model)))?;
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);
-        let objective = objective.recomputing(place.stage.recompute);
+        let objective = objective.with_teacher(teacher, &config.objective).recomputing(place.stage.recompute);
         Ok(Self { session, datasets, place, first_step: state.step, loader, objective, micro_batch_tokens })
     }
 
@@ -197,7 +198,11 @@ impl<'a> StageRun<'a> {
         record.times =
             StepTimes { seconds, data_wait, forward_backward, communication, optimizer, ..StepTimes::default() };
         step_record::set_rank_stats(&mut record, &agreed.stats);
-        step_record::set_throughput(&mut record, flops(state, &batch), session.peak);
+        step_record::set_throughput(
+            &mut record,
+            flops(state, &batch, session.config.objective.teacher.as_ref()),
+            session.peak,
+        );
         Ok(StepResult::Completed(Box::new(record), agreed))
     }
 
@@ -377,9 +382,11 @@ impl<'a> StageRun<'a> {
 }
 
 /// Floating-point operations of a step, without padding.
-fn flops(state: &TrainState, batch: &GlobalBatch) -> f64 {
+fn flops(state: &TrainState, batch: &GlobalBatch, teacher: Option<&run::Teacher>) -> f64 {
     let lengths = batch.lengths.iter().map(|length| u64::from(*length));
-    lambert_plan::flops::training(state.parameters.architecture(), lengths, batch.masked_tokens)
+    let architecture = state.parameters.architecture();
+    let taught = lambert_plan::flops::teaching(teacher, architecture, lengths.clone());
+    lambert_plan::flops::training(architecture, lengths, batch.masked_tokens) + taught
 }
 
 /// Returns the position of a mixture after the steps so far. A dataset continues where the stages before ended.

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lambert_collective::{Endpoints, Group, local, mpi, nccl};
-use lambert_config::run::{Backend, Cluster, ReduceDtype};
+use lambert_config::run::{Backend, Cluster, ReduceDtype, TeacherFacts};
 use lambert_config::{Layers, RunConfig};
 use lambert_control::EventKind;
 use lambert_store::lease::Lease;
-use lambert_store::run::CONFIG;
+use lambert_store::run::{CONFIG, TEACHER_FACTS};
 use lambert_store::{RetryPolicy, Store};
 use tch::Kind;
 
@@ -177,7 +177,21 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
     };
     let origin = format!("{}/{CONFIG}", store.url());
     let text = String::from_utf8(bytes.to_vec()).map_err(|_| Error::Usage(format!("{origin} is not UTF-8")))?;
-    Ok((Layers::default().parse(&text, &origin)?, lambert_store::hash::sha256(&bytes)))
+    let mut config: RunConfig = Layers::default().parse(&text, &origin)?;
+    if let Some(teacher) = &mut config.objective.teacher {
+        teacher.facts = teacher_facts(store)?.map(Box::new);
+    }
+    Ok((config, lambert_store::hash::sha256(&bytes)))
+}
+
+/// Reads the facts on the teacher of a run. `None` if the run has not been started yet.
+fn teacher_facts(store: &Store) -> Result<Option<TeacherFacts>, Error> {
+    let bytes = match store.get(TEACHER_FACTS) {
+        Err(error) if error.is_not_found() => return Ok(None),
+        found => found?,
+    };
+    let origin = format!("{}/{TEACHER_FACTS}", store.url());
+    Ok(Some(TeacherFacts::parse(&String::from_utf8_lossy(&bytes), &origin)?))
 }
 
 /// Joins the ranks that the launcher started, and checks that their number is `world`.

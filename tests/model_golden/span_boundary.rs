@@ -48,7 +48,7 @@ fn losses_and_gradients_equal_the_formulas() {
             (labels.len() as f64, golden.integers["span_boundary_correct"][0] as f64)
         );
 
-        let encoder = Encoder::new(&golden.model(), &golden.model);
+        let encoder = Encoder::new(&golden.model(), 0, &golden.model);
         let (targets, predicted) = tch::no_grad(|| {
             let input = Input::upload(&Host, &golden.batch());
             let targets = input.span_targets.as_ref().unwrap();

@@ -50,6 +50,12 @@ pub fn in_transformers(file: &str) -> String {
     format!("{TRANSFORMERS}/{file}")
 }
 
+/// Facts on the teacher of the run.
+pub const TEACHER_FACTS: &str = "teacher.toml";
+
+/// Prefix of the teacher, if the run has imported it.
+pub const TEACHER: &str = "teacher";
+
 /// Weights of a checkpoint.
 pub const WEIGHTS: &str = "model.safetensors";
 
@@ -111,6 +117,11 @@ pub fn position_of_records(name: &str) -> Option<AttemptStep> {
         name.strip_prefix(RECORDS)?.strip_prefix("/attempt-")?.strip_suffix(".jsonl")?.split_once("-from-")?;
     let position = AttemptStep { attempt: attempt.parse().ok()?, step: from.parse().ok()? };
     (records(position.attempt, position.step) == name).then_some(position)
+}
+
+/// Name of the only checkpoint of an imported model.
+pub fn imported_checkpoint() -> String {
+    AttemptStep { attempt: 1, step: 0 }.name()
 }
 
 /// Prefix of the objects of a checkpoint, such as `checkpoints/step-000012000-a0003`.

@@ -1,6 +1,9 @@
 //! Floating-point operations of training, by formula.
 
+use lambert_config::run::Teacher;
+
 use crate::architecture::{Architecture, Network};
+use crate::distillation;
 
 /// Returns the FLOPs of one forward and backward pass, which are three times the FLOPs of the forward pass. The samples
 /// have `lengths` tokens, padding excluded, and `masked` predictions in total.
@@ -10,6 +13,18 @@ pub fn training(architecture: &Architecture, lengths: impl Iterator<Item = u64>,
     let lengths: Vec<u64> = lengths.collect();
     let forward = |network: &Network| network.forward_flops(lengths.iter().copied(), masked);
     3.0 * architecture.networks().iter().map(forward).sum::<f64>()
+}
+
+/// Returns the FLOPs that a teacher adds to a forward and backward pass of `student`: the forward pass of the teacher, with
+/// its predictions at all tokens, and the predictions of the student at all tokens. 0 without a teacher.
+pub fn teaching(teacher: Option<&Teacher>, student: &Architecture, lengths: impl Iterator<Item = u64>) -> f64 {
+    let Some(teacher) = teacher else { return 0.0 };
+    let lengths: Vec<u64> = lengths.collect();
+    let predicted = if teacher.soft_target_weight > 0.0 { lengths.iter().sum() } else { 0 };
+    let head = |network: &Network| network.forward_flops(std::iter::empty(), predicted);
+    let heads: f64 = student.networks().iter().map(head).sum();
+    let network = distillation::network(teacher, student.vocabulary());
+    3.0 * heads + network.map_or(0.0, |network| network.forward_flops(lengths.iter().copied(), predicted))
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! - [`architecture`]: network descriptions: segments, modules and tensors
 //! - [`objectives`]: losses of a run
 //! - [`flops`]: floating-point operations of training, by formula
+//! - [`distillation`]: network of a teacher, and the tensors that start from it
 //! - [`memory`]: memory requirements in bytes, and the memory of this host
 //! - [`batch_partition`]: assignment of the samples of a global batch to ranks and micro-batches
 //! - [`durations`]: durations in tokens, and the steps that they take
@@ -15,6 +16,7 @@
 
 pub mod architecture;
 pub mod batch_partition;
+pub mod distillation;
 pub mod durations;
 pub mod estimate;
 pub mod flops;

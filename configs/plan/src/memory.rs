@@ -4,6 +4,7 @@ mod cgroup;
 pub mod fit;
 pub mod gpu;
 mod samples;
+pub mod teacher;
 
 use std::path::Path;
 
@@ -14,6 +15,7 @@ use lambert_config::load::ConfigIssue;
 use lambert_config::run::{
     DeviceKind, MuonPrecision, Objective, Optimizer, OptimizerKind, Precision, RunConfig, Stage,
 };
+use teacher::TeacherActivations;
 
 pub use samples::{DatasetShape, READERS, WINDOW, batches_ahead, samples};
 
@@ -74,10 +76,11 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     let architecture = Architecture::of_run(config, stage.depth(&config.model), vocabulary);
     let trained = objectives::networks(&config.model, &config.objective);
     let objective = stage.objective.of(&config.objective);
+    let teacher = teacher::activations(config, &architecture, tokens as f64, length);
     let networks = trained.iter().zip(architecture.networks());
     let bytes = networks.map(|(trained, network)| {
         let is_read = network.number + 1 < architecture.networks().len();
-        pass_activations((trained, network), stage, &objective, (length, tokens), is_read)
+        pass_activations((trained, network), stage, &objective, (length, tokens), (is_read, teacher))
     });
     bytes.max().unwrap_or(0)
 }
@@ -88,7 +91,7 @@ fn pass_activations(
     stage: &Stage,
     objective: &Objective,
     (length, tokens): (usize, usize),
-    is_read: bool,
+    (is_read, teacher): (bool, TeacherActivations),
 ) -> u64 {
     let model = &trained.model;
     let bytes = match model.precision {
@@ -139,9 +142,9 @@ fn pass_activations(
     let of_loss = |loss: &LossSpec| {
         bytes * network.head_activation_elements(loss.head, count) + kept * network.logits(loss.head, count)
     };
-    let losses = &trained.losses;
+    let losses: Vec<&LossSpec> = trained.losses.iter().filter(|loss| !loss.needs_teacher()).collect();
     let widest = losses.iter().map(|loss| network.logits(loss.head, count)).fold(0.0, f64::max);
-    let head = losses.iter().map(of_loss).sum::<f64>() + (16.0 - KEPT_LOGIT) * widest;
+    let head = losses.into_iter().map(of_loss).sum::<f64>() + (16.0 - KEPT_LOGIT) * widest + teacher.losses;
 
     let layers = network.applications() as f64;
     let local_masks = bytes * tokens * network.local_mask_columns(length) as f64;
@@ -150,7 +153,7 @@ fn pass_activations(
         false => embeddings + layers * layer + head.max(gradients),
         true => embeddings + layers * bytes * row + head.max(layer + gradients),
     };
-    sum as u64
+    (sum + teacher.kept).max(teacher.forward) as u64
 }
 
 /// Returns the bytes of the temporary tensors of an update on one of `world` ranks. Zero for other optimizers than Muon.
@@ -175,7 +178,8 @@ pub fn rank_bytes(config: &RunConfig, stage: &Stage, data: DatasetShape, ranks: 
         let copies = GRADIENT_STAGING.saturating_add(SNAPSHOT.div_ceil(ranks.max(1) as u64)).saturating_mul(parameters);
         return [copies, samples].into_iter().fold(WORKER_GPU, u64::saturating_add);
     }
-    let state = state(parameters, ranks) / ranks.max(1) as u64;
+    let state =
+        (state(parameters, ranks) / ranks.max(1) as u64).saturating_add(teacher::state(config, data.vocabulary));
     let activations = activations(config, stage, data.vocabulary, data.sequence_length, tokens);
     let activations = activations.saturating_add(activations / RETAINED_DIVISOR);
     let temporary = activations.max(update(config, &architecture, config.cluster.ranks.max(ranks)));
@@ -229,15 +233,17 @@ fn shortage(config: &RunConfig, data: &[DatasetShape], ranks: usize, available: 
         return Some(ConfigIssue::new(format!("stage.{index}"), message));
     }
     (needed > available).then(|| {
+        let teacher = gib(teacher::state(config, data.vocabulary).saturating_mul(ranks as u64));
+        let with_teacher = if teacher > 0.0 { ", and for the teacher" } else { "" };
         let message = format!(
             "needs about {:.1} GiB for {} on this host, which has {:.1} GiB: {:.1} GiB for {parameters} parameters \
-             with gradients, moments and the checkpoint snapshot, {:.1} GiB per rank for a micro-batch of {} tokens \
+             with gradients, moments and the checkpoint snapshot{with_teacher}, {:.1} GiB per rank for a micro-batch of {} tokens \
              (reduce stage.{index}.micro_batch_tokens or set stage.{index}.recompute), and {:.1} GiB per rank for prefetched \
              samples (reduce stage.{index}.global_batch or add ranks)",
             gib(needed),
             workers,
             gib(available),
-            gib(state(parameters, ranks)),
+            gib(state(parameters, ranks)) + teacher,
             gib(activations(config, stage, data.vocabulary, data.sequence_length, tokens)),
             tokens,
             gib(samples),

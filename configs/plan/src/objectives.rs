@@ -1,6 +1,6 @@
 //! Losses of a run, by name.
 
-use lambert_config::run::{self, Model, Pair, RunConfig};
+use lambert_config::run::{self, Model, Pair, RunConfig, Teacher};
 
 use crate::architecture::{Architecture, Head, Network};
 
@@ -76,8 +76,42 @@ pub const REPLACED_TOKENS: LossSpec = LossSpec {
     head: Head::ReplacedTokens,
 };
 
+/// Kullback-Leibler divergence from the distribution of the teacher to that of the model, over the vocabulary, at all
+/// tokens, times the square of the temperature (DistilBERT, arXiv 1910.01108).
+pub const SOFT_TARGETS: LossSpec = LossSpec {
+    name: "soft_targets",
+    title: "soft targets",
+    targets: TargetKind::Tokens,
+    weight: 1.0,
+    has_accuracy: false,
+    head: Head::MaskedLanguage,
+};
+
+/// 1 minus the cosine of the angle between the last hidden states of model and teacher, at all tokens (DistilBERT).
+pub const COSINE: LossSpec = LossSpec { name: "cosine", title: "cosine", ..SOFT_TARGETS };
+
 /// All supported losses.
-pub const ALL: [LossSpec; 4] = [MASKED_LANGUAGE, PAIR, SPAN_BOUNDARY, REPLACED_TOKENS];
+pub const ALL: [LossSpec; 6] = [MASKED_LANGUAGE, PAIR, SPAN_BOUNDARY, REPLACED_TOKENS, SOFT_TARGETS, COSINE];
+
+impl LossSpec {
+    /// True if the loss compares the model with its teacher.
+    pub fn needs_teacher(&self) -> bool {
+        [SOFT_TARGETS.name, COSINE.name].contains(&self.name)
+    }
+
+    /// Returns the loss with the weight that a run with this teacher gives it. Without a teacher, the weight of a loss that
+    /// needs one is 0.
+    fn weighted(self, teacher: Option<&Teacher>) -> Self {
+        let weight = match teacher {
+            Some(teacher) if self.name == MASKED_LANGUAGE.name => teacher.masked_language_weight,
+            Some(teacher) if self.name == SOFT_TARGETS.name => teacher.soft_target_weight,
+            Some(teacher) if self.name == COSINE.name => teacher.cosine_weight,
+            None if self.needs_teacher() => 0.0,
+            _ => self.weight,
+        };
+        Self { weight, ..self }
+    }
+}
 
 /// Network that a run trains, with its losses.
 #[derive(Debug, Clone)]
@@ -103,7 +137,9 @@ fn losses_of_networks(config: &run::Objective) -> Vec<Vec<LossSpec>> {
     let pair = (config.pair != Pair::None).then_some(PAIR);
     let weight = config.span_boundary_weight;
     let span_boundary = (weight > 0.0).then_some(LossSpec { weight, ..SPAN_BOUNDARY });
-    vec![std::iter::once(MASKED_LANGUAGE).chain(pair).chain(span_boundary).collect()]
+    let own = std::iter::once(MASKED_LANGUAGE).chain(pair).chain(span_boundary);
+    let all = own.chain([SOFT_TARGETS, COSINE]).map(|loss| loss.weighted(config.teacher.as_ref()));
+    vec![all.filter(|loss| !loss.needs_teacher() || loss.weight > 0.0).collect()]
 }
 
 /// Returns the losses of a run, in the order of its records. The first loss is the main loss. The console shows the
@@ -148,6 +184,20 @@ pub fn is_head_unused(head: Option<Head>, config: &run::Objective) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_teacher_sets_the_weights() {
+        let weights = |objective: &run::Objective| -> Vec<(&str, f64)> {
+            losses(objective).iter().map(|loss| (loss.name, loss.weight)).collect()
+        };
+        let mut objective = run::Objective { pair: Pair::None, ..run::Objective::default() };
+        assert_eq!(weights(&objective), [("mlm", 1.0)]);
+        objective.teacher = Some(Teacher::default());
+        assert_eq!(weights(&objective), [("mlm", 2.0), ("soft_targets", 5.0), ("cosine", 1.0)]);
+        objective.teacher =
+            Some(Teacher { masked_language_weight: 0.0, soft_target_weight: 0.0, ..Teacher::default() });
+        assert_eq!(weights(&objective), [("mlm", 0.0), ("cosine", 1.0)]);
+    }
 
     #[test]
     fn a_run_without_pairs_does_not_use_the_pair_head() {

@@ -6,6 +6,7 @@ mod stage;
 
 use std::net::SocketAddr;
 
+use super::teacher;
 use super::{
     Attention, DeviceKind, Family, Guard, MaskUnit, Masking, Model, NormKind, Objective, Optimizer, OptimizerKind,
     Pair, Precision, RENAMED, RunConfig, TokenBudget, Unpadded,
@@ -29,6 +30,7 @@ impl Checked for RunConfig {
         self.objective.check("objective", issues);
         self.check_replaced_tokens(issues);
         self.check_span_boundary(issues);
+        teacher::check(self, issues);
         self.optimizer.check(issues);
         if self.stage.is_empty() {
             issues.push(ConfigIssue::new("stage", "at least one [[stage]] is needed"));
@@ -332,7 +334,7 @@ pub(super) fn positive(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
     }
 }
 
-fn not_negative(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
+pub(super) fn not_negative(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
     if !(value >= 0.0 && value.is_finite()) {
         issues.push(ConfigIssue::new(key, format!("is {value}; must be 0 or above")));
     }

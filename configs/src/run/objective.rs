@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::ReplacedTokens;
+use super::{ReplacedTokens, Teacher};
 use crate::prep::Pair;
 
 /// Choice of masked tokens in successive epochs.
@@ -90,6 +90,9 @@ pub struct Objective {
     /// Replaced-token detection (ELECTRA). Absent: masked language modeling only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replaced_tokens: Option<ReplacedTokens>,
+    /// Trained model that the model also learns from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub teacher: Option<Teacher>,
 }
 
 impl Objective {
@@ -164,6 +167,7 @@ impl Default for Objective {
             max_predictions: 20,
             span_boundary_weight: 0.0,
             replaced_tokens: None,
+            teacher: None,
         }
     }
 }

@@ -8,10 +8,11 @@ use serde_json::{Map, Value};
 use super::{compare_or_write, validator};
 
 /// Required keys, by type. They have a default value in Rust, but the checks reject it.
-const REQUIRED: [(&str, &[&str]); 6] = [
+const REQUIRED: [(&str, &[&str]); 7] = [
     ("Stage", &["name", "steps"]),
     ("MixtureDataset", &["name", "data"]),
     ("HeldOutDataset", &["name", "data"]),
+    ("Teacher", &["from"]),
     ("Source", &["path"]),
     ("PrepOutput", &["url"]),
     ("Vocabulary", &["file"]),

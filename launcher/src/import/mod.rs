@@ -18,8 +18,8 @@ use lambert_config::RunConfig;
 use lambert_config::run::{Pair, Stage};
 use lambert_dataset::tokenizer::{TokenizerError, TokenizerModel};
 use lambert_plan::architecture::{Architecture, ImportedModel, ModuleKind, UnsupportedValue};
-use lambert_store::checkpoint::{self, AttemptStep, FORMAT, Manifest};
-use lambert_store::run::{CONFIG, MANIFEST, TOKENIZER_FILES, WEIGHTS, in_transformers};
+use lambert_store::checkpoint::{self, FORMAT, Manifest};
+use lambert_store::run::{CONFIG, MANIFEST, TOKENIZER_FILES, WEIGHTS, imported_checkpoint, in_transformers};
 use lambert_store::{Store, hash};
 use serde_json::json;
 
@@ -129,6 +129,16 @@ impl Import {
         &self.config
     }
 
+    /// SHA-256 of the weights file.
+    pub fn weights_sha256(&self) -> String {
+        hash::sha256(&self.weights)
+    }
+
+    /// SHA-256 of the configuration of the imported run.
+    pub fn config_sha256(&self) -> String {
+        hash::sha256(self.text.as_bytes())
+    }
+
     /// Bytes of the vocabulary.
     pub fn vocabulary(&self) -> &[u8] {
         &self.vocabulary.vocabulary
@@ -208,7 +218,7 @@ fn is_of_import(path: &str) -> bool {
 
 /// Name of the checkpoint of an import.
 pub fn checkpoint_name() -> String {
-    AttemptStep { attempt: 1, step: 0 }.name()
+    imported_checkpoint()
 }
 
 /// Absolute path of a folder, which need not exist any more. Symbolic links are resolved.

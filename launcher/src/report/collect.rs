@@ -236,6 +236,8 @@ fn stages(config: &RunConfig, steps: &[StepRecord], vocabulary: usize) -> Vec<St
             std::iter::once(tokens / count),
             sum(|record| record.batch.masked_tokens) / count,
         );
+        let teacher = config.objective.teacher.as_ref();
+        let sample = sample + flops::teaching(teacher, &architecture, std::iter::once(tokens / count));
         let last = &records[records.len().saturating_sub(LAST)..];
         StageReport {
             name: stage.name.clone(),

@@ -88,6 +88,12 @@ fn compare(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) 
     compare_generators(config, base, faults);
     let stage = &config.stage[0];
     stage.check_growth(0, base.layers, &config.model, faults);
+    if config.objective.teacher.is_some() && base.layers != config.depth(0) {
+        let (theirs, ours) = (base.layers, config.depth(0));
+        let message =
+            format!("its model has {theirs} layers, the configuration has {ours}: a model with a teacher cannot grow");
+        faults.push(ConfigIssue::new(KEY, message));
+    }
     if stage.growth.moments.is_some_and(|moments| moments != Moments::Zero) && !config.run.from_optimizer {
         let message = "needs the optimizer moments of run.from: set run.from_optimizer (--with-optimizer)";
         faults.push(ConfigIssue::new("stage.0.growth.moments", message));

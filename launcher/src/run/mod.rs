@@ -1,7 +1,8 @@
 //! `lambert run`: the coordinator, which starts, monitors and restarts the workers of a run.
 //!
 //! - [`spec`]: validated configuration, compared with the stored run ([`config_diff`]) and with the checkpoint that a
-//!   new run starts from ([`base_checkpoint`]), which it may import (`imported_base`); `phrase_list`: phrases of the run
+//!   new run starts from ([`base_checkpoint`]), which it may import (`imported_base`); `phrase_list`: phrases of the run;
+//!   [`teacher`]: teacher of the run
 //! - [`initial`]: state read from the store at the start
 //! - [`coordinator`]: passes events to [`crate::decide`] and executes the resulting actions; [`clock`]: clock of the
 //!   coordinator
@@ -28,6 +29,7 @@ mod phrase_list;
 pub mod run_plan;
 pub mod sources;
 pub mod spec;
+pub mod teacher;
 
 use lambert_progress::Progress;
 

@@ -18,6 +18,7 @@ use super::config_diff::{self, Difference, Differences};
 use super::imported_base::{self, ImportedBase, ResolvedBase};
 use super::phrase_list;
 use super::run_plan;
+use super::teacher::{self, NewTeacher};
 use crate::cli;
 use crate::decide::HostPool;
 use crate::failure::Failure;
@@ -78,6 +79,15 @@ pub enum RunSpecError {
         /// URL of the run.
         url: String,
     },
+    /// The checkpoints of the run were trained with another teacher.
+    #[error(
+        "{url} has checkpoints that were trained with another teacher than objective.teacher.from; use another --run, with --from and a \
+         checkpoint of this run"
+    )]
+    OtherTeacher {
+        /// URL of the run.
+        url: String,
+    },
     /// The configuration cannot be serialized.
     #[error("cannot write the configuration as TOML")]
     Toml(#[from] toml::ser::Error),
@@ -107,6 +117,8 @@ pub struct ValidatedRun {
     base: Option<Box<ImportedBase>>,
     /// List of phrases to store, if the store does not have it.
     phrases: Option<Vec<u8>>,
+    /// Teacher to store, if the store does not have it.
+    teacher: Option<NewTeacher>,
 }
 
 impl RunSpec {
@@ -117,8 +129,9 @@ impl RunSpec {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
         let before = stored_config::text(&store)?;
-        let (config, resolved) = configuration(arguments, &store, before.as_deref(), &host_pool)?;
+        let (mut config, resolved) = configuration(arguments, &store, before.as_deref(), &host_pool)?;
         let before = before.map(|text| stored_config::parse(&text, &store)).transpose()?;
+        let teacher = NewTeacher::resolve(&mut config, before.as_ref())?;
         match &before {
             Some(before) => check_changes(before, &config, resolved.difference(), &arguments.allow_change, &store)?,
             None => base_checkpoint::check(&config, resolved.facts())?,
@@ -127,7 +140,8 @@ impl RunSpec {
         let replaces = arguments.allow_change.iter().any(|key| key == "objective" || key == "objective.phrases");
         let phrases = phrase_list::to_store(config.objective.phrases.as_deref(), &store, before.is_none(), replaces)?;
         let host_pool = host_pool(&config);
-        Ok(ValidatedRun { config, store, worker, host_pool, before, base, phrases })
+        teacher::check(&config, teacher.as_ref(), host_pool == HostPool::Here)?;
+        Ok(ValidatedRun { config, store, worker, host_pool, before, base, phrases, teacher })
     }
 }
 
@@ -159,10 +173,13 @@ impl ValidatedRun {
 
     /// Writes the configuration to the store. The store of the returned run requires that the directory exists.
     pub fn commit(self) -> Result<RunSpec, Failure> {
-        let Self { config, store, worker, host_pool, before, base, phrases } = self;
+        let Self { config, store, worker, host_pool, before, base, phrases, teacher } = self;
         let other_base = base.map(|base| base.write(&store)).transpose()?.flatten();
         if let Some(phrases) = phrases {
             store.put(PHRASES, phrases.into()).map_err(Failure::failed)?;
+        }
+        if let Some(teacher) = teacher {
+            teacher.write(&store, before.is_none())?;
         }
         match before {
             None => create(&config, other_base.as_ref(), &store)?,
@@ -256,7 +273,7 @@ fn warn_once(message: &str) {
 }
 
 /// Makes a path absolute. Returns URLs and empty strings unchanged.
-fn absolute(path: &str) -> Result<String, Failure> {
+pub(super) fn absolute(path: &str) -> Result<String, Failure> {
     if path.is_empty() || path.contains("://") {
         return Ok(path.to_owned());
     }
@@ -287,6 +304,13 @@ fn check_changes(
     let has_checkpoints = || Ok::<_, Failure>(!checkpoint::list(store).map_err(Failure::failed)?.is_empty());
     if base_checkpoint::is_muon(before) != base_checkpoint::is_muon(now) && has_checkpoints()? {
         return Err(Failure::usage(RunSpecError::OtherMoments { url: store.url().to_owned() }));
+    }
+    let teachers = [before, now].map(teacher::weights);
+    if let [Some(before), Some(now)] = teachers
+        && before != now
+        && has_checkpoints()?
+    {
+        return Err(Failure::usage(RunSpecError::OtherTeacher { url: store.url().to_owned() }));
     }
     let shapes: Vec<_> = around.iter().filter(|change| change.is_of_shapes()).cloned().collect();
     if !shapes.is_empty() && has_checkpoints()? {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use lambert_config::RunConfig;
+use lambert_config::run::Teacher;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::flops;
 
@@ -48,6 +49,8 @@ pub struct StepFlops<'a> {
 #[derive(Debug)]
 struct StageFlops {
     architecture: Architecture,
+    /// Teacher of the run, if it has one.
+    teacher: Option<Teacher>,
     /// FLOPs of a sample without masked tokens and of a masked token, by the sample's length.
     by_length: HashMap<u64, (f64, f64)>,
 }
@@ -62,7 +65,8 @@ impl<'a> StepFlops<'a> {
         if !self.stages.contains_key(&point.stage) {
             let stage = config.stage.iter().position(|stage| *stage.name == *point.stage)?;
             let architecture = Architecture::of_run(config, config.depth(stage), vocabulary);
-            self.stages.insert(point.stage.clone(), StageFlops { architecture, by_length: HashMap::new() });
+            let teacher = config.objective.teacher.clone();
+            self.stages.insert(point.stage.clone(), StageFlops { architecture, teacher, by_length: HashMap::new() });
         }
         self.stages.get_mut(&point.stage).map(|stage| stage.of(point))
     }
@@ -75,7 +79,8 @@ impl StageFlops {
         let architecture = &self.architecture;
         let (sample, masked) = *self.by_length.entry(length).or_insert_with(|| {
             let with = |masked| flops::training(architecture, std::iter::once(length), masked);
-            (with(0), with(1) - with(0))
+            let taught = flops::teaching(self.teacher.as_ref(), architecture, std::iter::once(length));
+            (with(0) + taught, with(1) - with(0))
         });
         samples * sample + f64::from(point.masked_tokens) * masked
     }

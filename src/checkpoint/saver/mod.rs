@@ -33,6 +33,7 @@ use super::pruner::Pruner;
 use super::records::{self, Records};
 use super::save::{Progress, Save};
 use super::snapshot::Snapshot;
+use super::teacher_record::TeacherRecord;
 use super::time_limit::SaveTiming;
 use super::{EngineState, ResumeOrigin};
 use crate::error::Error;
@@ -256,7 +257,8 @@ impl<'a> Saver<'a> {
     fn manifest(&self, state: &TrainState, name: &str) -> Result<Manifest, Error> {
         let session = self.session;
         let loss = self.history.loss(state.step);
-        let engine_state = EngineState::capture(state, self.vocabulary);
+        let mut engine_state = EngineState::capture(state, self.vocabulary);
+        engine_state.teacher = TeacherRecord::of(&session.config);
         Ok(Manifest {
             format: stored::FORMAT,
             step: state.step,

@@ -12,7 +12,7 @@ use lambert_plan::objectives::{self, MASKED_LANGUAGE, TargetKind};
 use super::super::*;
 use crate::data::{GlobalBatch, MicroBatch};
 use crate::kernels::Host;
-use crate::objective::{Loss, LossValue, Objective, Pass, PassInput, PassOutput};
+use crate::objective::{Loss, LossValue, Objective, Pass, PassInput, PassOutput, Teacher};
 use crate::state::TrainState;
 
 /// An architecture with its name in messages, its passes, and the blocks of those segments that BERT lacks.
@@ -30,7 +30,7 @@ const VOCABULARY: usize = 50;
 const BERT: Case = Case { name: "BERT", model: Model::clone, architecture: bert, block: |_, _| None, passes: one_pass };
 
 /// All architectures; BERT is the first.
-pub const CASES: [Case; 14] = [
+pub const CASES: [Case; 15] = [
     BERT,
     Case { name: "RoBERTa", model: |model| of_family(Family::Roberta, model), passes: no_pairs, ..BERT },
     Case { name: "ALBERT", model: |model| of_family(Family::Albert, model), ..BERT },
@@ -42,6 +42,7 @@ pub const CASES: [Case; 14] = [
     Case { name: "last layer twice", architecture: last_layer_twice, block: twice_block, ..BERT },
     Case { name: "two networks", model: electra, architecture: generator_and_discriminator, passes: detection, ..BERT },
     Case { name: "a teacher", passes: teacher_and_student, ..BERT },
+    Case { name: "a wide teacher", passes: wide_teacher, ..BERT },
     Case { name: "no segment embeddings", architecture: no_segment_embeddings, ..BERT },
     Case { name: "SpanBERT", architecture: span_boundary, passes: span_pass, ..BERT },
     Case {
@@ -214,51 +215,34 @@ fn detection(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
     Objective::passes_of(parameters, &(case.model)(model), &replaced_tokens())
 }
 
-/// A frozen teacher outside the training state, and a BERT student that also learns the hidden states of the teacher.
+/// A frozen teacher outside the training state, and a BERT student with all losses of distillation.
 fn teacher_and_student(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
+    taught(case, parameters, model, &run::Teacher::default(), model.clone())
+}
+
+/// A wider teacher of another family with a larger padding of the vocabulary, and a student that learns only its predictions.
+fn wide_teacher(case: &Case, parameters: &Parameters, model: &Model) -> Vec<Pass> {
+    let wide = Model { hidden: 2 * model.hidden, pad_vocabulary_to: 64, ..of_family(Family::Roberta, model) };
+    taught(case, parameters, model, &run::Teacher { cosine_weight: 0.0, ..run::Teacher::default() }, wide)
+}
+
+fn taught(
+    case: &Case,
+    parameters: &Parameters,
+    model: &Model,
+    settings: &run::Teacher,
+    of_teacher: Model,
+) -> Vec<Pass> {
     let kernels = Arc::clone(parameters.kernels());
-    let mut teacher =
-        Parameters::initialize(kernels, Architecture::from(Network::new(model, &[], 1, VOCABULARY)), 2, 0.2);
-    teacher.keep_bf16_copy(compute_dtype(model));
-    let student = case.encoder(parameters, 0, model);
-    let losses: Vec<Box<dyn Loss>> =
-        vec![crate::objective::loss(MASKED_LANGUAGE), crate::objective::loss(objectives::PAIR), Box::new(Distance)];
-    vec![Pass::frozen(BERT.encoder(&teacher, 0, model)), Pass::new(student, losses).with_input(Box::new(HiddenStates))]
-}
-
-/// Input that is equal to the micro-batch. The targets are the hidden states of the first pass.
-struct HiddenStates;
-
-impl PassInput for HiddenStates {
-    fn make(&self, input: &Input, earlier: &[PassOutput], _: &dyn Kernels, _: Key) -> Input {
-        assert!(!earlier[0].hidden.requires_grad());
-        Input { derived_targets: Some(earlier[0].hidden.shallow_clone()), ..input.shallow_clone() }
-    }
-}
-
-/// Squared distance between the hidden states of student and teacher at the first token.
-struct Distance;
-
-impl Loss for Distance {
-    fn description(&self) -> objectives::LossSpec {
-        let (name, title) = ("distance", "distance");
-        let (targets, weight, has_accuracy) = (TargetKind::Samples, 0.1, false);
-        objectives::LossSpec { name, title, targets, weight, has_accuracy, head: Head::Pair }
-    }
-
-    fn targets(&self, batch: &MicroBatch) -> usize {
-        batch.rows
-    }
-
-    fn global_targets(&self, batch: &GlobalBatch) -> u64 {
-        batch.lengths.len() as u64
-    }
-
-    fn score(&self, _: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
-        let teacher_hidden = input.derived_targets.as_ref().expect("targets from the first pass");
-        let distance = (hidden - teacher_hidden).to_kind(Kind::Float).select(1, 0).square().sum(Kind::Float);
-        LossValue { loss: distance, correct: None, detection: None, logits: None }
-    }
+    let architecture = Architecture::from(Network::new(&of_teacher, &[], 1, VOCABULARY));
+    let mut weights = Parameters::initialize(kernels, architecture, 2, 0.2);
+    weights.keep_bf16_copy(compute_dtype(model));
+    // A micro-batch has several chunks.
+    let teacher = Teacher { chunk: 7 * VOCABULARY as i64, ..Teacher::new(weights, of_teacher) };
+    let objective = run::Objective { teacher: Some(settings.clone()), ..run::Objective::default() };
+    let own = objectives::losses(&objective).into_iter().filter(|loss| !loss.needs_teacher());
+    let student = Pass::new(case.encoder(parameters, 0, model), own.map(crate::objective::loss).collect());
+    crate::objective::taught_passes(&teacher, student, &objective)
 }
 
 impl Case {

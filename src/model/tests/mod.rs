@@ -174,6 +174,7 @@ fn shared_parameters_are_stored_once() {
         twice,
         networks,
         teacher,
+        wide,
         no_segments,
         span,
         narrow,
@@ -186,8 +187,8 @@ fn shared_parameters_are_stored_once() {
     // No pair head and no segment embeddings, but a table of relative positions with a normalization.
     assert_eq!(deberta, bert - pair_head - 1 + 3);
     assert_eq!((table, twice), (bert, bert - tensors_per_layer));
-    // These three architectures also have three layers in total and two heads. Both networks project the embeddings.
-    assert_eq!((networks, teacher, no_segments), (bert + 2 * projection, bert, bert - 1));
+    // These four architectures also have three layers in total and two heads. Both networks project the embeddings.
+    assert_eq!((networks, teacher, wide, no_segments), (bert + 2 * projection, bert, bert, bert - 1));
     assert!(networks > 3 * tensors_per_layer + embeddings);
     // A table, two dense layers, two normalizations and the bias of the decoder, whose weight is that of the embeddings.
     assert_eq!((span - bert, narrow - electra), (10, 10));

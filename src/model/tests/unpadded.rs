@@ -9,7 +9,18 @@ use crate::model;
 use crate::train::step::tests::{batch, batch_with};
 
 /// Names of the cases that support unpadded micro-batches.
-const FAMILIES: [&str; 7] = ["BERT", "RoBERTa", "ALBERT", "ELECTRA", "DistilBERT", "ModernBERT", "SpanBERT"];
+const FAMILIES: [&str; 10] = [
+    "BERT",
+    "RoBERTa",
+    "ALBERT",
+    "ELECTRA",
+    "DistilBERT",
+    "ModernBERT",
+    "SpanBERT",
+    "two networks",
+    "a teacher",
+    "a wide teacher",
+];
 
 /// The same samples with and without padding have the same gradients. Their dropout masks of hidden states are equal.
 #[test]

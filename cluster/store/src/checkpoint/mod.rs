@@ -21,6 +21,6 @@ pub use prune::{Pruned, Retention, prune, retain, retain_under};
 pub use rollback::{RollbackPoint, RollbackRecord};
 pub use select::{
     CheckpointSelection, ListedCheckpoint, ObjectSink, SkippedCheckpoint, VerifiedCheckpoint, is_committed, list,
-    newest_fitting, newest_verified, read_manifest, read_object, stream_object, verify,
+    newest_fitting, newest_verified, read_manifest, read_object, stream_object, verify, verify_weights,
 };
 pub use writer::{CheckpointWriter, PendingObject};

@@ -10,7 +10,7 @@ use super::{AttemptStep, Manifest, ObjectEntry, RollbackPoint};
 use crate::error::{Error, Result};
 use crate::hash::{Hasher, Xxh3};
 use crate::listing::Object;
-use crate::run::{CHECKPOINTS, MANIFEST, in_checkpoint};
+use crate::run::{CHECKPOINTS, MANIFEST, WEIGHTS, in_checkpoint};
 use crate::store::Store;
 
 /// Maximum size of a manifest, bytes. A larger object cannot be a manifest.
@@ -113,7 +113,20 @@ fn retry_if_damaged<T>(run: &Store, mut look: impl FnMut() -> Result<T>) -> Resu
 /// # Errors
 /// [`Error::NotFound`] or [`Error::Damaged`] if the checkpoint is not intact, or another store error.
 pub fn verify(run: &Store, checkpoint: &str) -> Result<VerifiedCheckpoint> {
-    let manifest = read_manifest(run, checkpoint)?;
+    verify_objects(run, checkpoint, read_manifest(run, checkpoint)?)
+}
+
+/// Like [`verify`], but reads only the weights. The result has no other objects.
+///
+/// # Errors
+/// As for [`verify`].
+pub fn verify_weights(run: &Store, checkpoint: &str) -> Result<VerifiedCheckpoint> {
+    let mut manifest = read_manifest(run, checkpoint)?;
+    manifest.objects.retain(|entry| entry.path == WEIGHTS);
+    verify_objects(run, checkpoint, manifest)
+}
+
+fn verify_objects(run: &Store, checkpoint: &str, manifest: Manifest) -> Result<VerifiedCheckpoint> {
     run.report_expected(manifest.bytes());
     // Sizes are checked first, because that is cheap and finds most damage.
     for entry in &manifest.objects {

@@ -125,6 +125,8 @@ pub fn stage_flops(config: &RunConfig, stage: &Stage, layers: usize, data: Stage
     let masked = stage.objective.of(&config.objective).predictions(length) as u64;
     let architecture = Architecture::of_run(config, layers, data.shape.vocabulary);
     let sample = flops::training(&architecture, std::iter::once(length as u64), masked);
+    let teacher = config.objective.teacher.as_ref();
+    let sample = sample + flops::teaching(teacher, &architecture, std::iter::once(length as u64));
     sample * timeline::samples(stage) as f64
 }
 

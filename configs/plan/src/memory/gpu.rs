@@ -8,6 +8,7 @@ use crate::architecture::{ALIGNMENT, Architecture, CostUnit, Network, NormInput}
 use crate::objectives::{self, LossSpec, TrainedNetwork};
 use lambert_config::run::{Attention, Objective, Precision, RunConfig, Stage};
 
+use super::teacher::TeacherActivations;
 use super::{DatasetShape, KEPT_LOGIT};
 
 /// Additional bytes per parameter with bf16: a bf16 copy of the weights.
@@ -33,10 +34,11 @@ const SMALL_TENSORS: f64 = 1.01;
 pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens: usize) -> u64 {
     let architecture = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary);
     let trained = objectives::networks(&config.model, &config.objective);
+    let teacher = super::teacher::activations(config, &architecture, tokens as f64, data.sequence_length);
     let networks = trained.iter().zip(architecture.networks());
     let bytes = networks.map(|(trained, network)| {
         let is_read = network.number + 1 < architecture.networks().len();
-        pass_activations(config, (trained, network), stage, (data, tokens), is_read)
+        pass_activations(config, (trained, network), stage, (data, tokens), (is_read, teacher))
     });
     bytes.max().unwrap_or(0)
 }
@@ -47,7 +49,7 @@ fn pass_activations(
     (trained, network): (&TrainedNetwork, &Network),
     stage: &Stage,
     (data, tokens): (DatasetShape, usize),
-    is_read: bool,
+    (is_read, teacher): (bool, TeacherActivations),
 ) -> u64 {
     let model = &trained.model;
     let bytes = match model.precision {
@@ -92,10 +94,10 @@ fn pass_activations(
     let of_loss = |loss: &LossSpec| {
         kept * network.logits(loss.head, count) + bytes * network.head_activation_elements(loss.head, count)
     };
-    let losses = &trained.losses;
+    let losses: Vec<&LossSpec> = trained.losses.iter().filter(|loss| !loss.needs_teacher()).collect();
     // The backward pass of the heads runs loss by loss.
     let widest = losses.iter().map(|loss| network.logits(loss.head, count)).fold(0.0, f64::max);
-    let head = losses.iter().map(of_loss).sum::<f64>() + (SOFTMAX - KEPT_LOGIT) * widest;
+    let head = losses.into_iter().map(of_loss).sum::<f64>() + (SOFTMAX - KEPT_LOGIT) * widest + teacher.losses;
 
     let most = if stage.recompute {
         // Kept are the input of each layer, the output of the last layer, and the gradient of that output.
@@ -110,6 +112,7 @@ fn pass_activations(
     let vectors = 4.0 * rows + (4.0 * layers + 8.0) * hidden * bytes;
     // The table of relative positions with its three projections, in the backward pass of a layer.
     let table = 4.0 * bytes * network.relative_rows() as f64 * hidden;
+    let most = (most + teacher.kept).max(teacher.forward);
     (SMALL_TENSORS * (most + IDS * all + vectors + table)) as u64
 }
 
@@ -142,7 +145,8 @@ pub fn state(config: &RunConfig, layers: usize, vocabulary: usize) -> u64 {
     let tensors = architecture.networks().iter().map(of_network).fold(0, u64::saturating_add);
     let parameters = architecture.parameters();
     let half = if config.metrics.noise_scale_every_steps > 0 { super::HALF_BATCH_GRADIENT } else { 0 };
-    parameters.saturating_add(ALIGNMENT as u64 * tensors).saturating_mul(super::STATE + copy + half)
+    let own = parameters.saturating_add(ALIGNMENT as u64 * tensors).saturating_mul(super::STATE + copy + half);
+    own.saturating_add(super::teacher::state(config, vocabulary))
 }
 
 /// Returns the bytes of GPU memory that one of `world` ranks needs in stage `index`, with micro-batches of at most

@@ -17,6 +17,9 @@ impl RunConfig {
             let message = "must be 0 with objective.replaced_tokens";
             issues.push(ConfigIssue::new("objective.span_boundary_weight", message));
         }
+        if self.objective.teacher.is_some() {
+            issues.push(ConfigIssue::new("objective.teacher", "is not available with objective.replaced_tokens"));
+        }
         positive(&key("weight"), settings.weight, issues);
         if self.model.is_sized() {
             let generator = settings.generator(&self.model);

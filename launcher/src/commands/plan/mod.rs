@@ -23,7 +23,7 @@ use super::files;
 use crate::cli::{self, MachineName};
 use crate::console;
 use crate::failure::{Failure, Outcome};
-use crate::run::{data_warnings, run_plan};
+use crate::run::{data_warnings, run_plan, teacher};
 
 /// Vocabulary size that is assumed if there is no dataset. It is the vocabulary size of bert-base-uncased.
 const VOCABULARY: usize = 30522;
@@ -76,7 +76,8 @@ pub fn plan(arguments: &cli::Plan) -> Outcome {
     let sets = sets(arguments);
     let mut config: RunConfig =
         Layers::from_process(&sets).warn_with(|it| tracing::warn!("{it}")).load(&arguments.config)?;
-    let (data, assumptions) = samples(&config, &arguments.tokens_per_sample)?;
+    let (data, mut assumptions) = samples(&config, &arguments.tokens_per_sample)?;
+    assumptions.extend(teacher::assume(&mut config));
     durations::replace_tokens(&mut config, &data);
     progress.set_label(if arguments.machine == Some(MachineName::Here) {
         "measuring this machine"

@@ -1,6 +1,6 @@
 //! Training data, training and results in a model card.
 
-use lambert_config::run::{MaskUnit, OptimizerKind, Pair, Stage};
+use lambert_config::run::{MaskUnit, OptimizerKind, Pair, Stage, Teacher};
 use lambert_plan::objectives;
 use serde::Serialize;
 
@@ -22,7 +22,8 @@ impl ModelCard<'_> {
         } else {
             ""
         };
-        format!("masked language modeling{pair}{detection}")
+        let taught = if self.config.objective.teacher.is_some() { " and knowledge distillation" } else { "" };
+        format!("masked language modeling{pair}{detection}{taught}")
     }
 
     pub(super) fn training_data(&self) -> Vec<Block> {
@@ -69,6 +70,7 @@ impl ModelCard<'_> {
             None => rows.push(("samples", self.checkpoint.cursor.values().sum::<u64>().to_string())),
         }
         rows.push(("optimizer", self.optimizer()));
+        rows.extend(config.objective.teacher.as_ref().map(|teacher| ("teacher", of_teacher(teacher))));
         rows.push(("dropout", config.model.dropout.to_string()));
         rows.push(("precision", key(config.model.precision)));
         rows.push(("seed", config.run.seed.to_string()));
@@ -232,4 +234,13 @@ fn batch(stage: &Stage) -> String {
 /// Name of a value in the configuration.
 fn key(value: impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+/// Describes a teacher with its losses.
+fn of_teacher(teacher: &Teacher) -> String {
+    let Teacher { from, temperature, soft_target_weight, cosine_weight, masked_language_weight, .. } = teacher;
+    format!(
+        "{from}: weights {soft_target_weight} of the soft targets (temperature {temperature}), {cosine_weight} of the cosine loss, \
+         {masked_language_weight} of masked language modeling"
+    )
 }

@@ -1,0 +1,185 @@
+//! Teacher of a run: knowledge distillation (DistilBERT, arXiv 1910.01108).
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::check::{not_negative, positive};
+use super::{Model, RunConfig};
+use crate::load::{ConfigError, ConfigIssue};
+
+/// Start of a value of `from` that names a folder of Hugging Face Transformers.
+const FOLDER: &str = "hf:";
+
+/// Knowledge distillation: the model also learns the predictions and the hidden states of a trained model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Teacher {
+    /// Trained model: `RUN/checkpoints/step-...`, the URL of a run, or `hf:FOLDER`. It must have the vocabulary of the run.
+    ///
+    /// With the URL of a run, the first start takes its newest checkpoint, and later starts take the same checkpoint. It must stay
+    /// where it is. A folder of Hugging Face Transformers is copied to the run at the first start, and later starts use the copy.
+    pub from: String,
+    /// Divides the logits of both models in the loss of the soft targets.
+    pub temperature: f64,
+    /// Weight of the loss of the soft targets. 0: no such loss.
+    ///
+    /// The loss is the Kullback-Leibler divergence from the distribution of the teacher to that of the model, over all tokens,
+    /// multiplied by the square of the temperature.
+    pub soft_target_weight: f64,
+    /// Weight of the cosine loss. 0: no such loss.
+    ///
+    /// The loss is 1 minus the cosine of the angle between the last hidden states of both models, over all tokens. The hidden sizes
+    /// must be equal.
+    pub cosine_weight: f64,
+    /// Weight of the loss of masked language modeling.
+    pub masked_language_weight: f64,
+    /// Layers of the teacher, from 0, from which the layers of the model start. Absent: random weights.
+    ///
+    /// One for each layer of the model, for example `[0, 2, 4, 7, 9, 11]`. The embeddings and the MLM head start from those of the
+    /// teacher, too. Segment embeddings that the model does not have are left out, as in DistilBERT.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub layers: Vec<usize>,
+    /// Facts on the teacher. They are not in files, because the start of a run reads them from the teacher.
+    #[serde(skip)]
+    pub facts: Option<Box<TeacherFacts>>,
+}
+
+impl Default for Teacher {
+    fn default() -> Self {
+        Self {
+            from: String::new(),
+            temperature: 2.0,
+            soft_target_weight: 5.0,
+            cosine_weight: 1.0,
+            masked_language_weight: 2.0,
+            layers: Vec::new(),
+            facts: None,
+        }
+    }
+}
+
+/// Facts on the teacher of a run. The first start of the run stores them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TeacherFacts {
+    /// URL of the checkpoint. `None`: the copy of a folder, in the store of the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<String>,
+    /// SHA-256 of its weights file.
+    pub weights_sha256: String,
+    /// SHA-256 of the configuration of its run.
+    pub config_sha256: String,
+    /// SHA-256 of its vocabulary.
+    pub vocabulary_sha256: String,
+    /// Its encoder, with the number of layers of the checkpoint.
+    pub model: Model,
+}
+
+impl TeacherFacts {
+    /// Parses the stored facts. `origin` names them in messages.
+    ///
+    /// # Errors
+    /// The text is not TOML, or lacks a key.
+    pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
+        toml::from_str(text).map_err(|error| ConfigError::Invalid {
+            origin: origin.to_owned(),
+            issues: vec![ConfigIssue::new("objective.teacher", error.message())],
+        })
+    }
+}
+
+impl Teacher {
+    /// Folder of Hugging Face Transformers that `from` names, if it names one.
+    pub fn folder(&self) -> Option<&str> {
+        self.from.strip_prefix(FOLDER)
+    }
+
+    /// Value of `from` for a folder of Hugging Face Transformers.
+    pub fn of_folder(folder: &str) -> String {
+        format!("{FOLDER}{folder}")
+    }
+
+    fn check(&self, config: &RunConfig, issues: &mut Vec<ConfigIssue>) {
+        if self.from.is_empty() {
+            let message = "missing: expected RUN/checkpoints/step-..., the URL of a run, or hf:FOLDER";
+            issues.push(ConfigIssue::new("objective.teacher.from", message));
+        }
+        positive("objective.teacher.temperature", self.temperature, issues);
+        for (key, weight) in [
+            ("soft_target_weight", self.soft_target_weight),
+            ("cosine_weight", self.cosine_weight),
+            ("masked_language_weight", self.masked_language_weight),
+        ] {
+            not_negative(&format!("objective.teacher.{key}"), weight, issues);
+        }
+        if self.soft_target_weight == 0.0 && self.cosine_weight == 0.0 {
+            let message = "is 0, and cosine_weight is 0, too: the model would learn nothing from the teacher";
+            issues.push(ConfigIssue::new("objective.teacher.soft_target_weight", message));
+        }
+        let layers = config.model.layers;
+        if let Some(index) = (0..config.stage.len()).find(|index| config.depth(*index) != layers) {
+            let there = config.depth(index);
+            let message = format!("is {there}, and model.layers is {layers}: a model with a teacher cannot grow");
+            issues.push(ConfigIssue::new(format!("stage.{index}.layers"), message));
+        }
+        if !self.layers.is_empty() && self.layers.len() != layers {
+            let message = format!("{} layers for model.layers = {layers}: expected one for each", self.layers.len());
+            issues.push(ConfigIssue::new("objective.teacher.layers", message));
+        }
+        if !self.layers.is_empty() && config.run.from.is_some() {
+            let message = "conflicts with run.from, from which all weights start";
+            issues.push(ConfigIssue::new("objective.teacher.layers", message));
+        }
+    }
+}
+
+/// Checks the teacher, if the run has one.
+pub(super) fn check(config: &RunConfig, issues: &mut Vec<ConfigIssue>) {
+    if let Some(teacher) = &config.objective.teacher {
+        teacher.check(config, issues);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Layers;
+
+    fn issues(lines: &str, stage: &str) -> String {
+        let teacher = format!("[objective.teacher]\nfrom = \"runs/a\"\n{lines}\n");
+        let text = format!("[model]\nlayers = 2\n{teacher}[[stage]]\nname = 'a'\ndata = 'd'\nsteps = 3\n{stage}");
+        Layers::default().parse::<RunConfig>(&text, "test").err().map_or(String::new(), |error| error.to_string())
+    }
+
+    #[test]
+    fn each_wrong_value_is_named() {
+        assert_eq!(issues("", ""), "");
+        assert_eq!(issues("layers = [0, 1]\ncosine_weight = 0.0", ""), "");
+        for (lines, stage, words) in [
+            ("temperature = 0.0", "", "objective.teacher.temperature: is 0; must be above 0"),
+            ("cosine_weight = -1.0", "", "objective.teacher.cosine_weight: is -1; must be 0 or above"),
+            ("soft_target_weight = 0.0\ncosine_weight = 0.0", "", "objective.teacher.soft_target_weight: is 0, and"),
+            ("layers = [0]", "", "objective.teacher.layers: 1 layers for model.layers = 2"),
+            ("", "layers = 1", "stage.0.layers: is 1, and model.layers is 2: a model with a teacher cannot grow"),
+            (
+                "layers = [0, 1]\n[run]\nfrom = 'a/checkpoints/b'",
+                "",
+                "objective.teacher.layers: conflicts with run.from",
+            ),
+        ] {
+            let found = issues(lines, stage);
+            assert!(found.contains(words), "{lines} {stage}: {found}");
+        }
+    }
+
+    #[test]
+    fn a_run_without_a_teacher_stores_no_section() {
+        let text = toml::to_string(&RunConfig::default()).unwrap();
+        assert!(!text.contains("teacher"), "{text}");
+        let mut config = RunConfig::default();
+        config.objective.teacher = Some(Teacher { from: "runs/a".into(), ..Teacher::default() });
+        assert!(
+            toml::to_string(&config).unwrap().contains("[objective.teacher]\nfrom = \"runs/a\"\ntemperature = 2.0\n")
+        );
+    }
+}

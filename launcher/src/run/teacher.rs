@@ -1,0 +1,220 @@
+//! Teacher of a run (`objective.teacher`). The first start finds the checkpoint, or imports a folder of Hugging Face Transformers,
+//! and stores facts on the teacher. Later starts use the stored facts.
+
+use std::path::Path;
+
+use lambert_config::run::{Family, Model, Teacher, TeacherFacts, Unpadded};
+use lambert_config::{ConfigError, ConfigIssue, RunConfig};
+use lambert_dataset::Dataset;
+use lambert_plan::architecture::Architecture;
+use lambert_plan::distillation::copied_tensors;
+use lambert_plan::memory::{self, DatasetShape};
+use lambert_store::checkpoint::{self, Manifest};
+use lambert_store::run::{
+    CHECKPOINT_URL, CONFIG, TEACHER, TEACHER_FACTS, WEIGHTS, checkpoint_url, split_checkpoint_url,
+};
+use lambert_store::{Error, Store, StoredVocabulary, hash};
+
+use super::run_plan;
+use crate::failure::Failure;
+use crate::import::{self, Import};
+use crate::stored_config;
+
+/// Key of the teacher.
+const KEY: &str = "objective.teacher.from";
+
+/// The teacher cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum TeacherError {
+    #[error("{KEY}: {url} is not a run; expected {CHECKPOINT_URL}, the URL of a run, or hf:FOLDER")]
+    NoRun { url: String },
+    #[error("{KEY}: {url} has no checkpoint that can be read")]
+    NoCheckpoint { url: String },
+    #[error("{KEY}")]
+    Checkpoint { source: Error },
+    #[error("{KEY}: {url} is not from an import; the teacher would replace it: use another --run, or move it away")]
+    OtherObject { url: String },
+    #[error("cannot write {TEACHER_FACTS}")]
+    Toml(#[from] toml::ser::Error),
+}
+
+/// Teacher that the start of a run has read. Nothing is written yet.
+pub struct NewTeacher {
+    facts: TeacherFacts,
+    /// Configuration of its run.
+    config: RunConfig,
+    /// Model to import.
+    import: Option<Import>,
+}
+
+impl NewTeacher {
+    /// Inserts the facts on the teacher into `config`. Reads the teacher, unless `before`, the stored configuration of the run, has the
+    /// same one with its facts. Makes the path of the teacher absolute.
+    ///
+    /// # Errors
+    /// The teacher cannot be read.
+    pub fn resolve(config: &mut RunConfig, before: Option<&RunConfig>) -> Result<Option<Self>, Failure> {
+        let Some(teacher) = &mut config.objective.teacher else { return Ok(None) };
+        teacher.from = match teacher.folder() {
+            Some(folder) => Teacher::of_folder(&import::source(Path::new(folder))),
+            None => super::spec::absolute(&teacher.from)?,
+        };
+        let before = before.and_then(|before| before.objective.teacher.as_ref());
+        let stored = before.filter(|before| before.from == teacher.from).and_then(|before| before.facts.clone());
+        if stored.is_some() {
+            teacher.facts = stored;
+            return Ok(None);
+        }
+        let new = Self::read(teacher)?;
+        teacher.facts = Some(Box::new(new.facts.clone()));
+        Ok(Some(new))
+    }
+
+    fn read(teacher: &Teacher) -> Result<Self, Failure> {
+        let Some(folder) = teacher.folder() else { return Self::of_run(&teacher.from) };
+        let import = Import::read(Path::new(folder), &[]).map_err(Failure::usage)?;
+        let config = import.config().clone();
+        let facts = TeacherFacts {
+            checkpoint: None,
+            weights_sha256: import.weights_sha256(),
+            config_sha256: import.config_sha256(),
+            vocabulary_sha256: hash::sha256(import.vocabulary()),
+            model: config.model.clone(),
+        };
+        Ok(Self { facts, config, import: Some(import) })
+    }
+
+    /// Reads the checkpoint at `url`, or the newest intact checkpoint of the run at `url`.
+    fn of_run(url: &str) -> Result<Self, Failure> {
+        let (run, name) = split_checkpoint_url(url);
+        let store = Store::open(run).map_err(Failure::usage)?;
+        let Some(text) = stored_config::text(&store)? else {
+            return Err(Failure::usage(TeacherError::NoRun { url: run.to_owned() }));
+        };
+        let manifest = manifest(&store, name)?;
+        let theirs = stored_config::parse(&text, &store)?;
+        let weights = manifest.object(WEIGHTS).map(|entry| entry.sha256.clone());
+        let none = || Failure::usage(TeacherError::NoCheckpoint { url: run.to_owned() });
+        let vocabulary = StoredVocabulary::read(&store).map_err(Failure::failed)?.bytes;
+        let facts = TeacherFacts {
+            checkpoint: Some(checkpoint_url(run.trim_end_matches('/'), &manifest.name())),
+            weights_sha256: weights.ok_or_else(none)?,
+            config_sha256: manifest.config_sha256.clone(),
+            vocabulary_sha256: hash::sha256(&vocabulary),
+            model: Model { layers: theirs.depth(manifest.stage), ..theirs.model.clone() },
+        };
+        Ok(Self { facts, config: theirs, import: None })
+    }
+
+    /// Writes the facts, and the model to import, to the store of the run. Leaves them to another coordinator that has created the run
+    /// in the meantime.
+    pub fn write(self, run: &Store, is_new: bool) -> Result<(), Failure> {
+        if is_new && run.head(CONFIG).map_err(Failure::failed)?.is_some() {
+            return Ok(());
+        }
+        if let Some(import) = self.import {
+            let imported = run.join(TEACHER).map_err(Failure::failed)?;
+            if let Some(name) = import::other_object(&imported).map_err(Failure::failed)? {
+                let url = format!("{}/{name}", imported.url());
+                return Err(Failure::usage(TeacherError::OtherObject { url }));
+            }
+            import.replace(&imported).map_err(Failure::failed)?;
+        }
+        let text = toml::to_string(&self.facts).map_err(|error| Failure::failed(TeacherError::Toml(error)))?;
+        run.put(TEACHER_FACTS, text.into()).map_err(Failure::failed)
+    }
+}
+
+impl std::fmt::Debug for NewTeacher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NewTeacher").field("facts", &self.facts).finish_non_exhaustive()
+    }
+}
+
+/// Reads the manifest of checkpoint `name`, or of the newest intact checkpoint.
+fn manifest(store: &Store, name: Option<&str>) -> Result<Manifest, Failure> {
+    let wrong = |source| Failure::usage(TeacherError::Checkpoint { source });
+    match name {
+        Some(name) => checkpoint::read_manifest(store, name).map_err(wrong),
+        None => {
+            let (newest, _) = checkpoint::newest_verified(store).map_err(Failure::failed)?;
+            let none = || Failure::usage(TeacherError::NoCheckpoint { url: store.url().to_owned() });
+            Ok(newest.ok_or_else(none)?.1.manifest)
+        }
+    }
+}
+
+/// SHA-256 of the weights of the teacher of a run, if it has one.
+pub fn weights(config: &RunConfig) -> Option<&str> {
+    Some(config.objective.teacher.as_ref()?.facts.as_ref()?.weights_sha256.as_str())
+}
+
+/// Rejects a teacher that does not fit the model, the datasets or the memory of this host. `new` is the teacher that this start
+/// has read. `is_here` is true if all ranks run on this host.
+pub fn check(config: &RunConfig, new: Option<&NewTeacher>, is_here: bool) -> Result<(), Failure> {
+    let Some(teacher) = &config.objective.teacher else { return Ok(()) };
+    let Some(facts) = &teacher.facts else { return Ok(()) };
+    let mut issues = Vec::new();
+    let from = &teacher.from;
+    let (ours, theirs) = (config.model.hidden, facts.model.hidden);
+    if teacher.cosine_weight > 0.0 && ours != theirs {
+        let message =
+            format!("needs equal hidden sizes, but model.hidden is {ours}, that of {from} is {theirs}; set it to 0");
+        issues.push(ConfigIssue::new("objective.teacher.cosine_weight", message));
+    }
+    if config.device.unpadded == Unpadded::Always && facts.model.position_buckets > 0 {
+        let message = format!("is \"always\", but {from} has relative positions, which need padded samples");
+        issues.push(ConfigIssue::new("device.unpadded", message));
+    }
+    let stages = config.stage.iter().enumerate().flat_map(|(index, stage)| stage.datasets(index));
+    let mut vocabulary = None;
+    for (key, url) in stages.chain(config.evaluation.datasets()).filter(|(_, url)| !url.is_empty()) {
+        let dataset = Dataset::open(url)?;
+        let manifest = dataset.manifest();
+        if manifest.sequence_length > facts.model.positions {
+            let (length, positions) = (manifest.sequence_length, facts.model.positions);
+            let message = format!("{from} has {positions} positions, but {key} has samples of up to {length} tokens");
+            issues.push(ConfigIssue::new(KEY, message));
+        }
+        if vocabulary.is_none() {
+            if manifest.vocabulary.sha256 != facts.vocabulary_sha256 {
+                let message = format!(
+                    "the vocabulary of {from} differs from that of {url}; prepare the dataset with the vocabulary of the teacher"
+                );
+                issues.push(ConfigIssue::new(KEY, message));
+            }
+            vocabulary = Some(manifest.vocabulary.size);
+        }
+    }
+    if let (Some(new), Some(tokens), false) = (new, vocabulary, teacher.layers.is_empty()) {
+        let student = Architecture::of_run(config, config.model.layers, tokens);
+        let of_teacher = Architecture::of_run(&new.config, facts.model.layers, tokens);
+        let copied = copied_tensors((&student, &config.model), (&of_teacher, &facts.model), &teacher.layers);
+        issues.extend(copied.err().map(|why| ConfigIssue::new("objective.teacher.layers", why)));
+    }
+    if is_here && issues.is_empty() {
+        let samples = config.stage.iter().map(run_plan::samples).collect::<Result<Vec<_>, _>>()?;
+        let shapes: Vec<DatasetShape> = samples.iter().map(|samples| samples.shape).collect();
+        memory::check(config, &shapes, config.cluster.ranks, &mut issues);
+    }
+    match issues.is_empty() {
+        true => Ok(()),
+        false => Err(ConfigError::Invalid { origin: "the configuration".to_owned(), issues }.into()),
+    }
+}
+
+/// Inserts the facts on the teacher into a configuration that is not started. Returns an assumption if the teacher cannot be
+/// read.
+pub fn assume(config: &mut RunConfig) -> Option<String> {
+    let why = NewTeacher::resolve(config, None).err()?;
+    let teacher = config.objective.teacher.as_mut()?;
+    let facts = TeacherFacts {
+        checkpoint: None,
+        weights_sha256: String::new(),
+        config_sha256: String::new(),
+        vocabulary_sha256: String::new(),
+        model: Family::Bert.model(),
+    };
+    teacher.facts = Some(Box::new(facts));
+    Some(format!("the teacher cannot be read ({why}); assuming the shape of BERT-base"))
+}

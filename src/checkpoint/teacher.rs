@@ -1,0 +1,75 @@
+//! Teacher of a run: the weights of another checkpoint, which the run reads at each start.
+
+use std::sync::Arc;
+
+use lambert_config::run::{Model, TeacherFacts};
+use lambert_plan::architecture::Architecture;
+use lambert_store::checkpoint::{self as stored, Manifest};
+use lambert_store::run::{self, TEACHER, TEACHER_FACTS, WEIGHTS};
+use lambert_store::{Store, StoredVocabulary, hash};
+
+use super::resume::read_model;
+use crate::error::Error;
+use crate::model;
+use crate::objective::Teacher;
+use crate::torch;
+use crate::worker::datasets::Datasets;
+use crate::worker::session::{self, Session};
+
+/// Reads the teacher of a run; `None` if the run has none. Each rank reads the whole teacher.
+///
+/// # Errors
+/// The teacher cannot be read, is damaged, or is not the one that the first start of the run has read.
+pub fn read_teacher(session: &Session, datasets: &Datasets) -> Result<Option<Teacher>, Error> {
+    let Some(configured) = &session.config.objective.teacher else { return Ok(None) };
+    let facts = configured.facts.as_ref().ok_or_else(|| {
+        let message =
+            format!("objective.teacher: {} has no {TEACHER_FACTS}; run it with `lambert run`", session.store.url());
+        Error::Usage(message)
+    })?;
+    let (store, name) = location(facts, &session.store)?;
+    let verified = stored::verify_weights(&store, &name)?;
+    check(facts, &store, &verified.manifest, datasets)?;
+    let (theirs, _) = session::read_config(&store)?;
+    let vocabulary = datasets.first().manifest().vocabulary.size;
+    let architecture = Architecture::of_run(&theirs, facts.model.layers, vocabulary);
+    let mut parameters = read_model(Arc::clone(&session.kernels), &store, &verified, architecture)?;
+    // The teacher computes like the model.
+    let Model { precision, attention, .. } = session.config.model;
+    let model = Model { precision, attention, ..facts.model.clone() };
+    torch::guard(|| parameters.keep_bf16_copy(model::compute_dtype(&model)))?;
+    Ok(Some(Teacher::new(parameters, model)))
+}
+
+/// Returns the store of the run of the teacher, and the name of its checkpoint.
+fn location(facts: &TeacherFacts, own: &Store) -> Result<(Store, String), Error> {
+    let Some(url) = &facts.checkpoint else { return Ok((own.join(TEACHER)?, run::imported_checkpoint())) };
+    match run::split_checkpoint_url(url) {
+        (store, Some(name)) => Ok((Store::open(store)?, name.to_owned())),
+        (_, None) => {
+            let expected = run::CHECKPOINT_URL;
+            Err(Error::Usage(format!("objective.teacher: {url} is not a checkpoint; expected {expected}")))
+        }
+    }
+}
+
+/// Compares the checkpoint and its vocabulary with the stored facts and with the dataset.
+fn check(facts: &TeacherFacts, store: &Store, manifest: &Manifest, datasets: &Datasets) -> Result<(), Error> {
+    let (url, name) = (store.url(), manifest.name());
+    let found = manifest.object(WEIGHTS).map_or("", |entry| &entry.sha256);
+    if found != facts.weights_sha256 {
+        let expected = &facts.weights_sha256;
+        return Err(Error::Usage(format!(
+            "objective.teacher: {name} of {url} has the weights {found}, but this run was started with a teacher of the weights \
+             {expected}; put that teacher back, or start another run"
+        )));
+    }
+    let vocabulary = hash::sha256(&StoredVocabulary::read(store)?.bytes);
+    let dataset = datasets.first();
+    if vocabulary != dataset.manifest().vocabulary.sha256 {
+        let message =
+            format!("objective.teacher: the vocabulary of {url} differs from that of the dataset {}", dataset.url());
+        return Err(Error::Usage(message));
+    }
+    Ok(())
+}

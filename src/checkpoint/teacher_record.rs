@@ -1,0 +1,77 @@
+//! Record of the teacher in the manifest of a checkpoint.
+
+use lambert_config::RunConfig;
+use serde::{Deserialize, Serialize};
+
+/// Teacher of a checkpoint, as its manifest records it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TeacherRecord {
+    /// SHA-256 of the weights of the teacher.
+    pub weights_sha256: String,
+    /// SHA-256 of the configuration of the run of the teacher.
+    pub config_sha256: String,
+}
+
+impl TeacherRecord {
+    /// Returns the record of the teacher of a run; `None` without a teacher.
+    pub fn of(config: &RunConfig) -> Option<Self> {
+        let facts = config.objective.teacher.as_ref()?.facts.as_ref()?;
+        Some(Self { weights_sha256: facts.weights_sha256.clone(), config_sha256: facts.config_sha256.clone() })
+    }
+
+    /// Returns the reason why a checkpoint with this record does not fit a run; `None` if it fits. A run without a teacher fits.
+    pub fn incompatibility(&self, config: &RunConfig) -> Option<String> {
+        let ours = Self::of(config)?;
+        (ours.weights_sha256 != self.weights_sha256).then(|| {
+            format!(
+                "it was trained with another teacher: objective.teacher has the weights {}, that teacher had the weights {}",
+                ours.weights_sha256, self.weights_sha256
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lambert_config::run::{Model, Teacher, TeacherFacts};
+
+    use super::*;
+    use crate::checkpoint::EngineState;
+
+    fn config(weights: Option<&str>) -> RunConfig {
+        let facts = |weights: &str| TeacherFacts {
+            checkpoint: None,
+            weights_sha256: weights.to_owned(),
+            config_sha256: "c".to_owned(),
+            vocabulary_sha256: String::new(),
+            model: Model::default(),
+        };
+        let mut config = RunConfig::default();
+        config.objective.teacher =
+            weights.map(|weights| Teacher { facts: Some(Box::new(facts(weights))), ..Teacher::default() });
+        config
+    }
+
+    #[test]
+    fn another_teacher_does_not_fit() {
+        let record = TeacherRecord::of(&config(Some("a"))).unwrap();
+        assert_eq!(record.incompatibility(&config(Some("a"))), None);
+        assert_eq!(record.incompatibility(&config(None)), None);
+        let why = record.incompatibility(&config(Some("b"))).unwrap();
+        assert!(why.contains("objective.teacher has the weights b, that teacher had the weights a"), "{why}");
+        assert_eq!(TeacherRecord::of(&config(None)), None);
+    }
+
+    /// States of earlier versions have no teacher.
+    #[test]
+    fn a_state_without_a_teacher_is_read() {
+        let old = r#"{"updates":{},"skipped_updates":0,"vocabulary":50,"lowercase":true}"#;
+        let mut state: EngineState = serde_json::from_str(old).unwrap();
+        assert_eq!(state.teacher, None);
+        assert!(!serde_json::to_string(&state).unwrap().contains("teacher"));
+        state.teacher = TeacherRecord::of(&config(Some("a")));
+        let text = serde_json::to_string(&state).unwrap();
+        assert!(text.contains(r#""teacher":{"weights_sha256":"a","config_sha256":"c"}"#), "{text}");
+        assert_eq!(serde_json::from_str::<EngineState>(&text).unwrap().teacher, state.teacher);
+    }
+}
