@@ -7,12 +7,12 @@ use std::sync::Arc;
 use lambert_config::run::{self, Family, Model, ReplacedTokens};
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::{Architecture, Head, Module, Network};
-use lambert_plan::objectives::{self, MASKED_LANGUAGE, TargetKind};
+use lambert_plan::objectives::{self, MASKED_LANGUAGE};
 
 use super::super::*;
-use crate::data::{GlobalBatch, MicroBatch};
+use crate::data::GlobalBatch;
 use crate::kernels::Host;
-use crate::objective::{Loss, LossValue, Objective, Pass, PassInput, PassOutput, Teacher};
+use crate::objective::{Objective, Pass, PassOutput, Teacher};
 use crate::state::TrainState;
 
 /// An architecture with its name in messages, its passes, and the blocks of those segments that BERT lacks.
