@@ -17,7 +17,11 @@ impl ModelCard<'_> {
             Pair::Sop => " and sentence order prediction",
             Pair::None => "",
         };
-        format!("masked language modeling{pair}")
+        let spans = match self.config.objective.span_boundary_weight {
+            0.0 => "",
+            _ => " with the span boundary objective",
+        };
+        format!("masked language modeling{spans}{pair}")
     }
 
     pub(super) fn training_data(&self) -> Vec<Block> {
