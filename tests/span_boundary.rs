@@ -79,7 +79,7 @@ fn every_world_has_the_same_losses() {
     eprintln!("losses of 2 and 3 ranks differ from one rank's by {worst:.1e} at most");
     assert!(worst < 1e-5, "{worst:e}");
     let of = |record: &StepRecord| record.scores.get(HEAD).unwrap().loss;
-    assert!(of(&one[19]) < of(&one[0]) - 0.3, "{} {}", of(&one[0]), of(&one[19]));
+    assert!(of(&one[19]) < of(&one[0]) - 0.05, "{} {}", of(&one[0]), of(&one[19]));
 
     // With canonical sums, the bits are equal.
     let canonical = ["1", "3"].map(|ranks| {
@@ -119,7 +119,11 @@ fn the_head_is_trained_and_left_out_of_the_export() {
     let config_json = std::fs::read_to_string(format!("{model}/config.json")).unwrap();
     assert!(config_json.contains("BertForPreTraining"), "{config_json}");
     let card = std::fs::read_to_string(format!("{model}/README.md")).unwrap();
-    assert!(card.contains("spans of words") && card.contains("| SBO |"), "{card}");
+    for text in
+        ["masked language modeling with the span boundary objective and next sentence", "spans of words", "| SBO |"]
+    {
+        assert!(card.contains(text), "{text}: {card}");
+    }
 
     let evaluated = done(&["eval", &url, "--data", &dir.path("data/held-out"), "--samples", "64"]);
     assert!(evaluated.contains("SBO loss"), "{evaluated}");
@@ -141,7 +145,11 @@ fn the_head_is_trained_and_left_out_of_the_export() {
     assert!(flops("1.0") > 1.05 * flops("0.0"), "{} {}", flops("1.0"), flops("0.0"));
     // Runs without the objective do not store its key, so older versions of lambert can read them.
     train(&config, &dir.path("without"), &["--set", "cluster.ranks=1", "--set", "objective.span_boundary_weight=0.0"]);
-    assert!(!std::fs::read_to_string(dir.path("without/config.toml")).unwrap().contains(HEAD));
+    assert!(
+        !std::fs::read_to_string(Path::new(&dir.path("without")).join(lambert_store::run::CONFIG))
+            .unwrap()
+            .contains(HEAD)
+    );
 }
 
 #[test]
@@ -151,7 +159,7 @@ fn a_run_can_start_from_a_model_with_other_heads() {
     let (with, without) = (dir.path("with"), dir.path("without"));
     let set = ["--set", "objective.span_boundary_weight=0.0"];
     let one = ["--set", "cluster.ranks=1"];
-    train(&config, &with, &one);
+    let first = train(&config, &with, &one).remove(0);
     train(&config, &without, &[&one[..], &set].concat());
     for (from, more, message) in
         [(&without, &[][..], "initialized the span boundary head"), (&with, &set, "left out the span boundary head")]
@@ -164,12 +172,12 @@ fn a_run_can_start_from_a_model_with_other_heads() {
         // The weights are those of the checkpoint: its loss is that of a trained model.
         let records = &ended.records;
         let mlm = |record: &StepRecord| record.scores.get("mlm").unwrap().loss;
-        assert!(mlm(&records[0]) < 6.0, "{}", mlm(&records[0]));
+        assert!(mlm(&records[0]) < mlm(&first) - 0.03, "{} {}", mlm(&records[0]), mlm(&first));
         assert_eq!(records[0].scores.get(HEAD).is_some(), more.is_empty());
 
-        let with_moments =
-            [&["run", "--config", &config, "--run", &dir.path("moments")], &one[..], &base, more].concat();
-        let refused = run(&[&with_moments[..], &["--with-optimizer", "--check"]].concat());
+        let moments = dir.path("moments");
+        let start = ["run", "--config", &config, "--run", &moments, "--with-optimizer", "--check"];
+        let refused = run(&[&start[..], &one, &base, more].concat());
         assert!(
             refused.code == 2
                 && refused.err.contains("run.from_optimizer: only one of the two models has a span boundary head"),

@@ -23,7 +23,11 @@ impl ModelCard<'_> {
             ""
         };
         let taught = if self.config.objective.teacher.is_some() { " and knowledge distillation" } else { "" };
-        format!("masked language modeling{pair}{detection}{taught}")
+        let spans = match self.config.objective.span_boundary_weight {
+            0.0 => "",
+            _ => " with the span boundary objective",
+        };
+        format!("masked language modeling{spans}{pair}{detection}{taught}")
     }
 
     pub(super) fn training_data(&self) -> Vec<Block> {
