@@ -114,12 +114,15 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
         CostUnit::Sample => tokens / width,
     };
     // 16 bytes per logit: log-softmax, incoming gradient, outgoing gradient, and the copy that a matrix product makes.
-    let of_loss = |loss: &LossSpec| {
-        bytes * network.head_activation_elements(loss.head, count) + 16.0 * network.logits(loss.head, count)
-    };
     let own = objectives::losses(&config.objective).into_iter().filter(|loss| !loss.needs_teacher());
+    let of_loss = |(states, logits): (f64, f64), loss: LossSpec| {
+        let of_head = bytes * network.head_activation_elements(loss.head, count);
+        (states + of_head, logits + network.logits(loss.head, count))
+    };
+    let (states, logits) = own.fold((0.0, 0.0), of_loss);
     let teacher = teacher::activations(config, &architecture, tokens, length);
-    let head = own.map(|loss| of_loss(&loss)).sum::<f64>() + teacher.losses;
+    let at_score = states + teacher::KEPT_LOGIT * logits + teacher.at_score;
+    let head = (states + 16.0 * logits + teacher.at_backward).max(at_score);
 
     let layers = network.applications() as f64;
     let local_masks = bytes * tokens * network.local_mask_columns(length) as f64;

@@ -5,7 +5,6 @@ mod stage;
 
 use std::net::SocketAddr;
 
-use super::teacher;
 use super::{
     Attention, DeviceKind, Family, Guard, MaskUnit, Masking, Model, NormKind, Objective, Optimizer, OptimizerKind,
     Pair, Precision, RENAMED, RunConfig, TokenBudget, Unpadded,
@@ -27,7 +26,7 @@ impl Checked for RunConfig {
             issues.push(ConfigIssue::new("objective.pair", message));
         }
         self.objective.check("objective", issues);
-        teacher::check(self, issues);
+        self.objective.teacher.iter().for_each(|teacher| teacher.check(self, issues));
         self.optimizer.check(issues);
         if self.stage.is_empty() {
             issues.push(ConfigIssue::new("stage", "at least one [[stage]] is needed"));

@@ -72,12 +72,15 @@ pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens
         CostUnit::MaskedToken => masked,
         CostUnit::Sample => all / data.sequence_length.max(1) as f64,
     };
-    let of_loss = |loss: &LossSpec| {
-        SOFTMAX * network.logits(loss.head, count) + bytes * network.head_activation_elements(loss.head, count)
-    };
     let own = objectives::losses(&config.objective).into_iter().filter(|loss| !loss.needs_teacher());
+    let of_loss = |(states, logits): (f64, f64), loss: LossSpec| {
+        let of_head = bytes * network.head_activation_elements(loss.head, count);
+        (states + of_head, logits + network.logits(loss.head, count))
+    };
+    let (states, logits) = own.fold((0.0, 0.0), of_loss);
     let teacher = super::teacher::activations(config, &architecture, all, data.sequence_length);
-    let head = own.map(|loss| of_loss(&loss)).sum::<f64>() + teacher.losses;
+    let at_score = states + super::teacher::KEPT_LOGIT * logits + teacher.at_score;
+    let head = (states + SOFTMAX * logits + teacher.at_backward).max(at_score);
 
     let most = if stage.recompute {
         // Kept are the input of each layer, the output of the last layer, and the gradient of that output.
