@@ -216,7 +216,7 @@ fn configuration(
     };
     let given = |from: &str| if imported_base::is_folder(from) { Ok(from.to_owned()) } else { absolute(from) };
     config.run.from = config.run.from.as_deref().map(given).transpose()?;
-    for teacher in &mut config.objective.teacher {
+    if let Some(teacher) = &mut config.objective.teacher {
         teacher.from = given(&teacher.from)?;
     }
     match (&arguments.from, stored) {
