@@ -3,11 +3,12 @@
 
 use std::path::Path;
 
-use lambert_config::run::{Model, OptimizerKind};
+use lambert_config::run::{Family, Model, OptimizerKind};
 use lambert_config::{Layers, RunConfig};
 use lambert_data_prep::{prep, source};
 use lambert_plan::architecture::Architecture;
-use lambert_plan::{schedule, timeline};
+use lambert_plan::distillation::copied_tensors;
+use lambert_plan::{objectives, schedule, timeline};
 
 #[test]
 fn every_shipped_configuration_is_valid() {
@@ -85,4 +86,23 @@ fn adam_has_the_published_schedule_in_both_phases() {
             assert!((rate - 1e-4 * line).abs() < 1e-9 * 1e-4, "{name}, step {step}: {rate}");
         }
     }
+}
+
+#[test]
+fn distilbert_has_the_published_losses_and_layers() {
+    let config = shipped("distilbert-base");
+    let losses: Vec<(&str, f64)> =
+        objectives::losses(&config.objective).iter().map(|loss| (loss.name, loss.weight)).collect();
+    assert_eq!(losses, [("mlm", 2.0), ("soft_targets", 5.0), ("cosine", 1.0)]);
+    let teacher = config.objective.teacher.clone().unwrap();
+    assert_eq!((teacher.temperature, &teacher.layers[..]), (2.0, &[0, 2, 4, 7, 9, 11][..]));
+    let (optimizer, stage) = (&config.optimizer, &config.stage[0]);
+    assert_eq!((optimizer.eps, optimizer.weight_decay, optimizer.clip_norm), (1e-6, 0.0, 5.0));
+    assert_eq!((stage.global_batch, stage.learning_rate, stage.warmup), (250, 5e-4, 0.05));
+    // DistilBertForMaskedLM of distilbert-base-uncased has 66,985,530 parameters.
+    assert_eq!(parameters(&config), 66_985_530);
+    let bert = Family::Bert.model();
+    let (ours, theirs) = (Architecture::new(&config.model, 6, 30522), Architecture::new(&bert, 12, 30522));
+    let copied = copied_tensors((&ours, &config.model), (&theirs, &bert), &teacher.layers).unwrap();
+    assert_eq!(copied.len(), ours.tensors().len());
 }

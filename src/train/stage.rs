@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lambert_collective::{Group, Reducer};
-use lambert_config::run;
 use lambert_control::{Directive, Evaluation, EventKind, StepRecord, StepTimes};
 use lambert_dataset::random::Key;
 use lambert_dataset::{Dataset, DatasetError};
@@ -198,11 +197,7 @@ impl<'a> StageRun<'a> {
         record.times =
             StepTimes { seconds, data_wait, forward_backward, communication, optimizer, ..StepTimes::default() };
         step_record::set_rank_stats(&mut record, &agreed.stats);
-        step_record::set_throughput(
-            &mut record,
-            flops(state, &batch, session.config.objective.teacher.as_ref()),
-            session.peak,
-        );
+        step_record::set_throughput(&mut record, flops(session, state, &batch), session.peak);
         Ok(StepResult::Completed(Box::new(record), agreed))
     }
 
@@ -382,9 +377,9 @@ impl<'a> StageRun<'a> {
 }
 
 /// Floating-point operations of a step, without padding.
-fn flops(state: &TrainState, batch: &GlobalBatch, teacher: Option<&run::Teacher>) -> f64 {
+fn flops(session: &Session, state: &TrainState, batch: &GlobalBatch) -> f64 {
     let lengths = batch.lengths.iter().map(|length| u64::from(*length));
-    let architecture = state.parameters.architecture();
+    let (architecture, teacher) = (state.parameters.architecture(), session.config.objective.teacher.as_ref());
     let taught = lambert_plan::flops::teaching(teacher, architecture, lengths.clone());
     lambert_plan::flops::training(architecture, lengths, batch.masked_tokens) + taught
 }

@@ -8,9 +8,9 @@ pub mod teacher;
 
 use std::path::Path;
 
-use crate::architecture::{Architecture, CostUnit, ModuleKind, Network};
+use crate::architecture::{Architecture, CostUnit, Head, ModuleKind, Network};
 use crate::muon::UpdateWork;
-use crate::objectives::{self, LossSpec, TrainedNetwork};
+use crate::objectives::{self, TrainedNetwork};
 use lambert_config::load::ConfigIssue;
 use lambert_config::run::{
     DeviceKind, MuonPrecision, Objective, Optimizer, OptimizerKind, Precision, RunConfig, Stage,
@@ -136,15 +136,18 @@ fn pass_activations(
         CostUnit::MaskedToken => masked,
         CostUnit::Sample => tokens / width,
     };
-    // 16 bytes per logit: log-softmax, incoming gradient, outgoing gradient, and the copy that a matrix product makes. The
-    // backward pass of the heads runs loss by loss, so only the log-softmax exists for all losses at the same time.
+    // 16 bytes per logit: log-softmax, incoming gradient, outgoing gradient, and the copy that a matrix product makes. Only the
+    // log-softmax exists for all losses at the same time.
     let kept = KEPT_LOGIT + if is_read { bytes } else { 0.0 };
-    let of_loss = |loss: &LossSpec| {
-        bytes * network.head_activation_elements(loss.head, count) + kept * network.logits(loss.head, count)
-    };
-    let losses: Vec<&LossSpec> = trained.losses.iter().filter(|loss| !loss.needs_teacher()).collect();
-    let widest = losses.iter().map(|loss| network.logits(loss.head, count)).fold(0.0, f64::max);
-    let head = losses.into_iter().map(of_loss).sum::<f64>() + (16.0 - KEPT_LOGIT) * widest + teacher.losses;
+    let own = || trained.losses.iter().filter(|loss| !loss.needs_teacher()).map(|loss| loss.head);
+    let states: f64 = own().map(|head| bytes * network.head_activation_elements(head, count)).sum();
+    // A detection has no logits of the vocabulary. The gradients of its dense layer and of the activation function exist together.
+    let detection = if own().any(|head| head == Head::ReplacedTokens) { 2.0 * bytes * row } else { 0.0 };
+    let logits: f64 = own().map(|head| network.logits(head, count)).sum();
+    // The backward pass of the heads runs loss by loss.
+    let widest = own().map(|head| network.logits(head, count)).fold(0.0, f64::max);
+    let at_score = states + teacher::KEPT_LOGIT * logits + teacher.at_score;
+    let head = (states + kept * logits + (16.0 - KEPT_LOGIT) * widest + detection + teacher.at_backward).max(at_score);
 
     let layers = network.applications() as f64;
     let local_masks = bytes * tokens * network.local_mask_columns(length) as f64;

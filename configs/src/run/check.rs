@@ -6,7 +6,6 @@ mod stage;
 
 use std::net::SocketAddr;
 
-use super::teacher;
 use super::{
     Attention, DeviceKind, Family, Guard, MaskUnit, Masking, Model, NormKind, Objective, Optimizer, OptimizerKind,
     Pair, Precision, RENAMED, RunConfig, TokenBudget, Unpadded,
@@ -30,7 +29,7 @@ impl Checked for RunConfig {
         self.objective.check("objective", issues);
         self.check_replaced_tokens(issues);
         self.check_span_boundary(issues);
-        teacher::check(self, issues);
+        self.objective.teacher.iter().for_each(|teacher| teacher.check(self, issues));
         self.optimizer.check(issues);
         if self.stage.is_empty() {
             issues.push(ConfigIssue::new("stage", "at least one [[stage]] is needed"));

@@ -99,7 +99,7 @@ impl Teacher {
         format!("{FOLDER}{folder}")
     }
 
-    fn check(&self, config: &RunConfig, issues: &mut Vec<ConfigIssue>) {
+    pub(super) fn check(&self, config: &RunConfig, issues: &mut Vec<ConfigIssue>) {
         if self.from.is_empty() {
             let message = "missing: expected RUN/checkpoints/step-..., the URL of a run, or hf:FOLDER";
             issues.push(ConfigIssue::new("objective.teacher.from", message));
@@ -130,13 +130,6 @@ impl Teacher {
             let message = "conflicts with run.from, from which all weights start";
             issues.push(ConfigIssue::new("objective.teacher.layers", message));
         }
-    }
-}
-
-/// Checks the teacher, if the run has one.
-pub(super) fn check(config: &RunConfig, issues: &mut Vec<ConfigIssue>) {
-    if let Some(teacher) = &config.objective.teacher {
-        teacher.check(config, issues);
     }
 }
 

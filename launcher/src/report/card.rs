@@ -85,6 +85,9 @@ impl ModelCard<'_> {
         let from = self.config.run.from.as_deref().map(split_checkpoint_url);
         let start = match (&self.labels.base_model, from) {
             (Some(base), _) => format!("the weights of {base}"),
+            (None, None) if self.config.objective.teacher.as_ref().is_some_and(|it| !it.layers.is_empty()) => {
+                "layers of its teacher".to_owned()
+            }
             (None, None) => "random weights".to_owned(),
             (None, Some((run, checkpoint))) => {
                 format!("the weights of checkpoint {} of {}", checkpoint.unwrap_or_default(), short_name(run))

@@ -16,9 +16,8 @@ use lambert_store::{Store, checkpoint};
 use super::base_checkpoint;
 use super::config_diff::{self, Difference, Differences};
 use super::imported_base::{self, ImportedBase, ResolvedBase};
-use super::phrase_list;
-use super::run_plan;
 use super::teacher::{self, NewTeacher};
+use super::{phrase_list, run_plan};
 use crate::cli;
 use crate::decide::HostPool;
 use crate::failure::Failure;
@@ -79,15 +78,6 @@ pub enum RunSpecError {
         /// URL of the run.
         url: String,
     },
-    /// The checkpoints of the run were trained with another teacher.
-    #[error(
-        "{url} has checkpoints that were trained with another teacher than objective.teacher.from; use another --run, with --from and a \
-         checkpoint of this run"
-    )]
-    OtherTeacher {
-        /// URL of the run.
-        url: String,
-    },
     /// The configuration cannot be serialized.
     #[error("cannot write the configuration as TOML")]
     Toml(#[from] toml::ser::Error),
@@ -117,7 +107,6 @@ pub struct ValidatedRun {
     base: Option<Box<ImportedBase>>,
     /// List of phrases to store, if the store does not have it.
     phrases: Option<Vec<u8>>,
-    /// Teacher to store, if the store does not have it.
     teacher: Option<NewTeacher>,
 }
 
@@ -140,7 +129,7 @@ impl RunSpec {
         let replaces = arguments.allow_change.iter().any(|key| key == "objective" || key == "objective.phrases");
         let phrases = phrase_list::to_store(config.objective.phrases.as_deref(), &store, before.is_none(), replaces)?;
         let host_pool = host_pool(&config);
-        teacher::check(&config, teacher.as_ref(), host_pool == HostPool::Here)?;
+        teacher::check(&config, before.as_ref(), teacher.as_ref(), (&store, host_pool == HostPool::Here))?;
         Ok(ValidatedRun { config, store, worker, host_pool, before, base, phrases, teacher })
     }
 }
@@ -178,9 +167,7 @@ impl ValidatedRun {
         if let Some(phrases) = phrases {
             store.put(PHRASES, phrases.into()).map_err(Failure::failed)?;
         }
-        if let Some(teacher) = teacher {
-            teacher.write(&store, before.is_none())?;
-        }
+        teacher.map_or(Ok(()), |teacher| teacher.write(&store, before.is_none()))?;
         match before {
             None => create(&config, other_base.as_ref(), &store)?,
             Some(before) if before == config => {}
@@ -229,6 +216,9 @@ fn configuration(
     };
     let given = |from: &str| if imported_base::is_folder(from) { Ok(from.to_owned()) } else { absolute(from) };
     config.run.from = config.run.from.as_deref().map(given).transpose()?;
+    if let Some(teacher) = &mut config.objective.teacher {
+        teacher.from = given(&teacher.from)?;
+    }
     match (&arguments.from, stored) {
         (Some(from), _) => {
             (config.run.from, config.run.from_optimizer) = (Some(given(from)?), arguments.with_optimizer);
@@ -273,7 +263,7 @@ fn warn_once(message: &str) {
 }
 
 /// Makes a path absolute. Returns URLs and empty strings unchanged.
-pub(super) fn absolute(path: &str) -> Result<String, Failure> {
+fn absolute(path: &str) -> Result<String, Failure> {
     if path.is_empty() || path.contains("://") {
         return Ok(path.to_owned());
     }
@@ -304,13 +294,6 @@ fn check_changes(
     let has_checkpoints = || Ok::<_, Failure>(!checkpoint::list(store).map_err(Failure::failed)?.is_empty());
     if base_checkpoint::is_muon(before) != base_checkpoint::is_muon(now) && has_checkpoints()? {
         return Err(Failure::usage(RunSpecError::OtherMoments { url: store.url().to_owned() }));
-    }
-    let teachers = [before, now].map(teacher::weights);
-    if let [Some(before), Some(now)] = teachers
-        && before != now
-        && has_checkpoints()?
-    {
-        return Err(Failure::usage(RunSpecError::OtherTeacher { url: store.url().to_owned() }));
     }
     let shapes: Vec<_> = around.iter().filter(|change| change.is_of_shapes()).cloned().collect();
     if !shapes.is_empty() && has_checkpoints()? {

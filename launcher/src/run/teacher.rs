@@ -34,6 +34,11 @@ enum TeacherError {
     Checkpoint { source: Error },
     #[error("{KEY}: {url} is not from an import; the teacher would replace it: use another --run, or move it away")]
     OtherObject { url: String },
+    #[error(
+        "{url} has checkpoints that were trained with another teacher than {KEY}; use another --run, with --from and a checkpoint of \
+         this run"
+    )]
+    Other { url: String },
     #[error("cannot write {TEACHER_FACTS}")]
     Toml(#[from] toml::ser::Error),
 }
@@ -49,16 +54,15 @@ pub struct NewTeacher {
 
 impl NewTeacher {
     /// Inserts the facts on the teacher into `config`. Reads the teacher, unless `before`, the stored configuration of the run, has the
-    /// same one with its facts. Makes the path of the teacher absolute.
+    /// same one with its facts. Makes the path of a folder absolute.
     ///
     /// # Errors
     /// The teacher cannot be read.
     pub fn resolve(config: &mut RunConfig, before: Option<&RunConfig>) -> Result<Option<Self>, Failure> {
         let Some(teacher) = &mut config.objective.teacher else { return Ok(None) };
-        teacher.from = match teacher.folder() {
-            Some(folder) => Teacher::of_folder(&import::source(Path::new(folder))),
-            None => super::spec::absolute(&teacher.from)?,
-        };
+        if let Some(folder) = teacher.folder() {
+            teacher.from = Teacher::of_folder(&import::source(Path::new(folder)));
+        }
         let before = before.and_then(|before| before.objective.teacher.as_ref());
         let stored = before.filter(|before| before.from == teacher.from).and_then(|before| before.facts.clone());
         if stored.is_some() {
@@ -144,16 +148,30 @@ fn manifest(store: &Store, name: Option<&str>) -> Result<Manifest, Failure> {
     }
 }
 
-/// SHA-256 of the weights of the teacher of a run, if it has one.
-pub fn weights(config: &RunConfig) -> Option<&str> {
-    Some(config.objective.teacher.as_ref()?.facts.as_ref()?.weights_sha256.as_str())
+/// Rejects a teacher with other weights than that of the stored configuration, if the run has checkpoints.
+fn check_change(before: &RunConfig, now: &TeacherFacts, store: &Store) -> Result<(), Failure> {
+    let before = before.objective.teacher.as_ref().and_then(|teacher| teacher.facts.as_ref());
+    let is_other = before.is_some_and(|before| before.weights_sha256 != now.weights_sha256);
+    if is_other && !checkpoint::list(store).map_err(Failure::failed)?.is_empty() {
+        return Err(Failure::usage(TeacherError::Other { url: store.url().to_owned() }));
+    }
+    Ok(())
 }
 
 /// Rejects a teacher that does not fit the model, the datasets or the memory of this host. `new` is the teacher that this start
-/// has read. `is_here` is true if all ranks run on this host.
-pub fn check(config: &RunConfig, new: Option<&NewTeacher>, is_here: bool) -> Result<(), Failure> {
+/// has read, and `before` the stored configuration of the run in `store`. `is_here` is true if all ranks run on this host.
+///
+/// # Errors
+/// Also if `before` has another teacher, and the run has checkpoints.
+pub fn check(
+    config: &RunConfig,
+    before: Option<&RunConfig>,
+    new: Option<&NewTeacher>,
+    (store, is_here): (&Store, bool),
+) -> Result<(), Failure> {
     let Some(teacher) = &config.objective.teacher else { return Ok(()) };
     let Some(facts) = &teacher.facts else { return Ok(()) };
+    before.map_or(Ok(()), |before| check_change(before, facts, store))?;
     let mut issues = Vec::new();
     let from = &teacher.from;
     let (ours, theirs) = (config.model.hidden, facts.model.hidden);

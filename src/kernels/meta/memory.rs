@@ -114,12 +114,6 @@ fn ratio(mut config: RunConfig, shape: Shape) -> f64 {
     let data =
         memory::DatasetShape { vocabulary: shape.vocabulary, sequence_length: length, rows: 1 << 20, row_group: 1024 };
     let counted = peak(&config, shape);
-    if config.objective.teacher.is_some() {
-        let mut without = config.clone();
-        without.objective.teacher = None;
-        let without = gpu::needed(&without, 0, data, 1, shape.rows * length);
-        println!("DATA {counted} {} {without}", gpu::needed(&config, 0, data, 1, shape.rows * length));
-    }
     gpu::needed(&config, 0, data, 1, shape.rows * length) as f64 / counted as f64
 }
 

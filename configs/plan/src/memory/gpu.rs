@@ -4,8 +4,8 @@
 //! one, also without a GPU. The formula is never below that count and at most 15 % above it. [`reserve`] covers the
 //! additional memory that CUDA and libtorch take.
 
-use crate::architecture::{ALIGNMENT, Architecture, CostUnit, Network, NormInput};
-use crate::objectives::{self, LossSpec, TrainedNetwork};
+use crate::architecture::{ALIGNMENT, Architecture, CostUnit, Head, Network, NormInput};
+use crate::objectives::{self, TrainedNetwork};
 use lambert_config::run::{Attention, Objective, Precision, RunConfig, Stage};
 
 use super::teacher::TeacherActivations;
@@ -20,6 +20,8 @@ const TENSOR_COUNTS: (u64, u64) = (16, 26);
 const SOFTMAX: f64 = 12.0;
 /// Bytes per token of the micro-batch itself: ids, segments, positions and masks, with temporaries.
 const IDS: f64 = 64.0;
+/// Bytes per token of the drawn tokens, of their targets, and of the losses over all tokens of a discriminator.
+const DETECTION: f64 = 64.0;
 /// Bytes per token and layer for the means and standard deviations of the two normalizations of the layer.
 const STATISTICS: f64 = 16.0;
 /// The backward pass of fused attention accumulates in f32. It works in blocks of `BLOCK` rows of attention weights,
@@ -91,13 +93,16 @@ fn pass_activations(
         CostUnit::Sample => all / data.sequence_length.max(1) as f64,
     };
     let kept = KEPT_LOGIT + if is_read { bytes } else { 0.0 };
-    let of_loss = |loss: &LossSpec| {
-        kept * network.logits(loss.head, count) + bytes * network.head_activation_elements(loss.head, count)
-    };
-    let losses: Vec<&LossSpec> = trained.losses.iter().filter(|loss| !loss.needs_teacher()).collect();
+    let own = || trained.losses.iter().filter(|loss| !loss.needs_teacher()).map(|loss| loss.head);
+    let states: f64 = own().map(|head| bytes * network.head_activation_elements(head, count)).sum();
+    // A detection has no logits of the vocabulary. The gradients of its dense layer and of the activation function exist together.
+    let detection = if own().any(|head| head == Head::ReplacedTokens) { 2.0 * row } else { 0.0 };
+    let logits: f64 = own().map(|head| network.logits(head, count)).sum();
     // The backward pass of the heads runs loss by loss.
-    let widest = losses.iter().map(|loss| network.logits(loss.head, count)).fold(0.0, f64::max);
-    let head = losses.into_iter().map(of_loss).sum::<f64>() + (SOFTMAX - KEPT_LOGIT) * widest + teacher.losses;
+    let widest = own().map(|head| network.logits(head, count)).fold(0.0, f64::max);
+    let at_score = states + super::teacher::KEPT_LOGIT * logits + teacher.at_score;
+    let head =
+        (states + kept * logits + (SOFTMAX - KEPT_LOGIT) * widest + detection + teacher.at_backward).max(at_score);
 
     let most = if stage.recompute {
         // Kept are the input of each layer, the output of the last layer, and the gradient of that output.
@@ -113,7 +118,8 @@ fn pass_activations(
     // The table of relative positions with its three projections, in the backward pass of a layer.
     let table = 4.0 * bytes * network.relative_rows() as f64 * hidden;
     let most = (most + teacher.kept).max(teacher.forward);
-    (SMALL_TENSORS * (most + IDS * all + vectors + table)) as u64
+    let ids = if objectives::networks(&config.model, &config.objective).len() > 1 { IDS + DETECTION } else { IDS };
+    (SMALL_TENSORS * (most + ids * all + vectors + table)) as u64
 }
 
 /// True if dropout on a GPU depends on the partition into micro-batches, because fused attention uses its own random
