@@ -224,7 +224,7 @@ fn span_boundary_head_is_an_addition() {
     assert_eq!(flops(&with) - flops(&plain), 19.0 * 2.0 * 768.0 * (1736.0 + 768.0 + 30522.0));
 
     let tensors = Architecture::from(with).tensors();
-    let own = |tensor: &&super::Tensor| tensor.head == Some(Head::SpanBoundary);
+    let own = |tensor: &&Tensor| tensor.head == Some(Head::SpanBoundary);
     let mut names: Vec<&str> = tensors.iter().filter(own).map(|tensor| tensor.name.as_str()).collect();
     names.sort_unstable();
     assert_eq!(
