@@ -66,6 +66,6 @@ mod tests {
         assert_eq!(targets.right, [4, 4, 4, 6].into_iter().chain(long(40)).collect::<Vec<_>>());
         assert_eq!(targets.offsets, [0, 1, 2, 0].into_iter().chain(0..20).collect::<Vec<_>>());
         assert_eq!(targets.labels, [101, 102, 103, 105].into_iter().chain(115..135).collect::<Vec<_>>());
-        assert_eq!(SpanTargets::new(&[], &[], [0..8].into_iter()), SpanTargets::default());
+        assert_eq!(SpanTargets::new(&[], &[], std::iter::once(0..8)), SpanTargets::default());
     }
 }
