@@ -109,7 +109,7 @@ fn size_limit(page: &str) -> usize {
     match page {
         guide if guide.starts_with("docs/guides/") => 10 << 10,
         "docs/design/architecture.md" => 15 << 10,
-        "docs/reference/configuration.md" => 40 << 10,
+        "docs/reference/configuration.md" => 44 << 10,
         page if page.starts_with("docs/") => 25 << 10,
         _ => usize::MAX,
     }

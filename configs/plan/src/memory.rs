@@ -156,6 +156,8 @@ fn pass_activations(
         false => embeddings + layers * layer + head.max(gradients),
         true => embeddings + layers * bytes * row + head.max(layer + gradients),
     };
+    // The hidden states that a later pass may read.
+    let sum = if is_read { sum + bytes * row } else { sum };
     (sum + teacher.kept).max(teacher.forward) as u64
 }
 

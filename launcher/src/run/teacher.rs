@@ -30,6 +30,11 @@ enum TeacherError {
     NoRun { url: String },
     #[error("{KEY}: {url} has no checkpoint that can be read")]
     NoCheckpoint { url: String },
+    #[error(
+        "{KEY}: {url} has a generator and a discriminator (objective.replaced_tokens); to learn from the generator, export it \
+         (lambert export --network generator) and name the folder: hf:FOLDER"
+    )]
+    TwoNetworks { url: String },
     #[error("{KEY}")]
     Checkpoint { source: Error },
     #[error("{KEY}: {url} is not from an import; the teacher would replace it: use another --run, or move it away")]
@@ -97,6 +102,9 @@ impl NewTeacher {
         };
         let manifest = manifest(&store, name)?;
         let theirs = stored_config::parse(&text, &store)?;
+        if theirs.objective.replaced_tokens.is_some() {
+            return Err(Failure::usage(TeacherError::TwoNetworks { url: run.to_owned() }));
+        }
         let weights = manifest.object(WEIGHTS).map(|entry| entry.sha256.clone());
         let none = || Failure::usage(TeacherError::NoCheckpoint { url: run.to_owned() });
         let vocabulary = StoredVocabulary::read(&store).map_err(Failure::failed)?.bytes;

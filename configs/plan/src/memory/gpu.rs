@@ -117,6 +117,8 @@ fn pass_activations(
     let vectors = 4.0 * rows + (4.0 * layers + 8.0) * hidden * bytes;
     // The table of relative positions with its three projections, in the backward pass of a layer.
     let table = 4.0 * bytes * network.relative_rows() as f64 * hidden;
+    // The hidden states that a later pass may read.
+    let most = if is_read { most + row } else { most };
     let most = (most + teacher.kept).max(teacher.forward);
     let ids = if objectives::networks(&config.model, &config.objective).len() > 1 { IDS + DETECTION } else { IDS };
     (SMALL_TENSORS * (most + ids * all + vectors + table)) as u64
