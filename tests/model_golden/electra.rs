@@ -19,9 +19,9 @@ const TESTED: [(&str, &[u8]); 2] = [
 ];
 
 /// Puts given tokens in the places of the masked tokens.
-struct Drawn(Vec<i64>);
+struct GivenTokens(Vec<i64>);
 
-impl PassInput for Drawn {
+impl PassInput for GivenTokens {
     fn make(&self, input: &Input, _: &[PassOutput], _: &dyn Kernels, _: Key) -> Input {
         GeneratedTokens::replace(input, &Tensor::from_slice(&self.0))
     }
@@ -30,7 +30,7 @@ impl PassInput for Drawn {
 /// Replaces the input of the discriminator.
 pub fn with_drawn_tokens(mut passes: Vec<Pass>, drawn: &[i64]) -> Vec<Pass> {
     let discriminator = passes.pop().unwrap();
-    passes.push(discriminator.with_input(Box::new(Drawn(drawn.to_vec()))));
+    passes.push(discriminator.with_input(Box::new(GivenTokens(drawn.to_vec()))));
     passes
 }
 

@@ -60,8 +60,9 @@ pub struct Objective {
     pub mask_token: MaskToken,
     /// Share of the masked tokens that `mask_token` replaces. 0.85 with `replaced_tokens`.
     pub mask_share: f64,
-    /// Share of the masked tokens that a random token of the vocabulary replaces. The rest stays unchanged. 0 with
-    /// `replaced_tokens`.
+    /// Share of the masked tokens that a random token of the vocabulary replaces. 0 with `replaced_tokens`.
+    ///
+    /// The rest stays unchanged.
     pub random_share: f64,
     /// Fraction of tokens to predict, relative to all tokens of a sample including special tokens.
     pub mask_probability: f64,

@@ -17,7 +17,7 @@ fn rows(rows: i64, width: i64, kind: Kind) -> [Tensor; 3] {
     let logits = Host.upload(Values::F32(&values)).view([rows, width]).to_kind(kind);
     let places: Vec<i64> = (0..rows).collect();
     let place = Tensor::from_slice(&places);
-    [logits, (&place).divide_scalar_mode(5, "floor") * 1_000_003, place.remainder(5)]
+    [logits, place.divide_scalar_mode(5, "floor") * 1_000_003, place.remainder(5)]
 }
 
 #[test]
