@@ -21,7 +21,7 @@ const SOFTMAX: f64 = 12.0;
 /// Bytes per token of the micro-batch itself: ids, segments, positions and masks, with temporaries.
 const IDS: f64 = 64.0;
 /// Bytes per token of the drawn tokens, of their targets, and of the losses over all tokens of a discriminator.
-const DETECTION: f64 = 64.0;
+const DETECTION: f64 = 128.0;
 /// Bytes per token and layer for the means and standard deviations of the two normalizations of the layer.
 const STATISTICS: f64 = 16.0;
 /// The backward pass of fused attention accumulates in f32. It works in blocks of `BLOCK` rows of attention weights,
