@@ -120,6 +120,11 @@ impl MicroBatch {
         self
     }
 
+    /// Number of tokens without padding.
+    pub fn tokens(&self) -> usize {
+        self.lengths.iter().map(|length| *length as usize).sum()
+    }
+
     fn put(&mut self, start: usize, sample: &MaskedSample) {
         let length = sample.ids.len();
         for (slot, id) in self.ids[start..start + length].iter_mut().zip(&sample.ids) {

@@ -19,7 +19,7 @@ impl Loss for CosineLoss {
     }
 
     fn targets(&self, batch: &MicroBatch) -> usize {
-        teacher::tokens(batch)
+        batch.tokens()
     }
 
     fn global_targets(&self, batch: &GlobalBatch) -> u64 {

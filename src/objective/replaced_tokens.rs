@@ -20,7 +20,7 @@ impl Loss for ReplacedTokensLoss {
     }
 
     fn targets(&self, batch: &MicroBatch) -> usize {
-        batch.lengths.iter().map(|length| *length as usize).sum()
+        batch.tokens()
     }
 
     fn global_targets(&self, batch: &GlobalBatch) -> u64 {

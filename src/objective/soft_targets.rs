@@ -20,7 +20,7 @@ impl Loss for SoftTargetLoss {
     }
 
     fn targets(&self, batch: &MicroBatch) -> usize {
-        teacher::tokens(batch)
+        batch.tokens()
     }
 
     fn global_targets(&self, batch: &GlobalBatch) -> u64 {

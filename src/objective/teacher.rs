@@ -8,7 +8,6 @@ use lambert_plan::memory::teacher::CHUNK;
 use lambert_plan::objectives;
 
 use super::{Loss, Pass, PassInput, PassOutput};
-use crate::data::MicroBatch;
 use crate::kernels::Kernels;
 use crate::model::Encoder;
 use crate::model::input::{Input, TeacherOutput};
@@ -69,11 +68,6 @@ impl PassInput for TaughtInput {
 /// The objective has a loss that needs a teacher, but no teacher.
 pub(super) fn output(input: &Input) -> &TeacherOutput {
     input.teacher.as_ref().expect("a loss that needs a teacher is only in an objective with a teacher")
-}
-
-/// Number of tokens of a micro-batch, without padding.
-pub(super) fn tokens(batch: &MicroBatch) -> usize {
-    batch.lengths.iter().map(|length| *length as usize).sum()
 }
 
 #[cfg(test)]

@@ -88,7 +88,7 @@ pub struct Objective {
     #[serde(skip_serializing_if = "is_zero")]
     #[schemars(!skip_serializing_if)]
     pub span_boundary_weight: f64,
-    /// Replaced-token detection (ELECTRA). Absent: masked language modeling only.
+    /// Replaced-token detection (ELECTRA).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replaced_tokens: Option<ReplacedTokens>,
     /// Trained model that the model also learns from.
