@@ -97,18 +97,28 @@ fn each_kind_of_teacher_is_the_same_teacher() {
     let total = 2.0 * mlm + 5.0 * soft + cosine;
     assert!((records[0].loss / total - 1.0).abs() < 1e-6, "{} {total}", records[0].loss);
 
-    // A later start takes the same checkpoint, although the teacher has a newer one now.
+    // A later start has the same teacher, although the run of the teacher has a newer checkpoint now, and has lost the older ones.
+    let kept = dir.path("kept");
+    done(&["checkpoint", "copy", &checkpoint, &kept]);
     let later = config(&dir, "teacher", ("bert", 4), 64, "");
-    let more = ["--set", "cluster.ranks=1", "--allow-change", "stage"];
+    let more = ["--set", "cluster.ranks=1", "--set", "checkpoint.keep=1", "--allow-change", "stage"];
     done(&[&["run", "--config", &later, "--run", &of_teacher], &more[..]].concat());
-    assert_ne!(checkpoint, format!("{of_teacher}/checkpoints/{}", checkpoints(&of_teacher)[0]));
+    assert!(!Path::new(&checkpoint).exists());
     let facts = std::fs::read_to_string(format!("{by_run}/teacher.toml")).unwrap();
     let more = ["--set", "stage.0.steps=18", "--allow-change", "stage"];
     train("by-run", &of_teacher, &more);
     assert_eq!(std::fs::read_to_string(format!("{by_run}/teacher.toml")).unwrap(), facts);
     assert!(facts.contains(&format!("checkpoint = {checkpoint:?}")), "{facts}");
 
-    let (by_checkpoint, _) = train("by-checkpoint", &checkpoint, &[]);
+    let name = checkpoints(&kept)[0].clone();
+    let kept = format!("{kept}/checkpoints/{name}");
+    let (by_checkpoint, _) = train("by-checkpoint", &kept, &[]);
+    // The copy has no moments.
+    let copied = format!("{by_checkpoint}/teacher/checkpoints/{name}");
+    let mut objects: Vec<String> =
+        std::fs::read_dir(&copied).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    objects.sort();
+    assert_eq!(objects, ["manifest.json", "model.safetensors"]);
     let (by_folder, _) = train("by-folder", &format!("hf:{folder}"), &[]);
     assert_same_weights(&by_checkpoint, &by_folder);
     let manifest = |url: &str| read_json(url, &format!("checkpoints/{}/manifest.json", checkpoints(url)[0]));
@@ -230,9 +240,11 @@ fn another_teacher_is_refused() {
     assert!(refused.err.contains("objective.teacher.temperature: 2.0 in the run, 3.0 now"), "{}", refused.err);
     let allowed = start(&[&hotter[..], &["--allow-change", "objective", "--allow-change", "stage"]].concat());
     assert_eq!(allowed.code, 0, "{}", allowed.err);
-    // A teacher with the same checkpoint name takes the place of the first.
-    std::fs::remove_dir_all(&of_teacher).unwrap();
-    std::fs::rename(&other, &of_teacher).unwrap();
+    // Another teacher with the same checkpoint name takes the place of the copy.
+    let of_url = dir.path("of-other");
+    done(&[&["run", "--config", &config, "--run", &of_url, "--set", &from], &one[..]].concat());
+    std::fs::remove_dir_all(format!("{url}/teacher")).unwrap();
+    std::fs::rename(format!("{of_url}/teacher"), format!("{url}/teacher")).unwrap();
     let steps = ["--set", "stage.0.steps=12", "--allow-change", "stage", "--set", "objective.teacher.temperature=3.0"];
     let refused = start(&steps);
     assert!(refused.code != 0 && refused.err.contains("but this run was started with a teacher"), "{}", refused.err);

@@ -1,4 +1,4 @@
-//! Teacher of a run: the weights of another checkpoint, which the run reads at each start.
+//! Teacher of a run: the copy of another checkpoint in the store of the run. Each start reads it.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ pub fn read_teacher(session: &Session, datasets: &Datasets) -> Result<Option<Tea
             format!("objective.teacher: {} has no {TEACHER_FACTS}; run it with `lambert run`", session.store.url());
         Error::Usage(message)
     })?;
-    let (store, name) = location(facts, &session.store)?;
+    let (store, name) = (session.store.join(TEACHER)?, checkpoint_name(facts)?);
     let verified = stored::verify_weights(&store, &name)?;
     check(facts, &store, &verified.manifest, datasets)?;
     let (theirs, _) = session::read_config(&store)?;
@@ -41,16 +41,14 @@ pub fn read_teacher(session: &Session, datasets: &Datasets) -> Result<Option<Tea
     Ok(Some(Teacher::new(parameters, model)))
 }
 
-/// Returns the store of the run of the teacher, and the name of its checkpoint.
-fn location(facts: &TeacherFacts, own: &Store) -> Result<(Store, String), Error> {
-    let Some(url) = &facts.checkpoint else { return Ok((own.join(TEACHER)?, run::imported_checkpoint())) };
-    match run::split_checkpoint_url(url) {
-        (store, Some(name)) => Ok((Store::open(store)?, name.to_owned())),
-        (_, None) => {
-            let expected = run::CHECKPOINT_URL;
-            Err(Error::Usage(format!("objective.teacher: {url} is not a checkpoint; expected {expected}")))
-        }
-    }
+/// Returns the name of the checkpoint in the copy of the teacher.
+fn checkpoint_name(facts: &TeacherFacts) -> Result<String, Error> {
+    let Some(url) = &facts.checkpoint else { return Ok(run::imported_checkpoint()) };
+    let (_, name) = run::split_checkpoint_url(url);
+    name.map(str::to_owned).ok_or_else(|| {
+        let expected = run::CHECKPOINT_URL;
+        Error::Usage(format!("objective.teacher: {url} is not a checkpoint; expected {expected}"))
+    })
 }
 
 /// Compares the checkpoint and its vocabulary with the stored facts and with the dataset.

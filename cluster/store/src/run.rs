@@ -53,7 +53,7 @@ pub fn in_transformers(file: &str) -> String {
 /// Facts on the teacher of the run.
 pub const TEACHER_FACTS: &str = "teacher.toml";
 
-/// Prefix of the teacher, if the run has imported it.
+/// Prefix of the copy of the teacher.
 pub const TEACHER: &str = "teacher";
 
 /// Weights of a checkpoint.

@@ -16,8 +16,8 @@ const FOLDER: &str = "hf:";
 pub struct Teacher {
     /// Trained model: `RUN/checkpoints/step-...`, the URL of a run, or `hf:FOLDER`. It must have the vocabulary of the run.
     ///
-    /// With the URL of a run, the first start takes its newest checkpoint, and later starts take the same checkpoint. It must stay
-    /// where it is. A folder of Hugging Face Transformers is copied to the run at the first start, and later starts use the copy.
+    /// The first start copies the weights to the run, and later starts use the copy. With the URL of a run, it takes the newest
+    /// checkpoint.
     pub from: String,
     /// Divides the logits of both models in the loss of the soft targets.
     pub temperature: f64,
@@ -62,7 +62,7 @@ impl Default for Teacher {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TeacherFacts {
-    /// URL of the checkpoint. `None`: the copy of a folder, in the store of the run.
+    /// URL of the checkpoint. `None`: a folder of Hugging Face Transformers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<String>,
     /// SHA-256 of its weights file.

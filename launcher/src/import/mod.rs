@@ -149,17 +149,12 @@ impl Import {
         self.vocabulary.facts.lowercase
     }
 
-    /// Removes what an interrupted import left in `store`, then writes like [`Import::write`].
+    /// Empties `store` of what an interrupted import left there ([`clear`]), then writes like [`Import::write`].
     ///
     /// # Errors
     /// The store cannot be written.
     pub fn replace(self, store: &Store) -> Result<String, lambert_store::Error> {
-        let left: Vec<String> = store.list("")?.into_iter().map(|object| object.path).collect();
-        // Without its configuration and its manifest, the import is not complete.
-        let (first, rest): (Vec<String>, Vec<String>) =
-            left.into_iter().partition(|path| path == CONFIG || path.ends_with(MANIFEST));
-        store.delete_all(&first)?;
-        store.delete_all(&rest)?;
+        clear(store)?;
         self.write(store)
     }
 
@@ -198,6 +193,19 @@ impl Import {
     }
 }
 
+/// Deletes all objects in `store`, which is a run with one checkpoint. Without its configuration and its manifest, which are deleted
+/// first, the run is not complete.
+///
+/// # Errors
+/// The store cannot be written.
+pub fn clear(store: &Store) -> Result<(), lambert_store::Error> {
+    let left: Vec<String> = store.list("")?.into_iter().map(|object| object.path).collect();
+    let (first, rest): (Vec<String>, Vec<String>) =
+        left.into_iter().partition(|path| path == CONFIG || path.ends_with(MANIFEST));
+    store.delete_all(&first)?;
+    store.delete_all(&rest)
+}
+
 /// An object in `store` that no import writes.
 ///
 /// # Errors
@@ -207,7 +215,7 @@ pub fn other_object(store: &Store) -> Result<Option<String>, lambert_store::Erro
 }
 
 /// True if an import writes this object.
-fn is_of_import(path: &str) -> bool {
+pub fn is_of_import(path: &str) -> bool {
     let in_checkpoint = format!("checkpoints/{}/", checkpoint_name());
     let names = TOKENIZER_FILES.map(in_transformers);
     path == CONFIG

@@ -1,5 +1,5 @@
-//! Teacher of a run (`objective.teacher`). The first start finds the checkpoint, or imports a folder of Hugging Face Transformers,
-//! and stores facts on the teacher. Later starts use the stored facts.
+//! Teacher of a run (`objective.teacher`). The first start copies the weights of the checkpoint, or imports a folder of Hugging Face
+//! Transformers, to `teacher` in the store of the run, and stores facts on the teacher. Later starts use the copy.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use lambert_plan::distillation::copied_tensors;
 use lambert_plan::memory::{self, DatasetShape};
 use lambert_store::checkpoint::{self, Manifest};
 use lambert_store::run::{
-    CHECKPOINT_URL, CONFIG, TEACHER, TEACHER_FACTS, WEIGHTS, checkpoint_url, split_checkpoint_url,
+    CHECKPOINT_URL, CONFIG, MANIFEST, TEACHER, TEACHER_FACTS, WEIGHTS, checkpoint_url, split_checkpoint_url,
 };
 use lambert_store::{Error, Store, StoredVocabulary, hash};
 
@@ -37,7 +37,7 @@ enum TeacherError {
     TwoNetworks { url: String },
     #[error("{KEY}")]
     Checkpoint { source: Error },
-    #[error("{KEY}: {url} is not from an import; the teacher would replace it: use another --run, or move it away")]
+    #[error("{KEY}: {url} is not part of a teacher, which would replace it: use another --run, or move it away")]
     OtherObject { url: String },
     #[error(
         "{url} has checkpoints that were trained with another teacher than {KEY}; use another --run, with --from and a checkpoint of \
@@ -53,8 +53,43 @@ pub struct NewTeacher {
     facts: TeacherFacts,
     /// Configuration of its run.
     config: RunConfig,
-    /// Model to import.
-    import: Option<Import>,
+    source: Source,
+}
+
+/// Where the weights of a teacher are.
+enum Source {
+    /// A folder of Hugging Face Transformers.
+    Folder(Box<Import>),
+    /// A checkpoint of a run.
+    Checkpoint {
+        run: Store,
+        name: String,
+        /// Stored configuration of the run.
+        config: String,
+        vocabulary: StoredVocabulary,
+    },
+}
+
+impl Source {
+    /// Writes a run with one checkpoint, without moments, to `to`. The configuration is written last.
+    fn write(self, to: &Store) -> Result<(), Error> {
+        import::clear(to)?;
+        match self {
+            Self::Folder(import) => import.write(to).map(drop),
+            Self::Checkpoint { run, name, config, vocabulary } => {
+                to.put(vocabulary.name, vocabulary.bytes)?;
+                checkpoint::copy_weights(&run, &name, to)?;
+                to.put(CONFIG, config.into())
+            }
+        }
+    }
+}
+
+/// True if the copy of a teacher has an object of this name.
+fn is_of_copy(path: &str) -> bool {
+    let is_of_checkpoint = path.starts_with("checkpoints/")
+        && [WEIGHTS, MANIFEST].iter().any(|object| path.rsplit('/').next() == Some(object));
+    is_of_checkpoint || import::is_of_import(path)
 }
 
 impl NewTeacher {
@@ -90,7 +125,7 @@ impl NewTeacher {
             vocabulary_sha256: hash::sha256(import.vocabulary()),
             model: config.model.clone(),
         };
-        Ok(Self { facts, config, import: Some(import) })
+        Ok(Self { facts, config, source: Source::Folder(Box::new(import)) })
     }
 
     /// Reads the checkpoint at `url`, or the newest intact checkpoint of the run at `url`.
@@ -107,31 +142,31 @@ impl NewTeacher {
         }
         let weights = manifest.object(WEIGHTS).map(|entry| entry.sha256.clone());
         let none = || Failure::usage(TeacherError::NoCheckpoint { url: run.to_owned() });
-        let vocabulary = StoredVocabulary::read(&store).map_err(Failure::failed)?.bytes;
+        let vocabulary = StoredVocabulary::read(&store).map_err(Failure::failed)?;
         let facts = TeacherFacts {
             checkpoint: Some(checkpoint_url(run.trim_end_matches('/'), &manifest.name())),
             weights_sha256: weights.ok_or_else(none)?,
             config_sha256: manifest.config_sha256.clone(),
-            vocabulary_sha256: hash::sha256(&vocabulary),
+            vocabulary_sha256: hash::sha256(&vocabulary.bytes),
             model: Model { layers: theirs.depth(manifest.stage), ..theirs.model.clone() },
         };
-        Ok(Self { facts, config: theirs, import: None })
+        let source = Source::Checkpoint { run: store, name: manifest.name(), config: text, vocabulary };
+        Ok(Self { facts, config: theirs, source })
     }
 
-    /// Writes the facts, and the model to import, to the store of the run. Leaves them to another coordinator that has created the run
-    /// in the meantime.
+    /// Copies the teacher to the store of the run, in place of an earlier copy, and writes the facts. Leaves both to another
+    /// coordinator that has created the run in the meantime.
     pub fn write(self, run: &Store, is_new: bool) -> Result<(), Failure> {
         if is_new && run.head(CONFIG).map_err(Failure::failed)?.is_some() {
             return Ok(());
         }
-        if let Some(import) = self.import {
-            let imported = run.join(TEACHER).map_err(Failure::failed)?;
-            if let Some(name) = import::other_object(&imported).map_err(Failure::failed)? {
-                let url = format!("{}/{name}", imported.url());
-                return Err(Failure::usage(TeacherError::OtherObject { url }));
-            }
-            import.replace(&imported).map_err(Failure::failed)?;
+        let copy = run.join(TEACHER).map_err(Failure::failed)?;
+        let objects = copy.list("").map_err(Failure::failed)?;
+        if let Some(other) = objects.iter().find(|object| !is_of_copy(&object.path)) {
+            let url = format!("{}/{}", copy.url(), other.path);
+            return Err(Failure::usage(TeacherError::OtherObject { url }));
         }
+        self.source.write(&copy).map_err(Failure::failed)?;
         let text = toml::to_string(&self.facts).map_err(|error| Failure::failed(TeacherError::Toml(error)))?;
         run.put(TEACHER_FACTS, text.into()).map_err(Failure::failed)
     }

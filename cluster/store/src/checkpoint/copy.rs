@@ -6,7 +6,7 @@ use super::select::{MAX_MANIFEST_BYTES, read_reported_object};
 use super::{Manifest, ObjectEntry, read_manifest};
 use crate::error::{Error, Result};
 use crate::hash;
-use crate::run::{MANIFEST, in_checkpoint};
+use crate::run::{MANIFEST, WEIGHTS, in_checkpoint};
 use crate::store::Store;
 
 /// Copies a checkpoint of run `from` to run `to` under the same name. Verifies every object against the manifest, and
@@ -29,6 +29,20 @@ pub fn copy(from: &Store, checkpoint: &str, to: &Store) -> Result<()> {
     }
     let text: Bytes = from.get_at_most(&name, MAX_MANIFEST_BYTES)?;
     if to.put_new(&name, text)? { Ok(()) } else { check_identical(&manifest, to, &name) }
+}
+
+/// Copies the weights of a checkpoint of run `from` to run `to` under the same name, without the moments of the optimizer.
+///
+/// # Errors
+/// As those of [`copy`].
+pub fn copy_weights(from: &Store, checkpoint: &str, to: &Store) -> Result<()> {
+    let mut manifest = read_manifest(from, checkpoint)?;
+    manifest.objects.retain(|entry| entry.path == WEIGHTS);
+    from.report_expected(manifest.bytes());
+    to.report_expected(manifest.bytes());
+    let weights = read_reported_object(from, &manifest, WEIGHTS)?;
+    to.put(&in_checkpoint(checkpoint, WEIGHTS), weights)?;
+    put_manifest(&manifest, to)
 }
 
 /// Writes a checkpoint of a run that no process trains: its objects, then `manifest`, to which it adds the entries of the

@@ -15,7 +15,7 @@ mod writer;
 
 pub use crate::run::AttemptStep;
 pub use average::{average, newest};
-pub use copy::{copy, write_single};
+pub use copy::{copy, copy_weights, write_single};
 pub use manifest::{Best, FORMAT, Manifest, ObjectEntry, Slice};
 pub use prune::{Pruned, Retention, prune, retain, retain_under};
 pub use rollback::{RollbackPoint, RollbackRecord};
