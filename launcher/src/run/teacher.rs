@@ -62,7 +62,7 @@ enum Source {
     Folder(Box<Import>),
     /// A checkpoint of a run.
     Checkpoint {
-        run: Store,
+        run: Box<Store>,
         name: String,
         /// Stored configuration of the run.
         config: String,
@@ -150,7 +150,7 @@ impl NewTeacher {
             vocabulary_sha256: hash::sha256(&vocabulary.bytes),
             model: Model { layers: theirs.depth(manifest.stage), ..theirs.model.clone() },
         };
-        let source = Source::Checkpoint { run: store, name: manifest.name(), config: text, vocabulary };
+        let source = Source::Checkpoint { run: Box::new(store), name: manifest.name(), config: text, vocabulary };
         Ok(Self { facts, config: theirs, source })
     }
 
