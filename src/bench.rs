@@ -6,15 +6,15 @@ mod report;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lambert_config::run::{Backend, Stage};
+use lambert_config::run::{Backend, Stage, TeacherFacts};
 use lambert_config::{RunConfig, exit};
 use lambert_dataset::random::Key;
 use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::architecture::Architecture;
 use lambert_plan::batch_partition::Layout;
 use lambert_plan::estimate::machine::GpuModel;
+use lambert_plan::memory;
 use lambert_plan::muon::UpdateWork;
-use lambert_plan::{flops, memory};
 
 use crate::data::{BatchRequest, Loader, LoaderOptions, MicroBatch, Mixture, Position, SampleSource};
 use crate::error::Error;
@@ -22,7 +22,7 @@ use crate::gpu::{ComputeDevice, Gpu};
 use crate::kernels::Kernels;
 use crate::masking::Phrases;
 use crate::model;
-use crate::objective::Objective;
+use crate::objective::{Objective, Teacher};
 use crate::optim::{self, SingleRank};
 use crate::recovery::skipped_samples::SkippedSamples;
 use crate::state::{InitialDeviation, Parameters, TrainState};
@@ -47,6 +47,8 @@ pub struct BenchOptions {
     pub steps: usize,
     /// Warmup steps.
     pub warmup: usize,
+    /// File with the facts on the teacher, as a run stores them. Its weights are random, too.
+    pub teacher: Option<PathBuf>,
     /// True to print JSON.
     pub json: bool,
     /// File to which the first `steps` global batches are written as JSON, so that another program can read them. If
@@ -58,7 +60,9 @@ pub struct BenchOptions {
 ///
 /// # Errors
 /// The stage does not exist, the dataset does not match, the device cannot be used, or memory runs out.
-pub fn run(config: &RunConfig, request: &BenchOptions) -> Result<i32, Error> {
+pub fn run(mut config: RunConfig, request: &BenchOptions) -> Result<i32, Error> {
+    read_teacher(&mut config, request)?;
+    let config = &config;
     let last = config.stage.len().saturating_sub(1);
     let none = || format!("--stage {}: expected 0 to {last}", request.stage);
     let stage = config.stage.get(request.stage).ok_or_else(|| Error::Usage(none()))?;
@@ -86,6 +90,20 @@ pub fn run(config: &RunConfig, request: &BenchOptions) -> Result<i32, Error> {
         output::line(&measured.to_string())?;
     }
     Ok(exit::DONE)
+}
+
+/// Inserts the facts on the teacher into a configuration that has one.
+fn read_teacher(config: &mut RunConfig, request: &BenchOptions) -> Result<(), Error> {
+    let Some(teacher) = &mut config.objective.teacher else { return Ok(()) };
+    let Some(path) = &request.teacher else {
+        let message = "objective.teacher: the benchmark does not know the model of the teacher; add --teacher with the file \
+                       teacher.toml of a run, or use `lambert plan --machine here`";
+        return Err(Error::Usage(message.to_owned()));
+    };
+    let cannot = |error| Error::Usage(format!("--teacher: cannot read {}: {error}", path.display()));
+    let text = std::fs::read_to_string(path).map_err(cannot)?;
+    teacher.facts = Some(Box::new(TeacherFacts::parse(&text, &path.display().to_string())?));
+    Ok(())
 }
 
 /// Creates a loader for `steps` steps.
@@ -182,15 +200,20 @@ impl<'a> Bench<'a> {
     ) -> Result<Self, Error> {
         let (layers, vocabulary) = (stage.depth(&config.model), mixture.shape().vocabulary);
         let layout = model::layout(config, &*kernels);
-        let state = torch::guard(|| {
-            let architecture = Architecture::of_run(config, layers, vocabulary);
-            let (seed, range) = (config.run.seed, InitialDeviation::of_model(&config.model));
-            let parameters = Parameters::initialize(kernels, architecture, seed, range);
-            let mut state = TrainState::new(parameters);
-            state.parameters.keep_bf16_copy(model::compute_dtype(&config.model));
-            state
-        })?;
+        let (seed, range) = (config.run.seed, InitialDeviation::of_model(&config.model));
+        let random = |architecture| {
+            let mut parameters = Parameters::initialize(Arc::clone(&kernels), architecture, seed, range);
+            parameters.keep_bf16_copy(model::compute_dtype(&config.model));
+            parameters
+        };
+        let state = torch::guard(|| TrainState::new(random(Architecture::of_run(config, layers, vocabulary))))?;
+        let facts = config.objective.teacher.as_ref().and_then(|teacher| teacher.facts.as_ref());
+        let teacher = facts.map(|facts| {
+            let model = Teacher::model(&facts.model, &config.model);
+            torch::guard(|| Teacher::new(random(Architecture::new(&model, model.layers, vocabulary)), model))
+        });
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);
+        let objective = objective.with_teacher(teacher.transpose()?.as_ref(), &config.objective);
         let objective = objective.recomputing(stage.recompute);
         let loader = loader(config, stage, mixture, layout, sizes.0, sizes.1)?;
         Ok(Self { config, stage, objective, state, loader })
@@ -219,15 +242,13 @@ impl<'a> Bench<'a> {
         let whole = whole.lap();
         let PhaseSeconds { forward_backward, optimizer, .. } = clock.seconds()?;
         self.state.step += 1;
-        let lengths = batch.lengths.iter().map(|length| u64::from(*length));
-        let masked = batch.masked_tokens;
         Ok(StepTiming {
             data_wait,
             enqueued,
             forward_backward,
             optimizer,
             whole,
-            flops: flops::training(self.state.parameters.architecture(), lengths, masked),
+            flops: step::flops(self.config, &self.state, &batch),
             tokens: batch.tokens(),
             padding: batch.padding,
         })

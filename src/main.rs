@@ -111,6 +111,9 @@ enum WorkerCommand {
         /// Number of warmup steps
         #[arg(long, default_value_t = 3)]
         warmup: usize,
+        /// File `teacher.toml` of a run, for the model of the teacher of a configuration that has one
+        #[arg(long, value_name = "FILE")]
+        teacher: Option<PathBuf>,
         /// Print JSON
         #[arg(long)]
         json: bool,
@@ -246,10 +249,10 @@ fn run(command: WorkerCommand) -> Result<i32, Error> {
             };
             eval::eval(&model, &data, samples, json, progress).map(|()| exit::DONE)
         }
-        WorkerCommand::Bench { config, sets, stage, samples, steps, warmup, json, batches } => {
+        WorkerCommand::Bench { config, sets, stage, samples, steps, warmup, teacher, json, batches } => {
             let config: RunConfig =
                 Layers::from_process(&sets).warn_with(|warning| tracing::warn!("{warning}")).load(&config)?;
-            bench::run(&config, &BenchOptions { stage, samples, steps, warmup, json, batches })
+            bench::run(config, &BenchOptions { stage, samples, steps, warmup, teacher, json, batches })
         }
         WorkerCommand::Embed { model, input, output, pooling, layer, device } => {
             let progress = Progress::start("reading the model");

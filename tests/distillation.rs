@@ -200,6 +200,19 @@ fn every_world_has_the_same_weights() {
     for path in ["/total_flops", "/stages/0/memory/host_bytes"] {
         assert!(number(&with, path) > number(&without, path), "{path}: {with} {without}");
     }
+    // Measured steps have a teacher.
+    let measured = plan(&["--machine", "here"]);
+    assert!(number(&measured, "/total_hours") > 0.0, "{measured}");
+    let bench = |more: &[&str]| {
+        let line = [&["bench", "--config", &config, "--steps", "3", "--warmup", "1", "--json"][..], more].concat();
+        std::process::Command::new(env!("CARGO_BIN_EXE_lambert-worker")).args(line).output().unwrap()
+    };
+    let refused = bench(&[]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && said.contains("add --teacher with the file teacher.toml"), "{said}");
+    let report = bench(&["--teacher", &format!("{}/teacher.toml", runs[0].0)]);
+    let report: Value = serde_json::from_slice(&report.stdout).unwrap();
+    assert!(number(&report, "/teraflops") > 0.0, "{report}");
 }
 
 #[test]

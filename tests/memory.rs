@@ -18,16 +18,28 @@ const PROGRAM: f64 = 64e6;
 /// Memory of oneDNN for matrix products in bf16 that only processors with AMX use, bytes. The formula contains it.
 const AMX: f64 = 58e6;
 
-/// Trains with a single worker. Returns the peak memory after three steps, the result of the formula, and the part of the
-/// formula for memory that the allocator retains over hundreds of steps, bytes.
-fn measure(dir: &TestDir, name: &str, sets: &[&str]) -> (f64, f64, f64) {
+/// Writes the configuration that the cases change. Returns its path.
+fn config(dir: &TestDir) -> String {
     let data = dir.path("data/train");
     let text = format!(
         "[model]\nlayers = 4\nhidden = 128\nheads = 4\nintermediate = 512\npositions = 64\npad_vocabulary_to = 1024\n\
          [[stage]]\nname = \"one\"\ndata = {data:?}\nsteps = 50\nglobal_batch = 256\nmicro_batch_tokens = 8192\n\
          learning_rate = 1e-3\n[cluster.all_reduce]\nbackend = \"local\"\n[device]\nkind = \"cpu\"\nthreads = 2\n"
     );
-    let config = dir.file(&format!("{name}.toml"), text);
+    dir.file("memory.toml", text)
+}
+
+/// Trains a model for one step. Returns a setting with it as the teacher.
+fn teacher(dir: &TestDir) -> String {
+    let url = dir.path("teacher");
+    support::done(&["run", "--config", &config(dir), "--run", &url, "--set", "stage.0.steps=1"]);
+    format!("objective.teacher={{from={url:?}, layers=[0, 3]}}")
+}
+
+/// Trains with a single worker. Returns the peak memory after three steps, the result of the formula, and the part of the
+/// formula for memory that the allocator retains over hundreds of steps, bytes.
+fn measure(dir: &TestDir, name: &str, sets: &[&str]) -> (f64, f64, f64) {
+    let (data, config) = (dir.path("data/train"), config(dir));
     let url = dir.path(name);
     let more: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let mut running = Running::start_with(&config, &url, &more);
@@ -48,45 +60,68 @@ fn measure(dir: &TestDir, name: &str, sets: &[&str]) -> (f64, f64, f64) {
 
 #[test]
 fn the_formula_is_close_to_the_measured_peak() {
-    assert_close_for(&[
-        ("plain", &[]),
-        ("recomputed", &["stage.0.recompute=true"]),
-        ("pre-norm-bf16", &["model.norm=pre", "model.precision=bf16"]),
-        ("muon-bf16", &["optimizer.kind=muon"]),
-    ]);
+    let dir = TestDir::new();
+    let teacher = teacher(&dir);
+    assert_close_for(
+        &dir,
+        &[
+            ("plain", &[]),
+            ("recomputed", &["stage.0.recompute=true"]),
+            ("pre-norm-bf16", &["model.norm=pre", "model.precision=bf16"]),
+            ("muon-bf16", &["optimizer.kind=muon"]),
+            ("distilled", &["model.layers=2", "objective.pair=none", &teacher]),
+        ],
+    );
 }
 
 #[test]
 #[ignore = "two minutes: CONTRIBUTING.md"]
 fn the_formula_is_close_to_the_measured_peak_for_other_shapes() {
-    assert_close_for(&[
-        ("bf16", &["model.precision=bf16"]),
-        ("bf16-small-micro-batch", &["model.precision=bf16", "stage.0.micro_batch_tokens=2048"]),
-        ("bf16-no-dropout", &["model.precision=bf16", "model.dropout=0.0"]),
-        ("no-dropout", &["model.dropout=0.0"]),
-        ("muon-wide-bf16", &["optimizer.kind=muon", "model.hidden=1024", "model.intermediate=4096", "model.heads=8"]),
-        ("many-masks", &["objective.mask_probability=0.6", "objective.max_predictions=0"]),
-        ("large-micro-batch", &["stage.0.micro_batch_tokens=16384", "stage.0.global_batch=512"]),
-        (
-            "wide",
-            &[
-                "model.hidden=512",
-                "model.intermediate=2048",
-                "model.heads=8",
-                "stage.0.micro_batch_tokens=4096",
-                "stage.0.global_batch=128",
-            ],
-        ),
-    ]);
+    let dir = TestDir::new();
+    let teacher = teacher(&dir);
+    assert_close_for(
+        &dir,
+        &[
+            ("bf16", &["model.precision=bf16"]),
+            ("bf16-small-micro-batch", &["model.precision=bf16", "stage.0.micro_batch_tokens=2048"]),
+            ("bf16-no-dropout", &["model.precision=bf16", "model.dropout=0.0"]),
+            ("no-dropout", &["model.dropout=0.0"]),
+            (
+                "muon-wide-bf16",
+                &["optimizer.kind=muon", "model.hidden=1024", "model.intermediate=4096", "model.heads=8"],
+            ),
+            ("many-masks", &["objective.mask_probability=0.6", "objective.max_predictions=0"]),
+            ("distilled-bf16", &["model.precision=bf16", "model.layers=2", "objective.pair=none", &teacher]),
+            (
+                "replaced-tokens",
+                &[
+                    "model.family=electra",
+                    "objective.pair=none",
+                    "objective.replaced_tokens={generator_hidden=32, generator_heads=1}",
+                ],
+            ),
+            ("span-boundary", &["objective.mask_unit=span", "objective.span_boundary_weight=1.0"]),
+            ("large-micro-batch", &["stage.0.micro_batch_tokens=16384", "stage.0.global_batch=512"]),
+            (
+                "wide",
+                &[
+                    "model.hidden=512",
+                    "model.intermediate=2048",
+                    "model.heads=8",
+                    "stage.0.micro_batch_tokens=4096",
+                    "stage.0.global_batch=128",
+                ],
+            ),
+        ],
+    );
 }
 
 /// Compares the formula with the measured peak for runs with these settings.
-fn assert_close_for(cases: &[(&str, &[&str])]) {
-    let dir = TestDir::new();
+fn assert_close_for(dir: &TestDir, cases: &[(&str, &[&str])]) {
     let has_amx = std::fs::read_to_string("/proc/cpuinfo").unwrap().contains("amx_bf16");
     let mut far = Vec::new();
     for (name, sets) in cases {
-        let (peak, formula, retained) = measure(&dir, name, sets);
+        let (peak, formula, retained) = measure(dir, name, sets);
         println!(
             "{name}: {:.0} MB measured, {:.0} MB by the formula, {:.0} MB of it for the allocator",
             peak / 1e6,

@@ -134,8 +134,12 @@ fn a_real_prometheus_scrapes_a_run() {
     let (code, kind, text) = scrape(&address, Some(token.trim()));
     assert_eq!((code, kind.as_str()), (200, "application/openmetrics-text; version=1.0.0; charset=utf-8"));
     assert!(text.contains("lambert_state{state=\"training\"} 1.0"), "{text}");
-    let peak = text.lines().find_map(|line| line.strip_prefix("lambert_peak_memory_bytes ")).unwrap();
-    assert!(peak.parse::<f64>().unwrap() > 50e6, "{peak}");
+    // The coordinator may not have a record of a step yet.
+    let peak = wait_for("the peak memory", || {
+        let (_, _, text) = scrape(&address, Some(token.trim()));
+        text.lines().find_map(|line| line.strip_prefix("lambert_peak_memory_bytes ")?.parse::<f64>().ok())
+    });
+    assert!(peak > 50e6, "{peak}");
 
     if Command::new("prometheus").arg("--version").output().is_err() {
         eprintln!("SKIPPED: prometheus is missing");

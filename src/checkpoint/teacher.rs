@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lambert_config::run::{Model, TeacherFacts};
+use lambert_config::run::TeacherFacts;
 use lambert_plan::architecture::Architecture;
 use lambert_store::checkpoint::{self as stored, Manifest};
 use lambert_store::run::{self, TEACHER, TEACHER_FACTS, WEIGHTS};
@@ -34,9 +34,7 @@ pub fn read_teacher(session: &Session, datasets: &Datasets) -> Result<Option<Tea
     let vocabulary = datasets.first().manifest().vocabulary.size;
     let architecture = Architecture::of_run(&theirs, facts.model.layers, vocabulary);
     let mut parameters = read_model(Arc::clone(&session.kernels), &store, &verified, architecture)?;
-    // The teacher computes like the model.
-    let Model { precision, attention, .. } = session.config.model;
-    let model = Model { precision, attention, ..facts.model.clone() };
+    let model = Teacher::model(&facts.model, &session.config.model);
     torch::guard(|| parameters.keep_bf16_copy(model::compute_dtype(&model)))?;
     Ok(Some(Teacher::new(parameters, model)))
 }

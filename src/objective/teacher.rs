@@ -28,6 +28,11 @@ impl Teacher {
     pub fn new(parameters: Parameters, model: run::Model) -> Self {
         Self { parameters, model, chunk: CHUNK as i64 }
     }
+
+    /// Returns the configuration of a teacher that computes like the model it teaches.
+    pub fn model(teacher: &run::Model, student: &run::Model) -> run::Model {
+        run::Model { precision: student.precision, attention: student.attention, ..teacher.clone() }
+    }
 }
 
 /// Returns the passes of `student` with a teacher: a frozen pass of the teacher, then the pass of the student with the losses

@@ -15,8 +15,8 @@ use super::gradient_pass::{GradientPass, GradientResult};
 use super::outcome::{StepOutcome, StepSamples};
 use super::phases::{Phase, PhaseClock, PhaseSeconds};
 use super::rollback;
-use super::step_record;
 use super::update_ranks::UpdateRanks;
+use super::{step, step_record};
 use crate::checkpoint::Saver;
 use crate::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, Mixture, Position, SampleSource};
 use crate::error::{self, Error};
@@ -197,7 +197,7 @@ impl<'a> StageRun<'a> {
         record.times =
             StepTimes { seconds, data_wait, forward_backward, communication, optimizer, ..StepTimes::default() };
         step_record::set_rank_stats(&mut record, &agreed.stats);
-        step_record::set_throughput(&mut record, flops(session, state, &batch), session.peak);
+        step_record::set_throughput(&mut record, step::flops(&session.config, state, &batch), session.peak);
         Ok(StepResult::Completed(Box::new(record), agreed))
     }
 
@@ -374,14 +374,6 @@ impl<'a> StageRun<'a> {
     fn done(&self, state: &TrainState) -> u64 {
         self.place.done + state.step - self.first_step
     }
-}
-
-/// Floating-point operations of a step, without padding.
-fn flops(session: &Session, state: &TrainState, batch: &GlobalBatch) -> f64 {
-    let lengths = batch.lengths.iter().map(|length| u64::from(*length));
-    let (architecture, teacher) = (state.parameters.architecture(), session.config.objective.teacher.as_ref());
-    let taught = lambert_plan::flops::teaching(teacher, architecture, lengths.clone());
-    lambert_plan::flops::training(architecture, lengths, batch.masked_tokens) + taught
 }
 
 /// Returns the position of a mixture after the steps so far. A dataset continues where the stages before ended.

@@ -1,6 +1,8 @@
 //! Forward and backward passes over micro-batches. Results of a step stay on the device and are read back once.
 
+use lambert_config::RunConfig;
 use lambert_dataset::random::Key;
+use lambert_plan::flops;
 use tch::{Kind, Tensor};
 
 use crate::data::{GlobalBatch, MicroBatch, RankBatch};
@@ -11,6 +13,14 @@ use crate::objective::totals::{DetectionCounts, ObjectiveTotals};
 use crate::objective::{LossValue, Objective, Pass, PassOutput};
 use crate::state::{TrainState, final_elements};
 use crate::torch::{self, TorchError};
+
+/// Returns the floating-point operations of a step, with those of the teacher, without padding.
+pub fn flops(config: &RunConfig, state: &TrainState, batch: &GlobalBatch) -> f64 {
+    let lengths = batch.lengths.iter().map(|length| u64::from(*length));
+    let (architecture, teacher) = (state.parameters.architecture(), config.objective.teacher.as_ref());
+    let taught = flops::teaching(teacher, architecture, lengths.clone());
+    flops::training(architecture, lengths, batch.masked_tokens) + taught
+}
 
 /// Number of sums of a loss on the device.
 const SUMS: i64 = 5;

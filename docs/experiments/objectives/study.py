@@ -4,7 +4,7 @@
     python docs/experiments/objectives/study.py --table        prints the table of results.csv
 
 `lambert` must be on the path; the packages pyarrow and safetensors are needed. results.csv has one line a run, written when the run
-ends. The same command again runs only what is missing.
+ends. The same command again runs only what is missing from results.csv.
 
 Each row of the table is tuned over RATES with seed 1, by the loss after the second phase, and repeated with other seeds.
 """
@@ -39,7 +39,7 @@ ROWS = {
 }
 SEEDS = {"MLM": 5}
 COLUMNS = ["row", "rate", "seed", "steps", "flops", "loss", "templates", "real text", "seconds"]
-LOCK = threading.Lock()
+LOCK, TEACHERS = threading.Lock(), threading.Lock()
 
 
 def lambert(*words):
@@ -67,18 +67,27 @@ def without_heads(folder):
     config.write_text(json.dumps(keys | {"architectures": ["ElectraForMaskedLM"]}))
 
 
-def run(row, rate, seed):
-    """Trains, exchanges the head, trains the second phase, and scores sentences."""
+def pretrain(row, rate, seed):
+    """Trains with an objective. Returns the name of the run, its settings, its steps and the FLOPs of a step. Only resumes or checks
+    a run that exists.
+    """
     settings = list(ROWS[row])
     name = f"runs/{row}-{rate}-{seed}".replace(" ", "-").replace(",", "")
     if row.startswith("distillation"):
-        teacher = f"runs/MLM-{best('MLM')}-{seed}"
+        with TEACHERS:
+            teacher = pretrain("MLM", best("MLM"), seed)[0]
         values = ",".join(f"{key}={json.dumps(value)}" for key, value in TEACHER.items())
         settings.append(f'objective.teacher={{from="{teacher}",{values}}}')
     flops = planned(settings)
     steps = round(STEPS * planned([]) / flops)
     settings += [f"stage.0.steps={steps}", f"stage.0.learning_rate={rate}", f"run.seed={seed}"]
     lambert("run", "--config", str(HERE / "run.toml"), "--run", name, *sets(settings))
+    return name, settings, steps, flops
+
+
+def run(row, rate, seed):
+    """Trains, exchanges the head, trains the second phase, and scores sentences."""
+    name, settings, steps, flops = pretrain(row, rate, seed)
     seconds = sum(json.loads(line).get("seconds", 0.0) for line in lambert("metrics", name).splitlines())
     exported, start, judged = f"{name}-exported", f"{name}-start", f"{name}-judged"
     for folder in (exported, start):

@@ -1,5 +1,6 @@
 //! Machine of a plan. Its compute rate comes from the published peak rate of a GPU or from a benchmark.
 
+use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -8,6 +9,7 @@ use lambert_config::run::RunConfig;
 use lambert_plan::estimate::machine::{GPUS, GpuModel, Machine};
 use lambert_plan::memory;
 use serde::Deserialize;
+use tempfile::NamedTempFile;
 
 use super::PlanError;
 use crate::cli::{self, MachineName};
@@ -89,11 +91,26 @@ fn bench(path: &Path, config: &RunConfig, sets: &[String]) -> Result<Machine, Fa
         "--json",
     ]);
     command.args(sets.iter().flat_map(|set| ["--set", set]));
+    let teacher = teacher_file(config).map_err(Failure::failed)?;
+    if let Some(file) = &teacher {
+        command.arg("--teacher").arg(file.path());
+    }
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let started: Result<Vec<Child>, std::io::Error> = (0..concurrent(config)).map(|_| command.spawn()).collect();
     let reports: Result<Vec<BenchFigures>, Failure> =
         started.map_err(Failure::failed)?.into_iter().map(report).collect();
     Ok(BenchFigures::mean(&reports?).machine(config.cluster.ranks))
+}
+
+/// Writes the facts on the teacher to a temporary file, if the run has a teacher.
+fn teacher_file(config: &RunConfig) -> Result<Option<NamedTempFile>, PlanError> {
+    let Some(facts) = config.objective.teacher.as_ref().and_then(|teacher| teacher.facts.as_ref()) else {
+        return Ok(None);
+    };
+    let text = toml::to_string(facts).map_err(PlanError::Teacher)?;
+    let mut file = NamedTempFile::new().map_err(PlanError::TeacherFile)?;
+    file.write_all(text.as_bytes()).map_err(PlanError::TeacherFile)?;
+    Ok(Some(file))
 }
 
 /// Returns the number of ranks that the benchmark runs at the same time.
