@@ -269,7 +269,7 @@ fn measure(
     let shape = mixture.shape();
     let needed = || memory::gpu::needed(config, request.stage, shape, 1, tokens);
     let needed_memory = gpu.map(|_| needed());
-    let peak = peak::matmul_peak(&*kernels, model::compute_dtype(&config.model), peak::peak_width(gpu.is_some()))?;
+    let peak = peak::matmul_peak(&*kernels, model::compute_dtype(&config.model), gpu.is_some())?;
     let datasheet = gpu.and_then(|gpu| GpuModel::of_product(&gpu.properties.name));
     let datasheet = datasheet.map(|model| model.peak(config.model.precision));
     let mut bench = Bench::new(config, stage, mixture, kernels.clone(), (samples, request.warmup + steps))?;

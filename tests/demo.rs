@@ -55,8 +55,8 @@ fn write(folder: &Path, name: &str) {
     }
 }
 
-/// Runs `make demo` with 40 steps. The inputs are in a temporary folder.
-fn demo(corpus: &[String]) -> String {
+/// Runs `make demo` with `steps` steps. The inputs are in a temporary folder.
+fn demo(corpus: &[String], steps: u64) -> String {
     let folder = tempfile::tempdir().unwrap();
     corpus.iter().for_each(|name| write(folder.path(), name));
     let inputs: Vec<String> = corpus.iter().map(|name| format!("{}/{name}", folder.path().display())).collect();
@@ -65,7 +65,7 @@ fn demo(corpus: &[String]) -> String {
     make.args(["-o", "build", "demo", &format!("CORPUS={}", inputs.join(" "))]);
     make.arg(format!("DEMO={}", folder.path().join("demo").display()));
     make.arg(format!("RELEASE={}", lambert().parent().unwrap().display()));
-    make.env("DEMO_STEPS", "40").current_dir(env!("CARGO_MANIFEST_DIR"));
+    make.env("DEMO_STEPS", steps.to_string()).current_dir(env!("CARGO_MANIFEST_DIR"));
     let made = make.output().unwrap();
     let printed = format!("{}{}", String::from_utf8_lossy(&made.stdout), String::from_utf8_lossy(&made.stderr));
     assert!(made.status.success(), "make demo with {corpus:?}: {printed}");
@@ -86,14 +86,14 @@ fn every_documented_form_works() {
     let mut forms: Vec<Vec<String>> = forms;
     forms.sort();
     forms.dedup();
-    forms.iter().for_each(|corpus| drop(demo(corpus)));
+    forms.iter().for_each(|corpus| drop(demo(corpus, 24)));
 }
 
 /// If there is too little text for training, the run must print warnings. A twentieth of the text must still be held
 /// out.
 #[test]
 fn one_short_document_is_split_with_warnings() {
-    let printed = demo(&["one-document.txt".to_owned()]);
+    let printed = demo(&["one-document.txt".to_owned()], 40);
     let line = |start: &str| {
         printed.lines().find(|line| line.contains(start)).unwrap_or_else(|| panic!("no {start:?} in {printed}"))
     };

@@ -7,22 +7,19 @@ use super::stopwatch::Stopwatch;
 use crate::kernels::Kernels;
 use crate::torch::{self, LinearParams, TorchError};
 
-/// Matrix width that saturates a device. A GPU needs larger matrices than a CPU.
-pub fn peak_width(is_gpu: bool) -> i64 {
-    if is_gpu { 8192 } else { 1024 }
-}
-
-/// Measures the matmul throughput of this rank, FLOP/s, with square matrices of `width` and dtype `kind`. Returns the best of
-/// several runs of the two functions that a training step uses (MKL and oneDNN on the CPU). The matrices are random, because a
+/// Measures the matmul throughput of this rank, FLOP/s, with square matrices of dtype `kind`. Returns the best of several runs of
+/// the two functions that a training step uses (MKL and oneDNN on the CPU). The matrices are random, because a
 /// GPU computes constant matrices about 10 % faster.
-pub fn matmul_peak(kernels: &dyn Kernels, kind: Kind, width: i64) -> Result<f64, TorchError> {
+pub fn matmul_peak(kernels: &dyn Kernels, kind: Kind, is_gpu: bool) -> Result<f64, TorchError> {
+    // A GPU needs larger matrices, and more of them until its clock is fast. On a CPU, each start of a rank waits for the products.
+    let (width, rounds) = if is_gpu { (8192, 6) } else { (1024, 3) };
     torch::guard(|| {
         let random = |shape: &[i64]| kernels.zeros(shape, kind).normal_(0.0, 1.0);
         let (a, bias) = (random(&[width, width]), random(&[width]));
         let params = LinearParams { weight: a.shallow_clone(), bias: Some(bias) };
         let products: [&dyn Fn() -> Tensor; 2] = [&|| a.matmul(&a), &|| torch::linear(&a, &params, None)];
         let mut best = f64::INFINITY;
-        for _ in 0..6 {
+        for _ in 0..rounds {
             for product in products {
                 let mut watch = Stopwatch::start();
                 // Fetching an element waits for the product.

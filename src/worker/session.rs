@@ -77,7 +77,7 @@ impl Session {
         let kind = compute_kind(&config, gpu.as_ref())?;
         let (host, nccl) = (HostShare::count(), sums.is_some());
         bind(config.device.threads, gpu.as_ref());
-        let mut peak = [peak::matmul_peak(&*kernels, kind, peak::peak_width(gpu.is_some()))?];
+        let mut peak = [peak::matmul_peak(&*kernels, kind, gpu.is_some())?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let peak = peak[0];
         let session =
