@@ -16,6 +16,15 @@ const NAMES: [&str; 7] = [
 
 /// Returns the variables in [`NAMES`] that rank 1 of a run has, as `NAME=VALUE`.
 fn variables_of_rank_1(settings: &[&str], environment: &[(&str, &str)]) -> Vec<String> {
+    let text = environment_of_rank_1(settings, environment);
+    let is_ours = |line: &&str| NAMES.iter().any(|name| line.starts_with(&format!("{name}=")));
+    let mut found: Vec<String> = text.lines().filter(is_ours).map(str::to_owned).collect();
+    found.sort();
+    found
+}
+
+/// Returns the output of `env` in rank 1 of a run.
+fn environment_of_rank_1(settings: &[&str], environment: &[(&str, &str)]) -> String {
     let dir = TestDir::new();
     let script = format!("env >{}.$OMPI_COMM_WORLD_RANK; exit 2", dir.path("env"));
     let (config, run) = (dir.config(9, 2), dir.path("run"));
@@ -24,11 +33,23 @@ fn variables_of_rank_1(settings: &[&str], environment: &[(&str, &str)]) -> Vec<S
     command.args(settings.iter().flat_map(|setting| ["--set", setting]));
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", String::from_utf8_lossy(&output.stderr));
-    let text = std::fs::read_to_string(dir.path("env.1")).unwrap();
-    let is_ours = |line: &&str| NAMES.iter().any(|name| line.starts_with(&format!("{name}=")));
-    let mut found: Vec<String> = text.lines().filter(is_ours).map(str::to_owned).collect();
-    found.sort();
-    found
+    std::fs::read_to_string(dir.path("env.1")).unwrap()
+}
+
+/// Only one process of a host can listen at an address, so runs on one host have different ones.
+#[test]
+fn each_run_has_a_port_for_the_service_of_nccl() {
+    let address = |settings: &[&str], environment: &[(&str, &str)]| {
+        let text = environment_of_rank_1(settings, environment);
+        text.lines().find_map(|line| line.strip_prefix("NCCL_RAS_ADDR=").map(str::to_owned))
+    };
+    let gpu = [r#"device.kind="auto""#];
+    let (one, other) = (address(&gpu, &[]).unwrap(), address(&gpu, &[]).unwrap());
+    assert_ne!(one, other);
+    let port: u16 = one.strip_prefix("localhost:").unwrap().parse().unwrap();
+    assert!((20_000..28_000).contains(&port), "{one}");
+    assert_eq!(address(&gpu, &[("NCCL_RAS_ADDR", "localhost:9")]).as_deref(), Some("localhost:9"));
+    assert_eq!(address(&[r#"device.kind="cpu""#], &[]), None);
 }
 
 #[test]

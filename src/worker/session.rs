@@ -255,7 +255,7 @@ fn options(cluster: &Cluster) -> mpi::MpiOptions {
 
 /// NCCL options.
 fn nccl_options(cluster: &Cluster) -> nccl::NcclOptions {
-    nccl::NcclOptions { stall_timeout: stall(cluster), wire: wire(cluster) }
+    nccl::NcclOptions { stall_timeout: stall(cluster), wire: wire(cluster), ..nccl::NcclOptions::default() }
 }
 
 fn stall(cluster: &Cluster) -> Duration {

@@ -21,7 +21,7 @@ pub enum Error {
         rank: usize,
     },
     /// Some ranks did not take part in time, or no data arrived for too long.
-    #[error("{operation}: deadline exceeded, still waiting for {}", format_ranks(missing))]
+    #[error("{operation}: deadline exceeded, still waiting for {}{detail}", format_ranks(missing))]
     Deadline {
         /// Operation that failed.
         operation: &'static str,
@@ -29,6 +29,8 @@ pub enum Error {
         /// started the operation. Empty if all ranks responded and had started the operation, or if the backend cannot
         /// find out.
         missing: Vec<usize>,
+        /// Text that follows the ranks: what NCCL knows about them, or empty.
+        detail: String,
     },
     /// The calls of the ranks do not match, or an argument is invalid.
     #[error("{operation}: {detail}")]

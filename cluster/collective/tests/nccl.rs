@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod fake_gpu;
+mod fake_ras;
 mod suite;
 
 use std::sync::{Arc, Mutex};
@@ -11,6 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fake_gpu::{FakeGpu, FakeNccl, HostAsDevice, faults};
+use fake_ras::Service;
 use lambert_collective::nccl::{self, NcclLibrary, NcclOptions, WireFormat};
 use lambert_collective::{Bucket, Endpoints, Error, PendingAllReduce, Result, all_reduce, local};
 
@@ -20,7 +22,7 @@ const STALL: Duration = Duration::from_millis(600);
 const TOLERANCE: Duration = Duration::from_secs(3);
 
 fn options(wire: WireFormat) -> NcclOptions {
-    NcclOptions { stall_timeout: STALL, wire }
+    NcclOptions { stall_timeout: STALL, wire, ras: None }
 }
 
 /// Timeout of tests in which nothing fails.
@@ -41,7 +43,7 @@ fn run<T: Send + 'static>(
 ) -> Vec<T> {
     let rank_body = Arc::new(rank_body);
     let rank = |(rank, endpoints): (usize, Endpoints)| {
-        let (nccl, rank_body) = (nccl.clone(), rank_body.clone());
+        let (nccl, rank_body, options) = (nccl.clone(), rank_body.clone(), options.clone());
         thread::spawn(move || {
             let gpu = FakeGpu::new(seed * 97 + rank as u64);
             let result = rank_body(init(endpoints, &nccl, gpu.clone(), options), &gpu);
@@ -69,8 +71,8 @@ fn the_suite_passes_with_one_to_four_ranks() {
                 endpoints.finish().unwrap();
                 digest
             };
-            let options = NcclOptions { stall_timeout: LONG_TIMEOUT, wire };
-            let first = run(&nccl, (world, 1), options, body);
+            let options = NcclOptions { stall_timeout: LONG_TIMEOUT, wire, ras: None };
+            let first = run(&nccl, (world, 1), options.clone(), body);
             // With another seed, the GPUs run their work in another order.
             assert_eq!(first, run(&nccl, (world, 2), options, body));
             for rank in 0..world {
@@ -129,7 +131,7 @@ fn sums_include_all_gradients_enqueued_before_the_start() {
             let value = |step: usize, i: usize| (world * (step + 1) * (i % 50) + world * (world - 1) / 2) as f32;
             let expected: Vec<f32> = (0..2).flat_map(|step| (0..4200).map(move |i| value(step, i))).collect();
             for wire in [WireFormat::F32, WireFormat::Bf16] {
-                let options = NcclOptions { stall_timeout: LONG_TIMEOUT, wire };
+                let options = NcclOptions { stall_timeout: LONG_TIMEOUT, wire, ras: None };
                 for sums in run(&nccl, (world, seed), options, two_steps) {
                     // bf16 represents integers exactly up to 256.
                     let is_close =
@@ -190,6 +192,48 @@ fn a_stuck_sum_is_aborted_by_timeout_even_if_the_abort_hangs() {
         assert!(*took >= STALL && *took < 2 * STALL + TOLERANCE, "rank {rank} after {took:?}");
     }
     assert_aborted_once(&nccl, 0..2);
+}
+
+/// All ranks have started the bucket and respond. Only NCCL knows which rank is behind.
+#[test]
+fn the_ras_service_names_the_rank_that_is_behind() {
+    let stuck = |service: Service| {
+        let nccl = Arc::new(FakeNccl::load());
+        (0..2).for_each(|rank| nccl.inject_fault(rank, faults::STUCK));
+        let address = fake_ras::start(service);
+        let options = NcclOptions { ras: Some(address.clone()), ..options(WireFormat::F32) };
+        let results = run(&nccl, (2, 16), options, |endpoints, _| failing_sum(endpoints, None));
+        let [(one, took), (other, _)] = &results[..] else { panic!("{results:?}") };
+        assert!(one == other && *took < 2 * STALL + TOLERANCE, "{results:?}");
+        one.replace(&address, "ADDRESS")
+    };
+    let process = std::process::id();
+    let start = "NCCL bucket all-reduce: deadline exceeded, still waiting for";
+    assert_eq!(
+        stuck(Service::Answers(fake_ras::communicator(&[7, 6]))),
+        format!(
+            "{start} rank 1; NCCL's RAS service: rank 1 (host 127.0.0.1, process {process}, GPU 1) has started 6 of 7 AllReduce \
+             operations"
+        )
+    );
+    let same = "all ranks have started the same operations";
+    assert_eq!(
+        stuck(Service::Answers(fake_ras::communicator(&[7, 7]))),
+        format!("{start} other ranks; NCCL's RAS service: {same}")
+    );
+    let start = format!("{start} other ranks; NCCL's RAS service: cannot ask ADDRESS: ");
+    for (service, expected) in [
+        (
+            Service::Answers(fake_ras::communicator(&[7])),
+            "it does not know this rank: it may be the service of another job",
+        ),
+        (Service::Answers("no JSON".to_owned()), "its answer is not the JSON of NCCL 2.28.7 or later: "),
+        (Service::WithoutJson, r#"it answered "ERROR: Unknown command" to "SET FORMAT json""#),
+        (Service::Hangs, ""),
+    ] {
+        let error = stuck(service);
+        assert!(error.starts_with(&format!("{start}{expected}")), "{error}");
+    }
 }
 
 /// The stall timeout starts when all ranks have started the bucket.

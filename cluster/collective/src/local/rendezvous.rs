@@ -142,7 +142,7 @@ impl Round {
             }
             if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
                 events::unanswered(operation, &missing);
-                return Err(Error::Deadline { operation, missing });
+                return Err(Error::Deadline { operation, missing, detail: String::new() });
             }
             table = self.rendezvous.wait(table, deadline);
         }

@@ -230,7 +230,7 @@ impl CommService {
                 }
                 StallVerdict::Hung(missing) => {
                     events::unanswered(operation, &missing);
-                    return Err(Error::Deadline { operation, missing });
+                    return Err(Error::Deadline { operation, missing, detail: String::new() });
                 }
             }
         }

@@ -45,7 +45,7 @@ impl NcclCommunicator {
         let begin = Instant::now();
         while !self.library.is_complete(operation, self.handle)? {
             if begin.elapsed() >= self.stall_timeout {
-                return Err(Error::Deadline { operation, missing: Vec::new() });
+                return Err(Error::Deadline { operation, missing: Vec::new(), detail: String::new() });
             }
             std::thread::sleep(POLL);
         }

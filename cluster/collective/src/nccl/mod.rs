@@ -16,8 +16,8 @@
 //! ranks have started the bucket. [`PendingAllReduce::wait`] first waits for the arrival check. During this wait, the
 //! timeouts of [`mpi`](crate::mpi) for stragglers and dead ranks apply. The arrival check also detects buckets of
 //! different lengths, which NCCL does not. [`NcclOptions::stall_timeout`] starts when the arrival check and the
-//! gradients of this rank are complete. After this timeout, the backend determines which ranks do not respond. This
-//! takes at most half of the timeout.
+//! gradients of this rank are complete. After this timeout, the backend determines which ranks do not respond, and asks
+//! the RAS service of NCCL which ranks are behind. This takes at most as long as the timeout.
 //!
 //! **Failures.** While the backend waits, it polls for asynchronous NCCL errors. After any failure it aborts the
 //! communicator. The abort stops the kernels of NCCL on the device, so the bucket is no longer accessed. All later
@@ -33,6 +33,7 @@ mod communicator;
 mod device;
 mod library;
 mod log;
+mod ras;
 mod reducer;
 mod report;
 
@@ -49,8 +50,8 @@ pub use report::{NcclReport, Transports, environment_variables};
 
 pub use crate::mpi::WireFormat;
 
-/// Options of the NCCL backend. They must be equal on all ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Options of the NCCL backend. The timeout and the format must be equal on all ranks.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NcclOptions {
     /// Timeout of communicator initialization, and of an all-reduce that all ranks have started. The default is 60 s.
     pub stall_timeout: Duration,
@@ -58,11 +59,15 @@ pub struct NcclOptions {
     /// ring rounds each partial sum, by at most 2^-8 of the partial sum. The error therefore grows with the number of
     /// ranks.
     pub wire: WireFormat,
+    /// Address of the RAS service of NCCL on this host. `None`: it is not asked. The default is that of NCCL. May differ
+    /// between ranks.
+    pub ras: Option<String>,
 }
 
 impl Default for NcclOptions {
     fn default() -> Self {
-        Self { stall_timeout: Duration::from_secs(60), wire: WireFormat::default() }
+        let ras = ras::address(|name| std::env::var(name).ok());
+        Self { stall_timeout: Duration::from_secs(60), wire: WireFormat::default(), ras }
     }
 }
 
@@ -83,7 +88,7 @@ pub fn init<D: NcclDevice + 'static>(
     let (rank, world_size) = (group.rank(), group.world_size());
     let communicator = NcclCommunicator::connect(library, (rank, world_size), id, options.stall_timeout)?;
     events::joined("nccl", rank, world_size);
-    Ok(Box::new(NcclReducer::new(communicator, host_reducer, device, world_size, options)))
+    Ok(Box::new(NcclReducer::new(communicator, host_reducer, device, (rank, world_size), options)))
 }
 
 /// Broadcasts the unique ID of rank 0. If rank 0 cannot create one, all ranks return an error.

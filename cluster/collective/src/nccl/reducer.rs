@@ -3,6 +3,7 @@ use std::time::{Duration, Instant};
 
 use super::communicator::{NcclCommunicator, POLL};
 use super::library::DataType;
+use super::ras::{self, Member};
 use super::{NcclDevice, NcclOptions, WireFormat};
 use crate::reducer::OwnedAllReduce;
 use crate::{Bucket, Error, MemoryLocation, PendingAllReduce, Reducer, Result};
@@ -26,6 +27,9 @@ struct ReducerState<D> {
     host_reducer: Mutex<Box<dyn Reducer>>,
     device: D,
     stall_timeout: Duration,
+    /// Address of the RAS service, and this rank.
+    ras: Option<String>,
+    member: Member,
 }
 
 impl<D: NcclDevice> NcclReducer<D> {
@@ -33,12 +37,14 @@ impl<D: NcclDevice> NcclReducer<D> {
         communicator: NcclCommunicator,
         host_reducer: Box<dyn Reducer>,
         device: D,
-        world_size: usize,
+        (rank, world_size): (usize, usize),
         options: NcclOptions,
     ) -> Self {
         let (communicator, host_reducer) = (Mutex::new(communicator), Mutex::new(host_reducer));
-        let shared = ReducerState { communicator, host_reducer, device, stall_timeout: options.stall_timeout };
-        Self { shared: Arc::new(shared), world_size, wire: options.wire }
+        let member = Member { rank, world_size, process: std::process::id() };
+        let NcclOptions { stall_timeout, wire, ras } = options;
+        let shared = ReducerState { communicator, host_reducer, device, stall_timeout, ras, member };
+        Self { shared: Arc::new(shared), world_size, wire }
     }
 
     /// Enqueues the all-reduce of `bucket`. Returns two events. The first completes when the gradients of the bucket
@@ -88,6 +94,25 @@ impl<D: NcclDevice> ReducerState<D> {
             Err(Error::RankGone { rank, .. }) => vec![rank],
             _ => Vec::new(),
         }
+    }
+
+    /// Describes a sum that makes no progress although all ranks have started it: the ranks that do not respond, or else those
+    /// that the RAS service of NCCL suspects.
+    fn stalled(&self) -> Error {
+        let mut missing = self.unresponsive_ranks();
+        let mut detail = String::new();
+        if let Some(address) = &self.ras {
+            match ras::ask(address, self.member, self.stall_timeout / 4) {
+                Ok(report) if missing.is_empty() => {
+                    missing = report.suspects;
+                    detail = report.text;
+                }
+                Ok(report) => detail = report.text,
+                Err(error) => detail = format!("cannot ask {address}: {error}"),
+            }
+            detail = format!("; NCCL's RAS service: {detail}");
+        }
+        Error::Deadline { operation: BUCKET_ALL_REDUCE, missing, detail }
     }
 
     /// Aborts the communicator and waits until the communication stream has drained. Returns the first error.
@@ -178,11 +203,11 @@ impl<D: NcclDevice> NcclAllReduce<D> {
                 computed_at = Some(now);
             }
             if computed_at.is_some_and(|since| now >= since + self.shared.stall_timeout) {
-                let missing = self.shared.unresponsive_ranks();
-                return Err(Error::Deadline { operation: BUCKET_ALL_REDUCE, missing });
+                return Err(self.shared.stalled());
             }
             if deadline.is_some_and(|deadline| now >= deadline) {
-                return Err(Error::Deadline { operation: BUCKET_ALL_REDUCE, missing: Vec::new() });
+                let (missing, detail) = (Vec::new(), String::new());
+                return Err(Error::Deadline { operation: BUCKET_ALL_REDUCE, missing, detail });
             }
             std::thread::sleep(POLL);
         }

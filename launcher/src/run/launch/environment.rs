@@ -27,11 +27,21 @@ const USUAL: [&str; 15] = [
 ];
 
 /// Default variables for ranks on GPUs, without those for which `is_set` is true.
-pub fn for_gpus(device: &Device, is_set: impl Fn(&str) -> bool) -> Vec<(&'static str, &'static str)> {
+pub fn for_gpus<'a>(device: &Device, is_set: impl Fn(&str) -> bool) -> Vec<(&'a str, &'a str)> {
     match device.kind {
         DeviceKind::Cpu => Vec::new(),
         _ => gpu_environment::defaults(device.deterministic, is_set),
     }
+}
+
+/// Variable with the address of NCCL's RAS service.
+pub const RAS_ADDRESS: &str = "NCCL_RAS_ADDR";
+
+/// Returns the value of [`RAS_ADDRESS`] for ranks on GPUs, unless it is set. Runs on one host have different ports, because only one
+/// process of a host can listen at a port. The ports are below those that systems give to clients.
+pub fn ras_address(device: &Device, (run, attempt): (&str, u32), is_set: impl Fn(&str) -> bool) -> Option<String> {
+    let port = 20_000 + crc32c::crc32c(format!("{run} {attempt}").as_bytes()) % 8_000;
+    (device.kind != DeviceKind::Cpu && !is_set(RAS_ADDRESS)).then(|| format!("localhost:{port}"))
 }
 
 /// Returns the names in `present` that match a pattern in `USUAL` or `more`, and the variables of the control server.

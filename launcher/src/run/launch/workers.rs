@@ -87,7 +87,10 @@ impl Workers {
         std::env::current_dir().map_err(WorkersError::WorkingDirectoryDeleted)?;
         let cluster = &spec.config.cluster;
         let scratch = ScratchDirs::new(spec.store.url(), attempt.number);
-        let for_gpus = environment::for_gpus(&spec.config.device, |name| std::env::var_os(name).is_some());
+        let is_set = |name: &str| std::env::var_os(name).is_some();
+        let ras = environment::ras_address(&spec.config.device, (spec.store.url(), attempt.number), is_set);
+        let mut for_gpus = environment::for_gpus(&spec.config.device, is_set);
+        for_gpus.extend(ras.as_deref().map(|address| (environment::RAS_ADDRESS, address)));
         ScratchDirs::create(&launcher.folders(&scratch))?;
         let present = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let present = present.chain(for_gpus.iter().map(|(name, _)| (*name).to_owned()));
