@@ -1,6 +1,5 @@
-//! Bindings to the CUDA driver (libcuda.so.1): device queries, pinned memory, kernel launches.
-//!
-//! All functions are documented at <https://docs.nvidia.com/cuda/cuda-driver-api>.
+//! Bindings to the CUDA driver (libcuda.so.1): device queries, pinned memory, kernel launches. The functions are documented at
+//! <https://docs.nvidia.com/cuda/cuda-driver-api>.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -71,9 +70,9 @@ type LaunchKernel = unsafe extern "C" fn(
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
 const COMPUTE_CAPABILITY: [c_int; 2] = [75, 76];
 
-/// The loaded driver library.
+/// The loaded driver library. It is never unloaded: threads of CUDA run its code.
 pub struct Driver {
-    library: Library,
+    library: std::mem::ManuallyDrop<Library>,
 }
 
 /// Properties of a GPU, as the driver reports them.
@@ -113,7 +112,8 @@ impl Driver {
     pub fn open() -> Result<Self, DriverError> {
         // SAFETY: this is the driver library of NVIDIA, whose initializers have no preconditions.
         let library = unsafe { Library::open(Some(NAME), RTLD_NOW | RTLD_GLOBAL) };
-        let driver = Self { library: library.map_err(|error| DriverError::Absent(error.to_string()))? };
+        let library = library.map_err(|error| DriverError::Absent(error.to_string()))?;
+        let driver = Self { library: std::mem::ManuallyDrop::new(library) };
         let begin = driver.symbol::<unsafe extern "C" fn(c_uint) -> CuResult>("cuInit")?;
         // SAFETY: 0 is the only valid flag.
         driver.check("cuInit", unsafe { begin(0) })?;

@@ -255,12 +255,19 @@ fn options(cluster: &Cluster) -> mpi::MpiOptions {
 
 /// NCCL options.
 fn nccl_options(cluster: &Cluster) -> nccl::NcclOptions {
-    nccl::NcclOptions { stall_timeout: stall(cluster), wire: wire(cluster), ..nccl::NcclOptions::default() }
+    let (stall_timeout, join) = (stall(cluster), cluster.limits.join_seconds);
+    // The coordinator ends ranks that have not joined after `join_seconds`. The error of NCCL says more, so it comes earlier.
+    let connect_timeout = limit(join / 2.0).max(stall_timeout);
+    nccl::NcclOptions { connect_timeout, stall_timeout, wire: wire(cluster), ..nccl::NcclOptions::default() }
 }
 
 fn stall(cluster: &Cluster) -> Duration {
-    let stall = cluster.limits.stall_seconds;
-    if stall > 0.0 { Duration::from_secs_f64(stall.min(NEVER.as_secs_f64())) } else { NEVER }
+    limit(cluster.limits.stall_seconds)
+}
+
+/// Converts a limit of the configuration. 0 is no limit.
+fn limit(seconds: f64) -> Duration {
+    if seconds > 0.0 { Duration::from_secs_f64(seconds.min(NEVER.as_secs_f64())) } else { NEVER }
 }
 
 fn wire(cluster: &Cluster) -> mpi::WireFormat {

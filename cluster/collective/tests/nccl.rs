@@ -22,7 +22,7 @@ const STALL: Duration = Duration::from_millis(600);
 const TOLERANCE: Duration = Duration::from_secs(3);
 
 fn options(wire: WireFormat) -> NcclOptions {
-    NcclOptions { stall_timeout: STALL, wire, ras: None }
+    NcclOptions { connect_timeout: STALL, stall_timeout: STALL, wire, ras: None }
 }
 
 /// Timeout of tests in which nothing fails.
@@ -71,7 +71,7 @@ fn the_suite_passes_with_one_to_four_ranks() {
                 endpoints.finish().unwrap();
                 digest
             };
-            let options = NcclOptions { stall_timeout: LONG_TIMEOUT, wire, ras: None };
+            let options = NcclOptions { stall_timeout: LONG_TIMEOUT, ..options(wire) };
             let first = run(&nccl, (world, 1), options.clone(), body);
             // With another seed, the GPUs run their work in another order.
             assert_eq!(first, run(&nccl, (world, 2), options, body));
@@ -131,7 +131,7 @@ fn sums_include_all_gradients_enqueued_before_the_start() {
             let value = |step: usize, i: usize| (world * (step + 1) * (i % 50) + world * (world - 1) / 2) as f32;
             let expected: Vec<f32> = (0..2).flat_map(|step| (0..4200).map(move |i| value(step, i))).collect();
             for wire in [WireFormat::F32, WireFormat::Bf16] {
-                let options = NcclOptions { stall_timeout: LONG_TIMEOUT, wire, ras: None };
+                let options = NcclOptions { stall_timeout: LONG_TIMEOUT, ..options(wire) };
                 for sums in run(&nccl, (world, seed), options, two_steps) {
                     // bf16 represents integers exactly up to 256.
                     let is_close =
@@ -186,8 +186,11 @@ fn a_stuck_sum_is_aborted_by_timeout_even_if_the_abort_hangs() {
     let nccl = Arc::new(FakeNccl::load());
     nccl.inject_fault(0, faults::STUCK);
     nccl.inject_fault(1, faults::STUCK | faults::SLOW_ABORT);
-    let results = run(&nccl, (2, 6), options(WireFormat::F32), |endpoints, _| failing_sum(endpoints, None));
-    for (rank, (error, took)) in results.iter().enumerate() {
+    let results = run(&nccl, (2, 6), options(WireFormat::F32), |endpoints, gpu| {
+        (failing_sum(endpoints, None), gpu.was_entered_by("nccl-abort"))
+    });
+    for (rank, ((error, took), was_entered)) in results.iter().enumerate() {
+        assert!(was_entered, "the abort would create a context on GPU 0");
         assert!(error.ends_with("NCCL bucket all-reduce: deadline exceeded, still waiting for other ranks"), "{error}");
         assert!(*took >= STALL && *took < 2 * STALL + TOLERANCE, "rank {rank} after {took:?}");
     }
@@ -336,7 +339,8 @@ fn initialization_times_out_if_a_rank_does_not_connect() {
     let mut gone = endpoints.pop().unwrap();
     let alone = endpoints.pop().unwrap();
     let other = thread::spawn(move || gone.group.broadcast_bytes(&mut Vec::new(), 0).map(|()| gone));
-    let result = init(alone, &nccl, FakeGpu::new(1), options(WireFormat::F32));
+    let other_limit = NcclOptions { stall_timeout: LONG_TIMEOUT, ..options(WireFormat::F32) };
+    let result = init(alone, &nccl, FakeGpu::new(1), other_limit);
     let Err(error) = result else { panic!("initialization succeeded without rank 1") };
     assert_eq!(error.to_string(), "ncclCommInitRankConfig: deadline exceeded, still waiting for other ranks");
     assert!(start.elapsed() < 2 * STALL + TOLERANCE);

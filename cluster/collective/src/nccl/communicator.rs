@@ -15,36 +15,42 @@ pub const POLL: Duration = Duration::from_micros(50);
 /// the background.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Makes the device of a rank current for the calling thread.
+pub type EnterDevice = Arc<dyn Fn() -> Result<()> + Send + Sync>;
+
 /// NCCL communicator of one rank.
 pub struct NcclCommunicator {
     library: Arc<NcclLibrary>,
     handle: CommHandle,
+    enter_device: EnterDevice,
     stall_timeout: Duration,
     /// Error that caused the abort.
     failed: Option<Error>,
 }
 
 impl NcclCommunicator {
-    /// Connects this rank to all other ranks within `stall_timeout`. `rank` contains the rank and the world size.
+    /// Connects this rank to all other ranks. `rank` contains the rank and the world size. The timeouts are those of the
+    /// connection and of later calls.
     pub fn connect(
         library: &Arc<NcclLibrary>,
         rank: (usize, usize),
         id: UniqueId,
-        stall_timeout: Duration,
+        enter_device: EnterDevice,
+        [connect_timeout, stall_timeout]: [Duration; 2],
     ) -> Result<Self> {
         let handle = library.start_init(rank, id)?;
-        let mut connected = Self { library: library.clone(), handle, stall_timeout, failed: None };
-        match connected.poll_until_complete("ncclCommInitRankConfig") {
+        let mut connected = Self { library: library.clone(), handle, enter_device, stall_timeout, failed: None };
+        match connected.poll_until_complete("ncclCommInitRankConfig", connect_timeout) {
             Ok(()) => Ok(connected),
             Err(error) => Err(connected.fail(error)),
         }
     }
 
     /// Polls until the pending NCCL call has completed.
-    fn poll_until_complete(&self, operation: &'static str) -> Result<()> {
+    fn poll_until_complete(&self, operation: &'static str, timeout: Duration) -> Result<()> {
         let begin = Instant::now();
         while !self.library.is_complete(operation, self.handle)? {
-            if begin.elapsed() >= self.stall_timeout {
+            if begin.elapsed() >= timeout {
                 return Err(Error::Deadline { operation, missing: Vec::new(), detail: String::new() });
             }
             std::thread::sleep(POLL);
@@ -73,7 +79,7 @@ impl NcclCommunicator {
         self.check()?;
         // SAFETY: promised by the caller; the communicator is alive, otherwise `check` fails.
         unsafe { self.library.all_reduce(self.handle, address, elements, stream)? };
-        self.poll_until_complete("ncclAllReduce")
+        self.poll_until_complete("ncclAllReduce", self.stall_timeout)
     }
 
     /// Returns the error that caused the abort, if any.
@@ -91,11 +97,16 @@ impl NcclCommunicator {
         self.failed.clone().unwrap_or(error)
     }
 
-    /// Calls `ncclCommAbort` on a separate thread, because the call can hang. Waits for it for a limited time.
+    /// Calls `ncclCommAbort` on a separate thread, because the call can hang. Waits for it for a limited time. In a thread without a
+    /// current device, the call would create a context on GPU 0.
     fn abort(&self) {
-        let (library, handle) = (self.library.clone(), self.handle);
+        let (library, handle, enter_device) = (self.library.clone(), self.handle, self.enter_device.clone());
         let (done, aborted) = channel();
-        let body = move || drop(done.send(library.abort(handle)));
+        let body = move || {
+            // A lost device cannot be entered. Its communicator must be aborted all the same.
+            let _ = enter_device();
+            drop(done.send(library.abort(handle)));
+        };
         if std::thread::Builder::new().name("nccl-abort".into()).spawn(body).is_ok() {
             let _ = aborted.recv_timeout(ABORT_TIMEOUT.min(self.stall_timeout));
         }
@@ -110,7 +121,7 @@ impl Drop for NcclCommunicator {
         }
         let finalize = || {
             self.library.finalize(self.handle)?;
-            self.poll_until_complete("ncclCommFinalize")
+            self.poll_until_complete("ncclCommFinalize", self.stall_timeout)
         };
         match finalize() {
             Ok(()) => drop(self.library.destroy(self.handle)),

@@ -41,7 +41,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{Group, Reducer, Result, events};
-use communicator::NcclCommunicator;
+use communicator::{EnterDevice, NcclCommunicator};
 pub use device::NcclDevice;
 pub use library::{NcclLibrary, UniqueId};
 pub use log::NcclLog;
@@ -50,10 +50,12 @@ pub use report::{NcclReport, Transports, environment_variables};
 
 pub use crate::mpi::WireFormat;
 
-/// Options of the NCCL backend. The timeout and the format must be equal on all ranks.
+/// Options of the NCCL backend. The timeouts and the format must be equal on all ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NcclOptions {
-    /// Timeout of communicator initialization, and of an all-reduce that all ranks have started. The default is 60 s.
+    /// Timeout of the connection of all ranks. The default is 300 s.
+    pub connect_timeout: Duration,
+    /// Timeout of an all-reduce that all ranks have started. The default is 60 s.
     pub stall_timeout: Duration,
     /// Number format of gradients on the wire. With bf16, each rank rounds its values once, and NCCL sums in bf16. A
     /// ring rounds each partial sum, by at most 2^-8 of the partial sum. The error therefore grows with the number of
@@ -67,7 +69,8 @@ pub struct NcclOptions {
 impl Default for NcclOptions {
     fn default() -> Self {
         let ras = ras::address(|name| std::env::var(name).ok());
-        Self { stall_timeout: Duration::from_secs(60), wire: WireFormat::default(), ras }
+        let [connect_timeout, stall_timeout] = [300, 60].map(Duration::from_secs);
+        Self { connect_timeout, stall_timeout, wire: WireFormat::default(), ras }
     }
 }
 
@@ -86,7 +89,11 @@ pub fn init<D: NcclDevice + 'static>(
     let id = broadcast_unique_id(group, library)?;
     device.make_current()?;
     let (rank, world_size) = (group.rank(), group.world_size());
-    let communicator = NcclCommunicator::connect(library, (rank, world_size), id, options.stall_timeout)?;
+    let device = Arc::new(device);
+    let entered = Arc::clone(&device);
+    let enter_device: EnterDevice = Arc::new(move || entered.make_current());
+    let timeouts = [options.connect_timeout, options.stall_timeout];
+    let communicator = NcclCommunicator::connect(library, (rank, world_size), id, enter_device, timeouts)?;
     events::joined("nccl", rank, world_size);
     Ok(Box::new(NcclReducer::new(communicator, host_reducer, device, (rank, world_size), options)))
 }

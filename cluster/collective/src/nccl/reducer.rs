@@ -25,7 +25,7 @@ struct ReducerState<D> {
     communicator: Mutex<NcclCommunicator>,
     /// Reducer for host memory. Arrival checks use it.
     host_reducer: Mutex<Box<dyn Reducer>>,
-    device: D,
+    device: Arc<D>,
     stall_timeout: Duration,
     /// Address of the RAS service, and this rank.
     ras: Option<String>,
@@ -36,13 +36,13 @@ impl<D: NcclDevice> NcclReducer<D> {
     pub fn new(
         communicator: NcclCommunicator,
         host_reducer: Box<dyn Reducer>,
-        device: D,
+        device: Arc<D>,
         (rank, world_size): (usize, usize),
         options: NcclOptions,
     ) -> Self {
         let (communicator, host_reducer) = (Mutex::new(communicator), Mutex::new(host_reducer));
         let member = Member { rank, world_size, process: std::process::id() };
-        let NcclOptions { stall_timeout, wire, ras } = options;
+        let NcclOptions { stall_timeout, wire, ras, .. } = options;
         let shared = ReducerState { communicator, host_reducer, device, stall_timeout, ras, member };
         Self { shared: Arc::new(shared), world_size, wire }
     }

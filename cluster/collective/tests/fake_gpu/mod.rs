@@ -7,6 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
+use std::thread;
 use std::time::Duration;
 
 use lambert_collective::nccl::{NcclDevice, NcclLibrary};
@@ -80,6 +81,8 @@ pub struct FakeGpu {
     stream: Arc<Mutex<Box<Stream>>>,
     /// bf16 buffer. There is only one, as on a real GPU.
     scratch: Arc<Mutex<Vec<u16>>>,
+    /// Names of the threads for which the GPU was made current.
+    entered: Arc<Mutex<Vec<String>>>,
 }
 
 impl FakeGpu {
@@ -89,8 +92,8 @@ impl FakeGpu {
         let state = Arc::new(Mutex::new(GpuState { queues, events: Vec::new(), seed, is_stopped: false }));
         let stream = Arc::new(Mutex::new(Box::new(Stream { enqueue, state: state.clone() })));
         let shared = state.clone();
-        std::thread::spawn(move || run_streams(&shared));
-        Self { state, stream, scratch: Arc::new(Mutex::new(vec![0; 1 << 20])) }
+        thread::spawn(move || run_streams(&shared));
+        Self { state, stream, scratch: Arc::new(Mutex::new(vec![0; 1 << 20])), entered: Arc::default() }
     }
 
     /// Enqueues work on the compute stream.
@@ -100,6 +103,11 @@ impl FakeGpu {
             true
         };
         self.enqueue(StreamId::Compute, StreamWork::Run(Box::new(run)));
+    }
+
+    /// True if a thread with this name has made the GPU current.
+    pub fn was_entered_by(&self, thread: &str) -> bool {
+        self.entered.lock().unwrap().iter().any(|name| name == thread)
     }
 
     /// Stops the thread of the GPU. Pending work is not run.
@@ -135,7 +143,7 @@ fn run_streams(state: &Mutex<GpuState>) {
             [preferred, 1 - preferred].into_iter().filter(|stream| locked.is_ready(*stream)).collect();
         let Some(&stream) = ready.first() else {
             drop(locked);
-            std::thread::sleep(Duration::from_micros(100));
+            thread::sleep(Duration::from_micros(100));
             continue;
         };
         match locked.queues[stream].pop_front() {
@@ -144,7 +152,7 @@ fn run_streams(state: &Mutex<GpuState>) {
                 if !run() {
                     state.lock().unwrap().queues[stream].push_front(StreamWork::Run(run));
                     preferred = 1 - preferred;
-                    std::thread::sleep(Duration::from_micros(20));
+                    thread::sleep(Duration::from_micros(20));
                 }
             }
             Some(StreamWork::RecordEvent(event)) => locked.events[event] = true,
@@ -162,6 +170,8 @@ unsafe impl NcclDevice for FakeGpu {
     }
 
     fn make_current(&self) -> Result<()> {
+        let name = thread::current().name().unwrap_or_default().to_owned();
+        self.entered.lock().unwrap().push(name);
         Ok(())
     }
 
