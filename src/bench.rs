@@ -61,7 +61,10 @@ pub struct BenchOptions {
 /// # Errors
 /// The stage does not exist, the dataset does not match, the device cannot be used, or memory runs out.
 pub fn run(mut config: RunConfig, request: &BenchOptions) -> Result<i32, Error> {
-    read_teacher(&mut config, request)?;
+    // Batches need no teacher.
+    if request.batches.is_none() {
+        read_teacher(&mut config, request)?;
+    }
     let config = &config;
     let last = config.stage.len().saturating_sub(1);
     let none = || format!("--stage {}: expected 0 to {last}", request.stage);
@@ -94,7 +97,11 @@ pub fn run(mut config: RunConfig, request: &BenchOptions) -> Result<i32, Error> 
 
 /// Inserts the facts on the teacher into a configuration that has one.
 fn read_teacher(config: &mut RunConfig, request: &BenchOptions) -> Result<(), Error> {
-    let Some(teacher) = &mut config.objective.teacher else { return Ok(()) };
+    let (teacher, hidden) = (&mut config.objective.teacher, config.model.hidden);
+    let Some(teacher) = teacher else {
+        let message = "--teacher: the configuration has no objective.teacher".to_owned();
+        return if request.teacher.is_some() { Err(Error::Usage(message)) } else { Ok(()) };
+    };
     let Some(path) = &request.teacher else {
         let message = "objective.teacher: the benchmark does not know the model of the teacher; add --teacher with the file \
                        teacher.toml of a run, or use `lambert plan --machine here`";
@@ -102,7 +109,15 @@ fn read_teacher(config: &mut RunConfig, request: &BenchOptions) -> Result<(), Er
     };
     let cannot = |error| Error::Usage(format!("--teacher: cannot read {}: {error}", path.display()));
     let text = std::fs::read_to_string(path).map_err(cannot)?;
-    teacher.facts = Some(Box::new(TeacherFacts::parse(&text, &path.display().to_string())?));
+    let facts = TeacherFacts::parse(&text, &path.display().to_string())?;
+    if teacher.cosine_weight > 0.0 && facts.model.hidden != hidden {
+        let theirs = facts.model.hidden;
+        return Err(Error::Usage(format!(
+            "objective.teacher.cosine_weight: needs equal hidden sizes, but model.hidden is {hidden}, that of the teacher is {theirs}; \
+             set it to 0"
+        )));
+    }
+    teacher.facts = Some(Box::new(facts));
     Ok(())
 }
 

@@ -210,9 +210,24 @@ fn every_world_has_the_same_weights() {
     let refused = bench(&[]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(refused.status.code() == Some(2) && said.contains("add --teacher with the file teacher.toml"), "{said}");
-    let report = bench(&["--teacher", &format!("{}/teacher.toml", runs[0].0)]);
-    let report: Value = serde_json::from_slice(&report.stdout).unwrap();
-    assert!(number(&report, "/teraflops") > 0.0, "{report}");
+    // A teacher of 3 million more parameters takes more memory.
+    let facts = std::fs::read_to_string(format!("{}/teacher.toml", runs[0].0)).unwrap();
+    let wide = facts
+        .replace("\nhidden = 32\n", "\nhidden = 512\n")
+        .replace("\nintermediate = 64\n", "\nintermediate = 1024\n");
+    assert_ne!(facts, wide);
+    let peak = |name: &str, facts: &str| {
+        let file = dir.file(name, facts);
+        let output = bench(&["--teacher", &file, "--set", "objective.teacher.cosine_weight=0.0"]);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        number(&report, "/peak_memory")
+    };
+    let (narrow, wide) = (peak("narrow.toml", &facts), peak("wide.toml", &wide));
+    assert!(wide > narrow + 12e6, "{narrow} {wide}");
+    let refused = bench(&["--teacher", &dir.path("wide.toml")]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(refused.status.code() == Some(2) && said.contains("cosine_weight: needs equal hidden sizes"), "{said}");
 }
 
 #[test]
@@ -253,14 +268,82 @@ fn another_teacher_is_refused() {
     assert!(refused.err.contains("objective.teacher.temperature: 2.0 in the run, 3.0 now"), "{}", refused.err);
     let allowed = start(&[&hotter[..], &["--allow-change", "objective", "--allow-change", "stage"]].concat());
     assert_eq!(allowed.code, 0, "{}", allowed.err);
-    // Another teacher with the same checkpoint name takes the place of the copy.
-    let of_url = dir.path("of-other");
-    done(&[&["run", "--config", &config, "--run", &of_url, "--set", &from], &one[..]].concat());
-    std::fs::remove_dir_all(format!("{url}/teacher")).unwrap();
-    std::fs::rename(format!("{of_url}/teacher"), format!("{url}/teacher")).unwrap();
-    let steps = ["--set", "stage.0.steps=12", "--allow-change", "stage", "--set", "objective.teacher.temperature=3.0"];
-    let refused = start(&steps);
-    assert!(refused.code != 0 && refused.err.contains("but this run was started with a teacher"), "{}", refused.err);
+}
+
+/// Damages the copy of the teacher in several ways. A start makes it again, if the teacher is still there.
+#[test]
+fn a_copy_that_is_not_complete_is_made_again() {
+    let dir = TestDir::new();
+    let of_teacher = teacher(&dir);
+    std::fs::create_dir(dir.path("beside")).unwrap();
+    let (config, url) = (student(&dir, &dir.path("beside/../teacher/"), 9), dir.path("run"));
+    let mut steps = 9;
+    let mut start = |more: &[&str]| {
+        steps += 1;
+        let steps = format!("stage.0.steps={steps}");
+        let line = [
+            "run",
+            "--config",
+            &config,
+            "--run",
+            &url,
+            "--set",
+            "cluster.ranks=1",
+            "--allow-change",
+            "stage",
+            "--set",
+            &steps,
+        ];
+        run(&[&line[..], more].concat())
+    };
+    let first = start(&[]);
+    assert!(first.code == 0 && !first.err.contains("copying it again"), "{}", first.err);
+    let (copy, kept) = (format!("{url}/teacher"), dir.path("kept"));
+    let name = checkpoints(&copy)[0].clone();
+    let weights = || std::fs::read(format!("{copy}/checkpoints/{name}/model.safetensors")).unwrap();
+    let expected = weights();
+    std::fs::rename(&copy, &kept).unwrap();
+    let copied = start(&[]);
+    assert!(
+        copied.code == 0 && copied.err.contains("is not a complete copy of the teacher; copying it again from "),
+        "{}",
+        copied.err
+    );
+    for part in
+        ["run.toml", &format!("checkpoints/{name}/manifest.json"), &format!("checkpoints/{name}/model.safetensors")]
+    {
+        std::fs::remove_file(format!("{copy}/{part}")).unwrap();
+        let copied = start(&[]);
+        assert!(copied.code == 0 && copied.err.contains("copying it again"), "{part}: {}", copied.err);
+        assert!(weights() == expected, "{part}");
+    }
+    // The copy of another teacher.
+    let (other, of_other) = (dir.path("other"), self::config(&dir, "other", ("bert", 4), 60, ""));
+    done(&["run", "--config", &of_other, "--run", &other, "--set", "run.seed=2", "--set", "cluster.ranks=1"]);
+    let more = format!("objective.teacher.from={other}");
+    done(&["run", "--config", &config, "--run", &dir.path("of-other"), "--set", &more, "--set", "cluster.ranks=1"]);
+    std::fs::remove_dir_all(&copy).unwrap();
+    std::fs::rename(format!("{}/teacher", dir.path("of-other")), &copy).unwrap();
+    let copied = start(&[]);
+    assert!(copied.code == 0 && copied.err.contains("copying it again") && weights() == expected, "{}", copied.err);
+
+    // Without the teacher, the copy is used. It may even be named.
+    std::fs::rename(&of_teacher, dir.path("away")).unwrap();
+    let alone = start(&[]);
+    assert!(alone.code == 0 && !alone.err.contains("copying it again"), "{}", alone.err);
+    let own = format!("objective.teacher.from={copy}");
+    let named = start(&["--set", &own, "--allow-change", "objective"]);
+    assert!(named.code == 0 && weights() == expected, "{}", named.err);
+    // Neither the teacher nor a complete copy.
+    std::fs::remove_file(format!("{copy}/run.toml")).unwrap();
+    let refused = start(&["--set", &own]);
+    assert!(refused.code == 2 && refused.err.contains("objective.teacher.from: "), "{}", refused.err);
+    assert!(weights() == expected);
+    // Another teacher in its place.
+    std::fs::rename(&other, &of_teacher).unwrap();
+    let refused = start(&["--allow-change", "objective"]);
+    assert!(refused.code == 2 && refused.err.contains("were trained with another teacher"), "{}", refused.err);
+    assert!(weights() == expected);
 }
 
 #[test]

@@ -12,7 +12,7 @@
 //! - [`records`]: step records between two checkpoints
 //! - [`EngineState`]: counters and history stored in the manifest
 //! - `files`: objects of a checkpoint
-//! - `teacher`: teacher of the run, which is a checkpoint of another run
+//! - `teacher`: teacher of the run, which has a copy of it
 //! - `teacher_record`: its record in the manifest
 //! - `tensor_loader`: streaming of an object into the training state
 

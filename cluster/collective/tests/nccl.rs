@@ -224,15 +224,19 @@ fn the_ras_service_names_the_rank_that_is_behind() {
         stuck(Service::Answers(fake_ras::communicator(&[7, 7]))),
         format!("{start} other ranks; NCCL's RAS service: {same}")
     );
-    let start = format!("{start} other ranks; NCCL's RAS service: cannot ask ADDRESS: ");
+    let start = format!("{start} other ranks; NCCL's RAS service at ADDRESS: ");
     for (service, expected) in [
         (
             Service::Answers(fake_ras::communicator(&[7])),
             "it does not know this rank: it may be the service of another job",
         ),
-        (Service::Answers("no JSON".to_owned()), "its answer is not the JSON of NCCL 2.28.7 or later: "),
-        (Service::WithoutJson, r#"it answered "ERROR: Unknown command" to "SET FORMAT json""#),
-        (Service::Hangs, ""),
+        (Service::Answers("no JSON".to_owned()), "its answer is not the JSON of NCCL: "),
+        (Service::Answers("{".to_owned()), "it closed the connection in the middle of an answer"),
+        (
+            Service::WithoutJson,
+            r#"it answered "ERROR: Unknown command" to "SET FORMAT json"; expected NCCL 2.28.7 or later"#,
+        ),
+        (Service::Hangs, "it did not answer within 0.1 s"),
     ] {
         let error = stuck(service);
         assert!(error.starts_with(&format!("{start}{expected}")), "{error}");

@@ -120,7 +120,7 @@ impl RunSpec {
         let before = stored_config::text(&store)?;
         let (mut config, resolved) = configuration(arguments, &store, before.as_deref(), &host_pool)?;
         let before = before.map(|text| stored_config::parse(&text, &store)).transpose()?;
-        let teacher = NewTeacher::resolve(&mut config, before.as_ref())?;
+        let teacher = NewTeacher::resolve(&mut config, before.as_ref().map(|before| (before, &store)))?;
         match &before {
             Some(before) => check_changes(before, &config, resolved.difference(), &arguments.allow_change, &store)?,
             None => base_checkpoint::check(&config, resolved.facts())?,
@@ -267,10 +267,9 @@ fn absolute(path: &str) -> Result<String, Failure> {
     if path.is_empty() || path.contains("://") {
         return Ok(path.to_owned());
     }
-    // If the path exists, symbolic links are resolved, so that a directory always has the same name.
-    let found = std::fs::canonicalize(path).or_else(|_| std::path::absolute(path));
-    match found {
-        Ok(found) => Ok(found.to_string_lossy().into_owned()),
+    match std::path::absolute(path) {
+        // Symbolic links are resolved, so that a directory always has the same name.
+        Ok(_) => Ok(crate::import::source(Path::new(path))),
         Err(source) => Err(Failure::usage(RunSpecError::Path { path: path.to_owned(), source })),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use lambert_config::run::{Family, Model, Teacher, TeacherFacts, Unpadded};
+use lambert_config::run::{Model, Teacher, TeacherFacts, Unpadded};
 use lambert_config::{ConfigError, ConfigIssue, RunConfig};
 use lambert_dataset::Dataset;
 use lambert_plan::architecture::Architecture;
@@ -11,7 +11,8 @@ use lambert_plan::distillation::copied_tensors;
 use lambert_plan::memory::{self, DatasetShape};
 use lambert_store::checkpoint::{self, Manifest};
 use lambert_store::run::{
-    CHECKPOINT_URL, CONFIG, MANIFEST, TEACHER, TEACHER_FACTS, WEIGHTS, checkpoint_url, split_checkpoint_url,
+    CHECKPOINT_URL, CONFIG, MANIFEST, TEACHER, TEACHER_FACTS, WEIGHTS, checkpoint_url, in_checkpoint,
+    split_checkpoint_url,
 };
 use lambert_store::{Error, Store, StoredVocabulary, hash};
 
@@ -39,6 +40,13 @@ enum TeacherError {
     Checkpoint { source: Error },
     #[error("{KEY}: {url} is not part of a teacher, which would replace it: use another --run, or move it away")]
     OtherObject { url: String },
+    #[error("{KEY}: {url} is the copy of a teacher that this run has; expected the run of the teacher, or hf:FOLDER")]
+    OwnCopy { url: String },
+    #[error(
+        "{KEY}: {copy} has to be copied again from {from}, whose weights have the SHA-256 {found}; expected {expected}; put the \
+         teacher of this run back"
+    )]
+    OtherWeights { copy: String, from: String, found: String, expected: String },
     #[error(
         "{url} has checkpoints that were trained with another teacher than {KEY}; use another --run, with --from and a checkpoint of \
          this run"
@@ -85,6 +93,28 @@ impl Source {
     }
 }
 
+/// True if `copy` is a complete copy of the teacher that `facts` describe.
+fn is_complete(copy: &Store, facts: &TeacherFacts) -> Result<bool, Error> {
+    let named = facts.checkpoint.as_deref().and_then(|url| split_checkpoint_url(url).1);
+    let name = named.map_or_else(import::checkpoint_name, str::to_owned);
+    // The configuration is written last.
+    if copy.head(CONFIG)?.is_none() {
+        return Ok(false);
+    }
+    let manifest = match checkpoint::read_manifest(copy, &name) {
+        Err(Error::NotFound { .. } | Error::Damaged { .. }) => return Ok(false),
+        manifest => manifest?,
+    };
+    let Some(entry) = manifest.object(WEIGHTS) else { return Ok(false) };
+    let found = copy.head(&in_checkpoint(&name, WEIGHTS))?;
+    Ok(entry.sha256 == facts.weights_sha256 && found == Some(entry.bytes))
+}
+
+/// True if the facts are those of a teacher of this name.
+fn is_named(facts: &TeacherFacts, from: &str) -> bool {
+    facts.checkpoint.as_ref().is_none_or(|checkpoint| checkpoint.starts_with(from.trim_end_matches('/')))
+}
+
 /// True if the copy of a teacher has an object of this name.
 fn is_of_copy(path: &str) -> bool {
     let is_of_checkpoint = path.starts_with("checkpoints/")
@@ -93,29 +123,43 @@ fn is_of_copy(path: &str) -> bool {
 }
 
 impl NewTeacher {
-    /// Inserts the facts on the teacher into `config`. Reads the teacher, unless `before`, the stored configuration of the run, has the
-    /// same one with its facts. Makes the path of a folder absolute.
+    /// Inserts the facts on the teacher into `config`. Makes the path of a folder absolute. Reads the teacher, unless `before`, the
+    /// configuration and store of a run that exists, has the same one and a complete copy of it.
     ///
     /// # Errors
-    /// The teacher cannot be read.
-    pub fn resolve(config: &mut RunConfig, before: Option<&RunConfig>) -> Result<Option<Self>, Failure> {
+    /// The teacher cannot be read, or is not the one that a copy is missing of.
+    pub fn resolve(config: &mut RunConfig, before: Option<(&RunConfig, &Store)>) -> Result<Option<Self>, Failure> {
         let Some(teacher) = &mut config.objective.teacher else { return Ok(None) };
         if let Some(folder) = teacher.folder() {
             teacher.from = Teacher::of_folder(&import::source(Path::new(folder)));
         }
-        let before = before.and_then(|before| before.objective.teacher.as_ref());
-        let stored = before.filter(|before| before.from == teacher.from).and_then(|before| before.facts.clone());
-        if stored.is_some() {
-            teacher.facts = stored;
+        let stored = before.and_then(|(before, run)| {
+            let before = before.objective.teacher.as_ref().filter(|before| before.from == teacher.from)?;
+            Some((before.facts.clone().filter(|facts| is_named(facts, &teacher.from))?, run))
+        });
+        let Some((facts, run)) = stored else {
+            let new = Self::read(&teacher.from)?;
+            teacher.facts = Some(Box::new(new.facts.clone()));
+            return Ok(Some(new));
+        };
+        teacher.facts = Some(facts.clone());
+        let copy = run.join(TEACHER).map_err(Failure::failed)?;
+        if is_complete(&copy, &facts).map_err(Failure::failed)? {
             return Ok(None);
         }
-        let new = Self::read(teacher)?;
-        teacher.facts = Some(Box::new(new.facts.clone()));
-        Ok(Some(new))
+        let from = facts.checkpoint.clone().unwrap_or_else(|| teacher.from.clone());
+        tracing::warn!("{} is not a complete copy of the teacher; copying it again from {from}", copy.url());
+        let new = Self::read(&from)?;
+        if new.facts.weights_sha256 != facts.weights_sha256 {
+            let (found, expected) = (new.facts.weights_sha256, facts.weights_sha256);
+            return Err(Failure::usage(TeacherError::OtherWeights { copy: copy.url().into(), from, found, expected }));
+        }
+        Ok(Some(Self { facts: *facts, ..new }))
     }
 
-    fn read(teacher: &Teacher) -> Result<Self, Failure> {
-        let Some(folder) = teacher.folder() else { return Self::of_run(&teacher.from) };
+    fn read(from: &str) -> Result<Self, Failure> {
+        let teacher = Teacher { from: from.to_owned(), ..Teacher::default() };
+        let Some(folder) = teacher.folder() else { return Self::of_run(from) };
         let import = Import::read(Path::new(folder), &[]).map_err(Failure::usage)?;
         let config = import.config().clone();
         let facts = TeacherFacts {
@@ -154,22 +198,42 @@ impl NewTeacher {
         Ok(Self { facts, config: theirs, source })
     }
 
-    /// Copies the teacher to the store of the run, in place of an earlier copy, and writes the facts. Leaves both to another
+    /// Copies the teacher to the store of the run, in place of another copy, and writes the facts. Leaves the facts to another
     /// coordinator that has created the run in the meantime.
     pub fn write(self, run: &Store, is_new: bool) -> Result<(), Failure> {
-        if is_new && run.head(CONFIG).map_err(Failure::failed)?.is_some() {
+        let is_taken = || Ok::<_, Failure>(is_new && run.head(CONFIG).map_err(Failure::failed)?.is_some());
+        if is_taken()? {
             return Ok(());
         }
+        let Self { facts, source, .. } = self;
         let copy = run.join(TEACHER).map_err(Failure::failed)?;
-        let objects = copy.list("").map_err(Failure::failed)?;
-        if let Some(other) = objects.iter().find(|object| !is_of_copy(&object.path)) {
-            let url = format!("{}/{}", copy.url(), other.path);
-            return Err(Failure::usage(TeacherError::OtherObject { url }));
+        if !is_complete(&copy, &facts).map_err(Failure::failed)? {
+            replace(&copy, source)?;
+            if is_taken()? {
+                return Ok(());
+            }
         }
-        self.source.write(&copy).map_err(Failure::failed)?;
-        let text = toml::to_string(&self.facts).map_err(|error| Failure::failed(TeacherError::Toml(error)))?;
+        let text = toml::to_string(&facts).map_err(|error| Failure::failed(TeacherError::Toml(error)))?;
         run.put(TEACHER_FACTS, text.into()).map_err(Failure::failed)
     }
+}
+
+/// Replaces the copy of a teacher. Reads the new teacher before it removes anything.
+fn replace(copy: &Store, source: Source) -> Result<(), Failure> {
+    let objects = copy.list("").map_err(Failure::failed)?;
+    if let Some(other) = objects.iter().find(|object| !is_of_copy(&object.path)) {
+        let url = format!("{}/{}", copy.url(), other.path);
+        return Err(Failure::usage(TeacherError::OtherObject { url }));
+    }
+    if let Source::Checkpoint { run, name, .. } = &source {
+        if run.url() == copy.url() {
+            return Err(Failure::usage(TeacherError::OwnCopy { url: run.url().to_owned() }));
+        }
+        if !objects.is_empty() {
+            checkpoint::verify_weights(run, name).map_err(Failure::failed)?;
+        }
+    }
+    source.write(copy).map_err(Failure::failed)
 }
 
 impl std::fmt::Debug for NewTeacher {
@@ -274,8 +338,10 @@ pub fn assume(config: &mut RunConfig) -> Option<String> {
         weights_sha256: String::new(),
         config_sha256: String::new(),
         vocabulary_sha256: String::new(),
-        model: Family::Bert.model(),
+        model: Model { layers: 2 * config.model.layers, ..config.model.clone() },
     };
     teacher.facts = Some(Box::new(facts));
-    Some(format!("the teacher cannot be read ({why}); assuming the shape of BERT-base"))
+    Some(format!(
+        "the teacher cannot be read ({why}); assuming a model like that of the run, with twice as many layers"
+    ))
 }

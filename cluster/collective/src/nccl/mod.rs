@@ -16,8 +16,8 @@
 //! ranks have started the bucket. [`PendingAllReduce::wait`] first waits for the arrival check. During this wait, the
 //! timeouts of [`mpi`](crate::mpi) for stragglers and dead ranks apply. The arrival check also detects buckets of
 //! different lengths, which NCCL does not. [`NcclOptions::stall_timeout`] starts when the arrival check and the
-//! gradients of this rank are complete. After this timeout, the backend determines which ranks do not respond, and asks
-//! the RAS service of NCCL which ranks are behind. This takes at most as long as the timeout.
+//! gradients of this rank are complete. After this timeout, the backend determines which ranks do not respond. If all
+//! do, it asks the RAS service of NCCL which ranks are behind. This takes at most three quarters of the timeout.
 //!
 //! **Failures.** While the backend waits, it polls for asynchronous NCCL errors. After any failure it aborts the
 //! communicator. The abort stops the kernels of NCCL on the device, so the bucket is no longer accessed. All later

@@ -1,20 +1,22 @@
-//! Client of the RAS service of NCCL, which knows the operations that each rank has started. One process of a host listens at
-//! `NCCL_RAS_ADDR` and asks all others. Client and service exchange lines of text (protocol of `ncclras`). The answer is JSON, which
-//! NCCL can write since 2.28.7.
+//! Client of the RAS service of NCCL, which knows the operations that each rank has started. Each process with NCCL listens at
+//! `NCCL_RAS_ADDR`, and the one that the kernel connects asks all others. Client and service exchange lines of text (protocol of
+//! `ncclras`). The answer is JSON, which NCCL can write since 2.28.7.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 
 /// Address that NCCL listens at if `NCCL_RAS_ADDR` is unset.
 const DEFAULT_ADDRESS: &str = "localhost:28028";
 /// Maximum size of an answer, bytes. A rank takes less than a kilobyte.
-const MAX_ANSWER: u64 = 64 << 20;
+const MAX_ANSWER: usize = 64 << 20;
 /// Maximum number of ranks in a report.
 const MAX_RANKS: usize = 8;
+/// Time that the service takes beyond the time that it waits for other processes, at most.
+const EXTRA_SECONDS: u64 = 6;
 /// `ncclSuccess` and `ncclInProgress`.
 const NO_ERROR: [i32; 2] = [0, 7];
 
@@ -36,7 +38,8 @@ pub struct Member {
 /// What the service knows about a communicator.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RasReport {
-    /// Ranks that do not respond, have failed, or have started fewer operations than others.
+    /// Ranks that do not respond, have failed, or have started fewer operations than others. Ranks without the communicator are not
+    /// among them: the first rank that aborts has none.
     pub suspects: Vec<usize>,
     /// Description for the user.
     pub text: String,
@@ -45,60 +48,107 @@ pub struct RasReport {
 #[derive(Debug, thiserror::Error)]
 pub enum RasError {
     #[error("{0}")]
-    Io(#[from] std::io::Error),
-    #[error("it answered {answer:?} to {request:?}")]
+    Io(std::io::Error),
+    #[error("it did not answer within {:.1} s", .0.as_secs_f64())]
+    Timeout(Duration),
+    #[error("it closed the connection in the middle of an answer")]
+    Closed,
+    #[error("it answered {answer:?} to {request:?}; expected NCCL 2.28.7 or later")]
     Refused { request: String, answer: String },
-    #[error("its answer is not the JSON of NCCL 2.28.7 or later: {0}")]
-    Json(#[from] serde_json::Error),
+    #[error("its answer is not the JSON of NCCL: {0}")]
+    Json(serde_json::Error),
     #[error("it does not know this rank: it may be the service of another job")]
     UnknownRank,
 }
 
-/// Asks the service at `address` about the communicator of `member`. `timeout` applies to each answer.
+/// Asks the service at `address` about the communicator of `member`. Takes at most `timeout`.
 pub fn ask(address: &str, member: Member, timeout: Duration) -> Result<RasReport, RasError> {
-    let answer: Answer = serde_json::from_str(&status(address, timeout)?)?;
-    // A process may have had other communicators before.
-    let own = answer.communicators.iter().rev().find(|communicator| communicator.has(member));
+    let text = status(address, timeout)?;
+    let parsed: Result<Answer, _> = serde_json::from_str(&text);
+    let answer = parsed.map_err(|error| if error.is_eof() { RasError::Closed } else { RasError::Json(error) })?;
+    let own = answer.communicators.iter().find(|communicator| communicator.has(member));
     own.map(Communicator::report).ok_or(RasError::UnknownRank)
 }
 
 /// Returns the status of all communicators as JSON.
 fn status(address: &str, timeout: Duration) -> Result<String, RasError> {
-    let mut connection = BufReader::new(connect(address, timeout)?);
-    request(&mut connection, "CLIENT PROTOCOL 2", "SERVER PROTOCOL ")?;
+    let mut connection = Connection::open(address, timeout)?;
+    connection.request("CLIENT PROTOCOL 2", "SERVER PROTOCOL ")?;
     // The service waits this long for the other processes.
-    request(&mut connection, &format!("TIMEOUT {}", (timeout.as_secs() / 2).max(1)), "OK")?;
-    request(&mut connection, "SET FORMAT json", "OK")?;
-    connection.get_mut().write_all(b"STATUS\n")?;
-    let mut text = String::new();
-    connection.take(MAX_ANSWER).read_to_string(&mut text)?;
-    Ok(text)
+    let seconds = timeout.as_secs().saturating_sub(EXTRA_SECONDS).max(1);
+    connection.request(&format!("TIMEOUT {seconds}"), "OK")?;
+    connection.request("SET FORMAT json", "OK")?;
+    connection.send("STATUS")?;
+    let mut text = Vec::new();
+    while connection.read(&mut text)? && text.len() < MAX_ANSWER {}
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
-fn connect(address: &str, timeout: Duration) -> std::io::Result<TcpStream> {
-    let mut last = std::io::Error::other("it has no address");
-    for address in address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, timeout) {
-            Ok(stream) => {
-                stream.set_read_timeout(Some(timeout))?;
-                stream.set_write_timeout(Some(timeout))?;
-                return Ok(stream);
+/// Connection to the service, with a deadline.
+struct Connection {
+    stream: TcpStream,
+    timeout: Duration,
+    deadline: Instant,
+}
+
+impl Connection {
+    fn open(address: &str, timeout: Duration) -> Result<Self, RasError> {
+        let deadline = Instant::now() + timeout;
+        let mut last = std::io::Error::other("it has no address");
+        for address in address.to_socket_addrs().map_err(RasError::Io)? {
+            let left = left(deadline).ok_or(RasError::Timeout(timeout))?;
+            match TcpStream::connect_timeout(&address, left) {
+                Ok(stream) => return Ok(Self { stream, timeout, deadline }),
+                Err(error) => last = error,
             }
-            Err(error) => last = error,
+        }
+        Err(RasError::Io(last))
+    }
+
+    /// Sends a line. The answer must start with `expected`.
+    fn request(&mut self, line: &str, expected: &str) -> Result<(), RasError> {
+        self.send(line)?;
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\n") {
+            if !self.read(&mut answer)? {
+                return Err(RasError::Closed);
+            }
+        }
+        let answer = String::from_utf8_lossy(&answer);
+        if answer.starts_with(expected) {
+            return Ok(());
+        }
+        Err(RasError::Refused { request: line.to_owned(), answer: answer.trim_end().to_owned() })
+    }
+
+    fn send(&mut self, line: &str) -> Result<(), RasError> {
+        let left = left(self.deadline).ok_or(RasError::Timeout(self.timeout))?;
+        let sent = self.stream.set_write_timeout(Some(left));
+        sent.and_then(|()| self.stream.write_all(format!("{line}\n").as_bytes())).map_err(|error| self.failed(error))
+    }
+
+    /// Appends what arrives next to `bytes`. Returns false at the end of the connection.
+    fn read(&mut self, bytes: &mut Vec<u8>) -> Result<bool, RasError> {
+        let left = left(self.deadline).ok_or(RasError::Timeout(self.timeout))?;
+        let mut buffer = [0; 1 << 14];
+        let count = self.stream.set_read_timeout(Some(left)).and_then(|()| self.stream.read(&mut buffer));
+        let count = count.map_err(|error| self.failed(error))?;
+        bytes.extend_from_slice(&buffer[..count]);
+        Ok(count > 0)
+    }
+
+    fn failed(&self, error: std::io::Error) -> RasError {
+        match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => RasError::Timeout(self.timeout),
+            ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => RasError::Closed,
+            _ => RasError::Io(error),
         }
     }
-    Err(last)
 }
 
-/// Sends a line. The answer must start with `expected`.
-fn request(connection: &mut BufReader<TcpStream>, line: &str, expected: &str) -> Result<(), RasError> {
-    connection.get_mut().write_all(format!("{line}\n").as_bytes())?;
-    let mut answer = String::new();
-    connection.take(1024).read_line(&mut answer)?;
-    if answer.starts_with(expected) {
-        return Ok(());
-    }
-    Err(RasError::Refused { request: line.to_owned(), answer: answer.trim_end().to_owned() })
+/// Returns the time until `deadline`, unless it is over.
+fn left(deadline: Instant) -> Option<Duration> {
+    Some(deadline.saturating_duration_since(Instant::now())).filter(|left| !left.is_zero())
 }
 
 #[derive(Debug, Deserialize)]
@@ -165,18 +215,19 @@ impl Communicator {
     }
 
     fn report(&self) -> RasReport {
-        let mut found: Vec<(usize, String)> = Vec::new();
+        // Suspect, if the entry is about one, and description.
+        let mut found: Vec<(Option<usize>, String)> = Vec::new();
         for MissingRank { place, status } in &self.missing_ranks {
-            let why = match status {
-                MissingStatus { considered_dead: true, .. } => "is dead",
-                MissingStatus { unresponsive: true, .. } => "does not respond",
-                _ => "has left the communicator",
+            let (suspect, why) = match status {
+                MissingStatus { considered_dead: true, .. } => (Some(place.rank), "is dead"),
+                MissingStatus { unresponsive: true, .. } => (Some(place.rank), "does not respond"),
+                _ => (None, "has left the communicator"),
             };
-            found.push((place.rank, format!("{place} {why}")));
+            found.push((suspect, format!("{place} {why}")));
         }
         for Rank { place, status, .. } in &self.ranks {
             if !NO_ERROR.contains(&status.async_error) {
-                found.push((place.rank, format!("{place} has NCCL error {}", status.async_error)));
+                found.push((Some(place.rank), format!("{place} has NCCL error {}", status.async_error)));
             }
         }
         let mut most: BTreeMap<&str, u64> = BTreeMap::new();
@@ -188,7 +239,7 @@ impl Communicator {
             for (name, count) in collective_counts {
                 let most = most[name.as_str()];
                 if *count < most {
-                    found.push((place.rank, format!("{place} has started {count} of {most} {name} operations")));
+                    found.push((Some(place.rank), format!("{place} has started {count} of {most} {name} operations")));
                 }
             }
         }
@@ -196,7 +247,7 @@ impl Communicator {
             let text = "all ranks have started the same operations".to_owned();
             return RasReport { suspects: Vec::new(), text };
         }
-        let mut suspects: Vec<usize> = found.iter().map(|(rank, _)| *rank).collect();
+        let mut suspects: Vec<usize> = found.iter().filter_map(|(suspect, _)| *suspect).collect();
         suspects.sort_unstable();
         suspects.dedup();
         let mut lines: Vec<String> = found.iter().take(MAX_RANKS).map(|(_, line)| line.clone()).collect();
@@ -257,8 +308,10 @@ mod tests {
         let text = "rank 2 (host unknown, process -1, GPU 2) does not respond; \
                     rank 1 (host 10.0.0.4, process 71, GPU 1) has NCCL error 6";
         assert_eq!(failed, RasReport { suspects: vec![1, 2], text: text.into() });
-        assert!(reported(&answer([1, 1], 0, &missing(true, true))).text.ends_with("is dead"));
-        assert!(reported(&answer([1, 1], 0, &missing(false, false))).text.ends_with("has left the communicator"));
+        let dead = reported(&answer([1, 1], 0, &missing(true, true)));
+        assert!(dead.suspects == [2] && dead.text.ends_with("is dead"), "{dead:?}");
+        let left = reported(&answer([1, 1], 0, &missing(false, false)));
+        assert!(left.suspects.is_empty() && left.text.ends_with("has left the communicator"), "{left:?}");
     }
 
     #[test]

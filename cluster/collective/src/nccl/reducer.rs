@@ -99,19 +99,14 @@ impl<D: NcclDevice> ReducerState<D> {
     /// Describes a sum that makes no progress although all ranks have started it: the ranks that do not respond, or else those
     /// that the RAS service of NCCL suspects.
     fn stalled(&self) -> Error {
-        let mut missing = self.unresponsive_ranks();
-        let mut detail = String::new();
-        if let Some(address) = &self.ras {
-            match ras::ask(address, self.member, self.stall_timeout / 4) {
-                Ok(report) if missing.is_empty() => {
-                    missing = report.suspects;
-                    detail = report.text;
-                }
-                Ok(report) => detail = report.text,
-                Err(error) => detail = format!("cannot ask {address}: {error}"),
-            }
-            detail = format!("; NCCL's RAS service: {detail}");
-        }
+        let missing = self.unresponsive_ranks();
+        let (missing, detail) = match &self.ras {
+            Some(address) if missing.is_empty() => match ras::ask(address, self.member, self.stall_timeout / 4) {
+                Ok(report) => (report.suspects, format!("; NCCL's RAS service: {}", report.text)),
+                Err(error) => (missing, format!("; NCCL's RAS service at {address}: {error}")),
+            },
+            _ => (missing, String::new()),
+        };
         Error::Deadline { operation: BUCKET_ALL_REDUCE, missing, detail }
     }
 

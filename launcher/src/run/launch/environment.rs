@@ -37,8 +37,8 @@ pub fn for_gpus<'a>(device: &Device, is_set: impl Fn(&str) -> bool) -> Vec<(&'a 
 /// Variable with the address of NCCL's RAS service.
 pub const RAS_ADDRESS: &str = "NCCL_RAS_ADDR";
 
-/// Returns the value of [`RAS_ADDRESS`] for ranks on GPUs, unless it is set. Runs on one host have different ports, because only one
-/// process of a host can listen at a port. The ports are below those that systems give to clients.
+/// Returns the value of [`RAS_ADDRESS`] for ranks on GPUs, unless it is set. At the same port, a process of another run on the host
+/// could answer, so the port depends on the run and the attempt. The ports are below those that systems give to clients.
 pub fn ras_address(device: &Device, (run, attempt): (&str, u32), is_set: impl Fn(&str) -> bool) -> Option<String> {
     let port = 20_000 + crc32c::crc32c(format!("{run} {attempt}").as_bytes()) % 8_000;
     (device.kind != DeviceKind::Cpu && !is_set(RAS_ADDRESS)).then(|| format!("localhost:{port}"))
@@ -70,6 +70,14 @@ fn is_plain(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn attempts_have_different_ports() {
+        let address = |run: &str, attempt: u32| ras_address(&Device::default(), (run, attempt), |_| false).unwrap();
+        assert_eq!(address("a", 1), address("a", 1));
+        assert!(address("a", 1) != address("a", 2) && address("a", 1) != address("b", 1));
+        assert_eq!(ras_address(&Device::default(), ("a", 1), |name| name == RAS_ADDRESS), None);
+    }
 
     #[test]
     fn variables_are_exported_by_pattern() {
