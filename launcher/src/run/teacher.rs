@@ -127,7 +127,7 @@ impl NewTeacher {
     /// configuration and store of a run that exists, has the same one and a complete copy of it.
     ///
     /// # Errors
-    /// The teacher cannot be read, or is not the one that a copy is missing of.
+    /// The teacher cannot be read. The copy is not complete, and the teacher has other weights now.
     pub fn resolve(config: &mut RunConfig, before: Option<(&RunConfig, &Store)>) -> Result<Option<Self>, Failure> {
         let Some(teacher) = &mut config.objective.teacher else { return Ok(None) };
         if let Some(folder) = teacher.folder() {
