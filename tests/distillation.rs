@@ -233,8 +233,8 @@ fn every_world_has_the_same_weights() {
 #[test]
 fn a_killed_student_has_the_same_bits() {
     let dir = TestDir::new();
-    let config = student(&dir, &teacher(&dir), 120);
-    same_bits_after_kills(&dir, &config, 3, 120);
+    let config = student(&dir, &teacher(&dir), 60);
+    same_bits_after_kills(&dir, &config, 1, 60);
 }
 
 #[test]

@@ -97,8 +97,8 @@ fn every_world_masks_the_same_tokens() {
 #[test]
 fn chosen_masks_resume_with_the_same_bits() {
     let dir = TestDir::new();
-    let config = config(&dir, 60);
-    same_bits_after_kills(&dir, &config, 3, 120);
+    let config = config(&dir, 30);
+    same_bits_after_kills(&dir, &config, 1, 60);
 }
 
 #[test]

@@ -139,6 +139,19 @@ fn detection_is_recorded_and_both_networks_are_exported() {
     for name in ["mlm_loss", "rtd_loss", "rtd_recall"] {
         assert!(evaluated[name].is_number(), "{name}: {evaluated}");
     }
+    // The total has the weights of the losses. The best checkpoint is chosen by it.
+    let number = |value: &Value, name: &str| value[name].as_f64().unwrap();
+    let is_total = |of: &Value, total: f64| (number(of, "mlm_loss") + 50.0 * number(of, "rtd_loss") - total).abs() < 1e-9;
+    assert!(is_total(&evaluated, number(&evaluated, "loss")), "{evaluated}");
+    let metrics = done(&["metrics", &url]);
+    let mut records = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let last = records.rfind(|record| record["event"] == "evaluation").unwrap();
+    let manifests = crate::support::checkpoints(&url).into_iter().map(|name| {
+        let file = format!("{url}/checkpoints/{name}/manifest.json");
+        serde_json::from_slice::<Value>(&std::fs::read(file).unwrap()).unwrap()
+    });
+    let saved = manifests.into_iter().find(|manifest| manifest["step"] == last["step"]).unwrap();
+    assert!(is_total(&last, number(&saved, "held_out_loss")), "{last} {saved}");
     let plan: Value = serde_json::from_str(&done(&["plan", "--config", &config, "--json"])).unwrap();
     let parameters: usize = ["discriminator", "generator"].map(|name| count(&dir.path(name))).iter().sum();
     let shared = 24 * (vocabulary(&url) + 64 + 2 + 2);
@@ -172,8 +185,8 @@ fn read_shared(url: &str, folder: &str) -> usize {
 #[test]
 fn detection_resumes_with_the_same_bits() {
     let dir = TestDir::new();
-    let config = config(&dir, 90);
-    same_bits_after_kills(&dir, &config, 3, 90);
+    let config = config(&dir, 60);
+    same_bits_after_kills(&dir, &config, 1, 60);
 }
 
 /// Kills a run at random steps. The final bits must be those of a calm run.
@@ -228,4 +241,16 @@ fn settings_that_do_not_fit_are_refused() {
     let from = format!("run.from={plain}/checkpoints/{checkpoint}");
     let refused = run(&["run", "--config", &config, "--run", &dir.path("from"), "--set", &from]);
     assert!(refused.code != 0 && refused.err.contains("replaced_tokens"), "{}", refused.err);
+    // Neither network can grow, and the heads of the generator give its weights their meaning.
+    let both = dir.path("both");
+    done(&["run", "--config", &config, "--run", &both]);
+    let from = format!("{both}/checkpoints/{}", crate::support::checkpoints(&both).pop().unwrap());
+    for (set, message) in [
+        ("model.layers=3", "a model with objective.replaced_tokens cannot grow"),
+        ("objective.replaced_tokens.generator_heads=2", "hidden size 16, 2 heads"),
+    ] {
+        let start = ["run", "--config", &config, "--run", &dir.path("grown"), "--from", &from, "--set", set];
+        let refused = run(&start);
+        assert!(refused.code == 2 && refused.err.contains(message), "{}", refused.err);
+    }
 }

@@ -65,7 +65,7 @@ pub struct ObjectiveTotals {
     pub losses: Vec<LossTotals>,
     /// Sum of the sample digests. The sum is exact in f64, because each digest has 32 bits.
     pub digest: f64,
-    /// Sum of the digests of the tokens that the generator drew: 32 bits for each token. 0 without a generator.
+    /// Sum of the digests of the tokens that the generator drew: 24 bits for each token. 0 without a generator.
     pub drawn_digest: f64,
 }
 

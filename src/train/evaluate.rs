@@ -125,11 +125,13 @@ pub fn evaluate(
     };
     collective.all_reduce_sum_f64(&mut sums)?;
     let totals = ObjectiveTotals::sum_shards(&zero, &sums);
+    let scores = totals.scores();
     Ok(EvalOutcome::Completed(Evaluation {
         step,
         samples,
         masked_tokens: totals.masked_tokens(),
-        scores: totals.scores(),
+        loss: Some(totals.total_loss()).filter(|loss| loss.is_finite() && scores.iter().len() > 0),
+        scores,
         unigram_entropy: request.dataset.manifest().unigram_entropy,
         extra: BTreeMap::new(),
     }))

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::record::Evaluation;
+use super::evaluation::Evaluation;
 
 /// Request of the coordinator to the workers. Rank 0 forwards it to the other ranks, so that all ranks act after the
 /// same step.

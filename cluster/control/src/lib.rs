@@ -15,6 +15,7 @@
 //! - Steps, evaluations and events are plain records ([`StepRecord`], [`Evaluation`], [`EventKind`]).
 //! - A worker reports its software versions until the first reply arrives ([`Versions`]).
 
+mod evaluation;
 mod event;
 mod gpu;
 mod mailbox;
@@ -24,12 +25,13 @@ mod scores;
 mod signature;
 mod version;
 
+pub use evaluation::{Evaluation, ExtraEvaluation};
 pub use event::{Directive, EventKind, FailureKind};
 pub use gpu::{GpuRanges, GpuSample, GpuStatus, ValueRange, xid_text};
 pub use mailbox::{CommandSlot, Inbox, Outbox};
 pub use message::{CoordinatorCommand, Message, ReportReply, SequencedMessage, WorkerPhase, WorkerReport};
 pub use record::{
-    BatchStats, DatasetStats, Evaluation, ExtraEvaluation, GradientNoise, RankTimes, SkipCounts, StepRecord, StepTimes,
+    BatchStats, DatasetStats, GradientNoise, RankTimes, SkipCounts, StepRecord, StepTimes,
     Throughput, UpdateStats,
 };
 pub use scores::{Score, Scores};

@@ -1,4 +1,4 @@
-//! Records of steps and evaluations. They are written to logs and files and sent in messages.
+//! Records of steps. They are written to logs and files and sent in messages.
 
 use std::collections::BTreeMap;
 
@@ -6,45 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use super::gpu::GpuRanges;
 use super::scores::Scores;
-
-/// Loss and accuracy on held-out samples.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Evaluation {
-    /// Completed steps of the run.
-    pub step: u64,
-    /// Number of samples evaluated.
-    pub samples: u64,
-    /// Number of masked tokens evaluated.
-    pub masked_tokens: u64,
-    /// Value and accuracy of each loss: `mlm_loss`, `mlm_accuracy`, `pair_loss`, ...
-    #[serde(flatten)]
-    pub scores: Scores,
-    /// Entropy of the token (word piece) frequencies in the dataset, nats. It equals the loss of the unigram baseline.
-    pub unigram_entropy: f64,
-    /// Results on the extra held-out datasets, by the name of the dataset.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub extra: BTreeMap<String, ExtraEvaluation>,
-}
-
-/// Loss and accuracy on the samples of an extra held-out dataset. The fields are those of [`Evaluation`].
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ExtraEvaluation {
-    /// Number of samples evaluated.
-    pub samples: u64,
-    /// Number of masked tokens evaluated.
-    pub masked_tokens: u64,
-    /// Value and accuracy of each loss.
-    #[serde(flatten)]
-    pub scores: Scores,
-    /// Entropy of the token frequencies in the dataset, nats.
-    pub unigram_entropy: f64,
-}
-
-impl From<Evaluation> for ExtraEvaluation {
-    fn from(Evaluation { samples, masked_tokens, scores, unigram_entropy, .. }: Evaluation) -> Self {
-        Self { samples, masked_tokens, scores, unigram_entropy }
-    }
-}
 
 /// Estimates of the gradient noise in one step. A single estimate varies strongly and can be negative. The gradient
 /// noise scale, in samples, is the average of `variance` over many steps divided by the average of `gradient`.
@@ -129,7 +90,7 @@ pub struct BatchStats {
     /// masks. The digest does not depend on the world size or the micro-batch size.
     #[serde(rename = "batch_digest")]
     pub digest: u64,
-    /// Sum over the masked tokens of a 32-bit hash of the token that the generator drew. Absent without a generator. A draw may
+    /// Sum over the masked tokens of a 24-bit hash of the token that the generator drew. Absent without a generator. A draw may
     /// differ between world sizes where two tokens are almost equally good.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drawn_digest: Option<u64>,

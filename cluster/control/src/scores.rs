@@ -45,8 +45,8 @@ impl Scores {
         self.0.first().cloned().unwrap_or_else(|| Score::new("loss", f64::NAN, None))
     }
 
-    /// Returns the sum of the losses, nats. Returns NaN if no loss had targets.
-    pub fn loss(&self) -> f64 {
+    /// Returns the sum of the losses without their weights, nats. Returns NaN if no loss had targets.
+    pub(crate) fn sum(&self) -> f64 {
         if self.0.is_empty() { f64::NAN } else { self.0.iter().map(|score| score.loss).sum() }
     }
 
@@ -166,11 +166,11 @@ mod tests {
     fn a_non_finite_loss_is_written_as_null_and_read_as_nan() {
         let scores: Scores = [score("mlm", f64::NAN, 0.0), score("pair", f64::INFINITY, 0.5)].into_iter().collect();
         let evaluation =
-            Evaluation { step: 3, samples: 9, masked_tokens: 9, scores, unigram_entropy: 1.0, extra: BTreeMap::new() };
+            Evaluation { step: 3, samples: 9, masked_tokens: 9, loss: None, scores, unigram_entropy: 1.0, extra: BTreeMap::new() };
         let text = serde_json::to_string(&EventKind::Evaluation(evaluation)).unwrap();
         assert!(text.contains(r#""mlm_loss":null,"mlm_accuracy":0.0,"pair_loss":null"#), "{text}");
         let EventKind::Evaluation(read) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
-        assert!(read.scores.main().loss.is_nan() && read.scores.loss().is_nan());
+        assert!(read.scores.main().loss.is_nan() && read.scores.sum().is_nan());
         assert_eq!((read.step, read.scores.get("pair").unwrap().accuracy), (3, Some(0.5)));
     }
 
@@ -180,8 +180,8 @@ mod tests {
             "pair_loss":null,"pair_accuracy":null,"unigram_entropy":3.5}"#;
         let EventKind::Evaluation(read) = serde_json::from_str(text).unwrap() else { panic!("{text}") };
         assert_eq!(read.scores, [score("mlm", 2.5, 0.5)].into_iter().collect());
-        assert_eq!(read.scores.loss(), 2.5);
-        assert!(Scores::default().loss().is_nan() && Scores::default().main().loss.is_nan());
+        assert_eq!(read.scores.sum(), 2.5);
+        assert!(Scores::default().sum().is_nan() && Scores::default().main().loss.is_nan());
         assert_eq!(read.extra, BTreeMap::new());
     }
 
@@ -189,12 +189,12 @@ mod tests {
     fn scores_of_extra_datasets_stand_apart() {
         let of = |loss: f64| [score("mlm", loss, 0.25)].into_iter().collect();
         let (samples, masked_tokens, unigram_entropy) = (4, 5, 3.0);
-        let extra = ExtraEvaluation { samples, masked_tokens, scores: of(3.5), unigram_entropy };
+        let extra = ExtraEvaluation { samples, masked_tokens, loss: Some(3.5), scores: of(3.5), unigram_entropy };
         let extra = BTreeMap::from([("general".to_owned(), extra)]);
-        let evaluation = Evaluation { step: 3, samples: 9, masked_tokens: 9, scores: of(2.5), unigram_entropy, extra };
+        let evaluation = Evaluation { step: 3, samples: 9, masked_tokens: 9, loss: Some(2.5), scores: of(2.5), unigram_entropy, extra };
         let event = EventKind::Evaluation(evaluation);
         let text = serde_json::to_string(&event).unwrap();
-        let part = r#""extra":{"general":{"samples":4,"masked_tokens":5,"mlm_loss":3.5,"mlm_accuracy":0.25,"#;
+        let part = r#""extra":{"general":{"samples":4,"masked_tokens":5,"loss":3.5,"mlm_loss":3.5,"mlm_accuracy":0.25,"#;
         assert!(text.contains(part), "{text}");
         assert_eq!(serde_json::from_str::<EventKind>(&text).unwrap(), event);
     }

@@ -2,7 +2,7 @@
 
 use lambert_config::run::Teacher;
 
-use crate::architecture::{Architecture, Network};
+use crate::architecture::{Architecture, Head, Network};
 use crate::distillation;
 
 /// Returns the FLOPs of one forward and backward pass, which are three times the FLOPs of the forward pass. The samples
@@ -20,16 +20,17 @@ pub fn training(architecture: &Architecture, lengths: impl Iterator<Item = u64>,
 pub fn teaching(teacher: Option<&Teacher>, student: &Architecture, lengths: impl Iterator<Item = u64>) -> f64 {
     let Some(teacher) = teacher else { return 0.0 };
     let lengths: Vec<u64> = lengths.collect();
-    let predicted = if teacher.soft_target_weight > 0.0 { lengths.iter().sum() } else { 0 };
-    let head = |network: &Network| network.forward_flops(std::iter::empty(), predicted);
-    let heads: f64 = student.networks().iter().map(head).sum();
+    let predicted = if teacher.soft_target_weight > 0.0 { lengths.iter().sum::<u64>() as f64 } else { 0.0 };
+    let predictions = |network: &Network| predicted * network.flops_per_prediction(Head::MaskedLanguage);
+    let heads: f64 = student.networks().iter().map(predictions).sum();
     let network = distillation::network(teacher, student.vocabulary());
-    3.0 * heads + network.map_or(0.0, |network| network.forward_flops(lengths.iter().copied(), predicted))
+    let forward = |network: Network| network.forward_flops(lengths.iter().copied(), 0) + predictions(&network);
+    3.0 * heads + network.map_or(0.0, forward)
 }
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::run::Model;
+    use lambert_config::run::{Model, TeacherFacts};
 
     use super::*;
 
@@ -44,6 +45,29 @@ mod tests {
         // Padding adds six rows to the embedding table and six elements to the decoder bias.
         let padded = Model { pad_vocabulary_to: 8, ..large };
         assert_eq!(parameters(&padded), 336_226_108 + 6 * 1025);
+    }
+
+    /// A student predicts the soft targets with its MLM head alone.
+    #[test]
+    fn other_heads_of_a_student_have_no_soft_targets() {
+        let model = Model::default();
+        let facts = TeacherFacts {
+            checkpoint: None,
+            weights_sha256: String::new(),
+            config_sha256: String::new(),
+            vocabulary_sha256: String::new(),
+            model: model.clone(),
+        };
+        let teacher = Teacher { facts: Some(facts), ..Teacher::default() };
+        let of = |heads: &[Head]| {
+            let student = Network::new(&Model { layers: 6, ..model.clone() }, heads, 6, 30522).into();
+            teaching(Some(&teacher), &student, [128].into_iter())
+        };
+        let (h, i, v) = (768.0, 3072.0, 30522.0);
+        let encoder = 128.0 * 12.0 * (8.0 * h * h + 4.0 * h * i + 4.0 * 128.0 * h) + 2.0 * h * h + 4.0 * h;
+        let head = 128.0 * (2.0 * h * h + 2.0 * h * v);
+        assert_eq!(of(&[Head::MaskedLanguage]), encoder + head + 3.0 * head);
+        assert_eq!(of(&[Head::MaskedLanguage, Head::SpanBoundary]), encoder + head + 3.0 * head);
     }
 
     /// FLOPs per token and layer: 8 x hidden size^2 for the attention projections, 4 x hidden size x intermediate size

@@ -161,6 +161,10 @@ impl Family {
             };
             issues.push(ConfigIssue::new(format!("model.{key}"), format!("a model of family {self} {has}")));
         }
+        if matches!(self, Self::Albert | Self::Electra) && model.segments == 0 {
+            let message = format!("is 0; must be above 0: a model of family {self} has segment embeddings");
+            issues.push(ConfigIssue::new("model.segments", message));
+        }
     }
 }
 

@@ -18,7 +18,7 @@ pub struct ReplacedTokens {
     /// Hidden size of the generator. Absent: a quarter of `model.hidden`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generator_hidden: Option<usize>,
-    /// Number of attention heads of the generator. Absent: one for 64 elements of its hidden size.
+    /// Number of attention heads of the generator. Absent: the most that divide its hidden size into at least 64 elements each.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generator_heads: Option<usize>,
     /// Size of the feed-forward layers of the generator. Absent: four times its hidden size.
@@ -29,11 +29,19 @@ pub struct ReplacedTokens {
 /// Elements of an attention head of the generator.
 const HEAD: usize = 64;
 
+/// Returns the largest number of heads of at least [`HEAD`] elements each that divides `hidden`. At least 1.
+fn heads(hidden: usize) -> usize {
+    (1..=hidden / HEAD).rev().find(|heads| hidden.is_multiple_of(*heads)).unwrap_or(1)
+}
+
 impl ReplacedTokens {
     /// Returns the configuration of the generator for the discriminator `model`.
     pub fn generator(&self, model: &Model) -> Model {
         let quarter = (model.hidden / 4).max(1);
-        let heads = self.generator_heads.unwrap_or_else(|| (self.generator_hidden.unwrap_or(quarter) / HEAD).max(1));
+        let heads = self.generator_heads.unwrap_or_else(|| match self.generator_hidden {
+            Some(hidden) => heads(hidden),
+            None => (quarter / HEAD).max(1),
+        });
         let hidden = self.generator_hidden.unwrap_or_else(|| quarter.next_multiple_of(heads.max(1)));
         Model {
             layers: self.generator_layers.unwrap_or(model.layers),
@@ -72,6 +80,8 @@ mod tests {
         assert_eq!(of(&ReplacedTokens::default(), &model), (12, 192, 3, 768, Some(768)));
         let third = ReplacedTokens { generator_hidden: Some(256), ..ReplacedTokens::default() };
         assert_eq!(of(&third, &model), (12, 256, 4, 1024, Some(768)));
+        let odd = ReplacedTokens { generator_hidden: Some(200), ..ReplacedTokens::default() };
+        assert_eq!(of(&odd, &model), (12, 200, 2, 800, Some(768)), "3 heads do not divide 200");
         let small = Model { hidden: 256, embedding: Some(128), ..model };
         assert_eq!(of(&ReplacedTokens::default(), &small), (12, 64, 1, 256, Some(128)));
     }

@@ -88,10 +88,14 @@ fn compare(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) 
     compare_generators(config, base, faults);
     let stage = &config.stage[0];
     stage.check_growth(0, base.layers, &config.model, faults);
-    if config.objective.teacher.is_some() && base.layers != config.depth(0) {
-        let (theirs, ours) = (base.layers, config.depth(0));
+    let fixed_by = [
+        ("a teacher", config.objective.teacher.is_some()),
+        ("objective.replaced_tokens", config.objective.replaced_tokens.is_some()),
+    ];
+    let (theirs, ours) = (base.layers, config.depth(0));
+    for (what, _) in fixed_by.into_iter().filter(|(_, is_set)| *is_set && theirs != ours) {
         let message =
-            format!("its model has {theirs} layers, the configuration has {ours}: a model with a teacher cannot grow");
+            format!("its model has {theirs} layers, the configuration has {ours}: a model with {what} cannot grow");
         faults.push(ConfigIssue::new(KEY, message));
     }
     if stage.growth.moments.is_some_and(|moments| moments != Moments::Zero) && !config.run.from_optimizer {
@@ -147,8 +151,8 @@ fn compare(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) 
 fn compare_generators(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) {
     let sizes = |config: &RunConfig| {
         let generator = config.objective.replaced_tokens.as_ref()?.generator(&config.model);
-        let Model { layers, hidden, intermediate, .. } = generator;
-        Some(format!("{layers} layers, hidden size {hidden} and feed-forward size {intermediate}"))
+        let Model { layers, hidden, heads, intermediate, .. } = generator;
+        Some(format!("{layers} layers, hidden size {hidden}, {heads} heads and feed-forward size {intermediate}"))
     };
     let (theirs, ours) = (sizes(&base.config), sizes(config));
     let message = match (&theirs, &ours) {

@@ -1,7 +1,9 @@
 //! Compares a configuration with the stored configuration of a run.
 
+use std::collections::BTreeSet;
+
 use lambert_config::RunConfig;
-use lambert_plan::architecture;
+use lambert_plan::architecture::{Architecture, SHAPING};
 use toml::Value;
 
 /// Sections and keys that determine the trained model. They cannot change during a run unless the user allows a change.
@@ -52,10 +54,27 @@ pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::se
     Ok(Differences { trained, around })
 }
 
+/// Returns the `changes` between two configurations that give the run other parameters, so that its checkpoints do not fit.
+pub fn of_shapes(run: &RunConfig, now: &RunConfig, changes: &[Difference]) -> Vec<Difference> {
+    let is_of_heads = |change: &Difference| is_at_or_below(&change.key, "objective");
+    let have_other_parameters = parameters(run) != parameters(now);
+    let affects = |change: &&Difference| change.is_of_shapes() || (have_other_parameters && is_of_heads(change));
+    changes.iter().filter(affects).cloned().collect()
+}
+
+/// Names and shapes of the parameters of a run with a small vocabulary.
+fn parameters(config: &RunConfig) -> BTreeSet<(String, Vec<usize>)> {
+    let architecture = Architecture::of_run(config, config.depth(0), VOCABULARY);
+    architecture.tensors().into_iter().map(|tensor| (tensor.name, tensor.shape)).collect()
+}
+
+/// Vocabulary size for comparisons, in tokens.
+const VOCABULARY: usize = 64;
+
 impl Difference {
-    /// True if the key changes the set of weights or their shapes, so that existing checkpoints cannot be resumed.
+    /// True if the key changes the set of weights or their shapes.
     pub fn is_of_shapes(&self) -> bool {
-        architecture::SHAPING.iter().any(|name| {
+        SHAPING.iter().any(|name| {
             self.key
                 .rsplit_once('.')
                 .is_some_and(|(section, key)| key == *name && (section == "model" || section.starts_with("stage")))
@@ -122,7 +141,7 @@ fn shown(value: Option<&Value>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_config::run::{Plateau, Stage};
+    use lambert_config::run::{Family, Pair, Plateau, ReplacedTokens, Stage};
 
     fn config() -> RunConfig {
         let stage = |name: &str| Stage { name: name.into(), data: "/data".into(), steps: 10, ..Stage::default() };
@@ -177,6 +196,23 @@ mod tests {
         found.allow(&["model.drop".into(), "model.dropout".into(), "stage".into()]);
         assert_eq!(keys(&found.trained), ["model.hidden"]);
         assert_eq!(keys(&found.around), ["model.dropout", "stage.1.steps"]);
+    }
+
+    #[test]
+    fn losses_with_other_heads_change_the_parameters() {
+        let mut before = config();
+        (before.model.family, before.objective.pair) = (Family::Electra, Pair::None);
+        let changed = |change: fn(&mut RunConfig)| {
+            let mut now = before.clone();
+            change(&mut now);
+            let all = compare(&before, &now).unwrap().trained;
+            of_shapes(&before, &now, &all).into_iter().map(|change| change.key).collect::<Vec<_>>()
+        };
+        assert_eq!(changed(|now| now.objective.span_boundary_weight = 1.0), ["objective.span_boundary_weight"]);
+        let generator = |now: &mut RunConfig| now.objective.replaced_tokens = Some(ReplacedTokens::default());
+        assert_eq!(changed(generator), ["objective.replaced_tokens"]);
+        assert_eq!(changed(|now| now.objective.mask_fraction = 0.3), [""; 0]);
+        assert_eq!(changed(|now| now.model.hidden = 256), ["model.hidden"]);
     }
 
     #[test]

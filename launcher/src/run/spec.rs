@@ -294,7 +294,7 @@ fn check_changes(
     if base_checkpoint::is_muon(before) != base_checkpoint::is_muon(now) && has_checkpoints()? {
         return Err(Failure::usage(RunSpecError::OtherMoments { url: store.url().to_owned() }));
     }
-    let shapes: Vec<_> = around.iter().filter(|change| change.is_of_shapes()).cloned().collect();
+    let shapes = config_diff::of_shapes(before, now, &around);
     if !shapes.is_empty() && has_checkpoints()? {
         return Err(Failure::usage(RunSpecError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
     }

@@ -269,6 +269,7 @@ mod tests {
                     step: 60,
                     samples: 8,
                     masked_tokens: 9,
+                    loss: None,
                     scores: Scores::default(),
                     unigram_entropy: 3.5,
                     extra: BTreeMap::new(),

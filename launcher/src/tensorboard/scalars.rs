@@ -124,11 +124,13 @@ fn evaluation_tag(field: &str) -> Option<String> {
         return Some(format!("{}/{dataset}", evaluation_tag(field)?));
     }
     let named = |suffix: &str, group: &str| Some(format!("{group}/{}", field.strip_suffix(suffix)?));
+    let total = || (field == "loss").then(|| "held-out/total".to_owned());
     let entropy = || TAGS.iter().find(|(name, _)| *name == field && field == "unigram_entropy");
     named(LOSS, "held-out")
         .or_else(|| named(ACCURACY, "held-out-accuracy"))
         .or_else(|| named(PRECISION, "held-out-precision"))
         .or_else(|| named(RECALL, "held-out-recall"))
+        .or_else(total)
         .or_else(|| entropy().map(|(_, tag)| (*tag).to_owned()))
 }
 
@@ -167,9 +169,10 @@ mod tests {
             scalar("throughput/padded_tokens_per_second", 100.0),
         ];
         assert_eq!(of_step(text, &mut NoiseScale::default()).unwrap(), expected);
-        let text = r#"{"event":"evaluation","step":1,"samples":32,"x_loss":1.5,"x_accuracy":0.5,"x_precision":0.75,"unigram_entropy":3.5,
+        let text = r#"{"event":"evaluation","step":1,"samples":32,"loss":4.5,"x_loss":1.5,"x_accuracy":0.5,"x_precision":0.75,"unigram_entropy":3.5,
             "extra":{"general":{"samples":32,"x_loss":2.5,"unigram_entropy":3.0}}}"#;
         let expected = [
+            scalar("held-out/total", 4.5),
             scalar("held-out/x", 1.5),
             scalar("held-out-accuracy/x", 0.5),
             scalar("held-out-precision/x", 0.75),

@@ -30,7 +30,7 @@ pub struct Trial {
     pub settings: Vec<String>,
     /// Outcome.
     pub end: TrialOutcome,
-    /// Final held-out loss summed over all objectives, nats. Only for finished runs.
+    /// Final held-out total loss, nats. Only for finished runs.
     pub held_out: Option<f64>,
     /// Final held-out loss of the main objective (masked tokens), nats.
     pub main: Option<f64>,
@@ -45,7 +45,7 @@ pub struct Trial {
 impl Trial {
     /// Sets the held-out losses from the last evaluation.
     pub fn measured(&mut self, evaluation: Option<&Evaluation>) {
-        self.held_out = evaluation.map(|evaluation| evaluation.scores.loss());
+        self.held_out = evaluation.map(Evaluation::total_loss);
         self.main = evaluation.map(|evaluation| evaluation.scores.main().loss);
     }
 

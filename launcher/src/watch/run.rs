@@ -241,7 +241,7 @@ impl WatchedRun {
         let mut columns = Map::new();
         columns.insert("step".into(), chosen().map(|evaluation| Value::from(evaluation.step)).collect());
         columns.insert("loss".into(), chosen().map(|evaluation| number(evaluation.scores.main().loss, 7)).collect());
-        let total = |evaluation: &Evaluation| number(evaluation.scores.loss(), 7);
+        let total = |evaluation: &Evaluation| number(evaluation.total_loss(), 7);
         columns.insert("total".into(), chosen().map(total).collect());
         let baseline = evaluations.last().map(|evaluation| evaluation.unigram_entropy);
         let names: BTreeSet<&String> = evaluations.iter().flat_map(|evaluation| evaluation.extra.keys()).collect();
@@ -254,7 +254,7 @@ impl WatchedRun {
                     chosen().map(|evaluation| cell(evaluation).unwrap_or_default()).collect()
                 };
                 let losses = column(|extra| extra.scores.main().loss);
-                (name.clone(), json!({ "loss": losses, "total": column(|extra| extra.scores.loss()) }))
+                (name.clone(), json!({ "loss": losses, "total": column(ExtraEvaluation::total_loss) }))
             })
             .collect();
         json!({ "columns": columns, "unigram_entropy": baseline, "extra": extra })

@@ -105,7 +105,7 @@ impl<'a> Saver<'a> {
     /// step must be saved and kept. Collective, because rank 0 decides.
     pub fn push_evaluation(&mut self, collective: &mut dyn Group, evaluation: &Evaluation) -> Result<bool, Error> {
         self.records.push(&EventKind::Evaluation(evaluation.clone()))?;
-        let best = self.history.add_evaluation(evaluation.step, evaluation.scores.loss());
+        let best = self.history.add_evaluation(evaluation.step, evaluation.total_loss());
         if !self.session.config.checkpoint.keep_best {
             return Ok(false);
         }

@@ -1,6 +1,6 @@
 //! Tests of unpadded micro-batches.
 
-use lambert_config::run::{Attention, Device, Model, Precision, RunConfig, Unpadded};
+use lambert_config::run::{Attention, Device, Model, Objective, Precision, ReplacedTokens, RunConfig, Unpadded};
 use lambert_plan::batch_partition::Layout;
 
 use super::architectures::CASES;
@@ -59,13 +59,20 @@ fn the_layout_follows_device_precision_and_attention() {
         let device = Device { unpadded, ..Device::default() };
         model::layout(&RunConfig { device, model, ..RunConfig::default() }, kernels)
     };
-    let bf16 = || Model { precision: Precision::Bf16, ..model() };
+    let bf16 = || Model { precision: Precision::Bf16, hidden: 16, heads: 2, ..model() };
     assert_eq!(layout(Unpadded::Auto, bf16(), &*host()), Layout::Padded, "a CPU has no such attention");
     assert_eq!(layout(Unpadded::Always, bf16(), &*host()), Layout::Unpadded);
     let gpu = crate::kernels::meta::kernels();
     assert_eq!(layout(Unpadded::Auto, bf16(), &*gpu), Layout::Unpadded);
     assert_eq!(layout(Unpadded::Never, bf16(), &*gpu), Layout::Padded);
-    for padded in [model(), Model { attention: Attention::Keyed, ..bf16() }, Model { position_buckets: 8, ..bf16() }] {
+    let keyed = Model { attention: Attention::Keyed, ..bf16() };
+    let (short, long) = (Model { heads: 4, ..bf16() }, Model { hidden: 528, ..bf16() });
+    for padded in [model(), keyed, Model { position_buckets: 8, ..bf16() }, short, long] {
         assert_eq!(layout(Unpadded::Auto, padded, &*gpu), Layout::Padded);
     }
+    // The generator of this discriminator has one head of 4 elements.
+    let replaced_tokens = Some(ReplacedTokens { generator_hidden: Some(4), ..ReplacedTokens::default() });
+    let objective = Objective { replaced_tokens, ..Objective::default() };
+    let config = RunConfig { model: bf16(), objective, ..RunConfig::default() };
+    assert_eq!(model::layout(&config, &*gpu), Layout::Padded);
 }

@@ -222,6 +222,12 @@ impl Network {
         forward
     }
 
+    /// Returns the FLOPs of the matrix products of a head for a masked token.
+    pub fn flops_per_prediction(&self, head: Head) -> f64 {
+        let modules = self.head_modules(head).filter(|module| module.unit == CostUnit::MaskedToken);
+        modules.map(|module| module.flops(self.vocabulary)).sum()
+    }
+
     /// Returns the modules of the last layer. The first layer may have fewer.
     fn layer(&self) -> impl Iterator<Item = &Module> {
         let is_layer = |segment: &&Segment| matches!(segment.kind, SegmentKind::Layer { .. });

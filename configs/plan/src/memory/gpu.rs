@@ -6,7 +6,7 @@
 
 use crate::architecture::{ALIGNMENT, Architecture, CostUnit, Head, Network, NormInput};
 use crate::objectives::{self, TrainedNetwork};
-use lambert_config::run::{Attention, Objective, Precision, RunConfig, Stage};
+use lambert_config::run::{Attention, Model, Objective, Precision, RunConfig, Stage};
 
 use super::teacher::TeacherActivations;
 use super::{DatasetShape, KEPT_LOGIT};
@@ -201,11 +201,16 @@ pub fn largest(config: &RunConfig, index: usize, data: DatasetShape, world: usiz
     (fitting > 0).then_some(fitting * data.sequence_length)
 }
 
-/// Returns the number of elements of the largest tensor of a micro-batch in stage `index`.
+/// Returns the number of elements of the largest tensor of a micro-batch in stage `index`, over all networks.
 fn elements(config: &RunConfig, index: usize, data: DatasetShape, tokens: usize) -> f64 {
-    let (model, all) = (&config.model, tokens as f64);
-    let weights = if keeps_weights(config) { all * data.sequence_length as f64 * model.heads as f64 } else { 0.0 };
-    let wide = all * model.intermediate.max(3 * model.hidden) as f64;
+    let all = tokens as f64;
     let objective = config.stage[index].objective.of(&config.objective);
-    wide.max(weights).max(masked(&objective, data, tokens) * model.padded_vocabulary(data.vocabulary) as f64)
+    let masked = masked(&objective, data, tokens);
+    let of_network = |model: &Model| {
+        let weights = if keeps_weights(config) { all * data.sequence_length as f64 * model.heads as f64 } else { 0.0 };
+        let wide = all * model.intermediate.max(3 * model.hidden) as f64;
+        wide.max(weights).max(masked * model.padded_vocabulary(data.vocabulary) as f64)
+    };
+    let networks = objectives::networks(&config.model, &objective);
+    networks.iter().map(|network| of_network(&network.model)).fold(0.0, f64::max)
 }

@@ -113,6 +113,7 @@ fn evaluation() -> EventKind {
         step: 2,
         samples: 8,
         masked_tokens: 9,
+        loss: None,
         scores,
         unigram_entropy: 3.5,
         extra: BTreeMap::new(),
