@@ -73,7 +73,7 @@ pub struct RunReport {
     pub held_out_step: Option<u64>,
     /// Number of samples of the last evaluation.
     pub held_out_samples: Option<u64>,
-    /// Step and loss of the evaluation with the lowest main loss.
+    /// Step and main loss of the evaluation with the lowest total loss.
     pub best_held_out: Option<(u64, f64)>,
     /// Step and main loss of the first evaluation.
     pub first_held_out: Option<Point>,
@@ -149,9 +149,9 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
     let status = stored::read(store)?.unwrap_or_default();
     let stages = parsed.as_ref().map_or(Vec::new(), |config| stages(config, &steps, vocabulary(store)));
     // No checkpoint has the weights before the first step.
-    let is_saved = |evaluation: &&Evaluation| evaluation.step > 0 && evaluation.scores.main().loss.is_finite();
+    let is_saved = |evaluation: &&Evaluation| evaluation.step > 0 && evaluation.total_loss().is_finite();
     let best = evaluations.iter().filter(is_saved);
-    let best = best.min_by(|a, b| a.scores.main().loss.total_cmp(&b.scores.main().loss));
+    let best = best.min_by(|a, b| a.total_loss().total_cmp(&b.total_loss()));
     let sum = |of: fn(&StepRecord) -> u64| steps.iter().map(of).sum();
     let last = steps.last();
     let newest = evaluations.last().map(|evaluation| &evaluation.scores);
