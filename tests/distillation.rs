@@ -327,10 +327,18 @@ fn a_copy_that_is_not_complete_is_made_again() {
     let copied = start(&[]);
     assert!(copied.code == 0 && copied.err.contains("copying it again") && weights() == expected, "{}", copied.err);
 
+    // A copy of a checkpoint has the teacher too, so that it can be resumed.
+    let copied_to = dir.path("copied-to");
+    let checkpoint = format!("{url}/checkpoints/{}", checkpoints(&url).pop().unwrap());
+    for _ in 0..2 {
+        done(&["checkpoint", "copy", &checkpoint, &copied_to]);
+    }
     // Without the teacher, the copy is used. It may even be named.
     std::fs::rename(&of_teacher, dir.path("away")).unwrap();
     let alone = start(&[]);
     assert!(alone.code == 0 && !alone.err.contains("copying it again"), "{}", alone.err);
+    let steps = ["--set", "stage.0.steps=40", "--set", "cluster.ranks=1", "--allow-change", "stage"];
+    done(&[&["run", "--run", &copied_to][..], &steps].concat());
     let own = format!("objective.teacher.from={copy}");
     let named = start(&["--set", &own, "--allow-change", "objective"]);
     assert!(named.code == 0 && weights() == expected, "{}", named.err);

@@ -135,7 +135,7 @@ fn names_types_and_files_of_other_versions_are_read() {
     write(&weights, &base);
     let refused = run(&["import", &folder, "--output", &dir.path("base")]);
     assert!(
-        refused.code == 2 && refused.err.contains("add --init-missing mlm-head to initialize them"),
+        refused.code == 2 && refused.err.contains("`lambert import` initializes them with --init-missing mlm-head"),
         "{}",
         refused.err
     );

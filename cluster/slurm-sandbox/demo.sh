@@ -66,6 +66,6 @@ as_user srun --partition=urgent --nodes=3 --exclusive true
 until grep -q 'requeuing the job' "lambert-$job.log"; do sleep 0.2; done
 say lambert status run
 as_user bin/lambert status run
-until grep -q '^finished at step' "lambert-$job.log"; do sleep 1; done
+until grep -q '^finished: step' "lambert-$job.log"; do sleep 1; done
 say lambert status run
 as_user bin/lambert status run

@@ -12,7 +12,8 @@ use crate::slurm::Slurm;
 pub struct PrepConfig {
     /// Text sources, which together form the corpus.
     pub source: Vec<Source>,
-    /// Documents to exclude from the dataset, e.g. a test set. Equal and similar documents are excluded too.
+    /// Documents to exclude from the dataset, e.g. a test set. Equal documents are excluded too, and similar ones with
+    /// `documents.remove_near_duplicates`.
     pub exclude: Vec<Source>,
     /// Document filters.
     pub documents: DocumentRules,

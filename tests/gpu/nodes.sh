@@ -96,7 +96,7 @@ step() {
         python3 -c 'import json, sys; print((json.load(sys.stdin).get("status") or {}).get("step") or 0)' 2>/dev/null || echo 0
 }
 
-say "One card, then $ranks"
+say "One GPU, then $ranks"
 run alone --ranks 1 || { tail -n 20 "$work/alone.log"; point "one card" FAILED "see above"; exit 1; }
 if ! everywhere all; then
     tail -n 20 "$work/all.log"

@@ -47,7 +47,7 @@ pub struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 success; 1 failure; 2 invalid command or configuration; 65 diverged; \
-70 permanent failure, do not retry; 75 stopped with a checkpoint, rerun to resume; \
+70 permanent failure, do not retry; 74 unrecoverable GPU error; 75 stopped with a checkpoint, rerun to resume; \
 76 stopped by a user, rerun to resume; 77 superseded by another coordinator";
 
 /// Format of log lines.

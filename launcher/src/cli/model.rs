@@ -10,7 +10,7 @@ use crate::import::Part;
 
 const CHECKPOINT_EXAMPLES: &str = "Examples:
   lambert checkpoint list runs/demo
-  lambert checkpoint copy runs/demo/checkpoints/step-000000600 s3://bucket/demo
+  lambert checkpoint copy runs/demo/checkpoints/step-000000600-a0001 s3://bucket/demo
   lambert checkpoint average --last 3 runs/demo runs/demo-averaged";
 
 const IMPORT_EXAMPLES: &str = "Examples:

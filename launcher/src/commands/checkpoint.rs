@@ -15,6 +15,7 @@ use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::run::config_diff::{self, Difference};
 use crate::run::sources::SAVE_OBJECT;
+use crate::run::teacher;
 use crate::stored_config;
 use crate::text::counted;
 
@@ -194,6 +195,7 @@ fn open_pair(from: &str, to: &str, progress: &Progress) -> Result<(Store, Store)
         let (to, lease) = (to.url().to_owned(), names::lease(attempt));
         return Err(Failure::usage(CheckpointError::Trained { to, lease }));
     }
+    teacher::copy(&from, &to)?;
     let tokenizer = names::TOKENIZER_FILES.map(names::in_transformers);
     let optional = std::iter::once(names::PHRASES).chain(tokenizer.iter().map(String::as_str));
     let required = [names::CONFIG, StoredVocabulary::read(&from).map_err(Failure::failed)?.name];

@@ -295,7 +295,10 @@ fn write(folder: &Path, files: &[(&str, Vec<u8>)], progress: &Progress) -> Resul
     }
     readable(temporary.path()).map_err(failed(folder))?;
     // The rename replaces an empty directory. It fails if the directory is not empty.
-    std::fs::rename(temporary.keep(), &absolute).map_err(failed(folder))
+    std::fs::rename(temporary.path(), &absolute).map_err(failed(folder))?;
+    // The folder has another name now, so there is nothing to remove.
+    let _ = temporary.keep();
+    Ok(())
 }
 
 /// Lets all users read the directory. At first, only its owner can read a temporary directory.

@@ -141,7 +141,7 @@ fn error_for_missing(folder: &Path, missing: &[&Tensor]) -> ImportError {
     let advice = match parts {
         Some(mut parts) => {
             parts.dedup();
-            format!("add --init-missing {} to initialize them", parts.join(","))
+            format!("`lambert import` initializes them with --init-missing {}", parts.join(","))
         }
         None => "the weights do not fit config.json".to_owned(),
     };

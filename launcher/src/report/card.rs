@@ -20,9 +20,9 @@ use super::document::{Block, head};
 use super::markdown;
 use crate::import::STAGE;
 
-/// Sections of the configuration that name hosts, accounts, commands or addresses and do not change the model. The card
-/// leaves them out, because it is made to be published.
-const PRIVATE: [&str; 4] = ["cluster", "slurm", "notify", "prometheus"];
+/// Sections of the configuration that name hosts, accounts, commands, addresses or local files and do not change the model.
+/// The card leaves them out, because it is made to be published.
+const PRIVATE: [&str; 7] = ["cluster", "slurm", "notify", "prometheus", "watch", "metrics", "test"];
 
 /// Facts of an exported checkpoint.
 #[derive(Debug)]

@@ -218,6 +218,26 @@ impl NewTeacher {
     }
 }
 
+/// Copies the teacher of the run `from` to the run `to`, with the facts. Does nothing if `from` has no teacher, or no complete
+/// copy of it.
+pub fn copy(from: &Store, to: &Store) -> Result<(), Failure> {
+    let text = match from.get(TEACHER_FACTS) {
+        Err(error) if error.is_not_found() => return Ok(()),
+        text => text.map_err(Failure::failed)?,
+    };
+    let origin = format!("{}/{TEACHER_FACTS}", from.url());
+    let facts = TeacherFacts::parse(&String::from_utf8_lossy(&text), &origin)?;
+    let [theirs, ours] = [from, to].map(|run| run.join(TEACHER));
+    let (theirs, ours) = (theirs.map_err(Failure::failed)?, ours.map_err(Failure::failed)?);
+    if !is_complete(&theirs, &facts).map_err(Failure::failed)? {
+        return Ok(());
+    }
+    if !is_complete(&ours, &facts).map_err(Failure::failed)? {
+        replace(&ours, NewTeacher::of_run(theirs.url())?.source)?;
+    }
+    to.put(TEACHER_FACTS, text).map_err(Failure::failed)
+}
+
 /// Replaces the copy of a teacher. Reads the new teacher before it removes anything.
 fn replace(copy: &Store, source: Source) -> Result<(), Failure> {
     let objects = copy.list("").map_err(Failure::failed)?;
