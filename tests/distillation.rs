@@ -2,6 +2,7 @@
 //! evaluation and export.
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use lambert_config::RunConfig;
 use lambert_plan::architecture::{Architecture, Tensor};
@@ -10,7 +11,7 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 
 use crate::support::{
-    Running, TestDir, assert_refused, assert_same_weights, checkpoints, done, read_json, run, same_bits_after_kills,
+    Running, TestDir, assert_refused, assert_same_weights, checkpoints, copy, done, read_json, run, same_bits_after_kills,
 };
 
 const CANONICAL: [&str; 2] = ["--set", "cluster.all_reduce.canonical=true"];
@@ -44,10 +45,17 @@ fn config(dir: &TestDir, name: &str, (family, layers): (&str, usize), steps: u64
     dir.file(&format!("{name}.toml"), text)
 }
 
-/// Trains a teacher of four layers. Returns the URL of its run.
+/// Copies the run of a teacher of four layers, which is trained once per test program. Returns the URL of the copy.
 fn teacher(dir: &TestDir) -> String {
-    let (config, url) = (config(dir, "teacher", ("bert", 4), 60, ""), dir.path("teacher"));
-    done(&["run", "--config", &config, "--run", &url, "--set", "cluster.ranks=1"]);
+    static TRAINED: OnceLock<(TestDir, String)> = OnceLock::new();
+    let (_, trained) = TRAINED.get_or_init(|| {
+        let dir = TestDir::new();
+        let (config, url) = (config(&dir, "teacher", ("bert", 4), 60, ""), dir.path("teacher"));
+        done(&["run", "--config", &config, "--run", &url, "--set", "cluster.ranks=1"]);
+        (dir, url)
+    });
+    let url = dir.path("teacher");
+    copy(trained.as_ref(), url.as_ref());
     url
 }
 

@@ -58,7 +58,7 @@ mod tests {
             vocabulary_sha256: String::new(),
             model: model.clone(),
         };
-        let teacher = Teacher { facts: Some(facts), ..Teacher::default() };
+        let teacher = Teacher { facts: Some(Box::new(facts)), ..Teacher::default() };
         let of = |heads: &[Head]| {
             let student = Network::new(&Model { layers: 6, ..model.clone() }, heads, 6, 30522).into();
             teaching(Some(&teacher), &student, [128].into_iter())

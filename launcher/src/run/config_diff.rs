@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(changed(|now| now.objective.span_boundary_weight = 1.0), ["objective.span_boundary_weight"]);
         let generator = |now: &mut RunConfig| now.objective.replaced_tokens = Some(ReplacedTokens::default());
         assert_eq!(changed(generator), ["objective.replaced_tokens"]);
-        assert_eq!(changed(|now| now.objective.mask_fraction = 0.3), [""; 0]);
+        assert_eq!(changed(|now| now.objective.mask_probability = 0.3), [""; 0]);
         assert_eq!(changed(|now| now.model.hidden = 256), ["model.hidden"]);
     }
 
