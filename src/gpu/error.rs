@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::conflicts::DeviceConflict;
+use super::conflicts::{DeviceConflict, LostGpus};
 use super::driver::DriverError;
 use super::nvrtc::CompileError;
 use super::{libtorch, nvrtc};
@@ -112,6 +112,9 @@ pub enum DeviceError {
     /// The devices of two ranks are incompatible.
     #[error(transparent)]
     Conflict(#[from] DeviceConflict),
+    /// This host has fewer GPUs than an earlier attempt used there.
+    #[error(transparent)]
+    Lost(#[from] LostGpus),
     /// The run does not fit in the free memory of the GPU, but would fit in its total
     /// memory. The text describes the shortage.
     #[error("{0}\n  it would fit on a GPU that no other process uses")]
@@ -126,10 +129,19 @@ impl DeviceError {
     /// failed, or if too little memory is free.
     pub fn is_setup_error(&self) -> bool {
         match self {
-            Self::Torch(_) | Self::InsufficientFreeMemory(_) => false,
+            Self::Torch(_) | Self::InsufficientFreeMemory(_) | Self::Lost(_) => false,
             Self::Driver(error) => error.has_no_device(),
             Self::Nccl(error) => error.is_nccl_unsupported(),
             _ => true,
+        }
+    }
+
+    /// True if this process sees no GPU.
+    pub fn is_without_gpu(&self) -> bool {
+        match self {
+            Self::NoGpu => true,
+            Self::Driver(error) => error.has_no_device(),
+            _ => false,
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! - [`ComputeDevice`]: the device of a rank
 //! - [`DeviceError`]: reason why a GPU cannot be used
-//! - [`conflicts`]: incompatible devices among ranks
+//! - [`conflicts`]: incompatible devices among ranks, GPUs that a host has lost
 //! - [`Driver`]: device queries and kernel launches
 //! - [`Libtorch`]: the CUDA part of libtorch
 //! - [`Nvrtc`]: compiler of the hand-written kernels
