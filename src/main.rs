@@ -30,6 +30,7 @@ use lambert_worker::worker::environment;
 use lambert_worker::worker::leave;
 use lambert_worker::worker::logs;
 use lambert_worker::worker::output;
+use lambert_worker::worker::rank_devices;
 use lambert_worker::worker::session::{self, Session};
 use lambert_worker::worker::trace;
 use tracing::Subscriber;
@@ -309,9 +310,7 @@ fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> 
     let config = Store::open(url).map_err(Error::from).and_then(|store| session::read_config(&store));
     let limits = config.as_ref().map_or_else(|_| Limits::default(), |(config, _)| config.cluster.limits.clone());
     // Load libtorch before any other use of it, including the version query.
-    let device = prepared
-        .and(config)
-        .and_then(|(config, _)| Ok(ComputeDevice::load(&config.device, config.cluster.all_reduce.backend)?));
+    let device = prepared.and(config).and_then(|(config, _)| rank_devices::load(url, attempt, &config));
     let control = Arc::new(Control::connect(rank, attempt, versions(), coordinator_timeout(&limits)));
     let run = || run_attempt(url, attempt, world, device?, &control);
     let outcome = torch::guard(run).map_err(Error::from).flatten();

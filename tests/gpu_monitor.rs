@@ -1,5 +1,7 @@
 //! Values and Xid errors of GPUs in a run, with an emulated NVML.
 
+use std::path::Path;
+
 use lambert_control::{GpuRanges, ValueRange};
 use serde_json::{Value, json};
 
@@ -111,6 +113,42 @@ fn values_and_xid_errors_are_reported() {
     let stored = done(&["metrics", &run, "--format", "csv"]);
     assert!(stored.lines().next().unwrap().contains("gpu.power.max") && stored.contains(",620.5,"), "{stored}");
     check_report(&run);
+}
+
+#[test]
+fn a_lost_gpu_is_a_failure_of_its_host() {
+    let dir = TestDir::new();
+    let run = dir.path("run");
+    let more = nvml::arguments(&nvml::build(&dir, &[]));
+    let mut running = Running::start_with(&dir.config(ENDLESS, 2), &run, &more.each_ref().map(String::as_str));
+    running.wait_until(|| gpu(&run, 1).is_object() && Path::new(&run).join("checkpoints").exists());
+    let devices = |attempt: u64| read_json(&run, &format!("devices/attempt-{attempt:04}.json"));
+    let uuid = UUID.strip_prefix("GPU-").unwrap();
+    let first = devices(1);
+    assert_eq!(first[0]["gpu"]["pci_bus_id"], "0000:01:00.0");
+    assert_eq!(first[1]["gpu"], json!({ "pci_bus_id": "0000:02:00.0", "uuid": uuid }));
+    assert_eq!(first[1]["rank"], 1);
+
+    // Without the GPU of rank 1, both ranks of the next attempt would use the other one.
+    nvml::remove_gpu(&dir);
+    running.kill_rank(1, "-9");
+    let cause = || read_json(&run, "status.json")["failures"][1]["cause"].as_str().map(str::to_owned);
+    let cause = wait_for("the failure of attempt 2", cause);
+    nvml::return_gpu(&dir);
+    let host = first[1]["host"].as_str().unwrap();
+    let lost = format!(
+        "host {host} has lost GPU 0000:02:00.0 (UUID {uuid}): attempt 1 used 2 there, and this attempt finds 1"
+    );
+    assert!(cause.contains(&lost), "{cause}");
+    assert!(!Path::new(&run).join("devices/attempt-0002.json").exists());
+
+    let attempt = || read_json(&run, "status.json")["attempt"].as_u64().unwrap();
+    running.wait_until(|| attempt() > 2 && gpu(&run, 1).is_object());
+    assert_eq!(devices(attempt()), first);
+    done(&["stop", &run]);
+    let ended = running.end();
+    assert_eq!(ended.code, Some(76), "{}", ended.log);
+    assert!(ended.log.contains(&format!("{lost}; ")), "{}", ended.log);
 }
 
 #[test]

@@ -142,15 +142,15 @@ fn automatic_micro_batches_are_recorded_per_attempt_and_use_the_default_on_cpus(
     let config = dir.config(3, 1);
     let run = |name: &str, tokens: &str| {
         let (url, set) = (dir.path(name), format!("stage.0.micro_batch_tokens={tokens}"));
-        let ended =
-            Running::start_with(&config, &url, &["--set", &set, "--set", "cluster.all_reduce.backend=local"]).end();
+        let sets = ["--set", &*set, "--set", "model.attention=fused", "--set", "cluster.all_reduce.backend=local"];
+        let ended = Running::start_with(&config, &url, &sets).end();
         assert_eq!(ended.code, Some(0), "{}", ended.log);
         (url, ended)
     };
     let ((open, auto), (_, fixed)) = (run("open", "auto"), run("fixed", "4096"));
     assert!(auto.log.contains("stage one: micro-batches of 4096 tokens in this attempt"), "{}", auto.log);
     let kept = std::fs::read_to_string(format!("{open}/micro-batches/attempt-0001.json")).unwrap();
-    assert_eq!(kept, r#"{"one":4096}"#);
+    assert_eq!(kept, r#"{"gpus":0,"tokens":{"one":4096}}"#);
     assert!(std::fs::read_to_string(format!("{open}/run.toml")).unwrap().contains("micro_batch_tokens = \"auto\""));
     let losses = |ended: &support::Ended| ended.records.iter().map(|record| record.loss.to_bits()).collect::<Vec<_>>();
     assert_eq!((losses(&auto).len(), losses(&auto)), (3, losses(&fixed)));

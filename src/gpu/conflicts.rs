@@ -1,4 +1,6 @@
-//! Detects incompatible devices among the ranks of a run.
+//! Detects incompatible devices among the ranks of a run, and GPUs that a host has lost since an earlier attempt.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -62,22 +64,79 @@ pub enum DeviceConflict {
     },
 }
 
-/// Host and device of a rank. The ranks exchange this value.
-#[derive(Debug, Serialize, Deserialize)]
+/// GPUs that an earlier attempt used on a host, and that are missing there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error(
+    "host {host} has lost {}: attempt {attempt} used {used} there, and this attempt finds {found}; check the host with dmesg and \
+     nvidia-smi, or use fewer ranks on it",
+    names(missing)
+)]
+pub struct LostGpus {
+    pub host: String,
+    /// GPUs that the earlier attempt used, and that no rank of the host uses now. There is at least one.
+    missing: Vec<GpuId>,
+    /// The earlier attempt.
+    attempt: u32,
+    /// Number of GPUs that it used on the host.
+    used: usize,
+    /// Number of GPUs that the ranks of the host find now.
+    found: usize,
+}
+
+/// Names GPUs in a message.
+fn names(gpus: &[GpuId]) -> String {
+    let names: Vec<String> = gpus.iter().map(|gpu| format!("{} (UUID {})", gpu.pci_bus_id, gpu.uuid)).collect();
+    format!("{} {}", if gpus.len() == 1 { "GPU" } else { "GPUs" }, names.join(", "))
+}
+
+impl LostGpus {
+    /// Compares the ranks of a host with those of attempt `attempt` on the same host. Returns `None` if the host has as
+    /// many GPUs as before, or if another value of `CUDA_VISIBLE_DEVICES` explains the difference.
+    pub fn find(now: &[&RankDevice], attempt: u32, then: &[&RankDevice]) -> Option<Self> {
+        let mut values = BTreeMap::<&Option<String>, usize>::new();
+        then.iter().for_each(|device| *values.entry(&device.visible_devices).or_default() += 1);
+        for device in now {
+            let left = values.get_mut(&device.visible_devices)?;
+            *left = left.checked_sub(1)?;
+        }
+        // With a value of its own, a rank sees only its own GPU.
+        let is_visible = |device: &&RankDevice| now.iter().any(|own| own.visible_devices == device.visible_devices);
+        let used: BTreeSet<&GpuId> = then.iter().copied().filter(is_visible).filter_map(RankDevice::gpu).collect();
+        let found: BTreeSet<&GpuId> = now.iter().filter_map(|device| device.gpu()).collect();
+        if used.len() <= found.len() {
+            return None;
+        }
+        let missing = used.difference(&found).map(|gpu| (*gpu).clone()).collect();
+        Some(Self { host: now.first()?.host.clone(), missing, attempt, used: used.len(), found: found.len() })
+    }
+}
+
+/// Host and device of a rank. The ranks exchange this value, and each attempt records it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankDevice {
-    host: String,
+    pub rank: usize,
+    pub host: String,
     /// `None`: the CPU.
     gpu: Option<GpuId>,
+    /// `CUDA_VISIBLE_DEVICES`, if set.
+    #[serde(rename = "cuda_visible_devices")]
+    visible_devices: Option<String>,
     /// `NCCL_HOSTID`, if set.
     nccl_host_id: Option<String>,
 }
 
 /// Identity of a GPU or MIG instance on its host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct GpuId {
-    pci_bus_id: String,
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct GpuId {
+    pub pci_bus_id: String,
     /// Differs between the MIG instances of a GPU.
-    uuid: String,
+    pub uuid: String,
+}
+
+impl From<&Gpu> for GpuId {
+    fn from(gpu: &Gpu) -> Self {
+        Self { pci_bus_id: gpu.properties.pci_bus_id.clone(), uuid: gpu.properties.uuid.clone() }
+    }
 }
 
 /// Policy on ranks that share a GPU.
@@ -94,13 +153,25 @@ pub enum DeviceSharing {
 }
 
 impl RankDevice {
-    /// Describes this rank.
-    pub fn local(gpu: Option<&Gpu>) -> Self {
-        let host = lambert_store::host::name();
-        let nccl_host_id = std::env::var("NCCL_HOSTID").ok();
-        let id = |gpu: &Gpu| GpuId { pci_bus_id: gpu.properties.pci_bus_id.clone(), uuid: gpu.properties.uuid.clone() };
-        Self { host, gpu: gpu.map(id), nccl_host_id }
+    /// Describes this process as rank `rank`.
+    pub fn local(rank: usize, gpu: Option<GpuId>) -> Self {
+        let variable = |name: &str| std::env::var(name).ok();
+        let (visible_devices, nccl_host_id) = (variable("CUDA_VISIBLE_DEVICES"), variable("NCCL_HOSTID"));
+        Self { rank, host: lambert_store::host::name(), gpu, visible_devices, nccl_host_id }
     }
+
+    /// GPU of the rank; `None` on a CPU.
+    pub fn gpu(&self) -> Option<&GpuId> {
+        self.gpu.as_ref()
+    }
+}
+
+/// Returns the ranks of each host that would share a GPU, or have none.
+pub fn hosts_with_too_few_gpus(all: &[RankDevice]) -> Vec<Vec<&RankDevice>> {
+    let mut hosts = BTreeMap::<&str, Vec<&RankDevice>>::new();
+    all.iter().for_each(|device| hosts.entry(&device.host).or_default().push(device));
+    let count = |ranks: &[&RankDevice]| ranks.iter().filter_map(|device| device.gpu()).collect::<BTreeSet<_>>().len();
+    hosts.into_values().filter(|ranks| count(ranks) < ranks.len()).collect()
 }
 
 /// Returns the first conflict between two ranks, if any.
@@ -135,16 +206,74 @@ pub fn find_conflict(all: &[RankDevice], sharing: DeviceSharing) -> Option<Devic
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
-    fn devices(hosts_and_gpus: &[(&str, &str)]) -> Vec<RankDevice> {
-        let device = |(host, gpu): &(&str, &str)| RankDevice {
+    /// Ranks on hosts and GPUs. An empty GPU is the CPU.
+    pub fn devices(hosts_and_gpus: &[(&str, &str)]) -> Vec<RankDevice> {
+        let device = |(rank, (host, gpu)): (usize, &(&str, &str))| RankDevice {
+            rank,
             host: (*host).to_owned(),
             gpu: (!gpu.is_empty()).then(|| GpuId { pci_bus_id: (*gpu).to_owned(), uuid: format!("uuid of {gpu}") }),
+            visible_devices: None,
             nccl_host_id: None,
         };
-        hosts_and_gpus.iter().map(device).collect()
+        hosts_and_gpus.iter().enumerate().map(device).collect()
+    }
+
+    /// Sets `CUDA_VISIBLE_DEVICES` of ranks.
+    pub fn with_visible_devices(mut devices: Vec<RankDevice>, values: &[&str]) -> Vec<RankDevice> {
+        let pairs = devices.iter_mut().zip(values);
+        pairs.for_each(|(device, value)| device.visible_devices = Some((*value).to_owned()));
+        devices
+    }
+
+    fn lost(now: &[RankDevice], then: &[RankDevice]) -> Option<LostGpus> {
+        LostGpus::find(&now.iter().collect::<Vec<_>>(), 4, &then.iter().collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn lost_gpus_are_named() {
+        let then = devices(&[("a", "1"), ("a", "2"), ("a", "3"), ("a", "4")]);
+        let one = lost(&devices(&[("a", "1"), ("a", "2"), ("a", "4"), ("a", "1")]), &then).unwrap();
+        let message = "host a has lost GPU 3 (UUID uuid of 3): attempt 4 used 4 there, and this attempt finds 3; ";
+        assert!(one.to_string().starts_with(message), "{one}");
+        let all = lost(&devices(&[("a", ""), ("a", "")]), &then).unwrap();
+        let message =
+            "host a has lost GPUs 1 (UUID uuid of 1), 2 (UUID uuid of 2), 3 (UUID uuid of 3), 4 (UUID uuid of 4): ";
+        assert!(all.to_string().starts_with(message), "{all}");
+        // Another GPU took the place of the lost one.
+        assert_eq!(lost(&devices(&[("a", "1"), ("a", "2"), ("a", "3"), ("a", "5")]), &then), None);
+        assert_eq!(lost(&devices(&[("a", "1"), ("a", "1")]), &devices(&[("a", "1"), ("a", "1")])), None);
+        assert_eq!(lost(&devices(&[("a", ""), ("a", "")]), &devices(&[("a", ""), ("a", "")])), None);
+    }
+
+    #[test]
+    fn visible_devices_explain_missing_gpus() {
+        let four = || devices(&[("a", "1"), ("a", "2"), ("a", "3"), ("a", "4")]);
+        let three = || devices(&[("a", "1"), ("a", "2"), ("a", "3"), ("a", "1")]);
+        let (all, fewer) = (["0,1,2,3"; 4], ["0,1,2"; 4]);
+        let then = with_visible_devices(four(), &all);
+        assert!(lost(&with_visible_devices(three(), &all), &then).is_some());
+        assert_eq!(lost(&with_visible_devices(three(), &fewer), &then), None);
+        assert_eq!(lost(&three(), &then), None, "no longer set");
+        assert_eq!(lost(&with_visible_devices(three(), &all), &four()), None, "set since");
+        // One GPU per rank: two ranks got the same GPU, or a rank does not see its GPU any more.
+        let then = with_visible_devices(four(), &["0", "1", "2", "3"]);
+        assert_eq!(lost(&with_visible_devices(three(), &["0", "1", "2", "0"]), &then), None);
+        let gone = lost(&with_visible_devices(devices(&[("a", "")]), &["2"]), &then).unwrap();
+        assert!(
+            gone.to_string().starts_with("host a has lost GPU 3 (UUID uuid of 3): attempt 4 used 1 there"),
+            "{gone}"
+        );
+    }
+
+    #[test]
+    fn hosts_with_a_gpu_per_rank_have_enough() {
+        let all = devices(&[("a", "1"), ("b", "1"), ("a", "2"), ("b", "1"), ("c", "")]);
+        let ranks: Vec<Vec<usize>> =
+            hosts_with_too_few_gpus(&all).iter().map(|host| host.iter().map(|device| device.rank).collect()).collect();
+        assert_eq!(ranks, [vec![1, 3], vec![4]]);
     }
 
     #[test]

@@ -10,16 +10,23 @@ use lambert_control::{GpuStatus, xid_text};
 
 use super::control::GpuReporter;
 use crate::gpu::Gpu;
+use crate::gpu::conflicts::GpuId;
 use crate::gpu::nvml::{self, Nvml, NvmlDevice, NvmlError};
 
 /// Time between two measurements.
 const PERIOD: Duration = Duration::from_secs(3);
 
+/// Maximum number of GPUs of the test library.
+const MAX_EMULATED: usize = 8;
+
 /// Starts the thread, if this rank has a GPU. `test_library` (`test.gpu`) is a library in place of NVML: the rank then
-/// monitors the GPU that this library has on bus 1 + local rank. An error is at most one line of log.
-pub fn start(gpu: Option<&Gpu>, test_library: &str, reporter: GpuReporter) {
+/// monitors its [`emulated_gpu`]. An error is at most one line of log.
+pub fn start(gpu: Option<&Gpu>, test_library: &str, emulated: Option<GpuId>, reporter: GpuReporter) {
     let (library, pci_bus_id) = match gpu {
-        _ if !test_library.is_empty() => (PathBuf::from(test_library), test_bus_id()),
+        _ if !test_library.is_empty() => {
+            let pci_bus_id = emulated.map_or_else(|| emulated_bus(local_rank()), |gpu| gpu.pci_bus_id);
+            (PathBuf::from(test_library), pci_bus_id)
+        }
         Some(gpu) => (PathBuf::from(nvml::NAME), gpu.properties.pci_bus_id.clone()),
         None => return,
     };
@@ -29,9 +36,28 @@ pub fn start(gpu: Option<&Gpu>, test_library: &str, reporter: GpuReporter) {
     }
 }
 
-fn test_bus_id() -> String {
-    let local_rank = lambert_collective::world::detect().map_or(0, |world| world.local_rank);
-    format!("0000:{:02X}:00.0", 1 + local_rank)
+/// Returns the GPU of this rank in `test_library`, whose GPUs are on the buses from 1 on. As with CUDA, the index is the
+/// local rank modulo the number of GPUs. `None` if there is no library or no GPU.
+pub fn emulated_gpu(test_library: &str) -> Option<GpuId> {
+    if test_library.is_empty() {
+        return None;
+    }
+    let find = |index| {
+        let pci_bus_id = emulated_bus(index);
+        let device = Nvml::open(Path::new(test_library)).and_then(|nvml| nvml.device(&pci_bus_id)).ok()?;
+        Some(GpuId { pci_bus_id, uuid: device.uuid.trim_start_matches("GPU-").to_owned() })
+    };
+    let mut gpus: Vec<GpuId> = (0..MAX_EMULATED).filter_map(find).collect();
+    (!gpus.is_empty()).then(|| gpus.swap_remove(local_rank() % gpus.len()))
+}
+
+/// PCI bus ID of GPU `index` of the test library.
+fn emulated_bus(index: usize) -> String {
+    format!("0000:{:02X}:00.0", 1 + index)
+}
+
+fn local_rank() -> usize {
+    lambert_collective::world::detect().map_or(0, |world| world.local_rank)
 }
 
 fn run(library: &Path, pci_bus_id: &str, reporter: &GpuReporter) {

@@ -1,19 +1,22 @@
 //! Micro-batch sizes of an attempt, in tokens. A size is configured, or it is the
-//! largest size that fits into GPU memory.
+//! largest size that fits into GPU memory. If the results depend on it, later attempts keep the size of the first one.
 
 use std::collections::BTreeMap;
 
 use lambert_collective::Group;
-use lambert_config::run::TokenBudget;
+use lambert_config::RunConfig;
+use lambert_config::run::{Stage, TokenBudget};
 use lambert_control::EventKind;
-use lambert_plan::memory::{DatasetShape, fit, fit::GpuBudget};
-use lambert_store::run::{self, CONFIG};
+use lambert_plan::memory::{self, DatasetShape, fit, fit::GpuBudget};
+use lambert_store::Store;
+use lambert_store::run::{self, CONFIG, MICRO_BATCHES};
 use serde::{Deserialize, Serialize};
 
 use crate::data::Mixture;
 use crate::error::Error;
 use crate::gpu::{DeviceError, Gpu};
 use crate::worker::agreement;
+use crate::worker::attempts;
 use crate::worker::datasets::Datasets;
 use crate::worker::session::Session;
 
@@ -23,35 +26,110 @@ use crate::worker::session::Session;
 /// # Errors
 /// A stage does not fit into GPU memory.
 pub fn settle(session: &Session, group: &mut dyn Group, datasets: &Datasets) -> Result<Vec<usize>, Error> {
-    let room = least_free_gpu(group, session.gpu.as_ref())?;
+    let budget = least_free_gpu(group, session.gpu.as_ref())?;
     let data: Vec<DatasetShape> = datasets.stages.iter().map(Mixture::shape).collect();
-    let config = &session.config;
-    let chosen = fit::micro_batches(config, &data, session.world, room.as_ref()).map_err(|short| {
-        let (error, is_passing) = (Error::invalid_config(CONFIG, short.issues), short.is_transient);
-        if is_passing { DeviceError::InsufficientFreeMemory(error.to_string()).into() } else { error }
-    })?;
+    let (config, world, store) = (&session.config, session.world, &session.store);
+    let sizes = AttemptSizes { config, data: &data, world, store, attempt: session.lease.attempt() };
+    let (chosen, warnings) = sizes.choose(group, budget.as_ref())?;
     if session.is_first() {
-        report(session, &chosen)?;
+        warnings.into_iter().for_each(|warning| session.warn(warning));
+        let recorded = sizes.record(&chosen, budget.is_some())?;
+        let event = |(stage, tokens)| session.control.event(EventKind::MicroBatch { stage, tokens });
+        recorded.into_iter().for_each(event);
     }
     Ok(chosen)
 }
 
-/// Reports the sizes of the stages with [`TokenBudget::Auto`], and writes them to the store of the run, as an object of
-/// this attempt.
-fn report(session: &Session, chosen: &[usize]) -> Result<(), Error> {
-    let open = session.config.stage.iter().zip(chosen);
-    let open: BTreeMap<&str, usize> = open
-        .filter(|(stage, _)| stage.micro_batch_tokens == TokenBudget::Auto)
-        .map(|(stage, tokens)| (&*stage.name, *tokens))
-        .collect();
-    for (stage, tokens) in &open {
-        session.control.event(EventKind::MicroBatch { stage: (*stage).to_owned(), tokens: *tokens });
+/// Record of the sizes that an attempt chose for the stages with [`TokenBudget::Auto`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct SizeRecord {
+    /// Number of ranks that compute on a GPU.
+    gpus: usize,
+    /// Maximum tokens per micro-batch, by the name of the stage.
+    tokens: BTreeMap<String, usize>,
+}
+
+/// Choice of the sizes of an attempt.
+struct AttemptSizes<'a> {
+    config: &'a RunConfig,
+    /// Datasets of the stages.
+    data: &'a [DatasetShape],
+    world: usize,
+    store: &'a Store,
+    attempt: u32,
+}
+
+impl AttemptSizes<'_> {
+    /// Returns the size of each stage, and warnings about sizes of earlier attempts that do not fit. `budget` is the GPU
+    /// with the least free memory; `None` on CPUs. Collective.
+    fn choose(&self, group: &mut dyn Group, budget: Option<&GpuBudget>) -> Result<(Vec<usize>, Vec<String>), Error> {
+        let changes_results =
+            self.config.device.deterministic || memory::gpu::dropout_depends_on_micro_batches(self.config);
+        let earlier = match budget {
+            Some(_) if changes_results => self.earlier(group)?,
+            _ => Vec::new(),
+        };
+        let chosen = fit::micro_batches(self.config, self.data, self.world, budget, &earlier);
+        let chosen = chosen.map_err(|short| {
+            let (error, is_passing) = (Error::invalid_config(CONFIG, short.issues), short.is_transient);
+            if is_passing { DeviceError::InsufficientFreeMemory(error.to_string()).into() } else { error }
+        })?;
+        let stages = earlier.iter().zip(&chosen).enumerate();
+        let warnings = stages.filter_map(|(index, (earlier, tokens))| {
+            let earlier = earlier.filter(|earlier| earlier != tokens)?;
+            let (gpu, free) = budget.map(|budget| (&budget.gpu, budget.free as f64 / f64::from(1 << 30)))?;
+            Some(format!(
+                "stage.{index}.micro_batch_tokens: micro-batches of {earlier} tokens, the size of an earlier attempt, do not fit \
+                 into {gpu}, which has {free:.1} GiB free; this attempt uses {tokens}, so the results differ from those of an \
+                 uninterrupted run; set a number to prevent this"
+            ))
+        });
+        let warnings = warnings.collect();
+        Ok((chosen, warnings))
     }
-    if !open.is_empty() {
-        let text = serde_json::to_vec(&open).map_err(Error::Json)?;
-        session.store.put(&run::micro_batches(session.lease.attempt()), text.into())?;
+
+    /// Returns for each stage the size that the first attempt with as many GPUs has recorded. Collective.
+    fn earlier(&self, group: &mut dyn Group) -> Result<Vec<Option<usize>>, Error> {
+        let mut failed = None;
+        let sizes = agreement::gather_and_decide(group, &(), |_: &[()]| {
+            self.read_earlier().map_err(|error| failed = Some(error)).ok()
+        })?;
+        let peer = Error::Peer("rank 0 could not read the micro-batch sizes of earlier attempts");
+        sizes.ok_or_else(|| failed.unwrap_or(peer))
     }
-    Ok(())
+
+    /// Reads the records of earlier attempts until each stage has a size.
+    fn read_earlier(&self) -> Result<Vec<Option<usize>>, Error> {
+        let mut sizes = vec![None; self.config.stage.len()];
+        let is_open =
+            |size: &Option<usize>, stage: &Stage| size.is_none() && stage.micro_batch_tokens == TokenBudget::Auto;
+        for attempt in attempts::earlier(self.store, MICRO_BATCHES, self.attempt)? {
+            if !sizes.iter().zip(&self.config.stage).any(|(size, stage)| is_open(size, stage)) {
+                break;
+            }
+            let record = attempts::read::<SizeRecord>(self.store, MICRO_BATCHES, attempt)?;
+            let Some(record) = record.filter(|record| record.gpus == self.world) else { continue };
+            for (size, stage) in sizes.iter_mut().zip(&self.config.stage) {
+                if is_open(size, stage) {
+                    *size = record.tokens.get(&stage.name).copied();
+                }
+            }
+        }
+        Ok(sizes)
+    }
+
+    /// Writes the sizes of the stages with [`TokenBudget::Auto`] to the store of the run. Returns them.
+    fn record(&self, chosen: &[usize], uses_gpus: bool) -> Result<BTreeMap<String, usize>, Error> {
+        let stages = self.config.stage.iter().zip(chosen);
+        let open = stages.filter(|(stage, _)| stage.micro_batch_tokens == TokenBudget::Auto);
+        let tokens: BTreeMap<String, usize> = open.map(|(stage, tokens)| (stage.name.clone(), *tokens)).collect();
+        let record = SizeRecord { gpus: if uses_gpus { self.world } else { 0 }, tokens };
+        if !record.tokens.is_empty() {
+            let text = serde_json::to_vec(&record).map_err(Error::Json)?;
+            self.store.put(&run::micro_batches(self.attempt), text.into())?;
+        }
+        Ok(record.tokens)
+    }
 }
 
 /// GPU memory of a rank.
@@ -95,6 +173,9 @@ fn least_of(all: &[Option<GpuMemory>]) -> Option<GpuBudget> {
 
 #[cfg(test)]
 mod tests {
+    use lambert_collective::Endpoints;
+    use lambert_config::run::Attention;
+
     use super::*;
     use crate::gpu::{GpuProperties, Libtorch};
 
@@ -141,5 +222,92 @@ mod tests {
         };
         assert_eq!(gpus([None; 3]), None);
         assert_eq!(gpus([Some(80), None, Some(70)]), Some((2, 70)));
+    }
+
+    /// A run whose stage has `micro_batch_tokens = "auto"`.
+    struct AutoRun {
+        config: RunConfig,
+        store: Store,
+        _folder: tempfile::TempDir,
+    }
+
+    impl AutoRun {
+        /// Creates a run of BERT-base.
+        fn new(attention: Attention, deterministic: bool) -> Self {
+            let stage = Stage {
+                name: "one".to_owned(),
+                micro_batch_tokens: TokenBudget::Auto,
+                global_batch: 1 << 16,
+                ..Stage::default()
+            };
+            let mut config = RunConfig { stage: vec![stage], ..RunConfig::default() };
+            (config.model.attention, config.device.deterministic) = (attention, deterministic);
+            let folder = tempfile::tempdir().unwrap();
+            Self { config, store: Store::open(folder.path().to_str().unwrap()).unwrap(), _folder: folder }
+        }
+
+        /// Chooses and records the size of an attempt of `world` ranks on GPUs with `free` GiB. Without `free`, the ranks
+        /// use CPUs. Returns the size and the warnings.
+        fn attempt(&self, attempt: u32, world: usize, free: Option<u64>) -> (usize, Vec<String>) {
+            const DATA: DatasetShape =
+                DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1 << 20, row_group: 1024 };
+            let budget =
+                free.map(|free| GpuBudget { rank: 0, gpu: "GPU 0".into(), free: free << 30, memory: 139 << 30 });
+            let sizes = AttemptSizes { config: &self.config, data: &[DATA], world, store: &self.store, attempt };
+            let (sizes, budget) = (&sizes, budget.as_ref());
+            let mut chosen = std::thread::scope(|scope| {
+                let ranks = lambert_collective::local::group(world).into_iter();
+                let choose = |mut rank: Endpoints| scope.spawn(move || sizes.choose(&mut *rank.group, budget).unwrap());
+                let threads: Vec<_> = ranks.map(choose).collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+            });
+            chosen.dedup();
+            assert_eq!(chosen.len(), 1, "ranks disagree");
+            let (tokens, warnings) = chosen.remove(0);
+            sizes.record(&tokens, budget.is_some()).unwrap();
+            (tokens[0], warnings)
+        }
+    }
+
+    #[test]
+    fn attempts_keep_the_size_of_the_first_attempt_if_results_depend_on_it() {
+        for (attention, deterministic) in [(Attention::Auto, false), (Attention::Fused, true), (Attention::Keyed, true)]
+        {
+            let run = AutoRun::new(attention, deterministic);
+            assert_eq!(run.attempt(1, 2, None), (TokenBudget::DEFAULT, Vec::new()));
+            let (first, _) = run.attempt(2, 2, Some(80));
+            assert!(first > TokenBudget::DEFAULT);
+            assert_eq!(run.attempt(3, 2, Some(120)), (first, Vec::new()), "more memory");
+            // With another number of GPUs, another attempt is the first one.
+            let (three, _) = run.attempt(4, 3, Some(120));
+            assert!(three > first);
+            assert_eq!(run.attempt(5, 3, Some(139)), (three, Vec::new()));
+            // The size does not fit: a smaller one and a warning. The next attempt uses the first size again.
+            let (less, warnings) = run.attempt(6, 2, Some(40));
+            assert!(less < first && warnings.len() == 1, "{warnings:?}");
+            let begin = format!(
+                "stage.0.micro_batch_tokens: micro-batches of {first} tokens, the size of an earlier attempt, do not fit into \
+                 GPU 0, which has 40.0 GiB free; this attempt uses {less},"
+            );
+            assert!(warnings[0].starts_with(&begin), "{warnings:?}");
+            assert_eq!(run.attempt(7, 2, Some(80)), (first, Vec::new()));
+        }
+    }
+
+    #[test]
+    fn keyed_attempts_choose_again() {
+        let run = AutoRun::new(Attention::Keyed, false);
+        let (first, _) = run.attempt(1, 2, Some(80));
+        let (second, warnings) = run.attempt(2, 2, Some(120));
+        assert!(second > first && warnings.is_empty(), "{first} and {second}");
+        let record: SizeRecord = attempts::read(&run.store, MICRO_BATCHES, 2).unwrap().unwrap();
+        assert_eq!(record, SizeRecord { gpus: 2, tokens: BTreeMap::from([("one".to_owned(), second)]) });
+    }
+
+    #[test]
+    fn records_without_the_number_of_gpus_are_ignored() {
+        let run = AutoRun::new(Attention::Fused, false);
+        run.store.put(&run::micro_batches(1), r#"{"one":256}"#.into()).unwrap();
+        assert!(run.attempt(2, 2, Some(80)).0 > TokenBudget::DEFAULT);
     }
 }

@@ -4,6 +4,8 @@
 //! - [`control`]: worker end of the control channel
 //! - [`datasets`]: datasets of the stages and of evaluations
 //! - [`agreement`]: votes of the ranks in the all-reduce of each step
+//! - [`rank_devices`]: check and record of the devices of the ranks
+//! - [`attempts`]: records of earlier attempts
 //! - [`nccl_report`]: version, variables and transports of NCCL
 //! - `gpu_monitor`: values and Xid errors of the GPU of a rank
 //! - [`gpu_advice`]: warnings about settings that slow a GPU down
@@ -20,6 +22,7 @@
 //! - [`environment`]: environment variables of GPU libraries
 
 pub mod agreement;
+pub mod attempts;
 pub mod cleanup;
 pub mod control;
 mod cpu_affinity;
@@ -34,6 +37,7 @@ pub mod micro_batch_size;
 pub mod nccl_report;
 pub mod output;
 pub mod peak;
+pub mod rank_devices;
 pub mod session;
 pub mod stopwatch;
 pub mod trace;

@@ -12,10 +12,10 @@ use lambert_store::run::{CONFIG, TEACHER_FACTS};
 use lambert_store::{RetryPolicy, Store};
 use tch::Kind;
 
-use super::agreement;
 use super::peak;
+use super::rank_devices::{self, DevicePolicy, DeviceRecords};
 use crate::error::Error;
-use crate::gpu::conflicts::{DeviceSharing, RankDevice, find_conflict};
+use crate::gpu::conflicts::{DeviceSharing, GpuId, RankDevice};
 use crate::gpu::{CommStream, ComputeDevice, DeviceError, Gpu, Nccl};
 use crate::kernels::Kernels;
 use crate::model;
@@ -72,8 +72,12 @@ impl Session {
         let (rank, world) = (ranks.group.rank(), ranks.group.world_size());
         let sums = device.take_nccl();
         let (kernels, gpu) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
-        check_devices(&mut *ranks.group, gpu.as_ref(), sharing(config.device.share, sums.is_some()))?;
-        gpu_monitor::start(gpu.as_ref(), &config.test.gpu, control.gpu_reporter());
+        let emulated = gpu_monitor::emulated_gpu(&config.test.gpu);
+        let own = RankDevice::local(rank, emulated.clone().or_else(|| gpu.as_ref().map(GpuId::from)));
+        let policy = DevicePolicy { kind: config.device.kind, sharing: sharing(config.device.share, sums.is_some()) };
+        let records = DeviceRecords { store: &store, attempt: lease.attempt() };
+        let warning = rank_devices::check(&mut *ranks.group, &own, policy, records)?;
+        gpu_monitor::start(gpu.as_ref(), &config.test.gpu, emulated, control.gpu_reporter());
         let kind = compute_kind(&config, gpu.as_ref())?;
         let (host, nccl) = (HostShare::count(), sums.is_some());
         bind(config.device.threads, gpu.as_ref());
@@ -82,6 +86,7 @@ impl Session {
         let peak = peak[0];
         let session =
             Self { config, config_sha256, store, lease, rank, world, host, nccl, control, kernels, gpu, peak };
+        warning.into_iter().filter(|_| rank == 0).for_each(|warning| session.warn(warning));
         if let (Some(sums), Some(gpu)) = (sums, &session.gpu) {
             ranks = use_nccl_reducer(ranks, &sums, gpu, nccl_options(&session.config.cluster))?;
             let attempt = session.lease.attempt();
@@ -225,16 +230,6 @@ fn use_nccl_reducer(ranks: Endpoints, sums: &Nccl, gpu: &Gpu, options: nccl::Ncc
     let stream = CommStream::new(gpu.index, kernels).map_err(DeviceError::Driver)?;
     let reducer = nccl::init(&mut *group, reducer, &sums.library, stream, options).map_err(refused)?;
     Ok(Endpoints { group, reducer })
-}
-
-/// Checks the devices of all ranks for conflicts. Collective. `sharing` is the rule for ranks that share a GPU.
-fn check_devices(group: &mut dyn Group, gpu: Option<&Gpu>, sharing: DeviceSharing) -> Result<(), Error> {
-    match agreement::gather_and_decide(group, &RankDevice::local(gpu), |all: &[RankDevice]| {
-        find_conflict(all, sharing)
-    })? {
-        Some(conflict) => Err(DeviceError::Conflict(conflict).into()),
-        None => Ok(()),
-    }
 }
 
 /// Returns the sharing rule of GPUs.

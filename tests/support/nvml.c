@@ -1,6 +1,7 @@
 // Emulates the part of NVML (libnvidia-ml.so.1) that lambert calls, with the types and the symbol names of nvml.h in CUDA
 // 12 and 13. There are two GPUs: index 0 on bus 2 and index 1 on bus 1. A file PATH.xid-BUS beside the library PATH is
-// an Xid error of the GPU on this bus: it has the number of the error, and the library removes it.
+// an Xid error of the GPU on this bus: it has the number of the error, and the library removes it. While there is a file
+// PATH.gone-BUS, the library does not find the GPU on this bus.
 //
 // Options of the compiler: INIT_RESULT, UTILIZATION_RESULT, POWER_RESULT and REGISTER_RESULT are the results of calls.
 // With MIG_MODE=1, the GPUs are in MIG mode.
@@ -88,12 +89,25 @@ const char *nvmlErrorString(nvmlReturn_t result) {
   }
 }
 
+/// Writes the path of file PATH.KIND-BUS of a GPU. Returns 0 if the path of the library is unknown.
+static int path_of(char *path, size_t size, const char *kind, nvmlDevice_t device) {
+  Dl_info library;
+  if (!dladdr((void *)path_of, &library)) return 0;
+  snprintf(path, size, "%s.%s-%u", library.dli_fname, kind, device->bus);
+  return 1;
+}
+
+static int is_gone(nvmlDevice_t device) {
+  char path[4096];
+  return path_of(path, sizeof path, "gone", device) && access(path, F_OK) == 0;
+}
+
 nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *device) {
   unsigned int domain, bus, slot, function;
   if (!is_initialized) return NVML_ERROR_UNINITIALIZED;
   if (sscanf(id, "%x:%x:%x.%x", &domain, &bus, &slot, &function) != 4) return NVML_ERROR_INVALID_ARGUMENT;
   for (int index = 0; index < 2; index++) {
-    if (devices[index].bus != bus) continue;
+    if (devices[index].bus != bus || is_gone(&devices[index])) continue;
     *device = &devices[index];
     return NVML_SUCCESS;
   }
@@ -156,11 +170,9 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ty
 
 /// Takes the Xid error of a GPU. Returns 0 if there is none.
 static unsigned long long take_xid(nvmlDevice_t device) {
-  Dl_info library;
   char path[4096], taken[4200];
   unsigned long long xid = 0;
-  if (!dladdr((void *)take_xid, &library)) return 0;
-  snprintf(path, sizeof path, "%s.xid-%u", library.dli_fname, device->bus);
+  if (!path_of(path, sizeof path, "xid", device)) return 0;
   snprintf(taken, sizeof taken, "%s.%d", path, getpid());
   if (rename(path, taken) != 0) return 0;
   FILE *file = fopen(taken, "r");

@@ -29,3 +29,13 @@ pub fn arguments(library: &str) -> [String; 2] {
 pub fn cause_xid(dir: &TestDir, xid: u64) {
     dir.file(&format!("{LIBRARY}.xid-2"), xid.to_string());
 }
+
+/// Removes the GPU of rank 1 from the host.
+pub fn remove_gpu(dir: &TestDir) {
+    dir.file(&format!("{LIBRARY}.gone-2"), "");
+}
+
+/// Returns the GPU of rank 1 to the host.
+pub fn return_gpu(dir: &TestDir) {
+    std::fs::remove_file(dir.path(&format!("{LIBRARY}.gone-2"))).unwrap();
+}

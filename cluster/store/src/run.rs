@@ -65,6 +65,12 @@ pub const RECORDS: &str = "metrics";
 /// Prefix of the rollback records.
 pub const ROLLBACKS: &str = "rollbacks";
 
+/// Prefix of the records of the devices of the ranks.
+pub const DEVICES: &str = "devices";
+
+/// Prefix of the records of micro-batch sizes that were chosen automatically.
+pub const MICRO_BATCHES: &str = "micro-batches";
+
 /// Name prefix of the optimizer shards of a checkpoint.
 const OPTIMIZER: &str = "optimizer-";
 
@@ -85,25 +91,40 @@ pub fn attempt_of_lease(name: &str) -> Option<u32> {
     (lease(attempt) == name).then_some(attempt)
 }
 
+/// Name of the record of an attempt below `prefix`, such as [`DEVICES`].
+pub fn attempt_record(prefix: &str, attempt: u32) -> String {
+    format!("{prefix}/attempt-{attempt:04}.json")
+}
+
+/// Parses the attempt number from the name of a record below `prefix`.
+pub fn attempt_of_record(prefix: &str, name: &str) -> Option<u32> {
+    let attempt = name.strip_prefix(prefix)?.strip_prefix("/attempt-")?.strip_suffix(".json")?.parse().ok()?;
+    (attempt_record(prefix, attempt) == name).then_some(attempt)
+}
+
 /// Name of the rollback record of an attempt.
 pub fn rollback(attempt: u32) -> String {
-    format!("{ROLLBACKS}/attempt-{attempt:04}.json")
+    attempt_record(ROLLBACKS, attempt)
 }
 
 /// Parses the attempt number from the name of a rollback record.
 pub fn attempt_of_rollback(name: &str) -> Option<u32> {
-    let attempt = name.strip_prefix(ROLLBACKS)?.strip_prefix("/attempt-")?.strip_suffix(".json")?.parse().ok()?;
-    (rollback(attempt) == name).then_some(attempt)
+    attempt_of_record(ROLLBACKS, name)
 }
 
-/// Name of the object with the micro-batch sizes that an attempt chose automatically.
+/// Name of the record of the devices of the ranks in an attempt.
+pub fn devices(attempt: u32) -> String {
+    attempt_record(DEVICES, attempt)
+}
+
+/// Name of the record of the micro-batch sizes that an attempt chose automatically.
 pub fn micro_batches(attempt: u32) -> String {
-    format!("micro-batches/attempt-{attempt:04}.json")
+    attempt_record(MICRO_BATCHES, attempt)
 }
 
 /// Name of the NCCL report of an attempt.
 pub fn nccl_report(attempt: u32) -> String {
-    format!("nccl/attempt-{attempt:04}.json")
+    attempt_record("nccl", attempt)
 }
 
 /// Name of the object with the records of the steps after step `from`, up to the next checkpoint of the attempt.
@@ -235,6 +256,13 @@ mod tests {
         assert_eq!(attempt_of_lease(&lease(70)), Some(70));
         assert_eq!(["lease-x", "lease-+00007", "lease-7", "status.json"].map(attempt_of_lease), [None; 4]);
         assert_eq!(attempt_of_rollback(&rollback(70)), Some(70));
+        let of_attempts = [devices(1), micro_batches(12345), nccl_report(1)];
+        assert_eq!(
+            of_attempts,
+            ["devices/attempt-0001.json", "micro-batches/attempt-12345.json", "nccl/attempt-0001.json"]
+        );
+        assert_eq!(attempt_of_record(MICRO_BATCHES, &micro_batches(12345)), Some(12345));
+        assert_eq!(attempt_of_record(DEVICES, &micro_batches(1)), None);
         assert_eq!(
             ["rollbacks/x", "attempt-0070.json", "rollbacks/attempt-7.json"].map(attempt_of_rollback),
             [None; 3]

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use super::{
     Attention, DeviceKind, Family, Guard, MaskUnit, Masking, Model, NormKind, Objective, Optimizer, OptimizerKind,
-    Pair, Precision, RENAMED, RunConfig, TokenBudget, Unpadded,
+    Pair, Precision, RENAMED, RunConfig, Unpadded,
 };
 use crate::load::{Checked, ConfigIssue};
 
@@ -49,7 +49,6 @@ impl Checked for RunConfig {
             }
         }
         self.check_plateaus(issues);
-        self.check_budgets(issues);
         self.check_unpadded(issues);
         self.check_canonical(issues);
         self.check_machines(issues);
@@ -83,20 +82,6 @@ impl Checked for RunConfig {
 }
 
 impl RunConfig {
-    /// Rejects `micro_batch_tokens = "auto"` for dropout in fused attention. With `device.kind = "auto"`, this is
-    /// checked when the run starts.
-    fn check_budgets(&self, issues: &mut Vec<ConfigIssue>) {
-        let is_fused = match self.model.attention {
-            Attention::Auto => self.device.kind == DeviceKind::Cuda,
-            Attention::Keyed => false,
-            Attention::Fused => true,
-        };
-        let open = self.stage.iter().enumerate().filter(|(_, stage)| stage.micro_batch_tokens == TokenBudget::Auto);
-        for (index, _) in open.filter(|_| is_fused && self.model.drops_attention()) {
-            issues.push(ConfigIssue::new(format!("stage.{index}.micro_batch_tokens"), TokenBudget::NOT_FUSED));
-        }
-    }
-
     /// Rejects `device.unpadded = "always"` for models and attention that need padded samples.
     fn check_unpadded(&self, issues: &mut Vec<ConfigIssue>) {
         if self.device.unpadded != Unpadded::Always {

@@ -30,23 +30,28 @@ pub struct Shortage {
 }
 
 /// Returns the micro-batch size of each stage in tokens, which is the same on all `world` ranks. The size is the
-/// configured number, or for `"auto"` the largest number that fits. Without a `budget`, no rank uses a GPU. In this
-/// case nothing is checked, and `"auto"` means the default number.
+/// configured number. For `"auto"`, it is the size of an earlier attempt in `earlier` (by stage index) if that fits,
+/// otherwise the largest number that fits. Without a `budget`, no rank uses a GPU. In this case nothing is checked, and
+/// `"auto"` means the default number.
 ///
 /// # Errors
-/// A stage does not fit, or does not permit `"auto"`.
+/// A stage does not fit.
 pub fn micro_batches(
     config: &RunConfig,
     data: &[DatasetShape],
     world: usize,
     budget: Option<&GpuBudget>,
+    earlier: &[Option<usize>],
 ) -> Result<Vec<usize>, Shortage> {
     let Some(budget) = budget else {
         return Ok(config.stage.iter().map(|stage| stage.micro_batch_tokens.or_default()).collect());
     };
     let within = |bytes: u64| {
         let stages = (0..config.stage.len()).zip(data);
-        let chosen = stages.map(|(index, data)| Chooser { config, index, data: *data, world, budget }.choose(bytes));
+        let chosen = stages.map(|(index, data)| {
+            let earlier = earlier.get(index).copied().flatten();
+            Chooser { config, index, data: *data, world, budget, earlier }.choose(bytes)
+        });
         let (chosen, issues): (Vec<_>, Vec<_>) = chosen.partition(Result::is_ok);
         let issues: Vec<ConfigIssue> = issues.into_iter().filter_map(Result::err).collect();
         if issues.is_empty() { Ok(chosen.into_iter().flatten().collect()) } else { Err(issues) }
@@ -66,6 +71,8 @@ struct Chooser<'a> {
     data: DatasetShape,
     world: usize,
     budget: &'a GpuBudget,
+    /// Size of an earlier attempt.
+    earlier: Option<usize>,
 }
 
 impl Chooser<'_> {
@@ -73,21 +80,16 @@ impl Chooser<'_> {
     fn choose(&self, free: u64) -> Result<usize, ConfigIssue> {
         let usable = free.saturating_sub(gpu::reserve(free));
         let stage = &self.config.stage[self.index];
-        match stage.micro_batch_tokens {
-            TokenBudget::Auto => {
-                if gpu::dropout_depends_on_micro_batches(self.config) {
-                    return Err(ConfigIssue::new(self.key("micro_batch_tokens"), TokenBudget::NOT_FUSED));
-                }
+        let fits = |tokens| gpu::needed(self.config, self.index, self.data, self.world, tokens) <= usable;
+        let longest = self.data.sequence_length;
+        match (stage.micro_batch_tokens, self.earlier) {
+            (TokenBudget::Auto, Some(tokens)) if tokens >= longest && fits(tokens) => Ok(tokens),
+            (TokenBudget::Auto, _) => {
                 let largest = gpu::largest(self.config, self.index, self.data, self.world, usable);
-                let longest = self.data.sequence_length;
                 largest.map(|tokens| rounded_down(tokens / longest) * longest).ok_or_else(|| self.issue(longest, free))
             }
-            TokenBudget::Tokens(tokens) => {
-                match gpu::needed(self.config, self.index, self.data, self.world, tokens) <= usable {
-                    true => Ok(tokens),
-                    false => Err(self.issue(tokens, free)),
-                }
-            }
+            (TokenBudget::Tokens(tokens), _) if fits(tokens) => Ok(tokens),
+            (TokenBudget::Tokens(tokens), _) => Err(self.issue(tokens, free)),
         }
     }
 
@@ -98,7 +100,7 @@ impl Chooser<'_> {
     /// Returns the issue for micro-batches of `tokens` tokens that do not fit. The message names the largest size that
     /// fits.
     fn issue(&self, tokens: usize, free: u64) -> ConfigIssue {
-        let (Self { config, index, data, world, budget }, stage) = (self, &self.config.stage[self.index]);
+        let (Self { config, index, data, world, budget, .. }, stage) = (self, &self.config.stage[self.index]);
         let gib = |bytes: u64| format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30));
         let reserve = gpu::reserve(free);
         let largest = |config: &RunConfig| gpu::largest(config, *index, *data, *world, free.saturating_sub(reserve));
@@ -154,7 +156,7 @@ mod tests {
     }
 
     fn fit(config: &RunConfig, free: u64) -> Result<Vec<usize>, Shortage> {
-        micro_batches(config, &[DATA; 2], 8, Some(&room(free)))
+        micro_batches(config, &[DATA; 2], 8, Some(&room(free)), &[])
     }
 
     #[test]
@@ -211,19 +213,28 @@ mod tests {
         small.stage[0].micro_batch_tokens = usize::MAX.into();
         assert!(fit(&small, 80 * GIB).is_ok(), "no rank can fill these micro-batches");
         // Nothing is checked on CPUs.
-        assert_eq!(micro_batches(&config, &[DATA; 2], 8, None), Ok(vec![4096, 4096]));
+        assert_eq!(micro_batches(&config, &[DATA; 2], 8, None, &[Some(128), None]), Ok(vec![4096, 4096]));
     }
 
     #[test]
-    fn auto_is_rejected_if_dropout_depends_on_micro_batches() {
-        let fused = |dropout| {
-            let mut config = config([TokenBudget::Auto, 4096.into()]);
-            (config.model.attention, config.model.attention_dropout) = (Attention::Auto, dropout);
-            fit(&config, 80 * GIB)
+    fn auto_keeps_the_size_of_an_earlier_attempt_if_it_fits() {
+        // Fused attention with dropout, whose draws depend on the size.
+        let mut config = config([TokenBudget::Auto, 4096.into()]);
+        config.model.attention = Attention::Auto;
+        let with = |earlier: Option<usize>, free: u64| {
+            micro_batches(&config, &[DATA; 2], 8, Some(&room(free)), &[earlier, Some(256)]).map(|chosen| chosen[0])
         };
-        let short = fused(None).unwrap_err();
-        assert!(short.issues[0].message.contains("model.attention = \"keyed\"") && !short.is_transient);
-        assert!(fused(Some(0.0)).is_ok());
+        let first = with(None, 80 * GIB).unwrap();
+        assert!(first > 4096);
+        // More memory does not change the size, and less memory only if it has to.
+        assert_eq!(with(Some(first), 120 * GIB), Ok(first));
+        assert!(with(None, 120 * GIB).unwrap() > first);
+        let less = with(None, 40 * GIB).unwrap();
+        assert!(less < first);
+        assert_eq!(with(Some(first), 40 * GIB), Ok(less));
+        assert_eq!(with(Some(64), 80 * GIB), Ok(first), "the samples are longer now");
+        let fixed = micro_batches(&config, &[DATA; 2], 8, Some(&room(80 * GIB)), &[None, Some(256)]).unwrap();
+        assert_eq!(fixed[1], 4096, "a configured size is kept");
     }
 
     #[test]

@@ -198,7 +198,7 @@ fn shortages(config: &RunConfig, data: &[StageSamples], name: Option<MachineName
     let mut issues = Vec::new();
     if let Some(gpu) = name.and_then(machine::gpu) {
         let budget = GpuBudget { rank: 0, gpu: gpu.name.to_owned(), free: gpu.memory, memory: gpu.memory };
-        let shortage = fit::micro_batches(config, &shapes, config.cluster.ranks, Some(&budget)).err();
+        let shortage = fit::micro_batches(config, &shapes, config.cluster.ranks, Some(&budget), &[]).err();
         issues.extend(shortage.into_iter().flat_map(|shortage| shortage.issues));
     } else if config.cluster.hosts.is_empty() && name == Some(MachineName::Here) {
         memory::check(config, &shapes, config.cluster.ranks, &mut issues);
