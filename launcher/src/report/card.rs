@@ -22,7 +22,7 @@ use crate::import::STAGE;
 
 /// Sections of the configuration that name hosts, accounts, commands, addresses or local files and do not change the model.
 /// The card leaves them out, because it is made to be published.
-const PRIVATE: [&str; 7] = ["cluster", "slurm", "notify", "prometheus", "watch", "metrics", "test"];
+const PRIVATE: [&str; 6] = ["cluster", "slurm", "notify", "prometheus", "watch", "test"];
 
 /// Facts of an exported checkpoint.
 #[derive(Debug)]
