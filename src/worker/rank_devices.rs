@@ -44,7 +44,7 @@ struct HostRanks<'a> {
 /// Result of the check, equal on all ranks.
 #[derive(Serialize, Deserialize)]
 enum DeviceCheck {
-    /// The devices are usable and recorded.
+    /// The devices are usable.
     Passed {
         warning: Option<String>,
     },
@@ -82,7 +82,7 @@ fn explain(error: DeviceError, own: &RankDevice, ranks: usize, records: DeviceRe
     }
 }
 
-/// Checks the devices of all ranks, and records them if they are usable. Returns a warning for the user, if any.
+/// Checks the devices of all ranks, and records them if they are usable and a rank has a GPU. Returns a warning for the user, if any.
 /// Collective.
 ///
 /// # Errors
@@ -98,7 +98,8 @@ pub fn check(
     let mut failed = None;
     let checked = agreement::gather_and_decide(group, own, |all: &[RankDevice]| {
         let checked = decide(all, policy, records).and_then(|checked| {
-            if matches!(checked, DeviceCheck::Passed { .. }) {
+            let uses_gpus = all.iter().any(|device| device.gpu().is_some());
+            if uses_gpus && matches!(checked, DeviceCheck::Passed { .. }) {
                 let text = serde_json::to_vec_pretty(all).map_err(Error::Json)?;
                 records.store.put(&run::devices(records.attempt), text.into())?;
             }
@@ -162,7 +163,7 @@ fn find_lost(mut hosts: Vec<HostRanks<'_>>, records: DeviceRecords<'_>) -> Resul
     Ok(None)
 }
 
-/// Returns a warning if the newest earlier attempt used GPUs. This attempt computes on CPUs.
+/// Returns a warning if an earlier attempt used GPUs. This attempt computes on CPUs.
 fn cpu_warning(DeviceRecords { store, attempt }: DeviceRecords<'_>) -> Result<Option<String>, Error> {
     let Some(newest) = attempts::earlier(store, run::DEVICES, attempt)?.pop() else { return Ok(None) };
     let all: Vec<RankDevice> = attempts::read(store, run::DEVICES, newest)?.unwrap_or_default();
@@ -281,6 +282,7 @@ mod tests {
             results.iter().filter_map(|result| result.as_ref().ok()?.clone()).collect::<Vec<_>>()
         };
         assert_eq!(warnings(&run.check(1, &cpus, AUTO)), [""; 0]);
+        assert_eq!(run.store.list("devices").unwrap().len(), 0, "CPUs are not recorded");
         assert_eq!(kinds(&run.check(2, &devices(&FOUR), AUTO)), [None; 4]);
         // All hosts, then one host, see no GPU any more.
         let failed = run.check(3, &cpus, AUTO);
