@@ -11,7 +11,8 @@ use safetensors::SafeTensors;
 use serde_json::Value;
 
 use crate::support::{
-    Running, TestDir, assert_refused, assert_same_weights, checkpoints, copy, done, read_json, run, same_bits_after_kills,
+    Running, TestDir, assert_refused, assert_same_weights, checkpoints, copy, done, read_json, run,
+    same_bits_after_kills,
 };
 
 const CANONICAL: [&str; 2] = ["--set", "cluster.all_reduce.canonical=true"];

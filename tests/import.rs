@@ -185,7 +185,7 @@ fn missing_parts_are_copied_or_asked_for() {
     for names in [&pooler[..], &pooler[..1]] {
         without(names);
         let refused = import("pooler", &[]);
-        assert!(refused.code == 2 && refused.err.contains("add --init-missing pooler"), "{}", refused.err);
+        assert!(refused.code == 2 && refused.err.contains("with --init-missing pooler"), "{}", refused.err);
     }
     let ran = import("pooler", &["--init-missing", "pooler"]);
     assert!(ran.code == 0 && ran.err.contains("initialized: bert.pooler.dense.weight"), "{}", ran.err);

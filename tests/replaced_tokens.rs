@@ -141,7 +141,8 @@ fn detection_is_recorded_and_both_networks_are_exported() {
     }
     // The total has the weights of the losses. The best checkpoint is chosen by it.
     let number = |value: &Value, name: &str| value[name].as_f64().unwrap();
-    let is_total = |of: &Value, total: f64| (number(of, "mlm_loss") + 50.0 * number(of, "rtd_loss") - total).abs() < 1e-9;
+    let is_total =
+        |of: &Value, total: f64| (number(of, "mlm_loss") + 50.0 * number(of, "rtd_loss") - total).abs() < 1e-9;
     assert!(is_total(&evaluated, number(&evaluated, "loss")), "{evaluated}");
     let metrics = done(&["metrics", &url]);
     let mut records = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());

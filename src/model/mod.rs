@@ -151,7 +151,9 @@ pub fn layout(config: &run::RunConfig, kernels: &dyn Kernels) -> Layout {
     match config.device.unpadded {
         Unpadded::Never => Layout::Padded,
         Unpadded::Always => Layout::Unpadded,
-        Unpadded::Auto if fits && !is_relative && has_flash_heads(config) && kernels.has_unpadded_attention() => Layout::Unpadded,
+        Unpadded::Auto if fits && !is_relative && has_flash_heads(config) && kernels.has_unpadded_attention() => {
+            Layout::Unpadded
+        }
         Unpadded::Auto => Layout::Padded,
     }
 }

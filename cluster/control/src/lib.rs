@@ -31,8 +31,7 @@ pub use gpu::{GpuRanges, GpuSample, GpuStatus, ValueRange, xid_text};
 pub use mailbox::{CommandSlot, Inbox, Outbox};
 pub use message::{CoordinatorCommand, Message, ReportReply, SequencedMessage, WorkerPhase, WorkerReport};
 pub use record::{
-    BatchStats, DatasetStats, GradientNoise, RankTimes, SkipCounts, StepRecord, StepTimes,
-    Throughput, UpdateStats,
+    BatchStats, DatasetStats, GradientNoise, RankTimes, SkipCounts, StepRecord, StepTimes, Throughput, UpdateStats,
 };
 pub use scores::{Score, Scores};
 pub use signature::{ReportHeader, ReportSigner, SigningKey};

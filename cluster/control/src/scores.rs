@@ -165,8 +165,15 @@ mod tests {
     #[test]
     fn a_non_finite_loss_is_written_as_null_and_read_as_nan() {
         let scores: Scores = [score("mlm", f64::NAN, 0.0), score("pair", f64::INFINITY, 0.5)].into_iter().collect();
-        let evaluation =
-            Evaluation { step: 3, samples: 9, masked_tokens: 9, loss: None, scores, unigram_entropy: 1.0, extra: BTreeMap::new() };
+        let evaluation = Evaluation {
+            step: 3,
+            samples: 9,
+            masked_tokens: 9,
+            loss: None,
+            scores,
+            unigram_entropy: 1.0,
+            extra: BTreeMap::new(),
+        };
         let text = serde_json::to_string(&EventKind::Evaluation(evaluation)).unwrap();
         assert!(text.contains(r#""mlm_loss":null,"mlm_accuracy":0.0,"pair_loss":null"#), "{text}");
         let EventKind::Evaluation(read) = serde_json::from_str(&text).unwrap() else { panic!("{text}") };
@@ -191,10 +198,19 @@ mod tests {
         let (samples, masked_tokens, unigram_entropy) = (4, 5, 3.0);
         let extra = ExtraEvaluation { samples, masked_tokens, loss: Some(3.5), scores: of(3.5), unigram_entropy };
         let extra = BTreeMap::from([("general".to_owned(), extra)]);
-        let evaluation = Evaluation { step: 3, samples: 9, masked_tokens: 9, loss: Some(2.5), scores: of(2.5), unigram_entropy, extra };
+        let evaluation = Evaluation {
+            step: 3,
+            samples: 9,
+            masked_tokens: 9,
+            loss: Some(2.5),
+            scores: of(2.5),
+            unigram_entropy,
+            extra,
+        };
         let event = EventKind::Evaluation(evaluation);
         let text = serde_json::to_string(&event).unwrap();
-        let part = r#""extra":{"general":{"samples":4,"masked_tokens":5,"loss":3.5,"mlm_loss":3.5,"mlm_accuracy":0.25,"#;
+        let part =
+            r#""extra":{"general":{"samples":4,"masked_tokens":5,"loss":3.5,"mlm_loss":3.5,"mlm_accuracy":0.25,"#;
         assert!(text.contains(part), "{text}");
         assert_eq!(serde_json::from_str::<EventKind>(&text).unwrap(), event);
     }
