@@ -342,6 +342,13 @@ fn a_copy_that_is_not_complete_is_made_again() {
     for _ in 0..2 {
         done(&["checkpoint", "copy", &checkpoint, &copied_to]);
     }
+    let facts = format!("{copied_to}/teacher.toml");
+    let kept = std::fs::read_to_string(&facts).unwrap();
+    let hash = kept.lines().find(|line| line.starts_with("weights_sha256")).unwrap();
+    std::fs::write(&facts, kept.replace(hash, "weights_sha256 = \"other\"")).unwrap();
+    let refused = run(&["checkpoint", "copy", &checkpoint, &copied_to]);
+    assert!(refused.code == 2 && refused.err.contains("the teacher differs"), "{}", refused.err);
+    std::fs::write(&facts, kept).unwrap();
     // Without the teacher, the copy is used. It may even be named.
     std::fs::rename(&of_teacher, dir.path("away")).unwrap();
     let alone = start(&[]);

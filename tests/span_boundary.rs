@@ -192,6 +192,14 @@ fn a_run_can_start_from_a_model_with_other_heads() {
     let message = "has checkpoints of another model; use another --run for a model of other shapes. Differences:\n  \
                    objective.span_boundary_weight: 1.0 in the run, nothing now";
     assert!(refused.code == 2 && refused.err.contains(message), "{}", refused.err);
+    // A configuration that does not fit, and that an earlier version stored, can be corrected.
+    let stored = format!("{with}/run.toml");
+    let text = std::fs::read_to_string(&stored).unwrap();
+    let key = text.lines().find(|line| line.starts_with("span_boundary_weight")).unwrap();
+    std::fs::write(&stored, text.replace(key, "")).unwrap();
+    let corrected =
+        run(&[&["run", "--config", &config, "--run", &with], &one[..], &["--allow-change", "objective"]].concat());
+    assert_eq!(corrected.code, 0, "{}", corrected.err);
     // The refused configuration was not stored.
     let again = run(&["run", "--run", &with]);
     assert_eq!(again.code, 0, "{}", again.err);

@@ -67,24 +67,28 @@ pub enum DeviceConflict {
 /// GPUs that an earlier attempt used on a host, and that are missing there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error(
-    "host {host} has lost {}: attempt {attempt} used {used} there, and this attempt finds {found}; check the host with dmesg and \
-     nvidia-smi, or use fewer ranks on it",
-    names(missing)
+    "host {host} has lost {}: attempt {attempt} used {used} there, and {}; check the host with dmesg and nvidia-smi, or use fewer \
+     ranks on it",
+    names(missing),
+    found.map_or("a rank sees none now".to_owned(), |found| format!("this attempt finds {found}"))
 )]
 pub struct LostGpus {
     pub host: String,
-    /// GPUs that the earlier attempt used, and that no rank of the host uses now. There is at least one.
+    /// GPUs that the earlier attempt used, and that no rank of the host uses now. Empty if they are unknown.
     missing: Vec<GpuId>,
     /// The earlier attempt.
     attempt: u32,
     /// Number of GPUs that it used on the host.
     used: usize,
-    /// Number of GPUs that the ranks of the host find now.
-    found: usize,
+    /// Number of GPUs that the ranks of the host find now. `None` if only one rank, which sees none, is known.
+    found: Option<usize>,
 }
 
 /// Names GPUs in a message.
 fn names(gpus: &[GpuId]) -> String {
+    if gpus.is_empty() {
+        return "a GPU".to_owned();
+    }
     let names: Vec<String> = gpus.iter().map(|gpu| format!("{} (UUID {})", gpu.pci_bus_id, gpu.uuid)).collect();
     format!("{} {}", if gpus.len() == 1 { "GPU" } else { "GPUs" }, names.join(", "))
 }
@@ -107,7 +111,13 @@ impl LostGpus {
             return None;
         }
         let missing = used.difference(&found).map(|gpu| (*gpu).clone()).collect();
-        Some(Self { host: now.first()?.host.clone(), missing, attempt, used: used.len(), found: found.len() })
+        Some(Self { host: now.first()?.host.clone(), missing, attempt, used: used.len(), found: Some(found.len()) })
+    }
+
+    /// Loss that a rank without a GPU has found alone. Which GPUs the other ranks see is unknown. If the launcher or the user
+    /// gives each rank its own GPU, CUDA has numbered the GPUs again, so that the missing one is unknown, too.
+    pub fn seen_by_one_rank(self) -> Self {
+        Self { missing: Vec::new(), found: None, ..self }
     }
 }
 

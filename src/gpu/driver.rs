@@ -41,7 +41,7 @@ impl DriverError {
 }
 
 /// Codes of `CUDA_ERROR_NO_DEVICE` and of `CUDA_ERROR_STUB_LIBRARY` (the linker stub is loaded instead of the driver).
-const NO_DEVICE: i32 = 100;
+pub(super) const NO_DEVICE: i32 = 100;
 const STUB_LIBRARY: i32 = 34;
 
 /// `CUresult`.

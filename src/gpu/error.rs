@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::conflicts::{DeviceConflict, LostGpus};
 use super::driver::DriverError;
 use super::nvrtc::CompileError;
-use super::{libtorch, nvrtc};
+use super::{driver, libtorch, nvrtc};
 use crate::torch;
 
 /// Reason why a GPU cannot be used.
@@ -136,11 +136,11 @@ impl DeviceError {
         }
     }
 
-    /// True if this process sees no GPU.
+    /// True if there is a driver, and this process sees no GPU.
     pub fn is_without_gpu(&self) -> bool {
         match self {
             Self::NoGpu => true,
-            Self::Driver(error) => error.has_no_device(),
+            Self::Driver(DriverError::Call { code, .. }) => *code == driver::NO_DEVICE,
             _ => false,
         }
     }

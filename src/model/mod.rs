@@ -38,7 +38,6 @@ use lambert_config::run::{self, Activation, Attention, NormKind, Precision, Unpa
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::{ModuleKind, ParamKind, Segment, SegmentKind, SegmentOutput, TensorId};
 use lambert_plan::batch_partition::Layout;
-use lambert_plan::objectives;
 use tch::{Kind, Tensor};
 
 use crate::kernels::{Kernels, NormParams};
@@ -151,22 +150,11 @@ pub fn layout(config: &run::RunConfig, kernels: &dyn Kernels) -> Layout {
     match config.device.unpadded {
         Unpadded::Never => Layout::Padded,
         Unpadded::Always => Layout::Unpadded,
-        Unpadded::Auto if fits && !is_relative && has_flash_heads(config) && kernels.has_unpadded_attention() => {
+        Unpadded::Auto if fits && !is_relative && config.has_flash_heads() && kernels.has_unpadded_attention() => {
             Layout::Unpadded
         }
         Unpadded::Auto => Layout::Padded,
     }
-}
-
-/// True if libtorch's flash kernels, which unpadded micro-batches use, have the sizes of the attention heads of all networks:
-/// multiples of 8, at most 256 elements.
-fn has_flash_heads(config: &run::RunConfig) -> bool {
-    let networks = objectives::networks(&config.model, &config.objective).into_iter().map(|network| network.model);
-    let facts = config.objective.teacher.as_ref().and_then(|teacher| teacher.facts.as_ref());
-    networks.chain(facts.map(|facts| facts.model.clone())).all(|model| {
-        let size = model.hidden / model.heads.max(1);
-        size.is_multiple_of(8) && size <= 256
-    })
 }
 
 /// Compute dtype of the layers and heads of a model.

@@ -49,6 +49,15 @@ struct SizeRecord {
     tokens: BTreeMap<String, usize>,
 }
 
+/// Stored record of an attempt.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum StoredSizes {
+    Now(SizeRecord),
+    /// Sizes by the name of the stage, from a version that did not record the number of GPUs.
+    Earlier(#[allow(dead_code, reason = "only tells the format from a damaged record")] BTreeMap<String, usize>),
+}
+
 /// Choice of the sizes of an attempt.
 struct AttemptSizes<'a> {
     config: &'a RunConfig,
@@ -78,10 +87,14 @@ impl AttemptSizes<'_> {
         let warnings = stages.filter_map(|(index, (earlier, tokens))| {
             let earlier = earlier.filter(|earlier| earlier != tokens)?;
             let (gpu, free) = budget.map(|budget| (&budget.gpu, budget.free as f64 / f64::from(1 << 30)))?;
+            let longest = self.data[index].sequence_length;
+            let why = match earlier < longest {
+                true => format!("are shorter than the samples of {longest} tokens"),
+                false => format!("do not fit into {gpu}, which has {free:.1} GiB free"),
+            };
             Some(format!(
-                "stage.{index}.micro_batch_tokens: micro-batches of {earlier} tokens, the size of an earlier attempt, do not fit \
-                 into {gpu}, which has {free:.1} GiB free; this attempt uses {tokens}, so the results differ from those of an \
-                 uninterrupted run; set a number to prevent this"
+                "stage.{index}.micro_batch_tokens: micro-batches of {earlier} tokens, the size of an earlier attempt, {why}; this \
+                 attempt uses {tokens}, so the results differ from those of an uninterrupted run; set a number to prevent this"
             ))
         });
         let warnings = warnings.collect();
@@ -107,8 +120,11 @@ impl AttemptSizes<'_> {
             if !sizes.iter().zip(&self.config.stage).any(|(size, stage)| is_open(size, stage)) {
                 break;
             }
-            let record = attempts::read::<SizeRecord>(self.store, MICRO_BATCHES, attempt)?;
-            let Some(record) = record.filter(|record| record.gpus == self.world) else { continue };
+            let record = attempts::read::<StoredSizes>(self.store, MICRO_BATCHES, attempt)?;
+            let Some(StoredSizes::Now(record)) = record else { continue };
+            if record.gpus != self.world {
+                continue;
+            }
             for (size, stage) in sizes.iter_mut().zip(&self.config.stage) {
                 if is_open(size, stage) {
                     *size = record.tokens.get(&stage.name).copied();

@@ -9,7 +9,7 @@ use lambert_config::run::DeviceKind;
 use lambert_store::{Store, run};
 use serde::{Deserialize, Serialize};
 
-use crate::error::Error;
+use crate::error::{Error, chain};
 use crate::gpu::conflicts::{
     DeviceConflict, DeviceSharing, LostGpus, RankDevice, find_conflict, hosts_with_too_few_gpus,
 };
@@ -76,9 +76,15 @@ pub fn load(url: &str, attempt: u32, config: &RunConfig) -> Result<ComputeDevice
 /// has lost its GPUs. `ranks` is the number of ranks on the host.
 fn explain(error: DeviceError, own: &RankDevice, ranks: usize, records: DeviceRecords<'_>) -> Error {
     match find_lost(vec![HostRanks { now: vec![own], ranks }], records) {
-        Ok(Some(lost)) => DeviceError::Lost(lost).into(),
+        Ok(Some(lost)) => {
+            tracing::error!("{}", chain(&error));
+            DeviceError::Lost(lost.seen_by_one_rank()).into()
+        }
         Ok(None) => error.into(),
-        Err(failed) => failed,
+        Err(unread) => {
+            tracing::warn!("cannot read the devices of earlier attempts: {}", chain(&unread));
+            error.into()
+        }
     }
 }
 
@@ -312,6 +318,9 @@ mod tests {
         assert_eq!(explain(1, 2), FailureKind::Usage, "no earlier attempt");
         assert_eq!(kinds(&run.check(1, &devices(&FOUR), CUDA)), [None; 4]);
         assert_eq!(explain(2, 2), FailureKind::Host);
+        let lost = super::explain(DeviceError::NoGpu, own, 2, DeviceRecords { store: &run.store, attempt: 2 });
+        let expected = "host a has lost a GPU: attempt 1 used 2 there, and a rank sees none now; check the host";
+        assert!(chain(&lost).contains(expected), "{}", chain(&lost));
         assert_eq!(explain(2, 3), FailureKind::Usage, "more ranks than before");
     }
 }

@@ -60,7 +60,7 @@ impl ExtraEvaluation {
     }
 }
 
-/// Records of earlier versions have no total. The weights of their losses were 1, except with several networks or a teacher.
+/// Records of earlier versions have no total: it is the sum of their losses, which all had weight 1.
 fn total_loss(loss: Option<f64>, scores: &Scores) -> f64 {
     loss.unwrap_or_else(|| scores.sum())
 }

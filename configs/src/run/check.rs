@@ -82,6 +82,18 @@ impl Checked for RunConfig {
 }
 
 impl RunConfig {
+    /// True if libtorch's flash kernels, which unpadded micro-batches use on a GPU, have the sizes of the attention heads of
+    /// all networks: multiples of 8, at most 256 elements.
+    pub fn has_flash_heads(&self) -> bool {
+        let generator = self.objective.replaced_tokens.as_ref().map(|settings| settings.generator(&self.model));
+        let teacher = self.objective.teacher.as_ref().and_then(|teacher| teacher.facts.as_ref());
+        let others = generator.as_ref().into_iter().chain(teacher.map(|facts| &facts.model));
+        std::iter::once(&self.model).chain(others).all(|model| {
+            let size = model.hidden / model.heads.max(1);
+            size.is_multiple_of(8) && (8..=256).contains(&size)
+        })
+    }
+
     /// Rejects `device.unpadded = "always"` for models and attention that need padded samples.
     fn check_unpadded(&self, issues: &mut Vec<ConfigIssue>) {
         if self.device.unpadded != Unpadded::Always {
@@ -104,6 +116,9 @@ impl RunConfig {
         }
         if self.device.kind == DeviceKind::Cuda && self.model.precision != Precision::Bf16 {
             wrong("is \"always\", which needs model.precision = \"bf16\" on a GPU");
+        }
+        if self.device.kind == DeviceKind::Cuda && !self.has_flash_heads() {
+            wrong("is \"always\", which needs attention heads of 8, 16, ... 256 elements on a GPU");
         }
     }
 

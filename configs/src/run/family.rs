@@ -111,6 +111,11 @@ impl Family {
         matches!(self, Self::Bert | Self::Albert)
     }
 
+    /// True if the classes of transformers have segment embeddings, of at least one segment.
+    pub fn has_segments(self) -> bool {
+        !matches!(self, Self::Distilbert | Self::Modernbert | Self::DebertaV2)
+    }
+
     /// True if models of the family can have a span boundary head.
     pub fn has_span_boundary_head(self) -> bool {
         !matches!(self, Self::Modernbert | Self::DebertaV2)
@@ -160,10 +165,6 @@ impl Family {
                 None => "does not have this key".to_owned(),
             };
             issues.push(ConfigIssue::new(format!("model.{key}"), format!("a model of family {self} {has}")));
-        }
-        if matches!(self, Self::Albert | Self::Electra) && model.segments == 0 {
-            let message = format!("is 0; must be above 0: a model of family {self} has segment embeddings");
-            issues.push(ConfigIssue::new("model.segments", message));
         }
     }
 }

@@ -224,6 +224,9 @@ fn run_mismatch(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
     if let Some(difference) = compared.trained.iter().find(is_other) {
         return Ok(Some(format!("{} is {} there, {} here", difference.key, difference.before, difference.now)));
     }
+    if teacher::differs(from, to)? {
+        return Ok(Some("the teacher differs".to_owned()));
+    }
     for object in [names::VOCABULARY, names::TOKENIZER, names::PHRASES] {
         let differs = match to.get(object) {
             Ok(there) => match from.get(object) {

@@ -36,6 +36,7 @@ pub struct BaseFacts {
 /// the facts on the model that the start of the run imports.
 pub fn check(config: &RunConfig, import: Option<BaseFacts>) -> Result<(), Failure> {
     let mut faults = Vec::new();
+    check_segments(&config.model, &mut faults);
     match (import, config.run.from.as_deref()) {
         (Some(base), _) => compare(config, &base, &mut faults)?,
         (None, None) => config.stage[0].check_growth(0, config.depth(0), &config.model, &mut faults),
@@ -48,6 +49,14 @@ pub fn check(config: &RunConfig, import: Option<BaseFacts>) -> Result<(), Failur
         return Ok(());
     }
     Err(ConfigError::Invalid { origin: "the configuration".to_owned(), issues: faults }.into())
+}
+
+/// Rejects a model without segments that no class of transformers would load. Runs of earlier versions may have one.
+fn check_segments(model: &Model, faults: &mut Vec<ConfigIssue>) {
+    if model.family.has_segments() && model.segments == 0 {
+        let message = format!("is 0; must be above 0: a model of family {} has segment embeddings", model.family);
+        faults.push(ConfigIssue::new("model.segments", message));
+    }
 }
 
 /// Reads the facts on a stored checkpoint.

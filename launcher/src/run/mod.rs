@@ -9,7 +9,7 @@
 //! - [`sources`]: events from signals, the run's store and the lease; [`job_view`]: state of the Slurm job;
 //!   [`control`]: HTTP server for the ranks' reports
 //! - [`launch`]: the processes of an attempt, started directly, by mpirun or by srun
-//! - [`check`]: checks of a start that change nothing
+//! - [`run_changes`]: checks of a changed configuration; [`check`]: checks of a start that change nothing
 //! - [`run_plan`]: summary printed before the start; [`data_warnings`]: warnings about the data
 //!
 //! [`crate::observe`] reports on the run: status in the store, log and progress display, `--json` lines.
@@ -26,6 +26,7 @@ pub mod initial;
 pub mod job_view;
 pub mod launch;
 mod phrase_list;
+pub mod run_changes;
 pub mod run_plan;
 pub mod sources;
 pub mod spec;

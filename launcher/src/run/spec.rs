@@ -9,13 +9,14 @@ use lambert_config::{Checked, ConfigError, ConfigIssue, Layers, RunConfig, exit}
 use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::durations;
 use lambert_plan::memory::{self, DatasetShape};
+use lambert_store::Store;
 use lambert_store::StoredVocabulary;
 use lambert_store::run::{CONFIG, PHRASES};
-use lambert_store::{Store, checkpoint};
 
 use super::base_checkpoint;
-use super::config_diff::{self, Difference, Differences};
+use super::config_diff::Difference;
 use super::imported_base::{self, ImportedBase, ResolvedBase};
+use super::run_changes::check_changes;
 use super::teacher::{self, NewTeacher};
 use super::{phrase_list, run_plan};
 use crate::cli;
@@ -274,39 +275,6 @@ fn absolute(path: &str) -> Result<String, Failure> {
     }
 }
 
-/// Rejects changes that affect the trained model unless their keys are in `allowed`. Logs all other changes. `base` is the
-/// difference between the folder that the run has imported and the folder in `now`.
-fn check_changes(
-    before: &RunConfig,
-    now: &RunConfig,
-    base: Option<&Difference>,
-    allowed: &[String],
-    store: &Store,
-) -> Result<(), Failure> {
-    let mut found = config_diff::compare(before, now).map_err(|error| Failure::failed(RunSpecError::Toml(error)))?;
-    found.trained.extend(base.cloned());
-    found.allow(allowed);
-    let Differences { trained, around } = found;
-    if !trained.is_empty() {
-        return Err(Failure::usage(RunSpecError::OtherRun { url: store.url().to_owned(), differences: trained }));
-    }
-    let has_checkpoints = || Ok::<_, Failure>(!checkpoint::list(store).map_err(Failure::failed)?.is_empty());
-    if base_checkpoint::is_muon(before) != base_checkpoint::is_muon(now) && has_checkpoints()? {
-        return Err(Failure::usage(RunSpecError::OtherMoments { url: store.url().to_owned() }));
-    }
-    let shapes = config_diff::of_shapes(before, now, &around);
-    if !shapes.is_empty() && has_checkpoints()? {
-        return Err(Failure::usage(RunSpecError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
-    }
-    for change in around.iter().filter(|change| base.is_none() || change.key != base_checkpoint::KEY) {
-        tracing::info!("configuration changed: {change}");
-    }
-    if let Some(base) = base {
-        tracing::warn!("the run keeps the model that it imported from {}", base.before);
-    }
-    Ok(())
-}
-
 /// Checks the datasets and the memory before anything is written, so that a mistyped path leaves no half-created run.
 /// `vocabulary` is the SHA-256 of the vocabulary of the stored run, if any. `here` is true if all ranks run on this
 /// host. Returns true if unreachable dataset stores are the only errors.
@@ -352,6 +320,7 @@ fn create(config: &RunConfig, base: Option<&Difference>, store: &Store) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::config_diff::{self, Differences};
 
     #[test]
     fn a_written_spec_round_trips() {

@@ -218,6 +218,22 @@ impl NewTeacher {
     }
 }
 
+/// True if both runs have a teacher, with different weights.
+pub fn differs(one: &Store, other: &Store) -> Result<bool, Failure> {
+    let weights = |run: &Store| -> Result<Option<String>, Failure> {
+        let origin = format!("{}/{TEACHER_FACTS}", run.url());
+        match run.get(TEACHER_FACTS) {
+            Err(error) if error.is_not_found() => Ok(None),
+            text => {
+                let text = text.map_err(Failure::failed)?;
+                Ok(Some(TeacherFacts::parse(&String::from_utf8_lossy(&text), &origin)?.weights_sha256))
+            }
+        }
+    };
+    let (one, other) = (weights(one)?, weights(other)?);
+    Ok(one.is_some() && other.is_some() && one != other)
+}
+
 /// Copies the teacher of the run `from` to the run `to`, with the facts. Does nothing if `from` has no teacher, or no complete
 /// copy of it.
 pub fn copy(from: &Store, to: &Store) -> Result<(), Failure> {

@@ -83,7 +83,11 @@ impl Chooser<'_> {
         let fits = |tokens| gpu::needed(self.config, self.index, self.data, self.world, tokens) <= usable;
         let longest = self.data.sequence_length;
         match (stage.micro_batch_tokens, self.earlier) {
-            (TokenBudget::Auto, Some(tokens)) if tokens >= longest && fits(tokens) => Ok(tokens),
+            (TokenBudget::Auto, Some(tokens))
+                if tokens >= longest && gpu::fits(self.config, self.index, self.data, self.world, tokens, usable) =>
+            {
+                Ok(tokens)
+            }
             (TokenBudget::Auto, _) => {
                 let largest = gpu::largest(self.config, self.index, self.data, self.world, usable);
                 largest.map(|tokens| rounded_down(tokens / longest) * longest).ok_or_else(|| self.issue(longest, free))

@@ -184,15 +184,19 @@ pub fn reserve(free: u64) -> u64 {
     (1 << 30) + free / 20
 }
 
+/// True if micro-batches of at most `tokens` tokens fit into `room` bytes in stage `index`, and none of their tensors has 2^31
+/// elements or more.
+pub fn fits(config: &RunConfig, index: usize, data: DatasetShape, world: usize, tokens: usize, room: u64) -> bool {
+    let most = rank_samples(&config.stage[index], world).saturating_mul(data.sequence_length);
+    needed(config, index, data, world, tokens) <= room
+        && elements(config, index, data, tokens.min(most)) < f64::from(i32::MAX)
+}
+
 /// Returns the size, in tokens, of the largest micro-batch that fits into `room` bytes in stage `index`. The size is a
 /// multiple of the maximum sample length and at most the rank batch, and no tensor has 2^31 elements or more. Returns
 /// `None` if not even one sample fits.
 pub fn largest(config: &RunConfig, index: usize, data: DatasetShape, world: usize, room: u64) -> Option<usize> {
-    let fits = |samples: usize| {
-        let tokens = samples.saturating_mul(data.sequence_length);
-        needed(config, index, data, world, tokens) <= room
-            && elements(config, index, data, tokens) < f64::from(i32::MAX)
-    };
+    let fits = |samples: usize| fits(config, index, data, world, samples.saturating_mul(data.sequence_length), room);
     let (mut fitting, mut above) = (0, rank_samples(&config.stage[index], world).saturating_add(1));
     while above - fitting > 1 {
         let middle = fitting + (above - fitting) / 2;

@@ -185,8 +185,10 @@ impl ModelCard<'_> {
         let share = |value: Option<&f64>| value.map_or(String::new(), |value| percent(*value));
         let names = ["objective", "training loss", "training accuracy", "held-out loss", "held-out accuracy"];
         let mut rows = vec![head(&names)];
-        for (index, loss) in losses.iter().enumerate() {
-            let saved = self.checkpoint.held_out_loss.filter(|_| index == 0);
+        for loss in &losses {
+            // The checkpoint has only the total.
+            let is_total = losses.len() == 1 && loss.weight == 1.0;
+            let saved = self.checkpoint.held_out_loss.filter(|_| is_total);
             let row = match self.records() {
                 Some(records) => [
                     nats(records.losses.get(loss.name).copied()),

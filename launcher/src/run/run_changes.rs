@@ -1,0 +1,66 @@
+//! Checks the changes of the configuration of a run that exists.
+
+use std::collections::BTreeSet;
+
+use lambert_config::RunConfig;
+use lambert_plan::architecture::Architecture;
+use lambert_store::{Store, checkpoint};
+
+use super::base_checkpoint;
+use super::config_diff::{self, Difference, Differences};
+use super::spec::RunSpecError;
+use crate::failure::Failure;
+
+/// Rejects changes that affect the trained model unless their keys are in `allowed`. Logs all other changes. `base` is the
+/// difference between the folder that the run has imported and the folder in `now`.
+pub fn check_changes(
+    before: &RunConfig,
+    now: &RunConfig,
+    base: Option<&Difference>,
+    allowed: &[String],
+    store: &Store,
+) -> Result<(), Failure> {
+    let mut found = config_diff::compare(before, now).map_err(|error| Failure::failed(RunSpecError::Toml(error)))?;
+    found.trained.extend(base.cloned());
+    found.allow(allowed);
+    let Differences { trained, around } = found;
+    if !trained.is_empty() {
+        return Err(Failure::usage(RunSpecError::OtherRun { url: store.url().to_owned(), differences: trained }));
+    }
+    let has_checkpoints = || Ok::<_, Failure>(!checkpoint::list(store).map_err(Failure::failed)?.is_empty());
+    if base_checkpoint::is_muon(before) != base_checkpoint::is_muon(now) && has_checkpoints()? {
+        return Err(Failure::usage(RunSpecError::OtherMoments { url: store.url().to_owned() }));
+    }
+    let mut shapes: Vec<_> = around.iter().filter(|change| change.is_of_shapes()).cloned().collect();
+    if shapes.is_empty() && config_diff::have_other_parameters(before, now) && !newest_fits(store, now)? {
+        shapes =
+            around.iter().filter(|change| config_diff::is_at_or_below(&change.key, "objective")).cloned().collect();
+    }
+    if !shapes.is_empty() && has_checkpoints()? {
+        return Err(Failure::usage(RunSpecError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
+    }
+    for change in around.iter().filter(|change| base.is_none() || change.key != base_checkpoint::KEY) {
+        tracing::info!("configuration changed: {change}");
+    }
+    if let Some(base) = base {
+        tracing::warn!("the run keeps the model that it imported from {}", base.before);
+    }
+    Ok(())
+}
+
+/// True if the newest checkpoint has exactly the parameters of the networks of `config`, by name. A configuration that an
+/// earlier version stored although it does not fit can be corrected.
+fn newest_fits(store: &Store, config: &RunConfig) -> Result<bool, Failure> {
+    let listed = checkpoint::list(store).map_err(Failure::failed)?;
+    let Some(newest) = listed.first() else { return Ok(true) };
+    let manifest = match checkpoint::read_manifest(store, &newest.name) {
+        Err(error) if error.is_damaged() || error.is_not_found() => return Ok(false),
+        manifest => manifest.map_err(Failure::failed)?,
+    };
+    let Some(stage) = config.stage.get(manifest.stage) else { return Ok(false) };
+    let slices = manifest.objects.iter().flat_map(|object| &object.slices);
+    let there: BTreeSet<&str> = slices.map(|slice| &*slice.tensor).collect();
+    let architecture = Architecture::of_run(config, stage.depth(&config.model), config_diff::VOCABULARY);
+    let tensors = architecture.tensors();
+    Ok(tensors.iter().map(|tensor| &*tensor.name).collect::<BTreeSet<_>>() == there)
+}
