@@ -8,8 +8,51 @@ use lambert_store::{Store, checkpoint};
 
 use super::base_checkpoint;
 use super::config_diff::{self, Difference, Differences};
-use super::spec::RunSpecError;
 use crate::failure::Failure;
+
+/// A run cannot continue with a changed configuration.
+#[derive(Debug, thiserror::Error)]
+enum RunChangeError {
+    /// The stored run has another configuration.
+    #[error(
+        "{url} is a run with another configuration; use another --run, the configuration that it was started with, or \
+         `lambert run --allow-change KEY`. Differences:{}",
+        list(differences)
+    )]
+    OtherRun {
+        /// URL of the run.
+        url: String,
+        /// Differing keys.
+        differences: Vec<Difference>,
+    },
+    /// The checkpoints of the run have other tensor shapes.
+    #[error(
+        "{url} has checkpoints of another model; use another --run for a model of other shapes. Differences:{}",
+        list(differences)
+    )]
+    OtherShapes {
+        /// URL of the run.
+        url: String,
+        /// Differing keys that affect shapes.
+        differences: Vec<Difference>,
+    },
+    /// The checkpoints of the run have moments that do not fit the optimizer.
+    #[error(
+        "{url} has checkpoints of another optimizer, whose moments do not fit; use another --run, with --from and a checkpoint of this \
+         run"
+    )]
+    OtherMoments {
+        /// URL of the run.
+        url: String,
+    },
+    /// The configuration cannot be serialized.
+    #[error("cannot write the configuration as TOML")]
+    Toml(#[from] toml::ser::Error),
+}
+
+fn list(differences: &[Difference]) -> String {
+    differences.iter().map(|difference| format!("\n  {difference}")).collect()
+}
 
 /// Rejects changes that affect the trained model unless their keys are in `allowed`. Logs all other changes. `base` is the
 /// difference between the folder that the run has imported and the folder in `now`.
@@ -20,16 +63,16 @@ pub fn check_changes(
     allowed: &[String],
     store: &Store,
 ) -> Result<(), Failure> {
-    let mut found = config_diff::compare(before, now).map_err(|error| Failure::failed(RunSpecError::Toml(error)))?;
+    let mut found = config_diff::compare(before, now).map_err(|error| Failure::failed(RunChangeError::Toml(error)))?;
     found.trained.extend(base.cloned());
     found.allow(allowed);
     let Differences { trained, around } = found;
     if !trained.is_empty() {
-        return Err(Failure::usage(RunSpecError::OtherRun { url: store.url().to_owned(), differences: trained }));
+        return Err(Failure::usage(RunChangeError::OtherRun { url: store.url().to_owned(), differences: trained }));
     }
     let has_checkpoints = || Ok::<_, Failure>(!checkpoint::list(store).map_err(Failure::failed)?.is_empty());
     if base_checkpoint::is_muon(before) != base_checkpoint::is_muon(now) && has_checkpoints()? {
-        return Err(Failure::usage(RunSpecError::OtherMoments { url: store.url().to_owned() }));
+        return Err(Failure::usage(RunChangeError::OtherMoments { url: store.url().to_owned() }));
     }
     let mut shapes: Vec<_> = around.iter().filter(|change| change.is_of_shapes()).cloned().collect();
     if shapes.is_empty() && config_diff::have_other_parameters(before, now) && !newest_fits(store, now)? {
@@ -37,7 +80,7 @@ pub fn check_changes(
             around.iter().filter(|change| config_diff::is_at_or_below(&change.key, "objective")).cloned().collect();
     }
     if !shapes.is_empty() && has_checkpoints()? {
-        return Err(Failure::usage(RunSpecError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
+        return Err(Failure::usage(RunChangeError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
     }
     for change in around.iter().filter(|change| base.is_none() || change.key != base_checkpoint::KEY) {
         tracing::info!("configuration changed: {change}");

@@ -47,38 +47,6 @@ pub enum RunSpecError {
         /// URL of the run.
         url: String,
     },
-    /// The stored run has another configuration.
-    #[error(
-        "{url} is a run with another configuration; use another --run, the configuration that it was started with, or \
-         `lambert run --allow-change KEY`. Differences:{}",
-        list(differences)
-    )]
-    OtherRun {
-        /// URL of the run.
-        url: String,
-        /// Differing keys.
-        differences: Vec<Difference>,
-    },
-    /// The checkpoints of the run have other tensor shapes.
-    #[error(
-        "{url} has checkpoints of another model; use another --run for a model of other shapes. Differences:{}",
-        list(differences)
-    )]
-    OtherShapes {
-        /// URL of the run.
-        url: String,
-        /// Differing keys that affect shapes.
-        differences: Vec<Difference>,
-    },
-    /// The checkpoints of the run have moments that do not fit the optimizer.
-    #[error(
-        "{url} has checkpoints of another optimizer, whose moments do not fit; use another --run, with --from and a checkpoint of this \
-         run"
-    )]
-    OtherMoments {
-        /// URL of the run.
-        url: String,
-    },
     /// The configuration cannot be serialized.
     #[error("cannot write the configuration as TOML")]
     Toml(#[from] toml::ser::Error),
@@ -89,10 +57,6 @@ pub enum RunSpecError {
         /// System error.
         source: std::io::Error,
     },
-}
-
-fn list(differences: &[Difference]) -> String {
-    differences.iter().map(|difference| format!("\n  {difference}")).collect()
 }
 
 /// A run that has passed all checks. Nothing is written yet.
