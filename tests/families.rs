@@ -159,8 +159,8 @@ fn values_that_a_family_does_not_have_are_refused() {
     );
     refused(&["model.family=robberta"], &["model.family"]);
     refused(
-        &["model.family=albert", "model.segments=0"],
-        &["model.segments: is 0; must be above 0: a model of family albert has segment embeddings"],
+        &["model.family=electra", "model.segments=0"],
+        &["model.segments: is 0; must be above 0: a model of family electra has segment embeddings"],
     );
     let modern = ["model.family=modernbert", "model.attention_window=16"];
     refused(
