@@ -218,31 +218,26 @@ impl NewTeacher {
     }
 }
 
+/// Reads the facts on the teacher of a run, and their text. `None` if the run has no teacher.
+fn stored_facts(run: &Store) -> Result<Option<(TeacherFacts, String)>, Failure> {
+    let text = match run.get(TEACHER_FACTS) {
+        Err(error) if error.is_not_found() => return Ok(None),
+        text => text.map_err(Failure::failed)?,
+    };
+    let text = String::from_utf8_lossy(&text).into_owned();
+    Ok(Some((TeacherFacts::parse(&text, &format!("{}/{TEACHER_FACTS}", run.url()))?, text)))
+}
+
 /// True if both runs have a teacher, with different weights.
 pub fn differs(one: &Store, other: &Store) -> Result<bool, Failure> {
-    let weights = |run: &Store| -> Result<Option<String>, Failure> {
-        let origin = format!("{}/{TEACHER_FACTS}", run.url());
-        match run.get(TEACHER_FACTS) {
-            Err(error) if error.is_not_found() => Ok(None),
-            text => {
-                let text = text.map_err(Failure::failed)?;
-                Ok(Some(TeacherFacts::parse(&String::from_utf8_lossy(&text), &origin)?.weights_sha256))
-            }
-        }
-    };
-    let (one, other) = (weights(one)?, weights(other)?);
-    Ok(one.is_some() && other.is_some() && one != other)
+    let both = stored_facts(one)?.zip(stored_facts(other)?);
+    Ok(both.is_some_and(|((one, _), (other, _))| one.weights_sha256 != other.weights_sha256))
 }
 
 /// Copies the teacher of the run `from` to the run `to`, with the facts. Does nothing if `from` has no teacher, or no complete
 /// copy of it.
 pub fn copy(from: &Store, to: &Store) -> Result<(), Failure> {
-    let text = match from.get(TEACHER_FACTS) {
-        Err(error) if error.is_not_found() => return Ok(()),
-        text => text.map_err(Failure::failed)?,
-    };
-    let origin = format!("{}/{TEACHER_FACTS}", from.url());
-    let facts = TeacherFacts::parse(&String::from_utf8_lossy(&text), &origin)?;
+    let Some((facts, text)) = stored_facts(from)? else { return Ok(()) };
     let [theirs, ours] = [from, to].map(|run| run.join(TEACHER));
     let (theirs, ours) = (theirs.map_err(Failure::failed)?, ours.map_err(Failure::failed)?);
     if !is_complete(&theirs, &facts).map_err(Failure::failed)? {
@@ -251,7 +246,7 @@ pub fn copy(from: &Store, to: &Store) -> Result<(), Failure> {
     if !is_complete(&ours, &facts).map_err(Failure::failed)? {
         replace(&ours, NewTeacher::of_run(theirs.url())?.source)?;
     }
-    to.put(TEACHER_FACTS, text).map_err(Failure::failed)
+    to.put(TEACHER_FACTS, text.into()).map_err(Failure::failed)
 }
 
 /// Replaces the copy of a teacher. Reads the new teacher before it removes anything.
