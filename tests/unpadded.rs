@@ -1,5 +1,7 @@
 //! Training on unpadded micro-batches with real ranks, on CPUs.
 
+use serde_json::Value;
+
 use crate::support::{Running, TestDir, assert_same_bits, done, run};
 
 const STEPS: u64 = 24;
@@ -33,6 +35,31 @@ fn losses_do_not_depend_on_padding_and_kills_do_not_change_the_bits() {
     let ended = running.end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert_same_bits(&calm, &killed);
+}
+
+#[test]
+fn losses_of_an_evaluation_do_not_depend_on_padding() {
+    let dir = TestDir::new();
+    let (config, held_out) = (dir.config(2, 1), dir.path("data/held-out"));
+    let evaluation = format!("evaluation={{data={held_out:?},at_start=true,samples=48}}");
+    let losses = |unpadded: &str| {
+        let (url, layout) = (dir.path(unpadded), format!("device.unpadded={unpadded}"));
+        let sets = ["--set", &layout, "--set", &evaluation];
+        let arguments = [&["run", "--config", &config, "--run", &url], &UNPADDED[2..], &sets].concat();
+        done(&arguments);
+        let lines = done(&["metrics", &url]);
+        let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let trained: Vec<f64> =
+            lines.filter_map(|line| line["mlm_loss"].as_f64().filter(|_| line["event"] == "evaluation")).collect();
+        let alone = done(&["eval", &url, "--data", &held_out, "--samples", "48", "--json"]);
+        let alone: Value = serde_json::from_str(&alone).unwrap();
+        (trained, alone["mlm_loss"].as_f64().unwrap())
+    };
+    // The first evaluation of both runs has the same weights.
+    let (unpadded, alone) = losses("always");
+    let (padded, _) = losses("never");
+    assert!((unpadded[0] / padded[0] - 1.0).abs() < 1e-5, "{unpadded:?} and {padded:?}");
+    assert!((unpadded.last().unwrap() / alone - 1.0).abs() < 1e-5, "{unpadded:?} and {alone}");
 }
 
 #[test]

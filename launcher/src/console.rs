@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use lambert_progress::terminal::{self, has_colours, is_quiet, return_cursor, show, suspend};
+use lambert_progress::terminal::{self, has_colours, is_quiet, show, suspend};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -177,7 +177,6 @@ impl Sink for Errors {
                 bar.set_length(length);
                 bar.set_position(position);
                 bar.set_message(message);
-                return_cursor();
             }
             Bar::Removed => self.bar.take().iter().for_each(ProgressBar::finish_and_clear),
         }

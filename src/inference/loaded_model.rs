@@ -14,6 +14,7 @@ use lambert_store::{Store, StoredVocabulary, run};
 use crate::checkpoint;
 use crate::error::Error;
 use crate::gpu::ComputeDevice;
+use crate::model;
 use crate::objective::Objective;
 use crate::state::Parameters;
 use crate::train::evaluate::EvalRequest;
@@ -107,8 +108,14 @@ impl LoadedModel {
         if !errors.is_empty() {
             return Err(Error::invalid_config(url, errors));
         }
-        let objective = self.config.evaluation_objective();
-        Ok(EvalRequest { dataset, objective, samples, micro_batch_tokens: TokenBudget::DEFAULT, parts: None })
+        Ok(EvalRequest {
+            dataset,
+            objective: self.config.evaluation_objective(),
+            samples,
+            micro_batch_tokens: TokenBudget::DEFAULT,
+            layout: model::layout(&self.config, &**self.parameters.kernels()),
+            parts: None,
+        })
     }
 }
 

@@ -333,6 +333,8 @@ fn step_of_unpadded_micro_batches_synchronizes_once() {
             let objective = case.objective(&state.parameters, &model).recomputing(recompute);
             let seen = counts(&device, &mut state, &objective, OptimizerKind::Lamb, Layout::Unpadded);
             assert_eq!(seen, (1, 0, BATCH_UPLOADS + LOSS_ZEROS + LAMB_UPDATE_COPIES), "{} {recompute}", case.name);
+            step::evaluate(&objective, &batch(Layout::Unpadded).micro_batches, Key::new(1)).unwrap();
+            assert_eq!(device.fetched.swap(0, Ordering::Relaxed), 1, "evaluation, {}", case.name);
         }
     }
 }

@@ -32,6 +32,8 @@ pub struct EvalRequest {
     pub samples: u64,
     /// Maximum tokens per micro-batch, padding included.
     pub micro_batch_tokens: usize,
+    /// Layout of the micro-batches.
+    pub layout: Layout,
     /// Number of canonical shards, which are a fixed partition of a batch for every
     /// world size. `None`: one shard per rank.
     pub parts: Option<usize>,
@@ -84,7 +86,7 @@ pub fn evaluate(
         skipped: SkippedSamples::default(),
         skipped_shards: Vec::new(),
         micro_batch_tokens: request.micro_batch_tokens,
-        layout: Layout::Padded,
+        layout: request.layout,
         rank: collective.rank(),
         world_size: collective.world_size(),
         shards: request.parts.unwrap_or(collective.world_size()),

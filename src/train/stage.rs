@@ -342,6 +342,7 @@ impl<'a> StageRun<'a> {
                 objective: config.evaluation_objective(),
                 samples: config.evaluation.samples,
                 micro_batch_tokens: self.micro_batch_tokens,
+                layout: model::layout(config, &*self.session.kernels),
                 parts: self.canonical_shards().map(|(_, parts)| parts),
             };
             let stop = |_| control.stop_is_requested();

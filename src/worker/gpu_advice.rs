@@ -19,7 +19,7 @@ pub fn slow_settings(config: &RunConfig, micro_batch_tokens: &[usize]) -> Vec<St
     let few =
         stages.filter(|(_, (stage, tokens))| is_small(**tokens, stage.global_batch)).map(|(index, (_, tokens))| {
             format!(
-                "stage.{index}.micro_batch_tokens is {tokens}: the GPU waits for the CPU; try {} or more",
+                "stage.{index}.micro_batch_tokens is {tokens}: the GPU waits for the CPU; try {} or more, or \"auto\"",
                 2 * FEW_TOKENS
             )
         });

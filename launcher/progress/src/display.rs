@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::signals;
 use crate::state::{Shared, Snapshot, Stage, Unit};
-use crate::terminal::{elapsed, return_cursor, show};
+use crate::terminal::{elapsed, show};
 use crate::text::{clock, rate, size};
 
 /// Age of a command at which its bar appears.
@@ -30,9 +30,6 @@ pub(crate) fn run(shared: &Shared) {
             is_drawn = true;
         }
         bar.tick();
-        if is_drawn {
-            return_cursor();
-        }
         if shared.wait(PERIOD, |stage| stage == Stage::Ending) {
             break;
         }

@@ -6,7 +6,8 @@ use std::sync::{LazyLock, OnceLock};
 use std::time::{Duration, Instant};
 
 use anstream::{AutoStream, ColorChoice};
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget};
+use console::Term;
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, TermLike};
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
@@ -41,24 +42,79 @@ pub fn has_colours() -> bool {
 /// All bars of this process.
 pub(crate) fn bars() -> &'static MultiProgress {
     static BARS: OnceLock<MultiProgress> = OnceLock::new();
-    BARS.get_or_init(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr()))
+    BARS.get_or_init(|| {
+        let term = Term::buffered_stderr();
+        MultiProgress::with_draw_target(match term.is_term() {
+            true => ProgressDrawTarget::term_like(Box::new(Screen { term, has_text: AtomicBool::new(false) })),
+            false => ProgressDrawTarget::hidden(),
+        })
+    })
 }
 
-/// True once a bar was drawn.
-static HAS_BAR: AtomicBool = AtomicBool::new(false);
-
-/// Adds `bar` at the bottom of the terminal. Call [`return_cursor`] after each change of the bar.
+/// Adds `bar` at the bottom of the terminal.
 pub fn show(bar: ProgressBar) -> ProgressBar {
-    HAS_BAR.store(true, Ordering::Relaxed);
     bars().add(bar)
 }
 
-/// Moves the cursor to the start of the bar. indicatif leaves it at the end, where the `^C` of a terminal would begin a new
-/// line. The bar would then stay above that line.
-pub fn return_cursor() {
-    if HAS_BAR.load(Ordering::Relaxed) {
-        // Unlike the standard library, this write takes no lock, which a stopped terminal would hold.
-        let _ = rustix::io::write(rustix::stdio::stderr(), b"\r");
+/// Terminal on which indicatif draws. indicatif leaves the cursor at the end of the line, where the `^C` of a terminal would
+/// begin a new line, and the bar would stay above it. So each write ends with the cursor at the start of the line.
+#[derive(Debug)]
+struct Screen {
+    term: Term,
+    /// True if there is text that is not written yet.
+    has_text: AtomicBool,
+}
+
+impl Screen {
+    fn add(&self, add: impl FnOnce(&Term) -> io::Result<()>) -> io::Result<()> {
+        self.has_text.store(true, Ordering::Relaxed);
+        add(&self.term)
+    }
+}
+
+impl TermLike for Screen {
+    fn width(&self) -> u16 {
+        self.term.size().1
+    }
+
+    fn height(&self) -> u16 {
+        self.term.size().0
+    }
+
+    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
+        self.term.move_cursor_up(n)
+    }
+
+    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
+        self.term.move_cursor_down(n)
+    }
+
+    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
+        self.term.move_cursor_right(n)
+    }
+
+    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
+        self.term.move_cursor_left(n)
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        self.add(|term| term.write_line(text))
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        self.add(|term| term.write_str(text))
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        self.add(Term::clear_line)
+    }
+
+    /// Writes bar and cursor movement at once: a signal cannot come between them.
+    fn flush(&self) -> io::Result<()> {
+        if self.has_text.swap(false, Ordering::Relaxed) {
+            self.term.write_str("\r")?;
+        }
+        self.term.flush()
     }
 }
 
@@ -78,7 +134,5 @@ impl Write for LogWriter {
 
 /// Removes the bars, calls `write`, and draws the bars again below the output of `write`.
 pub fn suspend<T>(write: impl FnOnce() -> T) -> T {
-    let written = bars().suspend(write);
-    return_cursor();
-    written
+    bars().suspend(write)
 }
