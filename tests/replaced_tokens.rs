@@ -58,7 +58,7 @@ fn every_world_has_the_same_draws_and_weights() {
     }
     assert!(one.1.iter().all(|record| record.batch.drawn_digest.is_some()));
     let unequal: BTreeSet<_> = one.1.iter().map(|record| record.batch.drawn_digest).collect();
-    assert_eq!(unequal.len(), 24, "every step draws anew");
+    assert_eq!(unequal.len(), 24, "every step draws other tokens");
 
     // Without canonical sums, the weights differ by rounding, and a draw may flip where two tokens are almost equally good.
     let records = |ranks: &str| {

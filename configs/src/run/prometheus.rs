@@ -19,7 +19,7 @@ pub struct Prometheus {
     pub token_file: String,
     /// File for Prometheus' `file_sd_configs` that names the coordinator's address; empty: none.
     ///
-    /// Each coordinator of the run writes it anew, so it follows a requeue to another host. At the end it has no target.
+    /// Each coordinator of the run rewrites it, so it follows a requeue to another host. At the end it has no target.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(!skip_serializing_if)]
     pub discovery_file: String,

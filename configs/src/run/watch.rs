@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Watch {
     /// File for the URL of the page, mode 600; empty: no page.
     ///
-    /// The URL has an access token. Each coordinator of the run writes the file anew, so it follows a requeue to another
+    /// The URL has an access token. Each coordinator of the run rewrites the file, so it follows a requeue to another
     /// host. At the end the file is removed.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schemars(!skip_serializing_if)]

@@ -34,7 +34,7 @@ pub enum Combine {
     Store,
 }
 
-/// Ring all-reduce with one chunk per rank: reduce-scatter, then all-gather. Let x[r] be the values that rank r has for
+/// Ring all-reduce with one chunk per rank: reduce-scatter, then all-gather. Let `x[r]` be the values that rank `r` has for
 /// chunk c, with r modulo the world size. Chunk c is always summed in the order `((x[c] + x[c + 1]) + x[c + 2]) + ...`.
 pub fn ring(rank: usize, world_size: usize) -> Vec<ScheduleStep> {
     let (right, left) = ((rank + 1) % world_size, (rank + world_size - 1) % world_size);

@@ -32,7 +32,7 @@ pub fn split_into_micro_batches(lengths: &[u16], samples: Vec<usize>, budget: us
     with_most_tokens_last(groups.map(micro_batch).collect())
 }
 
-/// Unit to which the tokens of a micro-batch are rounded up. A GPU selects its kernels anew for every shape, so the
+/// Unit to which the tokens of a micro-batch are rounded up. A GPU selects its kernels again for every shape, so the
 /// shapes must recur.
 fn unit(budget: usize) -> usize {
     (budget / 256).max(1)
