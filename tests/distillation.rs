@@ -206,8 +206,11 @@ fn every_world_has_the_same_weights() {
     let with = plan(&[]);
     let without = plan(&["--set", "objective.teacher.soft_target_weight=0.0"]);
     let number = |plan: &Value, path: &str| plan.pointer(path).unwrap().as_f64().unwrap();
+    let alone = self::config(&dir, "alone", ("distilbert", 2), 12, "");
+    let alone: Value = serde_json::from_str(&done(&["plan", "--config", &alone, "--json"])).unwrap();
     for path in ["/total_flops", "/stages/0/memory/host_bytes"] {
-        assert!(number(&with, path) > number(&without, path), "{path}: {with} {without}");
+        let [with, without, alone] = [&with, &without, &alone].map(|plan| number(plan, path));
+        assert!(with > without && without > alone, "{path}: {with} {without} {alone}");
     }
     // Measured steps have a teacher.
     let measured = plan(&["--machine", "here"]);
@@ -254,7 +257,7 @@ fn twenty_kills_of_a_student_leave_the_same_bits() {
     same_bits_after_kills(&dir, &config, 20, 1200);
 }
 
-/// Another teacher is refused by the coordinator, and by the workers if the files of the teacher change.
+/// Another teacher is refused, whether its weights differ or the configuration of its encoder.
 #[test]
 fn another_teacher_is_refused() {
     let dir = TestDir::new();
@@ -271,6 +274,20 @@ fn another_teacher_is_refused() {
     assert!(refused.code == 2 && refused.err.contains("objective.teacher.from: "), "{}", refused.err);
     let refused = start(&["--set", &from, "--allow-change", "objective"]);
     assert!(refused.code == 2 && refused.err.contains("were trained with another teacher"), "{}", refused.err);
+    // The same weights with four heads are another teacher.
+    let heads = dir.path("heads");
+    copy(of_teacher.as_ref(), heads.as_ref());
+    let text = std::fs::read_to_string(format!("{heads}/run.toml")).unwrap();
+    assert!(text.contains("heads = 2\n"), "{text}");
+    std::fs::write(format!("{heads}/run.toml"), text.replace("heads = 2\n", "heads = 4\n")).unwrap();
+    let from = format!("objective.teacher.from={heads}");
+    let refused = start(&["--set", &from, "--allow-change", "objective"]);
+    assert!(refused.code == 2 && refused.err.contains("were trained with another teacher"), "{}", refused.err);
+    // Each checkpoint records the teacher.
+    let manifest = read_json(&format!("{url}/checkpoints/{}", checkpoints(&url)[0]), "manifest.json");
+    let record = &manifest["state"]["teacher"];
+    assert!(record["weights_sha256"].is_string() && record["config_sha256"].is_string(), "{record}");
+    assert_eq!((&record["model"]["heads"], &record["model"]["layers"]), (&Value::from(2), &Value::from(4)));
     // Another temperature is a change that can be allowed.
     let hotter = ["--set", "objective.teacher.temperature=3.0", "--set", "stage.0.steps=10"];
     let refused = start(&hotter);
@@ -393,6 +410,10 @@ fn a_teacher_that_does_not_fit_is_refused_by_name() {
             ("objective.teacher.temperature=0.0", "objective.teacher.temperature: is 0; must be above 0"),
         ],
     );
+    let from = format!("{of_teacher}/checkpoints/{}", checkpoints(&of_teacher)[0]);
+    let arguments = ["run", "--check", "--config", &config, "--run", &dir.path("none"), "--from", &from];
+    let refused = run(&[&arguments[..], &["--set", "objective.teacher.layers=[]"]].concat());
+    assert!(refused.code == 2 && refused.err.contains("a model with a teacher cannot grow"), "{}", refused.err);
     // A dataset with another vocabulary.
     let vocabulary = dir.path("small.txt");
     done(&["vocab", "--input", &dir.path("corpus.txt"), "--size", "200", "--output", &vocabulary]);

@@ -245,6 +245,10 @@ fn settings_that_do_not_fit_are_refused() {
     // Neither network can grow, and the heads of the generator give its weights their meaning.
     let both = dir.path("both");
     done(&["run", "--config", &config, "--run", &both]);
+    let teacher = format!("objective.teacher.from={both}");
+    let student = dir.path("plain.toml");
+    let refused = run(&["run", "--config", &student, "--run", &dir.path("student"), "--set", &teacher]);
+    assert!(refused.code == 2 && refused.err.contains("has a generator and a discriminator"), "{}", refused.err);
     let from = format!("{both}/checkpoints/{}", crate::support::checkpoints(&both).pop().unwrap());
     for (set, message) in [
         ("model.layers=3", "a model with objective.replaced_tokens cannot grow"),

@@ -89,6 +89,22 @@ fn adam_has_the_published_schedule_in_both_phases() {
 }
 
 #[test]
+fn electra_has_the_published_networks_and_optimizer() {
+    let config = shipped("electra-base");
+    let losses: Vec<(&str, f64)> =
+        objectives::losses(&config.objective).iter().map(|loss| (loss.name, loss.weight)).collect();
+    assert_eq!(losses, [("mlm", 1.0), ("rtd", 50.0)]);
+    assert_eq!((config.objective.mask_share, config.objective.random_share), (0.85, 0.0));
+    let generator = config.objective.replaced_tokens.as_ref().unwrap().generator(&config.model);
+    assert_eq!((generator.layers, generator.hidden, generator.heads, generator.intermediate), (12, 256, 4, 1024));
+    assert_eq!((config.model.layers, config.model.hidden, config.model.embedding()), (12, 768, 768));
+    let (optimizer, stage) = (&config.optimizer, &config.stage[0]);
+    // This optimizer has no bias correction.
+    assert_eq!((optimizer.kind, optimizer.eps, optimizer.weight_decay), (OptimizerKind::AdamBert, 1e-6, 0.01));
+    assert_eq!((stage.steps, stage.global_batch, stage.learning_rate, stage.warmup), (766_000, 256, 2e-4, 0.013));
+}
+
+#[test]
 fn distilbert_has_the_published_losses_and_layers() {
     let config = shipped("distilbert-base");
     let losses: Vec<(&str, f64)> =

@@ -1,39 +1,53 @@
 //! Record of the teacher in the manifest of a checkpoint.
 
 use lambert_config::RunConfig;
+use lambert_config::run::Model;
 use serde::{Deserialize, Serialize};
 
 /// Teacher of a checkpoint, as its manifest records it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TeacherRecord {
     /// SHA-256 of the weights of the teacher.
     pub weights_sha256: String,
     /// SHA-256 of the configuration of the run of the teacher.
     pub config_sha256: String,
+    /// Configuration of its encoder. `None` in checkpoints of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<Model>,
 }
 
 impl TeacherRecord {
     /// Returns the record of the teacher of a run; `None` without a teacher.
     pub fn of(config: &RunConfig) -> Option<Self> {
         let facts = config.objective.teacher.as_ref()?.facts.as_ref()?;
-        Some(Self { weights_sha256: facts.weights_sha256.clone(), config_sha256: facts.config_sha256.clone() })
+        Some(Self {
+            weights_sha256: facts.weights_sha256.clone(),
+            config_sha256: facts.config_sha256.clone(),
+            model: Some(facts.model.clone()),
+        })
     }
 
     /// Returns the reason why a checkpoint with this record does not fit a run; `None` if it fits. A run without a teacher fits.
     pub fn incompatibility(&self, config: &RunConfig) -> Option<String> {
         let ours = Self::of(config)?;
-        (ours.weights_sha256 != self.weights_sha256).then(|| {
-            format!(
+        if ours.weights_sha256 != self.weights_sha256 {
+            return Some(format!(
                 "it was trained with another teacher: objective.teacher has the weights {}, that teacher had the weights {}",
                 ours.weights_sha256, self.weights_sha256
-            )
+            ));
+        }
+        let is_other = ours.model.zip(self.model.as_ref()).is_some_and(|(ours, theirs)| !ours.computes_like(theirs));
+        is_other.then(|| {
+            "it was trained with another teacher: that of objective.teacher has the same weights, but another configuration of its \
+             encoder"
+                .to_owned()
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::run::{Model, Teacher, TeacherFacts};
+    use lambert_config::run::{Precision, Teacher, TeacherFacts};
 
     use super::*;
     use crate::checkpoint::EngineState;
@@ -57,6 +71,15 @@ mod tests {
         let record = TeacherRecord::of(&config(Some("a"))).unwrap();
         assert_eq!(record.incompatibility(&config(Some("a"))), None);
         assert_eq!(record.incompatibility(&config(None)), None);
+        let with = |model: Model| {
+            let mut config = config(Some("a"));
+            config.objective.teacher.as_mut().unwrap().facts.as_mut().unwrap().model = model;
+            config
+        };
+        let same = Model { dropout: 0.0, precision: Precision::Bf16, ..Model::default() };
+        assert_eq!(record.incompatibility(&with(same)), None);
+        let why = record.incompatibility(&with(Model { heads: 6, ..Model::default() })).unwrap();
+        assert!(why.contains("the same weights, but another configuration"), "{why}");
         let why = record.incompatibility(&config(Some("b"))).unwrap();
         assert!(why.contains("objective.teacher has the weights b, that teacher had the weights a"), "{why}");
         assert_eq!(TeacherRecord::of(&config(None)), None);
@@ -71,7 +94,11 @@ mod tests {
         assert!(!serde_json::to_string(&state).unwrap().contains("teacher"));
         state.teacher = TeacherRecord::of(&config(Some("a")));
         let text = serde_json::to_string(&state).unwrap();
-        assert!(text.contains(r#""teacher":{"weights_sha256":"a","config_sha256":"c"}"#), "{text}");
+        assert!(text.contains(r#""teacher":{"weights_sha256":"a","config_sha256":"c","model":{"#), "{text}");
         assert_eq!(serde_json::from_str::<EngineState>(&text).unwrap().teacher, state.teacher);
+        // The version before had no configuration of the encoder.
+        let old = r#"{"weights_sha256":"a","config_sha256":"c"}"#;
+        let old: TeacherRecord = serde_json::from_str(old).unwrap();
+        assert_eq!(old.incompatibility(&config(Some("a"))), None);
     }
 }

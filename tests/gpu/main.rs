@@ -22,7 +22,7 @@ use lambert_worker::checkpoint::snapshot::Snapshot;
 use lambert_worker::data::batch::MaskedSample;
 use lambert_worker::data::{GlobalBatch, MicroBatch};
 use lambert_worker::gpu::{CommStream, ComputeDevice, Driver, Gpu};
-use lambert_worker::kernels::{DropoutParams, Host, Kernels, NormParams, Values};
+use lambert_worker::kernels::{DropoutParams, Host, Kernels, NormParams, TokenDraws, Values};
 use lambert_worker::masking::MaskedToken;
 use lambert_worker::model::compute_dtype;
 use lambert_worker::objective::Objective;
@@ -98,6 +98,47 @@ fn dropout_matches_the_host() {
         assert!(factors(&*gpu, shape) == factors(&Host, shape), "{shape:?}: dropout factors differ");
     }
     println!("POINT dropout masks: equal bits over {} shapes", SHAPES.len());
+}
+
+/// A GPU computes logarithms with other roundings than the host, so a draw between two nearly equal tokens may differ.
+#[test]
+fn drawn_tokens_match_the_host() {
+    const ROWS: i64 = 1 << 16;
+    const WIDTH: i64 = 1000;
+    let Some(gpu) = first_gpu() else { return };
+    let values: Vec<f32> = (0..WIDTH).map(|token| (token * 7919 % 1009) as f32 / 100.0).collect();
+    let places: Vec<i32> = (0..ROWS as i32).collect();
+    let drawn = |kernels: &dyn Kernels| {
+        let logits = kernels.upload(Values::F32(&values)).expand([ROWS, WIDTH], false).contiguous();
+        let samples = kernels.upload(Values::I32(&places)).to_kind(Kind::Int64);
+        let draws = TokenDraws { key: Key::new(11).with(5), samples: &samples, positions: &samples };
+        let made = kernels.sample_tokens(&logits, &draws);
+        let mut bytes = vec![0; 8 * made.numel()];
+        kernels.read(&made, 0, &mut bytes);
+        bytes
+    };
+    let (ours, host) = (drawn(&*gpu), drawn(&Host));
+    let differ = ours.chunks(8).zip(host.chunks(8)).filter(|(ours, host)| ours != host).count();
+    println!("POINT drawn tokens: {differ} of {ROWS} differ from the host (at most 6)");
+    assert!(differ <= 6, "{differ}");
+}
+
+/// Evaluates samples of different lengths with and without padding.
+#[test]
+fn evaluations_without_padding_have_the_same_loss() {
+    let Some(gpu) = first_gpu() else { return };
+    let model = Model { hidden: 256, heads: 4, intermediate: 1024, positions: 128, ..Model::default() };
+    let model = Model { precision: Precision::Bf16, ..model };
+    let mut state = state(gpu.clone(), &model);
+    state.parameters.keep_bf16_copy(compute_dtype(&model));
+    let objective = Objective::new(&state.parameters, &model, &lambert_config::run::Objective::default());
+    let [padded, unpadded] = [Layout::Padded, Layout::Unpadded].map(|layout| {
+        let totals = step::evaluate(&objective, &micro_batch(layout).micro_batches, Key::new(1));
+        totals.unwrap().total_loss()
+    });
+    let difference = (unpadded / padded - 1.0).abs();
+    println!("POINT evaluation without padding: {difference:.1e} from the padded loss (at most 1e-2)");
+    assert!(difference < 1e-2, "{padded} {unpadded}");
 }
 
 /// Samples of 5 to 44 tokens as one micro-batch of `layout`.

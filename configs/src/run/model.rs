@@ -172,6 +172,23 @@ impl Model {
         if self.gated { 2 * self.intermediate } else { self.intermediate }
     }
 
+    /// True if both models compute the same from the same weights. Keys that only training reads may differ, and the precision.
+    pub fn computes_like(&self, other: &Self) -> bool {
+        let computed = |model: &Self| Self {
+            embedding: Some(model.embedding()),
+            precision: Precision::default(),
+            pad_vocabulary_to: 1,
+            dropout: 0.0,
+            attention_dropout: None,
+            attention_output_dropout: None,
+            attention: Attention::default(),
+            initializer_range: 0.0,
+            scaled_initialization: false,
+            ..model.clone()
+        };
+        computed(self) == computed(other)
+    }
+
     /// Returns the size of the embeddings.
     pub fn embedding(&self) -> usize {
         self.embedding.unwrap_or(self.hidden)

@@ -76,6 +76,11 @@ pub struct TeacherFacts {
 }
 
 impl TeacherFacts {
+    /// True if both teachers have the same weights and compute the same with them.
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.weights_sha256 == other.weights_sha256 && self.model.computes_like(&other.model)
+    }
+
     /// Parses the stored facts. `origin` names them in messages.
     ///
     /// # Errors

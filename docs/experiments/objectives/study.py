@@ -242,7 +242,7 @@ def resolvable(baseline, count):
 def table():
     runs = list(csv.DictReader((HERE / "results.csv").open()))
     limits = []
-    print("| objective | updates | losses of the rates, seed 1 | seeds | held-out MLM loss | agreement, templates | agreement, real text |")
+    print("| objective | updates | loss at each rate, seed 1 | seeds | held-out MLM loss | agreement, templates | agreement, real text |")
     print("|---|---|---|---|---|---|---|")
     for row in ROWS:
         own = [run for run in runs if run["row"] == row]

@@ -286,10 +286,10 @@ fn manifest(store: &Store, name: Option<&str>) -> Result<Manifest, Failure> {
     }
 }
 
-/// Rejects a teacher with other weights than that of the stored configuration, if the run has checkpoints.
+/// Rejects another teacher than that of the stored configuration, if the run has checkpoints.
 fn check_change(before: &RunConfig, now: &TeacherFacts, store: &Store) -> Result<(), Failure> {
     let before = before.objective.teacher.as_ref().and_then(|teacher| teacher.facts.as_ref());
-    let is_other = before.is_some_and(|before| before.weights_sha256 != now.weights_sha256);
+    let is_other = before.is_some_and(|before| !before.is_same(now));
     if is_other && !checkpoint::list(store).map_err(Failure::failed)?.is_empty() {
         return Err(Failure::usage(TeacherError::Other { url: store.url().to_owned() }));
     }

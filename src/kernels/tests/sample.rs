@@ -48,8 +48,7 @@ fn a_draw_depends_only_on_its_place() {
     assert!(drawn.len() > 2, "each row has its own noise: {drawn:?}");
 }
 
-/// Counts of four million draws, within four standard deviations of the probabilities. 32 bits for each draw reach tokens that
-/// 16 bits would not.
+/// Counts of four million draws, within four standard deviations of the probabilities.
 #[test]
 fn draws_follow_the_softmax() {
     const DRAWS: i64 = 1 << 22;
@@ -65,6 +64,24 @@ fn draws_follow_the_softmax() {
         let (expected, deviation) = (DRAWS as f64 * share, (DRAWS as f64 * share * (1.0 - share)).sqrt());
         assert!((*count as f64 - expected).abs() < 4.0 * deviation, "{logit}: {count}, expected {expected:.1}");
     }
+}
+
+/// Draws between two tokens, of which the second has a share of 1e-6. It arrives first only with a uniform number near 1e-6. The
+/// smallest number of 16 bits, 7.6e-6, would reduce the count to less than a hundredth.
+#[test]
+fn rare_tokens_need_32_bits() {
+    const SHARE: f64 = 1e-6;
+    const ROWS: i64 = 1 << 22;
+    let logits = Tensor::from_slice(&[0.0, (SHARE / (1.0 - SHARE)).ln() as f32]);
+    let rows = logits.view([1, 2]).expand([ROWS, 2], false).contiguous();
+    let samples = Tensor::from_slice(&[1_i64]).expand([ROWS], false).cumsum(0, Kind::Int64);
+    let count = |position: i64| {
+        let positions = samples.zeros_like() + position;
+        let drawn = Host.sample_tokens(&rows, &TokenDraws { key: KEY, samples: &samples, positions: &positions });
+        drawn.sum(Kind::Int64).int64_value(&[])
+    };
+    let (count, expected) = ((0..4).map(count).sum::<i64>() as f64, (4 * ROWS) as f64 * SHARE);
+    assert!(count > expected / 3.0 && count < 2.0 * expected, "{count}, expected {expected:.1}");
 }
 
 /// Logits that are not numbers give a token of the vocabulary, so that later operations do not fail.
