@@ -127,9 +127,9 @@ impl ObjectiveTotals {
         sum
     }
 
-    /// Totals of one loss; zero if the run does not have the loss.
+    /// Totals of the loss of this name; zero if the run does not have it.
     pub fn of(&self, loss: objectives::LossSpec) -> LossTotals {
-        let found = self.losses.iter().find(|sums| sums.description == loss).copied();
+        let found = self.losses.iter().find(|sums| sums.description.name == loss.name).copied();
         found.unwrap_or(LossTotals::zero(loss))
     }
 

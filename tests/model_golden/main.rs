@@ -6,6 +6,7 @@ mod bert;
 mod electra;
 mod families;
 mod span_boundary;
+mod student;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,9 +19,9 @@ use lambert_worker::data::span_targets::SpanTargets;
 use lambert_worker::data::{GlobalBatch, MicroBatch};
 use lambert_worker::kernels::Host;
 use lambert_worker::model::input::Input;
-use lambert_worker::model::{Dropout, Encoder};
-use lambert_worker::objective::Objective;
+use lambert_worker::model::{self, Dropout, Encoder};
 use lambert_worker::objective::totals::ObjectiveTotals;
+use lambert_worker::objective::{Objective, Teacher};
 use lambert_worker::state::{Buffer, Parameters, TrainState};
 use lambert_worker::train::step;
 use safetensors::SafeTensors;
@@ -30,6 +31,8 @@ struct Golden {
     model: Model,
     /// Settings of the generator, if the values are of replaced-token detection.
     replaced_tokens: Option<run::ReplacedTokens>,
+    /// Model of the teacher, if the values are of distillation.
+    teacher: Option<Model>,
     pieces: usize,
     floats: HashMap<String, Vec<f32>>,
     integers: HashMap<String, Vec<i64>>,
@@ -51,7 +54,7 @@ impl Golden {
                 }
             }
         }
-        Self { model, replaced_tokens: None, pieces, floats, integers }
+        Self { model, replaced_tokens: None, teacher: None, pieces, floats, integers }
     }
 
     fn has_pair(&self) -> bool {
@@ -71,7 +74,8 @@ impl Golden {
     fn objective(&self) -> run::Objective {
         let pair = if self.has_pair() { run::Pair::Nsp } else { run::Pair::None };
         let (replaced_tokens, span_boundary_weight) = (self.replaced_tokens.clone(), self.span_boundary_weight());
-        run::Objective { pair, replaced_tokens, span_boundary_weight, ..run::Objective::default() }
+        let teacher = self.teacher.as_ref().map(|_| run::Teacher::default());
+        run::Objective { pair, replaced_tokens, span_boundary_weight, teacher, ..run::Objective::default() }
     }
 
     fn batch(&self) -> MicroBatch {
@@ -100,10 +104,21 @@ impl Golden {
     /// Returns the objective of a training step over `parameters`.
     fn trained(&self, parameters: &Parameters) -> Objective {
         let passes = Objective::passes_of(parameters, &self.model, &self.objective());
-        Objective::from_passes(match self.integers.get("drawn") {
+        let objective = Objective::from_passes(match self.integers.get("drawn") {
             Some(drawn) => electra::with_drawn_tokens(passes, drawn),
             None => passes,
-        })
+        });
+        objective.with_teacher(self.teacher().as_ref(), &self.objective())
+    }
+
+    /// Teacher with the golden weights. It computes a few tokens at a time.
+    fn teacher(&self) -> Option<Teacher> {
+        let model = self.teacher.as_ref()?;
+        let heads = objectives::heads(&run::Objective { pair: run::Pair::None, ..run::Objective::default() });
+        let network = Network::new(model, &heads, model.layers, self.pieces);
+        let parameters = self.with_weights(network.into(), "teacher:");
+        let chunk = 5 * model.padded_vocabulary(self.pieces) as i64;
+        Some(Teacher { parameters, model: Teacher::model(model, &self.model), chunk })
     }
 
     fn architecture(&self) -> Architecture {
@@ -121,14 +136,20 @@ impl Golden {
     /// Returns the model with the golden weights. Panics if the tensor names differ. Padding rows of the vocabulary get
     /// large weights. A model that did not mask these rows would predict them.
     fn model(&self) -> Parameters {
-        let parameters = Parameters::zeros(Arc::new(Host), self.architecture());
-        let theirs = self.floats.keys().filter(|name| name.starts_with("weight:")).count();
+        self.with_weights(self.architecture(), "weight:")
+    }
+
+    /// Parameters with the golden tensors that have this prefix.
+    fn with_weights(&self, architecture: Architecture, prefix: &str) -> Parameters {
+        let mut parameters = Parameters::zeros(Arc::new(Host), architecture);
+        let theirs = self.floats.keys().filter(|name| name.starts_with(prefix)).count();
         assert_eq!(theirs, parameters.specs().len(), "the number of parameters differs");
         for spec in parameters.specs() {
-            let mut weights = self.floats[&format!("weight:{}", spec.name)].clone();
+            let mut weights = self.floats[&format!("{prefix}{}", spec.name)].clone();
             weights.resize(spec.count(), 3.0);
             parameters.write(spec, &weights);
         }
+        parameters.keep_bf16_copy(model::compute_dtype(&self.model));
         parameters
     }
 }
