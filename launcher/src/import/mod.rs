@@ -75,7 +75,7 @@ pub struct Import {
     text: String,
     vocabulary: ImportedTokenizer,
     weights: Vec<u8>,
-    /// What was left out, renamed or initialized, in sentences.
+    /// Sentences on tensors that were left out, renamed or initialized.
     pub notes: Vec<String>,
 }
 

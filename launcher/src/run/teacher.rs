@@ -64,7 +64,7 @@ pub struct NewTeacher {
     source: Source,
 }
 
-/// Where the weights of a teacher are.
+/// Source of the weights of a teacher.
 enum Source {
     /// A folder of Hugging Face Transformers.
     Folder(Box<Import>),

@@ -35,7 +35,7 @@ pub struct Member {
     pub process: u32,
 }
 
-/// What the service knows about a communicator.
+/// Report of the service on a communicator.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RasReport {
     /// Ranks that do not respond, have failed, or have started fewer operations than others. Ranks without the communicator are not
