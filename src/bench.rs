@@ -14,6 +14,7 @@ use lambert_plan::architecture::Architecture;
 use lambert_plan::batch_partition::Layout;
 use lambert_plan::estimate::machine::GpuModel;
 use lambert_plan::memory;
+use lambert_plan::memory::fit::{self, GpuBudget};
 use lambert_plan::muon::UpdateWork;
 
 use crate::data::{BatchRequest, Loader, LoaderOptions, MicroBatch, Mixture, Position, SampleSource};
@@ -65,10 +66,12 @@ pub fn run(mut config: RunConfig, request: &BenchOptions) -> Result<i32, Error> 
     if request.batches.is_none() {
         read_teacher(&mut config, request)?;
     }
-    let config = &config;
     let last = config.stage.len().saturating_sub(1);
     let none = || format!("--stage {}: expected 0 to {last}", request.stage);
-    let stage = config.stage.get(request.stage).ok_or_else(|| Error::Usage(none()))?;
+    let stage = config.stage.get_mut(request.stage).ok_or_else(|| Error::Usage(none()))?;
+    stage.global_batch = request.samples.unwrap_or(stage.global_batch).max(1);
+    config.cluster.ranks = 1;
+    let stage = &config.stage[request.stage];
     // A single rank needs no MPI or NCCL.
     let device = ComputeDevice::load(&config.device, Backend::Local)?;
     tch::set_num_threads(config.device.threads as i32);
@@ -77,16 +80,22 @@ pub fn run(mut config: RunConfig, request: &BenchOptions) -> Result<i32, Error> 
     let mut errors = Vec::new();
     let opened = stage.datasets(request.stage).into_iter().zip(mixture.datasets());
     let used: Vec<(String, &Dataset)> = opened.map(|((key, _), dataset)| (key, &**dataset)).collect();
-    check_compatibility(config, &used, None, &mut errors);
+    check_compatibility(&config, &used, None, &mut errors);
     if !errors.is_empty() {
         return Err(Error::invalid_config("the configuration", errors));
     }
     if let Some(path) = &request.batches {
-        write_batches(config, request, mixture, path)?;
+        write_batches(&config, request, mixture, path)?;
         return Ok(exit::DONE);
     }
     let (kernels, gpu) = device.kernels(None, config.model.precision)?;
-    let measured = measure(config, request, mixture, kernels, gpu.as_ref())?;
+    let shapes = vec![mixture.shape(); config.stage.len()];
+    let budget = gpu.as_ref().map(|gpu| {
+        let (free, memory) = (gpu.free_memory, gpu.properties.memory);
+        GpuBudget { rank: 0, gpu: gpu.name(), free, memory }
+    });
+    fit::replace_auto(&mut config, &shapes, budget.as_ref());
+    let measured = measure(&config, request, mixture, kernels, gpu.as_ref())?;
     if request.json {
         output::line(&serde_json::to_string(&measured).map_err(Error::Json)?)?;
     } else {
@@ -137,7 +146,7 @@ fn loader(
         position: Position::default(),
         skipped: SkippedSamples::default(),
         skipped_shards: Vec::new(),
-        micro_batch_tokens: stage.micro_batch_tokens.or_default(),
+        micro_batch_tokens: stage.micro_batch_tokens.on_cpu(),
         layout,
         rank: 0,
         world_size: 1,
@@ -159,7 +168,7 @@ fn phrases(config: &RunConfig, mixture: &Mixture) -> Result<Option<Arc<Phrases>>
 /// Writes global batches to a JSON file ([`BenchOptions::batches`]).
 fn write_batches(config: &RunConfig, request: &BenchOptions, mixture: Mixture, path: &Path) -> Result<(), Error> {
     let stage = &config.stage[request.stage];
-    let samples = request.samples.unwrap_or(stage.global_batch).max(1);
+    let samples = stage.global_batch;
     let vocabulary = config.model.padded_vocabulary(mixture.shape().vocabulary);
     let mut loader = loader(config, stage, mixture, Layout::Padded, samples, request.steps)?;
     let mut batches = Vec::new();
@@ -278,9 +287,9 @@ fn measure(
     gpu: Option<&Gpu>,
 ) -> Result<BenchReport, Error> {
     let stage = &config.stage[request.stage];
-    let samples = request.samples.unwrap_or(stage.global_batch).max(1);
+    let samples = stage.global_batch;
     let steps = request.steps.max(1);
-    let tokens = stage.micro_batch_tokens.or_default();
+    let tokens = stage.micro_batch_tokens.on_cpu();
     let shape = mixture.shape();
     let needed = || memory::gpu::needed(config, request.stage, shape, 1, tokens);
     let needed_memory = gpu.map(|_| needed());

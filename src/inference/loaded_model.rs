@@ -112,7 +112,7 @@ impl LoadedModel {
             dataset,
             objective: self.config.evaluation_objective(),
             samples,
-            micro_batch_tokens: TokenBudget::DEFAULT,
+            micro_batch_tokens: TokenBudget::AUTO_ON_CPU,
             layout: model::layout(&self.config, &**self.parameters.kernels()),
             parts: None,
         })

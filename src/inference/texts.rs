@@ -96,7 +96,7 @@ pub fn micro_batches(samples: &[MaskedSample]) -> Vec<(Vec<usize>, MicroBatch)> 
     let mut batches = Vec::new();
     while let Some(longest) = rest.first() {
         let width = samples[*longest].ids.len();
-        let (own, others) = rest.split_at((TokenBudget::DEFAULT / width).clamp(1, rest.len()));
+        let (own, others) = rest.split_at((TokenBudget::AUTO_ON_CPU / width).clamp(1, rest.len()));
         let of_batch: Vec<MaskedSample> = own.iter().map(|index| samples[*index].clone()).collect();
         batches.push((own.to_vec(), MicroBatch::padded(own, width, &of_batch)));
         rest = others;

@@ -1,7 +1,7 @@
 //! Settings with which a GPU is much slower than it could be.
 
 use lambert_config::RunConfig;
-use lambert_config::run::Precision;
+use lambert_config::run::{Precision, Stage, TokenBudget};
 
 /// Number of tokens of a micro-batch below which the CPU usually enqueues operations more slowly than a GPU computes them.
 const FEW_TOKENS: usize = 16_384;
@@ -16,29 +16,33 @@ pub fn slow_settings(config: &RunConfig, micro_batch_tokens: &[usize]) -> Vec<St
     };
     let is_small = |tokens: usize, batch: usize| tokens < FEW_TOKENS.min(batch * config.model.positions);
     let stages = config.stage.iter().zip(micro_batch_tokens).enumerate();
-    let few =
-        stages.filter(|(_, (stage, tokens))| is_small(**tokens, stage.global_batch)).map(|(index, (_, tokens))| {
+    let is_chosen = |stage: &Stage| stage.micro_batch_tokens == TokenBudget::Auto;
+    let few = stages.filter(|(_, (stage, tokens))| !is_chosen(stage) && is_small(**tokens, stage.global_batch)).map(
+        |(index, (_, tokens))| {
             format!(
                 "stage.{index}.micro_batch_tokens is {tokens}: the GPU waits for the CPU; try {} or more, or \"auto\"",
                 2 * FEW_TOKENS
             )
-        });
+        },
+    );
     precision.into_iter().chain(few).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::run::{Model, Stage};
+    use lambert_config::run::Model;
 
     use super::*;
 
     #[test]
     fn slow_settings_are_named() {
-        let warnings = |precision, tokens: usize, global_batch| {
+        let warnings_with = |precision, micro_batch_tokens, tokens: usize, global_batch| {
             let model = Model { precision, positions: 512, ..Model::default() };
-            let stage = vec![Stage { global_batch, ..Stage::default() }];
+            let stage = vec![Stage { global_batch, micro_batch_tokens, ..Stage::default() }];
             slow_settings(&RunConfig { model, stage, ..RunConfig::default() }, &[tokens])
         };
+        let warnings =
+            |precision, tokens: usize, batch| warnings_with(precision, TokenBudget::Tokens(tokens), tokens, batch);
         let both = warnings(Precision::Fp32, 4096, 1024);
         assert_eq!(both.len(), 2);
         assert!(
@@ -47,5 +51,6 @@ mod tests {
         );
         assert!(warnings(Precision::Bf16, 32_768, 1024).is_empty());
         assert!(warnings(Precision::Bf16, 4096, 8).is_empty(), "the global batch is no larger");
+        assert!(warnings_with(Precision::Bf16, TokenBudget::Auto, 4096, 1024).is_empty(), "no more fits");
     }
 }

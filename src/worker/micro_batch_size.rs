@@ -290,31 +290,31 @@ mod tests {
         for (attention, deterministic) in [(Attention::Auto, false), (Attention::Fused, true), (Attention::Keyed, true)]
         {
             let run = AutoRun::new(attention, deterministic);
-            assert_eq!(run.attempt(1, 2, None), (TokenBudget::DEFAULT, Vec::new()));
-            let (first, _) = run.attempt(2, 2, Some(80));
-            assert!(first > TokenBudget::DEFAULT);
-            assert_eq!(run.attempt(3, 2, Some(120)), (first, Vec::new()), "more memory");
+            assert_eq!(run.attempt(1, 2, None), (TokenBudget::AUTO_ON_CPU, Vec::new()));
+            let (first, _) = run.attempt(2, 2, Some(12));
+            assert!(first > TokenBudget::AUTO_ON_CPU);
+            assert_eq!(run.attempt(3, 2, Some(20)), (first, Vec::new()), "more memory");
             // With another number of GPUs, another attempt is the first one.
-            let (three, _) = run.attempt(4, 3, Some(120));
+            let (three, _) = run.attempt(4, 3, Some(16));
             assert!(three > first);
-            assert_eq!(run.attempt(5, 3, Some(139)), (three, Vec::new()));
+            assert_eq!(run.attempt(5, 3, Some(20)), (three, Vec::new()));
             // The size does not fit: a smaller one and a warning. The next attempt uses the first size again.
-            let (less, warnings) = run.attempt(6, 2, Some(40));
+            let (less, warnings) = run.attempt(6, 2, Some(8));
             assert!(less < first && warnings.len() == 1, "{warnings:?}");
             let begin = format!(
                 "stage.0.micro_batch_tokens: micro-batches of {first} tokens, the size of an earlier attempt, do not fit into \
-                 GPU 0, which has 40.0 GiB free; this attempt uses {less},"
+                 GPU 0, which has 8.0 GiB free; this attempt uses {less},"
             );
             assert!(warnings[0].starts_with(&begin), "{warnings:?}");
-            assert_eq!(run.attempt(7, 2, Some(80)), (first, Vec::new()));
+            assert_eq!(run.attempt(7, 2, Some(12)), (first, Vec::new()));
         }
     }
 
     #[test]
     fn keyed_attempts_choose_again() {
         let run = AutoRun::new(Attention::Keyed, false);
-        let (first, _) = run.attempt(1, 2, Some(80));
-        let (second, warnings) = run.attempt(2, 2, Some(120));
+        let (first, _) = run.attempt(1, 2, Some(8));
+        let (second, warnings) = run.attempt(2, 2, Some(12));
         assert!(second > first && warnings.is_empty(), "{first} and {second}");
         let record: SizeRecord = attempts::read(&run.store, MICRO_BATCHES, 2).unwrap().unwrap();
         assert_eq!(record, SizeRecord { gpus: 2, tokens: BTreeMap::from([("one".to_owned(), second)]) });
@@ -324,6 +324,6 @@ mod tests {
     fn records_without_the_number_of_gpus_are_ignored() {
         let run = AutoRun::new(Attention::Fused, false);
         run.store.put(&run::micro_batches(1), r#"{"one":256}"#.into()).unwrap();
-        assert!(run.attempt(2, 2, Some(80)).0 > TokenBudget::DEFAULT);
+        assert!(run.attempt(2, 2, Some(80)).0 > TokenBudget::AUTO_ON_CPU);
     }
 }

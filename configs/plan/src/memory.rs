@@ -65,7 +65,7 @@ pub const RETAINED_DIVISOR: u64 = 4;
 pub fn max_micro_batch(stage: &Stage, ranks: usize, length: usize) -> usize {
     // The tokens of a rank exceed the mean by at most one sample.
     let share = (stage.global_batch.div_ceil(ranks.max(1)).saturating_add(1)).min(stage.global_batch);
-    stage.micro_batch_tokens.or_default().max(length).min(share.saturating_mul(length))
+    stage.micro_batch_tokens.on_cpu().max(length).min(share.saturating_mul(length))
 }
 
 /// Returns the peak bytes of activations and their gradients for one micro-batch of `tokens` tokens. `vocabulary` and

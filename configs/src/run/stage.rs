@@ -68,7 +68,7 @@ pub struct Stage {
     pub batch_ramp: Option<BatchRamp>,
     /// Maximum number of tokens in a micro-batch, padding included.
     ///
-    /// `"auto"`: the largest number that fits into GPU memory.
+    /// `"auto"`: on a GPU, the largest number that fits into its memory, at most 65536. On a CPU, 4096.
     pub micro_batch_tokens: TokenBudget,
     /// Activation checkpointing: recomputes activations in the backward pass to save memory.
     ///

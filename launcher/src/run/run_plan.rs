@@ -4,7 +4,7 @@ use lambert_config::run::{RunConfig, Stage, TokenBudget};
 use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::architecture::{Architecture, Tensor};
 use lambert_plan::estimate::{StageSamples, imbalance, stage_flops};
-use lambert_plan::memory::gpu;
+use lambert_plan::memory::{DatasetShape, fit, gpu};
 use lambert_plan::objectives::LossSpec;
 use lambert_plan::{memory, objectives, timeline};
 
@@ -44,7 +44,11 @@ pub fn memory(config: &RunConfig) -> Result<u64, Failure> {
     needed.try_fold(0, |most, needed: Result<u64, Failure>| Ok(most.max(needed?)))
 }
 
-fn table(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
+fn table(run: &RunConfig, data: &[StageSamples]) -> Vec<String> {
+    let shapes: Vec<DatasetShape> = data.iter().map(|data| data.shape).collect();
+    let mut config = run.clone();
+    fit::replace_auto(&mut config, &shapes, None);
+    let config = &config;
     let deepest = config.stage.iter().map(|stage| stage.depth(&config.model)).max().unwrap_or_default();
     let (mut all_samples, mut all, mut at_full_depth) = (0, 0.0, 0.0);
     let head = ["stage", "layers", "seq_len", "steps", "samples", "epochs", "FLOPs", "GiB/rank", "imbalance"];
@@ -77,7 +81,7 @@ fn table(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
     };
     let steps = timeline::total_steps(config, &timeline::EarlyStops::new());
     let most = if config.stage.iter().any(|stage| stage.plateau.is_some()) { "at most " } else { "" };
-    lines.extend(gpu_lines(config, data));
+    lines.extend(gpu_lines(run, data));
     lines.extend(frozen(config));
     lines.push(format!("total: {most}{steps} steps, {all_samples} samples, {all:.2e} FLOPs{less}"));
     lines
@@ -97,8 +101,11 @@ fn gpu_lines(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
                 )
             }
             TokenBudget::Auto => format!(
-                "stage {index} uses the largest micro-batches that fit into GPU memory; it needs at least {:.1} GiB per rank",
-                gib(needed(0))
+                "stage {index} uses the largest micro-batches that fit into GPU memory, of at most {} tokens; it needs {:.1} to {:.1} \
+                 GiB per rank",
+                TokenBudget::LARGEST_AUTO,
+                gib(needed(0)),
+                gib(needed(TokenBudget::LARGEST_AUTO))
             ),
         }
     };
@@ -136,9 +143,9 @@ mod tests {
     fn stages_may_differ_in_depth_and_length() {
         let stage = |layers, steps| Stage { name: "one".into(), layers: Some(layers), steps, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(6, 100), stage(12, 100)], ..RunConfig::default() };
-        let sizes = memory::DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 51200, row_group: 1024 };
+        let sizes = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 51200, row_group: 1024 };
         let short = StageSamples::of_dataset(sizes, 128.0);
-        let shape = memory::DatasetShape { sequence_length: 512, ..sizes };
+        let shape = DatasetShape { sequence_length: 512, ..sizes };
         let long = StageSamples::of_dataset(shape, 512.0);
         let lines = table(&config, &[short, long]);
         assert_eq!(lines.len(), 4);

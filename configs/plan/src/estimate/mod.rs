@@ -142,11 +142,12 @@ pub fn imbalance(stage: &Stage, data: StageSamples, ranks: usize) -> f64 {
         (longest * (place / cut.max(f64::EPSILON)).min(1.0)).ceil() as u16
     };
     let lengths: Vec<u16> = (0..stage.global_batch).map(length).collect();
-    BatchPartition::new(&lengths, ranks, stage.micro_batch_tokens.or_default(), Layout::Padded).imbalance()
+    BatchPartition::new(&lengths, ranks, stage.micro_batch_tokens.on_cpu(), Layout::Padded).imbalance()
 }
 
 /// Estimates all stages of a run on `config.cluster.ranks` ranks. `data` has an entry per stage. Without a `machine`
-/// there are no durations.
+/// there are no durations. An automatic micro-batch size counts as that of a CPU
+/// ([`fit::replace_auto`](crate::memory::fit::replace_auto)).
 pub fn stages(config: &RunConfig, data: &[StageSamples], machine: Option<&Machine>) -> Vec<StageEstimate> {
     let ranks = config.cluster.ranks.max(1);
     let estimate = |(index, data): (usize, &StageSamples)| {
@@ -157,7 +158,7 @@ pub fn stages(config: &RunConfig, data: &[StageSamples], machine: Option<&Machin
         let parameters = architecture.parameters();
         let update = UpdateWork::new(&config.optimizer, &architecture, ranks);
         let on_host = machine.map_or(ranks, |machine| machine.ranks_per_host.min(ranks));
-        let tokens = stage.micro_batch_tokens.or_default();
+        let tokens = stage.micro_batch_tokens.on_cpu();
         let on_gpu = memory::uses_gpu(config).then(|| gpu::needed(config, index, data.shape, ranks, tokens));
         let host_bytes = memory::rank_bytes(config, stage, data.shape, on_host);
         let mut estimate = StageEstimate {
@@ -234,7 +235,7 @@ fn time(
     let Machine { intra_host, inter_host, .. } = *machine;
     let cluster = ClusterTopology { hosts, ranks_per_host, intra_host, inter_host };
     let rank_tokens = stage.global_batch as f64 * data.mean_tokens / ranks as f64;
-    let last = (stage.micro_batch_tokens.or_default() as f64 / rank_tokens.max(1.0)).min(1.0);
+    let last = (stage.micro_batch_tokens.on_cpu() as f64 / rank_tokens.max(1.0)).min(1.0);
     // The forward pass is a third of the work, or a quarter with recomputation. The rest is the backward pass.
     let backward = passes * last * if stage.recompute { 0.75 } else { 2.0 / 3.0 };
     // On CPUs, the communication thread competes with the passes. By default, they overlap only on several hosts.

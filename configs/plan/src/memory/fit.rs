@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{DatasetShape, gpu};
+use super::{DatasetShape, gpu, uses_gpu};
 use crate::architecture::Architecture;
 use lambert_config::load::ConfigIssue;
 use lambert_config::run::{RunConfig, Stage, TokenBudget};
@@ -31,8 +31,8 @@ pub struct Shortage {
 
 /// Returns the micro-batch size of each stage in tokens, which is the same on all `world` ranks. The size is the
 /// configured number. For `"auto"`, it is the size of an earlier attempt in `earlier` (by stage index) if that fits,
-/// otherwise the largest number that fits. Without a `budget`, no rank uses a GPU. In this case nothing is checked, and
-/// `"auto"` means the default number.
+/// otherwise the largest number that fits, at most [`TokenBudget::LARGEST_AUTO`]. Without a `budget`, no rank uses a GPU.
+/// In this case nothing is checked, and `"auto"` means [`TokenBudget::AUTO_ON_CPU`].
 ///
 /// # Errors
 /// A stage does not fit.
@@ -44,7 +44,7 @@ pub fn micro_batches(
     earlier: &[Option<usize>],
 ) -> Result<Vec<usize>, Shortage> {
     let Some(budget) = budget else {
-        return Ok(config.stage.iter().map(|stage| stage.micro_batch_tokens.or_default()).collect());
+        return Ok(config.stage.iter().map(|stage| stage.micro_batch_tokens.on_cpu()).collect());
     };
     let within = |bytes: u64| {
         let stages = (0..config.stage.len()).zip(data);
@@ -57,6 +57,24 @@ pub fn micro_batches(
         if issues.is_empty() { Ok(chosen.into_iter().flatten().collect()) } else { Err(issues) }
     };
     within(budget.free).map_err(|issues| Shortage { issues, is_transient: within(budget.memory).is_ok() })
+}
+
+/// Replaces each `"auto"` by the number of tokens that an attempt on `config.cluster.ranks` ranks would use. `budget` is the
+/// memory of the GPU; `None` if it is unknown, and then enough, or if the ranks use CPUs. A stage that does not fit gets
+/// micro-batches of one sample.
+pub fn replace_auto(config: &mut RunConfig, data: &[DatasetShape], budget: Option<&GpuBudget>) {
+    let auto = if uses_gpu(config) { TokenBudget::LARGEST_AUTO } else { TokenBudget::AUTO_ON_CPU };
+    let chosen = |(index, data): (usize, &DatasetShape)| match budget {
+        Some(budget) => {
+            let chooser = Chooser { config, index, data: *data, world: config.cluster.ranks, budget, earlier: None };
+            chooser.choose(budget.free).unwrap_or(data.sequence_length)
+        }
+        None => auto.max(data.sequence_length),
+    };
+    let chosen: Vec<usize> = data.iter().enumerate().map(chosen).collect();
+    for (stage, tokens) in config.stage.iter_mut().zip(chosen) {
+        stage.micro_batch_tokens = stage.micro_batch_tokens.or(tokens).into();
+    }
 }
 
 /// Rounds `samples` down to its four leading bits, so that small differences in free memory rarely change the result.
@@ -90,7 +108,9 @@ impl Chooser<'_> {
             }
             (TokenBudget::Auto, _) => {
                 let largest = gpu::largest(self.config, self.index, self.data, self.world, usable);
-                largest.map(|tokens| rounded_down(tokens / longest) * longest).ok_or_else(|| self.issue(longest, free))
+                let largest = largest.ok_or_else(|| self.issue(longest, free))?;
+                let most = largest.min(TokenBudget::LARGEST_AUTO.max(longest));
+                Ok(rounded_down(most / longest) * longest)
             }
             (TokenBudget::Tokens(tokens), _) if fits(tokens) => Ok(tokens),
             (TokenBudget::Tokens(tokens), _) => Err(self.issue(tokens, free)),
@@ -143,7 +163,7 @@ impl Chooser<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lambert_config::run::{Attention, Model};
+    use lambert_config::run::{Attention, DeviceKind, Model};
 
     const GIB: u64 = 1 << 30;
     const DATA: DatasetShape = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1 << 20, row_group: 1024 };
@@ -204,12 +224,13 @@ mod tests {
     fn auto_is_stable_under_small_changes_of_free_memory() {
         let config = config([TokenBudget::Auto, 4096.into()]);
         let auto = |free: u64| fit(&config, free).unwrap()[0];
-        let (taken, usable) = (auto(80 * GIB), 80 * GIB - gpu::reserve(80 * GIB));
+        let (taken, usable) = (auto(12 * GIB), 12 * GIB - gpu::reserve(12 * GIB));
         assert_eq!(taken % 128, 0);
         assert!(gpu::needed(&config, 0, DATA, 8, taken) <= usable);
         assert!(gpu::needed(&config, 0, DATA, 8, taken + taken / 7) > usable, "{taken} is far below the limit");
-        let taken: std::collections::BTreeSet<usize> = (0..64).map(|step| auto(60 * GIB + (step << 24))).collect();
-        assert!(taken.len() <= 2, "1 GiB in 64 steps: {taken:?}");
+        let taken: std::collections::BTreeSet<usize> = (0..64).map(|step| auto(14 * GIB + (step << 22))).collect();
+        assert!(taken.len() <= 2, "256 MiB in 64 steps: {taken:?}");
+        assert_eq!([80, 139].map(|free| auto(free * GIB)), [TokenBudget::LARGEST_AUTO; 2]);
         // The size is at most the rank batch.
         let mut small = config.clone();
         small.stage[0].global_batch = 64;
@@ -228,17 +249,37 @@ mod tests {
         let with = |earlier: Option<usize>, free: u64| {
             micro_batches(&config, &[DATA; 2], 8, Some(&room(free)), &[earlier, Some(256)]).map(|chosen| chosen[0])
         };
-        let first = with(None, 80 * GIB).unwrap();
+        let first = with(None, 12 * GIB).unwrap();
         assert!(first > 4096);
         // More memory does not change the size, and less memory only if it has to.
-        assert_eq!(with(Some(first), 120 * GIB), Ok(first));
-        assert!(with(None, 120 * GIB).unwrap() > first);
-        let less = with(None, 40 * GIB).unwrap();
+        assert_eq!(with(Some(first), 20 * GIB), Ok(first));
+        assert!(with(None, 20 * GIB).unwrap() > first);
+        let less = with(None, 8 * GIB).unwrap();
         assert!(less < first);
-        assert_eq!(with(Some(first), 40 * GIB), Ok(less));
-        assert_eq!(with(Some(64), 80 * GIB), Ok(first), "the samples are longer now");
+        assert_eq!(with(Some(first), 8 * GIB), Ok(less));
+        assert_eq!(with(Some(64), 12 * GIB), Ok(first), "the samples are longer now");
+        // A version without a limit chose more.
+        let many = 2 * TokenBudget::LARGEST_AUTO;
+        assert_eq!(with(Some(many), 139 * GIB), Ok(many));
         let fixed = micro_batches(&config, &[DATA; 2], 8, Some(&room(80 * GIB)), &[None, Some(256)]).unwrap();
         assert_eq!(fixed[1], 4096, "a configured size is kept");
+    }
+
+    #[test]
+    fn plans_use_the_number_that_an_attempt_would_choose() {
+        let mut config = config([TokenBudget::Auto, 1024.into()]);
+        config.cluster.ranks = 8;
+        let replaced = |mut config: RunConfig, free: Option<u64>| {
+            replace_auto(&mut config, &[DATA; 2], free.map(room).as_ref());
+            config.stage.iter().map(|stage| stage.micro_batch_tokens).collect::<Vec<_>>()
+        };
+        let numbers = |first: usize| vec![first.into(), TokenBudget::Tokens(1024)];
+        assert_eq!(replaced(config.clone(), Some(12 * GIB)), numbers(fit(&config, 12 * GIB).unwrap()[0]));
+        assert_eq!(replaced(config.clone(), Some(GIB)), numbers(128), "not even one sample fits");
+        config.device.kind = DeviceKind::Cuda;
+        assert_eq!(replaced(config.clone(), None), numbers(65_536));
+        config.device.kind = DeviceKind::Cpu;
+        assert_eq!(replaced(config, None), numbers(4096));
     }
 
     #[test]

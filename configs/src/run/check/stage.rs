@@ -35,7 +35,7 @@ impl Stage {
             let message = "start must be from 1 to global_batch, steps from 1 to the stage's steps";
             issues.push(ConfigIssue::new(key("batch_ramp"), message));
         }
-        positive(&key("micro_batch_tokens"), self.micro_batch_tokens.or_default() as f64, issues);
+        positive(&key("micro_batch_tokens"), self.micro_batch_tokens.on_cpu() as f64, issues);
         positive(&key("learning_rate"), self.learning_rate, issues);
         positive(&key("decay_power"), self.decay_power, issues);
         not_negative(&key("learning_rate_end"), self.learning_rate_end, issues);

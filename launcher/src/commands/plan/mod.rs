@@ -92,6 +92,7 @@ pub fn plan(arguments: &cli::Plan) -> Outcome {
     if machine.is_none() && (arguments.scaling || arguments.plot.is_some()) {
         return Err(Failure::usage(PlanError::NoMachine));
     }
+    fit::replace_auto(&mut config, &shapes(&data), gpu_budget(arguments.machine).as_ref());
     let stages = estimate::stages(&config, &data, machine.as_ref());
     let total = |of: fn(&estimate::TimeEstimate) -> f64| stages.iter().map(|stage| stage.time.as_ref().map(of)).sum();
     let parameters = stages.iter().map(|stage| stage.parameters).max().unwrap_or(0);
@@ -192,12 +193,20 @@ fn samples(config: &RunConfig, tokens: &[u16]) -> Result<(Vec<StageSamples>, Vec
     Ok((data, assumptions))
 }
 
+fn shapes(data: &[StageSamples]) -> Vec<DatasetShape> {
+    data.iter().map(|data| data.shape).collect()
+}
+
+/// Returns the memory of a GPU that no other process uses. `None` for this machine.
+fn gpu_budget(name: Option<MachineName>) -> Option<GpuBudget> {
+    let gpu = name.and_then(machine::gpu)?;
+    Some(GpuBudget { rank: 0, gpu: gpu.name.to_owned(), free: gpu.memory, memory: gpu.memory })
+}
+
 /// Returns an error message for each stage that does not fit into the memory of the GPU or of this host.
 fn shortages(config: &RunConfig, data: &[StageSamples], name: Option<MachineName>) -> Vec<String> {
-    let shapes: Vec<DatasetShape> = data.iter().map(|data| data.shape).collect();
-    let mut issues = Vec::new();
-    if let Some(gpu) = name.and_then(machine::gpu) {
-        let budget = GpuBudget { rank: 0, gpu: gpu.name.to_owned(), free: gpu.memory, memory: gpu.memory };
+    let (shapes, mut issues) = (shapes(data), Vec::new());
+    if let Some(budget) = gpu_budget(name) {
         let shortage = fit::micro_batches(config, &shapes, config.cluster.ranks, Some(&budget), &[]).err();
         issues.extend(shortage.into_iter().flat_map(|shortage| shortage.issues));
     } else if config.cluster.hosts.is_empty() && name == Some(MachineName::Here) {
