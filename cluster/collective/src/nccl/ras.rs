@@ -64,7 +64,7 @@ pub enum RasError {
 /// Asks the service at `address` about the communicator of `member`. Takes at most `timeout`.
 pub fn ask(address: &str, member: Member, timeout: Duration) -> Result<RasReport, RasError> {
     let text = status(address, timeout)?;
-    let parsed: Result<Answer, _> = serde_json::from_str(&text);
+    let parsed = Answer::parse(&text);
     let answer = parsed.map_err(|error| if error.is_eof() { RasError::Closed } else { RasError::Json(error) })?;
     let own = answer.communicators.iter().find(|communicator| communicator.has(member));
     own.map(Communicator::report).ok_or(RasError::UnknownRank)
@@ -154,6 +154,17 @@ fn left(deadline: Instant) -> Option<Duration> {
 #[derive(Debug, Deserialize)]
 struct Answer {
     communicators: Vec<Communicator>,
+}
+
+impl Answer {
+    /// Parses an answer. NCCL 2.28.7 to 2.28.9 write no comma after the `nvml_dev` of a missing rank.
+    fn parse(text: &str) -> serde_json::Result<Self> {
+        let with_comma = |line: &str| match line.trim_start().starts_with("\"nvml_dev\":") && !line.ends_with(',') {
+            true => format!("{line},\n"),
+            false => format!("{line}\n"),
+        };
+        serde_json::from_str(&text.lines().map(with_comma).collect::<String>())
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -285,15 +296,26 @@ mod tests {
         )
     }
 
+    /// A missing rank as NCCL 2.28.9 writes it, without a comma before `status`.
     fn missing(unresponsive: bool, dead: bool) -> String {
         format!(
-            r#"{{"rank": 2, "host": "unknown", "pid": -1, "cuda_dev": 2, "nvml_dev": 2,
-            "status": {{"unresponsive": {unresponsive}, "considered_dead": {dead}}}}}"#
+            r#"
+        {{
+          "rank": 2,
+          "host": "unknown",
+          "pid": -1,
+          "cuda_dev": 2,
+          "nvml_dev": 2
+          "status": {{
+            "unresponsive": {unresponsive},
+            "considered_dead": {dead}
+          }}
+        }}"#
         )
     }
 
     fn reported(text: &str) -> RasReport {
-        let answer: Answer = serde_json::from_str(text).unwrap();
+        let answer = Answer::parse(text).unwrap();
         answer.communicators.iter().find(|communicator| communicator.has(OWN)).unwrap().report()
     }
 
@@ -310,13 +332,15 @@ mod tests {
         assert_eq!(failed, RasReport { suspects: vec![1, 2], text: text.into() });
         let dead = reported(&answer([1, 1], 0, &missing(true, true)));
         assert!(dead.suspects == [2] && dead.text.ends_with("is dead"), "{dead:?}");
-        let left = reported(&answer([1, 1], 0, &missing(false, false)));
+        // Later versions write the comma.
+        let left = missing(false, false).replace("\"nvml_dev\": 2", "\"nvml_dev\": 2,");
+        let left = reported(&answer([1, 1], 0, &left));
         assert!(left.suspects.is_empty() && left.text.ends_with("has left the communicator"), "{left:?}");
     }
 
     #[test]
     fn other_jobs_are_not_confused() {
-        let answer: Answer = serde_json::from_str(&answer([1, 1], 0, "")).unwrap();
+        let answer = Answer::parse(&answer([1, 1], 0, "")).unwrap();
         let has = |member: Member| answer.communicators[0].has(member);
         assert!(has(OWN) && !has(Member { process: 72, ..OWN }) && !has(Member { world_size: 4, ..OWN }));
     }
