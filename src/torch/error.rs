@@ -65,19 +65,38 @@ const LOST: [&str; 14] = [
     "hardware stack error",
     "invalid address space",
     "unspecified launch failure",
-    "device-side assert",
+    "device-side assert triggered",
     "launch timed out",
     "GPU has fallen off the bus",
     "CUDA error: unknown error",
 ];
 
-/// Returns the line of a CUDA message that says that the GPU is unusable in this process, if any. If only a later line has the
-/// name of the error, returns the line that describes it.
+/// First words of the advice that follows the description of an error in a message of libtorch.
+const ADVICE: [&str; 5] = [
+    "Search for `cudaError",
+    "CUDA kernel errors might be",
+    "For debugging consider",
+    "Compile with `TORCH_USE_CUDA_DSA`",
+    "Exception raised from",
+];
+
+/// Returns the description of the error if a CUDA message says that the GPU is unusable in this process. Usually, this is one
+/// line of the message. If only a later line has the name of the error, it is still the line that describes it.
 pub fn lost_gpu(output: &str) -> Option<&str> {
     let described = |line: &&str| LOST.iter().any(|words| line.contains(words));
     let named = output.lines().find(|line| has_lost_name(line));
-    let description = || output.lines().find(|line| line.contains("CUDA error:"));
-    output.lines().find(described).or_else(|| Some(description().unwrap_or(named?)))
+    let first = || output.lines().find(|line| line.contains("CUDA error:"));
+    let line = output.lines().find(described).or_else(|| Some(first().unwrap_or(named?)))?;
+    Some(description(line))
+}
+
+/// Returns the description in a line. The panic of a failed operation has the whole message in one line, with `\n` in place of
+/// each end of a line.
+fn description(line: &str) -> &str {
+    let line = &line[line.find("CUDA error:").unwrap_or(0)..];
+    let end = ADVICE.iter().filter_map(|advice| line.find(advice)).min().unwrap_or(line.len());
+    let text = line[..end].trim_end();
+    text.strip_suffix("\\n").unwrap_or(text)
 }
 
 /// True if `line` has one of [`LOST_NAMES`] as a whole word.
@@ -147,6 +166,30 @@ mod tests {
         let lost = |output: &str| TorchError(output.to_owned()).lost_gpu().map(str::to_owned);
         let output = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later";
         assert_eq!(lost(output).as_deref(), Some("CUDA error: an illegal memory access was encountered"));
+        // Panics of tch.
+        let panic = |error: &str, name: &str| {
+            format!(
+                "panicked at tensor_generated.rs:9:5: called `Result::unwrap()` on an `Err` value: Torch(\"CUDA error: {error}\\nSearch \
+                 for `{name}' in https://docs.nvidia.com/cuda for more information.\\nCUDA kernel errors might be asynchronously \
+                 reported at some other API call\\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\\n\\nException \
+                 raised from c10_cuda_check_implementation at CUDAException.cpp:44\\nframe #0: c10::Error::Error\")"
+            )
+        };
+        for (error, name) in [
+            ("an illegal memory access was encountered", "cudaErrorIllegalAddress"),
+            ("an illegal instruction", "cudaErrorIllegalInstruction"),
+            ("device-side assert triggered", "cudaErrorAssert"),
+            ("words of a later version", "cudaErrorTensorMemoryLeak"),
+        ] {
+            assert_eq!(lost(&panic(error, name)), Some(format!("CUDA error: {error}")));
+        }
+        for (error, name) in [
+            ("invalid configuration argument", "cudaErrorInvalidConfiguration"),
+            ("no kernel image is available for execution on the device", "cudaErrorNoKernelImageForDevice"),
+            ("out of memory", "cudaErrorMemoryAllocation"),
+        ] {
+            assert_eq!(lost(&panic(error, name)), None, "{error}");
+        }
         let output = "kernel adamw: the driver's cuLaunchKernel failed: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered (214)";
         assert!(lost(output).is_some());
         for name in [
