@@ -343,7 +343,14 @@ fn run_attempt(
     control: &Arc<Control>,
 ) -> Result<TrainOutcome, Error> {
     let (session, mut ranks) = Session::open(url, attempt, world, device, Arc::clone(control))?;
-    let outcome = train::run(&session, &mut ranks).map_err(|error| session.explain(error))?;
+    let outcome = match train::run(&session, &mut ranks).map_err(|error| session.explain(error)) {
+        Err(error @ Error::GpuLost { .. }) => {
+            // Destructors that free memory of a failed GPU can end the process before it has reported the failure.
+            std::mem::forget((session, ranks));
+            return Err(error);
+        }
+        outcome => outcome?,
+    };
     control.phase(WorkerPhase::Stop);
     // Report the result before the ranks disconnect. A rank that fails later does not change the result.
     control.flush();
@@ -366,7 +373,8 @@ fn versions() -> Versions {
 /// has left, and the coordinator ends them.
 fn leave(control: Arc<Control>, failed: &Error) -> ! {
     control.phase(WorkerPhase::Stop);
-    // The session is already dropped, so this is the last reference to `control`. Dropping it flushes pending messages.
+    // Dropping the last reference delivers pending messages, too. After the failure of a GPU, the session still has one.
+    control.flush();
     drop(control);
     tracing::error!("{}", error::chain(failed));
     leave::exit_now(failed.exit_code());

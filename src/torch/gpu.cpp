@@ -3,6 +3,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -11,7 +12,6 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 #include "caught.h"
 
@@ -26,35 +26,19 @@ class CopyStream {
       : device(device), guard(device.type()), stream(guard.getStreamFromGlobalPool(device)), last(device.type()) {}
 
   // Uploads a host tensor asynchronously through pinned memory, which libtorch keeps until the copy ends. The
-  // compute stream may use the result after `join`.
+  // compute stream may use the result after `join`. The result belongs to the compute stream. If it belonged to this stream,
+  // the allocator would record an event when it is freed. That throws in a destructor if the GPU has failed.
   at::Tensor upload(const at::Tensor &host) {
-    const c10::StreamGuard here(stream);
-    at::Tensor made = host.pin_memory().to(device, host.scalar_type(), /*non_blocking=*/true);
-    last.record(stream);
-    sent.push_back(made);
+    at::Tensor made = at::empty(host.sizes(), host.options().device(device));
+    copy(made, host.pin_memory());
     return made;
   }
 
   // Copies `from` to the pinned tensor `to`, after the work that is already enqueued on the compute stream.
-  void download(at::Tensor &to, const at::Tensor &from) {
-    c10::Event computed(device.type());
-    computed.record(guard.getStream(device));
-    computed.block(stream);
-    const c10::StreamGuard here(stream);
-    to.copy_(from, /*non_blocking=*/true);
-    last.record(stream);
-  }
+  void download(at::Tensor &to, const at::Tensor &from) { copy(to, from); }
 
   // Makes the compute stream wait for all copies so far.
-  void join() {
-    const c10::Stream computing = guard.getStream(device);
-    last.block(computing);
-    for (const at::Tensor &tensor : sent) {
-      // If the tensor is freed, its memory is reused only after the compute stream has passed this point.
-      guard.recordDataPtrOnStream(tensor.storage().data_ptr(), computing);
-    }
-    sent.clear();
-  }
+  void join() { last.block(guard.getStream(device)); }
 
   bool is_done() const { return last.query(); }
 
@@ -67,8 +51,16 @@ class CopyStream {
   c10::Stream stream;
   // Recorded after the last copy.
   c10::Event last;
-  // Uploaded tensors that the compute stream does not wait for yet.
-  std::vector<at::Tensor> sent;
+
+  // Copies after the work that is already enqueued on the compute stream.
+  void copy(at::Tensor &to, const at::Tensor &from) {
+    c10::Event computed(device.type());
+    computed.record(guard.getStream(device));
+    computed.block(stream);
+    const c10::StreamGuard here(stream);
+    to.copy_(from, /*non_blocking=*/true);
+    last.record(stream);
+  }
 };
 
 // Returns the result of `work`. If `work` throws, passes the message to `failed` and returns -1.
