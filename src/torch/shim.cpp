@@ -110,6 +110,9 @@ struct Linear : torch::autograd::Function<Linear> {
   }
 };
 
+// Largest number of rows of a table whose gradient is a matrix product on a GPU: segments, and positions in a span.
+constexpr int64_t kFewRows = 32;
+
 // Embedding lookup. The embedding function of libtorch allocates a whole table for the gradient
 // and then adds the table to the flat buffer.
 struct Embedding : torch::autograd::Function<Embedding> {
@@ -123,7 +126,7 @@ struct Embedding : torch::autograd::Function<Embedding> {
     const at::Tensor table = context->saved_data["table"].toTensor();
     const at::Tensor ids = context->get_saved_variables()[0].flatten();
     const at::Tensor rows = gradients[0].reshape({-1, table.size(1)});
-    if (!ids.is_cpu() && table.size(0) <= 16) {
+    if (!ids.is_cpu() && table.size(0) <= kFewRows) {
       // A matrix product avoids contention of thousands of threads on a few rows.
       const at::Tensor kinds = at::arange(table.size(0), ids.options()).unsqueeze(1);
       table.mutable_grad().addmm_((ids.unsqueeze(0) == kinds).to(rows.scalar_type()), rows);

@@ -6,6 +6,7 @@
 #[path = "../support/curve.rs"]
 mod curve;
 
+use std::process::Command;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -25,6 +26,7 @@ use lambert_worker::gpu::{CommStream, ComputeDevice, Driver, Gpu};
 use lambert_worker::kernels::{DropoutParams, Host, Kernels, NormParams, TokenDraws, Values};
 use lambert_worker::masking::MaskedToken;
 use lambert_worker::model::compute_dtype;
+use lambert_worker::model::input::Input;
 use lambert_worker::objective::Objective;
 use lambert_worker::optim;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
@@ -100,16 +102,60 @@ fn dropout_matches_the_host() {
     println!("POINT dropout masks: equal bits over {} shapes", SHAPES.len());
 }
 
+/// Environment variable of the process whose GPU fails.
+const FAULT: &str = "LAMBERT_TEST_GPU_FAULT";
+
+/// A process uploads to a GPU and updates there, then reads an invalid address. It must reach its end, although it frees tensors
+/// after the failure.
+#[test]
+fn a_failed_gpu_ends_its_process_with_a_message() {
+    if std::env::var_os(FAULT).is_some() {
+        fail_on_the_gpu();
+    }
+    if first_gpu().is_none() {
+        return;
+    }
+    let own = ["--exact", "a_failed_gpu_ends_its_process_with_a_message", "--nocapture"];
+    let ended = Command::new(std::env::current_exe().unwrap()).args(own).env(FAULT, "1").output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    println!("POINT a failed GPU: the process ends with {} (exit status: 74)", ended.status);
+    assert!(ended.status.code() == Some(74) && said.contains("LOST: CUDA error: an illegal memory access"), "{said}");
+}
+
+/// Ends the process with exit code 74 if the failure of the GPU is recognized and the destructors return.
+fn fail_on_the_gpu() {
+    let device = Device { kind: DeviceKind::Cuda, ..Device::default() };
+    let (kernels, gpu) = ComputeDevice::load(&device, Backend::Auto).unwrap().kernels(None, Precision::Fp32).unwrap();
+    let (gpu, model) = (gpu.unwrap(), Model { hidden: 64, heads: 1, intermediate: 256, ..Model::default() });
+    let mut state = state(kernels.clone(), &model);
+    optim::update(&mut state, &Optimizer::default(), 1e-3, &mut optim::SingleRank).unwrap();
+    let batches: Vec<_> = (0..2).flat_map(|_| micro_batch(Layout::Unpadded).micro_batches).collect();
+    let failed = torch::guard(|| {
+        Input::each(&*kernels, &batches, |_, _| {
+            let (mut to, mut from, mut count) = (8_u64, 16_u64, 1_u64);
+            let mut arguments = [&raw mut to, &raw mut from, &raw mut count].map(<*mut u64>::cast);
+            let stream = torch::gpu::current_stream(gpu.index).unwrap();
+            let loaded = gpu.kernels.as_ref().unwrap();
+            // SAFETY: the kernel has these three parameters. Reading the invalid addresses is the purpose of this test.
+            unsafe { loaded.launch("to_bf16", 1, 256, stream, &mut arguments) }.unwrap();
+            kernels.wait();
+        });
+    });
+    let failed = failed.unwrap_err();
+    eprintln!("LOST: {}", failed.lost_gpu().unwrap_or("not recognized"));
+    drop((state, kernels));
+    lambert_worker::worker::leave::exit_now(74);
+}
+
 /// A GPU computes logarithms with other roundings than the host, so a draw between two nearly equal tokens may differ.
 #[test]
 fn drawn_tokens_match_the_host() {
     const ROWS: i64 = 1 << 16;
-    const WIDTH: i64 = 1000;
     let Some(gpu) = first_gpu() else { return };
-    let values: Vec<f32> = (0..WIDTH).map(|token| (token * 7919 % 1009) as f32 / 100.0).collect();
     let places: Vec<i32> = (0..ROWS as i32).collect();
-    let drawn = |kernels: &dyn Kernels| {
-        let logits = kernels.upload(Values::F32(&values)).expand([ROWS, WIDTH], false).contiguous();
+    let drawn = |kernels: &dyn Kernels, kind: Kind, width: i64| {
+        let values: Vec<f32> = (0..width).map(|token| (token * 7919 % 1009) as f32 / 100.0).collect();
+        let logits = kernels.upload(Values::F32(&values)).to_kind(kind).expand([ROWS, width], false).contiguous();
         let samples = kernels.upload(Values::I32(&places)).to_kind(Kind::Int64);
         let draws = TokenDraws { key: Key::new(11).with(5), samples: &samples, positions: &samples };
         let made = kernels.sample_tokens(&logits, &draws);
@@ -117,10 +163,12 @@ fn drawn_tokens_match_the_host() {
         kernels.read(&made, 0, &mut bytes);
         bytes
     };
-    let (ours, host) = (drawn(&*gpu), drawn(&Host));
-    let differ = ours.chunks(8).zip(host.chunks(8)).filter(|(ours, host)| ours != host).count();
-    println!("POINT drawn tokens: {differ} of {ROWS} differ from the host (at most 6)");
-    assert!(differ <= 6, "{differ}");
+    for (kind, width) in [(Kind::Float, 1000), (Kind::BFloat16, 1000), (Kind::Float, 1003), (Kind::BFloat16, 1003)] {
+        let (ours, host) = (drawn(&*gpu, kind, width), drawn(&Host, kind, width));
+        let differ = ours.chunks(8).zip(host.chunks(8)).filter(|(ours, host)| ours != host).count();
+        println!("POINT drawn tokens, {kind:?}, {width}: {differ} of {ROWS} differ from the host (at most 6)");
+        assert!(differ <= 6, "{kind:?}, {width}: {differ}");
+    }
 }
 
 /// Evaluates samples of different lengths with and without padding.
