@@ -108,6 +108,14 @@ impl KernelDevice for MetaDevice {
                 let all = if kernel == "rotate_f32" { 4 } else { 2 } * tokens * 24 * number(6) * number(7);
                 sizes(&[0, 1, 2, 3]) == [all, all, angles, angles] && blocks == tokens.div_ceil(8)
             }
+            "gate_f32" | "gate_bf16" => {
+                let half = if kernel == "gate_f32" { 16 } else { 8 } * number(2);
+                sizes(&[0, 1]) == [half, 2 * half] && blocks == number(2).div_ceil(THREADS)
+            }
+            "gate_backward_f32" | "gate_backward_bf16" => {
+                let half = if kernel == "gate_backward_f32" { 16 } else { 8 } * number(3);
+                sizes(&[0, 1, 2]) == [2 * half, half, 2 * half] && blocks == number(3).div_ceil(THREADS)
+            }
             "sample_tokens_f32" | "sample_tokens_bf16" => {
                 let element = if kernel == "sample_tokens_f32" { 4 } else { 2 };
                 let rows = 8 * blocks;

@@ -20,7 +20,7 @@ mod time;
 use std::ops::Range;
 use std::ptr::NonNull;
 
-use lambert_config::run::OptimizerKind;
+use lambert_config::run::{Activation, OptimizerKind};
 use lambert_dataset::random::Key;
 use tch::{Kind, Tensor};
 
@@ -154,6 +154,17 @@ pub trait Kernels: Send + Sync {
     /// heads, head size\]. The result has its shape and dtype, and is differentiable. Values are copied.
     fn rotate(&self, _query_key_value: &Tensor, _angles: Angles<'_>) -> Tensor {
         unreachable!("has_rotation returns false")
+    }
+
+    /// True if [`Kernels::gate`] supports halves of `width` elements.
+    fn has_gate(&self, _width: i64) -> bool {
+        false
+    }
+
+    /// Returns `activation` of the first half of the last dimension, times the second half, in one kernel. `x` is
+    /// \[..., 2 x width\], and the result is \[..., width\]. It has the dtype of `x` and is differentiable.
+    fn gate(&self, _x: &Tensor, _activation: Activation) -> Tensor {
+        unreachable!("has_gate returns false")
     }
 
     /// L2 norm of f32 `values`, f64 \[\], summed in a fixed order.

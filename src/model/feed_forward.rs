@@ -6,7 +6,7 @@ use tch::Tensor;
 
 use super::dropout::{DropoutSite, LayerDropout};
 use super::residual;
-use super::{Dropout, Linear, NetworkWeights, Normalization, activate};
+use super::{Dropout, Linear, NetworkWeights, Normalization, activate, gated};
 
 /// Up projection, activation function and down projection.
 pub struct FeedForward {
@@ -37,12 +37,12 @@ impl FeedForward {
     /// Returns the network's output for `x` plus `residual`, normalized by `norm` if given. All are \[batch, sequence, hidden\].
     pub fn forward(&self, x: &Tensor, residual: &Tensor, norm: Option<&Normalization>, dropout: Dropout<'_>) -> Tensor {
         let up = self.up.forward(x);
-        let inner = match self.is_gated {
-            true => {
-                let halves = up.chunk(2, -1);
-                activate(&halves[0], self.activation) * &halves[1]
-            }
-            false => activate(&up, self.activation),
+        let half = up.size().last().map_or(0, |width| width / 2);
+        let gating = dropout.kernels().filter(|kernels| kernels.has_gate(half));
+        let inner = match (self.is_gated, gating) {
+            (true, Some(kernels)) => kernels.gate(&up, self.activation),
+            (true, None) => gated(&up, self.activation),
+            (false, _) => activate(&up, self.activation),
         };
         match self.drops_inner {
             true => {

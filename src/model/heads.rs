@@ -155,6 +155,8 @@ fn padding_logits(weights: NetworkWeights<'_>, bias: TensorId) -> Option<Tensor>
     let padding = weights.parameters.spec(bias).padding.unwrap_or(0) as i64;
     (padding > 0).then(|| {
         let padding_logits = weights.parameters.tensor(bias).zeros_like().set_requires_grad(false);
+        // With another dtype, the sum would have f32 for each logit.
+        let padding_logits = padding_logits.to_kind(super::compute_dtype(weights.model));
         let _ = padding_logits.narrow(0, padding_logits.size()[0] - padding, padding).fill_(f64::NEG_INFINITY);
         padding_logits
     })

@@ -173,6 +173,12 @@ fn activate(x: &Tensor, activation: Activation) -> Tensor {
     }
 }
 
+/// As [`Kernels::gate`], with single operations of libtorch.
+pub(crate) fn gated(x: &Tensor, activation: Activation) -> Tensor {
+    let halves = x.chunk(2, -1);
+    activate(&halves[0], activation) * &halves[1]
+}
+
 /// Encoder segment (not the heads).
 struct EncoderSegment {
     block: Box<dyn SegmentBlock>,

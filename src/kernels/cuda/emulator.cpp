@@ -212,6 +212,7 @@ using std::memcpy;
 #include "kernels.cu"
 #include "norm.cu"
 #include "rotary.cu"
+#include "gate.cu"
 #include "sample.cu"
 
 namespace {
@@ -233,7 +234,8 @@ const std::map<std::string, std::function<void(void **)>> kKernels = {
     KERNEL(scaled_apply),      KERNEL(adamw),           KERNEL(to_bf16),         KERNEL(from_bf16),
     KERNEL(residual_norm_f32), KERNEL(residual_norm_backward_f32), KERNEL(residual_norm_bf16),
     KERNEL(residual_norm_backward_bf16), KERNEL(add_column_sums),     KERNEL(rotate_f32),
-    KERNEL(rotate_bf16),       KERNEL(sample_tokens_f32), KERNEL(sample_tokens_bf16),
+    KERNEL(rotate_bf16),       KERNEL(gate_f32),        KERNEL(gate_bf16),       KERNEL(gate_backward_f32),
+    KERNEL(gate_backward_bf16), KERNEL(sample_tokens_f32), KERNEL(sample_tokens_bf16),
 };
 
 }  // namespace

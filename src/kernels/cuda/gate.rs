@@ -42,9 +42,8 @@ impl<C: KernelDevice> Gate<C> {
 impl<C: KernelDevice> Operation for Gate<C> {
     fn forward(&self, inputs: &[Tensor]) -> Vec<Tensor> {
         let x = inputs[0].contiguous();
-        let mut shape = x.size();
-        shape.last_mut().into_iter().for_each(|width| *width /= 2);
-        let out = x.new_empty(shape, (x.kind(), x.device()));
+        let half = x.size().last().map_or(0, |width| width / 2);
+        let out = x.narrow(-1, 0, half).empty_like();
         self.launch("gate", KernelArguments::new().tensor(&out), &x);
         vec![out, x]
     }

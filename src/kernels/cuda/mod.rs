@@ -1,19 +1,20 @@
 //! CUDA kernels. Hand-written kernels compute keyed dropout, whose masks are drawn from a key and a counter. They also
 //! compute the operations for which libtorch is slower. libtorch computes all other operations.
 //!
-//! - kernels.cu, norm.cu, rotary.cu, sample.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
+//! - kernels.cu, norm.cu, rotary.cu, gate.cu, sample.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
 //! - [`KernelDevice`]: device that runs the kernels, either a GPU or, in tests, the CPU (`Emulator`)
 
 mod chunks;
 #[cfg(test)]
 mod emulator;
+mod gate;
 pub mod launch;
 mod residual_norm;
 mod rotary;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lambert_config::run::OptimizerKind;
+use lambert_config::run::{Activation, OptimizerKind};
 use tch::{Kind, Tensor};
 
 use self::chunks::{CHUNK, ChunkTable};
@@ -27,11 +28,16 @@ use super::{
 use crate::torch;
 
 /// Source of the kernels.
-pub const SOURCE: &str =
-    concat!(include_str!("kernels.cu"), include_str!("norm.cu"), include_str!("rotary.cu"), include_str!("sample.cu"));
+pub const SOURCE: &str = concat!(
+    include_str!("kernels.cu"),
+    include_str!("norm.cu"),
+    include_str!("rotary.cu"),
+    include_str!("gate.cu"),
+    include_str!("sample.cu")
+);
 
 /// Kernel names in kernels.cu, without their `lambert_` prefix.
-pub const KERNELS: [&str; 21] = [
+pub const KERNELS: [&str; 25] = [
     "dropout_f32",
     "dropout_bf16",
     "sum_of_squares",
@@ -51,6 +57,10 @@ pub const KERNELS: [&str; 21] = [
     "add_column_sums",
     "rotate_f32",
     "rotate_bf16",
+    "gate_f32",
+    "gate_bf16",
+    "gate_backward_f32",
+    "gate_backward_bf16",
     "sample_tokens_f32",
     "sample_tokens_bf16",
 ];
@@ -257,6 +267,14 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
 
     fn rotate(&self, query_key_value: &Tensor, angles: Angles<'_>) -> Tensor {
         rotary::apply(&self.device, query_key_value, angles)
+    }
+
+    fn has_gate(&self, width: i64) -> bool {
+        gate::fits(width)
+    }
+
+    fn gate(&self, x: &Tensor, activation: Activation) -> Tensor {
+        gate::apply(&self.device, x, activation)
     }
 
     fn norm(&self, values: &Tensor) -> Tensor {

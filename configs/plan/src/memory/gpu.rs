@@ -4,7 +4,7 @@
 //! one, also without a GPU. The formula is never below that count and at most 15 % above it. [`reserve`] covers the
 //! additional memory that CUDA and libtorch take.
 
-use crate::architecture::{ALIGNMENT, Architecture, CostUnit, Head, Network, NormInput};
+use crate::architecture::{ALIGNMENT, Architecture, CostUnit, Head, ModuleKind, Network, NormInput};
 use crate::objectives::{self, TrainedNetwork};
 use lambert_config::run::{Attention, Model, Objective, Precision, RunConfig, Stage};
 
@@ -79,11 +79,16 @@ fn pass_activations(
         (4.0 * lines * data.sequence_length.next_multiple_of(HEAD) as f64, sums + 4.0 * row)
     };
     let relative = bytes * network.relative_elements(all, data.sequence_length, model.hidden);
-    let layer = bytes * all * network.activation_elements() as f64 + attention + relative + STATISTICS * all;
+    // The kernel of a gated activation function keeps its input only, not the activated half.
+    let is_gated = network.module(ModuleKind::Intermediate).is_some_and(|module| module.is_gated);
+    let kept =
+        network.activation_elements() - if is_gated && model.intermediate % 4 == 0 { model.intermediate } else { 0 };
+    let layer = bytes * all * kept as f64 + attention + relative + STATISTICS * all;
 
     // The peak of the backward pass of one layer is at the feed-forward output, or at the attention once the tensors
     // above the attention are freed.
-    let back = (2.0 * row + normed + wide).max(3.0 * row).max(mixing - 2.0 * (row + wide));
+    let at_output = if is_gated { row + normed + wide } else { 2.0 * row + normed + wide };
+    let back = at_output.max(3.0 * row).max(mixing - 2.0 * (row + wide));
 
     let masked = masked(&stage.objective.of(&config.objective), data, tokens);
     let rows = network.padded_vocabulary as f64;
