@@ -121,6 +121,13 @@ impl KernelDevice for MetaDevice {
                 let rows = 8 * blocks;
                 sizes(&[0, 1, 2, 3]) == [rows, element * blocks * number(5), rows, rows]
             }
+            "soft_targets_f32" | "soft_targets_bf16" => {
+                let element = if kernel == "soft_targets_f32" { 4 } else { 2 };
+                let [student, teacher] = [6, 7].map(|index| element * blocks * number(index));
+                sizes(&[0, 1, 2, 3]) == [student, 4 * blocks, student, teacher]
+                    && [0, 4 * blocks].contains(&arguments.size(4))
+                    && number(5) <= number(6).min(number(7))
+            }
             "add_column_sums" => {
                 let width = number(5);
                 arguments.size(3) == 12 * number(4) * width

@@ -13,6 +13,7 @@ pub(crate) mod meta;
 #[cfg(test)]
 mod reference;
 pub mod snapshot;
+mod soft_targets;
 #[cfg(test)]
 pub(crate) mod tests;
 mod time;
@@ -29,6 +30,7 @@ pub use host::Host;
 #[cfg(test)]
 pub use reference::Reference;
 pub use snapshot::{HostBuffer, PendingSnapshot, TensorCopy};
+pub use soft_targets::{SoftTargetLoss, SoftTargetParams};
 pub use time::TimeMark;
 
 /// Kernels of a device. Calls are enqueued in order and may return before the work completes. Only [`Kernels::fetch`],
@@ -127,6 +129,12 @@ pub trait Kernels: Send + Sync {
     /// token is the argmax of the sums of logits and Gumbel noise. The noise is a pure function of `draws`, row and token, from
     /// 32 random bits each. The argmax may differ between devices where two sums are equal up to rounding.
     fn sample_tokens(&self, logits: &Tensor, draws: &TokenDraws<'_>) -> Tensor;
+
+    /// Computes the loss of the soft targets of a teacher: the sum over the rows of weight x T² x KL(teacher || student) at
+    /// temperature T, with its gradient. The logits are those of student and teacher, \[n, width\], without a graph.
+    fn soft_targets(&self, logits: [&Tensor; 2], params: &SoftTargetParams<'_>) -> SoftTargetLoss {
+        soft_targets::with_operations(logits, params)
+    }
 
     /// True if [`Kernels::residual_norm`] supports rows of `width` elements.
     fn has_residual_norm(&self, _width: i64) -> bool {

@@ -6,6 +6,7 @@ mod operations;
 mod residual_norm;
 mod rotary;
 mod sample;
+mod soft_targets;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -229,7 +230,7 @@ fn reference() -> Reference {
 }
 
 /// CUDA kernels, emulated on the CPU.
-fn emulated() -> Cuda<Emulator> {
+pub fn emulated() -> Cuda<Emulator> {
     Cuda::new(Arc::default())
 }
 

@@ -59,7 +59,7 @@ impl Heads {
         self.masked_language.as_ref().expect("the network has no masked-language head").decoder_input(hidden)
     }
 
-    /// Decoder of the MLM head, without the padding of the vocabulary.
+    /// Decoder of the MLM head.
     ///
     /// # Panics
     /// The network has no masked-language head.
@@ -129,14 +129,11 @@ impl MaskedLanguageHead {
 
     fn decoder(&self) -> VocabularyDecoder {
         let LinearParams { weight, bias } = &self.decoder.params;
-        let unpadded = |tensor: &Tensor| match self.padding {
-            0 => tensor.shallow_clone(),
-            padding => tensor.narrow(0, 0, tensor.size()[0] - padding),
-        };
         let bias = bias.as_ref().expect("the decoder has a bias");
         let copy = self.decoder.compute_copy.as_ref();
-        let copy = copy.map(|copy| [&copy.weight, copy.bias.as_ref().unwrap_or(bias)].map(unpadded));
-        VocabularyDecoder::new(unpadded(weight), unpadded(bias), copy)
+        let copy = copy.map(|copy| [&copy.weight, copy.bias.as_ref().unwrap_or(bias)].map(Tensor::shallow_clone));
+        let vocabulary = bias.size()[0] - self.padding;
+        VocabularyDecoder::new(weight.shallow_clone(), bias.shallow_clone(), copy, vocabulary)
     }
 
     /// Maps \[n, hidden\] to \[n, vocabulary\].
@@ -208,12 +205,14 @@ impl SpanBoundaryHead {
     }
 }
 
-/// Decoder of the MLM head, for the tokens of the vocabulary without its padding.
+/// Decoder of the MLM head. Its rows are the tokens of the vocabulary and the padding of the vocabulary.
 pub struct VocabularyDecoder {
-    /// Weight, f32 \[vocabulary, width\], part of the graph.
+    /// Weight, f32 \[rows, width\], part of the graph.
     pub weight: Tensor,
-    /// Bias, f32 \[vocabulary\], part of the graph.
+    /// Bias, f32 \[rows\], part of the graph.
     pub bias: Tensor,
+    /// Number of tokens of the vocabulary.
+    pub vocabulary: i64,
     /// Weight in the compute dtype, without a graph.
     pub compute_weight: Tensor,
     compute_bias: Tensor,
@@ -221,17 +220,12 @@ pub struct VocabularyDecoder {
 
 impl VocabularyDecoder {
     /// Creates a decoder. `copy` are weight and bias in the compute dtype, unless that is f32.
-    pub fn new(weight: Tensor, bias: Tensor, copy: Option<[Tensor; 2]>) -> Self {
+    pub fn new(weight: Tensor, bias: Tensor, copy: Option<[Tensor; 2]>, vocabulary: i64) -> Self {
         let [compute_weight, compute_bias] = copy.unwrap_or_else(|| [weight.detach(), bias.detach()]);
-        Self { weight, bias, compute_weight: compute_weight.detach(), compute_bias: compute_bias.detach() }
+        Self { weight, bias, vocabulary, compute_weight: compute_weight.detach(), compute_bias: compute_bias.detach() }
     }
 
-    /// Number of tokens of the vocabulary.
-    pub fn vocabulary(&self) -> i64 {
-        self.bias.size()[0]
-    }
-
-    /// Logits of `states` \[n, width\], \[n, vocabulary\], without a graph of the parameters.
+    /// Logits of `states` \[n, width\], \[n, rows\], without a graph of the parameters.
     pub fn logits(&self, states: &Tensor) -> Tensor {
         let params =
             LinearParams { weight: self.compute_weight.shallow_clone(), bias: Some(self.compute_bias.shallow_clone()) };

@@ -1,6 +1,7 @@
 //! Device tensors of a micro-batch, which are the input of its forward passes.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use lambert_plan::batch_partition::Layout;
 use tch::{Kind, Tensor};
@@ -58,6 +59,8 @@ pub struct TeacherOutput {
     pub hidden: Tensor,
     /// Heads of the teacher.
     pub heads: Rc<Heads>,
+    /// Kernels of the device.
+    pub kernels: Arc<dyn Kernels>,
     /// Temperature of the soft targets.
     pub temperature: f64,
     /// Maximum number of logits that the loss of the soft targets computes at a time.

@@ -9,8 +9,10 @@ use tch::{Kind, Tensor};
 
 use super::{Loss, LossValue, teacher};
 use crate::data::{GlobalBatch, MicroBatch};
+use crate::kernels::{self, Kernels, SoftTargetParams};
 use crate::model::input::Input;
 use crate::model::{Heads, VocabularyDecoder};
+use crate::torch;
 
 pub struct SoftTargetLoss(pub objectives::LossSpec);
 
@@ -36,22 +38,25 @@ impl Loss for SoftTargetLoss {
             of_teacher_decoder.logits(&states)
         };
         let states = heads.decoder_input(&hidden.flatten(0, 1));
-        let chunk = (of_teacher.chunk / decoder.vocabulary()).max(1);
+        let chunk = (of_teacher.chunk / decoder.vocabulary).max(1);
         let weights = input.token_weights();
-        let loss = chunked(&states, &decoder, chunk, &teacher_logits, of_teacher.temperature, weights.as_ref());
+        let (vocabulary, temperature) = (decoder.vocabulary, of_teacher.temperature);
+        let params = SoftTargetParams { vocabulary, temperature, weights: weights.as_ref() };
+        let loss = chunked(&states, &decoder, chunk, &teacher_logits, &params, &*of_teacher.kernels);
         LossValue { loss, correct: None, detection: None, logits: None }
     }
 }
 
 /// Computes the loss of the inputs of the decoder, `states` \[n, width\], for at most `chunk` tokens at a time.
-/// `teacher_logits` returns the logits of the teacher for a number of tokens from the first one on.
+/// `teacher_logits` returns the logits of the teacher for a number of tokens from the first one on. `params` has the weights of all
+/// tokens.
 fn chunked(
     states: &Tensor,
     decoder: &VocabularyDecoder,
     chunk: i64,
     teacher_logits: &dyn Fn(i64, i64) -> Tensor,
-    temperature: f64,
-    weights: Option<&Tensor>,
+    params: &SoftTargetParams<'_>,
+    kernels: &dyn Kernels,
 ) -> Tensor {
     let mut sum = WeightedSum::new(states, decoder);
     tch::no_grad(|| {
@@ -59,27 +64,16 @@ fn chunked(
         for first in (0..all).step_by(chunk as usize) {
             let count = chunk.min(all - first);
             let rows = detached.narrow(0, first, count);
-            let logits = [decoder.logits(&rows), teacher_logits(first, count)];
-            let weights = weights.map(|weights| weights.narrow(0, first, count));
-            sum.add(&rows, divergence(logits, temperature, weights.as_ref()));
+            let weights = params.weights.map(|weights| weights.narrow(0, first, count));
+            let params = SoftTargetParams { weights: weights.as_ref(), ..*params };
+            let score = || {
+                let (student, teacher) = (decoder.logits(&rows), teacher_logits(first, count));
+                kernels.soft_targets([&student, &teacher], &params)
+            };
+            sum.add(&rows, score());
         }
     });
     sum.finish(states)
-}
-
-/// Computes the sum over tokens of `T² KL(teacher || student)` at temperature T, and its gradient for the logits of the student,
-/// \[n, vocabulary\]. The logits are those of student and teacher. `weights` \[n\] scale each token.
-fn divergence([student, teacher]: [Tensor; 2], temperature: f64, weights: Option<&Tensor>) -> (Tensor, Tensor) {
-    let softened = |logits: Tensor| (logits.to_kind(Kind::Float) / temperature).log_softmax(-1, Kind::Float);
-    let student = softened(student);
-    let teacher = softened(teacher);
-    let probabilities = teacher.exp();
-    let each = (&probabilities * (teacher - &student)).sum_dim_intlist(-1, false, Kind::Float);
-    let (each, gradient) = (each * (temperature * temperature), (student.exp() - probabilities) * temperature);
-    match weights {
-        Some(weights) => ((each * weights).sum(Kind::Float), gradient * weights.unsqueeze(1)),
-        None => (each.sum(Kind::Float), gradient),
-    }
 }
 
 /// Sum of the loss over chunks, with the gradients of the inputs and the parameters of the decoder, f32.
@@ -109,7 +103,7 @@ impl<'a> WeightedSum<'a> {
     }
 
     /// Adds the loss of a chunk. `rows` are the inputs of the decoder.
-    fn add(&mut self, rows: &Tensor, (loss, gradient): (Tensor, Tensor)) {
+    fn add(&mut self, rows: &Tensor, kernels::SoftTargetLoss { loss, gradient }: kernels::SoftTargetLoss) {
         self.loss = Some(match self.loss.take() {
             Some(sum) => sum + loss,
             None => loss,
@@ -118,12 +112,7 @@ impl<'a> WeightedSum<'a> {
         gradients.bias += gradient.sum_dim_intlist(0, false, Kind::Float);
         let gradient = gradient.to_kind(rows.kind());
         gradients.states.push(gradient.matmul(&self.decoder.compute_weight).to_kind(Kind::Float));
-        match rows.kind() {
-            Kind::Float => {
-                let _ = gradients.weight.addmm_(&gradient.tr(), rows);
-            }
-            _ => gradients.weight += gradient.tr().matmul(rows).to_kind(Kind::Float),
-        }
+        torch::add_product(&mut gradients.weight, &gradient.tr(), rows);
     }
 
     /// Returns the sum, a scalar. Its backward pass multiplies the gradients by the gradient of the sum.
@@ -145,10 +134,17 @@ impl<'a> WeightedSum<'a> {
 mod tests {
     use super::super::teacher::tests::{Golden, close, parameter, tensor};
     use super::*;
+    use crate::kernels::Host;
+    use crate::kernels::tests::emulated;
 
     /// The backward pass starts from a scaled loss, as in training.
     #[test]
     fn loss_and_gradients_match_torch_in_chunks_of_any_size() {
+        check_golden(&Host);
+        check_golden(&emulated());
+    }
+
+    fn check_golden(kernels: &dyn Kernels) {
         let golden = Golden::read();
         let [tokens, width, _, vocabulary] = golden.sizes;
         let teacher = tensor(&golden.teacher_logits, &[tokens, vocabulary]);
@@ -158,9 +154,10 @@ mod tests {
                 let states = parameter(&golden.states, &[tokens, width]);
                 let weight = parameter(&golden.weight, &[vocabulary, width]);
                 let bias = parameter(&golden.bias, &[vocabulary]);
-                let decoder = VocabularyDecoder::new(weight.shallow_clone(), bias.shallow_clone(), None);
+                let decoder = VocabularyDecoder::new(weight.shallow_clone(), bias.shallow_clone(), None, vocabulary);
                 let logits = |first, count| teacher.narrow(0, first, count);
-                let score = || chunked(&states, &decoder, chunk, &logits, case.temperature, Some(&weights));
+                let params = SoftTargetParams { vocabulary, temperature: case.temperature, weights: Some(&weights) };
+                let score = || chunked(&states, &decoder, chunk, &logits, &params, kernels);
                 let loss = score();
                 close(&loss, &[case.loss], 1e-5);
                 (loss * 0.25).backward();
@@ -172,12 +169,5 @@ mod tests {
                 close(&evaluated, &[case.loss], 1e-5);
             }
         }
-    }
-
-    #[test]
-    fn equal_distributions_have_no_loss_and_no_gradient() {
-        let logits = || Tensor::from_slice(&[0.5_f32, -2.0, 30.0, 1.0]).view([1, 4]);
-        let (loss, gradient) = divergence([logits(), logits() + 3.0], 2.0, None);
-        assert!(loss.double_value(&[]).abs() < 1e-6 && gradient.abs().max().double_value(&[]) < 1e-6);
     }
 }

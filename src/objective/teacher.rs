@@ -1,6 +1,7 @@
 //! Teacher of a model: a frozen network, whose output the losses of the model read.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use lambert_config::run;
 use lambert_dataset::random::Key;
@@ -41,7 +42,8 @@ pub fn passes(teacher: &Teacher, student: Pass, config: &run::Objective) -> Vec<
     let losses = objectives::losses(config).into_iter().filter(objectives::LossSpec::needs_teacher);
     let encoder = || Encoder::new(&teacher.parameters, 0, &teacher.model);
     let temperature = config.teacher.as_ref().map_or(1.0, |teacher| teacher.temperature);
-    let input = TaughtInput { heads: Rc::new(encoder().heads), temperature, chunk: teacher.chunk };
+    let kernels = Arc::clone(teacher.parameters.kernels());
+    let input = TaughtInput { heads: Rc::new(encoder().heads), kernels, temperature, chunk: teacher.chunk };
     let losses: Vec<Box<dyn Loss>> = losses.map(super::loss).collect();
     vec![Pass::frozen(encoder()), student.with_losses(losses).with_input(Box::new(input))]
 }
@@ -49,6 +51,7 @@ pub fn passes(teacher: &Teacher, student: Pass, config: &run::Objective) -> Vec<
 /// Adds the output of the teacher, which is the first pass, to the micro-batch.
 struct TaughtInput {
     heads: Rc<crate::model::Heads>,
+    kernels: Arc<dyn Kernels>,
     temperature: f64,
     chunk: i64,
 }
@@ -58,6 +61,7 @@ impl PassInput for TaughtInput {
         let output = earlier.first().map(|output| TeacherOutput {
             hidden: output.hidden.shallow_clone(),
             heads: Rc::clone(&self.heads),
+            kernels: Arc::clone(&self.kernels),
             temperature: self.temperature,
             chunk: self.chunk,
         });

@@ -32,6 +32,12 @@ unsafe extern "C" {
         forget: extern "C" fn(*mut c_void),
         failed: Failed,
     ) -> *mut torch_sys::C_tensor;
+    fn lambert_add_product(
+        sum: *mut torch_sys::C_tensor,
+        a: *const torch_sys::C_tensor,
+        b: *const torch_sys::C_tensor,
+        failed: Failed,
+    ) -> i32;
     fn lambert_backward(
         outputs: *const *const torch_sys::C_tensor,
         gradients: *const *const torch_sys::C_tensor,
@@ -185,6 +191,14 @@ pub fn self_adjoint(
     // SAFETY: the tensor pointers are live at::Tensor objects, or null where null is allowed. `owner` is
     // the value that `call` and `forget` expect.
     made(|failed| unsafe { lambert_self_adjoint(x.as_ptr(), added, call, owner, forget, failed) })
+}
+
+/// Adds the matrix product of `a` and `b` to `sum`, f32. `a` and `b` are both f32 or both bf16. Products of bf16 are not rounded
+/// to bf16 on a GPU.
+pub fn add_product(sum: &mut Tensor, a: &Tensor, b: &Tensor) {
+    // SAFETY: all pointers are live at::Tensor objects for the whole call.
+    let failure = unsafe { lambert_add_product(sum.as_mut_ptr(), a.as_ptr(), b.as_ptr(), failed) };
+    assert_eq!(failure, 0, "{}", LAST_ERROR_TEXT.with(RefCell::take));
 }
 
 /// Runs the backward pass from `outputs`, with `gradients` of the same shapes. The

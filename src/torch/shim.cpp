@@ -64,6 +64,19 @@ void add_column_sums(at::Tensor &sums, const at::Tensor &rows) {
   }
 }
 
+// Adds a b to the f32 matrix `sum`. a and b are f32 or bf16.
+void add_product(at::Tensor &sum, const at::Tensor &a, const at::Tensor &b) {
+  if (a.scalar_type() == sum.scalar_type()) {
+    sum.addmm_(a, b);
+  } else if (!a.is_cpu()) {
+    // The bf16 product accumulates in f32, so that micro-batches are not rounded separately.
+    // The CPU does not support this operation.
+    at::addmm_out(sum, sum, a, b, at::kFloat, 1, 1);
+  } else {
+    sum.add_(a.mm(b));
+  }
+}
+
 // x W^T + b, computed in the dtype of x. The linear function of libtorch allocates the gradient of W and then adds it
 // to the flat buffer. Here, the matrix product accumulates directly into the buffer.
 struct Linear : torch::autograd::Function<Linear> {
@@ -88,16 +101,7 @@ struct Linear : torch::autograd::Function<Linear> {
     const at::Tensor x = saved[0].reshape({-1, saved[0].size(-1)});
     const at::Tensor gradient = gradients[0].reshape({-1, gradients[0].size(-1)});
     if (weight.requires_grad()) {
-      at::Tensor &sum = weight.mutable_grad();
-      if (x.scalar_type() == weight.scalar_type()) {
-        sum.addmm_(gradient.t(), x);
-      } else if (!x.is_cpu()) {
-        // The bf16 product accumulates in f32, so that micro-batches are not rounded separately.
-        // The CPU does not support this operation.
-        at::addmm_out(sum, sum, gradient.t(), x, at::kFloat, 1, 1);
-      } else {
-        weight.mutable_grad().add_(gradient.t().mm(x));
-      }
+      add_product(weight.mutable_grad(), gradient.t(), x);
     }
     if (bias.defined() && bias.requires_grad()) {
       add_column_sums(bias.mutable_grad(), gradient);
@@ -209,6 +213,11 @@ extern "C" at::Tensor *lambert_linear(const at::Tensor *x, const at::Tensor *wei
 extern "C" at::Tensor *lambert_self_adjoint(const at::Tensor *x, const at::Tensor *added, Map::Call call, void *owner,
                                              void (*forget)(void *), Failed failed) {
   return made([&] { return SelfAdjoint::apply(*x, some(added), c10::make_intrusive<Map>(call, owner, forget)); }, failed);
+}
+
+// Calls add_product. On failure, passes the message to `failed` and returns 1.
+extern "C" int lambert_add_product(at::Tensor *sum, const at::Tensor *a, const at::Tensor *b, Failed failed) {
+  return caught([&] { return add_product(*sum, *a, *b), 0; }, 1, failed);
 }
 
 // Runs the backward pass from `count` outputs with `gradients`. On failure, passes

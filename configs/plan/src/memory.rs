@@ -15,7 +15,7 @@ use lambert_config::load::ConfigIssue;
 use lambert_config::run::{
     DeviceKind, MuonPrecision, Objective, Optimizer, OptimizerKind, Precision, RunConfig, Stage,
 };
-use teacher::TeacherActivations;
+use teacher::{ChunkCost, TeacherActivations};
 
 pub use samples::{DatasetShape, READERS, WINDOW, batches_ahead, samples};
 
@@ -76,7 +76,8 @@ pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length:
     let architecture = Architecture::of_run(config, stage.depth(&config.model), vocabulary);
     let trained = objectives::networks(&config.model, &config.objective);
     let objective = stage.objective.of(&config.objective);
-    let teacher = teacher::activations(config, &architecture, tokens as f64, length);
+    let cost = ChunkCost::on_cpu(config.model.precision);
+    let teacher = teacher::activations(config, &architecture, tokens as f64, length, cost);
     let networks = trained.iter().zip(architecture.networks());
     let bytes = networks.map(|(trained, network)| {
         let is_read = network.number + 1 < architecture.networks().len();

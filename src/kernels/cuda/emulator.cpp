@@ -214,6 +214,7 @@ using std::memcpy;
 #include "rotary.cu"
 #include "gate.cu"
 #include "sample.cu"
+#include "soft_targets.cu"
 
 namespace {
 
@@ -236,6 +237,7 @@ const std::map<std::string, std::function<void(void **)>> kKernels = {
     KERNEL(residual_norm_backward_bf16), KERNEL(add_column_sums),     KERNEL(rotate_f32),
     KERNEL(rotate_bf16),       KERNEL(gate_f32),        KERNEL(gate_bf16),       KERNEL(gate_backward_f32),
     KERNEL(gate_backward_bf16), KERNEL(sample_tokens_f32), KERNEL(sample_tokens_bf16),
+    KERNEL(soft_targets_f32),  KERNEL(soft_targets_bf16),
 };
 
 }  // namespace

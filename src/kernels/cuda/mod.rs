@@ -1,7 +1,7 @@
 //! CUDA kernels. Hand-written kernels compute keyed dropout, whose masks are drawn from a key and a counter. They also
 //! compute the operations for which libtorch is slower. libtorch computes all other operations.
 //!
-//! - kernels.cu, norm.cu, rotary.cu, gate.cu, sample.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
+//! - kernels.cu, norm.cu, rotary.cu, gate.cu, sample.cu, soft_targets.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
 //! - [`KernelDevice`]: device that runs the kernels, either a GPU or, in tests, the CPU (`Emulator`)
 
 mod chunks;
@@ -23,7 +23,7 @@ pub use self::emulator::Emulator;
 use self::launch::{KernelArguments, KernelDevice, THREADS};
 use super::{
     Address, Angles, DropoutParams, Host, HostBuffer, Kernels, NormParams, OptimizerUpdate, PendingSnapshot,
-    StateBuffers, TensorCopy, TimeMark, TokenDraws, Values,
+    SoftTargetLoss, SoftTargetParams, StateBuffers, TensorCopy, TimeMark, TokenDraws, Values,
 };
 use crate::torch;
 
@@ -33,11 +33,12 @@ pub const SOURCE: &str = concat!(
     include_str!("norm.cu"),
     include_str!("rotary.cu"),
     include_str!("gate.cu"),
-    include_str!("sample.cu")
+    include_str!("sample.cu"),
+    include_str!("soft_targets.cu")
 );
 
 /// Kernel names in kernels.cu, without their `lambert_` prefix.
-pub const KERNELS: [&str; 25] = [
+pub const KERNELS: [&str; 27] = [
     "dropout_f32",
     "dropout_bf16",
     "sum_of_squares",
@@ -63,6 +64,8 @@ pub const KERNELS: [&str; 25] = [
     "gate_backward_bf16",
     "sample_tokens_f32",
     "sample_tokens_bf16",
+    "soft_targets_f32",
+    "soft_targets_bf16",
 ];
 
 /// Kernels of a GPU or of the emulated GPU.
@@ -245,6 +248,21 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         let kernel = format!("sample_tokens_{}", suffix(&logits));
         self.launch(&kernel, rows as usize, arguments.u32(width as usize));
         ids
+    }
+
+    fn soft_targets(&self, [student, teacher]: [&Tensor; 2], params: &SoftTargetParams<'_>) -> SoftTargetLoss {
+        let [student, teacher] = [student, teacher].map(|logits| logits.detach().contiguous());
+        let SoftTargetParams { vocabulary, temperature, weights } = *params;
+        let [rows, width] = student.size()[..] else { panic!("soft targets: unsupported shape {:?}", student.size()) };
+        assert_eq!(student.kind(), teacher.kind(), "soft targets: the dtypes differ");
+        let gradient = student.empty_like();
+        // Uninitialized values on the same device.
+        let losses = student.select(1, 0).to_kind(Kind::Float).empty_like();
+        let arguments = KernelArguments::new().tensor(&gradient).tensor(&losses).tensor(&student).tensor(&teacher);
+        let arguments = arguments.optional_tensor(weights).u32(vocabulary as usize).u32(width as usize);
+        let arguments = arguments.u32(teacher.size()[1] as usize).f32(temperature as f32);
+        self.launch(&format!("soft_targets_{}", suffix(&student)), rows as usize, arguments);
+        SoftTargetLoss { loss: losses.sum(Kind::Float), gradient }
     }
 
     fn has_residual_norm(&self, width: i64) -> bool {

@@ -8,7 +8,7 @@ use crate::architecture::{ALIGNMENT, Architecture, CostUnit, Head, ModuleKind, N
 use crate::objectives::{self, TrainedNetwork};
 use lambert_config::run::{Attention, Model, Objective, Precision, RunConfig, Stage};
 
-use super::teacher::TeacherActivations;
+use super::teacher::{ChunkCost, TeacherActivations};
 use super::{DatasetShape, KEPT_LOGIT};
 
 /// Additional bytes per parameter with bf16: a bf16 copy of the weights.
@@ -36,7 +36,10 @@ const SMALL_TENSORS: f64 = 1.01;
 pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens: usize) -> u64 {
     let architecture = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary);
     let trained = objectives::networks(&config.model, &config.objective);
-    let teacher = super::teacher::activations(config, &architecture, tokens as f64, data.sequence_length);
+    // A kernel computes the loss of the soft targets from the logits of both models, with the gradient.
+    let bytes = compute_bytes(&config.model);
+    let cost = ChunkCost { loss: 3.0 * bytes, gradient: bytes, weight: 0.0 };
+    let teacher = super::teacher::activations(config, &architecture, tokens as f64, data.sequence_length, cost);
     let networks = trained.iter().zip(architecture.networks());
     let bytes = networks.map(|(trained, network)| {
         let is_read = network.number + 1 < architecture.networks().len();
@@ -54,10 +57,7 @@ fn pass_activations(
     (is_read, teacher): (bool, TeacherActivations),
 ) -> u64 {
     let model = &trained.model;
-    let bytes = match model.precision {
-        Precision::Fp32 | Precision::Tf32 => 4.0,
-        Precision::Bf16 => 2.0,
-    };
+    let bytes = compute_bytes(model);
     let (hidden, layers) = (model.hidden as f64, network.applications() as f64);
     let all = tokens as f64;
     let (row, wide) = (bytes * all * hidden, bytes * all * model.feed_forward_width() as f64);
@@ -103,11 +103,12 @@ fn pass_activations(
     // A detection has no logits of the vocabulary. The gradients of its dense layer and of the activation function exist together.
     let detection = if own().any(|head| head == Head::ReplacedTokens) { 2.0 * row } else { 0.0 };
     let logits: f64 = own().map(|head| network.logits(head, count)).sum();
-    // The backward pass of the heads runs loss by loss.
     let widest = own().map(|head| network.logits(head, count)).fold(0.0, f64::max);
-    let at_score = states + super::teacher::KEPT_LOGIT * logits + teacher.at_score;
-    let head =
-        (states + kept * logits + (SOFTMAX - KEPT_LOGIT) * widest + detection + teacher.at_backward).max(at_score);
+    // The logits exist until all losses are computed.
+    let at_score = states + (super::teacher::KEPT_LOGIT + bytes) * logits + teacher.at_score;
+    // The backward pass of the heads runs loss by loss, beginning with the losses that read the teacher.
+    let at_backward = ((SOFTMAX - KEPT_LOGIT) * widest + teacher.saved).max(teacher.at_backward);
+    let head = (states + kept * logits + detection + at_backward).max(at_score);
 
     let most = if stage.recompute {
         // Kept are the input of each layer, the output of the last layer, and the gradient of that output.
@@ -127,6 +128,14 @@ fn pass_activations(
     let most = (most + teacher.kept).max(teacher.forward);
     let ids = if objectives::networks(&config.model, &config.objective).len() > 1 { IDS + DETECTION } else { IDS };
     (SMALL_TENSORS * (most + ids * all + vectors + table)) as u64
+}
+
+/// Bytes of an element in the compute dtype.
+fn compute_bytes(model: &Model) -> f64 {
+    match model.precision {
+        Precision::Fp32 | Precision::Tf32 => 4.0,
+        Precision::Bf16 => 2.0,
+    }
 }
 
 /// True if dropout on a GPU depends on the partition into micro-batches, because fused attention uses its own random

@@ -8,8 +8,24 @@ use crate::distillation;
 /// Maximum number of logits for which the loss of the soft targets is computed at a time.
 pub const CHUNK: usize = 1 << 24;
 
-/// Bytes per logit of a chunk: logits of both models, logarithms of probabilities, probabilities, and the gradient.
-const LOGIT: f64 = 18.0;
+/// Bytes that a chunk of logits needs on a device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ChunkCost {
+    /// Bytes per logit while the loss is computed.
+    pub loss: f64,
+    /// Bytes per logit while the gradient of the decoder is computed.
+    pub gradient: f64,
+    /// Bytes per weight of the decoder while its gradient is added.
+    pub weight: f64,
+}
+
+impl ChunkCost {
+    /// Cost on a CPU: logits of both models, logarithms of probabilities, probabilities, and the gradient. In bf16, the product of
+    /// a chunk exists before it is added.
+    pub fn on_cpu(precision: Precision) -> Self {
+        Self { loss: 18.0, gradient: 18.0, weight: if precision == Precision::Bf16 { 2.0 } else { 0.0 } }
+    }
+}
 
 /// Bytes per logit of an earlier loss that are kept while the soft targets are computed: the log-softmax.
 pub(super) const KEPT_LOGIT: f64 = 4.0;
@@ -35,8 +51,10 @@ pub(super) struct TeacherActivations {
     pub kept: f64,
     /// Losses that read the teacher, while the loss of the soft targets is computed.
     pub at_score: f64,
-    /// Losses that read the teacher, at the peak of the backward pass of the heads.
+    /// Losses that read the teacher, at the peak of their backward pass.
     pub at_backward: f64,
+    /// Gradients of the losses that read the teacher, during the backward pass of other losses.
+    pub saved: f64,
 }
 
 /// Returns the bytes for a micro-batch of `tokens` tokens in samples of `length` tokens. `student` has the networks of the run.
@@ -45,6 +63,7 @@ pub(super) fn activations(
     student: &Architecture,
     tokens: f64,
     length: usize,
+    cost: ChunkCost,
 ) -> TeacherActivations {
     let found = config.objective.teacher.as_ref();
     let found = found.and_then(|teacher| Some((teacher, distillation::network(teacher, student.vocabulary())?)));
@@ -58,29 +77,47 @@ pub(super) fn activations(
     let local = tokens * network.local_mask_columns(length) as f64;
     let layer = tokens * (4.0 * hidden + 2.0 * wide) + scores + local + 4.0 * rows * hidden;
     let embeddings = 8.0 * tokens * facts.model.embedding() as f64;
-    let (at_score, decoder) = student.networks().iter().fold((0.0, 0.0), |(sum, most), network| {
-        let (states, chunk, decoder) = soft_targets(teacher, network, tokens, config);
-        (sum + states + chunk, most + states + decoder)
-    });
+    // With a teacher, a run has one network.
+    let soft = student.networks().first().map(|network| soft_targets(teacher, network, (tokens, cost), config));
+    let SoftTargets { states, chunk, gradient } = soft.unwrap_or_default();
     let cosine = if teacher.cosine_weight > 0.0 { COSINE * tokens * config.model.hidden as f64 } else { 0.0 };
     TeacherActivations {
         forward: (bytes * layer).max(embeddings),
         kept: bytes * tokens * hidden,
-        at_score,
-        at_backward: decoder + cosine,
+        at_score: states + chunk,
+        at_backward: states + 2.0 * gradient + cosine,
+        // The gradients of the weight of the decoder and of the hidden states wait for those of the other losses.
+        saved: gradient + bytes * tokens * config.model.hidden as f64,
     }
 }
 
-/// Returns the bytes of the loss of the soft targets: those of the MLM head at all tokens with the gradient of the input of its
-/// decoder, those of a chunk of logits with the gradient of the decoder, and those of that gradient in the backward pass.
-fn soft_targets(teacher: &Teacher, network: &Network, tokens: f64, config: &RunConfig) -> (f64, f64, f64) {
+/// Bytes of the loss of the soft targets.
+#[derive(Debug, Clone, Copy, Default)]
+struct SoftTargets {
+    /// MLM head at all tokens, with the gradient of the input of its decoder.
+    states: f64,
+    /// Chunk of logits, with the gradient of the weight of the decoder, or two tensors of the shape of this gradient.
+    chunk: f64,
+    /// Gradient of the weight of the decoder.
+    gradient: f64,
+}
+
+fn soft_targets(
+    teacher: &Teacher,
+    network: &Network,
+    (tokens, cost): (f64, ChunkCost),
+    config: &RunConfig,
+) -> SoftTargets {
     if teacher.soft_target_weight == 0.0 {
-        return (0.0, 0.0, 0.0);
+        return SoftTargets::default();
     }
-    let (bytes, gradient) = if config.model.precision == Precision::Bf16 { (2.0, 8.0) } else { (4.0, 4.0) };
+    let bytes = if config.model.precision == Precision::Bf16 { 2.0 } else { 4.0 };
     let (rows, width) = (network.padded_vocabulary as f64, config.model.embedding() as f64);
     let count = |unit| if unit == CostUnit::MaskedToken { tokens } else { 0.0 };
     let states = bytes * network.head_activation_elements(Head::MaskedLanguage, count) + 8.0 * tokens * width;
     let chunk = (CHUNK as f64 / rows).floor().max(1.0).min(tokens) * rows;
-    (states, LOGIT * chunk + gradient * rows * width, 8.0 * rows * width)
+    let chunk = (cost.loss * chunk).max(cost.gradient * chunk + cost.weight * rows * width);
+    let gradient = 4.0 * rows * width;
+    // After the last chunk, the gradient is multiplied by the weight.
+    SoftTargets { states, chunk: gradient + chunk.max(gradient), gradient }
 }
