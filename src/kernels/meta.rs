@@ -108,6 +108,22 @@ impl KernelDevice for MetaDevice {
                 let all = if kernel == "rotate_f32" { 4 } else { 2 } * tokens * 24 * number(6) * number(7);
                 sizes(&[0, 1, 2, 3]) == [all, all, angles, angles] && blocks == tokens.div_ceil(8)
             }
+            "relative_softmax_f32" | "relative_softmax_bf16" => {
+                let (batch, heads, length) = (number(11), number(12), number(13));
+                let row = if kernel == "relative_softmax_f32" { 4 } else { 2 } * batch * heads * length;
+                let [all, distances] = [row * length, row * (2 * length - 1)];
+                sizes(&[1, 2, 3, 4]) == [all, all, distances, distances]
+                    && [0, all].contains(&arguments.size(0))
+                    && [0, batch * length].contains(&arguments.size(5))
+                    && blocks == (batch * heads * length).div_ceil(THREADS / 32)
+            }
+            "relative_softmax_backward_f32" | "relative_softmax_backward_bf16" => {
+                let (batch, heads, length) = (number(10), number(11), number(12));
+                let row = if kernel == "relative_softmax_backward_f32" { 4 } else { 2 } * batch * heads * length;
+                let [all, distances] = [row * length, row * (2 * length - 1)];
+                sizes(&[0, 1, 2, 3, 4]) == [all, distances, distances, all, all]
+                    && blocks == (batch * heads * length).div_ceil(THREADS / 32)
+            }
             "gate_f32" | "gate_bf16" => {
                 let half = if kernel == "gate_f32" { 16 } else { 8 } * number(2);
                 sizes(&[0, 1]) == [half, 2 * half] && blocks == number(2).div_ceil(THREADS)

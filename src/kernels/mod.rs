@@ -164,6 +164,23 @@ pub trait Kernels: Send + Sync {
         unreachable!("has_rotation returns false")
     }
 
+    /// True if [`Kernels::relative_softmax`] supports samples of `length` tokens.
+    fn has_relative_softmax(&self, _length: i64) -> bool {
+        false
+    }
+
+    /// Attention weights with relative positions, after dropout, \[batch, heads, sequence, sequence\]: the softmax of the sum of
+    /// `scores`, in one kernel. `mask` \[batch, 1, 1, sequence\] is false for keys without attention. The result is
+    /// differentiable.
+    fn relative_softmax(
+        &self,
+        _scores: &RelativeScores<'_>,
+        _mask: Option<&Tensor>,
+        _dropout: Option<&DropoutParams<'_>>,
+    ) -> Tensor {
+        unreachable!("has_relative_softmax returns false")
+    }
+
     /// True if [`Kernels::gate`] supports halves of `width` elements.
     fn has_gate(&self, _width: i64) -> bool {
         false
@@ -263,6 +280,19 @@ pub struct NormParams<'a> {
 pub struct Angles<'a> {
     pub cosines: &'a Tensor,
     pub sines: &'a Tensor,
+}
+
+/// Attention scores with relative positions.
+#[derive(Debug, Clone, Copy)]
+pub struct RelativeScores<'a> {
+    /// Scores of queries with keys, \[batch, heads, sequence, sequence\].
+    pub contents: &'a Tensor,
+    /// Scores of queries with the positions of keys, \[heads, batch x sequence, distances\]. Column `d` is for the key at the
+    /// position of the query plus `d - (sequence - 1)`.
+    pub queries: &'a Tensor,
+    /// Scores of keys with the positions of queries. Column `d` is for the query at the position of the key plus
+    /// `d - (sequence - 1)`.
+    pub keys: &'a Tensor,
 }
 
 /// Flat buffers of the training state, f32 \[elements\]. The gradient buffer may have more elements at its end.

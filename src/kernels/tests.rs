@@ -3,6 +3,7 @@
 mod gate;
 mod golden_updates;
 mod operations;
+mod relative;
 mod residual_norm;
 mod rotary;
 mod sample;

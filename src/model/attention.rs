@@ -8,6 +8,7 @@ use super::relative;
 use super::relative_range::RelativeRange;
 use super::residual;
 use super::{Dropout, Linear, NetworkWeights, Normalization};
+use crate::kernels::RelativeScores;
 use crate::model::input::Input;
 
 /// Multi-head self-attention with its output projection.
@@ -122,17 +123,12 @@ impl SelfAttention {
             Some(reach) => input.local_attention_mask(reach, query.kind()),
             None => input.attention_mask.as_ref().map(Tensor::shallow_clone),
         };
-        let relative = self.relative.zip(x.relative);
         let heads = |tensor: &Tensor| tensor.transpose(1, 2);
-        let mixed = if relative.is_some() || dropout.needs_attention_weights() {
-            let products = if relative.is_some() { 3 * head_size } else { head_size };
-            let query = query * (1.0 / (products as f64).sqrt());
+        let mixed = if let Some(relative) = self.relative.zip(x.relative) {
+            self.relative_weights([&query, &key], relative, input, dropout).matmul(&heads(&value))
+        } else if dropout.needs_attention_weights() {
+            let query = query * (1.0 / (head_size as f64).sqrt());
             let mut scores = heads(&query).matmul(&heads(&key).transpose(2, 3));
-            if let Some((range, table)) = relative {
-                let key = key * (1.0 / (products as f64).sqrt());
-                let relative = self.relative_scores([&query, &key], (range, table), input, dropout);
-                scores = relative + &scores;
-            }
             scores = match mask {
                 Some(mask) if mask.kind() == Kind::Bool => scores.masked_fill(&mask.logical_not(), f64::NEG_INFINITY),
                 Some(mask) => scores + mask,
@@ -150,21 +146,32 @@ impl SelfAttention {
         mixed.transpose(1, 2).reshape([size[0], size[1], -1])
     }
 
-    /// Returns the scores of contents with relative positions, in both directions, \[batch, heads, sequence, sequence\].
-    /// `contents` are scaled queries and keys. The positions have the same projections as the contents.
-    fn relative_scores(
+    /// Returns the attention weights with relative positions, after dropout, \[batch, heads, sequence, sequence\]. The positions
+    /// have the same projections as the contents, queries and keys.
+    fn relative_weights(
         &self,
-        contents: [&Tensor; 2],
+        [query, key]: [&Tensor; 2],
         (range, table): (RelativeRange, &Tensor),
         input: &Input,
         dropout: Dropout<'_>,
     ) -> Tensor {
+        let size = query.size();
+        let scale = 1.0 / ((3 * size[3]) as f64).sqrt();
+        let (query, scaled_key) = (query * scale, key * scale);
+        let contents = query.transpose(1, 2).matmul(&key.permute([0, 2, 3, 1]));
         let table = relative::dropped(table, self.application, dropout);
         let projected = self.query_key_value.forward(&table).view([table.size()[0], 3, self.heads, -1]);
         let (projected, rows) = (projected.unbind(1), input.relative_rows(range));
-        // Score (i, j) has the distance i - j. `scores` takes the rows in the order of j - i for queries at i.
-        let content_to_position = relative::scores(contents[0], &projected[1].index_select(0, &rows.backward));
-        let position_to_content = relative::scores(contents[1], &projected[0].index_select(0, &rows.forward));
-        content_to_position + position_to_content.transpose(2, 3)
+        // Score (i, j) has the distance i - j. `by_distance` takes the rows in the order of j - i for queries at i.
+        let queries = relative::by_distance(&query, &projected[1].index_select(0, &rows.backward));
+        let keys = relative::by_distance(&scaled_key, &projected[0].index_select(0, &rows.forward));
+        let scores = RelativeScores { contents: &contents, queries: &queries, keys: &keys };
+        let (mask, site) = (input.attention_mask.as_ref(), self.site(LayerDropout::AttentionWeights));
+        match dropout.kernels().filter(|kernels| kernels.has_relative_softmax(size[1])) {
+            Some(kernels) => {
+                dropout.with_attention_params(site, |params| kernels.relative_softmax(&scores, mask, params))
+            }
+            None => dropout.attention(relative::softmax(&scores, mask), site),
+        }
     }
 }

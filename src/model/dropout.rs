@@ -128,6 +128,11 @@ impl Dropout<'_> {
         work(self.params(site, |rates| hidden_rate(rates, site)).as_ref())
     }
 
+    /// Calls `work` with the dropout of attention weights at `site`; `None` without dropout.
+    pub fn with_attention_params<T>(self, site: DropoutSite, work: impl FnOnce(Option<&DropoutParams<'_>>) -> T) -> T {
+        work(self.params(site, |rates| rates.attention).as_ref())
+    }
+
     /// Applies dropout to a table \[rows, hidden\]. The mask is the same for all samples of a step.
     pub fn shared(self, table: &Tensor, site: DropoutSite) -> Tensor {
         let Self::On { rates, key, kernels, fused_seed, samples, .. } = self else { return table.shallow_clone() };

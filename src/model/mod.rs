@@ -25,7 +25,7 @@ mod feed_forward;
 mod heads;
 pub mod input;
 mod layer;
-mod relative;
+pub(crate) mod relative;
 mod relative_range;
 mod residual;
 pub(crate) mod rotation;

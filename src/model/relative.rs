@@ -6,6 +6,7 @@ use tch::{Kind, Tensor};
 use super::block::SegmentBlock;
 use super::dropout::DropoutSite;
 use super::{Dropout, NetworkWeights, Normalization};
+use crate::kernels::RelativeScores;
 use crate::model::input::Input;
 
 /// Table of relative positions with its normalization. It is computed once per forward pass, and each layer reads it.
@@ -32,14 +33,31 @@ impl SegmentBlock for RelativeEmbeddings {
     }
 }
 
-/// Returns the scores of queries with the positions of keys: element (i, j) of the last two dimensions is `x` i times the row
-/// of `table` for the distance j - i. `x` is \[batch, sequence, heads, head size\]. `table` is
-/// \[2 x sequence - 1, heads, head size\], in the order of the distance. The result is \[batch, heads, sequence, sequence\].
-pub fn scores(x: &Tensor, table: &Tensor) -> Tensor {
+/// Returns the scores of `x` \[batch, sequence, heads, head size\] with positions: each element times each row of `table`
+/// \[2 x sequence - 1, heads, head size\], in the order of the distance. The result is
+/// \[heads, batch x sequence, 2 x sequence - 1\].
+pub fn by_distance(x: &Tensor, table: &Tensor) -> Tensor {
     let size = x.size();
-    let (batch, seq_len, heads) = (size[0], size[1], size[2]);
-    let by_head = x.permute([2, 0, 1, 3]).reshape([heads, batch * seq_len, -1]);
-    let by_distance = by_head.matmul(&table.permute([1, 2, 0]));
+    let by_head = x.permute([2, 0, 1, 3]).reshape([size[2], size[0] * size[1], -1]);
+    by_head.matmul(&table.permute([1, 2, 0]))
+}
+
+/// Returns the attention weights without dropout, with single operations of libtorch
+/// ([`Kernels::relative_softmax`](crate::kernels::Kernels::relative_softmax)).
+pub fn softmax(scores: &RelativeScores<'_>, mask: Option<&Tensor>) -> Tensor {
+    let batch = scores.contents.size()[0];
+    let mut sum = by_key(scores.queries, batch) + by_key(scores.keys, batch).transpose(2, 3) + scores.contents;
+    if let Some(mask) = mask {
+        sum = sum.masked_fill(&mask.logical_not(), f64::NEG_INFINITY);
+    }
+    sum.softmax(-1, None)
+}
+
+/// Returns the scores by key: element (i, j) of the last two dimensions is the score of token i for the distance j - i. The result
+/// is a view, \[batch, heads, sequence, sequence\].
+fn by_key(by_distance: &Tensor, batch: i64) -> Tensor {
+    let size = by_distance.size();
+    let (heads, seq_len) = (size[0], size[1] / batch);
     // Row i starts at distance 1 - S. The wanted elements of row i start S - 1 - i columns later. In memory, these starts
     // are 2 S - 2 elements apart.
     let flat = by_distance.view([heads, batch, seq_len * (2 * seq_len - 1)]);

@@ -213,6 +213,7 @@ using std::memcpy;
 #include "norm.cu"
 #include "rotary.cu"
 #include "gate.cu"
+#include "relative.cu"
 #include "sample.cu"
 #include "soft_targets.cu"
 
@@ -238,6 +239,8 @@ const std::map<std::string, std::function<void(void **)>> kKernels = {
     KERNEL(rotate_bf16),       KERNEL(gate_f32),        KERNEL(gate_bf16),       KERNEL(gate_backward_f32),
     KERNEL(gate_backward_bf16), KERNEL(sample_tokens_f32), KERNEL(sample_tokens_bf16),
     KERNEL(soft_targets_f32),  KERNEL(soft_targets_bf16),
+    KERNEL(relative_softmax_f32), KERNEL(relative_softmax_bf16), KERNEL(relative_softmax_backward_f32),
+    KERNEL(relative_softmax_backward_bf16),
 };
 
 }  // namespace

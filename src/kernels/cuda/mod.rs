@@ -1,7 +1,7 @@
 //! CUDA kernels. Hand-written kernels compute keyed dropout, whose masks are drawn from a key and a counter. They also
 //! compute the operations for which libtorch is slower. libtorch computes all other operations.
 //!
-//! - kernels.cu, norm.cu, rotary.cu, gate.cu, sample.cu, soft_targets.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
+//! - kernels.cu, norm.cu, rotary.cu, gate.cu, relative.cu, sample.cu, soft_targets.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
 //! - [`KernelDevice`]: device that runs the kernels, either a GPU or, in tests, the CPU (`Emulator`)
 
 mod chunks;
@@ -9,8 +9,10 @@ mod chunks;
 mod emulator;
 mod gate;
 pub mod launch;
+mod relative;
 mod residual_norm;
 mod rotary;
+mod row_dropout;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,7 +25,7 @@ pub use self::emulator::Emulator;
 use self::launch::{KernelArguments, KernelDevice, THREADS};
 use super::{
     Address, Angles, DropoutParams, Host, HostBuffer, Kernels, NormParams, OptimizerUpdate, PendingSnapshot,
-    SoftTargetLoss, SoftTargetParams, StateBuffers, TensorCopy, TimeMark, TokenDraws, Values,
+    RelativeScores, SoftTargetLoss, SoftTargetParams, StateBuffers, TensorCopy, TimeMark, TokenDraws, Values,
 };
 use crate::torch;
 
@@ -33,12 +35,13 @@ pub const SOURCE: &str = concat!(
     include_str!("norm.cu"),
     include_str!("rotary.cu"),
     include_str!("gate.cu"),
+    include_str!("relative.cu"),
     include_str!("sample.cu"),
     include_str!("soft_targets.cu")
 );
 
 /// Kernel names in kernels.cu, without their `lambert_` prefix.
-pub const KERNELS: [&str; 27] = [
+pub const KERNELS: [&str; 31] = [
     "dropout_f32",
     "dropout_bf16",
     "sum_of_squares",
@@ -62,6 +65,10 @@ pub const KERNELS: [&str; 27] = [
     "gate_bf16",
     "gate_backward_f32",
     "gate_backward_bf16",
+    "relative_softmax_f32",
+    "relative_softmax_bf16",
+    "relative_softmax_backward_f32",
+    "relative_softmax_backward_bf16",
     "sample_tokens_f32",
     "sample_tokens_bf16",
     "soft_targets_f32",
@@ -285,6 +292,19 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
 
     fn rotate(&self, query_key_value: &Tensor, angles: Angles<'_>) -> Tensor {
         rotary::apply(&self.device, query_key_value, angles)
+    }
+
+    fn has_relative_softmax(&self, length: i64) -> bool {
+        relative::fits(length)
+    }
+
+    fn relative_softmax(
+        &self,
+        scores: &RelativeScores<'_>,
+        mask: Option<&Tensor>,
+        dropout: Option<&DropoutParams<'_>>,
+    ) -> Tensor {
+        relative::apply(&self.device, scores, mask, dropout)
     }
 
     fn has_gate(&self, width: i64) -> bool {

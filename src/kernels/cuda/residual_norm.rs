@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use lambert_dataset::random::Key;
 use tch::Tensor;
 
 use super::launch::{KernelArguments, KernelDevice, THREADS};
+use super::row_dropout::RowDropout;
 use crate::kernels::{DropoutParams, NormParams};
 use crate::torch::operation::{self, Operation};
 
@@ -41,28 +41,6 @@ pub fn apply<C: KernelDevice + 'static>(
         dropout: dropout.map(RowDropout::new),
     };
     operation::apply(&[x, residual, norm.weight, norm.bias], operation)
-}
-
-/// Dropout of the rows of `x`.
-struct RowDropout {
-    key: Key,
-    samples: Tensor,
-    positions: Option<Tensor>,
-    threshold: u16,
-    scale: f32,
-}
-
-impl RowDropout {
-    fn new(params: &DropoutParams<'_>) -> Self {
-        let DropoutParams { key, samples, positions, threshold, scale } = *params;
-        Self {
-            key,
-            samples: samples.shallow_clone(),
-            positions: positions.map(Tensor::shallow_clone),
-            threshold,
-            scale,
-        }
-    }
 }
 
 /// The operation on one tensor, with its parameters.
@@ -101,15 +79,8 @@ impl<C: KernelDevice> ResidualNorm<C> {
         self.weight.detach().narrow(0, 0, 1).expand(shape, false).empty_like()
     }
 
-    /// Appends samples, positions, key, threshold and scale.
     fn dropout_arguments(&self, arguments: KernelArguments) -> KernelArguments {
-        match &self.dropout {
-            Some(RowDropout { key, samples, positions, threshold, scale }) => {
-                let arguments = arguments.tensor(samples).optional_tensor(positions.as_ref());
-                arguments.u64(key.bits()).u32((*threshold).into()).f32(*scale)
-            }
-            None => arguments.u64(0).u64(0).u64(0).u32(0).f32(1.0),
-        }
+        RowDropout::append(self.dropout.as_ref(), arguments)
     }
 }
 

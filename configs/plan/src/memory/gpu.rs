@@ -71,8 +71,8 @@ fn pass_activations(
     let (attention, mixing) = if keeps_weights(config) || has_relative_positions {
         let weights = bytes * all * data.sequence_length as f64 * model.heads as f64;
         let kept = if model.drops_attention() { 2.0 * weights } else { weights };
-        // The scores of both directions are computed for all distances, which are twice as many as the keys.
-        (kept, if has_relative_positions { 5.0 * weights } else { weights })
+        // The gradients of the scores of both directions exist for all distances, which are twice as many as the keys.
+        (kept, if has_relative_positions { 5.5 * weights } else { weights })
     } else {
         let head = (model.hidden / model.heads.max(1)).next_multiple_of(HEAD);
         let sums = 4.0 * lines * (data.sequence_length.next_multiple_of(BLOCK) * head) as f64;
