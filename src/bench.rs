@@ -84,10 +84,6 @@ pub fn run(mut config: RunConfig, request: &BenchOptions) -> Result<i32, Error> 
     if !errors.is_empty() {
         return Err(Error::invalid_config("the configuration", errors));
     }
-    if let Some(path) = &request.batches {
-        write_batches(&config, request, mixture, path)?;
-        return Ok(exit::DONE);
-    }
     let (kernels, gpu) = device.kernels(None, config.model.precision)?;
     let shapes = vec![mixture.shape(); config.stage.len()];
     let budget = gpu.as_ref().map(|gpu| {
@@ -95,6 +91,10 @@ pub fn run(mut config: RunConfig, request: &BenchOptions) -> Result<i32, Error> 
         GpuBudget { rank: 0, gpu: gpu.name(), free, memory }
     });
     fit::replace_auto(&mut config, &shapes, budget.as_ref());
+    if let Some(path) = &request.batches {
+        write_batches(&config, request, mixture, path)?;
+        return Ok(exit::DONE);
+    }
     let measured = measure(&config, request, mixture, kernels, gpu.as_ref())?;
     if request.json {
         output::line(&serde_json::to_string(&measured).map_err(Error::Json)?)?;

@@ -191,6 +191,13 @@ impl Error {
         }
     }
 
+    /// True if the message is one of cuBLAS or cuDNN, which may be the first to notice that a GPU has failed. The next operation on
+    /// the GPU then has the error of CUDA.
+    pub fn hides_gpu_failure(&self) -> bool {
+        let names = ["CUBLAS_STATUS_", "CUDNN_STATUS_"];
+        matches!(self, Self::Torch(failed) if names.iter().any(|name| failed.to_string().contains(name)))
+    }
+
     /// Exit code of the program.
     pub fn exit_code(&self) -> i32 {
         match self {

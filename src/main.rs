@@ -343,7 +343,8 @@ fn run_attempt(
     control: &Arc<Control>,
 ) -> Result<TrainOutcome, Error> {
     let (session, mut ranks) = Session::open(url, attempt, world, device, Arc::clone(control))?;
-    let outcome = match train::run(&session, &mut ranks).map_err(|error| session.explain(error)) {
+    let trained = torch::guard(|| train::run(&session, &mut ranks)).map_err(Error::from).flatten();
+    let outcome = match trained.map_err(|error| session.explain(error)) {
         Err(error @ Error::GpuLost { .. }) => {
             // Destructors that free memory of a failed GPU can end the process before it has reported the failure.
             std::mem::forget((session, ranks));

@@ -38,7 +38,7 @@ impl Loss for SoftTargetLoss {
             of_teacher_decoder.logits(&states)
         };
         let states = heads.decoder_input(&hidden.flatten(0, 1));
-        let chunk = (of_teacher.chunk / decoder.vocabulary).max(1);
+        let chunk = (of_teacher.chunk / decoder.bias.size()[0]).max(1);
         let weights = input.token_weights();
         let (vocabulary, temperature) = (decoder.vocabulary, of_teacher.temperature);
         let params = SoftTargetParams { vocabulary, temperature, weights: weights.as_ref() };

@@ -28,6 +28,7 @@ class CopyStream {
   // Uploads a host tensor asynchronously through pinned memory, which libtorch keeps until the copy ends. The
   // compute stream may use the result after `join`. The result belongs to the compute stream. If it belonged to this stream,
   // the allocator would record an event when it is freed. That throws in a destructor if the GPU has failed.
+  // So if a result is freed before `join`, call `join` before the compute stream allocates again.
   at::Tensor upload(const at::Tensor &host) {
     at::Tensor made = at::empty(host.sizes(), host.options().device(device));
     copy(made, host.pin_memory());

@@ -5,11 +5,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lambert_collective::Group;
+use lambert_config::RunConfig;
 use lambert_config::run::{self, FaultInjection, MaskToken, MaskUnit};
 use lambert_control::{Directive, Evaluation};
 use lambert_dataset::random::Key;
 use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::batch_partition::Layout;
+use lambert_plan::objectives;
 
 use crate::data::{BatchRequest, Loader, LoaderOptions, Mixture, Position, SampleSource};
 use crate::error::Error;
@@ -45,6 +47,21 @@ impl EvalRequest {
         let rows = self.dataset.rows();
         if self.samples == 0 { rows } else { rows.min(self.samples) }
     }
+}
+
+/// Describes what the total loss of a run on the held-out dataset measures: dataset, samples, masks, and weights of the losses.
+pub fn measured(config: &RunConfig, dataset: &Dataset) -> String {
+    let objective = config.evaluation_objective();
+    let losses = objectives::losses(&objective);
+    let losses: Vec<String> = losses.iter().map(|loss| format!("{} x {}", loss.weight, loss.name)).collect();
+    let run::Objective { mask_unit, mask_probability, mask_share, random_share, max_predictions, .. } = objective;
+    let temperature = objective.teacher.map_or(String::new(), |it| format!(", temperature {}", it.temperature));
+    format!(
+        "dataset {}, {} samples, masks {mask_unit:?} {mask_probability} {mask_share} {random_share} {max_predictions}, {}{temperature}",
+        dataset.manifest_sha256(),
+        config.evaluation.samples,
+        losses.join(" + ")
+    )
 }
 
 /// Outcome of an evaluation, which is equal on all ranks.

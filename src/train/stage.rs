@@ -279,8 +279,9 @@ impl<'a> StageRun<'a> {
         saver: &mut Saver<'_>,
     ) -> Result<bool, Error> {
         let Some(evaluation) = self.measure(state, collective, saver)? else { return Ok(false) };
-        let best = saver.push_evaluation(collective, &evaluation)?;
         let config = &self.session.config;
+        let measured = self.datasets.held_out.first().map_or(String::new(), |it| evaluate::measured(config, it));
+        let best = saver.push_evaluation(collective, &evaluation, measured)?;
         let main = objectives::main(&config.objective);
         let loss = evaluation.scores.get(main.name).map_or(f64::NAN, |score| score.loss);
         if self.session.is_first() {

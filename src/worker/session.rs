@@ -19,6 +19,7 @@ use crate::gpu::conflicts::{DeviceSharing, GpuId, RankDevice};
 use crate::gpu::{CommStream, ComputeDevice, DeviceError, Gpu, Nccl};
 use crate::kernels::Kernels;
 use crate::model;
+use crate::torch;
 use crate::worker::control::Control;
 use crate::worker::cpu_affinity;
 use crate::worker::gpu_monitor;
@@ -104,8 +105,12 @@ impl Session {
     /// If the lease is lost, returns the error of the lost lease in place of a write error. Adds the name of the GPU to
     /// the error of a failed GPU.
     pub fn explain(&self, error: Error) -> Error {
-        if let (Some(output), Some(gpu)) = (error.gpu_failure(), &self.gpu) {
-            return Error::GpuLost { gpu: gpu.name(), message: output.to_owned() };
+        if let Some(gpu) = &self.gpu {
+            let asked = error.hides_gpu_failure().then(|| torch::guard(|| self.kernels.wait()).err()).flatten();
+            let asked = asked.map(Error::from);
+            if let Some(output) = error.gpu_failure().or_else(|| asked.as_ref()?.gpu_failure()) {
+                return Error::GpuLost { gpu: gpu.name(), message: output.to_owned() };
+            }
         }
         match error {
             Error::Save { .. } | Error::Store(_) => self.lost_lease().map_or(error, Error::Store),

@@ -4,6 +4,8 @@ use super::document::Document;
 use super::layout::Layout;
 use crate::cli::{self, Recipe, Size};
 
+/// Tokens per micro-batch of BERT-base and BERT-large on CPUs. The default of 4096 needs more memory than many hosts have.
+const CPU_TOKENS: i64 = 2048;
 /// Time limit of a Slurm job. A job saves a checkpoint and requeues itself, so a short limit is sufficient.
 const TIME_LIMIT: &str = "4:00:00";
 
@@ -51,6 +53,9 @@ pub fn build(arguments: &cli::Init, layout: &Layout) -> RunFile {
         stage.set("data", format!("{}/train", dataset(length)));
         if stage.get("name") == Some("\"books\"") {
             stage.set("name", "phase-1");
+        }
+        if layout.gpus_per_node == 0 && arguments.size != Size::Small {
+            stage.set("micro_batch_tokens", CPU_TOKENS);
         }
         if !lengths.contains(&length) {
             lengths.push(length);

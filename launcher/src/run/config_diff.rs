@@ -216,7 +216,7 @@ mod tests {
         now.stage[0].micro_batch_tokens = 512.into();
         let found = compare(&config(), &now).unwrap();
         assert_eq!(found.trained, []);
-        let shown = "stage.0.micro_batch_tokens: 4096 in the run, 512 now (changes rounding)";
+        let shown = "stage.0.micro_batch_tokens: \"auto\" in the run, 512 now (changes rounding)";
         assert_eq!(found.around[0].to_string(), shown);
     }
 

@@ -163,8 +163,13 @@ mod tests {
             RunConfig { stage: vec![small], cluster: Cluster { ranks: 4, ..Cluster::default() }, ..config.clone() };
         assert!(table(&uneven, &[short])[1].ends_with(" 1.33"), "{:?}", table(&uneven, &[short]));
         assert_eq!(frozen(&config), None);
-        let on_card = RunConfig { device: Device { kind: DeviceKind::Cuda, ..Device::default() }, ..config.clone() };
+        let device = Device { kind: DeviceKind::Cuda, ..Device::default() };
+        let mut on_card = RunConfig { device, ..config.clone() };
+        on_card.stage[1].micro_batch_tokens = 4096.into();
         let lines = gpu_lines(&on_card, &[short, long]);
+        let auto =
+            "stage 0 uses the largest micro-batches that fit into GPU memory, of at most 65536 tokens; it needs ";
+        assert!(lines[0].starts_with(auto), "{lines:?}");
         assert!(
             lines[1].starts_with("stage 1 needs about ") && lines[1].ends_with("micro-batches of 4096 tokens"),
             "{lines:?}"

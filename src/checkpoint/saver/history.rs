@@ -14,23 +14,28 @@ pub(super) struct CheckpointHistory {
     best: Option<Best>,
     /// Step and loss of the last evaluation.
     evaluated: Option<(u64, f64)>,
+    /// Description of what the loss of the last evaluation measures.
+    measured: Option<String>,
 }
 
 impl CheckpointHistory {
     /// Creates the history of an attempt that resumes from `origin` at `step`.
     pub fn new(origin: ResumeOrigin, step: u64) -> Self {
         let newest = origin.checkpoint.map(|name| (name, step));
-        Self { newest, stale: false, best: origin.best, evaluated: None }
+        Self { newest, stale: false, best: origin.best, evaluated: None, measured: None }
     }
 
-    /// Records the held-out loss after `step`. Returns true if it is the best so far.
-    pub fn add_evaluation(&mut self, step: u64, loss: f64) -> bool {
+    /// Records the held-out loss after `step`, and what it measures. Returns true if it is the best so far. If earlier losses
+    /// measure something else, it is.
+    pub fn add_evaluation(&mut self, step: u64, loss: f64, measured: String) -> bool {
         self.evaluated = loss.is_finite().then_some((step, loss));
+        self.measured = Some(measured);
         loss.is_finite() && self.is_best(loss)
     }
 
     fn is_best(&self, loss: f64) -> bool {
-        self.best.as_ref().is_none_or(|best| loss < best.loss)
+        let is_comparable = |best: &Best| best.measured.is_none() || best.measured == self.measured;
+        self.best.as_ref().is_none_or(|best| loss < best.loss || !is_comparable(best))
     }
 
     /// Marks the newest checkpoint as outdated, so that its step is saved again.
@@ -61,11 +66,41 @@ impl CheckpointHistory {
     /// Returns the best checkpoint of the run as if `name` were already committed with held-out loss `loss`.
     pub fn best_with(&self, name: &str, loss: Option<f64>) -> Option<Best> {
         let better = loss.filter(|loss| self.is_best(*loss));
-        better.map(|loss| Best { checkpoint: name.to_owned(), loss }).or_else(|| self.best.clone())
+        let best = |loss| Best { checkpoint: name.to_owned(), loss, measured: self.measured.clone() };
+        better.map(best).or_else(|| self.best.clone())
     }
 
     /// Records the checkpoint `name`, committed with `manifest`.
     pub fn commit(&mut self, name: String, manifest: Manifest) {
         (self.newest, self.best, self.stale) = (Some((name, manifest.step)), manifest.best, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_that_measure_something_else_are_not_compared() {
+        let best = |measured: Option<&str>| {
+            Some(Best { checkpoint: "step-000000007-a0001".into(), loss: 2.0, measured: measured.map(str::to_owned) })
+        };
+        let history = |measured| {
+            let origin = ResumeOrigin { checkpoint: None, best: best(measured) };
+            CheckpointHistory::new(origin, 7)
+        };
+        // (measured before, loss now, is the best): the loss now measures "a".
+        for (before, loss, expected) in
+            [(Some("a"), 1.5, true), (Some("a"), 2.5, false), (Some("b"), 2.5, true), (None, 2.5, false)]
+        {
+            let mut history = history(before);
+            assert_eq!(history.add_evaluation(9, loss, "a".into()), expected, "{before:?} {loss}");
+            let made = Best { checkpoint: "step-000000009-a0002".into(), loss, measured: Some("a".into()) };
+            let kept = if expected { Some(made) } else { best(before) };
+            assert_eq!(history.best_with("step-000000009-a0002", Some(loss)), kept);
+            // A checkpoint without an evaluation does not replace the best one.
+            assert_eq!(history.best_with("step-000000010-a0002", None), best(before));
+        }
+        assert!(!history(Some("b")).add_evaluation(9, f64::NAN, "a".into()));
     }
 }

@@ -102,10 +102,15 @@ impl<'a> Saver<'a> {
     }
 
     /// Adds an evaluation to the records. Returns true if the loss is the best so far, so that a checkpoint of this
-    /// step must be saved and kept. Collective, because rank 0 decides.
-    pub fn push_evaluation(&mut self, collective: &mut dyn Group, evaluation: &Evaluation) -> Result<bool, Error> {
+    /// step must be saved and kept. `measured` describes what the loss measures. Collective, because rank 0 decides.
+    pub fn push_evaluation(
+        &mut self,
+        collective: &mut dyn Group,
+        evaluation: &Evaluation,
+        measured: String,
+    ) -> Result<bool, Error> {
         self.records.push(&EventKind::Evaluation(evaluation.clone()))?;
-        let best = self.history.add_evaluation(evaluation.step, evaluation.total_loss());
+        let best = self.history.add_evaluation(evaluation.step, evaluation.total_loss(), measured);
         if !self.session.config.checkpoint.keep_best {
             return Ok(false);
         }

@@ -204,6 +204,7 @@ T __shfl_xor_sync(unsigned mask, T value, unsigned lanes) {
 
 #define __global__
 #define __device__
+#define __launch_bounds__(...)
 // Blocks run sequentially, so one copy of the shared memory suffices.
 #define __shared__ static thread_local
 

@@ -143,14 +143,15 @@ __device__ inline void relative_softmax_backward(T *of_contents, T *of_queries, 
   }
 }
 
+// With two blocks on each multiprocessor, a thread has at most 128 registers.
 #define RELATIVE_SOFTMAX(name, T)                                                                                            \
-  extern "C" __global__ void lambert_relative_softmax_##name(                                                                \
+  extern "C" __global__ void __launch_bounds__(THREADS, 2) lambert_relative_softmax_##name(                                                                \
       T *out, T *weights, const T *contents, const T *queries, const T *keys, const unsigned char *mask, const i64 *samples, \
       const i64 *places, u64 key, u32 threshold, float scale, u32 batch, u32 heads, u32 length) {                            \
     relative_softmax(out, weights, contents, queries, keys, mask, samples, places, key, threshold, scale, batch, heads,      \
                      length);                                                                                                \
   }                                                                                                                          \
-  extern "C" __global__ void lambert_relative_softmax_backward_##name(                                                       \
+  extern "C" __global__ void __launch_bounds__(THREADS, 2) lambert_relative_softmax_backward_##name(                                                       \
       T *of_contents, T *of_queries, T *of_keys, const T *gradient, const T *weights, const i64 *samples, const i64 *places, \
       u64 key, u32 threshold, float scale, u32 batch, u32 heads, u32 length) {                                               \
     relative_softmax_backward(of_contents, of_queries, of_keys, gradient, weights, samples, places, key, threshold, scale,   \

@@ -60,6 +60,10 @@ pub struct Best {
     pub checkpoint: String,
     /// Held-out loss, nats.
     pub loss: f64,
+    /// Description of what the loss measures. Losses with other descriptions are not comparable. Manifests of older versions do not
+    /// have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measured: Option<String>,
 }
 
 /// One object of a checkpoint.
@@ -203,7 +207,7 @@ mod tests {
             config_sha256: hash::sha256(b"config"),
             world: 2,
             held_out_loss: Some(2.5),
-            best: Some(Best { checkpoint: "step-000000040-a0001".into(), loss: 2.25 }),
+            best: Some(Best { checkpoint: "step-000000040-a0001".into(), loss: 2.25, measured: None }),
             averaged: Vec::new(),
             state: serde_json::json!({"skipped": [3, 4], "loss": 10.3}),
             objects: vec![

@@ -227,7 +227,9 @@ fn elements(config: &RunConfig, index: usize, data: DatasetShape, tokens: usize)
     let of_network = |model: &Model| {
         let weights = if keeps_weights(config) { all * data.sequence_length as f64 * model.heads as f64 } else { 0.0 };
         let wide = all * model.intermediate.max(3 * model.hidden) as f64;
-        wide.max(weights).max(masked * model.padded_vocabulary(data.vocabulary) as f64)
+        // Scores of relative positions, for all distances.
+        let distances = if model.position_buckets > 0 { (2 * data.sequence_length - 1) * model.heads } else { 0 };
+        wide.max(weights).max(all * distances as f64).max(masked * model.padded_vocabulary(data.vocabulary) as f64)
     };
     let networks = objectives::networks(&config.model, &objective);
     networks.iter().map(|network| of_network(&network.model)).fold(0.0, f64::max)
