@@ -62,6 +62,31 @@ fn the_last_every_nth_and_the_best_are_retained() {
     assert_eq!(steps(&url), kept, "prune and the run retain different checkpoints");
 }
 
+#[test]
+fn the_best_checkpoint_is_chosen_anew_if_the_loss_measures_something_else() {
+    let dir = TestDir::new();
+    let (config, url, held_out) = (dir.config(10, 1), dir.path("run"), dir.path("data/held-out"));
+    let evaluation = format!("evaluation.data={held_out}");
+    // With this learning rate, the loss rises.
+    let common = [
+        &evaluation,
+        "evaluation.every_steps=5",
+        "checkpoint.keep_best=true",
+        "stage.0.learning_rate=3.0",
+        "stage.0.warmup=0",
+        "stage.0.decay=constant",
+    ];
+    let common: Vec<&str> = common.iter().flat_map(|set| ["--set", set]).collect();
+    train(&config, &url, &common);
+    let best = || manifest(&url, &checkpoints(&url)[0]).best.unwrap();
+    let first = best();
+    let more = ["--set", "evaluation.mask_probability=0.9", "--set", "stage.0.steps=15", "--allow-change", "stage.0"];
+    train(&config, &url, &[&common[..], &more].concat());
+    let second = best();
+    assert!(second.loss > first.loss && steps_of(&second.checkpoint) == 15, "{first:?} {second:?}");
+    assert!(first.measured != second.measured && second.measured.unwrap().contains(" 0.9 "));
+}
+
 fn steps_of(name: &str) -> u64 {
     name["step-".len()..][..9].parse().unwrap()
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::support::{self, Running, TestDir};
 use lambert_config::Layers;
-use lambert_config::run::RunConfig;
+use lambert_config::run::{RunConfig, TeacherFacts};
 use lambert_dataset::Dataset;
 use lambert_plan::memory;
 
@@ -50,8 +50,12 @@ fn measure(dir: &TestDir, name: &str, sets: &[&str]) -> (f64, f64, f64) {
     let peak = peak.trim().strip_suffix(" kB").unwrap().parse::<f64>().unwrap() * 1024.0;
     drop(running);
     let config = std::fs::read_to_string(format!("{url}/run.toml")).unwrap();
-    let (config, dataset) =
+    let (mut config, dataset) =
         (Layers::default().parse::<RunConfig>(&config, "run.toml").unwrap(), Dataset::open(&data).unwrap());
+    if let Some(teacher) = &mut config.objective.teacher {
+        let facts = std::fs::read_to_string(format!("{url}/teacher.toml")).unwrap();
+        teacher.facts = Some(TeacherFacts::parse(&facts, "teacher.toml").unwrap().into());
+    }
     let (stage, sizes) = (&config.stage[0], dataset.sizes());
     let tokens = memory::max_micro_batch(stage, 1, sizes.sequence_length);
     let activations = memory::activations(&config, stage, sizes.vocabulary, sizes.sequence_length, tokens);
