@@ -30,7 +30,7 @@ pub use host::Host;
 #[cfg(test)]
 pub use reference::Reference;
 pub use snapshot::{HostBuffer, PendingSnapshot, TensorCopy};
-pub use soft_targets::{SoftTargetLoss, SoftTargetParams};
+pub use soft_targets::{SoftTargetGradient, SoftTargetParams};
 pub use time::TimeMark;
 
 /// Kernels of a device. Calls are enqueued in order and may return before the work completes. Only [`Kernels::fetch`],
@@ -132,7 +132,7 @@ pub trait Kernels: Send + Sync {
 
     /// Computes the loss of the soft targets of a teacher: the sum over the rows of weight x T² x KL(teacher || student) at
     /// temperature T, with its gradient. The logits are those of student and teacher, \[n, width\], without a graph.
-    fn soft_targets(&self, logits: [&Tensor; 2], params: &SoftTargetParams<'_>) -> SoftTargetLoss {
+    fn soft_targets(&self, logits: [&Tensor; 2], params: &SoftTargetParams<'_>) -> SoftTargetGradient {
         soft_targets::with_operations(logits, params)
     }
 

@@ -14,7 +14,7 @@ pub struct SoftTargetParams<'a> {
 }
 
 /// Loss and gradient of [`Kernels::soft_targets`](super::Kernels::soft_targets).
-pub struct SoftTargetLoss {
+pub struct SoftTargetGradient {
     /// Sum over the rows, f32 \[\].
     pub loss: Tensor,
     /// Gradient of the loss for the logits of the student, \[n, width\], 0 for padding.
@@ -22,7 +22,7 @@ pub struct SoftTargetLoss {
 }
 
 /// Implements [`Kernels::soft_targets`](super::Kernels::soft_targets) with single operations of libtorch. The gradient is f32.
-pub fn with_operations([student, teacher]: [&Tensor; 2], params: &SoftTargetParams<'_>) -> SoftTargetLoss {
+pub fn with_operations([student, teacher]: [&Tensor; 2], params: &SoftTargetParams<'_>) -> SoftTargetGradient {
     let SoftTargetParams { vocabulary, temperature, weights } = *params;
     let softened = |logits: &Tensor| {
         let logits = logits.narrow(1, 0, vocabulary).to_kind(Kind::Float);
@@ -38,5 +38,5 @@ pub fn with_operations([student, teacher]: [&Tensor; 2], params: &SoftTargetPara
         None => (each.sum(Kind::Float), gradient),
     };
     let gradient = if padding > 0 { gradient.constant_pad_nd([0, padding]) } else { gradient };
-    SoftTargetLoss { loss, gradient }
+    SoftTargetGradient { loss, gradient }
 }

@@ -103,7 +103,7 @@ impl<'a> WeightedSum<'a> {
     }
 
     /// Adds the loss of a chunk. `rows` are the inputs of the decoder.
-    fn add(&mut self, rows: &Tensor, kernels::SoftTargetLoss { loss, gradient }: kernels::SoftTargetLoss) {
+    fn add(&mut self, rows: &Tensor, kernels::SoftTargetGradient { loss, gradient }: kernels::SoftTargetGradient) {
         self.loss = Some(match self.loss.take() {
             Some(sum) => sum + loss,
             None => loss,

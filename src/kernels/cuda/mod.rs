@@ -25,7 +25,7 @@ pub use self::emulator::Emulator;
 use self::launch::{KernelArguments, KernelDevice, THREADS};
 use super::{
     Address, Angles, DropoutParams, Host, HostBuffer, Kernels, NormParams, OptimizerUpdate, PendingSnapshot,
-    RelativeScores, SoftTargetLoss, SoftTargetParams, StateBuffers, TensorCopy, TimeMark, TokenDraws, Values,
+    RelativeScores, SoftTargetGradient, SoftTargetParams, StateBuffers, TensorCopy, TimeMark, TokenDraws, Values,
 };
 use crate::torch;
 
@@ -257,7 +257,7 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         ids
     }
 
-    fn soft_targets(&self, [student, teacher]: [&Tensor; 2], params: &SoftTargetParams<'_>) -> SoftTargetLoss {
+    fn soft_targets(&self, [student, teacher]: [&Tensor; 2], params: &SoftTargetParams<'_>) -> SoftTargetGradient {
         let [student, teacher] = [student, teacher].map(|logits| logits.detach().contiguous());
         let SoftTargetParams { vocabulary, temperature, weights } = *params;
         let [rows, width] = student.size()[..] else { panic!("soft targets: unsupported shape {:?}", student.size()) };
@@ -269,7 +269,7 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         let arguments = arguments.optional_tensor(weights).u32(vocabulary as usize).u32(width as usize);
         let arguments = arguments.u32(teacher.size()[1] as usize).f32(temperature as f32);
         self.launch(&format!("soft_targets_{}", suffix(&student)), rows as usize, arguments);
-        SoftTargetLoss { loss: losses.sum(Kind::Float), gradient }
+        SoftTargetGradient { loss: losses.sum(Kind::Float), gradient }
     }
 
     fn has_residual_norm(&self, width: i64) -> bool {

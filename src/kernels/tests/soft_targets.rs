@@ -24,7 +24,7 @@ fn results(
     });
     let weights = (values(3, 1).squeeze_dim(1) * 0.1).abs();
     let params = SoftTargetParams { vocabulary, temperature: 2.0, weights: weighs.then_some(&weights) };
-    let SoftTargetLoss { loss, gradient } = kernels.soft_targets([&student, &teacher], &params);
+    let SoftTargetGradient { loss, gradient } = kernels.soft_targets([&student, &teacher], &params);
     assert_eq!(gradient.size(), student.size());
     let gradient = gradient.to_kind(Kind::Float);
     assert_eq!(gradient.narrow(1, vocabulary, padding[0]).abs().sum(Kind::Float).double_value(&[]), 0.0);
@@ -55,7 +55,7 @@ fn equal_distributions_have_no_loss_and_no_gradient() {
     let logits = || Tensor::from_slice(&[0.5_f32, -2.0, 30.0, 1.0]).view([1, 4]);
     let params = SoftTargetParams { vocabulary: 4, temperature: 2.0, weights: None };
     for kernels in [&Host as &dyn Kernels, &emulated()] {
-        let SoftTargetLoss { loss, gradient } = kernels.soft_targets([&logits(), &(logits() + 3.0)], &params);
+        let SoftTargetGradient { loss, gradient } = kernels.soft_targets([&logits(), &(logits() + 3.0)], &params);
         assert!(loss.double_value(&[]).abs() < 1e-6 && gradient.abs().max().double_value(&[]) < 1e-6);
     }
 }
