@@ -56,8 +56,10 @@ pub fn measured(config: &RunConfig, dataset: &Dataset) -> String {
     let losses: Vec<String> = losses.iter().map(|loss| format!("{} x {}", loss.weight, loss.name)).collect();
     let run::Objective { mask_unit, mask_probability, mask_share, random_share, max_predictions, .. } = objective;
     let temperature = objective.teacher.map_or(String::new(), |it| format!(", temperature {}", it.temperature));
+    let unit = format!("{mask_unit:?}").to_lowercase();
     format!(
-        "dataset {}, {} samples, masks {mask_unit:?} {mask_probability} {mask_share} {random_share} {max_predictions}, {}{temperature}",
+        "dataset {}, {} samples, masks: unit {unit}, probability {mask_probability}, {mask_share} masked and {random_share} random, \
+         at most {max_predictions}, losses: {}{temperature}",
         dataset.manifest_sha256(),
         config.evaluation.samples,
         losses.join(" + ")
