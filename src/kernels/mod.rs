@@ -4,6 +4,7 @@
 //! - [`Host`]: kernels of the CPU
 //! - [`Cuda`]: kernels of GPUs, hand-written (cuda/kernels.cu) or libtorch operations
 //! - [`snapshot`]: asynchronous device-to-host copies
+//! - `soft_targets`: loss of the soft targets of a teacher, with operations of libtorch
 //! - `Reference`: plain libtorch operations on any device, the slow baseline of the tests
 
 pub mod cuda;

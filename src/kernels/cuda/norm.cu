@@ -25,8 +25,8 @@ struct RowDropout {
 };
 
 __device__ inline RowDropout row_dropout(u64 key, const i64 *samples, const i64 *places, u32 threshold, float scale, u64 row,
-                                         u32 positions) {
-  return {threshold == 0 ? 0 : row_key(key, samples, places, row, 1, positions), threshold, scale};
+                                         u32 heads, u32 positions) {
+  return {threshold == 0 ? 0 : row_key(key, samples, places, row, heads, positions), threshold, scale};
 }
 
 // sum = dropout(x) + residual, rounded to T; out = layer norm of `sum`; statistics = mean and reciprocal standard deviation of
@@ -40,7 +40,7 @@ __device__ inline void residual_norm(T *out, T *sum, float *statistics, const T 
     return;
   }
   const u32 lane = threadIdx.x % WARP;
-  const RowDropout dropout = row_dropout(key, samples, places, threshold, scale, row, positions);
+  const RowDropout dropout = row_dropout(key, samples, places, threshold, scale, row, 1, positions);
   const Four<T> *from = reinterpret_cast<const Four<T> *>(x + row * width);
   const Four<T> *added = reinterpret_cast<const Four<T> *>(residual + row * width);
   float values[FOURS][4], total = 0.0f;

@@ -73,7 +73,7 @@ __device__ inline void relative_softmax(T *out, T *weights, const T *contents, c
     }
   }
   const float inverse = 1.0f / warp_sum(sum);
-  const RowDropout dropout = {threshold == 0 ? 0 : row_key(key, samples, places, row, heads, length), threshold, scale};
+  const RowDropout dropout = row_dropout(key, samples, places, threshold, scale, row, heads, length);
 #pragma unroll
   for (u32 k = 0; k < ROW_FOURS; k++) {
     const u32 word = lane + WARP * k;
@@ -103,7 +103,7 @@ __device__ inline void relative_softmax_backward(T *of_contents, T *of_queries, 
   }
   const u32 lane = threadIdx.x % WARP;
   const RelativeRow at = relative_row(row, batch, heads, length);
-  const RowDropout dropout = {threshold == 0 ? 0 : row_key(key, samples, places, row, heads, length), threshold, scale};
+  const RowDropout dropout = row_dropout(key, samples, places, threshold, scale, row, heads, length);
   float values[ROW_FOURS][4], shares[ROW_FOURS][4], sum = 0.0f;
 #pragma unroll
   for (u32 k = 0; k < ROW_FOURS; k++) {

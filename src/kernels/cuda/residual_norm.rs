@@ -78,10 +78,6 @@ impl<C: KernelDevice> ResidualNorm<C> {
     fn uninitialized(&self, shape: &[i64]) -> Tensor {
         self.weight.detach().narrow(0, 0, 1).expand(shape, false).empty_like()
     }
-
-    fn dropout_arguments(&self, arguments: KernelArguments) -> KernelArguments {
-        RowDropout::append(self.dropout.as_ref(), arguments)
-    }
 }
 
 impl<C: KernelDevice> Operation for ResidualNorm<C> {
@@ -93,7 +89,8 @@ impl<C: KernelDevice> Operation for ResidualNorm<C> {
         let statistics = self.uninitialized(&[rows.count as i64, 2]);
         let arguments =
             KernelArguments::new().tensor(&out).tensor(&sum).tensor(&statistics).tensor(&x).tensor(&residual);
-        let arguments = self.dropout_arguments(arguments.tensor(&self.weight).tensor(&self.bias)).f32(self.eps as f32);
+        let arguments = RowDropout::append(self.dropout.as_ref(), arguments.tensor(&self.weight).tensor(&self.bias))
+            .f32(self.eps as f32);
         let arguments = arguments.u64(rows.count as u64).u32(rows.positions).u32(rows.width);
         let kernel = format!("residual_norm_{}", super::suffix(&x));
         super::launch(&*self.device, &kernel, rows.count.div_ceil(WARPS), arguments);
@@ -109,7 +106,10 @@ impl<C: KernelDevice> Operation for ResidualNorm<C> {
         let partials = self.uninitialized(&[blocks as i64, 3, rows.width as i64]);
         let arguments = KernelArguments::new().optional_tensor(of_x.as_ref()).tensor(&of_sum).tensor(&partials);
         let arguments = arguments.tensor(&gradient).tensor(sum).tensor(statistics).tensor(&self.weight);
-        let arguments = self.dropout_arguments(arguments).u64(rows.count as u64).u32(rows.positions).u32(rows.width);
+        let arguments = RowDropout::append(self.dropout.as_ref(), arguments)
+            .u64(rows.count as u64)
+            .u32(rows.positions)
+            .u32(rows.width);
         let kernel = format!("residual_norm_backward_{}", super::suffix(sum));
         super::launch(&*self.device, &kernel, blocks, arguments.u32(blocks));
         let gradients = [Some(&self.weight), Some(&self.bias), self.linear_bias.as_ref()];

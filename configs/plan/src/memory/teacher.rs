@@ -79,7 +79,7 @@ pub(super) fn activations(
     let embeddings = 8.0 * tokens * facts.model.embedding() as f64;
     // With a teacher, a run has one network.
     let soft = student.networks().first().map(|network| soft_targets(teacher, network, (tokens, cost), config));
-    let SoftTargets { states, chunk, gradient } = soft.unwrap_or_default();
+    let SoftTargetMemory { states, chunk, gradient } = soft.unwrap_or_default();
     let cosine = if teacher.cosine_weight > 0.0 { COSINE * tokens * config.model.hidden as f64 } else { 0.0 };
     TeacherActivations {
         forward: (bytes * layer).max(embeddings),
@@ -93,7 +93,7 @@ pub(super) fn activations(
 
 /// Bytes of the loss of the soft targets.
 #[derive(Debug, Clone, Copy, Default)]
-struct SoftTargets {
+struct SoftTargetMemory {
     /// MLM head at all tokens, with the gradient of the input of its decoder.
     states: f64,
     /// Chunk of logits, with the gradient of the weight of the decoder, or two tensors of the shape of this gradient.
@@ -107,9 +107,9 @@ fn soft_targets(
     network: &Network,
     (tokens, cost): (f64, ChunkCost),
     config: &RunConfig,
-) -> SoftTargets {
+) -> SoftTargetMemory {
     if teacher.soft_target_weight == 0.0 {
-        return SoftTargets::default();
+        return SoftTargetMemory::default();
     }
     let bytes = if config.model.precision == Precision::Bf16 { 2.0 } else { 4.0 };
     let (rows, width) = (network.padded_vocabulary as f64, config.model.embedding() as f64);
@@ -119,5 +119,5 @@ fn soft_targets(
     let chunk = (cost.loss * chunk).max(cost.gradient * chunk + cost.weight * rows * width);
     let gradient = 4.0 * rows * width;
     // After the last chunk, the gradient is multiplied by the weight.
-    SoftTargets { states, chunk: gradient + chunk.max(gradient), gradient }
+    SoftTargetMemory { states, chunk: gradient + chunk.max(gradient), gradient }
 }
