@@ -1,8 +1,4 @@
 //! Local copies of a remote dataset: one verified copy per host, with least-recently-used eviction.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-#[path = "../../tests/support/samples.rs"]
-mod samples;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,10 +6,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::samples::Shape;
 use lambert_config::run::DatasetCache;
 use lambert_dataset::{Dataset, Samples};
 use lambert_store::Store;
-use samples::Shape;
 
 const SHARDS: u64 = 8;
 
@@ -28,7 +24,10 @@ impl Remote {
     fn new(name: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let local = folder.path().join("data");
-        samples::write(&local, &Shape { rows: 400, longest: 32, rows_per_group: 10, shards: SHARDS, pieces: 99 });
+        crate::samples::write(
+            &local,
+            &Shape { rows: 400, longest: 32, rows_per_group: 10, shards: SHARDS, pieces: 99 },
+        );
         let url = format!("memory://{name}/data");
         let store = Store::open(&url).unwrap();
         for entry in std::fs::read_dir(&local).unwrap() {
@@ -265,7 +264,9 @@ fn the_default_folder_is_private_and_a_configured_one_may_be_shared() {
         let mut command = Command::new("setpriv");
         command.args([&format!("--reuid={user}"), &format!("--regid={user}"), "--clear-groups"]);
         command.arg(std::env::current_exe().unwrap()).args(["--exact", "--nocapture"]);
-        command.arg("the_default_folder_is_private_and_a_configured_one_may_be_shared").env(AS_SECOND_USER, folder);
+        command
+            .arg("cache::the_default_folder_is_private_and_a_configured_one_may_be_shared")
+            .env(AS_SECOND_USER, folder);
         let output = command.current_dir("/").output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));

@@ -1,13 +1,10 @@
 //! Damaged files. Either they are refused with file name and offset, or the damage is skipped and counted and the
 //! intact parts are kept.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-mod common;
 
 use std::path::Path;
 
-use common::corpus::{bzip2, gzip};
-use common::{config, corpora, generated, run};
+use crate::common::corpus::{bzip2, gzip};
+use crate::common::{config, corpora, generated, run};
 use lambert_config::prep::{Damaged, Documents, Source};
 use lambert_data_prep::prep::{self, PrepError, PrepOptions, PrepProgress, PrepStatus};
 use lambert_data_prep::source::SkipNotice;

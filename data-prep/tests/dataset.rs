@@ -1,8 +1,4 @@
 //! Datasets are written, read back, and damaged in all ways that must be detected.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-#[path = "../../tests/support/samples.rs"]
-mod samples;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +13,7 @@ use parquet::schema::parser::parse_message_type;
 const VOCABULARY: &[u8] = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\nc\n";
 
 fn manifest() -> Manifest {
-    samples::manifest(16, 8, VOCABULARY)
+    crate::samples::manifest(16, 8, VOCABULARY)
 }
 
 /// Rows with different lengths.

@@ -1,12 +1,9 @@
 //! The held-out share of the tokens. Whole documents are held out if their tokens can meet the share. Otherwise blocks
 //! of long documents are held out.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::{assert_same, config, corpora, generated, run, source, tree};
+use crate::common::{assert_same, config, corpora, generated, run, source, tree};
 use lambert_config::PrepConfig;
 use lambert_config::prep::{Documents, Pair, Source};
 use lambert_data_prep::prep::{self, PrepOptions, PrepReport, PrepStatus};

@@ -1,12 +1,9 @@
 //! Dataset identity. It depends on the contents of the inputs, not on their names or times.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-mod common;
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use common::{assert_same, config, generated, run, source, tree};
+use crate::common::{assert_same, config, generated, run, source, tree};
 use lambert_config::PrepConfig;
 use lambert_config::prep::{Documents, Source};
 use lambert_data_prep::prep::{self, PrepError, PrepOptions, PrepReport, PrepStatus};

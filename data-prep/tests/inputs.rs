@@ -1,13 +1,10 @@
 //! Input formats, compressions and encodings. Also damage, duplicates and weights.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-mod common;
 
 use std::io::Write;
 use std::path::Path;
 
-use common::corpus::{Corpus, bzip2, counts, gzip};
-use common::{config, run};
+use crate::common::corpus::{Corpus, bzip2, counts, gzip};
+use crate::common::{config, run};
 use lambert_config::prep::{Damaged, Documents, Invalid, Source};
 
 /// The text `The boat.`, compressed with `xz`. The tests do not link an xz encoder.

@@ -1,13 +1,10 @@
 //! A preparation job that is killed with SIGKILL at random times and then restarted.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-mod common;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{assert_same, config, generated, run, source, tree};
+use crate::common::{assert_same, config, generated, run, source, tree};
 use lambert_config::PrepConfig;
 use lambert_config::prep::Documents;
 use lambert_dataset::random::Key;
@@ -39,7 +36,7 @@ fn child() {
 /// Runs [`child`], and kills it after the time `allowed`, if this is given. Returns true if the child finished.
 fn attempt(folder: &Path, allowed: Option<Duration>) -> bool {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--test-threads=1"])
+        .args(["--exact", "kill::child", "--test-threads=1"])
         .env(FOLDER, folder)
         .stdout(Stdio::null())
         .stderr(Stdio::null())

@@ -1,12 +1,9 @@
 //! Samples without pairs. The dataset has every sentence exactly once per pass.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-mod common;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use common::{config, run, source};
+use crate::common::{config, run, source};
 use lambert_config::prep::{Documents, Packing, Pair};
 use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;

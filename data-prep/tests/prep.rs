@@ -1,11 +1,8 @@
 //! Whole preparation jobs for the development corpora and for generated text, and failures of preparation jobs.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-mod common;
 
 use std::path::Path;
 
-use common::{assert_same, config, corpora, generated, run, source, tree};
+use crate::common::{assert_same, config, corpora, generated, run, source, tree};
 use lambert_config::prep::{Documents, Pair};
 use lambert_data_prep::inspect::inspect;
 use lambert_data_prep::prep::{self, PrepOptions, PrepStatus};

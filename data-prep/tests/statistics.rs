@@ -1,12 +1,9 @@
 //! Samples of real books, compared with a second implementation of Google's `create_pretraining_data` on the same
 //! sentences. The comparison covers the shares, lengths and origins of the segments.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-mod common;
 
 use std::path::Path;
 
-use common::{config, corpora, run, source};
+use crate::common::{config, corpora, run, source};
 use lambert_config::prep::{Documents, Pair};
 use lambert_data_prep::extract::Extracted;
 use lambert_data_prep::{sentences, source as input};

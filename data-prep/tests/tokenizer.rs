@@ -1,5 +1,4 @@
 //! Token ids equal the ids of Hugging Face's `BertTokenizerFast`. tests/golden/tokenizer.py wrote the expected values.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 use lambert_dataset::random::{Key, Rng};
 use lambert_dataset::tokenizer::{Tokenizer, tokenizer_json};

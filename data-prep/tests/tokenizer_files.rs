@@ -1,6 +1,5 @@
 //! Byte-level BPE and Unigram: token ids equal those of the tokenizers library of Python. tests/golden/tokenizer_files.py
 //! wrote the tokenizers and the expected ids.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 use lambert_dataset::random::Key;
 use lambert_dataset::tokenizer::{

@@ -1,5 +1,4 @@
 //! Tokenizer files with unusual and with damaged settings: variations of the tokenizers of tests/golden.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
 use lambert_dataset::tokenizer::{
     SentencePieceRules, TokenTable, Tokenizer, TokenizerFile, tokenizer_json_of_sentence_piece,

@@ -1,9 +1,6 @@
 //! The encoder for words of Unigram gives the ids of the tokenizers crate.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
-mod common;
-
-use common::{corpora, source};
+use crate::common::{corpora, source};
 use lambert_config::prep::Documents;
 use lambert_data_prep::vocab::{VocabSettings, train};
 use lambert_dataset::random::{Key, Rng};

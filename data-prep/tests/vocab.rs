@@ -1,13 +1,10 @@
 //! Vocabulary training yields the same result for any number of threads and in every process. This is tested because
 //! hash tables have a different order in every process.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-mod common;
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::{corpora, generated, source};
+use crate::common::{corpora, generated, source};
 use lambert_config::prep::{Documents, Source};
 use lambert_data_prep::vocab::{VocabSettings, train};
 
@@ -44,7 +41,7 @@ fn the_vocabulary_does_not_depend_on_threads_or_processes() {
         .map(|(number, threads)| {
             let output = folder.path().join(number.to_string());
             let status = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "child", "--test-threads=1"])
+                .args(["--exact", "vocab::child", "--test-threads=1"])
                 .envs([(FOLDER, folder.path()), (OUTPUT, output.as_path())])
                 .env("RAYON_NUM_THREADS", threads)
                 .stdout(Stdio::null())

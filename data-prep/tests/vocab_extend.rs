@@ -1,11 +1,8 @@
 //! Extensions of vocabularies of all models.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-mod common;
 
 use std::path::Path;
 
-use common::{corpora, generated, source};
+use crate::common::{corpora, generated, source};
 use lambert_config::prep::{Documents, Source};
 use lambert_data_prep::prep::PrepError;
 use lambert_data_prep::vocab::{ExtendedVocabulary, Extension, VocabProgress, VocabSettings, extend_with, train};

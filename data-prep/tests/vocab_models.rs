@@ -1,12 +1,9 @@
 //! Vocabularies of BPE and Unigram as `tokenizer.json`.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-mod common;
 
 use std::collections::HashSet;
 use std::path::Path;
 
-use common::{corpora, generated, source};
+use crate::common::{corpora, generated, source};
 use lambert_config::prep::{Documents, Source};
 use lambert_data_prep::prep::PrepError;
 use lambert_data_prep::vocab::{TrainedVocabulary, VocabProgress, VocabSettings, train, train_with};

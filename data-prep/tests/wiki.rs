@@ -1,11 +1,8 @@
 //! Dumps in many languages: no markup reaches the corpus.
-#![allow(clippy::unwrap_used)] // Tests fail by panicking.
-
-mod common;
 
 use std::path::Path;
 
-use common::{corpora, source};
+use crate::common::{corpora, source};
 use lambert_config::prep::Documents;
 use lambert_data_prep::extract::Extracted;
 use lambert_data_prep::source as input;

@@ -1,16 +1,12 @@
 //! Tests over HTTP against Azurite, Microsoft's emulator of Azure Blob Storage. tests/setup.sh downloads Azurite. The
 //! tests are skipped if Azurite or node is missing.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
-mod common;
-
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use crate::common::{OBJECTS, behaviour, content, save};
 use bytes::Bytes;
-use common::{OBJECTS, behaviour, content, save};
 use lambert_store::{Error, Lease, RetryPolicy, Store, StoreSettings, checkpoint};
 
 /// Azurite's default account and its published key.

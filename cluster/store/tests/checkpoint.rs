@@ -1,11 +1,7 @@
 //! Checkpoints: commit by manifest, verification before use, and fallback after damage.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
-mod common;
-
+use crate::common::{CollectingSink, OBJECTS, content, folder_store, manifest, path, save};
 use bytes::Bytes;
-use common::{CollectingSink, OBJECTS, content, folder_store, manifest, path, save};
 use lambert_store::checkpoint::{self, CheckpointWriter, Manifest, Retention, VerifiedCheckpoint};
 use lambert_store::{Error, Lease, Store};
 

@@ -1,17 +1,12 @@
 //! Tests with faults injected between the client and an S3 server.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
-mod common;
-mod s3_server;
-
 use std::time::Duration;
 
+use crate::common::{CollectingSink, OBJECTS, content, path, save};
+use crate::s3_server::{Fault, RandomFaults, Rule, SECRET_KEY, Server, fast_retries};
 use bytes::Bytes;
-use common::{CollectingSink, OBJECTS, content, path, save};
 use lambert_store::checkpoint::{self, Retention};
 use lambert_store::{Error, Lease, RetryPolicy, Store};
-use s3_server::{Fault, RandomFaults, Rule, SECRET_KEY, Server, fast_retries};
 
 fn server() -> (tempfile::TempDir, Server) {
     let folder = tempfile::tempdir().unwrap();

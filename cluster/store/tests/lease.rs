@@ -1,16 +1,11 @@
 //! Leases: a run has one holder at a time, even if several processes acquire a lease concurrently.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
-mod common;
-mod s3_server;
-
+use crate::s3_server::{Fault, Rule, Server};
 use lambert_store::{Error, Lease, Store};
-use s3_server::{Fault, Rule, Server};
 
 #[test]
 fn the_newest_attempt_holds_the_run() {
-    let (_folder, run) = common::folder_store();
+    let (_folder, run) = crate::common::folder_store();
     let first = Lease::take(&run).unwrap();
     assert!(first.still_held().unwrap());
     let worker = Lease::attach(&run, first.attempt()).unwrap();
@@ -47,7 +42,7 @@ fn an_attempt_without_successor_is_an_error_that_names_it() {
         ("lease-4294967294", u32::MAX - 1),
         ("checkpoints/step-000000001-a4294967295/manifest.json", u32::MAX),
     ] {
-        let (_folder, run) = common::folder_store();
+        let (_folder, run) = crate::common::folder_store();
         Lease::take(&run).unwrap();
         run.put(object, "x".into()).unwrap();
         let refused = Lease::take(&run).unwrap_err().to_string();
@@ -57,7 +52,7 @@ fn an_attempt_without_successor_is_an_error_that_names_it() {
             "{refused}"
         );
     }
-    let (_folder, run) = common::folder_store();
+    let (_folder, run) = crate::common::folder_store();
     for alien in ["lease-99999999999", "lease-+00007", "lease-8", "checkpoints/step-000000001-a99999999999/x"] {
         run.put(alien, "x".into()).unwrap();
     }
@@ -73,7 +68,7 @@ fn an_attempt_without_successor_is_an_error_that_names_it() {
 #[test]
 fn a_missing_lease_is_lost() {
     for replaced in [false, true] {
-        let (folder, run) = common::folder_store();
+        let (folder, run) = crate::common::folder_store();
         let lease = Lease::take(&run).unwrap();
         let worker = Lease::attach(&run, lease.attempt()).unwrap();
         std::fs::rename(run.url(), folder.path().join("moved")).unwrap();
@@ -94,7 +89,7 @@ fn a_missing_lease_is_lost() {
 /// other lease.
 #[test]
 fn a_restart_takes_only_the_lease_after_its_own() {
-    let (_folder, run) = common::folder_store();
+    let (_folder, run) = crate::common::folder_store();
     let first = Lease::take(&run).unwrap();
     let second = Lease::take_exactly(&run, first.attempt() + 1, "a").unwrap().unwrap();
     assert!(second.still_held().unwrap());

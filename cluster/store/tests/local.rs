@@ -1,15 +1,11 @@
 //! Local stores: killed writers, full disks, directories without permission.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
-mod common;
-
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use crate::common::{folder_store, manifest, path, save};
 use bytes::Bytes;
-use common::{folder_store, manifest, path, save};
 use lambert_store::checkpoint::{self, CheckpointWriter};
 use lambert_store::{Error, Lease, Store};
 
@@ -35,7 +31,7 @@ fn a_killed_writer_leaves_whole_objects_or_none() {
     Lease::take(&store).unwrap();
     for round in 0..15u64 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "child_that_writes_until_killed"])
+            .args(["--exact", "local::child_that_writes_until_killed"])
             .env(FOLDER, store.url())
             .stdout(Stdio::null())
             .spawn()

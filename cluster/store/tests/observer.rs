@@ -1,18 +1,13 @@
 //! Tests of the byte counts that a store reports to its observer.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
-mod common;
-mod s3_server;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::common::{folder_store, save};
+use crate::s3_server::{Fault, Rule, Server};
 use bytes::Bytes;
-use common::{folder_store, save};
 use lambert_store::records::StepRecords;
 use lambert_store::{Lease, Store, TransferObserver, checkpoint, run};
-use s3_server::{Fault, Rule, Server};
 
 #[derive(Debug, Default)]
 struct Counts {

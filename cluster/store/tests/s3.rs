@@ -1,15 +1,10 @@
 //! Tests over HTTP with credentials against an S3 server.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
-mod common;
-mod s3_server;
-
+use crate::common::{OBJECTS, behaviour, content, manifest, save};
+use crate::s3_server::{Fault, Rule, SECRET_KEY, Server, fast_retries};
 use bytes::Bytes;
-use common::{OBJECTS, behaviour, content, manifest, save};
 use lambert_store::checkpoint::{CheckpointWriter, Retention};
 use lambert_store::{Error, Lease, RetryPolicy, checkpoint};
-use s3_server::{Fault, Rule, SECRET_KEY, Server, fast_retries};
 
 fn server() -> (tempfile::TempDir, Server) {
     let folder = tempfile::tempdir().unwrap();

@@ -1,17 +1,12 @@
 //! Tests of runs with many records. Operations must not read records that they do not need.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
-mod common;
-mod s3_server;
-
 use std::path::Path;
 use std::time::Instant;
 
-use common::{folder_store, save};
+use crate::common::{folder_store, save};
+use crate::s3_server::Server;
 use lambert_store::checkpoint::{self, Retention};
 use lambert_store::{Lease, Store, run};
-use s3_server::Server;
 
 /// Writes a record without fsync.
 fn write_record(folder: &Path, object: &str, text: &str) {
@@ -44,7 +39,7 @@ fn requests(server: &Server, what: &str, work: impl FnOnce()) -> usize {
 fn a_rollback_from_before_the_oldest_checkpoint_is_not_read() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start(folder.path(), 0);
-    write_records(&folder.path().join(s3_server::BUCKET).join("old"), 50, 200);
+    write_records(&folder.path().join(crate::s3_server::BUCKET).join("old"), 50, 200);
     let store = server.store("old");
     let lease = Lease::take(&store).unwrap();
     assert_eq!(lease.attempt(), 51);

@@ -1,11 +1,7 @@
 //! Runs the conformance suite on the local and in-memory backends.
 
-#![allow(clippy::unwrap_used, reason = "tests fail by panicking")]
-
-mod common;
-
+use crate::common::behaviour::run_all_checks;
 use bytes::Bytes;
-use common::behaviour::run_all_checks;
 use lambert_store::Store;
 
 #[test]
