@@ -33,8 +33,8 @@ use crate::train::step;
 use crate::worker::datasets::{open_mixture, tokenize_phrases};
 use crate::worker::host_share::HostShare;
 use crate::worker::output;
-use crate::worker::peak;
 use crate::worker::stopwatch::Stopwatch;
+use crate::worker::{matmul_peak, peak_memory};
 pub use report::{BatchSize, BenchReport, FlopRates, MemoryUse, PhaseShares};
 
 /// Options of a benchmark.
@@ -293,7 +293,7 @@ fn measure(
     let shape = mixture.shape();
     let needed = || memory::gpu::needed(config, request.stage, shape, 1, tokens);
     let needed_memory = gpu.map(|_| needed());
-    let peak = peak::matmul_peak(&*kernels, model::compute_dtype(&config.model), gpu.is_some())?;
+    let peak = matmul_peak::measure(&*kernels, model::compute_dtype(&config.model), gpu.is_some())?;
     let datasheet = gpu.and_then(|gpu| GpuModel::of_product(&gpu.properties.name));
     let datasheet = datasheet.map(|model| model.peak(config.model.precision));
     let mut bench = Bench::new(config, stage, mixture, kernels.clone(), (samples, request.warmup + steps))?;
@@ -327,7 +327,7 @@ fn measure(
             optimizer: median(&all, |timed| timed.optimizer / timed.whole),
             enqueued: median(&all, |timed| timed.enqueued / timed.forward_backward),
         },
-        memory: MemoryUse { peak_memory: peak::memory(&*kernels).unwrap_or(0), needed_memory },
+        memory: MemoryUse { peak_memory: peak_memory::peak_memory(&*kernels).unwrap_or(0), needed_memory },
     })
 }
 

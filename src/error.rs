@@ -191,11 +191,16 @@ impl Error {
         }
     }
 
-    /// True if the message is one of cuBLAS or cuDNN, which may be the first to notice that a GPU has failed. The next operation on
-    /// the GPU then has the error of CUDA.
+    /// True if cuBLAS, cuDNN or NCCL failed, which may be the first to notice that a GPU has failed. The next operation on the GPU
+    /// then has the error of CUDA.
     pub fn hides_gpu_failure(&self) -> bool {
         let names = ["CUBLAS_STATUS_", "CUDNN_STATUS_"];
-        matches!(self, Self::Torch(failed) if names.iter().any(|name| failed.to_string().contains(name)))
+        match self {
+            Self::Torch(failed) => names.iter().any(|name| failed.to_string().contains(name)),
+            // ncclUnhandledCudaError.
+            Self::Collective(lambert_collective::Error::Nccl { code, .. }) => *code == 1,
+            _ => false,
+        }
     }
 
     /// Exit code of the program.
@@ -270,6 +275,8 @@ mod tests {
         };
         let last = format!("Cuda failure 700 '{met}'");
         assert_eq!(sum("unhandled cuda error", &last).gpu_failure(), Some(&*last));
+        let unnamed = sum("unhandled cuda error", "");
+        assert!(unnamed.gpu_failure().is_none() && unnamed.hides_gpu_failure());
         assert_eq!(sum("remote process exited or there was a network error", "").gpu_failure(), None);
     }
 

@@ -10,7 +10,6 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use lambert_config::run::{DeviceKind, Limits};
 use lambert_config::{Layers, RunConfig, exit};
-use lambert_control::EventKind;
 use lambert_control::Versions;
 use lambert_progress::terminal::{self, LogWriter};
 use lambert_progress::{Progress, Unit};
@@ -320,8 +319,7 @@ fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> 
             Ok(if outcome != TrainOutcome::Done && by_hand { exit::STOPPED } else { exit::DONE })
         }
         Err(failed) => {
-            let message = error::chain(&failed);
-            control.event(EventKind::Failed { message, kind: failed.failure_kind() });
+            control.fail(&failed);
             leave(control, &failed)
         }
     }
@@ -344,9 +342,9 @@ fn run_attempt(
 ) -> Result<TrainOutcome, Error> {
     let (session, mut ranks) = Session::open(url, attempt, world, device, Arc::clone(control))?;
     let trained = torch::guard(|| train::run(&session, &mut ranks)).map_err(Error::from).flatten();
-    let outcome = match trained.map_err(|error| session.explain(error)) {
-        Err(error @ Error::GpuLost { .. }) => {
-            // Destructors that free memory of a failed GPU can end the process before it has reported the failure.
+    let outcome = match trained.map_err(|error| session.report_failure(error)) {
+        Err(error) if session.gpu.is_some() => {
+            // The release of memory of a failed GPU can end the process before it has reported the failure, or block forever.
             std::mem::forget((session, ranks));
             return Err(error);
         }
@@ -378,6 +376,7 @@ fn leave(control: Arc<Control>, failed: &Error) -> ! {
     control.flush();
     drop(control);
     tracing::error!("{}", error::chain(failed));
+    trace::finish();
     leave::exit_now(failed.exit_code());
 }
 

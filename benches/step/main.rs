@@ -25,7 +25,7 @@ use lambert_plan::flops;
 use lambert_worker::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, Mixture, Position, SampleSource};
 use lambert_worker::kernels::Host;
 use lambert_worker::recovery::skipped_samples::SkippedSamples;
-use lambert_worker::worker::peak;
+use lambert_worker::worker::matmul_peak;
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
 
@@ -185,7 +185,7 @@ fn measure(arguments: &Arguments, family: Family) -> Measured {
     let (mut forward_backward, mut optimizer, mut utilization) = (Vec::new(), Vec::new(), Vec::new());
     for (round, chunk) in batches.chunks(arguments.steps).enumerate() {
         let samples: usize = chunk.iter().map(|batch| batch.lengths.len()).sum();
-        let peak = peak::matmul_peak(&Host, tch::Kind::Float, false).unwrap();
+        let peak = matmul_peak::measure(&Host, tch::Kind::Float, false).unwrap();
         let range = round * arguments.steps..(round + 1) * arguments.steps;
         let mut order: Vec<usize> = (0..names.len()).collect();
         if round % 2 == 1 {

@@ -58,7 +58,10 @@ impl Mixture {
 
     /// Shape of the data, for memory estimates. A reader caches row groups of all datasets, so their sizes are added.
     pub fn shape(&self) -> DatasetShape {
-        DatasetShape::of_mixture(self.datasets.iter().map(|dataset| dataset.sizes()))
+        let shapes: Vec<DatasetShape> = self.datasets.iter().map(|dataset| dataset.sizes()).collect();
+        let tokens: u64 = shapes.iter().zip(&self.counts).map(|(shape, count)| shape.mean_length as u64 * count).sum();
+        let mean_length = (tokens / self.counts.iter().sum::<u64>().max(1)) as usize;
+        DatasetShape { mean_length, ..DatasetShape::of_mixture(shapes) }
     }
 
     /// URLs of the datasets, for messages.

@@ -128,6 +128,16 @@ impl Nvrtc {
 
     /// Compiles `source` for `architecture`.
     pub(super) fn compile(&self, source: &str, architecture: &str) -> Result<Cubin, CompileError> {
+        self.compile_to(source, architecture, ["nvrtcGetCUBINSize", "nvrtcGetCUBIN"]).map(Cubin::new)
+    }
+
+    /// Compiles `source` for `architecture`. The NVRTC function `size` returns the length of the result, and `fill` the result.
+    fn compile_to(
+        &self,
+        source: &str,
+        architecture: &str,
+        [size, fill]: [&'static str; 2],
+    ) -> Result<Vec<u8>, CompileError> {
         type CreateProgram = unsafe extern "C" fn(
             *mut Program,
             *const c_char,
@@ -160,7 +170,7 @@ impl Nvrtc {
         // SAFETY: the program was created above, and the array has as many strings as the count says.
         let status = unsafe { compile(program, pointers.len() as c_int, pointers.as_ptr()) };
         let result = match self.check("nvrtcCompileProgram", status) {
-            Ok(()) => self.read_buffer(program, "nvrtcGetCUBINSize", "nvrtcGetCUBIN").map(Cubin::new),
+            Ok(()) => self.read_buffer(program, size, fill),
             Err(refused) => Err(self.compile_error(program, architecture, refused)),
         };
         // SAFETY: the program is not used afterwards.
@@ -203,6 +213,7 @@ fn load(path: &Path) -> Result<Library, CompileError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::cuda::KERNELS;
 
     /// NVRTC as installed by tests/setup.sh.
     fn nvrtc() -> Option<Nvrtc> {
@@ -225,27 +236,50 @@ mod tests {
     fn kernels_compile_for_every_architecture_and_are_cached() {
         let Some(nvrtc) = nvrtc() else { return };
         let cache = tempfile::tempdir().unwrap();
-        for architecture in ["sm_80", "sm_90", "sm_100"] {
+        // The oldest architecture that is supported, and those of the A100, the H100 and the B200.
+        let architectures = ["sm_75", "sm_80", "sm_90", "sm_100"];
+        for architecture in architectures {
             let code = nvrtc.kernels(architecture, Some(cache.path())).unwrap();
             let code = code.bytes();
             assert!(code.starts_with(b"\x7fELF"), "{architecture}");
             let has = |name: &str| code.windows(name.len()).any(|window| window == name.as_bytes());
-            for kernel in ["dropout_f32", "dropout_bf16", "sum_of_squares", "norm_from_sums", "adamw"] {
+            for kernel in KERNELS {
                 assert!(has(&format!("lambert_{kernel}")), "{kernel} for {architecture}");
             }
         }
         let files = fs::read_dir(cache.path()).unwrap().count();
-        assert_eq!(files, 3);
+        assert_eq!(files, architectures.len());
         // A damaged cache file is recompiled and replaced.
         let file = fs::read_dir(cache.path()).unwrap().next().unwrap().unwrap().path();
         let cached = fs::read(&file).unwrap();
         let mut damaged = cached.clone();
         damaged[cached.len() / 2] ^= 1;
         fs::write(&file, &damaged).unwrap();
-        for architecture in ["sm_80", "sm_90", "sm_100"] {
+        for architecture in architectures {
             nvrtc.kernels(architecture, Some(cache.path())).unwrap();
         }
         assert!(fs::read(&file).unwrap() == cached, "a damaged file was loaded");
+    }
+
+    /// Returns the PTX instructions of a kernel.
+    fn instructions<'a>(ptx: &'a str, kernel: &str) -> &'a str {
+        let (_, body) = ptx.split_once(&format!(".entry lambert_{kernel}(")).unwrap();
+        body.split_once("\n}").unwrap().0
+    }
+
+    #[test]
+    fn kernels_of_dropout_access_four_elements_at_a_time() {
+        let Some(nvrtc) = nvrtc() else { return };
+        let ptx = nvrtc.compile_to(SOURCE, "compute_90", ["nvrtcGetPTXSize", "nvrtcGetPTX"]).unwrap();
+        let ptx = String::from_utf8(ptx).unwrap();
+        for (kernel, [load, store]) in [
+            ("dropout_f32", ["ld.global.v4.f32", "st.global.v4.f32"]),
+            ("dropout_bf16", ["ld.global.v4.u16", "st.global.v4.u16"]),
+        ] {
+            let body = instructions(&ptx, kernel);
+            let accesses: Vec<&str> = body.split_whitespace().filter(|word| word.contains(".global.")).collect();
+            assert!(accesses.contains(&load) && accesses.contains(&store), "{kernel}: {accesses:?}");
+        }
     }
 
     #[test]

@@ -1,35 +1,22 @@
 //! Tests of a training step on the meta device of libtorch, whose tensors have shapes but no data. A hidden read of
-//! a value is an error, and so is a shape that depends on data. The tests count the reads and the copies to the
-//! device. The tests run with the reference operations and with the CUDA operations. For CUDA, a check of the
-//! arguments replaces each hand-written kernel.
+//! a value is an error, and so is a shape that depends on data. The tests run with the reference operations and with the
+//! CUDA operations. For CUDA, a check of the arguments replaces each hand-written kernel.
+//!
+//! - `steps`: reads, copies and number of operations of a step
+//! - `memory`: peak of the tensors of a step, compared with the estimate
 
 mod memory;
+mod steps;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lambert_config::run::{Attention, Model, Norm, Optimizer as Settings, OptimizerKind, Precision};
-use lambert_dataset::random::Key;
-use lambert_plan::architecture::Architecture;
-use lambert_plan::batch_partition::{Layout, MicroBatchPlan};
-
 use super::cuda::launch::{KernelArguments, KernelDevice, THREADS};
 use super::*;
-use crate::data::batch::MaskedSample;
-use crate::data::{GlobalBatch, MicroBatch};
-use crate::masking::MaskedToken;
-use crate::model;
-use crate::model::tests::architectures::CASES;
-use crate::objective::Objective;
-use crate::optim;
-use crate::state::{Parameters, TrainState};
 use crate::torch;
-use crate::train::step;
 
 unsafe extern "C" {
     fn lambert_to_meta(host: *const torch_sys::C_tensor) -> *mut torch_sys::C_tensor;
-    fn lambert_start_counting();
-    fn lambert_stop_counting(reads: *mut i64, copies: *mut i64);
 }
 
 /// Runs operations on the meta device and checks kernel launches.
@@ -224,150 +211,6 @@ impl Kernels for MetaReference {
 /// CUDA kernels of the meta device.
 pub fn kernels() -> Arc<dyn Kernels> {
     Arc::new(Cuda::new(Arc::new(MetaDevice::default())))
-}
-
-/// A global batch of two micro-batches. If they are padded, the second one has padding.
-fn batch(layout: Layout) -> GlobalBatch {
-    let sample = |length: u32| {
-        let masked_tokens = vec![MaskedToken { position: 1, label: 3 }, MaskedToken { position: 2, label: 4 }];
-        MaskedSample {
-            ids: (5..5 + length).collect(),
-            segment_b_start: 3,
-            pair_label: Some(1),
-            masked_tokens,
-            loss_scale: 1.0,
-        }
-    };
-    let micro_batches = match layout {
-        Layout::Padded => vec![
-            MicroBatch::padded(&[0, 1], 12, &[sample(12), sample(12)]),
-            MicroBatch::padded(&[2, 3], 10, &[sample(10), sample(8)]),
-        ],
-        Layout::Unpadded => {
-            let plan =
-                |samples: &[usize], width, tokens| MicroBatchPlan { samples: samples.to_vec(), width, tokens, layout };
-            vec![
-                MicroBatch::new(&plan(&[0, 1], 12, 24), 0, &[sample(12), sample(12)]),
-                MicroBatch::new(&plan(&[2, 3], 10, 20), 0, &[sample(10), sample(8)]),
-            ]
-        }
-    };
-    GlobalBatch {
-        lengths: vec![12, 12, 10, 8],
-        masked_tokens: 8,
-        sample_range: 0..4,
-        micro_batches,
-        ..GlobalBatch::default()
-    }
-}
-
-/// Counts the fetches, the other reads, and the copies between devices of a step.
-fn counts(
-    device: &MetaDevice,
-    state: &mut TrainState,
-    objective: &Objective,
-    kind: OptimizerKind,
-    layout: Layout,
-) -> (usize, i64, i64) {
-    let (batch, settings) = (batch(layout), Settings { kind, ..Settings::default() });
-    let (mut reads, mut copies) = (0, 0);
-    // SAFETY: starts thread-local counters.
-    unsafe { lambert_start_counting() };
-    let computed = step::forward_backward(objective, state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
-    let norm = optim::update(state, &settings, 1e-3, &mut optim::SingleRank).unwrap().norm;
-    computed.fetch(state.kernels(), &norm).unwrap();
-    // SAFETY: both integers outlive the call.
-    unsafe { lambert_stop_counting(&mut reads, &mut copies) };
-    (device.fetched.swap(0, Ordering::Relaxed), reads, copies)
-}
-
-/// Counts as in [`counts`], for a step of a new BERT model.
-fn bert_counts(
-    device: &MetaDevice,
-    kernels: Arc<dyn Kernels>,
-    model: &Model,
-    kind: OptimizerKind,
-    recompute: bool,
-) -> (usize, i64, i64) {
-    let mut state = TrainState::new(Parameters::zeros(kernels, Architecture::new(model, 2, 50)));
-    state.parameters.keep_bf16_copy(model::compute_dtype(model));
-    let objective = step::tests::objective(&state, model).recomputing(recompute);
-    counts(device, &mut state, &objective, kind, Layout::Padded)
-}
-
-/// Number of copies that upload the micro-batches: one for each micro-batch.
-const BATCH_UPLOADS: i64 = 2;
-/// Number of copies that `zeros` makes during a step, for the initial value of the loss sums.
-const LOSS_ZEROS: i64 = 1;
-/// Number of copies that a CUDA update makes in the first step. Three copies upload the update constants and the two
-/// tensors of the chunk table. Two copies are for initial values of the norm. LAMB makes two more copies, for the
-/// initial values of its sums and of its step sizes.
-const UPDATE_COPIES: i64 = 3 + 2;
-const LAMB_UPDATE_COPIES: i64 = UPDATE_COPIES + 2;
-
-#[test]
-fn step_synchronizes_once_and_makes_only_required_copies() {
-    let shape = Model { hidden: 32, heads: 2, intermediate: 64, positions: 16, ..Model::default() };
-    for norm in [Norm::Post, Norm::Pre] {
-        for (dropout, pad_vocabulary_to, precision) in
-            [(0.1, 1, Precision::Fp32), (0.0, 8, Precision::Fp32), (0.1, 8, Precision::Bf16)]
-        {
-            for (kind, recompute) in [(OptimizerKind::Lamb, false), (OptimizerKind::Adamw, true)] {
-                let model = Model { norm, dropout, pad_vocabulary_to, precision, ..shape.clone() };
-                let device = Arc::new(MetaDevice::default());
-                let meta = Arc::new(MetaReference(device.clone()));
-                let seen = bert_counts(&device, meta, &model, kind, recompute);
-                assert_eq!(seen, (1, 0, BATCH_UPLOADS + LOSS_ZEROS), "{norm:?}, {dropout}, {kind:?}, {precision:?}");
-                let cuda = Arc::new(Cuda::new(device.clone()));
-                let seen = bert_counts(&device, cuda, &model, kind, recompute);
-                let update_copies = if kind == OptimizerKind::Lamb { LAMB_UPDATE_COPIES } else { UPDATE_COPIES };
-                assert_eq!(
-                    seen,
-                    (1, 0, BATCH_UPLOADS + LOSS_ZEROS + update_copies),
-                    "a device: {norm:?}, {dropout}, {kind:?}, {precision:?}"
-                );
-            }
-        }
-    }
-}
-
-#[test]
-fn step_of_every_architecture_synchronizes_once() {
-    let model = Model { hidden: 32, heads: 2, intermediate: 64, positions: 16, ..Model::default() };
-    for case in CASES {
-        for recompute in [false, true] {
-            let device = Arc::new(MetaDevice::default());
-            let kernels: [Arc<dyn Kernels>; 2] =
-                [Arc::new(MetaReference(device.clone())), Arc::new(Cuda::new(device.clone()))];
-            for kernels in kernels {
-                let mut state = case.state(kernels, &model);
-                let objective = case.objective(&state.parameters, &model).recomputing(recompute);
-                for kind in [OptimizerKind::Lamb, OptimizerKind::Muon] {
-                    let (fetched, reads, _) = counts(&device, &mut state, &objective, kind, Layout::Padded);
-                    assert_eq!((fetched, reads), (1, 0), "{} {recompute} {kind:?}", case.name);
-                }
-            }
-        }
-    }
-}
-
-/// Flash attention is checked for its dtype and its shapes.
-#[test]
-fn step_of_unpadded_micro_batches_synchronizes_once() {
-    let model = Model { hidden: 32, heads: 2, intermediate: 64, positions: 16, ..Model::default() };
-    let model = Model { precision: Precision::Bf16, attention: Attention::Fused, ..model };
-    for case in CASES.iter().take(6) {
-        for recompute in [false, true] {
-            let device = Arc::new(MetaDevice::default());
-            let mut state = case.state(Arc::new(Cuda::new(device.clone())), &model);
-            state.parameters.keep_bf16_copy(Kind::BFloat16);
-            let objective = case.objective(&state.parameters, &model).recomputing(recompute);
-            let seen = counts(&device, &mut state, &objective, OptimizerKind::Lamb, Layout::Unpadded);
-            assert_eq!(seen, (1, 0, BATCH_UPLOADS + LOSS_ZEROS + LAMB_UPDATE_COPIES), "{} {recompute}", case.name);
-            step::evaluate(&objective, &batch(Layout::Unpadded).micro_batches, Key::new(1)).unwrap();
-            assert_eq!(device.fetched.swap(0, Ordering::Relaxed), 1, "evaluation, {}", case.name);
-        }
-    }
 }
 
 #[test]

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <stdexcept>
 
@@ -97,13 +98,19 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused_backward(
 // logsumexp of each row of attention weights.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> flash(
     const at::Tensor &query, const at::Tensor &key, const at::Tensor &value, const std::optional<at::Tensor> &bounds,
-    const std::optional<at::Tensor> &, c10::SymInt, c10::SymInt, double, bool, bool, std::optional<double>,
-    std::optional<c10::SymInt>, std::optional<c10::SymInt>, const std::optional<at::Tensor> &,
+    const std::optional<at::Tensor> &key_bounds, c10::SymInt longest_query, c10::SymInt longest_key, double, bool causal, bool,
+    std::optional<double>, std::optional<c10::SymInt> left, std::optional<c10::SymInt> right, const std::optional<at::Tensor> &,
     const std::optional<at::Tensor> &) {
   const auto is_bf16 = [](const at::Tensor &tensor) { return tensor.scalar_type() == at::kBFloat16 && tensor.stride(-1) == 1; };
   TORCH_CHECK(query.dim() == 3 && query.sizes() == key.sizes() && query.sizes() == value.sizes(), "flash attention: shapes");
   TORCH_CHECK(is_bf16(query) && is_bf16(key) && is_bf16(value), "flash attention: not bf16, or not contiguous");
-  TORCH_CHECK(bounds && bounds->scalar_type() == at::kInt && bounds->dim() == 1, "flash attention: bounds");
+  TORCH_CHECK(bounds && bounds->scalar_type() == at::kInt && bounds->dim() == 1 && bounds->size(0) > 1, "flash attention: bounds");
+  TORCH_CHECK(key_bounds && key_bounds->is_same(*bounds), "flash attention: bounds of keys");
+  // A length that is too short leaves rows out.
+  const int64_t samples = bounds->size(0) - 1, longest = longest_query.expect_int();
+  TORCH_CHECK(longest_key == longest_query && longest * samples >= query.size(0) && longest <= query.size(0),
+              "flash attention: the longest sample has ", longest, " of ", query.size(0), " tokens of ", samples, " samples");
+  TORCH_CHECK(!causal && left == right, "flash attention: window");
   const auto of = query.options();
   return {at::empty(query.sizes(), of), at::empty({query.size(1), query.size(0)}, of.dtype(at::kFloat)),
           at::empty({2}, of.dtype(at::kUInt64)), at::empty({}, of.dtype(at::kUInt64)), at::empty({0}, of)};
@@ -111,14 +118,20 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> flash(
 
 // Backward pass of flash attention. It accumulates the query gradients in f32, with 128 additional rows for each sample.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> flash_backward(
-    const at::Tensor &, const at::Tensor &query, const at::Tensor &key, const at::Tensor &value, const at::Tensor &,
-    const at::Tensor &, const at::Tensor &bounds, const at::Tensor &, c10::SymInt, c10::SymInt, double, bool,
+    const at::Tensor &gradient, const at::Tensor &query, const at::Tensor &key, const at::Tensor &value,
+    const at::Tensor &output, const at::Tensor &logsumexp, const at::Tensor &bounds, const at::Tensor &, c10::SymInt, c10::SymInt, double, bool,
     const at::Tensor &, const at::Tensor &, std::optional<double>, std::optional<c10::SymInt>, std::optional<c10::SymInt>) {
+  TORCH_CHECK(gradient.sizes() == query.sizes() && gradient.scalar_type() == at::kBFloat16, "flash attention: gradient");
+  TORCH_CHECK(output.sizes() == query.sizes() && output.scalar_type() == at::kBFloat16, "flash attention: output");
+  TORCH_CHECK(logsumexp.size(0) == query.size(1) && logsumexp.size(1) == query.size(0), "flash attention: logsumexp");
   const int64_t rows = query.size(0) + 128 * (bounds.size(0) - 1);
   const at::Tensor sums = at::empty({rows, query.size(1), (query.size(2) + 31) / 32 * 32}, query.options().dtype(at::kFloat));
   const auto contiguous = [](const at::Tensor &of) { return at::empty(of.sizes(), of.options()); };
   return {contiguous(query), contiguous(key), contiguous(value)};
 }
+
+thread_local int64_t reads, copies, mask_copies, operations;
+thread_local at::CallbackHandle observer;
 
 // On meta tensors, libtorch would decompose attention. On a GPU, libtorch uses the fused kernel, so
 // this function uses the fused kernel too.
@@ -127,9 +140,13 @@ at::Tensor attention(const at::Tensor &query, const at::Tensor &key, const at::T
                      bool) {
   std::optional<at::Tensor> bias;
   if (mask) {
-    // CUDA converts a boolean mask to an additive mask and pads the columns to a multiple of 16.
+    // CUDA converts a boolean mask to an additive mask, and copies a mask with unaligned rows.
     const int64_t width = key.size(2), padded = (width + 15) / 16 * 16;
-    const bool copies = mask->scalar_type() == at::kBool || padded != width;
+    const at::IntArrayRef strides = mask->strides();
+    const bool is_aligned =
+        std::all_of(strides.begin(), strides.end() - 1, [](int64_t stride) { return stride % 16 == 0; }) && strides.back() == 1;
+    const bool copies = mask->scalar_type() == at::kBool || !is_aligned;
+    mask_copies += copies;
     const at::Tensor added =
         copies ? at::empty({mask->size(0), 1, mask->size(2), padded}, query.options()) : *mask;
     bias = added.narrow(3, 0, width).expand({query.size(0), query.size(1), query.size(2), width});
@@ -166,11 +183,9 @@ const bool is_registered = [] {
   return true;
 }();
 
-thread_local int64_t reads, copies;
-thread_local at::CallbackHandle observer;
-
 std::unique_ptr<at::ObserverContext> observe(const at::RecordFunction &function) {
   const char *name = function.name();
+  operations++;
   if (std::strcmp(name, "aten::_local_scalar_dense") == 0) {
     reads++;
   }
@@ -222,17 +237,17 @@ extern "C" int lambert_throw(bool is_standard, Failed failed) {
       -1, failed);
 }
 
-// Starts to count the scalar reads from tensors and the copies between devices on this thread.
+// Starts to count, on this thread, the scalar reads from tensors, the copies between devices, the copies of attention masks, and
+// all operations.
 extern "C" void lambert_start_counting() {
-  reads = copies = 0;
+  reads = copies = mask_copies = operations = 0;
   observer = at::addThreadLocalCallback(at::RecordFunctionCallback(observe).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
 }
 
-// Stops counting and returns the counts.
-extern "C" void lambert_stop_counting(int64_t *reads_out, int64_t *copies_out) {
+// Stops counting and writes the four counts to `counts`.
+extern "C" void lambert_stop_counting(int64_t *counts) {
   at::removeCallback(observer);
-  *reads_out = reads;
-  *copies_out = copies;
+  std::copy_n(std::array{reads, copies, mask_copies, operations}.begin(), 4, counts);
 }
 
 // Returns the current bytes of this thread's meta tensors and resets the peak.

@@ -1,7 +1,7 @@
 //! Multi-head self-attention, global or local, with or without rotary positions.
 
 use lambert_plan::architecture::ModuleKind;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 use super::dropout::{DropoutSite, LayerDropout};
 use super::relative;
@@ -119,29 +119,21 @@ impl SelfAttention {
             let mixed = sequences.attention([&query, &key, &value], self.reach, dropped);
             return mixed.reshape([size[0], size[1], -1]);
         }
-        let mask = match self.reach {
-            Some(reach) => input.local_attention_mask(reach, query.kind()),
-            None => input.attention_mask.as_ref().map(Tensor::shallow_clone),
-        };
+        let mask = || input.added_mask(self.reach, query.kind());
         let heads = |tensor: &Tensor| tensor.transpose(1, 2);
         let mixed = if let Some(relative) = self.relative.zip(x.relative) {
             self.relative_weights([&query, &key], relative, input, dropout).matmul(&heads(&value))
         } else if dropout.needs_attention_weights() {
-            let query = query * (1.0 / (head_size as f64).sqrt());
-            let mut scores = heads(&query).matmul(&heads(&key).transpose(2, 3));
-            scores = match mask {
-                Some(mask) if mask.kind() == Kind::Bool => scores.masked_fill(&mask.logical_not(), f64::NEG_INFINITY),
-                Some(mask) => scores + mask,
-                None => scores,
-            };
+            let scores = heads(&(&query * (1.0 / (head_size as f64).sqrt()))).matmul(&heads(&key).transpose(2, 3));
+            let scores = if let Some(mask) = mask() { scores + mask } else { scores };
             dropout
                 .attention(scores.softmax(-1, None), self.site(LayerDropout::AttentionWeights))
                 .matmul(&heads(&value))
         } else {
             // The fused kernels of libtorch do not store the attention weights.
             let dropped = dropout.seed_fused_attention(self.site(LayerDropout::AttentionWeights));
-            let [query, key, value] = [&query, &key, &value].map(heads);
-            Tensor::scaled_dot_product_attention(&query, &key, &value, mask, dropped, false, None, false)
+            let [q, k, v] = [&query, &key, &value].map(heads);
+            Tensor::scaled_dot_product_attention(&q, &k, &v, mask(), dropped, false, None, false)
         };
         mixed.transpose(1, 2).reshape([size[0], size[1], -1])
     }

@@ -3,16 +3,19 @@
 
 use std::cell::RefCell;
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::relative_range::{RelativeRange, RelativeRows, magnitude};
 use super::rotation::Rotation;
 
+/// Reach of attention, and dtype of its mask.
+type MaskKey = (Option<usize>, Kind);
+
 /// Constants of a micro-batch that layers have asked for.
 #[derive(Default)]
 pub struct Constants {
-    /// Masks of local attention, by reach and dtype.
-    masks: RefCell<Vec<((usize, Kind), Tensor)>>,
+    /// Masks that are added to attention scores, by reach and dtype.
+    masks: RefCell<Vec<(MaskKey, Option<Tensor>)>>,
     /// Rotations, by base.
     rotations: RefCell<Vec<(f64, Rotation)>>,
     /// Rows of tables of relative positions.
@@ -20,11 +23,14 @@ pub struct Constants {
 }
 
 impl Constants {
-    /// Returns the mask of local attention, see [`Input::local_attention_mask`](super::input::Input::local_attention_mask).
-    /// `ids` are \[batch, sequence\], and `mask` is the mask of global attention.
-    pub fn local_attention_mask(&self, ids: &Tensor, mask: Option<&Tensor>, reach: usize, kind: Kind) -> Tensor {
-        let make = || local_scores(ids, mask, reach).to_kind(kind);
-        memoized(&self.masks, (reach, kind), make, Tensor::shallow_clone)
+    /// Returns the mask that is added to attention scores, see [`Input::added_mask`](super::input::Input::added_mask).
+    /// `ids` are \[batch, sequence\], and `mask` is the attention mask.
+    pub fn added_mask(&self, ids: &Tensor, mask: Option<&Tensor>, reach: Option<usize>, kind: Kind) -> Option<Tensor> {
+        let make = || match reach {
+            Some(reach) => Some(added(&near(ids, mask, reach), kind)),
+            None => mask.map(|mask| added(mask, kind)),
+        };
+        memoized(&self.masks, (reach, kind), make, |mask| mask.as_ref().map(Tensor::shallow_clone))
     }
 
     /// Returns the rows of the table of relative positions for all distances of two tokens of a sample.
@@ -41,15 +47,29 @@ impl Constants {
     }
 }
 
-fn local_scores(ids: &Tensor, mask: Option<&Tensor>, reach: usize) -> Tensor {
+/// Returns true where a query attends to a key at a distance of at most `reach`, \[batch or 1, 1, sequence, sequence\].
+fn near(ids: &Tensor, mask: Option<&Tensor>, reach: usize) -> Tensor {
     let positions = numbers(ids, ids.size()[1]);
     let distance = magnitude(&(positions.unsqueeze(1) - positions.unsqueeze(0)));
     let near = distance.le(reach as i64).unsqueeze(0).unsqueeze(0);
-    let attends = match mask {
+    match mask {
         Some(mask) => mask.bitwise_or_tensor(&distance.eq(0)).bitwise_and_tensor(&near),
         None => near,
-    };
-    attends.zeros_like().to_kind(Kind::Float).masked_fill(&attends.logical_not(), f64::NEG_INFINITY)
+    }
+}
+
+/// Elements to which the rows of a mask are aligned in memory. The fused attention kernels of CUDA need aligned rows; without them,
+/// libtorch copies the mask in each layer.
+const ROW_ALIGNMENT: i64 = 16;
+
+/// Returns 0 where `attends` is true, and minus infinity elsewhere.
+fn added(attends: &Tensor, kind: Kind) -> Tensor {
+    let mask = attends.zeros_like().to_kind(kind).masked_fill(&attends.logical_not(), f64::NEG_INFINITY);
+    let width = *mask.size().last().unwrap_or(&0);
+    if mask.device() == Device::Cpu || width % ROW_ALIGNMENT == 0 {
+        return mask;
+    }
+    mask.constant_pad_nd([0, ROW_ALIGNMENT - width % ROW_ALIGNMENT]).narrow(-1, 0, width)
 }
 
 /// Returns the numbers 0, 1, ..., `count` - 1, i64, on the device of `ids`.

@@ -117,16 +117,13 @@ impl Input {
         Self::new(batch, upload)
     }
 
-    /// Returns the mask of attention to tokens at a distance of at most `reach`: values of dtype `kind` that are added to the
-    /// attention scores, \[batch or 1, 1, sequence, sequence\]. They are 0 where a query (row) attends to a key, and minus
-    /// infinity elsewhere. A padding token attends to itself too, because a softmax over no token is undefined. If all
-    /// tokens are within reach, returns the mask of global attention.
-    pub fn local_attention_mask(&self, reach: usize, kind: Kind) -> Option<Tensor> {
-        let mask = self.attention_mask.as_ref();
-        match reach as i64 >= self.ids.size()[1] - 1 {
-            true => mask.map(Tensor::shallow_clone),
-            false => Some(self.constants.local_attention_mask(&self.ids, mask, reach, kind)),
-        }
+    /// Returns the values of dtype `kind` that are added to the attention scores: 0 where a query (row) attends to a key, and minus
+    /// infinity elsewhere. With a `reach`, a token attends to tokens at a distance of at most `reach`, and the values are \[batch
+    /// or 1, 1, sequence, sequence\]. A padding token then attends to itself too, because a softmax over no token is undefined.
+    /// Without a `reach`, or if all tokens are within reach, they are \[batch, 1, 1, sequence\]. `None` if all tokens attend to all.
+    pub fn added_mask(&self, reach: Option<usize>, kind: Kind) -> Option<Tensor> {
+        let reach = reach.filter(|reach| (*reach as i64) < self.ids.size()[1] - 1);
+        self.constants.added_mask(&self.ids, self.attention_mask.as_ref(), reach, kind)
     }
 
     /// Returns the rows of the table of relative positions for all distances of two tokens of a sample.

@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::panic::AssertUnwindSafe;
 
+use super::cuda_error::lost_gpu;
+
 thread_local! {
     static LAST_PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
@@ -29,84 +31,6 @@ impl TorchError {
         let without_size = ["bad_alloc", "out of memory", "Cannot allocate memory"];
         without_size.iter().any(|words| output.contains(words)).then(|| "more memory".to_owned())
     }
-}
-
-/// Names of the CUDA errors after which the process cannot use the GPU any more: in the driver API after `CUDA_ERROR_`, and in
-/// the runtime API after `cudaError`. cuda.h says of each that "the process must be terminated". `UNKNOWN` is not explained, but
-/// follows failures of the hardware.
-const LOST_NAMES: [[&str; 2]; 16] = [
-    ["ECC_UNCORRECTABLE", "ECCUncorrectable"],
-    ["NVLINK_UNCORRECTABLE", "NvlinkUncorrectable"],
-    ["CONTAINED", "Contained"],
-    ["ILLEGAL_ADDRESS", "IllegalAddress"],
-    ["LAUNCH_TIMEOUT", "LaunchTimeout"],
-    ["ASSERT", "Assert"],
-    ["HARDWARE_STACK_ERROR", "HardwareStackError"],
-    ["ILLEGAL_INSTRUCTION", "IllegalInstruction"],
-    ["MISALIGNED_ADDRESS", "MisalignedAddress"],
-    ["INVALID_ADDRESS_SPACE", "InvalidAddressSpace"],
-    ["INVALID_PC", "InvalidPc"],
-    ["LAUNCH_FAILED", "LaunchFailure"],
-    ["TENSOR_MEMORY_LEAK", "TensorMemoryLeak"],
-    ["EXTERNAL_DEVICE", "ExternalDevice"],
-    ["UNKNOWN", "Unknown"],
-    ["CONTEXT_IS_DESTROYED", "ContextIsDestroyed"],
-];
-
-/// Descriptions of these errors, for messages without a name.
-const LOST: [&str; 14] = [
-    "uncorrectable ECC error",
-    "uncorrectable NVLink error",
-    "Invalid access of peer GPU memory",
-    "illegal memory access",
-    "illegal instruction",
-    "misaligned address",
-    "invalid program counter",
-    "hardware stack error",
-    "invalid address space",
-    "unspecified launch failure",
-    "device-side assert triggered",
-    "launch timed out",
-    "GPU has fallen off the bus",
-    "CUDA error: unknown error",
-];
-
-/// First words of the advice that follows the description of an error in a message of libtorch.
-const ADVICE: [&str; 5] = [
-    "Search for `cudaError",
-    "CUDA kernel errors might be",
-    "For debugging consider",
-    "Compile with `TORCH_USE_CUDA_DSA`",
-    "Exception raised from",
-];
-
-/// Returns the description of the error if a CUDA message says that the GPU is unusable in this process. Usually, this is one
-/// line of the message. If only a later line has the name of the error, it is still the line that describes it.
-pub fn lost_gpu(output: &str) -> Option<&str> {
-    let described = |line: &&str| LOST.iter().any(|words| line.contains(words));
-    let named = output.lines().find(|line| has_lost_name(line));
-    let first = || output.lines().find(|line| line.contains("CUDA error:"));
-    let line = output.lines().find(described).or_else(|| Some(first().unwrap_or(named?)))?;
-    Some(description(line))
-}
-
-/// Returns the description in a line. The panic of a failed operation has the whole message in one line, with `\n` in place of
-/// each end of a line.
-fn description(line: &str) -> &str {
-    let line = &line[line.find("CUDA error:").unwrap_or(0)..];
-    let end = ADVICE.iter().filter_map(|advice| line.find(advice)).min().unwrap_or(line.len());
-    let text = line[..end].trim_end();
-    text.strip_suffix("\\n").unwrap_or(text)
-}
-
-/// True if `line` has one of [`LOST_NAMES`] as a whole word.
-fn has_lost_name(line: &str) -> bool {
-    let words = line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-    let is_lost = |word: &str| {
-        let (driver, runtime) = (word.strip_prefix("CUDA_ERROR_"), word.strip_prefix("cudaError"));
-        LOST_NAMES.iter().any(|[of_driver, of_runtime]| driver == Some(of_driver) || runtime == Some(of_runtime))
-    };
-    words.into_iter().any(is_lost)
 }
 
 impl TorchError {

@@ -1,6 +1,7 @@
 //! Thin layer over libtorch: all `unsafe` tensor code, and conversion of libtorch failures to errors.
 
 pub mod attention;
+mod cuda_error;
 mod error;
 pub mod gpu;
 pub mod operation;
@@ -10,7 +11,8 @@ use std::ffi::{CStr, CString, c_char, c_void};
 
 use tch::{Device, Kind, Tensor};
 
-pub use error::{TorchError, caught, guard, last_panic, lost_gpu, quiet_panics};
+pub use cuda_error::lost_gpu;
+pub use error::{TorchError, caught, guard, last_panic, quiet_panics};
 
 unsafe extern "C" {
     fn lambert_set_gradient(parameter: *mut torch_sys::C_tensor, gradient: *mut torch_sys::C_tensor) -> i32;

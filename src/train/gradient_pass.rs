@@ -94,7 +94,7 @@ impl GradientPass<'_> {
                 let (pending, all_reduce) = self.bucketed(share, state, reducer)?;
                 // Without overlap, the all-reduce starts only in `finish`. Wait for pending kernels first, so that a
                 // rank with a slow GPU is not in the phase of the all-reduce.
-                if session.world > 1 && !gradients::overlaps(session) {
+                if session.world > 1 && !all_reduce.overlaps(state) {
                     torch::guard(|| session.kernels.wait())?;
                 }
                 drop(passes);
@@ -130,8 +130,8 @@ impl GradientPass<'_> {
     ) -> Result<(Vec<step::PendingTotals>, BucketedAllReduce<'r>), Error> {
         let session = self.session;
         let others = (session.world > 1).then_some(reducer);
-        let bucket = session.config.cluster.all_reduce.bucket_elements();
-        let mut all_reduce = BucketedAllReduce::new(others, bucket, gradients::overlaps(session));
+        let bucket = session.config.cluster.all_reduce.bucket_elements(session.nccl);
+        let mut all_reduce = BucketedAllReduce::new(others, bucket, gradients::wants_overlap(session));
         let mut gradients_ready = |state: &TrainState, elements| all_reduce.gradients_ready(state, elements);
         let pending = step::forward_backward(self.objective, state, share, self.dropout, &mut gradients_ready);
         let pending = pending?;

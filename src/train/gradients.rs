@@ -14,9 +14,9 @@ use crate::train::exact::ExactSum;
 use crate::worker::host_share::HostShare;
 use crate::worker::session::Session;
 
-/// True if the all-reduce overlaps with the backward pass. Follows `all_reduce.overlap` if that key is set.
+/// True if the all-reduce is to overlap with the backward pass. Follows `all_reduce.overlap` if that key is set.
 /// Otherwise true if overlap hides communication.
-pub fn overlaps(session: &Session) -> bool {
+pub fn wants_overlap(session: &Session) -> bool {
     let config = &session.config;
     let hides = || session.nccl || hides_communication(session.host, session.world, config.device.threads);
     config.cluster.all_reduce.overlap.unwrap_or_else(hides)
@@ -52,6 +52,12 @@ impl<'a> BucketedAllReduce<'a> {
     /// bucket starts as soon as its gradients are final.
     pub fn new(reducer: Option<&'a mut dyn Reducer>, bucket: usize, overlap: bool) -> Self {
         Self { reducer, bucket: bucket.max(1), overlap, range: None, started: 0, pending: Vec::new(), failed: None }
+    }
+
+    /// True if buckets of the gradients of `state` start before all gradients are final: there are other ranks, overlap is wanted,
+    /// and the reducer can access the memory of the gradients.
+    pub fn overlaps(&self, state: &TrainState) -> bool {
+        self.overlap && self.bucket(state, 0, 1).is_some()
     }
 
     /// Reduces only the elements of `range`.
@@ -219,6 +225,8 @@ mod tests {
                 }
                 let mut all_reduce = BucketedAllReduce::new(Some(&mut *ends.reducer), bucket, overlap);
                 ready.iter().for_each(|share| all_reduce.gradients_ready(&state, (share * all as f64) as usize));
+                let reaches = state.gradients_in_place(0..1).is_some();
+                assert_eq!(all_reduce.overlaps(&state), overlap && reaches, "memory that only the host reaches");
                 all_reduce.finish(&mut state).unwrap();
                 let norm = state.kernels().fetch(&state.gradient_norm().view([1]))[0];
                 (state.read(Buffer::Gradients, 0..all), norm)

@@ -65,8 +65,8 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
     let datasets = Datasets::open(&session.config, &session.store)?;
     let budgets = micro_batch_size::settle(session, collective, &datasets)?;
     if session.is_first() && session.gpu.is_some() {
-        for warning in gpu_advice::slow_settings(&session.config, &budgets) {
-            tracing::warn!("{warning}");
+        for warning in gpu_advice::slow_settings(&session.config, session.world, &budgets) {
+            session.warn(warning);
         }
     }
     let teacher = checkpoint::read_teacher(session, &datasets)?;
@@ -101,7 +101,8 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
             trace::begin_step(state.step + 1);
             let _step = span!("step", number = state.step + 1);
             stage.freeze(&mut state, done - 1);
-            let (mut record, agreed) = match stage.update(&mut state, collective, reducer, &mut saver)? {
+            let updated = stage.update(&mut state, collective, reducer, &mut saver);
+            let (mut record, agreed) = match updated.map_err(|error| session.report_failure(error))? {
                 StepResult::Completed(record, agreed) => (*record, agreed),
                 StepResult::Unreadable(error) => {
                     rollback::skip_damaged_shards(session, collective, &mut saver, &mut state, mixture, error)?;

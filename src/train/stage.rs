@@ -31,7 +31,7 @@ use crate::torch;
 use crate::worker::agreement::{self, Agreement, RankStats, Vote};
 use crate::worker::control::WorkerPhase;
 use crate::worker::datasets::Datasets;
-use crate::worker::peak;
+use crate::worker::peak_memory;
 use crate::worker::session::Session;
 use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
@@ -163,6 +163,8 @@ impl<'a> StageRun<'a> {
         let mut ranks = UpdateRanks { session, reducer, clock: &mut clock };
         let updated =
             optim::update(state, &settings, learning_rate, &mut ranks).map_err(|error| self.explain(error))?;
+        clock.end(Phase::Optimizer)?;
+        // Reads the results of the step from the device, which waits for all its phases.
         let GradientResult { totals, norm, noise } = stats.fetch(state, batch.lengths.len() as u64, &updated.norm)?;
         // Skipped updates have no trust ratios.
         let trust_ratios = match norm.is_finite() && session.config.metrics.records_trust_ratios(state.step) {
@@ -170,13 +172,12 @@ impl<'a> StageRun<'a> {
             false => BTreeMap::new(),
         };
         drop(updating);
-        clock.end(Phase::Optimizer)?;
         let PhaseSeconds { forward_backward, mut communication, optimizer } = clock.seconds()?;
 
         session.control.phase(WorkerPhase::AllReduce);
         let agreeing = span!("agree");
         let mut watch = Stopwatch::start();
-        let peak_memory = peak::memory(&*session.kernels).unwrap_or(0) as f64;
+        let peak_memory = peak_memory::peak_memory(&*session.kernels).unwrap_or(0) as f64;
         let gpu = session.control.gpu_sample();
         let stats = RankStats { busy: data_wait + forward_backward, peak_memory, gpu };
         let mut agreed = self.agree(collective, &totals, saver, has_no_samples, stats)?;

@@ -21,6 +21,7 @@ use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
+use crate::error::{self, Error};
 use crate::worker::leave;
 
 /// Interval of heartbeats.
@@ -58,6 +59,8 @@ struct ControlState {
     commands: CommandSlot,
     /// GPU of this rank, as the GPU monitor has reported it last.
     gpu: Option<GpuStatus>,
+    /// True if a failure was reported.
+    has_failed: bool,
     /// Wakes the reporting thread. `None` without a coordinator, and at the end.
     wake: Option<Sender<()>>,
 }
@@ -82,7 +85,16 @@ impl ControlState {
 impl SharedControl {
     fn new(phase: WorkerPhase) -> Arc<Self> {
         let (outbox, commands) = (Outbox::default(), CommandSlot::default());
-        let state = ControlState { step: 0, phase, since: Instant::now(), outbox, commands, gpu: None, wake: None };
+        let state = ControlState {
+            step: 0,
+            phase,
+            since: Instant::now(),
+            outbox,
+            commands,
+            gpu: None,
+            has_failed: false,
+            wake: None,
+        };
         Arc::new(Self { state: Mutex::new(state), acknowledged: Condvar::new() })
     }
 
@@ -128,6 +140,20 @@ impl Control {
             Some(record) => state.send(Message::Record(Box::new(record))),
             None => state.wake(),
         }
+    }
+
+    /// Reports the failure that ends this attempt. Later failures follow from it and are not reported.
+    pub fn fail(&self, error: &Error) {
+        let mut state = self.shared.state();
+        if !std::mem::replace(&mut state.has_failed, true) {
+            let (message, kind) = (error::chain(error), error.failure_kind());
+            state.send(Message::Event(EventKind::Failed { message, kind }));
+        }
+    }
+
+    /// True if a failure was reported.
+    pub fn has_failed(&self) -> bool {
+        self.shared.state().has_failed
     }
 
     /// Reports an event.

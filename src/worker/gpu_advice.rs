@@ -6,15 +6,18 @@ use lambert_config::run::{Precision, Stage, TokenBudget};
 /// Number of tokens of a micro-batch below which the CPU usually enqueues operations more slowly than a GPU computes them.
 const FEW_TOKENS: usize = 16_384;
 
-/// Returns a warning for each setting. `micro_batch_tokens` has the maximum number of tokens of a micro-batch of each stage.
-pub fn slow_settings(config: &RunConfig, micro_batch_tokens: &[usize]) -> Vec<String> {
+/// Returns a warning for each setting of a run with `world` ranks. `micro_batch_tokens` has the maximum number of tokens of a
+/// micro-batch of each stage.
+pub fn slow_settings(config: &RunConfig, world: usize, micro_batch_tokens: &[usize]) -> Vec<String> {
     let precision = match config.model.precision {
         Precision::Fp32 => {
             Some("model.precision is \"fp32\": \"bf16\" and \"tf32\" use the tensor cores of the GPU".to_owned())
         }
         Precision::Tf32 | Precision::Bf16 => None,
     };
-    let is_small = |tokens: usize, batch: usize| tokens < FEW_TOKENS.min(batch * config.model.positions);
+    // A micro-batch has at most the samples of a rank.
+    let is_small =
+        |tokens: usize, batch: usize| tokens < FEW_TOKENS.min(batch.div_ceil(world.max(1)) * config.model.positions);
     let stages = config.stage.iter().zip(micro_batch_tokens).enumerate();
     let is_chosen = |stage: &Stage| stage.micro_batch_tokens == TokenBudget::Auto;
     let few = stages.filter(|(_, (stage, tokens))| !is_chosen(stage) && is_small(**tokens, stage.global_batch)).map(
@@ -39,7 +42,7 @@ mod tests {
         let warnings_with = |precision, micro_batch_tokens, tokens: usize, global_batch| {
             let model = Model { precision, positions: 512, ..Model::default() };
             let stage = vec![Stage { global_batch, micro_batch_tokens, ..Stage::default() }];
-            slow_settings(&RunConfig { model, stage, ..RunConfig::default() }, &[tokens])
+            slow_settings(&RunConfig { model, stage, ..RunConfig::default() }, 2, &[tokens])
         };
         let warnings =
             |precision, tokens: usize, batch| warnings_with(precision, TokenBudget::Tokens(tokens), tokens, batch);
@@ -50,7 +53,8 @@ mod tests {
             "{both:?}"
         );
         assert!(warnings(Precision::Bf16, 32_768, 1024).is_empty());
-        assert!(warnings(Precision::Bf16, 4096, 8).is_empty(), "the global batch is no larger");
+        assert!(warnings(Precision::Bf16, 4096, 16).is_empty(), "the samples of a rank are no more");
+        assert_eq!(warnings(Precision::Bf16, 4096, 18).len(), 1, "a rank has nine samples of 512 tokens");
         assert!(warnings_with(Precision::Bf16, TokenBudget::Auto, 4096, 1024).is_empty(), "no more fits");
     }
 }

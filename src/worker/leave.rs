@@ -12,6 +12,20 @@ pub fn exit_now(code: i32) -> ! {
     signal_hook::low_level::exit(code)
 }
 
+/// Exits with `code` if this process still runs after `limit`.
+pub fn exit_after(limit: Duration, code: i32) {
+    let exit = move || {
+        std::thread::sleep(limit);
+        tracing::error!(
+            "the memory and the threads of this rank were not released within {} s; exiting",
+            limit.as_secs()
+        );
+        exit_now(code)
+    };
+    // Without a thread, the coordinator ends this process.
+    let _ = std::thread::Builder::new().name("exit".to_owned()).spawn(exit);
+}
+
 /// Returns the result of `work`. Returns `None` if `work` exceeds `limit`. The thread of
 /// `work` then continues in the background.
 pub fn run_with_timeout<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
@@ -24,6 +38,21 @@ pub fn run_with_timeout<T: Send + 'static>(limit: Duration, work: impl FnOnce() 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const AS_CHILD: &str = "LAMBERT_TEST_EXIT_AFTER";
+
+    #[test]
+    fn a_process_that_cannot_release_its_memory_exits() {
+        if std::env::var_os(AS_CHILD).is_some() {
+            exit_after(Duration::from_millis(50), 75);
+            std::thread::sleep(Duration::from_secs(600));
+        }
+        let child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "worker::leave::tests::a_process_that_cannot_release_its_memory_exits"])
+            .env(AS_CHILD, "1")
+            .output();
+        assert_eq!(child.unwrap().status.code(), Some(75));
+    }
 
     #[test]
     fn work_that_never_ends_times_out() {

@@ -265,8 +265,13 @@ mod tests {
         /// Chooses and records the size of an attempt of `world` ranks on GPUs with `free` GiB. Without `free`, the ranks
         /// use CPUs. Returns the size and the warnings.
         fn attempt(&self, attempt: u32, world: usize, free: Option<u64>) -> (usize, Vec<String>) {
-            const DATA: DatasetShape =
-                DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1 << 20, row_group: 1024 };
+            const DATA: DatasetShape = DatasetShape {
+                vocabulary: 30522,
+                sequence_length: 128,
+                mean_length: 128,
+                rows: 1 << 20,
+                row_group: 1024,
+            };
             let budget =
                 free.map(|free| GpuBudget { rank: 0, gpu: "GPU 0".into(), free: free << 30, memory: 139 << 30 });
             let sizes = AttemptSizes { config: &self.config, data: &[DATA], world, store: &self.store, attempt };

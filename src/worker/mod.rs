@@ -10,7 +10,8 @@
 //! - `gpu_monitor`: values and Xid errors of the GPU of a rank
 //! - [`gpu_advice`]: warnings about settings that slow a GPU down
 //! - [`micro_batch_size`]: micro-batch sizes that fit into GPU memory
-//! - [`peak`]: matmul throughput of a device, peak memory of a rank
+//! - [`matmul_peak`]: matmul throughput of a device
+//! - [`peak_memory`]: peak memory of a rank
 //! - [`stopwatch`]: elapsed time
 //! - [`trace`]: Chrome traces of selected steps
 //! - [`output`]: results on standard output
@@ -33,10 +34,11 @@ mod gpu_monitor;
 pub mod host_share;
 pub mod leave;
 pub mod logs;
+pub mod matmul_peak;
 pub mod micro_batch_size;
 pub mod nccl_report;
 pub mod output;
-pub mod peak;
+pub mod peak_memory;
 pub mod rank_devices;
 pub mod session;
 pub mod stopwatch;

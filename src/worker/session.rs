@@ -12,7 +12,7 @@ use lambert_store::run::{CONFIG, TEACHER_FACTS};
 use lambert_store::{RetryPolicy, Store};
 use tch::Kind;
 
-use super::peak;
+use super::matmul_peak;
 use super::rank_devices::{self, DevicePolicy, DeviceRecords};
 use crate::error::Error;
 use crate::gpu::conflicts::{DeviceSharing, GpuId, RankDevice};
@@ -82,7 +82,7 @@ impl Session {
         let kind = compute_kind(&config, gpu.as_ref())?;
         let (host, nccl) = (HostShare::count(), sums.is_some());
         bind(config.device.threads, gpu.as_ref());
-        let mut peak = [peak::matmul_peak(&*kernels, kind, gpu.is_some())?];
+        let mut peak = [matmul_peak::measure(&*kernels, kind, gpu.is_some())?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let peak = peak[0];
         let session =
@@ -104,10 +104,12 @@ impl Session {
 
     /// If the lease is lost, returns the error of the lost lease in place of a write error. Adds the name of the GPU to
     /// the error of a failed GPU.
-    pub fn explain(&self, error: Error) -> Error {
+    fn explain(&self, error: Error) -> Error {
         if let Some(gpu) = &self.gpu {
-            let asked = error.hides_gpu_failure().then(|| torch::guard(|| self.kernels.wait()).err()).flatten();
-            let asked = asked.map(Error::from);
+            // After a failed all-reduce, the GPU may compute forever.
+            let kernels = Arc::clone(&self.kernels);
+            let ask = move || torch::guard(|| kernels.wait()).err().map(Error::from);
+            let asked = error.hides_gpu_failure().then(|| leave::run_with_timeout(2 * BRIEF, ask)?).flatten();
             if let Some(output) = error.gpu_failure().or_else(|| asked.as_ref()?.gpu_failure()) {
                 return Error::GpuLost { gpu: gpu.name(), message: output.to_owned() };
             }
@@ -135,6 +137,20 @@ impl Session {
         Ok(is_stop == [1])
     }
 
+    /// Reports the failure that ends this attempt, unless it was reported before. Returns it, explained. Call this before values
+    /// are dropped: while a GPU computes an all-reduce that cannot be aborted, or a file system hangs, that can block forever. In
+    /// this case, this process exits after 10 s.
+    pub fn report_failure(&self, error: Error) -> Error {
+        if self.control.has_failed() {
+            return error;
+        }
+        let error = self.explain(error);
+        self.control.fail(&error);
+        self.control.flush();
+        leave::exit_after(2 * BRIEF, error.exit_code());
+        error
+    }
+
     /// Warns the user: through the coordinator, or in the log without a coordinator.
     pub fn warn(&self, message: String) {
         match self.control.is_connected() {
@@ -144,7 +160,7 @@ impl Session {
     }
 }
 
-/// Maximum time for retries of a lease check.
+/// Maximum time for retries of a lease check, and for other work after a failure.
 const BRIEF: Duration = Duration::from_secs(5);
 
 /// Returns the error of a lost lease, if the lease is lost. Does not wait for an unreachable store.

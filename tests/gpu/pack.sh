@@ -22,4 +22,6 @@ rm -rf "$work/openmpi/include" "$work/openmpi/share/man" "$work/openmpi/share/do
 find "$work/openmpi" -name '*.a' -delete
 mkdir -p "$(dirname "$archive")"
 tar -C "$work" -c . | xz -6 -T0 > "$archive"
-du -h "$archive" >&2
+bytes=$(wc -c < "$archive")
+echo "$archive: $((bytes / 1000000)) MB" >&2
+[ "$bytes" -lt 40000000 ] || { echo "$0: $archive has $bytes bytes; expected less than 40 MB" >&2; exit 1; }

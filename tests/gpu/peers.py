@@ -1,10 +1,12 @@
 """Trains BertForPreTraining of transformers on the first GPU, on the batches of `lambert-worker bench --batches FILE`. Uses bf16
 autocast, scaled dot product attention, fused AdamW and gradient accumulation over micro-batches. Measures the eager and the
-compiled model. Prints a JSON line for each, with the median seconds per step and the samples per second.
+compiled model. Prints a JSON line for each, with the median seconds per step and the samples per second, or with the error if the
+GPU has too little memory.
 
-    peers.py FILE [eager] [compiled]
+    peers.py FILE [compiled] [eager]
 """
 
+import gc
 import json
 import statistics
 import sys
@@ -76,5 +78,14 @@ def measure(name, compiled):
 
 
 batches = [[tensors(batch) for batch in batches] for batches in task["batches"]]
-for name in sys.argv[2:] or ["eager", "compiled"]:
-    measure(name, name == "compiled")
+# The compiled model comes first: the time of a machine with a GPU may end during a measurement.
+for name in sys.argv[2:] or ["compiled", "eager"]:
+    try:
+        measure(name, name == "compiled")
+    except torch.cuda.OutOfMemoryError as error:
+        print(json.dumps({"name": name, "error": str(error).splitlines()[0]}), flush=True)
+    # The next model starts with the memory of the last one.
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()

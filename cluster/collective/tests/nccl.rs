@@ -219,6 +219,9 @@ fn the_ras_service_names_the_rank_that_is_behind() {
              operations"
         )
     );
+    // Both ranks ask.
+    let shared = stuck(Service::Shared(5, fake_ras::communicator(&[7, 6])));
+    assert!(shared.contains("still waiting for rank 1; NCCL's RAS service: rank 1 "), "{shared}");
     let same = "all ranks have started the same operations";
     assert_eq!(
         stuck(Service::Answers(fake_ras::communicator(&[7, 7]))),

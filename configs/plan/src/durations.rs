@@ -59,7 +59,8 @@ mod tests {
     use crate::memory::DatasetShape;
 
     fn samples(mean_tokens: f64) -> StageSamples {
-        let shape = DatasetShape { vocabulary: 100, sequence_length: 128, rows: 1 << 20, row_group: 1024 };
+        let shape =
+            DatasetShape { vocabulary: 100, sequence_length: 128, mean_length: 128, rows: 1 << 20, row_group: 1024 };
         StageSamples::of_dataset(shape, mean_tokens)
     }
 

@@ -13,7 +13,7 @@ use crate::muon::UpdateWork;
 use crate::objectives::{self, TrainedNetwork};
 use lambert_config::load::ConfigIssue;
 use lambert_config::run::{
-    DeviceKind, MuonPrecision, Objective, Optimizer, OptimizerKind, Precision, RunConfig, Stage,
+    Backend, DeviceKind, MuonPrecision, Objective, Optimizer, OptimizerKind, Precision, RunConfig, Stage,
 };
 use teacher::{ChunkCost, TeacherActivations};
 
@@ -205,6 +205,11 @@ pub fn uses_gpu(config: &RunConfig) -> bool {
     }
 }
 
+/// True if NCCL sums the gradients of the ranks of this host.
+pub fn uses_nccl(config: &RunConfig) -> bool {
+    uses_gpu(config) && matches!(config.cluster.all_reduce.backend, Backend::Auto | Backend::Nccl)
+}
+
 /// Reports the stage that needs the most memory, if `ranks` ranks do not fit into the memory of this host in that
 /// stage. `data` has the shapes of the datasets of the stages.
 pub fn check(config: &RunConfig, data: &[DatasetShape], ranks: usize, issues: &mut Vec<ConfigIssue>) {
@@ -287,7 +292,8 @@ mod tests {
         // A batch that is large enough for each micro-batch.
         let stage = |tokens: usize| Stage { micro_batch_tokens: tokens.into(), global_batch: 4096, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(1024), stage(65536), stage(4096)], ..RunConfig::default() };
-        let data = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1 << 20, row_group: 1024 };
+        let data =
+            DatasetShape { vocabulary: 30522, sequence_length: 128, mean_length: 128, rows: 1 << 20, row_group: 1024 };
         let needed = |index: usize| 2 * rank_bytes(&config, &config.stage[index], data, 2);
         let short = |available| shortage(&config, &[data; 3], 2, available);
         assert_eq!(short(needed(1)), None);
@@ -310,7 +316,8 @@ mod tests {
 
     #[test]
     fn gpu_ranks_need_host_memory_for_copies_only() {
-        let data = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1 << 20, row_group: 1024 };
+        let data =
+            DatasetShape { vocabulary: 30522, sequence_length: 128, mean_length: 128, rows: 1 << 20, row_group: 1024 };
         let of = |kind, tokens: usize| {
             let stage = Stage { micro_batch_tokens: tokens.into(), global_batch: 1 << 16, ..Stage::default() };
             let device = lambert_config::run::Device { kind, ..Default::default() };

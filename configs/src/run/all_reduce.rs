@@ -36,7 +36,10 @@ pub struct AllReduce {
     /// Communication library for gradients.
     pub backend: Backend,
     /// Size of a gradient bucket, MB. The all-reduce of a bucket starts as soon as its gradients are final.
-    pub bucket_mb: f64,
+    ///
+    /// Absent: 100 with NCCL, otherwise 25.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket_mb: Option<f64>,
     /// Wire format of gradients. MPI accumulates in fp32, NCCL in this format.
     ///
     /// It is also the format in which Muon sums its updates over the ranks. The updates of `optimizer.muon.precision = "bf16"`
@@ -52,14 +55,15 @@ pub struct AllReduce {
     pub canonical: bool,
     /// Overlaps gradient communication with the backward pass.
     ///
-    /// Absent: true with NCCL, with several hosts, or if the host has more CPUs than its ranks have threads.
+    /// Absent: true with NCCL, with several hosts, or if the host has more CPUs than its ranks have threads. Without effect if MPI
+    /// sums gradients of GPUs: it sums them in host memory, after the pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlap: Option<bool>,
 }
 
 impl Default for AllReduce {
     fn default() -> Self {
-        Self { backend: Backend::Auto, bucket_mb: 25.0, dtype: ReduceDtype::Fp32, canonical: false, overlap: None }
+        Self { backend: Backend::Auto, bucket_mb: None, dtype: ReduceDtype::Fp32, canonical: false, overlap: None }
     }
 }
 
@@ -72,8 +76,10 @@ impl AllReduce {
         if self.canonical { CANONICAL_SHARDS } else { world }
     }
 
-    /// Returns the number of elements in a gradient bucket of [`AllReduce::bucket_mb`], at least 1.
-    pub fn bucket_elements(&self) -> usize {
-        (self.bucket_mb * 1e6 / size_of::<f32>() as f64).max(1.0) as usize
+    /// Returns the number of elements in a gradient bucket of [`AllReduce::bucket_mb`], at least 1. `uses_nccl` is true if NCCL
+    /// sums the gradients: each of its calls costs more, and it needs larger buckets for the full bandwidth.
+    pub fn bucket_elements(&self, uses_nccl: bool) -> usize {
+        let megabytes = self.bucket_mb.unwrap_or(if uses_nccl { 100.0 } else { 25.0 });
+        (megabytes * 1e6 / size_of::<f32>() as f64).max(1.0) as usize
     }
 }

@@ -132,7 +132,8 @@ impl Dataset {
     pub fn sizes(&self) -> DatasetShape {
         let row_group = self.groups.iter().map(|group| group.rows).max().unwrap_or(0);
         let (vocabulary, sequence_length) = (self.manifest.vocabulary.size, self.manifest.sequence_length);
-        DatasetShape { vocabulary, sequence_length, rows: self.rows(), row_group }
+        let mean_length = (self.manifest.counts.tokens / self.rows().max(1)) as usize;
+        DatasetShape { vocabulary, sequence_length, mean_length, rows: self.rows(), row_group }
     }
 
     /// Returns all row groups, in row order.

@@ -143,9 +143,10 @@ mod tests {
     fn stages_may_differ_in_depth_and_length() {
         let stage = |layers, steps| Stage { name: "one".into(), layers: Some(layers), steps, ..Stage::default() };
         let config = RunConfig { stage: vec![stage(6, 100), stage(12, 100)], ..RunConfig::default() };
-        let sizes = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 51200, row_group: 1024 };
+        let sizes =
+            DatasetShape { vocabulary: 30522, sequence_length: 128, mean_length: 128, rows: 51200, row_group: 1024 };
         let short = StageSamples::of_dataset(sizes, 128.0);
-        let shape = DatasetShape { sequence_length: 512, ..sizes };
+        let shape = DatasetShape { sequence_length: 512, mean_length: 512, ..sizes };
         let long = StageSamples::of_dataset(shape, 512.0);
         let lines = table(&config, &[short, long]);
         assert_eq!(lines.len(), 4);

@@ -8,8 +8,25 @@ use std::time::{Duration, Instant};
 use super::library::{CommHandle, DataType, NcclLibrary, UniqueId};
 use crate::{Error, Result, events};
 
-/// Interval between two polls.
+/// Sleep between two polls.
 pub const POLL: Duration = Duration::from_micros(50);
+
+/// Time after the start of a call during which polls follow each other without a sleep. NCCL enqueues an all-reduce on a thread of
+/// its own, within less time than a sleep takes.
+const SPIN: Duration = Duration::from_micros(200);
+
+/// Waits for the next poll of a call that started `waited` ago.
+fn pause(waited: Duration) {
+    match sleep_after(waited) {
+        Some(sleep) => std::thread::sleep(sleep),
+        // Another thread of this core may be the one that completes the call.
+        None => std::thread::yield_now(),
+    }
+}
+
+fn sleep_after(waited: Duration) -> Option<Duration> {
+    (waited >= SPIN).then_some(POLL)
+}
 
 /// Maximum wait for `ncclCommAbort`. The stall timeout limits this wait, too. An abort that takes longer continues in
 /// the background.
@@ -50,10 +67,11 @@ impl NcclCommunicator {
     fn poll_until_complete(&self, operation: &'static str, timeout: Duration) -> Result<()> {
         let begin = Instant::now();
         while !self.library.is_complete(operation, self.handle)? {
-            if begin.elapsed() >= timeout {
+            let waited = begin.elapsed();
+            if waited >= timeout {
                 return Err(Error::Deadline { operation, missing: Vec::new(), detail: String::new() });
             }
-            std::thread::sleep(POLL);
+            pause(waited);
         }
         Ok(())
     }
@@ -127,5 +145,16 @@ impl Drop for NcclCommunicator {
             Ok(()) => drop(self.library.destroy(self.handle)),
             Err(_) => self.abort(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_calls_are_polled_without_sleeping() {
+        assert_eq!(sleep_after(Duration::from_micros(100)), None);
+        assert_eq!(sleep_after(Duration::from_millis(1)), Some(POLL));
     }
 }

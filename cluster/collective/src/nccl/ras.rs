@@ -17,6 +17,8 @@ const MAX_ANSWER: usize = 64 << 20;
 const MAX_RANKS: usize = 8;
 /// Time that the service takes beyond the time that it waits for other processes, at most.
 const EXTRA_SECONDS: u64 = 6;
+/// Maximum number of connections until the service that answers knows the rank.
+const CONNECTIONS: usize = 10;
 /// `ncclSuccess` and `ncclInProgress`.
 const NO_ERROR: [i32; 2] = [0, 7];
 
@@ -63,6 +65,20 @@ pub enum RasError {
 
 /// Asks the service at `address` about the communicator of `member`. Takes at most `timeout`.
 pub fn ask(address: &str, member: Member, timeout: Duration) -> Result<RasReport, RasError> {
+    let deadline = Instant::now() + timeout;
+    let mut asked = ask_once(address, member, timeout);
+    // If two jobs listen at the same port, the kernel selects one of them for each connection.
+    for _ in 1..CONNECTIONS {
+        let (Err(RasError::UnknownRank), Some(left)) = (&asked, left(deadline)) else { break };
+        asked = match ask_once(address, member, left) {
+            Err(RasError::Timeout(_)) => break,
+            next => next,
+        };
+    }
+    asked
+}
+
+fn ask_once(address: &str, member: Member, timeout: Duration) -> Result<RasReport, RasError> {
     let text = status(address, timeout)?;
     let parsed = Answer::parse(&text);
     let answer = parsed.map_err(|error| if error.is_eof() { RasError::Closed } else { RasError::Json(error) })?;

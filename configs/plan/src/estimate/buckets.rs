@@ -3,6 +3,7 @@
 use lambert_config::run::{ReduceDtype, RunConfig, Stage};
 
 use crate::architecture::{Architecture, CostUnit, Network, Segment};
+use crate::memory;
 use crate::muon::UpdateWork;
 use crate::scaling::BucketTiming;
 
@@ -11,7 +12,7 @@ use crate::scaling::BucketTiming;
 pub fn of_gradients(config: &RunConfig, stage: &Stage, vocabulary: usize, backward: f64) -> Vec<BucketTiming> {
     let layers = stage.depth(&config.model);
     let width = element_bytes(config);
-    let most = config.cluster.all_reduce.bucket_elements() as f64;
+    let most = config.cluster.all_reduce.bucket_elements(memory::uses_nccl(config)) as f64;
     let (mut buckets, mut elements) = (Vec::new(), 0.0);
     let architecture = Architecture::of_run(config, layers, vocabulary);
     let (tensors, done) = (architecture.tensors(), completed_shares(&architecture));
@@ -49,7 +50,8 @@ fn completed_shares(architecture: &Architecture) -> Vec<f64> {
 
 /// Returns the buckets of the sum of the orthogonalized matrices of Muon, which follows the passes.
 pub fn of_matrices(config: &RunConfig, matrices: UpdateWork, ranks: usize) -> Vec<BucketTiming> {
-    let (most, mut elements) = (config.cluster.all_reduce.bucket_elements() as f64, matrices.elements as f64);
+    let (most, mut elements) =
+        (config.cluster.all_reduce.bucket_elements(memory::uses_nccl(config)) as f64, matrices.elements as f64);
     let mut buckets = Vec::new();
     while ranks > 1 && elements > 0.0 {
         let taken = elements.min(most);

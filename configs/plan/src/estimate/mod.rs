@@ -36,12 +36,19 @@ pub struct StageSamples {
 impl StageSamples {
     /// Describes the samples of a dataset that does not exist yet. All samples have the full length of `tokens` tokens.
     pub fn assumed(tokens: usize, vocabulary: usize) -> Self {
-        let shape = DatasetShape { vocabulary, sequence_length: tokens, rows: u64::MAX >> 16, row_group: 1024 };
+        let shape = DatasetShape {
+            vocabulary,
+            sequence_length: tokens,
+            mean_length: tokens,
+            rows: u64::MAX >> 16,
+            row_group: 1024,
+        };
         Self { shape, mean_tokens: tokens as f64, epoch: shape.rows as f64, is_assumed: true }
     }
 
     /// Describes a dataset with samples of `mean_tokens` tokens.
     pub fn of_dataset(shape: DatasetShape, mean_tokens: f64) -> Self {
+        let shape = DatasetShape { mean_length: mean_tokens as usize, ..shape };
         Self { shape, mean_tokens, epoch: shape.rows as f64, is_assumed: false }
     }
 
@@ -50,9 +57,11 @@ impl StageSamples {
         let rows: Vec<u64> = datasets.iter().map(|(shape, _)| shape.rows).collect();
         let shares = mixture::shares(&mixture::block_counts(&mixture::weights(stage, &rows)));
         let parts = || datasets.iter().zip(&shares);
+        let mean_tokens: f64 = parts().map(|((_, tokens), share)| tokens * share).sum();
+        let shape = DatasetShape::of_mixture(datasets.iter().map(|(shape, _)| *shape));
         Self {
-            shape: DatasetShape::of_mixture(datasets.iter().map(|(shape, _)| *shape)),
-            mean_tokens: parts().map(|((_, tokens), share)| tokens * share).sum(),
+            shape: DatasetShape { mean_length: mean_tokens as usize, ..shape },
+            mean_tokens,
             epoch: parts().map(|((shape, _), share)| shape.rows as f64 / share).fold(f64::INFINITY, f64::min),
             is_assumed: false,
         }
@@ -238,8 +247,12 @@ fn time(
     let last = (stage.micro_batch_tokens.on_cpu() as f64 / rank_tokens.max(1.0)).min(1.0);
     // The forward pass is a third of the work, or a quarter with recomputation. The rest is the backward pass.
     let backward = passes * last * if stage.recompute { 0.75 } else { 2.0 / 3.0 };
-    // On CPUs, the communication thread competes with the passes. By default, they overlap only on several hosts.
-    let overlaps = config.cluster.all_reduce.overlap.unwrap_or(memory::uses_gpu(config) || hosts > 1);
+    // MPI cannot sum gradients in the memory of a GPU during the passes. On CPUs, the communication thread competes with the
+    // passes. By default, they overlap only on several hosts.
+    let overlaps = match (memory::uses_gpu(config), memory::uses_nccl(config)) {
+        (true, false) => false,
+        (_, uses_nccl) => config.cluster.all_reduce.overlap.unwrap_or(uses_nccl || hosts > 1),
+    };
     let gradients = buckets::of_gradients(config, stage, data.shape.vocabulary, if overlaps { backward } else { 0.0 });
     let buckets = [gradients, buckets::of_matrices(config, matrices, ranks)].concat();
     let all_reduce_seconds = buckets.iter().map(|bucket| cluster.all_reduce_seconds(bucket.bytes)).sum();
@@ -346,7 +359,13 @@ mod tests {
 
     #[test]
     fn epochs_count_the_dataset() {
-        let shape = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1_000_000, row_group: 1024 };
+        let shape = DatasetShape {
+            vocabulary: 30522,
+            sequence_length: 128,
+            mean_length: 128,
+            rows: 1_000_000,
+            row_group: 1024,
+        };
         let data = StageSamples::of_dataset(shape, 120.0);
         let stage = &stages(&run(1, Precision::Fp32), &[data], None)[0];
         // The stage uses 3,600 x 256 = 921,600 of the 1,000,000 samples.

@@ -166,7 +166,8 @@ mod tests {
     use lambert_config::run::{Attention, DeviceKind, Model};
 
     const GIB: u64 = 1 << 30;
-    const DATA: DatasetShape = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1 << 20, row_group: 1024 };
+    const DATA: DatasetShape =
+        DatasetShape { vocabulary: 30522, sequence_length: 128, mean_length: 128, rows: 1 << 20, row_group: 1024 };
 
     fn room(free: u64) -> GpuBudget {
         GpuBudget { rank: 3, gpu: "GPU 1 (NVIDIA H200, 0000:1B:00.0) on host a".to_owned(), free, memory: 139 * GIB }

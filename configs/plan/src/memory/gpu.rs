@@ -6,7 +6,7 @@
 
 use crate::architecture::{ALIGNMENT, Architecture, CostUnit, Head, ModuleKind, Network, NormInput};
 use crate::objectives::{self, TrainedNetwork};
-use lambert_config::run::{Attention, Model, Objective, Precision, RunConfig, Stage};
+use lambert_config::run::{Attention, Model, Objective, Precision, RunConfig, Stage, Unpadded};
 
 use super::teacher::{ChunkCost, TeacherActivations};
 use super::{DatasetShape, KEPT_LOGIT};
@@ -31,8 +31,7 @@ const HEAD: usize = 32;
 /// Factor that covers small tensors, which the formula does not list.
 const SMALL_TENSORS: f64 = 1.01;
 
-/// Returns the peak bytes of GPU memory for activations and their gradients of a micro-batch of `tokens` tokens, if all
-/// samples have the maximum length. The passes of several networks follow one another, so that the largest sum counts.
+/// Returns the peak bytes of GPU memory for activations and their gradients of a micro-batch of `tokens` tokens. The passes of several networks follow one another, so that the largest sum counts.
 pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens: usize) -> u64 {
     let architecture = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary);
     let trained = objectives::networks(&config.model, &config.objective);
@@ -66,6 +65,7 @@ fn pass_activations(
 
     // Keyed attention (`model.attention`) keeps the attention weights before and after dropout. Fused attention keeps
     // one log-sum-exp per row of attention weights, and its backward pass accumulates in f32.
+    let samples = samples(data, all);
     let lines = all / data.sequence_length.max(1) as f64 * model.heads as f64;
     let has_relative_positions = network.relative_rows() > 0;
     let (attention, mixing) = if keeps_weights(config) || has_relative_positions {
@@ -75,7 +75,10 @@ fn pass_activations(
         (kept, if has_relative_positions { 5.5 * weights } else { weights })
     } else {
         let head = (model.hidden / model.heads.max(1)).next_multiple_of(HEAD);
-        let sums = 4.0 * lines * (data.sequence_length.next_multiple_of(BLOCK) * head) as f64;
+        let padded = lines * data.sequence_length.next_multiple_of(BLOCK) as f64;
+        // Unpadded samples follow one another, with a block after each of them.
+        let unpadded = model.heads as f64 * (all + BLOCK as f64 * samples);
+        let sums = 4.0 * head as f64 * if may_be_unpadded(config) { padded.max(unpadded) } else { padded };
         (4.0 * lines * data.sequence_length.next_multiple_of(HEAD) as f64, sums + 4.0 * row)
     };
     let relative = bytes * network.relative_elements(all, data.sequence_length, model.hidden);
@@ -95,7 +98,7 @@ fn pass_activations(
     let count = |unit| match unit {
         CostUnit::Token => all,
         CostUnit::MaskedToken => masked,
-        CostUnit::Sample => all / data.sequence_length.max(1) as f64,
+        CostUnit::Sample => samples,
     };
     let kept = KEPT_LOGIT + if is_read { bytes } else { 0.0 };
     let own = || trained.losses.iter().filter(|loss| !loss.needs_teacher()).map(|loss| loss.head);
@@ -144,6 +147,16 @@ pub fn dropout_depends_on_micro_batches(config: &RunConfig) -> bool {
     config.model.attention != Attention::Keyed && config.model.drops_attention()
 }
 
+/// True if a GPU may compute unpadded micro-batches.
+fn may_be_unpadded(config: &RunConfig) -> bool {
+    config.model.precision == Precision::Bf16 && config.device.unpadded != Unpadded::Never
+}
+
+/// Returns the number of samples of a micro-batch of `tokens` tokens.
+fn samples(data: DatasetShape, tokens: f64) -> f64 {
+    tokens / data.mean_length.clamp(1, data.sequence_length.max(1)) as f64
+}
+
 /// True if the attention weights are kept in GPU memory for the backward pass.
 fn keeps_weights(config: &RunConfig) -> bool {
     config.model.attention == Attention::Keyed && config.model.drops_attention()
@@ -153,9 +166,10 @@ fn keeps_weights(config: &RunConfig) -> bool {
 /// samples do not reach this limit.
 fn masked(objective: &Objective, data: DatasetShape, tokens: usize) -> f64 {
     let share = objective.mask_probability.max(1.0 / data.sequence_length.max(1) as f64);
-    let samples = tokens.div_ceil(data.sequence_length.max(1)) as f64;
+    let long = tokens.div_ceil(data.sequence_length.max(1)) as f64 * objective.predictions(data.sequence_length) as f64;
+    let mean = samples(data, tokens as f64) * objective.predictions(data.mean_length.max(1)) as f64;
     // The number of masked tokens is rounded per sample.
-    (tokens as f64 * share).max(samples * objective.predictions(data.sequence_length) as f64)
+    (tokens as f64 * share).max(long).max(mean)
 }
 
 /// Returns the bytes of GPU memory for the training state of a model with `layers` layers.

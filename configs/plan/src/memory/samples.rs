@@ -9,6 +9,8 @@ pub struct DatasetShape {
     pub vocabulary: usize,
     /// Maximum sample length, in tokens.
     pub sequence_length: usize,
+    /// Mean sample length, in tokens.
+    pub mean_length: usize,
     /// Number of samples.
     pub rows: u64,
     /// Maximum number of samples in a row group.
@@ -17,16 +19,24 @@ pub struct DatasetShape {
 
 impl DatasetShape {
     /// Returns the shape of a mixture of datasets with these shapes. A reader caches row groups of all datasets, so their
-    /// sizes are added.
+    /// sizes are added. The mean sample length is that of all samples; set it if their shares in the mixture are known.
     pub fn of_mixture(shapes: impl IntoIterator<Item = Self>) -> Self {
         let add = |sum: Self, one: Self| Self {
             vocabulary: sum.vocabulary.max(one.vocabulary),
             sequence_length: sum.sequence_length.max(one.sequence_length),
+            mean_length: match sum.rows.saturating_add(one.rows) {
+                0 => 0,
+                rows => (sum.tokens().saturating_add(one.tokens()) / u128::from(rows)) as usize,
+            },
             rows: sum.rows.saturating_add(one.rows),
             row_group: sum.row_group.saturating_add(one.row_group),
         };
-        let none = Self { vocabulary: 0, sequence_length: 0, rows: 0, row_group: 0 };
+        let none = Self { vocabulary: 0, sequence_length: 0, mean_length: 0, rows: 0, row_group: 0 };
         shapes.into_iter().fold(none, add)
+    }
+
+    fn tokens(&self) -> u128 {
+        self.mean_length as u128 * u128::from(self.rows)
     }
 }
 
@@ -84,7 +94,8 @@ mod tests {
 
     #[test]
     fn large_batches_are_prefetched_one_at_a_time() {
-        let data = DatasetShape { vocabulary: 30522, sequence_length: 128, rows: 1 << 30, row_group: 1024 };
+        let data =
+            DatasetShape { vocabulary: 30522, sequence_length: 128, mean_length: 128, rows: 1 << 30, row_group: 1024 };
         assert_eq!([256, 8192, 65536].map(|batch| batches_ahead(batch, 1, data)), [51, 1, 1]);
         assert_eq!([256, 8192, 65536].map(|batch| batches_ahead(batch, 64, data)), [66, 4, 3]);
         let bytes =

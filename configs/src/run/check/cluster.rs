@@ -117,7 +117,7 @@ impl Cluster {
 
 impl AllReduce {
     fn check(&self, ranks: usize, issues: &mut Vec<ConfigIssue>) {
-        positive("cluster.all_reduce.bucket_mb", self.bucket_mb, issues);
+        positive("cluster.all_reduce.bucket_mb", self.bucket_mb.unwrap_or(1.0), issues);
         if self.backend == Backend::Local && ranks > 1 {
             issues.push(ConfigIssue::new(
                 "cluster.all_reduce.backend",
