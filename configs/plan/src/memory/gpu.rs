@@ -84,14 +84,15 @@ fn pass_activations(
     let relative = bytes * network.relative_elements(all, data.sequence_length, model.hidden);
     // The kernel of a gated activation function keeps its input only, not the activated half.
     let is_gated = network.module(ModuleKind::Intermediate).is_some_and(|module| module.is_gated);
-    let kept =
-        network.activation_elements() - if is_gated && model.intermediate % 4 == 0 { model.intermediate } else { 0 };
+    let has_gate_kernel = is_gated && model.intermediate % 4 == 0;
+    let kept = network.activation_elements() - if has_gate_kernel { model.intermediate } else { 0 };
     let layer = bytes * all * kept as f64 + attention + relative + STATISTICS * all;
 
     // The peak of the backward pass of one layer is at the feed-forward output, or at the attention once the tensors
     // above the attention are freed.
     let at_output = if is_gated { row + normed + wide } else { 2.0 * row + normed + wide };
-    let back = at_output.max(3.0 * row).max(mixing - 2.0 * (row + wide));
+    let freed = row + if has_gate_kernel { 1.5 * wide } else { 2.0 * wide };
+    let back = at_output.max(3.0 * row).max(mixing - freed);
 
     let masked = masked(&stage.objective.of(&config.objective), data, tokens);
     let rows = network.padded_vocabulary as f64;
