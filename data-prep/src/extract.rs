@@ -40,7 +40,7 @@ impl Extractor {
 
     /// Extractor for running text. Joins hard-wrapped lines and removes the Project Gutenberg header and license.
     pub fn running_text() -> Self {
-        Self::new(|text| Extracted::Text(paragraphs::join(gutenberg::body(&text))))
+        Self::new(|text| Extracted::Text(paragraphs::join(&gutenberg::body(&text))))
     }
 
     /// Extractor for text with one paragraph per line.

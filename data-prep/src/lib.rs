@@ -10,8 +10,10 @@
 //! - [`vocab`]: vocabulary training
 //! - [`grammar`]: synthetic corpora
 //! - [`inspect`]: decoded samples and metadata of a dataset
+//! - [`caught`]: panics of libraries that read damaged files
 //! - [`statistics`]: lengths, token frequencies and duplicates of a dataset
 
+pub mod caught;
 pub mod extract;
 pub mod grammar;
 pub mod inspect;

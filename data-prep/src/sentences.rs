@@ -21,7 +21,11 @@ const MIN_PART_BYTES: usize = 150;
 pub fn split<'a>(paragraph: &'a str, sentences: &mut Vec<&'a str>) {
     let mut start = 0;
     for end in boundaries(paragraph) {
-        let end = end + closing_guillemet(&paragraph[end..]) - opening_brackets(&paragraph[start..end]);
+        // At the end of the paragraph, there is no next sentence for an opening bracket.
+        let end = match end == paragraph.len() {
+            true => end,
+            false => end + closing_guillemet(&paragraph[end..]) - opening_brackets(&paragraph[start..end]),
+        };
         if end <= start || end < paragraph.len() && !is_boundary(&paragraph[start..end], &paragraph[end..]) {
             continue;
         }
@@ -232,6 +236,14 @@ mod tests {
         assert_eq!(sentences("「誰だ？」と彼は聞いた。「私だ。」"), ["「誰だ？」と彼は聞いた。", "「私だ。」"]);
         assert_eq!(sentences("他说：“好。”他走了……我不知道。"), ["他说：“好。”", "他走了……我不知道。"]);
         assert_eq!(sentences("他走了。“好。”“不好！”"), ["他走了。", "“好。”", "“不好！”"]);
+    }
+
+    #[test]
+    fn an_opening_bracket_at_the_end_of_a_paragraph_is_kept() {
+        for text in ["众虎离山，「", "你好（", "你好，《", "End of it 「 「", "「"] {
+            assert_eq!(sentences(text), [text]);
+        }
+        assert_eq!(sentences("你好。「").concat(), "你好。「");
     }
 
     #[test]

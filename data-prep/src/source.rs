@@ -165,6 +165,9 @@ fn open_stored(
     Ok((stored, documents))
 }
 
+/// Reason of the notice of a document whose invalid bytes were replaced.
+const INVALID_REPLACED: &str = "invalid UTF-8 replaced in a document";
+
 /// Extracts the prose of a document of `file`. Reports repairs to `notices`.
 ///
 /// # Errors
@@ -178,7 +181,7 @@ pub fn extract(
     let text = match (std::str::from_utf8(&raw.bytes), source.invalid) {
         (Ok(text), _) => Cow::Borrowed(text),
         (Err(_), Invalid::Replace) => {
-            notices("invalid UTF-8 replaced in a document");
+            notices(INVALID_REPLACED);
             String::from_utf8_lossy(&raw.bytes)
         }
         (Err(error), Invalid::Refuse) => {

@@ -4,6 +4,7 @@ use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::OnceLock;
 
 use lambert_config::exit;
+use lambert_data_prep::caught;
 
 use crate::failure::{Failure, Outcome};
 
@@ -14,9 +15,14 @@ static FIRST: OnceLock<String> = OnceLock::new();
 #[error("{0}")]
 struct Internal(String);
 
-/// Runs a command. A panic in any thread makes the command fail, even if the command caught the panic.
+/// Runs a command. A panic in any thread makes the command fail, even if the command caught the panic. An exception are panics of
+/// libraries on damaged files, which [`caught`] turns into errors.
 pub fn guard(command: impl FnOnce() -> Outcome) -> Outcome {
-    std::panic::set_hook(Box::new(|info| drop(FIRST.set(describe(info)))));
+    std::panic::set_hook(Box::new(|info| {
+        if !caught::is_active() {
+            drop(FIRST.set(describe(info)));
+        }
+    }));
     let outcome = catch_unwind(AssertUnwindSafe(command));
     match first() {
         Some(failure) => Err(failure),

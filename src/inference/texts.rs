@@ -39,10 +39,10 @@ impl Lines {
         Ok(Self { path: path.to_owned(), reader, read: 0 })
     }
 
-    /// Reads the next lines. Invalid UTF-8 is replaced. Returns no lines at the end of the file.
+    /// Reads the next lines, without a byte-order mark. Returns no lines at the end of the file.
     ///
     /// # Errors
-    /// The file cannot be read, or a line is too long.
+    /// The file cannot be read, or a line is too long or not UTF-8.
     pub fn next_chunk(&mut self) -> Result<Vec<String>, Error> {
         let mut lines = Vec::new();
         while lines.len() < CHUNK {
@@ -56,7 +56,13 @@ impl Lines {
                 let (path, line) = (self.path.display(), self.read);
                 return Err(Error::Usage(format!("{path}, line {line}: longer than {MAX_LINE} bytes")));
             }
-            let text = String::from_utf8_lossy(&bytes);
+            let text = String::from_utf8(bytes).map_err(|error| {
+                let (path, line, byte) = (self.path.display(), self.read, error.utf8_error().valid_up_to() + 1);
+                Error::Usage(format!(
+                    "{path}, line {line}, byte {byte}: invalid UTF-8; expected one text per line, in UTF-8"
+                ))
+            })?;
+            let text = if self.read == 1 { text.trim_start_matches('\u{feff}') } else { &text };
             lines.push(text.trim_end_matches(['\n', '\r']).to_owned());
         }
         Ok(lines)

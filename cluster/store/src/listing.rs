@@ -2,6 +2,7 @@
 
 use futures_util::TryStreamExt;
 use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStoreExt};
 
 use crate::error::Result;
 use crate::names;
@@ -22,6 +23,13 @@ pub struct Object {
     pub modified: i64,
 }
 
+impl Object {
+    fn new(path: String, meta: ObjectMeta) -> Self {
+        let tag = meta.e_tag.unwrap_or_else(|| meta.last_modified.to_rfc3339());
+        Self { path, bytes: meta.size, tag, modified: meta.last_modified.timestamp_millis() }
+    }
+}
+
 impl Store {
     /// Lists all objects below `prefix`, sorted by name. An empty prefix means the whole store. A prefix without
     /// objects yields an empty list.
@@ -34,15 +42,28 @@ impl Store {
         runtime::wait(async move {
             let once = |_| store.backend.objects().list(Some(&folder)).try_collect::<Vec<_>>();
             let found = retry::attempts(&request, store.retried(), once).await?;
-            let named = found.into_iter().filter_map(|meta| {
-                let path = store.relative(&meta.location)?;
-                let tag = meta.e_tag.unwrap_or_else(|| meta.last_modified.to_rfc3339());
-                Some(Object { path, bytes: meta.size, tag, modified: meta.last_modified.timestamp_millis() })
-            });
+            let named = found.into_iter().filter_map(|meta| Some(Object::new(store.relative(&meta.location)?, meta)));
             let mut objects: Vec<_> = named.collect();
             objects.sort_by(|a, b| a.path.cmp(&b.path));
             Ok(objects)
         })
+    }
+
+    /// Describes an object, or returns `None` if it does not exist.
+    ///
+    /// # Errors
+    /// A store error.
+    pub fn object(&self, path: &str) -> Result<Option<Object>> {
+        let (store, name, request) = self.prepare("head", path)?;
+        let found = runtime::wait(async move {
+            let once = |_| store.backend.objects().head(&name);
+            retry::attempts(&request, store.retried(), once).await
+        });
+        match found {
+            Ok(meta) => Ok(Some(Object::new(path.to_owned(), meta))),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Lists the folders (common prefixes) directly below `prefix`. The names are sorted and relative to `prefix`.

@@ -1,11 +1,23 @@
 //! Removal of the header and the license that Project Gutenberg adds to a book.
 
-/// Returns the book without header and license. Text without boundary lines is returned unchanged.
-pub fn body(text: &str) -> &str {
-    let start = boundary_lines(text).find(|line| line.rest.starts_with("START"));
-    let text = start.map_or(text, |line| &text[line.end..]);
-    let end = boundary_lines(text).find(|line| line.rest.starts_with("END"));
-    end.map_or(text, |line| &text[..line.start])
+use std::borrow::Cow;
+
+/// Returns the books of a file without headers and licenses. Text without boundary lines is returned unchanged.
+pub fn body(text: &str) -> Cow<'_, str> {
+    let has_header = boundary_lines(text).next().is_some_and(|line| line.rest.starts_with("START"));
+    // Start of the current book. `None` between an END line and the next START line.
+    let mut start = (!has_header).then_some(0);
+    let mut books = Vec::new();
+    for line in boundary_lines(text) {
+        let is_start = line.rest.starts_with("START");
+        let next = is_start.then_some(line.end);
+        books.extend(std::mem::replace(&mut start, next).map(|start| &text[start..line.start]));
+    }
+    books.extend(start.map(|start| &text[start..]));
+    match books[..] {
+        [book] => Cow::Borrowed(book),
+        _ => Cow::Owned(books.concat()),
+    }
 }
 
 struct BoundaryLine<'a> {
@@ -37,6 +49,21 @@ mod tests {
                     *** END OF THIS PROJECT GUTENBERG EBOOK X ***\nLicence\n";
         assert_eq!(body(book), "Text ***\n");
         assert_eq!(body("***START OF THE PROJECT GUTENBERG EBOOK X***\r\nText\r\n"), "Text\r\n");
+    }
+
+    #[test]
+    fn every_book_of_a_file_is_kept() {
+        let book = |text: &str| {
+            format!(
+                "Title\n*** START OF THE PROJECT GUTENBERG EBOOK X ***\n{text}*** END OF THE PROJECT GUTENBERG EBOOK X ***\nLicence\n"
+            )
+        };
+        assert_eq!(body(&[book("One\n"), book("Two\n"), book("Three\n")].concat()), "One\nTwo\nThree\n");
+        // A book without its last line, and one without its first.
+        let unfinished = "*** START OF THE PROJECT GUTENBERG EBOOK X ***\nOne\n";
+        assert_eq!(body(&[unfinished, &book("Two\n")].concat()), "One\nTitle\nTwo\n");
+        let headless = "One\n*** END OF THE PROJECT GUTENBERG EBOOK X ***\nLicence\n";
+        assert_eq!(body(&[headless, &book("Two\n")].concat()), "One\nTwo\n");
     }
 
     #[test]

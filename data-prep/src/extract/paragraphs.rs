@@ -70,12 +70,23 @@ fn is_prose(block: &[&str], width: usize) -> bool {
 }
 
 fn append_joined(joined: &mut String, next: &str) {
-    let wide = |character: Option<char>| character.is_some_and(|c| ('\u{2e80}'..'\u{ffef}').contains(&c));
+    let wide = |character: Option<char>| character.is_some_and(is_written_without_spaces);
     let hyphen = joined.ends_with('-') && !joined.ends_with("--") && next.starts_with(char::is_alphanumeric);
     let both_wide = wide(joined.chars().next_back()) && wide(next.chars().next());
     if !hyphen && !both_wide {
         joined.push(' ');
     }
+}
+
+/// True for characters of Chinese and Japanese, whose words are not separated by spaces. Korean words are.
+fn is_written_without_spaces(character: char) -> bool {
+    matches!(character,
+        // Radicals, punctuation, kana and Bopomofo.
+        '\u{2e80}'..='\u{312f}' | '\u{3190}'..='\u{31ff}'
+        // Enclosed and squared characters, ideographs, and the syllables of Yi.
+        | '\u{3220}'..='\u{325f}' | '\u{3280}'..='\u{a4cf}' | '\u{f900}'..='\u{faff}' | '\u{20000}'..='\u{3ffff}'
+        // Vertical forms, and full-width and half-width forms except for the letters of Korean.
+        | '\u{fe10}'..='\u{fe1f}' | '\u{fe30}'..='\u{fe6f}' | '\u{ff01}'..='\u{ff9f}' | '\u{ffe0}'..='\u{ffe6}')
 }
 
 #[cfg(test)]
@@ -108,6 +119,21 @@ mod tests {
     fn a_long_line_is_a_paragraph() {
         let text = format!("{}\n{}\n", "word ".repeat(60).trim(), "other ".repeat(60).trim());
         assert_eq!(join(&text), text);
+    }
+
+    #[test]
+    fn words_of_korean_and_arabic_stay_apart() {
+        for [first, second] in [
+            ["이 도시는 넓은 강을 끼고 있으며 많은", "사람들이 살고 있는 나라의 중심지이다"],
+            ["\u{fe8d}\u{fedf}\u{fe97}\u{fead}", "\u{fe91}\u{fe97}\u{fead}"],
+            ["the \u{fb01}rst of\u{fb01}", "\u{fb02}ow of the river"],
+        ] {
+            let text = format!("{first}\n{second}\n");
+            let joined = join(&text);
+            assert!(joined == text || joined == format!("{first} {second}\n"), "{joined}");
+        }
+        let korean = "이 도시는 넓은 강을 끼고 있으며 많은\n사람들이 살고 있는 나라의 중심지이다 그\n그리고 오래된\n";
+        assert!(join(korean).contains("많은 사람들이"), "{}", join(korean));
     }
 
     #[test]

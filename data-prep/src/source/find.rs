@@ -1,5 +1,6 @@
 //! Expansion of the sources into files, always in the same order.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -82,8 +83,7 @@ fn local_files(key: &str, pattern: &str) -> Result<Vec<FoundFile>, SourceError> 
         Ok(_) => return Err(no_files(key, pattern, "neither a file nor a folder")),
         // The name of an existing file is not a glob, even if it contains brackets. Any other name is a glob.
         Err(_) if pattern.contains(['*', '?', '[']) => {
-            let found = glob::glob(pattern).map_err(|error| no_files(key, pattern, error))?;
-            found.filter_map(Result::ok).filter(|path| path.is_file()).collect()
+            files_that_match(pattern).map_err(|error| error.unwrap_or_else(|reason| no_files(key, pattern, reason)))?
         }
         Err(error) => return Err(no_files(key, pattern, error)),
     };
@@ -106,9 +106,50 @@ fn local_files(key: &str, pattern: &str) -> Result<Vec<FoundFile>, SourceError> 
     paths.into_iter().map(describe).collect()
 }
 
+/// A `*` matches no `/` and no hidden file.
+const GLOB: glob::MatchOptions =
+    glob::MatchOptions { case_sensitive: true, require_literal_separator: true, require_literal_leading_dot: true };
+
+fn cannot_list(path: &Path, source: std::io::Error) -> SourceError {
+    SourceError::Input { path: path.display().to_string(), operation: "list", source }
+}
+
+/// Lists the files that match a glob.
+fn files_that_match(pattern: &str) -> Result<Vec<PathBuf>, Result<SourceError, glob::PatternError>> {
+    let mut files = Vec::new();
+    let mut checked = HashSet::new();
+    for path in glob::glob_with(pattern, GLOB).map_err(Err)? {
+        let path = path.map_err(|error| Ok(cannot_list(&error.path().to_owned(), error.into())))?;
+        for folder in path.ancestors().skip(1) {
+            if checked.insert(folder.to_owned()) {
+                refuse_loop(folder).map_err(Ok)?;
+            }
+        }
+        if path.is_file() {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+/// Refuses a symbolic link to a folder above it: the files below it would be found again and again.
+fn refuse_loop(folder: &Path) -> Result<(), SourceError> {
+    if !folder.is_symlink() {
+        return Ok(());
+    }
+    let whole = |path: &Path| path.canonicalize().map_err(|source| cannot_list(path, source));
+    // The parent of a relative name is the current folder.
+    let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match whole(parent)?.starts_with(whole(folder)?) {
+        true => Err(cannot_list(folder, std::io::Error::other("it is a symbolic link to a folder above it"))),
+        false => Ok(()),
+    }
+}
+
 /// Lists every file below a folder, without hidden files, pipes, sockets and devices.
 fn files_below(folder: &Path) -> Result<Vec<PathBuf>, SourceError> {
-    let error = |source| SourceError::Input { path: folder.display().to_string(), operation: "list", source };
+    refuse_loop(folder)?;
+    let error = |source| cannot_list(folder, source);
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(error)? {
         let entry = entry.map_err(error)?;
@@ -138,12 +179,18 @@ fn remote_objects(key: &str, url: &str) -> Result<Vec<FoundFile>, SourceError> {
     let (folder, pattern) = (&url[..folder_end], url[folder_end..].trim_start_matches('/'));
     let store = Store::open(folder).map_err(error)?;
     let glob = glob::Pattern::new(pattern).map_err(|error| no_files(key, url, error))?;
-    let below = format!("{}/", pattern.trim_end_matches('/'));
-    let found: Vec<FoundFile> = store
-        .list("")
-        .map_err(error)?
+    let is_glob = special < url.len();
+    let objects = match is_glob || pattern.is_empty() {
+        true => store.list("").map_err(error)?,
+        // The object of this name, and all objects below it.
+        false => {
+            let own = store.object(pattern).map_err(error)?;
+            own.into_iter().chain(store.list(pattern).map_err(error)?).collect()
+        }
+    };
+    let found: Vec<FoundFile> = objects
         .into_iter()
-        .filter(|object| glob.matches(&object.path) || pattern.is_empty() || object.path.starts_with(&below))
+        .filter(|object| glob.matches_with(&object.path, GLOB) || !is_glob)
         .map(|object| FoundFile { name: format!("{folder}/{}", object.path), bytes: object.bytes, stamp: object.tag })
         .collect();
     if found.is_empty() { Err(no_files(key, url, "no object found")) } else { Ok(found) }

@@ -246,8 +246,12 @@ fn memory_estimate_of_unpadded_samples_is_above_the_count() {
             }
         }
     }
-    let out_of_range: Vec<_> = ratios.iter().filter(|(ratio, ..)| !(1.0..=1.0 + SHORT_MARGIN).contains(ratio)).collect();
-    assert!(out_of_range.is_empty(), "estimate below the count or more than {SHORT_MARGIN} above it: {out_of_range:#?}");
+    let out_of_range: Vec<_> =
+        ratios.iter().filter(|(ratio, ..)| !(1.0..=1.0 + SHORT_MARGIN).contains(ratio)).collect();
+    assert!(
+        out_of_range.is_empty(),
+        "estimate below the count or more than {SHORT_MARGIN} above it: {out_of_range:#?}"
+    );
 }
 
 /// A teacher of BERT's shape with twice the layers, and one of another family and width.

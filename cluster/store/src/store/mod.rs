@@ -159,16 +159,7 @@ impl Store {
     /// # Errors
     /// A store error.
     pub fn head(&self, path: &str) -> Result<Option<u64>> {
-        let (store, name, request) = self.prepare("head", path)?;
-        let found = runtime::wait(async move {
-            let once = |_| store.backend.objects().head(&name);
-            retry::attempts(&request, store.retried(), once).await
-        });
-        match found {
-            Ok(meta) => Ok(Some(meta.size)),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(error),
-        }
+        Ok(self.object(path)?.map(|object| object.bytes))
     }
 
     /// True for a directory on a local or shared file system.

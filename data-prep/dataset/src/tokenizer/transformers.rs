@@ -57,9 +57,12 @@ pub fn files(
     };
     if let Json::Object(config) = &mut config {
         config.extend(special.clone());
-        if segments < 2 {
-            config.insert("model_input_names".to_owned(), json!(["input_ids", "attention_mask"]));
-        }
+        // The classes of transformers differ in their default.
+        let inputs = match segments {
+            0 | 1 => json!(["input_ids", "attention_mask"]),
+            _ => json!(["input_ids", "token_type_ids", "attention_mask"]),
+        };
+        config.insert("model_input_names".to_owned(), inputs);
     }
     let mut files = vec![(model.file(), vocabulary.to_vec())];
     if model.is_word_piece() {

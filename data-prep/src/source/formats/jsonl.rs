@@ -1,13 +1,15 @@
 //! JSON lines. Each line is an object with the text in one of its fields.
 
-use lambert_config::prep::{Damaged, Documents};
+use std::borrow::Cow;
+
+use lambert_config::prep::{Damaged, Documents, Invalid, Source};
 use memchr::memmem;
 
 use crate::extract::Extractor;
 use crate::source::format::{FileHead, InputFile, InputFormat};
 use crate::source::lines::{LineEnd, Lines};
 use crate::source::rows::{self, RowDocuments, RowReader};
-use crate::source::{DocumentReader, SkipNotice, SkipNotices, SourceError, StoredReader};
+use crate::source::{DocumentReader, INVALID_REPLACED, SkipNotice, SkipNotices, SourceError, StoredReader};
 
 /// The format `jsonl`.
 pub struct JsonlFormat;
@@ -35,7 +37,7 @@ impl InputFormat for JsonlFormat {
 
     fn open(&self, file: &InputFile<'_>, stored: StoredReader) -> Result<Box<dyn DocumentReader>, SourceError> {
         let lines = Lines::whole(Box::new(file.text(stored)?), &file.file.name);
-        let rows = JsonlRows::new(lines, file.source.field.clone(), file.source.damaged);
+        let rows = JsonlRows::new(lines, file.source);
         Ok(Box::new(RowDocuments::new(rows, self.documents_of(file.source))))
     }
 }
@@ -56,22 +58,38 @@ struct JsonlRows {
     lines: Lines,
     field: String,
     damaged: Damaged,
+    invalid: Invalid,
     notices: SkipNotices,
 }
 
 impl JsonlRows {
-    /// Reads the field `field` of each object.
-    const fn new(lines: Lines, field: String, damaged: Damaged) -> Self {
-        Self { lines, field, damaged, notices: SkipNotices::new() }
+    /// Reads the text of each object, as the settings of `source` require.
+    fn new(lines: Lines, source: &Source) -> Self {
+        let (field, damaged, invalid) = (source.field.clone(), source.damaged, source.invalid);
+        Self { lines, field, damaged, invalid, notices: SkipNotices::new() }
     }
 
-    fn text(&self, line: &[u8]) -> Result<String, String> {
-        let value: serde_json::Value =
-            serde_json::from_slice(line).map_err(|error| format!("a JSON object on this line ({error})"))?;
-        match value.get(&self.field) {
-            Some(serde_json::Value::String(text)) => Ok(text.clone()),
-            _ => Err(format!("a JSON object with a string in {:?} on this line", self.field)),
-        }
+    /// Returns the text of `line`, which starts at byte `at`.
+    fn text(&mut self, line: &[u8], at: u64) -> Result<String, SourceError> {
+        let file = || self.lines.name().to_owned();
+        let json = match (std::str::from_utf8(line), self.invalid) {
+            (Ok(json), _) => Cow::Borrowed(json),
+            (Err(_), Invalid::Replace) => {
+                self.notices.push(SkipNotice::new(INVALID_REPLACED, at));
+                String::from_utf8_lossy(line)
+            }
+            (Err(error), Invalid::Refuse) => {
+                return Err(SourceError::NotUtf8 { file: file(), offset: at + error.valid_up_to() as u64 });
+            }
+        };
+        let expected = match serde_json::from_str::<serde_json::Value>(&json) {
+            Ok(value) => match value.get(&self.field) {
+                Some(serde_json::Value::String(text)) => return Ok(text.clone()),
+                _ => format!("a JSON object with a string in {:?} on this line", self.field),
+            },
+            Err(error) => format!("a JSON object on this line ({error})"),
+        };
+        Err(SourceError::Format { file: file(), offset: at, expected })
     }
 }
 
@@ -100,12 +118,10 @@ impl RowReader for JsonlRows {
             if line.trim_ascii().is_empty() {
                 continue;
             }
-            match self.text(&line) {
+            match self.text(&line, at) {
                 Ok(text) => return Ok(Some((at, text.into_bytes()))),
                 Err(_) if self.damaged == Damaged::Skip => self.notices.push(SkipNotice::new("jsonl: bad line", at)),
-                Err(expected) => {
-                    return Err(SourceError::Format { file: self.lines.name().to_owned(), offset: at, expected });
-                }
+                Err(error) => return Err(error),
             }
         }
     }

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::fs::File;
 
-use lambert_config::prep::Documents;
+use lambert_config::prep::{Damaged, Documents, Source};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::ByteArrayType;
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 
+use crate::caught::caught;
 use crate::extract::Extractor;
 use crate::source::format::{FileHead, InputFile, InputFormat};
 use crate::source::rows::{self, RowDocuments, RowReader};
@@ -52,7 +53,7 @@ impl InputFormat for ParquetFormat {
     }
 
     fn open(&self, file: &InputFile<'_>, stored: StoredReader) -> Result<Box<dyn DocumentReader>, SourceError> {
-        let rows = ParquetRows::open(file.file, stored, &file.source.field)?;
+        let rows = ParquetRows::open(file.file, stored, file.source)?;
         Ok(Box::new(RowDocuments::new(rows, self.documents_of(file.source))))
     }
 }
@@ -69,7 +70,9 @@ struct ParquetRows {
     /// Index of the next row group.
     next_group: usize,
     open_group: Option<OpenRowGroup>,
+    /// Number of the next row.
     row: u64,
+    damaged: Damaged,
     rows: VecDeque<Option<Vec<u8>>>,
     notices: SkipNotices,
 }
@@ -77,24 +80,26 @@ struct ParquetRows {
 /// The current row group.
 struct OpenRowGroup {
     column: ColumnReaderImpl<ByteArrayType>,
-    is_optional: bool,
+    /// Definition level of a value. A lower level means that the field, or a struct around it, is null.
+    defined: i16,
     rows_left: usize,
 }
 
 impl ParquetRows {
-    /// Opens the column `field`. `stored` reads the same file for its hash, up to the end of the current row group.
-    fn open(file: &SourceFile, mut stored: StoredReader, field: &str) -> Result<Self, SourceError> {
+    /// Opens the column of the text. `stored` reads the same file for its hash, up to the end of the current row group.
+    fn open(file: &SourceFile, mut stored: StoredReader, source: &Source) -> Result<Self, SourceError> {
+        let (field, damaged) = (&source.field, source.damaged);
         let name = file.name.clone();
-        let reader =
-            SerializedFileReader::new(seekable(file, &mut stored)?).map_err(|error| format_error(&name, error))?;
+        let open = seekable(file, &mut stored)?;
+        let reader = decode(|| SerializedFileReader::new(open)).map_err(|error| format_error(&name, error))?;
         let columns = reader.metadata().file_metadata().schema_descr().columns().to_vec();
-        let Some(column) = columns.iter().position(|column| column.path().string() == field) else {
+        let Some(column) = columns.iter().position(|column| column.path().string() == *field) else {
             let names: Vec<String> = columns.iter().map(|column| column.path().string()).collect();
             let expected = format!("a column {field:?} (columns: {})", names.join(", "));
             return Err(SourceError::Format { file: name, offset: 0, expected });
         };
         let (rows, notices) = (VecDeque::new(), SkipNotices::new());
-        Ok(Self { file: reader, stored, name, column, next_group: 0, open_group: None, row: 0, rows, notices })
+        Ok(Self { file: reader, stored, name, column, next_group: 0, open_group: None, row: 0, damaged, rows, notices })
     }
 
     /// Opens the next row group, or decodes more rows of the current row group.
@@ -116,9 +121,18 @@ impl ParquetRows {
         }
         group.rows_left -= count;
         let mut values = values.iter().map(|value| value.data().to_vec());
-        let present = (0..count).map(|row| !group.is_optional || levels.get(row).is_some_and(|&level| level > 0));
+        let present = (0..count).map(|row| group.defined == 0 || levels.get(row) == Some(&group.defined));
         self.rows.extend(present.map(|present| if present { values.next() } else { None }));
         Ok(())
+    }
+
+    /// Skips the rest of the current row group, or the next row group if none is open.
+    fn skip_group(&mut self) {
+        let left = self.open_group.take().map(|group| group.rows_left);
+        self.row += left.unwrap_or_else(|| {
+            self.next_group += 1;
+            self.file.metadata().row_group(self.next_group - 1).num_rows() as usize
+        }) as u64;
     }
 
     fn open_next_group(&mut self) -> Result<OpenRowGroup, ParquetError> {
@@ -128,10 +142,10 @@ impl ParquetRows {
             start + bytes
         });
         self.stored.skip_to(ends.max().unwrap_or(0)).map_err(|error| ParquetError::External(error.into()))?;
-        let is_optional = group.metadata().column(self.column).column_descr().max_def_level() > 0;
+        let defined = group.metadata().column(self.column).column_descr().max_def_level();
         let rows_left = group.metadata().num_rows() as usize;
         match group.get_column_reader(self.column)? {
-            ColumnReader::ByteArrayColumnReader(column) => Ok(OpenRowGroup { column, is_optional, rows_left }),
+            ColumnReader::ByteArrayColumnReader(column) => Ok(OpenRowGroup { column, defined, rows_left }),
             _ => Err(ParquetError::General("the column is not a string column".to_owned())),
         }
     }
@@ -150,13 +164,28 @@ impl RowReader for ParquetRows {
             if self.open_group.is_none() && self.next_group == self.file.num_row_groups() {
                 return Ok(None);
             }
-            self.decode_more().map_err(|error| format_error(&self.name, error))?;
+            match decode(|| self.decode_more()) {
+                Ok(()) => {}
+                Err(_) if self.damaged == Damaged::Skip => {
+                    self.notices.push(SkipNotice::new("parquet: damaged row group", self.row));
+                    self.skip_group();
+                }
+                Err(error) => {
+                    let group = self.next_group - usize::from(self.open_group.is_some());
+                    return Err(format_error(&format!("{}, row group {group}", self.name), error));
+                }
+            }
         }
     }
 
     fn take_notices(&mut self) -> SkipNotices {
         std::mem::take(&mut self.notices)
     }
+}
+
+/// Calls a function of the Parquet library, which panics on some damaged files.
+fn decode<T>(work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
+    caught(work).unwrap_or_else(|panic| Err(ParquetError::General(panic)))
 }
 
 fn format_error(name: &str, error: ParquetError) -> SourceError {
