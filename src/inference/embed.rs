@@ -9,6 +9,7 @@ use arrow::datatypes::{DataType, Field, Schema};
 use arrow::error::ArrowError;
 use arrow::record_batch::RecordBatch;
 use lambert_progress::Progress;
+use lambert_store::output_file::OutputFile;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
@@ -109,7 +110,7 @@ pub fn embed(model: &LoadedModel, options: &EmbedOptions, progress: &Progress) -
     let width = model.config.model.hidden * if options.layer == HiddenLayer::LastFour { 4 } else { 1 };
     let mut summary = EmbedSummary { width, ..EmbedSummary::default() };
     let objective = model.objective();
-    let mut file = OutputFile::create(&options.output, width)?;
+    let mut file = EmbeddingsFile::create(&options.output, width)?;
     loop {
         let texts = lines.next_chunk()?;
         if texts.is_empty() {
@@ -188,20 +189,18 @@ fn pool(input: &Input, mut states: Vec<Tensor>, options: &EmbedOptions) -> Tenso
     }
 }
 
-/// Parquet file that is being written, under another name.
-struct OutputFile {
+/// Parquet file of embeddings that is being written.
+struct EmbeddingsFile {
     path: PathBuf,
     width: i32,
     schema: Arc<Schema>,
-    writer: ArrowWriter<tempfile::NamedTempFile>,
+    writer: ArrowWriter<OutputFile>,
 }
 
-impl OutputFile {
+impl EmbeddingsFile {
     fn create(path: &Path, width: usize) -> Result<Self, Error> {
         let failed = |source| Error::Create { path: path.to_owned(), source };
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-        let file = tempfile::Builder::new().permissions(readable).tempfile_in(folder).map_err(failed)?;
+        let file = OutputFile::create(path).map_err(failed)?;
         let element = Arc::new(Field::new("item", DataType::Float32, false));
         let schema = Arc::new(Schema::new(vec![
             Field::new("text", DataType::Utf8, false),
@@ -238,7 +237,6 @@ impl OutputFile {
     fn finish(self) -> Result<(), Error> {
         let Self { path, writer, .. } = self;
         let file = writer.into_inner().map_err(|source| Error::Parquet { path: path.clone(), source })?;
-        file.persist(&path).map_err(|error| Error::Create { path, source: error.error })?;
-        Ok(())
+        file.finish().map_err(|source| Error::Create { path, source })
     }
 }

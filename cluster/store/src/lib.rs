@@ -22,6 +22,8 @@ mod local_read;
 /// Validation of object names.
 pub mod names;
 mod open;
+/// Files that a command writes for the user.
+pub mod output_file;
 /// Directories with mode 0700 at predictable paths.
 pub mod private_dir;
 /// Step records of a run, per attempt and as the effective history.

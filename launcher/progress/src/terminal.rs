@@ -56,7 +56,9 @@ pub fn show(bar: ProgressBar) -> ProgressBar {
     bars().add(bar)
 }
 
-/// Terminal on which indicatif draws. indicatif leaves the cursor at the end of the line, where the `^C` of a terminal would
+/// Terminal on which indicatif draws. After the terminal is closed, drawing has no effect: indicatif panics if it fails.
+///
+/// indicatif leaves the cursor at the end of the line, where the `^C` of a terminal would
 /// begin a new line, and the bar would stay above it. So each write ends with the cursor at the start of the line.
 #[derive(Debug)]
 struct Screen {
@@ -68,8 +70,14 @@ struct Screen {
 impl Screen {
     fn add(&self, add: impl FnOnce(&Term) -> io::Result<()>) -> io::Result<()> {
         self.has_text.store(true, Ordering::Relaxed);
-        add(&self.term)
+        ignored(add(&self.term))
     }
+}
+
+/// Ignores a failure to draw.
+#[allow(clippy::unnecessary_wraps, reason = "the type of the functions of `TermLike`")]
+fn ignored(_: io::Result<()>) -> io::Result<()> {
+    Ok(())
 }
 
 impl TermLike for Screen {
@@ -82,19 +90,19 @@ impl TermLike for Screen {
     }
 
     fn move_cursor_up(&self, n: usize) -> io::Result<()> {
-        self.term.move_cursor_up(n)
+        ignored(self.term.move_cursor_up(n))
     }
 
     fn move_cursor_down(&self, n: usize) -> io::Result<()> {
-        self.term.move_cursor_down(n)
+        ignored(self.term.move_cursor_down(n))
     }
 
     fn move_cursor_right(&self, n: usize) -> io::Result<()> {
-        self.term.move_cursor_right(n)
+        ignored(self.term.move_cursor_right(n))
     }
 
     fn move_cursor_left(&self, n: usize) -> io::Result<()> {
-        self.term.move_cursor_left(n)
+        ignored(self.term.move_cursor_left(n))
     }
 
     fn write_line(&self, text: &str) -> io::Result<()> {
@@ -112,9 +120,9 @@ impl TermLike for Screen {
     /// Writes bar and cursor movement at once: a signal cannot come between them.
     fn flush(&self) -> io::Result<()> {
         if self.has_text.swap(false, Ordering::Relaxed) {
-            self.term.write_str("\r")?;
+            ignored(self.term.write_str("\r"))?;
         }
-        self.term.flush()
+        ignored(self.term.flush())
     }
 }
 
