@@ -36,7 +36,7 @@ impl Shown {
 }
 
 /// True if this machine has pseudo-terminals. Prints the reason if not.
-fn has_terminals() -> bool {
+pub fn has_terminals() -> bool {
     let mut probe = Command::new("script");
     probe.args(["--quiet", "--return", "--command", "test -t 2", "/dev/null"]).stdin(Stdio::piped());
     match probe.output() {

@@ -1,11 +1,13 @@
 //! Signals from `timeout`, systemd and the kernel, sent to all processes at once.
 
 use std::collections::BTreeMap;
-use std::process::Command;
-use std::time::Duration;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use crate::progress::has_terminals;
 use crate::support::preload::BlockingFsync;
-use crate::support::{Running, TestDir, checkpoints, lambert, workers};
+use crate::support::{Running, TestDir, checkpoints, lambert, wait_for_no_workers, workers};
 
 /// A number of steps that no run completes before its test ends it.
 const ENDLESS: u64 = 1_000_000;
@@ -79,5 +81,41 @@ fn the_two_signals_of_timeout_are_one_request() {
         let ended = Running::start_by(command, &dir.config(ENDLESS, 1), &run, &sets).end();
         assert_eq!(ended.code, Some(75), "stop {number}: {}", ended.log);
         assert_eq!(checkpoints(&run).len(), 1, "stop {number}: {}", ended.log);
+    }
+}
+
+/// A closed terminal sends SIGHUP, and every later write to it fails. A run that ignores SIGHUP trains on.
+#[test]
+fn a_closed_terminal_stops_a_run_with_a_checkpoint() {
+    if !has_terminals() {
+        return;
+    }
+    let dir = TestDir::new();
+    for (signal, steps, code) in [(":", ENDLESS, "75"), ("", 1000, "0")] {
+        let (run, ended) = (dir.path(&format!("run-{steps}")), dir.path(&format!("code-{steps}")));
+        let line = format!(
+            "trap '{signal}' HUP; {} run --config {} --run {run} --set cluster.all_reduce.backend=local --set \
+             checkpoint.every_steps=0; echo $? > {ended}",
+            lambert().display(),
+            dir.config(steps, 1)
+        );
+        let mut terminal = Command::new("script");
+        terminal.args(["--quiet", "--flush", "--command", &line, "/dev/null"]).stdin(Stdio::piped());
+        let mut terminal = terminal.stdout(Stdio::null()).spawn().unwrap();
+        let begin = Instant::now();
+        let wait = |holds: &dyn Fn() -> bool, what: &str| {
+            while !holds() {
+                assert!(begin.elapsed() < Duration::from_secs(120), "{what} is missing");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        let trains = || std::fs::read_dir(Path::new(&run).join("metrics")).is_ok_and(|found| found.count() > 0);
+        wait(&trains, "the first step record");
+        terminal.kill().unwrap();
+        terminal.wait().unwrap();
+        let read = || std::fs::read_to_string(&ended).unwrap_or_default();
+        wait(&|| read().ends_with('\n'), "the exit code");
+        assert_eq!((read().trim(), checkpoints(&run).len()), (code, 1));
+        wait_for_no_workers(&run);
     }
 }
