@@ -144,7 +144,7 @@ impl WatchedRun {
             let is_first = last_valid.is_none();
             let last_valid = last_valid.get_or_insert_with(|| records.last_valid_steps());
             // What is too old to be taken back is noticed below.
-            if is_first && steps.take_back(last_valid).is_err() {
+            if is_first && steps.remove_undone(last_valid).is_err() {
                 return;
             }
             for recorded in records.all.drain(..) {
@@ -153,7 +153,7 @@ impl WatchedRun {
                 steps.add(position, recorded.record, valid, &mut flops);
             }
         })?;
-        if steps.take_back(&self.records.last_valid_steps()).is_err() {
+        if steps.remove_undone(&self.records.last_valid_steps()).is_err() {
             tracing::info!("{}: an attempt has gone far back; reading all step records again", self.store.url());
             (self.records, self.steps) = (StepRecords::default(), Steps::default());
             has_changed = self.read_records()?;

@@ -162,8 +162,8 @@ impl Words {
             }
             let text = extended.segmenter.merged(pair);
             let score = score(count, total, lowest);
-            let is_better = extended.segmenter.score(pair.0).zip(extended.segmenter.score(pair.1));
-            if extended.segmenter.has(&text) || is_better.is_some_and(|(left, right)| score <= left + right) {
+            let part_scores = extended.segmenter.score(pair.0).zip(extended.segmenter.score(pair.1));
+            if extended.segmenter.has(&text) || part_scores.is_some_and(|(left, right)| score <= left + right) {
                 continue;
             }
             let merged = extended.segmenter.add(pair, score);
