@@ -7,7 +7,7 @@ use lambert_collective::Group;
 use lambert_config::RunConfig;
 use lambert_config::run::Objective;
 use lambert_control::EventKind;
-use lambert_dataset::VocabularyFacts;
+use lambert_dataset::VocabularyInfo;
 use lambert_dataset::tokenizer::VocabularyExtension;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::distillation::copied_tensors;
@@ -56,7 +56,7 @@ pub fn resume(
     let checkpoint = found.checkpoint.map(|verified| verified.manifest.name());
     found.rollbacks.iter().for_each(|record| rollback::skip_samples(record, &mut state));
     if session.is_first() {
-        session.control.event(EventKind::Started {
+        session.control.report_event(EventKind::Started {
             step: state.step,
             steps: timeline::total_steps(config, &state.stages.early_stops),
             checkpoint: checkpoint.clone(),
@@ -206,9 +206,9 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     let store = Store::open(run)?;
     let extension = vocabulary_extension(&StoredVocabulary::read(&store)?.bytes, datasets, run)?;
     let verified = stored::verify(&store, name)?;
-    let facts: Option<VocabularyFacts> = serde_json::from_value(verified.manifest.state.clone()).ok();
+    let info: Option<VocabularyInfo> = serde_json::from_value(verified.manifest.state.clone()).ok();
     // With another case handling, the files would not describe the data.
-    let is_same_case = facts.is_some_and(|facts| facts.lowercase == datasets.first().manifest().lowercase);
+    let is_same_case = info.is_some_and(|info| info.lowercase == datasets.first().manifest().lowercase);
     if session.is_first() && is_same_case && extension.is_none() {
         copy_tokenizer_files(&store, &session.store)?;
     }

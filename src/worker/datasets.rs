@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lambert_config::RunConfig;
 use lambert_config::run::Stage;
-use lambert_dataset::{Dataset, DatasetError, VocabularyFacts, check_compatibility};
+use lambert_dataset::{Dataset, DatasetError, VocabularyInfo, check_compatibility};
 use lambert_plan::{memory, mixture};
 use lambert_store::Store;
 use lambert_store::run::{CONFIG, MAX_PHRASES_BYTES, PHRASES};
@@ -67,8 +67,8 @@ impl Datasets {
 /// words.
 pub fn tokenize_phrases(list: &[u8], name: &str, dataset: &Dataset) -> Result<Phrases, Error> {
     let manifest = dataset.manifest();
-    let facts = VocabularyFacts { size: manifest.vocabulary.size, lowercase: manifest.lowercase };
-    let tokenizer = facts.tokenizer(&dataset.vocabulary()?)?;
+    let info = VocabularyInfo { size: manifest.vocabulary.size, lowercase: manifest.lowercase };
+    let tokenizer = info.tokenizer(&dataset.vocabulary()?)?;
     let mut encoder = tokenizer.encoder();
     let text = String::from_utf8_lossy(list);
     let (mut phrases, mut known, mut all) = (Phrases::default(), 0_usize, 0_usize);

@@ -8,9 +8,9 @@ use crate::architecture::{Architecture, Head, ModuleKind, Network, SHAPING, Tens
 /// Keys of `[model]` that may differ between a model and the teacher whose layers it copies.
 const FREE: [&str; 5] = ["family", "layers", "positions", "segments", "pad_vocabulary_to"];
 
-/// Describes the network of a teacher. `None` as long as no facts on it are known.
+/// Describes the network of a teacher. `None` until the teacher has been read.
 pub fn network(teacher: &Teacher, vocabulary: usize) -> Option<Network> {
-    let model = &teacher.facts.as_ref()?.model;
+    let model = &teacher.info.as_ref()?.model;
     Some(Network::new(model, &[], model.layers, vocabulary))
 }
 

@@ -48,7 +48,7 @@ pub struct Cli {
 
 const EXIT_CODES: &str = "Exit codes: 0 success; 1 failure; 2 invalid command or configuration; 65 diverged; \
 70 permanent failure, do not retry; 74 unrecoverable GPU error; 75 stopped with a checkpoint, rerun to resume; \
-76 stopped by a user, rerun to resume; 77 superseded by another coordinator";
+76 stopped by a user, rerun to resume; 77 another coordinator has taken over the run";
 
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]

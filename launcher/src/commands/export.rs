@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use lambert_config::run::Model;
 use lambert_config::{Layers, RunConfig, exit};
-use lambert_dataset::VocabularyFacts;
+use lambert_dataset::VocabularyInfo;
 use lambert_dataset::tokenizer::{Tokenizer, TokenizerError, transformers};
 use lambert_plan::architecture::{Architecture, Head, Tensor, TransformersModel};
 use lambert_plan::objectives::{self, TrainedNetwork, is_head_unused};
@@ -101,7 +101,7 @@ struct Source {
     store: Store,
     config: RunConfig,
     manifest: Manifest,
-    vocabulary: VocabularyFacts,
+    vocabulary: VocabularyInfo,
     /// Index of the network to export.
     number: usize,
     /// The network, with the number of layers of the checkpoint.

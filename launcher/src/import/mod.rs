@@ -93,7 +93,7 @@ impl Import {
             return Err(ImportError::Model { path: folder.file(folder::CONFIG), why });
         }
         let vocabulary = ImportedTokenizer::read(&folder)?;
-        let tokens = vocabulary.facts.size;
+        let tokens = vocabulary.info.size;
         if tokens > model.vocabulary {
             let why = format!("vocab_size is {}, but the vocabulary has {tokens} tokens", model.vocabulary);
             return Err(ImportError::Json { path: folder.file(folder::CONFIG), why });
@@ -146,7 +146,7 @@ impl Import {
 
     /// True if the vocabulary lowercases text.
     pub fn lowercase(&self) -> bool {
-        self.vocabulary.facts.lowercase
+        self.vocabulary.info.lowercase
     }
 
     /// Empties `store` of what an interrupted import left there ([`clear`]), then writes like [`Import::write`].
@@ -168,7 +168,7 @@ impl Import {
         for (name, content) in self.vocabulary.files {
             store.put(&in_transformers(name), content.into())?;
         }
-        let facts = self.vocabulary.facts;
+        let info = self.vocabulary.info;
         let manifest = Manifest {
             format: FORMAT,
             step: 0,
@@ -182,7 +182,7 @@ impl Import {
             best: None,
             averaged: Vec::new(),
             state: json!({
-                "updates": {}, "skipped_updates": 0, "vocabulary": facts.size, "lowercase": facts.lowercase,
+                "updates": {}, "skipped_updates": 0, "vocabulary": info.size, "lowercase": info.lowercase,
                 SOURCE: self.source,
             }),
             objects: Vec::new(),

@@ -13,9 +13,9 @@ use crate::stored_config;
 /// Key of the base.
 pub const KEY: &str = "run.from";
 
-/// Facts on the model that a new run starts from, which is a stored checkpoint or the import of a folder.
+/// Description of the model that a new run starts from, which is a stored checkpoint or the import of a folder.
 #[derive(Debug)]
-pub struct BaseFacts {
+pub struct BaseModelInfo {
     /// URL of the checkpoint, or folder, for messages.
     pub checkpoint: String,
     /// URL of its run, or folder, for messages.
@@ -33,8 +33,8 @@ pub struct BaseFacts {
 }
 
 /// Rejects the checkpoint `run.from` if its weights do not fit the model and cannot grow to fit the model. `import` has
-/// the facts on the model that the start of the run imports.
-pub fn check(config: &RunConfig, import: Option<BaseFacts>) -> Result<(), Failure> {
+/// the description of the model that the start of the run imports.
+pub fn check(config: &RunConfig, import: Option<BaseModelInfo>) -> Result<(), Failure> {
     let mut faults = Vec::new();
     check_segments(&config.model, &mut faults);
     match (import, config.run.from.as_deref()) {
@@ -59,8 +59,8 @@ fn check_segments(model: &Model, faults: &mut Vec<ConfigIssue>) {
     }
 }
 
-/// Reads the facts on a stored checkpoint.
-fn read(url: &str) -> Result<Result<BaseFacts, ConfigIssue>, Failure> {
+/// Reads the description of a stored checkpoint.
+fn read(url: &str) -> Result<Result<BaseModelInfo, ConfigIssue>, Failure> {
     let (run, Some(name)) = names::split_checkpoint_url(url) else {
         let expected = names::CHECKPOINT_URL;
         return Ok(Err(ConfigIssue::new(KEY, format!("{url} is not a checkpoint; expected {expected}"))));
@@ -76,7 +76,7 @@ fn read(url: &str) -> Result<Result<BaseFacts, ConfigIssue>, Failure> {
     };
     let config = stored_config::parse(&text, &store)?;
     let vocabulary = StoredVocabulary::read(&store).map_err(Failure::failed)?.bytes;
-    Ok(Ok(BaseFacts {
+    Ok(Ok(BaseModelInfo {
         checkpoint: url.to_owned(),
         origin: run.to_owned(),
         layers: config.depth(manifest.stage),
@@ -88,7 +88,7 @@ fn read(url: &str) -> Result<Result<BaseFacts, ConfigIssue>, Failure> {
 }
 
 /// Compares the base with the configuration.
-fn compare(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) -> Result<(), Failure> {
+fn compare(config: &RunConfig, base: &BaseModelInfo, faults: &mut Vec<ConfigIssue>) -> Result<(), Failure> {
     let (theirs, ours) = (shape(&base.config.model)?, shape(&config.model)?);
     let pairs = theirs.into_iter().zip(ours).map(|((key, theirs), (_, ours))| (key, theirs, ours));
     for (key, theirs, ours) in pairs.filter(|(_, theirs, ours)| theirs != ours) {
@@ -157,7 +157,7 @@ fn compare(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) 
 }
 
 /// Compares the generators of replaced-token detection.
-fn compare_generators(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) {
+fn compare_generators(config: &RunConfig, base: &BaseModelInfo, faults: &mut Vec<ConfigIssue>) {
     let sizes = |config: &RunConfig| {
         let generator = config.objective.replaced_tokens.as_ref()?.generator(&config.model);
         let Model { layers, hidden, heads, intermediate, .. } = generator;

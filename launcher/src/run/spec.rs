@@ -88,7 +88,7 @@ impl RunSpec {
         let teacher = NewTeacher::resolve(&mut config, before.as_ref().map(|before| (before, &store)))?;
         match &before {
             Some(before) => check_changes(before, &config, resolved.difference(), &arguments.allow_change, &store)?,
-            None => base_checkpoint::check(&config, resolved.facts())?,
+            None => base_checkpoint::check(&config, resolved.info())?,
         }
         let base = resolved.into_new();
         let replaces = arguments.allow_change.iter().any(|key| key == "objective" || key == "objective.phrases");

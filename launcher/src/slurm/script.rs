@@ -23,7 +23,7 @@ pub fn render(config: &RunConfig, job: &ScriptParams<'_>) -> Result<String, Dire
     let first: Vec<String> = TRAPS.lines().map(str::to_owned).collect();
     let script = directives::head(&options(config, job), &[first, config.slurm.prologue.clone()].concat())?;
     let coordinator = format!("{} run --run {}", in_shell(job.lambert), in_shell(job.run));
-    let body = BODY.replace("@STOPPED@", &exit::STOPPED.to_string()).replace("@FAILED@", &exit::FAILED.to_string());
+    let body = BODY.replace("@STOPPED@", &exit::INTERRUPTED.to_string()).replace("@FAILED@", &exit::FAILED.to_string());
     let body = body.replace("@REQUEUES@", &config.slurm.requeues.to_string());
     // This placeholder is replaced last, because the URL of the run may contain the text of another placeholder.
     Ok(script + &body.replace("@COORDINATOR@", &coordinator))

@@ -33,11 +33,11 @@ fn attempts_without_a_new_checkpoint_end_the_run_at_any_interval() {
     let (code, message) = { scene.train(7, 60).fail(FailureKind::Transient).failure() };
     let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: rank 0";
     assert!(code == 1 && message.starts_with(expected), "{message}");
-    assert_eq!(scene.state.history.progress.fruitless, 0, "a manual start resets the count");
+    assert_eq!(scene.state.history.progress.attempts_without_checkpoint, 0, "a manual start resets the count");
     // A checkpoint at a later step is progress.
     lucky.wait(LATER);
     lucky.train(7, 60).saves(51).fail(FailureKind::Transient).pause();
-    assert_eq!(lucky.state.history.progress.fruitless, 0);
+    assert_eq!(lucky.state.history.progress.attempts_without_checkpoint, 0);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_load_longer_than_the_time_limit_is_not_requeued_forever() {
     // A new checkpoint resets the count.
     let mut scene = Scenario::in_job(history, 120.0, 6.0 * LATER);
     scene.train(6, 5).saves(5).fail(FailureKind::Transient).pause();
-    assert_eq!(scene.state.history.progress.fruitless, 0);
+    assert_eq!(scene.state.history.progress.attempts_without_checkpoint, 0);
 }
 
 /// Slurm kills the job, or the node of the job fails. Then the job is requeued.
@@ -100,7 +100,10 @@ fn a_coordinator_killed_in_its_job_is_counted() {
     // A user can start the run after any number of kills.
     let by_hand = Scenario::new();
     let (state, done) = CoordinatorState::begin(by_hand.state.settings, history);
-    assert_eq!((done, state.history.progress.fruitless), (vec![Action::TakeLease(LeaseRequest::Next)], 5));
+    assert_eq!(
+        (done, state.history.progress.attempts_without_checkpoint),
+        (vec![Action::TakeLease(LeaseRequest::Next)], 5)
+    );
 }
 
 #[test]
@@ -115,15 +118,15 @@ fn manual_stops_are_not_counted() {
             }
             let request = [Event::StopRequested, Event::Signal(Signal::Interrupt)][start as usize % 2].clone();
             scene.load(start, WorkerPhase::Load).give(request).exit(143);
-            assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::Person)));
+            assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::User)));
             history = scene.state.history;
         }
-        assert_eq!(history.progress.fruitless, 0);
+        assert_eq!(history.progress.attempts_without_checkpoint, 0);
     }
     // Stops by supervisors other than Slurm are not counted, because these supervisors have their own rules.
     let mut scene = Scenario::new();
     scene.load(1, WorkerPhase::Load).give(Event::Signal(Signal::Other)).exit(143);
-    assert_eq!(scene.state.history.progress.fruitless, 0);
+    assert_eq!(scene.state.history.progress.attempts_without_checkpoint, 0);
 }
 
 /// Regression test: failures recorded by a host whose clock was a year ahead made the run fail at the next kill.
