@@ -45,11 +45,11 @@ enum TuneError {
 pub fn tune(arguments: &cli::Tune) -> Outcome {
     console::detach().map_err(Failure::failed)?;
     let store = Store::open(&arguments.runs).map_err(Failure::usage)?;
-    plan::refuse_own(&store, &arguments.config)?;
+    plan::reject_own_config(&store, &arguments.config)?;
     // All runs are validated before the first run starts, so that a mistyped value is reported at once.
     let plan = SweepPlan::new(arguments, store.url())?;
     let mut results = Results::read(&store).map_err(Failure::failed)?;
-    plan.settle(&store, &results)?;
+    plan.check_or_store_config(&store, &results)?;
     let slots = HostResources::here().slots(&plan.need, arguments.parallel.map(usize::from));
     let missing = plan.missing(&results);
     console::line(&format!("{} runs, {} to do, {} in parallel", plan.runs.len(), missing.len(), slots.len()));
