@@ -139,9 +139,10 @@ fn loader(
     samples: usize,
     steps: usize,
 ) -> Result<Loader, Error> {
-    let (objective, seed, test) = (stage.objective.of(&config.objective), config.run.seed, config.test.clone());
+    let (objective, seed, fault_injection) =
+        (stage.objective.of(&config.objective), config.run.seed, config.test.clone());
     let phrases = phrases(config, &mixture)?;
-    let source = SampleSource { mixture, objective, phrases, seed, shuffle: true, test };
+    let source = SampleSource { mixture, objective, phrases, seed, shuffle: true, fault_injection };
     let options = LoaderOptions {
         position: Position::default(),
         skipped: SkippedSamples::default(),
@@ -150,7 +151,7 @@ fn loader(
         layout,
         rank: 0,
         world_size: 1,
-        shards: 1,
+        batch_shards: 1,
         max_threads: HostShare::count().readers(),
         max_batch: samples,
     };

@@ -88,7 +88,7 @@ impl<'a> StageRun<'a> {
             phrases: datasets.phrases.clone(),
             seed: config.run.seed,
             shuffle: true,
-            test: config.test.clone(),
+            fault_injection: config.test.clone(),
         };
         let options = LoaderOptions {
             position: position(state, mixture, config.run.seed),
@@ -98,7 +98,7 @@ impl<'a> StageRun<'a> {
             layout: model::layout(config, &*session.kernels),
             rank: session.rank,
             world_size: session.world,
-            shards: config.cluster.all_reduce.shards(session.world),
+            batch_shards: config.cluster.all_reduce.shards(session.world),
             max_threads: session.host.readers(),
             max_batch: place.stage.global_batch.max(place.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
         };
