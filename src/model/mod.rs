@@ -237,7 +237,7 @@ impl Encoder {
             })
         };
         let segments: Vec<EncoderSegment> = network.segments.iter().enumerate().filter_map(code).collect();
-        let has_final_norm = network.has(|module| module.part == ModuleKind::FinalNorm);
+        let has_final_norm = network.has(|module| module.kind == ModuleKind::FinalNorm);
         let read_by_heads = network.segments.last().and_then(|heads| heads.inputs.first().copied());
         Self {
             network: network.number,

@@ -79,7 +79,7 @@ fn check_keys(student: &Model, teacher: &Model) -> Result<(), String> {
 /// their numbers of rows.
 fn fits(to: &Tensor, from: &Tensor) -> bool {
     let rows = |tensor: &Tensor| tensor.shape.first().map_or(0, |rows| rows - tensor.padding.unwrap_or(0));
-    let may_be_fewer = to.id.part == ModuleKind::PositionEmbeddings;
+    let may_be_fewer = to.id.module == ModuleKind::PositionEmbeddings;
     let fits = if may_be_fewer { rows(to) <= rows(from) } else { rows(to) == rows(from) };
     fits && to.shape.get(1..) == from.shape.get(1..)
 }
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(tensors.len(), architecture(&student).tensors().len());
         for tensor in &tensors {
             assert_eq!(tensor.from.layer, tensor.to.id.layer.map(|layer| layers[layer]));
-            assert_ne!(tensor.to.id.part, ModuleKind::SegmentEmbeddings);
+            assert_ne!(tensor.to.id.module, ModuleKind::SegmentEmbeddings);
         }
         let short = Model { positions: 128, pad_vocabulary_to: 8, ..student };
         assert_eq!(copied(&short, &teacher, &layers).unwrap().len(), tensors.len());

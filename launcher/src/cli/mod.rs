@@ -22,10 +22,10 @@ mod watch;
 use clap::{Parser, Subcommand, ValueEnum};
 
 pub use data::{Data, DataAction, DataReport, DataReportFormat, Generate, Inspect, Prep, Vocab, VocabModel};
-pub use init::{Init, Place, Recipe, Size, SourceKind};
+pub use init::{Init, InitTarget, Recipe, Size, SourceKind};
 pub use install::{Completions, Man, Shell};
 pub use metrics::{Metrics, RecordFormat};
-pub use model::{Checkpoint, CheckpointAction, Embed, Eval, Export, FillMask, Import, Score, TrainedPart};
+pub use model::{Checkpoint, CheckpointAction, Embed, Eval, Export, ExportedNetwork, FillMask, Import, Score};
 pub use plan::{MachineName, Plan};
 pub use report::{Report, ReportFormat};
 pub use run::{Run, Stop, Submit, Tune};

@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use super::stored_run::{history, require_run};
 use super::trim;
-use crate::cli::{self, TrainedPart};
+use crate::cli::{self, ExportedNetwork};
 use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::report::card::{CardLabels, ModelCard};
@@ -132,8 +132,8 @@ impl Source {
             Some(_) if networks.len() == 1 => {
                 return Err(Failure::usage(ExportError::OneNetwork { url: store.url().to_owned() }));
             }
-            Some(TrainedPart::Generator) => 0,
-            Some(TrainedPart::Discriminator) | None => networks.len() - 1,
+            Some(ExportedNetwork::Generator) => 0,
+            Some(ExportedNetwork::Discriminator) | None => networks.len() - 1,
         };
         let network = networks.swap_remove(number);
         Ok(Self { store, config, manifest, vocabulary, number, network })

@@ -23,7 +23,7 @@ use lambert_store::run::{CONFIG, MANIFEST, TOKENIZER_FILES, WEIGHTS, imported_ch
 use lambert_store::{Store, hash};
 use serde_json::json;
 
-pub use missing::Part;
+pub use missing::InitializedModule;
 pub use weights::EXPORT_TYPE;
 
 use folder::Folder;
@@ -84,7 +84,7 @@ impl Import {
     ///
     /// # Errors
     /// The folder has no model that lambert supports, or its files contradict each other.
-    pub fn read(path: &Path, initialized: &[Part]) -> Result<Self, ImportError> {
+    pub fn read(path: &Path, initialized: &[InitializedModule]) -> Result<Self, ImportError> {
         let folder = Folder::open(path)?;
         let model = ImportedModel::new(&folder.config)
             .map_err(|source| ImportError::Config { path: folder.file(folder::CONFIG), source })?;
