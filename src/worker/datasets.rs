@@ -39,12 +39,12 @@ impl Datasets {
         let mut used: Vec<(String, &Dataset)> = keys.zip(opened).map(|((key, _), dataset)| (key, &**dataset)).collect();
         let held_out_keys = held_out_keys.into_iter().map(|(key, _)| key);
         used.extend(held_out_keys.zip(held_out.iter().map(|dataset| &**dataset)));
-        let mut faults = Vec::new();
-        check_compatibility(config, &used, None, &mut faults);
+        let mut issues = Vec::new();
+        check_compatibility(config, &used, None, &mut issues);
         let data: Vec<memory::DatasetShape> = stages.iter().map(Mixture::shape).collect();
-        memory::check(config, &data, HostShare::count().ranks, &mut faults);
-        if !faults.is_empty() {
-            return Err(Error::invalid_config(CONFIG, faults));
+        memory::check(config, &data, HostShare::count().ranks, &mut issues);
+        if !issues.is_empty() {
+            return Err(Error::invalid_config(CONFIG, issues));
         }
         let dataset = &stages[0].datasets()[0];
         let phrases = match config.objective.phrases {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use lambert_config::RunConfig;
 use lambert_control::{Evaluation, EventKind, ExtraEvaluation};
 use lambert_dataset::tokenizer::TokenTable;
-use lambert_store::records::{Part, StepRecords};
+use lambert_store::records::{RefreshReason, StepRecords};
 use lambert_store::run::AttemptStep;
 use lambert_store::{Store, StoredVocabulary};
 use serde_json::{Map, Value, json};
@@ -136,8 +136,8 @@ impl WatchedRun {
         let config = self.config.as_ref().map(|(_, config)| config);
         let mut flops = StepFlops::new(config, self.vocabulary);
         let mut last_valid = None;
-        let mut has_changed = self.records.refresh_in_parts(&self.store, |records, part| {
-            if part == Part::Reread {
+        let mut has_changed = self.records.refresh_in_parts(&self.store, |records, reason| {
+            if reason == RefreshReason::Reread {
                 *steps = Steps::default();
                 return;
             }
