@@ -27,7 +27,7 @@ pub struct CopiedTensor {
 /// the teacher. The sentence-pair head starts from that of the teacher only if the teacher has one.
 ///
 /// # Errors
-/// The keys of the models, a layer or a tensor that does not fit, in words.
+/// A message that names the key, layer or tensor that does not fit.
 pub fn copied_tensors(
     (student, of_student): (&Architecture, &Model),
     (teacher, of_teacher): (&Architecture, &Model),

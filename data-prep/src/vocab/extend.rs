@@ -1,4 +1,5 @@
-//! Extension of a vocabulary by tokens of a text. The old tokens keep their ids, and so does text without a new token.
+//! Extension of a vocabulary by tokens of a text. Old tokens keep their ids, and text that contains no new token is
+//! tokenized as before.
 //!
 //! Characters that the vocabulary lacks become tokens. The words of the text are split into tokens. Then the most
 //! frequent pair of neighbours becomes a token, again and again (`choose`). In BPE the pairs are appended to the merges,

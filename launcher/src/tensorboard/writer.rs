@@ -88,10 +88,10 @@ impl HistoryWriter {
         Ok(self.file.append(&events)?)
     }
 
-    /// Takes back the written entries from the first step at which they differ from `effective`. `same` is the number
-    /// of entries before the first difference. Each tag with undone points needs a valid point after the START.
-    /// Therefore the entries are taken back from an earlier step if necessary: from the earliest of the last valid
-    /// points of these tags.
+    /// Removes the written entries from the first step at which they differ from `effective`. `same` is the number of
+    /// entries before the first difference. Each tag with undone points needs a valid point after the START. Therefore
+    /// the entries are removed from an earlier step if necessary: from the earliest of the last valid points of these
+    /// tags.
     fn remove_undone(&mut self, effective: &[&Entry<'_>], same: usize) -> Result<(), WriteError> {
         let next = effective.get(same).map(|entry| entry.position.step);
         let step = next.map_or(self.written[same].position.step, |next| next.min(self.written[same].position.step));

@@ -1,4 +1,4 @@
-//! A run as it is watched: its store is read again and again, and the last data are kept.
+//! Polls the store of a run and keeps its latest data.
 
 use std::collections::BTreeSet;
 
@@ -143,7 +143,7 @@ impl WatchedRun {
             }
             let is_first = last_valid.is_none();
             let last_valid = last_valid.get_or_insert_with(|| records.last_valid_steps());
-            // What is too old to be taken back is noticed below.
+            // An undone step that is already in a cell is detected below.
             if is_first && steps.remove_undone(last_valid).is_err() {
                 return;
             }
@@ -154,7 +154,10 @@ impl WatchedRun {
             }
         })?;
         if steps.remove_undone(&self.records.last_valid_steps()).is_err() {
-            tracing::info!("{}: an attempt has gone far back; reading all step records again", self.store.url());
+            tracing::info!(
+                "{}: an attempt undid steps that were already aggregated; rereading all step records",
+                self.store.url()
+            );
             (self.records, self.steps) = (StepRecords::default(), Steps::default());
             has_changed = self.read_records()?;
         }

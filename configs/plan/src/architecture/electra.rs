@@ -1,5 +1,5 @@
 //! ELECTRA (arXiv 2003.10555). Parameter names are those of transformers' `ElectraForMaskedLM` and `ElectraForPreTraining`. If a
-//! run trains both, the own parameters of the generator have a prefix.
+//! run trains both, the generator's own parameters have a prefix.
 
 use lambert_config::run::{Activation, Family, Model};
 use serde_json::json;

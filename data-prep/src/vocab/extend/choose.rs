@@ -123,9 +123,10 @@ impl Words {
         (used, unused)
     }
 
-    /// Adds tokens, each the most frequent pair at its time, until the vocabulary has its size or all pairs are rarer
-    /// than the minimum. Of equal pairs, the one with the lowest ids is first. Returns the tokens from id `first` on that
-    /// are in the text. Only they count for the size, and those of `rare` do not. In BPE all tokens count.
+    /// Repeatedly merges the currently most frequent pair into a new token, until the vocabulary has its size or all
+    /// pairs are rarer than the minimum. Of equal pairs, the one with the lowest ids is first. Returns the tokens from
+    /// id `first` on that are in the text. Only they count for the size, and those of `rare` do not. In BPE all tokens
+    /// count.
     fn merge(
         &mut self,
         extended: &mut Extended,
