@@ -216,7 +216,10 @@ impl Tokenizer {
             let read = Arc::clone(file);
             let library = Library::begin_with_special(move || read.build_special());
             if let Err(why) = library.built() {
-                tracing::warn!("tokenizer {}: {why}; of its special tokens, text can have only masks", self.origin);
+                tracing::warn!(
+                    "tokenizer {}: {why}; the mask is the only special token that text may contain",
+                    self.origin
+                );
             }
             library
         });

@@ -60,7 +60,7 @@ fn described(report: &PrepReport) -> String {
     lines.extend(report.datasets.iter().map(|prepared| format!("{done}{}", dataset(prepared))));
     lines.extend(report.held_out.iter().map(held_out));
     if report.datasets.is_empty() {
-        lines.push("this part is complete; run the same command without --part to join all parts".to_owned());
+        lines.push("this part is complete; run the same command without --part to merge all parts".to_owned());
     } else if let Some(first) = report.datasets.first() {
         lines.extend(first.manifest.counts.rejected.iter().map(|(why, count)| format!("rejected: {count} {why}")));
     }

@@ -294,7 +294,7 @@ fn exceeded_restart_limit(state: &mut CoordinatorState, at: Seconds, failure: &A
     let (limit, minutes) = (settings.restarts, settings.window / 60.0);
     if failures > limit {
         return Some(format!(
-            "giving up after {} within {minutes} minutes (cluster.restart.limit = {limit}); the last: {}",
+            "giving up after {} within {minutes} minutes (cluster.restart.limit = {limit}); last failure: {}",
             counted(failures as u64, "failure"),
             failure.message
         ));
@@ -307,7 +307,7 @@ pub fn exceeded_progress_limit(state: &CoordinatorState, last: &str) -> Option<S
     let (attempts, limit) = (state.history.progress.attempts_without_checkpoint, state.settings.restarts);
     (attempts > limit).then(|| {
         format!(
-            "giving up after {} without a new checkpoint (cluster.restart.limit = {limit}); the last: {last}",
+            "giving up after {} without a new checkpoint (cluster.restart.limit = {limit}); last attempt: {last}",
             counted(attempts as u64, "attempt")
         )
     })

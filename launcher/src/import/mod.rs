@@ -51,7 +51,7 @@ pub enum ImportError {
     Vocabulary { path: PathBuf, source: TokenizerError },
     #[error("{}: {tensors}{} missing; {advice}", folder.display(), if *many { " are" } else { " is" })]
     Missing { folder: PathBuf, tensors: String, many: bool, advice: String },
-    #[error("{} describes a model that lambert does not have: {why}", path.display())]
+    #[error("{} describes a model that lambert does not support: {why}", path.display())]
     Model { path: PathBuf, why: String },
     #[error("cannot write the configuration")]
     Toml(#[from] toml::ser::Error),

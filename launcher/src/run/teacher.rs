@@ -40,7 +40,7 @@ enum TeacherError {
     Checkpoint { source: Error },
     #[error("{KEY}: {url} is not part of a teacher, which would replace it: use another --run, or move it away")]
     OtherObject { url: String },
-    #[error("{KEY}: {url} is the copy of a teacher that this run has; expected the run of the teacher, or hf:FOLDER")]
+    #[error("{KEY}: {url} is this run's own copy of its teacher; expected the run of the teacher, or hf:FOLDER")]
     OwnCopy { url: String },
     #[error(
         "{KEY}: {copy} has to be copied again from {from}, whose weights have the SHA-256 {found}; expected {expected}; put the \

@@ -47,7 +47,7 @@ pub enum PlanError {
         message: String,
     },
     /// Two runs have the same name.
-    #[error("two runs have the name {0}: their settings differ only in characters that names drop")]
+    #[error("two runs have the name {0}: their settings differ only in characters that run names leave out")]
     SameName(String),
     /// There is no held-out dataset by which to compare runs.
     #[error("evaluation.data is missing: runs are compared by their held-out loss")]

@@ -31,7 +31,8 @@ fn attempts_without_a_new_checkpoint_end_the_run_at_any_interval() {
     let mut lucky = Scenario { at: scene.at, state: scene.state.clone(), done: Vec::new() };
     scene.wait(LATER);
     let (code, message) = { scene.train(7, 60).fail(FailureKind::Transient).failure() };
-    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: rank 0";
+    let expected =
+        "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); last attempt: rank 0";
     assert!(code == 1 && message.starts_with(expected), "{message}");
     assert_eq!(scene.state.history.progress.attempts_without_checkpoint, 0, "a manual start resets the count");
     // A checkpoint at a later step is progress.
@@ -71,7 +72,7 @@ fn a_load_longer_than_the_time_limit_is_not_requeued_forever() {
         history = scene.state.history;
     }
     let scene = too_short(history.clone(), 6);
-    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: close to the job's time limit";
+    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); last attempt: close to the job's time limit";
     assert_eq!(scene.failure(), (70, expected), "the job would be requeued");
     assert!(!scene.done.contains(&Action::ForgetStop));
     let reported = &scene.state.history.job_ends[5];
@@ -93,7 +94,7 @@ fn a_coordinator_killed_in_its_job_is_counted() {
         history = scene.state.history;
     }
     let scene = Scenario::in_job(history.clone(), 120.0, 7.0 * LATER);
-    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: the coordinator \
+    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); last attempt: the coordinator \
                     or its node died";
     assert_eq!(scene.failure(), (70, expected));
     assert_eq!(scene.done, []);
