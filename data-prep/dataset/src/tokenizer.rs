@@ -38,7 +38,7 @@ pub use encoder::Encoder;
 pub use error::TokenizerError;
 pub use extension::VocabularyExtension;
 pub use file::TokenizerFile;
-pub use json::{MASK, tokenizer_json};
+pub use json::{MASK, MAX_WORD_CHARS, tokenizer_json};
 pub use segmenter::{Segmenter, replace};
 pub use sentence_piece::{SentencePieceRules, tokenizer_json as tokenizer_json_of_sentence_piece};
 pub use token_table::{TokenTable, TokenizerModel};

@@ -6,6 +6,7 @@
 //! so they are merged after all others.
 
 mod choose;
+mod pairs;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -17,12 +18,10 @@ use serde_json::{Value as Json, json};
 use tokenizers::pipeline::PipelineNormalizer;
 
 use self::choose::{Extended, Words, choose};
+use super::unigram::round_score;
 use super::words::{LongWords, Normalizers, WordSplitter};
 use super::{VocabProgress, WordCounts, bpe, count, invalid_size, training_failed, word_piece};
 use crate::prep::PrepError;
-
-/// Decimal digits of the scores, as a power of ten.
-const SCORE_DIGITS: f64 = 1e12;
 
 /// Settings of an extension.
 #[derive(Debug, Clone)]
@@ -137,7 +136,7 @@ fn add_characters(segmenter: &mut Segmenter, counts: &WordCounts, settings: &Ext
 /// Score of a token: the logarithm of its share, but not below the lowest old one, which decides the score of unknown
 /// characters.
 fn score(count: u64, total: u64, lowest: Option<f64>) -> f64 {
-    let score = ((count as f64 / total as f64).ln() * SCORE_DIGITS).round() / SCORE_DIGITS;
+    let score = round_score((count as f64 / total as f64).ln());
     lowest.map_or(score, |lowest| score.max(lowest))
 }
 
