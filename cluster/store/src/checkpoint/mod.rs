@@ -23,4 +23,5 @@ pub use select::{
     CheckpointSelection, ListedCheckpoint, ObjectSink, SkippedCheckpoint, VerifiedCheckpoint, is_committed, list,
     newest_fitting, newest_verified, read_manifest, read_object, stream_object, verify, verify_weights,
 };
+pub use tensors::{HEADER_LENGTH_BYTES, MAX_HEADER_BYTES};
 pub use writer::{CheckpointWriter, PendingObject};

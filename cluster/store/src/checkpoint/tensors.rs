@@ -14,10 +14,10 @@ use serde_json::Value;
 /// File name suffix of the objects that are validated.
 pub(super) const SUFFIX: &str = ".safetensors";
 
-/// Maximum size of a header, bytes. Headers of real models have a few kilobytes.
-const MAX_HEADER_BYTES: u64 = 16 << 20;
-
-const LENGTH_BYTES: usize = 8;
+/// Maximum size of the header of a safetensors file, bytes. Headers of real models have a few kilobytes.
+pub const MAX_HEADER_BYTES: u64 = 16 << 20;
+/// Size of the number before the header of a safetensors file, bytes. It is the length of the header.
+pub const HEADER_LENGTH_BYTES: usize = 8;
 
 /// Streaming validator. It buffers only the header.
 pub(super) struct TensorValidator {
@@ -78,28 +78,28 @@ impl TensorValidator {
     }
 
     fn take_header(&mut self, piece: &mut &[u8]) {
-        let needed = match self.head.first_chunk::<LENGTH_BYTES>() {
-            None => LENGTH_BYTES as u64,
-            Some(length) => LENGTH_BYTES as u64 + u64::from_le_bytes(*length),
+        let needed = match self.head.first_chunk::<HEADER_LENGTH_BYTES>() {
+            None => HEADER_LENGTH_BYTES as u64,
+            Some(length) => HEADER_LENGTH_BYTES as u64 + u64::from_le_bytes(*length),
         };
         let missing = needed - self.head.len() as u64;
         let (now, rest) = piece.split_at(missing.min(piece.len() as u64) as usize);
         self.head.extend_from_slice(now);
         *piece = rest;
-        if let Some(length) = self.head.first_chunk::<LENGTH_BYTES>() {
+        if let Some(length) = self.head.first_chunk::<HEADER_LENGTH_BYTES>() {
             let length = u64::from_le_bytes(*length);
-            let most = MAX_HEADER_BYTES.min(self.size.saturating_sub(LENGTH_BYTES as u64));
+            let most = MAX_HEADER_BYTES.min(self.size.saturating_sub(HEADER_LENGTH_BYTES as u64));
             if length > most {
                 let why = format!("it claims a header of {length} bytes, at most {most} are valid");
                 self.error = Some(TensorError::Malformed(why));
-            } else if self.head.len() as u64 == LENGTH_BYTES as u64 + length {
+            } else if self.head.len() as u64 == HEADER_LENGTH_BYTES as u64 + length {
                 self.open_body();
             }
         }
     }
 
     fn open_body(&mut self) {
-        match regions(&self.head[LENGTH_BYTES..], self.size - self.head.len() as u64) {
+        match regions(&self.head[HEADER_LENGTH_BYTES..], self.size - self.head.len() as u64) {
             Ok(regions) => self.body = Some(DataValidator { regions, at: 0, current: 0, partial: Vec::new() }),
             Err(why) => self.error = Some(TensorError::Malformed(why)),
         }
