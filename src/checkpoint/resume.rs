@@ -314,30 +314,21 @@ pub fn read_chosen<T>(
     name: Option<&str>,
     read: impl Fn(&VerifiedCheckpoint, &EngineState) -> Result<T, Error>,
 ) -> Result<(VerifiedCheckpoint, EngineState, T), Error> {
-    let mut left = RETRIES;
-    loop {
-        let (verified, engine_state) = choose(store, name)?;
-        left -= 1;
-        match read(&verified, &engine_state) {
-            Err(_) if name.is_none() && left > 0 && !stored::is_committed(store, &verified.manifest.name())? => {}
-            read => return Ok((verified, engine_state, read?)),
-        }
-    }
+    let is_pruned = |(verified, _): &(VerifiedCheckpoint, EngineState)| {
+        Ok(name.is_none() && !stored::is_committed(store, &verified.manifest.name())?)
+    };
+    let select = || choose(store, name);
+    let ((verified, engine_state), found) =
+        stored::read_unless_pruned(select, |(verified, engine_state)| read(verified, engine_state), is_pruned)?;
+    Ok((verified, engine_state, found))
 }
-
-/// Maximum number of attempts to read the newest checkpoint while checkpoints are pruned.
-const RETRIES: usize = 10;
 
 fn choose(store: &Store, name: Option<&str>) -> Result<(VerifiedCheckpoint, EngineState), Error> {
     let verified = match name {
         Some(name) => stored::verify(store, name)?,
         None => {
-            let (newest, skipped) = stored::newest_verified(store)?;
-            for over in skipped {
-                tracing::warn!("skipped checkpoint {}: {}", over.name, over.why);
-            }
             let none = || Error::Usage(format!("{} has no checkpoint that verifies", store.url()));
-            newest.ok_or_else(none)?.1
+            stored::newest_with_warnings(store)?.ok_or_else(none)?
         }
     };
     let engine_state = EngineState::read(&verified.manifest)?;

@@ -81,20 +81,10 @@ type Files = Vec<(&'static str, Vec<u8>)>;
 /// read. A newer checkpoint then exists, and this function tries that checkpoint.
 fn read(arguments: &cli::Export, labels: &CardLabels, progress: &Progress) -> Result<(Source, Files), Failure> {
     let is_named = split_checkpoint_url(&arguments.model).1.is_some();
-    for _ in 0..RETRIES {
-        let source = Source::open(arguments, progress)?;
-        match source.files(labels) {
-            Err(_) if !is_named && !source.is_there()? => {}
-            files => return Ok((source, files?)),
-        }
-    }
-    let source = Source::open(arguments, progress)?;
-    let files = source.files(labels)?;
-    Ok((source, files))
+    let open = || Source::open(arguments, progress);
+    let is_pruned = |source: &Source| Ok(!is_named && !source.is_there()?);
+    checkpoint::read_unless_pruned(open, |source| source.files(labels), is_pruned)
 }
-
-/// Maximum number of retries after a checkpoint was pruned.
-const RETRIES: usize = 10;
 
 /// A verified checkpoint, with the configuration and the vocabulary of its run.
 struct Source {

@@ -279,9 +279,9 @@ fn manifest(store: &Store, name: Option<&str>) -> Result<Manifest, Failure> {
     match name {
         Some(name) => checkpoint::read_manifest(store, name).map_err(wrong),
         None => {
-            let (newest, _) = checkpoint::newest_verified(store).map_err(Failure::failed)?;
+            let newest = checkpoint::newest_with_warnings(store).map_err(Failure::failed)?;
             let none = || Failure::usage(TeacherError::NoCheckpoint { url: store.url().to_owned() });
-            Ok(newest.ok_or_else(none)?.1.manifest)
+            Ok(newest.ok_or_else(none)?.manifest)
         }
     }
 }
