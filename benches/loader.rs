@@ -82,14 +82,14 @@ fn stage(global_batch: usize) -> Stage {
 }
 
 fn source(dataset: &Arc<Dataset>) -> SampleSource {
-    let (objective, test) = (Objective::default(), FaultInjection::default());
+    let (objective, fault_injection) = (Objective::default(), FaultInjection::default());
     SampleSource {
         mixture: Mixture::single(Arc::clone(dataset)),
         objective,
         phrases: None,
         seed: 1,
         shuffle: true,
-        test,
+        fault_injection,
     }
 }
 
@@ -103,7 +103,7 @@ fn options(batch: usize, world: usize, arguments: &Arguments) -> LoaderOptions {
         layout: lambert_plan::batch_partition::Layout::Padded,
         rank: 0,
         world_size: world,
-        shards: world,
+        batch_shards: world,
         max_threads,
         max_batch: batch,
     }

@@ -6,7 +6,7 @@ mod report;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lambert_config::run::{Backend, Stage, TeacherFacts};
+use lambert_config::run::{Backend, Stage, TeacherInfo};
 use lambert_config::{RunConfig, exit};
 use lambert_dataset::random::Key;
 use lambert_dataset::{Dataset, check_compatibility};
@@ -48,7 +48,7 @@ pub struct BenchOptions {
     pub steps: usize,
     /// Warmup steps.
     pub warmup: usize,
-    /// File with the facts on the teacher, as a run stores them. Its weights are random, too.
+    /// File with the description of the teacher, as a run stores it. The teacher's weights are random, too.
     pub teacher: Option<PathBuf>,
     /// True to print JSON.
     pub json: bool,
@@ -104,7 +104,7 @@ pub fn run(mut config: RunConfig, request: &BenchOptions) -> Result<i32, Error> 
     Ok(exit::DONE)
 }
 
-/// Inserts the facts on the teacher into a configuration that has one.
+/// Inserts the description of the teacher into a configuration that has one.
 fn read_teacher(config: &mut RunConfig, request: &BenchOptions) -> Result<(), Error> {
     let (teacher, hidden) = (&mut config.objective.teacher, config.model.hidden);
     let Some(teacher) = teacher else {
@@ -118,15 +118,15 @@ fn read_teacher(config: &mut RunConfig, request: &BenchOptions) -> Result<(), Er
     };
     let cannot = |error| Error::Usage(format!("--teacher: cannot read {}: {error}", path.display()));
     let text = std::fs::read_to_string(path).map_err(cannot)?;
-    let facts = TeacherFacts::parse(&text, &path.display().to_string())?;
-    if teacher.cosine_weight > 0.0 && facts.model.hidden != hidden {
-        let theirs = facts.model.hidden;
+    let info = TeacherInfo::parse(&text, &path.display().to_string())?;
+    if teacher.cosine_weight > 0.0 && info.model.hidden != hidden {
+        let theirs = info.model.hidden;
         return Err(Error::Usage(format!(
             "objective.teacher.cosine_weight: needs equal hidden sizes, but model.hidden is {hidden}, that of the teacher is {theirs}; \
              set it to 0"
         )));
     }
-    teacher.facts = Some(Box::new(facts));
+    teacher.info = Some(Box::new(info));
     Ok(())
 }
 
@@ -139,9 +139,10 @@ fn loader(
     samples: usize,
     steps: usize,
 ) -> Result<Loader, Error> {
-    let (objective, seed, test) = (stage.objective.of(&config.objective), config.run.seed, config.test.clone());
+    let (objective, seed, fault_injection) =
+        (stage.objective.of(&config.objective), config.run.seed, config.test.clone());
     let phrases = phrases(config, &mixture)?;
-    let source = SampleSource { mixture, objective, phrases, seed, shuffle: true, test };
+    let source = SampleSource { mixture, objective, phrases, seed, shuffle: true, fault_injection };
     let options = LoaderOptions {
         position: Position::default(),
         skipped: SkippedSamples::default(),
@@ -150,7 +151,7 @@ fn loader(
         layout,
         rank: 0,
         world_size: 1,
-        shards: 1,
+        batch_shards: 1,
         max_threads: HostShare::count().readers(),
         max_batch: samples,
     };
@@ -231,9 +232,9 @@ impl<'a> Bench<'a> {
             parameters
         };
         let state = torch::guard(|| TrainState::new(random(Architecture::of_run(config, layers, vocabulary))))?;
-        let facts = config.objective.teacher.as_ref().and_then(|teacher| teacher.facts.as_ref());
-        let teacher = facts.map(|facts| {
-            let model = Teacher::model(&facts.model, &config.model);
+        let info = config.objective.teacher.as_ref().and_then(|teacher| teacher.info.as_ref());
+        let teacher = info.map(|info| {
+            let model = Teacher::model(&info.model, &config.model);
             torch::guard(|| Teacher::new(random(Architecture::new(&model, model.layers, vocabulary)), model))
         });
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);

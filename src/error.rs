@@ -176,8 +176,8 @@ pub enum Error {
 
 impl Error {
     /// Creates an error for invalid configuration values that are found only by reading the datasets.
-    pub fn invalid_config(origin: &str, faults: Vec<ConfigIssue>) -> Self {
-        Self::Config(ConfigError::Invalid { origin: origin.to_owned(), issues: faults })
+    pub fn invalid_config(origin: &str, issues: Vec<ConfigIssue>) -> Self {
+        Self::Config(ConfigError::Invalid { origin: origin.to_owned(), issues })
     }
 
     /// CUDA message, if a GPU failed in a tensor operation, an all-reduce or a driver call.

@@ -9,7 +9,7 @@
 //! - [`masking`]: token masking, a pure function of (seed, epoch, sample)
 //! - [`model`]: embeddings, encoder and heads, over the parameters of the state
 //! - [`objective`]: training objective, as forward passes and their losses
-//! - [`optim`]: LAMB and AdamW
+//! - [`optim`]: LAMB, AdamW, StableAdamW and Muon
 //! - [`recovery`]: divergence guard and detection of damage
 //! - [`stages`]: start of a stage, model growth
 //! - [`checkpoint`]: loading and saving of the training state in the store of the run

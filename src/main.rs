@@ -302,7 +302,7 @@ fn prepare(session: &[PathBuf]) -> Result<(), Error> {
 }
 
 /// Trains, and reports a failure to the coordinator. If the run stopped early, returns `exit::DONE` under a
-/// coordinator and `exit::STOPPED` without one.
+/// coordinator and `exit::INTERRUPTED` without one.
 fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> Result<i32, Error> {
     let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
     let prepared = prepare(session);
@@ -316,7 +316,7 @@ fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> 
     match outcome {
         Ok(outcome) => {
             let by_hand = !control.is_connected();
-            Ok(if outcome != TrainOutcome::Done && by_hand { exit::STOPPED } else { exit::DONE })
+            Ok(if outcome != TrainOutcome::Done && by_hand { exit::INTERRUPTED } else { exit::DONE })
         }
         Err(failed) => {
             control.fail(&failed);
@@ -350,7 +350,7 @@ fn run_attempt(
         }
         outcome => outcome?,
     };
-    control.phase(WorkerPhase::Stop);
+    control.set_phase(WorkerPhase::Stop);
     // Report the result before the ranks disconnect. A rank that fails later does not change the result.
     control.flush();
     ranks.finish()?;
@@ -371,7 +371,7 @@ fn versions() -> Versions {
 /// Exits without waiting for the other ranks. The other ranks may hang in a collective that this rank
 /// has left, and the coordinator ends them.
 fn leave(control: Arc<Control>, failed: &Error) -> ! {
-    control.phase(WorkerPhase::Stop);
+    control.set_phase(WorkerPhase::Stop);
     // Dropping the last reference delivers pending messages, too. After the failure of a GPU, the session still has one.
     control.flush();
     drop(control);

@@ -113,11 +113,11 @@ fn each_kind_of_teacher_is_the_same_teacher() {
     let more = ["--set", "cluster.ranks=1", "--set", "checkpoint.keep=1", "--allow-change", "stage"];
     done(&[&["run", "--config", &later, "--run", &of_teacher], &more[..]].concat());
     assert!(!Path::new(&checkpoint).exists());
-    let facts = std::fs::read_to_string(format!("{by_run}/teacher.toml")).unwrap();
+    let info = std::fs::read_to_string(format!("{by_run}/teacher.toml")).unwrap();
     let more = ["--set", "stage.0.steps=18", "--allow-change", "stage"];
     train("by-run", &of_teacher, &more);
-    assert_eq!(std::fs::read_to_string(format!("{by_run}/teacher.toml")).unwrap(), facts);
-    assert!(facts.contains(&format!("checkpoint = {checkpoint:?}")), "{facts}");
+    assert_eq!(std::fs::read_to_string(format!("{by_run}/teacher.toml")).unwrap(), info);
+    assert!(info.contains(&format!("checkpoint = {checkpoint:?}")), "{info}");
 
     let name = checkpoints(&kept)[0].clone();
     let kept = format!("{kept}/checkpoints/{name}");
@@ -133,7 +133,7 @@ fn each_kind_of_teacher_is_the_same_teacher() {
     let manifest = |url: &str| read_json(url, &format!("checkpoints/{}/manifest.json", checkpoints(url)[0]));
     let recorded = manifest(&by_checkpoint)["state"]["teacher"]["weights_sha256"].clone();
     assert_eq!(manifest(&by_run)["state"]["teacher"]["weights_sha256"], recorded);
-    assert!(facts.contains(recorded.as_str().unwrap()), "{facts} {recorded}");
+    assert!(info.contains(recorded.as_str().unwrap()), "{info} {recorded}");
 
     // The copy of the folder is sufficient.
     std::fs::remove_dir_all(&folder).unwrap();
@@ -223,19 +223,18 @@ fn every_world_has_the_same_weights() {
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(refused.status.code() == Some(2) && said.contains("add --teacher with the file teacher.toml"), "{said}");
     // A teacher of 3 million more parameters takes more memory.
-    let facts = std::fs::read_to_string(format!("{}/teacher.toml", runs[0].0)).unwrap();
-    let wide = facts
-        .replace("\nhidden = 32\n", "\nhidden = 512\n")
-        .replace("\nintermediate = 64\n", "\nintermediate = 1024\n");
-    assert_ne!(facts, wide);
-    let peak = |name: &str, facts: &str| {
-        let file = dir.file(name, facts);
+    let info = std::fs::read_to_string(format!("{}/teacher.toml", runs[0].0)).unwrap();
+    let wide =
+        info.replace("\nhidden = 32\n", "\nhidden = 512\n").replace("\nintermediate = 64\n", "\nintermediate = 1024\n");
+    assert_ne!(info, wide);
+    let peak = |name: &str, info: &str| {
+        let file = dir.file(name, info);
         let output = bench(&["--teacher", &file, "--set", "objective.teacher.cosine_weight=0.0"]);
         let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         number(&report, "/peak_memory")
     };
-    let (narrow, wide) = (peak("narrow.toml", &facts), peak("wide.toml", &wide));
+    let (narrow, wide) = (peak("narrow.toml", &info), peak("wide.toml", &wide));
     assert!(wide > narrow + 12e6, "{narrow} {wide}");
     let refused = bench(&["--teacher", &dir.path("wide.toml")]);
     let said = String::from_utf8_lossy(&refused.stderr);
@@ -359,13 +358,13 @@ fn a_copy_that_is_not_complete_is_made_again() {
     for _ in 0..2 {
         done(&["checkpoint", "copy", &checkpoint, &copied_to]);
     }
-    let facts = format!("{copied_to}/teacher.toml");
-    let kept = std::fs::read_to_string(&facts).unwrap();
+    let info = format!("{copied_to}/teacher.toml");
+    let kept = std::fs::read_to_string(&info).unwrap();
     let hash = kept.lines().find(|line| line.starts_with("weights_sha256")).unwrap();
-    std::fs::write(&facts, kept.replace(hash, "weights_sha256 = \"other\"")).unwrap();
+    std::fs::write(&info, kept.replace(hash, "weights_sha256 = \"other\"")).unwrap();
     let refused = run(&["checkpoint", "copy", &checkpoint, &copied_to]);
     assert!(refused.code == 2 && refused.err.contains("the teacher differs"), "{}", refused.err);
-    std::fs::write(&facts, kept).unwrap();
+    std::fs::write(&info, kept).unwrap();
     // Without the teacher, the copy is used. It may even be named.
     std::fs::rename(&of_teacher, dir.path("away")).unwrap();
     let alone = start(&[]);

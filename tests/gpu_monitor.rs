@@ -164,7 +164,11 @@ fn errors_of_nvml_are_one_line_per_rank() {
             2,
             "GPU: its Xid errors are not reported: NVML",
         ),
-        (Some(&["-DUTILIZATION_RESULT=15"][..]), 2, "GPU: its values are not reported: NVML"),
+        (
+            Some(&["-DUTILIZATION_RESULT=15"][..]),
+            2,
+            "GPU: its utilization, memory, power and temperature are not reported: NVML",
+        ),
         (None, 0, "GPU"),
     ] {
         let (dir, run) = (TestDir::new(), "run");

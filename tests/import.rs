@@ -300,7 +300,7 @@ fn folders_that_contradict_themselves_are_refused_by_name() {
     refused(&set("config.json", "num_hidden_layers", json!(2_000_000_000)), "2000000000 layers; expected at most 1024");
     refused(
         &set("config.json", "type_vocab_size", json!(1)),
-        "config.json describes a model that lambert does not have: model.segments",
+        "config.json describes a model that lambert does not support: model.segments",
     );
     refused(
         &set("tokenizer_config.json", "do_lower_case", json!("false")),

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use crate::support::{self, Running, TestDir};
 use lambert_config::Layers;
-use lambert_config::run::{RunConfig, TeacherFacts};
+use lambert_config::run::{RunConfig, TeacherInfo};
 use lambert_dataset::Dataset;
 use lambert_plan::memory;
 
@@ -53,8 +53,8 @@ fn measure(dir: &TestDir, name: &str, sets: &[&str]) -> (f64, f64, f64) {
     let (mut config, dataset) =
         (Layers::default().parse::<RunConfig>(&config, "run.toml").unwrap(), Dataset::open(&data).unwrap());
     if let Some(teacher) = &mut config.objective.teacher {
-        let facts = std::fs::read_to_string(format!("{url}/teacher.toml")).unwrap();
-        teacher.facts = Some(TeacherFacts::parse(&facts, "teacher.toml").unwrap().into());
+        let info = std::fs::read_to_string(format!("{url}/teacher.toml")).unwrap();
+        teacher.info = Some(TeacherInfo::parse(&info, "teacher.toml").unwrap().into());
     }
     let (stage, sizes) = (&config.stage[0], dataset.sizes());
     let tokens = memory::max_micro_batch(stage, 1, sizes.sequence_length);

@@ -27,14 +27,14 @@ fn dataset(folder: &Path) -> Arc<Dataset> {
 }
 
 fn reader(dataset: &Arc<Dataset>, shuffle: bool) -> BatchReader {
-    let (objective, test) = (Objective::default(), FaultInjection::default());
+    let (objective, fault_injection) = (Objective::default(), FaultInjection::default());
     BatchReader::new(SampleSource {
         mixture: Mixture::single(Arc::clone(dataset)),
         objective,
         phrases: None,
         seed: 1,
         shuffle,
-        test,
+        fault_injection,
     })
     .unwrap()
 }
@@ -49,7 +49,7 @@ fn options(rank: usize, world: usize) -> LoaderOptions {
         layout: lambert_plan::batch_partition::Layout::Padded,
         rank,
         world_size: world,
-        shards: world,
+        batch_shards: world,
         max_threads: 4,
         max_batch: 300,
     }

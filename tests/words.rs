@@ -13,14 +13,14 @@ const MAX_PERCENT: f64 = 1.0;
 
 /// Types and variants of earlier versions that were replaced by standard terms.
 #[rustfmt::skip]
-const TYPES: [&str; 72] = [
+const TYPES: [&str; 77] = [
     "Apart", "Asks", "Card", "Chosen", "Clash", "Collected", "Cut", "Demand", "Detours", "Division", "Drawn", "Each",
     "Facts", "Filler", "Form", "FromWorkers", "GoBack", "Groups", "Guess", "Hidden", "Lane", "Lanes", "Lasting", "Later",
     "Leaf", "Life", "Lost", "Mark", "Meaning", "Meeting", "Memo", "Misfit", "Numbered", "Order", "OtherStarter", "Pace",
     "Passed", "PassedOver", "Passes", "Passing", "Patience", "People", "Pieces", "Proposed", "Prose", "Question",
     "Retreat", "RollCall", "Room", "Saved", "Saying", "Scene", "Sealed", "Seat", "Share", "Spec", "Standing", "Sums",
     "SumStream", "Term", "Test", "Told", "Tries", "Undone", "Wanted", "Watched", "Why", "Ran", "Planted",
-    "Auditor", "Eavesdropper", "Weather",
+    "Auditor", "BaseFacts", "Eavesdropper", "TeacherFacts", "TensorFault", "TrainedPart", "VocabularyFacts", "Weather",
 ];
 
 /// Functions and modules of earlier versions that were replaced by standard terms.

@@ -116,7 +116,7 @@ fn batches(arguments: &Arguments, pair: Pair, folder: &Path, count: usize) -> (V
         phrases: None,
         seed: 1,
         shuffle: true,
-        test: FaultInjection::default(),
+        fault_injection: FaultInjection::default(),
     };
     let batch = arguments.shape.batch();
     let (position, skipped) = (Position::default(), SkippedSamples::default());
@@ -128,7 +128,7 @@ fn batches(arguments: &Arguments, pair: Pair, folder: &Path, count: usize) -> (V
         layout: lambert_plan::batch_partition::Layout::Padded,
         rank: 0,
         world_size: 1,
-        shards: 1,
+        batch_shards: 1,
         max_threads: 1,
         max_batch: batch,
     };

@@ -8,7 +8,7 @@ folder=${1:-/tmp/lambert-slurm}
 [ "$0" != "$folder/down" ] && [ $# = 0 ] && [ "$(basename "$0")" = down ] && folder=$(dirname "$0")
 
 [ "$(id -u)" = 0 ] || { echo "slurm-sandbox: must be run as root" >&2; exit 1; }
-[ -f "$folder/user" ] || { echo "slurm-sandbox: there is none in $folder" >&2; exit 0; }
+[ -f "$folder/user" ] || { echo "slurm-sandbox: no sandbox in $folder" >&2; exit 0; }
 user=$(cat "$folder/user")
 
 # PATTERN SIGNAL: signals all processes whose environment contains PATTERN.

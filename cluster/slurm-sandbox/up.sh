@@ -149,4 +149,4 @@ await Slurm sh -c '[ "$(sinfo --noheader --Node --partition=batch --states=idle 
 # slurmctld accepts the user after an update from slurmdbd.
 # shellcheck disable=SC2016
 await "the user's account" sh -c 'scontrol show assoc_mgr flags=users | grep -q "UserName=$0"' "$user"
-echo "slurm-sandbox: $nodes nodes are up; $folder/as-user COMMAND is a command there, $folder/down takes it down"
+echo "slurm-sandbox: $nodes nodes are up; run commands with $folder/as-user COMMAND, remove the sandbox with $folder/down"

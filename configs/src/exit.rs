@@ -12,14 +12,14 @@ pub const DIVERGED: i32 = 65;
 /// worker (`EX_UNAVAILABLE`).
 pub const UNSUPERVISED: i32 = 69;
 /// Permanent failure, for example a damaged shard, or out of memory in a step. Do not retry (`EX_SOFTWARE`).
-pub const FINAL: i32 = 70;
+pub const PERMANENT_FAILURE: i32 = 70;
 /// A GPU failed in a way that the process cannot recover from (`EX_IOERR`).
 pub const GPU_FAILED: i32 = 74;
 /// Stopped by a signal, with a checkpoint. The same command resumes the run. A batch system should requeue the job
 /// (`EX_TEMPFAIL`).
-pub const STOPPED: i32 = 75;
+pub const INTERRUPTED: i32 = 75;
 /// Stopped by a user (`lambert stop`, Ctrl-C, scancel), with a checkpoint. Do not requeue (`EX_PROTOCOL`).
-pub const ENDED: i32 = 76;
+pub const STOPPED_BY_USER: i32 = 76;
 /// Another coordinator has taken over the run, or the run was moved or removed. Do not restart or requeue
 /// (`EX_NOPERM`).
-pub const REPLACED: i32 = 77;
+pub const TAKEN_OVER: i32 = 77;

@@ -50,7 +50,7 @@ pub use renamed::RENAMED;
 pub use replaced_tokens::ReplacedTokens;
 pub use restart::RestartLimits;
 pub use stage::{BatchRamp, Decay, Stage};
-pub use teacher::{Teacher, TeacherFacts};
+pub use teacher::{Teacher, TeacherInfo};
 pub use watch::Watch;
 
 /// Configuration of a training run.

@@ -19,6 +19,7 @@ mod buckets;
 mod corpus;
 mod duplicates;
 mod error;
+mod existing;
 mod fingerprints;
 mod finish;
 mod held_out;
@@ -185,7 +186,7 @@ fn run_with_limits(
         held_out,
         datasets,
     };
-    if let Some(datasets) = finish::existing_datasets(&job, threads, options.progress)? {
+    if let Some(datasets) = existing::existing_datasets(&job, threads, options.progress)? {
         if options.part.is_none() {
             job.remove_leftovers()?;
         }

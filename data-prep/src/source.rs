@@ -118,8 +118,8 @@ pub trait DocumentReader: Send {
 }
 
 /// Adds an issue for each unknown format and for each `documents` value that its format does not support.
-pub fn check_settings(config: &PrepConfig, faults: &mut Vec<ConfigIssue>) {
-    settings::check(FORMATS, config, faults);
+pub fn check_settings(config: &PrepConfig, issues: &mut Vec<ConfigIssue>) {
+    settings::check(FORMATS, config, issues);
 }
 
 /// Lists the source settings that have no effect because the format of the source does not read them.

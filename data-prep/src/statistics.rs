@@ -23,7 +23,7 @@ pub use summary::{
 };
 use tally::{Tally, TokenKinds};
 
-/// Extent of a read, and its threads.
+/// Options of a scan.
 pub struct ScanOptions<'a> {
     /// Number of threads.
     pub threads: usize,

@@ -63,7 +63,7 @@ fn a_split_by_cell_that_meets_the_share_keeps_its_bytes() {
         let (train, ..) = manifests(&report);
         assert_eq!(train.held_out, None);
         let share = report.held_out.unwrap();
-        assert!((share.reached / held_out - 1.0).abs() < 0.5, "{share:?}");
+        assert!((share.achieved / held_out - 1.0).abs() < 0.5, "{share:?}");
         report
             .datasets
             .iter()
@@ -87,7 +87,7 @@ fn one_book_is_split_into_blocks() {
     let report = run(&config, 2).unwrap();
     let (train, held_out, share) = manifests(&report);
     assert_divided(train, held_out);
-    assert!((0.04..0.06).contains(&share.reached), "{share:?}");
+    assert!((0.04..0.06).contains(&share.achieved), "{share:?}");
     assert_eq!(train.held_out.as_ref(), Some(share));
     // There are eight blocks, and some may be adjacent. The rest of the book is training data.
     let block = share.block_tokens.unwrap();
@@ -105,7 +105,7 @@ fn a_book_and_a_page_are_split_by_tokens() {
         let report = run(&books_config(folder.path(), &sizes), 1).unwrap();
         let (train, held_out, share) = manifests(&report);
         assert_divided(train, held_out);
-        assert!((0.04..0.06).contains(&share.reached) && share.block_tokens.is_some(), "{sizes:?}: {share:?}");
+        assert!((0.04..0.06).contains(&share.achieved) && share.block_tokens.is_some(), "{sizes:?}: {share:?}");
     }
 }
 
@@ -117,7 +117,7 @@ fn whole_documents_are_selected_if_they_meet_the_share() {
     let report = run(&books_config(folder.path(), &sizes), 1).unwrap();
     let (train, held_out, share) = manifests(&report);
     assert_divided(train, held_out);
-    assert!((0.04..0.06).contains(&share.reached), "{share:?}");
+    assert!((0.04..0.06).contains(&share.achieved), "{share:?}");
     assert_eq!((share.block_tokens, train.held_out.as_ref()), (None, Some(share)));
     assert_eq!(train.counts.documents + held_out.counts.documents, sizes.len() as u64, "no document is in both");
 }
@@ -169,7 +169,7 @@ fn an_indivisible_corpus_is_all_training_data() {
     config.samples.pair = Pair::None;
     let report = run(&config, 1).unwrap();
     assert_eq!(report.datasets.len(), 1);
-    assert_eq!(report.held_out.unwrap().reached, 0.0);
+    assert_eq!(report.held_out.unwrap().achieved, 0.0);
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn real_text_is_split_by_tokens() {
         let (train, held_out, share) = manifests(&report);
         eprintln!("{name}: {share:?}, {} and {} samples", train.counts.samples, held_out.counts.samples);
         assert_divided(train, held_out);
-        assert!((0.025..=0.075).contains(&share.reached), "{name}: {share:?}");
+        assert!((0.025..=0.075).contains(&share.achieved), "{name}: {share:?}");
     }
 }
 

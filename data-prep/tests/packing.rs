@@ -140,9 +140,9 @@ fn packing_defaults_to_single_documents_and_excludes_pairs() {
         serde_json::from_str(&format!("{{\"samples\": {{\"pair\": {samples}}}}}")).unwrap()
     };
     let faulty = |config: &PrepConfig| {
-        let mut faults = Vec::new();
-        config.check(&mut faults);
-        faults.iter().any(|fault| fault.to_string().contains("samples.packing"))
+        let mut issues = Vec::new();
+        config.check(&mut issues);
+        issues.iter().any(|issue| issue.to_string().contains("samples.packing"))
     };
     assert_eq!(parse("\"none\"").samples.packing, Packing::DocumentSentences);
     let full = parse("\"none\", \"packing\": \"full-sentences\"");

@@ -204,7 +204,7 @@ fn files_that_contradict_themselves_are_refused() {
         ("roberta", "/model/merges/3", json!(["a", "zzz"]), "model.merges: number 3, [\"a\",\"zzz\"], is not a merge"),
         ("roberta", "/model/merges/3", json!("a b c"), "number 3, \"a b c\", is not a merge"),
         ("roberta", "/model/vocab/Ġ", json!(7), "have the id 7"),
-        ("roberta", "/model/vocab/Ġ", json!(-7), "\"Ġ\" has the id -7; expected a text and an id below"),
+        ("roberta", "/model/vocab/Ġ", json!(-7), "\"Ġ\" has the id -7; expected a string and an id below"),
         ("roberta", "/model/vocab/Ġ", json!(604), "no token has the id"),
         ("roberta", "/pre_tokenizer", json!({"type": "Whitespace"}), "its pre_tokenizer is not ByteLevel"),
         ("roberta", "/pre_tokenizer", json!(null), "its pre_tokenizer is not ByteLevel"),

@@ -68,7 +68,7 @@ fn take_request(state: &mut CoordinatorState, at: Seconds, event: &Event) -> Vec
             let short = view.seconds_left.zip(state.history.last_save_seconds).filter(|(left, save)| save > left);
             return short.map(|(left, save)| Action::Note(Note::ShortOfTime { left, save })).into_iter().collect();
         }
-        Event::StopRequested => requests.stop = Some(StopReason::Person),
+        Event::StopRequested => requests.stop = Some(StopReason::User),
         Event::SaveRequested if !requests.save => {
             requests.save = true;
             return vec![Action::Note(Note::Saving)];

@@ -1,9 +1,9 @@
 //! The configuration in the store of a run.
 
-use lambert_config::run::TeacherFacts;
+use lambert_config::run::TeacherInfo;
 use lambert_config::{ConfigError, Layers, RunConfig};
 use lambert_store::Store;
-use lambert_store::run::{CONFIG, TEACHER_FACTS};
+use lambert_store::run::{CONFIG, TEACHER_INFO};
 
 use crate::failure::Failure;
 
@@ -28,14 +28,14 @@ pub fn text(store: &Store) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Parses the stored configuration of a run. If the run has a teacher, also reads the facts on it, unless there are none.
+/// Parses the stored configuration of a run. If the run has a teacher, also reads its description, if there is one.
 pub fn parse(text: &str, store: &Store) -> Result<RunConfig, ConfigError> {
     let mut config: RunConfig = Layers::from_sets(&[]).parse(text, &format!("{}/{CONFIG}", store.url()))?;
     if let Some(teacher) = &mut config.objective.teacher
-        && let Ok(bytes) = store.get_at_most(TEACHER_FACTS, LONGEST)
+        && let Ok(bytes) = store.get_at_most(TEACHER_INFO, LONGEST)
     {
-        let origin = format!("{}/{TEACHER_FACTS}", store.url());
-        teacher.facts = Some(Box::new(TeacherFacts::parse(&String::from_utf8_lossy(&bytes), &origin)?));
+        let origin = format!("{}/{TEACHER_INFO}", store.url());
+        teacher.info = Some(Box::new(TeacherInfo::parse(&String::from_utf8_lossy(&bytes), &origin)?));
     }
     Ok(config)
 }

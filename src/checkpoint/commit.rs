@@ -44,7 +44,7 @@ pub enum SaveOutcome {
     /// A tensor has an element that is not finite. The text names the tensor and the rank.
     NotFinite(String),
     /// Permanent failure: this attempt cannot save any more.
-    Lost(String),
+    Permanent(String),
 }
 
 impl SaveOutcome {
@@ -55,7 +55,7 @@ impl SaveOutcome {
             Self::Failed(_) => Decision::Failed,
             Self::ReplicasDiffer(_) => Decision::ReplicasDiffer,
             Self::NotFinite(_) => Decision::NotFinite,
-            Self::Lost(_) => Decision::Lost,
+            Self::Permanent(_) => Decision::Permanent,
         }
     }
 }
@@ -138,7 +138,7 @@ impl Commit {
     fn outcome(&mut self) -> SaveOutcome {
         match self.commit() {
             SaveOutcome::Failed(why) => match session::lease_loss(&self.lease) {
-                Some(lost) => SaveOutcome::Lost(error::chain(&lost)),
+                Some(lost) => SaveOutcome::Permanent(error::chain(&lost)),
                 None => SaveOutcome::Failed(why),
             },
             outcome => outcome,
@@ -188,7 +188,9 @@ fn failure_outcome(error: &lambert_store::Error) -> SaveOutcome {
     let message = error::chain(error);
     match error {
         // Another attempt has the lease of the run, or the manifest is invalid. A retry cannot succeed.
-        E::LeaseLost { .. } | E::LeaseGone { .. } | E::Refused { .. } | E::Exists { .. } => SaveOutcome::Lost(message),
+        E::LeaseLost { .. } | E::LeaseGone { .. } | E::Refused { .. } | E::Exists { .. } => {
+            SaveOutcome::Permanent(message)
+        }
         _ => SaveOutcome::Failed(message),
     }
 }
@@ -284,7 +286,7 @@ mod tests {
     #[test]
     fn a_false_entry_fails_the_save_and_keeps_the_previous_checkpoint() {
         let failed = |lie: fn(&mut [RankEntries; 2]), word: &str| match save(lie) {
-            (SaveOutcome::Failed(why) | SaveOutcome::Lost(why), newest, over) => {
+            (SaveOutcome::Failed(why) | SaveOutcome::Permanent(why), newest, over) => {
                 assert!(why.contains(word), "{why}");
                 assert_eq!((&*newest, over), (FIRST, vec![]), "{why}");
             }

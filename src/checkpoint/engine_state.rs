@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lambert_dataset::VocabularyFacts;
+use lambert_dataset::VocabularyInfo;
 use lambert_plan::timeline::EarlyStops;
 use lambert_store::checkpoint::Manifest;
 use serde::{Deserialize, Serialize};
@@ -58,7 +58,7 @@ pub struct EngineState {
     pub teacher: Option<TeacherRecord>,
     /// Vocabulary size and case.
     #[serde(flatten)]
-    pub vocabulary: VocabularyFacts,
+    pub vocabulary: VocabularyInfo,
 }
 
 /// Update counts.
@@ -79,7 +79,7 @@ impl EngineState {
             born: BTreeMap::new(),
             skipped_updates: state.skipped.updates,
             skipped_samples: state.skipped.samples,
-            skipped_by_dataset: state.skipped.by_dataset.clone(),
+            skipped_by_dataset: state.skipped.by_source.clone(),
             mixtures: state.mixtures.clone(),
             history: state.stages.history.clone(),
             spikes: state.stages.spikes.clone(),
@@ -88,7 +88,7 @@ impl EngineState {
             evaluation_pending: state.evaluation_pending,
             grown_from: state.stages.grown_from,
             teacher: None,
-            vocabulary: VocabularyFacts { size, lowercase },
+            vocabulary: VocabularyInfo { size, lowercase },
         }
     }
 
@@ -119,7 +119,7 @@ impl EngineState {
         state.skipped = Skipped {
             updates: self.skipped_updates,
             samples: self.skipped_samples,
-            by_dataset: self.skipped_by_dataset,
+            by_source: self.skipped_by_dataset,
         };
         state.stages = StageProgress {
             entered: Some(manifest.stage),

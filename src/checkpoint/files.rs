@@ -37,7 +37,7 @@ pub fn slices(specs: &[ParamSpec], range: &Range<usize>) -> Vec<Slice> {
 }
 
 /// Returns the range of a slice in the flat buffers; `None` if the model does not have the slice.
-pub fn place(specs: &[ParamSpec], slice: &Slice) -> Option<Range<usize>> {
+pub fn flat_range(specs: &[ParamSpec], slice: &Slice) -> Option<Range<usize>> {
     let spec = specs.iter().find(|spec| spec.name == slice.tensor)?;
     let end = slice.first.checked_add(slice.count).filter(|end| *end <= spec.count() as u64)?;
     Some(spec.first + slice.first as usize..spec.first + end as usize)
@@ -85,7 +85,7 @@ pub fn read(store: &Store, verified: &VerifiedCheckpoint, state: &mut TrainState
 fn fill(store: &Store, verified: &VerifiedCheckpoint, object: &str, targets: Vec<LoadTarget>) -> Result<(), Error> {
     let mut loader = TensorLoader::new(targets);
     stored::stream_object(store, verified, object, &mut loader)?;
-    loader.finish().map_or(Ok(()), |why| Err(fault(&verified.manifest, format!("{object}: {why}"))))
+    loader.finish().map_or(Ok(()), |why| Err(invalid_checkpoint(&verified.manifest, format!("{object}: {why}"))))
 }
 
 /// Returns the optimizer shards with their load targets. The slices of a shard determine its targets, so a checkpoint
@@ -95,9 +95,10 @@ fn parts(manifest: &Manifest, state: &TrainState) -> Result<Vec<(String, Vec<Loa
     let mut covered = Vec::new();
     let mut parts = Vec::new();
     for object in manifest.objects.iter().filter(|object| run::is_moments(&object.path)) {
-        let ranges = object.slices.iter().map(|slice| place(specs, slice)).collect::<Option<Vec<_>>>();
-        let ranges = ranges
-            .ok_or_else(|| fault(manifest, format!("{} has slices that the model does not have", object.path)))?;
+        let ranges = object.slices.iter().map(|slice| flat_range(specs, slice)).collect::<Option<Vec<_>>>();
+        let ranges = ranges.ok_or_else(|| {
+            invalid_checkpoint(manifest, format!("{} has slices that the model does not have", object.path))
+        })?;
         let shape = vec![ranges.iter().map(Range::len).sum()];
         let target = |name: &str, buffer| {
             let region = state.region(buffer, ranges.clone());
@@ -112,11 +113,13 @@ fn parts(manifest: &Manifest, state: &TrainState) -> Result<Vec<(String, Vec<Loa
     let all = covered.iter().map(Range::len).sum::<usize>() == specs.iter().map(ParamSpec::count).sum::<usize>();
     match once && all {
         true => Ok(parts),
-        false => Err(fault(manifest, "its optimizer shards do not cover every element exactly once".to_owned())),
+        false => {
+            Err(invalid_checkpoint(manifest, "its optimizer shards do not cover every element exactly once".to_owned()))
+        }
     }
 }
 
-fn fault(manifest: &Manifest, message: String) -> Error {
+fn invalid_checkpoint(manifest: &Manifest, message: String) -> Error {
     Error::Checkpoint { name: manifest.name(), message }
 }
 

@@ -7,7 +7,7 @@ use lambert_collective::Group;
 use lambert_config::RunConfig;
 use lambert_config::run::Objective;
 use lambert_control::EventKind;
-use lambert_dataset::VocabularyFacts;
+use lambert_dataset::VocabularyInfo;
 use lambert_dataset::tokenizer::VocabularyExtension;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::distillation::copied_tensors;
@@ -56,7 +56,7 @@ pub fn resume(
     let checkpoint = found.checkpoint.map(|verified| verified.manifest.name());
     found.rollbacks.iter().for_each(|record| rollback::skip_samples(record, &mut state));
     if session.is_first() {
-        session.control.event(EventKind::Started {
+        session.control.report_event(EventKind::Started {
             step: state.step,
             steps: timeline::total_steps(config, &state.stages.early_stops),
             checkpoint: checkpoint.clone(),
@@ -206,9 +206,9 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     let store = Store::open(run)?;
     let extension = vocabulary_extension(&StoredVocabulary::read(&store)?.bytes, datasets, run)?;
     let verified = stored::verify(&store, name)?;
-    let facts: Option<VocabularyFacts> = serde_json::from_value(verified.manifest.state.clone()).ok();
+    let info: Option<VocabularyInfo> = serde_json::from_value(verified.manifest.state.clone()).ok();
     // With another case handling, the files would not describe the data.
-    let is_same_case = facts.is_some_and(|facts| facts.lowercase == datasets.first().manifest().lowercase);
+    let is_same_case = info.is_some_and(|info| info.lowercase == datasets.first().manifest().lowercase);
     if session.is_first() && is_same_case && extension.is_none() {
         copy_tokenizer_files(&store, &session.store)?;
     }
@@ -314,30 +314,21 @@ pub fn read_chosen<T>(
     name: Option<&str>,
     read: impl Fn(&VerifiedCheckpoint, &EngineState) -> Result<T, Error>,
 ) -> Result<(VerifiedCheckpoint, EngineState, T), Error> {
-    let mut left = RETRIES;
-    loop {
-        let (verified, engine_state) = choose(store, name)?;
-        left -= 1;
-        match read(&verified, &engine_state) {
-            Err(_) if name.is_none() && left > 0 && !stored::is_committed(store, &verified.manifest.name())? => {}
-            read => return Ok((verified, engine_state, read?)),
-        }
-    }
+    let is_pruned = |(verified, _): &(VerifiedCheckpoint, EngineState)| {
+        Ok(name.is_none() && !stored::is_committed(store, &verified.manifest.name())?)
+    };
+    let select = || choose(store, name);
+    let ((verified, engine_state), found) =
+        stored::read_unless_pruned(select, |(verified, engine_state)| read(verified, engine_state), is_pruned)?;
+    Ok((verified, engine_state, found))
 }
-
-/// Maximum number of attempts to read the newest checkpoint while checkpoints are pruned.
-const RETRIES: usize = 10;
 
 fn choose(store: &Store, name: Option<&str>) -> Result<(VerifiedCheckpoint, EngineState), Error> {
     let verified = match name {
         Some(name) => stored::verify(store, name)?,
         None => {
-            let (newest, skipped) = stored::newest_verified(store)?;
-            for over in skipped {
-                tracing::warn!("skipped checkpoint {}: {}", over.name, over.why);
-            }
             let none = || Error::Usage(format!("{} has no checkpoint that verifies", store.url()));
-            newest.ok_or_else(none)?.1
+            stored::newest_with_warnings(store)?.ok_or_else(none)?
         }
     };
     let engine_state = EngineState::read(&verified.manifest)?;

@@ -27,7 +27,7 @@ impl RetryState {
     }
 
     /// True if the last save failed.
-    pub fn is_there(&self) -> bool {
+    pub fn has_failed(&self) -> bool {
         self.failures > 0
     }
 
@@ -43,7 +43,7 @@ impl RetryState {
 
     /// Time since the first of the consecutive failed saves began. If there is none, time since `began`, when the
     /// current save began.
-    pub fn lasts(&self, began: Instant) -> Duration {
+    pub fn failing_for(&self, began: Instant) -> Duration {
         self.since.unwrap_or(began).elapsed()
     }
 }
@@ -74,8 +74,8 @@ mod tests {
         let began = Instant::now() - Duration::from_secs(100);
         retry_state.add(began);
         retry_state.add(Instant::now());
-        assert!(retry_state.lasts(Instant::now()) >= Duration::from_secs(100));
+        assert!(retry_state.failing_for(Instant::now()) >= Duration::from_secs(100));
         retry_state.clear();
-        assert!(retry_state.lasts(Instant::now()) < Duration::from_secs(100));
+        assert!(retry_state.failing_for(Instant::now()) < Duration::from_secs(100));
     }
 }

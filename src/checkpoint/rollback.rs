@@ -72,7 +72,7 @@ fn next_start(own: RollbackPoint, loaded: AttemptStep, before: &[RollbackPoint],
 
 /// Adds the samples of a rollback to the skipped samples of `state`.
 pub fn skip_samples(record: &RollbackRecord, state: &mut TrainState) {
-    state.skipped.by_dataset.entry(record.dataset.clone()).or_default().add(record.samples.clone());
+    state.skipped.by_source.entry(record.dataset.clone()).or_default().add(record.samples.clone());
 }
 
 #[cfg(test)]

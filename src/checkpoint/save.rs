@@ -41,17 +41,17 @@ pub(super) enum Progress {
 
 impl Save {
     /// Collects the outcome of the commit thread of rank 0 if the thread has ended. A failure becomes permanent if
-    /// saves have failed for `limit` minutes, or if `stop_is_over` names an exceeded limit.
-    pub fn decide(&mut self, retry_state: &RetryState, limit: f64, stop_is_over: Option<String>) {
+    /// saves have failed for `limit` minutes, or if `exceeded_stop_limit` names an exceeded limit.
+    pub fn decide(&mut self, retry_state: &RetryState, limit: f64, exceeded_stop_limit: Option<String>) {
         let Progress::Committing(thread) = &mut self.progress else { return };
         let Some(thread) = thread.take_if(|thread| thread.is_finished()) else { return };
         let (outcome, records) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let lasts = retry_state.lasts(self.began).as_secs_f64() / 60.0;
-        let outcome = match (outcome, stop_is_over) {
-            (SaveOutcome::Failed(why), _) if lasts >= limit => SaveOutcome::Lost(format!(
+        let lasts = retry_state.failing_for(self.began).as_secs_f64() / 60.0;
+        let outcome = match (outcome, exceeded_stop_limit) {
+            (SaveOutcome::Failed(why), _) if lasts >= limit => SaveOutcome::Permanent(format!(
                 "all saves have failed for {lasts:.1} minutes (checkpoint.give_up_minutes = {limit}): {why}"
             )),
-            (SaveOutcome::Failed(why), Some(over)) => SaveOutcome::Lost(format!("not saved {over}: {why}")),
+            (SaveOutcome::Failed(why), Some(over)) => SaveOutcome::Permanent(format!("not saved {over}: {why}")),
             (outcome, _) => outcome,
         };
         self.progress = Progress::Decided(outcome, records);

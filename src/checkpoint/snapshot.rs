@@ -144,7 +144,7 @@ impl Snapshot {
             weights: (rank == 0).then(|| SnapshotFile::new(Arc::clone(kernels), weights)).transpose()?,
             moments: SnapshotFile::new(Arc::clone(kernels), moments)?,
             name: run::moments(rank, world),
-            ranges: slices.iter().filter_map(|slice| files::place(specs, slice)).collect(),
+            ranges: slices.iter().filter_map(|slice| files::flat_range(specs, slice)).collect(),
             slices,
         })
     }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use lambert_config::run::TeacherFacts;
+use lambert_config::run::TeacherInfo;
 use lambert_plan::architecture::Architecture;
 use lambert_store::checkpoint::{self as stored, Manifest};
-use lambert_store::run::{self, TEACHER, TEACHER_FACTS, WEIGHTS};
+use lambert_store::run::{self, TEACHER, TEACHER_INFO, WEIGHTS};
 use lambert_store::{Store, StoredVocabulary, hash};
 
 use super::resume::read_model;
@@ -22,26 +22,26 @@ use crate::worker::session::{self, Session};
 /// The teacher cannot be read, is damaged, or is not the one that the first start of the run has read.
 pub fn read_teacher(session: &Session, datasets: &Datasets) -> Result<Option<Teacher>, Error> {
     let Some(configured) = &session.config.objective.teacher else { return Ok(None) };
-    let facts = configured.facts.as_ref().ok_or_else(|| {
+    let info = configured.info.as_ref().ok_or_else(|| {
         let message =
-            format!("objective.teacher: {} has no {TEACHER_FACTS}; run it with `lambert run`", session.store.url());
+            format!("objective.teacher: {} has no {TEACHER_INFO}; run it with `lambert run`", session.store.url());
         Error::Usage(message)
     })?;
-    let (store, name) = (session.store.join(TEACHER)?, checkpoint_name(facts)?);
+    let (store, name) = (session.store.join(TEACHER)?, checkpoint_name(info)?);
     let verified = stored::verify_weights(&store, &name)?;
-    check(facts, &store, &verified.manifest, datasets)?;
+    check(info, &store, &verified.manifest, datasets)?;
     let (theirs, _) = session::read_config(&store)?;
     let vocabulary = datasets.first().manifest().vocabulary.size;
-    let architecture = Architecture::of_run(&theirs, facts.model.layers, vocabulary);
+    let architecture = Architecture::of_run(&theirs, info.model.layers, vocabulary);
     let mut parameters = read_model(Arc::clone(&session.kernels), &store, &verified, architecture)?;
-    let model = Teacher::model(&facts.model, &session.config.model);
+    let model = Teacher::model(&info.model, &session.config.model);
     torch::guard(|| parameters.keep_bf16_copy(model::compute_dtype(&model)))?;
     Ok(Some(Teacher::new(parameters, model)))
 }
 
 /// Returns the name of the checkpoint in the copy of the teacher.
-fn checkpoint_name(facts: &TeacherFacts) -> Result<String, Error> {
-    let Some(url) = &facts.checkpoint else { return Ok(run::imported_checkpoint()) };
+fn checkpoint_name(info: &TeacherInfo) -> Result<String, Error> {
+    let Some(url) = &info.checkpoint else { return Ok(run::imported_checkpoint()) };
     let (_, name) = run::split_checkpoint_url(url);
     name.map(str::to_owned).ok_or_else(|| {
         let expected = run::CHECKPOINT_URL;
@@ -49,12 +49,12 @@ fn checkpoint_name(facts: &TeacherFacts) -> Result<String, Error> {
     })
 }
 
-/// Compares the checkpoint and its vocabulary with the stored facts and with the dataset.
-fn check(facts: &TeacherFacts, store: &Store, manifest: &Manifest, datasets: &Datasets) -> Result<(), Error> {
+/// Compares the checkpoint and its vocabulary with the stored description and with the dataset.
+fn check(info: &TeacherInfo, store: &Store, manifest: &Manifest, datasets: &Datasets) -> Result<(), Error> {
     let (url, name) = (store.url(), manifest.name());
     let found = manifest.object(WEIGHTS).map_or("", |entry| &entry.sha256);
-    if found != facts.weights_sha256 {
-        let expected = &facts.weights_sha256;
+    if found != info.weights_sha256 {
+        let expected = &info.weights_sha256;
         return Err(Error::Usage(format!(
             "objective.teacher: {name} of {url} has the weights {found}, but this run was started with a teacher of the weights \
              {expected}; put that teacher back, or start another run"

@@ -19,11 +19,11 @@ pub struct TeacherRecord {
 impl TeacherRecord {
     /// Returns the record of the teacher of a run; `None` without a teacher.
     pub fn of(config: &RunConfig) -> Option<Self> {
-        let facts = config.objective.teacher.as_ref()?.facts.as_ref()?;
+        let info = config.objective.teacher.as_ref()?.info.as_ref()?;
         Some(Self {
-            weights_sha256: facts.weights_sha256.clone(),
-            config_sha256: facts.config_sha256.clone(),
-            model: Some(facts.model.clone()),
+            weights_sha256: info.weights_sha256.clone(),
+            config_sha256: info.config_sha256.clone(),
+            model: Some(info.model.clone()),
         })
     }
 
@@ -47,13 +47,13 @@ impl TeacherRecord {
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::run::{Precision, Teacher, TeacherFacts};
+    use lambert_config::run::{Precision, Teacher, TeacherInfo};
 
     use super::*;
     use crate::checkpoint::EngineState;
 
     fn config(weights: Option<&str>) -> RunConfig {
-        let facts = |weights: &str| TeacherFacts {
+        let info = |weights: &str| TeacherInfo {
             checkpoint: None,
             weights_sha256: weights.to_owned(),
             config_sha256: "c".to_owned(),
@@ -62,7 +62,7 @@ mod tests {
         };
         let mut config = RunConfig::default();
         config.objective.teacher =
-            weights.map(|weights| Teacher { facts: Some(Box::new(facts(weights))), ..Teacher::default() });
+            weights.map(|weights| Teacher { info: Some(Box::new(info(weights))), ..Teacher::default() });
         config
     }
 
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(record.incompatibility(&config(None)), None);
         let with = |model: Model| {
             let mut config = config(Some("a"));
-            config.objective.teacher.as_mut().unwrap().facts.as_mut().unwrap().model = model;
+            config.objective.teacher.as_mut().unwrap().info.as_mut().unwrap().model = model;
             config
         };
         let same = Model { dropout: 0.0, precision: Precision::Bf16, ..Model::default() };

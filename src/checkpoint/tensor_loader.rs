@@ -3,14 +3,10 @@
 
 use std::ops::Range;
 
-use lambert_store::checkpoint::ObjectSink;
+use lambert_store::checkpoint::{HEADER_LENGTH_BYTES, MAX_HEADER_BYTES, ObjectSink};
 use safetensors::tensor::{Dtype, Metadata};
 
 use crate::state::Region;
-
-const LENGTH: usize = size_of::<u64>();
-/// Limit on the header size, bytes. The headers of real models have a few kilobytes.
-const MAX_HEADER_BYTES: u64 = 16 << 20;
 
 /// Destination of a tensor.
 pub struct LoadTarget {
@@ -50,11 +46,11 @@ impl TensorLoader {
 
     /// Consumes the header bytes of `piece` and returns the rest.
     fn take_header<'p>(&mut self, piece: &'p [u8]) -> Result<&'p [u8], String> {
-        let length = self.head.first_chunk::<LENGTH>().map(|length| u64::from_le_bytes(*length));
+        let length = self.head.first_chunk::<HEADER_LENGTH_BYTES>().map(|length| u64::from_le_bytes(*length));
         if let Some(length) = length.filter(|length| !(1..=MAX_HEADER_BYTES).contains(length)) {
             return Err(format!("it claims a header of {length} bytes, 1 to {MAX_HEADER_BYTES} are valid"));
         }
-        let missing = LENGTH + length.unwrap_or(0) as usize - self.head.len();
+        let missing = HEADER_LENGTH_BYTES + length.unwrap_or(0) as usize - self.head.len();
         let (now, rest) = piece.split_at(missing.min(piece.len()));
         self.head.extend_from_slice(now);
         if now.len() == missing && length.is_some() {
@@ -64,7 +60,8 @@ impl TensorLoader {
     }
 
     fn plan(&self) -> Result<CopyPlan, String> {
-        let metadata: Metadata = serde_json::from_slice(&self.head[LENGTH..]).map_err(|error| error.to_string())?;
+        let metadata: Metadata =
+            serde_json::from_slice(&self.head[HEADER_LENGTH_BYTES..]).map_err(|error| error.to_string())?;
         let known = |name: &&String| self.targets.iter().any(|target| target.name == name.as_str());
         if let Some(alien) = metadata.offset_keys().iter().find(|name| !known(name)) {
             return Err(format!("it has the unknown tensor {alien}"));

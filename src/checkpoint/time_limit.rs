@@ -49,7 +49,7 @@ impl SaveTimeLimit {
 
     /// Judges a save that began `took` ago. `stopping` is the time since the stop request; `None` without a request.
     pub fn judge(&self, took: Duration, stopping: Option<Duration>) -> SaveTiming {
-        if let Some(message) = self.stop_is_over(stopping) {
+        if let Some(message) = self.exceeded_stop_limit(stopping) {
             return SaveTiming::Over(message);
         }
         match took.as_secs_f64() {
@@ -61,7 +61,7 @@ impl SaveTimeLimit {
 
     /// Returns the limit on the time since a stop request, as text, if a stop was requested `stopping` ago and the
     /// limit is exceeded.
-    pub fn stop_is_over(&self, stopping: Option<Duration>) -> Option<String> {
+    pub fn exceeded_stop_limit(&self, stopping: Option<Duration>) -> Option<String> {
         let over = stopping.is_some_and(|stopping| stopping.as_secs_f64() >= self.stop);
         over.then(|| format!("within {} s of the request to stop (cluster.limits.stop_seconds)", self.stop))
     }
@@ -128,8 +128,8 @@ mod tests {
         assert_eq!(judge(&limit, 600.0, Some(29.0)), SaveTiming::InTime);
         let over = "within 30 s of the request to stop (cluster.limits.stop_seconds)";
         assert_eq!(judge(&limit, 1.0, Some(30.0)), SaveTiming::Over(over.into()));
-        assert_eq!(limit.stop_is_over(Some(Duration::from_secs(31))).as_deref(), Some(over));
-        assert_eq!(limit.stop_is_over(None), None);
+        assert_eq!(limit.exceeded_stop_limit(Some(Duration::from_secs(31))).as_deref(), Some(over));
+        assert_eq!(limit.exceeded_stop_limit(None), None);
     }
 
     #[test]

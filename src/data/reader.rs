@@ -106,7 +106,7 @@ impl BatchReader {
         let objective = &self.source.objective;
         let masked_tokens = lengths.iter().map(|length| objective.predictions(usize::from(*length)) as u64).sum();
 
-        let (shards, budget, layout) = (options.shards, options.micro_batch_tokens, options.layout);
+        let (shards, budget, layout) = (options.batch_shards, options.micro_batch_tokens, options.layout);
         let partitions = match request.split_key {
             None => vec![BatchPartition::new(&lengths, shards, budget, layout)],
             Some(key) => halves(lengths.len(), key)
@@ -212,6 +212,6 @@ fn masked(source: &SampleSource, vocab: &MaskVocab, samples: &Samples, draw: Dra
         segment_b_start: samples.segment_b_start[location.row],
         pair_label: pair.then(|| samples.pair_label[location.row]),
         masked_tokens,
-        loss_scale: source.test.factor(number),
+        loss_scale: source.fault_injection.factor(number),
     }
 }

@@ -25,7 +25,7 @@ pub struct SampleSource {
     /// True if each epoch is shuffled. An evaluation is not shuffled, so it reads in file order.
     pub shuffle: bool,
     /// Fault injection for tests.
-    pub test: FaultInjection,
+    pub fault_injection: FaultInjection,
 }
 
 /// Batch and sharding parameters of a loader.
@@ -47,7 +47,7 @@ pub struct LoaderOptions {
     pub world_size: usize,
     /// Number of shards of a global batch, distributed evenly over the ranks. There is one shard per rank or, with
     /// `all_reduce.canonical`, a fixed number of shards for every world size.
-    pub shards: usize,
+    pub batch_shards: usize,
     /// Maximum number of reader threads.
     pub max_threads: usize,
     /// Maximum number of samples per global batch.
@@ -78,7 +78,7 @@ impl LoaderOptions {
 
     /// Indices of the shards that this rank computes.
     pub fn own_shards(&self) -> Range<usize> {
-        self.shards * self.rank / self.world_size..self.shards * (self.rank + 1) / self.world_size
+        self.batch_shards * self.rank / self.world_size..self.batch_shards * (self.rank + 1) / self.world_size
     }
 }
 

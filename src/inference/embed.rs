@@ -86,17 +86,21 @@ pub struct EmbedOptions {
 pub struct EmbedSummary {
     /// Texts.
     pub texts: u64,
-    /// Texts that were cut to the positions of the model.
-    pub cut: u64,
+    /// Texts that were truncated to the maximum length of the model.
+    pub truncated: u64,
     /// Elements of an embedding.
     pub width: usize,
 }
 
 impl std::fmt::Display for EmbedSummary {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { texts, cut, width } = self;
+        let Self { texts, truncated, width } = self;
         write!(f, "wrote {texts} embeddings of {width} elements")?;
-        if *cut > 0 { write!(f, "; {cut} texts were cut to the positions of the model") } else { Ok(()) }
+        if *truncated > 0 {
+            write!(f, "; {truncated} texts were truncated to the model's maximum length")
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -118,7 +122,7 @@ pub fn embed(model: &LoadedModel, options: &EmbedOptions, progress: &Progress) -
         }
         let encoded: Vec<EncodedText> = texts.iter().map(|text| EncodedText::new(model, text)).collect();
         summary.texts += texts.len() as u64;
-        summary.cut += encoded.iter().filter(|text| text.is_cut).count() as u64;
+        summary.truncated += encoded.iter().filter(|text| text.is_truncated).count() as u64;
         let vectors = torch::guard(|| vectors(objective.encoder(), &encoded, options))?;
         file.write(&texts, &encoded, vectors)?;
         progress.set_done(summary.texts);

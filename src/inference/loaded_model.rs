@@ -53,15 +53,15 @@ impl LoadedModel {
         let (kernels, _) = ComputeDevice::load(&config.device, config.cluster.all_reduce.backend)?
             .kernels(None, config.model.precision)?;
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
-        let (verified, facts, parameters) = checkpoint::read_chosen(&store, name, |verified, facts| {
+        let (verified, info, parameters) = checkpoint::read_chosen(&store, name, |verified, info| {
             let layers = config.depth(verified.manifest.stage);
-            let architecture = Architecture::of_run(&config, layers, facts.vocabulary.size);
+            let architecture = Architecture::of_run(&config, layers, info.vocabulary.size);
             checkpoint::read_model(Arc::clone(&kernels), &store, verified, architecture)
         })?;
         let manifest = &verified.manifest;
         let layers = config.depth(manifest.stage);
         let vocabulary = StoredVocabulary::read(&store)?.bytes;
-        let tokenizer = facts.vocabulary.tokenizer(&vocabulary)?;
+        let tokenizer = info.vocabulary.tokenizer(&vocabulary)?;
         let vocabulary_sha256 = lambert_store::hash::sha256(&vocabulary);
         Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256 })
     }

@@ -25,8 +25,9 @@ pub struct TextScore {
     pub log_likelihood: f64,
     /// Number of tokens, without \[CLS\] and \[SEP\].
     pub tokens: usize,
-    /// True if the text was cut to the positions of the model.
-    pub is_cut: bool,
+    /// True if the text was truncated to the maximum length of the model.
+    #[serde(rename = "is_cut")]
+    pub is_truncated: bool,
     /// The text.
     pub text: String,
 }
@@ -46,7 +47,7 @@ impl TextScore {
 pub fn score_lines(model: &LoadedModel, input: &Path, json: bool, progress: &Progress) -> Result<(), Error> {
     let mut lines = Lines::open(input)?;
     let objective = model.objective();
-    let (mut sum, mut tokens, mut texts, mut cut) = (0.0, 0, 0_u64, 0_u64);
+    let (mut sum, mut tokens, mut texts, mut truncated) = (0.0, 0, 0_u64, 0_u64);
     loop {
         let chunk = lines.next_chunk()?;
         if chunk.is_empty() {
@@ -55,7 +56,7 @@ pub fn score_lines(model: &LoadedModel, input: &Path, json: bool, progress: &Pro
         for text in chunk {
             let score = score(model, &objective, &text)?;
             (sum, tokens) = (sum + score.log_likelihood, tokens + score.tokens);
-            (texts, cut) = (texts + 1, cut + u64::from(score.is_cut));
+            (texts, truncated) = (texts + 1, truncated + u64::from(score.is_truncated));
             output::line(&match json {
                 true => serde_json::to_string(&score).map_err(Error::Json)?,
                 false => format!("{:.4}\t{:.4}\t{}\t{text}", score.log_likelihood, score.per_token(), score.tokens),
@@ -63,9 +64,9 @@ pub fn score_lines(model: &LoadedModel, input: &Path, json: bool, progress: &Pro
             progress.set_done(texts);
         }
     }
-    if cut > 0 {
+    if truncated > 0 {
         let most = model.config.model.positions;
-        tracing::warn!("{cut} of {texts} texts were cut to the {most} positions of the model");
+        tracing::warn!("{truncated} of {texts} texts were truncated to {most} tokens, the model's maximum");
     }
     let perplexity = (-sum / f64::from(tokens.max(1) as u32)).exp();
     tracing::info!("pseudo-perplexity {perplexity:.3} over {tokens} tokens of {texts} texts");
@@ -101,5 +102,10 @@ pub fn score(model: &LoadedModel, objective: &Objective, text: &str) -> Result<T
         }
         sum
     })?;
-    Ok(TextScore { log_likelihood, tokens: encoded.tokens(), is_cut: encoded.is_cut, text: text.to_owned() })
+    Ok(TextScore {
+        log_likelihood,
+        tokens: encoded.tokens(),
+        is_truncated: encoded.is_truncated,
+        text: text.to_owned(),
+    })
 }

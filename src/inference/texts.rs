@@ -74,18 +74,18 @@ pub struct EncodedText {
     /// Token ids with \[CLS\] and \[SEP\].
     pub ids: Vec<u32>,
     /// True if the text has more tokens than the model has positions.
-    pub is_cut: bool,
+    pub is_truncated: bool,
 }
 
 impl EncodedText {
-    /// Tokenizes a text, and cuts it to the positions of the model.
+    /// Tokenizes a text, and truncates it to the maximum length of the model.
     pub fn new(model: &LoadedModel, text: &str) -> Self {
         let special = model.tokenizer.special();
         let mut tokens = model.tokenizer.encode(text);
         let most = model.config.model.positions.saturating_sub(2);
-        let is_cut = tokens.len() > most;
+        let is_truncated = tokens.len() > most;
         tokens.truncate(most);
-        Self { ids: [&[special.cls], tokens.as_slice(), &[special.sep]].concat(), is_cut }
+        Self { ids: [&[special.cls], tokens.as_slice(), &[special.sep]].concat(), is_truncated }
     }
 
     /// Number of tokens without \[CLS\] and \[SEP\].

@@ -145,7 +145,7 @@ pub fn layout(config: &run::RunConfig, kernels: &dyn Kernels) -> Layout {
     };
     let fits = compute_dtype(model) == Kind::BFloat16 && !(is_keyed && model.drops_attention());
     let has_buckets = |model: &run::Model| model.position_buckets > 0;
-    let facts = config.objective.teacher.as_ref().and_then(|teacher| teacher.facts.as_ref());
+    let facts = config.objective.teacher.as_ref().and_then(|teacher| teacher.info.as_ref());
     let is_relative = has_buckets(model) || facts.is_some_and(|facts| has_buckets(&facts.model));
     match config.device.unpadded {
         Unpadded::Never => Layout::Padded,
@@ -237,7 +237,7 @@ impl Encoder {
             })
         };
         let segments: Vec<EncoderSegment> = network.segments.iter().enumerate().filter_map(code).collect();
-        let has_final_norm = network.has(|module| module.part == ModuleKind::FinalNorm);
+        let has_final_norm = network.has(|module| module.kind == ModuleKind::FinalNorm);
         let read_by_heads = network.segments.last().and_then(|heads| heads.inputs.first().copied());
         Self {
             network: network.number,

@@ -31,7 +31,7 @@ pub struct LossHistory {
 pub struct RecentStep {
     /// Number of steps completed before this step.
     pub before: u64,
-    /// Indices of the samples of this step in the dataset of the stage, counted over all epochs.
+    /// Sample numbers of this step in the mixture of the stage, counted over all epochs.
     pub samples: Range<u64>,
     /// True if loss and gradient were finite.
     #[serde(rename = "finite", alias = "sound")]

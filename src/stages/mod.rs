@@ -17,25 +17,25 @@ use crate::state::TrainState;
 use crate::state::plateau::PlateauTracker;
 use crate::torch::TorchError;
 
-/// Enters the stage of `place`, unless the state is already in that stage. Grows the model, resets the loss history and
+/// Enters the stage of `position`, unless the state is already in that stage. Grows the model, resets the loss history and
 /// the plateau tracker, and restarts the optimizer if configured. Returns true if the state was not yet in the stage.
 ///
 /// # Errors
 /// Out of memory while growing the model.
-pub fn enter(state: &mut TrainState, config: &RunConfig, place: &StagePosition<'_>) -> Result<bool, TorchError> {
-    if state.stages.entered == Some(place.index) {
+pub fn enter(state: &mut TrainState, config: &RunConfig, position: &StagePosition<'_>) -> Result<bool, TorchError> {
+    if state.stages.entered == Some(position.index) {
         return Ok(false);
     }
     let vocabulary = state.parameters.architecture().vocabulary();
-    let architecture = Architecture::of_run(config, place.stage.depth(&config.model), vocabulary);
-    growth::grow(state, architecture, &place.stage.growth)?;
+    let architecture = Architecture::of_run(config, position.stage.depth(&config.model), vocabulary);
+    growth::grow(state, architecture, &position.stage.growth)?;
     state.stages.history = LossHistory::default();
     state.stages.spikes.start_stage();
     state.stages.plateau = PlateauTracker::default();
-    if place.stage.restart_optimizer {
+    if position.stage.restart_optimizer {
         state.restart_optimizer();
     }
-    state.stages.entered = Some(place.index);
+    state.stages.entered = Some(position.index);
     Ok(true)
 }
 

@@ -44,7 +44,7 @@ mod tests {
         for spec in student.specs() {
             let layer = spec.id.layer.map(|layer| [2, 0][layer]);
             let (ours, theirs) = (read(&student, spec.id), read(&teacher, TensorId { layer, ..spec.id }));
-            let same = match spec.id.part {
+            let same = match spec.id.module {
                 ModuleKind::WordEmbeddings => 50 * 8,
                 ModuleKind::PredictionBias => 50,
                 _ => ours.len(),

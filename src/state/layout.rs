@@ -55,7 +55,7 @@ impl ParamSpec {
     pub fn group(&self) -> String {
         let own = match self.id.layer {
             Some(layer) => format!("layer.{layer}"),
-            None => self.id.part.group().to_owned(),
+            None => self.id.module.group().to_owned(),
         };
         match self.id.network {
             0 => own,
@@ -93,7 +93,7 @@ pub fn specs(architecture: &Architecture) -> Vec<ParamSpec> {
         }
     };
     let mut specs: Vec<ParamSpec> = architecture.tensors().into_iter().map(spec).collect();
-    place(&mut specs);
+    assign_offsets(&mut specs);
     specs
 }
 
@@ -106,7 +106,7 @@ pub fn final_elements(specs: &[ParamSpec], segments: usize) -> usize {
 
 /// Assigns aligned offsets to `specs`, in order. The elements between parameters are zero, and checkpoints do not
 /// include them.
-fn place(specs: &mut [ParamSpec]) {
+fn assign_offsets(specs: &mut [ParamSpec]) {
     let mut end = 0_usize;
     for spec in specs {
         spec.first = if spec.is_fused { end } else { end.next_multiple_of(ALIGNMENT) };

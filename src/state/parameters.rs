@@ -28,7 +28,7 @@ pub struct Parameters {
     views: Vec<Tensor>,
     /// For each set of fused parameters, the indices of their specs, and one view of all parameters of the set.
     fused: Vec<(Range<usize>, Tensor)>,
-    places: HashMap<TensorId, usize>,
+    indices: HashMap<TensorId, usize>,
 }
 
 /// Standard deviations of the initial weights.
@@ -68,10 +68,10 @@ impl Parameters {
         let specs = layout::specs(&architecture);
         let values = kernels.zeros(&[layout::elements(&specs) as i64], Kind::Float);
         let views = specs.iter().map(|spec| view(&values, spec).detach()).collect();
-        let places = specs.iter().enumerate().map(|(place, spec)| (spec.id, place)).collect();
+        let indices = specs.iter().enumerate().map(|(index, spec)| (spec.id, index)).collect();
         let fused = fused(&specs).into_iter().map(|rows| (rows.clone(), join(&values, &specs[rows]).detach()));
         let fused = fused.collect();
-        Self { kernels, values, bf16: None, architecture, specs, views, fused, places }
+        Self { kernels, values, bf16: None, architecture, specs, views, fused, indices }
     }
 
     /// Initializes the parameters as BERT does. Matrices are drawn from a normal distribution truncated at two standard
@@ -155,13 +155,13 @@ impl Parameters {
     /// # Panics
     /// The architecture has no such parameter.
     pub fn tensor(&self, id: TensorId) -> Tensor {
-        self.views[self.place(id)].shallow_clone()
+        self.views[self.index_of(id)].shallow_clone()
     }
 
     /// Returns a handle to a parameter and the parameters fused with it, stacked along the first dimension.
     pub fn fused(&self, id: TensorId) -> Tensor {
-        let place = self.place(id);
-        let found = self.fused.iter().find(|(numbers, _)| numbers.start == place);
+        let index = self.index_of(id);
+        let found = self.fused.iter().find(|(numbers, _)| numbers.start == index);
         found.unwrap_or_else(|| panic!("no parameter is fused with {id:?}")).1.shallow_clone()
     }
 
@@ -178,18 +178,18 @@ impl Parameters {
 
     /// Like [`Parameters::fused`], but in the compute dtype; `None` if the compute dtype is f32.
     pub fn bf16_joined(&self, id: TensorId) -> Option<Tensor> {
-        let rows = self.fused.iter().find(|(numbers, _)| numbers.start == self.place(id))?.0.clone();
+        let rows = self.fused.iter().find(|(numbers, _)| numbers.start == self.index_of(id))?.0.clone();
         self.bf16.as_ref().map(|bf16| join(bf16, &self.specs[rows]))
     }
 
     /// Name, shape and offset of a parameter.
     pub fn spec(&self, id: TensorId) -> &ParamSpec {
-        &self.specs[self.place(id)]
+        &self.specs[self.index_of(id)]
     }
 
     /// Returns name, shape and offset of a parameter, if the architecture has it.
     pub fn find(&self, id: TensorId) -> Option<&ParamSpec> {
-        self.places.get(&id).map(|place| &self.specs[*place])
+        self.indices.get(&id).map(|index| &self.specs[*index])
     }
 
     /// Copies the weights of a parameter to host memory.
@@ -210,8 +210,8 @@ impl Parameters {
         Region::new(Arc::clone(&self.kernels), self.values.shallow_clone(), ranges)
     }
 
-    fn place(&self, id: TensorId) -> usize {
-        *self.places.get(&id).unwrap_or_else(|| panic!("the model has no parameter {id:?}"))
+    fn index_of(&self, id: TensorId) -> usize {
+        *self.indices.get(&id).unwrap_or_else(|| panic!("the model has no parameter {id:?}"))
     }
 }
 
@@ -288,12 +288,12 @@ mod tests {
     fn padding_rows_are_zero_and_do_not_change_the_others() {
         let model = Model { pad_vocabulary_to: 8, tied_decoder: false, ..tiny() };
         let plain = Model { pad_vocabulary_to: 1, ..model.clone() };
-        let weights = |model: &Model, part: ModuleKind| {
+        let weights = |model: &Model, module: ModuleKind| {
             let parameters = Parameters::initialize(host(), Architecture::new(model, 1, 50), 1, 0.02);
-            parameters.read(parameters.spec(TensorId::new(part, ParamKind::Weight)))
+            parameters.read(parameters.spec(TensorId::new(module, ParamKind::Weight)))
         };
-        for part in [ModuleKind::WordEmbeddings, ModuleKind::Decoder] {
-            let (padded, plain) = (weights(&model, part), weights(&plain, part));
+        for module in [ModuleKind::WordEmbeddings, ModuleKind::Decoder] {
+            let (padded, plain) = (weights(&model, module), weights(&plain, module));
             assert_eq!((padded.len(), plain.len()), (56 * 8, 50 * 8));
             assert_eq!(padded[..plain.len()], plain);
             assert!(padded[plain.len()..].iter().all(|weight| *weight == 0.0));

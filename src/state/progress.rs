@@ -16,8 +16,8 @@ pub struct Skipped {
     pub updates: u64,
     /// Number of samples that were not drawn, or whose update was skipped.
     pub samples: u64,
-    /// Samples and shards to skip, by the sha256 of the dataset manifest.
-    pub by_dataset: BTreeMap<String, SkippedSamples>,
+    /// Skipped samples by mixture id, and skipped shards by the SHA-256 of the dataset manifest.
+    pub by_source: BTreeMap<String, SkippedSamples>,
 }
 
 /// Progress through the stages of a run.

@@ -98,7 +98,7 @@ pub fn evaluate(
         phrases: None,
         seed: 0,
         shuffle: false,
-        test: FaultInjection::default(),
+        fault_injection: FaultInjection::default(),
     };
     let options = LoaderOptions {
         position: Position::default(),
@@ -108,7 +108,7 @@ pub fn evaluate(
         layout: request.layout,
         rank: collective.rank(),
         world_size: collective.world_size(),
-        shards: request.parts.unwrap_or(collective.world_size()),
+        batch_shards: request.parts.unwrap_or(collective.world_size()),
         max_threads: 1,
         max_batch: BATCH,
     };

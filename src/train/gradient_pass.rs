@@ -87,7 +87,7 @@ impl GradientPass<'_> {
     ) -> Result<(), Error> {
         let session = self.session;
         let control = &session.control;
-        control.phase(WorkerPhase::Step);
+        control.set_phase(WorkerPhase::Step);
         let pending = match session.config.cluster.all_reduce.canonical {
             false => {
                 let passes = span!("forward and backward");
@@ -99,7 +99,7 @@ impl GradientPass<'_> {
                 }
                 drop(passes);
                 clock.end(Phase::ForwardBackward)?;
-                control.phase(WorkerPhase::AllReduce);
+                control.set_phase(WorkerPhase::AllReduce);
                 let _sum = span!("all-reduce");
                 all_reduce.finish(state)?;
                 pending
@@ -109,7 +109,7 @@ impl GradientPass<'_> {
                 let (pending, sum) = self.canonical(share, state)?;
                 drop(passes);
                 clock.end(Phase::ForwardBackward)?;
-                control.phase(WorkerPhase::AllReduce);
+                control.set_phase(WorkerPhase::AllReduce);
                 let _sum = span!("all-reduce");
                 gradients::all_reduce_exact(group, state, sum)?;
                 pending

@@ -61,7 +61,7 @@ pub enum TrainOutcome {
 pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Error> {
     let (collective, reducer) = (&mut *ranks.group, &mut *ranks.reducer);
     let _attempt = span!("attempt", number = session.lease.attempt());
-    session.control.phase(WorkerPhase::Load);
+    session.control.set_phase(WorkerPhase::Load);
     let datasets = Datasets::open(&session.config, &session.store)?;
     let budgets = micro_batch_size::settle(session, collective, &datasets)?;
     if session.is_first() && session.gpu.is_some() {
@@ -83,7 +83,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
     'stages: while let Some(place) = timeline::position(&session.config, &state.stages.early_stops, state.step) {
         let mixture = &datasets.stages[place.index];
         let stops = enter(session, collective, &mut saver, &mut state, &place)?;
-        session.control.phase(WorkerPhase::Load);
+        session.control.set_phase(WorkerPhase::Load);
         // Check for a stop request first, because growing the model and the first step of a grown model are slow.
         if stops || session.agree_on_stop(collective)? {
             return stop(session, collective, &mut saver, &state);
@@ -109,7 +109,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
                     continue 'stages;
                 }
             };
-            session.control.phase(WorkerPhase::Step);
+            session.control.set_phase(WorkerPhase::Step);
             saver.push(&mut record)?;
             report(session, &state, record);
             if let GuardVerdict::Rollback(plan) = agreed.verdict {
@@ -189,7 +189,7 @@ fn run_missed_evaluation(
         state.evaluation_pending = false;
         return Ok(());
     };
-    session.control.phase(WorkerPhase::Load);
+    session.control.set_phase(WorkerPhase::Load);
     let place = StagePosition { done: last.done + 1, ..last };
     StageRun::open(session, sources, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;
     if state.evaluation_pending { Ok(()) } else { saver.renew(collective, state) }
@@ -218,7 +218,7 @@ fn enter(
         saver.resize(state)?;
         if session.is_first() {
             let step = state.step;
-            session.control.event(EventKind::Grown { step, from, to, stage: place.stage.name.clone() });
+            session.control.report_event(EventKind::Grown { step, from, to, stage: place.stage.name.clone() });
         }
     }
     Ok(false)
@@ -226,7 +226,9 @@ fn enter(
 
 fn finish(session: &Session, saver: &Saver<'_>, state: &TrainState, outcome: TrainOutcome) -> TrainOutcome {
     if session.is_first() {
-        session.control.event(EventKind::Finished { step: state.step, stopped: outcome == TrainOutcome::Stopped });
+        session
+            .control
+            .report_event(EventKind::Finished { step: state.step, stopped: outcome == TrainOutcome::Stopped });
     }
     saver.finish();
     outcome
@@ -238,5 +240,5 @@ fn report(session: &Session, state: &TrainState, record: StepRecord) {
         // A closed standard output must not end the run.
         let _ = output::line(&line);
     }
-    session.control.step(state.step, session.is_first().then_some(record));
+    session.control.report_step(state.step, session.is_first().then_some(record));
 }

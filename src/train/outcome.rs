@@ -105,7 +105,7 @@ impl StepOutcome {
             GuardVerdict::Skip => {
                 state.skipped.updates += 1;
                 state.skipped.samples += samples.end - samples.start;
-                state.skipped.by_dataset.entry(mixture.clone()).or_default().add(samples.clone());
+                state.skipped.by_source.entry(mixture.clone()).or_default().add(samples.clone());
             }
         }
         let is_applied = verdict == GuardVerdict::Apply;

@@ -29,7 +29,7 @@ pub fn end_attempt(
     plan: RollbackPlan,
 ) -> Result<(), Error> {
     // Use the timeout of the save phase, because rank 0 writes to the store while the other ranks wait.
-    session.control.phase(WorkerPhase::Save);
+    session.control.set_phase(WorkerPhase::Save);
     // Finish the save in flight. This save has an earlier state, from which the next attempt may resume.
     saver.settle(collective)?;
     let written = match session.is_first() {
@@ -43,7 +43,7 @@ pub fn end_attempt(
     if word != [1] {
         return Err(Error::Peer("rank 0 could not write the rollback record"));
     }
-    event.into_iter().for_each(|event| session.control.event(event));
+    event.into_iter().for_each(|event| session.control.report_event(event));
     Ok(())
 }
 
@@ -95,11 +95,11 @@ pub fn skip_damaged_shards(
     let unread = gather(collective, mixture, error.as_ref())?;
     let shards: Option<Vec<(usize, usize)>> = unread.iter().map(|unread| unread.shard).collect();
     if let Some(shards) = shards.filter(|_| session.config.guard.damaged_shard == DamagedShard::Skip) {
-        let before = state.skipped.by_dataset.clone();
+        let before = state.skipped.by_source.clone();
         let (mut new, mut has_shards_left) = (0, true);
         for (place, shard) in shards {
             let dataset = &mixture.datasets()[place];
-            let skipped = state.skipped.by_dataset.entry(dataset.manifest_sha256().to_owned()).or_default();
+            let skipped = state.skipped.by_source.entry(dataset.manifest_sha256().to_owned()).or_default();
             new += usize::from(skipped.add_shard(shard));
             has_shards_left &= skipped.has_shards_left(dataset.manifest().shards.len());
         }
@@ -109,7 +109,7 @@ pub fn skip_damaged_shards(
             }
             return Ok(());
         }
-        state.skipped.by_dataset = before;
+        state.skipped.by_source = before;
     }
     save_and_fail(collective, saver, state, error)
 }

@@ -80,7 +80,7 @@ impl<'a> StageRun<'a> {
     ) -> Result<Self, Error> {
         let config = &session.config;
         let mixture = &datasets.stages[place.index];
-        let skipped = |id: &str| state.skipped.by_dataset.get(id).cloned().unwrap_or_default();
+        let skipped = |id: &str| state.skipped.by_source.get(id).cloned().unwrap_or_default();
         let manifests = mixture.datasets().iter().map(|dataset| dataset.manifest_sha256());
         let source = SampleSource {
             mixture: mixture.clone(),
@@ -88,7 +88,7 @@ impl<'a> StageRun<'a> {
             phrases: datasets.phrases.clone(),
             seed: config.run.seed,
             shuffle: true,
-            test: config.test.clone(),
+            fault_injection: config.test.clone(),
         };
         let options = LoaderOptions {
             position: position(state, mixture, config.run.seed),
@@ -98,7 +98,7 @@ impl<'a> StageRun<'a> {
             layout: model::layout(config, &*session.kernels),
             rank: session.rank,
             world_size: session.world,
-            shards: config.cluster.all_reduce.shards(session.world),
+            batch_shards: config.cluster.all_reduce.shards(session.world),
             max_threads: session.host.readers(),
             max_batch: place.stage.global_batch.max(place.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
         };
@@ -137,7 +137,7 @@ impl<'a> StageRun<'a> {
     ) -> Result<StepResult, Error> {
         let session = self.session;
         let mut whole = Stopwatch::start();
-        session.control.phase(WorkerPhase::Read);
+        session.control.set_phase(WorkerPhase::Read);
         let reading = span!("wait for samples");
         let Some(read) = self.loader.next_batch() else {
             self.loader.finish()?;
@@ -149,14 +149,14 @@ impl<'a> StageRun<'a> {
         drop(reading);
         let data_wait = whole.lap();
 
-        session.control.phase(WorkerPhase::Step);
+        session.control.set_phase(WorkerPhase::Step);
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
         let has_no_samples = unread.is_some();
         let pass = GradientPass { session, objective: &self.objective, batch: &batch, dropout, has_no_samples };
         let mut clock = PhaseClock::start(&*session.kernels)?;
         let stats = pass.gradient(state, collective, reducer, &mut clock).map_err(|error| self.explain(error))?;
 
-        session.control.phase(WorkerPhase::Step);
+        session.control.set_phase(WorkerPhase::Step);
         let updating = span!("update");
         let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
         let settings = session.config.optimizer.of_stage(self.place.stage.learning_rate);
@@ -174,7 +174,7 @@ impl<'a> StageRun<'a> {
         drop(updating);
         let PhaseSeconds { forward_backward, mut communication, optimizer } = clock.seconds()?;
 
-        session.control.phase(WorkerPhase::AllReduce);
+        session.control.set_phase(WorkerPhase::AllReduce);
         let agreeing = span!("agree");
         let mut watch = Stopwatch::start();
         let peak_memory = peak_memory::peak_memory(&*session.kernels).unwrap_or(0) as f64;
@@ -286,7 +286,7 @@ impl<'a> StageRun<'a> {
         let main = objectives::main(&config.objective);
         let loss = evaluation.scores.get(main.name).map_or(f64::NAN, |score| score.loss);
         if self.session.is_first() {
-            self.session.control.event(EventKind::Evaluation(evaluation));
+            self.session.control.report_event(EventKind::Evaluation(evaluation));
         }
         let StagePosition { stage, index, .. } = self.place;
         let done = self.done(state);
@@ -295,7 +295,7 @@ impl<'a> StageRun<'a> {
             if self.session.is_first() {
                 let steps = timeline::total_steps(config, &state.stages.early_stops);
                 let stage = stage.name.clone();
-                self.session.control.event(EventKind::Plateau { step: state.step, stage, done, steps });
+                self.session.control.report_event(EventKind::Plateau { step: state.step, stage, done, steps });
             }
         }
         Ok(best)
@@ -312,7 +312,7 @@ impl<'a> StageRun<'a> {
         if let Some(evaluation) = self.measure(state, collective, saver)? {
             saver.push_start(&evaluation)?;
             if self.session.is_first() {
-                self.session.control.event(EventKind::Evaluation(evaluation));
+                self.session.control.report_event(EventKind::Evaluation(evaluation));
             }
         }
         Ok(())
@@ -337,8 +337,8 @@ impl<'a> StageRun<'a> {
         let names = config.evaluation.extra.iter().map(|extra| extra.name.as_str());
         for (dataset, name) in self.datasets.held_out.iter().zip(std::iter::once("").chain(names)) {
             // Each dataset has the whole time limit of the phase.
-            control.phase(WorkerPhase::Load);
-            control.phase(WorkerPhase::Evaluate);
+            control.set_phase(WorkerPhase::Load);
+            control.set_phase(WorkerPhase::Evaluate);
             let request = EvalRequest {
                 dataset: dataset.clone(),
                 objective: config.evaluation_objective(),

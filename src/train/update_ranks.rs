@@ -34,11 +34,11 @@ impl Ranks for UpdateRanks<'_, '_> {
         // A rank whose GPU is slow must not be in the phase of the all-reduce.
         torch::guard(|| self.session.kernels.wait())?;
         self.clock.end(Phase::Optimizer)?;
-        self.session.control.phase(WorkerPhase::AllReduce);
+        self.session.control.set_phase(WorkerPhase::AllReduce);
         let _sum = span!("all-reduce of matrices");
         let bucket = self.session.config.cluster.all_reduce.bucket_elements(self.session.nccl);
         BucketedAllReduce::new(Some(&mut *self.reducer), bucket, false).within(range).finish(state)?;
-        self.session.control.phase(WorkerPhase::Step);
+        self.session.control.set_phase(WorkerPhase::Step);
         self.clock.end(Phase::Communication)?;
         Ok(())
     }

@@ -64,7 +64,7 @@ pub enum Decision {
     /// The state has elements that are not finite.
     NotFinite,
     /// Permanent failure: this attempt cannot save any more.
-    Lost,
+    Permanent,
     /// The outcome is unknown, because a write exceeded its time limit.
     Stuck,
 }
@@ -72,7 +72,7 @@ pub enum Decision {
 impl Decision {
     /// All decisions, by increasing precedence.
     const ALL: [Self; 6] =
-        [Self::Committed, Self::Failed, Self::ReplicasDiffer, Self::NotFinite, Self::Lost, Self::Stuck];
+        [Self::Committed, Self::Failed, Self::ReplicasDiffer, Self::NotFinite, Self::Permanent, Self::Stuck];
 }
 
 /// Result of a vote, equal on all ranks.
@@ -273,8 +273,8 @@ mod tests {
         let (once, stop) = (Directive::Checkpoint, Directive::CheckpointAndStop);
         let agreed = agree(&[message(once, Decision::Committed), message(once, Decision::Committed)]);
         assert_eq!((agreed.directive, agreed.decided), (once, Some(Decision::Committed)));
-        let agreed = agree(&[message(stop, Decision::Failed), message(once, Decision::Lost)]);
-        assert_eq!((agreed.directive, agreed.decided), (stop, Some(Decision::Lost)));
+        let agreed = agree(&[message(stop, Decision::Failed), message(once, Decision::Permanent)]);
+        assert_eq!((agreed.directive, agreed.decided), (stop, Some(Decision::Permanent)));
         let agreed = agree(&[message(stop, Decision::Stuck), message(once, Decision::NotFinite)]);
         assert_eq!(agreed.decided, Some(Decision::Stuck));
     }

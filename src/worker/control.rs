@@ -105,15 +105,15 @@ impl SharedControl {
 
 impl Control {
     /// Connects to the coordinator of attempt `attempt`, whose address is in the environment. If the coordinator does
-    /// not answer for `patience`, this process exits.
-    pub fn connect(rank: usize, attempt: u32, versions: Versions, patience: Duration) -> Self {
+    /// not answer for `coordinator_timeout`, this process exits.
+    pub fn connect(rank: usize, attempt: u32, versions: Versions, coordinator_timeout: Duration) -> Self {
         let shared = SharedControl::new(WorkerPhase::Join);
         let (Ok(url), Ok(secret)) = (std::env::var(URL_VARIABLE), std::env::var(TOKEN_VARIABLE)) else {
             return Self { shared, thread: None };
         };
         let (wake, woken) = crossbeam_channel::bounded(1);
         let signer = ReportSigner::new(SigningKey::new(&secret, attempt), rank);
-        let mut reporter = Reporter::new(rank, &url, signer, Arc::clone(&shared), versions, patience);
+        let mut reporter = Reporter::new(rank, &url, signer, Arc::clone(&shared), versions, coordinator_timeout);
         let thread = std::thread::Builder::new().name("control".to_owned()).spawn(move || reporter.serve(&woken)).ok();
         shared.state().wake = Some(wake);
         Self { shared, thread }
@@ -125,7 +125,7 @@ impl Control {
     }
 
     /// Sets the phase of the training thread.
-    pub fn phase(&self, phase: WorkerPhase) {
+    pub fn set_phase(&self, phase: WorkerPhase) {
         let mut state = self.shared.state();
         if state.phase != phase {
             (state.phase, state.since) = (phase, Instant::now());
@@ -133,7 +133,7 @@ impl Control {
     }
 
     /// Reports the number of completed steps and, on rank 0, the record of the last step.
-    pub fn step(&self, step: u64, record: Option<StepRecord>) {
+    pub fn report_step(&self, step: u64, record: Option<StepRecord>) {
         let mut state = self.shared.state();
         (state.step, state.since) = (step, Instant::now());
         match record {
@@ -157,7 +157,7 @@ impl Control {
     }
 
     /// Reports an event.
-    pub fn event(&self, kind: EventKind) {
+    pub fn report_event(&self, kind: EventKind) {
         self.shared.state().send(Message::Event(kind));
     }
 
@@ -239,7 +239,7 @@ struct Reporter {
     versions: Option<Versions>,
     heard: Instant,
     /// Time without a reply after which the coordinator counts as lost.
-    patience: Duration,
+    coordinator_timeout: Duration,
     /// Start of the current period of refused connections.
     refused: Option<Instant>,
     /// True if SIGTERM was received. Reports include this flag.
@@ -287,7 +287,7 @@ impl Reporter {
         signer: ReportSigner,
         shared: Arc<SharedControl>,
         versions: Versions,
-        patience: Duration,
+        coordinator_timeout: Duration,
     ) -> Self {
         // Ignore the proxies of the environment, which are for external hosts.
         let agent = ureq::Agent::config_builder().timeout_global(Some(REQUEST_TIMEOUT)).proxy(None).build().new_agent();
@@ -295,7 +295,7 @@ impl Reporter {
         let url = format!("{url}{REPORT_PATH}");
         let (versions, heard) = (Some(versions), Instant::now());
         let terminated = flag_on_sigterm();
-        Self { agent, url, signer, rank, host, shared, versions, heard, patience, refused: None, terminated }
+        Self { agent, url, signer, rank, host, shared, versions, heard, coordinator_timeout, refused: None, terminated }
     }
 
     /// Sends reports until the channel is closed and all messages are acknowledged.
@@ -360,7 +360,7 @@ impl Reporter {
             leave::exit_now(exit::USAGE);
         }
         let silent = self.heard.elapsed();
-        if silent > self.patience || is_over {
+        if silent > self.coordinator_timeout || is_over {
             tracing::error!("no reply from the coordinator for {} s ({error}); exiting", silent.as_secs());
             // Do not join the other threads. They compute, or they wait in MPI for ranks that exit in the same way.
             leave::exit_now(exit::UNSUPERVISED);

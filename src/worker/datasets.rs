@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use lambert_config::RunConfig;
 use lambert_config::run::Stage;
-use lambert_dataset::{Dataset, DatasetError, VocabularyFacts, check_compatibility};
+use lambert_dataset::{Dataset, DatasetError, VocabularyInfo, check_compatibility};
 use lambert_plan::{memory, mixture};
 use lambert_store::Store;
 use lambert_store::run::{CONFIG, MAX_PHRASES_BYTES, PHRASES};
@@ -39,12 +39,12 @@ impl Datasets {
         let mut used: Vec<(String, &Dataset)> = keys.zip(opened).map(|((key, _), dataset)| (key, &**dataset)).collect();
         let held_out_keys = held_out_keys.into_iter().map(|(key, _)| key);
         used.extend(held_out_keys.zip(held_out.iter().map(|dataset| &**dataset)));
-        let mut faults = Vec::new();
-        check_compatibility(config, &used, None, &mut faults);
+        let mut issues = Vec::new();
+        check_compatibility(config, &used, None, &mut issues);
         let data: Vec<memory::DatasetShape> = stages.iter().map(Mixture::shape).collect();
-        memory::check(config, &data, HostShare::count().ranks, &mut faults);
-        if !faults.is_empty() {
-            return Err(Error::invalid_config(CONFIG, faults));
+        memory::check(config, &data, HostShare::count().ranks, &mut issues);
+        if !issues.is_empty() {
+            return Err(Error::invalid_config(CONFIG, issues));
         }
         let dataset = &stages[0].datasets()[0];
         let phrases = match config.objective.phrases {
@@ -67,8 +67,8 @@ impl Datasets {
 /// words.
 pub fn tokenize_phrases(list: &[u8], name: &str, dataset: &Dataset) -> Result<Phrases, Error> {
     let manifest = dataset.manifest();
-    let facts = VocabularyFacts { size: manifest.vocabulary.size, lowercase: manifest.lowercase };
-    let tokenizer = facts.tokenizer(&dataset.vocabulary()?)?;
+    let info = VocabularyInfo { size: manifest.vocabulary.size, lowercase: manifest.lowercase };
+    let tokenizer = info.tokenizer(&dataset.vocabulary()?)?;
     let mut encoder = tokenizer.encoder();
     let text = String::from_utf8_lossy(list);
     let (mut phrases, mut known, mut all) = (Phrases::default(), 0_usize, 0_usize);

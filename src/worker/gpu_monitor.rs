@@ -75,7 +75,9 @@ fn watch(device: &NvmlDevice, reporter: &GpuReporter) {
     let mut errors = FirstError::default();
     let mut events = errors.log("its Xid errors are not reported", device.watch_xids());
     loop {
-        status.sample = errors.log("its values are not reported", device.sample()).unwrap_or_default();
+        status.sample = errors
+            .log("its utilization, memory, power and temperature are not reported", device.sample())
+            .unwrap_or_default();
         reporter.report(&status);
         let end = Instant::now() + PERIOD;
         while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {

@@ -34,7 +34,7 @@ pub fn settle(session: &Session, group: &mut dyn Group, datasets: &Datasets) -> 
     if session.is_first() {
         warnings.into_iter().for_each(|warning| session.warn(warning));
         let recorded = sizes.record(&chosen, budget.is_some())?;
-        let event = |(stage, tokens)| session.control.event(EventKind::MicroBatch { stage, tokens });
+        let event = |(stage, tokens)| session.control.report_event(EventKind::MicroBatch { stage, tokens });
         recorded.into_iter().for_each(event);
     }
     Ok(chosen)

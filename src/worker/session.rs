@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lambert_collective::{Endpoints, Group, local, mpi, nccl};
-use lambert_config::run::{Backend, Cluster, ReduceDtype, TeacherFacts};
+use lambert_config::run::{Backend, Cluster, ReduceDtype, TeacherInfo};
 use lambert_config::{Layers, RunConfig};
 use lambert_control::EventKind;
 use lambert_store::lease::Lease;
-use lambert_store::run::{CONFIG, TEACHER_FACTS};
+use lambert_store::run::{CONFIG, TEACHER_INFO};
 use lambert_store::{RetryPolicy, Store};
 use tch::Kind;
 
@@ -154,7 +154,7 @@ impl Session {
     /// Warns the user: through the coordinator, or in the log without a coordinator.
     pub fn warn(&self, message: String) {
         match self.control.is_connected() {
-            true => self.control.event(EventKind::Warning { message }),
+            true => self.control.report_event(EventKind::Warning { message }),
             false => tracing::warn!("{message}"),
         }
     }
@@ -205,19 +205,19 @@ pub fn read_config(store: &Store) -> Result<(RunConfig, String), Error> {
     let text = String::from_utf8(bytes.to_vec()).map_err(|_| Error::Usage(format!("{origin} is not UTF-8")))?;
     let mut config: RunConfig = Layers::default().parse(&text, &origin)?;
     if let Some(teacher) = &mut config.objective.teacher {
-        teacher.facts = teacher_facts(store)?.map(Box::new);
+        teacher.info = teacher_info(store)?.map(Box::new);
     }
     Ok((config, lambert_store::hash::sha256(&bytes)))
 }
 
-/// Reads the facts on the teacher of a run. `None` if the run has not been started yet.
-fn teacher_facts(store: &Store) -> Result<Option<TeacherFacts>, Error> {
-    let bytes = match store.get(TEACHER_FACTS) {
+/// Reads the description of the teacher of a run. `None` if the run has not been started yet.
+fn teacher_info(store: &Store) -> Result<Option<TeacherInfo>, Error> {
+    let bytes = match store.get(TEACHER_INFO) {
         Err(error) if error.is_not_found() => return Ok(None),
         found => found?,
     };
-    let origin = format!("{}/{TEACHER_FACTS}", store.url());
-    Ok(Some(TeacherFacts::parse(&String::from_utf8_lossy(&bytes), &origin)?))
+    let origin = format!("{}/{TEACHER_INFO}", store.url());
+    Ok(Some(TeacherInfo::parse(&String::from_utf8_lossy(&bytes), &origin)?))
 }
 
 /// Joins the ranks that the launcher started, and checks that their number is `world`.

@@ -236,7 +236,7 @@ fn losses_and_gradients(name: &str, golden: &Golden, onednn: bool) {
             undetermined.push((ours / theirs, theirs / size));
             continue;
         }
-        let idle = spec.id.part == ModuleKind::PredictionBias && !golden.model.tied_decoder;
+        let idle = spec.id.module == ModuleKind::PredictionBias && !golden.model.tied_decoder;
         assert_eq!(size == 0.0, idle, "{name}, {}", spec.name);
         assert!(difference <= limit, "{name}, {}: {difference:e} of {size:e}", spec.name);
         match is_key_bias(&spec.name) {

@@ -108,11 +108,11 @@ impl<T: DeserializeOwned> StepRecords<T> {
     }
 
     /// Like [`Self::refresh`], and calls `take` after each group of objects. `take` may move records out of `all` to keep
-    /// them in another form. Also calls `take` with [`Part::Reread`] before everything is read again.
+    /// them in another form. Also calls `take` with [`RefreshReason::Reread`] before everything is read again.
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn refresh_in_parts(&mut self, run: &Store, mut take: impl FnMut(&mut Self, Part)) -> Result<bool> {
+    pub fn refresh_in_parts(&mut self, run: &Store, mut take: impl FnMut(&mut Self, RefreshReason)) -> Result<bool> {
         let rollback_objects = run.list(ROLLBACKS)?;
         let rollbacks = match rollback_objects == self.rollback_objects {
             true => self.rollbacks.clone(),
@@ -128,7 +128,7 @@ impl<T: DeserializeOwned> StepRecords<T> {
         if read < self.tags.len() {
             *self = Self::default();
             read = 0;
-            take(self, Part::Reread);
+            take(self, RefreshReason::Reread);
         }
         let has_changed = read < objects.len() || rollbacks != self.rollbacks;
         (self.rollbacks, self.rollback_objects) = (rollbacks, rollback_objects);
@@ -143,7 +143,7 @@ impl<T: DeserializeOwned> StepRecords<T> {
                 self.add(from.attempt, &run.url_of(&object.path), object.modified, &bytes);
                 self.tags.insert(*from, object.tag.clone());
             }
-            take(self, Part::New);
+            take(self, RefreshReason::New);
         }
         Ok(has_changed)
     }
@@ -234,7 +234,7 @@ fn last_of_each_step<'a, T>(records: impl Iterator<Item = &'a RecordedStep<T>>) 
 
 /// Reason of a call in [`StepRecords::refresh_in_parts`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum RefreshReason {
     /// Records were added.
     New,
     /// Everything is read again; there are no records.

@@ -142,12 +142,12 @@ impl Failure {
             (_, Some(PermissionDenied | ReadOnlyFilesystem)) => ErrorClass::Denied,
             _ => ErrorClass::Other,
         };
-        Self { class, retry: Retry::Never, cause: Cause::new(chain(error)) }
+        Self { class, retry: Retry::Never, cause: Cause::new(chain_without_repeats(error)) }
     }
 
     fn remote(error: &object_store::Error) -> Self {
         use object_store::Error as E;
-        let text = chain(error);
+        let text = chain_without_repeats(error);
         let (class, retry) = match error {
             E::NotFound { .. } => (ErrorClass::NotFound, Retry::Never),
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => (ErrorClass::Denied, Retry::Never),
@@ -201,7 +201,7 @@ fn io_kind(error: &object_store::Error) -> Option<std::io::ErrorKind> {
 }
 
 /// Joins the messages of `error` and its sources. Skips a message that the text already contains.
-fn chain(error: &dyn std::error::Error) -> String {
+fn chain_without_repeats(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(source) = next {

@@ -50,8 +50,8 @@ pub fn in_transformers(file: &str) -> String {
     format!("{TRANSFORMERS}/{file}")
 }
 
-/// Facts on the teacher of the run.
-pub const TEACHER_FACTS: &str = "teacher.toml";
+/// Description of the teacher of the run.
+pub const TEACHER_INFO: &str = "teacher.toml";
 
 /// Prefix of the copy of the teacher.
 pub const TEACHER: &str = "teacher";

@@ -8,9 +8,9 @@ use crate::architecture::{Architecture, Head, ModuleKind, Network, SHAPING, Tens
 /// Keys of `[model]` that may differ between a model and the teacher whose layers it copies.
 const FREE: [&str; 5] = ["family", "layers", "positions", "segments", "pad_vocabulary_to"];
 
-/// Describes the network of a teacher. `None` as long as no facts on it are known.
+/// Describes the network of a teacher. `None` until the teacher has been read.
 pub fn network(teacher: &Teacher, vocabulary: usize) -> Option<Network> {
-    let model = &teacher.facts.as_ref()?.model;
+    let model = &teacher.info.as_ref()?.model;
     Some(Network::new(model, &[], model.layers, vocabulary))
 }
 
@@ -27,7 +27,7 @@ pub struct CopiedTensor {
 /// the teacher. The sentence-pair head starts from that of the teacher only if the teacher has one.
 ///
 /// # Errors
-/// The keys of the models, a layer or a tensor that does not fit, in words.
+/// A message that names the key, layer or tensor that does not fit.
 pub fn copied_tensors(
     (student, of_student): (&Architecture, &Model),
     (teacher, of_teacher): (&Architecture, &Model),
@@ -79,7 +79,7 @@ fn check_keys(student: &Model, teacher: &Model) -> Result<(), String> {
 /// their numbers of rows.
 fn fits(to: &Tensor, from: &Tensor) -> bool {
     let rows = |tensor: &Tensor| tensor.shape.first().map_or(0, |rows| rows - tensor.padding.unwrap_or(0));
-    let may_be_fewer = to.id.part == ModuleKind::PositionEmbeddings;
+    let may_be_fewer = to.id.module == ModuleKind::PositionEmbeddings;
     let fits = if may_be_fewer { rows(to) <= rows(from) } else { rows(to) == rows(from) };
     fits && to.shape.get(1..) == from.shape.get(1..)
 }
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(tensors.len(), architecture(&student).tensors().len());
         for tensor in &tensors {
             assert_eq!(tensor.from.layer, tensor.to.id.layer.map(|layer| layers[layer]));
-            assert_ne!(tensor.to.id.part, ModuleKind::SegmentEmbeddings);
+            assert_ne!(tensor.to.id.module, ModuleKind::SegmentEmbeddings);
         }
         let short = Model { positions: 128, pad_vocabulary_to: 8, ..student };
         assert_eq!(copied(&short, &teacher, &layers).unwrap().len(), tensors.len());

@@ -30,7 +30,7 @@ pub fn teaching(teacher: Option<&Teacher>, student: &Architecture, lengths: impl
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::run::{Model, TeacherFacts};
+    use lambert_config::run::{Model, TeacherInfo};
 
     use super::*;
 
@@ -51,14 +51,14 @@ mod tests {
     #[test]
     fn other_heads_of_a_student_have_no_soft_targets() {
         let model = Model::default();
-        let facts = TeacherFacts {
+        let info = TeacherInfo {
             checkpoint: None,
             weights_sha256: String::new(),
             config_sha256: String::new(),
             vocabulary_sha256: String::new(),
             model: model.clone(),
         };
-        let teacher = Teacher { facts: Some(Box::new(facts)), ..Teacher::default() };
+        let teacher = Teacher { info: Some(Box::new(info)), ..Teacher::default() };
         let of = |heads: &[Head]| {
             let student = Network::new(&Model { layers: 6, ..model.clone() }, heads, 6, 30522).into();
             teaching(Some(&teacher), &student, [128].into_iter())

@@ -86,8 +86,8 @@ impl RunConfig {
     /// all networks: multiples of 8, at most 256 elements.
     pub fn has_flash_heads(&self) -> bool {
         let generator = self.objective.replaced_tokens.as_ref().map(|settings| settings.generator(&self.model));
-        let teacher = self.objective.teacher.as_ref().and_then(|teacher| teacher.facts.as_ref());
-        let others = generator.as_ref().into_iter().chain(teacher.map(|facts| &facts.model));
+        let teacher = self.objective.teacher.as_ref().and_then(|teacher| teacher.info.as_ref());
+        let others = generator.as_ref().into_iter().chain(teacher.map(|info| &info.model));
         std::iter::once(&self.model).chain(others).all(|model| {
             let size = model.hidden / model.heads.max(1);
             size.is_multiple_of(8) && (8..=256).contains(&size)

@@ -44,7 +44,8 @@ pub enum MaskToken {
     Unk,
 }
 
-/// Masked language modeling, a sentence-pair objective, and replaced-token detection.
+/// Objective: masked language modeling, optionally with a sentence-pair objective, the span boundary objective, replaced-token
+/// detection or distillation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Objective {

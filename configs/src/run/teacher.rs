@@ -39,9 +39,9 @@ pub struct Teacher {
     /// teacher, too. Segment embeddings that the model does not have are left out, as in DistilBERT.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<usize>,
-    /// Facts on the teacher. They are not in files, because the start of a run reads them from the teacher.
+    /// Description of the teacher. Not a configuration key: the start of a run reads it from the teacher.
     #[serde(skip)]
-    pub facts: Option<Box<TeacherFacts>>,
+    pub info: Option<Box<TeacherInfo>>,
 }
 
 impl Default for Teacher {
@@ -53,15 +53,15 @@ impl Default for Teacher {
             cosine_weight: 1.0,
             masked_language_weight: 2.0,
             layers: Vec::new(),
-            facts: None,
+            info: None,
         }
     }
 }
 
-/// Facts on the teacher of a run. The first start of the run stores them.
+/// Description of the teacher of a run. The first start of the run stores them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct TeacherFacts {
+pub struct TeacherInfo {
     /// URL of the checkpoint. `None`: a folder of Hugging Face Transformers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<String>,
@@ -75,13 +75,13 @@ pub struct TeacherFacts {
     pub model: Model,
 }
 
-impl TeacherFacts {
+impl TeacherInfo {
     /// True if both teachers have the same weights and compute the same with them.
     pub fn is_same(&self, other: &Self) -> bool {
         self.weights_sha256 == other.weights_sha256 && self.model.computes_like(&other.model)
     }
 
-    /// Parses the stored facts. `origin` names them in messages.
+    /// Parses the stored description. `origin` names them in messages.
     ///
     /// # Errors
     /// The text is not TOML, or lacks a key.

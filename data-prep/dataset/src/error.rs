@@ -16,7 +16,7 @@ pub enum DatasetError {
     #[error(transparent)]
     Vocabulary(#[from] crate::tokenizer::TokenizerError),
     /// The manifest is missing, so this is not a complete dataset. A preparation job writes the manifest last.
-    #[error("{url} is not a dataset: manifest.json not found (a preparation writes it at its end)")]
+    #[error("{url} is not a dataset: manifest.json not found (a preparation writes it last)")]
     NoManifest {
         /// Directory or URL prefix.
         url: String,

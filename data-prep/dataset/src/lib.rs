@@ -41,7 +41,7 @@ pub use read::Dataset;
 pub use rejected::{REJECTED, RejectedExample};
 pub use samples::{RowGroup, Samples};
 pub use token_usage::TokenUsage;
-pub use vocabulary::VocabularyFacts;
+pub use vocabulary::VocabularyInfo;
 pub use write::{Sample, ShardWriter, shard_name, write};
 
 /// File name of the manifest.

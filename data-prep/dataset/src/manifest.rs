@@ -104,9 +104,11 @@ pub struct SampleRules {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HeldOut {
     /// Configured fraction.
-    pub asked: f64,
+    #[serde(rename = "asked")]
+    pub configured: f64,
     /// Achieved fraction, to six decimals.
-    pub reached: f64,
+    #[serde(rename = "reached")]
+    pub achieved: f64,
     /// Minimum number of tokens per block, if documents were split into blocks. Absent if whole documents were chosen.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_tokens: Option<u64>,

@@ -30,8 +30,8 @@ impl Key {
 
     /// Derives a key from this key and a number. The order of derivations matters.
     #[must_use]
-    pub const fn with(self, fact: u64) -> Self {
-        Self(mix(self.0.rotate_left(23) ^ mix(fact.wrapping_add(STEP))).wrapping_add(self.0))
+    pub const fn with(self, number: u64) -> Self {
+        Self(mix(self.0.rotate_left(23) ^ mix(number.wrapping_add(STEP))).wrapping_add(self.0))
     }
 
     /// Derives a key from this key and bytes, such as a name.

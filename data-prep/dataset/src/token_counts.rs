@@ -36,15 +36,15 @@ pub fn to_json(vocabulary_sha256: &str, counts: &[u64]) -> Vec<u8> {
 fn parse(bytes: &[u8], manifest: &Manifest) -> Result<Vec<u64>, String> {
     let TokenCounts { vocabulary_sha256, counts } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let (size, expected) = (manifest.vocabulary.size, manifest.unigram_entropy);
-    if vocabulary_sha256 != manifest.vocabulary.sha256 || counts.len() != size {
-        return Err(format!(
-            "it has counts of {} tokens of another vocabulary than the {size} of the dataset",
-            counts.len()
-        ));
+    if counts.len() != size {
+        return Err(format!("it counts {} tokens, but the vocabulary of the dataset has {size}", counts.len()));
+    }
+    if vocabulary_sha256 != manifest.vocabulary.sha256 {
+        return Err("it counts the tokens of another vocabulary than that of the dataset".to_owned());
     }
     let (total, tokens) = (counts.iter().try_fold(0_u64, |sum, count| sum.checked_add(*count)), manifest.counts.tokens);
     if total.is_none_or(|total| total > tokens) {
-        return Err(format!("its counts have a larger sum than the {tokens} tokens of the dataset"));
+        return Err(format!("its counts add up to more than the {tokens} tokens of the dataset"));
     }
     let found = entropy(&counts);
     if (found - expected).abs() > ENTROPY_TOLERANCE {

@@ -38,7 +38,7 @@ pub use encoder::Encoder;
 pub use error::TokenizerError;
 pub use extension::VocabularyExtension;
 pub use file::TokenizerFile;
-pub use json::{MASK, tokenizer_json};
+pub use json::{MASK, MAX_WORD_CHARS, tokenizer_json};
 pub use segmenter::{Segmenter, replace};
 pub use sentence_piece::{SentencePieceRules, tokenizer_json as tokenizer_json_of_sentence_piece};
 pub use token_table::{TokenTable, TokenizerModel};
@@ -216,7 +216,10 @@ impl Tokenizer {
             let read = Arc::clone(file);
             let library = Library::begin_with_special(move || read.build_special());
             if let Err(why) = library.built() {
-                tracing::warn!("tokenizer {}: {why}; of its special tokens, text can have only masks", self.origin);
+                tracing::warn!(
+                    "tokenizer {}: {why}; the mask is the only special token that text may contain",
+                    self.origin
+                );
             }
             library
         });

@@ -7,7 +7,7 @@ use crate::tokenizer::{Tokenizer, TokenizerError};
 /// Vocabulary properties of a trained model, as stored in the state of a checkpoint. The vocabulary determines the ids
 /// of the special tokens ([`Tokenizer::special`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VocabularyFacts {
+pub struct VocabularyInfo {
     /// Number of tokens, including special tokens.
     #[serde(rename = "vocabulary")]
     pub size: usize,
@@ -15,7 +15,7 @@ pub struct VocabularyFacts {
     pub lowercase: bool,
 }
 
-impl VocabularyFacts {
+impl VocabularyInfo {
     /// Creates the tokenizer for the bytes of a vocab.txt, with the case handling of `self`, or of a tokenizer.json. The
     /// size of `vocabulary` can differ from `self.size`.
     ///
@@ -33,10 +33,10 @@ mod tests {
     /// Existing checkpoints contain these field names.
     #[test]
     fn serialized_field_names_are_stable() {
-        let facts = VocabularyFacts { size: 9, lowercase: true };
-        let text = serde_json::to_string(&facts).unwrap();
+        let info = VocabularyInfo { size: 9, lowercase: true };
+        let text = serde_json::to_string(&info).unwrap();
         assert_eq!(text, r#"{"vocabulary":9,"lowercase":true}"#);
         let state = r#"{"updates":{},"vocabulary":9,"lowercase":true}"#;
-        assert_eq!(serde_json::from_str::<VocabularyFacts>(state).unwrap(), facts);
+        assert_eq!(serde_json::from_str::<VocabularyInfo>(state).unwrap(), info);
     }
 }

@@ -129,8 +129,8 @@ impl DatasetSplit {
     pub fn held_out(job: &JobContext<'_>, splits: &[Self]) -> Option<HeldOut> {
         let target = job.config.samples.held_out;
         let [train, held_out] = splits else { return None };
-        let reached = held_out::share(held_out.totals.tokens, train.totals.tokens + held_out.totals.tokens);
-        let summary = HeldOut { asked: target, reached, block_tokens: None };
+        let achieved = held_out::share(held_out.totals.tokens, train.totals.tokens + held_out.totals.tokens);
+        let summary = HeldOut { configured: target, achieved, block_tokens: None };
         (target > 0.0).then(|| train.selection().map_or(summary, |selection| selection.summary(target)))
     }
 

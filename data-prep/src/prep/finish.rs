@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use lambert_store::Store;
 
+use super::existing::{check_corpus, dataset_url, find_dataset};
 use super::merge_passes::MergePasses;
 use super::rejected::{FirstRejected, RejectedItem};
 use super::spill::SourceTotals;
@@ -17,49 +18,12 @@ use super::{
 use lambert_dataset::parallel::parallel;
 use lambert_dataset::token_counts::{self, TOKEN_COUNTS};
 use lambert_dataset::{
-    Corpus, Counts, Dataset, DatasetError, MANIFEST, Manifest, REJECTED, RejectedExample, SampleRules, Shard,
-    SourceCounts, VERSION, VocabularyFile, entropy, sha256_hex,
+    Corpus, Counts, MANIFEST, Manifest, REJECTED, RejectedExample, SampleRules, Shard, SourceCounts, VERSION,
+    VocabularyFile, entropy, sha256_hex,
 };
 
 /// Memory per shard writer, bytes: a row group, and the read buffers of the sample files.
 const SHARD_WRITER_BYTES: u64 = 32 << 20;
-
-/// Returns the datasets if they all exist and match this job and corpus.
-pub fn existing_datasets(
-    job: &JobContext<'_>,
-    threads: usize,
-    progress: &dyn PrepProgress,
-) -> Result<Option<Vec<PreparedDataset>>, PrepError> {
-    let Some(found) = find_dataset(job, "train")? else { return Ok(None) };
-    let corpus = corpus::current(job, threads, progress)?;
-    let train = check_corpus(found, &corpus)?;
-    let held_out = find_dataset(job, "held-out")?.map(|found| check_corpus(found, &corpus)).transpose()?;
-    Ok(Some(std::iter::once(train).chain(held_out).collect()))
-}
-
-/// Returns an existing dataset of this job.
-///
-/// # Errors
-/// The dataset belongs to another job or cannot be read.
-fn find_dataset(job: &JobContext<'_>, split: &str) -> Result<Option<PreparedDataset>, PrepError> {
-    let url = dataset_url(job, split);
-    match Dataset::open(&url) {
-        Ok(dataset) if dataset.manifest().preparation == job.fingerprint => {
-            Ok(Some(PreparedDataset { url, manifest: dataset.manifest().clone() }))
-        }
-        Err(DatasetError::NoManifest { .. }) => Ok(None),
-        Ok(_) => Err(PrepError::DatasetExists { url }),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn check_corpus(found: PreparedDataset, corpus: &Corpus) -> Result<PreparedDataset, PrepError> {
-    if found.manifest.corpus == *corpus { Ok(found) } else { Err(PrepError::DatasetExists { url: found.url }) }
-}
-
-fn dataset_url(job: &JobContext<'_>, split: &str) -> String {
-    format!("{}/{split}", job.config.output.url.trim_end_matches('/'))
-}
 
 /// Fails if no document was accepted.
 pub fn check_not_empty(

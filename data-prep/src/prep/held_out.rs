@@ -98,8 +98,8 @@ impl HeldOutSelection {
 
     /// Summary for the manifest.
     pub fn summary(&self, target: f64) -> HeldOut {
-        let reached = share(self.held_out.tokens, self.held_out.tokens + self.train.tokens);
-        HeldOut { asked: target, reached, block_tokens: self.block_tokens }
+        let achieved = share(self.held_out.tokens, self.held_out.tokens + self.train.tokens);
+        HeldOut { configured: target, achieved, block_tokens: self.block_tokens }
     }
 
     /// True if at least one block of the document is held out.

@@ -10,16 +10,16 @@ use serde_json::Value;
 use super::format::FormatRegistry;
 
 /// See [`super::check_settings`].
-pub fn check(formats: FormatRegistry, config: &PrepConfig, faults: &mut Vec<ConfigIssue>) {
+pub fn check(formats: FormatRegistry, config: &PrepConfig, issues: &mut Vec<ConfigIssue>) {
     for (key, source) in sources(config) {
         match formats.named(&source.format) {
-            Err(message) => faults.push(ConfigIssue::new(format!("{key}.format"), message)),
+            Err(message) => issues.push(ConfigIssue::new(format!("{key}.format"), message)),
             Ok(Some(format)) => {
                 let supported = format.documents();
                 if let Some(documents) = source.documents.filter(|documents| !supported.contains(documents)) {
                     let supported = supported.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
                     let message = format!("format = \"{}\" takes {supported}, not {documents}", format.name());
-                    faults.push(ConfigIssue::new(format!("{key}.documents"), message));
+                    issues.push(ConfigIssue::new(format!("{key}.documents"), message));
                 }
             }
             Ok(None) => {}

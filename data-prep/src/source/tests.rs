@@ -157,9 +157,9 @@ fn settings_are_checked_against_the_registry() {
         ..PrepConfig::default()
     };
     let check = |config: &PrepConfig| {
-        let mut faults = Vec::new();
-        settings::check(with_cards(), config, &mut faults);
-        faults.iter().map(ToString::to_string).collect::<Vec<_>>()
+        let mut issues = Vec::new();
+        settings::check(with_cards(), config, &mut issues);
+        issues.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     let unknown = "source.1.format: unknown format \"carts\", expected one of auto, text, sentences, jsonl, parquet, \
                    wikipedia, cards";

@@ -1,10 +1,12 @@
-//! Extension of a vocabulary by tokens of a text. The old tokens keep their ids, and so does text without a new token.
+//! Extension of a vocabulary by tokens of a text. Old tokens keep their ids, and text that contains no new token is
+//! tokenized as before.
 //!
 //! Characters that the vocabulary lacks become tokens. The words of the text are split into tokens. Then the most
 //! frequent pair of neighbours becomes a token, again and again (`choose`). In BPE the pairs are appended to the merges,
 //! so they are merged after all others.
 
 mod choose;
+mod pairs;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -16,12 +18,10 @@ use serde_json::{Value as Json, json};
 use tokenizers::pipeline::PipelineNormalizer;
 
 use self::choose::{Extended, Words, choose};
+use super::unigram::round_score;
 use super::words::{LongWords, Normalizers, WordSplitter};
 use super::{VocabProgress, WordCounts, bpe, count, invalid_size, training_failed, word_piece};
 use crate::prep::PrepError;
-
-/// Decimal digits of the scores, as a power of ten.
-const SCORE_DIGITS: f64 = 1e12;
 
 /// Settings of an extension.
 #[derive(Debug, Clone)]
@@ -136,7 +136,7 @@ fn add_characters(segmenter: &mut Segmenter, counts: &WordCounts, settings: &Ext
 /// Score of a token: the logarithm of its share, but not below the lowest old one, which decides the score of unknown
 /// characters.
 fn score(count: u64, total: u64, lowest: Option<f64>) -> f64 {
-    let score = ((count as f64 / total as f64).ln() * SCORE_DIGITS).round() / SCORE_DIGITS;
+    let score = round_score((count as f64 / total as f64).ln());
     lowest.map_or(score, |lowest| score.max(lowest))
 }
 

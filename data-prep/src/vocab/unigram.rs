@@ -38,6 +38,11 @@ const SCORE_DIGITS: f64 = 1e12;
 /// Difference between the scores of two characters without a piece.
 const PENALTY: f64 = 0.0001;
 
+/// Rounds a score to twelve decimals.
+pub fn round_score(score: f64) -> f64 {
+    (score * SCORE_DIGITS).round() / SCORE_DIGITS
+}
+
 /// A piece and its score, the natural logarithm of its probability.
 type Piece = (String, f64);
 
@@ -141,7 +146,7 @@ fn trained_pieces(words: Vec<(String, u32)>, size: usize) -> Result<Vec<Piece>, 
     others.truncate(size.saturating_sub(SPECIAL.len() + characters.len()));
     reassign_penalties(&mut characters);
     characters.append(&mut others);
-    characters.iter_mut().for_each(|(_, score)| *score = (*score * SCORE_DIGITS).round() / SCORE_DIGITS);
+    characters.iter_mut().for_each(|(_, score)| *score = round_score(*score));
     sort(&mut characters);
     Ok(characters)
 }

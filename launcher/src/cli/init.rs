@@ -1,4 +1,4 @@
-//! Command for the first day: init.
+//! Arguments of `lambert init`.
 
 use std::path::PathBuf;
 
@@ -24,9 +24,9 @@ pub struct Init {
     /// With --source wikipedia: pages-articles dumps [default: corpus/wiki/*.xml.bz2]
     #[arg(long, value_name = "PATH")]
     pub wikipedia: Option<String>,
-    /// Place of the training
-    #[arg(long, value_enum, default_value_t = Place::Machine)]
-    pub place: Place,
+    /// Where to train
+    #[arg(long, value_enum, default_value_t = InitTarget::Machine)]
+    pub place: InitTarget,
     /// With --place slurm: number of nodes [default: 1]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub nodes: Option<u16>,
@@ -58,9 +58,9 @@ pub enum SourceKind {
     Text,
 }
 
-/// Place of a run.
+/// Target of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Place {
+pub enum InitTarget {
     /// One machine.
     Machine,
     /// A Slurm cluster.

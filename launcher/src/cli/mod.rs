@@ -22,10 +22,10 @@ mod watch;
 use clap::{Parser, Subcommand, ValueEnum};
 
 pub use data::{Data, DataAction, DataReport, DataReportFormat, Generate, Inspect, Prep, Vocab, VocabModel};
-pub use init::{Init, Place, Recipe, Size, SourceKind};
+pub use init::{Init, InitTarget, Recipe, Size, SourceKind};
 pub use install::{Completions, Man, Shell};
 pub use metrics::{Metrics, RecordFormat};
-pub use model::{Checkpoint, CheckpointAction, Embed, Eval, Export, FillMask, Import, Score, TrainedPart};
+pub use model::{Checkpoint, CheckpointAction, Embed, Eval, Export, ExportedNetwork, FillMask, Import, Score};
 pub use plan::{MachineName, Plan};
 pub use report::{Report, ReportFormat};
 pub use run::{Run, Stop, Submit, Tune};
@@ -48,7 +48,7 @@ pub struct Cli {
 
 const EXIT_CODES: &str = "Exit codes: 0 success; 1 failure; 2 invalid command or configuration; 65 diverged; \
 70 permanent failure, do not retry; 74 unrecoverable GPU error; 75 stopped with a checkpoint, rerun to resume; \
-76 stopped by a user, rerun to resume; 77 superseded by another coordinator";
+76 stopped by a user, rerun to resume; 77 another coordinator has taken over the run";
 
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use lambert_config::run::DeviceKind;
 
 use super::values::{hub_model, language, license};
-use crate::import::Part;
+use crate::import::InitializedModule;
 
 const CHECKPOINT_EXAMPLES: &str = "Examples:
   lambert checkpoint list runs/demo
@@ -229,7 +229,7 @@ impl Score {
 
 /// Network of a run with replaced-token detection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum TrainedPart {
+pub enum ExportedNetwork {
     /// Detects replaced tokens.
     Discriminator,
     /// Predicts masked tokens.
@@ -248,7 +248,7 @@ pub struct Export {
     pub output: PathBuf,
     /// Network of a run with objective.replaced_tokens (default: discriminator)
     #[arg(long, value_name = "NETWORK")]
-    pub network: Option<TrainedPart>,
+    pub network: Option<ExportedNetwork>,
     /// License in the model card, as the Hugging Face Hub names it, e.g. apache-2.0
     #[arg(long, value_name = "ID", value_parser = license)]
     pub license: Option<String>,
@@ -271,5 +271,5 @@ pub struct Import {
     pub output: String,
     /// Parts that get random weights if the folder does not have them
     #[arg(long, value_name = "PART", value_delimiter = ',')]
-    pub init_missing: Vec<Part>,
+    pub init_missing: Vec<InitializedModule>,
 }

@@ -16,10 +16,10 @@ pub fn bytes(text: &str) -> Result<u64, String> {
         "M" => 20,
         "G" => 30,
         "T" => 40,
-        _ => return Err("expected bytes as 512M or 4G".to_owned()),
+        _ => return Err("expected a size such as 512M or 4G".to_owned()),
     };
     let number = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
-    number.ok_or_else(|| "expected bytes as 512M or 4G".to_owned())
+    number.ok_or_else(|| "expected a size such as 512M or 4G".to_owned())
 }
 
 /// Parses `I/N` into a part index and the number of parts.

@@ -6,7 +6,7 @@ use lambert_config::prep::{FormatName, Source};
 use lambert_config::{Layers, PrepConfig, RunConfig};
 use lambert_data_prep::prep::{self as data_prep, DEFAULT_MEMORY, PrepOptions, PrepStatus};
 use lambert_data_prep::source::SkipNotice;
-use lambert_dataset::VocabularyFacts;
+use lambert_dataset::VocabularyInfo;
 use lambert_progress::{Progress, Unit};
 use lambert_store::run::{CONFIG, split_checkpoint_url};
 use lambert_store::{Store, StoredVocabulary, checkpoint};
@@ -89,9 +89,9 @@ fn is_lowercase(store: &Store, name: Option<&str>) -> Result<bool, Failure> {
         }
     };
     let name = manifest.name();
-    let facts: VocabularyFacts = serde_json::from_value(manifest.state)
+    let info: VocabularyInfo = serde_json::from_value(manifest.state)
         .map_err(|source| Failure::failed(EvalError::NoVocabulary { name, source }))?;
-    Ok(facts.lowercase)
+    Ok(info.lowercase)
 }
 
 fn source(path: &str) -> Source {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use lambert_config::run::Model;
 use lambert_config::{Layers, RunConfig, exit};
-use lambert_dataset::VocabularyFacts;
+use lambert_dataset::VocabularyInfo;
 use lambert_dataset::tokenizer::{Tokenizer, TokenizerError, transformers};
 use lambert_plan::architecture::{Architecture, Head, Tensor, TransformersModel};
 use lambert_plan::objectives::{self, TrainedNetwork, is_head_unused};
@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use super::stored_run::{history, require_run};
 use super::trim;
-use crate::cli::{self, TrainedPart};
+use crate::cli::{self, ExportedNetwork};
 use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::report::card::{CardLabels, ModelCard};
@@ -81,27 +81,17 @@ type Files = Vec<(&'static str, Vec<u8>)>;
 /// read. A newer checkpoint then exists, and this function tries that checkpoint.
 fn read(arguments: &cli::Export, labels: &CardLabels, progress: &Progress) -> Result<(Source, Files), Failure> {
     let is_named = split_checkpoint_url(&arguments.model).1.is_some();
-    for _ in 0..RETRIES {
-        let source = Source::open(arguments, progress)?;
-        match source.files(labels) {
-            Err(_) if !is_named && !source.is_there()? => {}
-            files => return Ok((source, files?)),
-        }
-    }
-    let source = Source::open(arguments, progress)?;
-    let files = source.files(labels)?;
-    Ok((source, files))
+    let open = || Source::open(arguments, progress);
+    let is_pruned = |source: &Source| Ok(!is_named && !source.is_there()?);
+    checkpoint::read_unless_pruned(open, |source| source.files(labels), is_pruned)
 }
-
-/// Maximum number of retries after a checkpoint was pruned.
-const RETRIES: usize = 10;
 
 /// A verified checkpoint, with the configuration and the vocabulary of its run.
 struct Source {
     store: Store,
     config: RunConfig,
     manifest: Manifest,
-    vocabulary: VocabularyFacts,
+    vocabulary: VocabularyInfo,
     /// Index of the network to export.
     number: usize,
     /// The network, with the number of layers of the checkpoint.
@@ -132,8 +122,8 @@ impl Source {
             Some(_) if networks.len() == 1 => {
                 return Err(Failure::usage(ExportError::OneNetwork { url: store.url().to_owned() }));
             }
-            Some(TrainedPart::Generator) => 0,
-            Some(TrainedPart::Discriminator) | None => networks.len() - 1,
+            Some(ExportedNetwork::Generator) => 0,
+            Some(ExportedNetwork::Discriminator) | None => networks.len() - 1,
         };
         let network = networks.swap_remove(number);
         Ok(Self { store, config, manifest, vocabulary, number, network })

@@ -28,7 +28,7 @@ enum LogsError {
     NotStarted { url: String },
     #[error("{url} has no log files: cluster.log_folder is \"none\"")]
     Disabled { url: String },
-    #[error("logs on other hosts, in {}: {places}; this host is {here}: run `lambert logs` there", folder.display())]
+    #[error("logs not on this host ({here}): {places}; run `lambert logs` on those hosts (folder {})", folder.display())]
     Elsewhere { places: String, folder: PathBuf, here: String },
     #[error("{} not found on this host ({here}); each host has the logs of its own ranks", path.display())]
     NotFound { path: PathBuf, here: String },

@@ -60,7 +60,7 @@ fn described(report: &PrepReport) -> String {
     lines.extend(report.datasets.iter().map(|prepared| format!("{done}{}", dataset(prepared))));
     lines.extend(report.held_out.iter().map(held_out));
     if report.datasets.is_empty() {
-        lines.push("this part is complete; run the same command without --part to join all parts".to_owned());
+        lines.push("this part is complete; run the same command without --part to merge all parts".to_owned());
     } else if let Some(first) = report.datasets.first() {
         lines.extend(first.manifest.counts.rejected.iter().map(|(why, count)| format!("rejected: {count} {why}")));
     }
@@ -80,15 +80,15 @@ fn dataset(PreparedDataset { url, manifest }: &PreparedDataset) -> String {
     )
 }
 
-fn held_out(HeldOut { asked, reached, block_tokens }: &HeldOut) -> String {
+fn held_out(HeldOut { configured, achieved, block_tokens }: &HeldOut) -> String {
     let how = match block_tokens {
-        _ if *reached == 0.0 => ": the corpus cannot be divided".to_owned(),
+        _ if *achieved == 0.0 => ": the corpus cannot be divided".to_owned(),
         Some(tokens) => format!(", in blocks of about {tokens} tokens (whole documents are too large)"),
         None => String::new(),
     };
     // Shares below 1% need more decimals.
     let percent = |share: f64| format!("{:.*}%", if share < 0.01 { 3 } else { 1 }, 100.0 * share);
-    format!("held out {} of the tokens ({} requested){how}", percent(*reached), percent(*asked))
+    format!("held out {} of the tokens ({} requested){how}", percent(*achieved), percent(*configured))
 }
 
 /// Formats a summary of time, throughput and peak memory.

@@ -50,7 +50,7 @@ pub fn submit(arguments: &cli::Submit, folder: &Path, lambert: &str) -> Outcome 
     })?;
     let text = match arguments.json {
         true => json!({ "array": array, "join": join }).to_string(),
-        false => format!("array job {array} prepares the parts, job {join} joins them"),
+        false => format!("array job {array} prepares the parts, job {join} merges them"),
     };
     console::result(&text).map_err(Failure::failed)?;
     Ok(exit::DONE)

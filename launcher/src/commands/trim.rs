@@ -31,7 +31,7 @@ pub fn weights(
         let table = Rows { dtype: view.dtype(), shape: view.shape().to_vec(), data: Cow::Borrowed(view.data()) };
         let tensor = known(&name);
         let table = tensor.and_then(|tensor| tensor.padding).map_or(Ok(table.clone()), |padding| table.cut(padding))?;
-        let is_positions = tensor.is_some_and(|tensor| tensor.id.part == ModuleKind::PositionEmbeddings);
+        let is_positions = tensor.is_some_and(|tensor| tensor.id.module == ModuleKind::PositionEmbeddings);
         let name = transformers_name(&name).to_owned();
         Ok((name, if is_positions { table.after_zeros(first_position) } else { table }))
     });
@@ -119,8 +119,8 @@ mod tests {
 
     #[test]
     fn trim_removes_the_last_rows_of_tables() {
-        let tensor = |name: &str, part, padding| Tensor {
-            id: TensorId::new(part, ParamKind::Weight),
+        let tensor = |name: &str, module, padding| Tensor {
+            id: TensorId::new(module, ParamKind::Weight),
             role: Role::Matrix,
             name: name.to_owned(),
             shape: Vec::new(),
@@ -146,7 +146,7 @@ mod tests {
         let none = [tensor("table", ModuleKind::WordEmbeddings, Some(0))];
         assert_eq!(weights(&whole, &none, 0, none_left_out).unwrap(), whole);
         let both = none.into_iter().chain([tensors[1].clone()]).collect::<Vec<_>>();
-        let without = weights(&whole, &both, 0, |tensor| tensor.id.part == ModuleKind::Pooler).unwrap();
+        let without = weights(&whole, &both, 0, |tensor| tensor.id.module == ModuleKind::Pooler).unwrap();
         let file = SafeTensors::deserialize(&without).unwrap();
         assert_eq!((file.names(), file.tensor("table").unwrap()), (vec!["table"], view(&[8, 3], 96)));
         let all = [tensor("table", ModuleKind::WordEmbeddings, Some(8))];

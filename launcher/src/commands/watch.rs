@@ -26,7 +26,7 @@ pub fn watch(arguments: &cli::Watch) -> Outcome {
         ServerError::PortInUse { .. } => Failure::usage(error),
         error => Failure::failed(error),
     })?;
-    console::result(&format!("{}; Ctrl-C ends", server.access())).map_err(Failure::failed)?;
+    console::result(&format!("{}; press Ctrl-C to stop", server.access())).map_err(Failure::failed)?;
     let _ = signals.forever().next();
     Ok(exit::DONE)
 }

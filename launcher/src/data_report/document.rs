@@ -82,8 +82,8 @@ fn counts(dataset: &DatasetStatistics) -> Vec<Vec<String>> {
         ("unigram entropy", format!("{:.4} nats/token", dataset.unigram_entropy)),
     ];
     if let Some(held_out) = &dataset.held_out {
-        let (reached, asked) = (percent(held_out.reached), percent(held_out.asked));
-        rows.push(("held-out share", format!("{reached} ({asked} requested)")));
+        let (achieved, configured) = (percent(held_out.achieved), percent(held_out.configured));
+        rows.push(("held-out share", format!("{achieved} ({configured} requested)")));
     }
     let sha256 = format!("SHA-256 of {MANIFEST}");
     rows.push((&sha256, dataset.sha256.clone()));

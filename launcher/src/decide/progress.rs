@@ -11,7 +11,8 @@ pub struct Progress {
     pub furthest: u64,
     /// Number of consecutive attempts that ended without a checkpoint beyond `furthest`. Attempts that end with
     /// `counts` false are not included (see [`Progress::end`]).
-    pub fruitless: usize,
+    #[serde(rename = "fruitless")]
+    pub attempts_without_checkpoint: usize,
     /// True while an attempt is running that has not yet committed a checkpoint beyond `furthest`.
     pub pending: bool,
     /// Consecutive rollbacks without a checkpoint beyond the step of the last rollback.
@@ -34,7 +35,7 @@ impl Progress {
     /// Registers that a checkpoint at step `step` was committed.
     pub fn committed(&mut self, step: u64) {
         if step > self.furthest {
-            (self.furthest, self.fruitless, self.pending) = (step, 0, false);
+            (self.furthest, self.attempts_without_checkpoint, self.pending) = (step, 0, false);
         }
         if step > self.diverged_at {
             (self.rollbacks, self.diverged_at) = (0, 0);
@@ -43,7 +44,7 @@ impl Progress {
 
     /// Registers the end of the running attempt, if any. An attempt without progress is counted if `counts` is true.
     pub fn end(&mut self, counts: bool) {
-        self.fruitless += usize::from(self.pending && counts);
+        self.attempts_without_checkpoint += usize::from(self.pending && counts);
         self.pending = false;
     }
 
@@ -67,7 +68,7 @@ mod tests {
 
     /// Step of the furthest checkpoint, and the number of attempts without progress after it.
     fn counts(progress: &Progress) -> (u64, usize) {
-        (progress.furthest, progress.fruitless)
+        (progress.furthest, progress.attempts_without_checkpoint)
     }
 
     #[test]

@@ -94,7 +94,7 @@ pub fn follow(
     match ending(state, running, why, actions) {
         Ok(AttemptEnd::Finished) => Phase::Over(Verdict::Finished),
         Ok(AttemptEnd::Stopped) => Phase::Over(Verdict::Stopped(state.requests.stop.unwrap_or(StopReason::Signal))),
-        Ok(AttemptEnd::Absent(cause)) => absent(state, at, running, cause, actions),
+        Ok(AttemptEnd::Absent(cause)) => retry_unreported_start(state, at, running, cause, actions),
         Ok(AttemptEnd::Unsupervised(cause)) => unsupervised(state, at, running, cause, actions),
         Ok(AttemptEnd::RolledBack(rollback)) => rolled_back(state, at, running, rollback, actions),
         Ok(AttemptEnd::Failed(failure)) => failed(state, at, running, failure, actions),
@@ -133,19 +133,19 @@ fn ending(
 /// next job starts without a user. The attempt does not count if a user ended it.
 pub fn conclude(state: &mut CoordinatorState, at: Seconds, mut verdict: Verdict, actions: &mut Vec<Action>) -> Phase {
     let counts = match verdict {
-        Verdict::Stopped(reason) => reason != StopReason::Person,
+        Verdict::Stopped(reason) => reason != StopReason::User,
         Verdict::Failed(..) => !state.requests.kill,
         Verdict::Finished | Verdict::Replaced(_) => false,
     };
     state.history.progress.end(counts && state.settings.job.is_some());
     if let Verdict::Stopped(reason) = verdict
-        && let Some(message) = fruitless(state, &reason.to_string()).filter(|_| counts)
+        && let Some(message) = exceeded_progress_limit(state, &reason.to_string()).filter(|_| counts)
     {
-        verdict = give_up(state, at, exit::FINAL, message);
+        verdict = give_up(state, at, exit::PERMANENT_FAILURE, message);
     }
     // In these two cases the stop request is deleted. Otherwise it stays in the store for the next coordinator after a
     // requeue.
-    if matches!(verdict, Verdict::Finished | Verdict::Stopped(StopReason::Person)) {
+    if matches!(verdict, Verdict::Finished | Verdict::Stopped(StopReason::User)) {
         actions.push(Action::ForgetStop);
     }
     if state.settings.job.is_some() {
@@ -161,7 +161,7 @@ fn killed(state: &CoordinatorState) -> Verdict {
 }
 
 /// Waits and retries after an attempt in which no rank reported. A host, network link or file system is unavailable.
-fn absent(
+fn retry_unreported_start(
     state: &mut CoordinatorState,
     at: Seconds,
     running: &Running,
@@ -199,9 +199,9 @@ pub fn wait(
     let counters = &mut state.counters;
     counters.absent += 1;
     let since = *counters.absent_since.get_or_insert(begun);
-    let left = since + state.settings.absence - at;
+    let left = since + state.settings.start_timeout - at;
     if left <= 0.0 {
-        let (minutes, limit) = ((at - since) / 60.0, state.settings.absence / 60.0);
+        let (minutes, limit) = ((at - since) / 60.0, state.settings.start_timeout / 60.0);
         let message = format!(
             "giving up: no rank has reported for {minutes:.1} minutes (cluster.restart.start_timeout_minutes = {limit}); the last failure: {cause}"
         );
@@ -220,9 +220,9 @@ fn unsupervised(
     cause: String,
     actions: &mut Vec<Action>,
 ) -> Phase {
-    note(state, at, running, &AttemptFailure::transient(cause.clone()), false);
+    record_failure(state, at, running, &AttemptFailure::transient(cause.clone()), false);
     state.history.progress.end(false);
-    stopped(state).unwrap_or_else(|| again(at, running, cause, 0.0, false, actions))
+    stopped(state).unwrap_or_else(|| schedule_restart(at, running, cause, 0.0, false, actions))
 }
 
 fn rolled_back(
@@ -233,7 +233,7 @@ fn rolled_back(
     actions: &mut Vec<Action>,
 ) -> Phase {
     let Rollback { message: cause, step, to } = rollback;
-    note(state, at, running, &AttemptFailure::transient(cause.clone()), false);
+    record_failure(state, at, running, &AttemptFailure::transient(cause.clone()), false);
     state.history.progress.rolled_back(step, to);
     // The checkpoint to resume from is already in the store, so a requested stop needs no other checkpoint.
     if let Some(over) = stopped(state) {
@@ -245,7 +245,7 @@ fn rolled_back(
             format!("giving up after {} without progress; the last: {cause}", counted(limit as u64, "rollback"));
         return Phase::Over(give_up(state, at, exit::DIVERGED, message));
     }
-    again(at, running, cause, 0.0, true, actions)
+    schedule_restart(at, running, cause, 0.0, true, actions)
 }
 
 fn failed(
@@ -266,25 +266,25 @@ fn failed(
     match kind {
         FailureKind::Usage => return Phase::Over(Verdict::Failed(exit::USAGE, message.clone())),
         FailureKind::Permanent | FailureKind::LeaseLost => {
-            return Phase::Over(Verdict::Failed(exit::FINAL, message.clone()));
+            return Phase::Over(Verdict::Failed(exit::PERMANENT_FAILURE, message.clone()));
         }
         FailureKind::RetryLater => return Phase::Over(Verdict::Failed(exit::FAILED, message.clone())),
         FailureKind::Host | FailureKind::Transient => {}
     }
-    note(state, at, running, &failure, true);
+    record_failure(state, at, running, &failure, true);
     state.history.progress.end(true);
     if let Some(over) = stopped(state) {
         return over;
     }
-    if let Some(message) = one_too_many(state, at, &failure) {
+    if let Some(message) = exceeded_restart_limit(state, at, &failure) {
         return Phase::Over(give_up(state, at, exit::FAILED, message));
     }
     let pause = pause(state.counters.in_a_row);
-    again(at, running, failure.message, pause, false, actions)
+    schedule_restart(at, running, failure.message, pause, false, actions)
 }
 
 /// Returns a message if this failure exceeds a restart limit.
-fn one_too_many(state: &mut CoordinatorState, at: Seconds, failure: &AttemptFailure) -> Option<String> {
+fn exceeded_restart_limit(state: &mut CoordinatorState, at: Seconds, failure: &AttemptFailure) -> Option<String> {
     state.counters.of_hosts += usize::from(failure.kind == FailureKind::Host);
     if state.counters.of_hosts > HOST_TRIES {
         return Some(format!("giving up after {HOST_TRIES} attempts: {}", failure.message));
@@ -294,27 +294,33 @@ fn one_too_many(state: &mut CoordinatorState, at: Seconds, failure: &AttemptFail
     let (limit, minutes) = (settings.restarts, settings.window / 60.0);
     if failures > limit {
         return Some(format!(
-            "giving up after {} within {minutes} minutes (cluster.restart.limit = {limit}); the last: {}",
+            "giving up after {} within {minutes} minutes (cluster.restart.limit = {limit}); last failure: {}",
             counted(failures as u64, "failure"),
             failure.message
         ));
     }
-    fruitless(state, &failure.message)
+    exceeded_progress_limit(state, &failure.message)
 }
 
 /// Returns a message if too many attempts made no progress. `last` describes the end of the last attempt.
-pub fn fruitless(state: &CoordinatorState, last: &str) -> Option<String> {
-    let (attempts, limit) = (state.history.progress.fruitless, state.settings.restarts);
+pub fn exceeded_progress_limit(state: &CoordinatorState, last: &str) -> Option<String> {
+    let (attempts, limit) = (state.history.progress.attempts_without_checkpoint, state.settings.restarts);
     (attempts > limit).then(|| {
         format!(
-            "giving up after {} without a new checkpoint (cluster.restart.limit = {limit}); the last: {last}",
+            "giving up after {} without a new checkpoint (cluster.restart.limit = {limit}); last attempt: {last}",
             counted(attempts as u64, "attempt")
         )
     })
 }
 
 /// Records a failure.
-fn note(state: &mut CoordinatorState, at: Seconds, running: &Running, failure: &AttemptFailure, counts: bool) {
+fn record_failure(
+    state: &mut CoordinatorState,
+    at: Seconds,
+    running: &Running,
+    failure: &AttemptFailure,
+    counts: bool,
+) {
     let monitor = &running.monitor;
     if let Some(cost) = state.counters.fail(at, monitor) {
         state.history.account(cost);
@@ -331,7 +337,7 @@ pub fn give_up(state: &mut CoordinatorState, at: Seconds, code: i32, message: St
     Verdict::Failed(code, message)
 }
 
-fn again(
+fn schedule_restart(
     at: Seconds,
     running: &Running,
     cause: String,

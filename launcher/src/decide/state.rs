@@ -27,7 +27,7 @@ pub struct Settings {
     /// Window in which failures are counted, seconds.
     pub window: Seconds,
     /// Timeout for consecutive starts without a report from any rank, seconds.
-    pub absence: Seconds,
+    pub start_timeout: Seconds,
     /// Maximum number of consecutive rollbacks without progress.
     pub rollbacks: usize,
     /// Start of the coordinator, seconds since the Unix epoch, plus the time for which its process was suspended.
@@ -48,7 +48,7 @@ impl Settings {
             timeouts: PhaseTimeouts::new(config),
             restarts: cluster.restart.limit,
             window: 60.0 * cluster.restart.window_minutes,
-            absence: 60.0 * cluster.restart.start_timeout_minutes,
+            start_timeout: 60.0 * cluster.restart.start_timeout_minutes,
             rollbacks: config.guard.rollbacks,
             unix,
             versions: Versions::current(),
@@ -161,8 +161,8 @@ impl CoordinatorState {
             actions.push(Action::Note(Note::ShortLead { save, lead: job.lead }));
         }
         let last = history.job_ends.last().map_or(String::new(), |end| end.cause.clone());
-        if let Some(message) = restart::fruitless(self, &last) {
-            let verdict = restart::give_up(self, 0.0, exit::FINAL, message);
+        if let Some(message) = restart::exceeded_progress_limit(self, &last) {
+            let verdict = restart::give_up(self, 0.0, exit::PERMANENT_FAILURE, message);
             self.phase = restart::conclude(self, 0.0, verdict, actions);
         }
     }

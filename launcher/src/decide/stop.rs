@@ -29,7 +29,7 @@ pub enum Signal {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopReason {
     /// Requested by a user: `lambert stop`, Ctrl-C, scancel.
-    Person,
+    User,
     /// Preempted by another job.
     Preempted,
     /// The time limit of the job is near.
@@ -43,7 +43,7 @@ pub enum StopReason {
 impl std::fmt::Display for StopReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Person => "stopped by a user",
+            Self::User => "stopped by a user",
             Self::Preempted => "preempted by another job",
             Self::TimeLimit => "close to the job's time limit",
             Self::Requeued => "requeued",
@@ -86,7 +86,7 @@ impl JobView {
     /// Returns the reason why Slurm or a user signals a job in this state.
     pub fn reason(&self, job: &JobSettings) -> StopReason {
         match self.job_state {
-            JobState::Cancelled => StopReason::Person,
+            JobState::Cancelled => StopReason::User,
             JobState::Preempted => StopReason::Preempted,
             JobState::Requeued => StopReason::Requeued,
             JobState::Running if self.seconds_left.is_some_and(|left| left <= job.lead + EARLY + LATE) => {
@@ -124,7 +124,7 @@ impl Requests {
         let second_interrupt = signal == Signal::Interrupt && is_second(&mut self.first_interrupt);
         self.kill |= second_interrupt || (job.is_none() && second_signal);
         match signal {
-            Signal::Interrupt => self.stop = Some(StopReason::Person),
+            Signal::Interrupt => self.stop = Some(StopReason::User),
             Signal::Hangup | Signal::Other => drop(self.stop.get_or_insert(StopReason::Signal)),
         }
     }
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn the_meaning_of_a_signal_comes_from_slurm() {
         let reason = |job_state, seconds_left| JobView { job_state, seconds_left }.reason(&job());
-        assert_eq!(reason(JobState::Cancelled, Some(20.0)), StopReason::Person);
+        assert_eq!(reason(JobState::Cancelled, Some(20.0)), StopReason::User);
         assert_eq!(reason(JobState::Preempted, Some(20.0)), StopReason::Preempted);
         assert_eq!(reason(JobState::Requeued, None), StopReason::Requeued);
         assert_eq!(reason(JobState::Running, Some(120.0 + 60.0)), StopReason::TimeLimit);
@@ -174,7 +174,7 @@ mod tests {
             (requests.stop, requests.kill)
         };
         use Signal::{Hangup, Interrupt, Other};
-        let (person, signal) = (Some(StopReason::Person), Some(StopReason::Signal));
+        let (person, signal) = (Some(StopReason::User), Some(StopReason::Signal));
         assert_eq!(after(&[Other], None), (signal, false));
         assert_eq!(after(&[Other, Other], None), (signal, true));
         assert_eq!(after(&[Interrupt, Other], None), (person, true));
@@ -211,9 +211,9 @@ mod tests {
     #[test]
     fn a_manual_stop_keeps_its_reason() {
         let view = JobView { job_state: JobState::Preempted, seconds_left: None };
-        let mut requests = Requests { stop: Some(StopReason::Person), ..Requests::default() };
+        let mut requests = Requests { stop: Some(StopReason::User), ..Requests::default() };
         requests.explain(0.0, &view, &job());
-        assert_eq!(requests.stop, Some(StopReason::Person));
+        assert_eq!(requests.stop, Some(StopReason::User));
         requests.stop = None;
         requests.explain(0.0, &view, &job());
         assert_eq!(requests.stop, None, "nobody has asked");

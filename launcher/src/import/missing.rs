@@ -6,16 +6,16 @@ use clap::ValueEnum;
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::{Head, ModuleKind, Tensor};
 
-/// Part of a model that an import may initialize.
+/// Module of a model that an import may initialize.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Part {
+pub enum InitializedModule {
     /// The pooler below a sentence-pair head
     Pooler,
     /// The head that predicts masked tokens
     MlmHead,
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for InitializedModule {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Pooler => "pooler",
@@ -24,10 +24,10 @@ impl fmt::Display for Part {
     }
 }
 
-impl Part {
-    /// Returns the part that a tensor belongs to, if an import may initialize it.
+impl InitializedModule {
+    /// Returns the module that a tensor belongs to, if an import may initialize it.
     pub fn of(tensor: &Tensor) -> Option<Self> {
-        match (tensor.head?, tensor.id.part) {
+        match (tensor.head?, tensor.id.module) {
             (Head::MaskedLanguage, _) => Some(Self::MlmHead),
             (Head::Pair, ModuleKind::Pooler) => Some(Self::Pooler),
             (Head::Pair | Head::SpanBoundary | Head::ReplacedTokens, _) => None,

@@ -23,7 +23,7 @@ use lambert_store::run::{CONFIG, MANIFEST, TOKENIZER_FILES, WEIGHTS, imported_ch
 use lambert_store::{Store, hash};
 use serde_json::json;
 
-pub use missing::Part;
+pub use missing::InitializedModule;
 pub use weights::EXPORT_TYPE;
 
 use folder::Folder;
@@ -51,7 +51,7 @@ pub enum ImportError {
     Vocabulary { path: PathBuf, source: TokenizerError },
     #[error("{}: {tensors}{} missing; {advice}", folder.display(), if *many { " are" } else { " is" })]
     Missing { folder: PathBuf, tensors: String, many: bool, advice: String },
-    #[error("{} describes a model that lambert does not have: {why}", path.display())]
+    #[error("{} describes a model that lambert does not support: {why}", path.display())]
     Model { path: PathBuf, why: String },
     #[error("cannot write the configuration")]
     Toml(#[from] toml::ser::Error),
@@ -84,7 +84,7 @@ impl Import {
     ///
     /// # Errors
     /// The folder has no model that lambert supports, or its files contradict each other.
-    pub fn read(path: &Path, initialized: &[Part]) -> Result<Self, ImportError> {
+    pub fn read(path: &Path, initialized: &[InitializedModule]) -> Result<Self, ImportError> {
         let folder = Folder::open(path)?;
         let model = ImportedModel::new(&folder.config)
             .map_err(|source| ImportError::Config { path: folder.file(folder::CONFIG), source })?;
@@ -93,7 +93,7 @@ impl Import {
             return Err(ImportError::Model { path: folder.file(folder::CONFIG), why });
         }
         let vocabulary = ImportedTokenizer::read(&folder)?;
-        let tokens = vocabulary.facts.size;
+        let tokens = vocabulary.info.size;
         if tokens > model.vocabulary {
             let why = format!("vocab_size is {}, but the vocabulary has {tokens} tokens", model.vocabulary);
             return Err(ImportError::Json { path: folder.file(folder::CONFIG), why });
@@ -146,7 +146,7 @@ impl Import {
 
     /// True if the vocabulary lowercases text.
     pub fn lowercase(&self) -> bool {
-        self.vocabulary.facts.lowercase
+        self.vocabulary.info.lowercase
     }
 
     /// Empties `store` of what an interrupted import left there ([`clear`]), then writes like [`Import::write`].
@@ -168,7 +168,7 @@ impl Import {
         for (name, content) in self.vocabulary.files {
             store.put(&in_transformers(name), content.into())?;
         }
-        let facts = self.vocabulary.facts;
+        let info = self.vocabulary.info;
         let manifest = Manifest {
             format: FORMAT,
             step: 0,
@@ -182,7 +182,7 @@ impl Import {
             best: None,
             averaged: Vec::new(),
             state: json!({
-                "updates": {}, "skipped_updates": 0, "vocabulary": facts.size, "lowercase": facts.lowercase,
+                "updates": {}, "skipped_updates": 0, "vocabulary": info.size, "lowercase": info.lowercase,
                 SOURCE: self.source,
             }),
             objects: Vec::new(),

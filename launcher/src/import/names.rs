@@ -51,9 +51,9 @@ impl<'a> Renamed<'a> {
     }
 
     /// True if the folder has a tensor of this part of `model`.
-    pub fn has(&self, model: &Model, part: ModuleKind) -> bool {
+    pub fn has(&self, model: &Model, module: ModuleKind) -> bool {
         let tensors = Architecture::new(model, model.layers, 1).tensors();
-        tensors.iter().any(|tensor| tensor.id.part == part && self.tensors.contains_key(&tensor.name))
+        tensors.iter().any(|tensor| tensor.id.module == module && self.tensors.contains_key(&tensor.name))
     }
 
     /// Returns a tensor.

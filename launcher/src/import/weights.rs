@@ -11,7 +11,7 @@ use safetensors::serialize;
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::ImportError;
-use super::missing::{Part, initial};
+use super::missing::{InitializedModule, initial};
 use super::names::{Renamed, Source};
 
 /// Key of the metadata of a weights file: the type in which an export writes the tensors.
@@ -31,7 +31,7 @@ pub fn checkpoint_file(
     config: &RunConfig,
     architecture: &Architecture,
     mut renamed: Renamed<'_>,
-    initialized: &[Part],
+    initialized: &[InitializedModule],
 ) -> Result<(Vec<u8>, Vec<String>), ImportError> {
     let mut notes = Vec::new();
     match config.model.tied_decoder {
@@ -39,10 +39,10 @@ pub fn checkpoint_file(
         false => copy_decoder_bias(architecture, &mut renamed, &mut notes),
     }
     // A sentence-pair head that the imported model does not use gets random values, unless the folder has a part of it.
-    let has = |part| renamed.has(&config.model, part);
+    let has = |module| renamed.has(&config.model, module);
     let is_unused = config.objective.pair == Pair::None;
-    let unused_parts: Vec<ModuleKind> =
-        [ModuleKind::Pooler, ModuleKind::PairHead].into_iter().filter(|part| is_unused && !has(*part)).collect();
+    let unused_modules: Vec<ModuleKind> =
+        [ModuleKind::Pooler, ModuleKind::PairHead].into_iter().filter(|module| is_unused && !has(*module)).collect();
     let (mut files, mut missing, mut random, mut types) = (Vec::new(), Vec::new(), Vec::new(), BTreeSet::new());
     let tensors = architecture.tensors();
     for tensor in &tensors {
@@ -51,8 +51,8 @@ pub fn checkpoint_file(
                 types.insert(source.view.dtype().to_string());
                 values(tensor, model, &source)?
             }
-            None if unused_parts.contains(&tensor.id.part)
-                || Part::of(tensor).is_some_and(|part| initialized.contains(&part)) =>
+            None if unused_modules.contains(&tensor.id.module)
+                || InitializedModule::of(tensor).is_some_and(|part| initialized.contains(&part)) =>
             {
                 random.push(tensor.name.as_str());
                 initial(tensor, config.model.initializer_range).iter().flat_map(|value| value.to_le_bytes()).collect()
@@ -99,10 +99,11 @@ fn remove_tied(
     renamed: &mut Renamed<'_>,
     notes: &mut Vec<String>,
 ) -> Result<(), ImportError> {
-    let name = |part, leaf| (architecture.networks()[0].name)(TensorId::new(part, leaf));
-    for (leaf, part) in [(ParamKind::Weight, ModuleKind::WordEmbeddings), (ParamKind::Bias, ModuleKind::PredictionBias)]
+    let name = |module, param| (architecture.networks()[0].name)(TensorId::new(module, param));
+    for (param, module) in
+        [(ParamKind::Weight, ModuleKind::WordEmbeddings), (ParamKind::Bias, ModuleKind::PredictionBias)]
     {
-        let (tied, kept) = (name(ModuleKind::Decoder, leaf), name(part, leaf));
+        let (tied, kept) = (name(ModuleKind::Decoder, param), name(module, param));
         let Some(source) = (tied != kept).then(|| renamed.take(&tied)).flatten() else { continue };
         match renamed.get(&kept) {
             Some(other) if other.view == source.view => notes.push(format!("tied: {} is {kept}", source.name)),
@@ -122,7 +123,7 @@ fn remove_tied(
 /// Copies the bias of the MLM head to the decoder of a model with an untied decoder. Versions of transformers before 5 store the
 /// bias, which both share, only once.
 fn copy_decoder_bias(architecture: &Architecture, renamed: &mut Renamed<'_>, notes: &mut Vec<String>) {
-    let name = |part| (architecture.networks()[0].name)(TensorId::new(part, ParamKind::Bias));
+    let name = |module| (architecture.networks()[0].name)(TensorId::new(module, ParamKind::Bias));
     let (decoder, shared) = (name(ModuleKind::Decoder), name(ModuleKind::PredictionBias));
     if renamed.get(&decoder).is_none()
         && let Some(source) = renamed.get(&shared).cloned()
@@ -137,7 +138,7 @@ fn error_for_missing(folder: &Path, missing: &[&Tensor]) -> ImportError {
     let mut names: Vec<String> = missing.iter().take(SHOWN).map(|tensor| tensor.name.clone()).collect();
     names.extend((missing.len() > SHOWN).then(|| format!("{} more", missing.len() - SHOWN)));
     let parts: Option<Vec<String>> =
-        missing.iter().map(|tensor| Part::of(tensor).map(|part| part.to_string())).collect();
+        missing.iter().map(|tensor| InitializedModule::of(tensor).map(|part| part.to_string())).collect();
     let advice = match parts {
         Some(mut parts) => {
             parts.dedup();
@@ -154,7 +155,7 @@ fn values(tensor: &Tensor, model: &ImportedModel, source: &Source<'_>) -> Result
     let (mut shape, mut skipped) = (tensor.shape.clone(), 0);
     if tensor.padding.is_some() {
         shape[0] = model.vocabulary;
-    } else if tensor.id.part == ModuleKind::PositionEmbeddings {
+    } else if tensor.id.module == ModuleKind::PositionEmbeddings {
         skipped = model.first_position;
         shape[0] += skipped;
     }

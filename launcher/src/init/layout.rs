@@ -26,7 +26,7 @@ const MAX_THREADS: usize = 8;
 impl Layout {
     /// Chooses one rank per GPU. Without GPUs, a machine gets one rank per eight CPUs, and a Slurm node one rank.
     pub fn new(arguments: &cli::Init) -> Self {
-        let is_slurm = arguments.place == cli::Place::Slurm;
+        let is_slurm = arguments.place == cli::InitTarget::Slurm;
         let found = || if is_slurm { SLURM_GPUS } else { host::gpus().len() };
         let gpus = arguments.gpus_per_node.map_or_else(found, usize::from);
         let nodes = arguments.nodes.map_or(1, usize::from);

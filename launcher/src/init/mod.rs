@@ -17,7 +17,7 @@ mod steps;
 use lambert_config::{ConfigError, Layers, PrepConfig, RunConfig};
 use lambert_data_prep::source::SourceError;
 
-use crate::cli::{self, Place, Size, SourceKind};
+use crate::cli::{self, InitTarget, Size, SourceKind};
 use document::Document;
 use layout::Layout;
 use schema::Schema;
@@ -126,7 +126,7 @@ fn check_options(arguments: &cli::Init) -> Result<(), InitError> {
         ("--books", "--source books", arguments.books.is_some() && !has(SourceKind::Books)),
         ("--wikipedia", "--source wikipedia", arguments.wikipedia.is_some() && !has(SourceKind::Wikipedia)),
         ("--recipe", "--size base or --size large", arguments.recipe.is_some() && arguments.size == Size::Small),
-        ("--nodes", "--place slurm", arguments.nodes.is_some() && arguments.place != Place::Slurm),
+        ("--nodes", "--place slurm", arguments.nodes.is_some() && arguments.place != InitTarget::Slurm),
     ];
     match unused.into_iter().find(|(_, _, is_unused)| *is_unused) {
         Some((option, needs, _)) => Err(InitError::Unused { option, needs }),

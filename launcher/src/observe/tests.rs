@@ -147,7 +147,7 @@ fn an_observer_receives_all_events_and_actions_in_order() {
     assert!(actions.iter().any(|action| matches!(action, Action::Command(_))), "{actions:?}");
     assert_eq!(actions.last(), Some(&&Action::ForgetStop));
     assert_eq!((end, last), (&verdict, &RunState::Stopped));
-    assert_eq!(verdict, Verdict::Stopped(StopReason::Person));
+    assert_eq!(verdict, Verdict::Stopped(StopReason::User));
 }
 
 #[test]

@@ -120,7 +120,7 @@ impl ModelCard<'_> {
                  folder = \".\"  # this folder, or the name of the model on the Hugging Face Hub\n\
                  tokenizer = {tokenizer}.from_pretrained(folder)\n\
                  model = {class}.from_pretrained(folder)\n\
-                 # One logit for each token: above 0 if another token was probably there.\n\
+                 # One logit for each token: positive if the token was probably replaced.\n\
                  print(model(**tokenizer(\"a text\", return_tensors=\"pt\")).logits)\n"
             );
         }

@@ -13,9 +13,9 @@ use crate::stored_config;
 /// Key of the base.
 pub const KEY: &str = "run.from";
 
-/// Facts on the model that a new run starts from, which is a stored checkpoint or the import of a folder.
+/// Description of the model that a new run starts from, which is a stored checkpoint or the import of a folder.
 #[derive(Debug)]
-pub struct BaseFacts {
+pub struct BaseModelInfo {
     /// URL of the checkpoint, or folder, for messages.
     pub checkpoint: String,
     /// URL of its run, or folder, for messages.
@@ -33,34 +33,34 @@ pub struct BaseFacts {
 }
 
 /// Rejects the checkpoint `run.from` if its weights do not fit the model and cannot grow to fit the model. `import` has
-/// the facts on the model that the start of the run imports.
-pub fn check(config: &RunConfig, import: Option<BaseFacts>) -> Result<(), Failure> {
-    let mut faults = Vec::new();
-    check_segments(&config.model, &mut faults);
+/// the description of the model that the start of the run imports.
+pub fn check(config: &RunConfig, import: Option<BaseModelInfo>) -> Result<(), Failure> {
+    let mut issues = Vec::new();
+    check_segments(&config.model, &mut issues);
     match (import, config.run.from.as_deref()) {
-        (Some(base), _) => compare(config, &base, &mut faults)?,
-        (None, None) => config.stage[0].check_growth(0, config.depth(0), &config.model, &mut faults),
+        (Some(base), _) => compare(config, &base, &mut issues)?,
+        (None, None) => config.stage[0].check_growth(0, config.depth(0), &config.model, &mut issues),
         (None, Some(url)) => match read(url)? {
-            Ok(base) => compare(config, &base, &mut faults)?,
-            Err(issue) => faults.push(issue),
+            Ok(base) => compare(config, &base, &mut issues)?,
+            Err(issue) => issues.push(issue),
         },
     }
-    if faults.is_empty() {
+    if issues.is_empty() {
         return Ok(());
     }
-    Err(ConfigError::Invalid { origin: "the configuration".to_owned(), issues: faults }.into())
+    Err(ConfigError::Invalid { origin: "the configuration".to_owned(), issues }.into())
 }
 
 /// Rejects a model without segments that no class of transformers would load. Runs of earlier versions may have one.
-fn check_segments(model: &Model, faults: &mut Vec<ConfigIssue>) {
+fn check_segments(model: &Model, issues: &mut Vec<ConfigIssue>) {
     if model.family.has_segments() && model.segments == 0 {
         let message = format!("is 0; must be above 0: a model of family {} has segment embeddings", model.family);
-        faults.push(ConfigIssue::new("model.segments", message));
+        issues.push(ConfigIssue::new("model.segments", message));
     }
 }
 
-/// Reads the facts on a stored checkpoint.
-fn read(url: &str) -> Result<Result<BaseFacts, ConfigIssue>, Failure> {
+/// Reads the description of a stored checkpoint.
+fn read(url: &str) -> Result<Result<BaseModelInfo, ConfigIssue>, Failure> {
     let (run, Some(name)) = names::split_checkpoint_url(url) else {
         let expected = names::CHECKPOINT_URL;
         return Ok(Err(ConfigIssue::new(KEY, format!("{url} is not a checkpoint; expected {expected}"))));
@@ -76,7 +76,7 @@ fn read(url: &str) -> Result<Result<BaseFacts, ConfigIssue>, Failure> {
     };
     let config = stored_config::parse(&text, &store)?;
     let vocabulary = StoredVocabulary::read(&store).map_err(Failure::failed)?.bytes;
-    Ok(Ok(BaseFacts {
+    Ok(Ok(BaseModelInfo {
         checkpoint: url.to_owned(),
         origin: run.to_owned(),
         layers: config.depth(manifest.stage),
@@ -88,15 +88,15 @@ fn read(url: &str) -> Result<Result<BaseFacts, ConfigIssue>, Failure> {
 }
 
 /// Compares the base with the configuration.
-fn compare(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) -> Result<(), Failure> {
+fn compare(config: &RunConfig, base: &BaseModelInfo, issues: &mut Vec<ConfigIssue>) -> Result<(), Failure> {
     let (theirs, ours) = (shape(&base.config.model)?, shape(&config.model)?);
     let pairs = theirs.into_iter().zip(ours).map(|((key, theirs), (_, ours))| (key, theirs, ours));
     for (key, theirs, ours) in pairs.filter(|(_, theirs, ours)| theirs != ours) {
-        faults.push(ConfigIssue::new(KEY, format!("its model has {key} = {theirs}, the configuration has {ours}")));
+        issues.push(ConfigIssue::new(KEY, format!("its model has {key} = {theirs}, the configuration has {ours}")));
     }
-    compare_generators(config, base, faults);
+    compare_generators(config, base, issues);
     let stage = &config.stage[0];
-    stage.check_growth(0, base.layers, &config.model, faults);
+    stage.check_growth(0, base.layers, &config.model, issues);
     let fixed_by = [
         ("a teacher", config.objective.teacher.is_some()),
         ("objective.replaced_tokens", config.objective.replaced_tokens.is_some()),
@@ -105,25 +105,25 @@ fn compare(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) 
     for (what, _) in fixed_by.into_iter().filter(|(_, is_set)| *is_set && theirs != ours) {
         let message =
             format!("its model has {theirs} layers, the configuration has {ours}: a model with {what} cannot grow");
-        faults.push(ConfigIssue::new(KEY, message));
+        issues.push(ConfigIssue::new(KEY, message));
     }
     if stage.growth.moments.is_some_and(|moments| moments != Moments::Zero) && !config.run.from_optimizer {
         let message = "needs the optimizer moments of run.from: set run.from_optimizer (--with-optimizer)";
-        faults.push(ConfigIssue::new("stage.0.growth.moments", message));
+        issues.push(ConfigIssue::new("stage.0.growth.moments", message));
     }
     if config.run.from_optimizer && is_muon(&base.config) != is_muon(config) {
         let message = "Muon has other moments than the other optimizers; start without them";
-        faults.push(ConfigIssue::new("run.from_optimizer", message));
+        issues.push(ConfigIssue::new("run.from_optimizer", message));
     }
     let has_span_boundary_head = |config: &RunConfig| config.objective.span_boundary_weight > 0.0;
     if config.run.from_optimizer && has_span_boundary_head(&base.config) != has_span_boundary_head(config) {
         let message = "only one of the two models has a span boundary head (objective.span_boundary_weight), so the moments do not \
                        fit; start without them";
-        faults.push(ConfigIssue::new("run.from_optimizer", message));
+        issues.push(ConfigIssue::new("run.from_optimizer", message));
     }
     if config.run.from_optimizer && !base.has_moments {
         let message = format!("{} has no optimizer moments", base.checkpoint);
-        faults.push(ConfigIssue::new("run.from_optimizer", message));
+        issues.push(ConfigIssue::new("run.from_optimizer", message));
     }
     let origin = &base.origin;
     let datasets = stage.datasets(0);
@@ -136,12 +136,12 @@ fn compare(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) 
             Ok(_) => is_known = true,
             Err(why) => {
                 let message = format!("the vocabulary of {data} does not extend that of {origin}: {why}");
-                faults.push(ConfigIssue::new(KEY, message));
+                issues.push(ConfigIssue::new(KEY, message));
             }
         }
         if is_known && config.run.from_optimizer {
             let message = "the vocabulary is extended, and new tokens have no moments; start without them";
-            faults.push(ConfigIssue::new("run.from_optimizer", message));
+            issues.push(ConfigIssue::new("run.from_optimizer", message));
         }
     }
     if let Some(theirs) = base.lowercase.filter(|theirs| is_known && *theirs != manifest.lowercase) {
@@ -151,13 +151,13 @@ fn compare(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) 
             case(theirs),
             case(manifest.lowercase)
         );
-        faults.push(ConfigIssue::new(KEY, message));
+        issues.push(ConfigIssue::new(KEY, message));
     }
     Ok(())
 }
 
 /// Compares the generators of replaced-token detection.
-fn compare_generators(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<ConfigIssue>) {
+fn compare_generators(config: &RunConfig, base: &BaseModelInfo, issues: &mut Vec<ConfigIssue>) {
     let sizes = |config: &RunConfig| {
         let generator = config.objective.replaced_tokens.as_ref()?.generator(&config.model);
         let Model { layers, hidden, heads, intermediate, .. } = generator;
@@ -176,7 +176,7 @@ fn compare_generators(config: &RunConfig, base: &BaseFacts, faults: &mut Vec<Con
         ),
         _ => return,
     };
-    faults.push(ConfigIssue::new(KEY, message));
+    issues.push(ConfigIssue::new(KEY, message));
 }
 
 /// True if Muon trains the run. Its moments do not fit another optimizer.

@@ -190,7 +190,7 @@ impl ServerState {
     fn verify(&self, headers: &HeaderMap) -> Result<ReportHeader, Refusal> {
         let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
         let head = self.key.verify_report(given);
-        let head = head.ok_or_else(|| unauthorized("the signature of the report is not of this attempt"))?;
+        let head = head.ok_or_else(|| unauthorized("the report is not signed with the secret of this attempt"))?;
         let last = lock(self.rank_state(head.rank)?).sequence;
         if head.sequence > last { Ok(head) } else { Err(replayed(&head, last)) }
     }
@@ -248,7 +248,7 @@ impl ServerState {
         let given = parts.headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
         let given = given.and_then(|value| value.strip_prefix(b"Bearer ")).unwrap_or_default();
         if !bool::from(given.ct_eq(self.secret.as_bytes())) {
-            return Err(unauthorized("the secret is not of this attempt"));
+            return Err(unauthorized("not the secret of this attempt"));
         }
         let mut report = parse(&read(&parts.headers, body).await?)?;
         self.rank_state(report.rank)?;

@@ -22,7 +22,7 @@ use crate::store_writer::{ObjectWrite, StoreWriter, Urgency};
 
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Bad(String);
+struct VerdictError(String);
 
 /// Supervises the run until it is over. `launcher` starts the ranks. An error of the coordinator itself also ends the
 /// run.
@@ -108,10 +108,10 @@ impl<'a> Coordinator<'a> {
         self.observers.end(verdict, state);
         match verdict {
             Verdict::Finished => Ok(exit::DONE),
-            Verdict::Stopped(StopReason::Person) => Ok(exit::ENDED),
-            Verdict::Stopped(_) => Ok(exit::STOPPED),
-            Verdict::Replaced(why) => Err(Failure::coded(exit::REPLACED, Bad(why.clone()))),
-            Verdict::Failed(code, why) => Err(Failure::coded(*code, Bad(why.clone()))),
+            Verdict::Stopped(StopReason::User) => Ok(exit::STOPPED_BY_USER),
+            Verdict::Stopped(_) => Ok(exit::INTERRUPTED),
+            Verdict::Replaced(why) => Err(Failure::coded(exit::TAKEN_OVER, VerdictError(why.clone()))),
+            Verdict::Failed(code, why) => Err(Failure::coded(*code, VerdictError(why.clone()))),
         }
     }
 
@@ -123,7 +123,7 @@ impl<'a> Coordinator<'a> {
                 self.clock.tick();
                 // If a thread has panicked, the coordinator could wait forever for an event from this thread.
                 panics::first().map_or(Ok(()), Err)?;
-                self.look_after()?;
+                self.poll_workers()?;
                 return Ok(Event::Tick);
             }
             if let Ok(event) = self.inbox.recv_timeout(left) {
@@ -132,7 +132,7 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    fn look_after(&mut self) -> Result<(), Failure> {
+    fn poll_workers(&mut self) -> Result<(), Failure> {
         let Some(workers) = &mut self.workers else { return Ok(()) };
         self.observers.set_refused(workers.refused());
         if workers.poll().map_err(Failure::failed)? {
@@ -145,9 +145,9 @@ impl<'a> Coordinator<'a> {
         for action in actions {
             match action {
                 Action::TakeLease(wanted) => {
-                    let ((store, patience), lease) = (patient(self.spec), self.lease.clone());
+                    let ((store, store_timeout), lease) = (store_with_worker_timeout(self.spec), self.lease.clone());
                     let events = self.events.clone();
-                    sources::take_lease(store, patience, wanted, lease, events).map_err(Failure::failed)?;
+                    sources::take_lease(store, store_timeout, wanted, lease, events).map_err(Failure::failed)?;
                 }
                 Action::Start(attempt) => self.start(&attempt),
                 Action::Command(directive) => self.workers.iter().for_each(|workers| workers.send_command(directive)),
@@ -189,7 +189,7 @@ impl<'a> Coordinator<'a> {
 
 /// Returns the store of the run with the retry timeout of the workers, so that requests wait until an outage ends. Also
 /// returns the timeout.
-fn patient(spec: &RunSpec) -> (Store, Duration) {
+fn store_with_worker_timeout(spec: &RunSpec) -> (Store, Duration) {
     let minutes = spec.config.checkpoint.give_up_minutes;
     let mut policy = RetryPolicy::default();
     policy.total_timeout = policy.total_timeout.max(Duration::from_secs_f64(60.0 * minutes));

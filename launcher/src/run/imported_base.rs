@@ -7,7 +7,7 @@ use lambert_config::RunConfig;
 use lambert_store::run::{CONFIG, checkpoint_url};
 use lambert_store::{Error, Store, checkpoint};
 
-use super::base_checkpoint::BaseFacts;
+use super::base_checkpoint::BaseModelInfo;
 use super::config_diff::Difference;
 use crate::failure::Failure;
 use crate::import::{self, Import};
@@ -85,10 +85,10 @@ impl ResolvedBase {
         }
     }
 
-    /// Facts on the model that the start of the run imports.
-    pub fn facts(&self) -> Option<BaseFacts> {
+    /// Description of the model that the start of the run imports.
+    pub fn info(&self) -> Option<BaseModelInfo> {
         match self {
-            Self::New(base) => Some(base.facts()),
+            Self::New(base) => Some(base.info()),
             Self::NoFolder | Self::Stored(_) => None,
         }
     }
@@ -128,10 +128,10 @@ pub struct ImportedBase {
 }
 
 impl ImportedBase {
-    /// Facts for the checks of the start.
-    fn facts(&self) -> BaseFacts {
+    /// Description for the checks of the start.
+    fn info(&self) -> BaseModelInfo {
         let config = self.import.config().clone();
-        BaseFacts {
+        BaseModelInfo {
             checkpoint: self.folder.clone(),
             origin: self.folder.clone(),
             layers: config.depth(0),

@@ -69,7 +69,7 @@ impl RequestPoller {
         std::thread::Builder::new().name("requests".into()).spawn(move || {
             while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
                 let own = own.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                for event in ask(&store, own.as_ref()) {
+                for event in poll_store(&store, own.as_ref()) {
                     let _ = events.send(event);
                 }
             }
@@ -79,11 +79,11 @@ impl RequestPoller {
 }
 
 /// Returns the events that the store reveals. After a store error there is no event, and the next poll tries again.
-fn ask(store: &Store, own: Option<&Lease>) -> Vec<Event> {
+fn poll_store(store: &Store, own: Option<&Lease>) -> Vec<Event> {
     let answers = [
         store.head(STOP_OBJECT).map(|found| found.map(|_| Event::StopRequested)),
         take(store, SAVE_OBJECT).map(|found| found.then_some(Event::SaveRequested)),
-        own.map_or_else(|| Lease::newest(store).map(|newest| newest.map(Event::LeaseSeen)), look_after),
+        own.map_or_else(|| Lease::newest(store).map(|newest| newest.map(Event::LeaseSeen)), check_own_lease),
     ];
     let text = |answer: Result<Option<Event>, lambert_store::Error>| {
         answer.inspect_err(|error| tracing::debug!("cannot look for requests and leases: {error}")).ok().flatten()
@@ -92,7 +92,7 @@ fn ask(store: &Store, own: Option<&Lease>) -> Vec<Event> {
 }
 
 /// Checks the lease of this coordinator.
-fn look_after(own: &Lease) -> Result<Option<Event>, lambert_store::Error> {
+fn check_own_lease(own: &Lease) -> Result<Option<Event>, lambert_store::Error> {
     use lambert_store::Error as E;
     match own.check() {
         Ok(()) => Ok(Some(Event::LeaseSeen(own.attempt()))),
@@ -126,10 +126,10 @@ pub fn ask_slurm(job: String, start: u32, events: Sender<Event>) -> std::io::Res
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Takes a lease and puts it into `own`. The work is done on a separate thread, so that an unavailable store does not
-/// block the coordinator. If the store does not respond within `patience` plus a margin, sends `Event::LeaseFailed`.
+/// block the coordinator. If the store does not respond within `store_timeout` plus a margin, sends `Event::LeaseFailed`.
 pub fn take_lease(
     store: Store,
-    patience: Duration,
+    store_timeout: Duration,
     wanted: LeaseRequest,
     own: OwnLease,
     events: Sender<Event>,
@@ -158,9 +158,9 @@ pub fn take_lease(
     let wait = move || {
         let event = taken.recv_timeout(SILENCE).or_else(|_| {
             tracing::warn!("waiting for the lease: no reply from {url} for {} s", SILENCE.as_secs());
-            taken.recv_timeout(patience + SILENCE)
+            taken.recv_timeout(store_timeout + SILENCE)
         });
-        let minutes = patience.as_secs() / 60;
+        let minutes = store_timeout.as_secs() / 60;
         let silent = || Event::LeaseFailed(format!("no reply from {url} for {minutes} minutes"));
         let _ = events.send(event.unwrap_or_else(|_| silent()));
     };

@@ -88,7 +88,7 @@ impl RunSpec {
         let teacher = NewTeacher::resolve(&mut config, before.as_ref().map(|before| (before, &store)))?;
         match &before {
             Some(before) => check_changes(before, &config, resolved.difference(), &arguments.allow_change, &store)?,
-            None => base_checkpoint::check(&config, resolved.facts())?,
+            None => base_checkpoint::check(&config, resolved.info())?,
         }
         let base = resolved.into_new();
         let replaces = arguments.allow_change.iter().any(|key| key == "objective" || key == "objective.phrases");
@@ -162,16 +162,16 @@ fn configuration(
     let layers = Layers::from_process(&sets).warn_with(warn_once);
     let vocabulary = vocabulary(store)?;
     let mut is_away = false;
-    let surroundings = |config: &RunConfig, faults: &mut Vec<ConfigIssue>| {
-        is_away = check_surroundings(config, vocabulary.as_deref(), host_pool(config) == HostPool::Here, faults);
+    let check = |config: &RunConfig, issues: &mut Vec<ConfigIssue>| {
+        is_away = check_datasets_and_memory(config, vocabulary.as_deref(), host_pool(config) == HostPool::Here, issues);
     };
     let origin = arguments
         .config
         .as_ref()
         .map_or_else(|| format!("{}/{CONFIG}", store.url()), |path| path.display().to_string());
     let loaded: Result<RunConfig, ConfigError> = match (&arguments.config, stored) {
-        (Some(path), _) => layers.load_with(path, surroundings),
-        (None, Some(text)) => layers.parse_with(text, &origin, surroundings),
+        (Some(path), _) => layers.load_with(path, check),
+        (None, Some(text)) => layers.parse_with(text, &origin, check),
         (None, None) => return Err(Failure::usage(RunSpecError::NoConfig { url: store.url().to_owned() })),
     };
     let mut config = match loaded {
@@ -240,31 +240,36 @@ fn absolute(path: &str) -> Result<String, Failure> {
 }
 
 /// Checks the datasets and the memory before anything is written, so that a mistyped path leaves no half-created run.
-/// `vocabulary` is the SHA-256 of the vocabulary of the stored run, if any. `here` is true if all ranks run on this
-/// host. Returns true if unreachable dataset stores are the only errors.
-fn check_surroundings(config: &RunConfig, vocabulary: Option<&str>, here: bool, faults: &mut Vec<ConfigIssue>) -> bool {
+/// `vocabulary` is the SHA-256 of the vocabulary of the stored run, if any. `is_single_host` is true if all ranks run
+/// on this host. Returns true if unreachable dataset stores are the only errors.
+fn check_datasets_and_memory(
+    config: &RunConfig,
+    vocabulary: Option<&str>,
+    is_single_host: bool,
+    issues: &mut Vec<ConfigIssue>,
+) -> bool {
     let stages = config.stage.iter().enumerate().flat_map(|(index, stage)| stage.datasets(index));
-    let (mut opened, before, mut away) = (Vec::new(), faults.len(), 0);
+    let (mut opened, before, mut away) = (Vec::new(), issues.len(), 0);
     for (key, url) in stages.chain(config.evaluation.datasets()).filter(|(_, url)| !url.is_empty()) {
         match Dataset::open(url) {
             Ok(dataset) => opened.push((key, dataset)),
             Err(error) => {
                 let failure = Failure::from(error);
                 away += usize::from(failure.code == exit::FAILED);
-                faults.push(ConfigIssue::new(key, failure.to_string()));
+                issues.push(ConfigIssue::new(key, failure.to_string()));
             }
         }
     }
-    let all = faults.len() == before;
+    let all = issues.len() == before;
     let used: Vec<_> = opened.iter().map(|(key, dataset)| (key.clone(), dataset)).collect();
-    check_compatibility(config, &used, vocabulary, faults);
-    if here && all && !opened.is_empty() {
+    check_compatibility(config, &used, vocabulary, issues);
+    if is_single_host && all && !opened.is_empty() {
         let mut shapes = opened.iter().map(|(_, dataset)| dataset.sizes());
         let of_stage = |stage: &Stage| DatasetShape::of_mixture(shapes.by_ref().take(stage.datasets(0).len()));
         let data: Vec<DatasetShape> = config.stage.iter().map(of_stage).collect();
-        memory::check(config, &data, config.cluster.ranks, faults);
+        memory::check(config, &data, config.cluster.ranks, issues);
     }
-    away > 0 && faults.len() == away
+    away > 0 && issues.len() == away
 }
 
 fn text(config: &RunConfig) -> Result<String, Failure> {
@@ -294,9 +299,9 @@ mod tests {
         let written = toml::to_string(&config).unwrap();
         let store = Store::open("memory://order/run").unwrap();
         assert_eq!(stored_config::parse(&written, &store).unwrap(), config);
-        let mut faults = Vec::new();
-        config.check(&mut faults);
-        assert_eq!(faults, []);
+        let mut issues = Vec::new();
+        config.check(&mut issues);
+        assert_eq!(issues, []);
     }
 
     /// Stored configuration of a run that was started before keys were renamed.

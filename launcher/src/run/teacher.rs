@@ -1,9 +1,9 @@
-//! Teacher of a run (`objective.teacher`). The first start copies the weights of the checkpoint, or imports a folder of Hugging Face
-//! Transformers, to `teacher` in the store of the run, and stores facts on the teacher. Later starts use the copy.
+//! Teacher of a run (`objective.teacher`). The first start copies the weights of the checkpoint, or imports a folder of Hugging
+//! Face Transformers, to `teacher` in the store of the run, and stores a description of the teacher. Later starts use the copy.
 
 use std::path::Path;
 
-use lambert_config::run::{Model, Teacher, TeacherFacts, Unpadded};
+use lambert_config::run::{Model, Teacher, TeacherInfo, Unpadded};
 use lambert_config::{ConfigError, ConfigIssue, RunConfig};
 use lambert_dataset::Dataset;
 use lambert_plan::architecture::Architecture;
@@ -11,7 +11,7 @@ use lambert_plan::distillation::copied_tensors;
 use lambert_plan::memory::{self, DatasetShape};
 use lambert_store::checkpoint::{self, Manifest};
 use lambert_store::run::{
-    CHECKPOINT_URL, CONFIG, MANIFEST, TEACHER, TEACHER_FACTS, WEIGHTS, checkpoint_url, in_checkpoint,
+    CHECKPOINT_URL, CONFIG, MANIFEST, TEACHER, TEACHER_INFO, WEIGHTS, checkpoint_url, in_checkpoint,
     split_checkpoint_url,
 };
 use lambert_store::{Error, Store, StoredVocabulary, hash};
@@ -40,7 +40,7 @@ enum TeacherError {
     Checkpoint { source: Error },
     #[error("{KEY}: {url} is not part of a teacher, which would replace it: use another --run, or move it away")]
     OtherObject { url: String },
-    #[error("{KEY}: {url} is the copy of a teacher that this run has; expected the run of the teacher, or hf:FOLDER")]
+    #[error("{KEY}: {url} is this run's own copy of its teacher; expected the run of the teacher, or hf:FOLDER")]
     OwnCopy { url: String },
     #[error(
         "{KEY}: {copy} has to be copied again from {from}, whose weights have the SHA-256 {found}; expected {expected}; put the \
@@ -52,13 +52,13 @@ enum TeacherError {
          this run"
     )]
     Other { url: String },
-    #[error("cannot write {TEACHER_FACTS}")]
+    #[error("cannot write {TEACHER_INFO}")]
     Toml(#[from] toml::ser::Error),
 }
 
 /// Teacher that the start of a run has read. Nothing is written yet.
 pub struct NewTeacher {
-    facts: TeacherFacts,
+    info: TeacherInfo,
     /// Configuration of its run.
     config: RunConfig,
     source: Source,
@@ -93,9 +93,9 @@ impl Source {
     }
 }
 
-/// True if `copy` is a complete copy of the teacher that `facts` describe.
-fn is_complete(copy: &Store, facts: &TeacherFacts) -> Result<bool, Error> {
-    let named = facts.checkpoint.as_deref().and_then(|url| split_checkpoint_url(url).1);
+/// True if `copy` is a complete copy of the teacher that `info` describes.
+fn is_complete(copy: &Store, info: &TeacherInfo) -> Result<bool, Error> {
+    let named = info.checkpoint.as_deref().and_then(|url| split_checkpoint_url(url).1);
     let name = named.map_or_else(import::checkpoint_name, str::to_owned);
     // The configuration is written last.
     if copy.head(CONFIG)?.is_none() {
@@ -107,12 +107,12 @@ fn is_complete(copy: &Store, facts: &TeacherFacts) -> Result<bool, Error> {
     };
     let Some(entry) = manifest.object(WEIGHTS) else { return Ok(false) };
     let found = copy.head(&in_checkpoint(&name, WEIGHTS))?;
-    Ok(entry.sha256 == facts.weights_sha256 && found == Some(entry.bytes))
+    Ok(entry.sha256 == info.weights_sha256 && found == Some(entry.bytes))
 }
 
-/// True if the facts are those of a teacher of this name.
-fn is_named(facts: &TeacherFacts, from: &str) -> bool {
-    facts.checkpoint.as_ref().is_none_or(|checkpoint| checkpoint.starts_with(from.trim_end_matches('/')))
+/// True if the description is that of a teacher of this name.
+fn is_named(info: &TeacherInfo, from: &str) -> bool {
+    info.checkpoint.as_ref().is_none_or(|checkpoint| checkpoint.starts_with(from.trim_end_matches('/')))
 }
 
 /// True if the copy of a teacher has an object of this name.
@@ -123,8 +123,8 @@ fn is_of_copy(path: &str) -> bool {
 }
 
 impl NewTeacher {
-    /// Inserts the facts on the teacher into `config`. Makes the path of a folder absolute. Reads the teacher, unless `before`, the
-    /// configuration and store of a run that exists, has the same one and a complete copy of it.
+    /// Inserts the description of the teacher into `config`. Makes the path of a folder absolute. Reads the teacher, unless
+    /// `before`, the configuration and store of a run that exists, has the same one and a complete copy of it.
     ///
     /// # Errors
     /// The teacher cannot be read. The copy is not complete, and the teacher has other weights now.
@@ -135,26 +135,26 @@ impl NewTeacher {
         }
         let stored = before.and_then(|(before, run)| {
             let before = before.objective.teacher.as_ref().filter(|before| before.from == teacher.from)?;
-            Some((before.facts.clone().filter(|facts| is_named(facts, &teacher.from))?, run))
+            Some((before.info.clone().filter(|info| is_named(info, &teacher.from))?, run))
         });
-        let Some((facts, run)) = stored else {
+        let Some((info, run)) = stored else {
             let new = Self::read(&teacher.from)?;
-            teacher.facts = Some(Box::new(new.facts.clone()));
+            teacher.info = Some(Box::new(new.info.clone()));
             return Ok(Some(new));
         };
-        teacher.facts = Some(facts.clone());
+        teacher.info = Some(info.clone());
         let copy = run.join(TEACHER).map_err(Failure::failed)?;
-        if is_complete(&copy, &facts).map_err(Failure::failed)? {
+        if is_complete(&copy, &info).map_err(Failure::failed)? {
             return Ok(None);
         }
-        let from = facts.checkpoint.clone().unwrap_or_else(|| teacher.from.clone());
+        let from = info.checkpoint.clone().unwrap_or_else(|| teacher.from.clone());
         tracing::warn!("{} is not a complete copy of the teacher; copying it again from {from}", copy.url());
         let new = Self::read(&from)?;
-        if new.facts.weights_sha256 != facts.weights_sha256 {
-            let (found, expected) = (new.facts.weights_sha256, facts.weights_sha256);
+        if new.info.weights_sha256 != info.weights_sha256 {
+            let (found, expected) = (new.info.weights_sha256, info.weights_sha256);
             return Err(Failure::usage(TeacherError::OtherWeights { copy: copy.url().into(), from, found, expected }));
         }
-        Ok(Some(Self { facts: *facts, ..new }))
+        Ok(Some(Self { info: *info, ..new }))
     }
 
     fn read(from: &str) -> Result<Self, Failure> {
@@ -162,14 +162,14 @@ impl NewTeacher {
         let Some(folder) = teacher.folder() else { return Self::of_run(from) };
         let import = Import::read(Path::new(folder), &[]).map_err(Failure::usage)?;
         let config = import.config().clone();
-        let facts = TeacherFacts {
+        let info = TeacherInfo {
             checkpoint: None,
             weights_sha256: import.weights_sha256(),
             config_sha256: import.config_sha256(),
             vocabulary_sha256: hash::sha256(import.vocabulary()),
             model: config.model.clone(),
         };
-        Ok(Self { facts, config, source: Source::Folder(Box::new(import)) })
+        Ok(Self { info, config, source: Source::Folder(Box::new(import)) })
     }
 
     /// Reads the checkpoint at `url`, or the newest intact checkpoint of the run at `url`.
@@ -187,7 +187,7 @@ impl NewTeacher {
         let weights = manifest.object(WEIGHTS).map(|entry| entry.sha256.clone());
         let none = || Failure::usage(TeacherError::NoCheckpoint { url: run.to_owned() });
         let vocabulary = StoredVocabulary::read(&store).map_err(Failure::failed)?;
-        let facts = TeacherFacts {
+        let info = TeacherInfo {
             checkpoint: Some(checkpoint_url(run.trim_end_matches('/'), &manifest.name())),
             weights_sha256: weights.ok_or_else(none)?,
             config_sha256: manifest.config_sha256.clone(),
@@ -195,58 +195,58 @@ impl NewTeacher {
             model: Model { layers: theirs.depth(manifest.stage), ..theirs.model.clone() },
         };
         let source = Source::Checkpoint { run: Box::new(store), name: manifest.name(), config: text, vocabulary };
-        Ok(Self { facts, config: theirs, source })
+        Ok(Self { info, config: theirs, source })
     }
 
-    /// Copies the teacher to the store of the run, in place of another copy, and writes the facts. Leaves the facts to another
-    /// coordinator that has created the run in the meantime.
+    /// Copies the teacher to the store of the run, in place of another copy, and writes the description. Leaves the description
+    /// to another coordinator that has created the run in the meantime.
     pub fn write(self, run: &Store, is_new: bool) -> Result<(), Failure> {
         let is_taken = || Ok::<_, Failure>(is_new && run.head(CONFIG).map_err(Failure::failed)?.is_some());
         if is_taken()? {
             return Ok(());
         }
-        let Self { facts, source, .. } = self;
+        let Self { info, source, .. } = self;
         let copy = run.join(TEACHER).map_err(Failure::failed)?;
-        if !is_complete(&copy, &facts).map_err(Failure::failed)? {
+        if !is_complete(&copy, &info).map_err(Failure::failed)? {
             replace(&copy, source)?;
             if is_taken()? {
                 return Ok(());
             }
         }
-        let text = toml::to_string(&facts).map_err(|error| Failure::failed(TeacherError::Toml(error)))?;
-        run.put(TEACHER_FACTS, text.into()).map_err(Failure::failed)
+        let text = toml::to_string(&info).map_err(|error| Failure::failed(TeacherError::Toml(error)))?;
+        run.put(TEACHER_INFO, text.into()).map_err(Failure::failed)
     }
 }
 
-/// Reads the facts on the teacher of a run, and their text. `None` if the run has no teacher.
-fn stored_facts(run: &Store) -> Result<Option<(TeacherFacts, String)>, Failure> {
-    let text = match run.get(TEACHER_FACTS) {
+/// Reads the description of the teacher of a run, and its text. `None` if the run has no teacher.
+fn stored_info(run: &Store) -> Result<Option<(TeacherInfo, String)>, Failure> {
+    let text = match run.get(TEACHER_INFO) {
         Err(error) if error.is_not_found() => return Ok(None),
         text => text.map_err(Failure::failed)?,
     };
     let text = String::from_utf8_lossy(&text).into_owned();
-    Ok(Some((TeacherFacts::parse(&text, &format!("{}/{TEACHER_FACTS}", run.url()))?, text)))
+    Ok(Some((TeacherInfo::parse(&text, &format!("{}/{TEACHER_INFO}", run.url()))?, text)))
 }
 
 /// True if both runs have a teacher, with different weights.
 pub fn differs(one: &Store, other: &Store) -> Result<bool, Failure> {
-    let both = stored_facts(one)?.zip(stored_facts(other)?);
+    let both = stored_info(one)?.zip(stored_info(other)?);
     Ok(both.is_some_and(|((one, _), (other, _))| one.weights_sha256 != other.weights_sha256))
 }
 
-/// Copies the teacher of the run `from` to the run `to`, with the facts. Does nothing if `from` has no teacher, or no complete
-/// copy of it.
+/// Copies the teacher of the run `from` to the run `to`, with the description. Does nothing if `from` has no teacher, or no
+/// complete copy of it.
 pub fn copy(from: &Store, to: &Store) -> Result<(), Failure> {
-    let Some((facts, text)) = stored_facts(from)? else { return Ok(()) };
+    let Some((info, text)) = stored_info(from)? else { return Ok(()) };
     let [theirs, ours] = [from, to].map(|run| run.join(TEACHER));
     let (theirs, ours) = (theirs.map_err(Failure::failed)?, ours.map_err(Failure::failed)?);
-    if !is_complete(&theirs, &facts).map_err(Failure::failed)? {
+    if !is_complete(&theirs, &info).map_err(Failure::failed)? {
         return Ok(());
     }
-    if !is_complete(&ours, &facts).map_err(Failure::failed)? {
+    if !is_complete(&ours, &info).map_err(Failure::failed)? {
         replace(&ours, NewTeacher::of_run(theirs.url())?.source)?;
     }
-    to.put(TEACHER_FACTS, text.into()).map_err(Failure::failed)
+    to.put(TEACHER_INFO, text.into()).map_err(Failure::failed)
 }
 
 /// Replaces the copy of a teacher. Reads the new teacher before it removes anything.
@@ -269,7 +269,7 @@ fn replace(copy: &Store, source: Source) -> Result<(), Failure> {
 
 impl std::fmt::Debug for NewTeacher {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NewTeacher").field("facts", &self.facts).finish_non_exhaustive()
+        f.debug_struct("NewTeacher").field("info", &self.info).finish_non_exhaustive()
     }
 }
 
@@ -279,16 +279,16 @@ fn manifest(store: &Store, name: Option<&str>) -> Result<Manifest, Failure> {
     match name {
         Some(name) => checkpoint::read_manifest(store, name).map_err(wrong),
         None => {
-            let (newest, _) = checkpoint::newest_verified(store).map_err(Failure::failed)?;
+            let newest = checkpoint::newest_with_warnings(store).map_err(Failure::failed)?;
             let none = || Failure::usage(TeacherError::NoCheckpoint { url: store.url().to_owned() });
-            Ok(newest.ok_or_else(none)?.1.manifest)
+            Ok(newest.ok_or_else(none)?.manifest)
         }
     }
 }
 
 /// Rejects another teacher than that of the stored configuration, if the run has checkpoints.
-fn check_change(before: &RunConfig, now: &TeacherFacts, store: &Store) -> Result<(), Failure> {
-    let before = before.objective.teacher.as_ref().and_then(|teacher| teacher.facts.as_ref());
+fn check_change(before: &RunConfig, now: &TeacherInfo, store: &Store) -> Result<(), Failure> {
+    let before = before.objective.teacher.as_ref().and_then(|teacher| teacher.info.as_ref());
     let is_other = before.is_some_and(|before| !before.is_same(now));
     if is_other && !checkpoint::list(store).map_err(Failure::failed)?.is_empty() {
         return Err(Failure::usage(TeacherError::Other { url: store.url().to_owned() }));
@@ -308,17 +308,17 @@ pub fn check(
     (store, is_here): (&Store, bool),
 ) -> Result<(), Failure> {
     let Some(teacher) = &config.objective.teacher else { return Ok(()) };
-    let Some(facts) = &teacher.facts else { return Ok(()) };
-    before.map_or(Ok(()), |before| check_change(before, facts, store))?;
+    let Some(info) = &teacher.info else { return Ok(()) };
+    before.map_or(Ok(()), |before| check_change(before, info, store))?;
     let mut issues = Vec::new();
     let from = &teacher.from;
-    let (ours, theirs) = (config.model.hidden, facts.model.hidden);
+    let (ours, theirs) = (config.model.hidden, info.model.hidden);
     if teacher.cosine_weight > 0.0 && ours != theirs {
         let message =
             format!("needs equal hidden sizes, but model.hidden is {ours}, that of {from} is {theirs}; set it to 0");
         issues.push(ConfigIssue::new("objective.teacher.cosine_weight", message));
     }
-    if config.device.unpadded == Unpadded::Always && facts.model.position_buckets > 0 {
+    if config.device.unpadded == Unpadded::Always && info.model.position_buckets > 0 {
         let message = format!("is \"always\", but {from} has relative positions, which need padded samples");
         issues.push(ConfigIssue::new("device.unpadded", message));
     }
@@ -327,13 +327,13 @@ pub fn check(
     for (key, url) in stages.chain(config.evaluation.datasets()).filter(|(_, url)| !url.is_empty()) {
         let dataset = Dataset::open(url)?;
         let manifest = dataset.manifest();
-        if manifest.sequence_length > facts.model.positions {
-            let (length, positions) = (manifest.sequence_length, facts.model.positions);
+        if manifest.sequence_length > info.model.positions {
+            let (length, positions) = (manifest.sequence_length, info.model.positions);
             let message = format!("{from} has {positions} positions, but {key} has samples of up to {length} tokens");
             issues.push(ConfigIssue::new(KEY, message));
         }
         if vocabulary.is_none() {
-            if manifest.vocabulary.sha256 != facts.vocabulary_sha256 {
+            if manifest.vocabulary.sha256 != info.vocabulary_sha256 {
                 let message = format!(
                     "the vocabulary of {from} differs from that of {url}; prepare the dataset with the vocabulary of the teacher"
                 );
@@ -344,8 +344,8 @@ pub fn check(
     }
     if let (Some(new), Some(tokens), false) = (new, vocabulary, teacher.layers.is_empty()) {
         let student = Architecture::of_run(config, config.model.layers, tokens);
-        let of_teacher = Architecture::of_run(&new.config, facts.model.layers, tokens);
-        let copied = copied_tensors((&student, &config.model), (&of_teacher, &facts.model), &teacher.layers);
+        let of_teacher = Architecture::of_run(&new.config, info.model.layers, tokens);
+        let copied = copied_tensors((&student, &config.model), (&of_teacher, &info.model), &teacher.layers);
         issues.extend(copied.err().map(|why| ConfigIssue::new("objective.teacher.layers", why)));
     }
     if is_here && issues.is_empty() {
@@ -359,19 +359,19 @@ pub fn check(
     }
 }
 
-/// Inserts the facts on the teacher into a configuration that is not started. Returns an assumption if the teacher cannot be
-/// read.
+/// Inserts the description of the teacher into a configuration that is not started. Returns an assumption if the teacher cannot
+/// be read.
 pub fn assume(config: &mut RunConfig) -> Option<String> {
     let why = NewTeacher::resolve(config, None).err()?;
     let teacher = config.objective.teacher.as_mut()?;
-    let facts = TeacherFacts {
+    let info = TeacherInfo {
         checkpoint: None,
         weights_sha256: String::new(),
         config_sha256: String::new(),
         vocabulary_sha256: String::new(),
         model: Model { layers: 2 * config.model.layers, ..config.model.clone() },
     };
-    teacher.facts = Some(Box::new(facts));
+    teacher.info = Some(Box::new(info));
     Some(format!(
         "the teacher cannot be read ({why}); assuming a model like that of the run, with twice as many layers"
     ))

@@ -210,7 +210,7 @@ pub fn submit(script: &str) -> Result<String, ClusterError> {
     let _ = sbatch.stdin.take().map(|mut stdin| stdin.write_all(script.as_bytes()));
     let output = sbatch.wait_with_output().map_err(absent)?;
     if !output.status.success() {
-        return Err(SlurmError::Refused { program, version_line: text(&output.stderr) }.into());
+        return Err(SlurmError::Refused { program, stderr: text(&output.stderr) }.into());
     }
     // In a federation, the cluster name follows the job ID.
     Ok(text(&output.stdout).split(';').next().unwrap_or_default().to_owned())

@@ -35,9 +35,7 @@ pub fn look(id: &str) -> Result<Option<Job>, SlurmError> {
     match query("squeue", &["--noheader", "--states=all", &format!("--jobs={id}"), "--Format", FIELDS]) {
         Ok(text) => Ok(of_squeue(id, &text).or_else(|| in_accounting(id))),
         // A job that ended minutes ago is only in the accounting database.
-        Err(SlurmError::Refused { version_line, .. }) if version_line.contains("Invalid job id") => {
-            Ok(in_accounting(id))
-        }
+        Err(SlurmError::Refused { stderr, .. }) if stderr.contains("Invalid job id") => Ok(in_accounting(id)),
         Err(error) => Err(error),
     }
 }

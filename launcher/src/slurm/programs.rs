@@ -13,11 +13,11 @@ pub enum SlurmError {
         source: std::io::Error,
     },
     /// The program returned an error.
-    #[error("{program} failed: {version_line}")]
+    #[error("{program} failed: {stderr}")]
     Refused {
         program: &'static str,
         /// Output of the program on stderr.
-        version_line: String,
+        stderr: String,
     },
 }
 
@@ -27,7 +27,7 @@ pub fn query(program: &'static str, arguments: &[&str]) -> Result<String, SlurmE
         Command::new(program).args(arguments).output().map_err(|source| SlurmError::Absent { program, source })?;
     match output.status.success() {
         true => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
-        false => Err(SlurmError::Refused { program, version_line: text(&output.stderr) }),
+        false => Err(SlurmError::Refused { program, stderr: text(&output.stderr) }),
     }
 }
 

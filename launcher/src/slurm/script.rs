@@ -23,7 +23,7 @@ pub fn render(config: &RunConfig, job: &ScriptParams<'_>) -> Result<String, Dire
     let first: Vec<String> = TRAPS.lines().map(str::to_owned).collect();
     let script = directives::head(&options(config, job), &[first, config.slurm.prologue.clone()].concat())?;
     let coordinator = format!("{} run --run {}", in_shell(job.lambert), in_shell(job.run));
-    let body = BODY.replace("@STOPPED@", &exit::STOPPED.to_string()).replace("@FAILED@", &exit::FAILED.to_string());
+    let body = BODY.replace("@STOPPED@", &exit::INTERRUPTED.to_string()).replace("@FAILED@", &exit::FAILED.to_string());
     let body = body.replace("@REQUEUES@", &config.slurm.requeues.to_string());
     // This placeholder is replaced last, because the URL of the run may contain the text of another placeholder.
     Ok(script + &body.replace("@COORDINATOR@", &coordinator))
@@ -47,15 +47,16 @@ fn options(config: &RunConfig, job: &ScriptParams<'_>) -> Vec<String> {
 }
 
 /// Signal handling of the batch script.
-const TRAPS: &str = r#"# The first signal goes on to the coordinator, which saves a checkpoint and ends; a second one would end it without.
-coordinator='' asked=''
+const TRAPS: &str = r#"# Forward only the first signal: the coordinator then saves a checkpoint and exits.
+# A second signal would end it without a checkpoint.
+coordinator='' received_signal=''
 # shellcheck disable=SC2317  # the traps call it
-pass_on() {
-    if [ -n "$coordinator" ] && [ -z "$asked" ]; then kill -s "$1" "$coordinator" 2>/dev/null; fi
-    asked=$1
+forward_signal() {
+    if [ -n "$coordinator" ] && [ -z "$received_signal" ]; then kill -s "$1" "$coordinator" 2>/dev/null; fi
+    received_signal=$1
 }
-trap 'pass_on USR1' USR1
-trap 'pass_on TERM' TERM
+trap 'forward_signal USR1' USR1
+trap 'forward_signal TERM' TERM
 "#;
 
 /// Main part of the batch script. The coordinator runs in the background, because bash runs no traps while it waits for
@@ -64,47 +65,47 @@ trap 'pass_on TERM' TERM
 const BODY: &str = r#"
 code=@STOPPED@
 for _ in 1 2 3 4; do
-    if [ -n "$asked" ]; then break; fi
+    if [ -n "$received_signal" ]; then break; fi
     @COORDINATOR@ &
     coordinator=$!
-    # What came between these two lines.
-    if [ -n "$asked" ]; then kill -s "$asked" "$coordinator" 2>/dev/null; fi
+    # Forward a signal that arrived before coordinator= was set.
+    if [ -n "$received_signal" ]; then kill -s "$received_signal" "$coordinator" 2>/dev/null; fi
     while kill -0 "$coordinator" 2>/dev/null; do wait "$coordinator"; done
     wait "$coordinator"
     code=$?
     if [ "$code" -le 128 ]; then break; fi
-    if [ -n "$asked" ]; then
-        # Before it listened: nothing was under way yet.
-        if [ "$code" -eq $((128 + $(kill -l "$asked"))) ]; then code=@STOPPED@; fi
+    if [ -n "$received_signal" ]; then
+        # The signal arrived before the coordinator had installed its handlers; no rank had started.
+        if [ "$code" -eq $((128 + $(kill -l "$received_signal"))) ]; then code=@STOPPED@; fi
         break
     fi
-    # It was killed; its ranks go with it. The next one takes the run from the newest checkpoint.
+    # The coordinator was killed, which also ends its ranks. The next coordinator resumes from the newest checkpoint.
     echo "lambert: the coordinator was killed by SIG$(kill -l "$code")" >&2
 done
-# The program is not there, or its file system is away: another node may have it.
+# The program or its file system is not available on this node; another node may have it.
 if [ "$code" -gt 125 ]; then code=@FAILED@; fi
 
-# A controller that is busy, or whose place another takes, may not answer for two minutes.
-patiently() {
+# Retries a command: a busy controller, or a failover to the backup controller, can take two minutes.
+retry() {
     for pause in 0 2 5 10 20 40 60; do
         sleep "$pause"
         "$@" && return
     done
     return 1
 }
-ask() { patiently squeue --noheader --jobs="$SLURM_JOB_ID" --format="$1"; }
-# A job that Slurm itself ends or queues again (scancel, a preemption's end) runs no more.
-again() {
-    state=$(ask %T)
+job_field() { retry squeue --noheader --jobs="$SLURM_JOB_ID" --format="$1"; }
+# Requeues the job, unless Slurm is already ending or requeuing it (scancel, preemption).
+requeue() {
+    state=$(job_field %T)
     case $state in
     RUNNING)
         echo "lambert: $1: requeuing the job" >&2
-        patiently scontrol requeue "$SLURM_JOB_ID" || echo "lambert: Slurm did not requeue the job; submit it again" >&2
+        retry scontrol requeue "$SLURM_JOB_ID" || echo "lambert: Slurm did not requeue the job; submit it again" >&2
         ;;
     '') echo "lambert: cannot query the job state from Slurm, so the job is not requeued; submit it again" >&2 ;;
     esac
 }
-# Sets `failures`, which lambert counts at the end of the job's comment, and `others`, what somebody else has written before it.
+# Splits the job comment into `failures`, lambert's count at its end, and `others`, the text before it.
 read_comment() {
     others=$1 failures=0
     if [ "$others" = '(null)' ]; then others=''; fi
@@ -112,15 +113,15 @@ read_comment() {
         others=${BASH_REMATCH[1]%; } failures=$((10#${BASH_REMATCH[2]}))
     fi
 }
-# shellcheck disable=SC2317  # patiently calls it
+# shellcheck disable=SC2317  # retry calls it
 keep_comment() {
     scontrol update JobId="$SLURM_JOB_ID" Comment="$1" &&
         [ "$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%k)" = "$1" ]
 }
 case $code in
-@STOPPED@) again 'stopped by the time limit or a preemption' ;;
+@STOPPED@) requeue 'stopped by the time limit or a preemption' ;;
 @FAILED@)
-    if ! comment=$(ask %k); then
+    if ! comment=$(job_field %k); then
         echo "lambert: cannot query the failure count from Slurm, so the job is not requeued; submit it again" >&2
         exit "$code"
     fi
@@ -128,8 +129,8 @@ case $code in
     failures=$((failures + 1))
     if [ "$failures" -gt @REQUEUES@ ]; then
         echo "lambert: failure $failures: slurm.requeues is @REQUEUES@, so the job is not requeued" >&2
-    elif patiently keep_comment "${others:+$others; }lambert: $failures failures"; then
-        again "failure $failures"
+    elif retry keep_comment "${others:+$others; }lambert: $failures failures"; then
+        requeue "failure $failures"
     else
         echo "lambert: failure $failures: cannot store this count in the job's comment, so the job is not requeued; submit it again" >&2
     fi
@@ -185,8 +186,8 @@ mod tests {
 "##;
         assert_eq!(&script[..head.len()], head);
         let rest = &script[head.len()..];
-        assert!(rest.starts_with("# The first signal"), "{rest}");
-        assert!(rest.contains("trap 'pass_on TERM' TERM\nmodule load cuda\n\ncode=75\n"), "{rest}");
+        assert!(rest.starts_with("# Forward only the first signal"), "{rest}");
+        assert!(rest.contains("trap 'forward_signal TERM' TERM\nmodule load cuda\n\ncode=75\n"), "{rest}");
         assert!(script.contains(r#"'/opt/lam bert/lambert' run --run '/runs/it'\''s a "run"' &"#), "{script}");
     }
 

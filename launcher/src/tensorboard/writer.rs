@@ -75,7 +75,7 @@ impl HistoryWriter {
         let same =
             self.written.iter().zip(&effective).take_while(|(written, entry)| **written == identity(entry)).count();
         if same < self.written.len() {
-            self.take_back(&effective, same)?;
+            self.remove_undone(&effective, same)?;
         }
         let mut events = Vec::new();
         for entry in &effective[self.written.len()..] {
@@ -88,11 +88,11 @@ impl HistoryWriter {
         Ok(self.file.append(&events)?)
     }
 
-    /// Takes back the written entries from the first step at which they differ from `effective`. `same` is the number
-    /// of entries before the first difference. Each tag with undone points needs a valid point after the START.
-    /// Therefore the entries are taken back from an earlier step if necessary: from the earliest of the last valid
-    /// points of these tags.
-    fn take_back(&mut self, effective: &[&Entry<'_>], same: usize) -> Result<(), WriteError> {
+    /// Removes the written entries from the first step at which they differ from `effective`. `same` is the number of
+    /// entries before the first difference. Each tag with undone points needs a valid point after the START. Therefore
+    /// the entries are removed from an earlier step if necessary: from the earliest of the last valid points of these
+    /// tags.
+    fn remove_undone(&mut self, effective: &[&Entry<'_>], same: usize) -> Result<(), WriteError> {
         let next = effective.get(same).map(|entry| entry.position.step);
         let step = next.map_or(self.written[same].position.step, |next| next.min(self.written[same].position.step));
         let undone = std::mem::take(&mut self.tags).into_iter().filter(|(_, last)| *last >= step);

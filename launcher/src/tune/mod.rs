@@ -45,11 +45,11 @@ enum TuneError {
 pub fn tune(arguments: &cli::Tune) -> Outcome {
     console::detach().map_err(Failure::failed)?;
     let store = Store::open(&arguments.runs).map_err(Failure::usage)?;
-    plan::refuse_own(&store, &arguments.config)?;
+    plan::reject_own_config(&store, &arguments.config)?;
     // All runs are validated before the first run starts, so that a mistyped value is reported at once.
     let plan = SweepPlan::new(arguments, store.url())?;
     let mut results = Results::read(&store).map_err(Failure::failed)?;
-    plan.settle(&store, &results)?;
+    plan.check_or_store_config(&store, &results)?;
     let slots = HostResources::here().slots(&plan.need, arguments.parallel.map(usize::from));
     let missing = plan.missing(&results);
     console::line(&format!("{} runs, {} to do, {} in parallel", plan.runs.len(), missing.len(), slots.len()));
@@ -68,12 +68,12 @@ pub fn tune(arguments: &cli::Tune) -> Outcome {
     let failed = plan.runs.iter().filter(|planned| !results.has(&planned.name, &planned.settings)).count();
     match (stopped, failed) {
         (StopCause::Replaced(name), _) => {
-            Err(Failure::coded(exit::REPLACED, TuneError::Replaced { name, url: store.url().to_owned() }))
+            Err(Failure::coded(exit::TAKEN_OVER, TuneError::Replaced { name, url: store.url().to_owned() }))
         }
         (StopCause::By(_), _) if unsaved > 0 => Err(Failure::failed(TuneError::Unsaved(unsaved))),
         (StopCause::By(signal), _) => {
             console::line("stopped; rerun the same command to resume");
-            Ok(if signal == signal_hook::consts::SIGINT { exit::ENDED } else { exit::STOPPED })
+            Ok(if signal == signal_hook::consts::SIGINT { exit::STOPPED_BY_USER } else { exit::INTERRUPTED })
         }
         (StopCause::No, 0) => Ok(exit::DONE),
         (StopCause::No, failed) => Err(Failure::failed(TuneError::Failed { failed, all: plan.runs.len() })),
@@ -82,8 +82,8 @@ pub fn tune(arguments: &cli::Tune) -> Outcome {
 
 /// True if the exit code of a run is none of those expected: done, diverged, stopped or replaced.
 fn is_failure(ended: &FinishedRun) -> bool {
-    use exit::{DIVERGED, DONE, ENDED, REPLACED, STOPPED};
-    !matches!(ended.code, Some(DONE | DIVERGED | STOPPED | ENDED | REPLACED))
+    use exit::{DIVERGED, DONE, INTERRUPTED, STOPPED_BY_USER, TAKEN_OVER};
+    !matches!(ended.code, Some(DONE | DIVERGED | INTERRUPTED | STOPPED_BY_USER | TAKEN_OVER))
 }
 
 /// Records the end of a run.
@@ -93,7 +93,7 @@ fn take(store: &Store, results: &mut Results, ended: &FinishedRun) -> Result<(),
         Some(exit::DONE) => TrialOutcome::Finished,
         Some(exit::DIVERGED) => TrialOutcome::Diverged,
         // The next `lambert tune` resumes these runs.
-        Some(exit::STOPPED | exit::ENDED | exit::REPLACED) => return Ok(()),
+        Some(exit::INTERRUPTED | exit::STOPPED_BY_USER | exit::TAKEN_OVER) => return Ok(()),
         _ if ended.stopping => {
             console::line(&format!("{name}: ended without a checkpoint ({})", ended.how));
             return Ok(());

@@ -30,10 +30,10 @@ pub const BEST: &str = "best.toml";
 /// Maximum size of a configuration, bytes.
 const LONGEST: u64 = 1 << 20;
 /// Sections that affect results although they do not change the trained model.
-const JUDGED_BY: [&str; 2] = ["evaluation", "guard"];
+const RESULT_SECTIONS: [&str; 2] = ["evaluation", "guard"];
 
 /// Sections that determine the meaning of the held-out loss.
-const ASKED_BY: [&str; 2] = ["evaluation", "objective"];
+const LOSS_SECTIONS: [&str; 2] = ["evaluation", "objective"];
 
 /// The sweep cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ pub enum PlanError {
         message: String,
     },
     /// Two runs have the same name.
-    #[error("two runs have the name {0}: their settings differ only in characters that names drop")]
+    #[error("two runs have the name {0}: their settings differ only in characters that run names leave out")]
     SameName(String),
     /// There is no held-out dataset by which to compare runs.
     #[error("evaluation.data is missing: runs are compared by their held-out loss")]
@@ -110,7 +110,7 @@ impl SweepPlan {
         let mut steps = BTreeMap::new();
         let (kept, path) = keep(&arguments.config)?;
         for settings in grid::settings(&arguments.grid, &arguments.trial).map_err(Failure::usage)? {
-            if let Some(setting) = settings.iter().find(|setting| ASKED_BY.contains(&setting.part())) {
+            if let Some(setting) = settings.iter().find(|setting| LOSS_SECTIONS.contains(&setting.part())) {
                 return Err(Failure::usage(PlanError::OtherQuestion(setting.key.clone())));
             }
             let name = grid::name(&settings);
@@ -149,12 +149,12 @@ impl SweepPlan {
     ///
     /// # Errors
     /// The store fails, or existing runs have another configuration.
-    pub fn settle(&self, store: &Store, results: &Results) -> Result<(), Failure> {
+    pub fn check_or_store_config(&self, store: &Store, results: &Results) -> Result<(), Failure> {
         let before = if results.trials.is_empty() && !has_runs(store)? { None } else { common(store)? };
         if let Some(before) = before {
             let found = config_diff::compare(&before, &self.first).map_err(Failure::failed)?;
             let tuned = self.runs.iter().flat_map(|run| &run.settings).map(|setting| setting.key.clone());
-            let differences = judged(found, &tuned.chain(results.keys()).collect::<Vec<_>>());
+            let differences = affecting_results(found, &tuned.chain(results.keys()).collect::<Vec<_>>());
             return match differences.is_empty() {
                 true => Ok(()),
                 false => Err(Failure::usage(PlanError::OtherRuns { url: store.url().to_owned(), differences })),
@@ -169,7 +169,7 @@ impl SweepPlan {
 ///
 /// # Errors
 /// The file belongs to the sweep.
-pub fn refuse_own(store: &Store, config: &Path) -> Result<(), Failure> {
+pub fn reject_own_config(store: &Store, config: &Path) -> Result<(), Failure> {
     // A file that does not exist cannot be overwritten.
     let resolved = |path: &Path| std::fs::canonicalize(path).ok();
     let own = |name| store.local_path(name).ok().flatten().and_then(|path| resolved(&path));
@@ -211,10 +211,10 @@ fn common(store: &Store) -> Result<Option<RunConfig>, Failure> {
 }
 
 /// Returns the differences that affect results, without those in the `tuned` keys.
-fn judged(mut found: Differences, tuned: &[String]) -> Vec<Difference> {
+fn affecting_results(mut found: Differences, tuned: &[String]) -> Vec<Difference> {
     found.allow(tuned);
     let by = |difference: &Difference| {
-        JUDGED_BY.iter().any(|part| config_diff::is_at_or_below(&difference.key, part))
+        RESULT_SECTIONS.iter().any(|part| config_diff::is_at_or_below(&difference.key, part))
             && !tuned.iter().any(|key| config_diff::is_at_or_below(&difference.key, key))
     };
     found.trained.into_iter().chain(found.around.into_iter().filter(by)).collect()
@@ -263,7 +263,7 @@ mod tests {
         now.run.name = "other".into();
         let differing = |tuned: &[&str]| {
             let tuned: Vec<String> = tuned.iter().map(|key| (*key).to_owned()).collect();
-            let found = judged(config_diff::compare(&before, &now).unwrap(), &tuned);
+            let found = affecting_results(config_diff::compare(&before, &now).unwrap(), &tuned);
             found.into_iter().map(|difference| difference.key).collect::<Vec<_>>()
         };
         let all = ["model.hidden", "optimizer.beta2", "evaluation.samples", "guard.rollbacks"];

@@ -152,8 +152,8 @@ impl RunPool<'_> {
         let end = run.end(status, self.stopped != StopCause::No);
         match end.code {
             // `lambert stop` or a signal stopped only this run. The next `lambert tune` resumes the run.
-            Some(exit::STOPPED | exit::ENDED) if !end.stopping => self.stop(SIGINT, SIGTERM),
-            Some(exit::REPLACED) if !end.stopping => {
+            Some(exit::INTERRUPTED | exit::STOPPED_BY_USER) if !end.stopping => self.stop(SIGINT, SIGTERM),
+            Some(exit::TAKEN_OVER) if !end.stopping => {
                 self.stop(SIGTERM, SIGTERM);
                 self.stopped = StopCause::Replaced(end.planned.name.clone());
             }

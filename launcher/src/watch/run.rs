@@ -1,11 +1,11 @@
-//! A run as it is watched: its store is read again and again, and the last data are kept.
+//! Polls the store of a run and keeps its latest data.
 
 use std::collections::BTreeSet;
 
 use lambert_config::RunConfig;
 use lambert_control::{Evaluation, EventKind, ExtraEvaluation};
 use lambert_dataset::tokenizer::TokenTable;
-use lambert_store::records::{Part, StepRecords};
+use lambert_store::records::{RefreshReason, StepRecords};
 use lambert_store::run::AttemptStep;
 use lambert_store::{Store, StoredVocabulary};
 use serde_json::{Map, Value, json};
@@ -136,15 +136,15 @@ impl WatchedRun {
         let config = self.config.as_ref().map(|(_, config)| config);
         let mut flops = StepFlops::new(config, self.vocabulary);
         let mut last_valid = None;
-        let mut has_changed = self.records.refresh_in_parts(&self.store, |records, part| {
-            if part == Part::Reread {
+        let mut has_changed = self.records.refresh_in_parts(&self.store, |records, reason| {
+            if reason == RefreshReason::Reread {
                 *steps = Steps::default();
                 return;
             }
             let is_first = last_valid.is_none();
             let last_valid = last_valid.get_or_insert_with(|| records.last_valid_steps());
-            // What is too old to be taken back is noticed below.
-            if is_first && steps.take_back(last_valid).is_err() {
+            // An undone step that is already in a cell is detected below.
+            if is_first && steps.remove_undone(last_valid).is_err() {
                 return;
             }
             for recorded in records.all.drain(..) {
@@ -153,8 +153,11 @@ impl WatchedRun {
                 steps.add(position, recorded.record, valid, &mut flops);
             }
         })?;
-        if steps.take_back(&self.records.last_valid_steps()).is_err() {
-            tracing::info!("{}: an attempt has gone far back; reading all step records again", self.store.url());
+        if steps.remove_undone(&self.records.last_valid_steps()).is_err() {
+            tracing::info!(
+                "{}: an attempt undid steps that were already aggregated; rereading all step records",
+                self.store.url()
+            );
             (self.records, self.steps) = (StepRecords::default(), Steps::default());
             has_changed = self.read_records()?;
         }

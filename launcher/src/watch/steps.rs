@@ -18,7 +18,7 @@ const MOVED: usize = 4_096;
 /// Maximum number of undone steps; the newest are kept.
 const UNDONE: usize = 4_096;
 
-/// The step before which everything is too old to be taken back.
+/// Error: an undone step was already merged into a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooOld;
 
@@ -67,11 +67,11 @@ impl Steps {
         }
     }
 
-    /// Takes back steps after the last valid one of their attempts.
+    /// Removes the undone steps, those after the last valid one of their attempts.
     ///
     /// # Errors
     /// Such a step is in a cell: everything must be read again.
-    pub fn take_back(&mut self, last_valid: &BTreeMap<u32, u64>) -> Result<(), TooOld> {
+    pub fn remove_undone(&mut self, last_valid: &BTreeMap<u32, u64>) -> Result<(), TooOld> {
         let is_undone = |position: &AttemptStep| {
             last_valid.get(&position.attempt).is_some_and(|last_valid| position.step > *last_valid)
         };
@@ -168,7 +168,7 @@ mod tests {
     #[test]
     fn steps_are_taken_back_unless_they_are_in_cells() {
         let mut steps = steps((SINGLE + MOVED) as u64);
-        steps.take_back(&[(1, 19_000)].into()).unwrap();
+        steps.remove_undone(&[(1, 19_000)].into()).unwrap();
         assert_eq!((steps.last(), steps.progress().samples), (19_000, 16.0 * 19_000.0));
         assert_eq!((steps.undone.len(), steps.timeline.stages(None)[0].to), (1_480, 19_000));
         let point = Point::from(&record(19_001, 1.0));
@@ -176,6 +176,6 @@ mod tests {
         // An attempt that was superseded before it was read.
         steps.add(AttemptStep { attempt: 3, step: 19_002 }, point, 19_001, &mut StepFlops::new(None, None));
         assert_eq!((steps.last(), steps.undone.len()), (19_001, 1_481));
-        assert_eq!(steps.take_back(&[(1, MOVED as u64 - 1)].into()), Err(TooOld));
+        assert_eq!(steps.remove_undone(&[(1, MOVED as u64 - 1)].into()), Err(TooOld));
     }
 }

@@ -105,7 +105,7 @@ fn a_host_failure_moves_the_ranks_three_times() {
 /// The verdict does not depend on the exit status of the processes.
 #[test]
 fn finished_ranks_that_do_not_exit_are_ended() {
-    let ends = [(false, Verdict::Finished), (true, Verdict::Stopped(StopReason::Person))];
+    let ends = [(false, Verdict::Finished), (true, Verdict::Stopped(StopReason::User))];
     for (stopped, verdict) in ends {
         let mut scene = Scenario::new();
         scene.train(1, 5);

@@ -31,13 +31,14 @@ fn attempts_without_a_new_checkpoint_end_the_run_at_any_interval() {
     let mut lucky = Scenario { at: scene.at, state: scene.state.clone(), done: Vec::new() };
     scene.wait(LATER);
     let (code, message) = { scene.train(7, 60).fail(FailureKind::Transient).failure() };
-    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: rank 0";
+    let expected =
+        "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); last attempt: rank 0";
     assert!(code == 1 && message.starts_with(expected), "{message}");
-    assert_eq!(scene.state.history.progress.fruitless, 0, "a manual start resets the count");
+    assert_eq!(scene.state.history.progress.attempts_without_checkpoint, 0, "a manual start resets the count");
     // A checkpoint at a later step is progress.
     lucky.wait(LATER);
     lucky.train(7, 60).saves(51).fail(FailureKind::Transient).pause();
-    assert_eq!(lucky.state.history.progress.fruitless, 0);
+    assert_eq!(lucky.state.history.progress.attempts_without_checkpoint, 0);
 }
 
 #[test]
@@ -71,7 +72,7 @@ fn a_load_longer_than_the_time_limit_is_not_requeued_forever() {
         history = scene.state.history;
     }
     let scene = too_short(history.clone(), 6);
-    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: close to the job's time limit";
+    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); last attempt: close to the job's time limit";
     assert_eq!(scene.failure(), (70, expected), "the job would be requeued");
     assert!(!scene.done.contains(&Action::ForgetStop));
     let reported = &scene.state.history.job_ends[5];
@@ -79,7 +80,7 @@ fn a_load_longer_than_the_time_limit_is_not_requeued_forever() {
     // A new checkpoint resets the count.
     let mut scene = Scenario::in_job(history, 120.0, 6.0 * LATER);
     scene.train(6, 5).saves(5).fail(FailureKind::Transient).pause();
-    assert_eq!(scene.state.history.progress.fruitless, 0);
+    assert_eq!(scene.state.history.progress.attempts_without_checkpoint, 0);
 }
 
 /// Slurm kills the job, or the node of the job fails. Then the job is requeued.
@@ -93,14 +94,17 @@ fn a_coordinator_killed_in_its_job_is_counted() {
         history = scene.state.history;
     }
     let scene = Scenario::in_job(history.clone(), 120.0, 7.0 * LATER);
-    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); the last: the coordinator \
+    let expected = "giving up after 6 attempts without a new checkpoint (cluster.restart.limit = 5); last attempt: the coordinator \
                     or its node died";
     assert_eq!(scene.failure(), (70, expected));
     assert_eq!(scene.done, []);
     // A user can start the run after any number of kills.
     let by_hand = Scenario::new();
     let (state, done) = CoordinatorState::begin(by_hand.state.settings, history);
-    assert_eq!((done, state.history.progress.fruitless), (vec![Action::TakeLease(LeaseRequest::Next)], 5));
+    assert_eq!(
+        (done, state.history.progress.attempts_without_checkpoint),
+        (vec![Action::TakeLease(LeaseRequest::Next)], 5)
+    );
 }
 
 #[test]
@@ -115,15 +119,15 @@ fn manual_stops_are_not_counted() {
             }
             let request = [Event::StopRequested, Event::Signal(Signal::Interrupt)][start as usize % 2].clone();
             scene.load(start, WorkerPhase::Load).give(request).exit(143);
-            assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::Person)));
+            assert_eq!(scene.state.verdict(), Some(&Verdict::Stopped(StopReason::User)));
             history = scene.state.history;
         }
-        assert_eq!(history.progress.fruitless, 0);
+        assert_eq!(history.progress.attempts_without_checkpoint, 0);
     }
     // Stops by supervisors other than Slurm are not counted, because these supervisors have their own rules.
     let mut scene = Scenario::new();
     scene.load(1, WorkerPhase::Load).give(Event::Signal(Signal::Other)).exit(143);
-    assert_eq!(scene.state.history.progress.fruitless, 0);
+    assert_eq!(scene.state.history.progress.attempts_without_checkpoint, 0);
 }
 
 /// Regression test: failures recorded by a host whose clock was a year ahead made the run fail at the next kill.

@@ -66,7 +66,7 @@ fn a_signal_to_the_ranks_stops_the_run() {
 
     let mut scene = Scenario::new();
     scene.train(1, 5).give(Event::StopRequested);
-    assert_eq!(scene.state.requests.stop, Some(StopReason::Person), "the stop request was lost");
+    assert_eq!(scene.state.requests.stop, Some(StopReason::User), "the stop request was lost");
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn in_job(history: RestartHistory) -> Scenario {
 #[test]
 fn slurm_gives_the_reason_for_a_signal_in_a_job() {
     for (job_state, reason, forgets) in [
-        (JobState::Cancelled, StopReason::Person, true),
+        (JobState::Cancelled, StopReason::User, true),
         (JobState::Preempted, StopReason::Preempted, false),
         (JobState::Running, StopReason::TimeLimit, false),
     ] {
@@ -222,7 +222,7 @@ fn a_stop_before_the_end_of_the_first_step_ends_the_run_at_once() {
         let mut scene = Scenario::new();
         scene.load(1, phase).give(Event::StopRequested);
         assert_eq!(scene.done, [Action::Note(Note::NothingToSave), Action::End], "{phase}");
-        assert_eq!(scene.exit(143).state.verdict(), Some(&Verdict::Stopped(StopReason::Person)), "{phase}");
+        assert_eq!(scene.exit(143).state.verdict(), Some(&Verdict::Stopped(StopReason::User)), "{phase}");
         assert_eq!(scene.state.checkpoint, None, "a checkpoint was recorded");
     }
     let mut scene = Scenario::new();

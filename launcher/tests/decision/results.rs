@@ -22,7 +22,7 @@ fn done(stopped: bool) -> Scenario {
 }
 
 fn result(stopped: bool) -> Verdict {
-    if stopped { Verdict::Stopped(StopReason::Person) } else { Verdict::Finished }
+    if stopped { Verdict::Stopped(StopReason::User) } else { Verdict::Finished }
 }
 
 /// For example, a destructor may abort. Regression test: such a run was restarted repeatedly. Each time it loaded its

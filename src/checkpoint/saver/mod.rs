@@ -173,7 +173,7 @@ impl<'a> Saver<'a> {
         if self.history.has(state.step) {
             return Ok(());
         }
-        self.session.control.phase(WorkerPhase::Save);
+        self.session.control.set_phase(WorkerPhase::Save);
         let _save = span!("save", step = state.step);
         let mut watch = Stopwatch::start();
         let began = self.schedule.begin();
@@ -209,7 +209,7 @@ impl<'a> Saver<'a> {
 
     /// Blocks until the state is saved as a checkpoint, with retries.
     pub fn complete(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
-        self.session.control.phase(WorkerPhase::Save);
+        self.session.control.set_phase(WorkerPhase::Save);
         loop {
             self.save(collective, state)?;
             self.settle(collective)?;
@@ -243,7 +243,7 @@ impl<'a> Saver<'a> {
         self.start_uploads(true)?;
         let mut pause = SHORTEST_POLL;
         while self.save.is_some() {
-            self.session.control.phase(WorkerPhase::Save);
+            self.session.control.set_phase(WorkerPhase::Save);
             if self.session.control.stop_is_requested() {
                 self.stop();
             }

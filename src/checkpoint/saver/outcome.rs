@@ -74,7 +74,7 @@ impl Saver<'_> {
         if let Progress::Decided(..) = progress {
             let (step, written) = (manifest.step, began.elapsed().as_secs_f64());
             let event = EventKind::Checkpoint { name: name.clone(), step, seconds: stall, written };
-            self.session.control.event(event);
+            self.session.control.report_event(event);
         }
         self.history.commit(name, manifest);
     }
@@ -86,7 +86,7 @@ impl Saver<'_> {
         self.records.restore(records);
         Ok(match outcome {
             SaveOutcome::Committed => Vec::new(),
-            SaveOutcome::Failed(why) | SaveOutcome::Lost(why) | SaveOutcome::NotFinite(why) => why.into_bytes(),
+            SaveOutcome::Failed(why) | SaveOutcome::Permanent(why) | SaveOutcome::NotFinite(why) => why.into_bytes(),
             SaveOutcome::ReplicasDiffer(difference) => serde_json::to_vec(&difference).map_err(Error::Json)?,
         })
     }

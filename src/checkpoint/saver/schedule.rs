@@ -38,7 +38,7 @@ impl SaveSchedule {
     /// Returns true if a save is due after `step`, or was due earlier and has not begun.
     pub fn is_due(&mut self, step: u64, wanted: bool) -> bool {
         let every = self.settings.every_steps;
-        self.due |= wanted || every > 0 && step.is_multiple_of(every) && !self.retry_state.is_there();
+        self.due |= wanted || every > 0 && step.is_multiple_of(every) && !self.retry_state.has_failed();
         self.due
     }
 
@@ -46,7 +46,7 @@ impl SaveSchedule {
     pub fn is_overdue(&self) -> bool {
         let minutes = self.settings.every_minutes;
         let interval = minutes > 0.0 && self.last_save.elapsed() >= Duration::from_secs_f64(60.0 * minutes);
-        if self.retry_state.is_there() { self.retry_state.is_due() } else { interval }
+        if self.retry_state.has_failed() { self.retry_state.is_due() } else { interval }
     }
 
     /// Begins a save and returns its start time.
@@ -78,7 +78,7 @@ impl SaveSchedule {
     /// Returns this rank's vote on the save in progress. Only rank 0 (`first`) checks the clock.
     pub fn vote(&self, save: &mut Save, first: bool) -> SaveVote {
         let stopping = self.stopping.map(|since| since.elapsed());
-        let over = self.limit.stop_is_over(stopping);
+        let over = self.limit.exceeded_stop_limit(stopping);
         save.decide(&self.retry_state, self.settings.give_up_minutes, over);
         save.vote(first.then(|| self.limit.judge(save.began.elapsed(), stopping)))
     }

@@ -19,7 +19,7 @@ impl Saver<'_> {
         if !matches!(&save.progress, Progress::Copying(copying, _) if wait || copying.is_done()) {
             return Ok(());
         }
-        self.session.control.phase(WorkerPhase::Save);
+        self.session.control.set_phase(WorkerPhase::Save);
         let mut watch = Stopwatch::start();
         let Progress::Copying(copying, records) = std::mem::replace(&mut save.progress, Progress::Committing(None))
         else {
@@ -39,7 +39,7 @@ impl Saver<'_> {
 
     /// Gathers the entries of all ranks on rank 0, which starts the commit thread.
     pub(super) fn send_entries(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
-        self.session.control.phase(WorkerPhase::Save);
+        self.session.control.set_phase(WorkerPhase::Save);
         let mut watch = Stopwatch::start();
         let Some(save) = &mut self.save else { return Ok(()) };
         let Progress::Writing(objects, records) = std::mem::replace(&mut save.progress, Progress::Committing(None))

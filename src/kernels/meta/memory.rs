@@ -3,7 +3,7 @@
 
 use lambert_config::run::{
     Attention, Family, Model, Norm, Objective, Optimizer as Settings, OptimizerKind, Precision, ReplacedTokens,
-    RunConfig, Stage, Teacher, TeacherFacts,
+    RunConfig, Stage, Teacher, TeacherInfo,
 };
 use lambert_dataset::random::Key;
 use lambert_plan::architecture::Architecture;
@@ -103,7 +103,7 @@ fn padded_batches(config: &RunConfig, shape: Shape) -> GlobalBatch {
 
 /// Teacher of a configuration, if it has one.
 fn teacher(config: &RunConfig, kernels: Arc<dyn Kernels>, vocabulary: usize) -> Option<crate::objective::Teacher> {
-    let facts = config.objective.teacher.as_ref()?.facts.as_ref()?;
+    let facts = config.objective.teacher.as_ref()?.info.as_ref()?;
     let Model { precision, attention, .. } = config.model;
     let model = Model { precision, attention, ..facts.model.clone() };
     let mut parameters = Parameters::zeros(kernels, Architecture::new(&model, model.layers, vocabulary));
@@ -274,7 +274,7 @@ fn memory_estimate_with_a_teacher_is_slightly_above_the_count() {
                     positions: length,
                     ..family.model()
                 };
-                let facts = TeacherFacts {
+                let facts = TeacherInfo {
                     checkpoint: None,
                     weights_sha256: String::new(),
                     config_sha256: String::new(),
@@ -282,7 +282,7 @@ fn memory_estimate_with_a_teacher_is_slightly_above_the_count() {
                     model: of_teacher,
                 };
                 let cosine_weight = if is_alike { 1.0 } else { 0.0 };
-                let teacher = Teacher { cosine_weight, facts: Some(facts.into()), ..Teacher::default() };
+                let teacher = Teacher { cosine_weight, info: Some(facts.into()), ..Teacher::default() };
                 let model = Model { precision, attention: Attention::Fused, ..Family::Distilbert.model() };
                 let objective = Objective {
                     max_predictions: 0,

@@ -96,7 +96,7 @@ fn of_family(family: Family, model: &Model) -> Model {
 /// Position embeddings in a side segment with two outputs. Each layer adds one of the outputs to its input.
 fn table_in_every_layer(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
-    let is_table = |module: &&Module| module.part == ModuleKind::PositionEmbeddings;
+    let is_table = |module: &&Module| module.kind == ModuleKind::PositionEmbeddings;
     let embed = &network.segments[0];
     let (tables, others): (Vec<_>, Vec<_>) = embed.modules.iter().partition(is_table);
     let side = Segment { kind: SegmentKind::Side, modules: tables.into(), ..embed.clone() };
@@ -116,9 +116,9 @@ fn table_in_every_layer(model: &Model) -> Architecture {
 /// Blocks of BERT without segment embeddings, with other tensor names (RoBERTa, arXiv 1907.11692).
 fn no_segment_embeddings(model: &Model) -> Architecture {
     let mut network = Network::new(model, &[], 3, VOCABULARY);
-    let kept = |module: &&Module| module.part != ModuleKind::SegmentEmbeddings;
+    let kept = |module: &&Module| module.kind != ModuleKind::SegmentEmbeddings;
     network.segments[0].modules = network.segments[0].modules.iter().filter(kept).copied().collect();
-    network.name = |id| format!("other.{:?}.{:?}.{:?}", id.part, id.layer, id.leaf);
+    network.name = |id| format!("other.{:?}.{:?}.{:?}", id.module, id.layer, id.param);
     network.into()
 }
 

@@ -119,7 +119,7 @@ fn head_gradients_are_final_first() {
         let (gradients, reported) = case.step(host(), &model(), false, &batch(MICRO_BATCHES));
         let specs = specs(&case.architecture(&model()));
         // A pre-norm network has a normalization above its layers too.
-        let above_layers = |spec: &&ParamSpec| spec.head.is_some() || spec.id.part == ModuleKind::FinalNorm;
+        let above_layers = |spec: &&ParamSpec| spec.head.is_some() || spec.id.module == ModuleKind::FinalNorm;
         let heads = specs.iter().take_while(above_layers);
         assert_eq!(reported[0].len(), heads.last().unwrap().range().end.next_multiple_of(32), "{}", case.name);
         assert!(reported[0].iter().any(|gradient| *gradient != 0.0) && gradients.len() > reported[0].len());

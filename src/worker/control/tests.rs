@@ -72,7 +72,7 @@ fn signed(secret: &str, sequence: u64, answer: &ReportReply) -> String {
 #[test]
 fn the_last_message_arrives_after_lost_replies() {
     let (mut control, listener) = rank();
-    control.event(EventKind::Finished { step: 9, stopped: true });
+    control.report_event(EventKind::Finished { step: 9, stopped: true });
     let coordinator = std::thread::spawn(move || {
         let (mut lost, mut inbox) = (0, Inbox::default());
         loop {
@@ -110,7 +110,7 @@ fn forged_and_replayed_replies_have_no_effect() {
     let (mut stream, first, _) = next(&listener);
     let genuine = signed(SECRET, first, &ReportReply { acknowledged: 0, command: None });
     stream.write_all(genuine.as_bytes()).unwrap();
-    control.event(EventKind::Warning { message: "slow".into() });
+    control.report_event(EventKind::Warning { message: "slow".into() });
     let forgeries: [&dyn Fn(u64) -> String; 5] = [
         &|sequence| signed("another secret", sequence, &stop),
         &|sequence| signed(SECRET, sequence - 1, &stop),

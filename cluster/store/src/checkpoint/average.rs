@@ -4,6 +4,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::select::{list, read_reported_object};
+use super::tensors::HEADER_LENGTH_BYTES;
 use super::{AttemptStep, Manifest, RollbackPoint, copy, read_manifest};
 use crate::error::{Error, Result};
 use crate::hash;
@@ -79,9 +80,6 @@ pub fn average(from: &Store, checkpoints: &[String], to: &Store) -> Result<Manif
     Ok(average)
 }
 
-/// Length of the number before the header of a safetensors file, bytes.
-const LENGTH_BYTES: usize = 8;
-
 /// Sum of weights files with the same tensors.
 #[derive(Default)]
 struct WeightSum {
@@ -127,10 +125,10 @@ impl WeightSum {
 
 /// Returns the position after the header, or what is wrong with the file.
 fn header_end(file: &[u8]) -> Result<usize, String> {
-    let length = file.first_chunk::<LENGTH_BYTES>().map(|length| u64::from_le_bytes(*length));
-    let end = length.and_then(|length| usize::try_from(length).ok()?.checked_add(LENGTH_BYTES));
+    let length = file.first_chunk::<HEADER_LENGTH_BYTES>().map(|length| u64::from_le_bytes(*length));
+    let end = length.and_then(|length| usize::try_from(length).ok()?.checked_add(HEADER_LENGTH_BYTES));
     let end = end.filter(|end| *end <= file.len()).ok_or("a file that ends inside its header")?;
-    let head: Value = serde_json::from_slice(&file[LENGTH_BYTES..end]).map_err(|error| error.to_string())?;
+    let head: Value = serde_json::from_slice(&file[HEADER_LENGTH_BYTES..end]).map_err(|error| error.to_string())?;
     let tensors = head.as_object().into_iter().flatten().filter(|(name, _)| *name != "__metadata__");
     for (name, tensor) in tensors {
         if tensor["dtype"] != "F32" {

@@ -21,6 +21,8 @@ pub use prune::{Pruned, Retention, prune, retain, retain_under};
 pub use rollback::{RollbackPoint, RollbackRecord};
 pub use select::{
     CheckpointSelection, ListedCheckpoint, ObjectSink, SkippedCheckpoint, VerifiedCheckpoint, is_committed, list,
-    newest_fitting, newest_verified, read_manifest, read_object, stream_object, verify, verify_weights,
+    newest_fitting, newest_verified, newest_with_warnings, read_manifest, read_object, read_unless_pruned,
+    stream_object, verify, verify_weights,
 };
+pub use tensors::{HEADER_LENGTH_BYTES, MAX_HEADER_BYTES};
 pub use writer::{CheckpointWriter, PendingObject};

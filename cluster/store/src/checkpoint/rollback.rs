@@ -26,9 +26,9 @@ pub struct RollbackRecord {
     pub attempt: u32,
     /// Last valid step. Checkpoints that this attempt or earlier attempts saved after this step are invalid.
     pub steps: u64,
-    /// SHA-256 of the dataset manifest.
+    /// Id of the mixture; with one dataset, the SHA-256 of its manifest.
     pub dataset: String,
-    /// Samples to skip, as positions in the dataset. The positions continue across epochs.
+    /// Samples to skip, as sample numbers of the mixture, which continue across epochs.
     pub samples: Range<u64>,
     /// Reason, for messages.
     #[serde(alias = "why")]

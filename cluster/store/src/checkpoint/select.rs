@@ -165,6 +165,43 @@ pub fn newest_verified(run: &Store) -> Result<CheckpointSelection> {
     }
 }
 
+/// Returns the newest checkpoint that verifies, as [`newest_verified`]. Logs a warning for each checkpoint that was skipped.
+/// `None` if no checkpoint verifies.
+///
+/// # Errors
+/// As for [`newest_verified`].
+pub fn newest_with_warnings(run: &Store) -> Result<Option<VerifiedCheckpoint>> {
+    let (newest, skipped) = newest_verified(run)?;
+    for SkippedCheckpoint { name, why, .. } in skipped {
+        tracing::warn!("skipped checkpoint {name}: {why}");
+    }
+    Ok(newest.map(|(_, verified)| verified))
+}
+
+/// Maximum number of attempts to read the newest checkpoint while checkpoints are pruned.
+const READ_ATTEMPTS: usize = 10;
+
+/// Selects a checkpoint with `select` and reads it with `read`. If the read fails because the checkpoint was pruned in the
+/// meantime, as `is_pruned` determines, a newer checkpoint exists. This function then starts again with `select`.
+///
+/// # Errors
+/// An error of one of the functions.
+pub fn read_unless_pruned<C, T, E>(
+    mut select: impl FnMut() -> std::result::Result<C, E>,
+    mut read: impl FnMut(&C) -> std::result::Result<T, E>,
+    is_pruned: impl Fn(&C) -> std::result::Result<bool, E>,
+) -> std::result::Result<(C, T), E> {
+    let mut left = READ_ATTEMPTS;
+    loop {
+        let selected = select()?;
+        left -= 1;
+        match read(&selected) {
+            Err(_) if left > 0 && is_pruned(&selected)? => {}
+            read => return Ok((selected, read?)),
+        }
+    }
+}
+
 /// Selects the newest checkpoint that verifies and that `reject` accepts. `reject` gets the manifest and returns `None`
 /// to accept it, or the reason to reject it. Calls `reject` before it reads any object of the checkpoint. Considers
 /// rollbacks only if `reject` does. If a checkpoint is pruned while it is being read, lists the run again, because a

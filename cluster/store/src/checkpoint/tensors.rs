@@ -14,22 +14,22 @@ use serde_json::Value;
 /// File name suffix of the objects that are validated.
 pub(super) const SUFFIX: &str = ".safetensors";
 
-/// Maximum size of a header, bytes. Headers of real models have a few kilobytes.
-const MAX_HEADER_BYTES: u64 = 16 << 20;
-
-const LENGTH_BYTES: usize = 8;
+/// Maximum size of the header of a safetensors file, bytes. Headers of real models have a few kilobytes.
+pub const MAX_HEADER_BYTES: u64 = 16 << 20;
+/// Size of the number before the header of a safetensors file, bytes. It is the length of the header.
+pub const HEADER_LENGTH_BYTES: usize = 8;
 
 /// Streaming validator. It buffers only the header.
 pub(super) struct TensorValidator {
     size: u64,
     head: Vec<u8>,
     body: Option<DataValidator>,
-    fault: Option<TensorFault>,
+    error: Option<TensorError>,
 }
 
 /// Validation failure.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum TensorFault {
+pub(super) enum TensorError {
     /// Not a valid safetensors file.
     Malformed(String),
     /// An element is NaN or infinite.
@@ -41,7 +41,7 @@ pub(super) enum TensorFault {
     },
 }
 
-impl fmt::Display for TensorFault {
+impl fmt::Display for TensorError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Malformed(why) => f.write_str(why),
@@ -55,15 +55,15 @@ impl fmt::Display for TensorFault {
 impl TensorValidator {
     /// Creates a validator for an object of `size` bytes.
     pub(super) fn new(size: u64) -> Self {
-        Self { size, head: Vec::new(), body: None, fault: None }
+        Self { size, head: Vec::new(), body: None, error: None }
     }
 
     /// Validates the next bytes.
     pub(super) fn update(&mut self, mut piece: &[u8]) {
-        while self.fault.is_none() && !piece.is_empty() {
+        while self.error.is_none() && !piece.is_empty() {
             match &mut self.body {
                 Some(body) => {
-                    self.fault = body.update(piece);
+                    self.error = body.update(piece);
                     return;
                 }
                 None => self.take_header(&mut piece),
@@ -72,36 +72,36 @@ impl TensorValidator {
     }
 
     /// Returns the first failure, if any.
-    pub(super) fn finish(self) -> Option<TensorFault> {
-        let cut = || TensorFault::Malformed("it ends inside its header".to_string());
-        self.fault.or_else(|| self.body.is_none().then(cut))
+    pub(super) fn finish(self) -> Option<TensorError> {
+        let cut = || TensorError::Malformed("it ends inside its header".to_string());
+        self.error.or_else(|| self.body.is_none().then(cut))
     }
 
     fn take_header(&mut self, piece: &mut &[u8]) {
-        let needed = match self.head.first_chunk::<LENGTH_BYTES>() {
-            None => LENGTH_BYTES as u64,
-            Some(length) => LENGTH_BYTES as u64 + u64::from_le_bytes(*length),
+        let needed = match self.head.first_chunk::<HEADER_LENGTH_BYTES>() {
+            None => HEADER_LENGTH_BYTES as u64,
+            Some(length) => HEADER_LENGTH_BYTES as u64 + u64::from_le_bytes(*length),
         };
         let missing = needed - self.head.len() as u64;
         let (now, rest) = piece.split_at(missing.min(piece.len() as u64) as usize);
         self.head.extend_from_slice(now);
         *piece = rest;
-        if let Some(length) = self.head.first_chunk::<LENGTH_BYTES>() {
+        if let Some(length) = self.head.first_chunk::<HEADER_LENGTH_BYTES>() {
             let length = u64::from_le_bytes(*length);
-            let most = MAX_HEADER_BYTES.min(self.size.saturating_sub(LENGTH_BYTES as u64));
+            let most = MAX_HEADER_BYTES.min(self.size.saturating_sub(HEADER_LENGTH_BYTES as u64));
             if length > most {
                 let why = format!("it claims a header of {length} bytes, at most {most} are valid");
-                self.fault = Some(TensorFault::Malformed(why));
-            } else if self.head.len() as u64 == LENGTH_BYTES as u64 + length {
+                self.error = Some(TensorError::Malformed(why));
+            } else if self.head.len() as u64 == HEADER_LENGTH_BYTES as u64 + length {
                 self.open_body();
             }
         }
     }
 
     fn open_body(&mut self) {
-        match regions(&self.head[LENGTH_BYTES..], self.size - self.head.len() as u64) {
+        match regions(&self.head[HEADER_LENGTH_BYTES..], self.size - self.head.len() as u64) {
             Ok(regions) => self.body = Some(DataValidator { regions, at: 0, current: 0, partial: Vec::new() }),
-            Err(why) => self.fault = Some(TensorFault::Malformed(why)),
+            Err(why) => self.error = Some(TensorError::Malformed(why)),
         }
     }
 }
@@ -123,7 +123,7 @@ struct TensorRegion {
 }
 
 impl DataValidator {
-    fn update(&mut self, mut piece: &[u8]) -> Option<TensorFault> {
+    fn update(&mut self, mut piece: &[u8]) -> Option<TensorError> {
         while let Some(region) = self.regions.get(self.current)
             && !piece.is_empty()
         {
@@ -131,7 +131,7 @@ impl DataValidator {
             let started = self.partial.len() as u64;
             if let Some(number) = region.kind.first_not_finite(&mut self.partial, now) {
                 let element = (self.at - started - region.first) / region.kind.bytes() as u64 + number;
-                return Some(TensorFault::NotFinite { tensor: region.name.clone(), element });
+                return Some(TensorError::NotFinite { tensor: region.name.clone(), element });
             }
             piece = rest;
             self.at += now.len() as u64;
@@ -300,7 +300,7 @@ mod tests {
     fn inspect(bytes: &[u8], piece: usize) -> Option<String> {
         let mut inspector = TensorValidator::new(bytes.len() as u64);
         bytes.chunks(piece).for_each(|piece| inspector.update(piece));
-        inspector.finish().map(|fault| fault.to_string())
+        inspector.finish().map(|error| error.to_string())
     }
 
     fn tensor(dtype: &str, shape: &str, offsets: &str) -> String {
@@ -329,8 +329,8 @@ mod tests {
     fn elements_that_are_not_finite_are_found_for_any_piece_size() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for piece in [1, 2, 3, 5, 7, 64, 1000] {
-                let fault = inspect(&two(bad), piece).unwrap();
-                assert_eq!(fault, "tensor b has elements that are not finite, the first at index 1", "{piece}");
+                let error = inspect(&two(bad), piece).unwrap();
+                assert_eq!(error, "tensor b has elements that are not finite, the first at index 1", "{piece}");
             }
         }
         let half = |dtype: &str, bits: u16| {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::select::MAX_MANIFEST_BYTES;
-use super::tensors::{self, TensorFault, TensorValidator};
+use super::tensors::{self, TensorError, TensorValidator};
 use super::{AttemptStep, Manifest, ObjectEntry};
 use crate::error::{Error, Result};
 use crate::hash::Hasher;
@@ -173,7 +173,7 @@ fn digest(bytes: &[u8], url: String) -> Result<String> {
         inspector.update(piece);
     }
     match inspector.finish() {
-        Some(TensorFault::NotFinite { tensor, element }) => Err(Error::NotFinite { url, tensor, element }),
-        Some(TensorFault::Malformed(_)) | None => Ok(hasher.finish()),
+        Some(TensorError::NotFinite { tensor, element }) => Err(Error::NotFinite { url, tensor, element }),
+        Some(TensorError::Malformed(_)) | None => Ok(hasher.finish()),
     }
 }

@@ -81,7 +81,7 @@ fn records_can_be_taken_out_part_by_part() {
     let (mut records, mut parts) = (StepRecords::<Record>::default(), Vec::new());
     let read = records.refresh_in_parts(&store, |records, part| parts.push((part, records.all.drain(..).count())));
     assert!(read.unwrap());
-    assert_eq!((parts, records.all.len()), (vec![(Part::New, 32), (Part::New, 11)], 0));
+    assert_eq!((parts, records.all.len()), (vec![(RefreshReason::New, 32), (RefreshReason::New, 11)], 0));
     assert_eq!(records.last_valid_steps(), [(1, 20), (3, 25), (4, u64::MAX)].into());
     let saves = records.saves();
     let last = |attempt, step| AttemptStep { attempt, step };
@@ -90,7 +90,7 @@ fn records_can_be_taken_out_part_by_part() {
     put(&store, 1, 39, &(line(40, 5.0) + &line(41, 5.0)));
     let mut first = None;
     records.refresh_in_parts(&store, |_, part| first = first.or(Some(part))).unwrap();
-    assert_eq!((first, records.all.len()), (Some(Part::Reread), 44));
+    assert_eq!((first, records.all.len()), (Some(RefreshReason::Reread), 44));
 }
 
 #[test]

@@ -19,7 +19,7 @@ pub fn network(model: &Model, needed: &[Head], layers: usize, vocabulary: usize)
 }
 
 fn name(id: TensorId) -> String {
-    let part = match id.part {
+    let part = match id.module {
         ModuleKind::WordEmbeddings => "albert.embeddings.word_embeddings",
         ModuleKind::PositionEmbeddings => "albert.embeddings.position_embeddings",
         ModuleKind::SegmentEmbeddings => "albert.embeddings.token_type_embeddings",

@@ -31,7 +31,7 @@ fn name_pre(id: TensorId) -> String {
 }
 
 fn name(id: TensorId, norm: Norm) -> String {
-    let part = match (id.part, norm) {
+    let part = match (id.module, norm) {
         (ModuleKind::WordEmbeddings, _) => "bert.embeddings.word_embeddings",
         (ModuleKind::PositionEmbeddings, _) => "bert.embeddings.position_embeddings",
         (ModuleKind::SegmentEmbeddings, _) => "bert.embeddings.token_type_embeddings",

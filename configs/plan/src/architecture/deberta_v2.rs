@@ -57,7 +57,7 @@ fn relative_positions(model: &Model) -> Vec<Module> {
 }
 
 fn name(id: TensorId) -> String {
-    let part = match id.part {
+    let part = match id.module {
         ModuleKind::WordEmbeddings => "deberta.embeddings.word_embeddings",
         ModuleKind::PositionEmbeddings => "deberta.embeddings.position_embeddings",
         ModuleKind::EmbeddingNorm => "deberta.embeddings.LayerNorm",

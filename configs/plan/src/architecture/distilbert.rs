@@ -17,7 +17,7 @@ pub fn network(model: &Model, needed: &[Head], layers: usize, vocabulary: usize)
 }
 
 fn name(id: TensorId) -> String {
-    let part = match id.part {
+    let part = match id.module {
         ModuleKind::WordEmbeddings => "distilbert.embeddings.word_embeddings",
         ModuleKind::PositionEmbeddings => "distilbert.embeddings.position_embeddings",
         ModuleKind::EmbeddingNorm => "distilbert.embeddings.LayerNorm",

@@ -1,5 +1,5 @@
 //! ELECTRA (arXiv 2003.10555). Parameter names are those of transformers' `ElectraForMaskedLM` and `ElectraForPreTraining`. If a
-//! run trains both, the own parameters of the generator have a prefix.
+//! run trains both, the generator's own parameters have a prefix.
 
 use lambert_config::run::{Activation, Family, Model};
 use serde_json::json;
@@ -23,7 +23,7 @@ pub fn networks(model: &Model, generator: &Model, layers: usize, vocabulary: usi
     let variant = Variant::new(model, &[Head::ReplacedTokens], &[], name);
     let mut discriminator = variant.network(layers, vocabulary);
     for segment in discriminator.segments.iter_mut().filter(|segment| segment.kind == SegmentKind::Embed) {
-        let owner = |module: &Module| (module.part != ModuleKind::EmbeddingProjection).then_some(0);
+        let owner = |module: &Module| (module.kind != ModuleKind::EmbeddingProjection).then_some(0);
         segment.modules = segment.modules.iter().map(|module| Module { owner: owner(module), ..*module }).collect();
     }
     vec![generator, discriminator]
@@ -34,7 +34,7 @@ const GENERATOR: &str = "generator.";
 
 /// Returns the name of a tensor of a generator that is trained with a discriminator.
 fn generator_name(id: TensorId) -> String {
-    match id.part {
+    match id.module {
         ModuleKind::WordEmbeddings
         | ModuleKind::PositionEmbeddings
         | ModuleKind::SegmentEmbeddings
@@ -49,7 +49,7 @@ pub fn transformers_name(name: &str) -> &str {
 }
 
 fn name(id: TensorId) -> String {
-    let part = match id.part {
+    let part = match id.module {
         ModuleKind::WordEmbeddings => "electra.embeddings.word_embeddings",
         ModuleKind::PositionEmbeddings => "electra.embeddings.position_embeddings",
         ModuleKind::SegmentEmbeddings => "electra.embeddings.token_type_embeddings",

@@ -54,7 +54,7 @@ impl ConfigKeys<'_> {
         self.0.get(key).filter(|value| !value.is_null())
     }
 
-    /// Returns a number of things.
+    /// Returns a count, or the default.
     ///
     /// # Errors
     /// The value is not a whole number, or too large for a size.

@@ -42,7 +42,7 @@ fn embeddings(model: &Model, vocabulary: usize) -> Vec<Module> {
 /// no normalization before the attention.
 fn layer(model: &Model, index: usize) -> Vec<Module> {
     let (width, inner) = (model.hidden, model.intermediate);
-    let linear = |part, inputs, outputs| linear(model, part, CostUnit::Token, inputs, outputs);
+    let linear = |kind, inputs, outputs| linear(model, kind, CostUnit::Token, inputs, outputs);
     let rotation = Module::new(ModuleKind::Rotary, CostUnit::Token, Op::Rotation { width: 2 * width });
     let up = linear(ModuleKind::Intermediate, width, model.feed_forward_width());
     let modules = [
@@ -78,16 +78,16 @@ fn heads(model: &Model, vocabulary: usize) -> Vec<Module> {
     std::iter::once(norm(model, ModuleKind::FinalNorm, CostUnit::Token)).chain(head).collect()
 }
 
-fn linear(model: &Model, part: ModuleKind, unit: CostUnit, inputs: usize, outputs: usize) -> Module {
-    Module { has_bias: model.linear_bias, ..Module::new(part, unit, Op::Linear { inputs, outputs }) }
+fn linear(model: &Model, kind: ModuleKind, unit: CostUnit, inputs: usize, outputs: usize) -> Module {
+    Module { has_bias: model.linear_bias, ..Module::new(kind, unit, Op::Linear { inputs, outputs }) }
 }
 
-fn norm(model: &Model, part: ModuleKind, unit: CostUnit) -> Module {
-    Module { has_bias: model.norm_bias, ..Module::new(part, unit, Op::Norm { width: model.hidden }) }
+fn norm(model: &Model, kind: ModuleKind, unit: CostUnit) -> Module {
+    Module { has_bias: model.norm_bias, ..Module::new(kind, unit, Op::Norm { width: model.hidden }) }
 }
 
 fn name(id: TensorId) -> String {
-    let part = match id.part {
+    let part = match id.module {
         ModuleKind::WordEmbeddings => "model.embeddings.tok_embeddings",
         ModuleKind::EmbeddingNorm => "model.embeddings.norm",
         ModuleKind::QueryKeyValue => "attn.Wqkv",

@@ -149,17 +149,17 @@ pub struct TensorId {
     /// Index of the network that owns the tensor.
     pub network: usize,
     /// Module that owns the tensor.
-    pub part: ModuleKind,
+    pub module: ModuleKind,
     /// Index of the layer, if the tensor is in a layer. Layers that share parameters share the index.
     pub layer: Option<usize>,
     /// Kind of parameter.
-    pub leaf: ParamKind,
+    pub param: ParamKind,
 }
 
 impl TensorId {
     /// Identifies a tensor outside the layers, in network 0.
-    pub fn new(part: ModuleKind, leaf: ParamKind) -> Self {
-        Self { network: 0, part, layer: None, leaf }
+    pub fn new(module: ModuleKind, param: ParamKind) -> Self {
+        Self { network: 0, module, layer: None, param }
     }
 }
 
@@ -255,7 +255,7 @@ pub enum NormInput {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Module {
     /// Kind of module.
-    pub part: ModuleKind,
+    pub kind: ModuleKind,
     /// Operation.
     pub op: Op,
     /// Unit for which the module is computed once.
@@ -287,9 +287,9 @@ pub struct Module {
 
 impl Module {
     /// Creates a module with default values for the other fields.
-    pub fn new(part: ModuleKind, unit: CostUnit, op: Op) -> Self {
+    pub fn new(kind: ModuleKind, unit: CostUnit, op: Op) -> Self {
         Self {
-            part,
+            kind,
             op,
             unit,
             is_vocabulary: false,
@@ -325,7 +325,7 @@ impl Module {
     /// Returns the number of matrices that are stacked in the rows of the weight: 3 for query, key and value, and 2 for a gated
     /// layer. 0 without a matrix product.
     pub fn stacked_matrices(&self) -> usize {
-        match (self.op, self.part) {
+        match (self.op, self.kind) {
             (Op::Linear { .. }, ModuleKind::QueryKeyValue) => 3,
             (Op::Linear { .. }, _) => 1 + usize::from(self.is_gated),
             _ => 0,
@@ -333,13 +333,13 @@ impl Module {
     }
 
     /// Returns the role of a tensor of this module.
-    pub fn role(&self, leaf: ParamKind) -> Role {
+    pub fn role(&self, param: ParamKind) -> Role {
         match (self.op, self.norm_input) {
-            (Op::Norm { .. }, NormInput::InnerSum) => Role::InnerNorm(leaf),
-            (Op::Norm { .. }, NormInput::LastSum) => Role::ClosingNorm(leaf),
-            (Op::Norm { .. }, NormInput::Other) => Role::Norm(leaf),
-            _ if self.is_residual => Role::ResidualOutput(leaf),
-            _ if leaf == ParamKind::Weight => Role::Matrix,
+            (Op::Norm { .. }, NormInput::InnerSum) => Role::InnerNorm(param),
+            (Op::Norm { .. }, NormInput::LastSum) => Role::ClosingNorm(param),
+            (Op::Norm { .. }, NormInput::Other) => Role::Norm(param),
+            _ if self.is_residual => Role::ResidualOutput(param),
+            _ if param == ParamKind::Weight => Role::Matrix,
             _ => Role::Bias,
         }
     }

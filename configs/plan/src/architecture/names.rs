@@ -4,19 +4,19 @@ use super::{ModuleKind, ParamKind, TensorId};
 
 /// Returns the name of a tensor: `part.weight` outside the layers, `layers.N.part.weight` in layer N.
 pub fn join(id: TensorId, layers: &str, part: &str) -> String {
-    let leaf = match id.leaf {
+    let param = match id.param {
         ParamKind::Weight => "weight",
         ParamKind::Bias => "bias",
     };
     match id.layer {
-        Some(layer) => format!("{layers}.{layer}.{part}.{leaf}"),
-        None => format!("{part}.{leaf}"),
+        Some(layer) => format!("{layers}.{layer}.{part}.{param}"),
+        None => format!("{part}.{param}"),
     }
 }
 
 /// Returns the name of a module of a post-norm layer in BERT, RoBERTa and ELECTRA; empty for other modules.
-pub fn of_layer(part: ModuleKind) -> &'static str {
-    match part {
+pub fn of_layer(module: ModuleKind) -> &'static str {
+    match module {
         ModuleKind::Query => "attention.self.query",
         ModuleKind::Key => "attention.self.key",
         ModuleKind::Value => "attention.self.value",
@@ -25,13 +25,13 @@ pub fn of_layer(part: ModuleKind) -> &'static str {
         ModuleKind::Intermediate => "intermediate.dense",
         ModuleKind::Output => "output.dense",
         ModuleKind::OutputNorm => "output.LayerNorm",
-        part => of_span_boundary(part),
+        module => of_span_boundary(module),
     }
 }
 
 /// Returns the name of a module of the span boundary head, which no class of Transformers has; empty for other modules.
-pub fn of_span_boundary(part: ModuleKind) -> &'static str {
-    match part {
+pub fn of_span_boundary(module: ModuleKind) -> &'static str {
+    match module {
         ModuleKind::SpanPositions => "span_boundary.position_embeddings",
         ModuleKind::SpanTransform => "span_boundary.transform.dense",
         ModuleKind::SpanTransformNorm => "span_boundary.transform.LayerNorm",

@@ -72,8 +72,8 @@ impl Segment {
     }
 
     /// Returns the module of this kind, if the segment has one.
-    pub fn module(&self, part: ModuleKind) -> Option<&Module> {
-        self.modules.iter().find(|module| module.part == part)
+    pub fn module(&self, kind: ModuleKind) -> Option<&Module> {
+        self.modules.iter().find(|module| module.kind == kind)
     }
 
     /// Returns the FLOPs of the matrix products per unit.
@@ -111,12 +111,12 @@ impl Network {
             let joined = tail.iter().take_while(|module| module.is_fused_with_previous).count();
             let group = &rest[..=joined];
             rest = &rest[1 + joined..];
-            let of = |leaf: ParamKind| {
-                let has = move |module: &&Module| module.shapes().iter().any(|(other, _)| *other == leaf);
-                group.iter().filter(has).map(move |module| self.id(module.part, segment.layer, leaf))
+            let of = |param: ParamKind| {
+                let has = move |module: &&Module| module.shapes().iter().any(|(other, _)| *other == param);
+                group.iter().filter(has).map(move |module| self.id(module.kind, segment.layer, param))
             };
             let tensors = of(ParamKind::Weight).chain(of(ParamKind::Bias)).collect::<Vec<_>>();
-            groups.extend(first.tied_to.map(|part| vec![self.id(part, None, ParamKind::Weight)]));
+            groups.extend(first.tied_to.map(|kind| vec![self.id(kind, None, ParamKind::Weight)]));
             match joined {
                 0 => groups.extend(tensors.into_iter().map(|id| vec![id])),
                 _ => groups.push(tensors),
@@ -126,29 +126,29 @@ impl Network {
     }
 
     /// Returns the identity of a tensor that this network uses. Another network may own the tensor.
-    pub fn id(&self, part: ModuleKind, layer: Option<usize>, leaf: ParamKind) -> TensorId {
+    pub fn id(&self, kind: ModuleKind, layer: Option<usize>, param: ParamKind) -> TensorId {
         let mut modules = self.segments.iter().flat_map(|segment| segment.modules.iter());
-        let module = modules.find(|module| module.part == part && module.tied_to.is_none());
-        TensorId { network: module.and_then(|module| module.owner).unwrap_or(self.number), part, layer, leaf }
+        let module = modules.find(|module| module.kind == kind && module.tied_to.is_none());
+        TensorId { network: module.and_then(|module| module.owner).unwrap_or(self.number), module: kind, layer, param }
     }
 
     /// Describes a tensor that this network owns.
     pub(super) fn tensor(&self, id: TensorId, final_after_segment: usize) -> Option<Tensor> {
         let owns = |segment: &&Segment| id.layer == segment.layer;
         let mut modules = self.segments.iter().filter(owns).flat_map(|segment| segment.modules.iter());
-        let owned = |module: &&Module| module.part == id.part && module.tied_to.is_none() && module.owner.is_none();
+        let owned = |module: &&Module| module.kind == id.module && module.tied_to.is_none() && module.owner.is_none();
         let module = modules.find(owned)?;
-        let (_, shape) = module.shapes().into_iter().find(|(leaf, _)| *leaf == id.leaf)?;
+        let (_, shape) = module.shapes().into_iter().find(|(param, _)| *param == id.param)?;
         let padding = module.is_vocabulary.then_some(self.padded_vocabulary - self.vocabulary);
         let (role, name, is_fused_with_previous, head) =
-            (module.role(id.leaf), (self.name)(id), module.is_fused_with_previous, module.head);
-        let matrices = if id.layer.is_some() && id.leaf == ParamKind::Weight { module.stacked_matrices() } else { 0 };
+            (module.role(id.param), (self.name)(id), module.is_fused_with_previous, module.head);
+        let matrices = if id.layer.is_some() && id.param == ParamKind::Weight { module.stacked_matrices() } else { 0 };
         Some(Tensor { id, role, name, shape, padding, matrices, is_fused_with_previous, head, final_after_segment })
     }
 
     /// Returns the module of this kind, if the network has one.
-    pub fn module(&self, part: ModuleKind) -> Option<&Module> {
-        self.segments.iter().flat_map(|segment| segment.modules.iter()).find(|module| module.part == part)
+    pub fn module(&self, kind: ModuleKind) -> Option<&Module> {
+        self.segments.iter().flat_map(|segment| segment.modules.iter()).find(|module| module.kind == kind)
     }
 
     /// True if any module satisfies the predicate.

@@ -74,7 +74,7 @@ impl<'a> Variant<'a> {
 
     fn embeddings(&self, vocabulary: usize) -> Vec<Module> {
         let (model, width) = (self.model, self.model.embedding());
-        let table = |part, rows| Module::new(part, CostUnit::Token, Op::Table { rows, width });
+        let table = |kind, rows| Module::new(kind, CostUnit::Token, Op::Table { rows, width });
         let rows = model.padded_vocabulary(vocabulary);
         let mut modules = vec![Module { is_vocabulary: true, ..table(ModuleKind::WordEmbeddings, rows) }];
         if model.segments > 0 {
@@ -96,7 +96,7 @@ impl<'a> Variant<'a> {
     /// Returns the modules of a layer, in the order of computation.
     fn layer(&self) -> Vec<Module> {
         let (width, intermediate) = (self.model.hidden, self.model.intermediate);
-        let linear = |part, inputs, outputs| Module::new(part, CostUnit::Token, Op::Linear { inputs, outputs });
+        let linear = |kind, inputs, outputs| Module::new(kind, CostUnit::Token, Op::Linear { inputs, outputs });
         let residual = |module, is_dropped| Module { is_residual: true, is_dropped, ..module };
         let attention = [
             linear(ModuleKind::Query, width, width),
@@ -108,7 +108,7 @@ impl<'a> Variant<'a> {
             Module { is_activated: true, ..linear(ModuleKind::Intermediate, width, intermediate) },
             residual(linear(ModuleKind::Output, intermediate, width), true),
         ];
-        let norm = |part, norm_input| Module { norm_input, ..norm(part, CostUnit::Token, width) };
+        let norm = |kind, norm_input| Module { norm_input, ..norm(kind, CostUnit::Token, width) };
         let mut modules = Vec::new();
         match self.model.norm {
             Norm::Post => {
@@ -142,7 +142,7 @@ impl<'a> Variant<'a> {
     fn head(&self, head: Head, vocabulary: usize) -> Vec<Module> {
         let model = self.model;
         let (hidden, width, rows) = (model.hidden, model.embedding(), model.padded_vocabulary(vocabulary));
-        let linear = |part, unit, inputs, outputs| Module::new(part, unit, Op::Linear { inputs, outputs });
+        let linear = |kind, unit, inputs, outputs| Module::new(kind, unit, Op::Linear { inputs, outputs });
         match head {
             Head::MaskedLanguage => {
                 let tied_to = model.tied_decoder.then_some(ModuleKind::WordEmbeddings);
@@ -177,8 +177,8 @@ impl<'a> Variant<'a> {
 /// Returns the modules of the span boundary head (arXiv 1907.10529, section 3.2), in the order of computation, for embeddings
 /// of size `width` with `rows` rows.
 fn span_boundary(hidden: usize, width: usize, rows: usize) -> Vec<Module> {
-    let module = |part, op| Module::new(part, CostUnit::MaskedToken, op);
-    let dense = |part, inputs, outputs| Module { is_activated: true, ..module(part, Op::Linear { inputs, outputs }) };
+    let module = |kind, op| Module::new(kind, CostUnit::MaskedToken, op);
+    let dense = |kind, inputs, outputs| Module { is_activated: true, ..module(kind, Op::Linear { inputs, outputs }) };
     let boundaries = 2 * hidden + SPAN_POSITION_WIDTH;
     let decoder = module(ModuleKind::SpanDecoder, Op::Linear { inputs: width, outputs: rows });
     let bias = module(ModuleKind::SpanBias, Op::Bias { width: rows });
@@ -193,6 +193,6 @@ fn span_boundary(hidden: usize, width: usize, rows: usize) -> Vec<Module> {
     ]
 }
 
-fn norm(part: ModuleKind, unit: CostUnit, width: usize) -> Module {
-    Module::new(part, unit, Op::Norm { width })
+fn norm(kind: ModuleKind, unit: CostUnit, width: usize) -> Module {
+    Module::new(kind, unit, Op::Norm { width })
 }

@@ -15,7 +15,7 @@ pub fn network(model: &Model, needed: &[Head], layers: usize, vocabulary: usize)
 }
 
 fn name(id: TensorId) -> String {
-    let part = match id.part {
+    let part = match id.module {
         ModuleKind::WordEmbeddings => "roberta.embeddings.word_embeddings",
         ModuleKind::PositionEmbeddings => "roberta.embeddings.position_embeddings",
         ModuleKind::SegmentEmbeddings => "roberta.embeddings.token_type_embeddings",

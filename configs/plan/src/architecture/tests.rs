@@ -243,7 +243,7 @@ fn span_boundary_head_is_an_addition() {
         ]
     );
     // Names and groups are stored in checkpoints. All families have the same ones.
-    assert!(tensors.iter().filter(own).all(|tensor| tensor.id.part.group() == "span_boundary"));
+    assert!(tensors.iter().filter(own).all(|tensor| tensor.id.module.group() == "span_boundary"));
     let families = [Family::Roberta, Family::XlmRoberta, Family::Albert, Family::Electra, Family::Distilbert];
     for family in families {
         assert!(family.has_span_boundary_head());

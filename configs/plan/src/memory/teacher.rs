@@ -68,7 +68,7 @@ pub(super) fn activations(
     let found = config.objective.teacher.as_ref();
     let found = found.and_then(|teacher| Some((teacher, distillation::network(teacher, student.vocabulary())?)));
     let Some((teacher, network)) = found else { return TeacherActivations::default() };
-    let Some(facts) = &teacher.facts else { return TeacherActivations::default() };
+    let Some(facts) = &teacher.info else { return TeacherActivations::default() };
     let bytes = if config.model.precision == Precision::Bf16 { 2.0 } else { 4.0 };
     let (hidden, wide) = (facts.model.hidden as f64, facts.model.feed_forward_width() as f64);
     // The peak is at the activation function of the feed-forward layer, or at the scores of relative positions.

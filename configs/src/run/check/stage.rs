@@ -5,7 +5,7 @@ use crate::load::ConfigIssue;
 use crate::run::{Decay, GrowthOrder, Model, Stage};
 
 impl Stage {
-    /// Number of steps. A number of tokens is not a limit as long as it is not replaced by steps.
+    /// Number of steps. `u64::MAX` until a number of tokens has been converted to steps.
     fn max_steps(&self) -> u64 {
         if self.tokens.is_some() { u64::MAX } else { self.steps }
     }

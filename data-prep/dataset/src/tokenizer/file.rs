@@ -78,7 +78,7 @@ impl TokenizerFile {
         other_special.sort_unstable();
         let tokens = TokenTable { model, texts, special, other_special };
         if tokens.replacements().is_empty() {
-            return Err("it has only special tokens; expected tokens of text, too".to_owned());
+            return Err("it has only special tokens; expected ordinary tokens, too".to_owned());
         }
         let normalizer = Normalizer::read(&file["normalizer"]).map_err(|why| format!("normalizer: {why}"))?;
         let has_added_words = added.iter().any(|token| token["special"] != true);

@@ -27,7 +27,7 @@ pub fn bpe_tokens(file: &Json) -> Result<Vec<String>, String> {
     for (text, value) in vocabulary {
         let place = value.as_u64().and_then(|id| usize::try_from(id).ok()).filter(|id| *id < most);
         let Some(place) = place.filter(|_| !text.is_empty()) else {
-            return Err(format!("model.vocab: {text:?} has the id {value}; expected a text and an id below {most}"));
+            return Err(format!("model.vocab: {text:?} has the id {value}; expected a string and an id below {most}"));
         };
         if place >= texts.len() {
             texts.resize(place + 1, String::new());

@@ -21,7 +21,7 @@ const SEP: &str = "[SEP]";
 pub const MASK: &str = "[MASK]";
 
 /// Maximum length of a word, in characters, as in BERT. Longer words become `[UNK]`.
-const MAX_WORD_CHARS: usize = 100;
+pub const MAX_WORD_CHARS: usize = 100;
 
 /// Parses the tokens of a vocab.txt, in id order. `origin` is the name of the vocabulary in error messages.
 pub fn pieces(bytes: &[u8], origin: &str) -> Result<Vec<String>, TokenizerError> {

@@ -40,7 +40,7 @@ impl Normalizer {
             Some("Strip") => true,
             Some("Replace") => is_within_words(normalizer),
             Some("Precompiled") => {
-                let map = normalizer["precompiled_charsmap"].as_str().ok_or("it is not a text".to_owned());
+                let map = normalizer["precompiled_charsmap"].as_str().ok_or("it is not a string".to_owned());
                 let map =
                     map.and_then(Charsmap::read).map_err(|why| format!("precompiled_charsmap is damaged: {why}"))?;
                 map_keeps_words(&map)

@@ -82,6 +82,29 @@ pub struct SentencePieceRules {
 pub fn tokenizer_json(bytes: &[u8], rules: SentencePieceRules) -> Result<String, String> {
     let model = ModelProto::decode(bytes).map_err(|error| format!("not a SentencePiece model: {error}"))?;
     let (trainer, normalizer) = (model.trainer.unwrap_or_default(), model.normalizer.unwrap_or_default());
+    check_settings(&trainer, &normalizer)?;
+    let mut list = PieceList::read(&model.pieces)?;
+    list.arrange(rules.fairseq)?;
+    let special = list.add_special(rules.fairseq);
+    let ids = list.ids();
+    let id = |name: &str| ids.get(name).copied().unwrap_or_default();
+    let [_, unk, cls, sep, _] = special;
+    let value = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added_tokens(&list.added, special, id),
+        "normalizer": {"type": "Sequence", "normalizers": normalizers(&normalizer, rules)},
+        "pre_tokenizer": metaspace(),
+        "post_processor": template((cls, id(cls)), (sep, id(sep)), rules.fairseq),
+        "decoder": metaspace(),
+        "model": {"type": "Unigram", "unk_id": id(unk), "vocab": list.pieces, "byte_fallback": false},
+    });
+    Ok(format!("{value:#}\n"))
+}
+
+/// Rejects a model that is not Unigram, and settings that are not supported.
+fn check_settings(trainer: &TrainerSpec, normalizer: &NormalizerSpec) -> Result<(), String> {
     if trainer.model.is_some_and(|model| model != UNIGRAM) {
         return Err("it is not a Unigram model; expected model_type=unigram".to_owned());
     }
@@ -94,51 +117,82 @@ pub fn tokenizer_json(bytes: &[u8], rules: SentencePieceRules) -> Result<String,
             return Err(format!("{name} is {}; expected {expected}", !expected));
         }
     }
-    let mut pieces = Vec::with_capacity(model.pieces.len() + NAMES.len());
-    let mut added = Vec::new();
-    let mut unknown = None;
-    for (index, piece) in model.pieces.iter().enumerate() {
-        let text = piece.text.clone().unwrap_or_default();
-        let (score, kind) = (f64::from(piece.score.unwrap_or_default()), piece.kind.unwrap_or(NORMAL));
-        match kind {
-            NORMAL => {}
-            UNKNOWN => unknown = Some(index),
-            CONTROL | USER_DEFINED => added.push((text.clone(), kind == CONTROL)),
-            _ => return Err(format!("piece {text:?} has the type {kind}; expected no bytes and no unused pieces")),
+    Ok(())
+}
+
+/// Pieces of a model, in the order of their ids.
+struct PieceList {
+    /// Texts and scores.
+    pieces: Vec<(String, f64)>,
+    /// Texts of control pieces and user-defined pieces. True for a control piece.
+    added: Vec<(String, bool)>,
+    /// Index of the piece for unknown characters.
+    unknown: usize,
+}
+
+impl PieceList {
+    fn read(pieces: &[Piece]) -> Result<Self, String> {
+        let mut list = Self { pieces: Vec::with_capacity(pieces.len() + NAMES.len()), added: Vec::new(), unknown: 0 };
+        let mut unknown = None;
+        for (index, piece) in pieces.iter().enumerate() {
+            let text = piece.text.clone().unwrap_or_default();
+            let (score, kind) = (f64::from(piece.score.unwrap_or_default()), piece.kind.unwrap_or(NORMAL));
+            match kind {
+                NORMAL => {}
+                UNKNOWN => unknown = Some(index),
+                CONTROL | USER_DEFINED => list.added.push((text.clone(), kind == CONTROL)),
+                _ => return Err(format!("piece {text:?} has the type {kind}; expected no bytes and no unused pieces")),
+            }
+            list.pieces.push((text, score));
         }
-        pieces.push((text, score));
+        list.unknown = unknown.ok_or("it has no piece for unknown characters")?;
+        Ok(list)
     }
-    let unknown = unknown.ok_or("it has no piece for unknown characters")?;
-    if rules.fairseq {
-        if pieces.len() < 3 || unknown > 2 {
+
+    /// Replaces the first pieces by those of fairseq, or checks the piece for unknown characters.
+    fn arrange(&mut self, fairseq: bool) -> Result<(), String> {
+        if !fairseq {
+            let unk = &self.pieces[self.unknown].0;
+            return match NAMES[1].contains(&unk.as_str()) {
+                true => Ok(()),
+                false => Err(format!("the piece for unknown characters is {unk:?}; expected \"[UNK]\" or \"<unk>\"")),
+            };
+        }
+        if self.pieces.len() < 3 || self.unknown > 2 {
             return Err("the first three pieces are not those of fairseq".to_owned());
         }
-        let known: HashSet<&str> = pieces[3..].iter().map(|(text, _)| text.as_str()).collect();
-        added.retain(|(text, _)| known.contains(text.as_str()));
+        let known: HashSet<&str> = self.pieces[3..].iter().map(|(text, _)| text.as_str()).collect();
+        self.added.retain(|(text, _)| known.contains(text.as_str()));
         let first = ["<s>", "<pad>", "</s>", "<unk>"].map(|text| (text.to_owned(), 0.0));
-        pieces.splice(..3, first);
-        pieces.push(("<mask>".to_owned(), 0.0));
-    } else {
-        let unk = pieces[unknown].0.clone();
-        if !NAMES[1].contains(&unk.as_str()) {
-            return Err(format!("the piece for unknown characters is {unk:?}; expected \"[UNK]\" or \"<unk>\""));
-        }
+        self.pieces.splice(..3, first);
+        self.pieces.push(("<mask>".to_owned(), 0.0));
+        Ok(())
     }
-    let text_of = |names: [&'static str; 2], pieces: &mut Vec<(String, f64)>| {
-        let found = names.into_iter().find(|name| pieces.iter().any(|(text, _)| text == name));
-        found.unwrap_or_else(|| {
-            let name = if rules.fairseq { names[1] } else { names[0] };
-            pieces.push((name.to_owned(), 0.0));
-            name
+
+    /// Adds the missing special tokens. Returns the names of all, in the order of [`NAMES`].
+    fn add_special(&mut self, fairseq: bool) -> [&'static str; NAMES.len()] {
+        NAMES.map(|names| {
+            let found = names.into_iter().find(|name| self.pieces.iter().any(|(text, _)| text == name));
+            found.unwrap_or_else(|| {
+                let name = if fairseq { names[1] } else { names[0] };
+                self.pieces.push((name.to_owned(), 0.0));
+                name
+            })
         })
-    };
-    let special = NAMES.map(|names| text_of(names, &mut pieces));
-    let mut ids: HashMap<&str, u32> = HashMap::with_capacity(pieces.len());
-    for ((text, _), id) in pieces.iter().zip(0..) {
-        ids.entry(text).or_insert(id);
     }
-    let id = |name: &str| ids.get(name).copied().unwrap_or_default();
-    // A special token is not part of a user-defined piece.
+
+    fn ids(&self) -> HashMap<&str, u32> {
+        let mut ids = HashMap::with_capacity(self.pieces.len());
+        for ((text, _), id) in self.pieces.iter().zip(0..) {
+            ids.entry(text.as_str()).or_insert(id);
+        }
+        ids
+    }
+}
+
+/// Special tokens, control pieces and user-defined pieces, sorted by id. A special token is not part of a user-defined
+/// piece.
+fn added_tokens(added: &[(String, bool)], special: [&str; NAMES.len()], id: impl Fn(&str) -> u32) -> Vec<Json> {
     let words = added.iter().filter(|(text, is_control)| !is_control && !special.contains(&text.as_str()));
     let controls = added.iter().filter(|(text, is_control)| *is_control && !special.contains(&text.as_str()));
     let mut tokens: Vec<Json> = special.iter().map(|name| added_token(id(name), name, *name == special[4])).collect();
@@ -149,19 +203,7 @@ pub fn tokenizer_json(bytes: &[u8], rules: SentencePieceRules) -> Result<String,
         token
     }));
     tokens.sort_by_key(|token| token["id"].as_u64());
-    let [_, unk, cls, sep, _] = special;
-    let value = json!({
-        "version": "1.0",
-        "truncation": null,
-        "padding": null,
-        "added_tokens": tokens,
-        "normalizer": {"type": "Sequence", "normalizers": normalizers(&normalizer, rules)},
-        "pre_tokenizer": metaspace(),
-        "post_processor": template((cls, id(cls)), (sep, id(sep)), rules.fairseq),
-        "decoder": metaspace(),
-        "model": {"type": "Unigram", "unk_id": id(unk), "vocab": pieces, "byte_fallback": false},
-    });
-    Ok(format!("{value:#}\n"))
+    tokens
 }
 
 fn metaspace() -> Json {

@@ -1,7 +1,7 @@
 //! Encoder for words of a Unigram model: the most probable tokens, by the Viterbi algorithm.
 //!
-//! The `tokenizers` crate does the same several times as slowly: it allocates each token. This encoder adds the scores
-//! in the order of the crate, so that rounding and ties give the same ids. data-prep/tests/tokenizer_files.rs tests this.
+//! The `tokenizers` crate is several times slower, because it allocates each token. This encoder adds the scores in the
+//! order of the crate, so that rounding and ties give the same ids. data-prep/tests/tokenizer_files.rs tests this.
 //! Normalizers are those of the crate. ASCII words skip them, if each character is mapped alone.
 
 use tokenizers::normalizers::replace::ReplacePattern;

@@ -1,15 +1,13 @@
 //! Choice of new tokens: the most frequent pairs of neighbouring tokens.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeSet, BinaryHeap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
-use lambert_dataset::tokenizer::{Segmenter, replace};
+use lambert_dataset::tokenizer::{MAX_WORD_CHARS, Segmenter};
 
 use super::super::WordCounts;
+use super::pairs::{PairQueue, Word};
 use super::{Extension, WordTokens, score};
 
-/// Maximum number of characters of a word in WordPiece. Longer words are unknown.
-const MAX_WORD_CHARACTERS: usize = 100;
 /// Maximum number of times that unused tokens are replaced.
 const ROUNDS: usize = 10;
 
@@ -60,8 +58,7 @@ impl Extended {
 
 /// Distinct words of a text, as tokens.
 pub struct Words {
-    /// Spelling, tokens and number of occurrences.
-    words: Vec<(String, Vec<u32>, u64)>,
+    words: Vec<Word>,
     /// Number of words that the vocabulary cannot represent.
     unknown: u64,
 }
@@ -71,7 +68,7 @@ impl Words {
     pub fn new(counts: &WordCounts, segmenter: &Segmenter) -> Self {
         let mut sorted: Vec<(&String, &u64)> = counts.iter().collect();
         sorted.sort_unstable();
-        let is_known = |word: &str| !segmenter.is_word_piece() || word.chars().nth(MAX_WORD_CHARACTERS).is_none();
+        let is_known = |word: &str| !segmenter.is_word_piece() || word.chars().nth(MAX_WORD_CHARS).is_none();
         let mut found = Self { words: Vec::new(), unknown: 0 };
         for (word, count) in sorted {
             match segmenter.segment(word).filter(|_| is_known(word)) {
@@ -123,9 +120,10 @@ impl Words {
         (used, unused)
     }
 
-    /// Adds tokens, each the most frequent pair at its time, until the vocabulary has its size or all pairs are rarer
-    /// than the minimum. Of equal pairs, the one with the lowest ids is first. Returns the tokens from id `first` on that
-    /// are in the text. Only they count for the size, and those of `rare` do not. In BPE all tokens count.
+    /// Repeatedly merges the currently most frequent pair into a new token, until the vocabulary has its size or all
+    /// pairs are rarer than the minimum. Of equal pairs, the one with the lowest ids is first. Returns the tokens from
+    /// id `first` on that are in the text. Only they count for the size, and those of `rare` do not. In BPE all tokens
+    /// count.
     fn merge(
         &mut self,
         extended: &mut Extended,
@@ -137,86 +135,35 @@ impl Words {
         let mut counts = self.token_counts();
         let is_counted = |id: u32, text: &str| id as usize >= first && !rare.contains(text);
         let mut size = extended.segmenter.texts().len();
-        let mut pairs: HashMap<(u32, u32), Pair> = HashMap::new();
-        for (index, (_, tokens, count)) in self.words.iter().enumerate() {
-            for pair in tokens.windows(2) {
-                let found = pairs.entry((pair[0], pair[1])).or_default();
-                found.count += count;
-                found.words.insert(index);
-            }
-        }
-        let mut queue: BinaryHeap<_> = pairs.iter().map(|(pair, found)| (found.count, Reverse(*pair))).collect();
+        let mut pairs = PairQueue::new(&self.words);
         let mut total = self.tokens();
         let lowest = extended.segmenter.lowest_score();
         while size < settings.size {
-            let Some((count, Reverse(pair))) = queue.pop() else { break };
-            let current = pairs.get(&pair).map_or(0, |found| found.count);
-            if count != current {
-                if current > 0 {
-                    queue.push((current, Reverse(pair)));
-                }
-                continue;
-            }
+            let Some((pair, count)) = pairs.pop() else { break };
             if count < settings.min_frequency.max(1) {
                 break;
             }
             let text = extended.segmenter.merged(pair);
             let score = score(count, total, lowest);
-            let is_better = extended.segmenter.score(pair.0).zip(extended.segmenter.score(pair.1));
-            if extended.segmenter.has(&text) || is_better.is_some_and(|(left, right)| score <= left + right) {
+            let part_scores = extended.segmenter.score(pair.0).zip(extended.segmenter.score(pair.1));
+            if extended.segmenter.has(&text) || part_scores.is_some_and(|(left, right)| score <= left + right) {
                 continue;
             }
             let merged = extended.segmenter.add(pair, score);
             extended.pairs.push(pair);
             size += usize::from(is_bpe || is_counted(merged, &text));
-            let Some(found) = pairs.remove(&pair) else { continue };
-            let mut changed = BTreeSet::new();
-            for index in found.words {
-                let (_, tokens, count) = &mut self.words[index];
-                for old in tokens.windows(2) {
-                    let old = (old[0], old[1]);
-                    if let Some(found) = pairs.get_mut(&old) {
-                        found.count = found.count.saturating_sub(*count);
-                        changed.insert(old);
-                    }
-                }
-                let length = tokens.len();
-                replace(tokens, pair, merged);
-                let merges = (length - tokens.len()) as u64 * *count;
-                total -= merges;
-                *counts.entry(merged).or_default() += merges;
-                for part in [pair.0, pair.1] {
-                    let left = counts.entry(part).or_default();
-                    let before = std::mem::replace(left, left.saturating_sub(merges));
-                    let is_gone = before > 0 && *left == 0 && !is_bpe;
-                    size -= usize::from(is_gone && is_counted(part, &extended.segmenter.texts()[part as usize]));
-                }
-                for new in tokens.windows(2) {
-                    let new = (new[0], new[1]);
-                    let found = pairs.entry(new).or_default();
-                    found.count += *count;
-                    found.words.insert(index);
-                    changed.insert(new);
-                }
-            }
-            for pair in changed {
-                let count = pairs.get(&pair).map_or(0, |found| found.count);
-                if count > 0 {
-                    queue.push((count, Reverse(pair)));
-                }
+            let merges = pairs.merge(&mut self.words, pair, merged);
+            total -= merges;
+            *counts.entry(merged).or_default() += merges;
+            for part in [pair.0, pair.1] {
+                let left = counts.entry(part).or_default();
+                let before = std::mem::replace(left, left.saturating_sub(merges));
+                let is_gone = before > 0 && *left == 0 && !is_bpe;
+                size -= usize::from(is_gone && is_counted(part, &extended.segmenter.texts()[part as usize]));
             }
         }
         let mut used = self.used(&extended.segmenter, first).0;
         used.retain(|(text, _)| !rare.contains(text));
         used
     }
-}
-
-/// Neighbouring tokens.
-#[derive(Default)]
-struct Pair {
-    /// Number of occurrences in the text.
-    count: u64,
-    /// Indices of words that have it, or had it.
-    words: BTreeSet<usize>,
 }

@@ -102,12 +102,12 @@ fn bench(path: &Path, config: &RunConfig, sets: &[String]) -> Result<Machine, Fa
     Ok(BenchFigures::mean(&reports?).machine(config.cluster.ranks))
 }
 
-/// Writes the facts on the teacher to a temporary file, if the run has a teacher.
+/// Writes the description of the teacher to a temporary file, if the run has a teacher.
 fn teacher_file(config: &RunConfig) -> Result<Option<NamedTempFile>, PlanError> {
-    let Some(facts) = config.objective.teacher.as_ref().and_then(|teacher| teacher.facts.as_ref()) else {
+    let Some(info) = config.objective.teacher.as_ref().and_then(|teacher| teacher.info.as_ref()) else {
         return Ok(None);
     };
-    let text = toml::to_string(facts).map_err(PlanError::Teacher)?;
+    let text = toml::to_string(info).map_err(PlanError::Teacher)?;
     let mut file = NamedTempFile::new().map_err(PlanError::TeacherFile)?;
     file.write_all(text.as_bytes()).map_err(PlanError::TeacherFile)?;
     Ok(Some(file))

@@ -42,7 +42,7 @@ enum PlanError {
     Read { path: String, source: std::io::Error },
     #[error("{origin} is not the output of `lambert-worker bench --json`")]
     Format { origin: String, source: serde_json::Error },
-    #[error("cannot write the facts on the teacher as TOML")]
+    #[error("cannot write the description of the teacher as TOML")]
     Teacher(#[source] toml::ser::Error),
     #[error("cannot write a temporary file for the benchmark")]
     TeacherFile(#[source] std::io::Error),

@@ -92,7 +92,7 @@ impl FailureSigns {
 
     /// Describes the crash of an attempt of `world` ranks. Returns `None` if there is no sign of a failure.
     pub fn crash(&self, ranks: &Ranks, world: usize) -> Option<String> {
-        let exited_normally = matches!(self.exit, None | Some(ProcessExit::Code(exit::DONE | exit::STOPPED)));
+        let exited_normally = matches!(self.exit, None | Some(ProcessExit::Code(exit::DONE | exit::INTERRUPTED)));
         if exited_normally && self.death.is_none() && self.failures.is_empty() {
             return None;
         }

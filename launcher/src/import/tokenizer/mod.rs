@@ -5,7 +5,7 @@ mod word_piece;
 
 use std::path::PathBuf;
 
-use lambert_dataset::VocabularyFacts;
+use lambert_dataset::VocabularyInfo;
 use lambert_dataset::tokenizer::{
     SentencePieceRules, Tokenizer, TokenizerError, TokenizerModel, tokenizer_json_of_sentence_piece,
 };
@@ -27,7 +27,7 @@ pub struct ImportedTokenizer {
     /// Content of a vocab.txt or tokenizer.json.
     pub vocabulary: Vec<u8>,
     /// Size of the vocabulary, and case handling.
-    pub facts: VocabularyFacts,
+    pub info: VocabularyInfo,
     /// Files that an export writes again.
     pub files: Vec<(&'static str, Vec<u8>)>,
 }
@@ -69,9 +69,9 @@ impl ImportedTokenizer {
         let vocabulary = tokenizer_json_of_sentence_piece(&bytes, rules).map_err(|why| wrong(name, why))?.into_bytes();
         let tokenizer =
             Tokenizer::from_vocab(&vocabulary, false).map_err(|source| unreadable(folder.file(name), source))?;
-        let facts = VocabularyFacts { size: tokenizer.size(), lowercase: tokenizer.lowercase() };
+        let info = VocabularyInfo { size: tokenizer.size(), lowercase: tokenizer.lowercase() };
         // Classes of transformers would not read the converted file.
-        Ok(Self { model: TokenizerModel::Unigram, vocabulary, facts, files: Vec::new() })
+        Ok(Self { model: TokenizerModel::Unigram, vocabulary, info, files: Vec::new() })
     }
 
     /// Reads a byte-level BPE or Unigram tokenizer, which tokenizer.json describes.
@@ -99,8 +99,8 @@ impl ImportedTokenizer {
         for name in TOKENIZER_FILES.into_iter().filter(|name| *name != TOKENIZER) {
             files.extend(folder.bytes(name)?.map(|content| (name, content)));
         }
-        let facts = VocabularyFacts { size: tokenizer.size(), lowercase: tokenizer.lowercase() };
-        Ok(Self { model: tokenizer.tokens().model(), vocabulary, facts, files })
+        let info = VocabularyInfo { size: tokenizer.size(), lowercase: tokenizer.lowercase() };
+        Ok(Self { model: tokenizer.tokens().model(), vocabulary, info, files })
     }
 }
 
@@ -146,10 +146,10 @@ mod tests {
         // The name of the file does not decide.
         let plain = read(folder.path(), &json!({})).unwrap();
         let fairseq = read(folder.path(), &class("XLMRobertaTokenizer")).unwrap();
-        assert_eq!((plain.facts.lowercase, fairseq.facts.lowercase), (false, false));
+        assert_eq!((plain.info.lowercase, fairseq.info.lowercase), (false, false));
         assert_eq!([pad(&plain), pad(&fairseq)], [700, 1]);
         for (name, lowercase) in [("DebertaV2TokenizerFast", true), ("AlbertTokenizer", true)] {
-            assert_eq!(read(folder.path(), &class(name)).unwrap().facts.lowercase, lowercase, "{name}");
+            assert_eq!(read(folder.path(), &class(name)).unwrap().info.lowercase, lowercase, "{name}");
         }
         for (settings, message) in [
             (class("CamembertTokenizer"), "tokenizer_config.json: tokenizer_class is CamembertTokenizer; expected"),
@@ -168,7 +168,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let rules = SentencePieceRules { fairseq: true, ..SentencePieceRules::default() };
         std::fs::write(folder.path().join(TOKENIZER), tokenizer_json_of_sentence_piece(MODEL, rules).unwrap()).unwrap();
-        let read = |settings: Json| read(folder.path(), &settings).map(|tokenizer| tokenizer.facts.lowercase);
+        let read = |settings: Json| read(folder.path(), &settings).map(|tokenizer| tokenizer.info.lowercase);
         for class in ["XLMRobertaTokenizer", "XLMRobertaTokenizerFast", "CamembertTokenizerFast", "TokenizersBackend"] {
             assert_eq!(read(json!({"tokenizer_class": class, "do_lower_case": true})), Ok(false), "{class}");
         }

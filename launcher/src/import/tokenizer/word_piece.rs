@@ -1,6 +1,6 @@
 //! WordPiece tokenizer of a folder: the vocabulary and its case handling.
 
-use lambert_dataset::VocabularyFacts;
+use lambert_dataset::VocabularyInfo;
 use lambert_dataset::tokenizer::{Tokenizer, TokenizerModel};
 use lambert_store::run::{TOKENIZER, TOKENIZER_FILES, VOCABULARY};
 use serde_json::{Value as Json, json};
@@ -56,8 +56,8 @@ pub fn read(folder: &Folder, settings: &Json, file: Option<&Json>) -> Result<Imp
     for name in TOKENIZER_FILES {
         files.extend(folder.bytes(name)?.map(|content| (name, content)));
     }
-    let facts = VocabularyFacts { size: tokenizer.size(), lowercase };
-    Ok(ImportedTokenizer { model: TokenizerModel::WordPiece, vocabulary, facts, files })
+    let info = VocabularyInfo { size: tokenizer.size(), lowercase };
+    Ok(ImportedTokenizer { model: TokenizerModel::WordPiece, vocabulary, info, files })
 }
 
 fn lines(vocabulary: &[u8]) -> Vec<&[u8]> {

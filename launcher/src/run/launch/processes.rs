@@ -76,7 +76,7 @@ pub fn end_with_parent(command: &mut Command, exit_signal: ExitSignal) {
         command.pre_exec(move || {
             if exit_signal == ExitSignal::Interrupt {
                 block_sigterm()?;
-                hear_interrupts();
+                reset_sigint();
             }
             rustix::process::set_parent_process_death_signal(Some(exit_signal.signal()))?;
             // If the parent died before the call above, the kernel would send no signal.
@@ -102,16 +102,16 @@ fn block_sigterm() -> io::Result<()> {
 
 /// Resets SIGINT to its default action. A shell ignores SIGINT in background jobs, and programs inherit this setting.
 /// Without the reset, SIGINT could then not end the program.
-fn hear_interrupts() {
+fn reset_sigint() {
     // SAFETY: the call sets the default action. This process loses no handler, because exec follows.
     unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
 }
 
 /// Time between the exit signal and SIGKILL.
-const PATIENCE: Duration = Duration::from_secs(5);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time to wait for processes after SIGKILL. A process in uninterruptible sleep, e.g. on an unavailable file system,
 /// may never exit.
-const FORCED: Duration = Duration::from_secs(20);
+const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Time between the exit of the program and SIGKILL to its descendants, which may still forward output and remove
 /// files.
@@ -166,16 +166,16 @@ impl ProcessTree {
     /// Sends the exit signal to the program. mpirun forwards the signal to other hosts. After a timeout,
     /// [`ProcessTree::poll_end`] kills the remaining processes.
     pub fn end(&mut self) -> Result<(), ProcessError> {
-        self.end_within(PATIENCE, FORCED)
+        self.end_within(EXIT_TIMEOUT, KILL_TIMEOUT)
     }
 
-    fn end_within(&mut self, patience: Duration, forced: Duration) -> Result<(), ProcessError> {
+    fn end_within(&mut self, exit_timeout: Duration, kill_timeout: Duration) -> Result<(), ProcessError> {
         let mut force = Instant::now();
         if self.ended()?.is_none() {
             signal(self.root.id(), self.exit_signal.signal());
-            force += patience;
+            force += exit_timeout;
         }
-        self.ending.get_or_insert(Deadlines { force, leave: force + forced });
+        self.ending.get_or_insert(Deadlines { force, leave: force + kill_timeout });
         Ok(())
     }
 
@@ -302,7 +302,7 @@ mod tests {
     use std::io::Read;
 
     fn end(tree: &mut ProcessTree) {
-        tree.end_within(Duration::from_millis(100), FORCED).unwrap();
+        tree.end_within(Duration::from_millis(100), KILL_TIMEOUT).unwrap();
         loop {
             match tree.poll_end().unwrap() {
                 Some(left) => return assert_eq!(left, [""; 0]),
@@ -353,7 +353,7 @@ mod tests {
         signal(shielded.root.id(), Signal::TERM);
         std::thread::sleep(Duration::from_millis(300));
         assert!(shielded.ended().unwrap().is_none(), "it has heard SIGTERM");
-        shielded.end_within(Duration::from_secs(10), FORCED).unwrap();
+        shielded.end_within(Duration::from_secs(10), KILL_TIMEOUT).unwrap();
         while shielded.poll_end().unwrap().is_none() {
             std::thread::sleep(Duration::from_millis(10));
         }

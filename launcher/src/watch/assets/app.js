@@ -1,4 +1,4 @@
-// The page: settings, and data that are fetched again and again.
+// The page: settings, and data that is polled.
 
 import { CHARTS, Chart } from "./charts.js";
 import { knownAxes, Run } from "./curves.js";
