@@ -128,7 +128,7 @@ fn an_invalid_run_is_rejected_with_all_errors() {
         "objective.static_masks: has no effect with dynamic masks",
         "model.heads: 7 heads do not divide hidden size 600000",
         "stage.0.data: has samples of up to 64 tokens, but model.positions is 32",
-        "stage.0.data: was prepared with pair = Nsp, but objective.pair is Sop",
+        "stage.0.data: was prepared with pair = \"nsp\", but objective.pair is \"sop\"",
         "evaluation.data: has samples of up to 64",
         "evaluation.data: was prepared with pair",
         "evaluation.data: its vocabulary differs from that of stage.0.data",

@@ -235,6 +235,16 @@ pub enum Pair {
     None,
 }
 
+impl std::fmt::Display for Pair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Nsp => "nsp",
+            Self::Sop => "sop",
+            Self::None => "none",
+        })
+    }
+}
+
 /// Packing of sentences into samples of one segment (Liu et al. 2019, RoBERTa).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

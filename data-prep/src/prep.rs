@@ -24,6 +24,7 @@ mod fingerprints;
 mod finish;
 mod held_out;
 mod job;
+mod job_file;
 mod lock;
 mod memory;
 mod merge;
@@ -194,6 +195,7 @@ fn run_with_limits(
         let held_out = datasets.first().and_then(|train| train.manifest.held_out.clone());
         return Ok(report(held_out, true, datasets));
     }
+    existing::create_output_folder(&job)?;
     let space = space::check_input(&job)?;
     options.progress.start(&PrepPlan { files: job.files.len(), sources: job.sources.len(), input_bytes, space });
     let lock = job.open_folder(options.part)?;

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::common::{assert_same, config, generated, run, source, tree};
 use lambert_config::PrepConfig;
-use lambert_config::prep::{Documents, Source};
+use lambert_config::prep::{Damaged, Documents, Source};
 use lambert_data_prep::prep::{self, PrepError, PrepOptions, PrepReport, PrepStatus};
 
 fn part(config: &PrepConfig, part: (usize, usize)) -> Result<PrepReport, PrepError> {
@@ -146,4 +146,72 @@ fn a_second_process_is_locked_out() {
     for message in second.into_inner().unwrap() {
         assert!(message.contains("data.work (all parts)") && message.contains("wait"), "{message}");
     }
+}
+
+/// After damaged input, a job goes on with what it has finished, or starts over if it has finished nothing.
+#[test]
+fn a_job_goes_on_after_damaged_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 300);
+    let text = std::fs::read_to_string(text).unwrap();
+    let whole = crate::common::corpus::gzip(text.as_bytes());
+    let [good, bad] = ["a-good.gz", "b-bad.gz"].map(|name| folder.path().join(name));
+    std::fs::write(&good, &whole).unwrap();
+    std::fs::write(&bad, &whole[..whole.len() / 2]).unwrap();
+    let sources = |paths: &[&Path]| paths.iter().map(|path| source(path, "text", Documents::BlankLine)).collect();
+    let mut one = config(folder.path(), &vocabulary, sources(&[&bad]));
+    refused(run(&one, 1), &["b-bad.gz"]);
+    // Nothing is finished: another size of the file, or another setting, starts over.
+    std::fs::write(&bad, &whole[..whole.len() / 3]).unwrap();
+    refused(run(&one, 1), &["b-bad.gz"]);
+    one.source[0].damaged = Damaged::Skip;
+    assert!(!run(&one, 1).unwrap().unchanged);
+
+    let in_folder = |name: &str, damaged| {
+        let mut both = config(folder.path(), &vocabulary, sources(&[&good, &bad]));
+        both.output.url = folder.path().join(name).display().to_string();
+        both.source[1].damaged = damaged;
+        both
+    };
+    run(&in_folder("undisturbed", Damaged::Skip), 2).unwrap();
+    // The first file is finished, the second is not.
+    let refusing = in_folder("resumed", Damaged::Refuse);
+    part(&refusing, (0, 2)).unwrap();
+    refused(part(&refusing, (1, 2)), &["b-bad.gz"]);
+    let work = folder.path().join("resumed.work/documents");
+    assert!(std::fs::read_dir(&work).unwrap().any(|entry| entry.unwrap().path().extension() == Some("docs".as_ref())));
+    run(&in_folder("resumed", Damaged::Skip), 2).unwrap();
+    assert_same(&tree(&folder.path().join("undisturbed")), &tree(&folder.path().join("resumed")));
+
+    // The other way round, finished files may lack damaged parts.
+    let skipping = in_folder("stricter", Damaged::Skip);
+    part(&skipping, (0, 2)).unwrap();
+    refused(run(&in_folder("stricter", Damaged::Refuse), 1), &["it allowed damage or invalid bytes"]);
+    std::fs::write(&bad, &whole).unwrap();
+    refused(run(&skipping, 1), &["its files have other sizes"]);
+}
+
+#[test]
+fn a_held_out_dataset_of_another_job_is_refused_before_any_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 300);
+    let mut config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
+    config.samples.held_out = 0.1;
+    run(&config, 1).unwrap();
+    std::fs::remove_dir_all(folder.path().join("data/train")).unwrap();
+    config.samples.held_out = 0.0;
+    refused(run(&config, 1), &["held-out", "another corpus"]);
+    assert!(!folder.path().join("data.work").exists());
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_refused_before_any_work() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 100);
+    let mut config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
+    config.output.url = vocabulary.display().to_string();
+    refused(run(&config, 1), &["output.url: ", "vocab.txt is a file; expected a folder"]);
+    config.output.url = format!("{}/data", vocabulary.display());
+    refused(run(&config, 1), &["cannot create ", "vocab.txt/data"]);
+    assert!(!folder.path().join("vocab.txt.work").exists());
 }

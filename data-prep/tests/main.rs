@@ -11,8 +11,10 @@ mod held_out;
 mod identity;
 mod inputs;
 mod kill;
+mod listing;
 mod packing;
 mod prep;
+mod rows;
 #[path = "../../tests/support/samples.rs"]
 mod samples;
 mod statistics;

@@ -36,6 +36,17 @@ pub(crate) fn remove(store: &Store, prefix: &str, depth: SearchDepth, age: Durat
     })
 }
 
+impl Store {
+    /// Removes the temporary files that killed processes have left directly in this store. Call this only if no other process
+    /// writes to it. Does nothing for remote stores.
+    ///
+    /// # Errors
+    /// The directory cannot be listed, or a file cannot be removed.
+    pub fn remove_temporary_files(&self) -> Result<usize> {
+        remove(self, "", SearchDepth::Directory, Duration::ZERO)
+    }
+}
+
 fn sweep(folder: &Path, depth: SearchDepth, age: Duration) -> io::Result<usize> {
     let entries = match fs::read_dir(folder) {
         Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(0),

@@ -37,7 +37,7 @@ pub fn check_compatibility(
             issue(format!("has samples of up to {length} tokens, but model.positions is {positions}"));
         }
         if required != Pair::None && prepared != required {
-            issue(format!("was prepared with pair = {prepared:?}, but objective.pair is {required:?}"));
+            issue(format!("was prepared with pair = \"{prepared}\", but objective.pair is \"{required}\""));
         }
         let model = manifest.vocabulary.model;
         if model == TokenizerModel::Bpe && config.objective.mask_token == MaskToken::Unk {

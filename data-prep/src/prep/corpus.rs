@@ -141,7 +141,7 @@ fn finished_files<'a>(
 ) -> Result<BTreeMap<u32, &'a FinishedFile>, PrepError> {
     let mut found: BTreeMap<u32, &FinishedFile> = BTreeMap::new();
     for read in spill_files.iter().flat_map(|spill_file| &spill_file.contents.files) {
-        let file = job.files.get(read.file as usize).ok_or_else(|| job.foreign_folder_error())?;
+        let file = job.files.get(read.file as usize).ok_or_else(|| job.foreign_folder_error("corpus"))?;
         let first = found.entry(read.file).or_insert(read);
         if first.sha256 != read.sha256 {
             return Err(changed_error(file));

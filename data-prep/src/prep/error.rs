@@ -24,10 +24,12 @@ pub enum PrepError {
         url: String,
     },
     /// The work folder belongs to another job.
-    #[error("work folder {} belongs to another corpus or configuration; remove it to start over", folder.display())]
+    #[error("work folder {} belongs to another {difference}; remove it to start over", folder.display())]
     ForeignWorkFolder {
         /// Work folder.
         folder: PathBuf,
+        /// What differs.
+        difference: &'static str,
     },
     /// Another process holds the lock of the work folder.
     #[error("another preparation is running in {} ({}); wait until it has finished", folder.display(), part)]
@@ -106,7 +108,8 @@ impl PrepError {
             Self::Vocabulary(_)
             | Self::DatasetExists { .. }
             | Self::ForeignWorkFolder { .. }
-            | Self::InvalidSetting { .. } => true,
+            | Self::InvalidSetting { .. }
+            | Self::Store { source: lambert_store::Error::Url { .. }, .. } => true,
             _ => false,
         }
     }

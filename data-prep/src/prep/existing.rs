@@ -2,18 +2,22 @@
 
 use lambert_dataset::{Corpus, Dataset, DatasetError};
 
-use super::{JobContext, PrepError, PrepProgress, PreparedDataset, corpus};
+use super::{JobContext, PrepError, PrepProgress, PreparedDataset, corpus, job};
 
 /// Returns the datasets if they all exist and match this job and corpus.
+///
+/// # Errors
+/// One of the datasets belongs to another job: a held-out dataset of another job may have documents of the new `train`.
 pub fn existing_datasets(
     job: &JobContext<'_>,
     threads: usize,
     progress: &dyn PrepProgress,
 ) -> Result<Option<Vec<PreparedDataset>>, PrepError> {
-    let Some(found) = find_dataset(job, "train")? else { return Ok(None) };
+    let (train, held_out) = (find_dataset(job, "train")?, find_dataset(job, "held-out")?);
+    let Some(found) = train else { return Ok(None) };
     let corpus = corpus::current(job, threads, progress)?;
     let train = check_corpus(found, &corpus)?;
-    let held_out = find_dataset(job, "held-out")?.map(|found| check_corpus(found, &corpus)).transpose()?;
+    let held_out = held_out.map(|found| check_corpus(found, &corpus)).transpose()?;
     Ok(Some(std::iter::once(train).chain(held_out).collect()))
 }
 
@@ -24,13 +28,27 @@ pub fn existing_datasets(
 pub fn find_dataset(job: &JobContext<'_>, split: &str) -> Result<Option<PreparedDataset>, PrepError> {
     let url = dataset_url(job, split);
     match Dataset::open(&url) {
-        Ok(dataset) if dataset.manifest().preparation == job.fingerprint => {
+        Ok(dataset) if job.fingerprints.contains(&dataset.manifest().preparation) => {
             Ok(Some(PreparedDataset { url, manifest: dataset.manifest().clone() }))
         }
         Err(DatasetError::NoManifest { .. }) => Ok(None),
         Ok(_) => Err(PrepError::DatasetExists { url }),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Creates the output folder, so that a job whose datasets cannot be written fails before it starts. Does nothing for an object
+/// store.
+///
+/// # Errors
+/// `output.url` is a file, or the folder cannot be created.
+pub fn create_output_folder(job: &JobContext<'_>) -> Result<(), PrepError> {
+    let Some(folder) = job::local_path(&job.config.output.url) else { return Ok(()) };
+    if folder.exists() && !folder.is_dir() {
+        let message = format!("{} is a file; expected a folder, which is created if it is missing", folder.display());
+        return Err(PrepError::InvalidSetting { key: "output.url".to_owned(), message });
+    }
+    std::fs::create_dir_all(&folder).map_err(|source| PrepError::WorkIo { operation: "create", path: folder, source })
 }
 
 /// Returns `found` if its corpus is `corpus`, and [`PrepError::DatasetExists`] otherwise.

@@ -194,7 +194,7 @@ fn build_manifest(
     Ok(Manifest {
         version: VERSION,
         split: split.name.to_owned(),
-        preparation: job.fingerprint.clone(),
+        preparation: job.fingerprints[0].clone(),
         corpus: Corpus::default(),
         sequence_length: samples.sequence_length,
         lowercase: job.tokenizer.lowercase(),
@@ -268,7 +268,12 @@ fn publish(
             move |source| PrepError::WorkIo { operation, path, source }
         };
         match local {
-            Some(target) => work_file::move_file(&path, &target).map_err(work("move"))?,
+            // The disk of the target is the one that may be full.
+            Some(target) => work_file::move_file(&path, &target).map_err(|source| PrepError::WorkIo {
+                operation: "write",
+                path: target.clone(),
+                source,
+            })?,
             None => {
                 let file = File::open(&path).map_err(work("read"))?;
                 store.put_file(&shard.path, file, shard.bytes).map_err(store_error)?;
@@ -283,6 +288,7 @@ fn publish(
         store.put(REJECTED, json.into()).map_err(store_error)?;
     }
     store.put(MANIFEST, manifest.to_json().into()).map_err(store_error)?;
+    store.remove_temporary_files().map_err(store_error)?;
     tracing::debug!(%url, samples = manifest.counts.samples, shards = manifest.shards.len(), "dataset complete");
     Ok(())
 }

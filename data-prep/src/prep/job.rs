@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use lambert_config::PrepConfig;
 use lambert_config::prep::{Pair, Source};
-use serde::{Deserialize, Serialize};
 
 use super::PrepError;
 use super::fingerprints::DocumentFingerprint;
+use super::job_file::{self, JobFile};
 use super::lock::WorkFolderLock;
 use super::memory::PrepMemory;
 use super::spill::{CellEntry, SpillContents, record_bytes};
@@ -17,9 +17,6 @@ use super::work_file::{self, WorkFile};
 use crate::source::{self, SourceFile, WorkPart};
 use lambert_dataset::sha256_hex;
 use lambert_dataset::tokenizer::Tokenizer;
-
-/// Version of the work folder format and of the algorithms that determine the bytes of a dataset.
-const VERSION: u32 = 3;
 
 /// Target size of a bucket, tokens. A bucket must fit into memory, and many threads need enough buckets.
 const BUCKET_TOKENS: u64 = 4 << 20;
@@ -40,8 +37,9 @@ pub struct JobContext<'a> {
     pub limits: WorkLimits,
     /// Input files of all sources.
     pub files: Vec<SourceFile>,
-    /// SHA-256 of all inputs that determine the bytes of the datasets, except for the file contents.
-    pub fingerprint: String,
+    /// SHA-256 of all inputs that determine the bytes of the datasets, except for the file contents: that of this version first,
+    /// then those of earlier versions whose datasets are kept.
+    pub fingerprints: Vec<String>,
     folder: PathBuf,
 }
 
@@ -128,12 +126,6 @@ impl SpillFile {
     }
 }
 
-/// Contents of `job.json`, which identifies the job that owns a work folder.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct JobFile {
-    fingerprint: String,
-}
-
 impl<'a> JobContext<'a> {
     /// Reads the vocabulary and lists the input files, with `threads` threads. Writes nothing.
     pub fn new(
@@ -156,14 +148,14 @@ impl<'a> JobContext<'a> {
         }
         let sources: Vec<Source> = config.source.iter().chain(&config.exclude).cloned().collect();
         let files = source::find_files(&sources, threads)?;
-        let fingerprint = fingerprint(config, &vocabulary, &files);
+        let fingerprints = job_file::fingerprints(config, &vocabulary, &files);
         let folder = work_folder(config);
-        Ok(Self { config, sources, tokenizer, vocabulary, memory, limits, files, fingerprint, folder })
+        Ok(Self { config, sources, tokenizer, vocabulary, memory, limits, files, fingerprints, folder })
     }
 
     /// Creates or reopens the work folder, and locks `part` in it.
     pub fn open_folder(&self, part: WorkPart) -> Result<WorkFolderLock, PrepError> {
-        let job_file = JobFile { fingerprint: self.fingerprint.clone() };
+        let job_file = JobFile::new(self.config, &self.vocabulary, &self.files);
         let path = self.folder.join("job.json");
         let spill_folder = self.spill_folder();
         std::fs::create_dir_all(&spill_folder).map_err(|source| PrepError::WorkIo {
@@ -172,21 +164,25 @@ impl<'a> JobContext<'a> {
             source,
         })?;
         let lock = WorkFolderLock::acquire(&self.folder, part)?;
-        match std::fs::read(&path) {
-            Ok(bytes) => match serde_json::from_slice::<JobFile>(&bytes) {
-                Ok(found) if found == job_file => Ok(lock),
-                _ => Err(self.foreign_folder_error()),
-            },
-            Err(_) => {
-                let json = serde_json::to_vec(&job_file).unwrap_or_default();
-                work_file::write_atomically(&path, |mut file| file.write_all(&json)).map(|()| lock)
+        let found =
+            std::fs::read(&path).ok().map(|bytes| serde_json::from_slice::<JobFile>(&bytes).unwrap_or_default());
+        if found.as_ref() == Some(&job_file) {
+            return Ok(lock);
+        }
+        if let Some(difference) = found.and_then(|found| job_file.difference(&found)) {
+            // Nothing is lost if no file was tokenized. A process of several cannot know what the others do.
+            let is_empty = part.is_none() && list_spill_files(&spill_folder)?.is_empty();
+            if !is_empty {
+                return Err(self.foreign_folder_error(difference));
             }
         }
+        let json = serde_json::to_vec(&job_file).unwrap_or_default();
+        work_file::write_atomically(&path, |mut file| file.write_all(&json)).map(|()| lock)
     }
 
-    /// The error for a work folder that belongs to another job.
-    pub fn foreign_folder_error(&self) -> PrepError {
-        PrepError::ForeignWorkFolder { folder: self.folder.clone() }
+    /// The error for a work folder that belongs to another job, which differs in `difference`.
+    pub fn foreign_folder_error(&self, difference: &'static str) -> PrepError {
+        PrepError::ForeignWorkFolder { folder: self.folder.clone(), difference }
     }
 
     /// Removes a leftover work folder. It exists if a process was killed after it had published the datasets.
@@ -234,31 +230,20 @@ impl<'a> JobContext<'a> {
     }
 }
 
-/// Hashes all inputs that determine the bytes of the datasets, except for the file contents. Paths and Slurm settings
-/// are left out because they do not affect the datasets.
-fn fingerprint(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> String {
-    let mut config = config.clone();
-    config.output.url.clear();
-    config.output.work = None;
-    config.output.check_space = true;
-    config.slurm = lambert_config::run::Slurm::default();
-    config.vocabulary.file.clear();
-    config.source.iter_mut().chain(&mut config.exclude).for_each(|source| source.path.clear());
-    let sizes: Vec<(usize, u64)> = files.iter().map(|file| (file.source, file.bytes)).collect();
-    let inputs = serde_json::json!([VERSION, config, sha256_hex(vocabulary), sizes]);
-    sha256_hex(inputs.to_string().as_bytes())
-}
-
 /// Returns `output.work`, or a default folder whose name is derived from `output.url`.
 fn work_folder(config: &PrepConfig) -> PathBuf {
     let url = config.output.url.trim_end_matches('/');
-    match &config.output.work {
-        Some(folder) => PathBuf::from(folder),
-        None if url.contains("://") && !url.starts_with("file://") => {
-            PathBuf::from(format!("lambert-prep-{}.work", &sha256_hex(url.as_bytes())[..16]))
-        }
-        None => PathBuf::from(format!("{}.work", url.strip_prefix("file://").unwrap_or(url))),
+    match (&config.output.work, local_path(url)) {
+        (Some(folder), _) => PathBuf::from(folder),
+        (None, Some(folder)) => PathBuf::from(format!("{}.work", folder.display())),
+        (None, None) => PathBuf::from(format!("lambert-prep-{}.work", &sha256_hex(url.as_bytes())[..16])),
     }
+}
+
+/// Returns the path of a folder that is not in an object store.
+pub fn local_path(url: &str) -> Option<PathBuf> {
+    let path = url.strip_prefix("file://").unwrap_or(url);
+    (!path.contains("://")).then(|| PathBuf::from(path))
 }
 
 /// Lists the paths of the spill files in `folder`, sorted.

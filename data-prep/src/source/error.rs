@@ -87,6 +87,9 @@ impl SourceError {
     /// 1).
     #[must_use]
     pub const fn is_usage(&self) -> bool {
-        matches!(self, Self::NoFiles { .. } | Self::Setting { .. })
+        matches!(
+            self,
+            Self::NoFiles { .. } | Self::Setting { .. } | Self::Store { source: lambert_store::Error::Url { .. }, .. }
+        )
     }
 }

@@ -51,6 +51,9 @@ pub fn binary(head: &[u8]) -> Option<String> {
     if controls * 3 < head.len() && (valid || controls * 20 < head.len()) {
         return None;
     }
+    if head.starts_with(b"\xff\xfe\0\0") || head.starts_with(b"\0\0\xfe\xff") {
+        return Some("UTF-32; convert it to UTF-8 (`iconv -f utf-32 -t utf-8`)".to_owned());
+    }
     let nul = |from: usize| head.iter().skip(from).step_by(2).filter(|&&byte| byte == 0).count();
     if nul(0).max(nul(1)) * 3 > head.len() && nul(0).min(nul(1)) * 20 < head.len() {
         let order = if nul(1) > nul(0) { "utf-16le" } else { "utf-16be" };

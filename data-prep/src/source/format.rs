@@ -49,6 +49,12 @@ pub trait InputFormat: Sync {
         None
     }
 
+    /// Describes text that starts with `head` if it is a variant of this format that cannot be read, and would otherwise count as
+    /// plain text. In the message, the description follows "it looks like".
+    fn unreadable_variant(&self, _head: &[u8]) -> Option<&'static str> {
+        None
+    }
+
     /// Estimated bytes of text per decompressed byte, for the disk space estimate.
     fn text_per_byte(&self) -> f64 {
         1.0
@@ -182,7 +188,12 @@ impl FormatRegistry {
             return Ok(format);
         }
         let text = InputFile { format: None, ..*input }.peek()?;
-        let format = self.recognized_by(FileHead::Text(text.head())).unwrap_or(self.text);
+        let recognized = self.recognized_by(FileHead::Text(text.head()));
+        if let (None, Some(found)) = (recognized, self.all().find_map(|format| format.unreadable_variant(text.head())))
+        {
+            return Err(SourceError::NotText { file: name.clone(), found: found.to_owned() });
+        }
+        let format = recognized.unwrap_or(self.text);
         let is_empty = text.head().is_empty();
         match text.into_error().filter(|error| is_empty && Gap::of(error).is_none()) {
             Some(source) => Err(SourceError::Stream { file: name.clone(), offset: 0, source }),

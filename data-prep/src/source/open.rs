@@ -9,6 +9,7 @@ use super::damage::TolerantReader;
 use super::file_type;
 use super::input::BoxedReader;
 use super::peek::PeekReader;
+use super::settings::encoding_of;
 use super::stored::{StorageError, StoredReader};
 use super::transcode::Transcoder;
 use super::{SourceError, SourceFile};
@@ -116,10 +117,8 @@ fn encoding(
 ) -> Result<Option<&'static encoding_rs::Encoding>, SourceError> {
     let named = match &source.encoding {
         None => encoding_rs::UTF_8,
-        Some(name) => encoding_rs::Encoding::for_label(name.as_bytes()).ok_or_else(|| SourceError::Setting {
-            key: format!("source.{}.encoding", file.source),
-            message: format!("unknown encoding {name:?}, expected a WHATWG name such as utf-8 or windows-1252"),
-        })?,
+        Some(name) => encoding_of(name)
+            .map_err(|message| SourceError::Setting { key: format!("source.{}.encoding", file.source), message })?,
     };
     // A byte-order mark takes precedence over the configuration.
     let marked = match start {

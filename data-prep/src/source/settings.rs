@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use encoding_rs::Encoding;
 use lambert_config::PrepConfig;
 use lambert_config::load::ConfigIssue;
 use lambert_config::prep::Source;
@@ -12,6 +13,9 @@ use super::format::FormatRegistry;
 /// See [`super::check_settings`].
 pub fn check(formats: FormatRegistry, config: &PrepConfig, issues: &mut Vec<ConfigIssue>) {
     for (key, source) in sources(config) {
+        if let Some(Err(message)) = source.encoding.as_deref().map(encoding_of) {
+            issues.push(ConfigIssue::new(format!("{key}.encoding"), message));
+        }
         match formats.named(&source.format) {
             Err(message) => issues.push(ConfigIssue::new(format!("{key}.format"), message)),
             Ok(Some(format)) => {
@@ -25,6 +29,12 @@ pub fn check(formats: FormatRegistry, config: &PrepConfig, issues: &mut Vec<Conf
             Ok(None) => {}
         }
     }
+}
+
+/// Returns the encoding of this name.
+pub fn encoding_of(name: &str) -> Result<&'static Encoding, String> {
+    let unknown = || format!("unknown encoding {name:?}, expected a WHATWG name such as utf-8 or windows-1252");
+    Encoding::for_label(name.as_bytes()).ok_or_else(unknown)
 }
 
 /// See [`super::unused_settings`].

@@ -43,7 +43,7 @@ fn described(found: &Inspection) -> String {
         format!("dataset      {} ({})", found.url, manifest.split),
         format!("samples      {} (up to {length} tokens), {} tokens in total", counts.samples, counts.tokens),
         format!("source       {} documents, {} sentences", counts.documents, counts.sentences),
-        format!("pairs        {:?}, {replaced} replaced or swapped", manifest.samples.pair),
+        format!("pairs        {}, {replaced} replaced or swapped", manifest.samples.pair),
         format!("vocabulary   {} {} tokens, {case}", manifest.vocabulary.size, manifest.vocabulary.model),
         format!("entropy      {:.4} nats/token (unigram baseline)", manifest.unigram_entropy),
         format!("shards       {} ({})", manifest.shards.len(), size(bytes)),

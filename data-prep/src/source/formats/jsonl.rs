@@ -31,6 +31,11 @@ impl InputFormat for JsonlFormat {
         matches!(head, FileHead::Text(text) if begins_with_object(text))
     }
 
+    fn unreadable_variant(&self, head: &[u8]) -> Option<&'static str> {
+        is_other_json(head)
+            .then_some("JSON that is not one object per line; convert it, for example with `jq -c '.[]'` for an array")
+    }
+
     fn extractor(&self, file: &InputFile<'_>) -> Result<Extractor, SourceError> {
         Ok(rows::extractor(self.documents_of(file.source)))
     }
@@ -51,6 +56,16 @@ fn begins_with_object(head: &[u8]) -> bool {
         // If `head` ends within the first line, the start of an object with a key suffices.
         Err(error) => end.is_none() && error.is_eof() && memmem::find(line, b"\":").is_some(),
     }
+}
+
+/// True if `head` is an array of objects, or an object of several lines, or the start of one.
+fn is_other_json(head: &[u8]) -> bool {
+    let text = head.trim_ascii_start();
+    let object = text.strip_prefix(b"[").map_or(text, <[u8]>::trim_ascii_start);
+    let mut values = serde_json::Deserializer::from_slice(text).into_iter::<serde::de::IgnoredAny>();
+    object.starts_with(b"{")
+        && memmem::find(object, b"\":").is_some()
+        && values.next().is_some_and(|value| value.map_or_else(|error| error.is_eof(), |_| true))
 }
 
 /// Reads the text field of each object.
@@ -141,5 +156,22 @@ mod tests {
         assert!(is(b"{\"text\": \"a\"}\n{\"text\": 3}\n") && is(b"{\"text\": \"a very long line that is cut"));
         assert!(!is(b"{{Infobox}} is a template.") && !is(b"{ braces } are no JSON\n"));
         assert!(!JsonlFormat.recognizes(FileHead::Stored(b"{\"text\": \"a\"}\n")));
+        for json in [
+            "[{\"text\": \"a\"}, {\"text\": \"b",
+            "[\n  {\n    \"text\": \"a\"\n  }\n]\n",
+            "{\n  \"text\": \"a\"\n}\n{\n",
+        ] {
+            assert!(!is(json.as_bytes()) && JsonlFormat.unreadable_variant(json.as_bytes()).is_some(), "{json}");
+        }
+        for text in [
+            "[1] A note.\n",
+            "[{braces}] \"a\": b",
+            "{{Infobox}} \"a\": b",
+            "[Illustration]",
+            "{ \"a\" }\n",
+            "\"a\": b",
+        ] {
+            assert_eq!(JsonlFormat.unreadable_variant(text.as_bytes()), None, "{text}");
+        }
     }
 }

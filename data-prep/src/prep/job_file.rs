@@ -1,0 +1,83 @@
+//! `job.json`, which identifies the job that owns a work folder.
+
+use lambert_config::PrepConfig;
+use lambert_config::prep::{Damaged, Invalid};
+use lambert_dataset::sha256_hex;
+use serde::{Deserialize, Serialize};
+
+use crate::source::SourceFile;
+
+/// Version of the work folder format and of the algorithms that determine the bytes of a dataset.
+const VERSION: u32 = 4;
+/// Oldest version whose finished datasets are kept. Version 4 changed the text of a few documents.
+const OLDEST: u32 = 3;
+
+/// Contents of `job.json`.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct JobFile {
+    /// SHA-256 of the settings and of the vocabulary, without [`Self::handling`].
+    settings: String,
+    /// SHA-256 of the sizes of the input files.
+    files: String,
+    /// Handling of damaged parts and of invalid bytes in each source.
+    handling: Vec<(Damaged, Invalid)>,
+}
+
+impl JobFile {
+    /// Describes a job.
+    pub fn new(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> Self {
+        let sources = config.source.iter().chain(&config.exclude);
+        let handling = sources.map(|source| (source.damaged, source.invalid)).collect();
+        let mut others = without_paths(config);
+        for source in others.source.iter_mut().chain(&mut others.exclude) {
+            (source.damaged, source.invalid) = <_>::default();
+        }
+        let settings = serde_json::json!([VERSION, others, sha256_hex(vocabulary)]);
+        let hash = |value: serde_json::Value| sha256_hex(value.to_string().as_bytes());
+        Self { settings: hash(settings), files: hash(sizes(files)), handling }
+    }
+
+    /// Says what makes the files of the earlier job `found` unusable for this job. `None`: they are usable.
+    pub fn difference(&self, found: &Self) -> Option<&'static str> {
+        // Finished files of a job that refuses damage have none, so they are the same if damage is allowed.
+        let is_stricter = |(found, own): (&(Damaged, Invalid), &(Damaged, Invalid))| {
+            (found.0 == own.0 || found.0 == Damaged::Refuse) && (found.1 == own.1 || found.1 == Invalid::Refuse)
+        };
+        match () {
+            () if found.settings.is_empty() => Some("version of lambert"),
+            () if found.settings != self.settings => Some("configuration or vocabulary"),
+            () if found.files != self.files => Some("corpus: its files have other sizes"),
+            () if !found.handling.iter().zip(&self.handling).all(is_stricter) => {
+                Some("configuration: it allowed damage or invalid bytes")
+            }
+            () => None,
+        }
+    }
+}
+
+/// Hashes all inputs that determine the bytes of the datasets, except for the file contents. Paths and Slurm settings
+/// are left out because they do not affect the datasets. The first hash is that of this version. The others are those of earlier
+/// versions whose datasets are kept.
+pub fn fingerprints(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> Vec<String> {
+    let hash = |version| {
+        let inputs = serde_json::json!([version, without_paths(config), sha256_hex(vocabulary), sizes(files)]);
+        sha256_hex(inputs.to_string().as_bytes())
+    };
+    (OLDEST..=VERSION).rev().map(hash).collect()
+}
+
+fn without_paths(config: &PrepConfig) -> PrepConfig {
+    let mut config = config.clone();
+    config.output.url.clear();
+    config.output.work = None;
+    config.output.check_space = true;
+    config.slurm = lambert_config::run::Slurm::default();
+    config.vocabulary.file.clear();
+    config.source.iter_mut().chain(&mut config.exclude).for_each(|source| source.path.clear());
+    config
+}
+
+fn sizes(files: &[SourceFile]) -> serde_json::Value {
+    files.iter().map(|file| serde_json::json!([file.source, file.bytes])).collect()
+}

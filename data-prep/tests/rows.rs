@@ -1,0 +1,136 @@
+//! Rows of JSON lines and of Parquet files: invalid bytes, codecs, null values and damage.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use lambert_config::prep::{Damaged, Invalid, Source};
+use lambert_dataset::random::Key;
+use parquet::basic::{BrotliLevel, Compression, GzipLevel, ZstdLevel};
+use parquet::data_type::{ByteArray, ByteArrayType};
+use parquet::file::properties::WriterProperties;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+
+use crate::common::corpus::Corpus;
+use crate::common::{config, run};
+
+#[test]
+fn invalid_bytes_in_json_lines_are_refused_or_replaced() {
+    let corpus = Corpus::new();
+    let line = serde_json::json!({"text": corpus.text.lines().next().unwrap()}).to_string() + "\n";
+    let bad = b"{\"text\": \"The k\xffing is old.\"}\n";
+    let mut source = corpus.source("a.jsonl", &[line.as_bytes(), bad].concat(), "jsonl");
+    let message = corpus.prepare(vec![source.clone()]).unwrap_err().to_string();
+    assert!(message.ends_with(&format!("a.jsonl: invalid UTF-8 at byte {}", line.len() + 15)), "{message}");
+    source.invalid = Invalid::Replace;
+    let manifest = corpus.prepare(vec![source.clone()]).unwrap();
+    assert_eq!(manifest.counts.documents, 2);
+    assert_eq!(manifest.counts.rejected["invalid UTF-8 replaced in a document"], 1);
+    (source.invalid, source.damaged) = (Invalid::Refuse, Damaged::Skip);
+    let manifest = corpus.prepare(vec![source]).unwrap();
+    assert_eq!((manifest.counts.documents, manifest.counts.rejected["jsonl: bad line"]), (1, 1));
+}
+
+#[test]
+fn json_that_is_not_one_object_per_line_is_refused() {
+    let corpus = Corpus::new();
+    for (name, text) in [("a.json", "[{\"text\": \"The king.\"}]"), ("b.json", "{\n  \"text\": \"The king.\"\n}\n")] {
+        let source = corpus.source(name, text.as_bytes(), "auto");
+        let message = corpus.prepare(vec![source]).unwrap_err().to_string();
+        assert!(message.contains("it looks like JSON that is not one object per line"), "{message}");
+    }
+}
+
+/// Writes `rows` with their definition levels, in row groups of 20 rows.
+fn write(path: &Path, schema: &str, rows: &[(&str, i16)], codec: Compression) {
+    let defined = rows.iter().map(|(_, level)| *level).max().unwrap();
+    let schema = Arc::new(parse_message_type(schema).unwrap());
+    let properties = WriterProperties::builder().set_compression(codec).build();
+    let file = std::fs::File::create(path).unwrap();
+    let mut writer = SerializedFileWriter::new(file, schema, Arc::new(properties)).unwrap();
+    for rows in rows.chunks(20) {
+        let present = rows.iter().filter(|(_, level)| *level == defined);
+        let values: Vec<ByteArray> = present.map(|(text, _)| ByteArray::from(*text)).collect();
+        let levels: Vec<i16> = rows.iter().map(|(_, level)| *level).collect();
+        let mut group = writer.next_row_group().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        column.typed::<ByteArrayType>().write_batch(&values, Some(&levels), None).unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+    }
+    writer.close().unwrap();
+}
+
+const TEXT: &str = "message rows { optional binary text (UTF8); }";
+
+fn documents(corpus: &Corpus) -> Vec<(&str, i16)> {
+    corpus.text.trim_end().split("\n\n").map(|text| (text, 1)).collect()
+}
+
+#[test]
+fn parquet_of_every_codec_is_read() {
+    let corpus = Corpus::new();
+    let rows = documents(&corpus);
+    for codec in [
+        Compression::UNCOMPRESSED,
+        Compression::SNAPPY,
+        Compression::GZIP(GzipLevel::default()),
+        Compression::BROTLI(BrotliLevel::default()),
+        Compression::LZ4,
+        Compression::LZ4_RAW,
+        Compression::ZSTD(ZstdLevel::default()),
+    ] {
+        let source = corpus.source("a.parquet", b"", "parquet");
+        write(Path::new(&source.path), TEXT, &rows, codec);
+        let manifest = corpus.prepare(vec![source]).unwrap_or_else(|error| panic!("{codec}: {error}"));
+        assert_eq!(manifest.counts.documents, rows.len() as u64, "{codec}");
+    }
+}
+
+#[test]
+fn rows_without_text_in_a_nullable_struct_have_their_numbers() {
+    let corpus = Corpus::new();
+    let texts: Vec<&str> = corpus.text.trim_end().split("\n\n").collect();
+    // A null text, and a null struct.
+    let rows = [(texts[0], 2), ("", 1), (texts[1], 2), ("", 0), (texts[2], 2)];
+    let mut source = corpus.source("a.parquet", b"", "parquet");
+    let schema = "message rows { optional group doc { optional binary text (UTF8); } }";
+    write(Path::new(&source.path), schema, &rows, Compression::UNCOMPRESSED);
+    source.field = "doc.text".to_owned();
+    let work = tempfile::tempdir().unwrap();
+    let mut config = config(work.path(), &corpus.path().join("vocab.txt"), vec![source]);
+    config.samples.held_out = 0.0;
+    assert_eq!(run(&config, 1).unwrap().datasets[0].manifest.counts.documents, 3);
+    let rejected = std::fs::read(work.path().join("data/train/rejected.json")).unwrap();
+    let rejected: Vec<serde_json::Value> = serde_json::from_slice(&rejected).unwrap();
+    let numbers: Vec<u64> = rejected.iter().map(|item| item["offset"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, [1, 3], "{rejected:?}");
+}
+
+/// The library panics on some damaged files. The job says which row group is damaged, or leaves it out.
+#[test]
+fn damaged_parquet_is_refused_by_row_group_or_left_out() {
+    let corpus = Corpus::new();
+    let source = corpus.source("a.parquet", b"", "parquet");
+    let path = Path::new(&source.path);
+    write(path, TEXT, &documents(&corpus), Compression::SNAPPY);
+    let bytes = std::fs::read(path).unwrap();
+    let footer = u32::from_le_bytes(bytes[bytes.len() - 8..bytes.len() - 4].try_into().unwrap()) as usize + 8;
+    let mut rng = Key::new(1).rng();
+    let (mut refused, mut left_out) = (0, 0);
+    for _ in 0..40 {
+        let mut damaged = bytes.clone();
+        damaged[rng.below((bytes.len() - footer) as u64) as usize] ^= 1 << rng.below(8);
+        std::fs::write(path, &damaged).unwrap();
+        if let Err(error) = corpus.prepare(vec![source.clone()]) {
+            let message = error.to_string();
+            assert!(message.contains("a.parquet, row group ") || message.contains("invalid UTF-8"), "{message}");
+            refused += 1;
+        }
+        let skipping = Source { damaged: Damaged::Skip, invalid: Invalid::Replace, ..source.clone() };
+        let counts = corpus.prepare(vec![skipping]).unwrap().counts;
+        left_out += u64::from(counts.rejected.contains_key("parquet: damaged row group"));
+        assert!(counts.documents >= 40, "one of three row groups is left out");
+    }
+    assert!(refused > 5 && left_out > 5, "{refused} refused, {left_out} with a row group left out");
+}
