@@ -28,7 +28,7 @@ pub fn existing_datasets(
 pub fn find_dataset(job: &JobContext<'_>, split: &str) -> Result<Option<PreparedDataset>, PrepError> {
     let url = dataset_url(job, split);
     match Dataset::open(&url) {
-        Ok(dataset) if job.fingerprints.contains(&dataset.manifest().preparation) => {
+        Ok(dataset) if dataset.manifest().preparation == job.fingerprint => {
             Ok(Some(PreparedDataset { url, manifest: dataset.manifest().clone() }))
         }
         Err(DatasetError::NoManifest { .. }) => Ok(None),

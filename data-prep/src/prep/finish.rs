@@ -194,7 +194,7 @@ fn build_manifest(
     Ok(Manifest {
         version: VERSION,
         split: split.name.to_owned(),
-        preparation: job.fingerprints[0].clone(),
+        preparation: job.fingerprint.clone(),
         corpus: Corpus::default(),
         sequence_length: samples.sequence_length,
         lowercase: job.tokenizer.lowercase(),

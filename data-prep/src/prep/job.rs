@@ -37,9 +37,8 @@ pub struct JobContext<'a> {
     pub limits: WorkLimits,
     /// Input files of all sources.
     pub files: Vec<SourceFile>,
-    /// SHA-256 of all inputs that determine the bytes of the datasets, except for the file contents: that of this version first,
-    /// then those of earlier versions whose datasets are kept.
-    pub fingerprints: Vec<String>,
+    /// SHA-256 of all inputs that determine the bytes of the datasets, except for the file contents.
+    pub fingerprint: String,
     folder: PathBuf,
 }
 
@@ -148,9 +147,9 @@ impl<'a> JobContext<'a> {
         }
         let sources: Vec<Source> = config.source.iter().chain(&config.exclude).cloned().collect();
         let files = source::find_files(&sources, threads)?;
-        let fingerprints = job_file::fingerprints(config, &vocabulary, &files);
+        let fingerprint = job_file::fingerprint(config, &vocabulary, &files);
         let folder = work_folder(config);
-        Ok(Self { config, sources, tokenizer, vocabulary, memory, limits, files, fingerprints, folder })
+        Ok(Self { config, sources, tokenizer, vocabulary, memory, limits, files, fingerprint, folder })
     }
 
     /// Creates or reopens the work folder, and locks `part` in it.

@@ -7,10 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::source::SourceFile;
 
-/// Version of the work folder format and of the algorithms that determine the bytes of a dataset.
-const VERSION: u32 = 4;
-/// Oldest version whose finished datasets are kept. Version 4 changed the text of a few documents.
-const OLDEST: u32 = 3;
+/// Version of the dataset, which is part of its identity. It stays if a new version of this program reads a few documents
+/// differently: most datasets are then still the same.
+const DATASET_VERSION: u32 = 3;
+/// Version of the work folder and of the algorithms that determine the bytes of a dataset. A job with files of another version
+/// starts over.
+const WORK_VERSION: u32 = 4;
 
 /// Contents of `job.json`.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +35,7 @@ impl JobFile {
         for source in others.source.iter_mut().chain(&mut others.exclude) {
             (source.damaged, source.invalid) = <_>::default();
         }
-        let settings = serde_json::json!([VERSION, others, sha256_hex(vocabulary)]);
+        let settings = serde_json::json!([WORK_VERSION, others, sha256_hex(vocabulary)]);
         let hash = |value: serde_json::Value| sha256_hex(value.to_string().as_bytes());
         Self { settings: hash(settings), files: hash(sizes(files)), handling }
     }
@@ -57,14 +59,10 @@ impl JobFile {
 }
 
 /// Hashes all inputs that determine the bytes of the datasets, except for the file contents. Paths and Slurm settings
-/// are left out because they do not affect the datasets. The first hash is that of this version. The others are those of earlier
-/// versions whose datasets are kept.
-pub fn fingerprints(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> Vec<String> {
-    let hash = |version| {
-        let inputs = serde_json::json!([version, without_paths(config), sha256_hex(vocabulary), sizes(files)]);
-        sha256_hex(inputs.to_string().as_bytes())
-    };
-    (OLDEST..=VERSION).rev().map(hash).collect()
+/// are left out because they do not affect the datasets.
+pub fn fingerprint(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> String {
+    let inputs = serde_json::json!([DATASET_VERSION, without_paths(config), sha256_hex(vocabulary), sizes(files)]);
+    sha256_hex(inputs.to_string().as_bytes())
 }
 
 fn without_paths(config: &PrepConfig) -> PrepConfig {

@@ -147,26 +147,3 @@ fn an_unknown_format_is_reported_with_all_other_errors() {
         assert!(message.contains(fault), "no {fault:?} in {message}");
     }
 }
-
-/// A dataset of the version before has the text of that version, and is kept.
-#[test]
-fn datasets_of_the_version_before_are_kept() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut config = config(folder.path());
-    config.output.url = folder.path().join("data").display().to_string();
-    let options = PrepOptions { threads: 1, memory: DEFAULT_MEMORY, part: None, progress: &|_: &PrepStatus| {} };
-    run_with_limits(&config, &options, WorkLimits::default()).unwrap();
-    let vocabulary = std::fs::read(&config.vocabulary.file).unwrap();
-    let files = crate::source::find_files(&config.source, 1).unwrap();
-    let [current, before] = &super::job_file::fingerprints(&config, &vocabulary, &files)[..] else {
-        panic!("two versions")
-    };
-    for split in ["train", "held-out"] {
-        let path = folder.path().join("data").join(split).join("manifest.json");
-        let text = std::fs::read_to_string(&path).unwrap();
-        assert!(text.contains(current));
-        std::fs::write(&path, text.replace(current, before)).unwrap();
-    }
-    let report = run_with_limits(&config, &options, WorkLimits::default()).unwrap();
-    assert!(report.unchanged && report.datasets.iter().all(|dataset| dataset.manifest.preparation == *before));
-}
