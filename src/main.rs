@@ -11,7 +11,7 @@ use clap::{Parser, Subcommand};
 use lambert_config::run::{DeviceKind, Limits};
 use lambert_config::{Layers, RunConfig, exit};
 use lambert_control::Versions;
-use lambert_progress::terminal::{self, LogWriter};
+use lambert_progress::terminal::{self, LOG_FILTER, LogWriter};
 use lambert_progress::{Progress, Unit};
 use lambert_store::{Store, host_paths, private_dir};
 use lambert_worker::bench::{self, BenchOptions};
@@ -177,7 +177,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let set = environment::prepare(is_deterministic(&arguments.command));
     torch::quiet_panics();
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
     terminal::begin(!arguments.progress);
     // The coordinator reads the lines of a rank, which have no colours.
     let colours = std::io::stderr().is_terminal() && terminal::has_colours();

@@ -246,6 +246,7 @@ fn unsafe_code_and_host_memory_access_are_restricted() {
         [
             "kernels/meta.rs",
             "kernels/meta/memory.rs",
+            "kernels/meta/steps.rs",
             "kernels/tests.rs",
             "kernels/tests/operations.rs",
             "kernels/cuda/emulator.rs",

@@ -61,7 +61,10 @@ fn embeddings_do_not_depend_on_the_other_texts() {
         (said, rows(&output))
     };
     let (said, all) = embed("all", &texts, &[]);
-    assert!(said.contains("wrote 302 embeddings of 32 elements; 1 texts were cut"), "{said}");
+    assert!(
+        said.contains("wrote 302 embeddings of 32 elements; 1 texts were truncated to the model's maximum length"),
+        "{said}"
+    );
     assert!(all.iter().map(|row| &row.text).eq(&texts));
     assert_eq!((all[1].tokens, all[2].tokens), (0, 62));
     for index in [0, 1, 2, 17, 301] {
@@ -128,7 +131,7 @@ fn wrong_input_is_refused_by_name() {
     };
     for (found, code, message) in [
         (embed("/nowhere.txt", &output, &[]), 2, "cannot read /nowhere.txt"),
-        (embed(&input, "/nowhere/out.parquet", &[]), 1, "cannot create /nowhere/out.parquet"),
+        (embed(&input, "/dev/null/out.parquet", &[]), 1, "cannot create /dev/null/out.parquet"),
         (embed(&input, &output, &["--layer", "3"]), 2, "--layer 3: the model has 2 layers"),
         (embed(&input, &output, &["--layer", "last-four"]), 2, "the model has 2 layers, expected 4 at least"),
         (embed(&input, &output, &["--layer", "top"]), 2, "expected last, last-four or the number of a layer"),
@@ -137,9 +140,15 @@ fn wrong_input_is_refused_by_name() {
         assert!(found.code == code && found.err.contains(message), "{message}: {} {}", found.code, found.err);
     }
     assert!(!Path::new(&output).exists());
-    // A directory, bytes that are not UTF-8, and no final line break.
-    let odd = dir.file("odd.txt", b"the star\xff\xfe sees .\r\n\x00 the");
+    let invalid = dir.file("invalid.txt", b"the bird\nthe star\xff\xfe sees .\n");
+    let message = "invalid.txt, line 2, byte 9: invalid UTF-8; expected one text per line, in UTF-8";
+    for found in [embed(&invalid, &output, &[]), run(&["score", &url, "--input", &invalid])] {
+        assert!(found.code == 2 && found.err.contains(message), "{} {}", found.code, found.err);
+    }
+    assert!(!Path::new(&output).exists());
+    // A byte-order mark, a line of a control character, and no final line break.
+    let odd = dir.file("odd.txt", b"\xef\xbb\xbfthe star sees .\r\n\x00 the");
     assert_eq!(embed(&odd, &output, &[]).code, 0);
-    assert_eq!(rows(&output).iter().map(|row| row.text.as_str()).collect::<Vec<_>>()[1], "\0 the");
+    assert_eq!(rows(&output).iter().map(|row| row.text.as_str()).collect::<Vec<_>>(), ["the star sees .", "\0 the"]);
     assert_eq!(embed(&dir.path(""), &output, &[]).code, 2);
 }

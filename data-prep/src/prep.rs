@@ -195,7 +195,7 @@ fn run_with_limits(
         let held_out = datasets.first().and_then(|train| train.manifest.held_out.clone());
         return Ok(report(held_out, true, datasets));
     }
-    existing::create_output_folder(&job)?;
+    existing::check_output_folder(&job)?;
     let space = space::check_input(&job)?;
     options.progress.start(&PrepPlan { files: job.files.len(), sources: job.sources.len(), input_bytes, space });
     let lock = job.open_folder(options.part)?;

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use lambert_progress::terminal::{self, has_colours, is_quiet, show, suspend};
+use lambert_progress::terminal::{self, LOG_FILTER, has_colours, is_quiet, show, suspend};
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -210,7 +210,7 @@ pub fn begin(format: LogFormat, is_quiet: bool) {
     terminal::begin(is_quiet);
     let filter = match is_quiet {
         true => EnvFilter::new(QUIET_FILTER),
-        false => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")),
+        false => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER)),
     };
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(AboveBars).with_target(false);
     // A second call has no effect: the first subscriber stays.

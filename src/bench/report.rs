@@ -125,5 +125,11 @@ mod tests {
             r#""optimizer_flops":0.0,"data_wait":0.125,"forward_backward":0.75,"optimizer":0.0625,"enqueued":0.5,"peak_memory":1073741824,"needed_memory":null}"#,
         );
         assert_eq!(serde_json::to_string(&measured).unwrap(), expected);
+        assert!(measured.to_string().contains("\nTFLOP/s           0.500, 25.0% of 2.000\n"), "{measured}");
+        let flops = FlopRates { teraflops: 396.0, peak_teraflops: 792.0, utilization: 0.5, ..measured.flops };
+        let flops = FlopRates { datasheet_teraflops: Some(990.0), ..flops };
+        let line = "\nTFLOP/s           396.000, 50.0% of 792.000 measured, 40.0% of 990 in the data sheet\n";
+        let measured = BenchReport { flops, ..measured };
+        assert!(measured.to_string().contains(line), "{measured}");
     }
 }

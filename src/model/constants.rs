@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 use super::relative_range::{RelativeRange, RelativeRows, magnitude};
 use super::rotation::Rotation;
@@ -66,10 +66,10 @@ const ROW_ALIGNMENT: i64 = 16;
 fn added(attends: &Tensor, kind: Kind) -> Tensor {
     let mask = attends.zeros_like().to_kind(kind).masked_fill(&attends.logical_not(), f64::NEG_INFINITY);
     let width = *mask.size().last().unwrap_or(&0);
-    if mask.device() == Device::Cpu || width % ROW_ALIGNMENT == 0 {
-        return mask;
+    match width % ROW_ALIGNMENT {
+        0 => mask,
+        rest => mask.constant_pad_nd([0, ROW_ALIGNMENT - rest]).narrow(-1, 0, width),
     }
-    mask.constant_pad_nd([0, ROW_ALIGNMENT - width % ROW_ALIGNMENT]).narrow(-1, 0, width)
 }
 
 /// Returns the numbers 0, 1, ..., `count` - 1, i64, on the device of `ids`.

@@ -295,3 +295,21 @@ fn wire(cluster: &Cluster) -> mpi::WireFormat {
 
 /// Ten years: effectively no timeout.
 const NEVER: Duration = Duration::from_secs(315_360_000);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nccl_fails_to_connect_before_the_coordinator_gives_up() {
+        let timeouts = |join_seconds, stall_seconds| {
+            let mut cluster = Cluster::default();
+            (cluster.limits.join_seconds, cluster.limits.stall_seconds) = (join_seconds, stall_seconds);
+            let options = nccl_options(&cluster);
+            [options.connect_timeout, options.stall_timeout].map(|timeout| timeout.as_secs())
+        };
+        assert_eq!(timeouts(300.0, 60.0), [150, 60]);
+        assert_eq!(timeouts(80.0, 60.0), [60, 60], "no shorter than a sum");
+        assert_eq!(timeouts(0.0, 0.0), [NEVER.as_secs(); 2], "0 is no limit");
+    }
+}

@@ -37,18 +37,22 @@ pub fn find_dataset(job: &JobContext<'_>, split: &str) -> Result<Option<Prepared
     }
 }
 
-/// Creates the output folder, so that a job whose datasets cannot be written fails before it starts. Does nothing for an object
-/// store.
+/// Checks that the output folder exists or can be created, so that a job whose datasets cannot be written fails before it starts.
+/// Does nothing for an object store.
 ///
 /// # Errors
 /// `output.url` is a file, or the folder cannot be created.
-pub fn create_output_folder(job: &JobContext<'_>) -> Result<(), PrepError> {
+pub fn check_output_folder(job: &JobContext<'_>) -> Result<(), PrepError> {
     let Some(folder) = job::local_path(&job.config.output.url) else { return Ok(()) };
     if folder.exists() && !folder.is_dir() {
         let message = format!("{} is a file; expected a folder, which is created if it is missing", folder.display());
         return Err(PrepError::InvalidSetting { key: "output.url".to_owned(), message });
     }
-    std::fs::create_dir_all(&folder).map_err(|source| PrepError::WorkIo { operation: "create", path: folder, source })
+    let missing = || folder.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists());
+    let created: Vec<_> = missing().map(ToOwned::to_owned).collect();
+    std::fs::create_dir_all(&folder)
+        .and_then(|()| created.iter().try_for_each(std::fs::remove_dir))
+        .map_err(|source| PrepError::WorkIo { operation: "create", path: folder.clone(), source })
 }
 
 /// Returns `found` if its corpus is `corpus`, and [`PrepError::DatasetExists`] otherwise.

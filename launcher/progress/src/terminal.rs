@@ -9,6 +9,9 @@ use anstream::{AutoStream, ColorChoice};
 use console::Term;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, TermLike};
 
+/// Log lines without `RUST_LOG`: all, except for those of the tokenizers library about the tables of each vocabulary.
+pub const LOG_FILTER: &str = "info,tk_encode=warn";
+
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 

@@ -135,8 +135,8 @@ pub struct FillMask {
     /// Text containing one or more [MASK]
     pub text: String,
     /// Number of predictions per [MASK]
-    #[arg(long, default_value_t = 5, value_name = "N")]
-    pub top: usize,
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub top: u32,
     /// Compute device, independent of the training device
     #[arg(long, value_name = "DEVICE", default_value = "auto", value_parser = DeviceKind::NAMES)]
     pub device: String,
