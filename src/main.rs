@@ -319,7 +319,7 @@ fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> 
             Ok(if outcome != TrainOutcome::Done && by_hand { exit::INTERRUPTED } else { exit::DONE })
         }
         Err(failed) => {
-            control.fail(&failed);
+            control.fail(error::chain(&failed), failed.failure_kind());
             leave(control, &failed)
         }
     }

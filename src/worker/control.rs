@@ -15,13 +15,12 @@ use lambert_control::{
     CommandSlot, MAX_REPORT_BYTES, Message, Outbox, REPORT_PATH, ReportReply, ReportSigner, SIGNATURE_HEADER,
     SigningKey, TOKEN_VARIABLE, URL_VARIABLE, Versions, WorkerReport,
 };
-use lambert_control::{Directive, EventKind, GpuSample, GpuStatus, StepRecord};
+use lambert_control::{Directive, EventKind, FailureKind, GpuSample, GpuStatus, StepRecord};
 use rustix::process::Pid;
 use signal_hook::consts::SIGTERM;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
-use crate::error::{self, Error};
 use crate::worker::leave;
 
 /// Interval of heartbeats.
@@ -143,10 +142,9 @@ impl Control {
     }
 
     /// Reports the failure that ends this attempt. Later failures follow from it and are not reported.
-    pub fn fail(&self, error: &Error) {
+    pub fn fail(&self, message: String, kind: FailureKind) {
         let mut state = self.shared.state();
         if !std::mem::replace(&mut state.has_failed, true) {
-            let (message, kind) = (error::chain(error), error.failure_kind());
             state.send(Message::Event(EventKind::Failed { message, kind }));
         }
     }

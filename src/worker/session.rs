@@ -14,7 +14,7 @@ use tch::Kind;
 
 use super::matmul_peak;
 use super::rank_devices::{self, DevicePolicy, DeviceRecords};
-use crate::error::Error;
+use crate::error::{self, Error};
 use crate::gpu::conflicts::{DeviceSharing, GpuId, RankDevice};
 use crate::gpu::{CommStream, ComputeDevice, DeviceError, Gpu, Nccl};
 use crate::kernels::Kernels;
@@ -145,7 +145,7 @@ impl Session {
             return error;
         }
         let error = self.explain(error);
-        self.control.fail(&error);
+        self.control.fail(error::chain(&error), error.failure_kind());
         self.control.flush();
         leave::exit_after(2 * BRIEF, error.exit_code());
         error
