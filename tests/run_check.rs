@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::support::{CommandOutput, Running, TestDir, done, run, tree, with_worker};
+use crate::support::{CommandOutput, Running, TestDir, assert_accepted, assert_refused, done, run, tree, with_worker};
 
 /// Checks a run that does not exist yet.
 fn check(dir: &TestDir, more: &[&str]) -> CommandOutput {
@@ -45,6 +45,38 @@ fn a_stored_run_is_compared_and_stays_unchanged() {
     assert_eq!(changed.code, 2, "{}", changed.err);
     assert!(changed.err.contains("model.dropout: 0.1 in the run, 0.2 now"), "{}", changed.err);
     assert_eq!(tree(Path::new(&url)), before);
+}
+
+#[test]
+fn large_numbers_pass_the_check_or_are_errors() {
+    let dir = TestDir::new();
+    let config = dir.config(7, 1);
+    let most = "must be at most 5256000 (ten years)";
+    assert_refused(
+        &dir,
+        &config,
+        &[
+            ("checkpoint.give_up_minutes=1e300", most),
+            ("checkpoint.every_minutes=1e308", most),
+            ("cluster.restart.window_minutes=1e18", most),
+            ("cluster.limits.coordinator_seconds=1e300", "must be at most 315360000 (ten years)"),
+            ("notify.timeout_seconds=1e9", "must be at most 315360000 (ten years)"),
+        ],
+    );
+    assert_accepted(&dir, &config, "stage.0.steps=9223372036854775807");
+    let ramp = "stage.0.batch_ramp={start=1,steps=4000000000}";
+    done(&[
+        "run",
+        "--check",
+        "--config",
+        &config,
+        "--run",
+        &dir.path("none"),
+        "--set",
+        ramp,
+        "--set",
+        "stage.0.steps=4000000000",
+    ]);
 }
 
 /// A worker whose libraries do not load fails before the run is queued.

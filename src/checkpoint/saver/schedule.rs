@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use lambert_config::RunConfig;
 use lambert_config::run::Checkpoint;
+use lambert_config::{RunConfig, duration};
 
 use crate::checkpoint::retry_state::RetryState;
 use crate::checkpoint::save::Save;
@@ -45,7 +45,7 @@ impl SaveSchedule {
     /// Returns true if the interval, or the backoff after a failure, has elapsed.
     pub fn is_overdue(&self) -> bool {
         let minutes = self.settings.every_minutes;
-        let interval = minutes > 0.0 && self.last_save.elapsed() >= Duration::from_secs_f64(60.0 * minutes);
+        let interval = minutes > 0.0 && self.last_save.elapsed() >= duration::minutes(minutes);
         if self.retry_state.has_failed() { self.retry_state.is_due() } else { interval }
     }
 
