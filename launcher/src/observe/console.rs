@@ -147,7 +147,7 @@ fn say_note(note: &Note, state: &CoordinatorState) {
     match note {
         Note::Stopping => tracing::info!("stopping: the workers save a checkpoint after the next step"),
         Note::NothingToSave => {
-            tracing::info!("stopping without a checkpoint: no step completed since the start");
+            tracing::info!("stopping at once: no step completed since the start, nothing to save");
         }
         Note::OutOfTime => tracing::warn!(
             "terminating the workers before the checkpoint is complete, because the job must be requeued now; steps since \
