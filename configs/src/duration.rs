@@ -9,8 +9,9 @@ const MAX_SECONDS: f64 = 315_360_000.0;
 
 /// Converts seconds. The result is from 0 to ten years.
 pub fn seconds(value: f64) -> Duration {
-    // `max` also replaces NaN.
-    Duration::from_secs_f64(value.max(0.0).min(MAX_SECONDS))
+    // False for NaN, too.
+    let is_positive = value > 0.0;
+    if is_positive { Duration::from_secs_f64(value.min(MAX_SECONDS)) } else { Duration::ZERO }
 }
 
 /// Converts minutes. The result is from 0 to ten years.
