@@ -74,6 +74,11 @@ impl ConsoleObserver {
                     Some(name) => tracing::info!("resuming from {name} (step {step} of {steps})"),
                     None => tracing::info!("starting at step 0 of {steps}"),
                 }
+                if step > steps {
+                    tracing::warn!(
+                        "the checkpoint has {step} steps, more than the {steps} of the configuration: nothing is trained"
+                    );
+                }
                 self.display.set_steps(*steps);
             }
             EventKind::Checkpoint { name, seconds, written, .. } => {
