@@ -107,6 +107,26 @@ fn training_continues_while_the_store_is_read_only() {
     assert!(!ended.log.contains("credentials"), "{}", ended.log);
 }
 
+/// At a stop, no step is run while the save is retried, and the pauses are short.
+#[test]
+fn a_stop_waits_for_a_read_only_store() {
+    let Some(disk) = Disk::mount("size=64m") else { return };
+    let dir = TestDir::new();
+    let (config, url) = (dir.config(100_000, 2), disk.url());
+    let mut running = Running::start(&config, &url);
+    running.wait_until(|| !checkpoints(&url).is_empty());
+    disk.remount("ro");
+    running.reach_now(20);
+    running.kill_coordinator("-TERM");
+    std::thread::sleep(std::time::Duration::from_secs(10));
+    disk.remount("rw");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    let pauses: Vec<&str> = ended.log.split("no step is run until it is, retrying in ").skip(1).collect();
+    let is_short = |rest: &&str| rest.starts_with("1 s: ") || rest.starts_with("2 s: ");
+    assert!(!pauses.is_empty() && pauses.iter().all(is_short), "{}", ended.log);
+}
+
 /// A full disk must end the run after the timeout, with one message. Earlier checkpoints must be kept.
 #[test]
 fn a_permanent_outage_ends_the_run() {
