@@ -122,6 +122,19 @@ pub enum Error {
         /// Skipped checkpoints, each with the reason.
         problems: String,
     },
+    /// The run has saved checkpoints, but its store has none.
+    #[error(
+        "no checkpoint in {url}, but {url}/{history} records one of step {step}; refusing to start from scratch. Restore \
+         or mount {url}/{checkpoints}. To start at step 0, use another --run, or delete {url}/{history}",
+        history = lambert_store::run::COORDINATOR,
+        checkpoints = lambert_store::run::CHECKPOINTS
+    )]
+    CheckpointsGone {
+        /// URL of the run.
+        url: String,
+        /// Steps of the furthest checkpoint that the run had.
+        step: u64,
+    },
     /// Another rank failed and reports the cause.
     #[error("{0}")]
     Peer(&'static str),

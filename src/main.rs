@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use lambert_config::run::{DeviceKind, Limits};
-use lambert_config::{Layers, RunConfig, exit};
+use lambert_config::{Layers, RunConfig, duration, exit};
 use lambert_control::Versions;
 use lambert_progress::terminal::{self, LOG_FILTER, LogWriter};
 use lambert_progress::{Progress, Unit};
@@ -329,7 +329,7 @@ fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> 
 /// Unlimited if `coordinator_seconds` is 0.
 fn coordinator_timeout(limits: &Limits) -> Duration {
     let seconds = limits.coordinator_seconds;
-    Some(seconds).filter(|seconds| *seconds > 0.0).map_or(Duration::MAX, Duration::from_secs_f64)
+    Some(seconds).filter(|seconds| *seconds > 0.0).map_or(Duration::MAX, duration::seconds)
 }
 
 /// Runs an attempt to its end.

@@ -312,6 +312,34 @@ fn a_forged_checkpoint_is_skipped() {
     assert_eq!(train(&config, &url, &[]).matches("skipped checkpoint").count(), 0);
 }
 
+/// A run whose checkpoints were removed, or are not mounted, must not silently start at step 0.
+#[test]
+fn a_run_without_its_checkpoints_is_refused() {
+    let dir = TestDir::new();
+    let (config, url) = (dir.config(14, 2), dir.path("run"));
+    train(&config, &url, &[]);
+    let (folder, away) = (format!("{url}/checkpoints"), dir.path("away"));
+    std::fs::rename(&folder, &away).unwrap();
+    for is_empty in [false, true] {
+        if is_empty {
+            std::fs::create_dir(&folder).unwrap();
+        }
+        let refused = run(&["run", "--run", &url, "--set", "stage.0.steps=21", "--allow-change", "stage.0.steps"]);
+        assert_eq!(refused.code, 70, "{}", refused.err);
+        let cause = format!("no checkpoint in {url}, but {url}/coordinator.json records one of step 14");
+        assert!(refused.err.contains(&cause) && !refused.err.contains("starting at step 0"), "{}", refused.err);
+    }
+    std::fs::remove_dir(&folder).unwrap();
+    std::fs::rename(&away, &folder).unwrap();
+    let resumed = done(&["run", "--run", &url, "--json"]);
+    assert!(resumed.contains("step-000000014"), "{resumed}");
+    // On purpose.
+    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::remove_file(format!("{url}/coordinator.json")).unwrap();
+    let again = run(&["run", "--run", &url]);
+    assert!(again.code == 0 && again.err.contains("starting at step 0"), "{}", again.err);
+}
+
 /// f32 values of the weights file of a checkpoint.
 fn weights(run: &str, name: &str) -> Vec<f32> {
     let file = std::fs::read(format!("{run}/checkpoints/{name}/model.safetensors")).unwrap();

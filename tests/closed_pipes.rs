@@ -49,6 +49,19 @@ fn closed_outputs_are_not_an_error() {
     unread(&support::lambert(), &["run", "--config", &config, "--run", &dir.path("second"), "--json"]);
 }
 
+/// A full disk behind a redirection, unlike a closed pipe, is an error that names the output.
+#[test]
+fn a_full_output_is_named() {
+    let dir = TestDir::new();
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = Command::new(support::lambert());
+    command.args(["inspect", &dir.path("data/held-out")]).stdout(full).stderr(Stdio::piped());
+    let ended = command.output().unwrap();
+    let text = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.code(), Some(1), "{text}");
+    assert!(text.contains("cannot write to standard output: No space left on device"), "{text}");
+}
+
 /// A worker that is started directly, without a coordinator, writes its records to standard output.
 #[test]
 fn training_continues_with_a_closed_output() {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::support::{CommandOutput, Running, TestDir, done, run, tree, with_worker};
+use crate::support::{CommandOutput, Running, TestDir, assert_accepted, assert_refused, done, run, tree, with_worker};
 
 /// Checks a run that does not exist yet.
 fn check(dir: &TestDir, more: &[&str]) -> CommandOutput {
@@ -44,7 +44,78 @@ fn a_stored_run_is_compared_and_stays_unchanged() {
     let changed = run(&["run", "--check", "--config", &config, "--run", &url, "--set", "model.dropout=0.2"]);
     assert_eq!(changed.code, 2, "{}", changed.err);
     assert!(changed.err.contains("model.dropout: 0.1 in the run, 0.2 now"), "{}", changed.err);
+    assert!(changed.err.contains("(`lambert tune`: another --runs)"), "{}", changed.err);
+    let unknown = run(&["run", "--check", "--run", &url, "--allow-change", "model.hiden"]);
+    assert!(
+        unknown.code == 2 && unknown.err.contains("--allow-change model.hiden: no key or section"),
+        "{}",
+        unknown.err
+    );
     assert_eq!(tree(Path::new(&url)), before);
+}
+
+#[test]
+fn large_numbers_pass_the_check_or_are_errors() {
+    let dir = TestDir::new();
+    let config = dir.config(7, 1);
+    let most = "must be at most 5256000 (ten years)";
+    assert_refused(
+        &dir,
+        &config,
+        &[
+            ("checkpoint.give_up_minutes=1e300", most),
+            ("checkpoint.every_minutes=1e308", most),
+            ("cluster.restart.window_minutes=1e18", most),
+            ("cluster.limits.coordinator_seconds=1e300", "must be at most 315360000 (ten years)"),
+            ("notify.timeout_seconds=1e9", "must be at most 315360000 (ten years)"),
+        ],
+    );
+    assert_accepted(&dir, &config, "stage.0.steps=9223372036854775807");
+    let ramp = "stage.0.batch_ramp={start=1,steps=4000000000}";
+    done(&[
+        "run",
+        "--check",
+        "--config",
+        &config,
+        "--run",
+        &dir.path("none"),
+        "--set",
+        ramp,
+        "--set",
+        "stage.0.steps=4000000000",
+    ]);
+}
+
+#[test]
+fn an_allowed_change_of_an_unknown_key_is_an_error() {
+    let dir = TestDir::new();
+    for key in ["nonsense", "stage.0.stps", "stage.7"] {
+        let refused = check(&dir, &["--allow-change", key]);
+        assert!(refused.code == 2 && refused.err.contains(&format!("--allow-change {key}: ")), "{}", refused.err);
+    }
+    let accepted = check(&dir, &["--allow-change", "stage[0].steps", "--allow-change", "optimizer"]);
+    assert_eq!(accepted.code, 0, "{}", accepted.err);
+}
+
+#[test]
+fn fewer_steps_and_a_missing_configuration_are_reported() {
+    let dir = TestDir::new();
+    let (config, url) = (dir.config(7, 1), dir.path("run"));
+    done(&["run", "--config", &config, "--run", &url]);
+    let fewer = ["--set", "stage.0.steps=5", "--allow-change", "stage.0.steps"];
+    let shortened = run(&[&["run", "--run", &url][..], &fewer].concat());
+    assert_eq!(shortened.code, 0, "{}", shortened.err);
+    let warning = "the checkpoint has 7 steps, more than the 5 of the configuration: nothing is trained";
+    assert!(shortened.err.contains(warning), "{}", shortened.err);
+    std::fs::remove_file(format!("{url}/run.toml")).unwrap();
+    for arguments in [&["run", "--run", &url][..], &["status", &url], &["metrics", &url]] {
+        let refused = run(arguments);
+        let cause = format!("{url} has checkpoints, but run.toml is missing; restore it, or ");
+        assert!(refused.code == 2 && refused.err.contains(&cause), "{arguments:?}: {}", refused.err);
+    }
+    // With the configuration, the run goes on.
+    let resumed = run(&["run", "--config", &config, "--run", &url, "--set", "stage.0.steps=9"]);
+    assert!(resumed.code == 0 && resumed.err.contains("resuming from step-000000007"), "{}", resumed.err);
 }
 
 /// A worker whose libraries do not load fails before the run is queued.

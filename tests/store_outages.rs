@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use crate::s3_server::{self, Fault, Rule, Server};
 use crate::support::{self, Running, TestDir, checkpoints, done, tree};
@@ -85,7 +86,9 @@ fn training_continues_while_the_store_is_read_only() {
     running.wait_until(|| !checkpoints(&url).is_empty());
     disk.remount("ro");
     let before = checkpoints(&url);
-    running.reach_now(200);
+    // The status is written every three seconds.
+    let start = Instant::now();
+    running.wait_until(|| start.elapsed().as_secs() >= 5);
     assert_eq!(checkpoints(&url), before);
     disk.remount("rw");
     running.wait_until(|| checkpoints(&url)[0] != before[0]);
@@ -93,9 +96,35 @@ fn training_continues_while_the_store_is_read_only() {
     let ended = running.end();
     assert_eq!(ended.code, Some(75), "{}", ended.log);
     assert!(!ended.log.contains("restarting all workers"), "{}", ended.log);
-    for word in ["was not saved; training continues, retrying in", "access denied", "Read-only file system"] {
+    for word in ["was not saved; training continues, retrying in", "access denied", "mounted read-only"] {
         assert!(ended.log.contains(word), "no {word:?} in {}", ended.log);
     }
+    // The warnings have the cause.
+    for object in ["cannot write status.json", "was not saved"] {
+        let has_cause = |line: &str| line.contains(object) && line.contains("Read-only file system");
+        assert!(ended.log.lines().any(has_cause), "no cause of {object:?} in {}", ended.log);
+    }
+    assert!(!ended.log.contains("credentials"), "{}", ended.log);
+}
+
+/// At a stop, no step is run while the save is retried, and the pauses are short.
+#[test]
+fn a_stop_waits_for_a_read_only_store() {
+    let Some(disk) = Disk::mount("size=64m") else { return };
+    let dir = TestDir::new();
+    let (config, url) = (dir.config(100_000, 2), disk.url());
+    let mut running = Running::start(&config, &url);
+    running.wait_until(|| !checkpoints(&url).is_empty());
+    disk.remount("ro");
+    running.reach_now(20);
+    running.kill_coordinator("-TERM");
+    std::thread::sleep(std::time::Duration::from_secs(10));
+    disk.remount("rw");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(75), "{}", ended.log);
+    let pauses: Vec<&str> = ended.log.split("no step is run until it is, retrying in ").skip(1).collect();
+    let is_short = |rest: &&str| rest.starts_with("1 s: ") || rest.starts_with("2 s: ");
+    assert!(!pauses.is_empty() && pauses.iter().all(is_short), "{}", ended.log);
 }
 
 /// A full disk must end the run after the timeout, with one message. Earlier checkpoints must be kept.

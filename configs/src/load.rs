@@ -136,10 +136,28 @@ impl Layers {
             // A value that cannot be parsed has its default here. Issues that this default causes are not reported.
             issues.extend(wrong.into_iter().filter(|issue| !unread.contains(&issue.key)));
         }
+        issues.iter_mut().for_each(|issue| self.name_source(issue));
         match parsed {
             Some(config) if issues.is_empty() => Ok(config),
             _ => Err(ConfigError::Invalid { origin: origin(), issues }),
         }
+    }
+
+    /// Adds the option or variable that set the value of an issue to its message. The last one wins.
+    fn name_source(&self, issue: &mut ConfigIssue) {
+        let is_of = |key: &str| layers::dotted(key.trim()) == issue.key;
+        let set = self.sets.iter().rev().filter_map(|set| set.split_once('=')).find(|(key, _)| is_of(key));
+        let in_environment = || self.environment.iter().rev().find(|(key, _)| is_of(key));
+        let (source, value) = match (set, in_environment()) {
+            (Some((key, value)), _) => (format!("--set {}", key.trim()), value.trim()),
+            (None, Some((key, value))) => (variable(key), value.as_str()),
+            (None, None) => return,
+        };
+        // TOML has no larger integers, so the value became a string.
+        if value.parse::<u128>().is_ok_and(|number| number > i64::MAX as u128) && issue.message.starts_with("invalid") {
+            issue.message = format!("is {value}; must be at most {}", i64::MAX);
+        }
+        issue.message += &format!(" ({source})");
     }
 
     /// Returns all layers, with old names of keys replaced.
@@ -169,8 +187,10 @@ impl Layers {
         let mut settings = Vec::new();
         for set in &self.sets {
             match set.split_once('=') {
-                Some((key, value)) => settings.push((key.trim().to_owned(), value.trim().to_owned())),
-                None => issues.push(ConfigIssue::new("", format!("--set {set}: expected key=value"))),
+                Some((key, value)) if !key.trim().is_empty() => {
+                    settings.push((key.trim().to_owned(), value.trim().to_owned()));
+                }
+                _ => issues.push(ConfigIssue::new("", format!("--set {set}: expected key=value"))),
             }
         }
         settings
@@ -245,6 +265,24 @@ mod tests {
             found,
             ["", "inner.size", "inner.text", "list.0.other", "list.0.share", "list.4.share", "number", "numbr"]
         );
+    }
+
+    #[test]
+    fn an_issue_names_the_option_or_variable_that_set_the_value() {
+        let environment = vec![("inner.share".to_owned(), "much".to_owned())];
+        let sets = ["number=0", "list[0].share=18446744073709551615x", "=3"].map(str::to_owned).to_vec();
+        let layers = Layers { environment, sets, ..Layers::default() };
+        let message = layers.parse::<Outer>("number = 1\n[[list]]", "test.toml").unwrap_err().to_string();
+        for line in ["--set =3: expected key=value", "must be at least 1 (--set number)", "(LAMBERT__INNER__SHARE)"] {
+            assert!(message.contains(line), "no {line:?} in {message}");
+        }
+        assert!(message.contains("(--set list[0].share)"), "{message}");
+        let message = parse("", &["number=18446744073709551615"]).unwrap_err().to_string();
+        assert!(
+            message.contains("number: is 18446744073709551615; must be at most 9223372036854775807 (--set number)")
+        );
+        let message = parse("number = 0", &[]).unwrap_err().to_string();
+        assert!(message.ends_with("number: must be at least 1"), "{message}");
     }
 
     #[test]

@@ -88,7 +88,7 @@ fn to_stderr(bytes: &[u8]) {
 /// Writes a result line to stdout and waits for the reader of stdout. A closed pipe (`| head`) is not an error.
 pub fn result(text: &str) -> io::Result<()> {
     let write = || {
-        let mut output = io::stdout().lock();
+        let mut output = StandardOutput;
         writeln!(output, "{text}").and_then(|()| output.flush())
     };
     // After `detach`, the stderr thread may hold the progress-bar lock for a long time, so this function avoids the
@@ -104,11 +104,30 @@ pub fn results(content: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>) 
 
 /// Like [`results`]; returns false if the reader closed the pipe.
 pub fn results_to_reader(content: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>) -> io::Result<bool> {
-    let mut output = io::BufWriter::new(io::stdout());
+    let mut output = io::BufWriter::new(StandardOutput);
     match content(&mut output).and_then(|()| output.flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+/// Standard output. Its errors name it.
+struct StandardOutput;
+
+impl StandardOutput {
+    fn name(error: io::Error) -> io::Error {
+        io::Error::new(error.kind(), format!("cannot write to standard output: {error}"))
+    }
+}
+
+impl Write for StandardOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        io::stdout().write(bytes).map_err(Self::name)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stdout().flush().map_err(Self::name)
     }
 }
 

@@ -218,7 +218,8 @@ fn reason_to_end(
     }
     if state.requests.stop.is_some() && !running.stopping {
         if running.monitor.is_fresh() {
-            actions.push(Action::Note(Note::NothingToSave));
+            // Launchers need seconds to end the ranks. Ranks that have completed a step meanwhile save it.
+            actions.extend([Action::Note(Note::NothingToSave), Action::Command(Directive::CheckpointAndStop)]);
             return Some(EndReason::Stopped);
         }
         running.stopping = true;

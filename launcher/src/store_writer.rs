@@ -7,6 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lambert_store::Store;
+use lambert_store::error::chain;
 use lambert_store::run::STATUS;
 use serde::Serialize;
 
@@ -174,7 +175,7 @@ fn write_all(store: &Store, shared: &WriterShared) {
                 }
                 WriteContent::Nothing(warning) => {
                     if let Err(error) = store.delete(object) {
-                        tracing::warn!("{warning}: {error}");
+                        tracing::warn!("{warning}: {}", chain(&error));
                     }
                 }
             }
@@ -198,7 +199,7 @@ fn put(store: &Store, object: &str, make: Box<MakeJson>, away: bool) -> bool {
         Ok(()) => false,
         Err(error) => {
             if !away {
-                tracing::warn!("cannot write {object}; training continues without it: {error}");
+                tracing::warn!("cannot write {object}; training continues without it: {}", chain(&error));
             }
             true
         }

@@ -2,8 +2,8 @@
 
 use lambert_config::run::TeacherInfo;
 use lambert_config::{ConfigError, Layers, RunConfig};
-use lambert_store::Store;
 use lambert_store::run::{CONFIG, TEACHER_INFO};
+use lambert_store::{Store, checkpoint};
 
 use crate::failure::Failure;
 
@@ -26,6 +26,11 @@ pub fn text(store: &Store) -> Result<Option<String>, Failure> {
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(Failure::failed(error)),
     }
+}
+
+/// True if the store has checkpoints. A store that cannot be listed counts as a store without any.
+pub fn has_checkpoints(store: &Store) -> bool {
+    checkpoint::list(store).is_ok_and(|listed| !listed.is_empty())
 }
 
 /// Parses the stored configuration of a run. If the run has a teacher, also reads its description, if there is one.

@@ -74,6 +74,8 @@ struct StartDecision {
     rollbacks: Vec<RollbackRecord>,
     error: Option<String>,
     incompatibility: Option<String>,
+    /// Steps of a checkpoint that the run had, if no checkpoint is left.
+    gone: Option<u64>,
 }
 
 fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Datasets) -> Result<StartDecision, Error> {
@@ -90,6 +92,9 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
     collective.broadcast_bytes(&mut bytes, 0)?;
     let found: StartDecision = serde_json::from_slice(&bytes).map_err(Error::Json)?;
     let url = session.store.url().to_owned();
+    if let Some(step) = found.gone {
+        return Err(Error::CheckpointsGone { url, step });
+    }
     match (found.error, found.incompatibility) {
         (Some(message), _) => Err(Error::Resume { url, message }),
         (None, Some(message)) => Err(Error::Usage(message)),
@@ -102,8 +107,10 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
 
 /// Selects the checkpoint to resume from. Prefers a checkpoint that no rollback has invalidated.
 fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision, Error> {
-    let oldest = stored::list(&session.store)?.last().map_or(0, |listed| listed.position.attempt);
-    let rollbacks = RollbackRecord::read_from(&session.store, oldest)?;
+    let oldest = stored::list(&session.store)?.last().map(|listed| listed.position.attempt);
+    // Pruning never deletes the last checkpoint.
+    let gone = if oldest.is_none() { furthest_checkpoint(&session.store)?.filter(|step| *step > 0) } else { None };
+    let rollbacks = RollbackRecord::read_from(&session.store, oldest.unwrap_or(0))?;
     let fits = |manifest: &Manifest| incompatibility(&session.config, manifest, vocabulary(datasets));
     let invalidated = |manifest: &Manifest| rollbacks.iter().find_map(|record| record.point().invalid_reason(manifest));
     let (newest, skipped) =
@@ -114,7 +121,20 @@ fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision,
         Some(_) => (newest, skipped),
         None => stored::newest_fitting(&session.store, fits)?,
     };
-    Ok(StartDecision { rollbacks, ..start_decision(selection, &session.store) })
+    Ok(StartDecision { rollbacks, gone, ..start_decision(selection, &session.store) })
+}
+
+/// Returns the steps of the furthest checkpoint that the coordinators of a run have recorded. `None` without a readable
+/// record. The coordinator warns about an unreadable record.
+fn furthest_checkpoint(store: &Store) -> Result<Option<u64>, Error> {
+    match store.get(stored_run::COORDINATOR) {
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok().and_then(|history: serde_json::Value| {
+            // Keys of `RestartHistory` and its `Progress` (launcher/src/decide/).
+            history.pointer("/progress/furthest")?.as_u64()
+        })),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn start_decision((newest, skipped): CheckpointSelection, store: &Store) -> StartDecision {
@@ -130,6 +150,7 @@ fn start_decision((newest, skipped): CheckpointSelection, store: &Store) -> Star
         rollbacks: Vec::new(),
         error: None,
         incompatibility,
+        gone: None,
     }
 }
 

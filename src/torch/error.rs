@@ -11,8 +11,14 @@ thread_local! {
 
 /// A failed libtorch operation. The usual reason is a lack of memory.
 #[derive(Debug, thiserror::Error)]
-#[error("libtorch failed: {0}")]
+#[error("{what}: {0}", what = failed(.0))]
 pub struct TorchError(String);
+
+/// Says what failed. tch, like all dependencies, is compiled with absolute paths, and this workspace with relative ones.
+fn failed(message: &str) -> &'static str {
+    let location = message.strip_prefix("panicked at ").unwrap_or("/");
+    if location.starts_with('/') { "libtorch failed" } else { "internal error; please report it" }
+}
 
 impl TorchError {
     /// Size of the allocation that failed, for messages; `None` for other errors.
@@ -71,6 +77,17 @@ mod tests {
     use tch::{Device, Kind, Tensor};
 
     use super::*;
+
+    #[test]
+    fn a_panic_of_this_workspace_is_an_internal_error() {
+        let shown = |text: &str| TorchError(text.to_owned()).to_string();
+        let own = shown("panicked at configs/plan/src/timeline.rs:37:13: attempt to multiply with overflow");
+        assert!(own.starts_with("internal error; please report it: panicked at "), "{own}");
+        let tch = "panicked at /root/.cargo/registry/src/index/tch-0.24.0/src/wrappers/tensor.rs:1:2: Torch(..)";
+        for other in [tch, "out of memory"] {
+            assert!(shown(other).starts_with("libtorch failed: "), "{other}");
+        }
+    }
 
     #[test]
     fn the_size_of_a_failed_allocation_is_parsed() {

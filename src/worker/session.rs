@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lambert_collective::{Endpoints, Group, local, mpi, nccl};
 use lambert_config::run::{Backend, Cluster, ReduceDtype, TeacherInfo};
-use lambert_config::{Layers, RunConfig};
+use lambert_config::{Layers, RunConfig, duration};
 use lambert_control::EventKind;
 use lambert_store::lease::Lease;
 use lambert_store::run::{CONFIG, TEACHER_INFO};
@@ -283,7 +283,7 @@ fn stall(cluster: &Cluster) -> Duration {
 
 /// Converts a limit of the configuration. 0 is no limit.
 fn limit(seconds: f64) -> Duration {
-    if seconds > 0.0 { Duration::from_secs_f64(seconds.min(NEVER.as_secs_f64())) } else { NEVER }
+    if seconds > 0.0 { duration::seconds(seconds) } else { NEVER }
 }
 
 fn wire(cluster: &Cluster) -> mpi::WireFormat {

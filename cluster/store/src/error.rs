@@ -30,9 +30,7 @@ pub enum Error {
         url: String,
     },
     /// Access denied: no permission, no credential, or an expired credential.
-    #[error(
-        "{operation} {url}: access denied (check that the credentials in the environment are present, valid and permit this)"
-    )]
+    #[error("{operation} {url}: access denied (check {})", access_check(url))]
     Denied {
         /// Operation.
         operation: &'static str,
@@ -199,6 +197,14 @@ impl Error {
     }
 }
 
+/// Returns what to check if access to `url` is denied.
+fn access_check(url: &str) -> &'static str {
+    match url.contains("://") && !url.starts_with("file://") {
+        true => "that the credentials in the environment are present, valid and permit this",
+        false => "the permissions of the folder, and that its file system is not mounted read-only",
+    }
+}
+
 /// Message of a lower layer, with secrets from the environment redacted.
 ///
 /// Lower layers quote requests and responses, which can contain secrets. The message is stored as text, because only
@@ -259,6 +265,19 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_an_object_store_has_credentials() {
+        let shown = |url: &str| {
+            let denied = Error::Denied { operation: "put", url: url.into(), source: Cause::new("no") };
+            denied.to_string()
+        };
+        assert!(shown("s3://bucket/run/x").contains("credentials"));
+        for url in ["/srv/run/x", "run/x", "file:///srv/run/x"] {
+            let text = shown(url);
+            assert!(!text.contains("credentials") && text.contains("permissions of the folder"), "{text}");
+        }
+    }
 
     #[test]
     fn secrets_of_the_environment_are_redacted() {

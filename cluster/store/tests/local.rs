@@ -49,6 +49,22 @@ fn a_killed_writer_leaves_whole_objects_or_none() {
     assert_eq!(files(&Path::new(store.url()).join("checkpoints")), [""; 0], "pruning removes what the killed left");
 }
 
+/// The error of a write must not say that an object is missing.
+#[test]
+fn a_file_in_place_of_a_folder_is_named() {
+    let (_folder, store) = folder_store();
+    store.put("checkpoints", Bytes::from_static(b"file")).unwrap();
+    let refused = [
+        store.put("checkpoints/a", Bytes::new()).unwrap_err(),
+        store.put_new("checkpoints/a", Bytes::new()).unwrap_err(),
+    ];
+    for error in refused {
+        let text = lambert_store::error::chain(&error);
+        assert!(matches!(error, Error::Failed { .. }) && text.contains("(os error "), "{text}");
+    }
+    assert!(store.get("checkpoints/a").unwrap_err().is_not_found());
+}
+
 /// All files below `folder`, including temporary ones.
 fn files(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return vec![] };

@@ -3,7 +3,7 @@
 use lambert_config::run::{RunConfig, Stage};
 
 use crate::estimate::StageSamples;
-use crate::timeline;
+use crate::timeline::{self, EarlyStops};
 
 /// True if a duration or an interval is given in tokens.
 pub fn has_tokens(config: &RunConfig) -> bool {
@@ -21,7 +21,7 @@ pub fn replace_tokens(config: &mut RunConfig, data: &[StageSamples]) {
             stage.steps = steps_for(stage, tokens / data.mean_tokens.max(1.0));
         }
     }
-    let steps: u64 = config.stage.iter().map(|stage| stage.steps).sum();
+    let steps = timeline::total_steps(config, &EarlyStops::new());
     let of_stage = |(stage, data): (&Stage, &StageSamples)| timeline::samples(stage) as f64 * data.mean_tokens;
     let of_step = config.stage.iter().zip(data).map(of_stage).sum::<f64>() / steps.max(1) as f64;
     let interval = |tokens: f64| (tokens / of_step).round().max(1.0) as u64;

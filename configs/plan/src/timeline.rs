@@ -30,11 +30,36 @@ pub fn global_batch(stage: &Stage, done: u64) -> usize {
     }
 }
 
-/// Returns the number of samples on which a stage trains if it does not end early.
+/// Returns the number of samples on which a stage trains if it does not end early, at most `u64::MAX`.
 pub fn samples(stage: &Stage) -> u64 {
     let ramp = stage.batch_ramp.map_or(0, |ramp| ramp.steps.min(stage.steps));
-    let risen: u64 = (0..ramp).map(|done| global_batch(stage, done) as u64).sum();
-    risen + (stage.steps - ramp) * stage.global_batch as u64
+    let after = (stage.steps - ramp).saturating_mul(stage.global_batch as u64);
+    ramp_samples(stage, ramp).saturating_add(after)
+}
+
+/// Returns the number of samples of the first `steps` steps of a batch ramp.
+fn ramp_samples(stage: &Stage, steps: u64) -> u64 {
+    let Some(ramp) = stage.batch_ramp else { return 0 };
+    let more = stage.global_batch.saturating_sub(ramp.start) as u128;
+    let start = u128::from(steps).saturating_mul(ramp.start as u128);
+    let sum = start.saturating_add(floor_sum(u128::from(steps), more, u128::from(ramp.steps)));
+    u64::try_from(sum).unwrap_or(u64::MAX)
+}
+
+/// Returns the sum of `floor(i * slope / divisor)` over all `i` below `count`, in logarithmic time, with the algorithm of
+/// AtCoder Library (`floor_sum`). The arguments are below 2^64, and `count` is at most `divisor`.
+fn floor_sum(mut count: u128, mut slope: u128, mut divisor: u128) -> u128 {
+    let (mut offset, mut sum) = (0_u128, 0_u128);
+    while divisor > 0 {
+        let pairs = count.saturating_mul(count.saturating_sub(1)) / 2;
+        sum = sum.saturating_add(pairs.saturating_mul(slope / divisor));
+        sum = sum.saturating_add(count.saturating_mul(offset / divisor));
+        (slope, offset) = (slope % divisor, offset % divisor);
+        let end = slope.saturating_mul(count).saturating_add(offset);
+        (count, offset) = (end / divisor, end % divisor);
+        (slope, divisor) = (divisor, slope);
+    }
+    sum
 }
 
 /// Iterates over the stages and their step counts.
@@ -44,9 +69,9 @@ fn stages<'a>(config: &'a RunConfig, ended: &EarlyStops) -> impl Iterator<Item =
 }
 
 /// Returns the total number of steps. This number is an upper bound as long as a stage may still end early at a
-/// plateau.
+/// plateau. It is at most `u64::MAX`.
 pub fn total_steps(config: &RunConfig, ended: &EarlyStops) -> u64 {
-    stages(config, ended).map(|(_, steps)| steps).sum()
+    stages(config, ended).fold(0, |sum, (_, steps)| sum.saturating_add(steps))
 }
 
 /// Returns the position of the step after `step` completed steps. Returns `None` after the last step.
@@ -74,6 +99,35 @@ mod tests {
         assert_eq!(sizes, [10, 12, 15, 17, 20, 20]);
         assert_eq!(samples(&stage), 94);
         assert_eq!(samples(&Stage { batch_ramp: None, ..stage }), 120);
+    }
+
+    #[test]
+    fn the_samples_of_a_ramp_are_the_sum_of_its_batches() {
+        let sizes = [(1, 1, 1), (3, 10, 7), (10, 3, 40), (1, 4096, 333), (7, 7, 9), (1, 1000, 1), (5, 64, 64)];
+        for (start, global_batch, ramp_steps) in sizes {
+            for steps in [1, 2, 5, 8, 39, 40, 41, 500] {
+                let batch_ramp = Some(BatchRamp { start, steps: ramp_steps });
+                let stage = Stage { steps, global_batch, batch_ramp, ..Stage::default() };
+                let sum: u64 = (0..steps).map(|done| super::global_batch(&stage, done) as u64).sum();
+                assert_eq!(samples(&stage), sum, "{stage:?}");
+            }
+        }
+    }
+
+    /// Without a loop over the steps.
+    #[test]
+    fn large_stages_do_not_overflow() {
+        let long = 4_000_000_000;
+        let ramp = Some(BatchRamp { start: 1, steps: long });
+        let stage = Stage { steps: long, global_batch: 3, batch_ramp: ramp, ..Stage::default() };
+        assert_eq!(samples(&stage), long / 2 * 3);
+        let most = Stage { steps: u64::MAX, global_batch: usize::MAX, ..Stage::default() };
+        assert_eq!(samples(&most), u64::MAX);
+        let batch_ramp = Some(BatchRamp { start: 1, steps: u64::MAX });
+        assert_eq!(samples(&Stage { batch_ramp, ..most.clone() }), u64::MAX);
+        let config = RunConfig { stage: vec![most.clone(), most], ..RunConfig::default() };
+        assert_eq!(total_steps(&config, &EarlyStops::new()), u64::MAX);
+        assert_eq!(position(&config, &EarlyStops::new(), 5).map(|at| at.index), Some(0));
     }
 
     #[test]

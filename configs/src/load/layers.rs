@@ -107,7 +107,7 @@ impl Source for Assignments {
 }
 
 /// Normalizes `stage[0].steps` to `stage.0.steps`.
-fn dotted(key: &str) -> String {
+pub fn dotted(key: &str) -> String {
     let mut dotted = String::new();
     let mut rest = key;
     while let Some((before, index, behind)) = index_in(rest) {

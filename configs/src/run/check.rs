@@ -10,6 +10,7 @@ use super::{
     Attention, DeviceKind, Family, Guard, MaskUnit, Masking, Model, NormKind, Objective, Optimizer, OptimizerKind,
     Pair, Precision, RENAMED, RunConfig, Unpadded,
 };
+use crate::duration;
 use crate::load::{Checked, ConfigIssue};
 
 impl Checked for RunConfig {
@@ -64,8 +65,8 @@ impl Checked for RunConfig {
                 .for_each(|tokens| stage::token_count(&format!("{section}.every_tokens"), tokens, issues));
         }
         positive("checkpoint.keep", self.checkpoint.keep as f64, issues);
-        not_negative("checkpoint.every_minutes", self.checkpoint.every_minutes, issues);
-        not_negative("checkpoint.give_up_minutes", self.checkpoint.give_up_minutes, issues);
+        minutes("checkpoint.every_minutes", self.checkpoint.every_minutes, issues);
+        minutes("checkpoint.give_up_minutes", self.checkpoint.give_up_minutes, issues);
         if self.checkpoint.keep_best && self.evaluation.data.is_empty() {
             issues.push(ConfigIssue::new(
                 "checkpoint.keep_best",
@@ -125,6 +126,7 @@ impl RunConfig {
     /// Checks notifications, metrics for Prometheus and the page of the run.
     fn check_reports(&self, issues: &mut Vec<ConfigIssue>) {
         positive("notify.timeout_seconds", self.notify.timeout_seconds, issues);
+        duration::check("notify.timeout_seconds", self.notify.timeout_seconds, 1.0, issues);
         if self.notify.command.first().is_some_and(String::is_empty) {
             issues.push(ConfigIssue::new("notify.command", "the program is empty"));
         }
@@ -337,6 +339,12 @@ pub(super) fn not_negative(key: &str, value: f64, issues: &mut Vec<ConfigIssue>)
     if !(value >= 0.0 && value.is_finite()) {
         issues.push(ConfigIssue::new(key, format!("is {value}; must be 0 or above")));
     }
+}
+
+/// Checks a duration in minutes, which may be 0.
+pub(super) fn minutes(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {
+    not_negative(key, value, issues);
+    duration::check(key, value, 60.0, issues);
 }
 
 pub(super) fn fraction(key: &str, value: f64, issues: &mut Vec<ConfigIssue>) {

@@ -12,7 +12,7 @@ use super::follow::Follower;
 use super::stored_run::require_run;
 use crate::cli::{self, RecordFormat};
 use crate::console;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, chain};
 use crate::metrics::history::History;
 use crate::metrics::table::Table;
 use crate::metrics::{columns, csv, json_lines};
@@ -76,7 +76,9 @@ fn tensorboard(store: &Store, folder: &Path, follow: bool, progress: Progress) -
         let Some(read) = follower.read() else { continue };
         match export.refresh(store) {
             Ok(()) => is_over = read.is_over,
-            Err(ExportError::Store(error)) => tracing::warn!("cannot read {}: {error}; trying again", store.url()),
+            Err(ExportError::Store(error)) => {
+                tracing::warn!("cannot read {}; trying again: {}", store.url(), chain(&error));
+            }
             Err(error) => return Err(Failure::failed(error)),
         }
     }

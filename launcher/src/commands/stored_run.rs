@@ -9,11 +9,14 @@ use crate::slurm::job::{self, Job};
 use crate::slurm::programs::SlurmError;
 use crate::slurm::record::JobRecord;
 use crate::status::stored::LONGEST;
+use crate::stored_config;
 
 #[derive(Debug, thiserror::Error)]
-#[error("{url} is not a run: {CONFIG} not found")]
-struct NoRun {
-    url: String,
+enum NoRun {
+    #[error("{url} is not a run: {CONFIG} not found")]
+    NoConfig { url: String },
+    #[error("{url} has checkpoints, but {CONFIG} is missing; restore it, or start `lambert run` with --config FILE")]
+    ConfigGone { url: String },
 }
 
 /// Returns an error unless the store contains a run.
@@ -26,7 +29,11 @@ pub fn require_run(store: &Store) -> Result<(), Failure> {
 
 /// The error for a store without a run.
 pub fn not_a_run(store: &Store) -> Failure {
-    Failure::usage(NoRun { url: store.url().to_owned() })
+    let url = store.url().to_owned();
+    Failure::usage(match stored_config::has_checkpoints(store) {
+        true => NoRun::ConfigGone { url },
+        false => NoRun::NoConfig { url },
+    })
 }
 
 /// Slurm job of a run, and the state of the job in Slurm. The state is `None` if Slurm no longer knows the job.

@@ -128,7 +128,7 @@ pub enum Action {
 pub enum Note {
     /// A stop was requested. The ranks save a checkpoint after the next step.
     Stopping,
-    /// A stop was requested before the attempt completed a step. The ranks are terminated without a checkpoint.
+    /// A stop was requested before the attempt completed a step. The ranks are terminated.
     NothingToSave,
     /// The job is about to end and the checkpoint is incomplete. The ranks are terminated so that the job can be
     /// requeued.

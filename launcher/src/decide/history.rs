@@ -194,6 +194,15 @@ mod tests {
         assert_eq!((history.counted_from, history.progress), (1.0, Progress::default()));
     }
 
+    /// A worker reads this key, to notice that checkpoints are gone.
+    #[test]
+    fn the_furthest_checkpoint_has_its_key() {
+        let mut history = RestartHistory::default();
+        history.progress.committed(7);
+        let value = serde_json::to_value(history).unwrap();
+        assert_eq!(value.pointer("/progress/furthest").and_then(serde_json::Value::as_u64), Some(7));
+    }
+
     #[test]
     fn the_median_uses_the_newest_saves() {
         let mut history = RestartHistory { last_save_seconds: Some(4.0), ..RestartHistory::default() };

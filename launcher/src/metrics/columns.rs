@@ -4,6 +4,7 @@ use std::io::Write;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BooleanArray, Float64Array, Int64Array, StringArray, UInt64Array};
+use arrow::datatypes::Schema;
 use arrow::record_batch::RecordBatch;
 use parquet::arrow::ArrowWriter;
 use parquet::basic::Compression;
@@ -19,7 +20,10 @@ use super::table::{Column, ColumnType, Table};
 /// `output` cannot be written.
 pub fn write(table: &Table, output: impl Write + Send) -> Result<(), ParquetError> {
     let columns = table.columns.iter().map(|column| (&column.name, array(column, table.rows), true));
-    let batch = RecordBatch::try_from_iter_with_nullable(columns)?;
+    let batch = match table.columns.is_empty() {
+        true => RecordBatch::new_empty(Arc::new(Schema::empty())),
+        false => RecordBatch::try_from_iter_with_nullable(columns)?,
+    };
     let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
     let mut writer = ArrowWriter::try_new(output, batch.schema(), Some(properties))?;
     writer.write(&batch)?;
@@ -57,6 +61,14 @@ mod tests {
 
     use super::super::table::tests::table;
     use super::*;
+
+    #[test]
+    fn a_run_without_records_has_an_empty_table() {
+        let mut bytes = Vec::new();
+        write(&Table::default(), &mut bytes).unwrap();
+        let mut reader = ParquetRecordBatchReader::try_new(Bytes::from(bytes), 100).unwrap();
+        assert!(reader.next().is_none());
+    }
 
     #[test]
     fn columns_are_read_back() {

@@ -74,6 +74,11 @@ impl ConsoleObserver {
                     Some(name) => tracing::info!("resuming from {name} (step {step} of {steps})"),
                     None => tracing::info!("starting at step 0 of {steps}"),
                 }
+                if step > steps {
+                    tracing::warn!(
+                        "the checkpoint has {step} steps, more than the {steps} of the configuration: nothing is trained"
+                    );
+                }
                 self.display.set_steps(*steps);
             }
             EventKind::Checkpoint { name, seconds, written, .. } => {
@@ -147,7 +152,7 @@ fn say_note(note: &Note, state: &CoordinatorState) {
     match note {
         Note::Stopping => tracing::info!("stopping: the workers save a checkpoint after the next step"),
         Note::NothingToSave => {
-            tracing::info!("stopping without a checkpoint: no step completed since the start");
+            tracing::info!("stopping at once: no step completed since the start, nothing to save");
         }
         Note::OutOfTime => tracing::warn!(
             "terminating the workers before the checkpoint is complete, because the job must be requeued now; steps since \

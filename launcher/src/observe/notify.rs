@@ -7,6 +7,7 @@ mod command;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use lambert_config::duration;
 use lambert_config::run::Notify;
 use serde_json::Value;
 
@@ -57,10 +58,10 @@ impl Notifier {
     fn start(notify: &Notify, name: &str, url: &str) -> std::io::Result<Self> {
         let ((events, inbox), (alive, thread)) = (channel(), channel::<()>());
         let seconds = notify.timeout_seconds.min(LONGEST);
-        let last = Duration::from_secs_f64(seconds.min(LAST));
+        let last = duration::seconds(seconds.min(LAST));
         let mut runner = NotifyRunner {
             command: notify.command.clone(),
-            timeout: Duration::from_secs_f64(seconds),
+            timeout: duration::seconds(seconds),
             running: Vec::new(),
             has_warned: false,
         };

@@ -8,6 +8,7 @@ use lambert_control::{Evaluation, Score, StepRecord};
 use lambert_dataset::tokenizer::TokenTable;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::flops;
+use lambert_plan::timeline::{self, EarlyStops};
 use lambert_store::run::CONFIG;
 use lambert_store::{Store, StoredVocabulary, checkpoint};
 use serde::Serialize;
@@ -163,7 +164,7 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
         error: status.error.filter(|_| status.state == crate::status::RunState::Failed),
         steps: steps.len() as u64,
         last_step: last.map(|record| record.step),
-        planned_steps: parsed.as_ref().map_or(0, |config| config.stage.iter().map(|stage| stage.steps).sum()),
+        planned_steps: parsed.as_ref().map_or(0, |config| timeline::total_steps(config, &EarlyStops::new())),
         samples: sum(|record| record.batch.samples),
         tokens: sum(|record| record.batch.tokens),
         flops: parsed.is_some().then(|| stages.iter().map(|stage| stage.flops).sum()),

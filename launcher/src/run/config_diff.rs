@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use lambert_config::RunConfig;
+use lambert_config::{ConfigError, ConfigIssue, Layers, RunConfig};
 use lambert_plan::architecture::{Architecture, SHAPING};
 use toml::Value;
 
@@ -54,6 +54,25 @@ pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::se
     Ok(Differences { trained, around })
 }
 
+/// True if `key` is a key or a section of `config`, which may have its default.
+pub fn has_key(config: &RunConfig, key: &str) -> bool {
+    let Ok(text) = toml::to_string(config) else { return true };
+    // The loader knows all keys. It rejects only the value of this key, or the name.
+    let loaded: Result<RunConfig, ConfigError> = Layers::from_sets(&[format!("{key}=")]).parse(&text, "");
+    let Err(ConfigError::Invalid { issues, .. }) = loaded else { return true };
+    let rejects_name = |issue: &ConfigIssue| {
+        let causes = ["unknown field", "no element", "no key", "--set"];
+        is_at_or_below(&dotted(key), &issue.key) && causes.iter().any(|cause| issue.message.starts_with(cause))
+            || issue.key.is_empty()
+    };
+    !issues.iter().any(rejects_name)
+}
+
+/// Normalizes `stage[0].steps` to `stage.0.steps`.
+fn dotted(key: &str) -> String {
+    key.replace('[', ".").replace(']', "")
+}
+
 /// True if the two configurations have other parameters at the depth of their first stage: other names or shapes.
 pub fn have_other_parameters(run: &RunConfig, now: &RunConfig) -> bool {
     parameters(run) != parameters(now)
@@ -82,7 +101,8 @@ impl Difference {
 impl Differences {
     /// Moves `keys` and the keys below them from `trained` to `around`, so that they may differ.
     pub fn allow(&mut self, keys: &[String]) {
-        let allowed = |difference: &mut Difference| keys.iter().any(|key| is_at_or_below(&difference.key, key));
+        let allowed =
+            |difference: &mut Difference| keys.iter().any(|key| is_at_or_below(&difference.key, &dotted(key)));
         let allowed: Vec<_> = self.trained.extract_if(.., allowed).collect();
         self.around.extend(allowed);
     }
@@ -193,6 +213,17 @@ mod tests {
         found.allow(&["model.drop".into(), "model.dropout".into(), "stage".into()]);
         assert_eq!(keys(&found.trained), ["model.hidden"]);
         assert_eq!(keys(&found.around), ["model.dropout", "stage.1.steps"]);
+    }
+
+    #[test]
+    fn keys_and_sections_are_known_even_with_their_defaults() {
+        let known = ["stage", "stage.1", "stage.1.steps", "stage[0].steps", "stage.0.layers", "model", "model.hidden"];
+        for key in known.into_iter().chain(["optimizer.trust_ratio", "stage.0.plateau", "objective", "run.from"]) {
+            assert!(has_key(&config(), key), "{key}");
+        }
+        for key in ["", "nonsense", "model.hiden", "stage.2", "stage.0.stps", "run.seed.x", "nonsense.a"] {
+            assert!(!has_key(&config(), key), "{key}");
+        }
     }
 
     #[test]

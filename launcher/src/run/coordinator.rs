@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use lambert_config::exit;
+use lambert_config::{duration, exit};
 use lambert_store::{RetryPolicy, Store};
 
 use super::clock::Clock;
@@ -190,9 +190,8 @@ impl<'a> Coordinator<'a> {
 /// Returns the store of the run with the retry timeout of the workers, so that requests wait until an outage ends. Also
 /// returns the timeout.
 fn store_with_worker_timeout(spec: &RunSpec) -> (Store, Duration) {
-    let minutes = spec.config.checkpoint.give_up_minutes;
     let mut policy = RetryPolicy::default();
-    policy.total_timeout = policy.total_timeout.max(Duration::from_secs_f64(60.0 * minutes));
+    policy.total_timeout = policy.total_timeout.max(duration::minutes(spec.config.checkpoint.give_up_minutes));
     let total = policy.total_timeout;
     (spec.store.with_retry_policy(policy), total)
 }

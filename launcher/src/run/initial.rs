@@ -9,7 +9,7 @@ use lambert_store::{Error, Store};
 use super::sources::{SAVE_OBJECT, STOP_OBJECT, within};
 use super::spec::RunSpec;
 use crate::decide::{JobSettings, RestartHistory};
-use crate::failure::Failure;
+use crate::failure::{Failure, chain};
 use crate::slurm::record::JobRecord;
 use crate::status::{self, Status};
 
@@ -75,7 +75,7 @@ fn join_job(store: &Store, record: JobRecord, lead: f64) -> JobSettings {
     if known.as_ref() != Some(&record)
         && let Err(error) = record.write(store)
     {
-        tracing::warn!("`lambert status` will not show job {}: {error}", record.job);
+        tracing::warn!("`lambert status` will not show job {}: {}", record.job, chain(&error));
     }
     JobSettings { id: record.job, lead }
 }
@@ -104,7 +104,8 @@ fn remembered(store: &Store) -> RestartHistory {
         Err(error) if error.is_not_found() => return RestartHistory::default(),
         Err(error) => {
             tracing::warn!(
-                "cannot read the restart history of earlier coordinators; counting restarts from 0: {error}"
+                "cannot read the restart history of earlier coordinators; counting restarts from 0: {}",
+                chain(&error)
             );
             return RestartHistory::default();
         }

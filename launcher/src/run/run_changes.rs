@@ -15,8 +15,8 @@ use crate::failure::Failure;
 enum RunChangeError {
     /// The stored run has another configuration.
     #[error(
-        "{url} is a run with another configuration; use another --run, the configuration that it was started with, or \
-         `lambert run --allow-change KEY`. Differences:{}",
+        "{url} is a run with another configuration; use another --run (`lambert tune`: another --runs), the configuration \
+         that it was started with, or `lambert run --allow-change KEY`. Differences:{}",
         list(differences)
     )]
     OtherRun {
@@ -25,6 +25,11 @@ enum RunChangeError {
         /// Differing keys.
         differences: Vec<Difference>,
     },
+    /// A key that no configuration has.
+    #[error(
+        "--allow-change {0}: no key or section of a run has this name; expected for example stage.0.steps or optimizer"
+    )]
+    UnknownKey(String),
     /// The checkpoints of the run have other tensor shapes.
     #[error(
         "{url} has checkpoints of another model; use another --run for a model of other shapes. Differences:{}",
@@ -52,6 +57,17 @@ enum RunChangeError {
 
 fn list(differences: &[Difference]) -> String {
     differences.iter().map(|difference| format!("\n  {difference}")).collect()
+}
+
+/// Rejects names that are neither a key nor a section of one of the `configs`.
+pub fn check_keys(allowed: &[String], configs: &[&RunConfig]) -> Result<(), Failure> {
+    for key in allowed {
+        let is_known = |config: &&RunConfig| config_diff::has_key(config, key);
+        if !configs.iter().any(is_known) {
+            return Err(Failure::usage(RunChangeError::UnknownKey(key.clone())));
+        }
+    }
+    Ok(())
 }
 
 /// Rejects changes that affect the trained model unless their keys are in `allowed`. Logs all other changes. `base` is the

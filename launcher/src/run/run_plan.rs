@@ -50,13 +50,13 @@ fn table(run: &RunConfig, data: &[StageSamples]) -> Vec<String> {
     fit::replace_auto(&mut config, &shapes, None);
     let config = &config;
     let deepest = config.stage.iter().map(|stage| stage.depth(&config.model)).max().unwrap_or_default();
-    let (mut all_samples, mut all, mut at_full_depth) = (0, 0.0, 0.0);
+    let (mut all_samples, mut all, mut at_full_depth) = (0_u64, 0.0, 0.0);
     let head = ["stage", "layers", "seq_len", "steps", "samples", "epochs", "FLOPs", "GiB/rank", "imbalance"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for (index, (stage, data)) in config.stage.iter().zip(data).enumerate() {
         let layers = stage.depth(&config.model);
         let here = stage_flops(config, stage, layers, *data);
-        all_samples += timeline::samples(stage);
+        all_samples = all_samples.saturating_add(timeline::samples(stage));
         all += here;
         at_full_depth += stage_flops(config, stage, deepest, *data);
         let memory = memory::rank_bytes(config, stage, data.shape, config.cluster.ranks);

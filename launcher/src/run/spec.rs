@@ -16,7 +16,7 @@ use lambert_store::run::{CONFIG, PHRASES};
 use super::base_checkpoint;
 use super::config_diff::Difference;
 use super::imported_base::{self, ImportedBase, ResolvedBase};
-use super::run_changes::check_changes;
+use super::run_changes::{self, check_changes};
 use super::teacher::{self, NewTeacher};
 use super::{phrase_list, run_plan};
 use crate::cli;
@@ -44,6 +44,14 @@ pub enum RunSpecError {
     /// The run does not exist, and no configuration is given.
     #[error("{url} is not a run yet; start one with --config FILE")]
     NoConfig {
+        /// URL of the run.
+        url: String,
+    },
+    /// The run has checkpoints but no configuration.
+    #[error(
+        "{url} has checkpoints, but {CONFIG} is missing; restore it, or add --config FILE with the run's configuration"
+    )]
+    ConfigGone {
         /// URL of the run.
         url: String,
     },
@@ -85,6 +93,8 @@ impl RunSpec {
         let before = stored_config::text(&store)?;
         let (mut config, resolved) = configuration(arguments, &store, before.as_deref(), &host_pool)?;
         let before = before.map(|text| stored_config::parse(&text, &store)).transpose()?;
+        let configs: Vec<&RunConfig> = before.iter().chain([&config]).collect();
+        run_changes::check_keys(&arguments.allow_change, &configs)?;
         let teacher = NewTeacher::resolve(&mut config, before.as_ref().map(|before| (before, &store)))?;
         match &before {
             Some(before) => check_changes(before, &config, resolved.difference(), &arguments.allow_change, &store)?,
@@ -172,7 +182,13 @@ fn configuration(
     let loaded: Result<RunConfig, ConfigError> = match (&arguments.config, stored) {
         (Some(path), _) => layers.load_with(path, check),
         (None, Some(text)) => layers.parse_with(text, &origin, check),
-        (None, None) => return Err(Failure::usage(RunSpecError::NoConfig { url: store.url().to_owned() })),
+        (None, None) => {
+            let url = store.url().to_owned();
+            return Err(Failure::usage(match stored_config::has_checkpoints(store) {
+                true => RunSpecError::ConfigGone { url },
+                false => RunSpecError::NoConfig { url },
+            }));
+        }
     };
     let mut config = match loaded {
         // A dataset store may be reachable on a later start, so this is not a usage error. Slurm requeues the job.

@@ -6,6 +6,7 @@ use lambert_store::Store;
 use lambert_store::run::SUBMISSION;
 use serde::{Deserialize, Serialize};
 
+use crate::failure::chain;
 use crate::host::{self, now};
 
 /// Age, in seconds, after which a holder on another host is presumed dead. A submission takes only seconds.
@@ -90,7 +91,7 @@ impl<'a> SubmissionLock<'a> {
 impl Drop for SubmissionLock<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.store.delete(SUBMISSION) {
-            tracing::warn!("cannot delete {}/{SUBMISSION}: {error}", self.store.url());
+            tracing::warn!("cannot delete {}/{SUBMISSION}: {}", self.store.url(), chain(&error));
         }
     }
 }

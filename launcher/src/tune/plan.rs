@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use lambert_config::{ConfigError, Layers, RunConfig};
+use lambert_plan::timeline::{self, EarlyStops};
 use lambert_store::Store;
 use lambert_store::run::CONFIG;
 
@@ -131,7 +132,7 @@ impl SweepPlan {
             need = need.max(ResourceNeed::of(config, here, run_plan::memory(config).map_err(refused)?));
             new.extend(validated.is_new().then(|| name.clone()));
             first.get_or_insert_with(|| config.clone());
-            steps.insert(name.clone(), config.stage.iter().map(|stage| stage.steps).sum());
+            steps.insert(name.clone(), timeline::total_steps(config, &EarlyStops::new()));
             let run_arguments = cli::Run { config: Some(path.clone()), ..run_arguments };
             runs.push(PlannedRun { name, settings, arguments: line(&run_arguments) });
         }

@@ -218,16 +218,18 @@ fn a_killed_coordinator_is_recorded_by_its_successor() {
 /// that the job has left.
 #[test]
 fn a_stop_before_the_end_of_the_first_step_ends_the_run_at_once() {
+    let stop = Action::Command(Directive::CheckpointAndStop);
+    let ended = [Action::Note(Note::NothingToSave), stop, Action::End];
     for phase in [WorkerPhase::Join, WorkerPhase::Load, WorkerPhase::Read, WorkerPhase::Step, WorkerPhase::AllReduce] {
         let mut scene = Scenario::new();
         scene.load(1, phase).give(Event::StopRequested);
-        assert_eq!(scene.done, [Action::Note(Note::NothingToSave), Action::End], "{phase}");
+        assert_eq!(scene.done, ended, "{phase}");
         assert_eq!(scene.exit(143).state.verdict(), Some(&Verdict::Stopped(StopReason::User)), "{phase}");
         assert_eq!(scene.state.checkpoint, None, "a checkpoint was recorded");
     }
     let mut scene = Scenario::new();
     scene.give(Event::LeaseTaken(1)).give(Event::Signal(Signal::Other));
-    assert_eq!(scene.done, [Action::Note(Note::NothingToSave), Action::End], "no rank has reported");
+    assert_eq!(scene.done, ended, "no rank has reported");
     // A second signal has no effect.
     scene.at += 2.0;
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, []);

@@ -62,6 +62,8 @@ pub struct Saver<'a> {
     /// The save in progress.
     save: Option<Save>,
     schedule: SaveSchedule,
+    /// True if training waits until a checkpoint is saved: at the end, at a stop, or after a change of the state.
+    blocks: bool,
     history: CheckpointHistory,
     /// Deletes old checkpoints, on rank 0.
     pruner: Pruner,
@@ -88,6 +90,7 @@ impl<'a> Saver<'a> {
             records: Records::new(session.lease.attempt(), state.step),
             save: None,
             schedule: SaveSchedule::new(&session.config),
+            blocks: false,
             history: CheckpointHistory::new(origin, state.step),
             pruner: Pruner::default(),
             stall: 0.0,
@@ -210,10 +213,12 @@ impl<'a> Saver<'a> {
     /// Blocks until the state is saved as a checkpoint, with retries.
     pub fn complete(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
         self.session.control.set_phase(WorkerPhase::Save);
+        self.blocks = true;
         loop {
             self.save(collective, state)?;
             self.settle(collective)?;
             if self.history.has(state.step) {
+                self.blocks = false;
                 return Ok(());
             }
             std::thread::sleep(self.schedule.retry_pause());

@@ -2,13 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use lambert_config::RunConfig;
 use lambert_config::run::Checkpoint;
+use lambert_config::{RunConfig, duration};
 
 use crate::checkpoint::retry_state::RetryState;
 use crate::checkpoint::save::Save;
 use crate::checkpoint::time_limit::SaveTimeLimit;
 use crate::worker::agreement::SaveVote;
+
+/// Upper bound of the backoff after a stop request.
+const MAX_STOP_BACKOFF: Duration = Duration::from_secs(2);
 
 /// Save intervals, retries after failures, and time limits.
 pub(super) struct SaveSchedule {
@@ -45,7 +48,7 @@ impl SaveSchedule {
     /// Returns true if the interval, or the backoff after a failure, has elapsed.
     pub fn is_overdue(&self) -> bool {
         let minutes = self.settings.every_minutes;
-        let interval = minutes > 0.0 && self.last_save.elapsed() >= Duration::from_secs_f64(60.0 * minutes);
+        let interval = minutes > 0.0 && self.last_save.elapsed() >= duration::minutes(minutes);
         if self.retry_state.has_failed() { self.retry_state.is_due() } else { interval }
     }
 
@@ -65,9 +68,10 @@ impl SaveSchedule {
         self.retry_state.clear();
     }
 
-    /// Backoff after a failure.
+    /// Backoff after a failure. It is short after a stop request, because the time of a stop is limited.
     pub fn retry_pause(&self) -> Duration {
-        self.retry_state.pause()
+        let longest = self.stopping.map_or(Duration::MAX, |_| MAX_STOP_BACKOFF);
+        self.retry_state.pause().min(longest)
     }
 
     /// Starts the time limit of saves before a stop. Later calls have no effect.
@@ -105,6 +109,15 @@ mod tests {
         assert!(!schedule.is_due(4, false) && schedule.is_due(5, false) && schedule.is_due(6, false));
         schedule.begin();
         assert!(!schedule.is_due(7, false) && schedule.is_due(8, true));
+    }
+
+    #[test]
+    fn the_backoff_is_short_at_a_stop() {
+        let mut schedule = schedule(5, 0.0);
+        (0..6).for_each(|_| schedule.add_failure(Instant::now()));
+        assert_eq!(schedule.retry_pause().as_secs(), 32);
+        schedule.stop();
+        assert_eq!(schedule.retry_pause(), MAX_STOP_BACKOFF);
     }
 
     #[test]

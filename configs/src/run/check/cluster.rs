@@ -1,6 +1,7 @@
 //! Validation of the sections `device` and `cluster`.
 
-use super::{not_negative, positive};
+use super::{minutes, not_negative, positive};
+use crate::duration;
 use crate::load::ConfigIssue;
 use crate::run::{
     AllReduce, Attention, Backend, CANONICAL_SHARDS, Cluster, DeviceKind, LauncherKind, Limits, ReduceDtype,
@@ -130,7 +131,8 @@ impl AllReduce {
 impl RestartLimits {
     fn check(&self, issues: &mut Vec<ConfigIssue>) {
         positive("cluster.restart.window_minutes", self.window_minutes, issues);
-        not_negative("cluster.restart.start_timeout_minutes", self.start_timeout_minutes, issues);
+        duration::check("cluster.restart.window_minutes", self.window_minutes, 60.0, issues);
+        minutes("cluster.restart.start_timeout_minutes", self.start_timeout_minutes, issues);
     }
 }
 
@@ -142,13 +144,16 @@ impl Limits {
             ("join_seconds", self.join_seconds),
             ("load_seconds", self.load_seconds),
             ("step_seconds", self.step_seconds),
-            ("step_medians", self.step_medians),
             ("first_step_seconds", self.first_step_seconds),
             ("evaluate_seconds", self.evaluate_seconds),
             ("save_seconds", self.save_seconds),
             ("stop_seconds", self.stop_seconds),
             ("coordinator_seconds", self.coordinator_seconds),
         ];
-        values.iter().for_each(|(key, value)| not_negative(&format!("cluster.limits.{key}"), *value, issues));
+        for (key, value) in values.map(|(key, value)| (format!("cluster.limits.{key}"), value)) {
+            not_negative(&key, value, issues);
+            duration::check(&key, value, 1.0, issues);
+        }
+        not_negative("cluster.limits.step_medians", self.step_medians, issues);
     }
 }

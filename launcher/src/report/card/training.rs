@@ -2,6 +2,7 @@
 
 use lambert_config::run::{MaskUnit, OptimizerKind, Pair, Stage, Teacher};
 use lambert_plan::objectives;
+use lambert_plan::timeline::{self, EarlyStops};
 use serde::Serialize;
 
 use super::super::collect::StageReport;
@@ -58,7 +59,7 @@ impl ModelCard<'_> {
 
     pub(super) fn training(&self) -> Vec<Block> {
         let (config, records) = (self.config, self.complete_records());
-        let planned: u64 = config.stage.iter().map(|stage| stage.steps).sum();
+        let planned = timeline::total_steps(config, &EarlyStops::new());
         let mut rows = vec![
             ("objective", self.objective()),
             ("masking", self.masking()),
