@@ -99,6 +99,8 @@ fn a_closed_terminal_stops_a_run_with_a_checkpoint() {
             lambert().display(),
             dir.config(steps, 1)
         );
+        // The kernel sends SIGHUP to the shell that the terminal belongs to. When this shell ends, it sends it to the others.
+        let line = format!("sh -c \"{}\"; true", line.replace('$', "\\$"));
         let mut terminal = Command::new("script");
         terminal.args(["--quiet", "--flush", "--command", &line, "/dev/null"]).stdin(Stdio::piped());
         let mut terminal = terminal.stdout(Stdio::null()).spawn().unwrap();
@@ -109,8 +111,12 @@ fn a_closed_terminal_stops_a_run_with_a_checkpoint() {
                 std::thread::sleep(Duration::from_millis(20));
             }
         };
-        let trains = || std::fs::read_dir(Path::new(&run).join("metrics")).is_ok_and(|found| found.count() > 0);
-        wait(&trains, "the first step record");
+        let step = || {
+            let text = std::fs::read_to_string(Path::new(&run).join("status.json")).unwrap_or_default();
+            let status: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+            status["step"].as_u64().unwrap_or(0)
+        };
+        wait(&|| step() > 0, "the first step");
         terminal.kill().unwrap();
         terminal.wait().unwrap();
         let read = || std::fs::read_to_string(&ended).unwrap_or_default();
