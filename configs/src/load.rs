@@ -145,7 +145,7 @@ impl Layers {
 
     /// Adds the option or variable that set the value of an issue to its message. The last one wins.
     fn name_source(&self, issue: &mut ConfigIssue) {
-        let is_of = |key: &str| layers::dotted(key.trim()) == issue.key;
+        let is_of = |key: &str| !key.trim().is_empty() && layers::dotted(key.trim()) == issue.key;
         let set = self.sets.iter().rev().filter_map(|set| set.split_once('=')).find(|(key, _)| is_of(key));
         let in_environment = || self.environment.iter().rev().find(|(key, _)| is_of(key));
         let (source, value) = match (set, in_environment()) {
@@ -273,7 +273,7 @@ mod tests {
         let sets = ["number=0", "list[0].share=18446744073709551615x", "=3"].map(str::to_owned).to_vec();
         let layers = Layers { environment, sets, ..Layers::default() };
         let message = layers.parse::<Outer>("number = 1\n[[list]]", "test.toml").unwrap_err().to_string();
-        for line in ["--set =3: expected key=value", "must be at least 1 (--set number)", "(LAMBERT__INNER__SHARE)"] {
+        for line in ["--set =3: expected key=value\n", "must be at least 1 (--set number)", "(LAMBERT__INNER__SHARE)"] {
             assert!(message.contains(line), "no {line:?} in {message}");
         }
         assert!(message.contains("(--set list[0].share)"), "{message}");
