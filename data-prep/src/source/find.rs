@@ -119,7 +119,10 @@ fn files_that_match(pattern: &str) -> Result<Vec<PathBuf>, Result<SourceError, g
     let mut files = Vec::new();
     let mut checked = HashSet::new();
     for path in glob::glob_with(pattern, GLOB).map_err(Err)? {
-        let path = path.map_err(|error| Ok(cannot_list(&error.path().to_owned(), error.into())))?;
+        let path = path.map_err(|error| {
+            let folder = error.path().to_owned();
+            Ok(cannot_list(&folder, error.into()))
+        })?;
         for folder in path.ancestors().skip(1) {
             if checked.insert(folder.to_owned()) {
                 refuse_loop(folder).map_err(Ok)?;
