@@ -46,8 +46,9 @@ fn ramp_samples(stage: &Stage, steps: u64) -> u64 {
     u64::try_from(sum).unwrap_or(u64::MAX)
 }
 
-/// Returns the sum of `floor(i * slope / divisor)` over all `i` below `count`, in logarithmic time, with the algorithm of
-/// AtCoder Library (`floor_sum`). The arguments are below 2^64, and `count` is at most `divisor`.
+/// Returns the sum of `floor(i * slope / divisor)` over all `i` below `count`, in logarithmic time: as in Euclid's algorithm for the
+/// greatest common divisor, `slope` and `divisor` are reduced and swapped. The sum counts the points below a line, and the swap
+/// counts them along the other axis. The arguments are below 2^64, and `count` is at most `divisor`.
 fn floor_sum(mut count: u128, mut slope: u128, mut divisor: u128) -> u128 {
     let (mut offset, mut sum) = (0_u128, 0_u128);
     while divisor > 0 {

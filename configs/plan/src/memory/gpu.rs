@@ -31,7 +31,8 @@ const HEAD: usize = 32;
 /// Factor that covers small tensors, which the formula does not list.
 const SMALL_TENSORS: f64 = 1.01;
 
-/// Returns the peak bytes of GPU memory for activations and their gradients of a micro-batch of `tokens` tokens. The passes of several networks follow one another, so that the largest sum counts.
+/// Returns the peak bytes of GPU memory for activations and their gradients of a micro-batch of `tokens` tokens. The passes
+/// of several networks follow one another, so that the largest sum counts.
 pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens: usize) -> u64 {
     let architecture = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary);
     let trained = objectives::networks(&config.model, &config.objective);
