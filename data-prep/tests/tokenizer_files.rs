@@ -3,7 +3,7 @@
 
 use lambert_dataset::random::Key;
 use lambert_dataset::tokenizer::{
-    SentencePieceRules, Special, TokenTable, Tokenizer, TokenizerModel, tokenizer_json_of_sentence_piece,
+    SentencePieceRules, Special, TokenTable, Tokenizer, TokenizerModel, tokenizer_json_of_sentence_piece, transformers,
 };
 use serde_json::{Value, json};
 
@@ -242,5 +242,25 @@ fn files_that_contradict_themselves_are_refused() {
     ] {
         let error = Tokenizer::named(bytes, true, "t.json").unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
+    }
+}
+
+/// The classes of transformers differ in the inputs that they return without this key.
+#[test]
+fn exports_name_the_inputs_of_the_model() {
+    let vocabulary = b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\n".to_vec();
+    let word_piece = (Tokenizer::named(&vocabulary, true, "vocab.txt").unwrap(), vocabulary);
+    let golden = golden();
+    let others =
+        kinds(&golden).into_iter().map(|(_, tokenizer, kind)| (tokenizer, kind["file"].to_string().into_bytes()));
+    for (tokenizer, vocabulary) in others.chain([word_piece]) {
+        for (segments, expected) in
+            [(1, vec!["input_ids", "attention_mask"]), (2, vec!["input_ids", "token_type_ids", "attention_mask"])]
+        {
+            let files = transformers::files(&tokenizer, &vocabulary, 64, segments).unwrap();
+            let (_, config) = files.iter().find(|(name, _)| *name == "tokenizer_config.json").unwrap();
+            let config: Value = serde_json::from_slice(config).unwrap();
+            assert_eq!(config["model_input_names"], json!(expected), "{}", config["tokenizer_class"]);
+        }
     }
 }

@@ -159,10 +159,10 @@ impl Failure {
 
     fn into_error(self, request: &StoreRequest, attempts: u32, elapsed: Duration) -> Error {
         let (operation, url, source) = (request.operation, request.url.clone(), self.cause);
-        // A write needs no object. A file is in the place of a folder, or the bucket is missing.
-        let is_write = matches!(operation, "put" | "create");
+        // A local write needs no object: a file is in the place of a folder. A write to an object store needs a bucket.
+        let is_local_write = matches!(operation, "put" | "create") && !url.contains("://");
         match self.class {
-            ErrorClass::NotFound if !is_write => Error::NotFound { operation, url },
+            ErrorClass::NotFound if !is_local_write => Error::NotFound { operation, url },
             ErrorClass::Denied => Error::Denied { operation, url, source },
             ErrorClass::Other | ErrorClass::NotFound => {
                 Error::Failed { operation, url, attempts, seconds: elapsed.as_secs_f64(), source }

@@ -9,9 +9,8 @@ use super::damage::TolerantReader;
 use super::file_type;
 use super::input::BoxedReader;
 use super::peek::PeekReader;
-use super::settings::encoding_of;
 use super::stored::{StorageError, StoredReader};
-use super::transcode::Transcoder;
+use super::transcode::{Transcoder, encoding_of};
 use super::{SourceError, SourceFile};
 
 const BUFFER: usize = 1 << 17;

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use encoding_rs::Encoding;
 use lambert_config::PrepConfig;
 use lambert_config::load::ConfigIssue;
 use lambert_config::prep::Source;
 use serde_json::Value;
 
 use super::format::FormatRegistry;
+use super::transcode::encoding_of;
 
 /// See [`super::check_settings`].
 pub fn check(formats: FormatRegistry, config: &PrepConfig, issues: &mut Vec<ConfigIssue>) {
@@ -29,12 +29,6 @@ pub fn check(formats: FormatRegistry, config: &PrepConfig, issues: &mut Vec<Conf
             Ok(None) => {}
         }
     }
-}
-
-/// Returns the encoding of this name.
-pub fn encoding_of(name: &str) -> Result<&'static Encoding, String> {
-    let unknown = || format!("unknown encoding {name:?}, expected a WHATWG name such as utf-8 or windows-1252");
-    Encoding::for_label(name.as_bytes()).ok_or_else(unknown)
 }
 
 /// See [`super::unused_settings`].

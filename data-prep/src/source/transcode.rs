@@ -6,6 +6,12 @@ use encoding_rs::{Decoder, DecoderResult, Encoding};
 
 use super::input::BoxedReader;
 
+/// Returns the encoding of this name.
+pub fn encoding_of(name: &str) -> Result<&'static Encoding, String> {
+    let unknown = || format!("unknown encoding {name:?}, expected a WHATWG name such as utf-8 or windows-1252");
+    Encoding::for_label(name.as_bytes()).ok_or_else(unknown)
+}
+
 /// Reads text in another encoding as UTF-8.
 pub struct Transcoder {
     input: BoxedReader,

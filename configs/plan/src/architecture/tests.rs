@@ -320,6 +320,16 @@ fn exported_configurations_are_imported_as_the_same_model() {
         assert_eq!(imported.model, model, "{family}");
         assert_eq!((imported.vocabulary, imported.first_position), (500, exported.first_position), "{family}");
     }
+    // Versions of transformers before 5 read neither `layer_types` nor `rope_parameters`.
+    for global_attention_every in [1, 2, 3] {
+        let local = Model { local_rotary_base: Some(777.0), rotary_base: Some(5e3), ..Family::Modernbert.model() };
+        let attention_window = if global_attention_every == 1 { 0 } else { 64 };
+        let model = Model { global_attention_every, attention_window, ..local };
+        let mut exported = TransformersModel::new(&model, &[], model.layers, 500, 1).config;
+        let keys = exported.as_object_mut().unwrap();
+        assert!(keys.remove("layer_types").is_some() && keys.remove("rope_parameters").is_some());
+        assert_eq!(ImportedModel::new(&exported).unwrap().model, model);
+    }
     let old = ImportedModel::new(&json!({"model_type": "modernbert", "local_rope_theta": null})).unwrap();
     assert_eq!((old.model.rotary_base, old.model.local_rotary_base), (Some(160_000.0), None));
     let megatron = Model { norm: Norm::Pre, ..Model::default() };
