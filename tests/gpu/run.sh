@@ -53,7 +53,7 @@ point() {
     python3 -c 'import json, sys; print(json.dumps(dict(zip(["point", "passed", "figure"], sys.argv[1:]))))' "$@" >> "$results"
 }
 
-libtorch=${LAMBERT_LIBTORCH:-$(python3 -c "import os, torch; print(os.path.join(os.path.dirname(torch.__file__), \"lib\"))")} || {
+libtorch=${LAMBERT_LIBTORCH:-$(python3 -c "import os, torch; print(os.path.join(os.path.dirname(torch.__file__), \"lib\"))" 2>/dev/null)} || {
     echo "$0: python3 has no torch 2.11.0 for CUDA; install it, or set LAMBERT_LIBTORCH to the folder of its libraries" >&2
     exit 2
 }
