@@ -76,15 +76,21 @@ fn mount(arguments: &[&str], on: &Path) -> bool {
     Command::new("mount").args(arguments).arg(on).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
+/// Starts a run on `disk`, and makes the disk read-only after the first checkpoint. Returns the run and its URL.
+fn start_before_read_only(disk: &Disk, dir: &TestDir) -> (Running, String) {
+    let (config, url) = (dir.config(100_000, 2), disk.url());
+    let mut running = Running::start(&config, &url);
+    running.wait_until(|| !checkpoints(&url).is_empty());
+    disk.remount("ro");
+    (running, url)
+}
+
 /// A read-only folder must only delay checkpoints. Saves must resume when the folder is writable again.
 #[test]
 fn training_continues_while_the_store_is_read_only() {
     let Some(disk) = Disk::mount("size=64m") else { return };
     let dir = TestDir::new();
-    let (config, url) = (dir.config(100_000, 2), disk.url());
-    let mut running = Running::start(&config, &url);
-    running.wait_until(|| !checkpoints(&url).is_empty());
-    disk.remount("ro");
+    let (mut running, url) = start_before_read_only(&disk, &dir);
     let before = checkpoints(&url);
     // The status is written every three seconds.
     let start = Instant::now();
@@ -112,10 +118,7 @@ fn training_continues_while_the_store_is_read_only() {
 fn a_stop_waits_for_a_read_only_store() {
     let Some(disk) = Disk::mount("size=64m") else { return };
     let dir = TestDir::new();
-    let (config, url) = (dir.config(100_000, 2), disk.url());
-    let mut running = Running::start(&config, &url);
-    running.wait_until(|| !checkpoints(&url).is_empty());
-    disk.remount("ro");
+    let (mut running, _) = start_before_read_only(&disk, &dir);
     running.reach_now(20);
     running.kill_coordinator("-TERM");
     std::thread::sleep(std::time::Duration::from_secs(10));

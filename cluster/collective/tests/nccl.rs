@@ -210,8 +210,7 @@ fn the_ras_service_names_the_rank_that_is_behind() {
         assert!(one == other && *took < 2 * STALL + TOLERANCE, "{results:?}");
         one.replace(&address, "ADDRESS")
     };
-    let process = std::process::id();
-    let start = "NCCL bucket all-reduce: deadline exceeded, still waiting for";
+    let (process, start) = (std::process::id(), "NCCL bucket all-reduce: deadline exceeded, still waiting for");
     assert_eq!(
         stuck(Service::Answers(fake_ras::communicator(&[7, 6]))),
         format!(
@@ -219,13 +218,11 @@ fn the_ras_service_names_the_rank_that_is_behind() {
              operations"
         )
     );
-    // Both ranks ask.
     let shared = stuck(Service::Shared(5, fake_ras::communicator(&[7, 6])));
     assert!(shared.contains("still waiting for rank 1; NCCL's RAS service: rank 1 "), "{shared}");
-    let same = "all ranks have started the same operations";
     assert_eq!(
         stuck(Service::Answers(fake_ras::communicator(&[7, 7]))),
-        format!("{start} other ranks; NCCL's RAS service: {same}")
+        format!("{start} other ranks; NCCL's RAS service: all ranks have started the same operations")
     );
     let start = format!("{start} other ranks; NCCL's RAS service at ADDRESS: ");
     for (service, expected) in [

@@ -28,7 +28,7 @@ pub enum PrepError {
     ForeignWorkFolder {
         /// Work folder.
         folder: PathBuf,
-        /// What differs.
+        /// Difference between the jobs.
         difference: &'static str,
     },
     /// Another process holds the lock of the work folder.
