@@ -58,6 +58,8 @@ fn unreadable_corpora_are_rejected() {
     let dir = TestDir::new();
     let missing = dir.path("nothing.txt");
     refused(&prep(&dir, &missing, "text", &[]), 2, &["source.0.path", "nothing.txt"]);
+    let vocab = run(&["vocab", "--input", &missing, "--output", &dir.path("new.txt")]);
+    refused(&vocab, 2, &["--input ", "nothing.txt: No such file"]);
     let mut dump = dump();
     let whole = dir.file("whole.xml.bz2", &dump);
     dump.truncate(dump.len() / 2);

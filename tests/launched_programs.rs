@@ -55,6 +55,32 @@ fn another_mpi_is_rejected_by_name() {
     assert!(ran.err.contains("bin/mpirun is not Open MPI 4 or 5") && ran.err.contains("HYDRA"), "{}", ran.err);
 }
 
+/// Containers often have no ssh. Ranks on this host do not need it. For other hosts, the missing ssh is a usage error.
+#[test]
+fn only_ranks_on_other_hosts_need_ssh() {
+    let dir = TestDir::new();
+    let path = std::env::var_os("PATH").unwrap();
+    let mpirun = std::env::split_paths(&path).map(|folder| folder.join("mpirun")).find(|program| program.exists());
+    let only_mpirun = dir.path("only-mpirun");
+    std::fs::create_dir(&only_mpirun).unwrap();
+    std::os::unix::fs::symlink(mpirun.unwrap(), Path::new(&only_mpirun).join("mpirun")).unwrap();
+    let mut environments = vec![vec![("PATH", only_mpirun)]];
+    if let Some([_, library]) = open_mpi_5() {
+        let programs = Path::new(&library.1).with_file_name("bin");
+        environments.push(vec![("PATH", programs.to_str().unwrap().to_owned()), library]);
+    }
+    for environment in environments {
+        let dir = TestDir::new();
+        let ended = Running::start_in(&dir.config(5, 2), &dir.path("run"), &[], &environment).end();
+        assert_eq!(ended.code, Some(0), "{}", ended.log);
+        assert!(!ended.log.contains("restarting") && !ended.log.contains("retrying"), "{}", ended.log);
+        let remote = ["--set", "cluster.hosts=[\"192.0.2.1:2\"]"];
+        let ended = Running::start_in(&dir.config(5, 2), &dir.path("remote"), &remote, &environment).end();
+        assert_eq!(ended.code, Some(2), "{}", ended.log);
+        assert!(ended.log.contains("mpirun found no ssh in PATH"), "{}", ended.log);
+    }
+}
+
 /// A rank is killed under Open MPI 5. The final bits must stay the same.
 #[test]
 fn open_mpi_5_starts_and_restarts() {

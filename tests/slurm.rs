@@ -1,5 +1,6 @@
 //! Tests of runs that are submitted, killed, preempted and stopped under a real Slurm.
 
+mod gpus;
 mod long;
 mod memory;
 mod prep;
@@ -159,7 +160,7 @@ fn jobs_run_in_a_real_slurm() {
     copy(Path::new(&dir.path("data")), Path::new(&sandbox.path("data")));
     std::fs::create_dir(sandbox.path("runs")).unwrap();
     ["data", "runs"].iter().for_each(|name| drop(sandbox.give_to_user(name)));
-    let cases: [Case; 13] = [
+    let cases: [Case; 14] = [
         ("impossible jobs", impossible_jobs_are_rejected),
         ("kills and preemption", result_is_unchanged_after_kills_and_preemption),
         ("requested ends", requested_ends_are_not_requeued),
@@ -167,6 +168,7 @@ fn jobs_run_in_a_real_slurm() {
         ("stop of inactive jobs", queue::stop_requests_apply_to_inactive_jobs),
         ("concurrent submissions", queue::one_of_two_concurrent_submissions_succeeds),
         ("shared memory", memory::is_shared),
+        ("GPUs and CPUs of ranks", gpus::belong_to_the_ranks),
         ("transient and permanent failures", requeues::failures_decide),
         ("comment of the site", requeues::the_failure_count_keeps_other_comments),
         ("rejected failure count", requeues::a_rejected_failure_count_ends_the_job),

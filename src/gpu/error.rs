@@ -22,7 +22,7 @@ pub enum DeviceError {
     /// No libtorch with CUDA support is installed.
     #[error(
         "cannot find {}: device.libtorch and {} are not set, and it is not in {}; run `cluster/setup.sh --cuda` to install \
-         it, or set device.kind = \"cpu\"",
+         it, or choose the CPU (device.kind = \"cpu\", --device cpu)",
         libtorch::LIBRARY,
         libtorch::ENV_VAR,
         join_paths(searched)

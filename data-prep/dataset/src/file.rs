@@ -78,11 +78,6 @@ fn copied(store: &Store, shard: &Shard, cache: &Cache, checked: Option<Identity>
     Ok(file)
 }
 
-/// Verifies the sha256 of a shard.
-pub fn verify(store: &Store, shard: &Shard, cache: &Cache) -> Result<(), DatasetError> {
-    open(store, shard, cache, None).map(drop)
-}
-
 /// Returns the local path of a file of the dataset, or `None` if the dataset is in an object store.
 pub fn local(store: &Store, path: &str) -> Result<Option<std::path::PathBuf>, DatasetError> {
     store.local_path(path).map_err(|source| DatasetError::Store { url: store.url().to_owned(), source })

@@ -5,7 +5,8 @@ use std::path::Path;
 
 use lambert_config::prep::{FormatName, Source};
 use lambert_config::{Layers, exit};
-use lambert_data_prep::prep as data_prep;
+use lambert_data_prep::prep::{self as data_prep, PrepError};
+use lambert_data_prep::source::SourceError;
 use lambert_data_prep::vocab::{
     self, ExtendedVocabulary, Extension, TrainedVocabulary, VocabProgress, VocabSettings, WordTokens,
 };
@@ -55,7 +56,9 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
             return Err(Failure::usage(format!("{} {message}", arguments.output.display())));
         }
         let (size, min_frequency) = (arguments.size, arguments.min_frequency);
-        return extend(&sources, &Extension { file, lowercase, size, min_frequency }, &arguments.output);
+        let extension = Extension { file, lowercase, size, min_frequency };
+        let extended = vocab::extend_with(&sources, &extension, show("merging tokens"));
+        return write_extension(extended.map_err(|error| failure(error, arguments))?, &extension, &arguments.output);
     }
     let settings = VocabSettings {
         model,
@@ -64,7 +67,7 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
         min_frequency: arguments.min_frequency,
         ..VocabSettings::default()
     };
-    let TrainedVocabulary { text, tokens } = train(&sources, &settings)?;
+    let TrainedVocabulary { text, tokens } = train(&sources, &settings).map_err(|error| failure(error, arguments))?;
     files::write(&arguments.output, |output| output.write_all(text.as_bytes())).map_err(Failure::failed)?;
     if tokens < arguments.size {
         tracing::warn!("vocabulary has {tokens} tokens ({} requested): corpus too small", arguments.size);
@@ -74,17 +77,26 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
 }
 
 /// Trains the vocabulary and shows the progress.
-fn train(sources: &[Source], settings: &VocabSettings) -> Result<TrainedVocabulary, Failure> {
+fn train(sources: &[Source], settings: &VocabSettings) -> Result<TrainedVocabulary, PrepError> {
     let training = match settings.model {
         TokenizerModel::WordPiece | TokenizerModel::Bpe => "merging tokens",
         TokenizerModel::Unigram => "choosing tokens",
     };
-    vocab::train_with(sources, settings, show(training)).map_err(prep::failure)
+    vocab::train_with(sources, settings, show(training))
 }
 
-/// Extends a vocabulary, shows the progress, and writes the result.
-fn extend(sources: &[Source], settings: &Extension<'_>, output: &Path) -> Outcome {
-    let extended = vocab::extend_with(sources, settings, show("merging tokens")).map_err(prep::failure)?;
+/// Returns the failure of a command. An error about an input names the option or the key that names the input.
+fn failure(error: PrepError, arguments: &cli::Vocab) -> Failure {
+    match error {
+        PrepError::Source(SourceError::NoFiles { path, reason, .. }) if arguments.config.is_none() => {
+            Failure::usage(format!("--input {path}: {reason}"))
+        }
+        error => prep::failure(error),
+    }
+}
+
+/// Writes an extended vocabulary.
+fn write_extension(extended: ExtendedVocabulary, settings: &Extension<'_>, output: &Path) -> Outcome {
     let ExtendedVocabulary { text, tokens, added, before, after } = extended;
     files::write(output, |output| output.write_all(text.as_bytes())).map_err(Failure::failed)?;
     if tokens < settings.size {

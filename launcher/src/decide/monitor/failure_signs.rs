@@ -13,6 +13,9 @@ const MAX_MESSAGES: usize = 4;
 /// Maximum characters quoted from each message.
 const MAX_MESSAGE_CHARS: usize = 300;
 
+/// Messages of Open MPI 4 and 5 if they find no program that starts processes on other hosts.
+const NO_REMOTE_START: [&str; 2] = ["\"plm_rsh_agent\" was set to a path", "No available launching agents were found"];
+
 /// Signs of a failure.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FailureSigns {
@@ -156,6 +159,16 @@ impl FailureSigns {
 
     /// Describes a failure that no rank reported, from the exit status and the messages of the launcher.
     fn unreported(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
+        if self.remarks.iter().any(|remark| NO_REMOTE_START.iter().any(|sign| remark.contains(sign))) {
+            let message = "mpirun found no ssh in PATH, which starts the ranks on other hosts; install ssh, or name \
+                           another program in cluster.mpirun_arguments (plm_rsh_agent of Open MPI 4, plm_ssh_agent of \
+                           Open MPI 5)";
+            return AttemptEnd::Failed(AttemptFailure {
+                message: message.to_owned(),
+                kind: FailureKind::Usage,
+                host: None,
+            });
+        }
         let subject = if world == 1 { ranks.who(0) } else { "the launcher".to_owned() };
         let exit = self.exit.unwrap_or(ProcessExit::Code(exit::FAILED));
         let mut message = format!("{subject} {exit}");

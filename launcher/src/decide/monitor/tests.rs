@@ -110,6 +110,20 @@ fn an_attempt_without_reports_is_not_counted() {
 }
 
 #[test]
+fn a_missing_ssh_is_a_usage_error() {
+    for remark in [
+        "The value of the MCA parameter \"plm_rsh_agent\" was set to a path that could not be found: plm_rsh_agent: ssh",
+        "No available launching agents were found. This is an unusual error",
+    ] {
+        let mut monitor = AttemptMonitor::default();
+        monitor.take(1.0, WorkerEvent::Remark(remark.into()));
+        let (message, kind) = failure(monitor, 243);
+        assert!(message.starts_with("mpirun found no ssh in PATH"), "{message}");
+        assert_eq!(kind, FailureKind::Usage);
+    }
+}
+
+#[test]
 fn a_host_lost_by_the_launcher_is_blamed() {
     let mut monitor = watch_on(&["10.0.0.1", "10.0.0.2"]);
     let remark = "ORTE has lost communication with a remote daemon. HNP daemon : [[27258,0],0] on node x Remote daemon: \

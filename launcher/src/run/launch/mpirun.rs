@@ -17,7 +17,12 @@ pub struct Mpirun {
     pub version: String,
     /// True if this process runs as root, which Open MPI rejects without an extra flag.
     root: bool,
+    /// True if PATH has no ssh and no rsh, and the environment names no other program for mpirun.
+    without_ssh: bool,
 }
+
+/// Environment variables that choose how Open MPI 4 starts processes on other hosts.
+const REMOTE_START_VARIABLES: [&str; 2] = ["OMPI_MCA_plm", "OMPI_MCA_plm_rsh_agent"];
 
 impl Mpirun {
     /// Determines the version of the mpirun in PATH.
@@ -26,8 +31,11 @@ impl Mpirun {
         let output = asked.map_err(|source| LaunchError::NoMpirun { ranks, source })?;
         let text = String::from_utf8_lossy(if output.stdout.is_empty() { &output.stderr } else { &output.stdout });
         let root = rustix::process::geteuid().is_root();
+        let is_missing = |name: &&str| !in_path(name).is_absolute();
+        let without_ssh = ["ssh", "rsh"].iter().all(is_missing)
+            && REMOTE_START_VARIABLES.iter().all(|name| std::env::var_os(name).is_none());
         match version(&text) {
-            Some(version) => Ok(Self { version: version.to_owned(), root }),
+            Some(version) => Ok(Self { version: version.to_owned(), root, without_ssh }),
             None => {
                 let version_line = text.lines().next().unwrap_or_default().trim().to_owned();
                 Err(LaunchError::OtherMpi { program: in_path("mpirun"), version_line })
@@ -47,6 +55,7 @@ fn version(text: &str) -> Option<&str> {
     ["4.", "5."].iter().any(|known| version.starts_with(known)).then_some(version)
 }
 
+/// Returns the path of a program in PATH, or its name if PATH does not contain it.
 fn in_path(name: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|folder| folder.join(name)).find(|program| program.is_file());
@@ -65,6 +74,15 @@ impl Launcher for Mpirun {
             line.push("--allow-run-as-root".into());
         }
         line.extend(self.scratch(start.scratch));
+        let names_component = |argument: &String| argument.starts_with("plm");
+        if self.without_ssh
+            && !self.is_five()
+            && start.attempt.placement == Placement::Here
+            && !start.cluster.mpirun_arguments.iter().any(names_component)
+        {
+            // Open MPI 4 fails without ssh even if all ranks are on this host. Version 5 does not.
+            line.extend(["--mca", "plm", "^rsh"].map(OsString::from));
+        }
         if let Placement::Hosts(hosts) = &start.attempt.placement {
             let hosts: Vec<String> = hosts.iter().map(|host| format!("{}:{}", host.name, host.ranks)).collect();
             // Mapping by slot fills the hosts in order, so that the host of each rank is known.
@@ -112,6 +130,10 @@ mod tests {
     use lambert_config::run::{Cluster, Host};
 
     fn line(version: &str, root: bool, placement: Placement) -> String {
+        line_of(version, root, false, placement)
+    }
+
+    fn line_of(version: &str, root: bool, without_ssh: bool, placement: Placement) -> String {
         let cluster =
             Cluster { mpirun_arguments: vec!["--mca".into(), "btl".into(), "tcp,self".into()], ..Cluster::default() };
         let start = LaunchParams {
@@ -125,7 +147,7 @@ mod tests {
             logs: Some(Path::new("/tmp/l")),
             traced: Some(&(10..15)),
         };
-        let line = Mpirun { version: version.to_owned(), root }.command(&start);
+        let line = Mpirun { version: version.to_owned(), root, without_ssh }.command(&start);
         line.into_iter().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
     }
 
@@ -148,6 +170,15 @@ mod tests {
             five.contains(" --allow-run-as-root ") && !five.contains("orte_tmpdir_base") && !five.contains("--host"),
             "{five}"
         );
+    }
+
+    #[test]
+    fn local_ranks_of_open_mpi_4_need_no_ssh() {
+        let has_option = |version: &str, placement| line_of(version, false, true, placement).contains("--mca plm ^rsh");
+        assert!(has_option("4.1.4", Placement::Here));
+        assert!(!has_option("5.0.11", Placement::Here));
+        assert!(!has_option("4.1.4", Placement::Hosts([Host { name: "a".into(), ranks: 2 }].into())));
+        assert!(!line("4.1.4", false, Placement::Here).contains("plm"));
     }
 
     #[test]
