@@ -1,6 +1,7 @@
 //! Progressive stacking: builds a deeper training state from a shallower one. Growth is deterministic. If a run is
 //! killed before the first checkpoint at the new depth, the next attempt grows the model to the same bits.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use lambert_config::run::{Growth, Moments};
@@ -18,11 +19,14 @@ pub fn grow(state: &mut TrainState, architecture: Architecture, growth: &Growth)
     if from == layers {
         return Ok(());
     }
-    let plan = GrowthPlan { growth, sources: sources(growth, from, &architecture), old: &state.parameters };
+    let sources = sources(growth, from, &architecture);
     let kernels = state.parameters.kernels().clone();
     let grown = torch::guard(|| {
         let mut grown = TrainState::new(Parameters::zeros(kernels, architecture));
-        for spec in &grown.parameters.specs().to_vec() {
+        let specs = grown.parameters.specs().to_vec();
+        let incomplete = incomplete_layers(&state.parameters, &specs, &sources);
+        let plan = GrowthPlan { growth, sources, incomplete, old: &state.parameters };
+        for spec in &specs {
             plan.fill_parameter(spec, state, &mut grown);
         }
         grown
@@ -41,11 +45,20 @@ fn sources(growth: &Growth, from: usize, architecture: &Architecture) -> Vec<(us
     }
 }
 
+/// Returns the layers with a parameter that their source layer lacks: copies of the first layer of a pre-norm network,
+/// which has no normalization of its attention.
+fn incomplete_layers(old: &Parameters, specs: &[ParamSpec], sources: &[(usize, bool)]) -> BTreeSet<usize> {
+    let is_missing = |layer: usize, id: TensorId| old.find(TensorId { layer: Some(sources[layer].0), ..id }).is_none();
+    specs.iter().filter_map(|spec| spec.id.layer.filter(|layer| is_missing(*layer, spec.id))).collect()
+}
+
 /// Sources of the parameters of the deeper model.
 struct GrowthPlan<'a> {
     growth: &'a Growth,
     /// Source layer of each layer, and true if the layer is new.
     sources: Vec<(usize, bool)>,
+    /// Layers with a parameter that has no source.
+    incomplete: BTreeSet<usize>,
     old: &'a Parameters,
 }
 
@@ -97,6 +110,8 @@ impl<'a> GrowthPlan<'a> {
         }
         let of = |layer: usize| old(layer).range();
         let moments = match self.growth.moments() {
+            // All parameters of a layer have one update count, so all of them start with zero moments.
+            _ if self.incomplete.contains(&layer) => None,
             Moments::Copy => Some(1.0),
             Moments::Zero => (!new).then_some(1.0),
             Moments::Scale => Some(1.0 / self.sources.iter().filter(|(other, _)| *other == source).count() as f32),
@@ -318,6 +333,7 @@ mod tests {
         let mut state = TrainState::new(parameters);
         let numbers: Vec<f32> = (0..state.elements()).map(|i| 3.0 + i as f32).collect();
         [Buffer::Weights, Buffer::First].into_iter().for_each(|buffer| state.write(buffer, 0, &numbers));
+        updated(&mut state, 70);
         let read = |state: &TrainState, buffer, name: &str| {
             let spec = state.parameters.specs().iter().find(|spec| spec.name == name).unwrap();
             state.read(buffer, spec.range())
@@ -326,6 +342,11 @@ mod tests {
         grow(&mut state, of(&model, 4), &Growth::default()).unwrap();
         assert_eq!(read(&state, Buffer::Weights, "model.layers.2.attn_norm.weight"), [1.0; 16]);
         assert_eq!(read(&state, Buffer::First, "model.layers.2.attn_norm.weight"), [0.0; 16]);
+        // With other moments than zero, the bias correction would be wrong for the moments without a source.
+        let moments = read(&state, Buffer::First, "model.layers.2.mlp_norm.weight");
+        assert_eq!((moments, age(&state, 2)), (vec![0.0; 16], 0));
+        assert_eq!(age(&state, 3), 70);
+        assert_ne!(read(&state, Buffer::First, "model.layers.3.attn_norm.weight"), [0.0; 16]);
         assert_eq!(read(&state, Buffer::Weights, "model.layers.3.attn_norm.weight"), source);
     }
 

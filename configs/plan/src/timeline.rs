@@ -37,6 +37,11 @@ pub fn samples(stage: &Stage) -> u64 {
     ramp_samples(stage, ramp).saturating_add(after)
 }
 
+/// Returns the number of samples of the steps of a stage after the first `done` steps.
+pub fn samples_after(stage: &Stage, done: u64) -> u64 {
+    samples(stage).saturating_sub(samples(&Stage { steps: done.min(stage.steps), ..stage.clone() }))
+}
+
 /// Returns the number of samples of the first `steps` steps of a batch ramp.
 fn ramp_samples(stage: &Stage, steps: u64) -> u64 {
     let Some(ramp) = stage.batch_ramp else { return 0 };
@@ -99,6 +104,7 @@ mod tests {
         let sizes: Vec<_> = (0..6).map(|done| global_batch(&stage, done)).collect();
         assert_eq!(sizes, [10, 12, 15, 17, 20, 20]);
         assert_eq!(samples(&stage), 94);
+        assert_eq!([0, 1, 4, 6, 7].map(|done| samples_after(&stage, done)), [94, 84, 40, 0, 0]);
         assert_eq!(samples(&Stage { batch_ramp: None, ..stage }), 120);
     }
 

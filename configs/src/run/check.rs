@@ -292,6 +292,10 @@ impl Optimizer {
         fraction("optimizer.beta1", self.beta1, issues);
         fraction("optimizer.beta2", self.beta2, issues);
         positive("optimizer.eps", self.eps, issues);
+        if self.eps > 0.0 && self.eps < f64::from(f32::MIN_POSITIVE) {
+            let message = format!("is {}; must be at least 1.2e-38: the update computes in f32", self.eps);
+            issues.push(ConfigIssue::new("optimizer.eps", message));
+        }
         not_negative("optimizer.weight_decay", self.weight_decay, issues);
         not_negative("optimizer.clip_norm", self.clip_norm, issues);
         if self.trust_ratio.is_some_and(|[least, most]| !(0.0 <= least && least <= most)) {

@@ -75,19 +75,19 @@ fn line(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
         record.loss,
         record.update.learning_rate,
         rate(throughput.samples_per_second()),
-        left(throughput, steps.saturating_sub(record.step)),
+        left(record, throughput, steps),
     )
 }
 
 fn brief(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
-    let left = left(throughput, steps.saturating_sub(record.step));
+    let left = left(record, throughput, steps);
     let Score { name, loss, .. } = record.scores.main();
     format!("loss {:.3}  {name} {loss:.3}  {} samples/s{left}", record.loss, rate(throughput.samples_per_second()))
 }
 
-fn left(throughput: &Throughput, steps: u64) -> String {
-    match throughput.seconds_for(steps) {
-        Some(seconds) if steps > 0 => format!("  ETA {}", clock(seconds)),
+fn left(record: &StepRecord, throughput: &Throughput, steps: u64) -> String {
+    match throughput.seconds_after(record, steps) {
+        Some(seconds) if steps > record.step => format!("  ETA {}", clock(seconds)),
         _ => String::new(),
     }
 }

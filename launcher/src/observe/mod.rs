@@ -30,7 +30,7 @@ use crate::status::{CoordinatorProcess, Status};
 use crate::store_writer::{StoreWriter, Urgency};
 
 pub use json_lines::RecordOutput;
-pub use throughput::Throughput;
+pub use throughput::{StepCosts, Throughput};
 use tracker::StatusTracker;
 
 /// Function that creates an observer. Returns `None` if the run does not need the observer. If the observer cannot
@@ -150,6 +150,11 @@ impl Observers {
         let (status, throughput) = (self.tracker.status(), self.tracker.throughput());
         let observation = Observation { at, event, actions, state, status, urgency, throughput };
         self.observers.iter_mut().for_each(|observer| observer.observe(&observation));
+    }
+
+    /// Sets the costs of the steps, from which the remaining time follows. Without costs, all steps count the same.
+    pub fn set_step_costs(&mut self, costs: StepCosts) {
+        self.tracker.set_step_costs(costs);
     }
 
     /// Records the number of requests that the control server refused in the current attempt.

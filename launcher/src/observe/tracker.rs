@@ -6,8 +6,8 @@ use lambert_control::Message;
 use lambert_control::{EventKind, StepRecord};
 use lambert_plan::timeline;
 
-use super::Throughput;
 use super::goodput::GoodputAccount;
+use super::{StepCosts, Throughput};
 use crate::decide::history::Restart;
 use crate::decide::{Action, CoordinatorState, Event, Note, RestartHistory, Seconds, Verdict, WorkerEvent};
 use crate::logs;
@@ -68,6 +68,11 @@ impl StatusTracker {
     /// Throughput over recent steps.
     pub fn throughput(&self) -> &Throughput {
         &self.throughput
+    }
+
+    /// Sets the costs of the steps. Call this function before the first step.
+    pub fn set_step_costs(&mut self, costs: StepCosts) {
+        self.throughput = Throughput::new(costs);
     }
 
     /// Records the number of requests that the control server refused in the current attempt.
@@ -150,7 +155,7 @@ impl StatusTracker {
             step: record.step,
             steps,
             samples_per_second: throughput.samples_per_second(),
-            seconds_left: throughput.seconds_for(steps.saturating_sub(record.step)),
+            seconds_left: throughput.seconds_after(record, steps),
         };
         if let Some(noise) = record.update.noise {
             status.latest.noise.get_or_insert_default().add(noise);

@@ -47,7 +47,7 @@ pub fn check(arguments: &cli::Run) -> Outcome {
         problems.extend(unknown_hosts(&config));
     }
     let lines = validated.and_then(|validated| {
-        let mut lines = run_plan::lines(validated.config())?;
+        let mut lines = run_plan::summarize(validated.config())?.lines;
         lines.extend(data_warnings::find(validated.config())?.iter().map(|warning| format!("warning: {warning}")));
         lines.push(worker::version(validated.worker()).map_err(Failure::failed)?);
         Ok(lines)

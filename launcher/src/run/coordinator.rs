@@ -14,7 +14,7 @@ use super::sources::{self, OwnLease, RequestPoller, STOP_OBJECT, Signals};
 use super::spec::RunSpec;
 use crate::decide::{self, Action, Attempt, CoordinatorState, Event, HostPool, Settings, StopReason, Verdict};
 use crate::failure::{Failure, Outcome};
-use crate::observe::{Observers, RecordOutput};
+use crate::observe::{Observers, RecordOutput, StepCosts};
 use crate::panics;
 use crate::slurm::nodes;
 use crate::slurm::record::JobRecord;
@@ -26,8 +26,8 @@ struct VerdictError(String);
 
 /// Supervises the run until it is over. `launcher` starts the ranks. An error of the coordinator itself also ends the
 /// run.
-pub fn run(spec: &RunSpec, launcher: &dyn Launcher, records: RecordOutput) -> Outcome {
-    let (coordinator, state, actions) = Coordinator::begin(spec, launcher, records)?;
+pub fn run(spec: &RunSpec, launcher: &dyn Launcher, records: RecordOutput, sample_flops: &[f64]) -> Outcome {
+    let (coordinator, state, actions) = Coordinator::begin(spec, launcher, records, sample_flops)?;
     coordinator.run(state, actions)
 }
 
@@ -50,6 +50,7 @@ impl<'a> Coordinator<'a> {
         spec: &'a RunSpec,
         launcher: &'a dyn Launcher,
         records: RecordOutput,
+        sample_flops: &[f64],
     ) -> Result<(Self, CoordinatorState, Vec<Action>), Failure> {
         processes::adopt_orphans().map_err(Failure::failed)?;
         processes::allow_connections();
@@ -67,7 +68,8 @@ impl<'a> Coordinator<'a> {
         let settings = Settings { job, ..Settings::new(&spec.config, spec.host_pool.clone(), clock.unix()) };
         let (mut state, actions) = CoordinatorState::begin(settings, history);
         (state.step, state.checkpoint) = (status.progress.step, status.checkpoint.clone());
-        let observers = Observers::make(&spec.config, spec.store.url(), records, status, &writer);
+        let mut observers = Observers::make(&spec.config, spec.store.url(), records, status, &writer);
+        observers.set_step_costs(StepCosts::new(&spec.config.stage, sample_flops));
         let (workers, sources) = (None, (signals, requests));
         let coordinator =
             Self { spec, launcher, clock, inbox, events, lease, observers, writer, workers, _sources: sources };

@@ -53,11 +53,12 @@ pub fn run(arguments: &cli::Run) -> Outcome {
     drop(progress);
     let launcher = launch::choose(&validated.config().cluster).map_err(Failure::failed)?;
     tracing::debug!("starting workers with {}", launcher.name());
-    run_plan::lines(validated.config())?.iter().for_each(|line| console::line(line));
+    let summary = run_plan::summarize(validated.config())?;
+    summary.lines.iter().for_each(|line| console::line(line));
     data_warnings::find(validated.config())?.iter().for_each(|warning| tracing::warn!("{warning}"));
     // The configuration is stored as late as possible. If another coordinator is still running, its ranks read the
     // stored configuration on every restart.
     let spec = validated.commit()?;
     let records = if arguments.json { RecordOutput::Printed } else { RecordOutput::Shown };
-    coordinator::run(&spec, &*launcher, records)
+    coordinator::run(&spec, &*launcher, records, &summary.sample_flops)
 }

@@ -3,7 +3,7 @@
 use lambert_config::run::{RunConfig, Stage, TokenBudget};
 use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::architecture::{Architecture, Tensor};
-use lambert_plan::estimate::{StageSamples, imbalance, stage_flops};
+use lambert_plan::estimate::{self, StageSamples, imbalance, stage_flops};
 use lambert_plan::memory::{DatasetShape, fit, gpu};
 use lambert_plan::objectives::LossSpec;
 use lambert_plan::{memory, objectives, timeline};
@@ -22,13 +22,25 @@ pub fn samples(stage: &Stage) -> Result<StageSamples, DatasetError> {
     Ok(StageSamples::of_stage(stage, &datasets))
 }
 
-/// Returns a table of the stages and a summary line.
+/// Summary of a run.
+pub struct RunSummary {
+    /// Table of the stages and a line with the totals.
+    pub lines: Vec<String>,
+    /// FLOPs of a sample of each stage.
+    pub sample_flops: Vec<f64>,
+}
+
+/// Summarizes a run.
 ///
 /// # Errors
 /// A dataset cannot be opened.
-pub fn lines(config: &RunConfig) -> Result<Vec<String>, Failure> {
+pub fn summarize(config: &RunConfig) -> Result<RunSummary, Failure> {
     let data = config.stage.iter().map(samples).collect::<Result<Vec<_>, _>>()?;
-    Ok(table(config, &data))
+    let flops = |(stage, data): (&Stage, &StageSamples)| {
+        estimate::sample_flops(config, stage, stage.depth(&config.model), *data)
+    };
+    let sample_flops = config.stage.iter().zip(&data).map(flops).collect();
+    Ok(RunSummary { lines: table(config, &data), sample_flops })
 }
 
 /// Returns the main memory that all ranks together need on one host in the most demanding stage, bytes.

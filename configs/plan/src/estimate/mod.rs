@@ -130,13 +130,17 @@ pub struct TimeEstimate {
 
 /// Returns the FLOPs of a stage with `layers` layers, under the assumption that all samples have the mean length.
 pub fn stage_flops(config: &RunConfig, stage: &Stage, layers: usize, data: StageSamples) -> f64 {
+    sample_flops(config, stage, layers, data) * timeline::samples(stage) as f64
+}
+
+/// Returns the FLOPs of a sample of mean length in a stage with `layers` layers.
+pub fn sample_flops(config: &RunConfig, stage: &Stage, layers: usize, data: StageSamples) -> f64 {
     let length = data.mean_tokens.round() as usize;
     let masked = stage.objective.of(&config.objective).predictions(length) as u64;
     let architecture = Architecture::of_run(config, layers, data.shape.vocabulary);
     let sample = flops::training(&architecture, std::iter::once(length as u64), masked);
     let teacher = config.objective.teacher.as_ref();
-    let sample = sample + flops::teaching(teacher, &architecture, std::iter::once(length as u64));
-    sample * timeline::samples(stage) as f64
+    sample + flops::teaching(teacher, &architecture, std::iter::once(length as u64))
 }
 
 /// Estimates the load imbalance of a global batch: the tokens of the busiest rank divided by the mean over all ranks.

@@ -89,6 +89,11 @@ impl Stage {
         if to > from && model.groups == 1 && !self.growth.is_default() {
             issues.push(ConfigIssue::new(key("growth"), "has no effect: all layers share their weights"));
         }
+        if to > from && self.growth.identity && model.enhanced_decoder {
+            let message = "would change the outputs: model.enhanced_decoder applies the last layer twice, and the last \
+                           layer would be a new one";
+            issues.push(ConfigIssue::new(key("growth.identity"), message));
+        }
         if to <= from && !self.growth.is_default() {
             issues.push(ConfigIssue::new(key("growth"), "the stage does not add layers"));
         }
