@@ -68,6 +68,7 @@ fn large_numbers_pass_the_check_or_are_errors() {
             ("cluster.restart.window_minutes=1e18", most),
             ("cluster.limits.coordinator_seconds=1e300", "must be at most 315360000 (ten years)"),
             ("notify.timeout_seconds=1e9", "must be at most 315360000 (ten years)"),
+            ("optimizer.eps=1e-46", "must be at least 1.2e-38"),
         ],
     );
     assert_accepted(&dir, &config, "stage.0.steps=9223372036854775807");

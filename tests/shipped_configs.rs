@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use lambert_config::run::{Family, Model, OptimizerKind};
+use lambert_config::run::{Family, MaskUnit, Model, OptimizerKind};
 use lambert_config::{Layers, RunConfig};
 use lambert_data_prep::{prep, source};
 use lambert_plan::architecture::Architecture;
@@ -102,6 +102,26 @@ fn electra_has_the_published_networks_and_optimizer() {
     // This optimizer has no bias correction.
     assert_eq!((optimizer.kind, optimizer.eps, optimizer.weight_decay), (OptimizerKind::AdamBert, 1e-6, 0.01));
     assert_eq!((stage.steps, stage.global_batch, stage.learning_rate, stage.warmup), (766_000, 256, 2e-4, 0.013));
+}
+
+/// The published warm-up has 3 billion tokens, while the batch grows.
+#[test]
+fn modernbert_has_the_published_warmup_and_no_clipping() {
+    let config = shipped("modernbert-base");
+    let (optimizer, stage) = (&config.optimizer, &config.stage[0]);
+    assert_eq!((optimizer.kind, optimizer.clip_norm), (OptimizerKind::StableAdamw, 0.0));
+    let steps = (stage.warmup * stage.steps as f64).round() as u64;
+    let samples = timeline::samples(stage) - timeline::samples_after(stage, steps);
+    assert!((samples as f64 * 1024.0 / 3e9 - 1.0).abs() < 0.01, "{samples} samples");
+}
+
+#[test]
+fn albert_has_the_published_masks_and_dropout() {
+    let config = shipped("albert-base");
+    assert_eq!((config.objective.mask_unit, config.model.dropout), (MaskUnit::Ngram, 0.1));
+    let (optimizer, stage) = (&config.optimizer, &config.stage[0]);
+    assert_eq!((optimizer.kind, optimizer.bias_correction), (OptimizerKind::Lamb, false));
+    assert_eq!((stage.steps, stage.global_batch, stage.learning_rate), (125_000, 4096, 1.76e-3));
 }
 
 #[test]

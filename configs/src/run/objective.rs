@@ -49,7 +49,7 @@ pub enum MaskToken {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Objective {
-    /// Sentence-pair objective. It must match the dataset.
+    /// Sentence-pair objective. It must match the dataset. With `none`, a dataset with pairs causes a warning.
     pub pair: Pair,
     /// Choice of masked tokens in successive epochs.
     pub masking: Masking,

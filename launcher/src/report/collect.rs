@@ -168,10 +168,10 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
         samples: sum(|record| record.batch.samples),
         tokens: sum(|record| record.batch.tokens),
         flops: parsed.is_some().then(|| stages.iter().map(|stage| stage.flops).sum()),
-        step_seconds: steps.iter().map(|record| record.times.seconds).sum(),
-        undone_seconds: undone.iter().map(|record| record.times.seconds).sum(),
+        step_seconds: total(steps.iter().map(|record| record.times.seconds)),
+        undone_seconds: total(undone.iter().map(|record| record.times.seconds)),
         undone_steps: undone.len() as u64,
-        recovery_seconds: restarts.restarts.iter().filter_map(|restart| restart.seconds).sum(),
+        recovery_seconds: total(restarts.restarts.iter().filter_map(|restart| restart.seconds)),
         samples_per_second: median(steps.iter().map(|record| record.throughput.samples_per_second).collect()),
         peak_memory: steps.iter().chain(&undone).filter_map(|record| record.peak_memory).max(),
         gpu: GpuReport::of(steps.iter().chain(&undone)),
@@ -197,6 +197,11 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
         stages,
         config,
     })
+}
+
+/// Sum of seconds. The sum of no values is 0.0, not -0.0.
+fn total(seconds: impl Iterator<Item = f64>) -> f64 {
+    seconds.sum::<f64>() + 0.0
 }
 
 /// Step records that are not undone and their evaluations, by step, and the undone step records. All of them are up to

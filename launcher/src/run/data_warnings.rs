@@ -1,10 +1,10 @@
 //! Warnings about the data of a run, before the run starts: too many repetitions, too few samples for a batch, too few
-//! masked tokens, and evaluation data that differ from the training data.
+//! masked tokens, unused pairs of segments, and evaluation data that differ from the training data.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
-use lambert_config::run::{Objective, RunConfig, Stage};
+use lambert_config::run::{Objective, Pair, RunConfig, Stage};
 use lambert_dataset::{Dataset, TokenUsage};
 use lambert_plan::{mixture, timeline};
 
@@ -67,6 +67,7 @@ fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
     let held_out = config.evaluation.datasets().into_iter().map(|(key, url)| NamedDataset::open(key, url));
     let held_out = held_out.collect::<Result<Vec<_>, _>>()?;
     let (mut repeated, mut masked, mut unknown, mut last) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut paired = Vec::new();
     for (index, stage) in config.stage.iter().enumerate() {
         let opened = stage.datasets(index).into_iter().map(|(key, url)| NamedDataset::open(key, url));
         let datasets = opened.collect::<Result<Vec<_>, _>>()?;
@@ -78,10 +79,12 @@ fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
         let longest = datasets.iter().map(|data| data.dataset.sizes().sequence_length).max();
         masked.extend(few_masks(index, &stage.objective.of(&config.objective), longest.unwrap_or(0)));
         unknown.extend(datasets.iter().filter_map(NamedDataset::unknown));
+        let pairs = |data: &NamedDataset| unused_pairs(&data.key, data.dataset.manifest().samples.pair, config);
+        paired.extend(datasets.iter().filter_map(pairs));
         last = datasets;
     }
     unknown.extend(held_out.iter().filter_map(NamedDataset::unknown));
-    let mut warnings = [repeated, masked, unknown].concat();
+    let mut warnings = [repeated, masked, unknown, paired].concat();
     // The final held-out loss should reflect the data of the last stage.
     let held_out = held_out.first().and_then(|data| data.usage.as_ref());
     let overlap = |train: &NamedDataset| Some((train.usage.as_ref()?.overlap(held_out?), train.key.clone()));
@@ -108,6 +111,21 @@ fn counts(key: &str, stage: &Stage, rows: u64, share: f64) -> Vec<String> {
         }
     });
     repeated.into_iter().chain(few).collect()
+}
+
+/// Warns about a dataset with pairs of segments, of kind `prepared`, if the model does not learn to tell them apart.
+fn unused_pairs(key: &str, prepared: Pair, config: &RunConfig) -> Option<String> {
+    let second = match prepared {
+        Pair::Nsp => "in half of the samples, the second segment is from another document",
+        Pair::Sop => "in half of the samples, the two segments are swapped",
+        Pair::None => return None,
+    };
+    (config.objective.pair == Pair::None).then(|| {
+        format!(
+            "{key}: was prepared with samples.pair = \"{prepared}\", but objective.pair is \"none\": {second}; prepare it with \
+             samples.pair = \"none\""
+        )
+    })
 }
 
 /// Warns if `max_predictions` reduces the share of masked tokens in samples of `length` tokens by more than a tenth.
@@ -168,6 +186,22 @@ mod tests {
         );
         assert_eq!(few_masks(1, &Objective { max_predictions: 0, ..objective }, 128), None);
         assert_eq!(few_masks(0, &Objective::default(), 128), None);
+    }
+
+    #[test]
+    fn unused_pairs_cause_a_warning() {
+        let of = |pair| {
+            let objective = Objective { pair, ..Objective::default() };
+            RunConfig { objective, ..RunConfig::default() }
+        };
+        let warning = unused_pairs("stage.0.data", Pair::Nsp, &of(Pair::None)).unwrap();
+        assert!(
+            warning.starts_with("stage.0.data: was prepared with samples.pair = \"nsp\", but objective"),
+            "{warning}"
+        );
+        assert!(unused_pairs("stage.0.data", Pair::Sop, &of(Pair::None)).unwrap().contains("are swapped"));
+        assert_eq!(unused_pairs("stage.0.data", Pair::None, &of(Pair::None)), None);
+        assert_eq!(unused_pairs("stage.0.data", Pair::Nsp, &of(Pair::Nsp)), None);
     }
 
     #[test]
