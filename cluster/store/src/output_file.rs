@@ -2,9 +2,11 @@
 
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use tempfile::NamedTempFile;
 
 /// Mode of a new file. At first, only its owner can read a temporary file.
@@ -19,8 +21,53 @@ pub struct OutputFile(Target);
 
 #[derive(Debug)]
 enum Target {
-    Regular { file: NamedTempFile, path: PathBuf },
+    Regular { file: Temporary, path: PathBuf },
     Special(File),
+}
+
+/// File without its final name.
+#[derive(Debug)]
+enum Temporary {
+    /// Without any name. If this process is killed, nothing is left.
+    Unnamed(File),
+    /// With a temporary name, on file systems that need one, such as NFS.
+    Named(NamedTempFile),
+}
+
+impl Temporary {
+    fn create(folder: &Path) -> io::Result<Self> {
+        let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+        match rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(file) if descriptor(file.as_raw_fd()).exists() => Ok(Self::Unnamed(file.into())),
+            _ => NamedTempFile::new_in(folder).map(Self::Named),
+        }
+    }
+
+    fn file(&mut self) -> &mut File {
+        match self {
+            Self::Unnamed(file) => file,
+            Self::Named(file) => file.as_file_mut(),
+        }
+    }
+
+    /// Gives the file its final name. Replaces an existing file.
+    fn persist(self, path: &Path) -> io::Result<()> {
+        match self {
+            Self::Named(file) => file.persist(path).map(drop).map_err(|error| error.error),
+            Self::Unnamed(file) => {
+                let from = descriptor(file.as_raw_fd());
+                // A link cannot replace a file, but a renamed link can.
+                let link = |to: &Path| Ok(rustix::fs::linkat(CWD, &from, CWD, to, AtFlags::SYMLINK_FOLLOW)?);
+                let named = tempfile::Builder::new().make_in(path.parent().unwrap_or(path), link)?;
+                named.into_temp_path().persist(path).map_err(|error| error.error)
+            }
+        }
+    }
+}
+
+/// Path of an open file of this process.
+fn descriptor(number: i32) -> PathBuf {
+    format!("/proc/self/fd/{number}").into()
 }
 
 impl OutputFile {
@@ -46,9 +93,9 @@ impl OutputFile {
             _ => {
                 let folder = path.parent().unwrap_or(&path);
                 std::fs::create_dir_all(folder)?;
-                let file = NamedTempFile::new_in(folder)?;
+                let mut file = Temporary::create(folder)?;
                 let mode = existing.as_ref().map_or(MODE, mode);
-                file.as_file().set_permissions(Permissions::from_mode(mode))?;
+                file.file().set_permissions(Permissions::from_mode(mode))?;
                 Ok(Self(Target::Regular { file, path }))
             }
         }
@@ -61,9 +108,9 @@ impl OutputFile {
     pub fn finish(self) -> io::Result<()> {
         match self.0 {
             Target::Special(mut file) => file.flush(),
-            Target::Regular { file, path } => {
-                file.as_file().sync_all()?;
-                file.persist(path).map(drop).map_err(|error| error.error)
+            Target::Regular { mut file, path } => {
+                file.file().sync_all()?;
+                file.persist(&path)
             }
         }
     }
@@ -93,14 +140,14 @@ fn resolve(mut path: PathBuf) -> io::Result<PathBuf> {
 impl Write for OutputFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match &mut self.0 {
-            Target::Regular { file, .. } => file.write(bytes),
+            Target::Regular { file, .. } => file.file().write(bytes),
             Target::Special(file) => file.write(bytes),
         }
     }
 
     fn flush(&mut self) -> io::Result<()> {
         match &mut self.0 {
-            Target::Regular { file, .. } => file.flush(),
+            Target::Regular { file, .. } => file.file().flush(),
             Target::Special(file) => file.flush(),
         }
     }
@@ -134,6 +181,22 @@ mod tests {
             (std::fs::read(&path).unwrap().as_slice(), mode(&path.metadata().unwrap())),
             (&b"second"[..], 0o600)
         );
+    }
+
+    /// A killed command cannot remove anything.
+    #[test]
+    fn nothing_is_left_of_a_file_whose_process_is_killed() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = || std::fs::read_dir(folder.path()).unwrap().count();
+        let mut file = OutputFile::create(&folder.path().join("file")).unwrap();
+        file.write_all(b"half of the text").unwrap();
+        assert_eq!(names(), 0);
+        drop(file);
+        // File systems such as NFS need a temporary name.
+        let mut named = Temporary::Named(NamedTempFile::new_in(folder.path()).unwrap());
+        named.file().write_all(b"text").unwrap();
+        named.persist(&folder.path().join("file")).unwrap();
+        assert_eq!((names(), std::fs::read(folder.path().join("file")).unwrap()), (1, b"text".to_vec()));
     }
 
     #[test]
