@@ -107,6 +107,8 @@ impl Workers {
             traced: traced.as_ref(),
         });
         let server = ControlServer::start(&cluster.control, attempt, events.clone())?;
+        // The receiver may already be dropped.
+        let _ = events.send(Event::Worker(attempt.number, WorkerEvent::Listening(server.address().to_owned())));
         let mut environment = vec![(URL_VARIABLE, server.url()), (TOKEN_VARIABLE, server.secret())];
         environment.extend(for_gpus);
         tracing::debug!("starting {line:?}");
