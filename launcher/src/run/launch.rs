@@ -1,12 +1,14 @@
 //! Launchers for the ranks of an attempt. Only this module knows command-line flags, output formats and process trees.
 //! The rest of the coordinator uses attempts and events.
 //!
+//! - [`descendants`]: descendants of this process that belong to an attempt
 //! - [`direct`]: a single rank as a child process; [`mpirun`]: Open MPI 4 and 5; [`output`]: parser of the output of
 //!   mpirun; [`srun`]: a Slurm job step
 //! - [`environment`]: environment variables for ranks on other hosts
 //! - [`processes`]: process trees, and their complete termination; [`scratch`]: scratch directories of Open MPI
 //! - [`workers`]: the running processes of an attempt
 
+pub mod descendants;
 pub mod direct;
 pub mod environment;
 pub mod mpirun;
