@@ -114,6 +114,38 @@ fn a_coordinator_is_identified_by_more_than_its_process_id() {
     assert_eq!(save.code, 1, "{}", save.err);
 }
 
+/// A shell may start processes and then replace itself by the coordinator, whose children they are then. Regression test:
+/// the coordinator killed them after an attempt.
+#[test]
+fn children_from_before_the_coordinator_are_left_alone() {
+    let dir = TestDir::new();
+    let (run, pids) = (dir.path("run"), dir.path("pids"));
+    // One of them is in the process group of the coordinator, one is not.
+    let script = format!(
+        "for start in '' setsid; do $start sleep 600 >{pids}.log 2>&1 & echo $! >>{pids}; done; sleep 1; exec \"$0\" \"$@\""
+    );
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).arg(lambert());
+    let mut running = Running::start_by(command, &dir.config(ENDLESS, 2), &run, &[]);
+    running.reach(3);
+    running.kill_rank(1, "-KILL");
+    running.wait_until(|| Path::new(&run).join("lease-000002").exists());
+    running.reach_now(3);
+    let text = std::fs::read_to_string(&pids).unwrap();
+    let children: Vec<u32> = text.lines().map(|pid| pid.parse().unwrap()).collect();
+    let is_asleep = |pid: &u32| {
+        // The command line of a zombie is empty.
+        std::fs::read_to_string(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with("sleep"))
+    };
+    let left = |when: &str| assert_eq!(children.iter().filter(|pid| is_asleep(pid)).count(), 2, "{when}");
+    left("after a restart");
+    running.kill_coordinator("-TERM");
+    let ended = running.end();
+    stopped(&run, &ended, 75, "killed by SIGKILL; restarting all workers");
+    left("at the end");
+    children.iter().for_each(|pid| support::signal(*pid, "-KILL"));
+}
+
 /// A run under nohup must outlive the terminal.
 #[test]
 fn an_ignored_sighup_stays_ignored() {

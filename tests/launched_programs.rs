@@ -29,6 +29,22 @@ fn a_failure_at_startup_is_reported() {
     assert!(status.contains("error        rank ") && status.contains(why), "{status}");
 }
 
+/// A rank without a reply from its coordinator exits with code 69. Regression test: such attempts were repeated forever.
+#[test]
+fn ranks_that_never_reach_the_coordinator_end_the_run() {
+    let dir = TestDir::new();
+    let program = with_worker(&dir, "[ \"$1\" = train ] && exit 69\nexec $WORKER \"$@\"");
+    let sets = ["--set", "cluster.restart.start_timeout_minutes=0.1"];
+    let start = Instant::now();
+    let ended = Running::start_by(Command::new(program), &dir.config(ENDLESS, 2), &dir.path("run"), &sets).end();
+    seconds("starts without a report, for 6 s", start);
+    assert_eq!(ended.code, Some(1), "{}", ended.log);
+    for text in ["giving up: no rank has reported for ", "exited: no reply from the coordinator at 127.0.0.1:"] {
+        assert!(ended.log.contains(text), "no {text:?} in {}", ended.log);
+    }
+    assert!(!ended.log.contains("suspended"), "{}", ended.log);
+}
+
 /// Two ranks with different MPI versions are rejected before they connect.
 #[test]
 fn a_version_mismatch_is_rejected() {

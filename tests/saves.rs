@@ -163,7 +163,7 @@ fn a_suspended_coordinator_does_not_count_as_a_failure() {
     running.kill_coordinator("-TERM");
     let ended = running.end();
     assert_eq!(ended.code, Some(75), "{}", ended.log);
-    says(&ended, &["no reply from this coordinator"]);
+    says(&ended, &["no reply from this coordinator, which was suspended for "]);
     assert!(!ended.log.contains("killed by SIG"), "{}", ended.log);
 }
 

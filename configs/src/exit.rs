@@ -8,8 +8,7 @@ pub const FAILED: i32 = 1;
 pub const USAGE: i32 = 2;
 /// The run diverged again after all rollbacks were used up (`EX_DATAERR`).
 pub const DIVERGED: i32 = 65;
-/// The coordinator did not answer a worker for `cluster.limits.coordinator_seconds`. This is not a failure of the
-/// worker (`EX_UNAVAILABLE`).
+/// The coordinator did not answer a worker for `cluster.limits.coordinator_seconds` (`EX_UNAVAILABLE`).
 pub const UNSUPERVISED: i32 = 69;
 /// Permanent failure, for example a damaged shard, or out of memory in a step. Do not retry (`EX_SOFTWARE`).
 pub const PERMANENT_FAILURE: i32 = 70;

@@ -38,6 +38,9 @@ pub fn decide(mut state: CoordinatorState, at: Seconds, event: Event) -> (Coordi
     if state.verdict().is_some() {
         return (state, Vec::new());
     }
+    if let Event::Suspended(seconds) = event {
+        state.suspended(seconds);
+    }
     let mut actions = take_request(&mut state, at, &event);
     let phase = std::mem::replace(&mut state.phase, Phase::Leasing(LeaseRequest::Next));
     let next = match phase {

@@ -22,10 +22,13 @@ pub fn lives(pid: u32) -> bool {
 pub fn since(pid: u32) -> Option<String> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let line = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command name is in parentheses and may contain any character. The start time, field 22, is the 20th field
-    // after the name (proc_pid_stat(5)).
-    let ticks = line.rsplit_once(')')?.1.split_whitespace().nth(19)?;
-    Some(format!("{}+{ticks}", boot.trim()))
+    Some(format!("{}+{}", boot.trim(), start_ticks(&line)?))
+}
+
+/// Parses the start time from `/proc/PID/stat`, clock ticks since the boot. The start time, field 22, is the 20th field
+/// after the name (proc_pid_stat(5)).
+pub fn start_ticks(text: &str) -> Option<u64> {
+    text.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// Parses state and parent PID from `/proc/PID/stat`. The command name is in parentheses and may contain any character.
@@ -67,6 +70,8 @@ mod tests {
         assert_eq!(stat("12 (a) R 9 (b)) S 7 12 12 0"), Some(('S', 7)));
         assert_eq!(process_group("12 (a) R 9 (b)) S 7 13 12 0"), Some(13));
         assert_eq!(stat("12 (a"), None);
+        let fields = (3..=22).map(|field| field.to_string()).collect::<Vec<_>>().join(" ");
+        assert_eq!(start_ticks(&format!("12 (a) R 9 (b)) {fields} 23")), Some(22));
     }
 
     #[test]

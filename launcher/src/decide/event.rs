@@ -13,6 +13,8 @@ use crate::text::signal_name;
 pub enum Event {
     /// Timer tick, several times a second.
     Tick,
+    /// The process of the coordinator was suspended, or did nothing, for this many seconds.
+    Suspended(Seconds),
     /// A signal. The first signal requests a checkpoint and a stop. A second signal at least one second later may
     /// request an immediate end; see `Requests::signal`.
     Signal(Signal),
@@ -41,6 +43,8 @@ pub enum Event {
 /// Events from the processes of an attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WorkerEvent {
+    /// The coordinator listens for reports of the ranks at this address and port.
+    Listening(String),
     /// Report of a rank. The messages of the report follow as [`WorkerEvent::Message`].
     Report(WorkerReport),
     /// A message from a rank, delivered once.

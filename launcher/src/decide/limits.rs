@@ -59,6 +59,13 @@ impl PhaseTimeouts {
             .or_else(|| self.hung(at, monitor))
     }
 
+    /// True if ranks may exit without a reply after the coordinator was suspended for this long. The last reply was at
+    /// most a heartbeat and a request before the suspension. Half of the timeout leaves room for both.
+    pub fn explains_missing_replies(&self, suspended: Seconds) -> bool {
+        let limit = self.limits.coordinator_seconds;
+        limit > 0.0 && suspended > 0.5 * limit
+    }
+
     /// Returns a timeout if processes do not exit after all work is done.
     fn lingering(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let limit = self.of(WorkerPhase::Stop, None);
@@ -223,6 +230,14 @@ mod tests {
         let mut config = RunConfig::default();
         config.cluster.limits.stop_seconds = 0.0;
         assert_eq!(PhaseTimeouts::new(&config).overdue(500.0, 0.0, 2, &monitor), None);
+    }
+
+    #[test]
+    fn a_suspension_of_half_the_timeout_explains_missing_replies() {
+        assert!(timeouts().explains_missing_replies(23.0) && !timeouts().explains_missing_replies(22.0));
+        let mut config = RunConfig::default();
+        config.cluster.limits.coordinator_seconds = 0.0;
+        assert!(!PhaseTimeouts::new(&config).explains_missing_replies(1e9), "ranks wait forever");
     }
 
     #[test]

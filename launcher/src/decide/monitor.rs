@@ -2,19 +2,20 @@
 //! failed.
 //!
 //! - `ranks`: ranks and hosts; `versions`: version check; `steps`: training progress
-//! - `failure_signs`: failure signs and the cause of a failure
+//! - `failure_signs`: failure signs and the cause of a failure; `coordinator_silence`: ranks without a reply
 
+mod coordinator_silence;
 mod failure_signs;
 mod ranks;
 mod steps;
 mod versions;
 
-use lambert_control::{EventKind, Message, WorkerPhase, WorkerReport};
+use lambert_control::{EventKind, FailureKind, Message, WorkerPhase, WorkerReport};
 
 use super::Seconds;
 use super::event::WorkerEvent;
+pub use failure_signs::FailureSigns;
 use failure_signs::RankFailure;
-pub use failure_signs::{AttemptFailure, FailureSigns};
 pub use ranks::{Rank, Ranks};
 pub use steps::Steps;
 pub use versions::VersionCheck;
@@ -63,10 +64,28 @@ pub enum AttemptEnd {
     RolledBack(Rollback),
     /// No rank ever reported.
     Absent(String),
-    /// The ranks exited because this coordinator did not answer, e.g. while it was suspended.
+    /// The ranks exited because this coordinator was suspended and did not answer.
     Unsupervised(String),
     /// The attempt failed.
     Failed(AttemptFailure),
+}
+
+/// Cause of the failure of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttemptFailure {
+    /// Description of the rank and the failure.
+    pub message: String,
+    /// Kind of failure, which determines whether the coordinator restarts the run.
+    pub kind: FailureKind,
+    /// Host that caused the failure, if known.
+    pub host: Option<String>,
+}
+
+impl AttemptFailure {
+    /// Creates a transient failure: a retry may succeed.
+    pub fn transient(message: String) -> Self {
+        Self { message, kind: FailureKind::Transient, host: None }
+    }
 }
 
 impl AttemptMonitor {
@@ -79,6 +98,7 @@ impl AttemptMonitor {
     /// Applies an event.
     pub fn take(&mut self, at: Seconds, what: WorkerEvent) {
         match what {
+            WorkerEvent::Listening(address) => self.failure_signs.silence.listening(address),
             WorkerEvent::Report(report) => self.report(at, report),
             WorkerEvent::Message(rank, Message::Event(event)) => self.event(at, rank, event),
             WorkerEvent::Message(_, Message::Record(record)) => self.steps.record(&record),
@@ -87,6 +107,11 @@ impl AttemptMonitor {
             WorkerEvent::Exited(exit) => self.failure_signs.exited(at, exit),
             WorkerEvent::Line(..) | WorkerEvent::Gone(_) => {}
         }
+    }
+
+    /// Registers that the coordinator was suspended, long enough for ranks to exit.
+    pub fn suspended(&mut self, seconds: Seconds) {
+        self.failure_signs.silence.suspended(seconds);
     }
 
     fn report(&mut self, at: Seconds, report: WorkerReport) {

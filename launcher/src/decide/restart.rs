@@ -118,7 +118,13 @@ fn ending(
         (Some(result @ (AttemptEnd::Finished | AttemptEnd::Stopped)), EndReason::Killed) => Ok(result),
         (_, EndReason::Killed) => Err(killed(state)),
         (Some(result), why) => {
-            let crash = monitor.crash(running.attempt.world).filter(|_| why == EndReason::Exited);
+            let is_end = matches!(result, AttemptEnd::Finished | AttemptEnd::Stopped);
+            let crash = match why {
+                EndReason::Exited => monitor.crash(running.attempt.world),
+                // Ranks may complete their work while the coordinator ends them.
+                EndReason::Failed(failure) if is_end => Some(failure.message),
+                _ => None,
+            };
             actions.extend(crash.map(|message| Action::Note(Note::ResultStands(message))));
             Ok(result)
         }
@@ -212,7 +218,8 @@ pub fn wait(
     Phase::Pausing { last, until: at + pause }
 }
 
-/// Restarts after the coordinator itself did not respond to the ranks. No rank failed, so such restarts are unlimited.
+/// Restarts after the coordinator was suspended and did not respond to the ranks. No rank failed, so such restarts are
+/// unlimited.
 fn unsupervised(
     state: &mut CoordinatorState,
     at: Seconds,

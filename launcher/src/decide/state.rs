@@ -183,6 +183,16 @@ impl CoordinatorState {
         }
     }
 
+    /// Registers a suspension of the coordinator in the monitor of the running attempt.
+    pub(super) fn suspended(&mut self, seconds: Seconds) {
+        let is_long = self.settings.timeouts.explains_missing_replies(seconds);
+        if let Phase::Running(running) | Phase::Ending(running, _) = &mut self.phase
+            && is_long
+        {
+            running.monitor.suspended(seconds);
+        }
+    }
+
     pub(super) fn unix(&self, at: Seconds) -> f64 {
         self.settings.unix + at
     }

@@ -9,6 +9,8 @@ use crate::host;
 const TICK: Duration = Duration::from_millis(50);
 /// Time between ticks above which the process must have been suspended. The coordinator itself never blocks that long.
 const STOPPED: Duration = Duration::from_secs(10);
+/// Time between ticks above which the coordinator may have been suspended.
+const PAUSED: Duration = Duration::from_secs(1);
 
 /// Time since the coordinator started, without the time for which its process was suspended, e.g. with its Slurm job.
 /// A suspended coordinator receives no reports.
@@ -44,8 +46,9 @@ impl Clock {
         TICK.saturating_sub(self.ticked.elapsed())
     }
 
-    /// Advances to the next tick and excludes a suspension.
-    pub fn tick(&mut self) {
+    /// Advances to the next tick and excludes a suspension. Returns the seconds since the last tick if they were so many
+    /// that the process may have been suspended.
+    pub fn tick(&mut self) -> Option<Seconds> {
         let passed = self.ticked.elapsed();
         self.ticked = Instant::now();
         if passed > STOPPED {
@@ -53,6 +56,7 @@ impl Clock {
             self.unix += passed.as_secs_f64();
             tracing::info!("the coordinator was suspended for {:.0} s; continuing", passed.as_secs_f64());
         }
+        (passed > PAUSED).then_some(passed.as_secs_f64())
     }
 }
 
@@ -68,11 +72,12 @@ mod tests {
         (clock.begun, clock.ticked) = (before, before + Duration::from_secs(60));
         let unix = clock.unix();
         assert_eq!(clock.until_tick(), Duration::ZERO);
-        clock.tick();
+        let suspended = clock.tick().unwrap();
+        assert!((suspended - 40.0).abs() < 5.0, "{suspended}");
         assert!((clock.seconds() - 60.0).abs() < 5.0, "{}", clock.seconds());
         assert!((clock.unix() - unix - 40.0).abs() < 5.0, "{}", clock.unix() - unix);
         assert!(clock.until_tick() > Duration::ZERO);
-        clock.tick();
+        assert_eq!(clock.tick(), None);
         assert!((clock.seconds() - 60.0).abs() < 5.0, "a short while counts");
     }
 }

@@ -96,6 +96,11 @@ impl ControlServer {
         &self.url
     }
 
+    /// Address and port of the server, e.g. `127.0.0.1:41023`.
+    pub fn address(&self) -> &str {
+        self.url.trim_start_matches("http://")
+    }
+
     /// Secret of this attempt: 256 random bits in hexadecimal.
     pub fn secret(&self) -> &str {
         &self.shared.secret

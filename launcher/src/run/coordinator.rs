@@ -122,11 +122,11 @@ impl<'a> Coordinator<'a> {
         loop {
             let left = self.clock.until_tick();
             if left.is_zero() {
-                self.clock.tick();
+                let suspended = self.clock.tick();
                 // If a thread has panicked, the coordinator could wait forever for an event from this thread.
                 panics::first().map_or(Ok(()), Err)?;
                 self.poll_workers()?;
-                return Ok(Event::Tick);
+                return Ok(suspended.map_or(Event::Tick, Event::Suspended));
             }
             if let Ok(event) = self.inbox.recv_timeout(left) {
                 return Ok(event);

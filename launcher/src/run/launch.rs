@@ -1,14 +1,17 @@
 //! Launchers for the ranks of an attempt. Only this module knows command-line flags, output formats and process trees.
 //! The rest of the coordinator uses attempts and events.
 //!
+//! - [`descendants`]: descendants of this process that belong to an attempt
 //! - [`direct`]: a single rank as a child process; [`mpirun`]: Open MPI 4 and 5; [`output`]: parser of the output of
 //!   mpirun; [`srun`]: a Slurm job step
-//! - [`environment`]: environment variables for ranks on other hosts
+//! - [`environment`]: environment variables for ranks on other hosts; [`lines`]: lines of an output stream
 //! - [`processes`]: process trees, and their complete termination; [`scratch`]: scratch directories of Open MPI
 //! - [`workers`]: the running processes of an attempt
 
+pub mod descendants;
 pub mod direct;
 pub mod environment;
+pub mod lines;
 pub mod mpirun;
 pub mod output;
 pub mod processes;
@@ -90,8 +93,10 @@ pub trait Launcher: Debug {
 
 /// Parses an output stream of a launcher, line by line.
 pub trait OutputParser: Send {
-    /// Returns the events in a line.
+    /// Returns the events in a line, or in the start of a long line.
     fn line(&mut self, text: &str) -> Vec<WorkerEvent>;
+    /// Returns the events in the next piece of a long line.
+    fn continuation(&mut self, text: &str) -> Vec<WorkerEvent>;
     /// Returns the remaining events at the end of the stream.
     fn end(&mut self) -> Vec<WorkerEvent>;
 }

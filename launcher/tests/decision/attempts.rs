@@ -1,12 +1,13 @@
 //! Tests of decisions after an attempt: end of the run, or restart and backoff.
 
+use lambert_config::exit;
 use lambert_config::run::Host;
 use lambert_control::WorkerReport;
 use lambert_control::{EventKind, FailureKind};
 
 use lambert::decide::{
-    Action, Attempt, CoordinatorState, Event, HostPool, LeaseRequest, Note, Placement, ProcessExit, Settings, Signal,
-    StopReason, Verdict, WorkerEvent,
+    Action, Attempt, CoordinatorState, Event, HostPool, LeaseRequest, Note, Placement, ProcessExit, RankDeath,
+    Settings, Signal, StopReason, Verdict, WorkerEvent,
 };
 use lambert_control::Versions;
 
@@ -162,6 +163,75 @@ fn an_attempt_without_reports_is_retried_and_not_counted() {
     assert!((3600.0..3700.0).contains(&scene.at), "given up after {} s", scene.at);
     assert!(message.ends_with("the launcher exited with code 1: no route to host b"), "{message}");
     assert_eq!(scene.state.history.restarts, [], "counted as a restart");
+}
+
+/// Simulates that a rank exits because it gets no reply from the coordinator.
+fn leave(scene: &mut Scenario, rank: usize) {
+    scene.worker(WorkerEvent::Died(RankDeath::Exit { rank, code: exit::UNSUPERVISED })).exit(exit::UNSUPERVISED);
+}
+
+/// Regression test: such attempts were repeated without a pause and without a limit.
+#[test]
+fn ranks_that_cannot_reach_the_coordinator_are_retried_for_the_start_timeout() {
+    let mut scene = Scenario::with(|config| config.cluster.restart.start_timeout_minutes = 1.0, HostPool::Here);
+    let (mut lease, mut pauses) = (0, Vec::new());
+    while scene.state.verdict().is_none() {
+        lease += 1;
+        assert!(lease < 100, "no limit");
+        scene.give(Event::LeaseTaken(lease)).worker(WorkerEvent::Listening("10.0.0.1:4000".into())).wait(6.0);
+        leave(&mut scene, 1);
+        if scene.state.verdict().is_none() {
+            pauses.push(scene.pause().0);
+        }
+    }
+    assert_eq!(pauses, [1.0, 2.0, 4.0, 8.0, 16.0]);
+    let (code, message) = scene.failure();
+    assert!(code == 1 && message.starts_with("giving up: no rank has reported for 1.1 minutes"), "{message}");
+    assert!(message.contains("rank 1 (not yet reported) exited: no reply from the coordinator at 10.0.0.1:4000"));
+}
+
+#[test]
+fn a_rank_that_loses_the_coordinator_counts_as_a_failure_of_its_host() {
+    let host = |name: &str| Host { name: name.into(), ranks: 1 };
+    let mut scene = Scenario::with(|_| (), HostPool::Hosts(vec![host("a"), host("b"), host("c")]));
+    scene.train(1, 5).wait(46.0);
+    leave(&mut scene, 1);
+    assert_eq!(scene.pause().0, 1.0);
+    let restart = &scene.state.history.restarts[0];
+    assert_eq!((restart.host.as_deref(), restart.counts_toward_limit), (Some("b"), true));
+    scene.give(Event::LeaseTaken(2));
+    let Placement::Hosts(hosts) = &scene.state.running().unwrap().attempt.placement else { panic!() };
+    assert_eq!(hosts.iter().map(|host| host.name.as_str()).collect::<String>(), "ac");
+
+    let mut scene = Scenario::with(|config| config.cluster.restart.limit = 2, HostPool::Here);
+    for lease in 1..=2 {
+        leave(scene.train(lease, 5), 0);
+        scene.pause();
+    }
+    leave(scene.train(3, 5), 0);
+    assert!(scene.failure().1.starts_with("giving up after 3 failures"), "{}", scene.failure().1);
+}
+
+/// The ranks did not fail, so nothing counts. The events arrive in any order after the coordinator is resumed.
+#[test]
+fn restarts_after_suspensions_are_unlimited() {
+    let mut scene = Scenario::with(|config| config.cluster.restart.limit = 1, HostPool::Here);
+    for lease in 1..=8 {
+        scene.train(lease, 5);
+        let death = WorkerEvent::Died(RankDeath::Exit { rank: 1, code: exit::UNSUPERVISED });
+        if lease % 2 == 0 {
+            scene.worker(death).give(Event::Suspended(60.0));
+        } else {
+            scene.give(Event::Suspended(60.0)).worker(death);
+        }
+        scene.exit(exit::UNSUPERVISED);
+        assert_eq!(scene.pause().0, 0.0);
+    }
+    // The suspension ended before the attempt, or was too short.
+    scene.give(Event::Suspended(60.0)).train(9, 6).give(Event::Suspended(20.0));
+    leave(&mut scene, 1);
+    assert_eq!(scene.pause().0, 1.0);
+    assert_eq!(scene.state.history.count(1e9 - 1.0), 1);
 }
 
 #[test]

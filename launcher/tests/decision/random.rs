@@ -227,10 +227,10 @@ impl Simulation {
 
     fn end(&mut self) -> WorkerEvent {
         match self.rng.below(8) {
-            0 | 1 => WorkerEvent::Exited(ProcessExit::Code([0, 0, 1, 2, 75][self.rng.below(5) as usize])),
+            0 | 1 => WorkerEvent::Exited(ProcessExit::Code([0, 0, 1, 2, 69, 75][self.rng.below(6) as usize])),
             2 => WorkerEvent::Exited(ProcessExit::Signal(9)),
             3 => WorkerEvent::Died(RankDeath::Signal { rank: self.rank(), signal: 9 }),
-            4 => WorkerEvent::Died(RankDeath::Exit { rank: self.rank(), code: 1 }),
+            4 => WorkerEvent::Died(RankDeath::Exit { rank: self.rank(), code: [1, 69][self.rng.below(2) as usize] }),
             5 => WorkerEvent::Remark("no route to host".into()),
             _ if self.checker.ending || self.rng.below(3) == 0 => WorkerEvent::Gone(Vec::new()),
             _ => WorkerEvent::Line(0, "text".into()),

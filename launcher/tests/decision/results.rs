@@ -62,6 +62,23 @@ fn a_crash_after_the_result_is_a_warning() {
     assert_eq!(scene.exit(0).done, [Action::ForgetStop]);
 }
 
+/// For example, mpirun wakes a stopped rank before it ends it, and this rank then completes the last step.
+#[test]
+fn the_reason_for_the_end_of_an_attempt_is_a_warning_after_the_result() {
+    for stopped in [false, true] {
+        let mut scene = Scenario::new();
+        scene.train(1, 5).wait(91.0);
+        assert_eq!(scene.done, [Action::End]);
+        if stopped {
+            scene.give(Event::StopRequested);
+        }
+        scene.send_event(finished(stopped)).exit(0);
+        let reason = "rank 0 (pid 7, host a) has sent no heartbeat for 90 s".to_owned();
+        assert_eq!(scene.done[0], Action::Note(Note::ResultStands(reason)));
+        assert_eq!(scene.state.verdict(), Some(&result(stopped)));
+    }
+}
+
 #[test]
 fn only_rank_0_reports_the_result() {
     let mut scene = Scenario::new();

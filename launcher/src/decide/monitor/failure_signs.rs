@@ -3,7 +3,8 @@
 use lambert_config::exit;
 use lambert_control::FailureKind;
 
-use super::{AttemptEnd, Ranks};
+use super::coordinator_silence::CoordinatorSilence;
+use super::{AttemptEnd, AttemptFailure, Ranks};
 use crate::decide::Seconds;
 use crate::decide::event::{ProcessExit, RankDeath};
 use crate::text::signal_name;
@@ -28,6 +29,8 @@ pub struct FailureSigns {
     /// Other messages from the launcher.
     remarks: Vec<String>,
     failures: Vec<RankFailure>,
+    /// Possible reasons for exits with [`exit::UNSUPERVISED`].
+    pub(super) silence: CoordinatorSilence,
 }
 
 /// A failure reported by a rank.
@@ -43,24 +46,6 @@ impl RankFailure {
         let message = format!("{} failed: {}{}", ranks.who(self.rank), self.message, ranks.xid_note(self.rank));
         let host = ranks.host(self.rank).filter(|_| self.kind == FailureKind::Host);
         AttemptEnd::Failed(AttemptFailure { message, kind: self.kind, host })
-    }
-}
-
-/// Cause of the failure of an attempt.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AttemptFailure {
-    /// Description of the rank and the failure.
-    pub message: String,
-    /// Kind of failure, which determines whether the coordinator restarts the run.
-    pub kind: FailureKind,
-    /// Host that caused the failure, if known.
-    pub host: Option<String>,
-}
-
-impl AttemptFailure {
-    /// Creates a transient failure: a retry may succeed.
-    pub fn transient(message: String) -> Self {
-        Self { message, kind: FailureKind::Transient, host: None }
     }
 }
 
@@ -112,7 +97,7 @@ impl FailureSigns {
     ///
     /// 1. a permanent failure that a rank reported
     /// 2. a host failure that a rank reported
-    /// 3. workers that exited because the coordinator did not answer
+    /// 3. workers that exited because they got no reply from the coordinator
     /// 4. the death of the first rank that died: its signal, an out-of-memory kill, its own report or its exit code
     /// 5. the first report of any rank
     /// 6. the exit status of the launcher or of the only rank
@@ -123,9 +108,11 @@ impl FailureSigns {
         let reported = self.failures.iter().find(is_permanent).or_else(host);
         match (reported, self.death) {
             (Some(reported), _) => reported.attempt_end(ranks),
-            (None, _) if self.is_unsupervised() => {
-                let cause = "the workers exited: no reply from this coordinator (was it suspended?)";
-                AttemptEnd::Unsupervised(cause.to_owned())
+            (None, Some(RankDeath::Exit { rank, code: exit::UNSUPERVISED })) => {
+                self.silence.attempt_end(ranks, Some(rank), self.since)
+            }
+            (None, None) if self.exit == Some(ProcessExit::Code(exit::UNSUPERVISED)) => {
+                self.silence.attempt_end(ranks, (world == 1).then_some(0), self.since)
             }
             (None, Some(RankDeath::Signal { rank, signal })) => {
                 let message = format!("{} killed by {}{}", ranks.who(rank), signal_name(signal), ranks.xid_note(rank));
@@ -146,14 +133,6 @@ impl FailureSigns {
                 Some(reported) => reported.attempt_end(ranks),
                 None => self.unreported(ranks, world),
             },
-        }
-    }
-
-    fn is_unsupervised(&self) -> bool {
-        match self.death {
-            Some(RankDeath::Exit { code, .. }) => code == exit::UNSUPERVISED,
-            Some(_) => false,
-            None => self.exit == Some(ProcessExit::Code(exit::UNSUPERVISED)),
         }
     }
 

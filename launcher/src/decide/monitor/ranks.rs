@@ -62,6 +62,11 @@ impl Ranks {
         !self.is_empty() && self.reported.values().all(condition)
     }
 
+    /// Time of the last report of a rank.
+    pub fn last_report(&self, rank: usize) -> Option<Seconds> {
+        self.reported.get(&rank).map(|known| known.last_report)
+    }
+
     /// Host of a rank: the configured name, or the name that the rank reported.
     pub fn host(&self, rank: usize) -> Option<String> {
         self.rank_hosts.get(rank).or_else(|| Some(&self.reported.get(&rank)?.host)).cloned()

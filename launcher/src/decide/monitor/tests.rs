@@ -3,7 +3,7 @@
 use super::*;
 use crate::decide::{ProcessExit, RankDeath};
 use lambert_config::exit;
-use lambert_control::{FailureKind, GpuStatus, Versions};
+use lambert_control::{GpuStatus, Versions};
 
 fn monitor() -> AttemptMonitor {
     watch_on(&[])
@@ -166,11 +166,15 @@ fn a_version_mismatch_is_detected() {
 /// The test covers a coordinator that was suspended. After it is resumed, it learns from these events that its ranks
 /// have exited.
 #[test]
-fn ranks_without_responses_from_this_coordinator_have_not_failed() {
+fn ranks_without_replies_from_a_suspended_coordinator_have_not_failed() {
     let is_unsupervised =
         |monitor: AttemptMonitor, code: i32| matches!(ended(monitor, code), AttemptEnd::Unsupervised(_));
     let mut named = monitor();
-    assert!(is_unsupervised(named.clone(), exit::UNSUPERVISED));
+    assert!(!is_unsupervised(named.clone(), exit::UNSUPERVISED), "the coordinator was not suspended");
+    named.suspended(100.0);
+    named.suspended(30.0);
+    let message = "the workers exited: no reply from this coordinator, which was suspended for 100 s";
+    assert_eq!(ended(named.clone(), exit::UNSUPERVISED), AttemptEnd::Unsupervised(message.into()));
     named.take(1.0, WorkerEvent::Died(RankDeath::Exit { rank: 1, code: exit::UNSUPERVISED }));
     // Other ranks notice the loss of a peer before they notice that the coordinator is silent.
     tell(&mut named, 0, failed("the all-reduce failed", FailureKind::Transient));
@@ -178,8 +182,44 @@ fn ranks_without_responses_from_this_coordinator_have_not_failed() {
     tell(&mut named, 0, failed("a damaged shard", FailureKind::Permanent));
     assert!(!is_unsupervised(named, exit::UNSUPERVISED));
     let mut crashed = monitor();
+    crashed.suspended(100.0);
     crashed.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 11 }));
     assert!(!is_unsupervised(crashed, exit::UNSUPERVISED));
+}
+
+#[test]
+fn a_rank_without_replies_from_a_running_coordinator_has_failed() {
+    let end = |mut monitor: AttemptMonitor, address: &str, rank: Option<usize>| {
+        monitor.take(0.0, WorkerEvent::Listening(address.into()));
+        let death = rank.map(|rank| WorkerEvent::Died(RankDeath::Exit { rank, code: exit::UNSUPERVISED }));
+        death.into_iter().for_each(|death| monitor.take(46.0, death));
+        ended(monitor, exit::UNSUPERVISED)
+    };
+    let failed = |message: &str, host: Option<&str>| {
+        let kind = if host.is_some() { FailureKind::Host } else { FailureKind::Transient };
+        AttemptEnd::Failed(AttemptFailure { message: message.into(), kind, host: host.map(str::to_owned) })
+    };
+    let hosts = ["a", "b"];
+    let of_b = "rank 1 (pid 41, host x) exited: no reply from the coordinator at 10.0.0.1:4000 for 46 s; check the \
+                network between this host and b";
+    assert_eq!(end(watch_on(&hosts), "10.0.0.1:4000", Some(1)), failed(of_b, Some("b")));
+    let unknown = "the workers exited: no reply from the coordinator at 10.0.0.1:4000; check the network between this \
+                   host and the hosts of the ranks";
+    assert_eq!(end(watch_on(&hosts), "10.0.0.1:4000", None), failed(unknown, None));
+    for (address, end) in ["127.0.0.1:4000", "[::1]:4000"].map(|address| (address, end(monitor(), address, Some(0)))) {
+        let alone = format!(
+            "rank 0 (pid 40, host x) exited: no reply from the coordinator at {address} for 46 s; check the load of \
+             this host"
+        );
+        assert_eq!(end, failed(&alone, None), "another host is no better");
+    }
+    let silent = AttemptMonitor::new(hosts.map(str::to_owned).into());
+    let absent = "rank 1 (not yet reported) exited: no reply from the coordinator at head:4000; check the network \
+                  between this host and b";
+    assert_eq!(end(silent, "head:4000", Some(1)), AttemptEnd::Absent(absent.into()));
+    let mut alone = AttemptMonitor::default();
+    alone.take(1.0, WorkerEvent::Exited(ProcessExit::Code(exit::UNSUPERVISED)));
+    assert!(matches!(alone.failure(1), AttemptEnd::Absent(_)), "it has never reported");
 }
 
 #[test]

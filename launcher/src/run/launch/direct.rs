@@ -29,6 +29,10 @@ impl OutputParser for DirectParser {
         vec![WorkerEvent::Line(0, text.to_owned())]
     }
 
+    fn continuation(&mut self, text: &str) -> Vec<WorkerEvent> {
+        self.line(text)
+    }
+
     fn end(&mut self) -> Vec<WorkerEvent> {
         Vec::new()
     }

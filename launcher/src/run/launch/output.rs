@@ -6,15 +6,25 @@ use crate::decide::{RankDeath, WorkerEvent};
 /// Separates the lines of ranks from the lines of mpirun itself, and joins the lines of mpirun into paragraphs.
 #[derive(Debug, Default)]
 pub struct OpenMpiParser {
+    /// Rank and tag of the last line. `None` if mpirun itself printed it.
+    tag: Option<(usize, String)>,
     block: Option<Vec<String>>,
 }
 
 impl OutputParser for OpenMpiParser {
     fn line(&mut self, text: &str) -> Vec<WorkerEvent> {
-        match tagged(text) {
-            Some((rank, output)) => vec![WorkerEvent::Line(rank, output)],
+        let tagged = tagged(text);
+        self.tag = tagged.as_ref().map(|(rank, tag, _)| (*rank, (*tag).to_owned()));
+        match tagged {
+            Some((rank, tag, output)) => vec![WorkerEvent::Line(rank, output.replace(tag, ""))],
             None => self.own(text).into_iter().collect(),
         }
+    }
+
+    fn continuation(&mut self, text: &str) -> Vec<WorkerEvent> {
+        // Nothing is expected of mpirun itself in a line of this length.
+        let tag = self.tag.as_ref();
+        tag.map(|(rank, tag)| WorkerEvent::Line(*rank, text.replace(tag, ""))).into_iter().collect()
     }
 
     fn end(&mut self) -> Vec<WorkerEvent> {
@@ -22,18 +32,17 @@ impl OutputParser for OpenMpiParser {
     }
 }
 
-/// Parses a line of a rank. `--tag-output` formats the line as `[job,rank]<stream>:text`. Open MPI 5 adds a space.
-fn tagged(text: &str) -> Option<(usize, String)> {
+/// Parses a line of a rank: the rank, its tag and the text. `--tag-output` formats the line as `[job,rank]<stream>:text`.
+/// Open MPI 5 adds a space. If a rank writes a line in several pieces, each piece has a tag.
+fn tagged(text: &str) -> Option<(usize, &str, &str)> {
     let (_job, rest) = text.strip_prefix('[')?.split_once(',')?;
     let (rank, rest) = rest.split_once("]<")?;
     let (stream, output) = rest.split_once(">:")?;
     if !["stdout", "stderr", "stddiag"].contains(&stream) {
         return None;
     }
-    // If a rank writes a line in several pieces, each piece has a tag.
     let tag = &text[..text.len() - output.len()];
-    let output = output.strip_prefix(' ').unwrap_or(output);
-    Some((rank.parse().ok()?, output.replace(tag, "")))
+    Some((rank.parse().ok()?, tag, output.strip_prefix(' ').unwrap_or(output)))
 }
 
 impl OpenMpiParser {
@@ -114,6 +123,11 @@ mod tests {
         assert_eq!(line("[1,1]<stdout>: out 1"), [WorkerEvent::Line(1, "out 1".into())]);
         assert_eq!(line("[vm:123] something"), [WorkerEvent::Remark("[vm:123] something".into())]);
         assert_eq!(line("[1,0] text"), [WorkerEvent::Remark("[1,0] text".into())]);
+        let mut parser = OpenMpiParser::default();
+        parser.line("[1,3]<stdout>:aaa");
+        assert_eq!(parser.continuation("b[1,3]<stdout>:c"), [WorkerEvent::Line(3, "bc".into())]);
+        parser.line("mpirun aaa");
+        assert_eq!(parser.continuation("b"), []);
     }
 
     fn reported(text: &str) -> Vec<WorkerEvent> {

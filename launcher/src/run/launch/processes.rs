@@ -1,7 +1,6 @@
 //! Tree of a program and its descendants. The program is terminated when its coordinator ends. The coordinator can also
 //! terminate the whole tree.
 
-use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -10,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
-use crate::child_groups;
+use super::descendants;
 use crate::decide::ProcessExit;
-use crate::host::{process_group, stat};
+use crate::host::stat;
 
 /// A process operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -33,8 +32,9 @@ pub enum ProcessError {
 }
 
 /// Makes this process a subreaper. Orphaned descendants become children of this process, so that it can find and
-/// terminate all workers.
+/// terminate all workers. Descendants that exist already are left alone.
 pub fn adopt_orphans() -> Result<(), ProcessError> {
+    descendants::remember_earlier().map_err(ProcessError::Wait)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(|error| ProcessError::Reaper(error.into()))
 }
@@ -155,6 +155,7 @@ impl ProcessTree {
         let root = command
             .spawn()
             .map_err(|source| ProcessError::Start { program: program.to_string_lossy().into_owned(), source })?;
+        descendants::begin_group(root.id());
         Ok(Self { root, exit_signal, ending: None, over: None })
     }
 
@@ -188,7 +189,7 @@ impl ProcessTree {
         if !ended && now < force {
             return Ok(None);
         }
-        let left = descendants()?;
+        let left = living()?;
         if ended && left.is_empty() {
             self.reap()?;
             return Ok(Some(Vec::new()));
@@ -216,7 +217,8 @@ impl ProcessTree {
     /// Reaps dead orphans if the program itself has already been reaped.
     fn reap(&mut self) -> Result<(), ProcessError> {
         if self.ended()?.is_some() {
-            let zombies = family()?.into_iter().filter(|process| process.state == 'Z');
+            let family = descendants::of_attempts().map_err(ProcessError::Wait)?;
+            let zombies = family.into_iter().filter(|process| process.state == 'Z');
             for process in zombies.filter(|process| process.parent == std::process::id()) {
                 let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
                 let _ = rustix::process::waitpid(pid, WaitOptions::NOHANG);
@@ -233,45 +235,10 @@ fn signal(pid: u32, signal: Signal) {
     }
 }
 
-/// A process in /proc.
-#[derive(Debug, Clone, Copy)]
-struct ProcessEntry {
-    pid: u32,
-    parent: u32,
-    state: char,
-}
-
-/// Returns the process IDs of all living descendants of this process that belong to an attempt.
-fn descendants() -> Result<Vec<u32>, ProcessError> {
-    let living = family()?.into_iter().filter(|process| process.state != 'Z');
-    Ok(living.map(|process| process.pid).collect())
-}
-
-/// Returns the descendants of this process, without those in [`child_groups`].
-fn family() -> Result<Vec<ProcessEntry>, ProcessError> {
-    let mut processes = Vec::new();
-    let other = child_groups::lock();
-    for entry in std::fs::read_dir("/proc").map_err(ProcessError::Wait)?.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        let Ok(text) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-        let is_other = process_group(&text).is_some_and(|group| other.contains(&group));
-        if let Some((state, parent)) = stat(&text).filter(|_| !is_other) {
-            processes.push(ProcessEntry { pid, parent, state });
-        }
-    }
-    drop(other);
-    let mut family = HashSet::from([std::process::id()]);
-    // The search repeats, because a child may precede its parent in the list.
-    loop {
-        let is_new = |process: &&ProcessEntry| family.contains(&process.parent) && !family.contains(&process.pid);
-        let next: Vec<u32> = processes.iter().filter(is_new).map(|process| process.pid).collect();
-        if next.is_empty() {
-            break;
-        }
-        family.extend(next);
-    }
-    processes.retain(|process| process.pid != std::process::id() && family.contains(&process.pid));
-    Ok(processes)
+/// Returns the process IDs of all living processes of an attempt.
+fn living() -> Result<Vec<u32>, ProcessError> {
+    let family = descendants::of_attempts().map_err(ProcessError::Wait)?;
+    Ok(family.into_iter().filter(|process| process.state != 'Z').map(|process| process.pid).collect())
 }
 
 /// Describes a process: `pid 12 (lambert-worker, uninterruptible)`.
@@ -314,7 +281,11 @@ mod tests {
     /// A single test, because all tests share the children of this process.
     #[test]
     fn a_process_tree_is_ended_including_orphans() {
+        let mut earlier = Command::new("sh").args(["-c", "sleep 61 & wait"]).process_group(0).spawn().unwrap();
         adopt_orphans().unwrap();
+        // The coordinator runs these programs itself, such as squeue. The second one has already exited.
+        let mut own = Command::new("sleep").arg("62").spawn().unwrap();
+        let mut exited = Command::new("sh").args(["-c", "exit 7"]).spawn().unwrap();
         // The shell leaves an orphan behind that ignores SIGTERM.
         let script = "setsid sh -c 'trap \"\" TERM; while :; do sleep 0.1; done' & sleep 0.3; exit 3";
         let line: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
@@ -326,9 +297,9 @@ mod tests {
             }
         };
         assert_eq!(exit(status), ProcessExit::Code(3));
-        assert!(!descendants().unwrap().is_empty(), "the orphan is ours now");
+        assert!(!living().unwrap().is_empty(), "the orphan is ours now");
         end(&mut tree);
-        assert_eq!(descendants().unwrap(), Vec::<u32>::new());
+        assert_eq!(living().unwrap(), Vec::<u32>::new());
 
         let script = "trap '' TERM; echo $WORD; sleep 60 & wait";
         let line: Vec<OsString> = ["sh", "-c", script].map(OsString::from).into();
@@ -358,5 +329,14 @@ mod tests {
             std::thread::sleep(Duration::from_millis(10));
         }
         assert_eq!(exit(shielded.ended().unwrap().unwrap()), ProcessExit::Code(5));
+
+        assert!(lives(earlier.id()) && lives(own.id()), "they belong to no attempt");
+        assert_eq!(exited.wait().unwrap().code(), Some(7), "its status is for the caller");
+        own.kill().unwrap();
+        own.wait().unwrap();
+        // The group still has the child of the shell.
+        let group = i32::try_from(earlier.id()).ok().and_then(Pid::from_raw).unwrap();
+        rustix::process::kill_process_group(group, Signal::KILL).unwrap();
+        earlier.wait().unwrap();
     }
 }

@@ -73,16 +73,22 @@ impl Launcher for Srun {
     }
 
     fn parser(&self) -> Box<dyn OutputParser> {
-        Box::new(SrunParser)
+        Box::new(SrunParser::default())
     }
 }
 
 /// Separates the labelled lines of ranks from the lines of srun itself.
-struct SrunParser;
+#[derive(Debug, Default)]
+struct SrunParser {
+    /// Rank of the last line. `None` if srun itself printed it.
+    rank: Option<usize>,
+}
 
 impl OutputParser for SrunParser {
     fn line(&mut self, text: &str) -> Vec<WorkerEvent> {
-        if let Some((rank, printed)) = labelled(text) {
+        let labelled = labelled(text);
+        self.rank = labelled.map(|(rank, _)| rank);
+        if let Some((rank, printed)) = labelled {
             return vec![WorkerEvent::Line(rank, printed.to_owned())];
         }
         match death(text) {
@@ -90,6 +96,11 @@ impl OutputParser for SrunParser {
             None if text.trim().is_empty() || is_banner(text) => Vec::new(),
             None => vec![WorkerEvent::Remark(text.trim().to_owned())],
         }
+    }
+
+    fn continuation(&mut self, text: &str) -> Vec<WorkerEvent> {
+        // Nothing is expected of srun itself in a line of this length.
+        self.rank.map(|rank| WorkerEvent::Line(rank, text.to_owned())).into_iter().collect()
     }
 
     fn end(&mut self) -> Vec<WorkerEvent> {
@@ -193,7 +204,7 @@ mod tests {
 
     #[test]
     fn lines_exits_and_remarks_are_distinguished() {
-        let line = |text: &str| SrunParser.line(text);
+        let line = |text: &str| SrunParser::default().line(text);
         assert_eq!(line("0: a: b"), [WorkerEvent::Line(0, "a: b".into())]);
         assert_eq!(line(" 7:"), [WorkerEvent::Line(7, String::new())]);
         assert_eq!(line("12: x"), [WorkerEvent::Line(12, "x".into())]);
@@ -208,5 +219,10 @@ mod tests {
         assert_eq!(line("srun: Job step aborted: Waiting up to 7 seconds for job step to finish."), []);
         let reported = "srun: error: Unable to create step for job 3: More processors requested than permitted";
         assert_eq!(line(reported), [WorkerEvent::Remark(reported.into())]);
+        let mut parser = SrunParser::default();
+        parser.line("3: aaa");
+        assert_eq!(parser.continuation("7: b"), [WorkerEvent::Line(3, "7: b".into())]);
+        parser.line(reported);
+        assert_eq!(parser.continuation("a"), []);
     }
 }

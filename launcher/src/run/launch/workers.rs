@@ -1,6 +1,6 @@
 //! The processes of one attempt, from start to exit. Their output and their exit become events.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::Read;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -8,6 +8,7 @@ use lambert_config::RunConfig;
 use lambert_control::Directive;
 use lambert_control::{TOKEN_VARIABLE, URL_VARIABLE};
 
+use super::lines::{Piece, each_piece};
 use super::processes::{self, ProcessError, ProcessTree};
 use super::scratch::{ScratchDirs, ScratchError};
 use super::{LaunchParams, Launcher, OutputParser, environment};
@@ -107,6 +108,8 @@ impl Workers {
             traced: traced.as_ref(),
         });
         let server = ControlServer::start(&cluster.control, attempt, events.clone())?;
+        // The receiver may already be dropped.
+        let _ = events.send(Event::Worker(attempt.number, WorkerEvent::Listening(server.address().to_owned())));
         let mut environment = vec![(URL_VARIABLE, server.url()), (TOKEN_VARIABLE, server.secret())];
         environment.extend(for_gpus);
         tracing::debug!("starting {line:?}");
@@ -137,7 +140,10 @@ impl Workers {
             let send_all = |parsed: Vec<WorkerEvent>| {
                 parsed.into_iter().for_each(|event| drop(events.send(Event::Worker(number, event))));
             };
-            each_line(output, |line| send_all(parser.line(line)));
+            each_piece(output, |piece| match piece {
+                Piece::Start(text) => send_all(parser.line(text)),
+                Piece::Continuation(text) => send_all(parser.continuation(text)),
+            });
             send_all(parser.end());
         };
         std::thread::Builder::new().name("output".into()).spawn(read).map(drop).map_err(WorkersError::Reader)
@@ -200,14 +206,5 @@ impl Drop for Workers {
             Err(error) => tracing::error!("workers may still be running: {error}"),
         }
         self.scratch.remove();
-    }
-}
-
-fn each_line(output: Box<dyn Read + Send>, mut take: impl FnMut(&str)) {
-    let mut output = BufReader::new(output);
-    let mut line = Vec::new();
-    while output.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
-        take(String::from_utf8_lossy(&line).trim_end());
-        line.clear();
     }
 }
