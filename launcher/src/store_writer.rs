@@ -324,13 +324,13 @@ mod tests {
         let store = Store::open("memory://writer/check").unwrap();
         let ((ask, asked), (answer, answered)) = (channel(), channel());
         let may_write = move || {
-            ask.send(()).unwrap();
-            answered.recv().unwrap()
+            let _ = ask.send(());
+            answered.recv().unwrap_or_else(|_| Err(lost()))
         };
         let writer = StoreWriter::start(store.clone(), may_write).unwrap();
         let writes = ["one", "other"].map(|object| ObjectWrite::json(object, 1_u64));
         writer.hand_over(writes.into(), Urgency::Change);
-        asked.recv().unwrap();
+        asked.recv_timeout(Duration::from_secs(20)).unwrap();
         writer.discard();
         answer.send(Ok(())).unwrap();
         drop(writer);
