@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::s3_server::{BUCKET, Fault, Rule, Server};
-use crate::support::{ENDLESS, Running, TestDir, read_json, seconds};
+use crate::support::{ENDLESS, Running, TestDir, read_json, seconds, signal, workers};
 
 /// Another coordinator takes over the run, and then the workers of the first coordinator fail. The first coordinator
 /// must exit and must not take the run back.
@@ -71,4 +71,27 @@ fn a_signal_ends_a_coordinator_that_waits_for_a_lease() {
     assert_eq!(ended.code, Some(75), "{}", ended.log);
     // Store requests have a timeout of three minutes.
     assert!(took < 60.0, "{}", ended.log);
+}
+
+/// A coordinator is suspended with its ranks, and another one trains the run to its end. When the first one resumes, it
+/// must leave the objects of its successor as they are.
+#[test]
+fn a_resumed_coordinator_keeps_the_status_of_its_successor() {
+    let dir = TestDir::new();
+    let (config, run) = (dir.config(300, 2), dir.path("run"));
+    let mut first = Running::start(&config, &run);
+    first.reach(10);
+    let ranks = workers(&run);
+    first.kill_coordinator("-STOP");
+    ranks.values().for_each(|rank| signal(*rank, "-STOP"));
+    let second = Running::start(&config, &run).end();
+    assert_eq!(second.code, Some(0), "{}", second.log);
+    let objects = || ["status.json", "coordinator.json"].map(|name| std::fs::read(Path::new(&run).join(name)).unwrap());
+    let before = objects();
+    first.kill_coordinator("-CONT");
+    ranks.values().for_each(|rank| signal(*rank, "-CONT"));
+    let ended = first.end();
+    assert_eq!(ended.code, Some(77), "{}", ended.log);
+    assert!(objects() == before, "the status is now {}", read_json(&run, "status.json"));
+    assert_eq!(read_json(&run, "status.json")["state"], "finished");
 }

@@ -1,5 +1,6 @@
 //! Background writer for the small objects of a run, so that a slow store never blocks the coordinator.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -58,6 +59,10 @@ impl ObjectWrite {
     pub fn remove(object: &'static str, warning: &'static str) -> Self {
         Self { object, content: WriteContent::Nothing(warning) }
     }
+
+    fn is_removal(&self) -> bool {
+        matches!(self.content, WriteContent::Nothing(_))
+    }
 }
 
 impl fmt::Debug for ObjectWrite {
@@ -89,6 +94,8 @@ struct WriterShared {
 struct PendingWrites {
     /// Pending writes in order, at most one per object.
     writes: Vec<ObjectWrite>,
+    /// Writes of the current round, which are no longer replaced.
+    due: VecDeque<ObjectWrite>,
     /// Object being written or removed.
     current: Option<&'static str>,
     urgent: bool,
@@ -96,17 +103,21 @@ struct PendingWrites {
 }
 
 impl StoreWriter {
-    /// Starts the writer thread.
+    /// Starts the writer thread. Before each write it calls `may_write`, which checks the lease of the run. If the lease
+    /// is lost, nothing is written, because the objects belong to another coordinator. Removals need no lease.
     ///
     /// # Errors
     /// The system cannot start a thread.
-    pub fn start(store: Store) -> std::io::Result<Self> {
+    pub fn start(
+        store: Store,
+        may_write: impl Fn() -> lambert_store::Result<()> + Send + 'static,
+    ) -> std::io::Result<Self> {
         let shared = Arc::new(WriterShared::default());
         let (queue, url) = (Arc::clone(&shared), store.url().to_owned());
         let (alive, thread) = channel::<()>();
         let write = move || {
             let _alive = alive;
-            write_all(&store, &queue);
+            write_all(&store, &queue, &may_write);
         };
         std::thread::Builder::new().name("store-writer".into()).spawn(write)?;
         Ok(Self(Arc::new(Writer { shared, url, thread: Mutex::new(thread) })))
@@ -123,15 +134,51 @@ impl StoreWriter {
         self.0.shared.changed.notify_one();
     }
 
-    /// Drops pending writes but keeps pending removals.
+    /// Drops pending writes but keeps pending removals. Only a write that the store is already executing goes on.
     pub fn discard(&self) {
-        self.0.shared.lock().writes.retain(|write| matches!(write.content, WriteContent::Nothing(_)));
+        let mut pending = self.0.shared.lock();
+        pending.writes.retain(ObjectWrite::is_removal);
+        pending.due.retain(ObjectWrite::is_removal);
     }
 }
 
 impl WriterShared {
     fn lock(&self) -> std::sync::MutexGuard<'_, PendingWrites> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the next round. Returns true if it is the last one. The previous round ended at `written`.
+    fn wait_until_due(&self, written: Option<Instant>) -> bool {
+        let is_due = |pending: &PendingWrites| {
+            pending.closing
+                || pending.urgent
+                || (!pending.writes.is_empty() && written.is_none_or(|at| at.elapsed() >= PERIOD))
+        };
+        let mut pending = self.lock();
+        while !is_due(&pending) {
+            pending = self.changed.wait_timeout(pending, PERIOD / 3).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        pending.due = std::mem::take(&mut pending.writes).into();
+        pending.urgent = false;
+        pending.closing
+    }
+
+    /// Takes the next write of the round. Calls `may_write` while the write is still in the queue, so that `discard`
+    /// drops it if the lease was lost in the meantime.
+    fn take_due(&self, may_write: MayWrite<'_>) -> Option<(ObjectWrite, lambert_store::Result<()>)> {
+        loop {
+            let mut pending = self.lock();
+            let next = pending.due.front()?;
+            let (object, needs_lease) = (next.object, !next.is_removal());
+            pending.current = Some(object);
+            drop(pending);
+            let permission = if needs_lease { may_write() } else { Ok(()) };
+            let mut pending = self.lock();
+            // Another object is next if this one was discarded.
+            if pending.due.front().is_some_and(|next| next.object == object) {
+                return pending.due.pop_front().map(|write| (write, permission));
+            }
+        }
     }
 }
 
@@ -150,35 +197,29 @@ impl Drop for Writer {
     }
 }
 
-fn write_all(store: &Store, shared: &WriterShared) {
+/// Check before each write.
+type MayWrite<'a> = &'a dyn Fn() -> lambert_store::Result<()>;
+
+fn write_all(store: &Store, shared: &WriterShared, may_write: MayWrite<'_>) {
     let mut written: Option<Instant> = None;
     let mut away = false;
     loop {
-        let mut pending = shared.lock();
-        let due = |pending: &PendingWrites| {
-            pending.closing
-                || pending.urgent
-                || (!pending.writes.is_empty() && written.is_none_or(|at| at.elapsed() >= PERIOD))
-        };
-        while !due(&pending) {
-            pending = shared.changed.wait_timeout(pending, PERIOD / 3).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        let (writes, closing) = (std::mem::take(&mut pending.writes), pending.closing);
-        pending.urgent = false;
-        drop(pending);
-        for ObjectWrite { object, content } in writes {
-            shared.lock().current = Some(object);
-            match content {
-                WriteContent::Json(make) => {
-                    away = put(store, object, make, away);
-                    written = Some(Instant::now());
+        let closing = shared.wait_until_due(written);
+        while let Some((ObjectWrite { object, content }, permission)) = shared.take_due(may_write) {
+            match (content, permission) {
+                (WriteContent::Json(make), Ok(())) => away = put(store, object, make, away),
+                (WriteContent::Json(_), Err(error)) if error.is_lease_lost() => {
+                    tracing::debug!("{object} is not written: {}", chain(&error));
                 }
-                WriteContent::Nothing(warning) => {
+                (WriteContent::Json(_), Err(error)) => away = is_away(object, away, &error),
+                (WriteContent::Nothing(warning), _) => {
                     if let Err(error) = store.delete(object) {
                         tracing::warn!("{warning}: {}", chain(&error));
                     }
+                    continue;
                 }
             }
+            written = Some(Instant::now());
         }
         if closing {
             return;
@@ -197,13 +238,16 @@ fn put(store: &Store, object: &str, make: Box<MakeJson>, away: bool) -> bool {
     };
     match put_in_spite_of_panics(store, object, &text) {
         Ok(()) => false,
-        Err(error) => {
-            if !away {
-                tracing::warn!("cannot write {object}; training continues without it: {}", chain(&error));
-            }
-            true
-        }
+        Err(error) => is_away(object, away, &error),
     }
+}
+
+/// Logs the first of consecutive errors. Returns true.
+fn is_away(object: &str, away: bool, error: &lambert_store::Error) -> bool {
+    if !away {
+        tracing::warn!("cannot write {object}; training continues without it: {}", chain(error));
+    }
+    true
 }
 
 /// Writes an object. Retries if the store panics, e.g. because no thread can be started. A run that ends with a panic
@@ -230,7 +274,7 @@ mod tests {
     #[test]
     fn the_newest_object_is_written() {
         let store = Store::open("memory://writer/newest").unwrap();
-        let writer = StoreWriter::start(store.clone()).unwrap();
+        let writer = StoreWriter::start(store.clone(), || Ok(())).unwrap();
         for step in 0..100_u64 {
             writer.clone().hand_over(vec![ObjectWrite::json("step", step)], Urgency::Routine);
         }
@@ -245,7 +289,7 @@ mod tests {
     #[test]
     fn discarded_objects_are_not_written_and_removed_ones_are_deleted() {
         let store = Store::open("memory://writer/discarded").unwrap();
-        let writer = StoreWriter::start(store.clone()).unwrap();
+        let writer = StoreWriter::start(store.clone(), || Ok(())).unwrap();
         // After a write, the thread waits for `PERIOD` before it writes routine objects again.
         writer.hand_over(vec![ObjectWrite::json("first", 1_u64), ObjectWrite::json("request", 1_u64)], Urgency::Change);
         while read(&store, "request").is_none() {
@@ -258,5 +302,38 @@ mod tests {
         writer.discard();
         drop(writer);
         assert_eq!(["first", "second", "request"].map(|object| read(&store, object)), [Some(1), None, None]);
+    }
+
+    fn lost() -> lambert_store::Error {
+        lambert_store::Error::LeaseLost { url: "memory://writer".into(), attempt: 1, newest: 2 }
+    }
+
+    #[test]
+    fn without_the_lease_objects_are_removed_but_not_written() {
+        let store = Store::open("memory://writer/lost").unwrap();
+        store.put("request", "1".into()).unwrap();
+        let writer = StoreWriter::start(store.clone(), || Err(lost())).unwrap();
+        let writes = vec![ObjectWrite::json("status", 1_u64), ObjectWrite::remove("request", "it stays")];
+        writer.hand_over(writes, Urgency::Change);
+        drop(writer);
+        assert_eq!(["status", "request"].map(|object| read(&store, object)), [None, None]);
+    }
+
+    #[test]
+    fn objects_discarded_during_the_check_of_the_lease_are_not_written() {
+        let store = Store::open("memory://writer/check").unwrap();
+        let ((ask, asked), (answer, answered)) = (channel(), channel());
+        let may_write = move || {
+            let _ = ask.send(());
+            answered.recv().unwrap_or_else(|_| Err(lost()))
+        };
+        let writer = StoreWriter::start(store.clone(), may_write).unwrap();
+        let writes = ["one", "other"].map(|object| ObjectWrite::json(object, 1_u64));
+        writer.hand_over(writes.into(), Urgency::Change);
+        asked.recv_timeout(Duration::from_secs(20)).unwrap();
+        writer.discard();
+        answer.send(Ok(())).unwrap();
+        drop(writer);
+        assert_eq!(["one", "other"].map(|object| read(&store, object)), [None, None]);
     }
 }

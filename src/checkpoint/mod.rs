@@ -7,7 +7,7 @@
 //! - [`commit`]: commit by rank 0 after all ranks have written
 //! - `pruner`: deletes old checkpoints
 //! - [`retry_state`]: retries after failures
-//! - [`time_limit`]: time limits of a save
+//! - [`time_limit`]: time limits of a save; `running_clock`: their clock, which leaves out suspensions
 //! - [`rollback`]: the checkpoint that the attempt after a rollback starts from, and the samples that it skips
 //! - [`records`]: step records between two checkpoints
 //! - [`EngineState`]: counters and history stored in the manifest
@@ -24,6 +24,7 @@ pub mod records;
 mod resume;
 pub mod retry_state;
 pub mod rollback;
+mod running_clock;
 mod save;
 pub mod saver;
 pub mod snapshot;

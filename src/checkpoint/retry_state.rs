@@ -1,24 +1,24 @@
 //! Retry schedule of failed saves.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Upper bound of the backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// Consecutive failed saves.
+/// Consecutive failed saves. Times are those of one clock, since its start.
 #[derive(Debug, Default)]
 pub struct RetryState {
     failures: u32,
-    since: Option<Instant>,
-    last: Option<Instant>,
+    since: Option<Duration>,
+    last: Option<Duration>,
 }
 
 impl RetryState {
-    /// Records a failed save that began at `began`.
-    pub fn add(&mut self, began: Instant) {
+    /// Records a failed save that began at `began` and failed at `now`.
+    pub fn add(&mut self, began: Duration, now: Duration) {
         self.failures += 1;
         self.since.get_or_insert(began);
-        self.last = Some(Instant::now());
+        self.last = Some(now);
     }
 
     /// Records a successful save.
@@ -37,14 +37,14 @@ impl RetryState {
     }
 
     /// True if the backoff has elapsed.
-    pub fn is_due(&self) -> bool {
-        self.last.is_some_and(|last| last.elapsed() >= self.pause())
+    pub fn is_due(&self, now: Duration) -> bool {
+        self.last.is_some_and(|last| now.saturating_sub(last) >= self.pause())
     }
 
     /// Time since the first of the consecutive failed saves began. If there is none, time since `began`, when the
     /// current save began.
-    pub fn failing_for(&self, began: Instant) -> Duration {
-        self.since.unwrap_or(began).elapsed()
+    pub fn failing_for(&self, began: Duration, now: Duration) -> Duration {
+        now.saturating_sub(self.since.unwrap_or(began))
     }
 }
 
@@ -52,30 +52,33 @@ impl RetryState {
 mod tests {
     use super::*;
 
+    const fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
     #[test]
     fn backoff_doubles_up_to_a_minute_and_resets_after_a_success() {
         let mut retry_state = RetryState::default();
-        assert!(!retry_state.is_due());
+        assert!(!retry_state.is_due(at(100)));
         let mut pauses = Vec::new();
         for _ in 0..8 {
-            retry_state.add(Instant::now());
+            retry_state.add(at(90), at(100));
             pauses.push(retry_state.pause().as_secs());
         }
         assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 60, 60]);
-        assert!(!retry_state.is_due());
+        assert!(!retry_state.is_due(at(159)) && retry_state.is_due(at(160)));
         retry_state.clear();
-        retry_state.add(Instant::now());
+        retry_state.add(at(200), at(201));
         assert_eq!(retry_state.pause().as_secs(), 1);
     }
 
     #[test]
     fn failures_last_since_the_first_failed_save_began() {
         let mut retry_state = RetryState::default();
-        let began = Instant::now() - Duration::from_secs(100);
-        retry_state.add(began);
-        retry_state.add(Instant::now());
-        assert!(retry_state.failing_for(Instant::now()) >= Duration::from_secs(100));
+        retry_state.add(at(100), at(110));
+        retry_state.add(at(120), at(130));
+        assert_eq!(retry_state.failing_for(at(140), at(200)), at(100));
         retry_state.clear();
-        assert!(retry_state.failing_for(Instant::now()) < Duration::from_secs(100));
+        assert_eq!(retry_state.failing_for(at(140), at(200)), at(60));
     }
 }

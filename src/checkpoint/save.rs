@@ -1,7 +1,7 @@
 //! A save in progress, from the snapshot to the decision of rank 0.
 
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::Duration;
 
 use lambert_store::checkpoint::{CheckpointWriter, Manifest, PendingObject, Slice};
 use tch::Tensor;
@@ -19,7 +19,8 @@ pub(super) struct Save {
     pub manifest: Manifest,
     /// Digest of the weights of this rank; `None` if there is only one rank.
     pub digest: Option<Tensor>,
-    pub began: Instant,
+    /// Start, by the clock of the schedule.
+    pub began: Duration,
     /// Time that training was blocked, seconds.
     pub stall: f64,
     /// Timing of the save relative to its time limits at the last vote, by the clock of rank 0.
@@ -41,12 +42,12 @@ pub(super) enum Progress {
 
 impl Save {
     /// Collects the outcome of the commit thread of rank 0 if the thread has ended. A failure becomes permanent if
-    /// saves have failed for `limit` minutes, or if `exceeded_stop_limit` names an exceeded limit.
-    pub fn decide(&mut self, retry_state: &RetryState, limit: f64, exceeded_stop_limit: Option<String>) {
+    /// saves have failed for `limit` minutes at `now`, or if `exceeded_stop_limit` names an exceeded limit.
+    pub fn decide(&mut self, retry_state: &RetryState, now: Duration, limit: f64, exceeded_stop_limit: Option<String>) {
         let Progress::Committing(thread) = &mut self.progress else { return };
         let Some(thread) = thread.take_if(|thread| thread.is_finished()) else { return };
         let (outcome, records) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let lasts = retry_state.failing_for(self.began).as_secs_f64() / 60.0;
+        let lasts = retry_state.failing_for(self.began, now).as_secs_f64() / 60.0;
         let outcome = match (outcome, exceeded_stop_limit) {
             (SaveOutcome::Failed(why), _) if lasts >= limit => SaveOutcome::Permanent(format!(
                 "all saves have failed for {lasts:.1} minutes (checkpoint.give_up_minutes = {limit}): {why}"

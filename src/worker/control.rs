@@ -300,8 +300,9 @@ impl Reporter {
     fn serve(&mut self, woken: &Receiver<()>) {
         loop {
             let answered = self.report();
-            let pause = if answered { HEARTBEAT } else { RESEND_DELAY };
+            let (pause, begun) = (if answered { HEARTBEAT } else { RESEND_DELAY }, Instant::now());
             let ended = matches!(woken.recv_timeout(pause), Err(RecvTimeoutError::Disconnected));
+            self.exclude_suspension(pause, begun.elapsed());
             if ended && self.shared.state().outbox.is_empty() {
                 return;
             }
@@ -309,6 +310,17 @@ impl Reporter {
                 std::thread::sleep(RESEND_DELAY);
             }
         }
+    }
+
+    /// Excludes the time for which this process was suspended, for example by Slurm, during a pause of `planned` that
+    /// lasted `actual`. This time is neither silence of the coordinator nor part of the phase. The server may have
+    /// closed the connection meanwhile, so that the next report fails although the coordinator is there.
+    fn exclude_suspension(&mut self, planned: Duration, actual: Duration) {
+        let late = actual.saturating_sub(planned);
+        self.heard += late;
+        self.refused = self.refused.map(|since| since + late);
+        let mut state = self.shared.state();
+        state.since = (state.since + late).min(Instant::now());
     }
 
     /// Sends a report. Returns true if it was answered.

@@ -100,5 +100,9 @@ pub fn one_of_two_concurrent_submissions_succeeds(dir: &TestDir, sandbox: &Sandb
     let why = ["another `lambert submit` (pid ", "is already in the queue as job "];
     assert!(why.iter().any(|why| refused.err.contains(why)), "{}", refused.err);
     assert_eq!(sandbox.run("scancel", &[&queued]).code, 0);
-    assert!(!Path::new(&run).join("control/submission").exists());
+    let locks = std::fs::read_dir(Path::new(&run).join("control/submissions")).unwrap();
+    for lock in locks.map(|lock| lock.unwrap().path()) {
+        let content: serde_json::Value = serde_json::from_slice(&std::fs::read(&lock).unwrap()).unwrap();
+        assert_eq!(content["released"], true, "{}", lock.display());
+    }
 }

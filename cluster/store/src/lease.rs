@@ -67,10 +67,8 @@ impl Lease {
         if let Some(lease) = Self::create(store, attempt, taker)? {
             return Ok(Some(lease));
         }
-        let object = store.get_at_most(&run::lease(attempt), LONGEST)?;
-        let there: serde_json::Value = serde_json::from_slice(&object).unwrap_or_default();
-        let is_own = there["taker"].as_str() == Some(taker);
-        Ok(is_own.then(|| Self { store: store.clone(), attempt, object }))
+        let there = Self::attach(store, attempt)?;
+        Ok(there.is_of(taker).then_some(there))
     }
 
     /// Creates the lease of an attempt. Returns `None` if the lease already exists.
@@ -87,6 +85,20 @@ impl Lease {
     pub fn attach(store: &Store, attempt: u32) -> Result<Self> {
         let object = store.get_at_most(&run::lease(attempt), LONGEST)?;
         Ok(Self { store: store.clone(), attempt, object })
+    }
+
+    /// Opens a newer lease of the same run, of attempt `attempt`.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], or another store error.
+    pub fn successor(&self, attempt: u32) -> Result<Self> {
+        Self::attach(&self.store, attempt)
+    }
+
+    /// Returns true if the lease names `taker`, who acquired it with [`Lease::take_exactly`].
+    pub fn is_of(&self, taker: &str) -> bool {
+        let content: serde_json::Value = serde_json::from_slice(&self.object).unwrap_or_default();
+        content["taker"].as_str() == Some(taker)
     }
 
     /// Returns the same lease with another retry policy.

@@ -24,8 +24,13 @@ pub const COORDINATOR: &str = "coordinator.json";
 /// Slurm job of the run.
 pub const JOB: &str = "job.json";
 
-/// Claim of the `lambert submit` process that is queueing the run.
-pub const SUBMISSION: &str = "control/submission";
+/// Prefix of the locks of submissions.
+pub const SUBMISSIONS: &str = "control/submissions";
+
+/// Lock number `number` of the `lambert submit` process that is queueing the run.
+pub fn submission(number: u32) -> String {
+    format!("{SUBMISSIONS}/{number:06}")
+}
 
 /// Stop request to the coordinator.
 pub const STOP: &str = "control/stop";

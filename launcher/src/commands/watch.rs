@@ -12,6 +12,9 @@ use crate::failure::{Failure, Outcome};
 use crate::watch::poll;
 use crate::watch::server::{Server, ServerError};
 
+/// Maximum number of connections to the page.
+const CONNECTIONS: usize = 256;
+
 /// Serves the page until a signal.
 pub fn watch(arguments: &cli::Watch) -> Outcome {
     let mut stores = Vec::with_capacity(arguments.runs.len());
@@ -22,7 +25,7 @@ pub fn watch(arguments: &cli::Watch) -> Outcome {
     }
     let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).map_err(Failure::failed)?;
     let board = poll::start(stores).map_err(Failure::failed)?;
-    let server = Server::start(arguments.port, board).map_err(|error| match error {
+    let server = Server::start(arguments.port, board, CONNECTIONS).map_err(|error| match error {
         ServerError::PortInUse { .. } => Failure::usage(error),
         error => Failure::failed(error),
     })?;

@@ -15,6 +15,9 @@ use crate::failure;
 use crate::watch::poll;
 use crate::watch::server::{Server, ServerError};
 
+/// Maximum number of connections. The coordinator needs its file descriptors for the ranks and the store. A browser
+/// opens at most six connections.
+const CONNECTIONS: usize = 16;
 /// Maximum time to wait at the end of the run until the file is removed.
 const LAST: Duration = Duration::from_secs(2);
 
@@ -65,7 +68,7 @@ pub fn make(setup: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
 /// Serves the page until the coordinator ends. The log has no token, because others may read it.
 fn serve(watch: &Watch, url: &str, stopped: &Receiver<()>) -> Result<(), PageError> {
     let board = poll::start(vec![Store::open(url)?]).map_err(PageError::Thread)?;
-    let server = Server::start(watch.port, board)?;
+    let server = Server::start(watch.port, board, CONNECTIONS)?;
     let (file, text) = (Path::new(&watch.url_file), server.access() + "\n");
     write(file, &text).map_err(|source| PageError::File { file: watch.url_file.clone(), source })?;
     tracing::info!("serving the page of the run; its URL is in {}", file.display());

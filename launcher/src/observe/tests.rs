@@ -120,7 +120,7 @@ fn tracker() -> StatusTracker {
 
 /// Returns the calls that an additional observer received. This observer is between two others in the list.
 fn seen_by_a_new_observer(store: &str) -> (Vec<Seen>, Vec<Shown>, Verdict) {
-    let writer = StoreWriter::start(Store::open(store).unwrap()).unwrap();
+    let writer = StoreWriter::start(Store::open(store).unwrap(), || Ok(())).unwrap();
     let config = RunConfig::default();
     let setup = ObserverSetup { config: &config, url: store, steps: 9, records: RecordOutput::Shown, writer: &writer };
     let list: &[MakeObserver] = &[make_none, status_file::make, make_recorder, status_file::make];
@@ -208,7 +208,7 @@ fn the_status_of_a_replaced_run_is_kept() {
 #[test]
 fn listed_observers_are_created_and_the_status_is_stored() {
     let store = Store::open("memory://observe/list").unwrap();
-    let writer = StoreWriter::start(store.clone()).unwrap();
+    let writer = StoreWriter::start(store.clone(), || Ok(())).unwrap();
     let config = RunConfig::default();
     let make = |records| Observers::make(&config, store.url(), records, Status::default(), &writer);
     assert_eq!(make(RecordOutput::Printed).observers.len(), make(RecordOutput::Shown).observers.len() + 1);
@@ -227,7 +227,7 @@ fn listed_observers_are_created_and_the_status_is_stored() {
 #[test]
 fn a_replaced_coordinator_does_not_write_the_status() {
     let store = Store::open("memory://observe/replaced").unwrap();
-    let writer = StoreWriter::start(store.clone()).unwrap();
+    let writer = StoreWriter::start(store.clone(), || Ok(())).unwrap();
     let mut observers =
         Observers::make(&RunConfig::default(), store.url(), RecordOutput::Shown, Status::default(), &writer);
     let (state, actions) =

@@ -10,7 +10,8 @@ use super::clock::Clock;
 use super::initial::InitialState;
 use super::launch::workers::Workers;
 use super::launch::{Launcher, processes};
-use super::sources::{self, OwnLease, RequestPoller, STOP_OBJECT, Signals};
+use super::own_lease::OwnLease;
+use super::sources::{self, RequestPoller, STOP_OBJECT, Signals};
 use super::spec::RunSpec;
 use crate::decide::{self, Action, Attempt, CoordinatorState, Event, HostPool, Settings, StopReason, Verdict};
 use crate::failure::{Failure, Outcome};
@@ -63,7 +64,8 @@ impl<'a> Coordinator<'a> {
         let lease = OwnLease::default();
         let requests =
             RequestPoller::listen(spec.store.clone(), lease.clone(), events.clone()).map_err(Failure::failed)?;
-        let writer = StoreWriter::start(spec.store.clone()).map_err(Failure::failed)?;
+        let own = lease.clone();
+        let writer = StoreWriter::start(spec.store.clone(), move || own.confirm()).map_err(Failure::failed)?;
         let clock = Clock::start();
         let settings = Settings { job, ..Settings::new(&spec.config, spec.host_pool.clone(), clock.unix()) };
         let (mut state, actions) = CoordinatorState::begin(settings, history);

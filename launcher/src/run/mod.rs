@@ -6,8 +6,8 @@
 //! - [`initial`]: state read from the store at the start
 //! - [`coordinator`]: passes events to [`crate::decide`] and executes the resulting actions; [`clock`]: clock of the
 //!   coordinator
-//! - [`sources`]: events from signals, the run's store and the lease; [`job_view`]: state of the Slurm job;
-//!   [`control`]: HTTP server for the ranks' reports
+//! - [`sources`]: events from signals, the run's store and the lease; [`own_lease`]: lease of this coordinator;
+//!   [`job_view`]: state of the Slurm job; [`control`]: HTTP server for the ranks' reports
 //! - [`launch`]: the processes of an attempt, started directly, by mpirun or by srun
 //! - [`run_changes`]: checks of a changed configuration; [`check`]: checks of a start that change nothing
 //! - [`run_plan`]: summary printed before the start; [`data_warnings`]: warnings about the data
@@ -25,6 +25,7 @@ mod imported_base;
 pub mod initial;
 pub mod job_view;
 pub mod launch;
+pub mod own_lease;
 mod phrase_list;
 pub mod run_changes;
 pub mod run_plan;

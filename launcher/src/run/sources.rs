@@ -1,9 +1,7 @@
 //! Event sources other than the processes of an attempt: signals, the store of the run and the lease. Each source runs
 //! on its own thread, so that no source blocks another.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use lambert_progress::signals::{ignores, leave_to_command};
@@ -12,11 +10,9 @@ use lambert_store::{Lease, RetryPolicy, Store};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 
 use super::job_view;
+use super::own_lease::{OwnLease, TAKER};
 use crate::decide::{Event, JobState, JobView, LeaseRequest, Signal};
 use crate::slurm::job;
-
-/// Random ID by which this coordinator recognizes its own leases.
-static TAKER: LazyLock<String> = LazyLock::new(|| format!("{:016x}", RandomState::new().hash_one(std::process::id())));
 
 /// Polling interval of the store.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -53,9 +49,6 @@ impl Drop for Signals {
     }
 }
 
-/// Last lease that this coordinator took, if any.
-pub type OwnLease = Arc<Mutex<Option<Lease>>>;
-
 /// Polls the store for requests and the newest lease while this value lives.
 #[derive(Debug)]
 pub struct RequestPoller {
@@ -68,8 +61,7 @@ impl RequestPoller {
         let (alive, ended) = channel::<()>();
         std::thread::Builder::new().name("requests".into()).spawn(move || {
             while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-                let own = own.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                for event in poll_store(&store, own.as_ref()) {
+                for event in poll_store(&store, &own) {
                     let _ = events.send(event);
                 }
             }
@@ -79,11 +71,14 @@ impl RequestPoller {
 }
 
 /// Returns the events that the store reveals. After a store error there is no event, and the next poll tries again.
-fn poll_store(store: &Store, own: Option<&Lease>) -> Vec<Event> {
+fn poll_store(store: &Store, own: &OwnLease) -> Vec<Event> {
     let answers = [
         store.head(STOP_OBJECT).map(|found| found.map(|_| Event::StopRequested)),
         take(store, SAVE_OBJECT).map(|found| found.then_some(Event::SaveRequested)),
-        own.map_or_else(|| Lease::newest(store).map(|newest| newest.map(Event::LeaseSeen)), check_own_lease),
+        match own.get() {
+            Some(lease) => check_own_lease(own, &lease),
+            None => Lease::newest(store).map(|newest| newest.map(Event::LeaseSeen)),
+        },
     ];
     let text = |answer: Result<Option<Event>, lambert_store::Error>| {
         answer.inspect_err(|error| tracing::debug!("cannot look for requests and leases: {error}")).ok().flatten()
@@ -92,12 +87,12 @@ fn poll_store(store: &Store, own: Option<&Lease>) -> Vec<Event> {
 }
 
 /// Checks the lease of this coordinator.
-fn check_own_lease(own: &Lease) -> Result<Option<Event>, lambert_store::Error> {
+fn check_own_lease(own: &OwnLease, lease: &Lease) -> Result<Option<Event>, lambert_store::Error> {
     use lambert_store::Error as E;
-    match own.check() {
-        Ok(()) => Ok(Some(Event::LeaseSeen(own.attempt()))),
+    match own.check(lease) {
+        Ok(()) => Ok(Some(Event::LeaseSeen(lease.attempt()))),
         Err(E::LeaseLost { newest, .. }) => Ok(Some(Event::LeaseSeen(newest))),
-        Err(gone @ E::LeaseGone { .. }) => Ok(Some(Event::LeaseGone(own.attempt(), gone.to_string()))),
+        Err(gone @ E::LeaseGone { .. }) => Ok(Some(Event::LeaseGone(lease.attempt(), gone.to_string()))),
         Err(error) => Err(error),
     }
 }
@@ -146,8 +141,7 @@ pub fn take_lease(
             Ok(Ok(lease)) => {
                 let attempt = lease.attempt();
                 // The request poller uses this lease. Unlike a worker, the poller must not block for a long time.
-                let lease = lease.with_retry_policy(RetryPolicy::default());
-                *own.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease);
+                own.set(lease.with_retry_policy(RetryPolicy::default()));
                 Event::LeaseTaken(attempt)
             }
             Ok(Err(number)) => Event::LeaseHeld(number),

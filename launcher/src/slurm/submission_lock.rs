@@ -1,9 +1,13 @@
-//! Lock of `lambert submit`: object `control/submission` in the store of the run. `lambert submit` takes the lock
-//! before it checks for an existing job, and releases the lock once job.json names the new job. Two concurrent
-//! submissions therefore cannot queue two jobs.
+//! Lock of `lambert submit`: the object with the highest number in `control/submissions` of the run's store. `lambert
+//! submit` takes the lock before it checks for an existing job, and releases the lock once job.json names the new job.
+//! Two concurrent submissions therefore cannot queue two jobs.
+//!
+//! A lock is taken by creating the next number, if the last holder has released its lock or is dead. Only one process
+//! can create an object. Objects are never deleted, so no process can delete the lock of another, and a number is never
+//! used again. A holder writes only to its own object.
 
 use lambert_store::Store;
-use lambert_store::run::SUBMISSION;
+use lambert_store::run::{self, SUBMISSIONS};
 use serde::{Deserialize, Serialize};
 
 use crate::failure::chain;
@@ -37,6 +41,21 @@ impl LockHolder {
     }
 }
 
+/// Content of a lock object.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct LockContent {
+    #[serde(flatten)]
+    holder: LockHolder,
+    #[serde(rename = "released")]
+    is_released: bool,
+}
+
+impl LockContent {
+    fn json(&self) -> String {
+        serde_json::json!(self).to_string()
+    }
+}
+
 /// The lock cannot be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum SubmissionLockError {
@@ -62,36 +81,53 @@ pub enum SubmissionLockError {
 #[derive(Debug)]
 pub struct SubmissionLock<'a> {
     store: &'a Store,
+    number: u32,
+    content: LockContent,
 }
 
 impl<'a> SubmissionLock<'a> {
     /// Takes the lock. If the holder is dead, takes over its lock.
     pub fn take(store: &'a Store) -> Result<Self, SubmissionLockError> {
-        let own = serde_json::json!(LockHolder::of_process()).to_string();
-        if store.put_new(SUBMISSION, own.clone().into())? {
-            return Ok(Self { store });
+        let numbers = store.list_names(SUBMISSIONS)?.into_iter().filter_map(|name| name.parse().ok());
+        let newest = numbers.max().unwrap_or(0);
+        if newest > 0 {
+            refuse_held(store, newest)?;
         }
-        let holder = match store.get_at_most(SUBMISSION, 1 << 16) {
-            Ok(bytes) => serde_json::from_slice::<LockHolder>(&bytes).ok(),
-            // The holder released the lock in the meantime.
-            Err(error) if error.is_not_found() => None,
-            Err(error) => return Err(error.into()),
-        };
-        if holder.as_ref().is_none_or(|holder| holder.is_gone(now())) {
-            store.delete(SUBMISSION)?;
-            if store.put_new(SUBMISSION, own.into())? {
-                return Ok(Self { store });
+        Self::take_after(store, newest)
+    }
+
+    /// Creates the lock after lock `last`, which is free. If another process is faster, its lock is held.
+    fn take_after(store: &'a Store, last: u32) -> Result<Self, SubmissionLockError> {
+        let content = LockContent { holder: LockHolder::of_process(), is_released: false };
+        let mut number = last + 1;
+        loop {
+            if store.put_new(&run::submission(number), content.json().into())? {
+                return Ok(Self { store, number, content });
             }
+            refuse_held(store, number)?;
+            number += 1;
         }
-        let (host, pid) = holder.map_or_else(|| ("unknown".to_owned(), 0), |holder| (holder.host, holder.pid));
-        Err(SubmissionLockError::Held { url: store.url().to_owned(), host, pid })
+    }
+}
+
+/// Rejects lock `number` if its holder is alive and has not released it.
+fn refuse_held(store: &Store, number: u32) -> Result<(), SubmissionLockError> {
+    let bytes = store.get_at_most(&run::submission(number), 1 << 16)?;
+    let content = serde_json::from_slice::<LockContent>(&bytes).ok();
+    match content.filter(|content| !content.is_released && !content.holder.is_gone(now())) {
+        Some(LockContent { holder: LockHolder { host, pid, .. }, .. }) => {
+            Err(SubmissionLockError::Held { url: store.url().to_owned(), host, pid })
+        }
+        None => Ok(()),
     }
 }
 
 impl Drop for SubmissionLock<'_> {
     fn drop(&mut self) {
-        if let Err(error) = self.store.delete(SUBMISSION) {
-            tracing::warn!("cannot delete {}/{SUBMISSION}: {}", self.store.url(), chain(&error));
+        self.content.is_released = true;
+        let object = run::submission(self.number);
+        if let Err(error) = self.store.put(&object, self.content.json().into()) {
+            tracing::warn!("cannot release {}/{object}: {}", self.store.url(), chain(&error));
         }
     }
 }
@@ -99,6 +135,10 @@ impl Drop for SubmissionLock<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn put(store: &Store, number: u32, holder: LockHolder) {
+        store.put(&run::submission(number), LockContent { holder, is_released: false }.json().into()).unwrap();
+    }
 
     #[test]
     fn only_one_submission_holds_the_lock() {
@@ -108,19 +148,44 @@ mod tests {
         assert!(refused.contains(&format!("(pid {}, host ", std::process::id())), "{refused}");
         drop(first);
         drop(SubmissionLock::take(&store).unwrap());
-        assert_eq!(store.head(SUBMISSION).unwrap(), None);
+        assert_eq!(SubmissionLock::take(&store).unwrap().number, 3);
     }
 
     #[test]
-    fn the_lock_of_a_dead_process_is_released() {
+    fn the_lock_of_a_dead_process_is_taken_over() {
         let store = Store::open("memory://claim-dead/run").unwrap();
         let own = LockHolder::of_process();
         let dead = LockHolder { since: "long ago".into(), ..own.clone() };
         let elsewhere = LockHolder { host: "another".into(), ..own.clone() };
         let old = LockHolder { unix: own.unix - 2.0 * ABANDONED, ..elsewhere.clone() };
-        for (holder, is_taken) in [(own, false), (dead, true), (elsewhere, false), (old, true)] {
-            store.put(SUBMISSION, serde_json::json!(holder).to_string().into()).unwrap();
+        for (number, (holder, is_taken)) in (1..).zip([(dead, true), (own, false), (old, true), (elsewhere, false)]) {
+            put(&store, 2 * number, holder.clone());
             assert_eq!(SubmissionLock::take(&store).is_ok(), is_taken, "{holder:?}");
         }
+    }
+
+    /// Two submitters find the lock of a dead process. The slower one must not take over the lock of the faster one.
+    #[test]
+    fn only_one_of_two_submitters_takes_over_a_lock() {
+        let store = Store::open("memory://claim-two/run").unwrap();
+        let own = LockHolder::of_process();
+        put(&store, 1, LockHolder { since: "long ago".into(), ..own });
+        let first = SubmissionLock::take(&store).unwrap();
+        assert!(matches!(SubmissionLock::take_after(&store, 1), Err(SubmissionLockError::Held { .. })));
+        assert!(matches!(SubmissionLock::take(&store), Err(SubmissionLockError::Held { .. })));
+        drop(first);
+        assert_eq!(SubmissionLock::take_after(&store, 1).unwrap().number, 3, "the first one has released its lock");
+    }
+
+    /// A submission took so long that another host has taken over its lock.
+    #[test]
+    fn a_late_holder_keeps_the_lock_of_its_successor() {
+        let store = Store::open("memory://claim-late/run").unwrap();
+        let late = SubmissionLock::take(&store).unwrap();
+        let successor = SubmissionLock::take_after(&store, late.number + 1).unwrap();
+        drop(late);
+        assert!(matches!(SubmissionLock::take(&store), Err(SubmissionLockError::Held { .. })));
+        drop(successor);
+        assert!(SubmissionLock::take(&store).is_ok());
     }
 }

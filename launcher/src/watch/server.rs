@@ -17,7 +17,7 @@ use flate2::write::GzEncoder;
 use super::assets::{ASSETS, Asset};
 use super::board::Board;
 use super::token::Token;
-use crate::host;
+use crate::{host, http};
 
 /// Query parameter of the first request.
 const PARAMETER: &str = "token";
@@ -65,11 +65,12 @@ struct Access {
 }
 
 impl Server {
-    /// Serves the page on a port of the loopback interface; 0: a free one.
+    /// Serves the page on a port of the loopback interface; 0: a free one. Closes connections beyond `connections`,
+    /// and idle connections after a few seconds, because a connection needs no token.
     ///
     /// # Errors
     /// See [`ServerError`].
-    pub fn start(port: u16, board: Arc<Board>) -> Result<Self, ServerError> {
+    pub fn start(port: u16, board: Arc<Board>, connections: usize) -> Result<Self, ServerError> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).map_err(|source| match source.kind() {
             std::io::ErrorKind::AddrInUse => ServerError::PortInUse { port },
             _ => ServerError::Listen { port, source },
@@ -83,11 +84,7 @@ impl Server {
         let runtime = runtime.map_err(ServerError::Start)?;
         let listener = runtime.block_on(async { tokio::net::TcpListener::from_std(listener) });
         let listener = listener.map_err(ServerError::Start)?;
-        runtime.spawn(async move {
-            if let Err(error) = axum::serve(listener, routes).await {
-                tracing::error!("the server of the page has ended: {error}");
-            }
-        });
+        runtime.spawn(http::serve("page", listener, routes, connections, || {}));
         Ok(Self { address, token, _runtime: runtime })
     }
 

@@ -2,7 +2,10 @@
 
 mod runs;
 
+use std::io::Read;
+use std::net::TcpStream;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use ureq::http::{Response, StatusCode};
@@ -15,13 +18,16 @@ use super::server::{Server, ServerError};
 use crate::metrics::history::tests::{line, put, store};
 use crate::status::{OBJECT, Status};
 
+/// Maximum number of connections of the servers in these tests.
+const CONNECTIONS: usize = 8;
+
 fn serve(name: &str) -> Server {
     let store = store(name);
     put(&store, 1, 0, [line(1, 5.0), line(2, 4.0)].concat());
     let status = Status { name: "<script>alert(1)</script>".into(), ..Status::default() };
     store.put(OBJECT, serde_json::to_vec(&status).unwrap().into()).unwrap();
     let mut run = WatchedRun::new(store);
-    Server::start(0, Arc::new(Board::new(vec![run.refresh().clone()], 3.0))).unwrap()
+    Server::start(0, Arc::new(Board::new(vec![run.refresh().clone()], 3.0)), CONNECTIONS).unwrap()
 }
 
 /// Sends a GET request to `path`, with these headers.
@@ -97,7 +103,7 @@ fn a_name_with_markup_is_data() {
 #[test]
 fn a_port_in_use_is_an_error() {
     let server = serve("port");
-    let error = Server::start(server.port(), poll::start(Vec::new()).unwrap()).unwrap_err();
+    let error = Server::start(server.port(), poll::start(Vec::new()).unwrap(), CONNECTIONS).unwrap_err();
     assert!(matches!(error, ServerError::PortInUse { .. }));
     let expected = format!("port {} of 127.0.0.1 is in use: choose another port, or 0 for a free one", server.port());
     assert_eq!(error.to_string(), expected);
@@ -109,5 +115,28 @@ fn two_watchers_have_different_tokens_and_both_answer() {
     assert_ne!(token(&one), token(&other));
     for server in [&one, &other] {
         assert_eq!(get(server, "/data", &[("Cookie", &cookie(server))]).status(), StatusCode::OK);
+    }
+}
+
+#[test]
+fn idle_connections_are_limited_and_closed() {
+    let server = serve("idle");
+    let start = Instant::now();
+    let open = |_| {
+        let connection = TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+        connection.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        connection
+    };
+    let mut idle: Vec<TcpStream> = (0..2 * CONNECTIONS).map(open).collect();
+    let agent: Agent = Agent::config_builder().timeout_global(Some(Duration::from_secs(5))).build().into();
+    while agent.get(server.url()).call().is_err() {
+        assert!(start.elapsed() < Duration::from_secs(20), "no answer");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    // A closed connection has an end, or it was reset.
+    for connection in &mut idle {
+        let end = connection.read(&mut [0]);
+        let is_open = end.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
+        assert!(!is_open && start.elapsed() < Duration::from_secs(20), "{end:?}");
     }
 }

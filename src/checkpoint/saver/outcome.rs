@@ -16,7 +16,7 @@ impl Saver<'_> {
     /// and the objects that they have not written.
     pub(super) fn report_slow(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
         let Some(save) = &mut self.save else { return Ok(()) };
-        let (name, seconds) = (save.writer.name(), save.began.elapsed().as_secs_f64());
+        let (name, seconds) = (save.writer.name(), self.schedule.time_since(save.began).as_secs_f64());
         let beginning = format!("checkpoint {name} is not saved after {seconds:.1} s");
         let waits = time_limit::gather(collective, &save.waits_for(), beginning)?;
         if self.session.is_first() {
@@ -72,7 +72,7 @@ impl Saver<'_> {
         let name = writer.name().to_owned();
         self.schedule.clear_failures();
         if let Progress::Decided(..) = progress {
-            let (step, written) = (manifest.step, began.elapsed().as_secs_f64());
+            let (step, written) = (manifest.step, self.schedule.time_since(began).as_secs_f64());
             let event = EventKind::Checkpoint { name: name.clone(), step, seconds: stall, written };
             self.session.control.report_event(event);
         }

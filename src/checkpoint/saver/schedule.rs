@@ -1,37 +1,41 @@
 //! Save schedule: intervals, retries and time limits.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lambert_config::run::Checkpoint;
 use lambert_config::{RunConfig, duration};
 
 use crate::checkpoint::retry_state::RetryState;
+use crate::checkpoint::running_clock::RunningClock;
 use crate::checkpoint::save::Save;
-use crate::checkpoint::time_limit::SaveTimeLimit;
+use crate::checkpoint::time_limit::{SaveTimeLimit, SaveTiming};
 use crate::worker::agreement::SaveVote;
 
 /// Upper bound of the backoff after a stop request.
 const MAX_STOP_BACKOFF: Duration = Duration::from_secs(2);
 
-/// Save intervals, retries after failures, and time limits.
+/// Save intervals, retries after failures, and time limits. Times are those of `clock`, without suspensions.
 pub(super) struct SaveSchedule {
+    clock: RunningClock,
     settings: Checkpoint,
     /// True if a save is due and waits for the previous save to end.
     due: bool,
-    last_save: Instant,
+    last_save: Duration,
     retry_state: RetryState,
     limit: SaveTimeLimit,
     /// Time of the stop request.
-    stopping: Option<Instant>,
+    stopping: Option<Duration>,
 }
 
 impl SaveSchedule {
     /// Starts the first interval.
     pub fn new(config: &RunConfig) -> Self {
+        let clock = RunningClock::start();
         Self {
+            last_save: clock.now(),
+            clock,
             settings: config.checkpoint.clone(),
             due: false,
-            last_save: Instant::now(),
             retry_state: RetryState::default(),
             limit: SaveTimeLimit::new(config),
             stopping: None,
@@ -48,19 +52,24 @@ impl SaveSchedule {
     /// Returns true if the interval, or the backoff after a failure, has elapsed.
     pub fn is_overdue(&self) -> bool {
         let minutes = self.settings.every_minutes;
-        let interval = minutes > 0.0 && self.last_save.elapsed() >= duration::minutes(minutes);
-        if self.retry_state.has_failed() { self.retry_state.is_due() } else { interval }
+        let interval = minutes > 0.0 && self.time_since(self.last_save) >= duration::minutes(minutes);
+        if self.retry_state.has_failed() { self.retry_state.is_due(self.clock.now()) } else { interval }
     }
 
     /// Begins a save and returns its start time.
-    pub fn begin(&mut self) -> Instant {
-        (self.due, self.last_save) = (false, Instant::now());
+    pub fn begin(&mut self) -> Duration {
+        (self.due, self.last_save) = (false, self.clock.now());
         self.last_save
     }
 
+    /// Time since `earlier`, the start of a save.
+    pub fn time_since(&self, earlier: Duration) -> Duration {
+        self.clock.since(earlier)
+    }
+
     /// Records a failed save that began at `began`.
-    pub fn add_failure(&mut self, began: Instant) {
-        self.retry_state.add(began);
+    pub fn add_failure(&mut self, began: Duration) {
+        self.retry_state.add(began, self.clock.now());
     }
 
     /// Records a successful save.
@@ -76,15 +85,26 @@ impl SaveSchedule {
 
     /// Starts the time limit of saves before a stop. Later calls have no effect.
     pub fn stop(&mut self) {
-        self.stopping.get_or_insert_with(Instant::now);
+        let now = self.clock.now();
+        self.stopping.get_or_insert(now);
     }
 
     /// Returns this rank's vote on the save in progress. Only rank 0 (`first`) checks the clock.
     pub fn vote(&self, save: &mut Save, first: bool) -> SaveVote {
-        let stopping = self.stopping.map(|since| since.elapsed());
+        let (stopping, now) = (self.time_since_stop(), self.clock.now());
         let over = self.limit.exceeded_stop_limit(stopping);
-        save.decide(&self.retry_state, self.settings.give_up_minutes, over);
-        save.vote(first.then(|| self.limit.judge(save.began.elapsed(), stopping)))
+        save.decide(&self.retry_state, now, self.settings.give_up_minutes, over);
+        save.vote(first.then(|| self.timing(save.began)))
+    }
+
+    /// Time since the stop request.
+    fn time_since_stop(&self) -> Option<Duration> {
+        self.stopping.map(|since| self.time_since(since))
+    }
+
+    /// Timing of a save that began at `began`, relative to the time limits.
+    fn timing(&self, began: Duration) -> SaveTiming {
+        self.limit.judge(self.time_since(began), self.time_since_stop())
     }
 
     /// Warning about the time limit of a slow save.
@@ -114,10 +134,24 @@ mod tests {
     #[test]
     fn the_backoff_is_short_at_a_stop() {
         let mut schedule = schedule(5, 0.0);
-        (0..6).for_each(|_| schedule.add_failure(Instant::now()));
+        (0..6).for_each(|_| schedule.add_failure(Duration::ZERO));
         assert_eq!(schedule.retry_pause().as_secs(), 32);
         schedule.stop();
         assert_eq!(schedule.retry_pause(), MAX_STOP_BACKOFF);
+    }
+
+    /// The whole job was suspended for an hour, more than any limit.
+    #[test]
+    fn a_suspension_does_not_count_towards_the_limits() {
+        let mut config = RunConfig::default();
+        config.checkpoint.give_up_minutes = 5.0;
+        let mut schedule = SaveSchedule::new(&config);
+        let began = schedule.begin();
+        schedule.stop();
+        schedule.clock.insert_gap(Duration::from_secs(3600));
+        assert_eq!(schedule.timing(began), SaveTiming::InTime);
+        let failing = schedule.retry_state.failing_for(began, schedule.clock.now());
+        assert!(failing < Duration::from_secs(60) && !schedule.is_overdue(), "{failing:?}");
     }
 
     #[test]

@@ -138,6 +138,31 @@ fn forged_and_replayed_replies_have_no_effect() {
     assert_eq!(control.take_directive(), Directive::CheckpointAndStop, "the reply of the coordinator was not accepted");
 }
 
+/// The process was suspended between two reports, and the coordinator has closed the connection meanwhile.
+#[test]
+fn time_between_reports_while_the_process_is_suspended_is_not_counted() {
+    let suspended = Duration::from_secs(60);
+    let (pause, shared) = (Duration::from_secs(2), SharedControl::new(WorkerPhase::Step));
+    let signer = ReportSigner::new(SigningKey::new(SECRET, 1), 0);
+    let (url, limit) = ("http://127.0.0.1:1", Duration::from_secs(10));
+    let mut reporter = Reporter::new(0, url, signer, Arc::clone(&shared), Versions::default(), limit);
+    let Some(before) = Instant::now().checked_sub(pause + suspended) else { return };
+    (reporter.heard, reporter.refused, shared.state().since) = (before, Some(before), before);
+    reporter.exclude_suspension(pause, pause + suspended);
+    let since = shared.state().since;
+    for counted in [reporter.heard, reporter.refused.unwrap(), since].map(|since| since.elapsed()) {
+        assert!(counted >= pause && counted < pause + Duration::from_secs(2), "{counted:?}");
+    }
+    // A step that has ended since is not moved into the future.
+    shared.state().since = Instant::now();
+    reporter.exclude_suspension(pause, pause + suspended);
+    assert!(shared.state().since <= Instant::now());
+    // A punctual pause counts.
+    let heard = reporter.heard;
+    reporter.exclude_suspension(pause, pause);
+    assert_eq!(reporter.heard, heard);
+}
+
 #[test]
 fn a_launcher_ends_its_ranks_unless_it_forwards_the_signals_of_the_batch_system() {
     let own = i32::try_from(std::process::id()).unwrap();
