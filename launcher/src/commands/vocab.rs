@@ -12,6 +12,7 @@ use lambert_data_prep::vocab::{
 };
 use lambert_dataset::tokenizer::{TokenizerFile, TokenizerModel};
 use lambert_progress::{Progress, Unit};
+use lambert_store::output_file::is_same_file;
 
 use super::{files, prep};
 use crate::cli;
@@ -43,6 +44,7 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
         }
         None => arguments.input.iter().map(|path| source(path)).collect(),
     };
+    refuse_input(&sources, &arguments.output)?;
     if let Some(file) = &arguments.extend {
         if word_piece && arguments.config.is_none() && !arguments.cased && !arguments.uncased && has_capitals(file)? {
             let message = "has tokens with capital letters; add --cased, or --uncased if its text is lowercased";
@@ -74,6 +76,16 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
     }
     console::result(&format!("wrote {} ({tokens} tokens)", arguments.output.display())).map_err(Failure::failed)?;
     Ok(exit::DONE)
+}
+
+/// Refuses an output file that is an input, whose text it would replace.
+fn refuse_input(sources: &[Source], output: &Path) -> Result<(), Failure> {
+    match sources.iter().any(|source| is_same_file(Path::new(&source.path), output)) {
+        true => {
+            Err(Failure::usage(format!("--output {} is a file of the text; choose another --output", output.display())))
+        }
+        false => Ok(()),
+    }
 }
 
 /// Trains the vocabulary and shows the progress.
