@@ -6,7 +6,6 @@ use std::path::Path;
 use lambert_config::prep::{FormatName, Source};
 use lambert_config::{Layers, exit};
 use lambert_data_prep::prep::{self as data_prep, PrepError};
-use lambert_data_prep::source::SourceError;
 use lambert_data_prep::vocab::{
     self, ExtendedVocabulary, Extension, TrainedVocabulary, VocabProgress, VocabSettings, WordTokens,
 };
@@ -99,11 +98,9 @@ fn train(sources: &[Source], settings: &VocabSettings) -> Result<TrainedVocabula
 
 /// Returns the failure of a command. An error about an input names the option or the key that names the input.
 fn failure(error: PrepError, arguments: &cli::Vocab) -> Failure {
-    match error {
-        PrepError::Source(SourceError::NoFiles { path, reason, .. }) if arguments.config.is_none() => {
-            Failure::usage(format!("--input {path}: {reason}"))
-        }
-        error => prep::failure(error),
+    match arguments.config {
+        None => prep::input_failure(error, "--input"),
+        Some(_) => prep::failure(error),
     }
 }
 
