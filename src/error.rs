@@ -216,6 +216,11 @@ impl Error {
         }
     }
 
+    /// True if the reader of the standard output closed it. Results after that would be unread.
+    pub fn is_closed_output(&self) -> bool {
+        matches!(self, Self::Output(source) if source.kind() == std::io::ErrorKind::BrokenPipe)
+    }
+
     /// Exit code of the program.
     pub fn exit_code(&self) -> i32 {
         match self {

@@ -18,7 +18,7 @@ use lambert_worker::bench::{self, BenchOptions};
 use lambert_worker::error::{self, Error};
 use lambert_worker::gpu::ComputeDevice;
 use lambert_worker::inference::embed::{self, EmbedOptions, HiddenLayer, Pooling};
-use lambert_worker::inference::loaded_model::LoadedModel;
+use lambert_worker::inference::loaded_model::{InferencePrecision, LoadedModel};
 use lambert_worker::inference::{eval, fill_mask, score};
 use lambert_worker::torch;
 use lambert_worker::train;
@@ -192,6 +192,7 @@ fn main() -> ExitCode {
     set.iter().for_each(|(name, value)| tracing::debug!("set {name}={value}"));
     let code = match torch::guard(|| run(arguments.command)) {
         Ok(Ok(code)) => code,
+        Ok(Err(failed)) if failed.is_closed_output() => exit::DONE,
         Ok(Err(failed)) => {
             tracing::error!("{}", error::chain(&failed));
             failed.exit_code()
@@ -244,7 +245,7 @@ fn run(command: WorkerCommand) -> Result<i32, Error> {
         WorkerCommand::Eval { model, data, samples, average, device, json } => {
             let progress = Progress::start("reading the model");
             let model = match average {
-                0 | 1 => LoadedModel::open(&model, device, &progress)?,
+                0 | 1 => LoadedModel::open(&model, device, InferencePrecision::OfRun, &progress)?,
                 count => LoadedModel::open_average(&model, count, device, &progress)?,
             };
             eval::eval(&model, &data, samples, json, progress).map(|()| exit::DONE)
@@ -255,22 +256,24 @@ fn run(command: WorkerCommand) -> Result<i32, Error> {
             bench::run(config, &BenchOptions { stage, samples, steps, warmup, teacher, json, batches })
         }
         WorkerCommand::Embed { model, input, output, pooling, layer, device } => {
+            let options = EmbedOptions { input, output, pooling, layer };
+            options.check()?;
             let progress = Progress::start("reading the model");
-            let model = LoadedModel::open(&model, device, &progress)?;
+            let model = LoadedModel::open(&model, device, InferencePrecision::Fp32, &progress)?;
             progress.phase("embedding", Unit::Count("texts"));
-            let summary = embed::embed(&model, &EmbedOptions { input, output, pooling, layer }, &progress)?;
+            let summary = embed::embed(&model, &options, &progress)?;
             drop(progress);
             output::line(&summary.to_string()).map(|()| exit::DONE)
         }
         WorkerCommand::Score { model, input, device, json } => {
             let progress = Progress::start("reading the model");
-            let model = LoadedModel::open(&model, device, &progress)?;
+            let model = LoadedModel::open(&model, device, InferencePrecision::Fp32, &progress)?;
             progress.phase("scoring", Unit::Count("texts"));
             score::score_lines(&model, &input, json, &progress).map(|()| exit::DONE)
         }
         WorkerCommand::FillMask { model, text, top, device, json } => {
             let progress = Progress::start("reading the model");
-            let model = LoadedModel::open(&model, device, &progress)?;
+            let model = LoadedModel::open(&model, device, InferencePrecision::Fp32, &progress)?;
             drop(progress);
             fill_mask::print(&model, &text, top, json).map(|()| exit::DONE)
         }

@@ -215,6 +215,22 @@ fn damaged_datasets_are_rejected() {
 }
 
 #[test]
+fn options_that_name_nothing_are_named() {
+    let dir = TestDir::new();
+    let (url, nothing) = (dir.path("run"), dir.path("nothing"));
+    done(&["run", "--config", &dir.config(2, 1), "--run", &url]);
+    let ran = run(&["eval", &url]);
+    assert!(ran.code == 2 && ran.err.contains("--data <DATASET>|--text <URL>"), "{}", ran.err);
+    let ran = run(&["eval", &url, "--data", &nothing, "--text", &nothing]);
+    assert!(ran.code == 2 && ran.err.contains("cannot be used with"), "{}", ran.err);
+    refused(&run(&["eval", &url, "--text", &nothing]), 2, &[&format!("--text {nothing}: ")]);
+    for command in [&["eval", &url, "--data", &nothing][..], &["inspect", &nothing], &["inspect", &nothing, "--verify"]]
+    {
+        refused(&run(command), 2, &["is not a dataset: manifest.json not found"]);
+    }
+}
+
+#[test]
 fn a_run_with_another_configuration_is_rejected() {
     let dir = TestDir::new();
     let (config, run_url) = (dir.config(4, 2), dir.path("run"));

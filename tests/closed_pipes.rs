@@ -1,9 +1,14 @@
 //! A closed output, as in `lambert ... | head`, is not an error.
 
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::support::{self, TestDir, done};
+
+/// Time limit of a command that reads an endless input.
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns the write end of a pipe that has no reader.
 fn closed() -> Stdio {
@@ -34,11 +39,16 @@ fn closed_outputs_are_not_an_error() {
     done(&["run", "--config", &config, "--run", &run]);
     let data = dir.path("data/held-out");
     let prep = dir.path("prep.toml");
-    let commands: [&[&str]; 9] = [
+    let texts = dir.file("texts.txt", "the bird sees the star .\nthe star sees the bird .\n");
+    let embeddings = dir.path("embeddings.parquet");
+    let commands: [&[&str]; 12] = [
         &["eval", &run, "--data", &data, "--samples", "4"],
         &["eval", &run, "--data", &data, "--samples", "4", "--json"],
         &["fill-mask", &run, "the [MASK] sees the star ."],
         &["fill-mask", &run, "the [MASK] sees the star .", "--json"],
+        &["score", &run, "--input", &texts],
+        &["score", &run, "--input", &texts, "--json"],
+        &["embed", &run, "--input", &texts, "--output", &embeddings],
         &["inspect", &data, "--samples", "3"],
         &["status", &run],
         &["checkpoint", "verify", &run],
@@ -47,6 +57,32 @@ fn closed_outputs_are_not_an_error() {
     ];
     commands.iter().for_each(|command| unread(&support::lambert(), command));
     unread(&support::lambert(), &["run", "--config", &config, "--run", &dir.path("second"), "--json"]);
+}
+
+/// With a closed output, further scores would be unread: the command ends although the input has no end.
+#[test]
+fn scores_end_with_their_reader() {
+    let dir = TestDir::new();
+    let run = dir.path("run");
+    done(&["run", "--config", &dir.config(4, 1), "--run", &run]);
+    let mut command = Command::new(support::lambert());
+    command.args(["score", &run, "--input", "-"]).stdin(Stdio::piped()).stdout(closed());
+    let mut score = command.spawn().unwrap();
+    let mut input = score.stdin.take().unwrap();
+    let writer = std::thread::spawn(move || while input.write_all(b"the bird sees the star .\n").is_ok() {});
+    let start = Instant::now();
+    let status = loop {
+        match score.try_wait().unwrap() {
+            Some(status) => break status.code(),
+            None if start.elapsed() > LIMIT => {
+                score.kill().unwrap();
+                break score.wait().unwrap().code();
+            }
+            None => std::thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    assert_eq!(status, Some(0));
+    writer.join().unwrap();
 }
 
 /// A full disk behind a redirection, unlike a closed pipe, is an error that names the output.

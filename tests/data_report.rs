@@ -193,5 +193,5 @@ fn a_damaged_shard_is_named_and_nothing_is_written() {
     assert!(failed.code == 1 && failed.err.contains("shard-00001-of-00002.parquet is damaged"), "{}", failed.err);
     assert!(!std::path::Path::new(&file).exists());
     let missing = run(&["data", "report", &dir.path("none"), "--output", &file]);
-    assert!(missing.code == 1 && missing.err.contains("is not a dataset"), "{}", missing.err);
+    assert!(missing.code == 2 && missing.err.contains("is not a dataset"), "{}", missing.err);
 }

@@ -239,13 +239,33 @@ fn a_run_continues_from_an_imported_model_and_grows_it() {
     done(&["run", "--config", &config, "--run", &direct, "--set", &set]);
     let refused = run(&["run", "--config", &config, "--run", &dir.path("none"), "--set", &set]);
     assert!(
-        refused.code == 2 && refused.err.contains("has no config.json") && !Path::new(&dir.path("none")).exists(),
+        refused.code == 2
+            && refused.err.contains("does not exist; lambert downloads nothing")
+            && !Path::new(&dir.path("none")).exists(),
         "{}",
         refused.err
     );
+    let refused = run(&["run", "--config", &config, "--run", &dir.path("none"), "--from", &dir.path("moved")]);
+    let hint = format!("is not a checkpoint; expected hf:{} for a folder of transformers", dir.path("moved"));
+    assert!(refused.code == 2 && refused.err.contains(&hint), "{}", refused.err);
     let other = ["--from", &format!("hf:{}", dir.path("moved")), "--set", "model.hidden=64"];
     let refused = run(&[&["run", "--config", &config, "--run", &dir.path("none")], &other[..]].concat());
     assert!(refused.code == 2 && refused.err.contains("its model has hidden = 32"), "{}", refused.err);
+}
+
+#[test]
+fn names_that_are_no_folders_are_explained() {
+    let dir = TestDir::new();
+    std::fs::create_dir(dir.path("empty")).unwrap();
+    for (folder, message) in [
+        ("google-bert/bert-base-uncased", "does not exist; lambert downloads nothing"),
+        ("hf:folder", "hf:folder: only run.from and objective.teacher take hf:; name the folder, folder"),
+        (&dir.path("empty"), "has no config.json; expected a folder that save_pretrained"),
+    ] {
+        let refused = run(&["import", folder, "--output", &dir.path("imported")]);
+        assert!(refused.code == 2 && refused.err.contains(message), "{}", refused.err);
+        assert!(!Path::new(&dir.path("imported")).exists());
+    }
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! Embeddings and scores of texts: pooling, layers, padding, order, agreement with `fill-mask`, and wrong input.
 
+use std::fs::File;
 use std::path::Path;
+use std::process::Command;
 
 use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::{Float32Type, Int32Type};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReader;
 use serde_json::Value;
 
-use crate::support::{TestDir, done, run};
+use crate::support::{TestDir, copy, done, lambert, run};
 
 const HIDDEN: usize = 32;
 
@@ -119,6 +121,59 @@ fn scores_are_those_of_single_masks() {
     let first = format!("{score:.4}\t{:.4}\t{}\t{}", score / tokens.len() as f64, tokens.len(), text);
     assert_eq!(plain.out.lines().next(), Some(first.as_str()));
     assert!(plain.err.contains("pseudo-perplexity"), "{}", plain.err);
+}
+
+/// Embeddings and scores are compared with the exported model. An evaluation is compared with those of the training.
+#[test]
+fn texts_are_computed_in_fp32_and_evaluations_in_the_precision_of_the_run() {
+    let dir = TestDir::new();
+    let url = dir.path("run");
+    done(&["run", "--config", &dir.config(8, 1), "--run", &url, "--set", "model.precision=bf16"]);
+    let copied = dir.path("fp32");
+    copy(Path::new(&url), Path::new(&copied));
+    let config = std::fs::read_to_string(dir.path("fp32/run.toml")).unwrap();
+    assert!(config.contains("precision = \"bf16\""), "{config}");
+    dir.file("fp32/run.toml", config.replace("precision = \"bf16\"", "precision = \"fp32\""));
+    let corpus = std::fs::read_to_string(dir.path("corpus.txt")).unwrap();
+    let input = dir.file(
+        "texts.txt",
+        corpus.lines().filter(|line| !line.is_empty()).take(20).fold(String::new(), |all, line| all + line + "\n"),
+    );
+    let results = [&url, &copied].map(|url| {
+        let output = dir.path("out.parquet");
+        done(&["embed", url, "--input", &input, "--output", &output]);
+        let embeddings: Vec<Vec<f32>> = rows(&output).into_iter().map(|row| row.embedding).collect();
+        let score = done(&["score", url, "--input", &input, "--json"]);
+        let masks = done(&["fill-mask", url, "the [MASK] sees the star .", "--json"]);
+        let evaluation = done(&["eval", url, "--data", &dir.path("data/held-out"), "--json"]);
+        (embeddings, score, masks, evaluation)
+    });
+    let [run, copied] = results;
+    assert_eq!((run.0, run.1, run.2), (copied.0, copied.1, copied.2));
+    assert_ne!(run.3, copied.3);
+}
+
+/// The output never replaces the input, by whatever name.
+#[test]
+fn an_output_that_is_the_input_is_refused() {
+    let dir = TestDir::new();
+    let url = dir.path("absent");
+    let text = "the star sees the bird .\n";
+    let input = dir.file("texts.txt", text);
+    let link = dir.path("link.txt");
+    std::os::unix::fs::symlink("texts.txt", &link).unwrap();
+    for output in [&input, &link] {
+        for found in [
+            run(&["embed", &url, "--input", &input, "--output", output]),
+            run(&["vocab", "--input", &input, "--size", "100", "--output", output]),
+        ] {
+            assert!(found.code == 2 && found.err.contains("choose another --output"), "{} {}", found.code, found.err);
+        }
+        let mut command = Command::new(lambert());
+        command.args(["embed", &url, "--input", "-", "--output", output]).stdin(File::open(&input).unwrap());
+        assert_eq!(command.status().unwrap().code(), Some(2));
+    }
+    assert_eq!(std::fs::read_to_string(&input).unwrap(), text);
 }
 
 #[test]

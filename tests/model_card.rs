@@ -84,7 +84,7 @@ fn rows_of_files(folder: &str) -> Vec<String> {
 fn the_card_of_a_run_has_the_figures_of_its_records() {
     let (dir, url) = (TestDir::new(), observed::run().to_str().unwrap());
     let folder = dir.path("model");
-    let labels = ["--license", "Apache-2.0", "--language", "no", "--language", "en", "--base-model", "some/model"];
+    let labels = ["--license", "apache-2.0", "--language", "no", "--language", "en", "--base-model", "some/model"];
     done(&[&["export", url, "--output", &folder][..], &labels].concat());
     let text = card(&folder);
     assert_has(&text, &rows_of_records(url, observed::STEPS));
@@ -188,8 +188,12 @@ fn texts_of_a_run_are_escaped_and_secrets_left_out() {
 #[test]
 fn labels_are_checked() {
     let url = observed::run().to_str().unwrap();
-    for (option, value) in [("--license", "a: b"), ("--language", "English"), ("--base-model", "runs/a/checkpoints/b")]
-    {
+    for (option, value) in [
+        ("--license", "a: b"),
+        ("--license", "MIT"),
+        ("--language", "English"),
+        ("--base-model", "runs/a/checkpoints/b"),
+    ] {
         let refused = run(&["export", url, "--output", "/nonexistent/model", option, value]);
         assert!(refused.code == 2 && refused.err.contains("expected"), "{}", refused.err);
     }

@@ -71,6 +71,8 @@ fn files_that_the_library_would_misread_are_refused() {
     assert!(error.contains("added_tokens: lstrip of \"<s>\" is null; expected true or false"), "{error}");
     let error = refused("albert", &|file| file["model"]["vocab"].as_array_mut().unwrap().truncate(5));
     assert!(error.contains("it has only special tokens"), "{error}");
+    let error = refused("roberta-prefix", &|file| _ = add(file, "addedword", None, false));
+    assert!(error.contains("add_prefix_space is true and added_tokens has tokens that are not special"), "{error}");
     let sequence = |members: Value| {
         let mut file = file("roberta");
         file["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": members});
@@ -84,6 +86,27 @@ fn files_that_the_library_would_misread_are_refused() {
     }
     let split = json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithNext", "invert": false});
     assert!(!sequence(json!([split, bytes])).unwrap().encode("a b").is_empty());
+}
+
+/// A Unigram model gives such a token other ids in the tokenizers library of Python: no `▁` starts the text before it.
+#[test]
+fn added_words_of_normalized_text_are_refused_in_unigram() {
+    for kind in ["albert", "deberta-v2", "xlm-roberta", "modernbert"] {
+        for (special, normalized) in [(false, true), (true, true), (false, false)] {
+            let mut file = file(kind);
+            add(&mut file, "addedword", None, special);
+            let token = file["added_tokens"].as_array_mut().unwrap().last_mut().unwrap();
+            token["normalized"] = json!(normalized);
+            let is_refused = kind != "modernbert" && normalized && !special;
+            match read(&file) {
+                Ok(_) => assert!(!is_refused, "{kind}"),
+                Err(error) => assert!(
+                    is_refused && error.contains("AddedToken(\"addedword\", normalized=False)"),
+                    "{kind}: {error}"
+                ),
+            }
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 use lambert_config::{ConfigError, exit};
+use lambert_data_prep::inspect::InspectError;
 use lambert_dataset::DatasetError;
 pub use lambert_store::error::chain;
 
@@ -54,6 +55,16 @@ impl From<DatasetError> for Failure {
         match error {
             DatasetError::Store { .. } => Self::failed(error),
             _ => Self::usage(error),
+        }
+    }
+}
+
+/// A dataset that does not exist is a usage error, as in the other commands. Any other error is a finding.
+impl From<InspectError> for Failure {
+    fn from(error: InspectError) -> Self {
+        match error {
+            InspectError::Dataset(DatasetError::NoManifest { .. }) => Self::usage(error),
+            _ => Self::failed(error),
         }
     }
 }

@@ -9,7 +9,7 @@ use arrow::datatypes::{DataType, Field, Schema};
 use arrow::error::ArrowError;
 use arrow::record_batch::RecordBatch;
 use lambert_progress::Progress;
-use lambert_store::output_file::OutputFile;
+use lambert_store::output_file::{OutputFile, is_same_file};
 use parquet::arrow::ArrowWriter;
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
@@ -79,6 +79,24 @@ pub struct EmbedOptions {
     pub output: PathBuf,
     pub pooling: Pooling,
     pub layer: HiddenLayer,
+}
+
+impl EmbedOptions {
+    /// Checks the files before the model is read.
+    ///
+    /// # Errors
+    /// The output is the input, whose texts it would replace.
+    pub fn check(&self) -> Result<(), Error> {
+        let is_stdin = self.input == Path::new("-");
+        let input = if is_stdin { Path::new("/dev/stdin") } else { &self.input };
+        match is_same_file(input, &self.output) {
+            true => {
+                let output = self.output.display();
+                Err(Error::Usage(format!("--output {output} is the file of --input; choose another --output")))
+            }
+            false => Ok(()),
+        }
+    }
 }
 
 /// Numbers of texts.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use lambert_config::RunConfig;
-use lambert_config::run::{Cluster, Device, DeviceKind, TokenBudget};
+use lambert_config::run::{Cluster, Device, DeviceKind, Precision, TokenBudget};
 use lambert_dataset::tokenizer::Tokenizer;
 use lambert_dataset::{Dataset, check_compatibility};
 use lambert_plan::architecture::Architecture;
@@ -20,10 +20,19 @@ use crate::state::Parameters;
 use crate::train::evaluate::EvalRequest;
 use crate::worker::session;
 
+/// Precision of the computation of a loaded model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InferencePrecision {
+    /// `model.precision` of the run, as in its evaluations.
+    OfRun,
+    /// fp32, as transformers computes with the export of the run.
+    Fp32,
+}
+
 /// Model loaded for inference, with its configuration and tokenizer.
 pub struct LoadedModel {
     /// Configuration of the run. `[cluster]` has default values. `[device]` has default
-    /// values and the chosen device kind.
+    /// values and the chosen device kind. `model.precision` is that of the computation.
     pub config: RunConfig,
     /// Weights.
     pub parameters: Parameters,
@@ -43,13 +52,21 @@ impl LoadedModel {
     ///
     /// # Errors
     /// The run does not exist, has no valid checkpoint, or the device cannot be used.
-    pub fn open(url: &str, device: DeviceKind, progress: &Progress) -> Result<Self, Error> {
+    pub fn open(
+        url: &str,
+        device: DeviceKind,
+        precision: InferencePrecision,
+        progress: &Progress,
+    ) -> Result<Self, Error> {
         let (of, name) = run::split_checkpoint_url(url);
         let store = progress.observe(&Store::open(of)?);
         let (mut config, _) = session::read_config(&store)?;
         // The configuration of the run must not choose the library that this host loads. The environment
         // variable LAMBERT_LIBTORCH chooses the library.
         (config.cluster, config.device) = (Cluster::default(), Device { kind: device, ..Device::default() });
+        if precision == InferencePrecision::Fp32 {
+            config.model.precision = Precision::Fp32;
+        }
         let (kernels, _) = ComputeDevice::load(&config.device, config.cluster.all_reduce.backend)?
             .kernels(None, config.model.precision)?;
         tch::set_num_threads(std::thread::available_parallelism().map_or(1, |count| count.get() as i32));
@@ -66,7 +83,7 @@ impl LoadedModel {
         Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256 })
     }
 
-    /// Like [`LoadedModel::open`], with the mean of the weights of the newest `count` checkpoints of the run at `url`. The mean
+    /// Like [`LoadedModel::open`] in the precision of the run, with the mean of the weights of the newest `count` checkpoints of the run at `url`. The mean
     /// has the bits that `lambert checkpoint average` writes.
     ///
     /// # Errors
@@ -78,7 +95,7 @@ impl LoadedModel {
         }
         let store = progress.observe(&Store::open(url)?);
         let names = stored::newest(&store, count)?;
-        let newest = Self::open(&run::checkpoint_url(url, &names[0]), device, progress)?;
+        let newest = Self::open(&run::checkpoint_url(url, &names[0]), device, InferencePrecision::OfRun, progress)?;
         let mut mean = WeightMean::new(&newest.parameters);
         for name in &names {
             let verified = stored::verify(&store, name)?;

@@ -4,12 +4,12 @@ use std::io::{self, Write};
 
 use crate::error::Error;
 
-/// Writes a line of results. A closed pipe (`| head`) is not an error.
+/// Writes a line of results.
 ///
 /// # Errors
-/// Any other write error, such as a full disk.
+/// The reader closed the pipe (`| head`), which ends a command with exit code 0; see [`Error::is_closed_output`]. Or
+/// another write error, such as a full disk.
 pub fn line(text: &str) -> Result<(), Error> {
     let mut output = io::stdout().lock();
-    let written = writeln!(output, "{text}").and_then(|()| output.flush());
-    written.or_else(|error| if error.kind() == io::ErrorKind::BrokenPipe { Ok(()) } else { Err(Error::Output(error)) })
+    writeln!(output, "{text}").and_then(|()| output.flush()).map_err(Error::Output)
 }

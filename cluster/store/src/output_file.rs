@@ -3,7 +3,7 @@
 use std::fs::{File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
@@ -116,6 +116,16 @@ impl OutputFile {
     }
 }
 
+/// True if both paths name the same regular file. Links are followed.
+#[must_use]
+pub fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| {
+        let metadata = std::fs::metadata(path).ok().filter(Metadata::is_file)?;
+        Some((metadata.dev(), metadata.ino()))
+    };
+    identity(one).is_some_and(|one| identity(other) == Some(one))
+}
+
 fn mode(metadata: &Metadata) -> u32 {
     metadata.permissions().mode() & 0o7777
 }
@@ -213,6 +223,21 @@ mod tests {
         symlink("loop", folder.path().join("loop")).unwrap();
         assert!(write(&folder.path().join("loop"), b"").is_err());
         assert_eq!(write(folder.path(), b"").unwrap_err().kind(), io::ErrorKind::IsADirectory);
+    }
+
+    #[test]
+    fn links_name_the_same_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, link, hard_link, other] = ["file", "link", "hard", "other"].map(|name| folder.path().join(name));
+        write(&file, b"text").unwrap();
+        write(&other, b"text").unwrap();
+        symlink("file", &link).unwrap();
+        std::fs::hard_link(&file, &hard_link).unwrap();
+        for same in [&file, &link, &hard_link] {
+            assert!(is_same_file(&file, same) && !is_same_file(&other, same), "{}", same.display());
+        }
+        let [absent, null] = [folder.path().join("absent"), "/dev/null".into()];
+        assert!(!is_same_file(&absent, &absent) && !is_same_file(&null, &null));
     }
 
     #[test]

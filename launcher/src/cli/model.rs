@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use lambert_config::run::DeviceKind;
 
 use super::values::{hub_model, language, license};
@@ -14,6 +14,7 @@ const CHECKPOINT_EXAMPLES: &str = "Examples:
   lambert checkpoint average --last 3 runs/demo runs/demo-averaged";
 
 const IMPORT_EXAMPLES: &str = "Examples:
+  hf download google-bert/bert-base-uncased --local-dir bert-base-uncased
   lambert import bert-base-uncased --output runs/base
   lambert run --config run.toml --run runs/domain --from runs/base/checkpoints/step-000000000-a0001";
 
@@ -87,14 +88,15 @@ pub enum CheckpointAction {
 /// Arguments of `lambert eval`, passed on to lambert-worker.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  lambert eval runs/demo --data data/held-out\n  lambert eval runs/demo --text domain.txt"
+    after_help = "Examples:\n  lambert eval runs/demo --data data/held-out\n  lambert eval runs/demo --text domain.txt",
+    group = ArgGroup::new("held_out").args(["data", "text"]).required(true)
 )]
 pub struct Eval {
     /// Run (newest valid checkpoint) or RUN/checkpoints/step-...
     #[arg(value_name = "RUN_OR_CHECKPOINT")]
     pub model: String,
     /// Held-out dataset
-    #[arg(long, value_name = "DATASET", required_unless_present = "text", conflicts_with = "text")]
+    #[arg(long, value_name = "DATASET")]
     pub data: Option<String>,
     /// Text instead of a dataset: files, directories, globs or URLs
     #[arg(long, num_args = 1.., value_name = "URL")]
@@ -264,7 +266,7 @@ pub struct Export {
 #[derive(Debug, Args)]
 #[command(after_help = IMPORT_EXAMPLES)]
 pub struct Import {
-    /// Folder with config.json, safetensors weights and the files of a tokenizer
+    /// Folder on this machine with config.json, safetensors weights and the files of a tokenizer
     pub folder: PathBuf,
     /// New run directory or URL
     #[arg(long, value_name = "RUN")]

@@ -30,10 +30,9 @@ pub fn part(text: &str) -> Result<(usize, usize), String> {
 
 /// Parses a license identifier. The Hugging Face Hub writes them in lower case.
 pub fn license(text: &str) -> Result<String, String> {
-    let id = text.to_ascii_lowercase();
-    match is_name(&id) {
-        true => Ok(id),
-        false => Err("expected an identifier such as apache-2.0, mit or other".to_owned()),
+    match is_name(text) && !text.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        true => Ok(text.to_owned()),
+        false => Err("expected an identifier in lower case such as apache-2.0, mit or other".to_owned()),
     }
 }
 
@@ -86,11 +85,14 @@ mod tests {
 
     #[test]
     fn labels_of_a_model_card_cannot_hold_markup() {
-        assert_eq!(license("Apache-2.0"), Ok("apache-2.0".to_owned()));
+        assert_eq!(license("apache-2.0"), Ok("apache-2.0".to_owned()));
         assert_eq!([language("no"), language("deu")], [Ok("no".to_owned()), Ok("deu".to_owned())]);
         assert_eq!(hub_model("google/bert_uncased-1.5"), Ok("google/bert_uncased-1.5".to_owned()));
         for wrong in ["", "a b", "a\nb", "-a", "a: b", "<b>"] {
             assert!(license(wrong).is_err() && language(wrong).is_err() && hub_model(wrong).is_err(), "{wrong:?}");
+        }
+        for wrong in ["MIT", "Apache-2.0"] {
+            assert!(license(wrong).is_err(), "{wrong:?}");
         }
         for wrong in ["runs/demo/checkpoints/step-1", "demo", "/demo", "demo/", "EN"] {
             assert!(hub_model(wrong).is_err() && language(wrong).is_err(), "{wrong:?}");

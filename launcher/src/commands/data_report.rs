@@ -26,7 +26,7 @@ pub fn data_report(arguments: &cli::DataReport) -> Outcome {
         progress.set_done(done);
     };
     let options = ScanOptions { threads, samples: arguments.samples, seed: arguments.seed, progress: &update };
-    let found = scan(&arguments.dataset, &options).map_err(Failure::failed)?;
+    let found = scan(&arguments.dataset, &options)?;
     let text = render(&found, arguments.format)?;
     files::write(&arguments.output, |file| file.write_all(text.as_bytes())).map_err(Failure::failed)?;
     let memory = peak_memory().map_or(String::new(), |bytes| format!(", peak memory {}", size(bytes)));

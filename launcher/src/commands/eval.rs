@@ -72,7 +72,7 @@ fn prepare(arguments: &cli::Eval, folder: &Path) -> Result<String, Failure> {
     let progress = PreparingText(Progress::start("tokenizing"));
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let options = PrepOptions { threads, memory: DEFAULT_MEMORY, part: None, progress: &progress };
-    data_prep::run(&config, &options).map_err(prep::failure)?;
+    data_prep::run(&config, &options).map_err(|error| prep::input_failure(error, "--text"))?;
     Ok(format!("{}/train", config.output.url))
 }
 

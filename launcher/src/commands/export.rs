@@ -1,7 +1,8 @@
 //! `lambert export`: writes a model as a directory for Hugging Face Transformers.
 
-use std::fs::File;
-use std::io::Write;
+use std::fs::{File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use lambert_config::run::Model;
@@ -45,14 +46,14 @@ enum ExportError {
     #[error("invalid vocabulary of {url}")]
     Tokenizer { url: String, source: TokenizerError },
     #[error("cannot write {}", path.display())]
-    Write { path: PathBuf, source: std::io::Error },
+    Write { path: PathBuf, source: io::Error },
 }
 
 fn why(skipped: &[SkippedCheckpoint]) -> String {
     skipped.iter().map(|SkippedCheckpoint { name, why, .. }| format!("; {name}: {why}")).collect()
 }
 
-/// Exports a checkpoint to a directory. The directory appears only when all its files are complete.
+/// Exports a checkpoint to a directory. Its files appear when all of them are complete.
 pub fn export(arguments: &cli::Export) -> Outcome {
     let folder = &arguments.output;
     refuse_full(folder)?;
@@ -208,7 +209,7 @@ impl Source {
         let model = &self.config.model;
         let card = self.card(labels, &description, &tokenizer, parameters(&weights).map_err(Failure::failed)?);
         let mut files =
-            vec![(MODEL_CARD, card.into_bytes()), ("config.json", pretty(&description.config)), (WEIGHTS, weights)];
+            vec![(MODEL_CARD, card.into_bytes()), (MODEL_CONFIG, pretty(&description.config)), (WEIGHTS, weights)];
         files.extend(
             transformers::files(&tokenizer, &vocabulary.bytes, model.positions, model.segments).map_err(unusable)?,
         );
@@ -226,6 +227,8 @@ impl Source {
 
 /// File name of the model card.
 const MODEL_CARD: &str = "README.md";
+/// File name of the configuration of transformers.
+const MODEL_CONFIG: &str = "config.json";
 
 /// Number of parameters in a safetensors file.
 fn parameters(weights: &[u8]) -> Result<u64, SafeTensorError> {
@@ -249,28 +252,33 @@ fn pretty(value: &Value) -> Vec<u8> {
 }
 
 fn refuse_full(folder: &Path) -> Result<(), Failure> {
+    let failed = |source| Err(Failure::usage(ExportError::Write { path: folder.to_owned(), source }));
     match std::fs::read_dir(folder).map(|mut entries| entries.next().is_some()) {
         Ok(true) => Err(Failure::usage(ExportError::NotEmpty { folder: folder.to_owned() })),
         Ok(false) => Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(Failure::usage(ExportError::Write { path: folder.to_owned(), source })),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && folder.is_symlink() => {
+            failed(io::Error::new(error.kind(), "it is a link to a directory that does not exist"))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(source) => failed(source),
     }
 }
 
 /// Number of bytes that are written at a time.
 const PIECE: usize = 8 << 20;
 
-/// Writes the files to a temporary directory and then renames the directory, so that the destination is always
-/// complete.
+/// Writes the files to a temporary directory. Renames it to `folder`, so that the destination is always complete. An
+/// existing directory stays, with its mode, and gets the files.
 fn write(folder: &Path, files: &[(&str, Vec<u8>)], progress: &Progress) -> Result<(), Failure> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| Failure::failed(ExportError::Write { path, source })
     };
     let absolute = std::path::absolute(folder).map_err(failed(folder))?;
-    let beside = absolute.parent().unwrap_or(&absolute);
-    std::fs::create_dir_all(beside).map_err(failed(beside))?;
-    let temporary = tempfile::Builder::new().prefix(".export-").tempdir_in(beside).map_err(failed(beside))?;
+    let is_new = !absolute.is_dir();
+    let place = if is_new { absolute.parent().unwrap_or(&absolute) } else { &absolute };
+    std::fs::create_dir_all(place).map_err(failed(place))?;
+    let temporary = tempfile::Builder::new().prefix(".export-").tempdir_in(place).map_err(failed(place))?;
     progress.phase("writing", Unit::Bytes);
     progress.set_total(files.iter().map(|(_, content)| content.len() as u64).sum());
     let mut written = 0;
@@ -283,6 +291,9 @@ fn write(folder: &Path, files: &[(&str, Vec<u8>)], progress: &Progress) -> Resul
             progress.set_done(written);
         }
     }
+    if !is_new {
+        return move_files(temporary.path(), &absolute, files);
+    }
     readable(temporary.path()).map_err(failed(folder))?;
     // The rename replaces an empty directory. It fails if the directory is not empty.
     std::fs::rename(temporary.path(), &absolute).map_err(failed(folder))?;
@@ -291,14 +302,30 @@ fn write(folder: &Path, files: &[(&str, Vec<u8>)], progress: &Progress) -> Resul
     Ok(())
 }
 
+/// Moves the files from `temporary`, a directory in `folder`, to `folder`, which has nothing else. The configuration is
+/// the last one: transformers loads no directory without it.
+fn move_files(temporary: &Path, folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Failure> {
+    let failed = |source| Failure::failed(ExportError::Write { path: folder.to_owned(), source });
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        if Some(entry.map_err(failed)?.file_name().as_os_str()) != temporary.file_name() {
+            return Err(Failure::failed(ExportError::NotEmpty { folder: folder.to_owned() }));
+        }
+    }
+    let mut names: Vec<&str> = files.iter().map(|(name, _)| *name).collect();
+    names.sort_by_key(|name| *name == MODEL_CONFIG);
+    names.into_iter().try_for_each(|name| std::fs::rename(temporary.join(name), folder.join(name))).map_err(failed)
+}
+
 /// Lets all users read the directory. At first, only its owner can read a temporary directory.
-fn readable(folder: &Path) -> std::io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o755))
+fn readable(folder: &Path) -> io::Result<()> {
+    let mode = std::fs::metadata(folder)?.permissions().mode();
+    std::fs::set_permissions(folder, Permissions::from_mode(mode | 0o755))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{MetadataExt, symlink};
+
     use super::*;
 
     #[test]
@@ -311,5 +338,37 @@ mod tests {
         assert_eq!(refuse_full(&folder).unwrap_err().code, exit::USAGE);
         assert!(write(b"2").is_err());
         assert_eq!(std::fs::read(folder.join("a")).unwrap(), b"1");
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_existing_folder_stays() {
+        let place = tempfile::tempdir().unwrap();
+        let [folder, link, dangling] = ["folder", "link", "dangling"].map(|name| place.path().join(name));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::set_permissions(&folder, Permissions::from_mode(0o2770)).unwrap();
+        let identity = |folder: &Path| folder.metadata().map(|data| (data.ino(), data.mode() & 0o7777)).unwrap();
+        let before = identity(&folder);
+        symlink("folder", &link).unwrap();
+        refuse_full(&link).unwrap();
+        let files = [("config.json", b"{}".to_vec()), ("b", b"2".to_vec())];
+        write(&link, &files, &Progress::start("writing")).unwrap();
+        assert_eq!((identity(&folder), before.1), (before, 0o2770));
+        assert!(link.is_symlink());
+        let mut names: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["b", "config.json"]);
+        symlink("absent", &dangling).unwrap();
+        let refused = refuse_full(&dangling).unwrap_err();
+        assert_eq!(refused.code, exit::USAGE);
+    }
+
+    #[test]
+    fn a_new_folder_keeps_the_group_of_its_parent() {
+        let place = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(place.path(), Permissions::from_mode(0o2755)).unwrap();
+        let folder = place.path().join("model");
+        write(&folder, &[("a", Vec::new())], &Progress::start("writing")).unwrap();
+        assert_eq!(folder.metadata().unwrap().mode() & 0o7777, 0o2755);
     }
 }

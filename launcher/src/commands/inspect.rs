@@ -22,8 +22,7 @@ pub fn inspect(arguments: &cli::Inspect) -> Outcome {
 fn read(arguments: &cli::Inspect) -> Result<Inspection, Failure> {
     let progress = Progress::start(if arguments.verify { "verifying" } else { "reading" });
     let url = &arguments.dataset;
-    let opened = Dataset::open_observed(url, progress.observer()).map_err(InspectError::from);
-    let dataset = opened.map_err(Failure::failed)?;
+    let dataset = Dataset::open_observed(url, progress.observer()).map_err(InspectError::from)?;
     let update = |rows: u64, total: u64| {
         if rows == 0 {
             progress.phase("reading rows", Unit::Count("samples"));
@@ -31,7 +30,7 @@ fn read(arguments: &cli::Inspect) -> Result<Inspection, Failure> {
         progress.set_total(total);
         progress.set_done(rows);
     };
-    inspect::inspect_dataset(url, &dataset, arguments.samples, arguments.verify, update).map_err(Failure::failed)
+    inspect::inspect_dataset(url, &dataset, arguments.samples, arguments.verify, update).map_err(Failure::from)
 }
 
 fn described(found: &Inspection) -> String {

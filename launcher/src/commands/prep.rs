@@ -9,7 +9,7 @@ use lambert_config::{Layers, exit};
 use lambert_data_prep::prep::{
     self, PrepError, PrepOptions, PrepPlan, PrepProgress, PrepReport, PrepStatus, PreparedDataset,
 };
-use lambert_data_prep::source::{self, SkipNotice};
+use lambert_data_prep::source::{self, SkipNotice, SourceError};
 use lambert_dataset::{HeldOut, SourceCounts};
 use lambert_progress::terminal::shows_bars;
 use lambert_progress::{Progress, Unit};
@@ -47,6 +47,17 @@ pub fn prep(arguments: &cli::Prep) -> Outcome {
 /// Maps an error of `lambert prep` to a failure with an exit code: usage errors to `USAGE`, other errors to `FAILED`.
 pub fn failure(error: PrepError) -> Failure {
     if error.is_usage() { Failure::usage(error) } else { Failure::failed(error) }
+}
+
+/// As [`failure`], for a command without a configuration of sources. An error about an input names `option`, which names
+/// the inputs.
+pub fn input_failure(error: PrepError, option: &str) -> Failure {
+    match error {
+        PrepError::Source(SourceError::NoFiles { path, reason, .. }) => {
+            Failure::usage(format!("{option} {path}: {reason}"))
+        }
+        error => failure(error),
+    }
 }
 
 fn described(report: &PrepReport) -> String {

@@ -6,12 +6,12 @@ use std::path::Path;
 use lambert_config::prep::{FormatName, Source};
 use lambert_config::{Layers, exit};
 use lambert_data_prep::prep::{self as data_prep, PrepError};
-use lambert_data_prep::source::SourceError;
 use lambert_data_prep::vocab::{
     self, ExtendedVocabulary, Extension, TrainedVocabulary, VocabProgress, VocabSettings, WordTokens,
 };
 use lambert_dataset::tokenizer::{TokenizerFile, TokenizerModel};
 use lambert_progress::{Progress, Unit};
+use lambert_store::output_file::is_same_file;
 
 use super::{files, prep};
 use crate::cli;
@@ -43,6 +43,7 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
         }
         None => arguments.input.iter().map(|path| source(path)).collect(),
     };
+    refuse_input(&sources, &arguments.output)?;
     if let Some(file) = &arguments.extend {
         if word_piece && arguments.config.is_none() && !arguments.cased && !arguments.uncased && has_capitals(file)? {
             let message = "has tokens with capital letters; add --cased, or --uncased if its text is lowercased";
@@ -76,6 +77,16 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
     Ok(exit::DONE)
 }
 
+/// Refuses an output file that is an input, whose text it would replace.
+fn refuse_input(sources: &[Source], output: &Path) -> Result<(), Failure> {
+    match sources.iter().any(|source| is_same_file(Path::new(&source.path), output)) {
+        true => {
+            Err(Failure::usage(format!("--output {} is a file of the text; choose another --output", output.display())))
+        }
+        false => Ok(()),
+    }
+}
+
 /// Trains the vocabulary and shows the progress.
 fn train(sources: &[Source], settings: &VocabSettings) -> Result<TrainedVocabulary, PrepError> {
     let training = match settings.model {
@@ -87,11 +98,9 @@ fn train(sources: &[Source], settings: &VocabSettings) -> Result<TrainedVocabula
 
 /// Returns the failure of a command. An error about an input names the option or the key that names the input.
 fn failure(error: PrepError, arguments: &cli::Vocab) -> Failure {
-    match error {
-        PrepError::Source(SourceError::NoFiles { path, reason, .. }) if arguments.config.is_none() => {
-            Failure::usage(format!("--input {path}: {reason}"))
-        }
-        error => prep::failure(error),
+    match arguments.config {
+        None => prep::input_failure(error, "--input"),
+        Some(_) => prep::failure(error),
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use lambert_store::run::WEIGHTS;
 use serde_json::Value as Json;
 
-use super::ImportError;
+use super::{ImportError, PREFIX};
 use crate::text::shell_word;
 
 /// Configuration of the model.
@@ -26,7 +26,13 @@ impl Folder {
     pub fn open(path: &Path) -> Result<Self, ImportError> {
         let folder = Self { path: path.to_owned(), config: Json::Null };
         let Some(config) = folder.json(CONFIG)? else {
-            return Err(ImportError::NoFile { folder: path.to_owned(), name: CONFIG });
+            let prefixed = path.to_str().and_then(|path| path.strip_prefix(PREFIX)).filter(|_| !path.exists());
+            let folder = path.to_owned();
+            return Err(match prefixed {
+                Some(folder) => ImportError::Prefix { folder: folder.to_owned() },
+                None if !path.exists() => ImportError::NoFolder { folder },
+                None => ImportError::NoFile { folder, name: CONFIG },
+            });
         };
         Ok(Self { config, ..folder })
     }

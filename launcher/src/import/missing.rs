@@ -35,6 +35,26 @@ impl InitializedModule {
     }
 }
 
+/// Modules that an import initializes.
+pub struct Initialization<'a> {
+    /// Modules that get random values if the folder does not have them.
+    pub modules: &'a [InitializedModule],
+    /// True if the model has another head than an MLM head. Then the tensors with the names of a part of an MLM head are
+    /// of the other head: `head.dense` of ModernBERT.
+    pub has_other_head: bool,
+}
+
+impl Initialization<'_> {
+    /// True if a tensor gets random values in place of those of the folder. `is_found` tells if the folder has a tensor.
+    pub fn replaces(&self, tensor: &Tensor, all: &[Tensor], is_found: impl Fn(&Tensor) -> bool) -> bool {
+        let is_head = |tensor: &Tensor| InitializedModule::of(tensor) == Some(InitializedModule::MlmHead);
+        self.has_other_head
+            && self.modules.contains(&InitializedModule::MlmHead)
+            && is_head(tensor)
+            && all.iter().any(|tensor| is_head(tensor) && !is_found(tensor))
+    }
+}
+
 /// Returns the initial values of a tensor: 1 for gains, 0 for biases, and for matrices a normal distribution with this
 /// deviation that is truncated at two deviations. The values depend on the name only.
 pub fn initial(tensor: &Tensor, deviation: f64) -> Vec<f32> {
@@ -58,10 +78,29 @@ pub fn initial(tensor: &Tensor, deviation: f64) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use lambert_config::run::Model;
-    use lambert_plan::architecture::Architecture;
+    use lambert_config::run::{Family, Model};
+    use lambert_plan::architecture::{Architecture, ConfigKeys};
+    use serde_json::json;
 
     use super::*;
+
+    /// The head of a fine-tuned ModernBERT has tensors with the names of an MLM head, but no bias of the decoder.
+    #[test]
+    fn another_head_is_no_mlm_head() {
+        let tensors = Architecture::new(&Family::Modernbert.model(), 1, 500).tensors();
+        let has_no_bias = |tensor: &Tensor| tensor.name != "decoder.bias";
+        let replaced = |class: &str, modules: &[InitializedModule], is_found: &dyn Fn(&Tensor) -> bool| -> Vec<&str> {
+            let has_other_head = ConfigKeys(&json!({"architectures": [class]})).has_other_head();
+            let initialization = Initialization { modules, has_other_head };
+            let replaced = tensors.iter().filter(|tensor| initialization.replaces(tensor, &tensors, is_found));
+            replaced.map(|tensor| tensor.name.as_str()).collect()
+        };
+        let (tuned, head) = ("ModernBertForSequenceClassification", &[InitializedModule::MlmHead]);
+        assert_eq!(replaced(tuned, head, &has_no_bias), ["decoder.bias", "head.norm.weight", "head.dense.weight"]);
+        assert!(replaced(tuned, &[InitializedModule::Pooler], &has_no_bias).is_empty());
+        assert!(replaced(tuned, head, &|_| true).is_empty());
+        assert!(replaced("ModernBertForMaskedLM", head, &has_no_bias).is_empty());
+    }
 
     #[test]
     fn initial_values_have_their_distribution() {

@@ -17,16 +17,18 @@ use std::path::{Path, PathBuf};
 use lambert_config::RunConfig;
 use lambert_config::run::{Pair, Stage};
 use lambert_dataset::tokenizer::{TokenizerError, TokenizerModel};
-use lambert_plan::architecture::{Architecture, ImportedModel, ModuleKind, UnsupportedValue};
+use lambert_plan::architecture::{Architecture, ConfigKeys, ImportedModel, ModuleKind, UnsupportedValue};
 use lambert_store::checkpoint::{self, FORMAT, Manifest};
 use lambert_store::run::{CONFIG, MANIFEST, TOKENIZER_FILES, WEIGHTS, imported_checkpoint, in_transformers};
 use lambert_store::{Store, hash};
 use serde_json::json;
 
+pub use folder::CONFIG as TRANSFORMERS_CONFIG;
 pub use missing::InitializedModule;
 pub use weights::EXPORT_TYPE;
 
 use folder::Folder;
+use missing::Initialization;
 use names::Renamed;
 use tokenizer::ImportedTokenizer;
 
@@ -35,6 +37,14 @@ use tokenizer::ImportedTokenizer;
 pub enum ImportError {
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
+    #[error(
+        "folder {} does not exist; lambert downloads nothing: to get a model of the Hugging Face Hub, \
+         run `hf download NAME --local-dir FOLDER`, or use save_pretrained of transformers",
+        folder.display()
+    )]
+    NoFolder { folder: PathBuf },
+    #[error("{PREFIX}{folder}: only run.from and objective.teacher take {PREFIX}; name the folder, {folder}")]
+    Prefix { folder: String },
     #[error("{} has no {name}; expected a folder that save_pretrained of transformers wrote", folder.display())]
     NoFile { folder: PathBuf, name: &'static str },
     #[error("{} is a pickle, which can run any program when it is read; if you trust it, convert it: {command}", path.display())]
@@ -56,6 +66,9 @@ pub enum ImportError {
     #[error("cannot write the configuration")]
     Toml(#[from] toml::ser::Error),
 }
+
+/// Start of a value of `run.from` that names a folder.
+pub const PREFIX: &str = "hf:";
 
 /// Name of the stage of an imported run, which was never trained.
 pub const STAGE: &str = "import";
@@ -103,8 +116,10 @@ impl Import {
         let config = configuration(&model, &renamed)
             .map_err(|why| ImportError::Model { path: folder.file(folder::CONFIG), why })?;
         let architecture = Architecture::of_run(&config, config.model.layers, tokens);
+        let has_other_head = ConfigKeys(&folder.config).has_other_head();
+        let initialization = Initialization { modules: initialized, has_other_head };
         let (weights, mut notes) =
-            weights::checkpoint_file(path, &model, &config, &architecture, renamed, initialized)?;
+            weights::checkpoint_file(path, &model, &config, &architecture, renamed, &initialization)?;
         if tokens < model.vocabulary {
             notes.push(format!(
                 "left out: rows {tokens} to {} of the vocabulary, which have no token",

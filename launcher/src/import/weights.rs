@@ -11,7 +11,7 @@ use safetensors::serialize;
 use safetensors::tensor::{Dtype, TensorView};
 
 use super::ImportError;
-use super::missing::{InitializedModule, initial};
+use super::missing::{Initialization, InitializedModule, initial};
 use super::names::{Renamed, Source};
 
 /// Key of the metadata of a weights file: the type in which an export writes the tensors.
@@ -31,7 +31,7 @@ pub fn checkpoint_file(
     config: &RunConfig,
     architecture: &Architecture,
     mut renamed: Renamed<'_>,
-    initialized: &[InitializedModule],
+    initialization: &Initialization<'_>,
 ) -> Result<(Vec<u8>, Vec<String>), ImportError> {
     let mut notes = Vec::new();
     match config.model.tied_decoder {
@@ -45,14 +45,18 @@ pub fn checkpoint_file(
         [ModuleKind::Pooler, ModuleKind::PairHead].into_iter().filter(|module| is_unused && !has(*module)).collect();
     let (mut files, mut missing, mut random, mut types) = (Vec::new(), Vec::new(), Vec::new(), BTreeSet::new());
     let tensors = architecture.tensors();
-    for tensor in &tensors {
-        let values = match renamed.take(&tensor.name) {
+    let is_found = |tensor: &Tensor| renamed.get(&tensor.name).is_some();
+    let is_replaced = |tensor: &Tensor| initialization.replaces(tensor, &tensors, is_found);
+    let replaced: Vec<bool> = tensors.iter().map(is_replaced).collect();
+    for (tensor, is_replaced) in tensors.iter().zip(replaced) {
+        let source = if is_replaced { None } else { renamed.take(&tensor.name) };
+        let values = match source {
             Some(source) => {
                 types.insert(source.view.dtype().to_string());
                 values(tensor, model, &source)?
             }
             None if unused_modules.contains(&tensor.id.module)
-                || InitializedModule::of(tensor).is_some_and(|part| initialized.contains(&part)) =>
+                || InitializedModule::of(tensor).is_some_and(|part| initialization.modules.contains(&part)) =>
             {
                 random.push(tensor.name.as_str());
                 initial(tensor, config.model.initializer_range).iter().flat_map(|value| value.to_le_bytes()).collect()

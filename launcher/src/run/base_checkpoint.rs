@@ -1,5 +1,7 @@
 //! Checks the base checkpoint of a new run before anything is written.
 
+use std::path::Path;
+
 use lambert_config::run::{Model, Moments, OptimizerKind};
 use lambert_config::{ConfigError, ConfigIssue, RunConfig};
 use lambert_dataset::Dataset;
@@ -8,6 +10,7 @@ use lambert_plan::architecture::SHAPING;
 use lambert_store::{Store, StoredVocabulary, checkpoint, run as names};
 
 use crate::failure::Failure;
+use crate::import::{PREFIX, TRANSFORMERS_CONFIG};
 use crate::stored_config;
 
 /// Key of the base.
@@ -62,8 +65,7 @@ fn check_segments(model: &Model, issues: &mut Vec<ConfigIssue>) {
 /// Reads the description of a stored checkpoint.
 fn read(url: &str) -> Result<Result<BaseModelInfo, ConfigIssue>, Failure> {
     let (run, Some(name)) = names::split_checkpoint_url(url) else {
-        let expected = names::CHECKPOINT_URL;
-        return Ok(Err(ConfigIssue::new(KEY, format!("{url} is not a checkpoint; expected {expected}"))));
+        return Ok(Err(ConfigIssue::new(KEY, not_a_checkpoint(url))));
     };
     let store = Store::open(run).map_err(Failure::usage)?;
     let manifest = match checkpoint::read_manifest(&store, name) {
@@ -85,6 +87,15 @@ fn read(url: &str) -> Result<Result<BaseModelInfo, ConfigIssue>, Failure> {
         vocabulary: vocabulary.into(),
         lowercase: manifest.state["lowercase"].as_bool(),
     }))
+}
+
+/// Message about a URL that names no checkpoint. A folder of transformers has another prefix.
+fn not_a_checkpoint(url: &str) -> String {
+    let expected = match Path::new(url).join(TRANSFORMERS_CONFIG).is_file() {
+        true => format!("{PREFIX}{url} for a folder of transformers"),
+        false => names::CHECKPOINT_URL.to_owned(),
+    };
+    format!("{url} is not a checkpoint; expected {expected}")
 }
 
 /// Compares the base with the configuration.

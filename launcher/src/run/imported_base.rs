@@ -10,11 +10,8 @@ use lambert_store::{Error, Store, checkpoint};
 use super::base_checkpoint::BaseModelInfo;
 use super::config_diff::Difference;
 use crate::failure::Failure;
-use crate::import::{self, Import};
+use crate::import::{self, Import, PREFIX};
 use crate::stored_config;
-
-/// Start of a value of `run.from` that names a folder.
-const PREFIX: &str = "hf:";
 
 /// Prefix of the imported model in the store of a run.
 const IMPORTED: &str = "imported";

@@ -49,6 +49,13 @@ pub struct ImportedModel {
 pub struct ConfigKeys<'a>(pub &'a Json);
 
 impl ConfigKeys<'_> {
+    /// True if the class of the model has no MLM head, as after fine-tuning. Other heads can have tensors of the same
+    /// names.
+    pub fn has_other_head(&self) -> bool {
+        let class = self.0["architectures"][0].as_str().unwrap_or("ForMaskedLM");
+        !["ForMaskedLM", "ForPreTraining"].iter().any(|end| class.ends_with(end))
+    }
+
     /// Returns the value of a key.
     pub fn value(&self, key: &str) -> Option<&Json> {
         self.0.get(key).filter(|value| !value.is_null())

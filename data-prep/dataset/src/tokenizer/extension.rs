@@ -42,7 +42,7 @@ impl VocabularyExtension {
         let segmenter = Segmenter::read(shorter, "the shorter vocabulary").map_err(|error| error.to_string())?;
         let unk = before.special().unk;
         let parts = after.texts()[before.size()..].iter();
-        let parts = parts.map(|text| segmenter.segment(text).unwrap_or_else(|| vec![unk])).collect();
+        let parts = parts.map(|text| segmenter.segment_with_unknown(text, unk)).collect();
         Ok(Self { before: before.size(), parts })
     }
 }
@@ -81,7 +81,11 @@ fn compare_rules(shorter: &[u8], longer: &[u8]) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::tokenizer::Tokenizer;
+    use crate::tokenizer::json::added_token;
 
     const BASE: &str = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n##c\nab\n";
 
@@ -90,6 +94,33 @@ mod tests {
         let longer = format!("{BASE}abc\n##bc\nxyz\n");
         let extension = VocabularyExtension::new(BASE.as_bytes(), longer.as_bytes()).unwrap();
         assert_eq!(extension, VocabularyExtension { before: 9, parts: vec![vec![8, 7], vec![6, 7], vec![1]] });
+    }
+
+    /// As in the tokenizer, an unknown character is `[UNK]`, and the other characters keep their tokens.
+    #[test]
+    fn added_tokens_of_unigram_keep_the_tokens_around_unknown_characters() {
+        let special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
+        let known = ["\u{2581}", "b", "\u{2581}x", "er", "e", "r"];
+        let added = ["\u{2581}x\u{3b1}\u{3b2}er", "\u{3b2}b", "\u{3b1}\u{3b2}", "\u{2581}xer"];
+        let file = |tokens: &[&str]| {
+            let vocabulary: Vec<Json> = tokens.iter().map(|token| json!([token, -2.0])).collect();
+            let names = special.iter().enumerate().map(|(id, name)| added_token(id as u32, name, false));
+            json!({
+                "added_tokens": names.collect::<Vec<_>>(),
+                "normalizer": null,
+                "pre_tokenizer": {"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true},
+                "post_processor": null,
+                "model": {"type": "Unigram", "unk_id": 1, "vocab": vocabulary, "byte_fallback": false},
+            })
+            .to_string()
+        };
+        let shorter = [&special[..], &known].concat();
+        let longer = [&shorter[..], &added].concat();
+        let (shorter, longer) = (file(&shorter), file(&longer));
+        let parts = VocabularyExtension::new(shorter.as_bytes(), longer.as_bytes()).unwrap().parts;
+        assert_eq!(parts, [vec![7, 1, 8], vec![1, 6], vec![1], vec![7, 8]]);
+        let tokenizer = Tokenizer::from_vocab(shorter.as_bytes(), true).unwrap();
+        assert_eq!(tokenizer.encode(&added[0][3..]), parts[0]);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use serde_json::{Value as Json, json};
 use tokenizers::pipeline::PipelineTokenizer;
 
 use super::TokenizerError;
-use super::file_tokens::{append_added, bpe_tokens, merge_parts, unigram_tokens};
+use super::file_tokens::{append_added, bpe_tokens, check_added_words, merge_parts, unigram_tokens};
 use super::json::SPECIAL;
 use super::normalizer::Normalizer;
 use super::pre_tokenizer::{adds_space, check_metaspace};
@@ -82,11 +82,7 @@ impl TokenizerFile {
         }
         let normalizer = Normalizer::read(&file["normalizer"]).map_err(|why| format!("normalizer: {why}"))?;
         let has_added_words = added.iter().any(|token| token["special"] != true);
-        if has_added_words && adds_space {
-            return Err("add_prefix_space is true and added_tokens has tokens that are not special; \
-                        this combination is not supported"
-                .to_owned());
-        }
+        check_added_words(model, adds_space, added)?;
         Ok(Self {
             tokens,
             lowercase: normalizer.lowercase,

@@ -6,6 +6,7 @@ use serde_json::{Value as Json, json};
 
 use super::byte_symbols;
 use super::expect::expect;
+use super::token_table::TokenizerModel;
 
 /// Maximum length of a token, bytes. The tokenizers library calls itself once per byte of a Unigram token.
 const MAX_TOKEN_BYTES: usize = 1000;
@@ -123,4 +124,23 @@ pub fn append_added(texts: &mut Vec<String>, added: &[Json]) -> Result<(), Strin
         Some(id) => Err(format!("no token has the id {id}; expected each id below {}", texts.len())),
         None => Ok(()),
     }
+}
+
+/// Checks that the added tokens that are not special have the same ids in the tokenizers library of Python.
+pub fn check_added_words(model: TokenizerModel, adds_space: bool, added: &[Json]) -> Result<(), String> {
+    let mut words = added.iter().filter(|token| token["special"] != true).peekable();
+    if adds_space && words.peek().is_some() {
+        return Err("add_prefix_space is true and added_tokens has tokens that are not special; \
+                    this combination is not supported"
+            .to_owned());
+    }
+    // The versions of the library differ in the spaces around an added token that is found in normalized text.
+    let normalized = words.find(|token| model == TokenizerModel::Unigram && token["normalized"] == true);
+    normalized.map_or(Ok(()), |token| {
+        let content = &token["content"];
+        Err(format!(
+            "added_tokens: {content} is not special, and its \"normalized\" is true; expected false in a Unigram model; \
+             add the token with AddedToken({content}, normalized=False)"
+        ))
+    })
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::token_table::{TokenTable, TokenizerModel};
+use super::unigram::UNKNOWN_PENALTY;
 use super::{TokenizerError, TokenizerFile, json};
 
 /// Splits words into tokens. A word has no spaces and is spelled like the tokens: in byte symbols for BPE, with `▁`
@@ -172,8 +173,19 @@ impl Segmenter {
         match &self.rules {
             Rules::WordPiece => self.longest_first(word),
             Rules::Bpe(merges) => self.merge(word, merges),
-            Rules::Unigram(scores) => self.most_probable(word, scores),
+            Rules::Unigram(scores) => self.most_probable(word, scores, None),
         }
+    }
+
+    /// Tokens of a word as the tokenizer writes them, with `unk` for what the vocabulary cannot represent: a word of
+    /// WordPiece, or consecutive characters of Unigram.
+    #[must_use]
+    pub fn segment_with_unknown(&self, word: &str, unk: u32) -> Vec<u32> {
+        let tokens = match &self.rules {
+            Rules::Unigram(scores) => self.most_probable(word, scores, Some(unk)),
+            _ => self.segment(word),
+        };
+        tokens.unwrap_or_else(|| vec![unk])
     }
 
     /// WordPiece: at each place the longest token.
@@ -213,19 +225,25 @@ impl Segmenter {
         }
     }
 
-    /// Unigram: the tokens with the highest sum of scores.
-    fn most_probable(&self, word: &str, scores: &[f64]) -> Option<Vec<u32>> {
+    /// Unigram: the tokens with the highest sum of scores. `unk` is the token of unknown characters; None if the word
+    /// must have none.
+    fn most_probable(&self, word: &str, scores: &[f64], unk: Option<u32>) -> Option<Vec<u32>> {
         let mut ends: Vec<usize> = word.char_indices().map(|(at, _)| at).collect();
         ends.push(word.len());
+        let known = |from: usize, to: usize| {
+            let id = *self.ids.get(&word[ends[from]..ends[to]])?;
+            Some((id, scores[id as usize])).filter(|(_, score)| score.is_finite())
+        };
+        let unknown = unk.zip(self.lowest_score().map(|lowest| lowest - UNKNOWN_PENALTY));
         let mut best: Vec<Option<(f64, usize, u32)>> = vec![None; ends.len()];
         for to in 1..ends.len() {
             for from in to.saturating_sub(self.longest)..to {
                 let Some(before) = (if from == 0 { Some(0.0) } else { best[from].map(|(sum, ..)| sum) }) else {
                     continue;
                 };
-                let Some(&id) = self.ids.get(&word[ends[from]..ends[to]]) else { continue };
-                let sum = before + scores[id as usize];
-                if sum.is_finite() && best[to].is_none_or(|(other, ..)| sum > other) {
+                let Some((id, score)) = known(from, to).or(unknown.filter(|_| from + 1 == to)) else { continue };
+                let sum = before + score;
+                if best[to].is_none_or(|(other, ..)| sum > other) {
                     best[to] = Some((sum, from, id));
                 }
             }
@@ -233,7 +251,10 @@ impl Segmenter {
         let (mut tokens, mut at) = (Vec::new(), ends.len() - 1);
         while at > 0 {
             let (_, from, id) = best[at]?;
-            tokens.push(id);
+            // Consecutive unknown characters are one token.
+            if unk != Some(id) || tokens.last() != Some(&id) {
+                tokens.push(id);
+            }
             at = from;
         }
         tokens.reverse();

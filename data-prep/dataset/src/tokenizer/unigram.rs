@@ -11,7 +11,7 @@ use super::byte_trie::ByteTrie;
 use super::token_table::WORD_START;
 
 /// Difference between the lowest score and that of an unknown character, as in SentencePiece.
-const UNKNOWN_PENALTY: f64 = 10.0;
+pub const UNKNOWN_PENALTY: f64 = 10.0;
 /// Maximum length of a word, bytes. It bounds the memory of an encoder.
 const MAX_WORD_BYTES: usize = 1 << 16;
 
