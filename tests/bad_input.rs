@@ -285,6 +285,8 @@ fn damaged_checkpoints_are_skipped() {
         ],
     );
     assert_eq!(checkpoints(&run_url), before);
+    let model = ["fill-mask", &run_url, "the [MASK]"];
+    refused(&run(&model), 1, &["4 checkpoints, but none that verifies", "lambert checkpoint verify"]);
 }
 
 /// Without a check, programs that start in a removed directory would fail in different ways.
