@@ -16,7 +16,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use toml::Table;
 
-pub use error::{ConfigError, ConfigIssue};
+pub use error::{ConfigError, ConfigIssue, ConfigKind};
 use layers::Layer;
 use renames::RenamedKey;
 
@@ -24,6 +24,9 @@ use renames::RenamedKey;
 pub trait Checked: DeserializeOwned {
     /// Renamed keys, as (old, new). `*` in a path stands for the index of a list element.
     const RENAMED: &'static [(&'static str, &'static str)] = &[];
+
+    /// Kind of the files with this configuration.
+    const KIND: Option<ConfigKind> = None;
 
     /// Inserts defaults that depend on other values into the values of all layers.
     fn insert_defaults(_tree: &mut toml::Value) {}
@@ -122,6 +125,11 @@ impl Layers {
             origin: origin(),
             message: error.to_string().trim_end().to_owned(),
         })?;
+        if let (Some(found), Some(expected)) = (ConfigKind::of(&table), T::KIND)
+            && found != expected
+        {
+            return Err(ConfigError::OtherKind { origin: origin(), found, expected });
+        }
         let mut issues = Vec::new();
         let file = layers::of_file(table.clone());
         let layers = self.layers::<T>(table, text, &mut issues);
