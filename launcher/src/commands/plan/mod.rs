@@ -242,8 +242,7 @@ mod tests {
 
     #[test]
     fn one_length_counts_for_all_stages_and_other_counts_are_refused() {
-        let mut config = RunConfig::default();
-        config.stage = vec![Stage::default(), Stage::default()];
+        let mut config = RunConfig { stage: vec![Stage::default(), Stage::default()], ..RunConfig::default() };
         config.model.positions = 512;
         let found = |given: &[u16]| lengths(&config, given).map_err(|error| error.to_string());
         assert_eq!(found(&[]), Ok(vec![512, 512]));
