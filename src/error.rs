@@ -122,6 +122,17 @@ pub enum Error {
         /// Skipped checkpoints, each with the reason.
         problems: String,
     },
+    /// The run has checkpoints, but none is intact.
+    #[error(
+        "{url} has {count} checkpoint{plural}, but none that verifies; `lambert checkpoint verify {url}` shows the damage",
+        plural = if *count == 1 { "" } else { "s" }
+    )]
+    NoIntactCheckpoint {
+        /// URL of the run.
+        url: String,
+        /// Number of checkpoints.
+        count: usize,
+    },
     /// The run has saved checkpoints, but its store has none.
     #[error(
         "no checkpoint in {url}, but {url}/{history} records one of step {step}; refusing to start from scratch. Restore \

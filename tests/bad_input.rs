@@ -73,6 +73,8 @@ fn unreadable_corpora_are_rejected() {
     let vocabulary = dir.file("maskless.txt", vocabulary);
     let set = format!("vocabulary.file={vocabulary}");
     refused(&prep(&dir, &whole, "wikipedia", &[&set]), 2, &["maskless.txt", "[MASK]"]);
+    let words = ["vocabulary.file: /", "/none.txt does not exist; make it with `lambert vocab`"];
+    refused(&prep(&dir, &whole, "wikipedia", &["vocabulary.file=none.txt"]), 2, &words);
 }
 
 #[test]
@@ -106,6 +108,10 @@ fn invalid_configurations_are_rejected() {
     let ran = start(&[&["--config", &config][..], &sets[..4]].concat());
     refused(&ran, 2, &keys[..3]);
     refused(&start(&["--config", &config, sets[4], sets[5]]), 2, &keys[3..]);
+    // A file of the other kind is one error.
+    let prep = dir.path("prep.toml");
+    refused(&start(&["--config", &prep]), 2, &["prep.toml is a configuration of a preparation"]);
+    refused(&run(&["prep", "--config", &config]), 2, &["is a configuration of a run"]);
     let other = dir.file("not.toml", "[model\nlayers = 2");
     refused(&start(&["--config", &other]), 2, &["not.toml", "line 1"]);
     assert!(!Path::new(&dir.path("run")).exists(), "a rejected run left files");
@@ -301,6 +307,8 @@ fn damaged_checkpoints_are_skipped() {
         ],
     );
     assert_eq!(checkpoints(&run_url), before);
+    let model = ["fill-mask", &run_url, "the [MASK]"];
+    refused(&run(&model), 1, &["4 checkpoints, but none that verifies", "lambert checkpoint verify"]);
 }
 
 /// Without a check, programs that start in a removed directory would fail in different ways.

@@ -132,7 +132,10 @@ fn a_new_run_starts_from_the_weights_of_another() {
     };
     refused(&["--from", &from, "--set", "model.hidden=64"], &["run.from", "hidden = 32, the configuration has 64"]);
     refused(&["--from", &first], &["run.from", "is not a checkpoint", "checkpoints/step-"]);
-    refused(&["--from", &format!("{first}/checkpoints/step-000000099-a0001")], &["run.from", "no such object"]);
+    refused(
+        &["--from", &format!("{first}/checkpoints/step-000000099-a0001")],
+        &["run.from: no checkpoint step-000000099-a0001 in"],
+    );
     refused(&["--with-optimizer"], &["--from"]);
 }
 

@@ -199,6 +199,31 @@ fn own_text_becomes_a_model() {
     }
 }
 
+/// The folder of the files is not a run, although it has a run.toml.
+#[test]
+fn a_folder_of_files_is_not_a_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("files");
+    init("books", PLACES[0], MODELS[0], "", &output);
+    let (place, file) = (output.to_str().unwrap(), output.join("run.toml"));
+    let before = std::fs::read_to_string(&file).unwrap();
+    let message = format!("{place} holds a configuration, not a run; use --config {place}/run.toml and another --run");
+    for config in [&[][..], &["--config", file.to_str().unwrap()]] {
+        let refused = run(&[&["run", "--run", place], config].concat());
+        assert!(refused.code == 2 && refused.err.contains(&message), "{} {}", refused.code, refused.err);
+    }
+    let tune = ["tune", "--config", file.to_str().unwrap(), "--runs", place, "--grid", "run.seed=1,2"];
+    let refused = run(&tune);
+    assert!(
+        refused.code == 2 && refused.err.contains("is a run (run.toml exists)"),
+        "{} {}",
+        refused.code,
+        refused.err
+    );
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), before);
+    assert!(!output.join("tune.toml").exists());
+}
+
 #[test]
 fn existing_files_and_missing_inputs_are_named() {
     let folder = tempfile::tempdir().unwrap();

@@ -36,4 +36,8 @@ fn a_missing_dataset_is_assumed_and_a_large_micro_batch_does_not_fit() {
     assert_eq!(planned["assumptions"].as_array().unwrap().len(), 2);
     assert!(planned["shortages"].to_string().contains("stage.1"), "{}", planned["shortages"]);
     assert_eq!(run(&["plan", "--config", &place.path("none.toml")]).code, 2);
+    for (lengths, word) in [("128,256,512", "has 3 numbers"), ("128,513", "must be from 1 to model.positions (512)")] {
+        let refused = run(&[&["plan", "--config", config, "--tokens-per-sample", lengths][..], &sets].concat());
+        assert!(refused.code == 2 && refused.err.contains(word), "{} {}", refused.code, refused.err);
+    }
 }

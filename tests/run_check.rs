@@ -21,6 +21,9 @@ fn a_valid_run_passes_and_is_not_created() {
         assert!(checked.out.contains(text), "no {text:?} in {}", checked.out);
     }
     assert!(!checked.err.contains("attempt 1"), "{}", checked.err);
+    let checked = check(&dir, &["--set", "notify.command=[\"/none/notify\"]"]);
+    let warning = "warning: notify.command: /none/notify is no executable file";
+    assert!(checked.code == 0 && checked.out.contains(warning), "{} {}", checked.out, checked.err);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{ENDLESS, Running, TestDir, copy, done, lambert, observed, read_json, run};
+use crate::support::{self, ENDLESS, Running, TestDir, copy, done, lambert, observed, read_json, run};
 
 /// A command that follows a run, with its standard output.
 struct Follower {
@@ -84,6 +84,33 @@ fn the_logs_of_every_attempt_are_shown() {
     assert!(newest.lines().any(|line| line.starts_with("rank 0: ")), "{newest}");
     assert!(newest.lines().any(|line| line.starts_with("rank 1: ")), "{newest}");
     assert!(!done(&["logs", run, "--rank", "1", "--attempt", "1"]).contains("rank 1: "));
+    let unknown = support::run(&["logs", run, "--rank", "7"]);
+    assert!(
+        unknown.code == 2 && unknown.err.contains("--rank 7: ") && unknown.err.contains("has ranks 0 and 1"),
+        "{}",
+        unknown.err
+    );
+}
+
+/// The records and checkpoints of a run whose status is damaged are still shown.
+#[test]
+fn a_damaged_status_hides_nothing_else() {
+    let dir = TestDir::new();
+    let copied = dir.path("copy");
+    copy(observed::run(), Path::new(&copied));
+    let before = done(&["report", &copied, "--format", "json"]);
+    dir.file("copy/status.json", "{\"state\": ");
+    let shown = run(&["status", &copied]);
+    assert!(shown.code == 0 && shown.err.contains("status.json is not a run status"), "{}", shown.err);
+    assert!(shown.out.contains("status.json is damaged") && shown.out.contains("checkpoints  step-"), "{}", shown.out);
+    let shown: Value = serde_json::from_str(&done(&["status", &copied, "--json"])).unwrap();
+    assert!(shown["status"].is_null() && shown["error"].as_str().unwrap().contains("is not a run status"), "{shown}");
+    let report = run(&["report", &copied, "--format", "json"]);
+    assert!(report.code == 0 && report.err.contains("status.json is not a run status"), "{}", report.err);
+    let [before, now]: [Value; 2] = [before, report.out].map(|text| serde_json::from_str(&text).unwrap());
+    for key in ["name", "steps", "losses", "held_out", "checkpoint"] {
+        assert_eq!(now[0][key], before[0][key], "{key}");
+    }
 }
 
 /// A copy of the observed run whose status names `folder` and hosts of its ranks.

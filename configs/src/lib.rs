@@ -18,6 +18,6 @@ pub mod prep;
 pub mod run;
 mod slurm;
 
-pub use load::{Checked, ConfigError, ConfigIssue, Layers};
+pub use load::{Checked, ConfigError, ConfigIssue, ConfigKind, Layers};
 pub use prep::PrepConfig;
 pub use run::RunConfig;

@@ -16,7 +16,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use toml::Table;
 
-pub use error::{ConfigError, ConfigIssue};
+pub use error::{ConfigError, ConfigIssue, ConfigKind};
 use layers::Layer;
 use renames::RenamedKey;
 
@@ -24,6 +24,9 @@ use renames::RenamedKey;
 pub trait Checked: DeserializeOwned {
     /// Renamed keys, as (old, new). `*` in a path stands for the index of a list element.
     const RENAMED: &'static [(&'static str, &'static str)] = &[];
+
+    /// Kind of the files with this configuration.
+    const KIND: Option<ConfigKind> = None;
 
     /// Inserts defaults that depend on other values into the values of all layers.
     fn insert_defaults(_tree: &mut toml::Value) {}
@@ -122,7 +125,13 @@ impl Layers {
             origin: origin(),
             message: error.to_string().trim_end().to_owned(),
         })?;
+        if let (Some(found), Some(expected)) = (ConfigKind::of(&table), T::KIND)
+            && found != expected
+        {
+            return Err(ConfigError::OtherKind { origin: origin(), found, expected });
+        }
         let mut issues = Vec::new();
+        let file = layers::of_file(table.clone());
         let layers = self.layers::<T>(table, text, &mut issues);
         let mut tree = layers::merge(layers, &mut issues)
             .map_err(|source| ConfigError::Merge { origin: origin(), source: Box::new(source) })?;
@@ -136,16 +145,23 @@ impl Layers {
             // A value that cannot be parsed has its default here. Issues that this default causes are not reported.
             issues.extend(wrong.into_iter().filter(|issue| !unread.contains(&issue.key)));
         }
-        issues.iter_mut().for_each(|issue| self.name_source(issue));
+        issues.iter_mut().for_each(|issue| self.name_source(issue, &file));
         match parsed {
             Some(config) if issues.is_empty() => Ok(config),
             _ => Err(ConfigError::Invalid { origin: origin(), issues }),
         }
     }
 
-    /// Adds the option or variable that set the value of an issue to its message. The last one wins.
-    fn name_source(&self, issue: &mut ConfigIssue) {
-        let is_of = |key: &str| !key.trim().is_empty() && layers::dotted(key.trim()) == issue.key;
+    /// Adds the option or variable that set the value of an issue to its message. The last one wins. An option that sets a
+    /// key below that of the issue counts if `file` does not have the key of the issue.
+    fn name_source(&self, issue: &mut ConfigIssue, file: &Layer) {
+        let path: Vec<String> = issue.key.split('.').map(str::to_owned).collect();
+        let section = format!("{}.", issue.key);
+        let is_in_file = file.iter().any(|assignment| assignment.sets(&path));
+        let is_of = |key: &str| {
+            let key = layers::dotted(key.trim());
+            !issue.key.is_empty() && (key == issue.key || !is_in_file && key.starts_with(&section))
+        };
         let set = self.sets.iter().rev().filter_map(|set| set.split_once('=')).find(|(key, _)| is_of(key));
         let in_environment = || self.environment.iter().rev().find(|(key, _)| is_of(key));
         let (source, value) = match (set, in_environment()) {
@@ -283,6 +299,22 @@ mod tests {
         );
         let message = parse("number = 0", &[]).unwrap_err().to_string();
         assert!(message.ends_with("number: must be at least 1"), "{message}");
+    }
+
+    #[test]
+    fn an_unknown_section_names_the_option_or_variable_that_made_it() {
+        let layers = Layers {
+            environment: vec![("other.text".to_owned(), "1".to_owned())],
+            sets: ["inne.text=a", "inne[0].more=b", "third.text=c"].map(str::to_owned).to_vec(),
+            ..Layers::default()
+        };
+        let message = layers.parse::<Outer>("number = 1\n[third]\n", "test.toml").unwrap_err().to_string();
+        for (key, source) in
+            [("inne", " (--set inne[0].more)"), ("other", " (LAMBERT__OTHER__TEXT)"), ("third", "`pairs`")]
+        {
+            let issue = message.lines().find(|line| line.trim_start().starts_with(&format!("{key}: unknown field")));
+            assert!(issue.is_some_and(|line| line.ends_with(source)), "{key}: {message}");
+        }
     }
 
     #[test]

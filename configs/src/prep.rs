@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::load::{Checked, ConfigIssue};
+use crate::load::{Checked, ConfigIssue, ConfigKind};
 use crate::slurm::Slurm;
 
 /// Configuration of data preparation.
@@ -305,6 +305,8 @@ impl Source {
 }
 
 impl Checked for PrepConfig {
+    const KIND: Option<ConfigKind> = Some(ConfigKind::Prep);
+
     fn check(&self, issues: &mut Vec<ConfigIssue>) {
         let mut issue = |key: &str, message: &str| issues.push(ConfigIssue::new(key, message));
         if self.source.is_empty() {

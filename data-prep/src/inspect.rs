@@ -40,7 +40,7 @@ pub struct DecodedSample {
 #[derive(Debug, thiserror::Error)]
 pub enum InspectError {
     /// The dataset cannot be read.
-    #[error("cannot inspect the dataset")]
+    #[error("cannot read the dataset")]
     Dataset(#[from] DatasetError),
     /// The vocabulary cannot be used.
     #[error("cannot decode the samples")]

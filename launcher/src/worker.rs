@@ -46,12 +46,17 @@ pub enum WorkerError {
 pub fn find() -> Result<PathBuf, WorkerError> {
     let own = std::env::current_exe().ok().and_then(|program| program.canonicalize().ok());
     let beside = own.as_deref().and_then(Path::parent).unwrap_or(Path::new(".")).to_owned();
+    let found = Some(beside.join(NAME)).filter(|program| is_program(program)).or_else(|| find_program(NAME));
+    let path = || std::env::var_os("PATH").unwrap_or_default().to_string_lossy().into_owned();
+    found.ok_or_else(|| WorkerError::Missing { path: path(), beside })
+}
+
+/// Finds a program as a shell does: in PATH, or at its path if the name has a slash.
+pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::iter::once(beside.clone())
-        .chain(std::env::split_paths(&path))
-        .map(|folder| folder.join(NAME))
-        .find(|program| is_program(program));
-    found.ok_or_else(|| WorkerError::Missing { beside, path: path.to_string_lossy().into_owned() })
+    let folders: Vec<PathBuf> =
+        if name.contains('/') { vec![PathBuf::new()] } else { std::env::split_paths(&path).collect() };
+    folders.into_iter().map(|folder| folder.join(name)).find(|program| is_program(program))
 }
 
 fn is_program(path: &Path) -> bool {

@@ -11,11 +11,13 @@
 //! - [`rollback`]: the checkpoint that the attempt after a rollback starts from, and the samples that it skips
 //! - [`records`]: step records between two checkpoints
 //! - [`EngineState`]: counters and history stored in the manifest
+//! - `chosen`: the checkpoint that a user names, or the newest intact one
 //! - `files`: objects of a checkpoint
 //! - `teacher`: teacher of the run, which has a copy of it
 //! - `teacher_record`: its record in the manifest
 //! - `tensor_loader`: streaming of an object into the training state
 
+mod chosen;
 pub mod commit;
 mod engine_state;
 mod files;
@@ -33,7 +35,8 @@ mod teacher_record;
 mod tensor_loader;
 pub mod time_limit;
 
+pub use chosen::read_chosen;
 pub use engine_state::EngineState;
-pub use resume::{ResumeOrigin, read_chosen, read_model, read_state, resume};
+pub use resume::{ResumeOrigin, read_model, read_state, resume};
 pub use saver::Saver;
 pub use teacher::read_teacher;

@@ -328,34 +328,6 @@ pub fn read_state(store: &Store, verified: &VerifiedCheckpoint, state: &mut Trai
     Ok(())
 }
 
-/// Reads the checkpoint `name` of a run with `read`. Without `name`, reads the newest checkpoint that passes
-/// verification. If that checkpoint is pruned while it is read, selects the newest checkpoint again.
-pub fn read_chosen<T>(
-    store: &Store,
-    name: Option<&str>,
-    read: impl Fn(&VerifiedCheckpoint, &EngineState) -> Result<T, Error>,
-) -> Result<(VerifiedCheckpoint, EngineState, T), Error> {
-    let is_pruned = |(verified, _): &(VerifiedCheckpoint, EngineState)| {
-        Ok(name.is_none() && !stored::is_committed(store, &verified.manifest.name())?)
-    };
-    let select = || choose(store, name);
-    let ((verified, engine_state), found) =
-        stored::read_unless_pruned(select, |(verified, engine_state)| read(verified, engine_state), is_pruned)?;
-    Ok((verified, engine_state, found))
-}
-
-fn choose(store: &Store, name: Option<&str>) -> Result<(VerifiedCheckpoint, EngineState), Error> {
-    let verified = match name {
-        Some(name) => stored::verify(store, name)?,
-        None => {
-            let none = || Error::Usage(format!("{} has no checkpoint that verifies", store.url()));
-            stored::newest_with_warnings(store)?.ok_or_else(none)?
-        }
-    };
-    let engine_state = EngineState::read(&verified.manifest)?;
-    Ok((verified, engine_state))
-}
-
 /// Loads the weights of a checkpoint. Names, shapes and types must match those of the model.
 pub fn read_model(
     kernels: Arc<dyn Kernels>,

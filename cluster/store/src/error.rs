@@ -29,6 +29,14 @@ pub enum Error {
         /// URL of the object.
         url: String,
     },
+    /// No committed checkpoint of this name.
+    #[error("no checkpoint {name} in {run}; `lambert checkpoint list {run}` lists them")]
+    NoCheckpoint {
+        /// URL of the run.
+        run: String,
+        /// Name of the checkpoint.
+        name: String,
+    },
     /// Access denied: no permission, no credential, or an expired credential.
     #[error("{operation} {url}: access denied (check {})", access_check(url))]
     Denied {
@@ -181,9 +189,14 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// True if the object does not exist.
+    /// True if the object or the checkpoint does not exist.
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::NotFound { .. })
+        matches!(self, Self::NotFound { .. } | Self::NoCheckpoint { .. })
+    }
+
+    /// True if no checkpoint of the requested name is committed.
+    pub fn is_no_checkpoint(&self) -> bool {
+        matches!(self, Self::NoCheckpoint { .. })
     }
 
     /// True if the attempt may no longer write to the run.

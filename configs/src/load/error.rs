@@ -24,6 +24,35 @@ impl std::fmt::Display for ConfigIssue {
     }
 }
 
+/// Kind of a configuration file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConfigKind {
+    /// A run.
+    Run,
+    /// A preparation of datasets.
+    Prep,
+}
+
+impl ConfigKind {
+    /// Returns the kind of a file by the list that only this kind has and needs. `None` if the file has none or both.
+    pub fn of(file: &toml::Table) -> Option<Self> {
+        match (file.contains_key("stage"), file.contains_key("source")) {
+            (true, false) => Some(Self::Run),
+            (false, true) => Some(Self::Prep),
+            _ => None,
+        }
+    }
+}
+
+impl std::fmt::Display for ConfigKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Run => "a configuration of a run (`lambert run`, with [[stage]])",
+            Self::Prep => "a configuration of a preparation (`lambert prep`, with [[source]])",
+        })
+    }
+}
+
 /// Error of loading a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -42,6 +71,16 @@ pub enum ConfigError {
         origin: String,
         /// Line, column and what was expected.
         message: String,
+    },
+    /// The file is a configuration of another kind.
+    #[error("{origin} is {found}, not {expected}")]
+    OtherKind {
+        /// File, or the origin of the text.
+        origin: String,
+        /// Kind of the file.
+        found: ConfigKind,
+        /// Kind that the command reads.
+        expected: ConfigKind,
     },
     /// The layers cannot be merged.
     #[error("cannot merge {origin} with the environment and --set")]
@@ -63,4 +102,22 @@ pub enum ConfigError {
 
 fn list(issues: &[ConfigIssue]) -> String {
     issues.iter().map(|issue| format!("\n  {issue}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Layers, PrepConfig, RunConfig};
+
+    #[test]
+    fn a_file_of_the_other_kind_is_one_error() {
+        let layers = Layers::from_sets(&[]);
+        let message = layers.parse::<RunConfig>("[[source]]\n[output]\n", "prep.toml").unwrap_err().to_string();
+        assert!(message.starts_with("prep.toml is a configuration of a preparation (`lambert prep`"), "{message}");
+        let message = layers.parse::<PrepConfig>("[[stage]]\n[model]\n", "run.toml").unwrap_err().to_string();
+        assert!(message.starts_with("run.toml is a configuration of a run (`lambert run`"), "{message}");
+        for text in ["", "[[stage]]\n[[source]]\n"] {
+            let message = layers.parse::<RunConfig>(text, "run.toml").unwrap_err().to_string();
+            assert!(message.contains("run.toml has ") && message.contains("stage"), "{message}");
+        }
+    }
 }

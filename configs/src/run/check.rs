@@ -11,10 +11,11 @@ use super::{
     Pair, Precision, RENAMED, RunConfig, Unpadded,
 };
 use crate::duration;
-use crate::load::{Checked, ConfigIssue};
+use crate::load::{Checked, ConfigIssue, ConfigKind};
 
 impl Checked for RunConfig {
     const RENAMED: &'static [(&'static str, &'static str)] = &RENAMED;
+    const KIND: Option<ConfigKind> = Some(ConfigKind::Run);
 
     fn insert_defaults(tree: &mut toml::Value) {
         Family::insert_defaults(tree);

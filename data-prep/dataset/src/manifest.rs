@@ -262,6 +262,10 @@ fn format_count(sum: Option<u64>) -> String {
 /// that the result is the same on every machine.
 pub fn entropy(counts: &[u64]) -> f64 {
     let total = counts.iter().sum::<u64>() as f64;
+    if total == 0.0 {
+        // The sum of no terms would be -0.
+        return 0.0;
+    }
     let nats: f64 = counts
         .iter()
         .filter(|&&count| count > 0)

@@ -16,7 +16,7 @@ use super::spill::{CellEntry, SpillContents, record_bytes};
 use super::work_file::{self, WorkFile};
 use crate::source::{self, SourceFile, WorkPart};
 use lambert_dataset::sha256_hex;
-use lambert_dataset::tokenizer::Tokenizer;
+use lambert_dataset::tokenizer::{Tokenizer, TokenizerError};
 
 /// Target size of a bucket, tokens. A bucket must fit into memory, and many threads need enough buckets.
 const BUCKET_TOKENS: u64 = 4 << 20;
@@ -125,6 +125,19 @@ impl SpillFile {
     }
 }
 
+/// The error for a vocabulary file that cannot be read.
+fn unreadable_vocabulary(path: &Path, source: std::io::Error) -> PrepError {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    if source.kind() == std::io::ErrorKind::NotFound {
+        let message = format!(
+            "{} does not exist; make it with `lambert vocab` from the text (--config takes this configuration), or name another file",
+            path.display()
+        );
+        return PrepError::InvalidSetting { key: "vocabulary.file".to_owned(), message };
+    }
+    PrepError::Vocabulary(TokenizerError::Read { path, source })
+}
+
 impl<'a> JobContext<'a> {
     /// Reads the vocabulary and lists the input files, with `threads` threads. Writes nothing.
     pub fn new(
@@ -134,9 +147,7 @@ impl<'a> JobContext<'a> {
         threads: usize,
     ) -> Result<Self, PrepError> {
         let path = Path::new(&config.vocabulary.file);
-        let vocabulary = std::fs::read(path).map_err(|source| {
-            PrepError::Vocabulary(lambert_dataset::tokenizer::TokenizerError::Read { path: path.to_owned(), source })
-        })?;
+        let vocabulary = std::fs::read(path).map_err(|source| unreadable_vocabulary(path, source))?;
         let tokenizer = Tokenizer::begin(&vocabulary, config.vocabulary.lowercase, &config.vocabulary.file)?;
         if config.samples.pair != Pair::None && tokenizer.file().is_some_and(|file| file.has_double_separator) {
             let message = format!(

@@ -30,7 +30,7 @@ pub struct Plan {
     /// Assume this fraction of a GPU's peak [default: an assumption per GPU]
     #[arg(long, value_name = "F", requires = "machine")]
     pub utilization: Option<f64>,
-    /// Assume this many tokens per sample where a dataset does not exist yet, one number per stage
+    /// Assume this many tokens per sample where a dataset does not exist yet: one number, or one per stage
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
     pub tokens_per_sample: Vec<u16>,
     /// Show the best checkpoint interval for this many failures of the run per day

@@ -9,7 +9,7 @@ use lambert_store::{Lease, Store, StoredVocabulary, run as names};
 use serde_json::json;
 
 use super::stop;
-use super::stored_run::require_run;
+use super::stored_run::{checkpoint_failure, require_run};
 use crate::cli::CheckpointAction;
 use crate::console;
 use crate::failure::{Failure, Outcome};
@@ -164,6 +164,9 @@ fn copy(url: &str, to: &str, progress: &Progress) -> Outcome {
     let (run, name) = names::split_checkpoint_url(url);
     let name = name.ok_or_else(no_checkpoint)?;
     let (from, to) = open_pair(run, to, progress)?;
+    // A damaged checkpoint must leave nothing at the destination, which would otherwise count as a run.
+    checkpoint::verify(&from, name).map_err(checkpoint_failure)?;
+    copy_model_files(&from, &to)?;
     checkpoint::copy(&from, name, &to).map_err(Failure::failed)?;
     print(&names::checkpoint_url(to.url(), name))?;
     Ok(exit::DONE)
@@ -174,14 +177,20 @@ fn copy(url: &str, to: &str, progress: &Progress) -> Outcome {
 fn average(run: &str, to: &str, last: usize, progress: &Progress) -> Outcome {
     let chosen = checkpoint::newest(&open(run)?, last).map_err(Failure::usage)?;
     let (from, to) = open_pair(run, to, progress)?;
+    for (index, name) in chosen.iter().enumerate() {
+        // The average has the moments of the first checkpoint.
+        let verify = if index == 0 { checkpoint::verify } else { checkpoint::verify_weights };
+        verify(&from, name).map_err(checkpoint_failure)?;
+    }
+    copy_model_files(&from, &to)?;
     let manifest = checkpoint::average(&from, &chosen, &to).map_err(Failure::failed)?;
     tracing::info!("averaged {}", chosen.join(", "));
     print(&names::checkpoint_url(to.url(), &manifest.name()))?;
     Ok(exit::DONE)
 }
 
-/// Opens run `from` and the destination `to`, and copies the configuration and the vocabulary. The destination must be
-/// empty, or have checkpoints of the same run and no trained steps.
+/// Opens run `from` and the destination `to`. The destination must be empty, or have checkpoints of the same run and no
+/// trained steps.
 fn open_pair(from: &str, to: &str, progress: &Progress) -> Result<(Store, Store), Failure> {
     let (from, to) = (open(from)?, Store::open(to).map_err(Failure::usage)?);
     let (from, to) = (progress.observe(&from), progress.observe(&to));
@@ -195,10 +204,16 @@ fn open_pair(from: &str, to: &str, progress: &Progress) -> Result<(Store, Store)
         let (to, lease) = (to.url().to_owned(), names::lease(attempt));
         return Err(Failure::usage(CheckpointError::Trained { to, lease }));
     }
-    teacher::copy(&from, &to)?;
+    Ok((from, to))
+}
+
+/// Copies the teacher, the configuration, the tokenizer and the vocabulary of run `from`. The configuration is written
+/// after the teacher and the tokenizer.
+fn copy_model_files(from: &Store, to: &Store) -> Result<(), Failure> {
+    teacher::copy(from, to)?;
     let tokenizer = names::TOKENIZER_FILES.map(names::in_transformers);
     let optional = std::iter::once(names::PHRASES).chain(tokenizer.iter().map(String::as_str));
-    let required = [names::CONFIG, StoredVocabulary::read(&from).map_err(Failure::failed)?.name];
+    let required = [names::CONFIG, StoredVocabulary::read(from).map_err(Failure::failed)?.name];
     for (object, is_required) in optional.map(|name| (name, false)).chain(required.map(|name| (name, true))) {
         let bytes = match from.get(object) {
             // Most runs have no list of phrases, and were not imported.
@@ -207,7 +222,7 @@ fn open_pair(from: &str, to: &str, progress: &Progress) -> Result<(Store, Store)
         };
         to.put_new(object, bytes).map_err(Failure::failed)?;
     }
-    Ok((from, to))
+    Ok(())
 }
 
 /// Describes why the checkpoints at `to` and `from` belong to different runs. Returns `None` if the runs match or `to`

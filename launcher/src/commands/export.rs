@@ -20,7 +20,7 @@ use safetensors::SafeTensors;
 use safetensors::tensor::SafeTensorError;
 use serde_json::Value;
 
-use super::stored_run::{history, require_run};
+use super::stored_run::{checkpoint_failure, history, require_run};
 use super::trim;
 use crate::cli::{self, ExportedNetwork};
 use crate::console;
@@ -112,7 +112,7 @@ impl Source {
             return Err(Failure::usage(ExportError::Unsupported { url: store.url().to_owned(), setting }));
         }
         let manifest = match name {
-            Some(name) => checkpoint::verify(&store, name).map_err(Failure::failed)?.manifest,
+            Some(name) => checkpoint::verify(&store, name).map_err(checkpoint_failure)?.manifest,
             None => newest(&store)?,
         };
         let vocabulary = serde_json::from_value(manifest.state.clone())

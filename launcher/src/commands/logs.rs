@@ -32,6 +32,8 @@ enum LogsError {
     Elsewhere { places: String, folder: PathBuf, here: String },
     #[error("{} not found on this host ({here}); each host has the logs of its own ranks", path.display())]
     NotFound { path: PathBuf, here: String },
+    #[error("--rank {rank}: {url} has {ranks}")]
+    NoRank { url: String, rank: usize, ranks: String },
     #[error("cannot read {}", path.display())]
     Unreadable { path: PathBuf, source: std::io::Error },
 }
@@ -48,7 +50,7 @@ pub fn logs(arguments: &cli::Logs) -> Outcome {
     let mut logs = logs_of(&store, status.as_ref(), arguments.attempt, arguments.rank)?;
     print(&mut logs, true)?;
     warn_of_other_hosts(&logs, status.as_ref(), arguments.rank)?;
-    require_logs(&logs, arguments.rank)?;
+    require_logs(&logs, (&store, status.as_ref()), arguments.rank)?;
     Ok(exit::DONE)
 }
 
@@ -72,7 +74,7 @@ fn follow(store: &Store, rank: Option<usize>) -> Result<(), Failure> {
             let has_reader = print(logs, is_over)?;
             warned = warned || warn_of_other_hosts(logs, status.as_ref(), rank)?;
             if is_over {
-                require_logs(logs, rank)?;
+                require_logs(logs, (store, status.as_ref()), rank)?;
             }
             if !has_reader {
                 return Ok(());
@@ -124,13 +126,32 @@ fn print(logs: &mut AttemptLogs, is_over: bool) -> Result<bool, Failure> {
 }
 
 /// Returns an error if no log was found.
-fn require_logs(logs: &AttemptLogs, rank: Option<usize>) -> Result<(), Failure> {
+fn require_logs(
+    logs: &AttemptLogs,
+    (store, status): (&Store, Option<&Status>),
+    rank: Option<usize>,
+) -> Result<(), Failure> {
     if logs.ranks().next().is_some() {
         return Ok(());
+    }
+    let known: Vec<usize> =
+        status.map_or(&[][..], |status| &status.workers.ranks).iter().map(|rank| rank.rank).collect();
+    if let Some((rank, ranks)) = rank.filter(|rank| !known.contains(rank)).zip(rank_names(&known)) {
+        return Err(Failure::usage(LogsError::NoRank { url: store.url().to_owned(), rank, ranks }));
     }
     let folder = logs.folder();
     let path = rank.map_or(folder.to_owned(), |rank| folder.join(host_paths::rank_log(rank)));
     Err(Failure::failed(LogsError::NotFound { path, here: host::name() }))
+}
+
+/// Names ranks: `ranks 0 to 7`. `None` without any.
+fn rank_names(ranks: &[usize]) -> Option<String> {
+    let (first, last) = (ranks.iter().min()?, ranks.iter().max()?);
+    Some(match last - first {
+        0 => format!("only rank {first}"),
+        1 => format!("ranks {first} and {last}"),
+        _ => format!("ranks {first} to {last}"),
+    })
 }
 
 /// Names the hosts of ranks whose logs are not on this host; an error if they are all on other hosts. Returns true if
@@ -155,4 +176,37 @@ fn warn_of_other_hosts(logs: &AttemptLogs, status: Option<&Status>, rank: Option
         None => return Err(Failure::failed(error)),
     }
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::status::RankStatus;
+
+    #[test]
+    fn an_unknown_rank_is_refused_with_the_ranks_of_the_run() {
+        let store = Store::open("memory://logs/run").unwrap();
+        let logs = AttemptLogs::new(PathBuf::from("/none"), Some(7));
+        let mut status = Status::default();
+        let of_rank = |rank: usize| -> RankStatus {
+            let value = json!({ "rank": rank, "host": "node1", "pid": 42, "step": 70, "phase": "computing a step",
+                                "seconds_since_heartbeat": 0.5 });
+            serde_json::from_value(value).unwrap()
+        };
+        let mut refused = |ranks: usize| {
+            status.workers.ranks = (0..ranks).map(of_rank).collect();
+            let failure = require_logs(&logs, (&store, Some(&status)), Some(7)).unwrap_err();
+            (failure.code, failure.to_string())
+        };
+        for (ranks, named) in [(1, "has only rank 0"), (2, "has ranks 0 and 1"), (4, "has ranks 0 to 3")] {
+            let (code, message) = refused(ranks);
+            assert!(code == exit::USAGE && message.contains("--rank 7: ") && message.ends_with(named), "{message}");
+        }
+        for ranks in [0, 8] {
+            let (code, message) = refused(ranks);
+            assert!(code == exit::FAILED && message.contains("not found on this host"), "{message}");
+        }
+    }
 }

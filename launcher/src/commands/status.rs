@@ -17,8 +17,8 @@ use crate::console;
 use crate::decide::RestartHistory;
 use crate::failure::{Failure, Outcome};
 use crate::host;
-use crate::status::Status;
 use crate::status::stored::{self, liveness};
+use crate::status::{OBJECT, Status};
 
 /// Maximum number of entries of `job_ends` that are shown.
 const ENDS: usize = 10;
@@ -38,6 +38,8 @@ enum StatusError {
 struct RunSummary {
     url: String,
     status: Option<Status>,
+    /// Why the status cannot be read, if it is damaged.
+    damage: Option<String>,
     checkpoints: Vec<String>,
     job: Option<SeenJob>,
     history: RestartHistory,
@@ -53,8 +55,13 @@ pub fn status(arguments: &cli::Status) -> Outcome {
         drop(progress);
         follow(&store, arguments.json)?;
     } else {
-        let summary = RunSummary::read(&store, stored::read(&store)?)?;
+        let (status, damage) = match stored::read_if_intact(&store)? {
+            Ok(status) => (status, None),
+            Err(damage) => (None, Some(damage.to_string())),
+        };
+        let summary = RunSummary { damage, ..RunSummary::read(&store, status)? };
         drop(progress);
+        summary.damage.iter().for_each(|damage| tracing::warn!("{damage}"));
         let text = if arguments.json { summary.json().to_string() } else { summary.text() };
         console::result(&text).map_err(Failure::failed)?;
     }
@@ -125,6 +132,7 @@ impl RunSummary {
         Ok(Self {
             url: store.url().to_owned(),
             status,
+            damage: None,
             checkpoints: checkpoints.into_iter().map(|listed| listed.name).collect(),
             job: job_of(store)?,
             history: history(store)?,
@@ -137,7 +145,7 @@ impl RunSummary {
 
     fn json(&self) -> Value {
         let status = self.status.as_ref();
-        json!({
+        let mut summary = json!({
             "run": self.url,
             "age": status.map(|status| host::now() - status.updated),
             "coordinator": status.map(|status| liveness(status).name()),
@@ -145,30 +153,55 @@ impl RunSummary {
             "job": self.job.as_ref().and_then(|(_, seen)| seen.as_ref().ok()),
             "job_ends": self.history.job_ends,
             "checkpoints": self.checkpoints,
-        })
+        });
+        if let Some(damage) = &self.damage {
+            summary["error"] = damage.as_str().into();
+        }
+        summary
     }
 
     fn text(&self) -> String {
-        let mut text = described(&self.url, self.status.as_ref(), self.job.as_ref());
+        let mut text = self.described();
         let ends = self.history.job_ends.iter().rev().take(ENDS).rev();
         text.extend(ends.map(|end| lines::job_end(end, host::now())));
         text.push(lines::checkpoints(&self.checkpoints));
         text.join("\n")
     }
+
+    fn described(&self) -> Vec<String> {
+        let (url, job) = (&self.url, self.job.as_ref());
+        let seen = job.and_then(|(_, seen)| seen.as_ref().ok()?.as_ref());
+        let mut lines = match (&self.status, &self.damage) {
+            (Some(status), _) => lines::run(url, status, liveness(status), seen),
+            (None, Some(_)) => vec![format!("run          {url}: state unknown ({OBJECT} is damaged)")],
+            (None, None) => vec![format!("run          {url}: not started yet")],
+        };
+        lines.extend(job.map(|(record, seen)| match seen {
+            Ok(Some(job)) => lines::job(job),
+            Ok(None) => format!("job          {}: no longer known to Slurm", record.job),
+            Err(error) => {
+                format!("job          {}: state unknown ({})", record.job, crate::failure::chain(error))
+            }
+        }));
+        lines
+    }
 }
 
-fn described(url: &str, status: Option<&Status>, job: Option<&SeenJob>) -> Vec<String> {
-    let seen = job.and_then(|(_, seen)| seen.as_ref().ok()?.as_ref());
-    let mut lines = match status {
-        Some(status) => lines::run(url, status, liveness(status), seen),
-        None => vec![format!("run          {url}: not started yet")],
-    };
-    lines.extend(job.map(|(record, seen)| match seen {
-        Ok(Some(job)) => lines::job(job),
-        Ok(None) => format!("job          {}: no longer known to Slurm", record.job),
-        Err(error) => {
-            format!("job          {}: state unknown ({})", record.job, crate::failure::chain(error))
-        }
-    }));
-    lines
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_damaged_status_is_named_beside_the_rest() {
+        let store = Store::open("memory://status/run").unwrap();
+        let intact = RunSummary::read(&store, stored::read_if_intact(&store).unwrap().unwrap()).unwrap();
+        assert!(intact.text().contains("not started yet") && intact.json().get("error").is_none());
+        store.put(OBJECT, "{".into()).unwrap();
+        assert!(stored::read(&store).is_err());
+        let damage = stored::read_if_intact(&store).unwrap().unwrap_err().to_string();
+        let damaged = RunSummary { damage: Some(damage), ..intact };
+        let text = damaged.text();
+        assert!(text.contains("state unknown (status.json is damaged)") && text.contains("checkpoints"), "{text}");
+        assert!(damaged.json()["error"].as_str().unwrap().contains("is not a run status"));
+    }
 }

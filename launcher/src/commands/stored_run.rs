@@ -36,6 +36,11 @@ pub fn not_a_run(store: &Store) -> Failure {
     })
 }
 
+/// The failure for a checkpoint that cannot be read. A name that no checkpoint has is a usage error.
+pub fn checkpoint_failure(error: lambert_store::Error) -> Failure {
+    if error.is_no_checkpoint() { Failure::usage(error) } else { Failure::failed(error) }
+}
+
 /// Slurm job of a run, and the state of the job in Slurm. The state is `None` if Slurm no longer knows the job.
 pub type SeenJob = (JobRecord, Result<Option<Job>, SlurmError>);
 

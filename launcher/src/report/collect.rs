@@ -147,7 +147,11 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
     let parsed = stored_config::parse(&config, store)
         .inspect_err(|error| tracing::warn!("{error}; the report lacks layers and FLOPs"))
         .ok();
-    let status = stored::read(store)?.unwrap_or_default();
+    let status = stored::read_if_intact(store)?;
+    let status = status.inspect_err(|damage| tracing::warn!("{damage}; the report lacks the state"));
+    let status = status.ok().flatten().unwrap_or_default();
+    let named = parsed.as_ref().map_or("", |config| &config.run.name);
+    let name = if status.name.is_empty() { named } else { &status.name }.to_owned();
     let stages = parsed.as_ref().map_or(Vec::new(), |config| stages(config, &steps, vocabulary(store)));
     // No checkpoint has the weights before the first step.
     let is_saved = |evaluation: &&Evaluation| evaluation.step > 0 && evaluation.total_loss().is_finite();
@@ -156,9 +160,9 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
     let sum = |of: fn(&StepRecord) -> u64| steps.iter().map(of).sum();
     let last = steps.last();
     let newest = evaluations.last().map(|evaluation| &evaluation.scores);
-    let curves = curves(&status.name, &steps, &undone, &evaluations, &stages, restarts);
+    let curves = curves(&name, &steps, &undone, &evaluations, &stages, restarts);
     Ok(RunReport {
-        name: status.name.clone(),
+        name,
         url: store.url().to_owned(),
         state: if status.updated > 0.0 { status.state.to_string() } else { String::new() },
         error: status.error.filter(|_| status.state == crate::status::RunState::Failed),

@@ -48,6 +48,7 @@ pub fn check(arguments: &cli::Run) -> Outcome {
     }
     let lines = validated.and_then(|validated| {
         let mut lines = run_plan::summarize(validated.config())?.lines;
+        lines.extend(missing_notifier(&validated.config().notify.command));
         lines.extend(data_warnings::find(validated.config())?.iter().map(|warning| format!("warning: {warning}")));
         lines.push(worker::version(validated.worker()).map_err(Failure::failed)?);
         Ok(lines)
@@ -66,6 +67,14 @@ pub fn check(arguments: &cli::Run) -> Outcome {
     Ok(exit::DONE)
 }
 
+/// Returns a warning if the program of `notify.command` is not on this host. The run trains without it.
+fn missing_notifier(command: &[String]) -> Option<String> {
+    let program = command.first()?;
+    let is_missing = worker::find_program(program).is_none();
+    let place = if program.contains('/') { "is no executable file" } else { "is not in PATH" };
+    is_missing.then(|| format!("warning: notify.command: {program} {place} on this host, so nobody would be notified"))
+}
+
 /// Describes the closest existing folder at or above `path` if this user cannot write to it.
 fn not_writable(path: &Path) -> Option<String> {
     let folder = path.ancestors().find(|folder| folder.exists())?;
@@ -81,4 +90,19 @@ fn unknown_hosts(config: &RunConfig) -> Vec<String> {
         Some(format!("cluster.hosts: cannot resolve {name}: {error}"))
     };
     hosts.iter().filter_map(|host| problem(&host.name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notifier_that_does_not_exist_is_warned_about() {
+        let missing = |program: &str| missing_notifier(&[program.to_owned(), "--to".to_owned()]);
+        assert_eq!((missing_notifier(&[]), missing("sh"), missing("/bin/sh")), (None, None, None));
+        let shown = missing("no-such-notifier").unwrap();
+        assert!(shown.starts_with("warning: notify.command: no-such-notifier is not in PATH"), "{shown}");
+        let shown = missing("./Cargo.toml").unwrap();
+        assert!(shown.contains("./Cargo.toml is no executable file"), "{shown}");
+    }
 }

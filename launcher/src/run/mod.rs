@@ -10,6 +10,7 @@
 //!   [`job_view`]: state of the Slurm job; [`control`]: HTTP server for the ranks' reports
 //! - [`launch`]: the processes of an attempt, started directly, by mpirun or by srun
 //! - [`run_changes`]: checks of a changed configuration; [`check`]: checks of a start that change nothing
+//! - [`unstarted`]: folders with a configuration that are not a run
 //! - [`run_plan`]: summary printed before the start; [`data_warnings`]: warnings about the data
 //!
 //! [`crate::observe`] reports on the run: status in the store, log and progress display, `--json` lines.
@@ -32,6 +33,7 @@ pub mod run_plan;
 pub mod sources;
 pub mod spec;
 pub mod teacher;
+pub mod unstarted;
 
 use lambert_progress::Progress;
 

@@ -18,7 +18,7 @@ use super::config_diff::Difference;
 use super::imported_base::{self, ImportedBase, ResolvedBase};
 use super::run_changes::{self, check_changes};
 use super::teacher::{self, NewTeacher};
-use super::{phrase_list, run_plan};
+use super::{phrase_list, run_plan, unstarted};
 use crate::cli;
 use crate::decide::HostPool;
 use crate::failure::Failure;
@@ -91,6 +91,7 @@ impl RunSpec {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
         let before = stored_config::text(&store)?;
+        before.as_deref().map_or(Ok(()), |text| unstarted::reject_configuration(&store, text))?;
         let (mut config, resolved) = configuration(arguments, &store, before.as_deref(), &host_pool)?;
         let before = before.map(|text| stored_config::parse(&text, &store)).transpose()?;
         let configs: Vec<&RunConfig> = before.iter().chain([&config]).collect();

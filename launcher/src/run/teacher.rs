@@ -102,7 +102,7 @@ fn is_complete(copy: &Store, info: &TeacherInfo) -> Result<bool, Error> {
         return Ok(false);
     }
     let manifest = match checkpoint::read_manifest(copy, &name) {
-        Err(Error::NotFound { .. } | Error::Damaged { .. }) => return Ok(false),
+        Err(error) if error.is_not_found() || matches!(error, Error::Damaged { .. }) => return Ok(false),
         manifest => manifest?,
     };
     let Some(entry) = manifest.object(WEIGHTS) else { return Ok(false) };

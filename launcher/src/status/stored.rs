@@ -11,9 +11,11 @@ pub const LONGEST: u64 = 16 << 20;
 
 /// Seconds without an update after which a coordinator on another host may be dead.
 const OLD: f64 = 60.0;
+
+/// A status that is not JSON, or not a status.
 #[derive(Debug, thiserror::Error)]
 #[error("{url}/{OBJECT} is not a run status: {message}")]
-struct Unreadable {
+pub struct DamagedStatus {
     url: String,
     message: String,
 }
@@ -51,12 +53,17 @@ pub fn before(store: &Store) -> Status {
 
 /// Reads the status from the store of the run. Returns `None` if the store has no status.
 pub fn read(store: &Store) -> Result<Option<Status>, Failure> {
+    read_if_intact(store)?.map_err(Failure::failed)
+}
+
+/// Like [`read`]. A damaged status is an inner error, for commands that have other facts of the run to show.
+pub fn read_if_intact(store: &Store) -> Result<Result<Option<Status>, DamagedStatus>, Failure> {
     match store.get_at_most(OBJECT, LONGEST) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| {
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes).map(Some).map_err(|error| {
             let (url, message) = (store.url().to_owned(), error.to_string());
-            Failure::failed(Unreadable { url, message })
-        }),
-        Err(error) if error.is_not_found() => Ok(None),
+            DamagedStatus { url, message }
+        })),
+        Err(error) if error.is_not_found() => Ok(Ok(None)),
         Err(error) => Err(Failure::failed(error)),
     }
 }

@@ -45,6 +45,7 @@ enum TuneError {
 pub fn tune(arguments: &cli::Tune) -> Outcome {
     console::detach().map_err(Failure::failed)?;
     let store = Store::open(&arguments.runs).map_err(Failure::usage)?;
+    plan::reject_run(&store)?;
     plan::reject_own_config(&store, &arguments.config)?;
     // All runs are validated before the first run starts, so that a mistyped value is reported at once.
     let plan = SweepPlan::new(arguments, store.url())?;

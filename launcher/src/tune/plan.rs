@@ -22,6 +22,7 @@ use crate::run::config_diff::{self, Difference, Differences};
 use crate::run::coordinator;
 use crate::run::run_plan;
 use crate::run::spec::RunSpec;
+use crate::run::unstarted;
 use crate::slurm::record::is_in_job;
 
 /// Configuration of the first run. The other runs differ from it only in the swept keys.
@@ -68,6 +69,14 @@ pub enum PlanError {
     /// The sweep would overwrite its own configuration file.
     #[error("--config {}: `lambert tune` overwrites this file in --runs; use a copy outside", .0.display())]
     Own(PathBuf),
+    /// The folder of the runs is a run itself.
+    #[error("--runs {url} is a run ({object} exists), which would then have runs inside; use another --runs")]
+    Run {
+        /// URL of the runs.
+        url: String,
+        /// An object of the run.
+        object: String,
+    },
     /// The held-out losses would not be comparable.
     #[error("{0} cannot be tuned: it changes what the held-out loss measures")]
     OtherQuestion(String),
@@ -182,6 +191,18 @@ pub fn reject_own_config(store: &Store, config: &Path) -> Result<(), Failure> {
     }
 }
 
+/// Rejects a store for the runs that is a run itself, or holds the configuration of one.
+///
+/// # Errors
+/// Also if the store cannot be read.
+pub fn reject_run(store: &Store) -> Result<(), Failure> {
+    let config = store.head(CONFIG).map_err(Failure::failed)?.map(|_| CONFIG.to_owned());
+    match config.map_or_else(|| unstarted::started_by(store), |config| Ok(Some(config)))? {
+        Some(object) => Err(Failure::usage(PlanError::Run { url: store.url().to_owned(), object })),
+        None => Ok(()),
+    }
+}
+
 /// Copies the configuration to an unnamed temporary file. Returns the open file and a path to it. The path is valid
 /// while the file is open.
 fn keep(path: &Path) -> Result<(File, PathBuf), Failure> {
@@ -251,6 +272,20 @@ fn line(run_arguments: &cli::Run) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn runs_inside_of_a_run_are_rejected() {
+        for object in [CONFIG, "lease-000003"] {
+            let store = Store::open(&format!("memory://tune-{object}/run")).unwrap();
+            reject_run(&store).unwrap();
+            store.put(&format!("seed=1/{CONFIG}"), "".into()).unwrap();
+            reject_run(&store).unwrap();
+            store.put(object, "".into()).unwrap();
+            let failure = reject_run(&store).unwrap_err();
+            assert_eq!(failure.code, lambert_config::exit::USAGE);
+            assert!(failure.to_string().contains(&format!("is a run ({object} exists)")), "{failure}");
+        }
+    }
 
     #[test]
     fn only_tuned_keys_may_differ_between_runs() {

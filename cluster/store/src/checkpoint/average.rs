@@ -39,7 +39,7 @@ pub fn newest(run: &Store, count: usize) -> Result<Vec<String>> {
 /// every object. Keeps one weights file and the sum, 8 bytes per parameter, in memory.
 ///
 /// # Errors
-/// [`Error::NotFound`] or [`Error::Damaged`] if a checkpoint is not intact, [`Error::OtherModel`] if the models differ,
+/// [`Error::NoCheckpoint`] or [`Error::Damaged`] if a checkpoint is not intact, [`Error::OtherModel`] if the models differ,
 /// [`Error::Exists`] if `to` has a different checkpoint with this name, or another store error. A failed call can be
 /// repeated.
 pub fn average(from: &Store, checkpoints: &[String], to: &Store) -> Result<Manifest> {

@@ -13,7 +13,7 @@ use crate::store::Store;
 /// writes the manifest last. Keeps only one object in memory at a time.
 ///
 /// # Errors
-/// [`Error::NotFound`] or [`Error::Damaged`] if the source is not intact, [`Error::Exists`] if `to` has a different
+/// [`Error::NoCheckpoint`] or [`Error::Damaged`] if the source is not intact, [`Error::Exists`] if `to` has a different
 /// checkpoint with this name, or another store error. A failed copy can be repeated.
 pub fn copy(from: &Store, checkpoint: &str, to: &Store) -> Result<()> {
     let manifest = read_manifest(from, checkpoint)?;

@@ -85,12 +85,14 @@ pub fn list(run: &Store) -> Result<Vec<ListedCheckpoint>> {
 /// Reads the manifest of a checkpoint and verifies its checksum. Does not read the other objects.
 ///
 /// # Errors
-/// [`Error::NotFound`] if the checkpoint is not committed, [`Error::Damaged`] if the manifest is damaged or of an
+/// [`Error::NoCheckpoint`] if the checkpoint is not committed, [`Error::Damaged`] if the manifest is damaged or of an
 /// unsupported format, or another store error.
 pub fn read_manifest(run: &Store, checkpoint: &str) -> Result<Manifest> {
     let name = in_checkpoint(checkpoint, MANIFEST);
+    let missing = || Error::NoCheckpoint { run: run.url().to_owned(), name: checkpoint.to_owned() };
     retry_if_damaged(run, || {
-        let text = run.get_at_most(&name, MAX_MANIFEST_BYTES)?;
+        let text = run.get_at_most(&name, MAX_MANIFEST_BYTES);
+        let text = text.map_err(|error| if error.is_not_found() { missing() } else { error })?;
         Manifest::from_text(&text, &run.url_of(&name), checkpoint)
     })
 }
@@ -111,7 +113,7 @@ fn retry_if_damaged<T>(run: &Store, mut look: impl FnMut() -> Result<T>) -> Resu
 /// valid header and only finite elements, because training can resume only from such objects.
 ///
 /// # Errors
-/// [`Error::NotFound`] or [`Error::Damaged`] if the checkpoint is not intact, or another store error.
+/// [`Error::NoCheckpoint`] or [`Error::Damaged`] if the checkpoint is not intact, or another store error.
 pub fn verify(run: &Store, checkpoint: &str) -> Result<VerifiedCheckpoint> {
     verify_objects(run, checkpoint, read_manifest(run, checkpoint)?)
 }

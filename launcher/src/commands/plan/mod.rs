@@ -32,6 +32,10 @@ const VOCABULARY: usize = 30522;
 enum PlanError {
     #[error("{option}: is {value}; must be above 0{}", if *.most < f64::INFINITY { " and at most 1" } else { "" })]
     Range { option: &'static str, value: f64, most: f64 },
+    #[error("--tokens-per-sample has {found} numbers; expected one, or one for each of the {stages} stages")]
+    Lengths { found: usize, stages: usize },
+    #[error("--tokens-per-sample: {length} tokens for stage.{stage}; must be from 1 to model.positions ({positions})")]
+    Length { stage: usize, length: u16, positions: usize },
     #[error("--utilization applies to the published peak of a GPU, not to --machine here")]
     Measured,
     #[error("--scaling and --plot need a machine: add --machine or --bench")]
@@ -80,7 +84,8 @@ pub fn plan(arguments: &cli::Plan) -> Outcome {
     let sets = sets(arguments);
     let mut config: RunConfig =
         Layers::from_process(&sets).warn_with(|it| tracing::warn!("{it}")).load(&arguments.config)?;
-    let (data, mut assumptions) = samples(&config, &arguments.tokens_per_sample)?;
+    let lengths = lengths(&config, &arguments.tokens_per_sample).map_err(Failure::usage)?;
+    let (data, mut assumptions) = samples(&config, &lengths)?;
     assumptions.extend(teacher::assume(&mut config));
     durations::replace_tokens(&mut config, &data);
     progress.set_label(if arguments.machine == Some(MachineName::Here) {
@@ -174,14 +179,30 @@ fn notes(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
     (is_shared && ranks > 1).then(note).into_iter().chain(masks).collect()
 }
 
-/// Reads the datasets' manifests. A dataset that does not exist or cannot be reached is replaced by an assumption.
-fn samples(config: &RunConfig, tokens: &[u16]) -> Result<(Vec<StageSamples>, Vec<String>), Failure> {
+/// Returns the tokens of a full sample, by stage, from the numbers of `--tokens-per-sample`. Without any, samples have as
+/// many tokens as the model has positions.
+fn lengths(config: &RunConfig, given: &[u16]) -> Result<Vec<usize>, PlanError> {
+    let (stages, positions) = (config.stage.len(), config.model.positions);
+    if given.len() > 1 && given.len() != stages {
+        return Err(PlanError::Lengths { found: given.len(), stages });
+    }
+    for (stage, length) in given.iter().copied().enumerate() {
+        if !(1..=positions).contains(&usize::from(length)) {
+            return Err(PlanError::Length { stage, length, positions });
+        }
+    }
+    let of_stage = |stage| given.get(stage).or(given.first()).map_or(positions, |length| usize::from(*length));
+    Ok((0..stages).map(of_stage).collect())
+}
+
+/// Reads the datasets' manifests. A dataset that does not exist or cannot be reached is replaced by an assumption: full
+/// samples of `lengths` tokens, by stage.
+fn samples(config: &RunConfig, lengths: &[usize]) -> Result<(Vec<StageSamples>, Vec<String>), Failure> {
     let (mut data, mut assumptions) = (Vec::new(), Vec::new());
-    for (index, stage) in config.stage.iter().enumerate() {
+    for (index, (stage, &length)) in config.stage.iter().zip(lengths).enumerate() {
         match run_plan::samples(stage) {
             Ok(samples) => data.push(samples),
             Err(DatasetError::NoManifest { url } | DatasetError::Store { url, .. }) => {
-                let length = tokens.get(index).or(tokens.last()).map_or(config.model.positions, |it| usize::from(*it));
                 assumptions.push(format!(
                     "stage.{index}: dataset {url} cannot be read; assuming full samples of {length} tokens and a vocabulary of {VOCABULARY}"
                 ));
@@ -213,4 +234,26 @@ fn shortages(config: &RunConfig, data: &[StageSamples], name: Option<MachineName
         memory::check(config, &shapes, config.cluster.ranks, &mut issues);
     }
     issues.iter().map(ToString::to_string).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_length_counts_for_all_stages_and_other_counts_are_refused() {
+        let mut config = RunConfig { stage: vec![Stage::default(), Stage::default()], ..RunConfig::default() };
+        config.model.positions = 512;
+        let found = |given: &[u16]| lengths(&config, given).map_err(|error| error.to_string());
+        assert_eq!(found(&[]), Ok(vec![512, 512]));
+        assert_eq!(found(&[128]), Ok(vec![128, 128]));
+        assert_eq!(found(&[128, 512]), Ok(vec![128, 512]));
+        assert!(
+            found(&[128, 256, 512]).unwrap_err().contains("3 numbers; expected one, or one for each of the 2 stages")
+        );
+        assert!(
+            found(&[128, 513]).unwrap_err().contains("513 tokens for stage.1; must be from 1 to model.positions (512)")
+        );
+        assert!(found(&[0]).is_err());
+    }
 }
