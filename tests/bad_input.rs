@@ -220,6 +220,27 @@ fn damaged_datasets_are_rejected() {
     done(&["run", "--config", &config, "--run", &run_url]);
 }
 
+/// Nothing is written until the checkpoint is verified.
+#[test]
+fn a_missing_or_damaged_checkpoint_is_not_copied() {
+    let dir = TestDir::new();
+    let url = dir.path("run");
+    done(&["run", "--config", &dir.config(2, 1), "--run", &url]);
+    let newest = format!("{url}/checkpoints/{}", checkpoints(&url)[0]);
+    let copied = |from: &str, code: i32, words: &[&str]| {
+        refused(&run(&["checkpoint", "copy", from, &dir.path("copy")]), code, words);
+        assert!(!Path::new(&dir.path("copy")).exists(), "files are left");
+    };
+    let absent = format!("{url}/checkpoints/step-000000099-a0001");
+    copied(&absent, 2, &["no checkpoint step-000000099-a0001 in ", "`lambert checkpoint list "]);
+    let weights = format!("{newest}/model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&weights, bytes).unwrap();
+    copied(&newest, 1, &["model.safetensors"]);
+}
+
 #[test]
 fn options_that_name_nothing_are_named() {
     let dir = TestDir::new();
