@@ -253,7 +253,8 @@ fn options_that_name_nothing_are_named() {
     refused(&run(&["eval", &url, "--text", &nothing]), 2, &[&format!("--text {nothing}: ")]);
     for command in [&["eval", &url, "--data", &nothing][..], &["inspect", &nothing], &["inspect", &nothing, "--verify"]]
     {
-        refused(&run(command), 2, &["is not a dataset: manifest.json not found"]);
+        let ran = run(command);
+        assert!(ran.code == 2 && ran.err.contains("is not a dataset: manifest.json not found"), "{}", ran.err);
     }
 }
 
@@ -329,7 +330,11 @@ fn damaged_checkpoints_are_skipped() {
     );
     assert_eq!(checkpoints(&run_url), before);
     let model = ["fill-mask", &run_url, "the [MASK]"];
-    refused(&run(&model), 1, &["4 checkpoints, but none that verifies", "lambert checkpoint verify"]);
+    let ran = run(&model);
+    assert_eq!(ran.code, 1, "{}", ran.err);
+    for word in [" checkpoints, but none that verifies", "lambert checkpoint verify"] {
+        assert!(ran.err.contains(word), "{}", ran.err);
+    }
 }
 
 /// Without a check, programs that start in a removed directory would fail in different ways.

@@ -86,7 +86,7 @@ fn locations_without_a_run_are_rejected() {
 fn missing_files_are_named() {
     let here = folder();
     refused(&lambert(here.path(), &["prep", "--config", "p.toml"]), 2, &["cannot read configuration p.toml"]);
-    refused(&lambert(here.path(), &["inspect", "d"]), 1, &["d is not a dataset: manifest.json not found"]);
+    refused(&lambert(here.path(), &["inspect", "d"]), 2, &["d is not a dataset: manifest.json not found"]);
     refused(&lambert(here.path(), &["vocab", "--input", "t.txt", "--output", "v.txt"]), 2, &["t.txt"]);
 }
 
@@ -146,7 +146,7 @@ fn a_quiet_command_prints_only_its_result_and_errors() {
     let prepared = lambert(path, &["prep", "--config", "prep.toml", "--quiet"]);
     assert_eq!((prepared.code, prepared.err.as_str()), (0, ""));
     assert!(prepared.out.contains("data/train: "), "{}", prepared.out);
-    refused(&lambert(path, &["--quiet", "inspect", "d"]), 1, &["d is not a dataset"]);
+    refused(&lambert(path, &["--quiet", "inspect", "d"]), 2, &["d is not a dataset"]);
 }
 
 #[test]

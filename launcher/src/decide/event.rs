@@ -43,8 +43,13 @@ pub enum Event {
 /// Events from the processes of an attempt.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WorkerEvent {
-    /// The coordinator listens for reports of the ranks at this address and port.
-    Listening(String),
+    /// The coordinator listens for reports of the ranks.
+    Listening {
+        /// Address and port, e.g. `10.0.0.1:41023`.
+        address: String,
+        /// True if only ranks on this host reach the address.
+        is_loopback: bool,
+    },
     /// Report of a rank. The messages of the report follow as [`WorkerEvent::Message`].
     Report(WorkerReport),
     /// A message from a rank, delivered once.

@@ -98,7 +98,9 @@ impl AttemptMonitor {
     /// Applies an event.
     pub fn take(&mut self, at: Seconds, what: WorkerEvent) {
         match what {
-            WorkerEvent::Listening(address) => self.failure_signs.silence.listening(address),
+            WorkerEvent::Listening { address, is_loopback } => {
+                self.failure_signs.silence.listening(address, is_loopback);
+            }
             WorkerEvent::Report(report) => self.report(at, report),
             WorkerEvent::Message(rank, Message::Event(event)) => self.event(at, rank, event),
             WorkerEvent::Message(_, Message::Record(record)) => self.steps.record(&record),

@@ -5,7 +5,7 @@
 pub mod address;
 mod message_validator;
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -99,6 +99,11 @@ impl ControlServer {
     /// Address and port of the server, e.g. `127.0.0.1:41023`.
     pub fn address(&self) -> &str {
         self.url.trim_start_matches("http://")
+    }
+
+    /// True if only ranks on this host reach the server.
+    pub fn is_on_loopback(&self) -> bool {
+        self.address().parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
     }
 
     /// Secret of this attempt: 256 random bits in hexadecimal.

@@ -178,7 +178,8 @@ fn ranks_that_cannot_reach_the_coordinator_are_retried_for_the_start_timeout() {
     while scene.state.verdict().is_none() {
         lease += 1;
         assert!(lease < 100, "no limit");
-        scene.give(Event::LeaseTaken(lease)).worker(WorkerEvent::Listening("10.0.0.1:4000".into())).wait(6.0);
+        let listening = WorkerEvent::Listening { address: "10.0.0.1:4000".into(), is_loopback: false };
+        scene.give(Event::LeaseTaken(lease)).worker(listening).wait(6.0);
         leave(&mut scene, 1);
         if scene.state.verdict().is_none() {
             pauses.push(scene.pause().0);

@@ -1,7 +1,5 @@
 //! Explains why ranks exited without a reply from this coordinator: it was suspended, or the network failed.
 
-use std::net::SocketAddr;
-
 use lambert_control::FailureKind;
 
 use super::{AttemptEnd, AttemptFailure, Ranks};
@@ -12,14 +10,16 @@ use crate::decide::Seconds;
 pub struct CoordinatorSilence {
     /// Address of the control server, e.g. `10.0.0.1:41023`.
     address: Option<String>,
+    /// True if all ranks are on the host of this coordinator.
+    is_on_loopback: bool,
     /// Longest suspension of this coordinator during the attempt, seconds. `None` if no suspension was long enough for
     /// ranks to exit.
     suspended: Option<Seconds>,
 }
 
 impl CoordinatorSilence {
-    pub(super) fn listening(&mut self, address: String) {
-        self.address = Some(address);
+    pub(super) fn listening(&mut self, address: String, is_on_loopback: bool) {
+        (self.address, self.is_on_loopback) = (Some(address), is_on_loopback);
     }
 
     pub(super) fn suspended(&mut self, seconds: Seconds) {
@@ -38,9 +38,9 @@ impl CoordinatorSilence {
         let address = self.address.as_ref().map_or(String::new(), |address| format!(" at {address}"));
         let last_report = first.and_then(|rank| ranks.last_report(rank));
         let silence = last_report.zip(since).map(|(last, since)| format!(" for {:.0} s", since - last));
-        let host = first.and_then(|rank| ranks.host(rank)).filter(|_| !self.is_on_loopback());
+        let host = first.and_then(|rank| ranks.host(rank)).filter(|_| !self.is_on_loopback);
         let check = match &host {
-            _ if self.is_on_loopback() => "check the load of this host".to_owned(),
+            _ if self.is_on_loopback => "check the load of this host".to_owned(),
             Some(host) => format!("check the network between this host and {host}"),
             None => "check the network between this host and the hosts of the ranks".to_owned(),
         };
@@ -51,11 +51,5 @@ impl CoordinatorSilence {
         }
         let kind = if host.is_some() { FailureKind::Host } else { FailureKind::Transient };
         AttemptEnd::Failed(AttemptFailure { message, kind, host })
-    }
-
-    /// True if all ranks are on the host of this coordinator.
-    fn is_on_loopback(&self) -> bool {
-        let address = self.address.as_ref().and_then(|address| address.parse::<SocketAddr>().ok());
-        address.is_some_and(|address| address.ip().is_loopback())
     }
 }

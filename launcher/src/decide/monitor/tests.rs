@@ -190,7 +190,8 @@ fn ranks_without_replies_from_a_suspended_coordinator_have_not_failed() {
 #[test]
 fn a_rank_without_replies_from_a_running_coordinator_has_failed() {
     let end = |mut monitor: AttemptMonitor, address: &str, rank: Option<usize>| {
-        monitor.take(0.0, WorkerEvent::Listening(address.into()));
+        let is_loopback = address.starts_with("127.") || address.starts_with("[::1]");
+        monitor.take(0.0, WorkerEvent::Listening { address: address.into(), is_loopback });
         let death = rank.map(|rank| WorkerEvent::Died(RankDeath::Exit { rank, code: exit::UNSUPERVISED }));
         death.into_iter().for_each(|death| monitor.take(46.0, death));
         ended(monitor, exit::UNSUPERVISED)

@@ -109,7 +109,9 @@ impl Workers {
         });
         let server = ControlServer::start(&cluster.control, attempt, events.clone())?;
         // The receiver may already be dropped.
-        let _ = events.send(Event::Worker(attempt.number, WorkerEvent::Listening(server.address().to_owned())));
+        let listening =
+            WorkerEvent::Listening { address: server.address().to_owned(), is_loopback: server.is_on_loopback() };
+        let _ = events.send(Event::Worker(attempt.number, listening));
         let mut environment = vec![(URL_VARIABLE, server.url()), (TOKEN_VARIABLE, server.secret())];
         environment.extend(for_gpus);
         tracing::debug!("starting {line:?}");
