@@ -79,7 +79,7 @@ pub enum Error {
         message: String,
     },
     /// The weights of the ranks differ.
-    #[error("{mismatch} after step {step}: no checkpoint was saved")]
+    #[error("{mismatch} after step {step}: no checkpoint was saved; if a host fails again, test its memory")]
     Replicas {
         /// Step of the checkpoint.
         step: u64,
@@ -89,7 +89,10 @@ pub enum Error {
         blamed: bool,
     },
     /// The training state has values that are not finite. No attempt could load a checkpoint with these values.
-    #[error("{what}, after step {step}: no checkpoint was saved")]
+    #[error(
+        "{what}, after step {step}: no checkpoint was saved; if this step fails again, lower the learning rate or \
+         optimizer.clip_norm"
+    )]
     NotFinite {
         /// Step of the checkpoint.
         step: u64,

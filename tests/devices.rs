@@ -39,7 +39,7 @@ fn a_missing_gpu_library_is_reported_in_one_message() {
     );
     assert_eq!(code, 2, "{printed}");
     let (code, printed) = on_a_gpu(&dir, &libtorch(&dir, "other", "2.9.1+cu128"), &[]);
-    assert!(printed.contains("is 2.9.1+cu128; this program was built with 2."), "{printed}");
+    assert!(printed.contains("is 2.9.1+cu128; install 2."), "{printed}");
     assert_eq!(code, 2, "{printed}");
     // The environment variable applies if the configuration names no libtorch.
     let (code, printed) = on_a_gpu(&dir, "", &[("LAMBERT_LIBTORCH", dir.path("nothing"))]);

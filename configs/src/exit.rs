@@ -4,7 +4,7 @@
 pub const DONE: i32 = 0;
 /// Failure.
 pub const FAILED: i32 = 1;
-/// Invalid command line or configuration. Nothing was started.
+/// Invalid command line, configuration or set-up of the machines.
 pub const USAGE: i32 = 2;
 /// The run diverged again after all rollbacks were used up (`EX_DATAERR`).
 pub const DIVERGED: i32 = 65;

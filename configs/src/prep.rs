@@ -101,7 +101,7 @@ impl FormatName {
     }
 }
 
-/// Plain text.
+/// Returns the default format, plain text.
 impl Default for FormatName {
     fn default() -> Self {
         Self("text".to_owned())
@@ -192,9 +192,11 @@ pub struct PrepOutput {
     pub shards: usize,
     /// Rows per row group, the unit of random access.
     pub rows_per_group: usize,
-    /// Scratch directory, which is removed at the end. Absent: a directory beside the output.
+    /// Work folder, which is removed at the end. Absent: `URL.work`.
+    ///
+    /// For a `url` in an object store, the default is `lambert-prep-HASH.work` in the working directory.
     pub work: Option<String>,
-    /// Refuses to start if the disk of the scratch directory seems too small.
+    /// Refuses to start if the disk of the work folder seems too small.
     pub check_space: bool,
 }
 

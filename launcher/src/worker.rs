@@ -17,7 +17,7 @@ const NAME: &str = "lambert-worker";
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     /// The program was not found.
-    #[error("cannot find {NAME}; looked in {} and in PATH ({path})", beside.display())]
+    #[error("cannot find {NAME} in {} or in PATH ({path}); install it beside lambert", beside.display())]
     Missing {
         /// Directory of this program.
         beside: PathBuf,

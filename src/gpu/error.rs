@@ -38,7 +38,7 @@ pub enum DeviceError {
         folder: PathBuf,
     },
     /// The version of libtorch differs from the version that this program links to.
-    #[error("libtorch in {} is {version}; this program was built with {expected_version}", folder.display())]
+    #[error("libtorch in {} is {version}; install {expected_version}, or set device.libtorch to a folder that has it", folder.display())]
     LibtorchVersionMismatch {
         /// Directory.
         folder: PathBuf,

@@ -28,7 +28,7 @@ pub mod step;
 pub mod step_record;
 mod update_ranks;
 
-use lambert_collective::{Endpoints, Group};
+use lambert_collective::{Endpoints, Group, Reducer};
 use lambert_control::{Directive, EventKind, StepRecord};
 use lambert_plan::timeline::{self, StagePosition};
 
@@ -59,105 +59,215 @@ pub enum TrainOutcome {
 
 /// Trains a run, from its newest valid checkpoint or from step 0.
 pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Error> {
-    let (collective, reducer) = (&mut *ranks.group, &mut *ranks.reducer);
+    let (group, reducer) = (&mut *ranks.group, &mut *ranks.reducer);
     let _attempt = span!("attempt", number = session.lease.attempt());
     session.control.set_phase(WorkerPhase::Load);
     let datasets = Datasets::open(&session.config, &session.store)?;
-    let budgets = micro_batch_size::settle(session, collective, &datasets)?;
+    let budgets = micro_batch_size::settle(session, group, &datasets)?;
     if session.is_first() && session.gpu.is_some() {
         for warning in gpu_advice::slow_settings(&session.config, session.world, &budgets) {
             session.warn(warning);
         }
     }
     let teacher = checkpoint::read_teacher(session, &datasets)?;
-    let (mut state, origin) = checkpoint::resume(session, collective, &datasets, teacher.as_ref())?;
+    let (state, origin) = checkpoint::resume(session, group, &datasets, teacher.as_ref())?;
     let loaded = origin.checkpoint.clone();
-    let mut saver = Saver::new(session, &datasets, &state, origin)?;
-    if state.evaluation_pending {
-        run_missed_evaluation(session, collective, (&datasets, teacher.as_ref()), &budgets, &mut saver, &mut state)?;
-        if state.evaluation_pending {
-            return Ok(finish(session, &saver, &state, TrainOutcome::Stopped));
+    let saver = Saver::new(session, &datasets, &state, origin)?;
+    let (datasets, teacher) = (&datasets, teacher.as_ref());
+    Attempt { session, group, reducer, datasets, teacher, budgets, saver, state, loaded }.train()
+}
+
+/// State of this rank after loading, and what the training loop needs.
+struct Attempt<'a> {
+    session: &'a Session,
+    group: &'a mut dyn Group,
+    reducer: &'a mut dyn Reducer,
+    datasets: &'a Datasets,
+    teacher: Option<&'a Teacher>,
+    /// Maximum tokens per micro-batch of each stage, padding included.
+    budgets: Vec<usize>,
+    saver: Saver<'a>,
+    state: TrainState,
+    /// Name of the loaded checkpoint.
+    loaded: Option<String>,
+}
+
+impl<'a> Attempt<'a> {
+    /// Trains to the end of the run, a stop or a rollback.
+    fn train(mut self) -> Result<TrainOutcome, Error> {
+        if self.state.evaluation_pending {
+            self.run_missed_evaluation()?;
+            if self.state.evaluation_pending {
+                return Ok(self.finish(TrainOutcome::Stopped));
+            }
         }
+        let mut evaluates_start = self.state.step == 0 && self.session.config.evaluation.at_start;
+        while let Some(place) = self.position() {
+            if let Some(outcome) = self.train_stage(place, &mut evaluates_start)? {
+                return Ok(outcome);
+            }
+        }
+        if self.state.step > 0 {
+            self.saver.complete(self.group, &self.state)?;
+        }
+        Ok(self.finish(TrainOutcome::Done))
     }
-    let mut starts = state.step == 0 && session.config.evaluation.at_start;
-    'stages: while let Some(place) = timeline::position(&session.config, &state.stages.early_stops, state.step) {
-        let mixture = &datasets.stages[place.index];
-        let stops = enter(session, collective, &mut saver, &mut state, &place)?;
-        session.control.set_phase(WorkerPhase::Load);
+
+    /// Returns the position of the next step, or `None` after the last step.
+    fn position(&self) -> Option<StagePosition<'a>> {
+        timeline::position(&self.session.config, &self.state.stages.early_stops, self.state.step)
+    }
+
+    /// Runs the steps of a stage from `place`. Returns the outcome if the attempt ends, or `None` if training goes on at
+    /// the next position: in the next stage, or in this one without its damaged shards. Clears `evaluates_start` when
+    /// the evaluation before the first step has begun.
+    fn train_stage(
+        &mut self,
+        place: StagePosition<'a>,
+        evaluates_start: &mut bool,
+    ) -> Result<Option<TrainOutcome>, Error> {
+        let stops = self.enter(&place)?;
+        self.session.control.set_phase(WorkerPhase::Load);
         // Check for a stop request first, because growing the model and the first step of a grown model are slow.
-        if stops || session.agree_on_stop(collective)? {
-            return stop(session, collective, &mut saver, &state);
+        if stops || self.session.agree_on_stop(self.group)? {
+            return self.stop().map(Some);
         }
-        let mut stage =
-            StageRun::open(session, (&datasets, teacher.as_ref()), &mut state, place, budgets[place.index])?;
+        let mut stage = self.open(place)?;
         let _stage = span!("stage", name = %place.stage.name);
-        if std::mem::take(&mut starts) {
-            stage.evaluate_start(&mut state, collective, &mut saver)?;
-            if std::mem::take(&mut state.evaluation_pending) {
-                return stop(session, collective, &mut saver, &state);
+        if std::mem::take(evaluates_start) {
+            stage.evaluate_start(&mut self.state, self.group, &mut self.saver)?;
+            if std::mem::take(&mut self.state.evaluation_pending) {
+                return self.stop().map(Some);
             }
         }
         for done in place.done + 1..=place.stage.steps {
-            trace::begin_step(state.step + 1);
-            let _step = span!("step", number = state.step + 1);
-            stage.freeze(&mut state, done - 1);
-            let updated = stage.update(&mut state, collective, reducer, &mut saver);
-            let (mut record, agreed) = match updated.map_err(|error| session.report_failure(error))? {
-                StepResult::Completed(record, agreed) => (*record, agreed),
-                StepResult::Unreadable(error) => {
-                    rollback::skip_damaged_shards(session, collective, &mut saver, &mut state, mixture, error)?;
-                    continue 'stages;
-                }
-            };
-            session.control.set_phase(WorkerPhase::Step);
-            saver.push(&mut record)?;
-            report(session, &state, record);
-            if let GuardVerdict::Rollback(plan) = agreed.verdict {
-                rollback::end_attempt(session, collective, &mut saver, mixture, loaded.as_deref(), plan)?;
-                return Ok(TrainOutcome::RolledBack);
-            }
-            inject_faults(session, &mut state);
-            saver.poll_save(collective, &agreed.agreement)?;
-            let mut ends = done == place.stage.steps;
-            let mut best = false;
-            let stops = agreed.agreement.directive == Directive::CheckpointAndStop;
-            if ends || state.step.is_multiple_of(session.config.evaluation.every_steps) {
-                match stops && !datasets.held_out.is_empty() {
-                    true => state.evaluation_pending = true,
-                    false => best = stage.evaluate(&mut state, collective, &mut saver)?,
-                }
-                ends |= state.stages.early_stops.contains_key(&place.index);
-            }
-            let is_last = timeline::position(&session.config, &state.stages.early_stops, state.step).is_none();
-            if state.evaluation_pending || stops && !is_last {
-                return stop(session, collective, &mut saver, &state);
-            }
-            if saver.is_due(state.step, agreed.agreement.directive != Directive::Continue) || ends || best {
-                saver.save(collective, &state)?;
-            }
-            if ends {
-                continue 'stages;
+            match self.step(&mut stage, &place, done)? {
+                StepEnd::NextStep => {}
+                StepEnd::NextStage => break,
+                StepEnd::Attempt(outcome) => return Ok(Some(outcome)),
             }
         }
+        Ok(None)
     }
-    if state.step > 0 {
-        saver.complete(collective, &state)?;
+
+    /// Runs the step after which `done` steps of the stage are complete, and what is due after it: evaluation and save.
+    fn step(&mut self, stage: &mut StageRun<'a>, place: &StagePosition<'a>, done: u64) -> Result<StepEnd, Error> {
+        let session = self.session;
+        trace::begin_step(self.state.step + 1);
+        let _step = span!("step", number = self.state.step + 1);
+        stage.freeze(&mut self.state, done - 1);
+        let updated = stage.update(&mut self.state, self.group, self.reducer, &mut self.saver);
+        let mixture = &self.datasets.stages[place.index];
+        let (mut record, agreed) = match updated.map_err(|error| session.report_failure(error))? {
+            StepResult::Completed(record, agreed) => (*record, agreed),
+            StepResult::Unreadable(error) => {
+                let (saver, state) = (&mut self.saver, &mut self.state);
+                rollback::skip_damaged_shards(session, self.group, saver, state, mixture, error)?;
+                return Ok(StepEnd::NextStage);
+            }
+        };
+        session.control.set_phase(WorkerPhase::Step);
+        self.saver.push(&mut record)?;
+        report(session, &self.state, record);
+        if let GuardVerdict::Rollback(plan) = agreed.verdict {
+            rollback::end_attempt(session, self.group, &mut self.saver, mixture, self.loaded.as_deref(), plan)?;
+            return Ok(StepEnd::Attempt(TrainOutcome::RolledBack));
+        }
+        inject_faults(session, &mut self.state);
+        self.saver.poll_save(self.group, &agreed.agreement)?;
+        let directive = agreed.agreement.directive;
+        let stops = directive == Directive::CheckpointAndStop;
+        let mut ends = done == place.stage.steps;
+        let mut best = false;
+        if ends || self.state.step.is_multiple_of(session.config.evaluation.every_steps) {
+            match stops && !self.datasets.held_out.is_empty() {
+                true => self.state.evaluation_pending = true,
+                false => best = stage.evaluate(&mut self.state, self.group, &mut self.saver)?,
+            }
+            ends |= self.state.stages.early_stops.contains_key(&place.index);
+        }
+        if self.state.evaluation_pending || stops && self.position().is_some() {
+            return self.stop().map(StepEnd::Attempt);
+        }
+        if self.saver.is_due(self.state.step, directive != Directive::Continue) || ends || best {
+            self.saver.save(self.group, &self.state)?;
+        }
+        Ok(if ends { StepEnd::NextStage } else { StepEnd::NextStep })
     }
-    Ok(finish(session, &saver, &state, TrainOutcome::Done))
+
+    /// Opens the stage at `place`.
+    fn open(&mut self, place: StagePosition<'a>) -> Result<StageRun<'a>, Error> {
+        let sources = (self.datasets, self.teacher);
+        StageRun::open(self.session, sources, &mut self.state, place, self.budgets[place.index])
+    }
+
+    /// Saves a checkpoint and ends the attempt after a stop request.
+    fn stop(&mut self) -> Result<TrainOutcome, Error> {
+        self.saver.stop();
+        if self.state.step > 0 {
+            self.saver.complete(self.group, &self.state)?;
+        }
+        Ok(self.finish(TrainOutcome::Stopped))
+    }
+
+    /// Runs the evaluation that the previous attempt skipped after its last step, and saves the result. If a stop is
+    /// requested during the evaluation, the next attempt runs it, because the checkpoint still has the
+    /// `evaluation_pending` flag.
+    fn run_missed_evaluation(&mut self) -> Result<(), Error> {
+        let (config, stages) = (&self.session.config, &self.state.stages);
+        let last_step = self.state.step.checked_sub(1);
+        let last = last_step.and_then(|step| timeline::position(config, &stages.early_stops, step));
+        let Some(last) = last.filter(|place| Some(place.index) == stages.entered) else {
+            // The configuration has changed since, and the stage now ends before this step.
+            self.state.evaluation_pending = false;
+            return Ok(());
+        };
+        self.session.control.set_phase(WorkerPhase::Load);
+        let stage = self.open(StagePosition { done: last.done + 1, ..last })?;
+        stage.evaluate(&mut self.state, self.group, &mut self.saver)?;
+        if self.state.evaluation_pending { Ok(()) } else { self.saver.renew(self.group, &self.state) }
+    }
+
+    /// Enters or resumes a stage. Before the model grows, saves a checkpoint and checks for a stop request. Returns
+    /// true, without entering the stage, if a stop was requested.
+    fn enter(&mut self, place: &StagePosition<'_>) -> Result<bool, Error> {
+        let (session, state) = (self.session, &mut self.state);
+        let (from, to) = (state.parameters.layers(), place.stage.depth(&session.config.model));
+        // At step 0 no checkpoint is needed. The weights are newly initialized, or they are from a checkpoint of
+        // another run.
+        if from != to && state.step > 0 {
+            self.saver.complete(self.group, state)?;
+            if session.agree_on_stop(self.group)? {
+                return Ok(true);
+            }
+        }
+        stages::enter(state, &session.config, place)?;
+        if from != to {
+            self.saver.resize(state)?;
+            if session.is_first() {
+                let (step, stage) = (state.step, place.stage.name.clone());
+                session.control.report_event(EventKind::Grown { step, from, to, stage });
+            }
+        }
+        Ok(false)
+    }
+
+    fn finish(&self, outcome: TrainOutcome) -> TrainOutcome {
+        if self.session.is_first() {
+            let stopped = outcome == TrainOutcome::Stopped;
+            self.session.control.report_event(EventKind::Finished { step: self.state.step, stopped });
+        }
+        self.saver.finish();
+        outcome
+    }
 }
 
-/// Saves a checkpoint and ends the attempt after a stop request.
-fn stop(
-    session: &Session,
-    collective: &mut dyn Group,
-    saver: &mut Saver<'_>,
-    state: &TrainState,
-) -> Result<TrainOutcome, Error> {
-    saver.stop();
-    if state.step > 0 {
-        saver.complete(collective, state)?;
-    }
-    Ok(finish(session, saver, state, TrainOutcome::Stopped))
+/// What follows a step.
+enum StepEnd {
+    NextStep,
+    /// The stage ends, or it is opened again without its damaged shards.
+    NextStage,
+    Attempt(TrainOutcome),
 }
 
 /// Injects the faults that the `[test]` section of the configuration requests after a step.
@@ -169,69 +279,6 @@ fn inject_faults(session: &Session, state: &mut TrainState) {
     if test.corrupts_moments(attempt, state.step) {
         state.corrupt_moment();
     }
-}
-
-/// Runs the evaluation that the previous attempt skipped after its last step, and saves the result.
-/// If a stop is requested during the evaluation, the next attempt runs it, because the checkpoint
-/// still has the `evaluation_pending` flag. `sources` are the datasets and the teacher.
-fn run_missed_evaluation(
-    session: &Session,
-    collective: &mut dyn Group,
-    sources: (&Datasets, Option<&Teacher>),
-    budgets: &[usize],
-    saver: &mut Saver<'_>,
-    state: &mut TrainState,
-) -> Result<(), Error> {
-    let last =
-        state.step.checked_sub(1).and_then(|step| timeline::position(&session.config, &state.stages.early_stops, step));
-    let Some(last) = last.filter(|place| Some(place.index) == state.stages.entered) else {
-        // The configuration has changed since, and the stage now ends before this step.
-        state.evaluation_pending = false;
-        return Ok(());
-    };
-    session.control.set_phase(WorkerPhase::Load);
-    let place = StagePosition { done: last.done + 1, ..last };
-    StageRun::open(session, sources, state, place, budgets[place.index])?.evaluate(state, collective, saver)?;
-    if state.evaluation_pending { Ok(()) } else { saver.renew(collective, state) }
-}
-
-/// Enters or resumes a stage. Before the model grows, saves a checkpoint and checks for a stop request. Returns true,
-/// without entering the stage, if a stop was requested.
-fn enter(
-    session: &Session,
-    collective: &mut dyn Group,
-    saver: &mut Saver<'_>,
-    state: &mut TrainState,
-    place: &StagePosition<'_>,
-) -> Result<bool, Error> {
-    let (from, to) = (state.parameters.layers(), place.stage.depth(&session.config.model));
-    // At step 0 no checkpoint is needed. The weights are newly initialized, or they are from a checkpoint of another
-    // run.
-    if from != to && state.step > 0 {
-        saver.complete(collective, state)?;
-        if session.agree_on_stop(collective)? {
-            return Ok(true);
-        }
-    }
-    stages::enter(state, &session.config, place)?;
-    if from != to {
-        saver.resize(state)?;
-        if session.is_first() {
-            let step = state.step;
-            session.control.report_event(EventKind::Grown { step, from, to, stage: place.stage.name.clone() });
-        }
-    }
-    Ok(false)
-}
-
-fn finish(session: &Session, saver: &Saver<'_>, state: &TrainState, outcome: TrainOutcome) -> TrainOutcome {
-    if session.is_first() {
-        session
-            .control
-            .report_event(EventKind::Finished { step: state.step, stopped: outcome == TrainOutcome::Stopped });
-    }
-    saver.finish();
-    outcome
 }
 
 fn report(session: &Session, state: &TrainState, record: StepRecord) {

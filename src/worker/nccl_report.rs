@@ -64,7 +64,7 @@ impl RankNccl {
 /// A failed collective, or a store error.
 pub fn report(group: &mut dyn Group, nccl: &Nccl, store: &Store, attempt: u32) -> Result<Vec<String>, Error> {
     let own = RankNccl::new(group.rank(), nccl);
-    let transports = own.transports.as_deref().unwrap_or("unknown (NCCL_DEBUG is set; see NCCL's log)");
+    let transports = own.transports.as_deref().unwrap_or("unknown (an NCCL_DEBUG variable is set; see NCCL's log)");
     tracing::info!("rank {} uses NCCL {} from {}: {transports}", own.rank, own.version, own.library);
     let (all, warnings) =
         agreement::gather_and_decide(group, &own, |all: &[RankNccl]| (all.to_vec(), RankNccl::warnings(all)))?;

@@ -14,7 +14,7 @@ pub enum Directive {
     Continue,
     /// Save a checkpoint after this step, then continue.
     Checkpoint,
-    /// Save a checkpoint after this step, then exit with the exit code for a stop.
+    /// Save a checkpoint after this step, then exit with code 0.
     CheckpointAndStop,
 }
 

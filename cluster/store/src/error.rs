@@ -49,15 +49,15 @@ pub enum Error {
         source: Cause,
     },
     /// A permanent failure, or a transient one that outlasted the retries.
-    #[error("{operation} {url} failed after {attempts} attempt{} in {seconds:.1} s", if *attempts == 1 { "" } else { "s" })]
+    #[error("{operation} {url} failed after {attempts} {} in {seconds:.1} s", if *attempts == 1 { "try" } else { "tries" })]
     Failed {
         /// Operation.
         operation: &'static str,
         /// URL of the object.
         url: String,
-        /// Number of attempts.
+        /// Number of tries.
         attempts: u32,
-        /// Total time of all attempts, seconds.
+        /// Total time of all tries, seconds.
         seconds: f64,
         /// The last failure.
         #[source]
@@ -130,7 +130,7 @@ pub enum Error {
     /// The store ignores create-only conditions, so two coordinators could hold the same lease.
     #[error(
         "{url} was replaced by a create-only write: this store ignores If-None-Match, which leases and \
-         commits require"
+         commits require; use another store"
     )]
     NotCreateOnly {
         /// URL of the object.

@@ -12,7 +12,7 @@ pub enum TokenBudget {
     /// Fixed number of tokens.
     Tokens(usize),
     /// On a GPU, the largest number that fits into free GPU memory, at most [`TokenBudget::LARGEST_AUTO`]. If the results
-    /// depend on it, later attempts with as many GPUs use the number of the first attempt. On a CPU,
+    /// depend on it, later attempts with the same number of GPUs use the number of the first. On a CPU,
     /// [`TokenBudget::AUTO_ON_CPU`].
     #[default]
     Auto,

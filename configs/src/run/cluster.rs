@@ -101,8 +101,7 @@ impl Default for DatasetCache {
     }
 }
 
-/// Address that the coordinator listens on for workers on other hosts. Workers on its own host use the loopback
-/// interface.
+/// Address that the coordinator listens on for workers on other hosts.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ControlChannel {

@@ -63,7 +63,7 @@ pub struct Device {
     pub libtorch: String,
     /// Lets the ranks of a host share a GPU.
     ///
-    /// Requires `cluster.all_reduce.backend = "mpi"`, because NCCL needs one GPU per rank.
+    /// Requires `cluster.all_reduce.backend = "mpi"`, or with NCCL a different `NCCL_HOSTID` for each of these ranks.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(!skip_serializing_if)]
     pub share: bool,

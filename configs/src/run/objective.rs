@@ -28,7 +28,8 @@ pub enum MaskUnit {
     Word,
     /// Spans of one to ten words (SpanBERT, arXiv 1907.10529). All tokens of a span are replaced in the same way.
     Span,
-    /// N-grams of one to three words. N words have a probability proportional to 1/n (ALBERT, DeBERTa). Tokens are
+    /// N-grams of one to three words. An n-gram of n words has a probability proportional to 1/n
+    /// (ALBERT, DeBERTa). Tokens are
     /// replaced separately.
     Ngram,
 }
@@ -55,9 +56,9 @@ pub struct Objective {
     pub masking: Masking,
     /// Number of different static masks per sample. Each epoch uses the next mask in turn.
     pub static_masks: usize,
-    /// Unit of masking.
+    /// Unit of masking. Not for evaluations.
     pub mask_unit: MaskUnit,
-    /// Token that replaces the share `mask_share` of the masked tokens.
+    /// Token that replaces the share `mask_share` of the masked tokens. Not for evaluations.
     pub mask_token: MaskToken,
     /// Share of the masked tokens that `mask_token` replaces. 0.85 with `replaced_tokens`.
     pub mask_share: f64,

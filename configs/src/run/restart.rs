@@ -11,7 +11,7 @@ pub struct RestartLimits {
     ///
     /// The key also limits the number of consecutive attempts without a new checkpoint.
     pub limit: usize,
-    /// Minutes after which a failure no longer counts, if a checkpoint was saved after the failure.
+    /// Minutes after which a failure no longer counts toward `limit`.
     pub window_minutes: f64,
     /// Maximum time, in minutes, for which attempts are retried while no rank reports.
     pub start_timeout_minutes: f64,

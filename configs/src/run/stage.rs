@@ -90,7 +90,7 @@ pub struct Stage {
     pub decay_fraction: Option<f64>,
     /// Power of polynomial decay.
     pub decay_power: f64,
-    /// Learning rate at the end of the stage.
+    /// Learning rate at the end of the decay. No effect with `constant`; with `inverse-sqrt`, the limit.
     pub learning_rate_end: f64,
     /// Resets the moments and update counts at the start of the stage.
     #[serde(skip_serializing_if = "std::ops::Not::not")]

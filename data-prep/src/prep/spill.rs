@@ -1,7 +1,7 @@
 //! Buffers tokenized documents and spills them to disk, sorted by cell.
 //!
 //! A cell is a hash partition of the documents. The document ID and the seed determine the cell of a document. Once the
-//! corpus size is known, adjacent cells are combined into buckets. A bucket fits into memory and has enough documents
+//! corpus size is known, adjacent cells are combined into buckets, and a large cell is divided into several. A bucket fits into memory and has enough documents
 //! for pairs.
 
 use std::collections::BTreeMap;

@@ -47,7 +47,7 @@ pub enum SourceError {
         source: std::io::Error,
     },
     /// A text is not UTF-8.
-    #[error("{file}: invalid UTF-8 at byte {offset}")]
+    #[error("{file}: invalid UTF-8 at byte {offset}; set the encoding of the source, or invalid = \"replace\"")]
     NotUtf8 {
         /// File.
         file: String,

@@ -17,7 +17,7 @@ pub struct Metrics {
     /// Format of the step records of all attempts
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub format: RecordFormat,
-    /// Output file [default: stdout]; required for Parquet
+    /// Output file; required for Parquet [default: stdout]
     #[arg(long, value_name = "FILE")]
     pub output: Option<PathBuf>,
     /// Write TensorBoard event files to this directory instead, replacing earlier ones

@@ -248,7 +248,7 @@ pub struct Export {
     /// Output directory; must be empty or absent
     #[arg(long, value_name = "DIR")]
     pub output: PathBuf,
-    /// Network of a run with objective.replaced_tokens (default: discriminator)
+    /// Network of a run with objective.replaced_tokens [default: discriminator]
     #[arg(long, value_name = "NETWORK")]
     pub network: Option<ExportedNetwork>,
     /// License in the model card, as the Hugging Face Hub names it, e.g. apache-2.0

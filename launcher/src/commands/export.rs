@@ -1,6 +1,6 @@
 //! `lambert export`: writes a model as a directory for Hugging Face Transformers.
 
-use std::fs::{File, Permissions};
+use std::fs::{DirEntry, File, Permissions, ReadDir};
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -253,7 +253,7 @@ fn pretty(value: &Value) -> Vec<u8> {
 
 fn refuse_full(folder: &Path) -> Result<(), Failure> {
     let failed = |source| Err(Failure::usage(ExportError::Write { path: folder.to_owned(), source }));
-    match std::fs::read_dir(folder).map(|mut entries| entries.next().is_some()) {
+    match std::fs::read_dir(folder).and_then(has_files) {
         Ok(true) => Err(Failure::usage(ExportError::NotEmpty { folder: folder.to_owned() })),
         Ok(false) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound && folder.is_symlink() => {
@@ -262,6 +262,18 @@ fn refuse_full(folder: &Path) -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(source) => failed(source),
     }
+}
+
+/// Start of the name of a temporary directory.
+const TEMPORARY: &str = ".export-";
+
+fn is_temporary(entry: &DirEntry) -> bool {
+    entry.file_name().as_encoded_bytes().starts_with(TEMPORARY.as_bytes())
+}
+
+/// True if a directory has entries other than temporary directories, which a killed export leaves behind.
+fn has_files(mut entries: ReadDir) -> io::Result<bool> {
+    entries.find(|entry| !entry.as_ref().is_ok_and(is_temporary)).transpose().map(|found| found.is_some())
 }
 
 /// Number of bytes that are written at a time.
@@ -278,7 +290,7 @@ fn write(folder: &Path, files: &[(&str, Vec<u8>)], progress: &Progress) -> Resul
     let is_new = !absolute.is_dir();
     let place = if is_new { absolute.parent().unwrap_or(&absolute) } else { &absolute };
     std::fs::create_dir_all(place).map_err(failed(place))?;
-    let temporary = tempfile::Builder::new().prefix(".export-").tempdir_in(place).map_err(failed(place))?;
+    let temporary = tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(place).map_err(failed(place))?;
     progress.phase("writing", Unit::Bytes);
     progress.set_total(files.iter().map(|(_, content)| content.len() as u64).sum());
     let mut written = 0;
@@ -302,18 +314,23 @@ fn write(folder: &Path, files: &[(&str, Vec<u8>)], progress: &Progress) -> Resul
     Ok(())
 }
 
-/// Moves the files from `temporary`, a directory in `folder`, to `folder`, which has nothing else. The configuration is
-/// the last one: transformers loads no directory without it.
+/// Moves the files from `temporary`, a directory in `folder`, to `folder`, which has no other files. The configuration
+/// is the last one: transformers loads no directory without it. Then removes the temporary directories of earlier
+/// exports. Another export to `folder` that is still running fails: `folder` is no longer empty.
 fn move_files(temporary: &Path, folder: &Path, files: &[(&str, Vec<u8>)]) -> Result<(), Failure> {
     let failed = |source| Failure::failed(ExportError::Write { path: folder.to_owned(), source });
-    for entry in std::fs::read_dir(folder).map_err(failed)? {
-        if Some(entry.map_err(failed)?.file_name().as_os_str()) != temporary.file_name() {
-            return Err(Failure::failed(ExportError::NotEmpty { folder: folder.to_owned() }));
-        }
+    if std::fs::read_dir(folder).and_then(has_files).map_err(failed)? {
+        return Err(Failure::failed(ExportError::NotEmpty { folder: folder.to_owned() }));
     }
     let mut names: Vec<&str> = files.iter().map(|(name, _)| *name).collect();
     names.sort_by_key(|name| *name == MODEL_CONFIG);
-    names.into_iter().try_for_each(|name| std::fs::rename(temporary.join(name), folder.join(name))).map_err(failed)
+    names.into_iter().try_for_each(|name| std::fs::rename(temporary.join(name), folder.join(name))).map_err(failed)?;
+    for entry in std::fs::read_dir(folder).map_err(failed)?.flatten().filter(is_temporary) {
+        if let Err(error) = std::fs::remove_dir_all(entry.path()) {
+            tracing::warn!("cannot remove {}: {error}", entry.path().display());
+        }
+    }
+    Ok(())
 }
 
 /// Lets all users read the directory. At first, only its owner can read a temporary directory.
@@ -347,6 +364,9 @@ mod tests {
         let [folder, link, dangling] = ["folder", "link", "dangling"].map(|name| place.path().join(name));
         std::fs::create_dir(&folder).unwrap();
         std::fs::set_permissions(&folder, Permissions::from_mode(0o2770)).unwrap();
+        // An export was killed.
+        std::fs::create_dir(folder.join(".export-1")).unwrap();
+        std::fs::write(folder.join(".export-1/weights"), b"1").unwrap();
         let identity = |folder: &Path| folder.metadata().map(|data| (data.ino(), data.mode() & 0o7777)).unwrap();
         let before = identity(&folder);
         symlink("folder", &link).unwrap();

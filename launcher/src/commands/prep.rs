@@ -169,7 +169,7 @@ impl PrepProgress for PrepDisplay {
         (shown.phase, shown.begun, shown.sources) = ("", Some(Instant::now()), plan.sources);
         drop(shown);
         console::line(&format!(
-            "input: {}, {}; scratch: {} in {} ({} free)",
+            "input: {}, {}; work folder: {} in {} ({} free)",
             counted(plan.files as u64, "file"),
             size(plan.input_bytes),
             size(plan.space.needed),

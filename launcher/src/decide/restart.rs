@@ -294,7 +294,7 @@ fn failed(
 fn exceeded_restart_limit(state: &mut CoordinatorState, at: Seconds, failure: &AttemptFailure) -> Option<String> {
     state.counters.of_hosts += usize::from(failure.kind == FailureKind::Host);
     if state.counters.of_hosts > HOST_TRIES {
-        return Some(format!("giving up after {HOST_TRIES} attempts: {}", failure.message));
+        return Some(format!("giving up after {HOST_TRIES} restarts because of failed hosts: {}", failure.message));
     }
     let settings = &state.settings;
     let failures = state.history.count(state.unix(at) - settings.window);

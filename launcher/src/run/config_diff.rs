@@ -9,8 +9,8 @@ use toml::Value;
 /// Sections and keys that determine the trained model. They cannot change during a run unless the user allows a change.
 const TRAINED: [&str; 7] = ["run.seed", "run.from", "run.from_optimizer", "model", "objective", "optimizer", "stage"];
 
-/// Stage keys that change only numerical rounding. Samples, masks and dropout stay the same, but sums are computed in
-/// another order.
+/// Stage keys that change only numerical rounding and the dropout of fused attention. Samples, masks and other dropout
+/// stay the same, but sums are computed in another order.
 const ROUNDED: [&str; 2] = [".micro_batch_tokens", ".recompute"];
 
 /// A key whose values differ.

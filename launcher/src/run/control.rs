@@ -77,8 +77,8 @@ struct ServerState {
 }
 
 impl ControlServer {
-    /// Listens for the ranks of `attempt`. If all ranks are on this host, listens on the loopback interface, else as
-    /// configured by `channel`.
+    /// Listens for the ranks of `attempt`. Without listed hosts and Slurm nodes, listens on the loopback interface, else
+    /// as configured by `channel`.
     pub fn start(channel: &ControlChannel, attempt: &Attempt, events: Sender<Event>) -> Result<Self, ControlError> {
         let (listener, url) = address::listen(channel, &attempt.placement)?;
         let rank_states = (0..attempt.world).map(|_| Mutex::default()).collect();

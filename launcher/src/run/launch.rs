@@ -105,7 +105,7 @@ pub trait OutputParser: Send {
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
     /// mpirun cannot be started.
-    #[error("cannot start mpirun (Open MPI 4 or 5), required for {ranks} ranks")]
+    #[error("cannot start mpirun, required for {ranks} ranks; install Open MPI 4 or 5, or add its mpirun to PATH")]
     NoMpirun {
         /// Number of ranks.
         ranks: usize,
@@ -113,7 +113,7 @@ pub enum LaunchError {
         source: std::io::Error,
     },
     /// mpirun is not from Open MPI 4 or 5.
-    #[error("{} is not Open MPI 4 or 5; its version is {version_line:?}", program.display())]
+    #[error("{} is not Open MPI 4 or 5, its version is {version_line:?}; put Open MPI's mpirun first in PATH", program.display())]
     OtherMpi {
         /// Path of mpirun.
         program: PathBuf,

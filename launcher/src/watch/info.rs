@@ -52,7 +52,7 @@ pub struct Rank {
     pub pid: u32,
     pub step: u64,
     pub phase: String,
-    /// At the time of the status.
+    /// Age of the last heartbeat at the time of the status, seconds.
     pub seconds_since_heartbeat: f64,
     /// Slower than the other ranks in the last step, or steps behind them.
     pub is_straggler: bool,
@@ -61,7 +61,7 @@ pub struct Rank {
 }
 
 impl Info {
-    /// From the run's last status.
+    /// Builds the information from the last status of the run.
     pub fn new(url: &str, title: &str, status: Option<&Status>) -> Self {
         let (title, url) = (title.to_owned(), url.to_owned());
         let Some(status) = status else {

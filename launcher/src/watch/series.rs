@@ -29,7 +29,7 @@ pub struct Bucket {
     pub step: u64,
     /// Totals up to the last step.
     pub progress: Progress,
-    /// In the order of [`VALUES`].
+    /// Ranges of the values, in the order of [`VALUES`].
     values: [Range; VALUE_COUNT],
 }
 

@@ -100,7 +100,7 @@ fn a_host_failure_moves_the_ranks_three_times() {
     scene.fail(FailureKind::Host).pause();
     scene.train(3, 5).fail(FailureKind::Host).pause();
     let (_, message) = { scene.train(4, 5).fail(FailureKind::Host).failure() };
-    assert!(message.starts_with("giving up after 3 attempts: rank 0"), "{message}");
+    assert!(message.starts_with("giving up after 3 restarts because of failed hosts: rank 0"), "{message}");
 }
 
 /// The verdict does not depend on the exit status of the processes.

@@ -3,7 +3,8 @@
 use super::*;
 use lambert_collective::launchers::{LAUNCHERS, MPIRUN, SRUN};
 use lambert_config::run::LauncherKind;
-use lambert_control::{CoordinatorCommand, Inbox};
+use lambert_control::{CoordinatorCommand, Inbox, ReportReply, SIGNATURE_HEADER, WorkerReport};
+use rustix::process::Pid;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
@@ -168,11 +169,11 @@ fn a_launcher_ends_its_ranks_unless_it_forwards_the_signals_of_the_batch_system(
     let own = i32::try_from(std::process::id()).unwrap();
     let parent = rustix::process::getppid().map_or(0, Pid::as_raw_pid);
     assert!(
-        sigterm_ends_process(None, parent, parent) && !sigterm_ends_process(None, own, parent),
+        sigterm::ends_process(None, parent, parent) && !sigterm::ends_process(None, own, parent),
         "the coordinator is the parent"
     );
-    assert!(sigterm_ends_process(Some(&MPIRUN), parent, parent) && !sigterm_ends_process(Some(&MPIRUN), own, parent));
-    assert!(!sigterm_ends_process(Some(&SRUN), parent, parent));
+    assert!(sigterm::ends_process(Some(&MPIRUN), parent, parent) && !sigterm::ends_process(Some(&MPIRUN), own, parent));
+    assert!(!sigterm::ends_process(Some(&SRUN), parent, parent));
     // A launcher daemon that is not the parent.
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("orted");
@@ -183,10 +184,10 @@ fn a_launcher_ends_its_ranks_unless_it_forwards_the_signals_of_the_batch_system(
     // The name of the process is set before the process writes.
     daemon.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let sender = i32::try_from(daemon.id()).unwrap();
-    let reported = [&MPIRUN, &SRUN].map(|launcher| sigterm_ends_process(Some(launcher), sender, parent));
+    let reported = [&MPIRUN, &SRUN].map(|launcher| sigterm::ends_process(Some(launcher), sender, parent));
     daemon.kill().unwrap();
     daemon.wait().unwrap();
-    assert_eq!((reported, sigterm_ends_process(None, sender, parent)), ([true, false], false));
+    assert_eq!((reported, sigterm::ends_process(None, sender, parent)), ([true, false], false));
 }
 
 #[test]

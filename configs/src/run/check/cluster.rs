@@ -99,7 +99,10 @@ impl Cluster {
             Ok(hosts) => {
                 let room: usize = hosts.iter().map(|host| host.ranks).sum();
                 if room < self.ranks {
-                    let message = format!("have slots for {room} ranks; cluster.ranks is {}", self.ranks);
+                    let message = format!(
+                        "have slots for {room} ranks, cluster.ranks is {}; list more hosts, or more ranks of a host (NAME:RANKS)",
+                        self.ranks
+                    );
                     issues.push(ConfigIssue::new("cluster.hosts", message));
                 }
                 if self.launcher == LauncherKind::Direct {
