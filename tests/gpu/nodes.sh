@@ -77,7 +77,7 @@ kind = "cuda"
 [cluster.all_reduce]
 backend = "nccl"
 overlap = false
-# One bucket has all gradients, so that the bus rate is that of one large all-reduce.
+# One bucket has all gradients, so that the bus bandwidth is that of one large all-reduce.
 bucket_mb = 1000.0
 TOML
 
@@ -130,9 +130,9 @@ sum=$(python3 "$here/records.py" rate "$work/all" "$bytes" "$ranks")
 bus=${sum#* }
 if [ -n "$gbits" ]; then
     if awk -v bus="$bus" -v gbits="$gbits" -v share="$share" 'BEGIN { exit !(8 * bus >= share * gbits) }'; then passed=passed; else passed=FAILED; fi
-    point "bus rate" "$passed" "$bus GB/s of $(awk -v gbits="$gbits" 'BEGIN { print gbits / 8 }') published (at least $share of it), $bytes bytes in ${sum%% *} s"
+    point "bus bandwidth" "$passed" "$bus GB/s of $(awk -v gbits="$gbits" 'BEGIN { print gbits / 8 }') published (at least $share of it), $bytes bytes in ${sum%% *} s"
 else
-    point "bus rate" passed "$bus GB/s, $bytes bytes in ${sum%% *} s (nothing to hold it against: --gbits)"
+    point "bus bandwidth" passed "$bus GB/s, $bytes bytes in ${sum%% *} s (nothing to hold it against: --gbits)"
 fi
 
 say "A rank is killed"
