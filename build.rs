@@ -20,6 +20,7 @@ fn main() {
         .file("src/torch/gpu.cpp")
         .file("src/torch/attention.cpp")
         .file("src/torch/operation.cpp")
+        .file("src/torch/terminate.cpp")
         // Used by tests. The linker omits this file from programs that do not use it.
         .file("src/kernels/meta_shapes.cpp")
         .compile("lambert_torch_shim");
@@ -37,6 +38,7 @@ fn main() {
     println!("cargo:rerun-if-changed=src/torch/gpu.cpp");
     println!("cargo:rerun-if-changed=src/torch/attention.cpp");
     println!("cargo:rerun-if-changed=src/torch/operation.cpp");
+    println!("cargo:rerun-if-changed=src/torch/terminate.cpp");
     println!("cargo:rerun-if-changed=src/torch/caught.h");
     println!("cargo:rerun-if-changed=src/kernels/meta_shapes.cpp");
     let version = std::fs::read_to_string(include.join("torch/headeronly/version.h")).unwrap_or_default();

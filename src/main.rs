@@ -190,6 +190,7 @@ fn main() -> ExitCode {
     tracing_subscriber::registry().with(lines).with(trace.ok().flatten()).init();
     failed.iter().for_each(|failed| tracing::warn!("cannot write a trace: {failed}"));
     set.iter().for_each(|(name, value)| tracing::debug!("set {name}={value}"));
+    let is_training = matches!(arguments.command, WorkerCommand::Train { .. });
     let code = match torch::guard(|| run(arguments.command)) {
         Ok(Ok(code)) => code,
         Ok(Err(failed)) if failed.is_closed_output() => exit::DONE,
@@ -203,6 +204,10 @@ fn main() -> ExitCode {
         }
     };
     trace::finish();
+    if is_training {
+        // Threads of MPI, of the store and of NVML may still run.
+        leave::exit_now(code);
+    }
     ExitCode::from(code as u8)
 }
 
@@ -371,9 +376,14 @@ fn versions() -> Versions {
     Versions { libtorch: torch::version(), mpi: lambert_collective::mpi::version(), ..Versions::current() }
 }
 
+/// Maximum time for which a failed rank delivers its messages.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Exits without waiting for the other ranks. The other ranks may hang in a collective that this rank
 /// has left, and the coordinator ends them.
 fn leave(control: Arc<Control>, failed: &Error) -> ! {
+    // A coordinator that does not answer must not keep this rank alive.
+    leave::exit_after(LEAVE_TIMEOUT, failed.exit_code());
     control.set_phase(WorkerPhase::Stop);
     // Dropping the last reference delivers pending messages, too. After the failure of a GPU, the session still has one.
     control.flush();

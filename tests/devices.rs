@@ -1,6 +1,8 @@
 //! Available and missing devices: messages and exit codes.
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::support::{self, TestDir, run_in};
 use lambert_worker::gpu::{Driver, DriverError, Libtorch};
@@ -208,4 +210,38 @@ fn bench_measures_a_stage() {
     assert!(code == Some(2) && err.contains("--stage 1: expected 0 to 0"), "{err}");
     let (code, _, err) = bench(&["--set", "stage.0.data=\"/nowhere\""]);
     assert!(code == Some(2) && err.contains("/nowhere"), "{err}");
+}
+
+/// Without the handler, an exception in a destructor aborts the process without a message of lambert.
+#[test]
+fn a_cuda_error_in_a_destructor_ends_the_process_with_one_line() {
+    let dir = TestDir::new();
+    let main = r#"
+        #include <stdexcept>
+        extern "C" void lambert_exit_on_cuda_error(int code);
+        struct Memory {
+            const char *message;
+            ~Memory() { throw std::runtime_error(message); }
+        };
+        int main(int count, char **arguments) {
+            lambert_exit_on_cuda_error(74);
+            lambert_exit_on_cuda_error(74);
+            Memory memory{arguments[count - 1]};
+        }"#;
+    let (main, program) = (dir.file("main.cpp", main), dir.path("program"));
+    let handler = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/torch/terminate.cpp");
+    let mut compiler = Command::new("c++");
+    let built = compiler.args(["-std=c++17", "-w", "-o", &program, &main]).arg(handler).status().unwrap();
+    assert!(built.success());
+    let ended = |message: &str| {
+        let ended = Command::new(&program).arg(message).output().unwrap();
+        (ended.status.code(), ended.status.signal(), String::from_utf8(ended.stderr).unwrap())
+    };
+    let (code, _, printed) = ended("CUDA error: unspecified launch failure\nCompile with TORCH_USE_CUDA_DSA");
+    assert_eq!(
+        (code, printed.as_str()),
+        (Some(74), "ERROR the GPU failed while memory was freed: CUDA error: unspecified launch failure\n")
+    );
+    let (_, signal, printed) = ended("out of range");
+    assert!(signal == Some(6) && printed.contains("out of range"), "{printed}");
 }

@@ -55,7 +55,7 @@ fn ranks_with_a_gpu_have_the_variables_of_its_libraries() {
     let gpu = r#"device.kind="auto""#;
     let log = ["NCCL_DEBUG=INFO", "NCCL_DEBUG_FILE=/proc/self/fd/250", "NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH"];
     let found = variables_of_rank_1(&[gpu, "device.deterministic=true"], &[]);
-    let fixed = ["CUBLAS_WORKSPACE_CONFIG=:4096:8", "NCCL_ALGO=^NVLS,NVLSTree"];
+    let fixed = ["CUBLAS_WORKSPACE_CONFIG=:4096:8", "NCCL_ALGO=^NVLS,NVLSTree", "NCCL_NVLS_ENABLE=0"];
     let segments = "PYTORCH_ALLOC_CONF=expandable_segments:True";
     assert_eq!(found, [&fixed[..], &log, &["NCCL_RUNTIME_CONNECT=0", segments]].concat());
     // Settings of the user take precedence. Without `device.deterministic`, no variable for cuBLAS is set.

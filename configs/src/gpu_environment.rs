@@ -7,8 +7,8 @@
 /// - NCCL connects all ranks at initialization, and writes its choices to a log that lambert-worker reads.
 /// - The allocator of libtorch grows its segments (`ALLOCATOR`), because the shapes of micro-batches change. Segments of
 ///   fixed size would become fragmented.
-/// - With `device.deterministic`, cuBLAS uses workspaces of fixed size, and NCCL excludes the NVLink SHARP algorithms,
-///   whose order of summation is not fixed (<https://github.com/NVIDIA/nccl/issues/1497>).
+/// - With `device.deterministic`, cuBLAS uses workspaces of fixed size, and NCCL does not use NVLink SHARP, whose order
+///   of summation is not fixed (<https://github.com/NVIDIA/nccl/issues/1497>).
 pub fn defaults(deterministic: bool, is_set: impl Fn(&str) -> bool) -> Vec<(&'static str, &'static str)> {
     let mut defaults = vec![("NCCL_RUNTIME_CONNECT", "0")];
     if !LOG.iter().any(|(name, _)| is_set(name)) {
@@ -18,7 +18,11 @@ pub fn defaults(deterministic: bool, is_set: impl Fn(&str) -> bool) -> Vec<(&'st
         defaults.push(ALLOCATOR);
     }
     if deterministic {
-        defaults.extend([("CUBLAS_WORKSPACE_CONFIG", ":4096:8"), ("NCCL_ALGO", "^NVLS,NVLSTree")]);
+        defaults.extend([
+            ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
+            ("NCCL_ALGO", "^NVLS,NVLSTree"),
+            ("NCCL_NVLS_ENABLE", "0"),
+        ]);
     }
     defaults.retain(|(name, _)| !is_set(name));
     defaults
@@ -51,7 +55,7 @@ mod tests {
         let log = "NCCL_DEBUG=INFO NCCL_DEBUG_FILE=/proc/self/fd/250 NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH";
         let segments = "PYTORCH_ALLOC_CONF=expandable_segments:True";
         assert_eq!(names(false, &[]), format!("NCCL_RUNTIME_CONNECT=0 {log} {segments}"));
-        let fixed = "CUBLAS_WORKSPACE_CONFIG=:4096:8 NCCL_ALGO=^NVLS,NVLSTree";
+        let fixed = "CUBLAS_WORKSPACE_CONFIG=:4096:8 NCCL_ALGO=^NVLS,NVLSTree NCCL_NVLS_ENABLE=0";
         assert_eq!(names(true, &[]), format!("NCCL_RUNTIME_CONNECT=0 {log} {segments} {fixed}"));
         assert_eq!(
             names(true, &["NCCL_DEBUG_SUBSYS"]),

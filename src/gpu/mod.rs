@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use lambert_collective::nccl::NcclLibrary;
 use lambert_collective::world::World;
+use lambert_config::exit;
 use lambert_config::run::{Backend, Device, DeviceKind, Precision};
 
 use crate::kernels::{Cuda, Host, Kernels};
@@ -90,6 +91,7 @@ impl ComputeDevice {
             return Err(DeviceError::DriverTooOld { supported, version, cuda });
         }
         libtorch.load()?;
+        torch::gpu::exit_on_cuda_error(exit::GPU_FAILED);
         if device.deterministic {
             torch::guard(torch::gpu::use_deterministic_algorithms)?;
         }

@@ -35,6 +35,11 @@ impl Nccl {
         Ok(Self { library: Arc::new(library), log })
     }
 
+    /// NCCL's log so far. Empty if the user has redirected it.
+    pub fn log(&self) -> String {
+        self.log.as_ref().map(NcclLog::read).unwrap_or_default()
+    }
+
     /// Version and transports that NCCL has logged so far.
     pub fn report(&self) -> NcclReport {
         NcclReport::new(&self.library, self.log.as_ref().map(NcclLog::read).as_deref())

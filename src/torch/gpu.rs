@@ -8,6 +8,7 @@ use tch::Tensor;
 use super::{Failed, LAST_ERROR_TEXT, failed, made};
 
 unsafe extern "C" {
+    fn lambert_exit_on_cuda_error(code: i32);
     fn lambert_use_deterministic_algorithms(failed: Failed) -> i32;
     fn lambert_allow_tf32(allowed: bool, failed: Failed) -> i32;
     fn lambert_disable_cudnn_attention(failed: Failed) -> i32;
@@ -39,6 +40,13 @@ unsafe extern "C" {
 fn check(code: i32) -> i32 {
     assert!(code >= 0, "{}", LAST_ERROR_TEXT.with(RefCell::take));
     code
+}
+
+/// From now on, a CUDA error in a destructor of libtorch ends this process with `code` and one line. Otherwise it would
+/// abort the process.
+pub fn exit_on_cuda_error(code: i32) {
+    // SAFETY: the function only sets the handler of uncaught exceptions, which ends the process.
+    unsafe { lambert_exit_on_cuda_error(code) };
 }
 
 /// Makes libtorch use deterministic algorithms on GPUs, process-wide. Call it before the first GPU operation.

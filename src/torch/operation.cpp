@@ -60,6 +60,7 @@ struct Apply : torch::autograd::Function<Apply> {
       }
     }
     variable_list made = operation->run(operation->forward, inputs);
+    TORCH_CHECK(!made.empty(), "the operation has no result");
     context->saved_data["operation"] = c10::IValue::make_capsule(operation);
     context->save_for_backward(variable_list(made.begin() + 1, made.end()));
     return made[0];

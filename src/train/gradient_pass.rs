@@ -130,7 +130,7 @@ impl GradientPass<'_> {
     ) -> Result<(Vec<step::PendingTotals>, BucketedAllReduce<'r>), Error> {
         let session = self.session;
         let others = (session.world > 1).then_some(reducer);
-        let bucket = session.config.cluster.all_reduce.bucket_elements(session.nccl);
+        let bucket = session.config.cluster.all_reduce.bucket_elements(session.nccl.is_some());
         let mut all_reduce = BucketedAllReduce::new(others, bucket, gradients::wants_overlap(session));
         let mut gradients_ready = |state: &TrainState, elements| all_reduce.gradients_ready(state, elements);
         let pending = step::forward_backward(self.objective, state, share, self.dropout, &mut gradients_ready);

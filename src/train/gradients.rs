@@ -18,7 +18,7 @@ use crate::worker::session::Session;
 /// Otherwise true if overlap hides communication.
 pub fn wants_overlap(session: &Session) -> bool {
     let config = &session.config;
-    let hides = || session.nccl || hides_communication(session.host, session.world, config.device.threads);
+    let hides = || session.nccl.is_some() || hides_communication(session.host, session.world, config.device.threads);
     config.cluster.all_reduce.overlap.unwrap_or_else(hides)
 }
 

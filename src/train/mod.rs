@@ -74,7 +74,9 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
     let loaded = origin.checkpoint.clone();
     let saver = Saver::new(session, &datasets, &state, origin)?;
     let (datasets, teacher) = (&datasets, teacher.as_ref());
-    Attempt { session, group, reducer, datasets, teacher, budgets, saver, state, loaded }.train()
+    let mut attempt = Attempt { session, group, reducer, datasets, teacher, budgets, saver, state, loaded };
+    // Failures are reported before anything is dropped, which can block or abort after the failure of a GPU.
+    attempt.train().map_err(|error| session.report_failure(error))
 }
 
 /// State of this rank after loading, and what the training loop needs.
@@ -94,7 +96,7 @@ struct Attempt<'a> {
 
 impl<'a> Attempt<'a> {
     /// Trains to the end of the run, a stop or a rollback.
-    fn train(mut self) -> Result<TrainOutcome, Error> {
+    fn train(&mut self) -> Result<TrainOutcome, Error> {
         if self.state.evaluation_pending {
             self.run_missed_evaluation()?;
             if self.state.evaluation_pending {
@@ -133,6 +135,16 @@ impl<'a> Attempt<'a> {
             return self.stop().map(Some);
         }
         let mut stage = self.open(place)?;
+        self.run_stage(&mut stage, &place, evaluates_start).map_err(|error| self.session.report_failure(error))
+    }
+
+    /// Runs the steps of an open stage. Returns as [`Self::train_stage`] does.
+    fn run_stage(
+        &mut self,
+        stage: &mut StageRun<'a>,
+        place: &StagePosition<'a>,
+        evaluates_start: &mut bool,
+    ) -> Result<Option<TrainOutcome>, Error> {
         let _stage = span!("stage", name = %place.stage.name);
         if std::mem::take(evaluates_start) {
             stage.evaluate_start(&mut self.state, self.group, &mut self.saver)?;
@@ -141,7 +153,7 @@ impl<'a> Attempt<'a> {
             }
         }
         for done in place.done + 1..=place.stage.steps {
-            match self.step(&mut stage, &place, done)? {
+            match self.step(stage, place, done)? {
                 StepEnd::NextStep => {}
                 StepEnd::NextStage => break,
                 StepEnd::Attempt(outcome) => return Ok(Some(outcome)),
@@ -158,7 +170,7 @@ impl<'a> Attempt<'a> {
         stage.freeze(&mut self.state, done - 1);
         let updated = stage.update(&mut self.state, self.group, self.reducer, &mut self.saver);
         let mixture = &self.datasets.stages[place.index];
-        let (mut record, agreed) = match updated.map_err(|error| session.report_failure(error))? {
+        let (mut record, agreed) = match updated? {
             StepResult::Completed(record, agreed) => (*record, agreed),
             StepResult::Unreadable(error) => {
                 let (saver, state) = (&mut self.saver, &mut self.state);

@@ -36,7 +36,7 @@ impl Ranks for UpdateRanks<'_, '_> {
         self.clock.end(Phase::Optimizer)?;
         self.session.control.set_phase(WorkerPhase::AllReduce);
         let _sum = span!("all-reduce of matrices");
-        let bucket = self.session.config.cluster.all_reduce.bucket_elements(self.session.nccl);
+        let bucket = self.session.config.cluster.all_reduce.bucket_elements(self.session.nccl.is_some());
         BucketedAllReduce::new(Some(&mut *self.reducer), bucket, false).within(range).finish(state)?;
         self.session.control.set_phase(WorkerPhase::Step);
         self.clock.end(Phase::Communication)?;

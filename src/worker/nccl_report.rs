@@ -76,9 +76,38 @@ pub fn report(group: &mut dyn Group, nccl: &Nccl, store: &Store, attempt: u32) -
     Ok(warnings)
 }
 
+/// Maximum length of a stored log, bytes.
+const MAX_LOG: usize = 64 << 10;
+
+/// Writes the end of NCCL's log of this rank to the store of the run, after NCCL has failed: the log has the network
+/// devices and their errors, and disappears with the process. Errors of the store are logged.
+pub fn store_log(log: &str, store: &Store, attempt: u32, rank: usize) {
+    let name = run::nccl_log(attempt, rank);
+    let end = log.ceil_char_boundary(log.len().saturating_sub(MAX_LOG));
+    if log.is_empty() {
+        return;
+    }
+    match store.put(&name, log[end..].to_owned().into()) {
+        Ok(()) => tracing::info!("NCCL's log of rank {rank} is in {}/{name}", store.url()),
+        Err(error) => tracing::warn!("cannot store NCCL's log of rank {rank}: {error}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_the_log_is_stored() {
+        let store = Store::open("memory://nccl-report/log").unwrap();
+        store_log("", &store, 1, 0);
+        assert!(store.head(&run::nccl_log(1, 0)).unwrap().is_none());
+        let log = format!("{}\nNET/IB: error 12\n", "\u{e4}".repeat(MAX_LOG));
+        store_log(&log, &store, 1, 3);
+        let stored = store.get("nccl/attempt-0001-rank-0003.log").unwrap();
+        assert!(stored.len() <= MAX_LOG && stored.len() > MAX_LOG - 2, "{}", stored.len());
+        assert!(std::str::from_utf8(&stored).unwrap().ends_with("NET/IB: error 12\n"));
+    }
 
     fn sums(rank: usize, version: &str, warnings: &[&str]) -> RankNccl {
         RankNccl {

@@ -43,8 +43,8 @@ pub struct Session {
     pub world: usize,
     /// CPUs and ranks of this host, counted before the rank was pinned.
     pub host: HostShare,
-    /// True if NCCL reduces gradients.
-    pub nccl: bool,
+    /// NCCL, if it reduces gradients.
+    pub nccl: Option<Nccl>,
     /// Channel to the coordinator.
     pub control: Arc<Control>,
     /// Kernels of the device of this rank.
@@ -71,16 +71,16 @@ impl Session {
         tch::set_num_threads(config.device.threads as i32);
         let mut ranks = join(&config, world)?;
         let (rank, world) = (ranks.group.rank(), ranks.group.world_size());
-        let sums = device.take_nccl();
+        let nccl = device.take_nccl();
         let (kernels, gpu) = device.kernels(lambert_collective::world::detect().as_ref(), config.model.precision)?;
         let emulated = gpu_monitor::emulated_gpu(&config.test.gpu);
         let own = RankDevice::local(rank, emulated.clone().or_else(|| gpu.as_ref().map(GpuId::from)));
-        let policy = DevicePolicy { kind: config.device.kind, sharing: sharing(config.device.share, sums.is_some()) };
+        let policy = DevicePolicy { kind: config.device.kind, sharing: sharing(config.device.share, nccl.is_some()) };
         let records = DeviceRecords { store: &store, attempt: lease.attempt() };
         let warning = rank_devices::check(&mut *ranks.group, &own, policy, records)?;
         gpu_monitor::start(gpu.as_ref(), &config.test.gpu, emulated, control.gpu_reporter());
         let kind = compute_kind(&config, gpu.as_ref())?;
-        let (host, nccl) = (HostShare::count(), sums.is_some());
+        let host = HostShare::count();
         bind(config.device.threads, gpu.as_ref());
         let mut peak = [matmul_peak::measure(&*kernels, kind, gpu.is_some())?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
@@ -88,10 +88,11 @@ impl Session {
         let session =
             Self { config, config_sha256, store, lease, rank, world, host, nccl, control, kernels, gpu, peak };
         warning.into_iter().filter(|_| rank == 0).for_each(|warning| session.warn(warning));
-        if let (Some(sums), Some(gpu)) = (sums, &session.gpu) {
-            ranks = use_nccl_reducer(ranks, &sums, gpu, nccl_options(&session.config.cluster))?;
+        if let (Some(nccl), Some(gpu)) = (&session.nccl, &session.gpu) {
+            let joined = use_nccl_reducer(ranks, nccl, gpu, nccl_options(&session.config.cluster));
+            ranks = joined.inspect_err(|_| session.store_nccl_log())?;
             let attempt = session.lease.attempt();
-            let warnings = nccl_report::report(&mut *ranks.group, &sums, &session.store, attempt)?;
+            let warnings = nccl_report::report(&mut *ranks.group, nccl, &session.store, attempt)?;
             warnings.into_iter().for_each(|warning| session.warn(warning));
         }
         Ok((session, ranks))
@@ -117,6 +118,14 @@ impl Session {
         match error {
             Error::Save { .. } | Error::Store(_) => self.lost_lease().map_or(error, Error::Store),
             other => other,
+        }
+    }
+
+    /// Writes the end of NCCL's log to the store of the run. Does not wait for a hanging file system.
+    fn store_nccl_log(&self) {
+        if let Some(nccl) = &self.nccl {
+            let (log, store, attempt, rank) = (nccl.log(), self.store.clone(), self.lease.attempt(), self.rank);
+            leave::run_with_timeout(BRIEF, move || nccl_report::store_log(&log, &store, attempt, rank));
         }
     }
 
@@ -147,6 +156,9 @@ impl Session {
         let error = self.explain(error);
         self.control.fail(error::chain(&error), error.failure_kind());
         self.control.flush();
+        if matches!(error, Error::Collective(_) | Error::GpuLost { .. }) {
+            self.store_nccl_log();
+        }
         leave::exit_after(2 * BRIEF, error.exit_code());
         error
     }
@@ -241,7 +253,7 @@ fn join(config: &RunConfig, world: Option<usize>) -> Result<Endpoints, Error> {
 }
 
 /// Replaces the reducer by NCCL, which all-reduces between GPUs. MPI still detects absent ranks.
-fn use_nccl_reducer(ranks: Endpoints, sums: &Nccl, gpu: &Gpu, options: nccl::NcclOptions) -> Result<Endpoints, Error> {
+fn use_nccl_reducer(ranks: Endpoints, nccl: &Nccl, gpu: &Gpu, options: nccl::NcclOptions) -> Result<Endpoints, Error> {
     let Endpoints { mut group, reducer } = ranks;
     let refused = |error: lambert_collective::Error| match error.is_nccl_unsupported() {
         true => Error::Device(DeviceError::Nccl(error)),
@@ -249,7 +261,7 @@ fn use_nccl_reducer(ranks: Endpoints, sums: &Nccl, gpu: &Gpu, options: nccl::Ncc
     };
     let kernels = gpu.kernels.clone().ok_or_else(|| Error::Usage(format!("{gpu} has no kernels")))?;
     let stream = CommStream::new(gpu.index, kernels).map_err(DeviceError::Driver)?;
-    let reducer = nccl::init(&mut *group, reducer, &sums.library, stream, options).map_err(refused)?;
+    let reducer = nccl::init(&mut *group, reducer, &nccl.library, stream, options).map_err(refused)?;
     Ok(Endpoints { group, reducer })
 }
 

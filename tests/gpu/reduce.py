@@ -35,4 +35,8 @@ if __name__ == "__main__":
     else:
         line = [sys.executable, *sys.argv]
         ranks = [subprocess.Popen(line, env={**os.environ, "RANK": str(r), "NCCL_HOSTID": f"rank-{r}"}) for r in range(2)]
-        sys.exit(max(abs(process.wait(timeout=120)) for process in ranks))
+        try:
+            sys.exit(max(abs(process.wait(timeout=120)) for process in ranks))
+        finally:
+            for process in ranks:
+                process.kill()

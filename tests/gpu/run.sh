@@ -88,7 +88,7 @@ file = "$work/vocab.txt"
 sequence_length = $2
 short_sequence_probability = 0.0
 TOML
-    lambert prep --config "$work/$1.toml" 2>/dev/null >&2
+    lambert prep --config "$work/$1.toml" > "$output/prep-$1.log" 2>&1 || { tail -n 5 "$output/prep-$1.log"; return 1; }
 }
 
 # configuration NAME RANKS: writes the configuration of a small model.
@@ -204,7 +204,7 @@ rate() {
 }
 
 # Prints the number of shared memory files of NCCL.
-segments() { find /dev/shm -maxdepth 1 -name 'nccl-*' 2>/dev/null | wc -l; }
+shared_files() { find /dev/shm -maxdepth 1 -name 'nccl-*' 2>/dev/null | wc -l; }
 
 nccl() {
     say "Sums by NCCL"
@@ -238,7 +238,7 @@ NCCL_HOSTID=rank-\$OMPI_COMM_WORLD_RANK exec "$packed/lambert-worker" "\$@"
 SH
     chmod +x "$work/apart/lambert-worker"
     set -- --config "$work/twice.toml" --set cluster.all_reduce.backend=nccl --set cluster.all_reduce.overlap=false --set cluster.limits.stall_seconds=20
-    if ! timeout 240 "$work/apart/lambert" run --run "$work/apart-run" "$@" --set stage.0.steps=100 --set cluster.restart.limit=0 \
+    if ! timeout "$limit" "$work/apart/lambert" run --run "$work/apart-run" "$@" --set stage.0.steps=100 --set cluster.restart.limit=0 \
         > "$output/apart.log" 2>&1; then
         refusal=$(grep -o 'NCCL error.*\|deadline.*' "$output/apart.log" | head -n 1)
         case $refusal in *"NCCL error 5"* | *"Duplicate GPU"*) passed=passed ;; *) passed=FAILED ;; esac
@@ -253,8 +253,8 @@ SH
     megabytes=$(($(gradients "$work/apart-run") / 1000000))
     torch=$(python3 "$here/reduce.py" "$megabytes" 2> "$output/reduce.log" || tail -n 1 "$output/reduce.log")
     point "sum by NCCL" passed "$(rate "$work/apart-run" 2); torch $torch (s, GB/s)"
-    before=$(segments)
-    "$work/apart/lambert" run --run "$work/killed-run" "$@" > "$output/killed-rank.log" 2>&1 &
+    before=$(shared_files)
+    timeout "$limit" "$work/apart/lambert" run --run "$work/killed-run" "$@" > "$output/killed-rank.log" 2>&1 &
     run=$!
     until [ "$(step "$work/killed-run")" -ge 80 ]; do
         kill -0 "$run" 2>/dev/null || break
@@ -267,8 +267,8 @@ SH
         sleep 0.2
     done
     seconds=$(($(date +%s) - begin))
-    if wait "$run" && [ "$(segments)" -le "$before" ] && [ "$seconds" -le 30 ]; then passed=passed; else passed=FAILED; fi
-    point "a rank killed while NCCL sums" "$passed" "trained again after $seconds s, $(segments) segments left ($before before)"
+    if wait "$run" && [ "$(shared_files)" -le "$before" ] && [ "$seconds" -le 30 ]; then passed=passed; else passed=FAILED; fi
+    point "a rank killed while NCCL sums" "$passed" "trained again after $seconds s, $(shared_files) files left in /dev/shm ($before before)"
 }
 
 # speed_of SHAPE DATA SAMPLES TOKENS SHARE TIMES [UNPADDED]: measures the speed of a training step.
@@ -335,7 +335,10 @@ beside_transformers() {
         echo "SKIPPED: python3 has no transformers"
         return
     fi
-    lambert-worker bench --config "$work/$1-$2.toml" --steps 3 --batches "$work/batches.json" 2>> "$output/$1-$2.log"
+    if ! timeout "$limit" lambert-worker bench --config "$work/$1-$2.toml" --steps 3 --batches "$work/batches.json" 2>> "$output/$1-$2.log"; then
+        point "BERT-$1, $2, transformers" FAILED "see $1-$2.log"
+        return
+    fi
     if ! timeout "$limit" python3 "$here/peers.py" "$work/batches.json" > "$output/$1-$2-peers.jsonl" 2> "$output/$1-$2-peers.log"; then
         tail -n 5 "$output/$1-$2-peers.log"
     fi
@@ -509,7 +512,8 @@ for part in "$@"; do
     case " $parts " in
         *" $part "*)
             begun=$(date +%s)
-            "$part"
+            # A part that fails must not hide the results of the others.
+            "$part" || point "$part" FAILED "ended with an error"
             echo "($part: $(($(date +%s) - begun)) s)" ;;
         *) echo "no part $part: $parts" >&2; exit 2 ;;
     esac

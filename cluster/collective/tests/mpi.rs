@@ -5,6 +5,8 @@
 mod jobs;
 mod suite;
 
+use std::collections::BTreeSet;
+
 use jobs::{as_rank, mpirun};
 use lambert_collective::mpi::{MpiOptions, WireFormat};
 
@@ -58,7 +60,18 @@ fn as_rank_of_the_suite(options: MpiOptions, rounding: f64) {
     if endpoints.group.rank() == 0 {
         jobs::write("digest", &digest.to_string());
     }
+    let before = libraries();
     endpoints.finish().unwrap();
+    let after = libraries();
+    let unloaded: Vec<_> = before.difference(&after).collect();
+    assert!(unloaded.is_empty() && before.iter().any(|path| path.contains("/libmpi.so")), "{unloaded:?}");
+}
+
+/// Paths of the libraries in memory.
+fn libraries() -> BTreeSet<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let paths = maps.lines().filter_map(|line| line.split_once('/'));
+    paths.map(|(_, path)| format!("/{path}")).filter(|path| path.contains(".so")).collect()
 }
 
 #[test]

@@ -132,6 +132,11 @@ pub fn nccl_report(attempt: u32) -> String {
     attempt_record("nccl", attempt)
 }
 
+/// Name of the end of NCCL's log of a rank, which a rank writes when NCCL fails.
+pub fn nccl_log(attempt: u32, rank: usize) -> String {
+    format!("nccl/attempt-{attempt:04}-rank-{rank:04}.log")
+}
+
 /// Name of the object with the records of the steps after step `from`, up to the next checkpoint of the attempt.
 pub fn records(attempt: u32, from: u64) -> String {
     format!("{RECORDS}/attempt-{attempt:04}-from-{from:09}.jsonl")
@@ -266,6 +271,7 @@ mod tests {
             of_attempts,
             ["devices/attempt-0001.json", "micro-batches/attempt-12345.json", "nccl/attempt-0001.json"]
         );
+        assert_eq!(nccl_log(2, 31), "nccl/attempt-0002-rank-0031.log");
         assert_eq!(attempt_of_record(MICRO_BATCHES, &micro_batches(12345)), Some(12345));
         assert_eq!(attempt_of_record(DEVICES, &micro_batches(1)), None);
         assert_eq!(

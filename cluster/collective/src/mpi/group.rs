@@ -1,7 +1,8 @@
 //! Operations of the group, composed of message exchanges that the communication thread runs.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
 
 use super::exchange::ExchangeRequest;
 use super::schedule::{Combine, recursive_doubling};
@@ -139,10 +140,19 @@ impl Group for MpiGroup {
     }
 
     fn finish(mut self: Box<Self>) -> Result<()> {
-        // MPI_Finalize blocks until all ranks call it, without a timeout. The barrier has a timeout.
+        // MPI_Finalize blocks until all ranks call it. After the barrier, it takes long only if another rank has died.
         self.barrier()?;
         let (reply, finished) = channel();
         self.requests.send(CommRequest::Finalize(reply)).map_err(|_| thread_exited())?;
-        finished.recv().unwrap_or_else(|_| Err(thread_exited()))
+        match finished.recv_timeout(FINALIZE_TIMEOUT) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Disconnected) => Err(thread_exited()),
+            Err(RecvTimeoutError::Timeout) => {
+                Err(Error::Deadline { operation: "MPI_Finalize", missing: Vec::new(), detail: String::new() })
+            }
+        }
     }
 }
+
+/// Maximum time of `MPI_Finalize`.
+const FINALIZE_TIMEOUT: Duration = Duration::from_secs(20);

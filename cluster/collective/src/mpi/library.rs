@@ -4,9 +4,11 @@
 //! and therefore not `Send`. MPI accesses only buffers that this module owns, because each buffer is moved into its
 //! [`Transfer`]. A transfer that is dropped before completion leaks its buffer, because MPI may still access it.
 
+use std::collections::BTreeSet;
 use std::ffi::{c_char, c_int};
 
 use ::mpi::ffi;
+use libloading::os::unix::Library;
 
 use crate::{Error, Result};
 
@@ -27,6 +29,7 @@ impl MpiLibrary {
             return Err(Error::MpiUnavailable("MPI is already initialized in this process".into()));
         }
         init_with_threads()?;
+        keep_libraries();
         require_open_mpi(&library_version()?)?;
         let (rank, size) = rank_and_size()?;
         // SAFETY: constant of the library, initialized before main.
@@ -169,6 +172,20 @@ fn init_with_threads() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Keeps all loaded libraries in memory until the process ends. `MPI_Finalize` would unload some of them, although
+/// threads of PMIx still run their code, and destructors of this thread are in them. This has no effect on a library that
+/// cannot be found again by its path.
+fn keep_libraries() {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let path_of = |line: &str| line.find('/').map(|start| line[start..].to_owned());
+    let paths: BTreeSet<String> = maps.lines().filter_map(path_of).filter(|path| path.contains(".so")).collect();
+    let flags = libc::RTLD_NOW | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
+    for path in paths {
+        // SAFETY: with RTLD_NOLOAD, no library is loaded and no initializer runs.
+        let _ = unsafe { Library::open(Some(path), flags) };
+    }
 }
 
 fn rank_and_size() -> Result<(usize, usize)> {

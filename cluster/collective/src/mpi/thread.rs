@@ -1,5 +1,6 @@
 //! Communication thread: makes all MPI calls, runs the requests of its rank and replies to liveness probes.
 
+use std::ffi::CStr;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,18 @@ pub enum CommRequest {
     Finalize(Sender<Result<()>>),
 }
 
+/// Name of the communication thread in lists of threads.
+const NAME: &CStr = c"communication";
+/// Name of the communication thread until MPI is initialized. The threads that MPI starts inherit it.
+const INIT_NAME: &str = "mpi";
+/// Stack of the communication thread, bytes. Open MPI expects that of a main thread.
+const STACK: usize = 8 << 20;
+
+fn set_thread_name(name: &CStr) {
+    // The name only helps to read lists of threads and core files.
+    let _ = rustix::thread::set_name(name);
+}
+
 /// Starts the communication thread, which initializes MPI. Returns the rank, the world size and the channel for
 /// requests.
 pub fn start(options: MpiOptions) -> Result<(usize, usize, Sender<CommRequest>)> {
@@ -38,6 +51,7 @@ pub fn start(options: MpiOptions) -> Result<(usize, usize, Sender<CommRequest>)>
     let (ready, joined) = channel();
     let body = move || match CommService::init(options) {
         Ok((library, service)) => {
+            set_thread_name(NAME);
             let _ = ready.send(Ok((library.rank(), library.size())));
             serve(library, service, &receiver);
         }
@@ -46,7 +60,8 @@ pub fn start(options: MpiOptions) -> Result<(usize, usize, Sender<CommRequest>)>
         }
     };
     let refused = |error| Error::MpiUnavailable(format!("cannot start the communication thread: {error}"));
-    std::thread::Builder::new().name("communication".into()).spawn(body).map_err(refused)?;
+    let thread = std::thread::Builder::new().name(INIT_NAME.into()).stack_size(STACK);
+    thread.spawn(body).map_err(refused)?;
     let (rank, world_size) = joined.recv().unwrap_or_else(|_| Err(thread_exited()))?;
     Ok((rank, world_size, requests))
 }
@@ -56,20 +71,23 @@ pub fn thread_exited() -> Error {
     Error::MpiUnavailable("the communication thread has exited".into())
 }
 
+/// Time for which MPI makes progress after the last request of a rank that leaves without finalization.
+const DRAIN: Duration = Duration::from_secs(2);
+
 /// Runs requests until MPI is finalized or all senders are dropped.
 fn serve(library: MpiLibrary, mut service: CommService, requests: &Receiver<CommRequest>) {
     let mut backoff = PollBackoff::new((service.limits.stall / 8).min(Duration::from_secs(1)));
     loop {
         let next = match requests.try_recv() {
             Ok(request) => Some(request),
-            Err(TryRecvError::Disconnected) => return,
+            Err(TryRecvError::Disconnected) => return service.drain(),
             Err(TryRecvError::Empty) if service.progress() => {
                 backoff.reset();
                 None
             }
             Err(TryRecvError::Empty) => match backoff.wait(requests, service.is_idle()) {
                 Ok(request) => request,
-                Err(()) => return,
+                Err(()) => return service.drain(),
             },
         };
         match next {
@@ -77,7 +95,10 @@ fn serve(library: MpiLibrary, mut service: CommService, requests: &Receiver<Comm
             Some(CommRequest::Finalize(reply)) => {
                 let result = service.failed.map_or_else(|| library.finalize(), Err);
                 let _ = reply.send(result);
-                return;
+                // The end of the thread would run destructors of libraries that MPI has unloaded.
+                loop {
+                    std::thread::park();
+                }
             }
             Some(request) => {
                 backoff.reset();
@@ -159,6 +180,15 @@ impl CommService {
             CommRequest::SetDeadline(bucket, deadline) => self.pipeline.set_deadline(bucket, deadline),
             // Handled in `serve`.
             CommRequest::Finalize(_) => {}
+        }
+    }
+
+    /// Lets MPI send the rest of the last messages, such as the reason why this rank leaves.
+    fn drain(mut self) {
+        let end = Instant::now() + DRAIN;
+        while Instant::now() < end {
+            self.progress();
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
