@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
-use super::backoff::PollBackoff;
+use super::backoff::{InFlight, PollBackoff};
 use super::exchange::{ExchangeRequest, RunningExchange};
 use super::library::{MpiCommunicator, MpiLibrary};
 use super::liveness::{LivenessProbe, StartedCounts};
@@ -85,7 +85,7 @@ fn serve(library: MpiLibrary, mut service: CommService, requests: &Receiver<Comm
                 backoff.reset();
                 None
             }
-            Err(TryRecvError::Empty) => match backoff.wait(requests, service.is_idle()) {
+            Err(TryRecvError::Empty) => match backoff.wait(requests, service.in_flight()) {
                 Ok(request) => request,
                 Err(()) => return service.drain(),
             },
@@ -152,8 +152,12 @@ impl CommService {
         Ok((library, service))
     }
 
-    fn is_idle(&self) -> bool {
-        self.exchange.is_none() && self.pipeline.in_flight().is_none()
+    fn in_flight(&self) -> InFlight {
+        match (&self.exchange, self.pipeline.in_flight()) {
+            (Some(_), _) => InFlight::Group,
+            (None, Some(_)) => InFlight::Buckets,
+            (None, None) => InFlight::Nothing,
+        }
     }
 
     /// Queues a request without making progress on it.
