@@ -1,6 +1,7 @@
 //! Objects of a checkpoint: weights and optimizer moments as safetensors.
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use lambert_store::checkpoint::{self as stored, Manifest, Slice, VerifiedCheckpoint};
 use lambert_store::{Store, run};
@@ -66,19 +67,21 @@ fn weights(parameters: &Parameters) -> Vec<LoadTarget> {
 /// Reads weights and moments, several objects concurrently. The moments may be split into any number of shards.
 pub fn read(store: &Store, verified: &VerifiedCheckpoint, state: &mut TrainState) -> Result<(), Error> {
     let moments = parts(&verified.manifest, state)?;
-    let mut objects = vec![(run::WEIGHTS.to_owned(), weights(&state.parameters))];
-    objects.extend(moments);
-    while !objects.is_empty() {
-        let now: Vec<_> = objects.drain(..objects.len().min(PARALLEL)).collect();
-        std::thread::scope(|scope| {
-            let read =
-                |(name, targets): (String, Vec<LoadTarget>)| scope.spawn(move || fill(store, verified, &name, targets));
-            let threads: Vec<_> = now.into_iter().map(read).collect();
-            let mut ended = threads.into_iter().map(|thread| thread.join());
-            ended.try_for_each(|read| read.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-        })?;
-    }
-    Ok(())
+    // The weights are the largest object, so they are first.
+    let objects = std::iter::once((run::WEIGHTS.to_owned(), weights(&state.parameters))).chain(moments);
+    let objects = Mutex::new(objects);
+    let next = || objects.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let read = || {
+        while let Some((name, targets)) = next() {
+            fill(store, verified, &name, targets)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..PARALLEL).map(|_| scope.spawn(read)).collect();
+        let mut ended = threads.into_iter().map(|thread| thread.join());
+        ended.try_for_each(|read| read.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
 }
 
 /// Reads an object that must have exactly the tensors of `targets`.
