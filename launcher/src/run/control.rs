@@ -11,12 +11,12 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use axum::{Extension, Router};
 use lambert_config::run::ControlChannel;
 use lambert_control::Directive;
 use lambert_control::{
@@ -27,7 +27,7 @@ use subtle::ConstantTimeEq;
 use tokio::runtime::Runtime;
 
 use crate::decide::{Attempt, Event, WorkerEvent};
-use crate::http;
+use crate::http::{self, TrustMark};
 use message_validator::MessageValidator;
 
 /// Time limit for reading the body of a report. The time starts at the end of the headers.
@@ -138,6 +138,8 @@ fn serve(listener: TcpListener, shared: &Arc<ServerState>) -> std::io::Result<Ru
     let routes = Router::new()
         .route(REPORT_PATH, post(report))
         .route(UNSIGNED_REPORT_PATH, post(unsigned_report))
+        .fallback(unknown)
+        .method_not_allowed_fallback(unknown)
         .with_state(Arc::clone(shared));
     let guard = runtime.enter();
     let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -162,23 +164,17 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Refusal of a request. The response closes the connection.
+/// Refusal of a request.
 struct Refusal(StatusCode, String);
 
-impl Refusal {
-    fn log(&self) {
-        let (status, reason) = (self.0.as_u16(), &self.1);
-        tracing::debug!(status, %reason, "report refused");
-    }
-}
-
-impl IntoResponse for Refusal {
-    fn into_response(self) -> Response {
-        (self.0, [(header::CONNECTION, "close")], self.1).into_response()
-    }
-}
-
 impl ServerState {
+    /// Logs and counts a refusal. The response closes the connection.
+    fn respond(&self, Refusal(status, reason): &Refusal) -> Response {
+        tracing::debug!(status = status.as_u16(), %reason, "report refused");
+        self.refuse();
+        (*status, [(header::CONNECTION, "close")], reason.clone()).into_response()
+    }
+
     fn refuse(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
@@ -298,12 +294,16 @@ async fn read(headers: &HeaderMap, body: Body) -> Result<Bytes, Refusal> {
     }
 }
 
-async fn report(State(shared): State<Arc<ServerState>>, request: Request) -> Response {
-    shared.answer(request).await.unwrap_or_else(|refusal| {
-        refusal.log();
-        shared.refuse();
-        refusal.into_response()
-    })
+async fn report(
+    State(shared): State<Arc<ServerState>>,
+    Extension(mark): Extension<TrustMark>,
+    request: Request,
+) -> Response {
+    shared.answer(request).await.inspect(|_| mark.set()).unwrap_or_else(|refusal| shared.respond(&refusal))
+}
+
+async fn unknown(State(shared): State<Arc<ServerState>>) -> Response {
+    shared.respond(&Refusal(StatusCode::NOT_FOUND, "there is nothing here".to_owned()))
 }
 
 async fn unsigned_report(State(shared): State<Arc<ServerState>>, request: Request) -> Response {
@@ -311,9 +311,7 @@ async fn unsigned_report(State(shared): State<Arc<ServerState>>, request: Reques
     let refusal = shared.note_versions(request).await.err().unwrap_or_else(|| {
         Refusal(StatusCode::UPGRADE_REQUIRED, format!("the coordinator has version {ours} of the control protocol"))
     });
-    refusal.log();
-    shared.refuse();
-    refusal.into_response()
+    shared.respond(&refusal)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::*;
 use lambert_collective::launchers::{LAUNCHERS, MPIRUN, SRUN};
 use lambert_config::run::LauncherKind;
-use lambert_control::{CoordinatorCommand, Inbox, ReportReply, SIGNATURE_HEADER, WorkerReport};
+use lambert_control::{CoordinatorCommand, Inbox, REPORT_PATH, ReportReply, SIGNATURE_HEADER, WorkerReport};
 use rustix::process::Pid;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};

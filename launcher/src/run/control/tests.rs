@@ -146,7 +146,11 @@ fn first_reports_and_rejections_are_logged_at_debug_level() {
     let authorization = key(&server).sign_report(1, 1, body.as_bytes());
     let post = || {
         let request = Request::post(REPORT_PATH).header(header::AUTHORIZATION, &authorization);
-        report(State(Arc::clone(&server.shared)), request.body(Body::from(body.clone())).unwrap())
+        report(
+            State(Arc::clone(&server.shared)),
+            Extension(TrustMark::default()),
+            request.body(Body::from(body.clone())).unwrap(),
+        )
     };
     let log = tempfile::NamedTempFile::new().unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -318,19 +322,40 @@ fn the_signature_is_verified_before_parsing() {
 fn a_hundred_idle_connections_block_no_rank_and_are_closed() {
     let (server, _inbox) = server();
     let address = server.url().strip_prefix("http://").unwrap();
+    let start = Instant::now();
+    // A rank that is connected keeps its connection.
+    let mut connected = TcpStream::connect(address).unwrap();
+    connected.set_read_timeout(Some(Duration::from_secs(4))).unwrap();
+    let mut report = |sequence| {
+        let report = String::from_utf8(signed(&server, sequence, &from(0))).unwrap();
+        connected.write_all(report.replace("connection: close\r\n", "").as_bytes()).unwrap();
+        let mut status = [0; 12];
+        connected.read_exact(&mut status).unwrap();
+        while connected.read(&mut [0; 4096]).unwrap() == 4096 {}
+        String::from_utf8(status.to_vec()).unwrap()
+    };
+    assert_eq!(report(1), "HTTP/1.1 200");
     let idle: Vec<_> = (0..most(2) + 50).map(|_| TcpStream::connect(address).unwrap()).collect();
-    let (start, mut sequence) = (Instant::now(), 0);
-    // The server refuses connections beyond the limit at once. A rank retries until a connection is free.
-    loop {
-        sequence += 1;
-        if send(&server, &signed(&server, sequence, &from(1))).0 == 200 {
-            break;
-        }
-        assert!(start.elapsed() < Duration::from_secs(15), "idle connections keep a rank out");
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    eprintln!("a rank got through {:.1} s after {} idle connections", start.elapsed().as_secs_f64(), idle.len());
+    assert_eq!(send(&server, &signed(&server, 1, &from(1))).0, 200, "idle connections keep a rank out");
+    assert_eq!(report(2), "HTTP/1.1 200");
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
     assert!(server.refused() >= 50, "{}", server.refused());
+    drop(idle);
+}
+
+/// Requests without a signature, on a path that does not exist, do not keep a connection open.
+#[test]
+fn unsigned_requests_close_their_connections() {
+    let (server, _inbox) = server();
+    for request in ["GET / HTTP/1.1\r\nhost: x\r\n\r\n", &format!("GET {REPORT_PATH} HTTP/1.1\r\nhost: x\r\n\r\n")] {
+        let mut stranger = TcpStream::connect(server.url().strip_prefix("http://").unwrap()).unwrap();
+        stranger.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+        stranger.write_all(request.as_bytes()).unwrap();
+        let mut output = String::new();
+        stranger.read_to_string(&mut output).expect("the connection stays open");
+        assert!(output.starts_with("HTTP/1.1 404") && output.contains("connection: close"), "{output}");
+    }
+    assert_eq!(server.refused(), 2);
 }
 
 #[test]
