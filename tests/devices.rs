@@ -101,7 +101,7 @@ fn a_missing_driver_is_reported() {
 fn build(source: &str, library: &str) {
     std::fs::create_dir_all(Path::new(library).parent().unwrap()).unwrap();
     let source = format!("{}/tests/support/{source}", env!("CARGO_MANIFEST_DIR"));
-    let built = std::process::Command::new("cc").args(["-shared", "-fPIC", "-o", library, &source]).status().unwrap();
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-o", library, &source]).status().unwrap();
     assert!(built.success());
 }
 
@@ -129,7 +129,7 @@ fn readers_load_only_libraries_chosen_by_their_user() {
         let readers = [vec!["eval", &run, "--data", &data], vec!["fill-mask", &run, "the [MASK]"]];
         readers.map(|line| {
             let _ = std::fs::remove_file(&loaded);
-            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lambert-worker"));
+            let mut command = Command::new(env!("CARGO_BIN_EXE_lambert-worker"));
             command.args(line).current_dir(dir.path("here")).env("LAMBERT_TEST_LOADED", &loaded);
             command.env("LD_LIBRARY_PATH", format!("{}:{path}", dir.path("driver"))).envs(more.iter().cloned());
             let output = command.output().unwrap();
@@ -184,7 +184,7 @@ fn bench_measures_a_stage() {
     let config = dir.config(9, 1);
     let bench = |more: &[&str]| {
         let line = [&["bench", "--config", &config, "--steps", "3", "--warmup", "1"][..], more].concat();
-        let output = std::process::Command::new(env!("CARGO_BIN_EXE_lambert-worker")).args(line).output().unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_lambert-worker")).args(line).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
         (output.status.code(), text(output.stdout), text(output.stderr))
     };

@@ -15,6 +15,18 @@ pub const FIRST: &str = "exp_avg";
 /// Tensor name of the second moments.
 pub const SECOND: &str = "exp_avg_sq";
 
+/// Number of optimizer shards of a checkpoint that `world` ranks write, of `elements` parameters. One rank writes one
+/// shard. Beyond [`MANY_PARTS`] ranks, shards have at least [`MIN_PART_BYTES`], because each rank reads all of them when it resumes.
+pub fn part_count(elements: usize, world: usize) -> usize {
+    let bytes = elements.saturating_mul(2 * size_of::<f32>());
+    world.min(MANY_PARTS.max(bytes / MIN_PART_BYTES))
+}
+
+/// Number of ranks up to which each rank writes an optimizer shard.
+const MANY_PARTS: usize = 64;
+/// Minimum size of optimizer shards if there are more than [`MANY_PARTS`], bytes.
+const MIN_PART_BYTES: usize = 64 << 20;
+
 /// Returns the element range of shard `index` of `parts` shards. Shard sizes differ by at most one element.
 pub fn shard_range(elements: usize, index: usize, parts: usize) -> Range<usize> {
     let start = |index: usize| (elements as u128 * index as u128 / parts as u128) as usize;
@@ -49,7 +61,7 @@ pub(super) fn write_error(error: safetensors::SafeTensorError) -> Error {
 }
 
 /// Maximum number of objects that are read concurrently.
-const PARALLEL: usize = 4;
+const PARALLEL: usize = 16;
 
 /// Reads the weights of a verified checkpoint. The file must have exactly the parameters of the model.
 pub fn read_weights(store: &Store, verified: &VerifiedCheckpoint, parameters: &Parameters) -> Result<(), Error> {
@@ -137,5 +149,13 @@ mod tests {
             assert_eq!((ranges[0].start, ranges[parts - 1].end), (0, elements));
             assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
         }
+    }
+
+    #[test]
+    fn large_worlds_write_fewer_shards_than_ranks() {
+        let large = 335_000_000;
+        assert_eq!([1, 8, 64, 65, 1024].map(|world| part_count(large, world)), [1, 8, 64, 64, 64]);
+        assert_eq!([8, 1024].map(|world| part_count(10 * large, world)), [8, 399]);
+        assert_eq!([2, 1024].map(|world| part_count(5, world)), [2, 64]);
     }
 }

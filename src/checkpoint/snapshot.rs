@@ -107,21 +107,21 @@ pub struct SnapshotObject {
 
 /// Pending copies for the objects of a rank.
 pub struct PendingCopies {
-    moments: Box<dyn PendingSnapshot>,
+    moments: Option<Box<dyn PendingSnapshot>>,
     weights: Option<Box<dyn PendingSnapshot>>,
 }
 
 impl PendingCopies {
     /// True if all copies are complete.
     pub fn is_done(&self) -> bool {
-        self.moments.is_complete() && self.weights.as_ref().is_none_or(|weights| weights.is_complete())
+        [&self.moments, &self.weights].into_iter().flatten().all(|copies| copies.is_complete())
     }
 }
 
-/// Buffers for the objects of one rank: its optimizer shard and, on rank 0, the weights.
+/// Buffers for the objects of one rank: its optimizer shard, if it has one, and, on rank 0, the weights.
 pub struct Snapshot {
     weights: Option<SnapshotFile>,
-    moments: SnapshotFile,
+    moments: Option<SnapshotFile>,
     name: String,
     /// Ranges of the flat buffers in this rank's optimizer shard.
     ranges: Vec<Range<usize>>,
@@ -136,14 +136,15 @@ impl Snapshot {
     pub fn new(parameters: &Parameters, rank: usize, world: usize) -> Result<Self, Error> {
         let (specs, kernels) = (parameters.specs(), parameters.kernels());
         let elements = specs.iter().map(ParamSpec::count).sum();
-        let range = files::shard_range(elements, rank, world);
+        let parts = files::part_count(elements, world);
+        let range = if rank < parts { files::shard_range(elements, rank, parts) } else { 0..0 };
         let slices = files::slices(specs, &range);
         let weights = specs.iter().map(|spec| (spec.name.clone(), spec.sizes()));
         let moments = [files::FIRST, files::SECOND].map(|name| (name.to_owned(), vec![range.len()]));
         Ok(Self {
             weights: (rank == 0).then(|| SnapshotFile::new(Arc::clone(kernels), weights)).transpose()?,
-            moments: SnapshotFile::new(Arc::clone(kernels), moments)?,
-            name: run::moments(rank, world),
+            moments: (rank < parts).then(|| SnapshotFile::new(Arc::clone(kernels), moments)).transpose()?,
+            name: run::moments(rank, parts),
             ranges: slices.iter().filter_map(|slice| files::flat_range(specs, slice)).collect(),
             slices,
         })
@@ -156,8 +157,8 @@ impl Snapshot {
 
     /// Starts to copy this rank's objects from `state`. Later changes of `state` do not affect the copy.
     pub fn begin(&mut self, state: &TrainState) -> PendingCopies {
-        let moments = [Buffer::First, Buffer::Second].map(|buffer| state.region(buffer, self.ranges.clone()));
-        let moments = self.moments.begin(&moments);
+        let regions = [Buffer::First, Buffer::Second].map(|buffer| state.region(buffer, self.ranges.clone()));
+        let moments = self.moments.as_mut().map(|file| file.begin(&regions));
         let weights = self.weights.as_mut().map(|file| {
             let all = state.parameters.specs().iter().map(ParamSpec::range).collect();
             file.begin(&[state.region(Buffer::Weights, all)])
@@ -167,14 +168,17 @@ impl Snapshot {
 
     /// Waits for the copies and returns the objects.
     pub fn finish(&mut self, copying: PendingCopies) -> Vec<SnapshotObject> {
-        let bytes = self.moments.finish(copying.moments);
-        let moments = SnapshotObject { name: self.name.clone(), bytes, slices: self.slices.clone() };
+        let moments = self.moments.as_mut().zip(copying.moments);
+        let moments = moments.map(|(file, copies)| {
+            let bytes = file.finish(copies);
+            SnapshotObject { name: self.name.clone(), bytes, slices: self.slices.clone() }
+        });
         let weights = self.weights.as_mut().zip(copying.weights);
         let weights = weights.map(|(file, copies)| {
             let bytes = file.finish(copies);
             SnapshotObject { name: run::WEIGHTS.to_owned(), bytes, slices: Vec::new() }
         });
-        std::iter::once(moments).chain(weights).collect()
+        moments.into_iter().chain(weights).collect()
     }
 }
 

@@ -22,8 +22,14 @@ const MAX_SEGMENT_BYTES: usize = 1 << 18;
 /// Number of lanes, and therefore of blocks in flight.
 const LANE_COUNT: usize = 4;
 
-/// Maximum number of values in a small bucket. A small bucket is sent as one message and reduced by recursive doubling.
+/// Maximum number of values in a small bucket of up to [`FEW_RANKS`] ranks. A small bucket is sent as one message and
+/// reduced by recursive doubling. With more ranks, larger buckets are small, because the rounds of the ring grow with the number of
+/// ranks, and those of recursive doubling only with its logarithm.
 const MAX_SMALL_COUNT: usize = 8192;
+const FEW_RANKS: usize = 8;
+
+/// Limit of the growth of [`MAX_SMALL_COUNT`]. The segment of a small bucket stays below [`MAX_SEGMENT_BYTES`].
+const MAX_SMALL_FACTOR: usize = MAX_SEGMENT_BYTES / 4 / MAX_SMALL_COUNT;
 
 /// Minimum number of values of a segment when a bucket is split to fill all lanes.
 const MIN_SEGMENT_COUNT: usize = 4096;
@@ -123,11 +129,12 @@ impl SegmentPipeline {
     pub fn start(&mut self, memory: &SharedBucket, count: usize, reply: Sender<Result<()>>) {
         let bucket = self.started;
         self.started += 1;
-        let is_small = count <= MAX_SMALL_COUNT;
+        let small = MAX_SMALL_COUNT * self.world_size.div_ceil(FEW_RANKS).min(MAX_SMALL_FACTOR);
+        let is_small = count <= small;
         let (chunks, steps) = if is_small { (1, &self.recursive_doubling) } else { (self.world_size, &self.ring) };
         let wire = if is_small { WireFormat::F32 } else { self.wire };
         let segment = if is_small {
-            MAX_SMALL_COUNT
+            small
         } else {
             count.div_ceil(chunks * LANE_COUNT).clamp(MIN_SEGMENT_COUNT, MAX_SEGMENT_BYTES / 4)
         };

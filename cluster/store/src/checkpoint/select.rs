@@ -1,6 +1,7 @@
 //! Lists, verifies, selects and reads checkpoints.
 
 use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -10,7 +11,7 @@ use super::{AttemptStep, Manifest, ObjectEntry, RollbackPoint};
 use crate::error::{Error, Result};
 use crate::hash::{Hasher, Xxh3};
 use crate::listing::Object;
-use crate::run::{CHECKPOINTS, MANIFEST, WEIGHTS, in_checkpoint};
+use crate::run::{CHECKPOINTS, MANIFEST, WEIGHTS, checkpoint as path_of, in_checkpoint};
 use crate::store::Store;
 
 /// Maximum size of a manifest, bytes. A larger object cannot be a manifest.
@@ -130,27 +131,43 @@ pub fn verify_weights(run: &Store, checkpoint: &str) -> Result<VerifiedCheckpoin
 
 fn verify_objects(run: &Store, checkpoint: &str, manifest: Manifest) -> Result<VerifiedCheckpoint> {
     run.report_expected(manifest.bytes());
-    // Sizes are checked first, because that is cheap and finds most damage.
+    // Sizes are checked first, because one request lists them, and they find most damage.
+    let sizes = sizes(run, checkpoint)?;
     for entry in &manifest.objects {
-        check_size(run, checkpoint, entry)?;
+        let name = in_checkpoint(checkpoint, &entry.path);
+        expect_size(run, &name, entry, sizes.get(&name).copied())?;
     }
-    let mut hashes = BTreeMap::new();
-    for some in manifest.objects.chunks(PARALLEL) {
-        std::thread::scope(|scope| {
-            let look = |entry| scope.spawn(move || retry_if_damaged(run, || check_content(run, checkpoint, entry)));
-            let threads: Vec<_> = some.iter().map(look).collect();
-            threads.into_iter().zip(some).try_for_each(|(thread, entry)| {
-                let hash = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-                hashes.insert(entry.path.clone(), hash);
-                Ok(())
-            })
-        })?;
-    }
+    let hashes = Mutex::new(BTreeMap::new());
+    let entries = Mutex::new(manifest.objects.iter());
+    let next = || lock(&entries).next();
+    let verify = || {
+        while let Some(entry) = next() {
+            let hash = retry_if_damaged(run, || check_content(run, checkpoint, entry))?;
+            lock(&hashes).insert(entry.path.clone(), hash);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..PARALLEL.min(manifest.objects.len())).map(|_| scope.spawn(verify)).collect();
+        let mut ended = threads.into_iter().map(|thread| thread.join());
+        ended.try_for_each(|read| read.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })?;
+    let hashes = hashes.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(VerifiedCheckpoint { manifest, hashes })
 }
 
-/// Number of objects that are read concurrently. It is sufficient to overlap hashing with I/O.
-const PARALLEL: usize = 4;
+/// Sizes of the objects of a checkpoint in the store, by name.
+fn sizes(run: &Store, checkpoint: &str) -> Result<BTreeMap<String, u64>> {
+    let found = run.list(&path_of(checkpoint))?;
+    Ok(found.into_iter().map(|object| (object.path, object.bytes)).collect())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Maximum number of objects that are read concurrently. A large run has many small objects, which wait for the store.
+const PARALLEL: usize = 16;
 
 /// Selects the newest checkpoint that verifies. Selects a checkpoint that a rollback invalidated only if no valid
 /// checkpoint verifies.
@@ -310,7 +327,8 @@ pub fn stream_object(
     object: &str,
     sink: &mut impl ObjectSink,
 ) -> Result<()> {
-    let (name, entry) = checked_entry(run, &verified.manifest, object)?;
+    // The content was verified, so its size needs no request of its own.
+    let (name, entry) = entry(run, &verified.manifest, object)?;
     run.report_expected(entry.bytes);
     retry_if_damaged(run, || {
         sink.restart();
@@ -330,23 +348,28 @@ pub fn stream_object(
 
 /// Checks the size of an object and returns its name and its entry.
 fn checked_entry<'a>(run: &Store, manifest: &'a Manifest, object: &str) -> Result<(String, &'a ObjectEntry)> {
-    let checkpoint = manifest.name();
-    let name = in_checkpoint(&checkpoint, object);
-    let missing = || Error::NotFound { operation: "read", url: run.url_of(&name) };
-    let entry = manifest.object(object).ok_or_else(missing)?;
-    check_size(run, &checkpoint, entry)?;
+    let (name, entry) = entry(run, manifest, object)?;
+    expect_size(run, &name, entry, run.head(&name)?)?;
     Ok((name, entry))
 }
 
-fn check_size(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<()> {
-    let name = in_checkpoint(checkpoint, &entry.path);
-    let found = match run.head(&name)? {
+/// Returns the name and the entry of an object.
+fn entry<'a>(run: &Store, manifest: &'a Manifest, object: &str) -> Result<(String, &'a ObjectEntry)> {
+    let name = in_checkpoint(&manifest.name(), object);
+    let missing = || Error::NotFound { operation: "read", url: run.url_of(&name) };
+    let entry = manifest.object(object).ok_or_else(missing)?;
+    Ok((name, entry))
+}
+
+/// Compares the size of the object `name` in the store with its entry. `found` is `None` if there is no object.
+fn expect_size(run: &Store, name: &str, entry: &ObjectEntry, found: Option<u64>) -> Result<()> {
+    let found = match found {
         Some(bytes) if bytes == entry.bytes => return Ok(()),
         Some(bytes) => format!("{bytes} bytes"),
         None => "no object".to_string(),
     };
     let expected = format!("{} bytes", entry.bytes);
-    Err(Error::Damaged { url: run.url_of(&name), what: "size", expected, found })
+    Err(Error::Damaged { url: run.url_of(name), what: "size", expected, found })
 }
 
 /// Verifies the content of an object and returns its XXH3 hash.
