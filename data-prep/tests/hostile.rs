@@ -9,8 +9,10 @@ use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use lambert_config::prep::FormatName;
+use lambert_data_prep::statistics::{ScanOptions, scan};
 use lambert_dataset::random::{Key, Rng};
-use lambert_dataset::{Dataset, DatasetError, Manifest, TokenUsage, sha256_hex};
+use lambert_dataset::{Dataset, DatasetError, Manifest, SourceCounts, TokenUsage, sha256_hex};
 use samples::Shape;
 
 /// Memory limit for any read, bytes. The datasets in these tests have a few kilobytes.
@@ -188,6 +190,32 @@ fn impossible_numbers_are_refused_when_a_dataset_is_opened() {
     assert!(length.contains("sequence_length is 100000, expected 1 to 65535"), "{length}");
     let name = refused("\"path\": \"vocab.txt\"", "\"path\": \"../vocab.txt\"");
     assert!(name.contains("\"../vocab.txt\" is not a file name"), "{name}");
+}
+
+#[test]
+fn counts_that_add_up_to_too_many_do_not_overflow() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut manifest = Manifest::from_json(&write(folder.path())).unwrap();
+    let source = SourceCounts {
+        format: FormatName::default(),
+        excluded: false,
+        files: 1,
+        stored_bytes: 1,
+        text_bytes: 1,
+        found: 1,
+        documents: 1,
+        duplicates: u64::MAX,
+        sentences: 1,
+        tokens: 1,
+    };
+    manifest.sources = vec![source; 2];
+    std::fs::write(folder.path().join("manifest.json"), manifest.to_json()).unwrap();
+    let url = folder.path().to_str().unwrap();
+    let options = ScanOptions { threads: 1, samples: None, seed: 1, progress: &|_, _| {} };
+    assert_eq!(scan(url, &options).unwrap().duplicates.removed_documents, u64::MAX);
+    manifest.shards.iter_mut().for_each(|shard| shard.bytes = u64::MAX);
+    std::fs::write(folder.path().join("manifest.json"), manifest.to_json()).unwrap();
+    assert!(!attempt(folder.path(), "shards of u64::MAX bytes"));
 }
 
 #[test]
