@@ -41,6 +41,7 @@ mod tests;
 mod tokenize;
 mod totals;
 mod work_file;
+mod work_folder;
 
 use std::path::Path;
 

@@ -16,6 +16,9 @@ use starters::STARTERS;
 const LONG_SENTENCE_BYTES: usize = 600;
 /// Minimum length of a part of a split sentence, bytes. A Thai letter takes three bytes.
 const MIN_PART_BYTES: usize = 150;
+/// Bytes before a full stop that are searched for the start of the word. No rule concerns a longer word, except that of
+/// [`is_dotted`]: with an odd number of bytes, a long word such as `A.B.C` is cut before a letter.
+const WORD_BYTES: usize = 63;
 
 /// Appends the trimmed sentences of `paragraph` to `sentences`.
 pub fn split<'a>(paragraph: &'a str, sentences: &mut Vec<&'a str>) {
@@ -97,7 +100,7 @@ fn is_boundary(before: &str, after: &str) -> bool {
         // After a closing bracket, と continues the sentence: 「誰？」と彼は聞いた。
         return !(trimmed.ends_with(['」', '』']) && after.starts_with('と'));
     };
-    let word = stem.rsplit([' ', '\u{a0}', '(', '"', '“', '‘', '\'', '—', '-']).next().unwrap_or("");
+    let word = last_bytes(stem).rsplit([' ', '\u{a0}', '(', '"', '“', '‘', '\'', '—', '-']).next().unwrap_or("");
     if stem.ends_with(is_thai_or_lao)
         || ABBREVIATIONS.binary_search(&word).is_ok()
         || is_abbreviated_before_number(word, after)
@@ -111,6 +114,12 @@ fn is_boundary(before: &str, after: &str) -> bool {
         return named && starts_sentence(after);
     }
     !is_dotted(word) || starts_sentence(after)
+}
+
+/// Returns the end of `text`, of at most [`WORD_BYTES`] bytes, in whole characters.
+fn last_bytes(text: &str) -> &str {
+    let start = (text.len().saturating_sub(WORD_BYTES)..).find(|&start| text.is_char_boundary(start));
+    &text[start.unwrap_or(text.len())..]
 }
 
 /// True for abbreviations such as `U.S` and `p.m`. They occur before names, and also at the end of a sentence.
@@ -151,6 +160,19 @@ mod tests {
     #[test]
     fn word_lists_are_sorted() {
         assert!(ABBREVIATIONS.is_sorted() && STARTERS.is_sorted());
+        assert!(ABBREVIATIONS.iter().all(|word| word.len() < WORD_BYTES));
+    }
+
+    /// If the word were searched for in the whole sentence, the long text would take minutes.
+    #[test]
+    fn long_words_with_full_stops_take_linear_time() {
+        for letter in ["ก", "A", "é"] {
+            for text in [format!("{letter}.").repeat(60), format!("{letter}.").repeat(400_000)] {
+                assert_eq!(sentences(&text), [text.as_str()]);
+            }
+        }
+        let dotted = "A.".repeat(60);
+        assert_eq!(sentences(&format!("{dotted} Smith left. {dotted} The cow.")).len(), 3);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Untrusted datasets. Any manifest or shard is either read or refused, without a panic and in bounded memory. The
+//! Untrusted datasets and inputs. Any manifest or shard is either read or refused, without a panic and in bounded memory. The
 //! error contains the file name.
 #![allow(clippy::unwrap_used)] // Tests fail by panicking.
 
@@ -9,8 +9,11 @@ use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
+use lambert_config::prep::{FormatName, Source};
+use lambert_data_prep::source::{find_files, open_reader};
+use lambert_data_prep::statistics::{ScanOptions, scan};
 use lambert_dataset::random::{Key, Rng};
-use lambert_dataset::{Dataset, DatasetError, Manifest, TokenUsage, sha256_hex};
+use lambert_dataset::{Dataset, DatasetError, Manifest, SourceCounts, TokenUsage, sha256_hex};
 use samples::Shape;
 
 /// Memory limit for any read, bytes. The datasets in these tests have a few kilobytes.
@@ -191,6 +194,32 @@ fn impossible_numbers_are_refused_when_a_dataset_is_opened() {
 }
 
 #[test]
+fn counts_that_add_up_to_too_many_do_not_overflow() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut manifest = Manifest::from_json(&write(folder.path())).unwrap();
+    let source = SourceCounts {
+        format: FormatName::default(),
+        excluded: false,
+        files: 1,
+        stored_bytes: 1,
+        text_bytes: 1,
+        found: 1,
+        documents: 1,
+        duplicates: u64::MAX,
+        sentences: 1,
+        tokens: 1,
+    };
+    manifest.sources = vec![source; 2];
+    std::fs::write(folder.path().join("manifest.json"), manifest.to_json()).unwrap();
+    let url = folder.path().to_str().unwrap();
+    let options = ScanOptions { threads: 1, samples: None, seed: 1, progress: &|_, _| {} };
+    assert_eq!(scan(url, &options).unwrap().duplicates.removed_documents, u64::MAX);
+    manifest.shards.iter_mut().for_each(|shard| shard.bytes = u64::MAX);
+    std::fs::write(folder.path().join("manifest.json"), manifest.to_json()).unwrap();
+    assert!(!attempt(folder.path(), "shards of u64::MAX bytes"));
+}
+
+#[test]
 fn a_manifest_that_is_too_large_is_not_read() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path());
@@ -200,4 +229,17 @@ fn a_manifest_that_is_too_large_is_not_read() {
     let error = Dataset::open(folder.path().to_str().unwrap()).map(drop).unwrap_err();
     let cause = error.source().unwrap().to_string();
     assert!(cause.contains("manifest.json") && cause.contains("268435456"), "{cause}");
+}
+
+/// As a `serde_json::Value`, the line would take more than 1 GB.
+#[test]
+fn other_fields_of_a_json_line_take_no_memory() {
+    let file = tempfile::Builder::new().suffix(".jsonl").tempfile().unwrap();
+    let line = format!("{{\"text\": \"The cow.\", \"x\": [{}0]}}\n", "0,".repeat(16 << 20));
+    std::fs::write(file.path(), line).unwrap();
+    let source = Source { path: file.path().display().to_string(), format: "jsonl".into(), ..Source::default() };
+    let found = &find_files(std::slice::from_ref(&source), 1).unwrap()[0];
+    let document = open_reader(&source, found, Default::default()).unwrap().next().unwrap().unwrap();
+    assert_eq!(document.bytes, b"The cow.");
+    assert!(peak_memory() < MEMORY, "{} bytes of memory", peak_memory());
 }

@@ -215,3 +215,61 @@ fn an_output_that_cannot_be_written_is_refused_before_any_work() {
     refused(run(&config, 1), &["cannot create ", "vocab.txt/data"]);
     assert!(!folder.path().join("vocab.txt.work").exists());
 }
+
+/// A work folder is removed at the end. So other files must not be in it, and the datasets neither.
+#[test]
+fn a_work_folder_with_other_files_or_datasets_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 100);
+    let mut config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
+    let path = |name: &str| folder.path().join(name);
+    let mut refused_work = |url: &str, work: &str, word: &str| {
+        config.output.url = url.to_owned();
+        config.output.work = Some(path(work).display().to_string());
+        let error = run(&config, 1).unwrap_err();
+        assert!(error.is_usage(), "{error}");
+        refused(Err(error), &["output.work: ", word]);
+    };
+    let out = path("out/books").display().to_string();
+    // The job.json of a run has other fields.
+    for (name, text) in
+        [("me/a.txt", "mine"), ("me2/documents/run-0.docs", "mine"), ("me3/job.json", "{\"id\": \"7\"}")]
+    {
+        let file = path(name);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, text).unwrap();
+        refused_work(&out, name.split('/').next().unwrap(), &file.display().to_string());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+    }
+    std::fs::create_dir_all(path("out")).unwrap();
+    std::os::unix::fs::symlink(path("out"), path("link")).unwrap();
+    let url = format!("file://{out}/");
+    for work in ["out", "out/books", "out/books/work", "link/books", "me/../out", "."] {
+        refused_work(&out, work, "must not contain each other");
+        refused_work(&url, work, "must not contain each other");
+    }
+    assert!(std::fs::read_dir(path("out")).unwrap().next().is_none());
+    (config.output.url, config.output.work) = (out, Some(path("out/work").display().to_string()));
+    run(&config, 1).unwrap();
+    assert!(path("out/books/train/manifest.json").exists() && !path("out/work").exists());
+}
+
+#[test]
+fn a_file_that_another_program_writes_to_the_work_folder_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 200);
+    let mut config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
+    config.samples.held_out = 0.1;
+    let work = folder.path().join("data.work");
+    let write = |_: &PrepStatus| {
+        std::fs::create_dir_all(work.join("train-notes")).unwrap();
+        ["notes.txt", "documents/notes.txt", "train-notes/a.parquet"]
+            .iter()
+            .for_each(|name| std::fs::write(work.join(name), "mine").unwrap());
+    };
+    prep::run(&config, &PrepOptions { threads: 1, memory: prep::DEFAULT_MEMORY, part: None, progress: &write })
+        .unwrap();
+    let left: Vec<_> = tree(&work).into_keys().map(|path| path.display().to_string()).collect();
+    assert_eq!(left, ["documents/notes.txt", "notes.txt", "train-notes/a.parquet"]);
+    assert!(run(&config, 1).unwrap().unchanged);
+}

@@ -134,3 +134,48 @@ fn damaged_parquet_is_refused_by_row_group_or_left_out() {
     }
     assert!(refused > 5 && left_out > 5, "{refused} refused, {left_out} with a row group left out");
 }
+
+/// A footer byte is changed so that a row group has -1 rows.
+#[test]
+fn a_negative_number_of_rows_is_refused() {
+    let corpus = Corpus::new();
+    let mut source = corpus.source("a.parquet", b"", "parquet");
+    let path = Path::new(&source.path).to_owned();
+    write(&path, TEXT, &documents(&corpus), Compression::SNAPPY);
+    let bytes = std::fs::read(&path).unwrap();
+    let footer =
+        bytes.len() - 8 - u32::from_le_bytes(bytes[bytes.len() - 8..bytes.len() - 4].try_into().unwrap()) as usize;
+    // In the footer, an integer is 2 n if it is positive, and -2 n - 1 if it is negative.
+    let mut found = 0;
+    for at in (footer..bytes.len() - 8).filter(|&at| bytes[at] == 2 * 20) {
+        let mut changed = bytes.clone();
+        changed[at] = 1;
+        std::fs::write(&path, changed).unwrap();
+        for damaged in [Damaged::Refuse, Damaged::Skip] {
+            source.damaged = damaged;
+            let message =
+                corpus.prepare(vec![source.clone()]).map_or_else(|error| error.to_string(), |_| String::new());
+            found += u32::from(message.contains("a.parquet") && message.contains("impossible numbers of rows"));
+        }
+    }
+    assert!(found >= 2, "{found}");
+}
+
+#[test]
+fn a_row_of_more_than_256_mib_is_refused_or_left_out() {
+    let corpus = Corpus::new();
+    let mut source = corpus.source("a.parquet", b"", "parquet");
+    let long = "x".repeat((256 << 20) + 1);
+    write(
+        Path::new(&source.path),
+        TEXT,
+        &[("The cow is brown.", 1), (&long, 1), ("The boat.", 1)],
+        Compression::SNAPPY,
+    );
+    drop(long);
+    let message = corpus.prepare(vec![source.clone()]).unwrap_err().to_string();
+    assert!(message.contains("a.parquet, row 1") && message.contains("at most 256 MiB"), "{message}");
+    source.damaged = Damaged::Skip;
+    let counts = corpus.prepare(vec![source]).unwrap().counts;
+    assert_eq!((counts.documents, counts.rejected["parquet: row of over 256 MiB"]), (2, 1));
+}

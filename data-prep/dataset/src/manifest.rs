@@ -199,6 +199,13 @@ impl Manifest {
         manifest.check().map(|()| manifest)
     }
 
+    /// Returns the size of all shards, bytes. The sizes of an untrusted manifest may add up to more than `u64::MAX`, which
+    /// is then the result.
+    #[must_use]
+    pub fn shard_bytes(&self) -> u64 {
+        self.shards.iter().fold(0, |sum, shard| sum.saturating_add(shard.bytes))
+    }
+
     fn check(&self) -> Result<(), String> {
         let vocabulary = &self.vocabulary;
         let files = self.shards.iter().map(|shard| (&shard.path, &shard.sha256));

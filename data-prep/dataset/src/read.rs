@@ -245,7 +245,7 @@ impl Dataset {
     /// Verifies the checksums of all files. Reports the sizes of the shards to the observer of the store.
     pub fn verify_files(&self) -> Result<(), DatasetError> {
         self.vocabulary()?;
-        self.store.report_expected(self.manifest.shards.iter().map(|shard| shard.bytes).sum());
+        self.store.report_expected(self.manifest.shard_bytes());
         (0..self.manifest.shards.len()).try_for_each(|index| self.shard(index).map(drop))
     }
 

@@ -144,6 +144,24 @@ mod tests {
         assert_eq!(prose(&"{{".repeat(20_000)), "");
         assert_eq!(prose(&"[[".repeat(20_000)), "");
         assert_eq!(prose(&"<ref>".repeat(20_000)), "");
+        assert_eq!(prose("a [//b c\n[//d e] <b f"), "a [//b c\ne <b f\n");
+    }
+
+    /// Each text has 400,000 marks or more: with a search of the rest for each mark, it would take minutes.
+    #[test]
+    fn many_marks_that_are_not_closed_take_linear_time() {
+        for (mark, end) in [
+            ("[//", ""),
+            ("[//", "\n"),
+            ("<b ", ""),
+            ("<nowiki>", ""),
+            ("<ref>", ""),
+            ("<zz ", ">"),
+            ("[[", ""),
+            ("{{", ""),
+        ] {
+            prose(&(mark.repeat(400_000) + end));
+        }
     }
 
     #[test]

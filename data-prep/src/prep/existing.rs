@@ -2,7 +2,7 @@
 
 use lambert_dataset::{Corpus, Dataset, DatasetError};
 
-use super::{JobContext, PrepError, PrepProgress, PreparedDataset, corpus, job};
+use super::{JobContext, PrepError, PrepProgress, PreparedDataset, corpus, work_folder};
 
 /// Returns the datasets if they all exist and match this job and corpus.
 ///
@@ -43,7 +43,7 @@ pub fn find_dataset(job: &JobContext<'_>, split: &str) -> Result<Option<Prepared
 /// # Errors
 /// `output.url` is a file, or the folder cannot be created.
 pub fn check_output_folder(job: &JobContext<'_>) -> Result<(), PrepError> {
-    let Some(folder) = job::local_path(&job.config.output.url) else { return Ok(()) };
+    let Some(folder) = work_folder::local_path(&job.config.output.url) else { return Ok(()) };
     if folder.exists() && !folder.is_dir() {
         let message = format!("{} is a file; expected a folder, which is created if it is missing", folder.display());
         return Err(PrepError::InvalidSetting { key: "output.url".to_owned(), message });

@@ -14,8 +14,8 @@ use super::lock::WorkFolderLock;
 use super::memory::PrepMemory;
 use super::spill::{CellEntry, SpillContents, record_bytes};
 use super::work_file::{self, WorkFile};
+use super::work_folder;
 use crate::source::{self, SourceFile, WorkPart};
-use lambert_dataset::sha256_hex;
 use lambert_dataset::tokenizer::{Tokenizer, TokenizerError};
 
 /// Target size of a bucket, tokens. A bucket must fit into memory, and many threads need enough buckets.
@@ -146,6 +146,8 @@ impl<'a> JobContext<'a> {
         limits: WorkLimits,
         threads: usize,
     ) -> Result<Self, PrepError> {
+        let folder = work_folder::path(config);
+        work_folder::check_apart(config, &folder)?;
         let path = Path::new(&config.vocabulary.file);
         let vocabulary = std::fs::read(path).map_err(|source| unreadable_vocabulary(path, source))?;
         let tokenizer = Tokenizer::begin(&vocabulary, config.vocabulary.lowercase, &config.vocabulary.file)?;
@@ -159,14 +161,17 @@ impl<'a> JobContext<'a> {
         let sources: Vec<Source> = config.source.iter().chain(&config.exclude).cloned().collect();
         let files = source::find_files(&sources, threads)?;
         let fingerprint = job_file::fingerprint(config, &vocabulary, &files);
-        let folder = work_folder(config);
         Ok(Self { config, sources, tokenizer, vocabulary, memory, limits, files, fingerprint, folder })
     }
 
     /// Creates or reopens the work folder, and locks `part` in it.
+    ///
+    /// # Errors
+    /// The folder has files of another job, or files that are not from a preparation.
     pub fn open_folder(&self, part: WorkPart) -> Result<WorkFolderLock, PrepError> {
+        work_folder::check_own(&self.folder)?;
         let job_file = JobFile::new(self.config, &self.vocabulary, &self.files);
-        let path = self.folder.join("job.json");
+        let path = self.folder.join(work_folder::JOB_FILE);
         let spill_folder = self.spill_folder();
         std::fs::create_dir_all(&spill_folder).map_err(|source| PrepError::WorkIo {
             operation: "create",
@@ -197,7 +202,7 @@ impl<'a> JobContext<'a> {
 
     /// Removes a leftover work folder. It exists if a process was killed after it had published the datasets.
     pub fn remove_leftovers(&self) -> Result<(), PrepError> {
-        if !self.folder.join("job.json").exists() {
+        if !work_folder::is_job(&self.folder) {
             return Ok(());
         }
         match self.open_folder(None) {
@@ -208,20 +213,9 @@ impl<'a> JobContext<'a> {
         }
     }
 
-    /// Removes the work folder, `job.json` last. If the process is killed meanwhile, `job.json` still identifies the
-    /// remaining files. The next run of the job then removes them.
+    /// Removes the files of this job from the work folder, and the folder if no other file is in it.
     pub fn remove_folder(&self) -> Result<(), PrepError> {
-        let error = |path: &Path, source| PrepError::WorkIo { operation: "remove", path: path.to_owned(), source };
-        for entry in std::fs::read_dir(&self.folder).map_err(|source| error(&self.folder, source))? {
-            let path = entry.map_err(|source| error(&self.folder, source))?.path();
-            let removed = match path.is_dir() {
-                true => std::fs::remove_dir_all(&path),
-                false if path.ends_with("job.json") => Ok(()),
-                false => std::fs::remove_file(&path),
-            };
-            removed.map_err(|source| error(&path, source))?;
-        }
-        std::fs::remove_dir_all(&self.folder).map_err(|source| error(&self.folder, source))
+        work_folder::remove(&self.folder)
     }
 
     pub fn folder(&self) -> &Path {
@@ -230,7 +224,7 @@ impl<'a> JobContext<'a> {
 
     /// Folder of the spill files.
     pub fn spill_folder(&self) -> PathBuf {
-        self.folder.join("documents")
+        self.folder.join(work_folder::SPILL_FOLDER)
     }
 
     /// Opens all spill files, in the order of their names.
@@ -238,22 +232,6 @@ impl<'a> JobContext<'a> {
         let paths = list_spill_files(&self.spill_folder())?;
         paths.iter().map(|path| WorkFile::open(path).map(|(file, contents)| SpillFile { file, contents })).collect()
     }
-}
-
-/// Returns `output.work`, or a default folder whose name is derived from `output.url`.
-fn work_folder(config: &PrepConfig) -> PathBuf {
-    let url = config.output.url.trim_end_matches('/');
-    match (&config.output.work, local_path(url)) {
-        (Some(folder), _) => PathBuf::from(folder),
-        (None, Some(folder)) => PathBuf::from(format!("{}.work", folder.display())),
-        (None, None) => PathBuf::from(format!("lambert-prep-{}.work", &sha256_hex(url.as_bytes())[..16])),
-    }
-}
-
-/// Returns the path of a folder that is not in an object store.
-pub fn local_path(url: &str) -> Option<PathBuf> {
-    let path = url.strip_prefix("file://").unwrap_or(url);
-    (!path.contains("://")).then(|| PathBuf::from(path))
 }
 
 /// Lists the paths of the spill files in `folder`, sorted.

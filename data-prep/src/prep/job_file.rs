@@ -58,6 +58,12 @@ impl JobFile {
     }
 }
 
+/// True for the contents of a `job.json` of this or an earlier version. The earliest versions had a `fingerprint`.
+pub fn is_job_file(bytes: &[u8]) -> bool {
+    let value: serde_json::Value = serde_json::from_slice(bytes).unwrap_or_default();
+    ["settings", "fingerprint"].iter().any(|field| value[field].is_string())
+}
+
 /// Hashes all inputs that determine the bytes of the datasets, except for the file contents. Paths and Slurm settings
 /// are left out because they do not affect the datasets.
 pub fn fingerprint(config: &PrepConfig, vocabulary: &[u8], files: &[SourceFile]) -> String {

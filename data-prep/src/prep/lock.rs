@@ -50,6 +50,12 @@ fn file_name(part: WorkPart) -> String {
     }
 }
 
+/// True for the name of a lock file.
+pub fn is_lock_file(name: &str) -> bool {
+    name.strip_suffix(SUFFIX)
+        .is_some_and(|stem| stem == "all-parts" || stem.starts_with("part-") && stem.contains("-of-"))
+}
+
 /// True if `other` is the lock file of a process with the same number of parts as `part`.
 fn can_coexist(other: &str, part: WorkPart) -> bool {
     part.is_some_and(|(_, parts)| other.starts_with("part-") && other.ends_with(&format!("-of-{parts}{SUFFIX}")))

@@ -7,7 +7,7 @@ use super::input::BoxedReader;
 /// Upper limit on the length of a line, bytes. Longer lines are split to bound memory.
 pub const MAX_LINE_BYTES: usize = 16 << 20;
 /// Upper limit on the length of a line that cannot be split, bytes. Longer lines are skipped.
-const MAX_WHOLE_LINE_BYTES: usize = 256 << 20;
+pub const MAX_WHOLE_LINE_BYTES: usize = 256 << 20;
 
 /// Result of reading a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

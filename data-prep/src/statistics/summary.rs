@@ -182,7 +182,8 @@ pub fn summarize(
         share: ratio(copies, table.samples()),
         hash_share: table.share(),
         most_frequent: table.most_frequent(REPEATED).into_iter().map(repeated).collect::<Result<_, _>>()?,
-        removed_documents: manifest.sources.iter().map(|source| source.duplicates).sum(),
+        // An untrusted manifest may have any counts.
+        removed_documents: manifest.sources.iter().fold(0, |sum, source| sum.saturating_add(source.duplicates)),
     };
     let order = Permutation::new(dataset.rows(), Key::new(options.seed));
     let examples = (0..EXAMPLES.min(dataset.rows())).map(|index| decode(dataset, tokenizer, order.at(index)));
@@ -193,7 +194,7 @@ pub fn summarize(
         corpus: manifest.corpus.clone(),
         counts: manifest.counts.clone(),
         shards: manifest.shards.len(),
-        bytes: manifest.shards.iter().map(|shard| shard.bytes).sum(),
+        bytes: manifest.shard_bytes(),
         unigram_entropy: manifest.unigram_entropy,
         sources: manifest.sources.clone(),
         rejected: dataset.rejected()?,

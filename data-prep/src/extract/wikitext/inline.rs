@@ -130,6 +130,8 @@ struct Unclosed {
     templates: bool,
     tables: bool,
     links: bool,
+    /// Offset before which no external link is closed.
+    external: usize,
     tags: Vec<&'static str>,
 }
 

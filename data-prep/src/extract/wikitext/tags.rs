@@ -1,5 +1,8 @@
 //! Comments and HTML-like tags.
 
+/// Element whose contents are plain text.
+const NOWIKI: &str = "nowiki";
+
 /// Elements that are removed together with their contents.
 const DROPPED: [&str; 30] = [
     "ref",
@@ -76,7 +79,8 @@ const UNWRAPPED: [&str; 38] = [
     "bdi",
 ];
 
-/// Handles the `<` at `at`. Returns the end of the markup, or `None` if the `<` is plain text.
+/// Handles the `<` at `at`. Returns the end of the markup, or `None` if the `<` is plain text. `unclosed` has the elements for
+/// which the rest of the text has no closing tag, and `>` if it has no `>`.
 pub fn tag(
     source: &str,
     at: usize,
@@ -91,20 +95,27 @@ pub fn tag(
     }
     let closing = rest.starts_with("</");
     let name = name(&rest[1 + usize::from(closing)..])?;
-    let length = memchr::memchr(b'>', rest.as_bytes())?;
+    let dropped = DROPPED.iter().find(|known| **known == name);
+    if dropped.is_none() && name != NOWIKI && !UNWRAPPED.contains(&name.as_str()) || unclosed.contains(&">") {
+        return None;
+    }
+    let Some(length) = memchr::memchr(b'>', rest.as_bytes()) else {
+        unclosed.push(">");
+        return None;
+    };
     let (opened, empty) = (at + length + 1, rest.as_bytes()[length - 1] == b'/');
-    if name == "nowiki" {
-        output.push_str(&source[copied..at]);
-        let end = if closing || empty { None } else { find_close(source, opened, "nowiki") };
-        let Some((inner, end)) = end else { return Some(opened) };
+    output.push_str(&source[copied..at]);
+    if name == NOWIKI {
+        if closing || empty || unclosed.contains(&NOWIKI) {
+            return Some(opened);
+        }
+        let Some((inner, end)) = find_close(source, opened, NOWIKI) else {
+            unclosed.push(NOWIKI);
+            return Some(opened);
+        };
         output.push_str(&source[opened..inner]);
         return Some(end);
     }
-    let dropped = DROPPED.iter().find(|known| **known == name);
-    if dropped.is_none() && !UNWRAPPED.contains(&name.as_str()) {
-        return None;
-    }
-    output.push_str(&source[copied..at]);
     if matches!(name.as_str(), "br" | "p" | "li" | "div" | "dd" | "dt") {
         output.push(' ');
     }

@@ -1,9 +1,12 @@
 //! JSON lines. Each line is an object with the text in one of its fields.
 
 use std::borrow::Cow;
+use std::fmt::Formatter;
 
 use lambert_config::prep::{Damaged, Documents, Invalid, Source};
 use memchr::memmem;
+use serde::Deserializer;
+use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 
 use crate::extract::Extractor;
 use crate::source::format::{FileHead, InputFile, InputFormat};
@@ -68,6 +71,82 @@ fn is_other_json(head: &[u8]) -> bool {
         && values.next().is_some_and(|value| value.map_or_else(|error| error.is_eof(), |_| true))
 }
 
+/// Returns the string in a field of the object `json`, without memory for its other fields. If the field occurs more than
+/// once, the last one counts.
+fn string_field(json: &str, field: &str) -> serde_json::Result<Option<String>> {
+    let mut input = serde_json::Deserializer::from_str(json);
+    let text = Part::Object(field).deserialize(&mut input)?;
+    input.end().map(|()| text)
+}
+
+/// Part of a line. Other parts than the field are checked like a [`serde_json::Value`], which `IgnoredAny` is not: numbers
+/// have a range, and escapes are characters.
+#[derive(Clone, Copy)]
+enum Part<'a> {
+    /// The object with this field.
+    Object(&'a str),
+    /// The value of the field.
+    Field,
+    Other,
+}
+
+impl<'de> DeserializeSeed<'de> for Part<'_> {
+    type Value = Option<String>;
+
+    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<Self::Value, D::Error> {
+        input.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Part<'_> {
+    type Value = Option<String>;
+
+    fn expecting(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("any JSON value")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(matches!(self, Self::Field).then(|| text.to_owned()))
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
+        while items.next_element_seed(Part::Other)?.is_some() {}
+        Ok(None)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
+        let mut text = None;
+        while let Some(name) = fields.next_key::<String>()? {
+            if matches!(self, Self::Object(field) if field == name) {
+                text = fields.next_value_seed(Part::Field)?;
+            } else {
+                fields.next_value_seed(Part::Other)?;
+            }
+        }
+        Ok(text)
+    }
+}
+
 /// Reads the text field of each object.
 struct JsonlRows {
     lines: Lines,
@@ -97,11 +176,9 @@ impl JsonlRows {
                 return Err(SourceError::NotUtf8 { file: file(), offset: at + error.valid_up_to() as u64 });
             }
         };
-        let expected = match serde_json::from_str::<serde_json::Value>(&json) {
-            Ok(value) => match value.get(&self.field) {
-                Some(serde_json::Value::String(text)) => return Ok(text.clone()),
-                _ => format!("a JSON object with a string in {:?} on this line", self.field),
-            },
+        let expected = match string_field(&json, &self.field) {
+            Ok(Some(text)) => return Ok(text),
+            Ok(None) => format!("a JSON object with a string in {:?} on this line", self.field),
             Err(error) => format!("a JSON object on this line ({error})"),
         };
         Err(SourceError::Format { file: file(), offset: at, expected })
@@ -149,6 +226,39 @@ impl RowReader for JsonlRows {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The text and the errors are those of a [`serde_json::Value`].
+    #[test]
+    fn a_field_is_read_like_that_of_a_parsed_line() {
+        let (deep, deeper) = ("[".repeat(126) + &"]".repeat(126), "[".repeat(128) + &"]".repeat(128));
+        for json in [
+            r#"{"text": "a", "x": [1, -2, 3.5, true, null, {"text": "b"}], "y": "\u00e9"}"#,
+            r#"{"x": {"text": "b"}, "te\u0078t": "a\n\ud83d\ude00"}"#,
+            r#"{"text": "a", "text": "b"}"#,
+            r#"{"text": "a", "text": 3}"#,
+            r#"{"text": 3, "text": "a"}"#,
+            r#"{"text": ["a"]}"#,
+            r#"{"text": {"text": "a"}}"#,
+            r#"[{"text": "a"}]"#,
+            r#""text""#,
+            "17",
+            "{}",
+            "",
+            r#"{"text": "a"} {"#,
+            r#"{"text": "a", "x": 1e999}"#,
+            r#"{"text": "a", "x": "\ud800"}"#,
+            r#"{"text": "a", "x": 01}"#,
+            r#"{"text": "a", 3: 4}"#,
+            r#"{"text": "a", "x": nul}"#,
+            r#"{"text": "a""#,
+            &format!(r#"{{"text": "a", "x": {deep}}}"#),
+            &format!(r#"{{"text": "a", "x": {deeper}}}"#),
+        ] {
+            let whole = serde_json::from_str::<serde_json::Value>(json).map_err(|error| error.to_string());
+            let expected = whole.map(|value| value.get("text").and_then(|text| text.as_str().map(ToOwned::to_owned)));
+            assert_eq!(string_field(json, "text").map_err(|error| error.to_string()), expected, "{json}");
+        }
+    }
 
     #[test]
     fn json_objects_are_distinguished_from_other_braces() {

@@ -12,6 +12,7 @@ use parquet::file::reader::{FileReader, SerializedFileReader};
 use crate::caught::caught;
 use crate::extract::Extractor;
 use crate::source::format::{FileHead, InputFile, InputFormat};
+use crate::source::lines::MAX_WHOLE_LINE_BYTES;
 use crate::source::rows::{self, RowDocuments, RowReader};
 use crate::source::{DocumentReader, SkipNotice, SkipNotices, SourceError, SourceFile, StoredReader};
 
@@ -60,6 +61,18 @@ impl InputFormat for ParquetFormat {
 
 /// Number of rows decoded at a time. It is small compared with a page.
 const ROWS_PER_READ: usize = 256;
+/// Bytes of text after which fewer rows are decoded at a time. All rows can be the same entry of a dictionary, so a small page
+/// can have many long rows.
+const BYTES_PER_READ: usize = 16 << 20;
+
+/// A decoded row.
+enum Row {
+    Text(Vec<u8>),
+    /// The field, or a struct around it, is null.
+    Missing,
+    /// The text exceeds [`MAX_WHOLE_LINE_BYTES`].
+    TooLong,
+}
 
 /// Reads a text column page by page.
 struct ParquetRows {
@@ -73,7 +86,7 @@ struct ParquetRows {
     /// Number of the next row.
     row: u64,
     damaged: Damaged,
-    rows: VecDeque<Option<Vec<u8>>>,
+    rows: VecDeque<Row>,
     notices: SkipNotices,
 }
 
@@ -85,13 +98,30 @@ struct OpenRowGroup {
     rows_left: usize,
 }
 
+impl OpenRowGroup {
+    /// Decodes and copies a row. Returns `None` at the end of the column.
+    fn next_row(&mut self) -> Result<Option<Row>, ParquetError> {
+        let (mut values, mut levels) = (Vec::new(), Vec::new());
+        let (count, ..) = self.column.read_records(1, Some(&mut levels), None, &mut values)?;
+        if count == 0 {
+            return Ok(None);
+        }
+        Ok(Some(match values.first() {
+            Some(text) if text.len() > MAX_WHOLE_LINE_BYTES => Row::TooLong,
+            Some(text) if self.defined == 0 || levels.first() == Some(&self.defined) => Row::Text(text.data().to_vec()),
+            _ => Row::Missing,
+        }))
+    }
+}
+
 impl ParquetRows {
     /// Opens the column of the text. `stored` reads the same file for its hash, up to the end of the current row group.
     fn open(file: &SourceFile, mut stored: StoredReader, source: &Source) -> Result<Self, SourceError> {
         let (field, damaged) = (&source.field, source.damaged);
         let name = file.name.clone();
         let open = seekable(file, &mut stored)?;
-        let reader = decode(|| SerializedFileReader::new(open)).map_err(|error| format_error(&name, error))?;
+        let reader = decode(|| SerializedFileReader::new(open).and_then(|reader| check_rows(&reader).map(|()| reader)))
+            .map_err(|error| format_error(&name, error))?;
         let columns = reader.metadata().file_metadata().schema_descr().columns().to_vec();
         let Some(column) = columns.iter().position(|column| column.path().string() == *field) else {
             let names: Vec<String> = columns.iter().map(|column| column.path().string()).collect();
@@ -113,16 +143,17 @@ impl ParquetRows {
             self.open_group = None;
             return Ok(());
         }
-        let (mut values, mut levels) = (Vec::new(), Vec::new());
-        let (count, ..) =
-            group.column.read_records(group.rows_left.min(ROWS_PER_READ), Some(&mut levels), None, &mut values)?;
-        if count == 0 {
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        while rows.len() < group.rows_left.min(ROWS_PER_READ) && bytes < BYTES_PER_READ {
+            let Some(row) = group.next_row()? else { break };
+            bytes += if let Row::Text(text) = &row { text.len() } else { 0 };
+            rows.push(row);
+        }
+        if rows.is_empty() {
             return Err(ParquetError::EOF("the column ends early".to_owned()));
         }
-        group.rows_left -= count;
-        let mut values = values.iter().map(|value| value.data().to_vec());
-        let present = (0..count).map(|row| group.defined == 0 || levels.get(row) == Some(&group.defined));
-        self.rows.extend(present.map(|present| if present { values.next() } else { None }));
+        group.rows_left -= rows.len();
+        self.rows.extend(rows);
         Ok(())
     }
 
@@ -156,9 +187,18 @@ impl RowReader for ParquetRows {
         loop {
             while let Some(row) = self.rows.pop_front() {
                 self.row += 1;
+                let number = self.row - 1;
                 match row {
-                    Some(text) => return Ok(Some((self.row - 1, text))),
-                    None => self.notices.push(SkipNotice::new("parquet: row without text", self.row - 1)),
+                    Row::Text(text) => return Ok(Some((number, text))),
+                    Row::Missing => self.notices.push(SkipNotice::new("parquet: row without text", number)),
+                    Row::TooLong if self.damaged == Damaged::Skip => {
+                        self.notices.push(SkipNotice::new("parquet: row of over 256 MiB", number));
+                    }
+                    Row::TooLong => {
+                        let expected = format!("a text of at most {} MiB", MAX_WHOLE_LINE_BYTES >> 20);
+                        let file = format!("{}, row {number}", self.name);
+                        return Err(SourceError::Format { file, offset: 0, expected });
+                    }
                 }
             }
             if self.open_group.is_none() && self.next_group == self.file.num_row_groups() {
@@ -183,6 +223,13 @@ impl RowReader for ParquetRows {
     }
 }
 
+/// Checks that the row numbers of a file are numbers.
+fn check_rows(file: &SerializedFileReader<File>) -> Result<(), ParquetError> {
+    let mut groups = file.metadata().row_groups().iter();
+    let rows = groups.try_fold(0_i64, |sum, group| sum.checked_add(group.num_rows()).filter(|_| group.num_rows() >= 0));
+    rows.map(drop).ok_or_else(|| ParquetError::General("impossible numbers of rows in the footer".to_owned()))
+}
+
 /// Calls a function of the Parquet library, which panics on some damaged files.
 fn decode<T>(work: impl FnOnce() -> Result<T, ParquetError>) -> Result<T, ParquetError> {
     caught(work).unwrap_or_else(|panic| Err(ParquetError::General(panic)))
@@ -201,4 +248,43 @@ fn seekable(file: &SourceFile, stored: &mut StoredReader) -> Result<File, Source
     let mut copy = tempfile::tempfile().map_err(read_error)?;
     std::io::copy(stored, &mut copy).map_err(read_error)?;
     Ok(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use parquet::data_type::ByteArray;
+    use parquet::file::writer::SerializedFileWriter;
+    use parquet::schema::parser::parse_message_type;
+
+    use super::*;
+    use crate::source::find_files;
+
+    /// The file has less than 1 MB, and its rows have 256 MB.
+    #[test]
+    fn rows_of_one_dictionary_entry_are_not_all_in_memory() {
+        let file = tempfile::Builder::new().suffix(".parquet").tempfile().unwrap();
+        let schema = parse_message_type("message rows { required binary text (UTF8); }").unwrap();
+        let mut writer = SerializedFileWriter::new(file.reopen().unwrap(), schema.into(), Default::default()).unwrap();
+        let mut group = writer.next_row_group().unwrap();
+        let mut column = group.next_column().unwrap().unwrap();
+        let rows = vec![ByteArray::from(vec![b'x'; 1_000_000]); ROWS_PER_READ];
+        column.typed::<ByteArrayType>().write_batch(&rows, None, None).unwrap();
+        column.close().unwrap();
+        group.close().unwrap();
+        writer.close().unwrap();
+        assert!(file.path().metadata().unwrap().len() < 2_000_000);
+
+        let path = file.path().display().to_string();
+        let source = Source { path, format: "parquet".into(), ..Source::default() };
+        let found = &find_files(std::slice::from_ref(&source), 1).unwrap()[0];
+        let stored = StoredReader::open(found, Default::default(), 1 << 30).unwrap();
+        let mut rows = ParquetRows::open(found, stored, &source).unwrap();
+        let mut count = 0;
+        while let Some((number, text)) = rows.next().unwrap() {
+            assert_eq!((number, text.len()), (count, 1_000_000));
+            assert!(rows.rows.len() <= BYTES_PER_READ / text.len(), "{} rows in memory", rows.rows.len());
+            count += 1;
+        }
+        assert_eq!(count, ROWS_PER_READ as u64);
+    }
 }

@@ -45,11 +45,12 @@ impl Renderer<'_> {
             });
         }
         let schemes = ["http://", "https://", "ftp://", "//", "mailto:"];
-        if !schemes.iter().any(|scheme| rest[1..].starts_with(scheme)) {
+        if at < self.unclosed.external || !schemes.iter().any(|scheme| rest[1..].starts_with(scheme)) {
             return None;
         }
-        let length = memchr::memchr2(b']', b'\n', rest.as_bytes())?;
-        if rest.as_bytes()[length] == b'\n' {
+        let length = memchr::memchr2(b']', b'\n', rest.as_bytes()).unwrap_or(rest.len());
+        if rest.as_bytes().get(length) != Some(&b']') {
+            self.unclosed.external = at + length;
             return None;
         }
         self.copy_until(at);
