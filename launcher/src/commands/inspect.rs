@@ -35,7 +35,7 @@ fn read(arguments: &cli::Inspect) -> Result<Inspection, Failure> {
 
 fn described(found: &Inspection) -> String {
     let (manifest, counts) = (&found.manifest, &found.manifest.counts);
-    let bytes: u64 = manifest.shards.iter().map(|shard| shard.bytes).sum();
+    let bytes = manifest.shards.iter().fold(0_u64, |sum, shard| sum.saturating_add(shard.bytes));
     let case = if manifest.lowercase { "uncased" } else { "cased" };
     let (length, replaced) = (manifest.sequence_length, counts.positive_pairs);
     let mut lines = vec![
