@@ -16,6 +16,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use toml::Table;
 
+use error::MAX_ISSUES;
 pub use error::{ConfigError, ConfigIssue, ConfigKind};
 use layers::Layer;
 use renames::RenamedKey;
@@ -145,6 +146,8 @@ impl Layers {
             // A value that cannot be parsed has its default here. Issues that this default causes are not reported.
             issues.extend(wrong.into_iter().filter(|issue| !unread.contains(&issue.key)));
         }
+        // One more than are listed, so that the error says that there are more.
+        issues.truncate(MAX_ISSUES + 1);
         issues.iter_mut().for_each(|issue| self.name_source(issue, &file));
         match parsed {
             Some(config) if issues.is_empty() => Ok(config),

@@ -3,9 +3,13 @@
 //!
 //! Short commands write directly and wait for the reader of the stream. Long-running commands call [`detach`]. After
 //! that, one thread per stream writes lines from a bounded queue.
+//!
+//! Text for a terminal has no control characters (printable.rs), except colors and cursor movements of lambert itself.
 
+mod printable;
 mod queue;
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::BorrowedFd;
 use std::sync::OnceLock;
@@ -18,6 +22,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::cli::LogFormat;
+use printable::{PrintableWriter, printable};
 pub use queue::{Bar, BarState};
 use queue::{OutputQueue, Sink};
 
@@ -27,6 +32,9 @@ const LONGEST: usize = 1 << 20;
 pub const QUIET_FILTER: &str = "error";
 /// Time limit per stream for flushing at exit.
 const LAST_WRITES: Duration = Duration::from_secs(2);
+
+/// Moves a terminal's cursor to its first column and line, and clears what follows.
+const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// True if stdout is a terminal.
 pub fn is_output_terminal() -> bool {
@@ -75,7 +83,12 @@ pub fn line(text: &str) {
 
 /// Writes an error to stderr. A failed write is ignored.
 pub fn error(text: &str) {
-    to_stderr(format!("{text}\n").as_bytes());
+    to_stderr(format!("{}\n", shown(text, io::stderr().is_terminal())).as_bytes());
+}
+
+/// Text for a stream.
+fn shown(text: &str, is_terminal: bool) -> Cow<'_, str> {
+    if is_terminal { printable(text) } else { text.into() }
 }
 
 fn to_stderr(bytes: &[u8]) {
@@ -87,6 +100,7 @@ fn to_stderr(bytes: &[u8]) {
 
 /// Writes a result line to stdout and waits for the reader of stdout. A closed pipe (`| head`) is not an error.
 pub fn result(text: &str) -> io::Result<()> {
+    let text = shown(text, is_output_terminal());
     let write = || {
         let mut output = StandardOutput;
         writeln!(output, "{text}").and_then(|()| output.flush())
@@ -105,10 +119,24 @@ pub fn results(content: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>) 
 /// Like [`results`]; returns false if the reader closed the pipe.
 pub fn results_to_reader(content: impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()>) -> io::Result<bool> {
     let mut output = io::BufWriter::new(StandardOutput);
-    match content(&mut output).and_then(|()| output.flush()) {
+    let written = match is_output_terminal() {
+        true => content(&mut PrintableWriter(&mut output)),
+        false => content(&mut output),
+    };
+    match written.and_then(|()| output.flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+/// Replaces the content of the terminal at stdout by `text`. Returns false if the terminal is gone.
+pub fn screen(text: &str) -> io::Result<bool> {
+    let mut output = StandardOutput;
+    let written = write!(output, "{CLEAR}{}\n", printable(text)).and_then(|()| output.flush());
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        written => written.map(|()| true),
     }
 }
 
@@ -134,7 +162,7 @@ impl Write for StandardOutput {
 /// Writes a record line to stdout. Has no effect before [`detach`].
 pub fn record(text: &str) {
     if let Some(detached) = DETACHED.get() {
-        detached.output.push(format!("{text}\n").into_bytes());
+        detached.output.push(format!("{}\n", shown(text, is_output_terminal())).into_bytes());
     }
 }
 

@@ -1,5 +1,6 @@
 //! Panic handling. The first panic of any thread becomes a one-line error. No backtrace is printed.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind};
 use std::sync::OnceLock;
 
@@ -10,24 +11,33 @@ use crate::failure::{Failure, Outcome};
 
 static FIRST: OnceLock<String> = OnceLock::new();
 
+thread_local! {
+    static IS_OPTIONAL: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Internal error.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Internal(String);
 
-/// Runs a command. A panic in any thread makes the command fail, even if the command caught the panic. An exception are panics of
-/// libraries on damaged files, which [`caught`] turns into errors.
+/// Runs a command. A panic in any thread makes the command fail, even if the command caught the panic. Exceptions are panics of
+/// libraries on damaged files, which [`caught`] turns into errors, and panics of [optional](mark_optional) threads.
 pub fn guard(command: impl FnOnce() -> Outcome) -> Outcome {
-    std::panic::set_hook(Box::new(|info| {
-        if !caught::is_active() {
-            drop(FIRST.set(describe(info)));
-        }
+    std::panic::set_hook(Box::new(|info| match (caught::is_active(), IS_OPTIONAL.get()) {
+        (true, _) => {}
+        (false, true) => tracing::warn!("{}; the page of the run may be out of date", describe(info)),
+        (false, false) => drop(FIRST.set(describe(info))),
     }));
     let outcome = catch_unwind(AssertUnwindSafe(command));
     match first() {
         Some(failure) => Err(failure),
         None => outcome.unwrap_or_else(|_| Err(failure("internal error; please report it"))),
     }
+}
+
+/// Marks this thread as one that serves the page of a run, which the run does not need. A panic of the thread becomes a warning.
+pub fn mark_optional() {
+    IS_OPTIONAL.set(true);
 }
 
 /// Failure that describes the first panic of any thread. `None` if no thread panicked.
@@ -53,6 +63,21 @@ fn message(thread: &str, place: &str, payload: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_panic_of_an_optional_thread_is_no_failure() {
+        let panicking = || {
+            mark_optional();
+            panic!("of a test");
+        };
+        let before = std::panic::take_hook();
+        let outcome = guard(|| {
+            assert!(std::thread::spawn(panicking).join().is_err());
+            Ok(exit::DONE)
+        });
+        std::panic::set_hook(before);
+        assert_eq!(outcome.map_err(|failure| failure.to_string()), Ok(exit::DONE));
+    }
 
     #[test]
     fn a_panic_is_printed_as_one_line() {

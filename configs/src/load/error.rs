@@ -2,6 +2,9 @@
 
 use std::path::PathBuf;
 
+/// Maximum number of issues that are listed.
+pub(super) const MAX_ISSUES: usize = 100;
+
 /// One problem in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigIssue {
@@ -90,18 +93,26 @@ pub enum ConfigError {
         /// Cause.
         source: Box<config::ConfigError>,
     },
-    /// Invalid values, all listed.
-    #[error("{origin} has {} error{}:{}", issues.len(), if issues.len() == 1 { "" } else { "s" }, list(issues))]
+    /// Invalid values. The message lists at most the first 100.
+    #[error("{origin} has {}:{}", count(issues.len()), list(issues))]
     Invalid {
         /// File, or the origin of the text.
         origin: String,
-        /// All issues, in the order in which they were found.
+        /// Issues, in the order in which they were found; at most 101.
         issues: Vec<ConfigIssue>,
     },
 }
 
+fn count(issues: usize) -> String {
+    match issues {
+        1 => "1 error".to_owned(),
+        2..=MAX_ISSUES => format!("{issues} errors"),
+        _ => format!("more than {MAX_ISSUES} errors; the first {MAX_ISSUES}"),
+    }
+}
+
 fn list(issues: &[ConfigIssue]) -> String {
-    issues.iter().map(|issue| format!("\n  {issue}")).collect()
+    issues.iter().take(MAX_ISSUES).map(|issue| format!("\n  {issue}")).collect()
 }
 
 #[cfg(test)]
@@ -119,5 +130,20 @@ mod tests {
             let message = layers.parse::<RunConfig>(text, "run.toml").unwrap_err().to_string();
             assert!(message.contains("run.toml has ") && message.contains("stage"), "{message}");
         }
+    }
+
+    /// Every issue of an unknown key needs a pass over all values, so that a list of all of them would take minutes.
+    #[test]
+    fn many_errors_are_not_all_listed() {
+        let unknown = |count: usize| -> String { (0..count).map(|key| format!("k{key} = 1\n")).collect() };
+        let message = |text: &str| Layers::from_sets(&[]).parse::<RunConfig>(text, "run.toml").unwrap_err().to_string();
+        let many = message(&unknown(20_000));
+        assert!(many.starts_with("run.toml has more than 100 errors; the first 100:\n  k"), "{many}");
+        assert_eq!(many.lines().count(), 101);
+        // One more: there is no stage.
+        let few = message(&unknown(99));
+        assert!(few.starts_with("run.toml has 100 errors:\n") && few.lines().count() == 101, "{few}");
+        let invalid = message(&"[[stage]]\n".repeat(101));
+        assert!(invalid.starts_with("run.toml has more than 100 errors"), "{invalid}");
     }
 }

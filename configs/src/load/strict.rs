@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use super::error::ConfigIssue;
+use super::error::{ConfigIssue, MAX_ISSUES};
 
 /// Removes the value at `path`. Returns `false` if there is no value.
 fn remove(node: &mut Value, path: &[String]) -> bool {
@@ -33,7 +33,8 @@ fn remove(node: &mut Value, path: &[String]) -> bool {
     }
 }
 
-/// Deserializes `tree`. A value that cannot be parsed becomes an issue, and the key takes its default value.
+/// Deserializes `tree`. A value that cannot be parsed becomes an issue, and the key takes its default value. Each issue needs
+/// another pass over the tree, so this function stops after more than [`MAX_ISSUES`].
 pub fn read_all<T: DeserializeOwned>(mut tree: Value, issues: &mut Vec<ConfigIssue>) -> Option<T> {
     loop {
         let error = match serde_path_to_error::deserialize::<_, T>(tree.clone()) {
@@ -56,7 +57,7 @@ pub fn read_all<T: DeserializeOwned>(mut tree: Value, issues: &mut Vec<ConfigIss
             path.push(field);
         }
         issues.push(ConfigIssue::new(path.join("."), message));
-        if !remove(&mut tree, &path) {
+        if issues.len() > MAX_ISSUES || !remove(&mut tree, &path) {
             return None;
         }
     }

@@ -24,8 +24,6 @@ use crate::status::{OBJECT, Status};
 const ENDS: usize = 10;
 /// Pause between two reads of a run that is followed.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Moves a terminal's cursor to its first column and line, and clears what follows.
-const CLEAR: &str = "\x1b[H\x1b[J";
 
 #[derive(Debug, thiserror::Error)]
 enum StatusError {
@@ -101,14 +99,15 @@ fn follow(store: &Store, json: bool) -> Result<(), Failure> {
         let is_screen = console::is_output_terminal() && !json;
         let has_changed = before.as_ref().map(lines::comparable) != summary.status.as_ref().map(lines::comparable);
         if has_changed || is_screen {
-            let text = match (&summary.status, json, is_screen) {
-                (_, true, _) => summary.json().to_string() + "\n",
-                (_, _, true) => format!("{CLEAR}{}\n", summary.text()),
-                (Some(status), ..) => lines::one_line(status) + "\n",
-                (None, ..) => String::new(),
+            let text = match (&summary.status, json) {
+                (_, true) => summary.json().to_string() + "\n",
+                (Some(status), _) => lines::one_line(status) + "\n",
+                (None, _) => String::new(),
             };
             let print = |output: &mut (dyn std::io::Write + Send)| output.write_all(text.as_bytes());
-            if !console::results_to_reader(print).map_err(Failure::failed)? {
+            let has_reader =
+                if is_screen { console::screen(&summary.text()) } else { console::results_to_reader(print) };
+            if !has_reader.map_err(Failure::failed)? {
                 return Ok(());
             }
             before.clone_from(&summary.status);

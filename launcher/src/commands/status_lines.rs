@@ -92,7 +92,8 @@ fn line(label: &str, text: &str) -> String {
 fn step(status: &Status) -> String {
     let RunProgress { step, steps, samples_per_second, seconds_left } = status.progress;
     // The percentage is rounded down, so that 100% appears only for a finished run.
-    let mut text = format!("{step}/{steps} ({}%)", 100 * step / steps.max(1));
+    let share = 100 * u128::from(step) / u128::from(steps.max(1));
+    let mut text = format!("{step}/{steps} ({share}%)");
     if status.state == RunState::Training {
         text += &format!(", {} samples/s", rate(samples_per_second));
         text += &seconds_left.map_or(String::new(), |left| format!(", ETA {}", clock(left)));
@@ -263,6 +264,12 @@ mod tests {
         let lines = run("/r", &status, Liveness::Over, None);
         assert_eq!(lines[2], "attempt      2 (1 restart, 2.6 s lost)");
         assert_eq!(lines[3], "failure      attempt 1, step 603: rank 1 (pid 7, host vm) killed by SIGKILL; 2.6 s lost");
+    }
+
+    #[test]
+    fn the_largest_step_has_a_percentage() {
+        let progress = RunProgress { step: u64::MAX, steps: u64::MAX, ..RunProgress::default() };
+        assert!(step(&Status { progress, ..Status::default() }).ends_with(" (100%)"));
     }
 
     #[test]

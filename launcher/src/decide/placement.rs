@@ -77,10 +77,10 @@ pub fn place(host_pool: &HostPool, world: usize, avoid: &BTreeSet<&str>) -> Plac
 
 /// Returns the nodes in `avoid` that can be excluded, in node order. The other nodes keep at least `world` slots.
 fn leave_out(nodes: &[Host], world: usize, avoid: &BTreeSet<&str>) -> Option<ExcludedNodes> {
-    let mut free_slots: usize = nodes.iter().map(|node| node.ranks).sum();
+    let mut free_slots = nodes.iter().fold(0_usize, |sum, node| sum.saturating_add(node.ranks));
     let mut left_out = Vec::new();
     for node in nodes.iter().filter(|node| avoid.iter().any(|host| is_node(host, &node.name))) {
-        if free_slots >= world + node.ranks {
+        if free_slots >= world.saturating_add(node.ranks) {
             free_slots -= node.ranks;
             left_out.push(node.name.clone());
         }

@@ -33,7 +33,7 @@ pub enum Field {
     Bool(bool),
     /// Digits of a number.
     Number(String),
-    /// A string, or the JSON text of a list.
+    /// A string, or the JSON text of a list or of a deeply nested object.
     Text(String),
 }
 
@@ -48,27 +48,30 @@ impl Field {
     }
 }
 
+/// Maximum depth of nested objects. Deeper ones are text.
+const DEPTH: usize = 32;
+
 /// Returns the fields of a JSON object, in order. Fields of nested objects have names such as `ranks.min`.
 ///
 /// # Errors
 /// `text` is not a JSON object.
 pub fn fields(text: &str) -> serde_json::Result<Vec<(String, Field)>> {
     let mut found = Vec::new();
-    flatten("", text, &mut found)?;
+    flatten("", text, DEPTH, &mut found)?;
     Ok(found)
 }
 
-fn flatten(prefix: &str, text: &str, found: &mut Vec<(String, Field)>) -> serde_json::Result<()> {
+fn flatten(prefix: &str, text: &str, depth: usize, found: &mut Vec<(String, Field)>) -> serde_json::Result<()> {
     let Members(members) = serde_json::from_str(text)?;
     for (name, value) in members {
         let (name, value) = (format!("{prefix}{name}"), value.get());
         let field = match value.as_bytes().first() {
-            Some(b'{') => {
-                flatten(&format!("{name}."), value, found)?;
+            Some(b'{') if depth > 0 => {
+                flatten(&format!("{name}."), value, depth - 1, found)?;
                 continue;
             }
             Some(b'"') => Field::Text(serde_json::from_str(value)?),
-            Some(b'[') => Field::Text(value.to_owned()),
+            Some(b'[' | b'{') => Field::Text(value.to_owned()),
             Some(b'n') => Field::Null,
             Some(b't' | b'f') => Field::Bool(value == "true"),
             _ => Field::Number(value.to_owned()),
@@ -122,6 +125,14 @@ mod tests {
         ];
         assert_eq!(fields(text).unwrap(), expected.map(|(name, field)| (name.to_owned(), field)));
         assert!(fields("[1]").is_err());
+    }
+
+    #[test]
+    fn deeply_nested_objects_are_text() {
+        let text = "{\"a\":".repeat(40_000) + "1" + &"}".repeat(40_000);
+        let found = fields(&text).unwrap();
+        assert_eq!((found.len(), found[0].0.len()), (1, 2 * DEPTH + 1));
+        assert!(matches!(&found[0].1, Field::Text(text) if text.starts_with("{\"a\":")));
     }
 
     #[test]

@@ -11,9 +11,9 @@ use lambert_config::run::Watch;
 use lambert_store::Store;
 
 use super::{Observation, Observer, ObserverSetup, RunEnd};
-use crate::failure;
 use crate::watch::poll;
 use crate::watch::server::{Server, ServerError};
+use crate::{failure, panics};
 
 /// Maximum number of connections. The coordinator needs its file descriptors for the ranks and the store. A browser
 /// opens at most six connections.
@@ -52,6 +52,7 @@ pub fn make(setup: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
     let ((stop, stopped), (alive, thread)) = (channel(), channel::<()>());
     let run = move || {
         let _alive = alive;
+        panics::mark_optional();
         if let Err(error) = serve(&watch, &url, &stopped) {
             tracing::warn!("the page of the run is not served: {}; training continues", failure::chain(&error));
         }

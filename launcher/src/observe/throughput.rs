@@ -78,7 +78,7 @@ impl Throughput {
 
     /// Samples per second. 0 before the first step.
     pub fn samples_per_second(&self) -> f64 {
-        let samples: u64 = self.steps.iter().map(|step| step.samples).sum();
+        let samples = self.steps.iter().fold(0_u64, |sum, step| sum.saturating_add(step.samples));
         if self.seconds() > 0.0 { samples as f64 / self.seconds() } else { 0.0 }
     }
 

@@ -26,6 +26,8 @@ pub const SMALL: (u32, u32) = (900, 220);
 pub const UNITS: u32 = 4;
 /// Maximum number of points of a line.
 const POINTS: usize = 1500;
+/// Largest absolute value of a point. With larger values, the range of an axis would not be finite.
+const LARGEST: f64 = 1e300;
 /// Steps on each side that the smoothed line averages.
 const SMOOTHING: usize = 12;
 
@@ -45,6 +47,11 @@ const COLORS: [[RGBColor; 3]; 6] = [
 /// Colors of the extra held-out datasets of a single run.
 const EXTRA_COLORS: [RGBColor; 4] =
     [RGBColor(20, 120, 60), RGBColor(110, 70, 160), RGBColor(140, 100, 10), RGBColor(0, 120, 130)];
+
+/// True if a point can have this value.
+pub fn is_drawable(value: f64) -> bool {
+    value.abs() <= LARGEST
+}
 
 /// Curves of a run.
 #[derive(Debug, Default)]
@@ -73,6 +80,13 @@ impl Curves {
     fn losses(&self) -> impl Iterator<Item = f64> {
         let extra = self.extra.iter().flat_map(|(_, points)| points);
         self.training.iter().flatten().chain(&self.held_out).chain(extra).map(|(_, loss)| *loss).chain(self.baseline)
+    }
+
+    /// Steps of all points and marks in the chart of losses.
+    fn steps(&self) -> impl Iterator<Item = f64> {
+        let extra = self.extra.iter().flat_map(|(_, points)| points);
+        let points = self.training.iter().flatten().chain(&self.undone).chain(&self.held_out).chain(extra);
+        points.map(|(step, _)| *step).chain(self.marks.iter().map(|mark| mark.step))
     }
 }
 
@@ -137,7 +151,9 @@ fn draw_small(runs: &[&Curves], metric: PlottedMetric, name: &str, svg: &mut Str
     area.fill(&WHITE)?;
     let mut chart = frame(&area, 0.0..last, 0.0..1.05 * top, name)?;
     for (run, [color, ..]) in runs.iter().zip(COLORS.iter().cycle()) {
-        chart.draw_series(LineSeries::new(thinned(metric.of(run)), color.stroke_width(UNITS * 3 / 2)))?;
+        // The axis begins at 0.
+        let points = thinned(metric.of(run)).filter(|(_, value)| *value >= 0.0);
+        chart.draw_series(LineSeries::new(points, color.stroke_width(UNITS * 3 / 2)))?;
     }
     area.present()?;
     Ok(())
@@ -147,9 +163,8 @@ fn draw_losses(runs: &[&Curves], svg: &mut String) -> DrawResult<()> {
     let losses = || runs.iter().flat_map(|run| run.losses());
     let bottom = losses().fold(f64::INFINITY, f64::min).floor();
     let top = losses().fold(f64::NEG_INFINITY, f64::max).ceil();
-    let range = if bottom < top { bottom..top } else { 0.0..1.0 };
-    let steps = runs.iter().flat_map(|run| run.training.iter().flatten()).map(|(step, _)| *step);
-    let last = steps.fold(1.0, f64::max);
+    let range = axis(bottom, top);
+    let last = runs.iter().flat_map(|run| run.steps()).fold(1.0, f64::max);
     let area = SVGBackend::with_string(svg, (SIZE.0 * UNITS, SIZE.1 * UNITS)).into_drawing_area();
     area.fill(&WHITE)?;
     let mut chart = frame(&area, 0.0..last, range.clone(), "loss (nats)")?;
@@ -172,6 +187,16 @@ fn draw_losses(runs: &[&Curves], svg: &mut String) -> DrawResult<()> {
         .draw()?;
     area.present()?;
     Ok(())
+}
+
+/// Range of an axis with these values. Values that are almost equal are at its start. There are no values if `top` is below
+/// `bottom`.
+fn axis(bottom: f64, top: f64) -> Range<f64> {
+    match bottom.abs().max(top.abs()) {
+        _ if top < bottom => 0.0..1.0,
+        largest if top - bottom > 1e-6 * largest => bottom..top,
+        largest => bottom..bottom + largest.max(1.0),
+    }
 }
 
 fn frame<'a>(
@@ -301,4 +326,33 @@ fn smoothed(points: &[Point]) -> Vec<Point> {
     let mean = |window: &[Point]| window.iter().map(|(_, loss)| loss).sum::<f64>() / window.len() as f64;
     let around = |index: usize| &points[index.saturating_sub(SMOOTHING)..points.len().min(index + SMOOTHING + 1)];
     points.iter().enumerate().map(|(index, (step, _))| (*step, mean(around(index)))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn draw(points: &[Point], step: f64) {
+        let curves = Curves {
+            training: vec![points.to_vec()],
+            undone: vec![(step, points[0].1)],
+            held_out: vec![(step, points[0].1)],
+            extra: vec![("x".to_owned(), vec![(7.0, points[0].1)])],
+            baseline: Some(points[0].1),
+            gradient_norm: points.to_vec(),
+            marks: vec![EventLine { step, label: "restart".to_owned() }],
+            ..Curves::default()
+        };
+        assert!(losses(&[&curves]).unwrap().contains("restart"), "{points:?}");
+        small(&[&curves], PlottedMetric::GradientNorm, "gradient norm").unwrap();
+    }
+
+    #[test]
+    fn extreme_values_are_drawn() {
+        for value in [LARGEST, -LARGEST, f64::MIN_POSITIVE, -1.0, 0.0] {
+            draw(&[(1.0, value), (2.0, 0.5), (3.0, 0.25)], u64::MAX as f64);
+            draw(&[(1.0, value), (2.0, value.next_up())], 9.0);
+        }
+        assert!(![f64::NAN, f64::INFINITY, 1.79e308, -1.7e308].into_iter().any(is_drawable));
+    }
 }

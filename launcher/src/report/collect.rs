@@ -13,7 +13,7 @@ use lambert_store::run::CONFIG;
 use lambert_store::{Store, StoredVocabulary, checkpoint};
 use serde::Serialize;
 
-use super::chart::{Curves, EventLine, Point};
+use super::chart::{Curves, EventLine, Point, is_drawable};
 use super::extra::{ExtraReport, by_name, curve};
 use super::gpus::{GpuReport, XidReport};
 use crate::decide::RestartHistory;
@@ -157,7 +157,6 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
     let is_saved = |evaluation: &&Evaluation| evaluation.step > 0 && evaluation.total_loss().is_finite();
     let best = evaluations.iter().filter(is_saved);
     let best = best.min_by(|a, b| a.total_loss().total_cmp(&b.total_loss()));
-    let sum = |of: fn(&StepRecord) -> u64| steps.iter().map(of).sum();
     let last = steps.last();
     let newest = evaluations.last().map(|evaluation| &evaluation.scores);
     let curves = curves(&name, &steps, &undone, &evaluations, &stages, restarts);
@@ -169,8 +168,8 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
         steps: steps.len() as u64,
         last_step: last.map(|record| record.step),
         planned_steps: parsed.as_ref().map_or(0, |config| timeline::total_steps(config, &EarlyStops::new())),
-        samples: sum(|record| record.batch.samples),
-        tokens: sum(|record| record.batch.tokens),
+        samples: sum(&steps, |record| record.batch.samples),
+        tokens: sum(&steps, |record| record.batch.tokens),
         flops: parsed.is_some().then(|| stages.iter().map(|stage| stage.flops).sum()),
         step_seconds: total(steps.iter().map(|record| record.times.seconds)),
         undone_seconds: total(undone.iter().map(|record| record.times.seconds)),
@@ -201,6 +200,11 @@ pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -
         stages,
         config,
     })
+}
+
+/// Sum of a count over steps, at most `u64::MAX`.
+fn sum<'a>(steps: impl IntoIterator<Item = &'a StepRecord>, of: fn(&StepRecord) -> u64) -> u64 {
+    steps.into_iter().map(of).fold(0, u64::saturating_add)
 }
 
 /// Sum of seconds. The sum of no values is 0.0, not -0.0.
@@ -237,7 +241,7 @@ fn stages(config: &RunConfig, steps: &[StepRecord], vocabulary: usize) -> Vec<St
     let report = |stage: &Stage| {
         let records: Vec<&StepRecord> = steps.iter().filter(|record| record.stage == stage.name).collect();
         let layers = stage.depth(&config.model);
-        let sum = |of: fn(&StepRecord) -> u64| records.iter().map(|record| of(record)).sum::<u64>();
+        let sum = |of: fn(&StepRecord) -> u64| sum(records.iter().copied(), of);
         let (samples, tokens) = (sum(|record| record.batch.samples), sum(|record| record.batch.tokens));
         let architecture = Architecture::of_run(config, layers, vocabulary);
         let count = samples.max(1);
@@ -268,7 +272,7 @@ fn data(stage: &Stage, records: &[&StepRecord]) -> String {
     if stage.mixture.is_empty() {
         return stage.data.clone();
     }
-    let samples = records.iter().map(|record| record.batch.samples).sum::<u64>().max(1) as f64;
+    let samples = sum(records.iter().copied(), |record| record.batch.samples).max(1) as f64;
     let of_step = |record: &&StepRecord, name: &str| {
         record.mixture.get(name).map_or(0.0, |stats| stats.share * record.batch.samples as f64)
     };
@@ -316,7 +320,7 @@ fn curves(
     history: &RestartHistory,
 ) -> Curves {
     let objective = steps.first().map_or(String::new(), |record| record.scores.main().name.to_uppercase());
-    let point = |record: &StepRecord, value: f64| Some((record.step as f64, value)).filter(|_| value.is_finite());
+    let point = |record: &StepRecord, value: f64| Some((record.step as f64, value)).filter(|_| is_drawable(value));
     let series = |of: fn(&StepRecord) -> f64| steps.iter().filter_map(|record| point(record, of(record))).collect();
     let by_stage = steps.chunk_by(|a, b| a.stage == b.stage);
     let main_loss = |record: &StepRecord| record.scores.main().loss;
@@ -344,10 +348,25 @@ fn curves(
         undone: undone.iter().filter_map(|record| point(record, main_loss(record))).collect(),
         held_out: curve(evaluations.iter().map(|evaluation| (evaluation.step, &evaluation.scores))),
         extra: ExtraReport::all(evaluations).into_iter().map(|extra| (extra.name, extra.curve)).collect(),
-        baseline: evaluations.last().map(|evaluation| evaluation.unigram_entropy),
+        baseline: evaluations.last().map(|evaluation| evaluation.unigram_entropy).filter(|nats| is_drawable(*nats)),
         learning_rate: series(|record| record.update.learning_rate),
         gradient_norm: series(|record| record.update.grad_norm.unwrap_or(f64::NAN)),
         samples_per_second: series(|record| record.throughput.samples_per_second),
         marks: restarts.chain(growth).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lambert_control::BatchStats;
+
+    use super::*;
+
+    #[test]
+    fn sums_of_counts_do_not_overflow() {
+        let batch = BatchStats { samples: u64::MAX, ..BatchStats::default() };
+        let steps = [StepRecord { batch, ..StepRecord::default() }, StepRecord::default()];
+        assert_eq!(sum(&steps, |record| record.batch.samples), u64::MAX);
+        assert_eq!(sum(steps.iter().chain(&steps), |record| record.batch.samples), u64::MAX);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use lambert_control::{Evaluation, ExtraEvaluation, Score, Scores};
 use serde::Serialize;
 
-use super::chart::Point;
+use super::chart::{Point, is_drawable};
 
 /// Results on an extra held-out dataset.
 #[derive(Debug, Serialize)]
@@ -53,5 +53,5 @@ pub fn by_name(scores: Option<&Scores>, value: fn(&Score) -> Option<f64>) -> BTr
 /// Main loss by step.
 pub fn curve<'a>(evaluations: impl Iterator<Item = (u64, &'a Scores)>) -> Vec<Point> {
     let points = evaluations.map(|(step, scores)| (step as f64, scores.main().loss));
-    points.filter(|(_, loss)| loss.is_finite()).collect()
+    points.filter(|(_, loss)| is_drawable(*loss)).collect()
 }

@@ -157,7 +157,7 @@ const NEWEST: f64 = 0.05;
 impl NoiseScale {
     /// Adds an estimate.
     pub fn add(&mut self, noise: GradientNoise) {
-        self.estimates += 1;
+        self.estimates = self.estimates.saturating_add(1);
         let weight = NEWEST.max(1.0 / self.estimates as f64);
         self.gradient += weight * (noise.gradient - self.gradient);
         self.variance += weight * (noise.variance - self.variance);

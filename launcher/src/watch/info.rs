@@ -114,7 +114,7 @@ fn ranks(ranks: &[RankStatus], times: Option<RankTimes>) -> Vec<Rank> {
         phase: rank.phase.clone(),
         seconds_since_heartbeat: rank.seconds_since_heartbeat,
         // Ranks report at different times, so that one is often a step behind.
-        is_straggler: slowest == Some(rank.rank) || rank.step + 1 < furthest,
+        is_straggler: slowest == Some(rank.rank) || rank.step.saturating_add(1) < furthest,
         gpu: rank.gpu.as_ref().map(gpus::of_rank),
     };
     let mut shown: Vec<Rank> = ranks.iter().map(shown).collect();
@@ -146,6 +146,12 @@ mod tests {
         let times = RankTimes { min: 1.0, median: 1.0, max: 1.1, slowest: 0 };
         assert_eq!(stragglers(times), [2]);
         assert_eq!(stragglers(RankTimes { max: 1.5, ..times }), [0, 2]);
+    }
+
+    /// The status comes from a file.
+    #[test]
+    fn the_largest_step_is_no_straggler() {
+        assert!(!ranks(&[rank(0, u64::MAX, 0.0)], None)[0].is_straggler);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use lambert_store::{RetryPolicy, Store};
 
 use super::board::Board;
 use super::run::WatchedRun;
+use crate::panics;
 
 /// Pause between two reads of a run.
 pub const PERIOD: Duration = Duration::from_secs(3);
@@ -31,6 +32,7 @@ pub fn start(stores: Vec<Store>) -> std::io::Result<Arc<Board>> {
     for (index, mut run) in runs.into_iter().enumerate() {
         let board = Arc::clone(&board);
         std::thread::Builder::new().name(format!("watch-{index}")).spawn(move || {
+            panics::mark_optional();
             loop {
                 board.update(index, run.refresh());
                 std::thread::sleep(PERIOD);

@@ -56,6 +56,8 @@ pub struct WatchedRun {
     status: Option<Status>,
     /// Configuration and vocabulary size of an attempt.
     config: Option<(u32, RunConfig)>,
+    /// Text of a configuration of an attempt that cannot be parsed.
+    invalid_config: Option<(u32, String)>,
     vocabulary: Option<usize>,
     /// Steps from the status that are newer than the stored records.
     live: Vec<(AttemptStep, Point)>,
@@ -76,6 +78,7 @@ impl WatchedRun {
             logged: 0,
             status: None,
             config: None,
+            invalid_config: None,
             vocabulary: None,
             live: Vec::new(),
             failures: Vec::new(),
@@ -173,8 +176,12 @@ impl WatchedRun {
         if self.config.as_ref().is_some_and(|(read, _)| *read == attempt) {
             return;
         }
-        let text = stored_config::text(&self.store).ok().flatten();
-        let config = text.and_then(|text| stored_config::parse(&text, &self.store).ok());
+        let text = stored_config::text(&self.store).ok().flatten().map(|text| (attempt, text));
+        if text.is_some() && self.invalid_config == text {
+            return;
+        }
+        let config = text.as_ref().and_then(|(_, text)| stored_config::parse(text, &self.store).ok());
+        self.invalid_config = text.filter(|_| config.is_none());
         self.config = config.map(|config| (attempt, config));
         let vocabulary = StoredVocabulary::read(&self.store).ok();
         self.vocabulary = vocabulary.and_then(|vocabulary| TokenTable::count(&vocabulary.bytes));
@@ -269,4 +276,28 @@ fn title(url: &str, status: Option<&Status>) -> String {
     let last = url.trim_end_matches('/').rsplit('/').next().unwrap_or(url);
     let name = status.map(|status| status.name.as_str()).filter(|name| !name.is_empty() && *name != last);
     name.map_or_else(|| last.to_owned(), |name| format!("{last} ({name})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use lambert_store::run::CONFIG;
+
+    use super::*;
+    use crate::metrics::history::tests::store;
+
+    #[test]
+    fn an_invalid_configuration_is_parsed_once() {
+        let store = store("invalid-config");
+        let mut run = WatchedRun::new(store.clone());
+        store.put(CONFIG, "unknown = 1".into()).unwrap();
+        run.read_config();
+        assert_eq!((run.config.is_none(), run.invalid_config.clone()), (true, Some((0, "unknown = 1".to_owned()))));
+        // Only a parse reads the vocabulary.
+        run.vocabulary = Some(7);
+        run.read_config();
+        assert_eq!(run.vocabulary, Some(7));
+        store.put(CONFIG, "[[stage]]\nname = \"a\"\ndata = \"d\"\nsteps = 1\n".into()).unwrap();
+        run.read_config();
+        assert_eq!((run.config.is_some(), run.invalid_config.is_none()), (true, true));
+    }
 }

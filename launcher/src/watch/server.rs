@@ -17,7 +17,7 @@ use flate2::write::GzEncoder;
 use super::assets::{ASSETS, Asset};
 use super::board::Board;
 use super::token::Token;
-use crate::{host, http};
+use crate::{host, http, panics};
 
 /// Query parameter of the first request.
 const PARAMETER: &str = "token";
@@ -80,7 +80,8 @@ impl Server {
         let token = Token::random()?;
         let access = Access { token: token.clone(), cookie: format!("lambert-watch-{}", address.port()) };
         let routes = routes(board, Arc::new(access));
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let runtime = builder.worker_threads(2).enable_all().on_thread_start(panics::mark_optional).build();
         let runtime = runtime.map_err(ServerError::Start)?;
         let listener = runtime.block_on(async { tokio::net::TcpListener::from_std(listener) });
         let listener = listener.map_err(ServerError::Start)?;

@@ -97,7 +97,7 @@ impl Cluster {
             Err(message) => issues.push(ConfigIssue::new("cluster.hosts", message)),
             Ok(hosts) if hosts.is_empty() => {}
             Ok(hosts) => {
-                let room: usize = hosts.iter().map(|host| host.ranks).sum();
+                let room = hosts.iter().fold(0_usize, |sum, host| sum.saturating_add(host.ranks));
                 if room < self.ranks {
                     let message = format!(
                         "have slots for {room} ranks, cluster.ranks is {}; list more hosts, or more ranks of a host (NAME:RANKS)",
@@ -158,5 +158,20 @@ impl Limits {
             duration::check(&key, value, 1.0, issues);
         }
         not_negative("cluster.limits.step_medians", self.step_medians, issues);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_of_hosts_are_added_without_overflow() {
+        let hosts = vec![format!("a:{}", usize::MAX), "b:1".to_owned()];
+        let mut issues = Vec::new();
+        Cluster { hosts, ranks: 2, ..Cluster::default() }.check_hosts(&mut issues);
+        assert_eq!(issues, []);
+        Cluster { hosts: vec!["a:1".to_owned()], ranks: 2, ..Cluster::default() }.check_hosts(&mut issues);
+        assert_eq!(issues[0].key, "cluster.hosts");
     }
 }

@@ -4,6 +4,9 @@ use super::{MAX_DIMENSION, not_negative, positive};
 use crate::load::ConfigIssue;
 use crate::run::{Decay, GrowthOrder, Model, Stage};
 
+/// Upper limit of the global batch size, samples. A plan lists the samples of a batch.
+const MAX_BATCH: usize = 1 << 24;
+
 impl Stage {
     /// Number of steps. `u64::MAX` until a number of tokens has been converted to steps.
     fn max_steps(&self) -> u64 {
@@ -29,6 +32,10 @@ impl Stage {
             }
         }
         positive(&key("global_batch"), self.global_batch as f64, issues);
+        if self.global_batch > MAX_BATCH {
+            let message = format!("is {}; must be at most {MAX_BATCH}", self.global_batch);
+            issues.push(ConfigIssue::new(key("global_batch"), message));
+        }
         if let Some(ramp) = self.batch_ramp
             && !((1..=self.global_batch).contains(&ramp.start) && (1..=self.max_steps()).contains(&ramp.steps))
         {
@@ -111,5 +118,21 @@ impl Stage {
 pub(super) fn token_count(key: &str, tokens: f64, issues: &mut Vec<ConfigIssue>) {
     if !(1.0..=1e18).contains(&tokens) {
         issues.push(ConfigIssue::new(key, format!("is {tokens}; must be from 1 to 1e18")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Layers, RunConfig};
+
+    #[test]
+    fn global_batches_have_a_limit() {
+        let issues = |batch: &str| {
+            let layers = Layers::from_sets(&[format!("stage.0.global_batch={batch}")]);
+            layers.parse::<RunConfig>("[[stage]]\n", "run.toml").unwrap_err().to_string()
+        };
+        let limit = "stage.0.global_batch: is 9223372036854775807; must be at most 16777216";
+        assert!(issues("9223372036854775807").contains(limit), "{}", issues("9223372036854775807"));
+        assert!(!issues("16777216").contains("global_batch") && issues("16777217").contains("global_batch"));
     }
 }

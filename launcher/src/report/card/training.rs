@@ -72,7 +72,10 @@ impl ModelCard<'_> {
                 rows.extend(records.flops.map(|flops| ("training FLOPs", format!("{flops:.3e}"))));
                 rows.push(("skipped samples", records.skipped_samples.to_string()));
             }
-            None => rows.push(("samples", self.checkpoint.cursor.values().sum::<u64>().to_string())),
+            None => {
+                let samples = self.checkpoint.cursor.values().fold(0_u64, |sum, samples| sum.saturating_add(*samples));
+                rows.push(("samples", samples.to_string()));
+            }
         }
         rows.push(("optimizer", self.optimizer()));
         rows.extend(config.objective.teacher.as_ref().map(|teacher| ("teacher", of_teacher(teacher))));
@@ -109,7 +112,8 @@ impl ModelCard<'_> {
             let share = percent(objective.mask_probability);
             format!("{share} of the tokens{shares}, {unit}{phrases}{frequency}{limit}")
         };
-        let mut stages: Vec<String> = self.config.stage.iter().take(self.checkpoint.stage + 1).map(of_stage).collect();
+        let mut stages: Vec<String> =
+            self.config.stage.iter().take(self.checkpoint.stage.saturating_add(1)).map(of_stage).collect();
         stages.dedup();
         stages.join("; then ")
     }
@@ -142,7 +146,7 @@ impl ModelCard<'_> {
     /// Table of the stages up to the checkpoint.
     fn stages(&self) -> Block {
         let names = ["stage", "layers", "steps", "batch", "peak learning rate", "schedule", "FLOPs", "final loss"];
-        let stages = self.config.stage.iter().take(self.checkpoint.stage + 1).enumerate();
+        let stages = self.config.stage.iter().take(self.checkpoint.stage.saturating_add(1)).enumerate();
         let row = |(index, stage): (usize, &Stage)| {
             let report = self.complete_records().and_then(|records| records.stages.get(index));
             let known = |text: fn(&StageReport) -> String| report.map_or(String::new(), text);
