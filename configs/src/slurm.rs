@@ -156,6 +156,19 @@ impl Slurm {
         issues
     }
 
+    /// Returns the issue of a job in which the nodes have fewer GPUs than ranks, as (key, message). Each of the `ranks` ranks needs
+    /// a GPU.
+    pub fn gpu_issue(&self, ranks: usize) -> Option<(&'static str, String)> {
+        let gpus = self.gpus_per_node;
+        if gpus == 0 || self.ranks_per_node(ranks) <= gpus {
+            return None;
+        }
+        // The ranks are divided equally among the nodes, at the latest with one rank per node.
+        let needed = (ranks.div_ceil(gpus)..=ranks).find(|nodes| ranks.is_multiple_of(*nodes))?;
+        let message = format!("{ranks} ranks need {needed} nodes of {gpus} GPUs; set slurm.nodes = {needed}");
+        Some(("slurm.nodes", message))
+    }
+
     /// Validates the options for the jobs of `lambert submit --prep`. Each of these jobs is a single process. Returns
     /// issues as (key, message).
     pub fn task_issues(&self) -> Vec<(&'static str, String)> {
@@ -290,6 +303,18 @@ mod tests {
         let mut slurm = Slurm::default();
         change(&mut slurm);
         slurm.issues(4).into_iter().map(|(key, message)| format!("{key}: {message}\n")).collect()
+    }
+
+    #[test]
+    fn each_rank_needs_a_gpu() {
+        let issue = |nodes, gpus_per_node, ranks| Slurm { nodes, gpus_per_node, ..Slurm::default() }.gpu_issue(ranks);
+        let message = |nodes, gpus, ranks| issue(nodes, gpus, ranks).map(|(key, message)| format!("{key}: {message}"));
+        for (nodes, gpus, ranks) in [(1, 0, 1024), (128, 8, 1024), (256, 8, 1024), (2, 4, 8), (1, 8, 4)] {
+            assert_eq!(issue(nodes, gpus, ranks), None, "{nodes} nodes, {gpus} GPUs, {ranks} ranks");
+        }
+        let suggestion = "slurm.nodes: 1024 ranks need 128 nodes of 8 GPUs; set slurm.nodes = 128";
+        assert_eq!(message(1, 8, 1024).as_deref(), Some(suggestion));
+        assert!(message(1, 8, 18).unwrap().ends_with("set slurm.nodes = 3"), "18 ranks on 3 nodes, 6 on each");
     }
 
     #[test]

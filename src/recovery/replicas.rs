@@ -31,8 +31,7 @@ impl ReplicaMismatch {
 
 impl std::fmt::Display for ReplicaMismatch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names: Vec<String> = self.ranks.iter().map(ToString::to_string).collect();
-        let names = format!("{} {}", if names.len() == 1 { "rank" } else { "ranks" }, names.join(", "));
+        let names = lambert_collective::format_ranks(&self.ranks);
         match self.agreed {
             Some(agreed) => {
                 write!(f, "the weights of {names} differ from those of the majority ({agreed} ranks)")

@@ -21,7 +21,7 @@ pub enum Error {
         rank: usize,
     },
     /// Some ranks did not take part in time, or no data arrived for too long.
-    #[error("{operation}: deadline exceeded, still waiting for {}{detail}", format_ranks(missing))]
+    #[error("{operation}: deadline exceeded, still waiting for {}{detail}", format_missing(missing))]
     Deadline {
         /// Operation that failed.
         operation: &'static str,
@@ -78,7 +78,7 @@ pub enum Error {
     MpiUnavailable(String),
 }
 
-use crate::MemoryLocation;
+use crate::{MemoryLocation, format_ranks};
 
 /// Result of a collective operation.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -103,10 +103,6 @@ fn in_parentheses(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!(" ({text})") }
 }
 
-fn format_ranks(ranks: &[usize]) -> String {
-    match ranks {
-        [] => "other ranks".to_owned(),
-        [rank] => format!("rank {rank}"),
-        ranks => format!("ranks {}", ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
-    }
+fn format_missing(missing: &[usize]) -> String {
+    if missing.is_empty() { "other ranks".to_owned() } else { format_ranks(missing) }
 }

@@ -22,6 +22,7 @@ pub mod local;
 pub mod mpi;
 /// Backend for NVIDIA GPUs that communicate over NCCL.
 pub mod nccl;
+mod rank_list;
 mod reducer;
 /// Detection of the launcher and of the rank of this process.
 pub mod world;
@@ -29,6 +30,7 @@ pub mod world;
 pub use bucket::{Bucket, MemoryLocation};
 pub use error::{Error, Result};
 pub use group::Group;
+pub use rank_list::format_ranks;
 pub use reducer::{PendingAllReduce, Reducer, all_reduce};
 
 /// Handles with which one rank communicates with the other ranks.

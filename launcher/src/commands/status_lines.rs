@@ -1,10 +1,13 @@
 //! Text output of `lambert status`. This module only formats.
 
+use std::collections::BTreeSet;
+
 use lambert_control::{GpuSample, GpuStatus, RankTimes, Score};
 
 use crate::decide::history::JobEnd;
 use crate::host::now;
 use crate::slurm::job::Job;
+use crate::status::attention::{Attention, Comparison};
 use crate::status::goodput::{Goodput, TimeCategory};
 use crate::status::gpus;
 use crate::status::stored::Liveness;
@@ -15,6 +18,10 @@ use crate::text::{age, clock, counted, duration, gib, percent, rate};
 const CHECKPOINTS: usize = 5;
 /// Maximum number of categories of time named.
 const CATEGORIES: usize = 4;
+/// Number of ranks up to which each rank has a line.
+const RANKS: usize = 32;
+/// Maximum number of ranks with a line if there are more than `RANKS`.
+const NOTABLE: usize = 16;
 
 /// Formats the status of a run. `job` is the Slurm job of the run, if known.
 pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) -> Vec<String> {
@@ -56,7 +63,7 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
     }
     if !status.state.is_over() && !is_waiting(job) {
         lines.extend(gpus::summary(&workers.ranks).map(|text| line("gpu", &text)));
-        lines.extend(workers.ranks.iter().map(rank));
+        lines.extend(ranks(&workers.ranks, times));
     }
     lines
 }
@@ -202,6 +209,33 @@ fn rank_times(times: RankTimes, ranks: &[RankStatus]) -> String {
     format!("median {median} {unit}/step, range {min}-{max} {unit}; slowest: rank {slowest} (host {host})")
 }
 
+/// A line per rank. Of many ranks, a summary and the ranks that need attention.
+fn ranks(ranks: &[RankStatus], times: Option<RankTimes>) -> Vec<String> {
+    if ranks.len() <= RANKS {
+        return ranks.iter().map(rank).collect();
+    }
+    let comparison = Comparison::with(ranks, times);
+    let notable: Vec<&RankStatus> = ranks.iter().filter(|rank| comparison.attention(rank) != Attention::None).collect();
+    let more = notable.len().saturating_sub(NOTABLE);
+    let mut lines: Vec<String> = summary(ranks).map(|text| line("ranks", &text)).into_iter().collect();
+    lines.extend(comparison.choose(notable.into_iter(), NOTABLE).into_iter().map(rank));
+    lines.extend(
+        (more > 0).then(|| line("", &format!("{more} more are slow, silent or have GPU errors (`--json` lists all)"))),
+    );
+    lines
+}
+
+/// Summary of ranks: `1024 ranks on 128 hosts, steps 20 to 21, oldest heartbeat 1.0 s (rank 77)`.
+fn summary(ranks: &[RankStatus]) -> Option<String> {
+    let hosts: BTreeSet<&str> = ranks.iter().map(|rank| rank.host.as_str()).collect();
+    let (first, last) = (ranks.iter().map(|rank| rank.step).min()?, ranks.iter().map(|rank| rank.step).max()?);
+    let steps = if first == last { format!("step {first}") } else { format!("steps {first} to {last}") };
+    let oldest = ranks.iter().max_by(|a, b| a.seconds_since_heartbeat.total_cmp(&b.seconds_since_heartbeat))?;
+    let (count, hosts) = (counted(ranks.len() as u64, "rank"), counted(hosts.len() as u64, "host"));
+    let (age, rank) = (oldest.seconds_since_heartbeat, oldest.rank);
+    Some(format!("{count} on {hosts}, {steps}, oldest heartbeat {age:.1} s (rank {rank})"))
+}
+
 fn rank(rank: &RankStatus) -> String {
     let (number, pid, host, step, silent) = (rank.rank, rank.pid, &rank.host, rank.step, rank.seconds_since_heartbeat);
     let phase = &rank.phase;
@@ -270,6 +304,32 @@ mod tests {
     fn the_largest_step_has_a_percentage() {
         let progress = RunProgress { step: u64::MAX, steps: u64::MAX, ..RunProgress::default() };
         assert!(step(&Status { progress, ..Status::default() }).ends_with(" (100%)"));
+    }
+
+    #[test]
+    fn many_ranks_have_a_summary_and_lines_of_those_that_need_attention() {
+        let one = |number: usize| RankStatus {
+            rank: number,
+            host: format!("n{}", number / 8),
+            pid: 7,
+            step: 20 + number as u64 % 2,
+            phase: "computing a step".to_owned(),
+            seconds_since_heartbeat: if number == 77 { 1.0 } else { 0.5 },
+            gpu: None,
+        };
+        let mut many: Vec<RankStatus> = (0..1024).map(one).collect();
+        assert_eq!(ranks(&many[..32], None).len(), 32);
+        let summary = "ranks        1024 ranks on 128 hosts, steps 20 to 21, oldest heartbeat 1.0 s (rank 77)";
+        assert_eq!(ranks(&many, None), [summary]);
+        many[900].seconds_since_heartbeat = 45.0;
+        many[7].gpu = Some(GpuStatus { xids: vec![79], ..GpuStatus::default() });
+        let lines = ranks(&many, None);
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        assert!(lines[1].starts_with("rank 7 ") && lines[2].contains("last heartbeat 45.0 s ago"), "{lines:?}");
+        many[..100].iter_mut().for_each(|rank| rank.step = 3);
+        let lines = ranks(&many, None);
+        assert_eq!(lines.len(), 18, "{lines:?}");
+        assert!(lines[17].ends_with("85 more are slow, silent or have GPU errors (`--json` lists all)"), "{lines:?}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use lambert_config::run::DeviceKind;
 use lambert_config::{RunConfig, exit};
 use lambert_progress::Progress;
 use lambert_store::Store;
@@ -42,6 +43,8 @@ enum SubmitError {
         (save + step).ceil()
     )]
     ShortLead { lead: u64, save: f64, step: f64 },
+    #[error("{key}: {message}")]
+    FewGpus { key: &'static str, message: String },
     #[error("job {job} is queued, but cannot be recorded in the run's store: `lambert status` will not show it")]
     Record { job: String, source: lambert_store::Error },
 }
@@ -60,6 +63,7 @@ pub fn submit(arguments: &cli::Submit) -> Outcome {
 
 fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) -> Outcome {
     let validated = RunSpec::validate(&arguments.to_run(run), |_| HostPool::Allocation(Vec::new()))?;
+    refuse_few_gpus(validated.config()).map_err(Failure::usage)?;
     let folder_name = folder.to_string_lossy();
     let cpus_per_rank = cpus_per_rank(validated.config());
     let job = script::ScriptParams { run: validated.store().url(), lambert, folder: &folder_name, cpus_per_rank };
@@ -91,6 +95,15 @@ fn cpus_per_rank(config: &RunConfig) -> usize {
     let (slurm, ranks) = (&config.slurm, config.cluster.ranks);
     let available = || Some(cluster::node_cpus(slurm)? / slurm.ranks_per_node(ranks).max(1));
     config.cpus_per_rank(slurm.gpus_per_node, available)
+}
+
+/// Rejects a job whose nodes have fewer GPUs than ranks that need one. Slurm would accept it if nodes had enough CPUs.
+fn refuse_few_gpus(config: &RunConfig) -> Result<(), SubmitError> {
+    let issue = config.slurm.gpu_issue(config.cluster.ranks);
+    match issue.filter(|_| !config.device.share && config.device.kind != DeviceKind::Cpu) {
+        Some((key, message)) => Err(SubmitError::FewGpus { key, message }),
+        None => Ok(()),
+    }
 }
 
 /// Rejects a second job for the same run, because the two jobs would take the run from each other.
@@ -132,6 +145,18 @@ mod tests {
 
     use super::*;
     use crate::status::LatestMetrics;
+
+    #[test]
+    fn ranks_on_gpus_need_enough_of_them() {
+        let mut config = RunConfig::default();
+        (config.cluster.ranks, config.slurm.gpus_per_node) = (1024, 8);
+        let refused = refuse_few_gpus(&config).unwrap_err().to_string();
+        assert_eq!(refused, "slurm.nodes: 1024 ranks need 128 nodes of 8 GPUs; set slurm.nodes = 128");
+        config.device.share = true;
+        assert!(refuse_few_gpus(&config).is_ok());
+        (config.device.share, config.device.kind) = (false, DeviceKind::Cpu);
+        assert!(refuse_few_gpus(&config).is_ok());
+    }
 
     #[test]
     fn the_lead_time_covers_a_step_and_a_checkpoint() {

@@ -6,6 +6,7 @@ use lambert_control::{Evaluation, EventKind};
 use lambert_store::run::checkpoint_url;
 
 use super::display::ProgressDisplay;
+use super::repeats::RepeatedLines;
 use super::{Observation, Observer, ObserverSetup, RunBegin, RunEnd};
 use crate::console;
 use crate::decide::{Action, CoordinatorState, Event, Note, Verdict, WorkerEvent};
@@ -17,11 +18,13 @@ use crate::text::{counted, duration, percent};
 pub struct ConsoleObserver {
     display: ProgressDisplay,
     url: String,
+    lines: RepeatedLines,
 }
 
 /// Creates the observer.
 pub fn make(setup: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
-    Some(Box::new(ConsoleObserver { display: ProgressDisplay::new(setup.steps), url: setup.url.to_owned() }))
+    let (display, url) = (ProgressDisplay::new(setup.steps), setup.url.to_owned());
+    Some(Box::new(ConsoleObserver { display, url, lines: RepeatedLines::default() }))
 }
 
 impl Observer for ConsoleObserver {
@@ -37,6 +40,7 @@ impl Observer for ConsoleObserver {
     }
 
     fn end(&mut self, end: &RunEnd<'_>) {
+        self.lines.end().iter().for_each(|line| console::line(line));
         self.display.end();
         let status = end.status;
         match end.verdict {
@@ -61,7 +65,10 @@ impl ConsoleObserver {
         match what {
             WorkerEvent::Message(_, Message::Record(record)) => self.display.step(record, observation.throughput),
             WorkerEvent::Message(rank, Message::Event(event)) => self.event(*rank, event),
-            WorkerEvent::Line(rank, text) => console::line(&named(*rank, text, observation.state)),
+            WorkerEvent::Line(rank, text) if self.lines.is_shown(*rank, text) => {
+                console::line(&named(*rank, text, observation.state));
+            }
+            WorkerEvent::Gone(_) => self.lines.end().iter().for_each(|line| console::line(line)),
             _ => {}
         }
     }

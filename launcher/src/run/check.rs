@@ -15,6 +15,7 @@ use super::{coordinator, data_warnings, launch, run_plan};
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome, chain};
+use crate::text::counted;
 use crate::worker;
 
 /// Errors of all checks, one per line.
@@ -82,19 +83,59 @@ fn not_writable(path: &Path) -> Option<String> {
     Some(format!("cannot write to {}: {}", folder.display(), std::io::Error::from(error)))
 }
 
-/// Returns an error message for each name in `cluster.hosts` that cannot be resolved.
+/// Maximum number of unknown hosts named.
+const UNKNOWN_HOSTS: usize = 4;
+/// Maximum number of threads that resolve names: a resolver may need seconds for an unknown name.
+const RESOLVERS: usize = 16;
+
+/// Returns an error message for each name in `cluster.hosts` that cannot be resolved. Many are counted.
 fn unknown_hosts(config: &RunConfig) -> Vec<String> {
     let hosts = config.cluster.host_list().unwrap_or_default();
-    let problem = |name: &str| {
-        let error = (name, 0).to_socket_addrs().err()?;
+    let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
+    let resolve = |name: &&str| {
+        let error = (*name, 0).to_socket_addrs().err()?;
         Some(format!("cluster.hosts: cannot resolve {name}: {error}"))
     };
-    hosts.iter().filter_map(|host| problem(&host.name)).collect()
+    let part = names.len().div_ceil(RESOLVERS).max(1);
+    let problems: Vec<String> = std::thread::scope(|scope| {
+        let threads: Vec<_> = names
+            .chunks(part)
+            .map(|names| scope.spawn(move || names.iter().filter_map(resolve).collect::<Vec<_>>()))
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect()
+    });
+    first_few(problems)
+}
+
+fn first_few(mut problems: Vec<String>) -> Vec<String> {
+    let more = problems.len().saturating_sub(UNKNOWN_HOSTS);
+    problems.truncate(UNKNOWN_HOSTS);
+    problems.extend(
+        (more > 0).then(|| format!("cluster.hosts: cannot resolve {} either", counted(more as u64, "other host"))),
+    );
+    problems
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unknown_hosts_are_named_up_to_a_limit() {
+        let unknown = |count: usize| {
+            let mut config = RunConfig::default();
+            config.cluster.hosts = (0..count).map(|host| format!("h{host}.invalid:1")).collect();
+            config.cluster.hosts.push("127.0.0.1:1".to_owned());
+            unknown_hosts(&config)
+        };
+        assert_eq!(unknown(0), [""; 0]);
+        let problems = unknown(40);
+        assert_eq!(problems.len(), 5, "{problems:?}");
+        for (host, problem) in problems[..4].iter().enumerate() {
+            assert!(problem.starts_with(&format!("cluster.hosts: cannot resolve h{host}.invalid: ")), "{problem}");
+        }
+        assert_eq!(problems[4], "cluster.hosts: cannot resolve 36 other hosts either");
+    }
 
     #[test]
     fn a_notifier_that_does_not_exist_is_warned_about() {

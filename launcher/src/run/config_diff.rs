@@ -26,6 +26,9 @@ pub struct Difference {
 
 impl std::fmt::Display for Difference {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(changes) = self.host_changes() {
+            return write!(f, "{}: {changes}", self.key);
+        }
         write!(f, "{}: {} in the run, {} now", self.key, self.before, self.now)?;
         if is_rounding(&self.key) { f.write_str(" (changes rounding)") } else { Ok(()) }
     }
@@ -95,6 +98,27 @@ impl Difference {
                 .rsplit_once('.')
                 .is_some_and(|(section, key)| key == *name && (section == "model" || section.starts_with("stage")))
         })
+    }
+}
+
+/// Key of the list of hosts, which can be long.
+const HOSTS: &str = "cluster.hosts";
+
+impl Difference {
+    /// Describes which hosts were added and removed. `None` for other keys, and if the run or the configuration has no list.
+    fn host_changes(&self) -> Option<String> {
+        let list = |text: &str| Some(text.parse::<Value>().ok()?.as_array()?.clone());
+        let (before, now) = (list(&self.before)?, list(&self.now)?);
+        if self.key != HOSTS {
+            return None;
+        }
+        let without = |hosts: &[Value], others: &[Value]| -> Vec<String> {
+            hosts.iter().filter(|host| !others.contains(host)).map(ToString::to_string).collect()
+        };
+        let changes = [("added", without(&now, &before)), ("removed", without(&before, &now))];
+        let changes = changes.iter().filter(|(_, hosts)| !hosts.is_empty());
+        let changes: Vec<String> = changes.map(|(change, hosts)| format!("{change} {}", hosts.join(", "))).collect();
+        Some(if changes.is_empty() { "another order".to_owned() } else { changes.join("; ") })
     }
 }
 
@@ -249,6 +273,22 @@ mod tests {
         assert_eq!(found.trained, []);
         let shown = "stage.0.micro_batch_tokens: \"auto\" in the run, 512 now (changes rounding)";
         assert_eq!(found.around[0].to_string(), shown);
+    }
+
+    #[test]
+    fn of_hosts_only_the_changes_are_shown() {
+        let with = |hosts: &[&str]| {
+            let mut config = config();
+            config.cluster.hosts = hosts.iter().map(|&host| host.to_owned()).collect();
+            config
+        };
+        let shown = |before: &[&str], now: &[&str]| {
+            compare(&with(before), &with(now)).unwrap().around.iter().map(Difference::to_string).collect::<Vec<_>>()
+        };
+        let before = ["a:8", "b:8", "c:8"];
+        assert_eq!(shown(&before, &["a:8", "b:8", "c:8", "d:8"]), [r#"cluster.hosts: added "d:8""#]);
+        assert_eq!(shown(&before, &["a:8", "c:4"]), [r#"cluster.hosts: added "c:4"; removed "b:8", "c:8""#]);
+        assert_eq!(shown(&before, &["b:8", "a:8", "c:8"]), ["cluster.hosts: another order"]);
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
     let held_out = config.evaluation.datasets().into_iter().map(|(key, url)| NamedDataset::open(key, url));
     let held_out = held_out.collect::<Result<Vec<_>, _>>()?;
     let (mut repeated, mut masked, mut unknown, mut last) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut paired = Vec::new();
+    let (mut idle, mut paired) = (Vec::new(), Vec::new());
     for (index, stage) in config.stage.iter().enumerate() {
         let opened = stage.datasets(index).into_iter().map(|(key, url)| NamedDataset::open(key, url));
         let datasets = opened.collect::<Result<Vec<_>, _>>()?;
@@ -77,6 +77,7 @@ fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
             repeated.extend(counts(&data.key, stage, rows, share));
         }
         let longest = datasets.iter().map(|data| data.dataset.sizes().sequence_length).max();
+        idle.extend(idle_ranks(index, stage.global_batch, config.cluster.ranks));
         masked.extend(few_masks(index, &stage.objective.of(&config.objective), longest.unwrap_or(0)));
         unknown.extend(datasets.iter().filter_map(NamedDataset::unknown));
         let pairs = |data: &NamedDataset| unused_pairs(&data.key, data.dataset.manifest().samples.pair, config);
@@ -84,7 +85,7 @@ fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
         last = datasets;
     }
     unknown.extend(held_out.iter().filter_map(NamedDataset::unknown));
-    let mut warnings = [repeated, masked, unknown, paired].concat();
+    let mut warnings = [repeated, idle, masked, unknown, paired].concat();
     // The final held-out loss should reflect the data of the last stage.
     let held_out = held_out.first().and_then(|data| data.usage.as_ref());
     let overlap = |train: &NamedDataset| Some((train.usage.as_ref()?.overlap(held_out?), train.key.clone()));
@@ -111,6 +112,13 @@ fn counts(key: &str, stage: &Stage, rows: u64, share: f64) -> Vec<String> {
         }
     });
     repeated.into_iter().chain(few).collect()
+}
+
+/// Warns if a global batch has fewer samples than there are ranks.
+fn idle_ranks(stage: usize, global_batch: usize, ranks: usize) -> Option<String> {
+    let idle = ranks.checked_sub(global_batch).filter(|idle| *idle > 0)?;
+    let compute = if idle == 1 { "1 rank computes".to_owned() } else { format!("{idle} ranks compute") };
+    Some(format!("stage.{stage}: global_batch {global_batch} is below {ranks} ranks: {compute} nothing"))
 }
 
 /// Warns about a dataset with pairs of segments, of kind `prepared`, if the model does not learn to tell them apart.
@@ -173,6 +181,14 @@ mod tests {
         assert_eq!(counts("stage.0.mixture.0.data", &mixed, 960, 0.5), [""; 0]);
         let [_, few] = &counts("stage.0.mixture.0.data", &mixed, 15, 0.25)[..] else { panic!("no warnings") };
         assert!(few.contains("15 samples are fewer than its 16 in a global batch"), "{few}");
+    }
+
+    #[test]
+    fn more_ranks_than_samples_cause_a_warning() {
+        assert_eq!(idle_ranks(0, 16, 16), None);
+        let warning = "stage.0: global_batch 8 is below 16 ranks: 8 ranks compute nothing";
+        assert_eq!(idle_ranks(0, 8, 16).as_deref(), Some(warning));
+        assert!(idle_ranks(1, 15, 16).unwrap().ends_with(": 1 rank computes nothing"));
     }
 
     #[test]

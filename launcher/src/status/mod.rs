@@ -1,5 +1,6 @@
 //! `status.json`: the state of a run, for users and other programs.
 
+pub mod attention;
 pub mod goodput;
 pub mod gpus;
 pub mod stored;

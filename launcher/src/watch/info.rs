@@ -3,15 +3,14 @@
 use lambert_control::RankTimes;
 use serde::Serialize;
 
+use crate::status::attention::Comparison;
 use crate::status::goodput::TimeCategory;
 use crate::status::gpus;
 use crate::status::stored::{Liveness, liveness};
 use crate::status::{RankStatus, RunState, Status};
 
-/// Maximum number of ranks; those with the oldest heartbeats are kept.
+/// Maximum number of ranks; those that need attention and those with the lowest numbers are kept.
 const RANKS: usize = 256;
-/// Time of the slowest rank over the median from which it is a straggler.
-const STRAGGLER: f64 = 1.2;
 
 /// State of a run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -104,8 +103,7 @@ fn notes(status: &Status) -> Vec<String> {
 }
 
 fn ranks(ranks: &[RankStatus], times: Option<RankTimes>) -> Vec<Rank> {
-    let slowest = times.filter(|times| times.max > STRAGGLER * times.median).map(|times| times.slowest);
-    let furthest = ranks.iter().map(|rank| rank.step).max().unwrap_or_default();
+    let comparison = Comparison::with(ranks, times);
     let shown = |rank: &RankStatus| Rank {
         rank: rank.rank,
         host: rank.host.clone(),
@@ -113,17 +111,10 @@ fn ranks(ranks: &[RankStatus], times: Option<RankTimes>) -> Vec<Rank> {
         step: rank.step,
         phase: rank.phase.clone(),
         seconds_since_heartbeat: rank.seconds_since_heartbeat,
-        // Ranks report at different times, so that one is often a step behind.
-        is_straggler: slowest == Some(rank.rank) || rank.step.saturating_add(1) < furthest,
+        is_straggler: comparison.is_straggler(rank),
         gpu: rank.gpu.as_ref().map(gpus::of_rank),
     };
-    let mut shown: Vec<Rank> = ranks.iter().map(shown).collect();
-    if shown.len() > RANKS {
-        shown.sort_by(|a, b| b.seconds_since_heartbeat.total_cmp(&a.seconds_since_heartbeat));
-        shown.truncate(RANKS);
-        shown.sort_by_key(|rank| rank.rank);
-    }
-    shown
+    comparison.choose(ranks.iter(), RANKS).into_iter().map(shown).collect()
 }
 
 #[cfg(test)]
@@ -162,9 +153,12 @@ mod tests {
     }
 
     #[test]
-    fn of_many_ranks_those_with_old_heartbeats_are_shown() {
-        let many: Vec<RankStatus> = (0..1000).map(|number| rank(number, 9, number as f64)).collect();
-        let shown = ranks(&many, None);
-        assert_eq!((shown.len(), shown[0].rank, shown[RANKS - 1].rank), (RANKS, 1000 - RANKS, 999));
+    fn of_many_ranks_those_that_need_attention_are_shown() {
+        let mut many: Vec<RankStatus> = (0..1000).map(|number| rank(number, 9, number as f64 / 100.0)).collect();
+        many[500].gpu = Some(GpuStatus { xids: vec![79], ..GpuStatus::default() });
+        many[600].step = 3;
+        many[700].seconds_since_heartbeat = 31.0;
+        let shown: Vec<usize> = ranks(&many, None).iter().map(|rank| rank.rank).collect();
+        assert_eq!(shown, (0..RANKS - 3).chain([500, 600, 700]).collect::<Vec<_>>());
     }
 }

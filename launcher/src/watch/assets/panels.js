@@ -3,7 +3,7 @@
 import { duration, el, format, gib, replace } from "./dom.js";
 import { KINDS } from "./marks.js";
 
-/** Seconds without a heartbeat that are marked. */
+/** Seconds without a heartbeat that are marked; as in status/attention.rs. */
 const SILENT = 30;
 
 /** Shows the state of each run; `toggle(run)` is called when a run is shown or hidden. */
@@ -54,7 +54,7 @@ export function showRanks(place, state) {
   const summary = running.map((run) => {
     const times = run.info.rank_times, hidden = run.info.rank_count - run.info.ranks.length;
     const range = times ? `: ${format(times.min)} to ${format(times.max)} s a step, median ${format(times.median)} s, slowest rank ${times.slowest}` : "";
-    return `${run.info.title}${range}${hidden > 0 ? `; ${hidden} ranks with recent heartbeats are not shown` : ""}`;
+    return `${run.info.title}${range}${hidden > 0 ? `; ${hidden} other ranks are not shown` : ""}`;
   });
   const heads = ["run", "host", "rank", "pid", "step", "phase", "last heartbeat", ...(hasGpus ? ["GPU"] : []), "note"];
   return table(place, "Ranks", summary.join("; "), heads, rows, [2, 3, 4, 6]);
