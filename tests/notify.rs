@@ -2,7 +2,8 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 
 use serde_json::{Value, json};
@@ -66,6 +67,23 @@ fn a_webhook_gets_the_events() {
     assert_eq!((&end["state"], &end["error"]), (&json!("finished"), &Value::Null));
     assert_eq!((&end["name"], &end["run"]), (&json!("watched"), &json!(run)));
     assert_eq!(events.len(), 4, "{events:?}");
+}
+
+/// A substitute of curl prints its arguments and the configuration that it gets.
+#[test]
+fn the_url_of_a_webhook_is_no_argument() {
+    let folder = tempfile::tempdir().unwrap();
+    let curl = folder.path().join("curl");
+    std::fs::write(&curl, "#!/bin/sh\necho \"$@\"\ncat /dev/fd/3\ncat\n").unwrap();
+    std::fs::set_permissions(&curl, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/notify/webhook.sh");
+    let mut command = Command::new(script);
+    command.env("PATH", path).env("WEBHOOK_URL", "https://example.com/?k=$secret").stdin(Stdio::null());
+    let printed = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    let (arguments, configuration) = printed.split_once('\n').unwrap();
+    assert!(arguments.contains("--config /dev/fd/3") && !arguments.contains("secret"), "{arguments}");
+    assert_eq!(configuration, "url = \"https://example.com/?k=$secret\"\n");
 }
 
 /// A run of two ranks, one of which is killed.

@@ -109,8 +109,7 @@ impl Cache {
     fn lock_file(&self, name: &str) -> Result<File, DatasetError> {
         self.create_folder().map_err(self.cache_error("use"))?;
         let path = self.folder.join(name);
-        let open = || File::options().create(true).truncate(false).read(true).write(true).open(&path);
-        self.evict_on_full_disk(open).map_err(self.cache_error("lock a file in"))
+        self.evict_on_full_disk(|| lock::open(&path)).map_err(self.cache_error("lock a file in"))
     }
 
     /// Downloads a shard. `lock` is the lock of the shard, or `None` if another process holds it and the wait timed

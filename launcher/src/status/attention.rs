@@ -41,7 +41,7 @@ impl Comparison {
     /// True if a rank is slower than the others in the last step, or steps behind them.
     pub fn is_straggler(&self, rank: &RankStatus) -> bool {
         // Ranks report at different times, so that one is often a step behind.
-        self.slowest == Some(rank.rank) || rank.step + 1 < self.furthest
+        self.slowest == Some(rank.rank) || rank.step.saturating_add(1) < self.furthest
     }
 
     /// Most important reason to show a rank.

@@ -3,8 +3,12 @@
 
 use std::fs::{File, TryLockError};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 /// Initial and maximum delay between lock attempts.
 const BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(200)];
@@ -40,6 +44,32 @@ pub enum TryLock {
     Acquired(FetchLock),
     /// Another process holds the lock. The file is returned for another attempt.
     WouldBlock(File),
+}
+
+/// Opens a lock file, or creates it. Another user of a shared cache could have put a link there, and the holder writes
+/// to the lock file.
+///
+/// # Errors
+/// The file cannot be opened, is not a regular file, or has several names.
+pub fn open(path: &Path) -> io::Result<File> {
+    let refused = |what: &str| {
+        let path = path.display();
+        io::Error::other(format!("{path} is {what}, expected a regular file with one name; remove it"))
+    };
+    let no_follow = OFlags::NOFOLLOW.bits().cast_signed();
+    let mut options = File::options();
+    options.create(true).truncate(false).read(true).write(true).custom_flags(no_follow);
+    let file = options.open(path).map_err(|error| match error.raw_os_error() {
+        Some(code) if code == Errno::LOOP.raw_os_error() => refused("a symbolic link"),
+        _ => error,
+    })?;
+    let found = file.metadata()?;
+    match found.nlink() {
+        _ if !found.is_file() => Err(refused("not a regular file")),
+        // Another process has just removed the lock file.
+        0 | 1 => Ok(file),
+        names => Err(refused(&format!("a file with {names} names"))),
+    }
 }
 
 impl FetchLock {
@@ -111,7 +141,6 @@ fn holder(file: &File) -> String {
 /// True if the file system does not support locks. Then several processes can download the same shard. Each complete
 /// copy replaces the previous copy.
 fn has_no_locks(error: &io::Error) -> bool {
-    use rustix::io::Errno;
     let none = [Errno::NOLCK, Errno::NOSYS, Errno::OPNOTSUPP, Errno::INVAL].map(Errno::raw_os_error);
     error.raw_os_error().is_some_and(|code| none.contains(&code))
 }
@@ -122,15 +151,35 @@ mod tests {
 
     const SHORT: Timeouts = Timeouts { report: Duration::from_millis(50), stalled: Duration::from_millis(300) };
 
-    fn open(path: &std::path::Path) -> File {
-        File::options().create(true).truncate(false).read(true).write(true).open(path).unwrap()
+    fn open(path: &Path) -> File {
+        super::open(path).unwrap()
     }
 
-    fn take(path: &std::path::Path) -> FetchLock {
+    fn take(path: &Path) -> FetchLock {
         match FetchLock::try_take(open(path)).unwrap() {
             TryLock::Acquired(lock) => lock,
             TryLock::WouldBlock(_) => panic!("{} is locked", path.display()),
         }
+    }
+
+    #[test]
+    fn a_link_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let [precious, path] = ["precious", "a.lock"].map(|name| folder.path().join(name));
+        std::fs::write(&precious, "precious").unwrap();
+        let refused = |what: &str| {
+            let error = super::open(&path).unwrap_err().to_string();
+            assert!(error.contains("a.lock") && error.contains(what), "{error}");
+            std::fs::remove_file(&path).unwrap();
+        };
+        std::os::unix::fs::symlink(&precious, &path).unwrap();
+        refused("is a symbolic link");
+        std::fs::hard_link(&precious, &path).unwrap();
+        refused("is a file with 2 names");
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        refused("is not a regular file");
+        assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
+        drop(take(&path));
     }
 
     #[test]
