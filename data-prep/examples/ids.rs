@@ -14,5 +14,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let text: String = serde_json::from_str(&line?)?;
         writeln!(output, "{}", serde_json::to_string(encoder.encode(&text))?)?;
     }
+    tokenizer.check()?;
     Ok(output.flush()?)
 }

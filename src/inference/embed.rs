@@ -138,7 +138,7 @@ pub fn embed(model: &LoadedModel, options: &EmbedOptions, progress: &Progress) -
         if texts.is_empty() {
             break;
         }
-        let encoded: Vec<EncodedText> = texts.iter().map(|text| EncodedText::new(model, text)).collect();
+        let encoded = texts.iter().map(|text| EncodedText::new(model, text)).collect::<Result<Vec<_>, _>>()?;
         summary.texts += texts.len() as u64;
         summary.truncated += encoded.iter().filter(|text| text.is_truncated).count() as u64;
         let vectors = torch::guard(|| vectors(objective.encoder(), &encoded, options))?;

@@ -78,6 +78,7 @@ fn read(model: &LoadedModel, text: &str) -> Result<MicroBatch, Error> {
     let (tokenizer, special) = (&model.tokenizer, model.tokenizer.special());
     let mut ids = vec![special.cls];
     ids.extend(tokenizer.encode_masked(text));
+    tokenizer.check()?;
     ids.push(special.sep);
     let positions = model.config.model.positions;
     if ids.len() > positions {

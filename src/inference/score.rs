@@ -76,9 +76,9 @@ pub fn score_lines(model: &LoadedModel, input: &Path, json: bool, progress: &Pro
 /// Scores a text.
 ///
 /// # Errors
-/// The device fails.
+/// The tokenizer or the device fails.
 pub fn score(model: &LoadedModel, objective: &Objective, text: &str) -> Result<TextScore, Error> {
-    let encoded = EncodedText::new(model, text);
+    let encoded = EncodedText::new(model, text)?;
     let mask = model.tokenizer.special().mask;
     let copy = |position: usize| {
         let mut ids = encoded.ids.clone();

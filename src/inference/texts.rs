@@ -79,13 +79,17 @@ pub struct EncodedText {
 
 impl EncodedText {
     /// Tokenizes a text, and truncates it to the maximum length of the model.
-    pub fn new(model: &LoadedModel, text: &str) -> Self {
+    ///
+    /// # Errors
+    /// The tokenizer fails.
+    pub fn new(model: &LoadedModel, text: &str) -> Result<Self, Error> {
         let special = model.tokenizer.special();
         let mut tokens = model.tokenizer.encode(text);
+        model.tokenizer.check()?;
         let most = model.config.model.positions.saturating_sub(2);
         let is_truncated = tokens.len() > most;
         tokens.truncate(most);
-        Self { ids: [&[special.cls], tokens.as_slice(), &[special.sep]].concat(), is_truncated }
+        Ok(Self { ids: [&[special.cls], tokens.as_slice(), &[special.sep]].concat(), is_truncated })
     }
 
     /// Number of tokens without \[CLS\] and \[SEP\].

@@ -82,6 +82,7 @@ pub fn tokenize_phrases(list: &[u8], name: &str, dataset: &Dataset) -> Result<Ph
         // In a byte-level BPE, a phrase has other tokens after a space.
         phrases.insert(encoder.encode_next(line));
     }
+    tokenizer.check()?;
     if known == 0 {
         return Err(Error::Usage(format!(
             "objective.phrases: each of the {all} phrases of {name} has an unknown word"

@@ -95,7 +95,7 @@ fn not_a_checkpoint(url: &str) -> String {
         true => format!("{PREFIX}{url} for a folder of transformers"),
         false => names::CHECKPOINT_URL.to_owned(),
     };
-    format!("{url} is not a checkpoint; expected {expected}")
+    format!("{} is not a checkpoint; expected {expected}", lambert_store::shown(url))
 }
 
 /// Compares the base with the configuration.

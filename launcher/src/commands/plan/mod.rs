@@ -203,6 +203,7 @@ fn samples(config: &RunConfig, lengths: &[usize]) -> Result<(Vec<StageSamples>, 
         match run_plan::samples(stage) {
             Ok(samples) => data.push(samples),
             Err(DatasetError::NoManifest { url } | DatasetError::Store { url, .. }) => {
+                let url = lambert_store::shown(&url);
                 assumptions.push(format!(
                     "stage.{index}: dataset {url} cannot be read; assuming full samples of {length} tokens and a vocabulary of {VOCABULARY}"
                 ));
