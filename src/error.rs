@@ -218,6 +218,14 @@ impl Error {
         }
     }
 
+    /// Ranks that did not take part in a failed collective operation, if known.
+    pub fn missing_ranks(&self) -> Vec<usize> {
+        match self {
+            Self::Collective(lambert_collective::Error::Deadline { missing, .. }) => missing.clone(),
+            _ => Vec::new(),
+        }
+    }
+
     /// True if cuBLAS, cuDNN or NCCL failed, which may be the first to notice that a GPU has failed. The next operation on the GPU
     /// then has the error of CUDA.
     pub fn hides_gpu_failure(&self) -> bool {

@@ -329,7 +329,7 @@ fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> 
             Ok(if outcome != TrainOutcome::Done && by_hand { exit::INTERRUPTED } else { exit::DONE })
         }
         Err(failed) => {
-            control.fail(error::chain(&failed), failed.failure_kind());
+            control.fail(error::chain(&failed), failed.failure_kind(), failed.missing_ranks());
             leave(control, &failed)
         }
     }

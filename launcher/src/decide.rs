@@ -18,6 +18,8 @@ pub mod restart;
 pub mod state;
 pub mod stop;
 
+use std::collections::BTreeSet;
+
 use lambert_config::exit;
 use lambert_control::Message;
 use lambert_control::{Directive, EventKind, FailureKind};
@@ -234,7 +236,7 @@ fn reason_to_end(
     }
     let mismatch = running.monitor.versions.mismatch.as_ref()?;
     let message = format!("version mismatch: {mismatch}");
-    Some(EndReason::Failed(AttemptFailure { message, kind: FailureKind::Usage, host: None }))
+    Some(EndReason::Failed(AttemptFailure { message, kind: FailureKind::Usage, hosts: BTreeSet::new() }))
 }
 
 /// Checks the phase timeouts. Returns the reason to end the attempt if a timeout has expired.
@@ -255,7 +257,7 @@ fn overdue(
         // All work is done, so the run may still succeed.
         actions.push(Action::Note(Note::Slow(format!("{}; terminating them", hang.message))));
     }
-    Some(EndReason::Failed(AttemptFailure { host: hang.host, ..AttemptFailure::transient(hang.message) }))
+    Some(EndReason::Failed(AttemptFailure { hosts: hang.hosts, ..AttemptFailure::transient(hang.message) }))
 }
 
 fn to_end(mut running: Box<Running>, why: EndReason, actions: &mut Vec<Action>) -> Phase {

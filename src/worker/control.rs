@@ -130,10 +130,11 @@ impl Control {
     }
 
     /// Reports the failure that ends this attempt. Later failures follow from it and are not reported.
-    pub fn fail(&self, message: String, kind: FailureKind) {
+    /// `missing` are the ranks that did not take part in a failed all-reduce.
+    pub fn fail(&self, message: String, kind: FailureKind, missing: Vec<usize>) {
         let mut state = self.shared.state();
         if !std::mem::replace(&mut state.has_failed, true) {
-            state.send(Message::Event(EventKind::Failed { message, kind }));
+            state.send(Message::Event(EventKind::Failed { message, kind, missing }));
         }
     }
 

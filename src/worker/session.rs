@@ -154,7 +154,7 @@ impl Session {
             return error;
         }
         let error = self.explain(error);
-        self.control.fail(error::chain(&error), error.failure_kind());
+        self.control.fail(error::chain(&error), error.failure_kind(), error.missing_ranks());
         self.control.flush();
         if matches!(error, Error::Collective(_) | Error::GpuLost { .. }) {
             self.store_nccl_log();

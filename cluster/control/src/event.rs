@@ -106,6 +106,9 @@ pub enum EventKind {
         message: String,
         /// Class of the failure.
         kind: FailureKind,
+        /// Ranks that did not take part in a failed collective operation. Empty if unknown.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        missing: Vec<usize>,
     },
 }
 

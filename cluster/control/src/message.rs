@@ -137,7 +137,7 @@ mod tests {
     /// These names are part of the protocol, so they must not change within a protocol version.
     #[test]
     fn reports_and_replies_keep_their_json_fields() {
-        let failed = |kind| EventKind::Failed { message: "m".into(), kind };
+        let failed = |kind| EventKind::Failed { message: "m".into(), kind, missing: Vec::new() };
         let message = Message::Event(failed(FailureKind::Permanent));
         let report = WorkerReport {
             rank: 1,

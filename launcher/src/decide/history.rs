@@ -64,12 +64,27 @@ pub struct Restart {
     /// True if the failure counts against `cluster.restart.limit`.
     #[serde(alias = "counts")]
     pub counts_toward_limit: bool,
-    /// Host that caused the failure, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host: Option<String>,
+    /// Hosts that caused the failure, if known. Versions up to 0.2 write one `host`.
+    #[serde(default, alias = "host", deserialize_with = "one_or_several", skip_serializing_if = "BTreeSet::is_empty")]
+    pub hosts: BTreeSet<String>,
     /// Seconds until the run reached `step` again. `None` if the run has not reached `step` again.
     #[serde(default)]
     pub seconds: Option<Seconds>,
+}
+
+/// Reads one host or several hosts.
+fn one_or_several<'de, D: serde::Deserializer<'de>>(source: D) -> Result<BTreeSet<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Hosts {
+        One(String),
+        Several(BTreeSet<String>),
+    }
+    Ok(match Option::<Hosts>::deserialize(source)? {
+        None => BTreeSet::new(),
+        Some(Hosts::One(host)) => BTreeSet::from([host]),
+        Some(Hosts::Several(hosts)) => hosts,
+    })
 }
 
 impl RestartHistory {
@@ -138,7 +153,7 @@ impl RestartHistory {
     /// Hosts that caused failures after time `since`.
     pub fn failed_hosts(&self, since: f64) -> BTreeSet<&str> {
         let recent = self.restarts.iter().filter(|restart| restart.unix > since);
-        recent.filter_map(|restart| restart.host.as_deref()).collect()
+        recent.flat_map(|restart| restart.hosts.iter().map(String::as_str)).collect()
     }
 
     /// Sets the downtime that the last failure caused.
@@ -157,8 +172,8 @@ mod tests {
     use super::*;
 
     fn restart(unix: f64, counts: bool, host: Option<&str>) -> Restart {
-        let host = host.map(str::to_owned);
-        Restart { unix, attempt: 1, step: 1, cause: "c".into(), counts_toward_limit: counts, host, seconds: None }
+        let hosts = host.into_iter().map(str::to_owned).collect();
+        Restart { unix, attempt: 1, step: 1, cause: "c".into(), counts_toward_limit: counts, hosts, seconds: None }
     }
 
     #[test]
@@ -177,6 +192,22 @@ mod tests {
         assert_eq!((history.restarts[3].seconds, history.seconds_lost), (Some(3.0), 3.0));
         (0..2000).for_each(|i| history.add(restart(f64::from(i), true, None)));
         assert_eq!(history.restarts.len(), MOST);
+    }
+
+    /// Versions up to 0.2 write one host.
+    #[test]
+    fn hosts_of_older_and_newer_versions_are_read() {
+        let read = |key: &str| {
+            let text = format!(r#"{{"unix":30.0,"attempt":1,"step":1,"cause":"c","counts_toward_limit":true{key}}}"#);
+            serde_json::from_str::<Restart>(&text).unwrap().hosts
+        };
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        assert_eq!(read(""), names(&[]));
+        assert_eq!(read(r#","host":"b""#), names(&["b"]));
+        assert_eq!(read(r#","hosts":["b","c"]"#), names(&["b", "c"]));
+        let written =
+            serde_json::to_string(&Restart { hosts: names(&["b", "c"]), ..restart(1.0, true, None) }).unwrap();
+        assert_eq!(serde_json::from_str::<Restart>(&written).unwrap().hosts, names(&["b", "c"]));
     }
 
     /// Versions up to 0.1 call this key `counts`.

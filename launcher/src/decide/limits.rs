@@ -1,6 +1,8 @@
 //! Phase timeouts. Ranks that hang or no longer report are detected from the phase of the training thread, the time in
 //! that phase and the time since the last report.
 
+use std::collections::BTreeSet;
+
 use lambert_config::run::{Limits, RunConfig};
 use lambert_control::WorkerPhase;
 
@@ -11,6 +13,10 @@ use super::monitor::{AttemptMonitor, Rank};
 /// close to its time limit.
 const LEAVING: Seconds = 30.0;
 
+/// Maximum time between the last heartbeats of ranks that fail together, seconds: the interval of heartbeats, and delays
+/// of reports.
+const HEARTBEAT_SPREAD: Seconds = 4.0;
+
 /// Timeouts for the phases of a rank, seconds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PhaseTimeouts {
@@ -19,13 +25,13 @@ pub struct PhaseTimeouts {
     saves: Seconds,
 }
 
-/// A rank that hangs or no longer reports.
+/// Ranks that hang or no longer report.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankTimeout {
-    /// Description of the rank and the timeout.
+    /// Description of the ranks and the timeout.
     pub message: String,
-    /// Host to avoid in later attempts. `None` if the rank still reports.
-    pub host: Option<String>,
+    /// Hosts to avoid in later attempts. Empty if the rank still reports.
+    pub hosts: BTreeSet<String>,
 }
 
 impl PhaseTimeouts {
@@ -51,7 +57,7 @@ impl PhaseTimeouts {
         if limit > 0.0 { limit + more } else { f64::INFINITY }
     }
 
-    /// Returns the first rank that has timed out in an attempt of `world` ranks started at `begun`.
+    /// Returns the ranks that have timed out in an attempt of `world` ranks started at `begun`.
     pub fn overdue(&self, at: Seconds, begun: Seconds, world: usize, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         self.lingering(at, monitor)
             .or_else(|| self.silent(at, monitor))
@@ -71,24 +77,48 @@ impl PhaseTimeouts {
         let limit = self.of(WorkerPhase::Stop, None);
         let since = monitor.leaving().filter(|since| limit.is_finite() && at - since > limit.min(LEAVING))?;
         let message = format!("the workers have not exited {:.0} s after finishing", at - since);
-        Some(RankTimeout { message, host: None })
+        Some(RankTimeout { message, hosts: BTreeSet::new() })
     }
 
-    /// Returns a rank that no longer reports. Skips ranks in the stop phase, which may already have exited.
+    /// Returns the ranks that no longer report. Skips ranks in the stop phase, which may already have exited. A host or a
+    /// rack may fail with many ranks. So the first rank that exceeds the limit is reported together with ranks that are
+    /// about to exceed it.
     fn silent(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let limit = self.limits.silence_seconds;
-        let silent = |rank: &Rank| limit > 0.0 && rank.phase != WorkerPhase::Stop && at - rank.last_report > limit;
-        let (number, _) = monitor.ranks.iter().find(|(_, rank)| silent(rank))?;
-        let (who, note) = (monitor.ranks.who(*number), monitor.ranks.xid_note(*number));
-        let message = format!("{who} has sent no heartbeat for {limit} s{note}");
-        Some(RankTimeout { message, host: monitor.ranks.host(*number) })
+        let silent_for = |rank: &Rank, time: Seconds| rank.phase != WorkerPhase::Stop && at - rank.last_report > time;
+        if limit <= 0.0 || !monitor.ranks.iter().any(|(_, rank)| silent_for(rank, limit)) {
+            return None;
+        }
+        let time = (limit - HEARTBEAT_SPREAD).max(0.5 * limit);
+        let silent = monitor.ranks.iter().filter(|(_, rank)| silent_for(rank, time));
+        let silent: Vec<usize> = silent.map(|(number, _)| *number).collect();
+        let message = match silent[..] {
+            [rank] => {
+                let (who, note) = (monitor.ranks.who(rank), monitor.ranks.xid_note(rank));
+                format!("{who} has sent no heartbeat for {limit} s{note}")
+            }
+            _ => {
+                let (who, note) = (monitor.ranks.who_all(&silent), monitor.ranks.first_xid_note(&silent));
+                format!("{who} have sent no heartbeat for {limit} s{note}")
+            }
+        };
+        Some(RankTimeout { message, hosts: monitor.ranks.hosts_to_avoid(silent) })
     }
 
     fn absent(&self, at: Seconds, begun: Seconds, world: usize, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let limit = self.of(WorkerPhase::Join, None);
-        let missing = (0..world).find(|rank| !monitor.ranks.has(*rank))?;
-        let message = format!("rank {missing} has not reported within {limit} s of the start");
-        (at - begun > limit).then(|| RankTimeout { message, host: monitor.ranks.host(missing) })
+        if at - begun <= limit {
+            return None;
+        }
+        let missing: Vec<usize> = (0..world).filter(|rank| !monitor.ranks.has(*rank)).collect();
+        let message = match missing[..] {
+            [] => return None,
+            [_, _, ..] if !monitor.ranks.is_empty() => {
+                format!("{} have not reported within {limit} s of the start", monitor.ranks.who_all(&missing))
+            }
+            [first, ..] => format!("rank {first} has not reported within {limit} s of the start"),
+        };
+        Some(RankTimeout { message, hosts: monitor.ranks.hosts_to_avoid(missing) })
     }
 
     /// Returns the suspect if the attempt hangs. All ranks work in lockstep, so one hung rank stalls all other ranks. A
@@ -106,7 +136,7 @@ impl PhaseTimeouts {
         let place = if phase.is_step() { format!(" (step {step})") } else { String::new() };
         let note = monitor.ranks.xid_note(number);
         let message = format!("{who} hangs: {phase}{place} for {time:.0} s; the limit is {limit:.0} s{note}");
-        Some(RankTimeout { message, host: None })
+        Some(RankTimeout { message, hosts: BTreeSet::new() })
     }
 
     /// Returns a warning about the suspect if every rank has used more than half of its timeout.
@@ -216,6 +246,47 @@ mod tests {
         report(&mut monitor, 650.0, 1, WorkerPhase::Stop, 1.0);
         assert_eq!(hang(&monitor, 1200.0), None, "ranks that leave are silent");
         assert!(hang(&monitor, 1300.0).unwrap().contains("leaving for 651 s"));
+    }
+
+    /// Monitor of an attempt with two ranks on each of six hosts. All ranks have reported at `at`.
+    fn of_six_hosts(at: Seconds) -> AttemptMonitor {
+        let hosts = (0..12).map(|rank| format!("n{}", rank / 2)).collect();
+        let mut monitor = AttemptMonitor::new(hosts);
+        (0..12).for_each(|rank| report(&mut monitor, at, rank, WorkerPhase::Step, 1.0));
+        monitor
+    }
+
+    #[test]
+    fn all_hosts_of_silent_ranks_are_avoided() {
+        let end = |live: &[usize]| {
+            let mut monitor = of_six_hosts(100.0);
+            (2..12).step_by(2).for_each(|rank| report(&mut monitor, 102.0, rank, WorkerPhase::Step, 1.0));
+            live.iter().for_each(|rank| report(&mut monitor, 190.0, *rank, WorkerPhase::Step, 1.0));
+            assert_eq!(timeouts().overdue(190.0, 0.0, 12, &monitor), None);
+            let end = timeouts().overdue(190.5, 0.0, 12, &monitor).unwrap();
+            (end.message, end.hosts.into_iter().collect::<Vec<_>>().join(" "))
+        };
+        let expected = "4 ranks on 2 hosts (n4, n5) have sent no heartbeat for 90 s";
+        assert_eq!(end(&[0, 1, 2, 3, 4, 5, 6, 7]), (expected.to_owned(), "n4 n5".to_owned()));
+        let expected = "2 ranks on host n5 have sent no heartbeat for 90 s";
+        assert_eq!(end(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]), (expected.to_owned(), "n5".to_owned()));
+        let expected = "10 ranks on 5 hosts (n1, n2, n3, ...) have sent no heartbeat for 90 s";
+        assert_eq!(end(&[0, 1]), (expected.to_owned(), "n1 n2 n3 n4 n5".to_owned()));
+        let expected = "12 ranks on 6 hosts (n0, n1, n2, ...) have sent no heartbeat for 90 s";
+        assert_eq!(end(&[]), (expected.to_owned(), String::new()), "other hosts are no better");
+    }
+
+    #[test]
+    fn all_hosts_of_absent_ranks_are_avoided() {
+        let mut monitor = AttemptMonitor::new(["a", "b", "c", "c"].map(str::to_owned).into());
+        report(&mut monitor, 600.0, 0, WorkerPhase::Join, 1.0);
+        let end = timeouts().overdue(601.0, 0.0, 4, &monitor).unwrap();
+        assert_eq!(end.message, "3 ranks on 2 hosts (b, c) have not reported within 600 s of the start");
+        assert_eq!(end.hosts, BTreeSet::from(["b".to_owned(), "c".to_owned()]));
+        let mut anywhere = AttemptMonitor::default();
+        report(&mut anywhere, 600.0, 1, WorkerPhase::Join, 1.0);
+        let end = timeouts().overdue(601.0, 0.0, 6, &anywhere).unwrap();
+        assert_eq!(end.message, "5 ranks (0, 2, 3, ...) have not reported within 600 s of the start");
     }
 
     #[test]

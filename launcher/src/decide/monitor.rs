@@ -10,6 +10,8 @@ mod ranks;
 mod steps;
 mod versions;
 
+use std::collections::BTreeSet;
+
 use lambert_control::{EventKind, FailureKind, Message, WorkerPhase, WorkerReport};
 
 use super::Seconds;
@@ -77,14 +79,14 @@ pub struct AttemptFailure {
     pub message: String,
     /// Kind of failure, which determines whether the coordinator restarts the run.
     pub kind: FailureKind,
-    /// Host that caused the failure, if known.
-    pub host: Option<String>,
+    /// Hosts to avoid in later attempts. Empty if the cause is unknown or not a host.
+    pub hosts: BTreeSet<String>,
 }
 
 impl AttemptFailure {
     /// Creates a transient failure: a retry may succeed.
     pub fn transient(message: String) -> Self {
-        Self { message, kind: FailureKind::Transient, host: None }
+        Self { message, kind: FailureKind::Transient, hosts: BTreeSet::new() }
     }
 }
 
@@ -137,8 +139,8 @@ impl AttemptMonitor {
                 self.failure_signs.begin(at);
                 self.left = Some((at, OrderlyEnd::RolledBack(Rollback { message, step, to })));
             }
-            EventKind::Failed { message, kind } => {
-                self.failure_signs.failed(at, RankFailure { rank, message, kind });
+            EventKind::Failed { message, kind, missing } => {
+                self.failure_signs.failed(at, RankFailure { rank, message, kind, missing });
             }
             EventKind::Finished { .. }
             | EventKind::RolledBack { .. }
@@ -182,9 +184,9 @@ impl AttemptMonitor {
         self.failure_signs.crash(&self.ranks, world)
     }
 
-    /// Host named in the messages of the launcher. `None` unless they name exactly one host.
-    pub fn host_in_messages(&self) -> Option<String> {
-        self.failure_signs.host_in_messages(&self.ranks)
+    /// Hosts named in the messages of the launcher.
+    pub fn hosts_in_messages(&self) -> BTreeSet<String> {
+        self.failure_signs.hosts_in_messages(&self.ranks)
     }
 }
 

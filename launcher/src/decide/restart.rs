@@ -1,6 +1,6 @@
 //! Decides what follows an attempt: a restart, a wait or the end of the run.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use lambert_config::exit;
 use lambert_control::FailureKind;
@@ -15,7 +15,7 @@ use crate::text::counted;
 
 /// Maximum pause before a restart, seconds.
 const LONGEST_PAUSE: Seconds = 60.0;
-/// Maximum number of consecutive host failures, on any hosts, after which the coordinator retries.
+/// Maximum number of failures of the same host without progress after which the coordinator retries.
 const HOST_TRIES: usize = 3;
 
 /// Failure counters since the run last made progress.
@@ -23,8 +23,8 @@ const HOST_TRIES: usize = 3;
 pub struct RestartCounters {
     /// Consecutive failures without progress.
     in_a_row: usize,
-    /// Consecutive host failures without progress.
-    of_hosts: usize,
+    /// Number of failures of each host without progress.
+    of_hosts: BTreeMap<String, usize>,
     /// Consecutive starts without a report from any rank.
     absent: usize,
     /// True if the last request for a lease failed.
@@ -70,7 +70,8 @@ impl RestartCounters {
         let progress = monitor.steps.committed || monitor.steps.finished > self.furthest;
         self.furthest = self.furthest.max(monitor.steps.finished);
         if progress {
-            (self.in_a_row, self.of_hosts) = (0, 0);
+            self.in_a_row = 0;
+            self.of_hosts.clear();
         }
         self.in_a_row += 1;
         (self.absent, self.absent_since) = (0, None);
@@ -80,6 +81,12 @@ impl RestartCounters {
         let (begun, step) = before?;
         self.recovering = Some((since, step.max(monitor.steps.finished)));
         Some(since - begun)
+    }
+
+    /// Counts a failure of the hosts. Returns the host that has failed most often, with the number of its failures.
+    fn host_failed(&mut self, hosts: &BTreeSet<String>) -> Option<(&str, usize)> {
+        hosts.iter().for_each(|host| *self.of_hosts.entry(host.clone()).or_default() += 1);
+        self.of_hosts.iter().max_by_key(|(_, times)| **times).map(|(host, times)| (host.as_str(), *times))
     }
 }
 
@@ -174,7 +181,7 @@ fn retry_unreported_start(
     cause: String,
     actions: &mut Vec<Action>,
 ) -> Phase {
-    state.counters.unreachable.extend(running.monitor.host_in_messages());
+    state.counters.unreachable.extend(running.monitor.hosts_in_messages());
     wait(state, at, (running.begun, running.attempt.number), cause, actions)
 }
 
@@ -292,9 +299,12 @@ fn failed(
 
 /// Returns a message if this failure exceeds a restart limit.
 fn exceeded_restart_limit(state: &mut CoordinatorState, at: Seconds, failure: &AttemptFailure) -> Option<String> {
-    state.counters.of_hosts += usize::from(failure.kind == FailureKind::Host);
-    if state.counters.of_hosts > HOST_TRIES {
-        return Some(format!("giving up after {HOST_TRIES} restarts because of failed hosts: {}", failure.message));
+    if failure.kind == FailureKind::Host
+        && let Some((host, times)) = state.counters.host_failed(&failure.hosts)
+        && times > HOST_TRIES
+    {
+        let last = &failure.message;
+        return Some(format!("giving up after {times} failures of host {host} without progress; last failure: {last}"));
     }
     let settings = &state.settings;
     let failures = state.history.count(state.unix(at) - settings.window);
@@ -332,9 +342,9 @@ fn record_failure(
     if let Some(cost) = state.counters.fail(at, monitor) {
         state.history.account(cost);
     }
-    let (cause, host, unix) = (failure.message.clone(), failure.host.clone(), state.unix(at));
+    let (cause, hosts, unix) = (failure.message.clone(), failure.hosts.clone(), state.unix(at));
     let (attempt, step) = (running.attempt.number, monitor.steps.finished);
-    state.history.add(Restart { unix, attempt, step, cause, counts_toward_limit: counts, host, seconds: None });
+    state.history.add(Restart { unix, attempt, step, cause, counts_toward_limit: counts, hosts, seconds: None });
 }
 
 /// Gives up the run and resets the counts, because a user who restarts the run has fixed the cause.

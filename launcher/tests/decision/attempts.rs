@@ -1,5 +1,7 @@
 //! Tests of decisions after an attempt: end of the run, or restart and backoff.
 
+use std::collections::BTreeSet;
+
 use lambert_config::exit;
 use lambert_config::run::Host;
 use lambert_control::WorkerReport;
@@ -83,24 +85,93 @@ fn permanent_failures_are_not_retried() {
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));
 }
 
-#[test]
-fn a_host_failure_moves_the_ranks_three_times() {
-    let host = |name: &str| Host { name: name.into(), ranks: 1 };
-    let mut scene = Scenario::with(|_| (), HostPool::Hosts(vec![host("a"), host("b"), host("c")]));
-    let names = |scene: &Scenario| match &scene.state.running().unwrap().attempt.placement {
-        Placement::Hosts(hosts) => hosts.iter().map(|host| host.name.as_str()).collect::<String>(),
+/// Coordinator with the hosts `a`, `b`, ..., of one rank each.
+fn on_hosts(count: usize) -> Scenario {
+    let hosts = "abcdefgh".chars().take(count).map(|name| Host { name: name.into(), ranks: 1 }).collect();
+    Scenario::with(|_| (), HostPool::Hosts(hosts))
+}
+
+/// Hosts of the running attempt.
+fn hosts(scene: &Scenario) -> String {
+    match &scene.state.running().unwrap().attempt.placement {
+        Placement::Hosts(hosts) => hosts.iter().map(|host| host.name.as_str()).collect(),
         other => panic!("{other:?}"),
-    };
-    scene.train(1, 5);
-    assert_eq!(names(&scene), "ab");
-    // The failed rank 0 is on host a.
-    scene.fail(FailureKind::Host).pause();
-    scene.train(2, 5);
-    assert_eq!(names(&scene), "bc");
-    scene.fail(FailureKind::Host).pause();
-    scene.train(3, 5).fail(FailureKind::Host).pause();
+    }
+}
+
+#[test]
+fn host_failures_move_the_ranks() {
+    let mut scene = on_hosts(3);
+    // Rank 0 fails on a different host each time, and then on host a again.
+    for (lease, names) in [(1, "ab"), (2, "bc"), (3, "ca"), (4, "ab"), (5, "ab")] {
+        assert_eq!(hosts(scene.train(lease, 5)), names);
+        scene.fail(FailureKind::Host).pause();
+    }
+    assert!(scene.train(6, 5).fail(FailureKind::Host).failure().1.starts_with("giving up after 6 failures within"));
+}
+
+#[test]
+fn the_fourth_failure_of_the_same_host_ends_the_run() {
+    let mut scene = Scenario::new();
+    for lease in 1..=3 {
+        scene.train(lease, 5).fail(FailureKind::Host).pause();
+    }
     let (_, message) = { scene.train(4, 5).fail(FailureKind::Host).failure() };
-    assert!(message.starts_with("giving up after 3 restarts because of failed hosts: rank 0"), "{message}");
+    assert!(
+        message.starts_with("giving up after 4 failures of host a without progress; last failure: rank 0"),
+        "{message}"
+    );
+}
+
+/// Regression test: the run ended after the fourth attempt, and healthy hosts were avoided.
+#[test]
+fn an_outage_of_a_shared_file_system_blames_no_host() {
+    let mut scene = on_hosts(3);
+    let mut pauses = Vec::new();
+    for lease in 1..=5 {
+        assert_eq!(hosts(scene.train(lease, 5)), "ab");
+        let failed = || EventKind::Failed { message: "stale".into(), kind: FailureKind::Host, missing: Vec::new() };
+        let message = |rank| WorkerEvent::Message(rank, lambert_control::Message::Event(failed()));
+        // Rank 0 reports its failure while the attempt is ended.
+        scene.worker(message(1)).worker(WorkerEvent::Died(RankDeath::Exit { rank: 1, code: 1 }));
+        assert_eq!(scene.done, [Action::End]);
+        scene.worker(message(0)).exit(1);
+        pauses.push(scene.pause().0);
+    }
+    assert_eq!(pauses, [1.0, 2.0, 4.0, 8.0, 16.0]);
+    let restart = &scene.state.history.restarts[4];
+    assert_eq!(restart.cause, "2 ranks on 2 hosts failed, first rank 1 (pid 7, host b): stale");
+    assert!(restart.hosts.is_empty() && restart.counts_toward_limit, "{restart:?}");
+}
+
+/// Regression test: only one of several lost hosts was avoided, and none if the launcher named several.
+#[test]
+fn all_lost_hosts_are_avoided_at_once() {
+    let mut scene = on_hosts(8);
+    scene.state.settings.ranks = 4;
+    scene.give(Event::LeaseTaken(1));
+    assert_eq!(hosts(&scene), "abcd");
+    let report = |rank| WorkerReport { rank, pid: 7, host: "x".into(), ..WorkerReport::default() };
+    for rank in 0..4 {
+        scene.worker(WorkerEvent::Report(report(rank)));
+    }
+    scene.at += 91.0;
+    for rank in [0, 3] {
+        scene.worker(WorkerEvent::Report(report(rank)));
+    }
+    scene.wait(0.0).exit(1).pause();
+    scene.give(Event::LeaseTaken(2));
+    assert_eq!(hosts(&scene), "adef");
+    // No rank starts. The launcher names two hosts, and then all hosts of the attempt.
+    let remark = |host: char| WorkerEvent::Remark(format!("ssh: connect to host {host} port 22: No route to host"));
+    for (lease, lost, next) in [(3, "de", "afgh"), (4, "afgh", "abcd")] {
+        for host in lost.chars() {
+            scene.worker(remark(host));
+        }
+        scene.exit(1).pause();
+        scene.give(Event::LeaseTaken(lease));
+        assert_eq!(hosts(&scene), next);
+    }
 }
 
 /// The verdict does not depend on the exit status of the processes.
@@ -199,7 +270,7 @@ fn a_rank_that_loses_the_coordinator_counts_as_a_failure_of_its_host() {
     leave(&mut scene, 1);
     assert_eq!(scene.pause().0, 1.0);
     let restart = &scene.state.history.restarts[0];
-    assert_eq!((restart.host.as_deref(), restart.counts_toward_limit), (Some("b"), true));
+    assert_eq!((&restart.hosts, restart.counts_toward_limit), (&BTreeSet::from(["b".to_owned()]), true));
     scene.give(Event::LeaseTaken(2));
     let Placement::Hosts(hosts) = &scene.state.running().unwrap().attempt.placement else { panic!() };
     assert_eq!(hosts.iter().map(|host| host.name.as_str()).collect::<String>(), "ac");
@@ -238,12 +309,15 @@ fn restarts_after_suspensions_are_unlimited() {
 #[test]
 fn a_silent_rank_ends_its_attempt_and_its_host_is_recorded() {
     let mut scene = Scenario::new();
-    scene.train(1, 5).wait(91.0);
-    assert_eq!(scene.done, [Action::End]);
+    scene.train(1, 5);
+    scene.at += 91.0;
+    scene.worker(WorkerEvent::Report(WorkerReport { rank: 1, pid: 7, host: "b".into(), ..WorkerReport::default() }));
+    assert_eq!(scene.give(Event::Tick).done, [Action::End]);
     scene.worker(WorkerEvent::Gone(vec!["pid 12 (state D)".into()]));
     assert_eq!(scene.done[0], Action::Note(Note::LeftoverProcesses(vec!["pid 12 (state D)".into()])));
-    assert_eq!(scene.state.history.restarts[0].host.as_deref(), Some("a"));
-    assert!(scene.state.history.restarts[0].cause.ends_with("has sent no heartbeat for 90 s"));
+    let restart = &scene.state.history.restarts[0];
+    assert_eq!(restart.hosts, BTreeSet::from(["a".to_owned()]));
+    assert_eq!(restart.cause, "rank 0 (pid 7, host a) has sent no heartbeat for 90 s");
 }
 
 #[test]

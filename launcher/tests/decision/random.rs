@@ -253,15 +253,19 @@ impl Simulation {
             });
         }
         let (step, message) = (self.rng.below(50), "m".to_owned());
+        let failed = |message, kind| EventKind::Failed { message, kind, missing: Vec::new() };
         let event = match self.rng.below(12) {
             0 | 1 => EventKind::Started { step, steps: 50, checkpoint: None, skipped_checkpoints: Vec::new() },
             2 | 3 => EventKind::Checkpoint { name: "c".into(), step, seconds: 1.0, written: 1.0 },
             4 => EventKind::Finished { step, stopped: self.rng.below(2) == 0 },
             5 | 10 => EventKind::RolledBack { message, step, to: step.saturating_sub(3) },
-            6 => EventKind::Failed { message, kind: FailureKind::Transient },
-            7 => EventKind::Failed { message, kind: FailureKind::Host },
-            8 if self.rng.below(4) == 0 => EventKind::Failed { message, kind: FailureKind::Permanent },
-            8 if self.rng.below(4) == 0 => EventKind::Failed { message, kind: FailureKind::LeaseLost },
+            6 => {
+                let missing = (0..self.rng.below(2) as usize).map(|_| self.rank()).collect();
+                EventKind::Failed { message, kind: FailureKind::Transient, missing }
+            }
+            7 => failed(message, FailureKind::Host),
+            8 if self.rng.below(4) == 0 => failed(message, FailureKind::Permanent),
+            8 if self.rng.below(4) == 0 => failed(message, FailureKind::LeaseLost),
             9 => EventKind::Warning { message },
             _ => {
                 let times = StepTimes { seconds: 1.0, ..StepTimes::default() };

@@ -53,7 +53,8 @@ fn a_crash_after_the_result_is_a_warning() {
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
     // An error that a rank reports after the result is also only a warning.
     let mut scene = done(false);
-    scene.send_event(EventKind::Failed { message: "MPI_Finalize".into(), kind: FailureKind::Transient }).exit(1);
+    let (message, kind) = ("MPI_Finalize".into(), FailureKind::Transient);
+    scene.send_event(EventKind::Failed { message, kind, missing: Vec::new() }).exit(1);
     let reported = "rank 0 (pid 7, host a) failed: MPI_Finalize".to_owned();
     assert_eq!(scene.done[0], Action::Note(Note::ResultStands(reported)));
     assert_eq!(scene.state.verdict(), Some(&Verdict::Finished));
@@ -73,7 +74,7 @@ fn the_reason_for_the_end_of_an_attempt_is_a_warning_after_the_result() {
             scene.give(Event::StopRequested);
         }
         scene.send_event(finished(stopped)).exit(0);
-        let reason = "rank 0 (pid 7, host a) has sent no heartbeat for 90 s".to_owned();
+        let reason = "2 ranks on 2 hosts (a, b) have sent no heartbeat for 90 s".to_owned();
         assert_eq!(scene.done[0], Action::Note(Note::ResultStands(reason)));
         assert_eq!(scene.state.verdict(), Some(&result(stopped)));
     }

@@ -104,7 +104,7 @@ impl Scenario {
     }
 
     pub fn fail(&mut self, kind: FailureKind) -> &mut Self {
-        self.send_event(EventKind::Failed { message: "so".into(), kind }).exit(1)
+        self.send_event(EventKind::Failed { message: "so".into(), kind, missing: Vec::new() }).exit(1)
     }
 
     /// Waits for the backoff of the last decision. Returns the backoff and the lease that is then requested.

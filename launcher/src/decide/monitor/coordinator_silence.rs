@@ -50,6 +50,6 @@ impl CoordinatorSilence {
             return AttemptEnd::Absent(message);
         }
         let kind = if host.is_some() { FailureKind::Host } else { FailureKind::Transient };
-        AttemptEnd::Failed(AttemptFailure { message, kind, host })
+        AttemptEnd::Failed(AttemptFailure { message, kind, hosts: host.into_iter().collect() })
     }
 }

@@ -1,9 +1,12 @@
 //! Collects what the launcher and the ranks report about a failed attempt, and selects the cause.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use lambert_config::exit;
 use lambert_control::FailureKind;
 
 use super::coordinator_silence::CoordinatorSilence;
+use super::ranks::name_list;
 use super::{AttemptEnd, AttemptFailure, Ranks};
 use crate::decide::Seconds;
 use crate::decide::event::{ProcessExit, RankDeath};
@@ -39,14 +42,8 @@ pub struct RankFailure {
     pub rank: usize,
     pub message: String,
     pub kind: FailureKind,
-}
-
-impl RankFailure {
-    fn attempt_end(&self, ranks: &Ranks) -> AttemptEnd {
-        let message = format!("{} failed: {}{}", ranks.who(self.rank), self.message, ranks.xid_note(self.rank));
-        let host = ranks.host(self.rank).filter(|_| self.kind == FailureKind::Host);
-        AttemptEnd::Failed(AttemptFailure { message, kind: self.kind, host })
-    }
+    /// Ranks that did not take part in a failed all-reduce.
+    pub missing: Vec<usize>,
 }
 
 impl FailureSigns {
@@ -96,7 +93,7 @@ impl FailureSigns {
     /// causes that applies:
     ///
     /// 1. a permanent failure that a rank reported
-    /// 2. a host failure that a rank reported
+    /// 2. host failures that ranks reported. Failures on several hosts are transient, and no host is the cause.
     /// 3. workers that exited because they got no reply from the coordinator
     /// 4. the death of the first rank that died: its signal, an out-of-memory kill, its own report or its exit code
     /// 5. the first report of any rank
@@ -104,36 +101,78 @@ impl FailureSigns {
     pub fn failure(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
         let is_permanent = |failure: &&RankFailure| !matches!(failure.kind, FailureKind::Transient | FailureKind::Host);
         let failure_of = |rank: usize| self.failures.iter().find(|failure| failure.rank == rank);
-        let host = || self.failures.iter().find(|failure| failure.kind == FailureKind::Host);
-        let reported = self.failures.iter().find(is_permanent).or_else(host);
-        match (reported, self.death) {
-            (Some(reported), _) => reported.attempt_end(ranks),
-            (None, Some(RankDeath::Exit { rank, code: exit::UNSUPERVISED })) => {
+        if let Some(permanent) = self.failures.iter().find(is_permanent) {
+            return self.reported(permanent, ranks);
+        }
+        if let Some(first) = self.failures.iter().find(|failure| failure.kind == FailureKind::Host) {
+            return self.failure_of_several_hosts(first, ranks).unwrap_or_else(|| self.reported(first, ranks));
+        }
+        match self.death {
+            Some(RankDeath::Exit { rank, code: exit::UNSUPERVISED }) => {
                 self.silence.attempt_end(ranks, Some(rank), self.since)
             }
-            (None, None) if self.exit == Some(ProcessExit::Code(exit::UNSUPERVISED)) => {
+            None if self.exit == Some(ProcessExit::Code(exit::UNSUPERVISED)) => {
                 self.silence.attempt_end(ranks, (world == 1).then_some(0), self.since)
             }
-            (None, Some(RankDeath::Signal { rank, signal })) => {
+            Some(RankDeath::Signal { rank, signal }) => {
                 let message = format!("{} killed by {}{}", ranks.who(rank), signal_name(signal), ranks.xid_note(rank));
                 AttemptEnd::Failed(AttemptFailure::transient(message))
             }
-            (None, Some(RankDeath::OutOfMemory { rank })) => {
+            Some(RankDeath::OutOfMemory { rank }) => {
                 let message = format!("{} killed: out of memory (memory limit of the job)", ranks.who(rank));
                 AttemptEnd::Failed(AttemptFailure::transient(message))
             }
-            (None, Some(RankDeath::Exit { rank, code })) => match failure_of(rank) {
-                Some(reported) => reported.attempt_end(ranks),
+            Some(RankDeath::Exit { rank, code }) => match failure_of(rank) {
+                Some(reported) => self.reported(reported, ranks),
                 None => {
                     let message = format!("{} exited with code {code}{}", ranks.who(rank), ranks.xid_note(rank));
                     self.exit_code_failure(ranks, message, code)
                 }
             },
-            (None, None) => match self.failures.first() {
-                Some(reported) => reported.attempt_end(ranks),
+            None => match self.failures.first() {
+                Some(reported) => self.reported(reported, ranks),
                 None => self.unreported(ranks, world),
             },
         }
+    }
+
+    /// Describes a failure that a rank reported.
+    fn reported(&self, reported: &RankFailure, ranks: &Ranks) -> AttemptEnd {
+        let RankFailure { rank, message, kind, missing } = reported;
+        let mut message = format!("{} failed: {message}{}", ranks.who(*rank), ranks.xid_note(*rank));
+        let hosts = match kind {
+            FailureKind::Host => ranks.hosts([*rank]),
+            _ if missing.is_empty() => BTreeSet::new(),
+            _ => ranks.hosts_to_avoid(self.missing_ranks()),
+        };
+        if *kind != FailureKind::Host && !hosts.is_empty() {
+            let noun = if hosts.len() == 1 { "host" } else { "hosts" };
+            message.push_str(&format!("; missing {noun}: {}", name_list(&hosts)));
+        }
+        AttemptEnd::Failed(AttemptFailure { message, kind: *kind, hosts })
+    }
+
+    /// Returns a transient failure if ranks on several hosts reported host failures, `first` first. For example, a
+    /// shared file system is unavailable. `None` if the failures are on one host.
+    fn failure_of_several_hosts(&self, first: &RankFailure, ranks: &Ranks) -> Option<AttemptEnd> {
+        let failures = self.failures.iter().filter(|failure| failure.kind == FailureKind::Host);
+        let failed: BTreeSet<usize> = failures.map(|failure| failure.rank).collect();
+        let (count, hosts) = (failed.len(), ranks.hosts(failed).len());
+        let who = ranks.who(first.rank);
+        let message = format!("{count} ranks on {hosts} hosts failed, first {who}: {}", first.message);
+        (hosts > 1).then(|| AttemptEnd::Failed(AttemptFailure::transient(message)))
+    }
+
+    /// Ranks that more than half of the reports of failed all-reduces name as missing. A rank that has lost its network
+    /// names all others, but they name only this rank.
+    fn missing_ranks(&self) -> Vec<usize> {
+        let reports = self.failures.iter().filter(|failure| !failure.missing.is_empty());
+        let (mut count, mut named) = (0, BTreeMap::<usize, usize>::new());
+        for failure in reports {
+            count += 1;
+            failure.missing.iter().for_each(|rank| *named.entry(*rank).or_default() += 1);
+        }
+        named.into_iter().filter(|(_, times)| 2 * times > count).map(|(rank, _)| rank).collect()
     }
 
     /// Describes a failure that no rank reported, from the exit status and the messages of the launcher.
@@ -145,7 +184,7 @@ impl FailureSigns {
             return AttemptEnd::Failed(AttemptFailure {
                 message: message.to_owned(),
                 kind: FailureKind::Usage,
-                host: None,
+                hosts: BTreeSet::new(),
             });
         }
         let subject = if world == 1 { ranks.who(0) } else { "the launcher".to_owned() };
@@ -163,7 +202,7 @@ impl FailureSigns {
             _ if world > 1 && ranks.is_empty() => AttemptEnd::Absent(message),
             ProcessExit::Code(code) => self.exit_code_failure(ranks, message, code),
             ProcessExit::Signal(_) => AttemptEnd::Failed(AttemptFailure {
-                host: self.host_in_messages(ranks),
+                hosts: ranks.unless_all(self.hosts_in_messages(ranks)),
                 ..AttemptFailure::transient(message)
             }),
         }
@@ -171,12 +210,13 @@ impl FailureSigns {
 
     fn exit_code_failure(&self, ranks: &Ranks, message: String, code: i32) -> AttemptEnd {
         let kind = if code == exit::USAGE { FailureKind::Usage } else { FailureKind::Transient };
-        AttemptEnd::Failed(AttemptFailure { message, kind, host: self.host_in_messages(ranks) })
+        let hosts = ranks.unless_all(self.hosts_in_messages(ranks));
+        AttemptEnd::Failed(AttemptFailure { message, kind, hosts })
     }
 
-    /// Host named in the messages of the launcher. `None` unless they name exactly one host.
-    pub fn host_in_messages(&self, ranks: &Ranks) -> Option<String> {
-        ranks.host_named_in(&self.remarks)
+    /// Hosts named in the messages of the launcher.
+    pub fn hosts_in_messages(&self, ranks: &Ranks) -> BTreeSet<String> {
+        ranks.hosts_named_in(&self.remarks)
     }
 }
 

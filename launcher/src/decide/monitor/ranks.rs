@@ -1,10 +1,13 @@
 //! Ranks of an attempt: their last reports and their hosts.
 
-use std::collections::{BTreeMap, btree_map};
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 
 use lambert_control::{GpuStatus, WorkerPhase};
 
 use crate::decide::Seconds;
+
+/// Maximum number of ranks or hosts that a message names.
+const MAX_NAMES: usize = 4;
 
 /// Last report of a rank.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,6 +75,37 @@ impl Ranks {
         self.rank_hosts.get(rank).or_else(|| Some(&self.reported.get(&rank)?.host)).cloned()
     }
 
+    /// Hosts of `ranks`, to avoid in later attempts. Empty if these are all hosts of an attempt on several hosts: then
+    /// other hosts are no better.
+    pub fn hosts_to_avoid(&self, ranks: impl IntoIterator<Item = usize>) -> BTreeSet<String> {
+        self.unless_all(self.hosts(ranks))
+    }
+
+    /// Returns `hosts`, or nothing if these are all hosts of an attempt on several hosts.
+    pub fn unless_all(&self, hosts: BTreeSet<String>) -> BTreeSet<String> {
+        let all = if self.rank_hosts.is_empty() {
+            self.hosts(self.reported.keys().copied())
+        } else {
+            self.rank_hosts.iter().cloned().collect()
+        };
+        if all.len() > 1 && hosts.is_superset(&all) { BTreeSet::new() } else { hosts }
+    }
+
+    /// Known hosts of `ranks`.
+    pub fn hosts(&self, ranks: impl IntoIterator<Item = usize>) -> BTreeSet<String> {
+        ranks.into_iter().filter_map(|rank| self.host(rank)).collect()
+    }
+
+    /// Description of several ranks for messages: `64 ranks on 8 hosts (node001, node002, node003, ...)`.
+    pub fn who_all(&self, ranks: &[usize]) -> String {
+        let (hosts, count) = (self.hosts(ranks.iter().copied()), ranks.len());
+        match hosts.len() {
+            _ if ranks.iter().any(|rank| self.host(*rank).is_none()) => format!("{count} ranks ({})", name_list(ranks)),
+            1 => format!("{count} ranks on host {}", name_list(&hosts)),
+            several => format!("{count} ranks on {several} hosts ({})", name_list(&hosts)),
+        }
+    }
+
     /// Description of a rank for messages.
     pub fn who(&self, rank: usize) -> String {
         match self.reported.get(&rank) {
@@ -82,22 +116,53 @@ impl Ranks {
 
     /// Xid errors of the GPU of a rank, for the end of a failure message. Empty if there are none.
     pub fn xid_note(&self, rank: usize) -> String {
-        let gpu = self.reported.get(&rank).and_then(|known| known.gpu.as_ref());
-        gpu.and_then(GpuStatus::xid_report).map_or(String::new(), |report| format!("; its {report}"))
+        self.xid_report(rank).map_or(String::new(), |report| format!("; its {report}"))
     }
 
-    /// Configured host named in `texts`. `None` unless they name exactly one configured host.
-    pub fn host_named_in(&self, texts: &[String]) -> Option<String> {
+    /// Xid errors of the GPU of the first of several ranks that has any, for the end of a failure message.
+    pub fn first_xid_note(&self, ranks: &[usize]) -> String {
+        let first = ranks.iter().find_map(|rank| Some((rank, self.xid_report(*rank)?)));
+        first.map_or(String::new(), |(rank, report)| format!("; rank {rank}: {report}"))
+    }
+
+    fn xid_report(&self, rank: usize) -> Option<String> {
+        self.reported.get(&rank)?.gpu.as_ref().and_then(GpuStatus::xid_report)
+    }
+
+    /// Configured hosts named in messages of the launcher. The host that reports a message is not included.
+    pub fn hosts_named_in(&self, texts: &[String]) -> BTreeSet<String> {
         let is_of_name = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '_', ':'].contains(&c);
         let is_named = |place: &&String| {
-            let words = texts.iter().flat_map(|text| text.split(|c| !is_of_name(c)));
+            let words = texts.iter().flat_map(|text| without_reporter(text));
+            let words = words.flat_map(|text| text.split(|c| !is_of_name(c)));
             // A port or a full stop may follow the name.
             words
                 .filter_map(|word| word.strip_prefix(place.as_str()))
                 .any(|rest| rest.is_empty() || rest.starts_with(':') || rest == ".")
         };
-        let mut named: Vec<&String> = self.rank_hosts.iter().filter(is_named).collect();
-        named.dedup();
-        if let [name] = named[..] { Some(name.clone()) } else { None }
+        let hosts: BTreeSet<&String> = self.rank_hosts.iter().collect();
+        hosts.into_iter().filter(is_named).cloned().collect()
+    }
+}
+
+/// Lists names for a message: all of up to `MAX_NAMES` names, otherwise the first names and `...`.
+pub fn name_list<T: ToString>(names: impl IntoIterator<Item = T, IntoIter: ExactSizeIterator>) -> String {
+    let names = names.into_iter();
+    let shown = if names.len() > MAX_NAMES { MAX_NAMES - 1 } else { MAX_NAMES };
+    let more = (names.len() > shown).then(|| "...".to_owned());
+    names.take(shown).map(|name| name.to_string()).chain(more).collect::<Vec<_>>().join(", ")
+}
+
+/// Returns the parts of a message of Open MPI that may name a failed host. `[HOST:PID]` at the start of a message is the
+/// process that reports it. `HNP daemon` is mpirun itself.
+fn without_reporter(text: &str) -> Vec<&str> {
+    let is_reporter = |tag: &str| {
+        tag.rsplit_once(':').is_some_and(|(_, pid)| !pid.is_empty() && pid.bytes().all(|byte| byte.is_ascii_digit()))
+    };
+    let tagged = text.strip_prefix('[').and_then(|text| text.split_once("] ")).filter(|(tag, _)| is_reporter(tag));
+    let text = tagged.map_or(text, |(_, text)| text);
+    match text.split_once("HNP daemon") {
+        Some((before, after)) => vec![before, after.split_once("Remote daemon").map_or("", |(_, remote)| remote)],
+        None => vec![text],
     }
 }

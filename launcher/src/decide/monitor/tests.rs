@@ -22,8 +22,12 @@ fn tell(monitor: &mut AttemptMonitor, rank: usize, kind: EventKind) {
     monitor.take(1.0, WorkerEvent::Message(rank, Message::Event(kind)));
 }
 
+fn names(names: &[&str]) -> BTreeSet<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
 fn failed(message: &str, kind: FailureKind) -> EventKind {
-    EventKind::Failed { message: message.into(), kind }
+    EventKind::Failed { message: message.into(), kind, missing: Vec::new() }
 }
 
 fn ended(mut monitor: AttemptMonitor, code: i32) -> AttemptEnd {
@@ -76,7 +80,7 @@ fn permanent_and_host_failures_take_precedence() {
         tell(&mut monitor, 0, failed("shard-00001 is damaged", kind));
         let AttemptEnd::Failed(failure) = ended(monitor, 1) else { panic!() };
         assert_eq!(failure.message, "rank 0 (pid 40, host x) failed: shard-00001 is damaged");
-        assert_eq!((failure.kind, failure.host.is_some()), (kind, kind == FailureKind::Host));
+        assert_eq!((failure.kind, !failure.hosts.is_empty()), (kind, kind == FailureKind::Host));
     }
 }
 
@@ -126,26 +130,28 @@ fn a_missing_ssh_is_a_usage_error() {
 #[test]
 fn a_host_lost_by_the_launcher_is_blamed() {
     let mut monitor = watch_on(&["10.0.0.1", "10.0.0.2"]);
-    let remark = "ORTE has lost communication with a remote daemon. HNP daemon : [[27258,0],0] on node x Remote daemon: \
+    let remark = "ORTE has lost communication with a remote daemon. HNP daemon : [[27258,0],0] on node 10.0.0.1 Remote daemon: \
                   [[27258,0],1] on node 10.0.0.2 This is usually due to";
     monitor.take(1.0, WorkerEvent::Remark(remark.into()));
     let AttemptEnd::Failed(failure) = ended(monitor, 205) else { panic!() };
-    assert_eq!((failure.kind, failure.host.as_deref()), (FailureKind::Transient, Some("10.0.0.2")));
+    assert_eq!((failure.kind, failure.hosts), (FailureKind::Transient, names(&["10.0.0.2"])));
 }
 
 #[test]
-fn the_only_host_in_a_launcher_message_is_blamed() {
+fn hosts_in_launcher_messages_are_blamed() {
     let complained = |remark: &str| {
         let mut monitor = AttemptMonitor::new(["10.0.0.1", "10.0.0.1", "10.0.0.12", "d"].map(str::to_owned).into());
         monitor.take(1.0, WorkerEvent::Remark(remark.into()));
-        monitor.host_in_messages()
+        monitor.hosts_in_messages()
     };
     let exited = "dbclient: Connection to root@10.0.0.12:22 exited: Connect failed: No route to host";
-    assert_eq!(complained(exited).as_deref(), Some("10.0.0.12"));
-    assert_eq!(complained("ssh: connect to host d port 22: Connection refused").as_deref(), Some("d"));
-    assert_eq!(complained("cannot reach 10.0.0.1."), Some("10.0.0.1".to_owned()));
-    for other in ["a daemon died", "10.0.0.1 cannot reach d", "10.0.0.13"] {
-        assert_eq!(complained(other), None, "{other}");
+    assert_eq!(complained(exited), names(&["10.0.0.12"]));
+    assert_eq!(complained("ssh: connect to host d port 22: Connection refused"), names(&["d"]));
+    assert_eq!(complained("cannot reach 10.0.0.1."), names(&["10.0.0.1"]));
+    assert_eq!(complained("cannot reach 10.0.0.12, d"), names(&["10.0.0.12", "d"]));
+    assert_eq!(complained("[10.0.0.1:77] cannot reach d"), names(&["d"]), "the first host reports it");
+    for other in ["a daemon died", "[d:77] a daemon died", "10.0.0.13"] {
+        assert_eq!(complained(other), names(&[]), "{other}");
     }
 }
 
@@ -198,7 +204,11 @@ fn a_rank_without_replies_from_a_running_coordinator_has_failed() {
     };
     let failed = |message: &str, host: Option<&str>| {
         let kind = if host.is_some() { FailureKind::Host } else { FailureKind::Transient };
-        AttemptEnd::Failed(AttemptFailure { message: message.into(), kind, host: host.map(str::to_owned) })
+        AttemptEnd::Failed(AttemptFailure {
+            message: message.into(),
+            kind,
+            hosts: host.map(str::to_owned).into_iter().collect(),
+        })
     };
     let hosts = ["a", "b"];
     let of_b = "rank 1 (pid 41, host x) exited: no reply from the coordinator at 10.0.0.1:4000 for 46 s; check the \
@@ -242,7 +252,54 @@ fn xid_errors_are_part_of_the_failure_of_their_rank() {
     assert_eq!(killed(1), format!("rank 1 (pid 7, host x) killed by SIGKILL{note}"));
     let mut monitor = AttemptMonitor::default();
     monitor.take(1.0, WorkerEvent::Report(report(0, Some(gpu.clone()))));
-    let failed = EventKind::Failed { message: "NCCL".into(), kind: FailureKind::Transient };
-    monitor.take(2.0, WorkerEvent::Message(0, Message::Event(failed)));
+    tell(&mut monitor, 0, failed("NCCL", FailureKind::Transient));
     assert_eq!(monitor.crash(1).unwrap(), format!("rank 0 (pid 7, host x) failed: NCCL{note}"));
+}
+
+/// Monitor of an attempt with two ranks on each of the hosts `a`, `b` and `c`.
+fn on_three_hosts() -> AttemptMonitor {
+    let mut monitor = AttemptMonitor::new(["a", "a", "b", "b", "c", "c"].map(str::to_owned).into());
+    for rank in 0..6 {
+        let report = WorkerReport { rank, pid: 7, host: "x".into(), ..WorkerReport::default() };
+        monitor.take(0.0, WorkerEvent::Report(report));
+    }
+    monitor
+}
+
+#[test]
+fn hosts_of_missing_ranks_are_avoided() {
+    let blamed = |reports: &[(usize, &[usize])]| {
+        let mut monitor = on_three_hosts();
+        for (rank, missing) in reports {
+            let (message, kind) = ("the all-reduce failed".to_owned(), FailureKind::Transient);
+            tell(&mut monitor, *rank, EventKind::Failed { message, kind, missing: missing.to_vec() });
+        }
+        let AttemptEnd::Failed(failure) = ended(monitor, 1) else { panic!() };
+        assert_eq!(failure.kind, FailureKind::Transient);
+        (failure.message, failure.hosts)
+    };
+    let (message, hosts) = blamed(&[(0, &[2, 3, 4]), (1, &[2, 3, 4, 5])]);
+    assert_eq!(message, "rank 0 (pid 7, host x) failed: the all-reduce failed; missing hosts: b, c");
+    assert_eq!(hosts, names(&["b", "c"]));
+    // Host a has lost its network. Its ranks are the first to report.
+    assert_eq!(blamed(&[(0, &[2, 3, 4, 5]), (2, &[0, 1]), (3, &[0, 1])]).1, names(&["a"]));
+    assert_eq!(blamed(&[(0, &[2, 3, 4, 5]), (2, &[0, 1])]).1, names(&[]), "either side may be cut off");
+    assert_eq!(blamed(&[(0, &[0, 2, 4])]).1, names(&[]), "no host is better");
+    assert_eq!(blamed(&[(0, &[])]).0, "rank 0 (pid 7, host x) failed: the all-reduce failed");
+}
+
+/// For example, a shared file system is unavailable.
+#[test]
+fn host_failures_on_several_hosts_are_transient() {
+    let end = |ranks: &[usize]| {
+        let mut monitor = on_three_hosts();
+        ranks.iter().for_each(|rank| tell(&mut monitor, *rank, failed("Stale file handle", FailureKind::Host)));
+        let AttemptEnd::Failed(failure) = ended(monitor, 1) else { panic!() };
+        failure
+    };
+    let expected = "4 ranks on 2 hosts failed, first rank 3 (pid 7, host x): Stale file handle";
+    assert_eq!(end(&[3, 0, 2, 1]), AttemptFailure::transient(expected.into()));
+    let of_one = end(&[3, 2]);
+    assert_eq!((of_one.kind, of_one.hosts), (FailureKind::Host, names(&["b"])));
+    assert_eq!(of_one.message, "rank 3 (pid 7, host x) failed: Stale file handle");
 }

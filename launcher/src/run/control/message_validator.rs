@@ -74,7 +74,7 @@ mod tests {
         }
         let of_all = [
             EventKind::Warning { message: "w".into() },
-            EventKind::Failed { message: "f".into(), kind: FailureKind::Transient },
+            EventKind::Failed { message: "f".into(), kind: FailureKind::Transient, missing: Vec::new() },
         ];
         for worker_message in of_all.map(Message::Event) {
             assert_eq!(validator.rejection(1, &worker_message), None);
