@@ -263,13 +263,13 @@ fn a_file_that_another_program_writes_to_the_work_folder_stays() {
     let work = folder.path().join("data.work");
     let write = |_: &PrepStatus| {
         std::fs::create_dir_all(work.join("train-notes")).unwrap();
-        ["notes.txt", "documents/notes.txt", "train-notes/a.parquet"]
+        ["notes.txt", "a.samples", "documents/notes.txt", "train-notes/shard-a.parquet"]
             .iter()
             .for_each(|name| std::fs::write(work.join(name), "mine").unwrap());
     };
     prep::run(&config, &PrepOptions { threads: 1, memory: prep::DEFAULT_MEMORY, part: None, progress: &write })
         .unwrap();
     let left: Vec<_> = tree(&work).into_keys().map(|path| path.display().to_string()).collect();
-    assert_eq!(left, ["documents/notes.txt", "notes.txt", "train-notes/a.parquet"]);
+    assert_eq!(left, ["a.samples", "documents/notes.txt", "notes.txt", "train-notes/shard-a.parquet"]);
     assert!(run(&config, 1).unwrap().unchanged);
 }

@@ -17,6 +17,9 @@ pub const JOB_FILE: &str = "job.json";
 /// Folder of the spill files.
 pub const SPILL_FOLDER: &str = "documents";
 
+/// Prefixes of the names of the other files and folders.
+const SPLITS: [&str; 4] = ["train", "train-selected", "held-out", "held-out-selected"];
+
 /// Returns `output.work`, or a default folder whose name is derived from `output.url`.
 pub fn path(config: &PrepConfig) -> PathBuf {
     let url = config.output.url.trim_end_matches('/');
@@ -105,33 +108,35 @@ pub fn remove(folder: &Path) -> std::result::Result<(), PrepError> {
 fn remove_files(folder: &Path) -> Result<()> {
     for name in names(folder)? {
         let path = folder.join(&name);
-        let extension = Path::new(&name).extension().and_then(|extension| extension.to_str());
-        let is_folder = path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir());
-        match (extension_in(&name), extension) {
-            (Some(expected), _) if is_folder => {
-                for name in names(&path)? {
-                    if is_temporary(&name) || Path::new(&name).extension().is_some_and(|found| found == expected) {
-                        remove_file(&path.join(name))?;
-                    }
-                }
-                remove_empty(&path)?;
+        if is_own_file("", &name) {
+            remove_file(&path)?;
+        } else if is_own_folder(&name) && path.symlink_metadata()?.is_dir() {
+            for file in names(&path)?.iter().filter(|file| is_own_file(&name, file)) {
+                remove_file(&path.join(file))?;
             }
-            (_, Some("samples")) => remove_file(&path)?,
-            _ if lock::is_lock_file(&name) || is_temporary(&name) => remove_file(&path)?,
-            _ => {}
+            remove_empty(&path)?;
         }
     }
     Ok(())
 }
 
-/// Extension of the files in a folder that a preparation creates in its work folder. `None`: it does not create the folder.
-fn extension_in(folder: &str) -> Option<&'static str> {
-    let (split, extension) = folder.strip_suffix(".done").map_or((folder, "parquet"), |split| (split, "done"));
-    match split {
-        "train" | "train-selected" | "held-out" | "held-out-selected" => Some(extension),
-        SPILL_FOLDER => Some("docs"),
-        _ => None,
-    }
+/// True for the name of a folder that a preparation creates in its work folder.
+fn is_own_folder(name: &str) -> bool {
+    name == SPILL_FOLDER || SPLITS.contains(&name.strip_suffix(".done").unwrap_or(name))
+}
+
+/// True for the name of a file that a preparation creates in `folder` of its work folder, or, if it is empty, in the work folder.
+fn is_own_file(folder: &str, name: &str) -> bool {
+    let extension = Path::new(name).extension().and_then(|extension| extension.to_str());
+    let has_form = |prefixes: &[&str], expected| {
+        extension == Some(expected) && prefixes.iter().any(|prefix| name.starts_with(prefix))
+    };
+    is_temporary(name)
+        || match folder {
+            "" => lock::is_lock_file(name) || has_form(&SPLITS, "samples"),
+            SPILL_FOLDER => has_form(&["run-", "read-"], "docs"),
+            _ => has_form(&["shard-"], if folder.ends_with(".done") { "done" } else { "parquet" }),
+        }
 }
 
 /// True for the name of an unfinished file.
