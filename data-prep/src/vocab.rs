@@ -32,16 +32,17 @@ pub struct VocabSettings {
     pub size: usize,
     /// If true, text is lowercased. WordPiece also strips accents, as for uncased models.
     pub lowercase: bool,
-    /// Upper limit on the number of distinct characters. WordPiece does not count words with rarer characters. Unigram
+    /// Upper limit on the number of distinct characters. `None`: as many as [`COVERAGE`] of the text needs, at least
+    /// [`MIN_ALPHABET`], at most a fifth of `size`. WordPiece does not count words with rarer characters. Unigram
     /// cuts words at rarer characters. BPE has bytes instead of characters.
-    pub limit_alphabet: usize,
+    pub limit_alphabet: Option<usize>,
     /// Smallest frequency of a pair that is merged. Unigram has no merges.
     pub min_frequency: u64,
 }
 
 impl Default for VocabSettings {
     fn default() -> Self {
-        Self { model: TokenizerModel::WordPiece, size: 30_522, lowercase: true, limit_alphabet: 1000, min_frequency: 2 }
+        Self { model: TokenizerModel::WordPiece, size: 30_522, lowercase: true, limit_alphabet: None, min_frequency: 2 }
     }
 }
 
@@ -149,15 +150,60 @@ fn invalid_size(message: String) -> PrepError {
     PrepError::InvalidSetting { key: "size".to_owned(), message }
 }
 
+/// Share of the characters of a text that are in the alphabet.
+const COVERAGE: f64 = 0.9995;
+/// Number of characters that a vocabulary has in any case, if the text has so many.
+const MIN_ALPHABET: usize = 1000;
+
+/// Returns the number of the most frequent characters that cover [`COVERAGE`] of the text, within the limits of
+/// `settings`. `ranked` are the numbers of occurrences, the most frequent character first.
+fn alphabet_size(ranked: &[(char, u64)], settings: &VocabSettings) -> usize {
+    if let Some(limit) = settings.limit_alphabet {
+        return limit;
+    }
+    let total: f64 = ranked.iter().map(|(_, count)| *count as f64).sum();
+    let mut covered = 0.0;
+    let needed = ranked.iter().take_while(|(_, count)| {
+        let is_needed = covered < COVERAGE * total;
+        covered += *count as f64;
+        is_needed
+    });
+    needed.count().min(settings.size / 5).max(MIN_ALPHABET)
+}
+
 /// Returns the most frequent characters, sorted by code point.
-fn alphabet(counts: &WordCounts, limit: usize) -> Vec<char> {
+fn alphabet(counts: &WordCounts, settings: &VocabSettings) -> Vec<char> {
     let mut characters: HashMap<char, u64> = HashMap::new();
     for (word, count) in counts {
         word.chars().for_each(|character| *characters.entry(character).or_default() += count);
     }
     let mut ranked: Vec<(char, u64)> = characters.into_iter().collect();
     ranked.sort_unstable_by_key(|&(character, count)| (std::cmp::Reverse(count), character));
+    let limit = alphabet_size(&ranked, settings);
     let mut alphabet: Vec<char> = ranked.into_iter().take(limit).map(|(character, _)| character).collect();
     alphabet.sort_unstable();
     alphabet
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_alphabet_covers_nearly_all_characters() {
+        let settings = VocabSettings { size: 30_000, ..VocabSettings::default() };
+        // 4,000 frequent characters, then 50,000 that occur once.
+        let text = |frequent: usize| -> Vec<(char, u64)> {
+            let characters = (0x4e00_u32..).filter_map(char::from_u32).enumerate();
+            characters
+                .map(|(rank, character)| (character, if rank < frequent { 10_000_000 } else { 1 }))
+                .take(54_000)
+                .collect()
+        };
+        let size = alphabet_size(&text(4_000), &settings);
+        assert!((3_990..=4_000).contains(&size), "{size}");
+        assert_eq!(alphabet_size(&text(100), &settings), MIN_ALPHABET);
+        assert_eq!(alphabet_size(&text(9_000), &settings), 6_000, "a fifth of the vocabulary");
+        assert_eq!(alphabet_size(&text(9_000), &VocabSettings { limit_alphabet: Some(70), ..settings }), 70);
+    }
 }

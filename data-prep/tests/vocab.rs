@@ -26,7 +26,7 @@ fn sources(folder: &Path) -> Vec<Source> {
 fn child() {
     if let (Some(folder), Some(output)) = (std::env::var_os(FOLDER), std::env::var_os(OUTPUT)) {
         // Many pairs have equal frequency, and the text has more characters than the alphabet limit.
-        let settings = VocabSettings { size: 3_000, limit_alphabet: 900, ..VocabSettings::default() };
+        let settings = VocabSettings { size: 3_000, limit_alphabet: Some(900), ..VocabSettings::default() };
         std::fs::write(output, train(&sources(Path::new(&folder)), &settings).unwrap()).unwrap();
     }
 }

@@ -133,7 +133,7 @@ pub fn results_to_reader(content: impl FnOnce(&mut (dyn Write + Send)) -> io::Re
 /// Replaces the content of the terminal at stdout by `text`. Returns false if the terminal is gone.
 pub fn screen(text: &str) -> io::Result<bool> {
     let mut output = StandardOutput;
-    let written = write!(output, "{CLEAR}{}\n", printable(text)).and_then(|()| output.flush());
+    let written = writeln!(output, "{CLEAR}{}", printable(text)).and_then(|()| output.flush());
     match written {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
         written => written.map(|()| true),

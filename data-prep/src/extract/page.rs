@@ -28,9 +28,9 @@ fn element<'a>(page: &'a str, open: &str, close: &str) -> Option<&'a str> {
     Some(&page[start..start + page[start..].find(close)?])
 }
 
-/// Returns the contents of the `<text ...>` element, whatever its attributes are.
+/// Returns the contents of the last `<text ...>` element, whatever its attributes are: that of the newest revision.
 fn text(page: &str) -> Option<&str> {
-    let start = page.find("<text")?;
+    let start = page.rfind("<text")?;
     let open = start + page[start..].find('>')?;
     if page.as_bytes()[open - 1] == b'/' {
         return None;

@@ -9,6 +9,7 @@ use lambert_store::Store;
 
 use super::format::{FormatRegistry, InputFormat};
 use super::{DEFAULT_WINDOW, SourceError, SourceFile, is_url};
+use crate::caught::caught;
 use crate::extract::Extractor;
 use lambert_dataset::parallel::parallel;
 
@@ -118,7 +119,15 @@ fn cannot_list(path: &Path, source: std::io::Error) -> SourceError {
 fn files_that_match(pattern: &str) -> Result<Vec<PathBuf>, Result<SourceError, glob::PatternError>> {
     let mut files = Vec::new();
     let mut checked = HashSet::new();
-    for path in glob::glob_with(pattern, GLOB).map_err(Err)? {
+    let mut found = glob::glob_with(pattern, GLOB).map_err(Err)?;
+    // The library panics if a folder has a name that is not UTF-8.
+    let not_utf8 = |_| {
+        Ok(cannot_list(
+            Path::new(pattern),
+            std::io::Error::other("a file name in its folder is not UTF-8; rename the file"),
+        ))
+    };
+    while let Some(path) = caught(|| found.next()).map_err(not_utf8)? {
         let path = path.map_err(|error| {
             let folder = error.path().to_owned();
             Ok(cannot_list(&folder, error.into()))

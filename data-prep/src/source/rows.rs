@@ -39,7 +39,9 @@ impl<R: RowReader> RowDocuments<R> {
 
     fn next_group(&mut self) -> Result<Option<(u64, Vec<u8>)>, SourceError> {
         let mut document: Option<(u64, Vec<u8>)> = None;
-        for _ in 0..MAX_SENTENCES {
+        let mut sentences = 0;
+        // Empty rows before the first sentence do not count: the end of the input is the only reason for no document.
+        while sentences < MAX_SENTENCES {
             match self.rows.next()? {
                 None => break,
                 Some((_, text)) if text.trim_ascii().is_empty() => {
@@ -51,6 +53,7 @@ impl<R: RowReader> RowDocuments<R> {
                     let (_, lines) = document.get_or_insert((at, Vec::new()));
                     lines.extend(text.iter().map(|&byte| if byte == b'\n' { b' ' } else { byte }));
                     lines.push(b'\n');
+                    sentences += 1;
                 }
             }
         }
@@ -68,5 +71,36 @@ impl<R: RowReader> DocumentReader for RowDocuments<R> {
 
     fn take_notices(&mut self) -> SkipNotices {
         self.rows.take_notices()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rows of `0` to `N`, after many empty rows.
+    struct Numbers(std::vec::IntoIter<String>);
+
+    impl RowReader for Numbers {
+        fn next(&mut self) -> Result<Option<(u64, Vec<u8>)>, SourceError> {
+            Ok(self.0.next().map(|text| (0, text.into_bytes())))
+        }
+
+        fn take_notices(&mut self) -> SkipNotices {
+            SkipNotices::default()
+        }
+    }
+
+    #[test]
+    fn many_empty_rows_do_not_end_the_input() {
+        let mut rows = vec!["first".to_owned()];
+        rows.extend(vec![String::new(); 3 * MAX_SENTENCES]);
+        rows.extend((0..MAX_SENTENCES + 1).map(|number| number.to_string()));
+        let mut documents = RowDocuments::new(Numbers(rows.into_iter()), Documents::Sentence);
+        let mut lines = Vec::new();
+        while let Some(document) = documents.next().unwrap() {
+            lines.push(document.bytes.iter().filter(|byte| **byte == b'\n').count());
+        }
+        assert_eq!(lines, [1, MAX_SENTENCES, 1]);
     }
 }

@@ -63,7 +63,7 @@ pub fn splitter(lowercase: bool) -> WordSplitter {
 
 /// Trains a tokenizer.json. The ids are those of the special tokens, then of the pieces by descending score.
 pub fn train(counts: &WordCounts, settings: &VocabSettings) -> Result<TrainedVocabulary, PrepError> {
-    let mut alphabet = alphabet(counts, settings.limit_alphabet);
+    let mut alphabet = alphabet(counts, settings);
     alphabet.retain(|&character| character != '\0'); // The trainer separates words with it.
     check_size(settings, SPECIAL.len() + alphabet.len(), "the special tokens and the alphabet")?;
     if settings.size > MAX_SIZE {

@@ -35,7 +35,7 @@ pub fn splitter(lowercase: bool) -> WordSplitter {
 
 /// Trains a vocab.txt.
 pub fn train(counts: &WordCounts, settings: &VocabSettings) -> Result<TrainedVocabulary, PrepError> {
-    let alphabet = alphabet(counts, settings.limit_alphabet);
+    let alphabet = alphabet(counts, settings);
     let known = |word: &str| word.chars().all(|character| alphabet.binary_search(&character).is_ok());
     let divisor = counts.values().sum::<u64>() / MAX_TOTAL_COUNT + 1;
     let word_counts = counts

@@ -7,7 +7,7 @@ use super::TokenizerError;
 use super::file_tokens::{append_added, bpe_tokens, check_added_words, merge_parts, unigram_tokens};
 use super::json::SPECIAL;
 use super::normalizer::Normalizer;
-use super::pre_tokenizer::{adds_space, check_metaspace};
+use super::pre_tokenizer::{adds_space, check_metaspace, check_sentences};
 use super::regex_splits::compile_splits;
 use super::special_tokens::{Template, mask_strips, special, special_ids};
 use super::token_table::{TokenTable, TokenizerModel};
@@ -60,7 +60,10 @@ impl TokenizerFile {
             _ => return Err(format!("its model.type is {}; expected BPE or Unigram", file["model"]["type"])),
         };
         let (mut texts, adds_space) = match model {
-            TokenizerModel::Bpe => (bpe_tokens(&file)?, adds_space(&file["pre_tokenizer"])?),
+            TokenizerModel::Bpe => {
+                check_sentences(&file)?;
+                (bpe_tokens(&file)?, adds_space(&file["pre_tokenizer"])?)
+            }
             _ => {
                 check_metaspace(&file["pre_tokenizer"])?;
                 (unigram_tokens(&file["model"])?, false)

@@ -27,6 +27,28 @@ pub fn adds_space(pre_tokenizer: &Json) -> Result<bool, String> {
     }
 }
 
+/// Checks that the steps of a byte-level BPE file `file` give the sentences of a text the ids that they have in the running
+/// text: none changes the start of each text, or joins spaces to the next word.
+pub fn check_sentences(file: &Json) -> Result<(), String> {
+    let refused = [
+        ("normalizer", "normalizers", &["Strip", "Prepend"][..]),
+        ("pre_tokenizer", "pretokenizers", &["UnicodeScripts"]),
+    ];
+    for (key, members, kinds) in refused {
+        if let Some(kind) = find_kind(&file[key], members, kinds) {
+            return Err(format!("{key}: {kind} gives the sentences of a text other ids than the text; remove it"));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the first of `kinds` that is the type of `step` or of one of its members.
+fn find_kind<'a>(step: &Json, members: &str, kinds: &[&'a str]) -> Option<&'a str> {
+    let own = kinds.iter().copied().find(|kind| step["type"] == *kind);
+    let of_members = || step[members].as_array()?.iter().find_map(|member| find_kind(member, members, kinds));
+    own.or_else(of_members)
+}
+
 /// Checks that words start at spaces, and that each text starts with one.
 pub fn check_metaspace(pre_tokenizer: &Json) -> Result<(), String> {
     let metaspace = match pre_tokenizer["pretokenizers"].as_array().map(Vec::as_slice) {
@@ -45,5 +67,28 @@ pub fn check_metaspace(pre_tokenizer: &Json) -> Result<(), String> {
     match metaspace["prepend_scheme"] == "never" {
         true => Err("pre_tokenizer: prepend_scheme is \"never\"; expected \"always\" or \"first\"".to_owned()),
         false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_that_change_the_start_of_each_text_are_refused() {
+        let strip = json!({"type": "Strip", "strip_left": true, "strip_right": true});
+        let nested = json!({"type": "Sequence", "normalizers": [{"type": "NFC"}, strip]});
+        let scripts = json!({"type": "Sequence", "pretokenizers": [{"type": "UnicodeScripts"}, {"type": "ByteLevel"}]});
+        for (file, named) in [
+            (json!({"normalizer": strip}), "normalizer: Strip"),
+            (json!({"normalizer": nested}), "normalizer: Strip"),
+            (json!({"normalizer": {"type": "Prepend", "prepend": "x"}}), "normalizer: Prepend"),
+            (json!({"pre_tokenizer": scripts}), "pre_tokenizer: UnicodeScripts"),
+        ] {
+            let message = check_sentences(&file).unwrap_err();
+            assert!(message.starts_with(named), "{message}");
+        }
+        let usual = json!({"normalizer": {"type": "NFC"}, "pre_tokenizer": {"type": "ByteLevel"}});
+        assert_eq!(check_sentences(&usual), Ok(()));
     }
 }
