@@ -17,6 +17,7 @@ pub mod json;
 mod library;
 mod normalizer;
 mod pre_tokenizer;
+mod regex_splits;
 mod segmenter;
 mod segments;
 mod sentence_piece;
@@ -171,18 +172,23 @@ impl Tokenizer {
         }
     }
 
-    /// Waits until the tokenizer is built.
+    /// Waits until the tokenizer is built. Token ids are valid only if this succeeds after their text was encoded.
     ///
     /// # Errors
-    /// The tokenizers library rejected the vocabulary.
+    /// The tokenizers library rejected the vocabulary, or failed to encode a text since then.
     pub fn check(&self) -> Result<(), TokenizerError> {
-        let refused =
-            |reason: &String| TokenizerError::Build { origin: self.origin.clone(), source: reason.clone().into() };
-        self.library.built().as_ref().map(drop).map_err(refused)
+        if let Err(reason) = self.library.built() {
+            return Err(TokenizerError::Build { origin: self.origin.clone(), source: reason.clone().into() });
+        }
+        let special = self.file.as_ref().and_then(|(_, library)| library.get());
+        match self.library.failure().or_else(|| special.and_then(Library::failure)) {
+            Some(why) => Err(TokenizerError::Encode { origin: self.origin.clone(), source: why.into() }),
+            None => Ok(()),
+        }
     }
 
     /// Returns the token ids of `text`, without special tokens. A text of 4 GiB or more, which the library rejects,
-    /// becomes one `[UNK]`.
+    /// becomes one `[UNK]`. So does a text that the library fails to encode; [`Tokenizer::check`] then returns the error.
     #[must_use]
     pub fn encode(&self, text: &str) -> Vec<u32> {
         let mut ids = Vec::new();

@@ -64,4 +64,12 @@ pub enum TokenizerError {
         /// Cause.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The tokenizers library failed to encode a text.
+    #[error("the tokenizers library failed to encode a text with vocabulary {origin}")]
+    Encode {
+        /// File.
+        origin: String,
+        /// Cause.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
 }

@@ -8,6 +8,7 @@ use super::file_tokens::{append_added, bpe_tokens, check_added_words, merge_part
 use super::json::SPECIAL;
 use super::normalizer::Normalizer;
 use super::pre_tokenizer::{adds_space, check_metaspace};
+use super::regex_splits::compile_splits;
 use super::special_tokens::{Template, mask_strips, special, special_ids};
 use super::token_table::{TokenTable, TokenizerModel};
 
@@ -136,6 +137,7 @@ impl TokenizerFile {
     fn build(&self, file: Json) -> Result<PipelineTokenizer, String> {
         let added = file["added_tokens"].clone();
         let built = tokenizers::from_json(&self.library_json(file)?).map_err(|error| error.to_string())?;
+        let built = compile_splits(built)?;
         // The library counts the ids of added tokens itself.
         let found = built.get_added_vocabulary().get_added_tokens_decoder();
         for token in added.as_array().map_or(&[][..], Vec::as_slice) {
