@@ -6,6 +6,8 @@ use std::path::PathBuf;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey as Key};
 
+use crate::error::redact_setting;
+
 /// Adds the keys and the region of a profile, unless `builder` already has a value for them. `AWS_PROFILE` names the
 /// profile. If it is not set, the profile is `default`. Returns `builder` unchanged if it already has an access key, a
 /// web identity token file or container credentials.
@@ -28,6 +30,7 @@ pub(crate) fn fill(builder: AmazonS3Builder) -> Result<AmazonS3Builder, String> 
     if keys.is_empty() && named {
         return Err(format!("AWS_PROFILE is {name:?}, but the AWS credentials file has no keys for it"));
     }
+    keys.iter().for_each(|(key, value)| redact_setting(key, value));
     let config_name = if name == "default" { name } else { format!("profile {name}") };
     let all = section(&config, &config_name).into_iter().filter(|(key, _)| key == "region").chain(keys);
     Ok(all.fold(builder, set))

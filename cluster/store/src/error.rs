@@ -1,6 +1,7 @@
 //! Store errors. Every message names the operation and the URL and contains no credential.
 
 use std::fmt;
+use std::sync::{PoisonError, RwLock};
 
 /// A failed store operation.
 #[derive(Debug, thiserror::Error)]
@@ -218,7 +219,7 @@ fn access_check(url: &str) -> &'static str {
     }
 }
 
-/// Message of a lower layer, with secrets from the environment redacted.
+/// Message of a lower layer, with secrets from the environment and from the AWS credentials file redacted.
 ///
 /// Lower layers quote requests and responses, which can contain secrets. The message is stored as text, because only
 /// text can be searched for secrets.
@@ -231,7 +232,9 @@ impl Cause {
         // converts the values in the same way.
         let variables = std::env::vars_os();
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
-        Self(redact_secrets(message.to_string(), variables.map(|(name, value)| (text(name), text(value)))))
+        let variables = variables.map(|(name, value)| (text(name), text(value)));
+        let of_files = SECRETS_OF_FILES.read().unwrap_or_else(PoisonError::into_inner).clone();
+        Self(redact_secrets(message.to_string(), variables.chain(of_files)))
     }
 
     /// The errno, if the message ends with `(os error N)`.
@@ -250,9 +253,22 @@ impl fmt::Display for Cause {
 impl std::error::Error for Cause {}
 
 /// An environment variable is taken for a secret if its name contains one of these words.
-const SECRET_NAMES: [&str; 6] = ["SECRET", "TOKEN", "PASSWORD", "ACCESS_KEY", "ACCOUNT_KEY", "SAS"];
+const SECRET_NAMES: [&str; 8] =
+    ["SECRET", "TOKEN", "PASSWORD", "ACCESS_KEY", "ACCOUNT_KEY", "STORAGE_KEY", "MASTER_KEY", "SAS"];
 /// Minimum length of a secret, bytes. Shorter values are taken for ordinary words.
 const SHORTEST_SECRET: usize = 8;
+
+/// Names and values of settings that were read from files.
+static SECRETS_OF_FILES: RwLock<Vec<(String, String)>> = RwLock::new(Vec::new());
+
+/// Redacts the value of a setting in later messages, if its name is that of a secret.
+pub(crate) fn redact_setting(name: &str, value: &str) {
+    let setting = (name.to_uppercase(), value.to_string());
+    let mut known = SECRETS_OF_FILES.write().unwrap_or_else(PoisonError::into_inner);
+    if !known.contains(&setting) {
+        known.push(setting);
+    }
+}
 
 fn redact_secrets(mut message: String, variables: impl Iterator<Item = (String, String)>) -> String {
     for (name, value) in variables {
@@ -294,9 +310,25 @@ mod tests {
 
     #[test]
     fn secrets_of_the_environment_are_redacted() {
-        let variables = [("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI"), ("AWS_REGION", "eu-west-1"), ("SAS", "short")];
+        let variables = [
+            ("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI"),
+            ("AWS_REGION", "eu-west-1"),
+            ("SAS", "short"),
+            ("AZURE_STORAGE_KEY", "a2V5LW9mLWF6"),
+            ("AZURE_STORAGE_MASTER_KEY", "bWFzdGVyLWtl"),
+        ];
         let variables = variables.map(|(name, value)| (name.to_string(), value.to_string()));
-        let shown = redact_secrets("PUT eu-west-1 short wJalrXUtnFEMI".into(), variables.into_iter());
-        assert_eq!(shown, "PUT eu-west-1 short [AWS_SECRET_ACCESS_KEY]");
+        let message = "PUT eu-west-1 short wJalrXUtnFEMI a2V5LW9mLWF6 bWFzdGVyLWtl";
+        let shown = redact_secrets(message.into(), variables.into_iter());
+        let expected = "PUT eu-west-1 short [AWS_SECRET_ACCESS_KEY] [AZURE_STORAGE_KEY] [AZURE_STORAGE_MASTER_KEY]";
+        assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn secrets_of_files_are_redacted() {
+        redact_setting("aws_secret_access_key", "c2VjcmV0LW9mLWEtZmlsZQ");
+        redact_setting("region", "mars-west-1");
+        let shown = Cause::new("PUT mars-west-1 c2VjcmV0LW9mLWEtZmlsZQ").to_string();
+        assert_eq!(shown, "PUT mars-west-1 [AWS_SECRET_ACCESS_KEY]");
     }
 }

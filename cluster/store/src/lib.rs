@@ -32,6 +32,7 @@ mod retry;
 /// Object names of a run and checkpoint URLs.
 pub mod run;
 mod runtime;
+mod shown;
 mod store;
 mod temp_files;
 mod vocabulary;
@@ -41,5 +42,6 @@ pub use lease::Lease;
 pub use listing::Object;
 pub use open::StoreSettings;
 pub use retry::RetryPolicy;
+pub use shown::shown;
 pub use store::{Store, TransferObserver, Upload};
 pub use vocabulary::StoredVocabulary;

@@ -17,6 +17,7 @@ use url::Url;
 use crate::aws_profile;
 use crate::error::{Cause, Error, Result};
 use crate::retry::RetryPolicy;
+use crate::shown::shown;
 
 /// Timeout of a connection attempt. A reachable host accepts a connection within milliseconds.
 const CONNECT_TIMEOUT: &str = "5 s";
@@ -65,10 +66,11 @@ pub(crate) fn open(url: &str, settings: &StoreSettings) -> Result<OpenedStore> {
         return local(FilePath::new(url), url);
     }
     let parsed = Url::parse(url).map_err(|source| refused(url, format!("not a URL: {source}")))?;
-    if parsed.password().is_some() || parsed.query().is_some() || parsed.fragment().is_some() {
-        let bare = format!("{}://{}{}", parsed.scheme(), parsed.host_str().unwrap_or(""), parsed.path());
+    // If a secret starts with digits and a slash, these digits are the port: s3://KEY:12/secret@bucket.
+    let has_password = parsed.password().is_some() || parsed.port().is_some() && url.contains('@');
+    if has_password || parsed.query().is_some() || parsed.fragment().is_some() {
         let why = "it contains a password, a query or a fragment; pass credentials in the environment".to_string();
-        return Err(refused(&bare, why));
+        return Err(refused(url, why));
     }
     match parsed.scheme() {
         "file" => {
@@ -84,13 +86,13 @@ pub(crate) fn open(url: &str, settings: &StoreSettings) -> Result<OpenedStore> {
 }
 
 fn refused(url: &str, why: String) -> Error {
-    Error::Url { url: url.to_string(), why: Cause::new(why).to_string() }
+    Error::Url { url: shown(url), why: Cause::new(why).to_string() }
 }
 
-fn local(path: &FilePath, shown: &str) -> Result<OpenedStore> {
-    let resolved = resolve(path).map_err(|why| refused(shown, why))?;
-    let url = resolved.to_str().ok_or_else(|| refused(shown, "the path is not UTF-8".into()))?.to_string();
-    let root = Path::parse(url.trim_start_matches('/')).map_err(|source| refused(shown, source.to_string()))?;
+fn local(path: &FilePath, given: &str) -> Result<OpenedStore> {
+    let resolved = resolve(path).map_err(|why| refused(given, why))?;
+    let url = resolved.to_str().ok_or_else(|| refused(given, "the path is not UTF-8".into()))?.to_string();
+    let root = Path::parse(url.trim_start_matches('/')).map_err(|source| refused(given, source.to_string()))?;
     Ok(OpenedStore {
         backend: StorageBackend::Local(LocalFileSystem::new().with_fsync(true).with_automatic_cleanup(true)),
         root,
@@ -202,7 +204,14 @@ mod tests {
 
     #[test]
     fn a_password_in_a_url_is_rejected_and_not_echoed() {
-        for url in ["s3://key:hunter2@bucket/x", "az://c/x?sig=hunter2", "gs://b/x#hunter2"] {
+        for url in [
+            "s3://key:hunter2@bucket/x",
+            "s3://key:wJalrXU/hunter2@bucket/x",
+            "s3://key:12/hunter2@bucket/x",
+            "az://c/x?sig=hunter2",
+            "gs://b/x#hunter2",
+            "ftp://user:hunter2/@host/x",
+        ] {
             let Err(error) = open(url, &StoreSettings::default()) else { panic!("{url} was opened") };
             assert!(!error.to_string().contains("hunter2"), "{error}");
         }

@@ -1,11 +1,13 @@
 use std::path::PathBuf;
 
+use lambert_store::shown;
+
 /// Error of opening, reading or writing a dataset.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DatasetError {
     /// A store operation failed.
-    #[error("cannot read dataset {url}")]
+    #[error("cannot read dataset {}", shown(url))]
     Store {
         /// Dataset.
         url: String,
@@ -145,4 +147,18 @@ impl DatasetError {
 /// True if the disk is full or the quota of the user is exhausted.
 pub(super) fn is_full(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::Dataset;
+
+    #[test]
+    fn credentials_in_a_url_are_not_echoed() {
+        for url in ["az://c/data?sv=1&sig=hunter2", "s3://key:hunter2@bucket/x", "s3://key:wJalrXU/hunter2@bucket/x"] {
+            let Err(error) = Dataset::open(url) else { panic!("{url} was opened") };
+            let message = lambert_store::error::chain(&error);
+            assert!(message.starts_with("cannot read dataset ") && !message.contains("hunter2"), "{message}");
+        }
+    }
 }
