@@ -104,6 +104,7 @@ fn is_boundary(before: &str, after: &str) -> bool {
     if stem.ends_with(is_thai_or_lao)
         || ABBREVIATIONS.binary_search(&word).is_ok()
         || is_abbreviated_before_number(word, after)
+        || is_ordinal(word, after)
     {
         return false;
     }
@@ -133,6 +134,42 @@ fn is_abbreviated_before_number(word: &str, after: &str) -> bool {
     let small = matches!((characters.next(), characters.next()), (Some(c), None) if c.is_lowercase());
     small && after.starts_with(|c: char| c.is_ascii_digit())
 }
+
+/// True for a German ordinal number before a noun that usually has one, as in `3. März` and `19. Jahrhundert`.
+fn is_ordinal(word: &str, after: &str) -> bool {
+    let is_number = (1..=2).contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_digit());
+    let length = after.find(|c: char| !c.is_alphabetic()).unwrap_or(after.len());
+    is_number && ORDINAL_NOUNS.contains(&&after[..length])
+}
+
+/// German nouns that follow an ordinal number.
+const ORDINAL_NOUNS: [&str; 25] = [
+    "April",
+    "Auflage",
+    "August",
+    "Bezirk",
+    "Dezember",
+    "FC",
+    "Februar",
+    "Jahrestag",
+    "Jahrhundert",
+    "Jahrhunderts",
+    "Jahrtausend",
+    "Januar",
+    "Juli",
+    "Juni",
+    "Jänner",
+    "Kapitel",
+    "Klasse",
+    "Lebensjahr",
+    "Mai",
+    "März",
+    "November",
+    "Oktober",
+    "September",
+    "Weltkrieg",
+    "Weltkriegs",
+];
 
 fn starts_sentence(after: &str) -> bool {
     let length = after.find(|c: char| !c.is_alphabetic()).unwrap_or(after.len());
@@ -180,6 +217,19 @@ mod tests {
         let text = "Mr. J. R. Smith paid 3.14 dollars, e.g. for No. 5. Then Dr. Watson left.";
         assert_eq!(sentences(text), ["Mr. J. R. Smith paid 3.14 dollars, e.g. for No. 5.", "Then Dr. Watson left."]);
         assert_eq!(sentences("So did I. He went."), ["So did I.", "He went."]);
+    }
+
+    #[test]
+    fn ordinal_numbers_do_not_end_sentences() {
+        for text in [
+            "Am 3. März 1990 ging er an der Straße des 17. Juni vorbei.",
+            "Seit dem 19. Jahrhundert gibt es, z. B. in Köln, viele davon.",
+            "El presidente de los EE. UU. llegó.",
+        ] {
+            assert_eq!(sentences(text), [text]);
+        }
+        assert_eq!(sentences("Er war 12. Dann ging er."), ["Er war 12.", "Dann ging er."]);
+        assert_eq!(sentences("Es geschah 1812. Mai und Juni waren kalt.").len(), 2);
     }
 
     #[test]

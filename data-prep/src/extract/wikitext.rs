@@ -145,6 +145,7 @@ mod tests {
         assert_eq!(prose(&"[[".repeat(20_000)), "");
         assert_eq!(prose(&"<ref>".repeat(20_000)), "");
         assert_eq!(prose("a [//b c\n[//d e] <b f"), "a [//b c\ne <b f\n");
+        assert_eq!(prose("der -{zh:'''b'''; sr:c}- und x-{y z"), "der b und x-{y z\n");
     }
 
     /// Each text has 400,000 marks or more: with a search of the rest for each mark, it would take minutes.

@@ -2,7 +2,7 @@
 //! languages.
 
 /// Abbreviations that can precede a capital letter or a number. The list is in byte order.
-pub const ABBREVIATIONS: [&str; 318] = [
+pub const ABBREVIATIONS: [&str; 320] = [
     "Abb",
     "Abt",
     "Adm",
@@ -40,6 +40,7 @@ pub const ABBREVIATIONS: [&str; 318] = [
     "Dra",
     "Drs",
     "Dña",
+    "EE",
     "Eds",
     "Eng",
     "Esq",
@@ -250,6 +251,7 @@ pub const ABBREVIATIONS: [&str; 318] = [
     "vs",
     "wg",
     "yak",
+    "z",
     "z.B",
     "z.T",
     "zob",

@@ -2,6 +2,7 @@
 
 mod links;
 mod templates;
+mod variants;
 
 use super::super::entities;
 use super::{WikiSite, tags};
@@ -69,7 +70,7 @@ impl Renderer<'_> {
             });
         }
         if !rest.starts_with("{{") {
-            return None;
+            return self.variants(at);
         }
         self.copy_until(at);
         match template_end(source, at, &mut self.unclosed.templates) {
