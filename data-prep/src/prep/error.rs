@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use crate::source::SourceError;
 use lambert_dataset::DatasetError;
 use lambert_dataset::tokenizer::TokenizerError;
+use lambert_store::shown;
 
 /// Failure of a preparation job. Existing datasets are unchanged.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +90,7 @@ pub enum PrepError {
     #[error("cannot write the dataset")]
     Dataset(#[from] DatasetError),
     /// The output store failed.
-    #[error("cannot access {url}")]
+    #[error("cannot access {}", shown(url))]
     Store {
         /// Output URL.
         url: String,

@@ -1,9 +1,11 @@
+use lambert_store::shown;
+
 /// Errors in finding and reading the inputs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SourceError {
     /// A source has no files.
-    #[error("{key} = {path:?}: {reason}")]
+    #[error("{key} = {:?}: {reason}", shown(path))]
     NoFiles {
         /// Configuration key.
         key: String,
@@ -73,7 +75,7 @@ pub enum SourceError {
         expected: String,
     },
     /// The store of an input failed.
-    #[error("cannot access {url}")]
+    #[error("cannot access {}", shown(url))]
     Store {
         /// Input URL.
         url: String,

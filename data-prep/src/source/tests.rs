@@ -148,6 +148,15 @@ fn an_added_format_is_refused_as_text() {
 }
 
 #[test]
+fn credentials_in_a_url_are_not_echoed() {
+    for url in ["s3://key:wJalrXU/hunter2@bucket/x", "gs://bucket/x#hunter2/y", "az://c/data?sig=hunter2"] {
+        let error = files(&source(Path::new(url), "text")).err().unwrap();
+        let message = lambert_store::error::chain(&error);
+        assert!(message.contains("...") && !message.contains("hunter2"), "{message}");
+    }
+}
+
+#[test]
 fn settings_are_checked_against_the_registry() {
     let path = Path::new("in");
     let wrong = |format: &str, documents| Source { documents: Some(documents), ..source(path, format) };
