@@ -177,7 +177,7 @@ mod tests {
         assert!(message.contains("version.py is missing"), "{message}");
         let other = VERSION.replace("2.11.0", "2.9.1");
         let message = find(&folder(Some(&other), true)).unwrap_err();
-        assert!(message.contains("is 2.9.1+cu130") && message.contains("built with 2.11.0"), "{message}");
+        assert!(message.contains("is 2.9.1+cu130") && message.contains("install 2.11.0"), "{message}");
         let broken = find(&folder(Some(VERSION), true)).unwrap().load().unwrap_err();
         assert!(broken.to_string().contains("cannot load "), "{broken}");
     }
