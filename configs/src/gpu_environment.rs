@@ -18,11 +18,11 @@ pub fn defaults(deterministic: bool, is_set: impl Fn(&str) -> bool) -> Vec<(&'st
         defaults.push(ALLOCATOR);
     }
     if deterministic {
-        defaults.extend([
-            ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
-            ("NCCL_ALGO", "^NVLS,NVLSTree"),
-            ("NCCL_NVLS_ENABLE", "0"),
-        ]);
+        defaults.push(("CUBLAS_WORKSPACE_CONFIG", ":4096:8"));
+        // A user who chooses the algorithms may choose NVLS.
+        if !is_set("NCCL_ALGO") {
+            defaults.extend([("NCCL_ALGO", "^NVLS,NVLSTree"), ("NCCL_NVLS_ENABLE", "0")]);
+        }
     }
     defaults.retain(|(name, _)| !is_set(name));
     defaults
