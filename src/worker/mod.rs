@@ -19,6 +19,7 @@
 //! - [`cleanup`]: removal of the files of the launcher from a host
 //! - [`host_share`]: CPUs per rank
 //! - `cpu_affinity`: CPU pinning
+//! - `start_line`: log lines of the start of a rank
 //! - [`leave`]: exit with threads that cannot be joined
 //! - [`environment`]: environment variables of GPU libraries
 
@@ -41,5 +42,6 @@ pub mod output;
 pub mod peak_memory;
 pub mod rank_devices;
 pub mod session;
+mod start_line;
 pub mod stopwatch;
 pub mod trace;

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::gpu::{Nccl, infiniband_devices};
-use crate::worker::agreement;
+use crate::worker::{agreement, start_line};
 
 /// NCCL configuration of one rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,7 +57,7 @@ impl RankNccl {
     }
 }
 
-/// Logs the NCCL configuration of each rank. Rank 0 writes the configurations of all ranks to the store of the run, and
+/// Logs the NCCL configuration of this rank: at level debug, except on rank 0. Rank 0 writes the configurations of all ranks to the store of the run, and
 /// returns warnings for the user. Collective.
 ///
 /// # Errors
@@ -65,7 +65,8 @@ impl RankNccl {
 pub fn report(group: &mut dyn Group, nccl: &Nccl, store: &Store, attempt: u32) -> Result<Vec<String>, Error> {
     let own = RankNccl::new(group.rank(), nccl);
     let transports = own.transports.as_deref().unwrap_or("unknown (an NCCL_DEBUG variable is set; see NCCL's log)");
-    tracing::info!("rank {} uses NCCL {} from {}: {transports}", own.rank, own.version, own.library);
+    let line = format!("rank {} uses NCCL {} from {}: {transports}", own.rank, own.version, own.library);
+    start_line::log(own.rank, &line);
     let (all, warnings) =
         agreement::gather_and_decide(group, &own, |all: &[RankNccl]| (all.to_vec(), RankNccl::warnings(all)))?;
     if own.rank > 0 {

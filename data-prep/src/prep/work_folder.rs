@@ -135,7 +135,8 @@ fn is_own_file(folder: &str, name: &str) -> bool {
         || match folder {
             "" => lock::is_lock_file(name) || has_form(&SPLITS, "samples"),
             SPILL_FOLDER => has_form(&["run-", "read-"], "docs"),
-            _ => has_form(&["shard-"], if folder.ends_with(".done") { "done" } else { "parquet" }),
+            _ if folder.ends_with(".done") => has_form(&["shard-"], "done"),
+            _ => name.starts_with("shard-"),
         }
 }
 

@@ -1,7 +1,8 @@
 //! Observers of a run. An observer receives events and decisions but cannot change them.
 //!
 //! - [`Observer`]: the trait; [`OBSERVERS`]: all implementations
-//! - [`console`]: log and progress [`display`] on stderr, without many [`repeats`]; [`json_lines`]: `lambert run --json`; [`status_file`]:
+//! - [`console`]: log and progress [`display`] on stderr, without many [`repeats`]
+//! - [`json_lines`]: `lambert run --json`; [`status_file`]:
 //!   `status.json` and `coordinator.json` in the store of the run; [`notify`]: `notify.command`; [`prometheus`]:
 //!   metrics for Prometheus; [`tensorboard`]: event files for TensorBoard; [`page`]: web page of the run
 //! - [`tracker`]: status, [`throughput`] and [`goodput`] of the run, derived from events and passed to all observers
