@@ -26,13 +26,9 @@ use lambert_worker::train::TrainOutcome;
 use lambert_worker::worker::cleanup;
 use lambert_worker::worker::control::{Control, WorkerPhase};
 use lambert_worker::worker::environment;
-use lambert_worker::worker::leave;
-use lambert_worker::worker::logs;
-use lambert_worker::worker::output;
-use lambert_worker::worker::rank_devices;
 use lambert_worker::worker::session::{self, Session};
 use lambert_worker::worker::trace;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use lambert_worker::worker::{leave, logs, open_files, output, rank_devices};
 use tracing::Subscriber;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::{Layer, SubscriberExt};
@@ -313,7 +309,7 @@ fn prepare(session: &[PathBuf]) -> Result<(), Error> {
 /// Trains, and reports a failure to the coordinator. If the run stopped early, returns `exit::DONE` under a
 /// coordinator and `exit::INTERRUPTED` without one.
 fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> Result<i32, Error> {
-    allow_connections();
+    open_files::raise_limit();
     let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
     let prepared = prepare(session);
     let config = Store::open(url).map_err(Error::from).and_then(|store| session::read_config(&store));
@@ -333,13 +329,6 @@ fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> 
             leave(control, &failed)
         }
     }
-}
-
-/// Raises the limit of open files to its maximum. A rank that waits for others connects to all of them.
-fn allow_connections() {
-    let limit = getrlimit(Resource::Nofile);
-    // If this fails, a run with few ranks still works.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
 /// Time without a message from the coordinator after which the coordinator counts as lost.

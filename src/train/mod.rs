@@ -274,7 +274,7 @@ impl<'a> Attempt<'a> {
     }
 }
 
-/// What follows a step.
+/// Next part of the training loop after a step.
 enum StepEnd {
     NextStep,
     /// The stage ends, or it is opened again without its damaged shards.

@@ -16,6 +16,7 @@
 //! - [`trace`]: Chrome traces of selected steps
 //! - [`output`]: results on standard output
 //! - [`logs`]: log file of a rank on its host
+//! - [`open_files`]: limit of open files
 //! - [`cleanup`]: removal of the files of the launcher from a host
 //! - [`host_share`]: CPUs per rank
 //! - `cpu_affinity`: CPU pinning
@@ -38,6 +39,7 @@ pub mod logs;
 pub mod matmul_peak;
 pub mod micro_batch_size;
 pub mod nccl_report;
+pub mod open_files;
 pub mod output;
 pub mod peak_memory;
 pub mod rank_devices;

@@ -22,7 +22,7 @@ pub enum Attention {
     None,
 }
 
-/// What ranks are compared with.
+/// Values of all ranks, with which a rank is compared.
 #[derive(Debug, Clone, Copy)]
 pub struct Comparison {
     /// Slowest rank of the last step, if it is much slower than the median.
