@@ -4,12 +4,13 @@ use std::process::Command;
 
 use crate::support::{TestDir, with_worker};
 
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 8] = [
     "CUBLAS_WORKSPACE_CONFIG",
     "NCCL_ALGO",
     "NCCL_DEBUG",
     "NCCL_DEBUG_FILE",
     "NCCL_DEBUG_SUBSYS",
+    "NCCL_NVLS_ENABLE",
     "NCCL_RUNTIME_CONNECT",
     "PYTORCH_ALLOC_CONF",
 ];
@@ -55,9 +56,9 @@ fn ranks_with_a_gpu_have_the_variables_of_its_libraries() {
     let gpu = r#"device.kind="auto""#;
     let log = ["NCCL_DEBUG=INFO", "NCCL_DEBUG_FILE=/proc/self/fd/250", "NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH"];
     let found = variables_of_rank_1(&[gpu, "device.deterministic=true"], &[]);
-    let fixed = ["CUBLAS_WORKSPACE_CONFIG=:4096:8", "NCCL_ALGO=^NVLS,NVLSTree", "NCCL_NVLS_ENABLE=0"];
+    let fixed = ["CUBLAS_WORKSPACE_CONFIG=:4096:8", "NCCL_ALGO=^NVLS,NVLSTree"];
     let segments = "PYTORCH_ALLOC_CONF=expandable_segments:True";
-    assert_eq!(found, [&fixed[..], &log, &["NCCL_RUNTIME_CONNECT=0", segments]].concat());
+    assert_eq!(found, [&fixed[..], &log, &["NCCL_NVLS_ENABLE=0", "NCCL_RUNTIME_CONNECT=0", segments]].concat());
     // Settings of the user take precedence. Without `device.deterministic`, no variable for cuBLAS is set.
     let found = variables_of_rank_1(&[gpu], &[("NCCL_DEBUG", "WARN"), ("NCCL_ALGO", "Ring")]);
     assert_eq!(found, ["NCCL_ALGO=Ring", "NCCL_DEBUG=WARN", "NCCL_RUNTIME_CONNECT=0", segments]);
