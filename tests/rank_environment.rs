@@ -81,10 +81,10 @@ fn a_worker_without_a_coordinator_sets_the_variables() {
         let log = String::from_utf8_lossy(&output.stderr).into_owned();
         NAMES.map(|name| log.contains(&format!("set {name}=")))
     };
-    assert_eq!(variables_set(&[]), [true; 7]);
+    assert_eq!(variables_set(&[]), [true; 8]);
     assert_eq!(
         variables_set(&[("NCCL_DEBUG", "WARN"), ("NCCL_ALGO", "Ring")]),
-        [true, false, false, false, false, true, true]
+        [true, false, false, false, false, false, true, true]
     );
     assert_eq!(
         variables_set(&[("LAMBERT_CONTROL_URL", "http://127.0.0.1:1")]),
