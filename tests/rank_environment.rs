@@ -88,7 +88,7 @@ fn a_worker_without_a_coordinator_sets_the_variables() {
     );
     assert_eq!(
         variables_set(&[("LAMBERT_CONTROL_URL", "http://127.0.0.1:1")]),
-        [false; 7],
+        [false; 8],
         "set although the coordinator does that"
     );
 }
