@@ -32,8 +32,8 @@ pub struct VocabSettings {
     pub size: usize,
     /// If true, text is lowercased. WordPiece also strips accents, as for uncased models.
     pub lowercase: bool,
-    /// Upper limit on the number of distinct characters. `None`: as many as [`COVERAGE`] of the text needs, at least
-    /// [`MIN_ALPHABET`], at most a fifth of `size`. WordPiece does not count words with rarer characters. Unigram
+    /// Upper limit on the number of distinct characters. `None`: as many as 99.95% of the text needs, at least
+    /// 1,000, at most a fifth of `size`. WordPiece does not count words with rarer characters. Unigram
     /// cuts words at rarer characters. BPE has bytes instead of characters.
     pub limit_alphabet: Option<usize>,
     /// Smallest frequency of a pair that is merged. Unigram has no merges.
