@@ -26,7 +26,6 @@ use crate::worker::gpu_monitor;
 use crate::worker::host_share::HostShare;
 use crate::worker::leave;
 use crate::worker::nccl_report;
-use crate::worker::start_line;
 
 /// Session of a rank in a run.
 pub struct Session {
@@ -82,7 +81,7 @@ impl Session {
         gpu_monitor::start(gpu.as_ref(), &config.test.gpu, emulated, control.gpu_reporter());
         let kind = compute_kind(&config, gpu.as_ref())?;
         let host = HostShare::count();
-        bind(rank, config.device.threads, gpu.as_ref());
+        bind(config.device.threads, gpu.as_ref());
         let mut peak = [matmul_peak::measure(&*kernels, kind, gpu.is_some())?];
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let peak = peak[0];
@@ -197,13 +196,13 @@ fn compute_kind(config: &RunConfig, gpu: Option<&Gpu>) -> Result<Kind, Error> {
     }
 }
 
-/// Pins this rank to its share of the CPUs of the host, and logs the binding: at level debug, except on rank 0.
-fn bind(rank: usize, threads: usize, gpu: Option<&Gpu>) {
+/// Pins this rank to its share of the CPUs of the host, and logs the binding.
+fn bind(threads: usize, gpu: Option<&Gpu>) {
     let binding =
         cpu_affinity::bind(lambert_collective::world::detect().as_ref(), gpu.map(|gpu| &*gpu.properties.pci_bus_id));
     let device = gpu.map_or_else(String::new, |gpu| format!("{gpu}, "));
     let threads = if threads == 1 { "1 thread".to_owned() } else { format!("{threads} threads") };
-    start_line::log(rank, &format!("{device}{threads}, {binding}"));
+    tracing::info!("{device}{threads}, {binding}");
 }
 
 /// Reads the configuration that the coordinator stored in the run, and the SHA-256 of its file.
