@@ -16,10 +16,7 @@ fn main() {
         // The debug information of thousands of libtorch headers is large and unused.
         .debug(false)
         .flag_if_supported("-Wno-unused-parameter")
-        .file("src/torch/shim.cpp")
-        .file("src/torch/gpu.cpp")
-        .file("src/torch/attention.cpp")
-        .file("src/torch/operation.cpp")
+        .file("src/torch/bindings.cpp")
         .file("src/torch/terminate.cpp")
         // Used by tests. The linker omits this file from programs that do not use it.
         .file("src/kernels/meta_shapes.cpp")
@@ -34,6 +31,7 @@ fn main() {
         .file("src/kernels/cuda/emulator.cpp")
         .compile("lambert_emulator");
     println!("cargo:rerun-if-changed=src/kernels/cuda");
+    println!("cargo:rerun-if-changed=src/torch/bindings.cpp");
     println!("cargo:rerun-if-changed=src/torch/shim.cpp");
     println!("cargo:rerun-if-changed=src/torch/gpu.cpp");
     println!("cargo:rerun-if-changed=src/torch/attention.cpp");

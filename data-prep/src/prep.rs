@@ -50,6 +50,7 @@ use lambert_config::{Layers, PrepConfig};
 use serde::Serialize;
 
 pub use error::PrepError;
+pub use memory::PrepMemory;
 pub use space::SpaceEstimate;
 
 use crate::source::{self, SkipNotice};
@@ -58,7 +59,6 @@ use duplicates::RemovedDocuments;
 use job::{JobContext, SpillFile, WorkLimits};
 use lambert_dataset::parallel::parallel;
 use lambert_dataset::{HeldOut, Manifest};
-use memory::PrepMemory;
 use merge_passes::MergePasses;
 use shards::SortedSamples;
 

@@ -23,6 +23,10 @@ use crate::extract::Extracted;
 use crate::prep::PrepError;
 use crate::source;
 
+/// Upper limit on the number of tokens of a trained vocabulary. The trainers reserve memory for all of them, and the
+/// unigram trainer starts with as many pieces.
+const MAX_SIZE: usize = 1_000_000;
+
 /// Vocabulary training settings.
 #[derive(Debug, Clone)]
 pub struct VocabSettings {
@@ -90,6 +94,7 @@ pub fn train_with(
     settings: &VocabSettings,
     mut progress: impl FnMut(VocabProgress),
 ) -> Result<TrainedVocabulary, PrepError> {
+    check_max_size(settings.size)?;
     let words = count(sources, splitter(settings)?, &mut progress)?;
     progress(VocabProgress::Training);
     match settings.model {
@@ -139,6 +144,11 @@ fn check_size(settings: &VocabSettings, min: usize, contents: &str) -> Result<()
         return Err(invalid_size(format!("must be at least {min} for {contents}")));
     }
     Ok(())
+}
+
+/// Checks that `size` is at most [`MAX_SIZE`].
+fn check_max_size(size: usize) -> Result<(), PrepError> {
+    if size > MAX_SIZE { Err(invalid_size(format!("must be at most {MAX_SIZE}"))) } else { Ok(()) }
 }
 
 /// Error for a vocabulary that the `tokenizers` crate cannot train.

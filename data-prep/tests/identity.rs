@@ -1,6 +1,8 @@
 //! Dataset identity. It depends on the contents of the inputs, not on their names or times.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use crate::common::{assert_same, config, generated, run, source, tree};
@@ -214,6 +216,40 @@ fn an_output_that_cannot_be_written_is_refused_before_any_work() {
     config.output.url = format!("{}/data", vocabulary.display());
     refused(run(&config, 1), &["cannot create ", "vocab.txt/data"]);
     assert!(!folder.path().join("vocab.txt.work").exists());
+}
+
+#[test]
+fn a_read_only_output_is_refused_before_any_work() {
+    const FOLDER: &str = "READ_ONLY_OUTPUT_FOLDER";
+    let job = |folder: &Path| {
+        let text = source(&folder.join("corpus.txt"), "text", Documents::BlankLine);
+        config(folder, &folder.join("vocab.txt"), vec![text])
+    };
+    if let Some(folder) = std::env::var_os(FOLDER) {
+        return println!("{}", run(&job(Path::new(&folder)), 1).unwrap_err());
+    }
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: only root can act as another user");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (text, _) = generated(folder.path(), 100);
+    assert_eq!(text, folder.path().join("corpus.txt"));
+    std::fs::create_dir(folder.path().join("data")).unwrap();
+    let mode = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+    mode(folder.path(), 0o777);
+    mode(&folder.path().join("data"), 0o755);
+    let output = Command::new("setpriv")
+        .args(["--reuid=60000", "--regid=60000", "--clear-groups"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "identity::a_read_only_output_is_refused_before_any_work", "--nocapture"])
+        .env(FOLDER, folder.path())
+        .current_dir("/")
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let expected = format!("cannot write to {}/data", folder.path().display());
+    assert!(text.contains(&expected), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!folder.path().join("data.work").exists());
 }
 
 /// A work folder is removed at the end. So other files must not be in it, and the datasets neither.

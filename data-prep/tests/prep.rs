@@ -92,6 +92,20 @@ fn an_existing_dataset_is_kept() {
 }
 
 #[test]
+fn a_removed_held_out_dataset_is_written_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 300);
+    let mut config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::BlankLine)]);
+    config.samples.held_out = 0.1;
+    run(&config, 1).unwrap();
+    let before = tree(folder.path());
+    std::fs::remove_dir_all(folder.path().join("data/held-out")).unwrap();
+    let report = run(&config, 1).unwrap();
+    assert!(!report.unchanged && report.datasets.len() == 2, "{report:?}");
+    assert_same(&before, &tree(folder.path()));
+}
+
+#[test]
 fn seeds_and_pair_objectives_change_the_samples() {
     let folder = tempfile::tempdir().unwrap();
     let (text, vocabulary) = generated(folder.path(), 400);

@@ -31,6 +31,27 @@ fn invalid_bytes_in_json_lines_are_refused_or_replaced() {
     assert_eq!((manifest.counts.documents, manifest.counts.rejected["jsonl: bad line"]), (1, 1));
 }
 
+/// Python writes NaN, and half of a character as an escape. Other writers have null for a missing text.
+#[test]
+fn json_lines_of_other_programs_are_read() {
+    let corpus = Corpus::new();
+    let text = serde_json::json!(corpus.text.lines().next().unwrap());
+    let lines = format!(
+        "{{\"score\": NaN, \"most\": -Infinity, \"doc\": {{\"text\" : {text}}}}}\n\
+         {{\"doc\": {{\"text\": null}}}}\n\
+         {{\"title\": \"\\ud83d\", \"large\": 1e999, \"doc\": {{\"text\": {text}}}}}\n\
+         {{\"doc\": {{\"text\": \"The \\ud83d king is old.\"}}}}\n"
+    );
+    let mut source = corpus.source("a.jsonl", lines.as_bytes(), "auto");
+    source.field = "doc.text".to_owned();
+    let message = corpus.prepare(vec![source.clone()]).unwrap_err().to_string();
+    assert!(message.contains("without half of a character"), "{message}");
+    source.invalid = Invalid::Replace;
+    let counts = corpus.prepare(vec![source]).unwrap().counts;
+    assert_eq!((counts.documents, counts.rejected["jsonl: row without text"]), (3, 1), "{counts:?}");
+    assert_eq!(counts.rejected["invalid UTF-8 replaced in a document"], 1);
+}
+
 #[test]
 fn json_that_is_not_one_object_per_line_is_refused() {
     let corpus = Corpus::new();

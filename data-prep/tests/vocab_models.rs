@@ -8,7 +8,7 @@ use lambert_config::prep::{Documents, Source};
 use lambert_data_prep::prep::PrepError;
 use lambert_data_prep::vocab::{TrainedVocabulary, VocabProgress, VocabSettings, train, train_with};
 use lambert_dataset::tokenizer::TokenizerModel;
-use lambert_dataset::tokenizer::TokenizerModel::{Bpe, Unigram};
+use lambert_dataset::tokenizer::TokenizerModel::{Bpe, Unigram, WordPiece};
 use serde_json::{Value, json};
 
 const SPECIAL: [&str; 5] = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"];
@@ -198,8 +198,10 @@ fn sizes_out_of_range_are_refused() {
     assert_eq!(refused(Bpe, 260), ("size".to_owned(), message.to_owned()));
     let message = "must be at least 16 for the special tokens and the alphabet";
     assert_eq!(refused(Unigram, 15), ("size".to_owned(), message.to_owned()));
-    let message = "must be at most 1000000 for a unigram vocabulary";
-    assert_eq!(refused(Unigram, 1_000_001), ("size".to_owned(), message.to_owned()));
+    let message = "must be at most 1000000";
+    for model in [WordPiece, Bpe, Unigram] {
+        assert_eq!(refused(model, 1_000_001), ("size".to_owned(), message.to_owned()));
+    }
     assert_eq!(trained(&text, &settings(Bpe, 261)).unwrap().tokens, 261);
     for size in 16..30 {
         assert!(trained(&text, &settings(Unigram, size)).unwrap().tokens <= size);

@@ -212,12 +212,15 @@ fn a_second_process_is_locked_out_and_parts_run_concurrently() {
     assert_same(&whole, &tree(&place.path("data")));
 
     let output = "output.url=parted";
-    let part = |part: &str| {
-        let arguments = ["prep", "--config", "prep.toml", "--set", output, "--threads", "1", "--part", part];
-        place.command(&arguments).stderr(Stdio::null()).stdout(Stdio::null()).spawn().unwrap()
+    let part = |part: usize| {
+        let part = format!("{part}/8");
+        let arguments = ["prep", "--config", "prep.toml", "--set", output, "--threads", "1", "--part", &part];
+        place.command(&arguments).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap()
     };
-    let parts = ["0/3", "1/3", "2/3"].map(part);
-    parts.into_iter().for_each(|mut part| assert!(part.wait().unwrap().success()));
+    for part in (0..8).map(part).collect::<Vec<_>>() {
+        let output = part.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
     place.done(&["prep", "--config", "prep.toml", "--set", output]);
     assert_same(&whole, &tree(&place.path("parted")));
 }

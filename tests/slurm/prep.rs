@@ -42,4 +42,7 @@ pub fn an_array_and_its_join(dir: &TestDir, sandbox: &Sandbox) {
     let refused = sandbox.lambert(&["submit", "--prep", "--config", &config, "--parts", "4", "--tasks", "4"]);
     assert_eq!(refused.code, 2);
     assert!(refused.err.contains("--tasks: no part 4: expected 0 to 3"), "{}", refused.err);
+    let refused = sandbox.lambert(&["submit", "--prep", "--config", &config, "--memory", "64M"]);
+    assert_eq!(refused.code, 2);
+    assert!(refused.err.contains("--memory: must be at least 256 MiB"), "{}", refused.err);
 }

@@ -1,6 +1,10 @@
 //! First step. Looks for the datasets of an earlier job with the same inputs and settings.
 
-use lambert_dataset::{Corpus, Dataset, DatasetError};
+use std::path::Path;
+
+use lambert_dataset::{Corpus, Dataset, DatasetError, Manifest};
+use rustix::fs::Access;
+use rustix::io::Errno;
 
 use super::{JobContext, PrepError, PrepProgress, PreparedDataset, corpus, work_folder};
 
@@ -18,7 +22,21 @@ pub fn existing_datasets(
     let corpus = corpus::current(job, threads, progress)?;
     let train = check_corpus(found, &corpus)?;
     let held_out = held_out.map(|found| check_corpus(found, &corpus)).transpose()?;
+    // The held-out dataset was removed later: `train` is published last.
+    if held_out.is_none() && has_held_out(&train.manifest) {
+        return Ok(None);
+    }
     Ok(Some(std::iter::once(train).chain(held_out).collect()))
+}
+
+/// True if the preparation of `train` also wrote a held-out dataset.
+fn has_held_out(train: &Manifest) -> bool {
+    let used: u64 = train.sources.iter().filter(|source| !source.excluded).map(|source| source.documents).sum();
+    // The share is only recorded if documents were selected for it.
+    match &train.held_out {
+        Some(share) => share.achieved > 0.0,
+        None => train.samples.held_out > 0.0 && used > train.counts.documents,
+    }
 }
 
 /// Returns an existing dataset of this job.
@@ -37,22 +55,26 @@ pub fn find_dataset(job: &JobContext<'_>, split: &str) -> Result<Option<Prepared
     }
 }
 
-/// Checks that the output folder exists or can be created, so that a job whose datasets cannot be written fails before it starts.
+/// Checks that the output folder is writable or can be created, so that a job whose datasets cannot be written fails before it starts.
 /// Does nothing for an object store.
 ///
 /// # Errors
-/// `output.url` is a file, or the folder cannot be created.
+/// `output.url` is a file, or the folder is read-only or cannot be created.
 pub fn check_output_folder(job: &JobContext<'_>) -> Result<(), PrepError> {
     let Some(folder) = work_folder::local_path(&job.config.output.url) else { return Ok(()) };
     if folder.exists() && !folder.is_dir() {
         let message = format!("{} is a file; expected a folder, which is created if it is missing", folder.display());
         return Err(PrepError::InvalidSetting { key: "output.url".to_owned(), message });
     }
-    let missing = || folder.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists());
-    let created: Vec<_> = missing().map(ToOwned::to_owned).collect();
-    std::fs::create_dir_all(&folder)
-        .and_then(|()| created.iter().try_for_each(std::fs::remove_dir))
-        .map_err(|source| PrepError::WorkIo { operation: "create", path: folder.clone(), source })
+    // Another part may create the folder meanwhile, so nothing is created and removed to find out.
+    let mut above = folder.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    let nearest = above.find(|path| path.exists()).unwrap_or(Path::new("/"));
+    let writable = match nearest.is_dir() {
+        true => rustix::fs::access(nearest, Access::WRITE_OK | Access::EXEC_OK),
+        false => Err(Errno::NOTDIR),
+    };
+    let operation = if nearest == folder { "write to" } else { "create" };
+    writable.map_err(|source| PrepError::WorkIo { operation, path: folder.clone(), source: source.into() })
 }
 
 /// Returns `found` if its corpus is `corpus`, and [`PrepError::DatasetExists`] otherwise.

@@ -53,7 +53,7 @@ pub enum SourceError {
     NotUtf8 {
         /// File.
         file: String,
-        /// Byte offset in the decompressed file.
+        /// Byte offset in the decompressed file, or in the text of a Parquet row.
         offset: u64,
     },
     /// A file is not text.

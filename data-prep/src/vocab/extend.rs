@@ -20,7 +20,7 @@ use tokenizers::pipeline::PipelineNormalizer;
 use self::choose::{Extended, Words, choose};
 use super::unigram::round_score;
 use super::words::{LongWords, Normalizers, WordSplitter};
-use super::{VocabProgress, WordCounts, bpe, count, invalid_size, training_failed, word_piece};
+use super::{VocabProgress, WordCounts, bpe, check_max_size, count, invalid_size, training_failed, word_piece};
 use crate::prep::PrepError;
 
 /// Settings of an extension.
@@ -80,6 +80,7 @@ pub fn extend_with(
     if settings.size <= old {
         return Err(invalid_size(format!("must be above {old}, the number of tokens of {origin}")));
     }
+    check_max_size(settings.size)?;
     let counts = count(sources, splitter(&bytes, &origin, settings.lowercase)?, &mut progress)?;
     progress(VocabProgress::Training);
     let before = Words::new(&counts, &segmenter).total();

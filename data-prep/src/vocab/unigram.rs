@@ -20,15 +20,13 @@ use twox_hash::XxHash3_64;
 
 use super::file::TokenizerParts;
 use super::words::{LongWords, Normalizers, WordSplitter};
-use super::{TrainedVocabulary, VocabSettings, WordCounts, alphabet, check_size, invalid_size, training_failed};
+use super::{MAX_SIZE, TrainedVocabulary, VocabSettings, WordCounts, alphabet, check_size, training_failed};
 use crate::prep::PrepError;
 
 /// Character before each word, instead of a space.
 const SPACE: &str = "▁";
 /// Name that the trainer gives to unknown characters. Words that contain it have no likelihood.
 const TRAINER_UNK: &str = "<UNK>";
-/// Upper limit on the number of tokens. The trainer starts with as many pieces.
-const MAX_SIZE: usize = 1_000_000;
 /// Upper limit on the total count of characters, because the trainer counts characters in 32 bits.
 const MAX_TOTAL_CHARACTERS: u64 = 1 << 31;
 /// Upper limit on the number of characters in distinct words, which decides the memory and time of the training.
@@ -66,9 +64,6 @@ pub fn train(counts: &WordCounts, settings: &VocabSettings) -> Result<TrainedVoc
     let mut alphabet = alphabet(counts, settings);
     alphabet.retain(|&character| character != '\0'); // The trainer separates words with it.
     check_size(settings, SPECIAL.len() + alphabet.len(), "the special tokens and the alphabet")?;
-    if settings.size > MAX_SIZE {
-        return Err(invalid_size(format!("must be at most {MAX_SIZE} for a unigram vocabulary")));
-    }
     let pieces = trained_pieces(training_words(counts, &alphabet), settings.size)?;
     let special = SPECIAL.map(|token| (token.to_owned(), 0.0));
     let vocabulary: Vec<Piece> = special.into_iter().chain(pieces).collect();

@@ -34,6 +34,7 @@ pub fn submit(arguments: &cli::Submit, folder: &Path, lambert: &str) -> Outcome 
     let tasks = tasks(parts, &arguments.tasks).map_err(Failure::usage)?;
     let (name, threads) = (folder.to_string_lossy(), usize::from(arguments.threads));
     let memory = arguments.memory;
+    prep::PrepMemory::new(memory, threads).map_err(Failure::usage)?;
     let job = PrepJob { toml: &toml, lambert, folder: &name, parts, tasks: &tasks, threads, memory };
     let array = prep_script::render_tasks(&config, &job).map_err(Failure::usage)?;
     let join = |array: &str| prep_script::render_join(&config, &job, array).map_err(Failure::usage);

@@ -1,13 +1,12 @@
 //! JSON lines. Each line is an object with the text in one of its fields.
 
+mod field;
+
 use std::borrow::Cow;
-use std::fmt::Formatter;
 
 use lambert_config::prep::{Damaged, Documents, Invalid, Source};
-use memchr::memmem;
-use serde::Deserializer;
-use serde::de::{DeserializeSeed, MapAccess, SeqAccess, Visitor};
 
+use self::field::FieldValue;
 use crate::extract::Extractor;
 use crate::source::format::{FileHead, InputFile, InputFormat};
 use crate::source::lines::{LineEnd, Lines};
@@ -54,10 +53,10 @@ impl InputFormat for JsonlFormat {
 fn begins_with_object(head: &[u8]) -> bool {
     let line = head.trim_ascii_start();
     let end = memchr::memchr(b'\n', line);
-    match serde_json::from_slice::<serde_json::Map<_, _>>(&line[..end.unwrap_or(line.len())]) {
-        Ok(_) => true,
+    match field::check_object(&line[..end.unwrap_or(line.len())]) {
+        Ok(()) => true,
         // If `head` ends within the first line, the start of an object with a key suffices.
-        Err(error) => end.is_none() && error.is_eof() && memmem::find(line, b"\":").is_some(),
+        Err(error) => end.is_none() && error.is_eof() && has_key(line),
     }
 }
 
@@ -67,84 +66,13 @@ fn is_other_json(head: &[u8]) -> bool {
     let object = text.strip_prefix(b"[").map_or(text, <[u8]>::trim_ascii_start);
     let mut values = serde_json::Deserializer::from_slice(text).into_iter::<serde::de::IgnoredAny>();
     object.starts_with(b"{")
-        && memmem::find(object, b"\":").is_some()
+        && has_key(object)
         && values.next().is_some_and(|value| value.map_or_else(|error| error.is_eof(), |_| true))
 }
 
-/// Returns the string in a field of the object `json`, without memory for its other fields. If the field occurs more than
-/// once, the last one counts.
-fn string_field(json: &str, field: &str) -> serde_json::Result<Option<String>> {
-    let mut input = serde_json::Deserializer::from_str(json);
-    let text = Part::Object(field).deserialize(&mut input)?;
-    input.end().map(|()| text)
-}
-
-/// Part of a line. Other parts than the field are checked like a [`serde_json::Value`], which `IgnoredAny` is not: numbers
-/// have a range, and escapes are characters.
-#[derive(Clone, Copy)]
-enum Part<'a> {
-    /// The object with this field.
-    Object(&'a str),
-    /// The value of the field.
-    Field,
-    Other,
-}
-
-impl<'de> DeserializeSeed<'de> for Part<'_> {
-    type Value = Option<String>;
-
-    fn deserialize<D: Deserializer<'de>>(self, input: D) -> Result<Self::Value, D::Error> {
-        input.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Part<'_> {
-    type Value = Option<String>;
-
-    fn expecting(&self, formatter: &mut Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("any JSON value")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(matches!(self, Self::Field).then(|| text.to_owned()))
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
-        while items.next_element_seed(Part::Other)?.is_some() {}
-        Ok(None)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Self::Value, A::Error> {
-        let mut text = None;
-        while let Some(name) = fields.next_key::<String>()? {
-            if matches!(self, Self::Object(field) if field == name) {
-                text = fields.next_value_seed(Part::Field)?;
-            } else {
-                fields.next_value_seed(Part::Other)?;
-            }
-        }
-        Ok(text)
-    }
+/// True if a colon follows a quotation mark.
+fn has_key(json: &[u8]) -> bool {
+    memchr::memchr_iter(b':', json).any(|colon| json[..colon].trim_ascii_end().ends_with(b"\""))
 }
 
 /// Reads the text field of each object.
@@ -163,8 +91,8 @@ impl JsonlRows {
         Self { lines, field, damaged, invalid, notices: SkipNotices::new() }
     }
 
-    /// Returns the text of `line`, which starts at byte `at`.
-    fn text(&mut self, line: &[u8], at: u64) -> Result<String, SourceError> {
+    /// Returns the text of `line`, which starts at byte `at`. Returns `None` if it is null.
+    fn text(&mut self, line: &[u8], at: u64) -> Result<Option<String>, SourceError> {
         let file = || self.lines.name().to_owned();
         let json = match (std::str::from_utf8(line), self.invalid) {
             (Ok(json), _) => Cow::Borrowed(json),
@@ -176,9 +104,21 @@ impl JsonlRows {
                 return Err(SourceError::NotUtf8 { file: file(), offset: at + error.valid_up_to() as u64 });
             }
         };
-        let expected = match string_field(&json, &self.field) {
-            Ok(Some(text)) => return Ok(text),
-            Ok(None) => format!("a JSON object with a string in {:?} on this line", self.field),
+        let expected = match field::read(&json, &self.field) {
+            Ok(FieldValue::Text(text)) => return Ok(Some(text)),
+            Ok(FieldValue::Null) => {
+                self.notices.push(SkipNotice::new("jsonl: row without text", at));
+                return Ok(None);
+            }
+            Ok(FieldValue::HalfCharacters(text)) if self.invalid == Invalid::Replace => {
+                self.notices.push(SkipNotice::new(INVALID_REPLACED, at));
+                return Ok(Some(text));
+            }
+            Ok(FieldValue::HalfCharacters(_)) => format!(
+                "{:?} on this line without half of a character (such as \\ud83d); invalid = \"replace\" replaces it",
+                self.field
+            ),
+            Ok(FieldValue::Other) => format!("a JSON object with a string in {:?} on this line", self.field),
             Err(error) => format!("a JSON object on this line ({error})"),
         };
         Err(SourceError::Format { file: file(), offset: at, expected })
@@ -211,7 +151,8 @@ impl RowReader for JsonlRows {
                 continue;
             }
             match self.text(&line, at) {
-                Ok(text) => return Ok(Some((at, text.into_bytes()))),
+                Ok(Some(text)) => return Ok(Some((at, text.into_bytes()))),
+                Ok(None) => {}
                 Err(_) if self.damaged == Damaged::Skip => self.notices.push(SkipNotice::new("jsonl: bad line", at)),
                 Err(error) => return Err(error),
             }
@@ -227,43 +168,11 @@ impl RowReader for JsonlRows {
 mod tests {
     use super::*;
 
-    /// The text and the errors are those of a [`serde_json::Value`].
-    #[test]
-    fn a_field_is_read_like_that_of_a_parsed_line() {
-        let (deep, deeper) = ("[".repeat(126) + &"]".repeat(126), "[".repeat(128) + &"]".repeat(128));
-        for json in [
-            r#"{"text": "a", "x": [1, -2, 3.5, true, null, {"text": "b"}], "y": "\u00e9"}"#,
-            r#"{"x": {"text": "b"}, "te\u0078t": "a\n\ud83d\ude00"}"#,
-            r#"{"text": "a", "text": "b"}"#,
-            r#"{"text": "a", "text": 3}"#,
-            r#"{"text": 3, "text": "a"}"#,
-            r#"{"text": ["a"]}"#,
-            r#"{"text": {"text": "a"}}"#,
-            r#"[{"text": "a"}]"#,
-            r#""text""#,
-            "17",
-            "{}",
-            "",
-            r#"{"text": "a"} {"#,
-            r#"{"text": "a", "x": 1e999}"#,
-            r#"{"text": "a", "x": "\ud800"}"#,
-            r#"{"text": "a", "x": 01}"#,
-            r#"{"text": "a", 3: 4}"#,
-            r#"{"text": "a", "x": nul}"#,
-            r#"{"text": "a""#,
-            &format!(r#"{{"text": "a", "x": {deep}}}"#),
-            &format!(r#"{{"text": "a", "x": {deeper}}}"#),
-        ] {
-            let whole = serde_json::from_str::<serde_json::Value>(json).map_err(|error| error.to_string());
-            let expected = whole.map(|value| value.get("text").and_then(|text| text.as_str().map(ToOwned::to_owned)));
-            assert_eq!(string_field(json, "text").map_err(|error| error.to_string()), expected, "{json}");
-        }
-    }
-
     #[test]
     fn json_objects_are_distinguished_from_other_braces() {
         let is = |text: &[u8]| JsonlFormat.recognizes(FileHead::Text(text));
         assert!(is(b"{\"text\": \"a\"}\n{\"text\": 3}\n") && is(b"{\"text\": \"a very long line that is cut"));
+        assert!(is(b"{\"score\": NaN, \"x\": \"\\ud800\"}\n") && is(b"{ \"text\" : \"a very long line that is cut"));
         assert!(!is(b"{{Infobox}} is a template.") && !is(b"{ braces } are no JSON\n"));
         assert!(!JsonlFormat.recognizes(FileHead::Stored(b"{\"text\": \"a\"}\n")));
         for json in [

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 
-use lambert_config::prep::{Damaged, Documents, Source};
+use lambert_config::prep::{Damaged, Documents, Invalid, Source};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::ByteArrayType;
 use parquet::errors::ParquetError;
@@ -86,6 +86,7 @@ struct ParquetRows {
     /// Number of the next row.
     row: u64,
     damaged: Damaged,
+    invalid: Invalid,
     rows: VecDeque<Row>,
     notices: SkipNotices,
 }
@@ -117,7 +118,7 @@ impl OpenRowGroup {
 impl ParquetRows {
     /// Opens the column of the text. `stored` reads the same file for its hash, up to the end of the current row group.
     fn open(file: &SourceFile, mut stored: StoredReader, source: &Source) -> Result<Self, SourceError> {
-        let (field, damaged) = (&source.field, source.damaged);
+        let (field, damaged, invalid) = (&source.field, source.damaged, source.invalid);
         let name = file.name.clone();
         let open = seekable(file, &mut stored)?;
         let reader = decode(|| SerializedFileReader::new(open).and_then(|reader| check_rows(&reader).map(|()| reader)))
@@ -129,7 +130,8 @@ impl ParquetRows {
             return Err(SourceError::Format { file: name, offset: 0, expected });
         };
         let (rows, notices) = (VecDeque::new(), SkipNotices::new());
-        Ok(Self { file: reader, stored, name, column, next_group: 0, open_group: None, row: 0, damaged, rows, notices })
+        let (next_group, open_group, row) = (0, None, 0);
+        Ok(Self { file: reader, stored, name, column, next_group, open_group, row, damaged, invalid, rows, notices })
     }
 
     /// Opens the next row group, or decodes more rows of the current row group.
@@ -189,7 +191,13 @@ impl RowReader for ParquetRows {
                 self.row += 1;
                 let number = self.row - 1;
                 match row {
-                    Row::Text(text) => return Ok(Some((number, text))),
+                    Row::Text(text) => {
+                        if let (Invalid::Refuse, Err(error)) = (self.invalid, std::str::from_utf8(&text)) {
+                            let (file, offset) = (format!("{}, row {number}", self.name), error.valid_up_to() as u64);
+                            return Err(SourceError::NotUtf8 { file, offset });
+                        }
+                        return Ok(Some((number, text)));
+                    }
                     Row::Missing => self.notices.push(SkipNotice::new("parquet: row without text", number)),
                     Row::TooLong if self.damaged == Damaged::Skip => {
                         self.notices.push(SkipNotice::new("parquet: row of over 256 MiB", number));
