@@ -9,11 +9,10 @@
 mod error;
 mod layers;
 mod renames;
-mod strict;
+pub(crate) mod strict;
 
 use std::path::Path;
 
-use serde::de::DeserializeOwned;
 use toml::Table;
 
 use error::MAX_ISSUES;
@@ -22,7 +21,7 @@ use layers::Layer;
 use renames::RenamedKey;
 
 /// Configuration type that validates its values.
-pub trait Checked: DeserializeOwned {
+pub trait Checked: Sized {
     /// Renamed keys, as (old, new). `*` in a path stands for the index of a list element.
     const RENAMED: &'static [(&'static str, &'static str)] = &[];
 
@@ -31,6 +30,10 @@ pub trait Checked: DeserializeOwned {
 
     /// Inserts defaults that depend on other values into the values of all layers.
     fn insert_defaults(_tree: &mut toml::Value) {}
+
+    /// Deserializes the values of all layers. Adds an issue for each value that cannot be parsed, and uses its default. (Each
+    /// type implements this function, so that its deserializer is compiled once, in this crate, and not in every program.)
+    fn read(tree: toml::Value, issues: &mut Vec<ConfigIssue>) -> Option<Self>;
 
     /// Adds one issue per invalid value. Keys are written as in the file.
     fn check(&self, issues: &mut Vec<ConfigIssue>);
@@ -137,7 +140,7 @@ impl Layers {
         let mut tree = layers::merge(layers, &mut issues)
             .map_err(|source| ConfigError::Merge { origin: origin(), source: Box::new(source) })?;
         T::insert_defaults(&mut tree);
-        let parsed: Option<T> = strict::read_all(tree, &mut issues);
+        let parsed = T::read(tree, &mut issues);
         if let Some(config) = &parsed {
             let unread: Vec<String> = issues.iter().map(|issue| issue.key.clone()).collect();
             let mut wrong = Vec::new();
@@ -247,6 +250,10 @@ mod tests {
 
     impl Checked for Outer {
         const RENAMED: &'static [(&'static str, &'static str)] = &[("list.*.part", "list.*.share"), ("size", "number")];
+
+        fn read(tree: toml::Value, issues: &mut Vec<ConfigIssue>) -> Option<Self> {
+            strict::read_all(tree, issues)
+        }
 
         fn check(&self, issues: &mut Vec<ConfigIssue>) {
             if self.number == 0 {

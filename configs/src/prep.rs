@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::load::{Checked, ConfigIssue, ConfigKind};
+use crate::load::{Checked, ConfigIssue, ConfigKind, strict};
 use crate::slurm::Slurm;
 
 /// Configuration of data preparation.
@@ -307,8 +307,22 @@ impl Source {
     }
 }
 
+impl PrepConfig {
+    /// Returns the configuration as TOML.
+    ///
+    /// # Errors
+    /// An integer exceeds `i64`.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        toml::to_string(self)
+    }
+}
+
 impl Checked for PrepConfig {
     const KIND: Option<ConfigKind> = Some(ConfigKind::Prep);
+
+    fn read(tree: toml::Value, issues: &mut Vec<ConfigIssue>) -> Option<Self> {
+        strict::read_all(tree, issues)
+    }
 
     fn check(&self, issues: &mut Vec<ConfigIssue>) {
         let mut issue = |key: &str, message: &str| issues.push(ConfigIssue::new(key, message));

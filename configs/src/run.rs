@@ -101,6 +101,22 @@ fn is_default<T: Default + PartialEq>(section: &T) -> bool {
 }
 
 impl RunConfig {
+    /// Returns the configuration as TOML.
+    ///
+    /// # Errors
+    /// An integer exceeds `i64`.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        toml::to_string(self)
+    }
+
+    /// Returns the configuration as a table of sections.
+    ///
+    /// # Errors
+    /// An integer exceeds `i64`.
+    pub fn to_table(&self) -> Result<toml::Table, toml::ser::Error> {
+        toml::Table::try_from(self)
+    }
+
     /// Returns the number of encoder layers of a stage. Returns `model.layers` if the stage does not exist.
     pub fn depth(&self, stage: usize) -> usize {
         self.stage.get(stage).map_or(self.model.layers, |stage| stage.depth(&self.model))

@@ -11,7 +11,7 @@ use super::{
     Pair, Precision, RENAMED, RunConfig, Unpadded,
 };
 use crate::duration;
-use crate::load::{Checked, ConfigIssue, ConfigKind};
+use crate::load::{Checked, ConfigIssue, ConfigKind, strict};
 
 impl Checked for RunConfig {
     const RENAMED: &'static [(&'static str, &'static str)] = &RENAMED;
@@ -19,6 +19,10 @@ impl Checked for RunConfig {
 
     fn insert_defaults(tree: &mut toml::Value) {
         Family::insert_defaults(tree);
+    }
+
+    fn read(tree: toml::Value, issues: &mut Vec<ConfigIssue>) -> Option<Self> {
+        strict::read_all(tree, issues)
     }
 
     fn check(&self, issues: &mut Vec<ConfigIssue>) {

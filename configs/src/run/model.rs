@@ -162,6 +162,14 @@ pub struct Model {
 }
 
 impl Model {
+    /// Returns the keys with their values.
+    ///
+    /// # Errors
+    /// An integer exceeds `i64`.
+    pub fn to_table(&self) -> Result<toml::Table, toml::ser::Error> {
+        toml::Table::try_from(self)
+    }
+
     /// Returns the padded size of a vocabulary of `vocabulary` tokens.
     pub fn padded_vocabulary(&self, vocabulary: usize) -> usize {
         vocabulary.next_multiple_of(self.pad_vocabulary_to.max(1))

@@ -81,6 +81,14 @@ impl TeacherInfo {
         self.weights_sha256 == other.weights_sha256 && self.model.computes_like(&other.model)
     }
 
+    /// Returns the description as TOML.
+    ///
+    /// # Errors
+    /// An integer exceeds `i64`.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        toml::to_string(self)
+    }
+
     /// Parses the stored description. `origin` names them in messages.
     ///
     /// # Errors

@@ -29,7 +29,7 @@ enum PrepJobError {
 pub fn submit(arguments: &cli::Submit, folder: &Path, lambert: &str) -> Outcome {
     let path = arguments.config.as_deref().ok_or_else(|| Failure::usage(PrepJobError::NoConfig))?;
     let config = prep::load(&Layers::from_process(&arguments.sets), path)?;
-    let toml = toml::to_string(&config).map_err(|error| Failure::failed(PrepJobError::Toml(error)))?;
+    let toml = config.to_toml().map_err(|error| Failure::failed(PrepJobError::Toml(error)))?;
     let parts = usize::from(arguments.parts);
     let tasks = tasks(parts, &arguments.tasks).map_err(Failure::usage)?;
     let (name, threads) = (folder.to_string_lossy(), usize::from(arguments.threads));

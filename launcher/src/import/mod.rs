@@ -131,7 +131,7 @@ impl Import {
                 "left out: rows 0 to {last} of the position embeddings, which no token has; an export has zeros there"
             ));
         }
-        Ok(Self { source: source(path), text: toml::to_string(&config)?, config, vocabulary, weights, notes })
+        Ok(Self { source: source(path), text: config.to_toml()?, config, vocabulary, weights, notes })
     }
 
     /// Folder, as [`source`] returns it.

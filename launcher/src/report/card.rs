@@ -189,7 +189,7 @@ impl ModelCard<'_> {
     }
 
     fn configuration(&self) -> Option<[Block; 3]> {
-        let mut config = toml::Table::try_from(self.config).ok()?;
+        let mut config = self.config.to_table().ok()?;
         config.retain(|section, _| !PRIVATE.contains(&section));
         let left_out = format!("The configuration of the run, without the sections {}:", PRIVATE.join(", "));
         Some([

@@ -197,7 +197,7 @@ pub fn is_muon(config: &RunConfig) -> bool {
 
 /// Returns the model keys that determine the weights and their shapes, with their values as TOML.
 fn shape(model: &Model) -> Result<Vec<(&'static str, String)>, Failure> {
-    let table = toml::Table::try_from(model).map_err(Failure::failed)?;
+    let table = model.to_table().map_err(Failure::failed)?;
     let value = |key| (key, table.get(key).map_or(String::new(), ToString::to_string));
     // `layers` may differ, because the model can grow. `heads` must be equal. A different number of heads changes the
     // meaning of the weights, although the shapes stay the same.

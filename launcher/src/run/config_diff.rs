@@ -46,7 +46,7 @@ pub struct Differences {
 /// Compares the configuration of the run with the new configuration.
 pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::ser::Error> {
     let mut found = Vec::new();
-    walk("", Some(&Value::try_from(run)?), Some(&Value::try_from(now)?), &mut found);
+    walk("", Some(&Value::Table(run.to_table()?)), Some(&Value::Table(now.to_table()?)), &mut found);
     // Evaluations that can end a stage affect training.
     let evaluated = [run, now].iter().any(|config| config.stage.iter().any(|stage| stage.plateau.is_some()));
     let is_recorded_only =
@@ -59,7 +59,7 @@ pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::se
 
 /// True if `key` is a key or a section of `config`, which may have its default.
 pub fn has_key(config: &RunConfig, key: &str) -> bool {
-    let Ok(text) = toml::to_string(config) else { return true };
+    let Ok(text) = config.to_toml() else { return true };
     // The loader knows all keys. It rejects only the value of this key, or the name.
     let loaded: Result<RunConfig, ConfigError> = Layers::from_sets(&[format!("{key}=")]).parse(&text, "");
     let Err(ConfigError::Invalid { issues, .. }) = loaded else { return true };

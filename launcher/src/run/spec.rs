@@ -290,7 +290,7 @@ fn check_datasets_and_memory(
 }
 
 fn text(config: &RunConfig) -> Result<String, Failure> {
-    toml::to_string(config).map_err(|error| Failure::failed(RunSpecError::Toml(error)))
+    config.to_toml().map_err(|error| Failure::failed(RunSpecError::Toml(error)))
 }
 
 /// Creates the run in the store. `base` is the difference from the folder that another coordinator has imported.
@@ -313,7 +313,7 @@ mod tests {
         let text =
             "[[stage]]\nname = 'a'\ndata = '/d'\nsteps = 3\nlearning_rate = 1e-3\n[model]\nlayer_norm_eps = 1e-12";
         let config: RunConfig = Layers::from_sets(&[]).parse(text, "test").unwrap();
-        let written = toml::to_string(&config).unwrap();
+        let written = config.to_toml().unwrap();
         let store = Store::open("memory://order/run").unwrap();
         assert_eq!(stored_config::parse(&written, &store).unwrap(), config);
         let mut issues = Vec::new();

@@ -213,7 +213,7 @@ impl NewTeacher {
                 return Ok(());
             }
         }
-        let text = toml::to_string(&info).map_err(|error| Failure::failed(TeacherError::Toml(error)))?;
+        let text = info.to_toml().map_err(|error| Failure::failed(TeacherError::Toml(error)))?;
         run.put(TEACHER_INFO, text.into()).map_err(Failure::failed)
     }
 }

@@ -37,7 +37,7 @@ pub fn reject_configuration(store: &Store, text: &str) -> Result<(), Failure> {
 /// True if `text` is a configuration as a start writes it. True also if it is invalid, which has an error of its own.
 fn is_written_by_start(text: &str) -> bool {
     let parsed = Layers::from_sets(&[]).parse::<RunConfig>(text, CONFIG).ok();
-    let written = parsed.and_then(|config| toml::to_string(&config).ok());
+    let written = parsed.and_then(|config| config.to_toml().ok());
     written.is_none_or(|written| written == text)
 }
 
@@ -70,7 +70,7 @@ mod tests {
         );
         // A start that was killed before it had a lease, and an invalid file.
         let config: RunConfig = Layers::from_sets(&[]).parse(WRITTEN, "test").unwrap();
-        assert_eq!(refused(&toml::to_string(&config).unwrap()), None);
+        assert_eq!(refused(&config.to_toml().unwrap()), None);
         assert_eq!(refused("[other]"), None);
         // Stopped before its first checkpoint, with a configuration that an earlier version stored.
         Lease::take(&store).unwrap();

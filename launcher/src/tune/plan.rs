@@ -170,7 +170,7 @@ impl SweepPlan {
                 false => Err(Failure::usage(PlanError::OtherRuns { url: store.url().to_owned(), differences })),
             };
         }
-        let text = toml::to_string(&self.first).map_err(Failure::failed)?;
+        let text = self.first.to_toml().map_err(Failure::failed)?;
         store.put(COMMON, text.into()).map_err(Failure::failed)
     }
 }

@@ -107,7 +107,7 @@ fn teacher_file(config: &RunConfig) -> Result<Option<NamedTempFile>, PlanError> 
     let Some(info) = config.objective.teacher.as_ref().and_then(|teacher| teacher.info.as_ref()) else {
         return Ok(None);
     };
-    let text = toml::to_string(info).map_err(PlanError::Teacher)?;
+    let text = info.to_toml().map_err(PlanError::Teacher)?;
     let mut file = NamedTempFile::new().map_err(PlanError::TeacherFile)?;
     file.write_all(text.as_bytes()).map_err(PlanError::TeacherFile)?;
     Ok(Some(file))

@@ -143,7 +143,7 @@ fn a_long_run_has_few_points_and_a_refresh_is_small() {
         |from: u64, to: u64| (from + 1..=to).map(|step| line(step, 1.0 + 1.0 / step as f64)).collect::<String>();
     put(&store, 1, 0, lines(0, 7_900));
     let config = RunConfig { stage: vec![Stage { name: String::new(), ..Stage::default() }], ..RunConfig::default() };
-    store.put(CONFIG, toml::to_string(&config).unwrap().into()).unwrap();
+    store.put(CONFIG, config.to_toml().unwrap().into()).unwrap();
     store.put(VOCABULARY, "a\nb\n".into()).unwrap();
     let mut run = WatchedRun::new(store.clone());
     let board = Board::new(vec![run.refresh().clone()], 3.0);
