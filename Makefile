@@ -54,6 +54,8 @@ check: setup
 	$(CARGO) clippy --release --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --locked --quiet
 
+# Several tests share the processors, so threads of libtorch that wait for each other must not spin.
+test: export GOMP_SPINCOUNT := 0
 # Cargo builds the two programs too, before the first test: the end-to-end tests start them.
 test: check
 	@sh tests/setup.sh
