@@ -1,5 +1,5 @@
 //! Benchmarks of the MPI backend: `cargo bench -p lambert-collective -- [reduce] [overlap] [gather] [small]
-//! [accuracy]`. Without arguments, all of them run.
+//! [buckets] [accuracy]`. Without arguments, all of them run.
 //!
 //! The program starts itself under `mpirun`, one job per measurement. Jobs that are compared run in turn, in several
 //! rounds. The program prints medians.
@@ -29,6 +29,8 @@ fn main() {
         ("overlap", 2, &["overlap"]),
         ("gather", 8, &["MPI_Gather", "gather"]),
         ("small", 2, &["small"]),
+        ("small", 8, &["small"]),
+        ("buckets", 16, &["buckets"]),
         ("accuracy", 2, &["accuracy", "accuracy-bf16"]),
         ("accuracy", 8, &["accuracy", "accuracy-bf16"]),
     ] {
@@ -89,6 +91,7 @@ fn as_rank(job: &str) {
         "overlap" => overlap,
         "gather" => gather,
         "small" => small,
+        "buckets" => buckets,
         "accuracy" => accuracy,
         other => panic!("unknown job {other}"),
     };
@@ -186,9 +189,35 @@ fn small(endpoints: &mut Endpoints) {
     print(endpoints, "barrier, microseconds", 1e6 * barrier);
     print(endpoints, "all-reduce of 32 f64, microseconds", 1e6 * sum);
     print(endpoints, "bucket of 4 KiB, microseconds", 1e6 * bucket);
+    let late = late(endpoints);
+    print(endpoints, "two all-reduces of 32 f64 after the last rank arrives, microseconds", 1e6 * late);
     let begin = cpu_seconds();
     std::thread::sleep(std::time::Duration::from_secs(5));
     print(endpoints, "idle, CPU ms per second", 200.0 * (cpu_seconds() - begin));
+}
+
+/// Returns the mean time of two sums from the arrival of rank 0, which is 5 ms later than the others, seconds. The second sum
+/// needs the ranks that wait for the first.
+fn late(endpoints: &mut Endpoints) -> f64 {
+    const TIMES: u32 = 200;
+    let mut waited = 0.0;
+    for _ in 0..TIMES {
+        if endpoints.group.rank() == 0 {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        let begin = Instant::now();
+        (0..2).for_each(|_| endpoints.group.all_reduce_sum_f64(&mut [1.0; 32]).unwrap());
+        waited += begin.elapsed().as_secs_f64();
+    }
+    waited / f64::from(TIMES)
+}
+
+fn buckets(endpoints: &mut Endpoints) {
+    for kibibytes in [16, 32, 64, 128, 256] {
+        let mut values = vec![1.0; kibibytes << 8];
+        let [seconds, _] = measure(100, || all_reduce(&mut *endpoints.reducer, &mut values, None).unwrap());
+        print(endpoints, &format!("bucket of {kibibytes} KiB, ms"), 1e3 * seconds);
+    }
 }
 
 /// Measures the relative error of sums. Each rank contributes one value between -1 and 1 to each sum, and the values
