@@ -43,8 +43,9 @@ pub struct Source {
     ///
     /// `text` takes `file` or `blank-line`; `jsonl` and `parquet` take `row` or `sentence`.
     pub documents: Option<Documents>,
-    /// Column or field that contains the text, for `jsonl` and `parquet`. `doc.text` is the field `text` of the object or
-    /// struct `doc`.
+    /// Column or field that contains the text, for `jsonl` and `parquet`.
+    ///
+    /// `doc.text` is the field `text` of the object or struct `doc`.
     pub field: String,
     /// Character encoding, by its WHATWG name. Absent: UTF-8, or UTF-16 if there is a byte order mark.
     pub encoding: Option<String>,

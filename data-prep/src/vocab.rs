@@ -162,7 +162,7 @@ fn invalid_size(message: String) -> PrepError {
 
 /// Share of the characters of a text that are in the alphabet.
 const COVERAGE: f64 = 0.9995;
-/// Number of characters that a vocabulary has in any case, if the text has so many.
+/// Minimum size of the alphabet, unless the text has fewer characters.
 const MIN_ALPHABET: usize = 1000;
 
 /// Returns the number of the most frequent characters that cover [`COVERAGE`] of the text, within the limits of

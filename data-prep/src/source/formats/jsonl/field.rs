@@ -1,4 +1,4 @@
-//! A field of a JSON object. The other fields are checked only as far as necessary to skip them.
+//! A field of a JSON object. The other fields are skipped.
 
 use std::fmt::Formatter;
 
