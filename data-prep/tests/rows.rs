@@ -62,6 +62,22 @@ fn json_that_is_not_one_object_per_line_is_refused() {
     }
 }
 
+/// `format` is "text" by default. With it, a corpus of JSON lines would be read with its braces and keys.
+#[test]
+fn json_lines_are_not_read_as_text() {
+    let corpus = Corpus::new();
+    let line = serde_json::json!({"text": corpus.text.lines().next().unwrap()}).to_string() + "\n";
+    for name in ["a.jsonl", "b.NDJSON"] {
+        let message = corpus.prepare(vec![corpus.source(name, line.as_bytes(), "text")]).unwrap_err().to_string();
+        let expected =
+            format!("it looks like a {} file; use format = \"jsonl\" or \"auto\"", &name[2..].to_lowercase());
+        assert!(message.contains(&expected), "{message}");
+    }
+    // A text may start with JSON, and a file may have any name.
+    corpus.prepare(vec![corpus.source("c.txt", line.as_bytes(), "text")]).unwrap();
+    corpus.prepare(vec![corpus.source("d.jsonl", corpus.text.as_bytes(), "text")]).unwrap();
+}
+
 /// Writes `rows` with their definition levels, in row groups of 20 rows.
 fn write(path: &Path, schema: &str, rows: &[(&str, i16)], codec: Compression) {
     let defined = rows.iter().map(|(_, level)| *level).max().unwrap();

@@ -43,9 +43,14 @@ pub trait InputFormat: Sync {
         None
     }
 
-    /// Reason why text that starts with `head` does not have this format. In the message, the reason follows "it looks
-    /// like".
-    fn refusal(&self, _head: &[u8], _formats: FormatRegistry) -> Option<String> {
+    /// File name extensions. A file with such a name and the contents of this format is not read as text.
+    fn extensions(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// Reason why the text of file `name`, which starts with `head`, does not have this format. In the message, the reason
+    /// follows "it looks like".
+    fn refusal(&self, _name: &str, _head: &[u8], _formats: FormatRegistry) -> Option<String> {
         None
     }
 
@@ -122,7 +127,7 @@ impl InputFile<'_> {
     pub fn text(&self, stored: StoredReader) -> Result<PeekReader, SourceError> {
         open::open(stored, self.file, self.source, self.window, &|head| {
             let stored = self.formats.likely_format(FileHead::Stored(head));
-            stored.or_else(|| self.format?.refusal(head, self.formats))
+            stored.or_else(|| self.format?.refusal(&self.file.name, head, self.formats))
         })
     }
 
@@ -210,6 +215,15 @@ impl FormatRegistry {
     pub fn likely_format(self, head: FileHead<'_>) -> Option<String> {
         let found = self.recognized_by(head)?;
         Some(format!("{}; use format = \"{}\"", found.looks_like()?, found.name()))
+    }
+
+    /// Describes the format of file `name` if both its extension and its first bytes have the same format. In the message, the
+    /// description follows "it looks like".
+    pub fn format_by_name(self, name: &str, head: &[u8]) -> Option<String> {
+        let format = self.recognized_by(FileHead::Text(head))?;
+        let has = |extension: &&str| name.split('.').skip(1).any(|part| part.eq_ignore_ascii_case(extension));
+        let extension = format.extensions().iter().find(|extension| has(extension))?;
+        Some(format!("a {extension} file; use format = \"{}\" or \"auto\"", format.name()))
     }
 
     /// True if a file with this name (without folder) is skipped. This applies to sources whose path is a folder.

@@ -44,7 +44,7 @@ impl InputFormat for Cards {
         Some("a box of cards")
     }
 
-    fn refusal(&self, head: &[u8], _formats: FormatRegistry) -> Option<String> {
+    fn refusal(&self, _name: &str, head: &[u8], _formats: FormatRegistry) -> Option<String> {
         (!head.starts_with(b"#!")).then(|| "no box of cards".to_owned())
     }
 

@@ -29,6 +29,10 @@ impl InputFormat for JsonlFormat {
         &["field"]
     }
 
+    fn extensions(&self) -> &'static [&'static str] {
+        &["jsonl", "ndjson"]
+    }
+
     fn recognizes(&self, head: FileHead<'_>) -> bool {
         matches!(head, FileHead::Text(text) if begins_with_object(text))
     }

@@ -24,8 +24,8 @@ impl InputFormat for SentencesFormat {
         false
     }
 
-    fn refusal(&self, head: &[u8], formats: FormatRegistry) -> Option<String> {
-        formats.likely_format(FileHead::Text(head))
+    fn refusal(&self, name: &str, head: &[u8], formats: FormatRegistry) -> Option<String> {
+        formats.likely_format(FileHead::Text(head)).or_else(|| formats.format_by_name(name, head))
     }
 
     fn extractor(&self, _file: &InputFile<'_>) -> Result<Extractor, SourceError> {
