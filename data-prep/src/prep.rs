@@ -196,7 +196,10 @@ fn run_with_limits(
         let held_out = datasets.first().and_then(|train| train.manifest.held_out.clone());
         return Ok(report(held_out, true, datasets));
     }
-    existing::check_output_folder(&job)?;
+    // A part writes only to the work folder.
+    if options.part.is_none() {
+        existing::check_output_folder(&job)?;
+    }
     let space = space::check_input(&job)?;
     options.progress.start(&PrepPlan { files: job.files.len(), sources: job.sources.len(), input_bytes, space });
     let lock = job.open_folder(options.part)?;

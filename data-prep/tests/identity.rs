@@ -247,7 +247,7 @@ fn a_read_only_output_is_refused_before_any_work() {
         .output()
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
-    let expected = format!("cannot write to {}/data", folder.path().display());
+    let expected = format!("cannot create {}/data/train", folder.path().display());
     assert!(text.contains(&expected), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(!folder.path().join("data.work").exists());
 }

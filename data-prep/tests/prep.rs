@@ -103,6 +103,31 @@ fn a_removed_held_out_dataset_is_written_again() {
     let report = run(&config, 1).unwrap();
     assert!(!report.unchanged && report.datasets.len() == 2, "{report:?}");
     assert_same(&before, &tree(folder.path()));
+
+    // A version that read other documents could have held out documents that are now in `train`.
+    std::fs::remove_dir_all(folder.path().join("data/held-out")).unwrap();
+    let manifest = folder.path().join("data/train/manifest.json");
+    let mut old: serde_json::Value = serde_json::from_slice(&std::fs::read(&manifest).unwrap()).unwrap();
+    old["sources"][0]["documents"] = 301.into();
+    std::fs::write(&manifest, old.to_string()).unwrap();
+    let error = run(&config, 1).unwrap_err().to_string();
+    assert!(error.contains("data/train holds a dataset of another corpus or configuration"), "{error}");
+}
+
+/// One document is divided into blocks, and the manifest has the achieved share.
+#[test]
+fn a_removed_held_out_dataset_of_blocks_is_written_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 300);
+    let mut config = config(folder.path(), &vocabulary, vec![source(&text, "text", Documents::File)]);
+    config.samples.held_out = 0.1;
+    let report = run(&config, 1).unwrap();
+    assert!(report.datasets[0].manifest.held_out.is_some());
+    let before = tree(folder.path());
+    std::fs::remove_dir_all(folder.path().join("data/held-out")).unwrap();
+    assert!(!run(&config, 1).unwrap().unchanged);
+    assert_same(&before, &tree(folder.path()));
+    assert!(run(&config, 1).unwrap().unchanged);
 }
 
 #[test]

@@ -55,26 +55,33 @@ pub fn find_dataset(job: &JobContext<'_>, split: &str) -> Result<Option<Prepared
     }
 }
 
-/// Checks that the output folder is writable or can be created, so that a job whose datasets cannot be written fails before it starts.
-/// Does nothing for an object store.
+/// Checks that the folders of the datasets are writable or can be created, so that a job whose datasets cannot be written fails
+/// before it starts. Does nothing for an object store.
 ///
 /// # Errors
-/// `output.url` is a file, or the folder is read-only or cannot be created.
+/// `output.url` is a file, or a folder is read-only or cannot be created.
 pub fn check_output_folder(job: &JobContext<'_>) -> Result<(), PrepError> {
     let Some(folder) = work_folder::local_path(&job.config.output.url) else { return Ok(()) };
     if folder.exists() && !folder.is_dir() {
         let message = format!("{} is a file; expected a folder, which is created if it is missing", folder.display());
         return Err(PrepError::InvalidSetting { key: "output.url".to_owned(), message });
     }
-    // Another part may create the folder meanwhile, so nothing is created and removed to find out.
-    let mut above = folder.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
-    let nearest = above.find(|path| path.exists()).unwrap_or(Path::new("/"));
+    let splits = if job.config.samples.held_out > 0.0 { &["train", "held-out"][..] } else { &["train"] };
+    splits.iter().try_for_each(|split| check_writable(&folder.join(split)))
+}
+
+/// Checks the nearest existing folder above `path`, or `path` itself. Nothing is created, because another process may create
+/// the same folder at that moment.
+fn check_writable(path: &Path) -> Result<(), PrepError> {
+    let mut above = path.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    // A link without target counts: a folder cannot have its name.
+    let nearest = above.find(|path| path.symlink_metadata().is_ok()).unwrap_or(Path::new("/"));
     let writable = match nearest.is_dir() {
         true => rustix::fs::access(nearest, Access::WRITE_OK | Access::EXEC_OK),
         false => Err(Errno::NOTDIR),
     };
-    let operation = if nearest == folder { "write to" } else { "create" };
-    writable.map_err(|source| PrepError::WorkIo { operation, path: folder.clone(), source: source.into() })
+    let operation = if nearest == path { "write to" } else { "create" };
+    writable.map_err(|source| PrepError::WorkIo { operation, path: path.to_owned(), source: source.into() })
 }
 
 /// Returns `found` if its corpus is `corpus`, and [`PrepError::DatasetExists`] otherwise.

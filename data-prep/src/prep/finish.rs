@@ -90,7 +90,15 @@ pub fn write_datasets(
     let mut pending = Vec::new();
     for split in splits.iter().filter(|split| split.buckets() > 0) {
         match find_dataset(job, split.name)? {
-            Some(found) => finished.push(check_corpus(found, &corpus)?),
+            Some(found) => {
+                let found = check_corpus(found, &corpus)?;
+                // A version that reads some documents differently divides them differently.
+                let counts = (found.manifest.counts.documents, &found.manifest.sources);
+                if counts != (split.totals.documents, &source_counts(job, spill_files, removed)) {
+                    return Err(PrepError::DatasetExists { url: found.url });
+                }
+                finished.push(found);
+            }
             None => pending.push(PendingDataset::open(job, split)?),
         }
     }

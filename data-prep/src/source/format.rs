@@ -221,7 +221,12 @@ impl FormatRegistry {
     /// description follows "it looks like".
     pub fn format_by_name(self, name: &str, head: &[u8]) -> Option<String> {
         let format = self.recognized_by(FileHead::Text(head))?;
-        let has = |extension: &&str| name.split('.').skip(1).any(|part| part.eq_ignore_ascii_case(extension));
+        let file = name.rsplit('/').next().unwrap_or(name).to_lowercase();
+        // Such as `a.jsonl.gz` and `a.jsonl-00000-of-00002`.
+        let is = |part: &str, extension: &str| {
+            part.strip_prefix(extension).is_some_and(|rest| !rest.starts_with(char::is_alphanumeric))
+        };
+        let has = |extension: &&str| file.split('.').skip(1).any(|part| is(part, extension));
         let extension = format.extensions().iter().find(|extension| has(extension))?;
         Some(format!("a {extension} file; use format = \"{}\" or \"auto\"", format.name()))
     }

@@ -11,7 +11,7 @@ pub enum FieldValue {
     Text(String),
     /// A text with escapes such as `\ud83d` that are half of a character. U+FFFD replaces each of them.
     HalfCharacters(String),
-    /// The value, or an object around it, is null.
+    /// The value, or an object around it, is null, NaN or `{}`.
     Null,
     /// There is no such field, or its value is not a string.
     Other,
@@ -59,7 +59,7 @@ fn parse(json: &[u8], part: Part<'_>) -> serde_json::Result<FieldValue> {
     input.end().map(|()| value)
 }
 
-/// Replaces the numbers NaN, Infinity and -Infinity, which are not JSON, by 0 and spaces, so that the columns of errors
+/// Replaces the numbers NaN, Infinity and -Infinity, which are not JSON, by `{}` and spaces, so that the columns of errors
 /// stay. Returns `None` if there are none.
 fn without_infinite_numbers(json: &[u8]) -> Option<Vec<u8>> {
     let mut json = json.to_vec();
@@ -71,8 +71,9 @@ fn without_infinite_numbers(json: &[u8]) -> Option<Vec<u8>> {
             b'N' | b'I' if !is_in_string => {
                 let name = [&b"NaN"[..], b"Infinity"].into_iter().find(|name| json[at..].starts_with(name));
                 if let Some(name) = name {
-                    json[at..at + name.len()].fill(b' ');
-                    json[at] = b'0';
+                    let sign = usize::from(name[0] == b'I' && at > 0 && json[at - 1] == b'-');
+                    json[at - sign..at + name.len()].fill(b' ');
+                    json[at - sign..at - sign + 2].copy_from_slice(b"{}");
                     found = true;
                 }
             }
@@ -158,8 +159,11 @@ impl<'de> Visitor<'de> for Part<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<FieldValue, A::Error> {
         let Self::Object { field, keep_halves } = self else {
-            while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-            return Ok(FieldValue::Other);
+            let mut value = FieldValue::Null;
+            while fields.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                value = FieldValue::Other;
+            }
+            return Ok(value);
         };
         let (mut value, mut inner) = (None, FieldValue::Other);
         while let Some(name) = fields.next_key::<String>()? {
@@ -202,7 +206,8 @@ mod tests {
             ("{}", Some(FieldValue::Other)),
             // What Python writes, and what many writers do not check.
             (r#"{"a": NaN, "b": [-Infinity, Infinity], "text": "NaN \" Infinity"}"#, text("NaN \" Infinity")),
-            (r#"{"text": NaN}"#, Some(FieldValue::Other)),
+            (r#"{"text": NaN}"#, Some(FieldValue::Null)),
+            (r#"{"text": {}}"#, Some(FieldValue::Null)),
             (r#"{"text": "a", "x": 1e999}"#, text("a")),
             (r#"{"text": "a", "x": "\ud800"}"#, text("a")),
             (&format!(r#"{{"text": "a", "x": {deep}}}"#), text("a")),
@@ -215,6 +220,8 @@ mod tests {
             (r#"{"text": "a", 3: 4}"#, None),
             (r#"{"text": "a", "x": nul}"#, None),
             (r#"{"text": "a", "x": NaNs}"#, None),
+            (r#"{"text": "a", "x": 1NaN}"#, None),
+            (r#"{"text": "a", "x": -NaN}"#, None),
             (r#"{"text": "a""#, None),
             ("{\"text\": \"a\tb\"}", None),
         ] {
