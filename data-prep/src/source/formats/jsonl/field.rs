@@ -11,7 +11,7 @@ pub enum FieldValue {
     Text(String),
     /// A text with escapes such as `\ud83d` that are half of a character. U+FFFD replaces each of them.
     HalfCharacters(String),
-    /// The value, or an object around it, is null, NaN or `{}`.
+    /// The value is null, NaN or `{}`, or an object around it is null.
     Null,
     /// There is no such field, or its value is not a string.
     Other,
