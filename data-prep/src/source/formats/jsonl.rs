@@ -30,7 +30,7 @@ impl InputFormat for JsonlFormat {
     }
 
     fn extensions(&self) -> &'static [&'static str] {
-        &["jsonl", "ndjson"]
+        &["jsonl", "ndjson", "json"]
     }
 
     fn recognizes(&self, head: FileHead<'_>) -> bool {
