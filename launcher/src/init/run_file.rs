@@ -70,9 +70,11 @@ pub fn build(arguments: &cli::Init, layout: &Layout) -> RunFile {
 /// Sets devices, ranks and Slurm options.
 fn place(document: &mut Document, layout: &Layout) {
     let is_gpu = layout.gpus_per_node > 0;
-    if !is_gpu {
-        document.section("[model]").remove("precision");
-    }
+    let model = document.section("[model]");
+    match is_gpu {
+        true => model.set("precision", "bf16"),
+        false => model.remove("precision"),
+    };
     let device = document.section("[device]").set("kind", if is_gpu { "cuda" } else { "cpu" });
     device.set("threads", count(layout.threads));
     let cluster = document.section("[cluster]").set("ranks", count(layout.ranks));
