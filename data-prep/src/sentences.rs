@@ -24,6 +24,10 @@ const WORD_BYTES: usize = 63;
 pub fn split<'a>(paragraph: &'a str, sentences: &mut Vec<&'a str>) {
     let mut start = 0;
     for end in boundaries(paragraph) {
+        // The sentence before may end behind this boundary, with a closing guillemet and the space after it.
+        if end <= start {
+            continue;
+        }
         // At the end of the paragraph, there is no next sentence for an opening bracket.
         let end = match end == paragraph.len() {
             true => end,

@@ -197,9 +197,9 @@ impl Cache {
             let Ok(metadata) = entry.metadata() else { continue };
             let (name, used) = (entry.file_name(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
             let name = name.to_string_lossy();
-            if name.ends_with(SHARD_EXTENSION) {
+            if is_shard_file(&name, SHARD_EXTENSION) {
                 copies.push((used, metadata.len(), entry.path()));
-            } else if (name.starts_with(PARTIAL_PREFIX) || name.ends_with(LOCK_EXTENSION) && name != EVICTION_LOCK)
+            } else if (name.starts_with(PARTIAL_PREFIX) || is_shard_file(&name, LOCK_EXTENSION))
                 && used.elapsed().is_ok_and(|age| age > ABANDONED_AFTER)
             {
                 remove(&entry.path()).map_err(self.cache_error("remove an abandoned file from"))?;
@@ -214,6 +214,11 @@ impl Cache {
         let folder = self.folder.clone();
         move |source| DatasetError::Cache { operation, folder: folder.clone(), source }
     }
+}
+
+/// True if a file of this name belongs to the cache: the SHA-256 of a shard, and an extension. The folder may have other files.
+fn is_shard_file(name: &str, extension: &str) -> bool {
+    name.strip_suffix(extension).is_some_and(|hash| hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 fn lock_name(shard: &Shard) -> String {

@@ -3,7 +3,7 @@
 //! The contents of a batch depend on the files alone, so a restart can identify the batches that are already finished.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use lambert_config::prep::Source;
@@ -69,19 +69,29 @@ fn is_assigned_to(file: &SourceFile, batch: u32, part: WorkPart) -> bool {
 /// Hands out batches to threads.
 pub struct BatchQueue<'a> {
     sources: &'a [Source],
-    files: Vec<&'a SourceFile>,
-    next_file: AtomicUsize,
-    open: Mutex<Vec<Arc<Mutex<FileStream>>>>,
+    files: Mutex<FileQueue<'a>>,
     done: HashMap<(u32, u32), u64>,
     part: WorkPart,
     window: u64,
     bytes_read: Arc<AtomicU64>,
 }
 
+/// The files that no thread has started, and those that threads are reading.
+struct FileQueue<'a> {
+    remaining: std::vec::IntoIter<&'a SourceFile>,
+    open: Vec<Arc<Mutex<FileStream>>>,
+}
+
 struct FileStream {
     file: SourceFile,
     number: u32,
     has_ended: bool,
+    /// `None` until the first batch is read.
+    readers: Option<Readers>,
+}
+
+/// Readers of one file.
+struct Readers {
     stored: StoredReader,
     documents: Box<dyn DocumentReader>,
 }
@@ -100,8 +110,8 @@ impl<'a> BatchQueue<'a> {
         part: WorkPart,
         window: u64,
     ) -> Self {
-        let (next_file, bytes_read) = (AtomicUsize::new(0), Arc::new(AtomicU64::new(0)));
-        Self { sources, files, next_file, open: Mutex::new(Vec::new()), done, part, window, bytes_read }
+        let files = Mutex::new(FileQueue { remaining: files.into_iter(), open: Vec::new() });
+        Self { sources, files, done, part, window, bytes_read: Arc::new(AtomicU64::new(0)) }
     }
 
     /// Number of bytes read so far, before decompression.
@@ -114,7 +124,7 @@ impl<'a> BatchQueue<'a> {
         loop {
             let stream = match open_file.0.take() {
                 Some(stream) => stream,
-                None => match self.open_next()? {
+                None => match lock(&self.files).next() {
                     Some(stream) => stream,
                     None => return Ok(None),
                 },
@@ -124,26 +134,22 @@ impl<'a> BatchQueue<'a> {
                 open_file.0 = Some(stream);
                 return Ok(Some(batch));
             }
-            lock(&self.open).retain(|other| !Arc::ptr_eq(other, &stream));
+            lock(&self.files).open.retain(|other| !Arc::ptr_eq(other, &stream));
         }
     }
 
-    /// Opens the next file. If no file is left to open, returns a file that another thread is reading.
-    fn open_next(&self) -> Result<Option<Arc<Mutex<FileStream>>>, SourceError> {
-        let Some(file) = self.files.get(self.next_file.fetch_add(1, Ordering::Relaxed)) else {
-            return Ok(lock(&self.open).last().cloned());
-        };
+    fn open(&self, file: &SourceFile) -> Result<Readers, SourceError> {
         let source = &self.sources[file.source];
         let (stored, documents) = open_stored(FORMATS, source, file, self.bytes_read.clone(), self.window)?;
-        let file = SourceFile::clone(file);
-        let stream = Arc::new(Mutex::new(FileStream { file, number: 0, has_ended: false, stored, documents }));
-        lock(&self.open).push(stream.clone());
-        Ok(Some(stream))
+        Ok(Readers { stored, documents })
     }
 
     fn next_batch(&self, stream: &mut FileStream) -> Result<Option<DocumentBatch>, SourceError> {
         while !stream.has_ended {
-            let mut batch = stream.next()?;
+            let batch = stream.next(|file| self.open(file));
+            // The documents before the error are lost. With them, the next batch of this number would have other contents.
+            stream.has_ended |= batch.is_err();
+            let mut batch = batch?;
             let done = self.done.get(&(batch.file, batch.number));
             if done.is_some_and(|digest| *digest != batch.digest()) {
                 return Err(SourceError::Changed { file: stream.file.name.clone() });
@@ -162,12 +168,31 @@ impl<'a> BatchQueue<'a> {
     }
 }
 
+impl FileQueue<'_> {
+    /// Returns the next file. If all files are started, returns one that another thread is reading.
+    fn next(&mut self) -> Option<Arc<Mutex<FileStream>>> {
+        let Some(file) = self.remaining.next() else { return self.open.last().cloned() };
+        let stream = FileStream { file: SourceFile::clone(file), number: 0, has_ended: false, readers: None };
+        let stream = Arc::new(Mutex::new(stream));
+        self.open.push(stream.clone());
+        Some(stream)
+    }
+}
+
 impl FileStream {
-    fn next(&mut self) -> Result<DocumentBatch, SourceError> {
+    /// Reads the next batch. `open` opens the file for the first batch.
+    fn next(
+        &mut self,
+        open: impl FnOnce(&SourceFile) -> Result<Readers, SourceError>,
+    ) -> Result<DocumentBatch, SourceError> {
+        let readers = match &mut self.readers {
+            Some(readers) => readers,
+            closed => closed.insert(open(&self.file)?),
+        };
         let mut documents = Vec::new();
         let mut bytes = 0;
         while bytes < BATCH_BYTES && !self.has_ended {
-            match self.documents.next()? {
+            match readers.documents.next()? {
                 Some(document) => {
                     bytes += document.bytes.len();
                     documents.push(document);
@@ -175,10 +200,11 @@ impl FileStream {
                 None => self.has_ended = true,
             }
         }
-        let notices = self.documents.take_notices();
+        let notices = readers.documents.take_notices();
         let number = self.number;
         self.number += 1;
-        let sha256 = if self.has_ended { Some(self.finish()?) } else { None };
+        let read_error = |source| SourceError::Input { path: self.file.name.clone(), operation: "read", source };
+        let sha256 = if self.has_ended { Some(readers.stored.finish().map_err(read_error)?) } else { None };
         Ok(DocumentBatch {
             file: self.file.number,
             number,
@@ -188,11 +214,6 @@ impl FileStream {
             documents,
             notices,
         })
-    }
-
-    fn finish(&mut self) -> Result<String, SourceError> {
-        let read_error = |source| SourceError::Input { path: self.file.name.clone(), operation: "read", source };
-        self.stored.finish().map_err(read_error)
     }
 }
 
