@@ -6,6 +6,11 @@ use serde::{Deserialize, Serialize};
 use crate::load::{Checked, ConfigIssue, ConfigKind, strict};
 use crate::slurm::Slurm;
 
+/// Maximum number of rows in a row group. A row group is loaded into memory as a whole.
+pub const MAX_ROW_GROUP_ROWS: u64 = 1 << 24;
+/// Maximum number of tokens in a row group.
+pub const MAX_ROW_GROUP_TOKENS: u64 = 1 << 28;
+
 /// Configuration of data preparation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -233,7 +238,7 @@ pub enum Pair {
     /// Next-sentence prediction: half of the second segments come from another document.
     #[default]
     Nsp,
-    /// Sentence order: in half of the samples, the two segments are swapped.
+    /// Sentence order: in half of the samples, the two segments are swapped. Documents of one sentence are left out.
     Sop,
     /// No second segment.
     None,
@@ -344,8 +349,10 @@ impl Checked for PrepConfig {
         if self.output.shards == 0 {
             issue("output.shards", "must be at least 1");
         }
-        if self.output.rows_per_group == 0 {
-            issue("output.rows_per_group", "must be at least 1");
+        let most_rows = MAX_ROW_GROUP_ROWS.min(MAX_ROW_GROUP_TOKENS / self.samples.sequence_length.max(1) as u64);
+        if !(1..=most_rows).contains(&(self.output.rows_per_group as u64)) {
+            let message = format!("must be from 1 to {most_rows}: a row group is loaded into memory as a whole");
+            issue("output.rows_per_group", &message);
         }
         if self.vocabulary.file.is_empty() {
             issue("vocabulary.file", "missing: expected a vocab.txt or tokenizer.json");

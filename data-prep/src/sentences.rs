@@ -307,6 +307,10 @@ mod tests {
     fn quotations_in_several_languages_are_split() {
         assert_eq!(sentences("« Qui est-ce ? » demanda-t-il."), ["« Qui est-ce ? » demanda-t-il."]);
         assert_eq!(sentences("« Qui est-ce ? » Il partit."), ["« Qui est-ce ? »", "Il partit."]);
+        for separators in ["\u{2028}\u{2028}", "\r\r", "\u{2029} \u{85}\r\u{2028}"] {
+            let text = format!("« Qui est-ce ? »{separators}Il partit.");
+            assert_eq!(sentences(&text), ["« Qui est-ce ? »", "Il partit."], "{separators:?}");
+        }
         assert_eq!(sentences("Er kam. »Wer ist da?« fragte sie."), ["Er kam.", "»Wer ist da?« fragte sie."]);
         assert_eq!(sentences("„Wer ist da?“ Er schwieg."), ["„Wer ist da?“", "Er schwieg."]);
         assert_eq!(sentences("「誰だ？」と彼は聞いた。「私だ。」"), ["「誰だ？」と彼は聞いた。", "「私だ。」"]);

@@ -162,9 +162,12 @@ fn the_least_recently_used_copies_are_evicted_first() {
     // An evicted copy that is still open remains readable.
     dataset.read(group_of(&dataset, 1)).unwrap();
     // If the limit is below the size of a shard, the cache keeps one shard.
+    let foreign = remote.cache().join("part-00001.parquet");
+    std::fs::write(&foreign, vec![0; 1 << 20]).unwrap();
     let tight = remote.open(1.0);
     tight.read(group_of(&tight, 5)).unwrap();
     assert_eq!(copies(), [5]);
+    assert!(foreign.exists(), "only copies of shards are evicted");
     assert_eq!(all(&tight), all(&Dataset::open(remote.folder.path().join("data").to_str().unwrap()).unwrap()));
 }
 

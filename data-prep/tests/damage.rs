@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::common::corpus::{bzip2, gzip};
-use crate::common::{config, corpora, generated, run};
+use crate::common::{assert_same, config, corpora, generated, run, source, tree};
 use lambert_config::prep::{Damaged, Documents, Source};
 use lambert_data_prep::prep::{self, PrepError, PrepOptions, PrepProgress, PrepStatus};
 use lambert_data_prep::source::SkipNotice;
@@ -251,4 +251,31 @@ fn skipped_parts_are_reported_with_file_and_offset() {
     for (file, notice) in [("cut.xml", page), ("rows.jsonl", line)] {
         assert!(named.iter().any(|(name, found)| name.ends_with(file) && *found == notice), "{notice:?} in {named:?}");
     }
+}
+
+/// After the error of one thread, other threads must not read on: their batches would lack the documents before the error.
+#[test]
+fn a_refused_file_is_read_again_as_a_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, vocabulary) = generated(folder.path(), 6_000);
+    let text = std::fs::read_to_string(text).unwrap();
+    let rows = text.split("\n\n").map(|text| serde_json::json!({ "text": text }).to_string() + "\n");
+    let rows: Vec<String> = rows.collect();
+    let bad = rows.len() * 4 / 5;
+    let rows = [&rows[..bad], &["{\"text\": 3}\n".to_owned()], &rows[bad..]].concat().concat();
+    assert!(rows.len() > 3 << 20, "several batches");
+    let path = folder.path().join("rows.jsonl");
+    std::fs::write(&path, rows).unwrap();
+    let prepare = |name: &str, refused: usize| {
+        let work = folder.path().join(name);
+        std::fs::create_dir(&work).unwrap();
+        let mut config = config(&work, &vocabulary, vec![source(&path, "jsonl", Documents::File)]);
+        for _ in 0..refused {
+            run(&config, 8).unwrap_err();
+        }
+        config.source[0].damaged = Damaged::Skip;
+        assert_eq!(run(&config, 8).unwrap().datasets[0].manifest.rejected["jsonl: bad line"], 1);
+        tree(&work)
+    };
+    assert_same(&prepare("skipped", 0), &prepare("refused", 2));
 }

@@ -150,6 +150,30 @@ fn seeds_and_pair_objectives_change_the_samples() {
     assert_eq!(identities.len(), 4);
 }
 
+/// A document of one sentence has no order. All other sentences are in samples.
+#[test]
+fn sentence_order_leaves_out_and_counts_single_sentences() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, vocabulary) = generated(folder.path(), 30);
+    let prepare = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        let mut config = config(&folder.path().join(name).with_extension("out"), &vocabulary, vec![]);
+        config.source = vec![source(&path, "text", Documents::BlankLine)];
+        (config.samples.pair, config.samples.held_out) = (Pair::Sop, 0.0);
+        // The target of a sample is at most 5 tokens, so each sentence would fill it alone.
+        (config.samples.sequence_length, config.samples.short_sequence_probability) = (8, 0.5);
+        run(&config, 1)
+    };
+    let message = prepare("single.txt", "The boat is here.\n\nThe cow is there.\n").unwrap_err().to_string();
+    assert!(message.contains("documents: of one sentence, which has no order (2)"), "{message}");
+    let five = "The boat is here now. The cow is there now. The boat is there now. The cow is here now. The boat is.";
+    let report = prepare("mixed.txt", &format!("The boat is here.\n\n{five}\n")).unwrap();
+    let manifest = &report.datasets[0].manifest;
+    assert_eq!((manifest.counts.documents, manifest.counts.samples), (1, 2), "two sentences, then three");
+    assert_eq!(manifest.rejected["documents: of one sentence, which has no order"], 1);
+}
+
 #[test]
 fn at_least_one_sentence_is_held_out() {
     let folder = tempfile::tempdir().unwrap();

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lambert_config::prep::{FormatName, Packing, Pair};
+use lambert_config::prep::{FormatName, MAX_ROW_GROUP_ROWS, Packing, Pair};
 use lambert_store::names;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -15,8 +15,6 @@ pub const VERSION: u32 = 1;
 pub const MAX_MANIFEST_BYTES: u64 = 256 << 20;
 /// Maximum size of a vocabulary, bytes.
 const MAX_VOCABULARY_BYTES: u64 = 256 << 20;
-/// Maximum number of rows in a row group. A row group is loaded into memory as a whole.
-const MAX_ROW_GROUP_ROWS: u64 = 1 << 24;
 
 /// Content of `manifest.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use lambert_config::prep::MAX_ROW_GROUP_TOKENS;
 use lambert_config::run::DatasetCache;
 use lambert_plan::memory::DatasetShape;
 use lambert_store::{Store, TransferObserver};
@@ -17,9 +18,6 @@ use super::panics::catch_panics;
 use super::rejected::{MAX_REJECTED_BYTES, REJECTED, RejectedExample};
 use super::samples::{RowGroup, Samples, row_groups};
 use super::{DatasetError, MANIFEST, Manifest, Shard, ShardPrefetch, check, schema, sha256_hex};
-
-/// Maximum number of tokens in a row group. A row group is loaded into memory as a whole.
-const MAX_ROW_GROUP_TOKENS: u64 = 1 << 28;
 
 /// An open dataset. Its manifest is valid, and the file sizes match the manifest.
 ///

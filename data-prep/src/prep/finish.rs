@@ -22,8 +22,10 @@ use lambert_dataset::{
     VocabularyFile, entropy, sha256_hex,
 };
 
-/// Memory per shard writer, bytes: a row group, and the read buffers of the sample files.
-const SHARD_WRITER_BYTES: u64 = 32 << 20;
+/// Memory per shard writer for the read buffers of the sample files, bytes.
+const SHARD_WRITER_BYTES: u64 = 24 << 20;
+/// Memory of a shard writer per token of a row group, bytes: the ids, and their copy in an Arrow array.
+const ROW_GROUP_TOKEN_BYTES: u64 = 8;
 
 /// Fails if no document was accepted.
 pub fn check_not_empty(
@@ -157,7 +159,8 @@ fn write_shards(
         .collect();
     // The largest tasks come first, so that all threads finish at about the same time.
     tasks.sort_by_key(|&(index, _)| std::cmp::Reverse(pending[index].sorted.len() / pending[index].shards as u64));
-    let workers = job.memory.max_threads(SHARD_WRITER_BYTES).min(threads);
+    let group_tokens = job.config.output.rows_per_group as u64 * job.config.samples.sequence_length as u64;
+    let workers = job.memory.max_threads(SHARD_WRITER_BYTES + ROW_GROUP_TOKEN_BYTES * group_tokens).min(threads);
     let shards = parallel(workers, tasks.len(), |number| -> Result<_, PrepError> {
         let (index, shard) = tasks[number];
         let split = &pending[index];

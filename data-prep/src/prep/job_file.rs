@@ -12,7 +12,7 @@ use crate::source::SourceFile;
 const DATASET_VERSION: u32 = 3;
 /// Version of the work folder and of the algorithms that determine the bytes of a dataset. A job with files of another version
 /// starts over.
-const WORK_VERSION: u32 = 5;
+const WORK_VERSION: u32 = 6;
 
 /// Contents of `job.json`.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

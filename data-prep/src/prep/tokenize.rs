@@ -13,6 +13,7 @@ use crate::extract::Extracted;
 use crate::record::{DocumentId, ids};
 use crate::sentences;
 use crate::source::{BatchQueue, DocumentBatch, SkipNotice, SourceFile, WorkPart, extract, is_read_by};
+use lambert_config::prep::Pair;
 use lambert_dataset::tokenizer::Encoder;
 
 /// Longest time between two writes of tokenized documents to disk. It limits the work that is lost if the process is
@@ -170,6 +171,7 @@ impl TokenizeTask<'_> {
 struct DocumentEncoder<'a> {
     encoder: Encoder<'a>,
     minimum_tokens: usize,
+    pair: Pair,
     is_excluded: bool,
     /// Number of sentences of the current document that were split.
     split_sentences: u64,
@@ -183,6 +185,7 @@ impl<'a> DocumentEncoder<'a> {
         Self {
             encoder,
             minimum_tokens,
+            pair: job.config.samples.pair,
             is_excluded: false,
             split_sentences: 0,
             tokens: Vec::new(),
@@ -216,6 +219,8 @@ impl<'a> DocumentEncoder<'a> {
             reject("documents: without a sentence", 1);
         } else if self.tokens.len() < self.minimum_tokens && !self.is_excluded {
             reject("documents: too short", 1);
+        } else if self.pair == Pair::Sop && self.lengths.len() == 1 && !self.is_excluded {
+            reject("documents: of one sentence, which has no order", 1);
         } else {
             spill.push(id, &self.lengths, &self.tokens, self.is_excluded);
         }

@@ -34,10 +34,12 @@ pub fn make_pairs(
     while next < document.sentences() {
         next += 1;
         let length = document.sentence_start(next) - document.sentence_start(first);
-        if next < document.sentences() && length < target {
+        let (count, remaining) = (next - first, document.sentences() - next);
+        // A single sentence does not yield two segments to swap.
+        let needs_more = rules.samples.pair == Pair::Sop && (count == 1 || remaining == 1);
+        if remaining > 0 && (length < target || needs_more) {
             continue;
         }
-        let count = next - first;
         let split = if count >= 2 { first + rng.between(1, count as u64 - 1) as usize } else { next };
         let a = (index, document.sentence_start(first)..document.sentence_start(split));
         let pair = match rules.samples.pair {
@@ -47,7 +49,7 @@ pub fn make_pairs(
                 let min_tokens = target.saturating_sub(a.1.len());
                 Some((a, random_segment(bucket, index, min_tokens, rng), 1))
             }
-            // A single sentence does not yield two segments to swap.
+            // The whole document is one sentence.
             Pair::Sop if count == 1 => None,
             kind => {
                 let b = (index, document.sentence_start(split)..document.sentence_start(next));

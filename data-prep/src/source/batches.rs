@@ -220,3 +220,24 @@ impl FileStream {
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A thread that starts while another one opens the only file must not stop.
+    #[test]
+    fn a_file_that_is_being_opened_is_shared() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        std::fs::write(&path, "The boat.").unwrap();
+        let sources = [Source { path: path.display().to_string(), ..Source::default() }];
+        let files = crate::source::find_files(&sources, 1).unwrap();
+        let queue = BatchQueue::new(&sources, files.iter().collect(), HashMap::new(), None, 1 << 20);
+        let opening = lock(&queue.files).next();
+        assert!(opening.is_some());
+        let batch = queue.next(&mut OpenFile::default()).unwrap().unwrap();
+        assert_eq!((batch.number, batch.is_last, batch.documents.len()), (0, true, 1));
+        assert!(queue.next(&mut OpenFile::default()).unwrap().is_none());
+    }
+}

@@ -6,6 +6,8 @@ use super::input::BoxedReader;
 
 /// Upper limit on the length of a line, bytes. Longer lines are split to bound memory.
 pub const MAX_LINE_BYTES: usize = 16 << 20;
+/// Length of a line, bytes, from which it is split at any ASCII character, because it has no space after [`MAX_LINE_BYTES`].
+const MAX_CUT_BYTES: usize = MAX_LINE_BYTES + (1 << 20);
 /// Upper limit on the length of a line that cannot be split, bytes. Longer lines are skipped.
 pub const MAX_WHOLE_LINE_BYTES: usize = 256 << 20;
 
@@ -83,11 +85,12 @@ impl Lines {
                     }
                 },
             };
-            // A line that is too long is split between two characters, preferably at a space.
-            let cut = if self.splits_long_lines && line_bytes >= MAX_LINE_BYTES {
-                available.iter().position(|&byte| byte == b' ' || byte < 0x80)
-            } else {
-                None
+            // A line that is too long is split between two characters, if possible at a space.
+            let cut = match line_bytes {
+                _ if !self.splits_long_lines => None,
+                MAX_CUT_BYTES.. => available.iter().position(|&byte| byte < 0x80),
+                MAX_LINE_BYTES.. => memchr::memchr(b' ', available),
+                _ => None,
             };
             let (count, has_ended) = match (memchr::memchr(b'\n', available), cut) {
                 (Some(end), _) => (end + 1, true),

@@ -78,11 +78,15 @@ fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
         }
         let longest = datasets.iter().map(|data| data.dataset.sizes().sequence_length).max();
         idle.extend(idle_ranks(index, stage.global_batch, config.cluster.ranks));
-        masked.extend(few_masks(index, &stage.objective.of(&config.objective), longest.unwrap_or(0)));
+        masked.extend(few_masks(&format!("stage.{index}"), &stage.objective.of(&config.objective), longest.unwrap_or(0)));
         unknown.extend(datasets.iter().filter_map(NamedDataset::unknown));
         let pairs = |data: &NamedDataset| unused_pairs(&data.key, data.dataset.manifest().samples.pair, config);
         paired.extend(datasets.iter().filter_map(pairs));
         last = datasets;
+    }
+    if config.evaluation.mask_probability.is_some() {
+        let longest = held_out.iter().map(|data| data.dataset.sizes().sequence_length).max();
+        masked.extend(few_masks("evaluation", &config.evaluation_objective(), longest.unwrap_or(0)));
     }
     unknown.extend(held_out.iter().filter_map(NamedDataset::unknown));
     let mut warnings = [repeated, idle, masked, unknown, paired].concat();
@@ -136,13 +140,14 @@ fn unused_pairs(key: &str, prepared: Pair, config: &RunConfig) -> Option<String>
     })
 }
 
-/// Warns if `max_predictions` reduces the share of masked tokens in samples of `length` tokens by more than a tenth.
-pub fn few_masks(stage: usize, objective: &Objective, length: usize) -> Option<String> {
+/// Warns if `max_predictions` reduces the share of masked tokens in samples of `length` tokens by more than a tenth. `place` is the
+/// section with the probability.
+pub fn few_masks(place: &str, objective: &Objective, length: usize) -> Option<String> {
     let share = objective.predictions(length) as f64 / length.max(1) as f64;
     let Objective { mask_probability, max_predictions, .. } = objective;
     (share < 0.9 * mask_probability).then(|| {
         format!(
-            "stage.{stage}: max_predictions = {max_predictions} masks only {:.1}% of the tokens in samples of {length}, not \
+            "{place}: max_predictions = {max_predictions} masks only {:.1}% of the tokens in samples of {length}, not \
              mask_probability = {mask_probability}; increase it (0: no limit)",
             100.0 * share
         )
@@ -194,14 +199,14 @@ mod tests {
     #[test]
     fn a_low_limit_of_masked_tokens_causes_a_warning() {
         let objective = Objective { mask_probability: 0.3, ..Objective::default() };
-        let warning = few_masks(1, &objective, 128).unwrap();
+        let warning = few_masks("stage.1", &objective, 128).unwrap();
         assert_eq!(
             warning,
             "stage.1: max_predictions = 20 masks only 15.6% of the tokens in samples of 128, not mask_probability = 0.3; \
              increase it (0: no limit)"
         );
-        assert_eq!(few_masks(1, &Objective { max_predictions: 0, ..objective }, 128), None);
-        assert_eq!(few_masks(0, &Objective::default(), 128), None);
+        assert_eq!(few_masks("stage.1", &Objective { max_predictions: 0, ..objective }, 128), None);
+        assert_eq!(few_masks("stage.0", &Objective::default(), 128), None);
     }
 
     #[test]

@@ -14,13 +14,15 @@ pub fn split_into_micro_batches(lengths: &[u16], samples: Vec<usize>, budget: us
     let rounded = |samples: &[usize]| tokens(samples).next_multiple_of(unit);
     let long = samples.iter().take_while(|index| length(lengths, **index) >= budget).count();
     let (long, rest) = samples.split_at(long);
-    let mut count = tokens(rest).div_ceil(budget.max(1));
+    let (mut count, mut tries) = (tokens(rest).div_ceil(budget.max(1)), 0_usize);
     let groups = loop {
         let groups = balanced_groups(lengths, rest, count);
         match groups.iter().any(|group| group.len() > 1 && rounded(group) > budget) {
-            true => count += 1,
+            // Few samples fit together if the budget is about the length of one. Then many more groups are necessary.
+            true => count += 1 + tries / FINE_TRIES * count / COARSE_PART,
             false => break groups,
         }
+        tries += 1;
     };
     let groups = long.iter().map(|index| vec![*index]).chain(groups);
     let micro_batch = |samples: Vec<usize>| MicroBatchPlan {
@@ -31,6 +33,11 @@ pub fn split_into_micro_batches(lengths: &[u16], samples: Vec<usize>, budget: us
     };
     with_most_tokens_last(groups.map(micro_batch).collect())
 }
+
+/// Number of attempts with one more micro-batch each, before larger increments.
+const FINE_TRIES: usize = 16;
+/// Larger increments are this part of the number of micro-batches.
+const COARSE_PART: usize = 16;
 
 /// Unit to which the tokens of a micro-batch are rounded up. A GPU selects its kernels again for every shape, so the
 /// shapes must recur.
@@ -83,6 +90,14 @@ mod tests {
             assert!(plans.len() <= total.div_ceil(budget) + 1, "{} micro-batches", plans.len());
             assert_eq!(plans.iter().map(|plan| plan.tokens).max(), plans.last().map(|plan| plan.tokens));
         }
+    }
+
+    /// No two samples fit together.
+    #[test]
+    fn a_budget_of_about_one_sample_gives_a_micro_batch_per_sample() {
+        let plans = split(&[128; 3000], 200);
+        assert!(plans.iter().all(|plan| plan.samples.len() == 1));
+        assert_eq!(plans.len(), 3000);
     }
 
     #[test]

@@ -54,7 +54,8 @@ impl Stage {
 
     fn check_decay(&self, key: &str, issues: &mut Vec<ConfigIssue>) {
         let Some(part) = self.decay_fraction else { return };
-        if !(0.0..=1.0 - self.warmup).contains(&part) {
+        // 0.9 + 0.1 may round to more than 1.
+        if !(0.0..=1.0).contains(&part) || self.warmup + part > 1.0 + 1e-9 {
             let message = format!("{part} is not from 0 to {}, the steps after the warm-up", 1.0 - self.warmup);
             issues.push(ConfigIssue::new(key, message));
         }

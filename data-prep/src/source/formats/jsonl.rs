@@ -26,7 +26,7 @@ impl InputFormat for JsonlFormat {
     }
 
     fn options(&self) -> &'static [&'static str] {
-        &["field"]
+        &["field", "encoding"]
     }
 
     fn extensions(&self) -> &'static [&'static str] {

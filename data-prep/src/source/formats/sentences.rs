@@ -19,6 +19,10 @@ impl InputFormat for SentencesFormat {
         &[Documents::BlankLine]
     }
 
+    fn options(&self) -> &'static [&'static str] {
+        &["encoding"]
+    }
+
     /// Always false, because this format looks like running text.
     fn recognizes(&self, _head: FileHead<'_>) -> bool {
         false

@@ -19,6 +19,10 @@ impl InputFormat for TextFormat {
         &[Documents::File, Documents::BlankLine]
     }
 
+    fn options(&self) -> &'static [&'static str] {
+        &["encoding"]
+    }
+
     /// Always false, because no first bytes identify running text. This format is the fallback of the registry.
     fn recognizes(&self, _head: FileHead<'_>) -> bool {
         false

@@ -34,7 +34,7 @@ impl InputFormat for WikipediaFormat {
     }
 
     fn options(&self) -> &'static [&'static str] {
-        &["lists", "headings"]
+        &["lists", "headings", "encoding"]
     }
 
     fn recognizes(&self, head: FileHead<'_>) -> bool {

@@ -173,7 +173,8 @@ fn notes(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
         )
     };
     let few_masks = |(index, (stage, data)): (usize, (&Stage, &StageSamples))| {
-        data_warnings::few_masks(index, &stage.objective.of(&config.objective), data.shape.sequence_length)
+        let objective = stage.objective.of(&config.objective);
+        data_warnings::few_masks(&format!("stage.{index}"), &objective, data.shape.sequence_length)
     };
     let masks = config.stage.iter().zip(data).enumerate().filter_map(few_masks);
     (is_shared && ranks > 1).then(note).into_iter().chain(masks).collect()
