@@ -284,6 +284,11 @@ fn end(
                 return restart::follow(state, at, &running, why, actions);
             }
         }
+        // A request came while the processes were being started. No process will report its end.
+        Event::StartFailed(attempt, ..) if attempt == number => {
+            let why = if state.requests.kill { EndReason::Killed } else { why };
+            return restart::follow(state, at, &running, why, actions);
+        }
         Event::LeaseSeen(newest) if newest > number => {
             return Phase::Ending(running, EndReason::Replaced(replaced_message(newest)));
         }

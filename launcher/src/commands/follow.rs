@@ -76,8 +76,12 @@ impl<'a> Follower<'a> {
         {
             return Ok(is_alive);
         }
-        let job = job_of(self.store)?.and_then(|(_, seen)| seen.ok().flatten());
-        let is_alive = job.is_some_and(|job| job.is_alive());
+        let is_alive = match job_of(self.store)?.map(|(_, seen)| seen) {
+            Some(Ok(Some(job))) => job.is_alive(),
+            None | Some(Ok(None)) => false,
+            // Slurm does not answer at the moment, or this machine has no Slurm.
+            Some(Err(_)) => self.job.is_some_and(|(_, is_alive)| is_alive),
+        };
         self.job = Some((Instant::now(), is_alive));
         Ok(is_alive)
     }

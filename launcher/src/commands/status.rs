@@ -1,6 +1,6 @@
 //! `lambert status`: last status, checkpoints and Slurm job of a run, or a list of the runs of a directory.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lambert_config::exit;
 use lambert_progress::{Progress, Unit};
@@ -24,6 +24,8 @@ use crate::status::{OBJECT, Status};
 const ENDS: usize = 10;
 /// Pause between two reads of a run that is followed.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Maximum age of the checkpoints, the Slurm job and the history of a run that is followed.
+const SUMMARY: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
 enum StatusError {
@@ -90,11 +92,28 @@ fn follow(store: &Store, json: bool) -> Result<(), Failure> {
     let mut read = Some(follower.try_read()?);
     let mut summary = RunSummary::read(store, None)?;
     let mut before: Option<Status> = None;
+    // Time of the last summary. `None`: it could not be read, and is read again.
+    let mut summarized = Some(Instant::now());
     loop {
         let is_over = read.as_ref().is_some_and(|read| read.is_over);
         if let Some(status) = read.and_then(|read| read.status) {
-            let is_new = before.as_ref().is_none_or(|before| needs_summary(before, &status));
-            summary = if is_new { RunSummary::read(store, Some(status))? } else { summary.with(status) };
+            let is_old = summarized.is_none_or(|at| at.elapsed() >= SUMMARY);
+            if is_old || before.as_ref().is_none_or(|before| needs_summary(before, &status)) {
+                summary = match RunSummary::read(store, Some(status.clone())) {
+                    Ok(new) => {
+                        summarized = Some(Instant::now());
+                        new
+                    }
+                    Err(failure) => {
+                        if summarized.take().is_some() {
+                            tracing::warn!("cannot read {}: {failure}; trying again", store.url());
+                        }
+                        summary.with(status)
+                    }
+                };
+            } else {
+                summary = summary.with(status);
+            }
         }
         let is_screen = console::is_output_terminal() && !json;
         let has_changed = before.as_ref().map(lines::comparable) != summary.status.as_ref().map(lines::comparable);

@@ -1,6 +1,7 @@
 //! `lambert watch`: a web page that shows runs.
 
 use lambert_config::exit;
+use lambert_progress::signals::ignores;
 use lambert_store::Store;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -23,7 +24,9 @@ pub fn watch(arguments: &cli::Watch) -> Outcome {
         require_run(&store)?;
         stores.push(store);
     }
-    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM]).map_err(Failure::failed)?;
+    // If SIGHUP was ignored when this process started (nohup), it stays ignored.
+    let handled = [SIGINT, SIGTERM].into_iter().chain((!ignores(SIGHUP)).then_some(SIGHUP));
+    let mut signals = Signals::new(handled).map_err(Failure::failed)?;
     let board = poll::start(stores).map_err(Failure::failed)?;
     let server = Server::start(arguments.port, board, CONNECTIONS).map_err(|error| match error {
         ServerError::PortInUse { .. } => Failure::usage(error),

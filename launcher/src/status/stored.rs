@@ -45,10 +45,16 @@ impl Liveness {
     }
 }
 
-/// Reads the last status of the previous coordinator. Returns the default if the status is missing or unreadable.
+/// Reads the last status of the previous coordinator. Returns the default, with a warning, if the status is unreadable. No warning if
+/// it is missing.
 pub fn before(store: &Store) -> Status {
-    let bytes = store.get_at_most(OBJECT, LONGEST).ok();
-    bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
+    let message = match read_if_intact(store) {
+        Ok(Ok(status)) => return status.unwrap_or_default(),
+        Ok(Err(damaged)) => damaged.to_string(),
+        Err(failure) => failure.to_string(),
+    };
+    tracing::warn!("cannot read the status of the previous coordinator; starting a new one: {message}");
+    Status::default()
 }
 
 /// Reads the status from the store of the run. Returns `None` if the store has no status.

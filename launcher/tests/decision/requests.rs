@@ -69,6 +69,28 @@ fn a_signal_to_the_ranks_stops_the_run() {
     assert_eq!(scene.state.requests.stop, Some(StopReason::User), "the stop request was lost");
 }
 
+/// A start may take minutes, for example to resolve names. The events of this time come before its failure.
+#[test]
+fn a_start_that_fails_after_a_request_ends_the_run() {
+    let failed = || Event::StartFailed(1, 1, "cannot resolve b".into());
+    for (request, verdict) in [
+        (Event::StopRequested, Verdict::Stopped(StopReason::User)),
+        (Event::Signal(Signal::Other), Verdict::Stopped(StopReason::Signal)),
+    ] {
+        let mut scene = Scenario::new();
+        scene.give(Event::LeaseTaken(1)).give(request).give(failed());
+        assert_eq!(scene.state.verdict(), Some(&verdict));
+    }
+    let mut scene = Scenario::new();
+    scene.give(Event::LeaseTaken(1)).give(Event::LeaseSeen(2)).give(failed());
+    assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));
+
+    let mut scene = Scenario::new();
+    scene.give(Event::LeaseTaken(1)).give(Event::Signal(Signal::Interrupt)).wait(2.0);
+    scene.give(Event::Signal(Signal::Interrupt)).give(failed());
+    assert!(matches!(scene.state.verdict(), Some(Verdict::Failed(1, _))), "{:?}", scene.state.verdict());
+}
+
 #[test]
 fn signals_apply_in_every_phase() {
     let mut scene = Scenario::new();

@@ -14,6 +14,8 @@ use crate::text::signal_name;
 
 /// Maximum number of launcher messages quoted in an error.
 const MAX_MESSAGES: usize = 4;
+/// Maximum number of launcher messages that are kept.
+const MAX_REMARKS: usize = 200;
 /// Maximum characters quoted from each message.
 const MAX_MESSAGE_CHARS: usize = 300;
 
@@ -67,6 +69,10 @@ impl FailureSigns {
     }
 
     pub(super) fn remark(&mut self, text: String) {
+        // A launcher may print warnings for weeks. The first and the last lines are kept.
+        if self.remarks.len() == MAX_REMARKS {
+            self.remarks.remove(MAX_REMARKS / 2);
+        }
         self.remarks.push(text);
     }
 
