@@ -64,6 +64,7 @@ pub fn submit(arguments: &cli::Submit) -> Outcome {
 fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) -> Outcome {
     let validated = RunSpec::validate(&arguments.to_run(run), |_| HostPool::Allocation(Vec::new()))?;
     refuse_few_gpus(validated.config()).map_err(Failure::usage)?;
+    warn_of_unused_gpus(validated.config());
     let folder_name = folder.to_string_lossy();
     let cpus_per_rank = cpus_per_rank(validated.config());
     let job = script::ScriptParams { run: validated.store().url(), lambert, folder: &folder_name, cpus_per_rank };
@@ -103,6 +104,14 @@ fn refuse_few_gpus(config: &RunConfig) -> Result<(), SubmitError> {
     match issue.filter(|_| !config.device.share && config.device.kind != DeviceKind::Cpu) {
         Some((key, message)) => Err(SubmitError::FewGpus { key, message }),
         None => Ok(()),
+    }
+}
+
+/// Warns if a job reserves GPUs but trains on CPUs.
+fn warn_of_unused_gpus(config: &RunConfig) {
+    if config.slurm.gpus_per_node > 0 && config.device.kind == DeviceKind::Cpu {
+        let gpus = config.slurm.gpus_per_node;
+        tracing::warn!("slurm.gpus_per_node = {gpus} reserves GPUs, but device.kind = \"cpu\" trains on CPUs");
     }
 }
 
