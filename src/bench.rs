@@ -262,8 +262,8 @@ impl<'a> Bench<'a> {
         let enqueued = watch.lap();
         let rate = self.stage.learning_rate;
         let norm = optim::update(&mut self.state, &self.config.optimizer, rate, &mut SingleRank)?.norm;
-        computed.fetch(&*kernels, &norm)?;
         clock.end(Phase::Optimizer)?;
+        computed.fetch(&*kernels, &norm)?;
         let whole = whole.lap();
         let PhaseSeconds { forward_backward, optimizer, .. } = clock.seconds()?;
         self.state.step += 1;
@@ -295,6 +295,7 @@ fn measure(
     let needed = || memory::gpu::needed(config, request.stage, shape, 1, tokens);
     let needed_memory = gpu.map(|_| needed());
     let peak = matmul_peak::measure(&*kernels, model::compute_dtype(&config.model), gpu.is_some())?;
+    kernels.reset_peak_memory();
     let datasheet = gpu.and_then(|gpu| GpuModel::of_product(&gpu.properties.name));
     let datasheet = datasheet.map(|model| model.peak(config.model.precision));
     let mut bench = Bench::new(config, stage, mixture, kernels.clone(), (samples, request.warmup + steps))?;

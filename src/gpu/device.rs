@@ -124,6 +124,12 @@ impl KernelDevice for CudaDevice {
         gpu::peak_memory(self.index).ok()
     }
 
+    fn reset_peak_memory(&self) {
+        if let Err(error) = gpu::reset_peak_memory(self.index) {
+            tracing::debug!("the peak memory includes that of the first matrix product: {error}");
+        }
+    }
+
     fn seed(&self, seed: u64) {
         gpu::seed(self.index, seed);
     }

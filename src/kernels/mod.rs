@@ -110,6 +110,9 @@ pub trait Kernels: Send + Sync {
         None
     }
 
+    /// Makes the memory that is now in use the peak of a device with its own memory.
+    fn reset_peak_memory(&self) {}
+
     /// Seeds the libtorch random generator of the device, for the operations that are enqueued next.
     fn seed(&self, seed: u64);
 

@@ -143,6 +143,16 @@ extern "C" int lambert_peak_memory(int index, int64_t *bytes, Failed failed) {
       failed);
 }
 
+// Makes the memory of tensors that are now on GPU `index` their peak.
+extern "C" int lambert_reset_peak_memory(int index, Failed failed) {
+  return attempt(
+      [&] {
+        c10::getDeviceAllocator(c10::DeviceType::CUDA)->resetPeakStats(gpu(index).index());
+        return 0;
+      },
+      failed);
+}
+
 // Creates a copy stream on GPU `index`; null on failure.
 extern "C" CopyStream *lambert_copy_stream(int index, Failed failed) {
   return caught([&] { return new CopyStream(gpu(index)); }, static_cast<CopyStream *>(nullptr), failed);

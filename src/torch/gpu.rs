@@ -15,6 +15,7 @@ unsafe extern "C" {
     fn lambert_seed_gpu(index: i32, seed: u64, failed: Failed) -> i32;
     fn lambert_current_stream(index: i32, stream: *mut *mut c_void, failed: Failed) -> i32;
     fn lambert_peak_memory(index: i32, bytes: *mut i64, failed: Failed) -> i32;
+    fn lambert_reset_peak_memory(index: i32, failed: Failed) -> i32;
     fn lambert_copy_stream(index: i32, failed: Failed) -> *mut c_void;
     fn lambert_copy_stream_delete(stream: *mut c_void);
     fn lambert_copy_stream_upload(
@@ -95,6 +96,18 @@ pub fn peak_memory(index: usize) -> Result<u64, String> {
     // SAFETY: the integer lives for the call.
     match unsafe { lambert_peak_memory(index as i32, &raw mut bytes, failed) } {
         0 => Ok(u64::try_from(bytes).unwrap_or(0)),
+        _ => Err(LAST_ERROR_TEXT.with(RefCell::take)),
+    }
+}
+
+/// Makes the memory of the tensors that are now on GPU `index` their peak.
+///
+/// # Errors
+/// libtorch does not know the GPU.
+pub fn reset_peak_memory(index: usize) -> Result<(), String> {
+    // SAFETY: the function has no precondition.
+    match unsafe { lambert_reset_peak_memory(index as i32, failed) } {
+        0 => Ok(()),
         _ => Err(LAST_ERROR_TEXT.with(RefCell::take)),
     }
 }

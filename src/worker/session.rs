@@ -83,6 +83,7 @@ impl Session {
         let host = HostShare::count();
         bind(config.device.threads, gpu.as_ref());
         let mut peak = [matmul_peak::measure(&*kernels, kind, gpu.is_some())?];
+        kernels.reset_peak_memory();
         ranks.group.all_reduce_sum_f64(&mut peak)?;
         let peak = peak[0];
         let session =
@@ -192,7 +193,10 @@ fn compute_kind(config: &RunConfig, gpu: Option<&Gpu>) -> Result<Kind, Error> {
             "cluster.all_reduce.canonical is true, but this rank computes on {gpu}, whose results depend on the world size; \
              set device.kind = \"cpu\""
         ))),
-        Some(_) => Ok(model::compute_dtype(&config.model)),
+        Some(_) => match config.unpadded_gpu_issues().first() {
+            Some(issue) => Err(Error::Usage(format!("device.unpadded: {issue}"))),
+            None => Ok(model::compute_dtype(&config.model)),
+        },
     }
 }
 

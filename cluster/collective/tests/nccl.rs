@@ -197,6 +197,21 @@ fn a_stuck_sum_is_aborted_by_timeout_even_if_the_abort_hangs() {
     assert_aborted_once(&nccl, 0..2);
 }
 
+/// Rank 0 does not get the last bytes of a sum that rank 1 completes. Rank 1 then waits with its next bucket.
+#[test]
+fn a_rank_in_the_next_sum_learns_that_the_last_one_has_stalled() {
+    let nccl = Arc::new(FakeNccl::load());
+    nccl.inject_fault(0, faults::UNREAD);
+    let errors = run(&nccl, (2, 17), options(WireFormat::F32), |endpoints, _| {
+        let mut endpoints = endpoints.unwrap();
+        let mut sum = || all_reduce(&mut *endpoints.reducer, &mut [1.0; 10], None);
+        sum().and_then(|()| sum()).unwrap_err().to_string()
+    });
+    let stalled = "NCCL bucket all-reduce: deadline exceeded, still waiting for other ranks";
+    assert_eq!(errors[0], stalled);
+    assert_eq!(errors[1], format!("{stalled}; another rank reports that an earlier sum makes no progress"));
+}
+
 /// All ranks have started the bucket and respond. Only NCCL knows which rank is behind.
 #[test]
 fn the_ras_service_names_the_rank_that_is_behind() {

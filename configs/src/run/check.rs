@@ -120,12 +120,19 @@ impl RunConfig {
                  model.attention_dropout = 0.0",
             );
         }
-        if self.device.kind == DeviceKind::Cuda && self.model.precision != Precision::Bf16 {
-            wrong("is \"always\", which needs model.precision = \"bf16\" on a GPU");
+        if self.device.kind == DeviceKind::Cuda {
+            self.unpadded_gpu_issues().into_iter().for_each(wrong);
         }
-        if self.device.kind == DeviceKind::Cuda && !self.has_flash_heads() {
-            wrong("is \"always\", which needs attention heads of 8, 16, ... 256 elements on a GPU");
-        }
+    }
+
+    /// Reasons why a GPU cannot compute this model with `device.unpadded = "always"`.
+    pub fn unpadded_gpu_issues(&self) -> Vec<&'static str> {
+        let precision = (self.model.precision != Precision::Bf16)
+            .then_some("is \"always\", which needs model.precision = \"bf16\" on a GPU");
+        let heads = (!self.has_flash_heads())
+            .then_some("is \"always\", which needs attention heads of 8, 16, ... 256 elements on a GPU");
+        let is_always = self.device.unpadded == Unpadded::Always;
+        precision.into_iter().chain(heads).filter(|_| is_always).collect()
     }
 
     /// Checks notifications, metrics for Prometheus and the page of the run.

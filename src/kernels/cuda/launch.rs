@@ -65,6 +65,9 @@ pub trait KernelDevice: Send + Sync {
         None
     }
 
+    /// Implements [`Kernels::reset_peak_memory`](crate::kernels::Kernels::reset_peak_memory).
+    fn reset_peak_memory(&self) {}
+
     /// Implements [`Kernels::seed`](crate::kernels::Kernels::seed).
     fn seed(&self, seed: u64);
 

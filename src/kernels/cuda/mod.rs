@@ -227,6 +227,10 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         self.device.peak_memory()
     }
 
+    fn reset_peak_memory(&self) {
+        self.device.reset_peak_memory();
+    }
+
     fn seed(&self, seed: u64) {
         self.device.seed(seed);
     }

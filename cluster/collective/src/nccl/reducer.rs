@@ -86,9 +86,9 @@ impl<D: NcclDevice> ReducerState<D> {
     }
 
     /// Starts one more arrival check to find the ranks that do not respond. A rank that responds takes part in this
-    /// check, either here or with its next bucket.
+    /// check, either here or with its next bucket. It learns from the check that a sum has stalled.
     fn unresponsive_ranks(&self) -> Vec<usize> {
-        let check = self.start_arrival_check([0.0; 4]);
+        let check = self.start_arrival_check([STALLED, 0.0, 0.0, 0.0]);
         match check.and_then(|check| check.wait(Some(Instant::now() + self.stall_timeout / 2))) {
             Err(Error::Deadline { missing, .. }) => missing,
             Err(Error::RankGone { rank, .. }) => vec![rank],
@@ -150,6 +150,9 @@ impl<D: NcclDevice + 'static> Reducer for NcclReducer<D> {
     }
 }
 
+/// First digit of a rank whose sum has stalled. A sum with it is negative.
+const STALLED: f32 = -16_777_216.0;
+
 /// Splits a length into base-4096 digits, lowest first. The sum of a digit over up to 4096 ranks is exact in f32.
 fn length_digits(count: usize) -> [f32; 4] {
     std::array::from_fn(|index| ((count >> (12 * index)) & 0xfff) as f32)
@@ -175,6 +178,10 @@ impl<D: NcclDevice> NcclAllReduce<D> {
     fn wait_for_arrival(&mut self, deadline: Option<Instant>) -> Result<()> {
         let Some(check) = self.arrival_check.take() else { return Ok(()) };
         let sums = check.wait(deadline)?;
+        if sums[0] < 0.0 {
+            let detail = "; another rank reports that an earlier sum makes no progress".into();
+            return Err(Error::Deadline { operation: BUCKET_ALL_REDUCE, missing: Vec::new(), detail });
+        }
         if sums.iter().zip(self.digits).all(|(sum, own)| *sum == own * self.world_size as f32) {
             return Ok(());
         }

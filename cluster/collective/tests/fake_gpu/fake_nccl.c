@@ -19,7 +19,7 @@ enum { FLOAT32 = 7, BFLOAT16 = 9 };
 enum { RANKS = 8, CHUNK = 1 << 15, POLLS = 3 };
 
 // Faults per rank. A test sets them with test_inject_fault(rank, sum of these values).
-enum { REMOTE = 1, STUCK = 2, SLOW_ABORT = 4, NO_INIT = 8, REFUSED = 16 };
+enum { REMOTE = 1, STUCK = 2, SLOW_ABORT = 4, NO_INIT = 8, REFUSED = 16, UNREAD = 32 };
 static atomic_int faults[RANKS];
 // Counters per rank. A test reads them with test_count(rank, one of these values).
 enum { ABORTS, INVALID_CALLS, LAUNCHES, COUNTS };
@@ -170,6 +170,7 @@ static int run(void *argument) {
         }
         for (int rank = 0; rank < communicator->world; rank++)
             if (shared->ranks[rank].wrote <= communicator->chunks) return 1;
+        if (faults[communicator->rank] & UNREAD) return 1;
         add(communicator, op->type, data, count);
         op->done += count;
         shared->ranks[communicator->rank].read = ++communicator->chunks;

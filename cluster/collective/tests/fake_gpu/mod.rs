@@ -256,6 +256,7 @@ pub mod faults {
     pub const SLOW_ABORT: c_int = 4;
     pub const NO_INIT: c_int = 8;
     pub const REFUSED: c_int = 16;
+    pub const UNREAD: c_int = 32;
     use std::ffi::c_int;
 }
 
