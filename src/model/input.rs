@@ -71,7 +71,7 @@ pub struct TeacherOutput {
 struct PendingUpload {
     /// All integer arrays, concatenated, i32.
     numbers: Tensor,
-    /// Number of tokens of each sample of an unpadded micro-batch, and of its tail.
+    /// Number of tokens of each sample of an unpadded micro-batch, and of each piece of its tail.
     lengths: Vec<i64>,
     loss_scales: Option<Tensor>,
 }

@@ -14,7 +14,7 @@ pub struct TokenArrays {
     pub positions: Vec<i32>,
     /// Index of the sample in the global batch.
     pub samples: Vec<i32>,
-    /// Index of the first token of each sample, then of the tail, if there is one, then the number of tokens.
+    /// Index of the first token of each sample, then of each piece of the tail, then the number of tokens.
     pub bounds: Vec<i32>,
 }
 
@@ -34,7 +34,10 @@ impl TokenArrays {
             arrays.bounds.push(arrays.positions.len() as i32);
         }
         if batch.tail() > 0 {
-            arrays.bounds.push(tokens as i32);
+            // Attention kernels start blocks for the longest piece in each sample. So no piece is longer than the samples.
+            let longest = batch.lengths.iter().map(|length| *length as usize).max().unwrap_or(tokens).max(1);
+            let ends = (arrays.positions.len() + longest..tokens).step_by(longest);
+            arrays.bounds.extend(ends.map(|end| end as i32).chain([tokens as i32]));
             for array in [&mut arrays.segments, &mut arrays.positions, &mut arrays.samples] {
                 array.resize(tokens, 0);
             }
@@ -42,13 +45,13 @@ impl TokenArrays {
         Some(arrays)
     }
 
-    /// Number of tokens of each sample, and of the tail.
+    /// Number of tokens of each sample, and of each piece of the tail.
     pub fn lengths(&self) -> Vec<i64> {
         self.bounds.windows(2).map(|pair| i64::from(pair[1] - pair[0])).collect()
     }
 }
 
-/// Samples of an unpadded micro-batch. A tail of padding counts as a sample, whose results are not used.
+/// Samples of an unpadded micro-batch. A piece of the tail of padding counts as a sample, whose results are not used.
 pub struct Sequences {
     /// Index of the first token of each sample, then the number of tokens, i32 \[samples + 1\].
     bounds: Tensor,
@@ -101,5 +104,18 @@ impl Sequences {
         let reach = reach.map(|reach| reach as i64).filter(|reach| *reach < longest - 1);
         let [query, key, value] = [query, key, value].map(|tensor| tensor.squeeze_dim(0));
         torch::attention::unpadded([&query, &key, &value], &self.bounds, &self.lengths, reach, dropped).unsqueeze(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::step::tests::batch_with;
+
+    #[test]
+    fn no_piece_of_the_tail_is_longer_than_the_samples() {
+        let arrays = TokenArrays::new(&batch_with(&[&[0, 1]], Layout::Unpadded).micro_batches[0]).unwrap();
+        assert_eq!(arrays.lengths(), [5, 7, 7, 7, 6]);
+        assert_eq!(arrays.positions.len(), 32);
     }
 }

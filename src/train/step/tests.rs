@@ -21,7 +21,7 @@ pub(crate) fn batch(cuts: &[&[usize]]) -> GlobalBatch {
     batch_with(cuts, Layout::Padded)
 }
 
-/// [`batch`] in the given layout. Unpadded micro-batches have a tail of three tokens.
+/// [`batch`] in the given layout. Unpadded micro-batches have a tail of 20 tokens.
 pub(crate) fn batch_with(cuts: &[&[usize]], layout: Layout) -> GlobalBatch {
     let length = |number: usize| 5 + 2 * number;
     let micro = |cut: &&[usize]| {
@@ -29,7 +29,7 @@ pub(crate) fn batch_with(cuts: &[&[usize]], layout: Layout) -> GlobalBatch {
         let width = cut.iter().map(|number| length(*number)).max().unwrap();
         let tokens = match layout {
             Layout::Padded => cut.len() * width,
-            Layout::Unpadded => 3 + cut.iter().map(|number| length(*number)).sum::<usize>(),
+            Layout::Unpadded => 20 + cut.iter().map(|number| length(*number)).sum::<usize>(),
         };
         MicroBatch::new(&MicroBatchPlan { samples: cut.to_vec(), width, tokens, layout }, 0, &samples)
             .with_span_targets()
