@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod batch_ramp;
+mod changed_runs;
 mod chaos;
 mod checkpoints;
 mod closed_pipes;

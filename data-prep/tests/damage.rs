@@ -274,7 +274,7 @@ fn a_refused_file_is_read_again_as_a_whole() {
             run(&config, 8).unwrap_err();
         }
         config.source[0].damaged = Damaged::Skip;
-        assert_eq!(run(&config, 8).unwrap().datasets[0].manifest.rejected["jsonl: bad line"], 1);
+        assert_eq!(run(&config, 8).unwrap().datasets[0].manifest.counts.rejected["jsonl: bad line"], 1);
         tree(&work)
     };
     assert_same(&prepare("skipped", 0), &prepare("refused", 2));

@@ -171,7 +171,7 @@ fn sentence_order_leaves_out_and_counts_single_sentences() {
     let report = prepare("mixed.txt", &format!("The boat is here.\n\n{five}\n")).unwrap();
     let manifest = &report.datasets[0].manifest;
     assert_eq!((manifest.counts.documents, manifest.counts.samples), (1, 2), "two sentences, then three");
-    assert_eq!(manifest.rejected["documents: of one sentence, which has no order"], 1);
+    assert_eq!(manifest.counts.rejected["documents: of one sentence, which has no order"], 1);
 }
 
 #[test]

@@ -11,12 +11,14 @@
 //! - [`rollback`]: the checkpoint that the attempt after a rollback starts from, and the samples that it skips
 //! - [`records`]: step records between two checkpoints
 //! - [`EngineState`]: counters and history stored in the manifest
+//! - `changed_data`: data of a stage that changed between a checkpoint and a start
 //! - `chosen`: the checkpoint that a user names, or the newest intact one
 //! - `files`: objects of a checkpoint
 //! - `teacher`: teacher of the run, which has a copy of it
 //! - `teacher_record`: its record in the manifest
 //! - `tensor_loader`: streaming of an object into the training state
 
+mod changed_data;
 mod chosen;
 pub mod commit;
 mod engine_state;

@@ -20,7 +20,7 @@ use lambert_store::checkpoint::{
 use lambert_store::run as stored_run;
 use serde::{Deserialize, Serialize};
 
-use super::{EngineState, files, rollback};
+use super::{EngineState, changed_data, files, rollback};
 use crate::error::{self, Error};
 use crate::kernels::Kernels;
 use crate::objective::Teacher;
@@ -50,7 +50,12 @@ pub fn resume(
     let config = &session.config;
     let found = agree_on_start(session, collective, datasets)?;
     let (mut state, best) = match &found.checkpoint {
-        Some(verified) => (load(session, verified, datasets)?, verified.manifest.best.clone()),
+        Some(verified) => {
+            let mut state = load(session, verified, datasets)?;
+            let changed = changed_data::forget_statistics(config, &datasets.stages, &verified.manifest, &mut state);
+            changed.into_iter().filter(|_| session.is_first()).for_each(|warning| session.warn(warning));
+            (state, verified.manifest.best.clone())
+        }
         None => (begin(session, datasets, teacher)?, None),
     };
     let checkpoint = found.checkpoint.map(|verified| verified.manifest.name());
@@ -107,7 +112,8 @@ fn agree_on_start(session: &Session, collective: &mut dyn Group, datasets: &Data
 
 /// Selects the checkpoint to resume from. Prefers a checkpoint that no rollback has invalidated.
 fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision, Error> {
-    let oldest = stored::list(&session.store)?.last().map(|listed| listed.position.attempt);
+    let listed = stored::list(&session.store)?;
+    let oldest = listed.last().map(|listed| listed.position.attempt);
     // Pruning never deletes the last checkpoint.
     let gone = if oldest.is_none() { furthest_checkpoint(&session.store)?.filter(|step| *step > 0) } else { None };
     let rollbacks = RollbackRecord::read_from(&session.store, oldest.unwrap_or(0))?;
@@ -121,7 +127,27 @@ fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision,
         Some(_) => (newest, skipped),
         None => stored::newest_fitting(&session.store, fits)?,
     };
-    Ok(StartDecision { rollbacks, gone, ..start_decision(selection, &session.store) })
+    let mut decision = start_decision(selection, &session.store);
+    if let Some(VerifiedCheckpoint { manifest, .. }) = &mut decision.checkpoint {
+        decision.incompatibility = earlier_stage(&session.config, manifest);
+        // A best checkpoint that was pruned must not be better than each later one.
+        manifest.best.take_if(|best| !listed.iter().any(|listed| listed.name == best.checkpoint));
+    }
+    Ok(StartDecision { rollbacks, gone, ..decision })
+}
+
+/// Returns an error message if the next step is in an earlier stage than the checkpoint: an earlier stage has become longer. The
+/// run would train that stage again, with fewer layers if it has fewer.
+fn earlier_stage(config: &RunConfig, manifest: &Manifest) -> Option<String> {
+    let ended = EngineState::read(manifest).ok()?.early_stops(config, manifest);
+    let next = timeline::position(config, &ended, manifest.step)?;
+    let (name, step, entered, index) = (manifest.name(), manifest.step, manifest.stage, next.index);
+    (index < entered).then(|| {
+        format!(
+            "stage.{index}.steps: {name} was saved in stage {entered}, but with this number of steps, step {step} is in stage \
+             {index}; a stage cannot become longer after it has ended"
+        )
+    })
 }
 
 /// Returns the steps of the furthest checkpoint that the coordinators of a run have recorded. `None` without a readable
@@ -317,6 +343,7 @@ fn empty(session: &Session, layers: usize, datasets: &Datasets) -> Result<TrainS
 fn load(session: &Session, verified: &VerifiedCheckpoint, datasets: &Datasets) -> Result<TrainState, Error> {
     let mut state = empty(session, session.config.depth(verified.manifest.stage), datasets)?;
     read_state(&session.store, verified, &mut state)?;
+    state.stages.early_stops = EngineState::read(&verified.manifest)?.early_stops(&session.config, &verified.manifest);
     Ok(state)
 }
 

@@ -116,13 +116,13 @@ impl<'a> StageRun<'a> {
         Ok(Self { session, datasets, place, first_step: state.step, loader, objective, micro_batch_tokens })
     }
 
-    /// Freezes unused heads. Freezes or unfreezes the layers that existed before the growth, as the growth settings
+    /// Freezes heads that no loss trains. Freezes or unfreezes the layers that existed before the growth, as the growth settings
     /// of the stage require after `done` steps.
     pub fn freeze(&self, state: &mut TrainState, done: u64) {
         let growth = &self.place.stage.growth;
         if done == self.place.done || done == growth.new_layers_only {
-            let is_unused = |spec: &ParamSpec| objectives::is_head_unused(spec.head, &self.session.config.objective);
-            growth::freeze(&mut state.parameters, growth, state.stages.grown_from, done, is_unused);
+            let is_frozen = |spec: &ParamSpec| objectives::is_head_frozen(spec.head, &self.session.config.objective);
+            growth::freeze(&mut state.parameters, growth, state.stages.grown_from, done, is_frozen);
         }
     }
 

@@ -125,20 +125,30 @@ impl AttemptSizes<'_> {
             if record.gpus != self.world {
                 continue;
             }
-            for (size, stage) in sizes.iter_mut().zip(&self.config.stage) {
+            for (index, (size, stage)) in sizes.iter_mut().zip(&self.config.stage).enumerate() {
                 if is_open(size, stage) {
-                    *size = record.tokens.get(&stage.name).copied();
+                    *size = record.tokens.get(&self.stage_key(index)).copied();
                 }
             }
         }
         Ok(sizes)
     }
 
+    /// Key of a stage in a record: its name, with its index if an earlier stage has the same name.
+    fn stage_key(&self, index: usize) -> String {
+        let name = &self.config.stage[index].name;
+        match self.config.stage[..index].iter().any(|stage| stage.name == *name) {
+            true => format!("{name} (stage.{index})"),
+            false => name.clone(),
+        }
+    }
+
     /// Writes the sizes of the stages with [`TokenBudget::Auto`] to the store of the run. Returns them.
     fn record(&self, chosen: &[usize], uses_gpus: bool) -> Result<BTreeMap<String, usize>, Error> {
-        let stages = self.config.stage.iter().zip(chosen);
-        let open = stages.filter(|(stage, _)| stage.micro_batch_tokens == TokenBudget::Auto);
-        let tokens: BTreeMap<String, usize> = open.map(|(stage, tokens)| (stage.name.clone(), *tokens)).collect();
+        let stages = self.config.stage.iter().zip(chosen).enumerate();
+        let open = stages.filter(|(_, (stage, _))| stage.micro_batch_tokens == TokenBudget::Auto);
+        let tokens: BTreeMap<String, usize> =
+            open.map(|(index, (_, tokens))| (self.stage_key(index), *tokens)).collect();
         let record = SizeRecord { gpus: if uses_gpus { self.world } else { 0 }, tokens };
         if !record.tokens.is_empty() {
             let text = serde_json::to_vec(&record).map_err(Error::Json)?;

@@ -176,9 +176,17 @@ impl Architecture {
     }
 }
 
-/// True if no loss of the run uses this head. The parameters of an unused head are frozen and are not exported.
+/// True if no loss of the run uses this head. The parameters of an unused head are not exported.
 pub fn is_head_unused(head: Option<Head>, config: &run::Objective) -> bool {
     head.is_some_and(|head| !heads(config).contains(&head))
+}
+
+/// True if no loss of the run trains this head: it is unused, or all losses that use it have the weight 0. Its parameters are
+/// frozen.
+pub fn is_head_frozen(head: Option<Head>, config: &run::Objective) -> bool {
+    // The cosine loss compares hidden states, which no head computes.
+    let trains = |loss: &LossSpec, head| loss.head == head && loss.weight > 0.0 && loss.name != COSINE.name;
+    head.is_some_and(|head| !losses(config).iter().any(|loss| trains(loss, head)))
 }
 
 #[cfg(test)]
@@ -197,6 +205,10 @@ mod tests {
         objective.teacher =
             Some(Teacher { masked_language_weight: 0.0, soft_target_weight: 0.0, ..Teacher::default() });
         assert_eq!(weights(&objective), [("mlm", 0.0), ("cosine", 1.0)]);
+        let head = Some(Head::MaskedLanguage);
+        assert!(is_head_frozen(head, &objective) && !is_head_unused(head, &objective));
+        objective.teacher = Some(Teacher { masked_language_weight: 0.0, ..Teacher::default() });
+        assert!(!is_head_frozen(head, &objective), "soft targets train it");
     }
 
     #[test]

@@ -129,20 +129,25 @@ fn gpu_lines(config: &RunConfig, data: &[StageSamples]) -> Vec<String> {
     data.iter().enumerate().map(line).chain(draws).collect()
 }
 
-/// Describes parameters that are not trained, if any.
-fn frozen(config: &RunConfig) -> Option<String> {
+/// Describes parameters that are not trained, one line for each reason.
+fn frozen(config: &RunConfig) -> Vec<String> {
     let objective = &config.objective;
     let tensors = Architecture::of_run(config, 0, 0).tensors();
-    let frozen: Vec<&Tensor> =
-        tensors.iter().rev().filter(|tensor| objectives::is_head_unused(tensor.head, objective)).collect();
-    let part = |tensor: &&Tensor| tensor.name.rsplit_once('.').map_or("", |(part, _)| part).to_owned();
-    let mut parts: Vec<String> = frozen.iter().map(part).collect();
-    parts.dedup();
-    let would_train = |loss: &LossSpec| frozen.iter().any(|tensor| tensor.head == Some(loss.head));
+    let frozen = tensors.iter().rev().filter(|tensor| objectives::is_head_frozen(tensor.head, objective));
+    let (unused, weightless): (Vec<&Tensor>, Vec<&Tensor>) =
+        frozen.partition(|tensor| objectives::is_head_unused(tensor.head, objective));
+    let would_train = |loss: &LossSpec| unused.iter().any(|tensor| tensor.head == Some(loss.head));
     let others = objectives::ALL.into_iter().filter(would_train);
     let titles: Vec<&str> = others.map(|loss| loss.title).collect();
-    let why = format!("not trained without a {} objective, and not exported", titles.join(" or "));
-    (!parts.is_empty()).then(|| format!("frozen: {} ({why})", parts.join(", ")))
+    let without = format!("not trained without a {} objective, and not exported", titles.join(" or "));
+    let line = |tensors: &[&Tensor], why: &str| {
+        let part = |tensor: &&Tensor| tensor.name.rsplit_once('.').map_or("", |(part, _)| part).to_owned();
+        let mut parts: Vec<String> = tensors.iter().map(part).collect();
+        parts.dedup();
+        (!parts.is_empty()).then(|| format!("frozen: {} ({why})", parts.join(", ")))
+    };
+    let lines = [line(&unused, &without), line(&weightless, "its losses have the weight 0")];
+    lines.into_iter().flatten().collect()
 }
 
 #[cfg(test)]
@@ -175,7 +180,7 @@ mod tests {
         let uneven =
             RunConfig { stage: vec![small], cluster: Cluster { ranks: 4, ..Cluster::default() }, ..config.clone() };
         assert!(table(&uneven, &[short])[1].ends_with(" 1.33"), "{:?}", table(&uneven, &[short]));
-        assert_eq!(frozen(&config), None);
+        assert!(frozen(&config).is_empty());
         let device = Device { kind: DeviceKind::Cuda, ..Device::default() };
         let mut on_card = RunConfig { device, ..config.clone() };
         on_card.stage[1].micro_batch_tokens = 4096.into();
