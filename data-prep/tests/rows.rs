@@ -69,7 +69,7 @@ fn json_lines_are_not_read_as_text() {
     let line = serde_json::json!({"text": corpus.text.lines().next().unwrap()}).to_string() + "\n";
     for name in ["a.jsonl", "b.NDJSON", "c.jsonl-00000-of-00002", "d.00000-of-01024.json"] {
         let message = corpus.prepare(vec![corpus.source(name, line.as_bytes(), "text")]).unwrap_err().to_string();
-        let is_named = ["a jsonl file", "a ndjson file"].iter().any(|file| message.contains(file));
+        let is_named = ["a jsonl file", "a ndjson file", "a json file"].iter().any(|file| message.contains(file));
         assert!(is_named && message.contains("use format = \"jsonl\" or \"auto\""), "{message}");
     }
     // A text may start with JSON, and a file may have any name.

@@ -19,7 +19,7 @@ pub fn split_into_micro_batches(lengths: &[u16], samples: Vec<usize>, budget: us
         let groups = balanced_groups(lengths, rest, count);
         match groups.iter().any(|group| group.len() > 1 && rounded(group) > budget) {
             // Few samples fit together if the budget is about the length of one. Then many more groups are necessary.
-            true => count += 1 + tries / FINE_TRIES * count / COARSE_PART,
+            true => count = (count + 1 + tries / FINE_TRIES * count / COARSE_PART).min(rest.len()),
             false => break groups,
         }
         tries += 1;
