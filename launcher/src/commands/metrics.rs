@@ -44,13 +44,12 @@ fn export(store: &Store, format: RecordFormat, output: Option<&Path>, progress: 
     let mut history = History::default();
     history.refresh(store).map_err(Failure::failed)?;
     progress.phase("converting", Unit::Bytes);
-    let entries = history.entries();
     let table = match format {
         RecordFormat::Jsonl => Table::default(),
-        RecordFormat::Csv | RecordFormat::Parquet => Table::new(&entries).map_err(Failure::failed)?,
+        RecordFormat::Csv | RecordFormat::Parquet => Table::new(&history, store).map_err(Failure::failed)?,
     };
     let content = |output: &mut (dyn std::io::Write + Send)| match format {
-        RecordFormat::Jsonl => json_lines::write(&entries, output),
+        RecordFormat::Jsonl => json_lines::write(&history, store, output).map_err(std::io::Error::other),
         RecordFormat::Csv => csv::write(&table, output),
         RecordFormat::Parquet => columns::write(&table, output).map_err(std::io::Error::other),
     };

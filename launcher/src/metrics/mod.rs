@@ -10,3 +10,15 @@ pub mod history;
 pub mod json_lines;
 pub mod line;
 pub mod table;
+
+/// Records of a run cannot be written as lines or as a table.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    #[error(transparent)]
+    Store(#[from] lambert_store::Error),
+    #[error("cannot parse a record")]
+    Record(#[from] serde_json::Error),
+    /// The output cannot be written.
+    #[error(transparent)]
+    Output(#[from] std::io::Error),
+}

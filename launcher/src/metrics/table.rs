@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use lambert_store::Store;
 use lambert_store::run::AttemptStep;
 
-use super::history::Entry;
+use super::WriteError;
+use super::history::History;
 use super::line::{Field, fields};
 
 /// Prefix of the columns of evaluations.
@@ -68,25 +70,27 @@ impl Table {
     /// evaluation gets its own row at the end.
     ///
     /// # Errors
-    /// A line is not a JSON object.
-    pub fn new(entries: &[Entry<'_>]) -> serde_json::Result<Self> {
+    /// The store fails, or a line is not a JSON object.
+    pub fn new(history: &History, run: &Store) -> Result<Self, WriteError> {
         let mut table = Self::default();
         let mut last_of_step: HashMap<(u64, bool), usize> = HashMap::new();
-        for entry in entries.iter().filter(|entry| !entry.is_event) {
+        let entries = history.entries();
+        history.read::<WriteError>(run, entries.iter().filter(|entry| !entry.is_event), |entry, text| {
             let row = table.add_row(entry.position, entry.is_undone);
-            for (name, field) in fields(entry.text)? {
+            for (name, field) in fields(text)? {
                 table.set(row, &name, field);
             }
-        }
+            Ok(())
+        })?;
         let mut row = 0;
-        for entry in entries {
+        for entry in &entries {
             let step = (entry.position.step, entry.is_undone);
             if !entry.is_event {
                 last_of_step.insert(step, row);
                 row += 1;
                 continue;
             }
-            let fields = fields(entry.text)?;
+            let fields = fields(history.event(entry))?;
             let is_evaluation =
                 |(name, field): &(String, Field)| name == "event" && *field == Field::Text("evaluation".into());
             if !fields.iter().any(is_evaluation) {
@@ -132,7 +136,7 @@ pub(crate) mod tests {
         put(&store, 1, 0, [evaluation(0, 9.0), line(1, 5.0), line(2, f64::NAN), line(3, 3.0)].concat());
         // Attempt 1 did not evaluate step 2, so attempt 2 evaluates it.
         put(&store, 2, 2, [evaluation(2, 8.0), line(3, 2.5), evaluation(3, 7.0)].concat());
-        Table::new(&read(&store).entries()).unwrap()
+        Table::new(&read(&store), &store).unwrap()
     }
 
     fn column<'a>(table: &'a Table, name: &str) -> &'a Column {
