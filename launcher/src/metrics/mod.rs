@@ -2,8 +2,10 @@
 //!
 //! - [`line`](mod@line): a record as stored, and its fields by name
 //! - [`history`]: records and evaluations of all attempts in the order of execution, and which of them are undone
-//! - [`json_lines`], [`csv`], [`columns`] (Parquet): output formats; [`table`]: their rows and columns
+//! - [`json_lines`], [`csv`], [`columns`] (Parquet): output formats; [`table`]: their rows and columns;
+//!   [`column_types`]: types of the columns
 
+pub mod column_types;
 pub mod columns;
 pub mod csv;
 pub mod history;
