@@ -198,3 +198,37 @@ fn a_port_in_use_does_not_fail_the_run() {
     let warning = format!("metrics are not served at prometheus.address: cannot listen on {address}");
     assert!(ended.log.contains(&warning), "{}", ended.log);
 }
+
+/// A coordinator takes the run over while the suspended one before it still has the ports. When that one has ended, the
+/// successor serves the metrics and the page, and its files stay.
+#[test]
+fn a_successor_serves_metrics_and_page_once_the_ports_are_free() {
+    let dir = TestDir::new();
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (address, page_port, url_file) = (free().to_string(), free().port(), dir.path("demo.url"));
+    let sets = [format!("watch.url_file={url_file:?}"), format!("watch.port={page_port}")];
+    let page: Vec<String> = sets.into_iter().flat_map(|value| ["--set".to_owned(), value]).collect();
+    let mut first = start(&dir, ENDLESS, &address, &page);
+    first.reach(3);
+    let read_url = || std::fs::read_to_string(&url_file).ok();
+    let first_url = wait_for("the URL of the first coordinator", read_url);
+    wait_for("the discovery file", || target(&dir));
+    first.kill_coordinator("-STOP");
+    let mut second = start(&dir, ENDLESS, &address, &page);
+    second.reach(3);
+    first.kill_coordinator("-CONT");
+    let ended = first.end();
+    assert_eq!(ended.code, Some(77), "{}", ended.log);
+    let url = wait_for("the URL of the successor", || read_url().filter(|url| *url != first_url));
+    let found = wait_for("the successor's metrics", || target(&dir));
+    let token = std::fs::read_to_string(dir.path("prometheus/prometheus.token")).unwrap();
+    assert_eq!((found.as_str(), scrape(&found, Some(token.trim())).0), (address.as_str(), 200));
+    assert_eq!(ureq::get(url.lines().next().unwrap()).call().unwrap().status().as_u16(), 200);
+    done(&["stop", &dir.path("run")]);
+    let ended = second.end();
+    assert_eq!((ended.code, target(&dir)), (Some(76), None), "{}", ended.log);
+    for server in ["metrics are not served", "the page of the run is not served"] {
+        assert_eq!(ended.log.matches(server).count(), 1, "{}", ended.log);
+    }
+    assert!(!Path::new(&url_file).exists());
+}

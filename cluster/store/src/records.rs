@@ -69,8 +69,8 @@ pub struct StepRecords<T> {
     rollbacks: Vec<RollbackPoint>,
     /// Listing of the rollback records that were read.
     rollback_objects: Vec<Object>,
-    /// Positions of all listed objects.
-    listed: Vec<AttemptStep>,
+    /// Positions and sizes (bytes) of all listed objects.
+    listed: Vec<(AttemptStep, u64)>,
     /// Tag of each object that was read.
     tags: BTreeMap<AttemptStep, String>,
     /// Last step that was read, by attempt.
@@ -132,7 +132,7 @@ impl<T: DeserializeOwned> StepRecords<T> {
         }
         let has_changed = read < objects.len() || rollbacks != self.rollbacks;
         (self.rollbacks, self.rollback_objects) = (rollbacks, rollback_objects);
-        self.listed = objects.iter().map(|(from, _)| *from).collect();
+        self.listed = objects.iter().map(|(from, object)| (*from, object.bytes)).collect();
         let mut unread = &objects[read..];
         run.report_expected(unread.iter().map(|(_, object)| object.bytes).sum());
         while !unread.is_empty() {
@@ -209,7 +209,7 @@ impl<T> StepRecords<T> {
     pub fn last_valid_steps(&self) -> BTreeMap<u32, u64> {
         let mut rollbacks = self.rollbacks.iter().rev().peekable();
         let (mut last_valid, mut before, mut steps) = (u64::MAX, u64::MAX, BTreeMap::new());
-        for start in self.listed.iter().rev() {
+        for (start, _) in self.listed.iter().rev() {
             if let Entry::Vacant(entry) = steps.entry(start.attempt) {
                 last_valid = last_valid.min(before);
                 while let Some(rollback) = rollbacks.next_if(|rollback| rollback.attempt >= start.attempt) {
@@ -278,6 +278,8 @@ fn parse<T: DeserializeOwned>(line: &[u8]) -> serde_json::Result<Line<T>> {
         (None, None) => Err(serde::de::Error::missing_field("step")),
     }
 }
+
+mod reread;
 
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,6 @@
 //! `lambert metrics`: step records as JSON lines, CSV, Parquet or TensorBoard event files.
 
+use std::io::{self, Write};
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::console;
 use crate::failure::{Failure, Outcome, chain};
 use crate::metrics::history::History;
 use crate::metrics::table::Table;
-use crate::metrics::{columns, csv, json_lines};
+use crate::metrics::{self, columns, csv, json_lines};
 use crate::tensorboard::export::{ExportError, RunExport};
 
 /// Pause between two reads of a run that is followed.
@@ -44,23 +45,33 @@ fn export(store: &Store, format: RecordFormat, output: Option<&Path>, progress: 
     let mut history = History::default();
     history.refresh(store).map_err(Failure::failed)?;
     progress.phase("converting", Unit::Bytes);
-    let entries = history.entries();
     let table = match format {
-        RecordFormat::Jsonl => Table::default(),
-        RecordFormat::Csv | RecordFormat::Parquet => Table::new(&entries).map_err(Failure::failed)?,
+        RecordFormat::Jsonl => None,
+        RecordFormat::Csv | RecordFormat::Parquet => Some(Table::new(&history, store).map_err(Failure::failed)?),
     };
-    let content = |output: &mut (dyn std::io::Write + Send)| match format {
-        RecordFormat::Jsonl => json_lines::write(&entries, output),
-        RecordFormat::Csv => csv::write(&table, output),
-        RecordFormat::Parquet => columns::write(&table, output).map_err(std::io::Error::other),
+    let write = |output: &mut (dyn Write + Send)| match (&table, format) {
+        (Some(table), RecordFormat::Parquet) => columns::write(table, output),
+        (Some(table), _) => csv::write(table, output),
+        (None, _) => json_lines::write(&history, store, output),
     };
     progress.phase("writing", Unit::Bytes);
     // Records on a terminal would mix with the bar.
     let _progress = Some(progress).filter(|_| output.is_some() || !console::is_output_terminal());
-    match output {
+    let mut unread = None;
+    let mut content = |output: &mut (dyn Write + Send)| {
+        write(output).map_err(|error| match error {
+            metrics::WriteError::Output(error) => error,
+            other => {
+                unread = Some(Failure::failed(other));
+                io::Error::other("the records cannot be read")
+            }
+        })
+    };
+    let written = match output {
         Some(path) => files::write(path, |file| content(file)).map_err(Failure::failed),
         None => console::results(content).map_err(Failure::failed),
-    }
+    };
+    unread.map_or(written, Err)
 }
 
 /// Writes the event file. With `follow`, continues to append new records until the run is over.

@@ -96,6 +96,13 @@ impl RestartHistory {
         self
     }
 
+    /// Changes times after `now` to `now`: the clock was set back.
+    pub fn set_back(&mut self, now: f64) {
+        self.counted_from = self.counted_from.min(now);
+        self.restarts.iter_mut().for_each(|restart| restart.unix = restart.unix.min(now));
+        self.job_ends.iter_mut().for_each(|end| end.unix = end.unix.min(now));
+    }
+
     /// Adds a failure.
     pub fn add(&mut self, restart: Restart) {
         self.restarts.push(restart);
@@ -187,6 +194,10 @@ mod tests {
         assert_eq!(history.failed_hosts(60.0), BTreeSet::new());
         let earlier = history.clone().sanitized(15.0);
         assert_eq!((earlier.counted_from, earlier.restarts.len()), (15.0, 1));
+        let mut set_back = history.clone();
+        set_back.set_back(35.0);
+        let times: Vec<f64> = set_back.restarts.iter().map(|restart| restart.unix).collect();
+        assert_eq!((times, set_back.counted_from), (vec![10.0, 30.0, 35.0, 35.0], 20.0));
         history.account(3.0);
         history.account(5.0);
         assert_eq!((history.restarts[3].seconds, history.seconds_lost), (Some(3.0), 3.0));

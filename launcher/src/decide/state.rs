@@ -12,7 +12,7 @@ use super::placement::{Attempt, HostPool};
 use super::restart::{self, RestartCounters};
 use super::stop::{JobSettings, Requests};
 
-/// Settings that are fixed while a coordinator runs.
+/// Settings that are fixed while a coordinator runs, except `unix`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// Ranks per attempt.
@@ -30,7 +30,9 @@ pub struct Settings {
     pub start_timeout: Seconds,
     /// Maximum number of consecutive rollbacks without progress.
     pub rollbacks: usize,
-    /// Start of the coordinator, seconds since the Unix epoch, plus the time for which its process was suspended.
+    /// Time of day minus the seconds since the start of the coordinator, seconds since the Unix epoch. It changes when
+    /// the coordinator or the machine was suspended, or the system clock was set; see
+    /// [`set_unix`](CoordinatorState::set_unix).
     pub unix: f64,
     /// Versions of the components of the coordinator.
     pub versions: Versions,
@@ -109,7 +111,7 @@ pub enum Phase {
 /// Coordinator state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CoordinatorState {
-    /// Fixed settings.
+    /// Settings.
     pub settings: Settings,
     /// History kept in the store.
     pub history: RestartHistory,
@@ -191,6 +193,14 @@ impl CoordinatorState {
         {
             running.monitor.suspended(seconds);
         }
+    }
+
+    /// Sets [`Settings::unix`] at time `at`. If it was set back, failures are no later than now.
+    pub fn set_unix(&mut self, at: Seconds, unix: f64) {
+        if unix < self.settings.unix {
+            self.history.set_back(unix + at);
+        }
+        self.settings.unix = unix;
     }
 
     pub(super) fn unix(&self, at: Seconds) -> f64 {

@@ -1,20 +1,22 @@
 //! JSON lines. Each line is a record or an evaluation as it is in the store, plus the members `attempt` and `undone`.
 
-use std::io::{self, Write};
+use std::io::Write;
 
-use super::history::Entry;
+use lambert_store::Store;
 
-/// Writes the lines.
+use super::WriteError;
+use super::history::History;
+
+/// Writes the lines. `run` is the store of the history.
 ///
 /// # Errors
-/// `output` cannot be written.
-pub fn write(entries: &[Entry<'_>], output: &mut dyn Write) -> io::Result<()> {
-    for entry in entries {
-        let members = entry.text.trim_start().strip_prefix('{').unwrap_or_default();
+/// `output` cannot be written, or the records cannot be read.
+pub fn write(history: &History, run: &Store, output: &mut dyn Write) -> Result<(), WriteError> {
+    history.read(run, history.entries().iter(), |entry, text| {
+        let members = text.trim_start().strip_prefix('{').unwrap_or_default();
         let (attempt, is_undone) = (entry.position.attempt, entry.is_undone);
-        writeln!(output, "{{\"attempt\":{attempt},\"undone\":{is_undone},{}", members.trim_end())?;
-    }
-    Ok(())
+        Ok(writeln!(output, "{{\"attempt\":{attempt},\"undone\":{is_undone},{}", members.trim_end())?)
+    })
 }
 
 #[cfg(test)]
@@ -27,7 +29,7 @@ mod tests {
         let store = store("lines");
         put(&store, 3, 0, line(1, 5.5) + &evaluation(1, 8.0));
         let mut text = Vec::new();
-        write(&read(&store).entries(), &mut text).unwrap();
+        write(&read(&store), &store, &mut text).unwrap();
         let text = String::from_utf8(text).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         let added = "{\"attempt\":3,\"undone\":false,";

@@ -25,6 +25,19 @@ impl<'de> Deserialize<'de> for RecordLine {
     }
 }
 
+/// Duration of a step record. A line that is no [`RecordLine`] is an error, too.
+#[derive(Debug, Clone, Copy)]
+pub struct RecordSeconds {
+    /// Wall-clock time of the step, seconds.
+    pub seconds: f64,
+}
+
+impl<'de> Deserialize<'de> for RecordSeconds {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        RecordLine::deserialize(deserializer).map(|line| Self { seconds: line.seconds })
+    }
+}
+
 /// Value of a field.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Field {

@@ -15,8 +15,8 @@ const RECENT: usize = 10_000;
 pub struct GoodputAccount {
     goodput: Goodput,
     mode: Mode,
-    /// Start of the coordinator, seconds since the Unix epoch, which moves when its process was suspended. `None` before
-    /// the first event.
+    /// Time of day minus the seconds since the start of the coordinator, which changes when it was suspended or the
+    /// system clock was set. `None` before the first event.
     unix: Option<f64>,
     /// Seconds of the current attempt before training starts, in [`TimeCategory::TrainingPrep`].
     loading: f64,
@@ -107,11 +107,12 @@ impl GoodputAccount {
                 unix
             }
         };
-        // A suspended process.
-        goodput.add(recovery, unix - before);
-        self.last += unix - before;
+        let moved = unix - before;
+        // A suspended process or machine. If the clock was set back, no time has passed, and the start of the run moves.
+        goodput.add(recovery, moved.max(0.0));
+        self.last += moved;
         let passed = match self.unix {
-            Some(_) => unix + at - goodput.until - (unix - before),
+            Some(_) => unix + at - goodput.until - moved,
             None => at,
         };
         self.unix = Some(unix);
@@ -124,7 +125,7 @@ impl GoodputAccount {
             Mode::Training => self.pool += passed,
         }
         goodput.until = unix + at;
-        // A clock that was set back between two coordinators.
+        // The clock may have been set back.
         goodput.started = goodput.until - goodput.total() - self.pool;
     }
 

@@ -5,10 +5,12 @@
 //! - [`json_lines`]: `lambert run --json`; [`status_file`]:
 //!   `status.json` and `coordinator.json` in the store of the run; [`notify`]: `notify.command`; [`prometheus`]:
 //!   metrics for Prometheus; [`tensorboard`]: event files for TensorBoard; [`page`]: web page of the run
+//! - [`busy_address`]: start of a server whose address is in use
 //! - [`tracker`]: status, [`throughput`] and [`goodput`] of the run, derived from events and passed to all observers
 //!
 //! The module depends on [`decide`](crate::decide), not on [`crate::run`].
 
+pub mod busy_address;
 pub mod console;
 pub mod display;
 pub mod goodput;

@@ -4,12 +4,14 @@ use std::fs::Permissions;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
 use lambert_config::run::Watch;
 use lambert_store::Store;
 
+use super::busy_address::start_when_free;
 use super::{Observation, Observer, ObserverSetup, RunEnd};
 use crate::watch::poll;
 use crate::watch::server::{Server, ServerError};
@@ -18,6 +20,8 @@ use crate::{failure, panics};
 /// Maximum number of connections. The coordinator needs its file descriptors for the ranks and the store. A browser
 /// opens at most six connections.
 const CONNECTIONS: usize = 16;
+/// Start of the warnings.
+const PROBLEM: &str = "the page of the run is not served";
 /// Maximum time to wait at the end of the run until the file is removed.
 const LAST: Duration = Duration::from_secs(2);
 
@@ -32,6 +36,12 @@ enum PageError {
     Server(#[from] ServerError),
     #[error("cannot write watch.url_file {file}")]
     File { file: String, source: io::Error },
+}
+
+impl PageError {
+    fn is_port_in_use(&self) -> bool {
+        matches!(self, Self::Server(ServerError::PortInUse { .. }))
+    }
 }
 
 /// Observer that starts the server. The server reads the store of the run, as `lambert watch` does.
@@ -54,13 +64,13 @@ pub fn make(setup: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
         let _alive = alive;
         panics::mark_optional();
         if let Err(error) = serve(&watch, &url, &stopped) {
-            tracing::warn!("the page of the run is not served: {}; training continues", failure::chain(&error));
+            tracing::warn!("{PROBLEM}: {}; training continues", failure::chain(&error));
         }
     };
     match std::thread::Builder::new().name("page".into()).spawn(run).map_err(PageError::Thread) {
         Ok(_) => Some(Box::new(PageObserver { stop, thread })),
         Err(error) => {
-            tracing::warn!("the page of the run is not served: {}; training continues", failure::chain(&error));
+            tracing::warn!("{PROBLEM}: {}; training continues", failure::chain(&error));
             None
         }
     }
@@ -69,7 +79,8 @@ pub fn make(setup: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
 /// Serves the page until the coordinator ends. The log has no token, because others may read it.
 fn serve(watch: &Watch, url: &str, stopped: &Receiver<()>) -> Result<(), PageError> {
     let board = poll::start(vec![Store::open(url)?]).map_err(PageError::Thread)?;
-    let server = Server::start(watch.port, board, CONNECTIONS)?;
+    let start = || Server::start(watch.port, Arc::clone(&board), CONNECTIONS).map_err(PageError::from);
+    let Some(server) = start_when_free(PROBLEM, stopped, PageError::is_port_in_use, start)? else { return Ok(()) };
     let (file, text) = (Path::new(&watch.url_file), server.access() + "\n");
     write(file, &text).map_err(|source| PageError::File { file: watch.url_file.clone(), source })?;
     tracing::info!("serving the page of the run; its URL is in {}", file.display());

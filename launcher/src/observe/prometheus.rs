@@ -14,11 +14,15 @@ use std::time::Duration;
 use lambert_config::run::Prometheus;
 use lambert_control::{EventKind, Message};
 
+use super::busy_address::start_when_free;
 use super::{Observation, Observer, ObserverSetup, RunBegin, RunEnd};
 use crate::decide::{CoordinatorState, Event, Verdict, WorkerEvent};
 use crate::status::Status;
 use files::Discovery;
+use server::{MetricsServer, ServerError};
 
+/// Start of the warnings.
+const PROBLEM: &str = "metrics are not served at prometheus.address";
 /// Maximum time to wait for the server at the end of the run.
 const LAST: Duration = Duration::from_secs(2);
 
@@ -64,7 +68,7 @@ pub fn make(setup: &ObserverSetup<'_>) -> Option<Box<dyn Observer>> {
     match PrometheusObserver::start(prometheus, &setup.config.run.name, setup.url) {
         Ok(observer) => Some(Box::new(observer)),
         Err(error) => {
-            tracing::warn!("metrics are not served at prometheus.address: cannot start a thread: {error}");
+            tracing::warn!("{PROBLEM}: cannot start a thread: {error}");
             None
         }
     }
@@ -80,7 +84,7 @@ impl PrometheusObserver {
             let _alive = alive;
             if let Err(error) = serve(&prometheus, &name, read, &stopped) {
                 let error = crate::failure::chain(&error);
-                tracing::warn!("metrics are not served at prometheus.address: {error}; training continues");
+                tracing::warn!("{PROBLEM}: {error}; training continues");
             }
         };
         std::thread::Builder::new().name("prometheus".into()).spawn(run)?;
@@ -94,20 +98,18 @@ impl PrometheusObserver {
 }
 
 /// Serves the metrics until the coordinator ends.
-fn serve(
-    prometheus: &Prometheus,
-    name: &str,
-    shared: Shared,
-    stopped: &Receiver<Stop>,
-) -> Result<(), server::ServerError> {
+fn serve(prometheus: &Prometheus, name: &str, shared: Shared, stopped: &Receiver<Stop>) -> Result<(), ServerError> {
     let token = files::token(&prometheus.token_file)?;
-    let server = server::MetricsServer::start(&prometheus.address, token, shared)?;
+    let start = || MetricsServer::start(&prometheus.address, token.clone(), Arc::clone(&shared));
+    let Some(server) = start_when_free(PROBLEM, stopped, ServerError::is_address_in_use, start)? else {
+        return Ok(());
+    };
     tracing::info!("serving metrics for Prometheus at http://{}/metrics", server.target());
     let discovery = Discovery::new(&prometheus.discovery_file, name);
-    discovery.write(Some(server.target()));
+    discovery.write(server.target());
     // A disconnected channel: the coordinator ends by an error.
     if stopped.recv() != Ok(Stop::Replaced) {
-        discovery.write(None);
+        discovery.clear(server.target());
     }
     Ok(())
 }

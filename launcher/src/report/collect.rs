@@ -142,7 +142,7 @@ pub fn collect(store: &Store, restarts: &RestartHistory) -> Result<RunReport, Fa
 pub fn collect_until(store: &Store, restarts: &RestartHistory, last_step: u64) -> Result<RunReport, Failure> {
     let mut history = History::default();
     history.refresh(store).map_err(Failure::failed)?;
-    let (steps, evaluations, undone) = parse(&history, last_step);
+    let Records { steps, evaluations, undone } = parse(&history, store, last_step).map_err(Failure::failed)?;
     let config = String::from_utf8_lossy(&store.get(CONFIG).map_err(Failure::failed)?).into_owned();
     let parsed = stored_config::parse(&config, store)
         .inspect_err(|error| tracing::warn!("{error}; the report lacks layers and FLOPs"))
@@ -212,23 +212,33 @@ fn total(seconds: impl Iterator<Item = f64>) -> f64 {
     seconds.sum::<f64>() + 0.0
 }
 
-/// Step records that are not undone and their evaluations, by step, and the undone step records. All of them are up to
-/// step `last`.
-fn parse(history: &History, last: u64) -> (Vec<StepRecord>, Vec<Evaluation>, Vec<StepRecord>) {
+/// Records of a run.
+struct Records {
+    /// Step records that are not undone, by step.
+    steps: Vec<StepRecord>,
+    /// Evaluations that are not undone, by step.
+    evaluations: Vec<Evaluation>,
+    undone: Vec<StepRecord>,
+}
+
+/// Parses the records up to step `last`.
+fn parse(history: &History, store: &Store, last: u64) -> Result<Records, lambert_store::Error> {
     let (mut steps, mut evaluations, mut undone) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
-    for entry in history.entries().into_iter().filter(|entry| entry.position.step <= last) {
+    let entries = history.entries();
+    history.read(store, entries.iter().filter(|entry| entry.position.step <= last), |entry, text| {
         let step = entry.position.step;
         if entry.is_event {
-            let evaluation = serde_json::from_str::<Evaluation>(entry.text).ok().filter(|_| !entry.is_undone);
+            let evaluation = serde_json::from_str::<Evaluation>(text).ok().filter(|_| !entry.is_undone);
             evaluations.extend(evaluation.map(|evaluation| (step, evaluation)));
-        } else if let Ok(record) = serde_json::from_str::<StepRecord>(entry.text) {
+        } else if let Ok(record) = serde_json::from_str::<StepRecord>(text) {
             match entry.is_undone {
                 true => undone.push(record),
                 false => drop(steps.insert(step, record)),
             }
         }
-    }
-    (steps.into_values().collect(), evaluations.into_values().collect(), undone)
+        Ok::<(), lambert_store::Error>(())
+    })?;
+    Ok(Records { steps: steps.into_values().collect(), evaluations: evaluations.into_values().collect(), undone })
 }
 
 /// Number of tokens in the vocabulary of the run; 0 if it has none yet.

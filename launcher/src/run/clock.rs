@@ -1,4 +1,4 @@
-//! Coordinator clock that excludes time during which the process was suspended.
+//! Coordinator clock: durations without the time during which the process was suspended, and the time of day.
 
 use std::time::{Duration, Instant};
 
@@ -12,14 +12,18 @@ const STOPPED: Duration = Duration::from_secs(10);
 /// Time between ticks above which the coordinator may have been suspended.
 const PAUSED: Duration = Duration::from_secs(1);
 
+/// Difference from the system clock, seconds, above which the clock follows it.
+const DIFFERENCE: f64 = 2.0;
+
 /// Time since the coordinator started, without the time for which its process was suspended, e.g. with its Slurm job.
-/// A suspended coordinator receives no reports.
+/// A suspended coordinator receives no reports. The time is that of the monotonic clock. This clock also stands still
+/// while the machine is suspended, and does not jump when somebody sets the system clock.
 #[derive(Debug)]
 pub struct Clock {
     begun: Instant,
     /// Time of the last tick.
     ticked: Instant,
-    /// Start time, seconds since the Unix epoch, plus the time for which the process was suspended.
+    /// See [`Clock::unix`].
     unix: f64,
 }
 
@@ -35,8 +39,8 @@ impl Clock {
         self.begun.elapsed().as_secs_f64()
     }
 
-    /// Start time, seconds since the Unix epoch, plus the time for which the process was suspended. The sum of this
-    /// value and [`Clock::seconds`] is the current time.
+    /// Time of day minus [`Clock::seconds`], seconds since the Unix epoch. Without suspensions and changes of the system
+    /// clock, this is the start time. The sum of both is the time of day at the last tick, to within two seconds.
     pub fn unix(&self) -> f64 {
         self.unix
     }
@@ -46,8 +50,8 @@ impl Clock {
         TICK.saturating_sub(self.ticked.elapsed())
     }
 
-    /// Advances to the next tick and excludes a suspension. Returns the seconds since the last tick if they were so many
-    /// that the process may have been suspended.
+    /// Advances to the next tick, excludes a suspension, and follows the system clock. Returns the seconds since the last
+    /// tick if they were so many that the process may have been suspended.
     pub fn tick(&mut self) -> Option<Seconds> {
         let passed = self.ticked.elapsed();
         self.ticked = Instant::now();
@@ -56,7 +60,19 @@ impl Clock {
             self.unix += passed.as_secs_f64();
             tracing::info!("the coordinator was suspended for {:.0} s; continuing", passed.as_secs_f64());
         }
+        self.follow(host::now());
         (passed > PAUSED).then_some(passed.as_secs_f64())
+    }
+
+    /// Follows the system clock, which shows `now`. [`Clock::seconds`] stays the same.
+    fn follow(&mut self, now: f64) {
+        let difference = now - (self.unix + self.seconds());
+        if difference.abs() > DIFFERENCE {
+            self.unix += difference;
+            tracing::info!(
+                "the system clock was changed by {difference:+.0} s, or the machine was suspended; continuing"
+            );
+        }
     }
 }
 
@@ -70,6 +86,7 @@ mod tests {
         let Some(before) = Instant::now().checked_sub(Duration::from_secs(100)) else { return };
         // The process runs for 60 s and is then suspended for 40 s.
         (clock.begun, clock.ticked) = (before, before + Duration::from_secs(60));
+        clock.unix -= 100.0;
         let unix = clock.unix();
         assert_eq!(clock.until_tick(), Duration::ZERO);
         let suspended = clock.tick().unwrap();
@@ -79,5 +96,22 @@ mod tests {
         assert!(clock.until_tick() > Duration::ZERO);
         assert_eq!(clock.tick(), None);
         assert!((clock.seconds() - 60.0).abs() < 5.0, "a short while counts");
+    }
+
+    #[test]
+    fn the_time_of_day_follows_the_system_clock() {
+        let mut clock = Clock::start();
+        let unix = clock.unix();
+        for change in [3600.0, -86_400.0] {
+            // The machine was suspended, or the system clock was set.
+            clock.follow(host::now() + change);
+            assert!((clock.unix() - unix - change).abs() < 5.0, "{}", clock.unix() - unix);
+            assert!(clock.seconds() < 5.0, "{}", clock.seconds());
+        }
+        assert_eq!(clock.tick(), None);
+        assert!((clock.unix() - unix).abs() < 5.0, "a tick reads the system clock");
+        let unix = clock.unix();
+        clock.follow(unix + clock.seconds() + 1.0);
+        assert!((clock.unix() - unix).abs() < 1e-6, "a small difference stays");
     }
 }

@@ -100,8 +100,8 @@ impl<'a> Coordinator<'a> {
             Ok(event) => event,
             Err(failure) => return (state, Err(failure)),
         };
-        state.settings.unix = self.clock.unix();
         let at = self.clock.seconds();
+        state.set_unix(at, self.clock.unix());
         let (state, actions) = decide::decide(state, at, event.clone());
         self.observers.observe(at, &event, &actions, &state);
         let done = self.act(actions);

@@ -10,44 +10,62 @@
 use std::collections::HashMap;
 use std::io;
 
+use lambert_store::Store;
 use lambert_store::run::AttemptStep;
 
 use super::file::EventFile;
 use super::proto::{Event, FILE_VERSION, START, SessionLog, Summary};
 use super::scalars::{self, Scalar};
-use crate::metrics::history::Entry;
+use crate::metrics::history::{Entry, History};
 use crate::status::NoiseScale;
 
 /// Maximum number of events that are collected in memory before they are written.
 const EVENTS: usize = 4096;
 
-/// Error of [`HistoryWriter::write`].
+/// Error of a [`HistoryWriter`].
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
     #[error("cannot write the event file")]
     File(#[from] io::Error),
     #[error("cannot parse a record")]
     Record(#[from] serde_json::Error),
+    #[error(transparent)]
+    Store(#[from] lambert_store::Error),
 }
 
-/// Writer of a run's history.
+/// Writer of a run's history. It keeps only the positions of the entries in memory.
 #[derive(Debug)]
 pub struct HistoryWriter {
     file: EventFile,
-    /// Entries that were written and are still valid.
+    /// Entries that were written and are still valid, by step.
     written: Vec<Written>,
-    /// Last step of each tag.
-    tags: HashMap<String, u64>,
-    noise: NoiseScale,
+    totals: Totals,
     /// Wall time of the last event.
     wall_time: f64,
 }
 
-/// Identity of an entry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Identity of an entry, in the order of the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Written {
-    position: AttemptStep,
+    step: u64,
     is_event: bool,
+    attempt: u32,
+}
+
+/// What follows from all entries so far.
+#[derive(Debug, Default)]
+struct Totals {
+    /// Last step of each tag.
+    tags: HashMap<String, u64>,
+    noise: NoiseScale,
+}
+
+/// The lines of a history.
+#[derive(Debug, Clone, Copy)]
+pub struct Lines<'a> {
+    pub history: &'a History,
+    /// The store of the run.
+    pub run: &'a Store,
 }
 
 impl HistoryWriter {
@@ -60,86 +78,126 @@ impl HistoryWriter {
         let mut events = vec![version, start_at(0, start)];
         events.extend(headers);
         file.append(&events)?;
-        let (tags, noise) = (HashMap::new(), NoiseScale::default());
-        Ok(Self { file, written: Vec::new(), tags, noise, wall_time: start })
+        Ok(Self { file, written: Vec::new(), totals: Totals::default(), wall_time: start })
     }
 
-    /// Writes the effective entries that were not written yet. If written entries are no longer effective, first takes
-    /// them back.
+    /// Writes the effective ones of `entries`, the newest of the history, if all of them follow those that were written.
+    /// Otherwise returns false.
     ///
     /// # Errors
-    /// A record is not JSON, or the file cannot be written.
-    pub fn write(&mut self, entries: &[Entry<'_>]) -> Result<(), WriteError> {
-        let mut effective: Vec<&Entry<'_>> = entries.iter().filter(|entry| !entry.is_undone).collect();
-        effective.sort_by_key(|entry| (entry.position.step, entry.is_event));
+    /// A record is not JSON, or the file cannot be written, or the store cannot be read.
+    pub fn append(&mut self, entries: &[Entry], lines: Lines<'_>) -> Result<bool, WriteError> {
+        let effective = effective(entries);
+        let (last, next) = (self.written.last().map(Written::place), effective.first());
+        if next.is_some_and(|next| last >= Some(identity(next).place())) {
+            return Ok(false);
+        }
+        self.write_events(&effective, lines).map(|()| true)
+    }
+
+    /// Writes the effective ones of all `entries` of a history that were not written yet. If written entries are no
+    /// longer effective, first takes them back.
+    ///
+    /// # Errors
+    /// As [`Self::append`].
+    pub fn write(&mut self, entries: &[Entry], lines: Lines<'_>) -> Result<(), WriteError> {
+        let effective = effective(entries);
         let same =
             self.written.iter().zip(&effective).take_while(|(written, entry)| **written == identity(entry)).count();
         if same < self.written.len() {
-            self.remove_undone(&effective, same)?;
+            self.remove_undone(&effective, same, lines)?;
         }
+        self.write_events(&effective[self.written.len()..], lines)
+    }
+
+    /// Writes the events of entries. If the store fails, the entries that were read are written.
+    fn write_events(&mut self, entries: &[&Entry], lines: Lines<'_>) -> Result<(), WriteError> {
         let mut events = Vec::new();
-        for entry in &effective[self.written.len()..] {
-            events.push(self.event(entry)?);
-            self.written.push(identity(entry));
+        let mut begun = Vec::new();
+        let read = lines.history.read(lines.run, entries.iter().copied(), |entry, text| {
+            let scalars = self.totals.add(entry, text)?;
+            // Wall times must not decrease, but the objects of a copied run have the times of the copy.
+            self.wall_time = self.wall_time.max(entry.time);
+            events.push(summary(entry.position.step, self.wall_time, scalars));
+            begun.push(identity(entry));
             if events.len() == EVENTS {
                 self.file.append(&std::mem::take(&mut events))?;
+                self.written.append(&mut begun);
             }
-        }
-        Ok(self.file.append(&events)?)
+            Ok(())
+        });
+        self.file.append(&events)?;
+        self.written.append(&mut begun);
+        read
     }
 
     /// Removes the written entries from the first step at which they differ from `effective`. `same` is the number of
     /// entries before the first difference. Each tag with undone points needs a valid point after the START. Therefore
     /// the entries are removed from an earlier step if necessary: from the earliest of the last valid points of these
     /// tags.
-    fn remove_undone(&mut self, effective: &[&Entry<'_>], same: usize) -> Result<(), WriteError> {
+    fn remove_undone(&mut self, effective: &[&Entry], same: usize, lines: Lines<'_>) -> Result<(), WriteError> {
         let next = effective.get(same).map(|entry| entry.position.step);
-        let step = next.map_or(self.written[same].position.step, |next| next.min(self.written[same].position.step));
-        let undone = std::mem::take(&mut self.tags).into_iter().filter(|(_, last)| *last >= step);
-        let undone: Vec<String> = undone.map(|(tag, _)| tag).collect();
-        self.count_as_written(&effective[..self.entries_before(step)])?;
-        let first = undone.iter().filter_map(|tag| self.tags.get(tag)).min().map_or(step, |first| step.min(*first));
+        let step = next.map_or(self.written[same].step, |next| next.min(self.written[same].step));
+        let before = Totals::of(&effective[..self.entries_before(step)], lines)?;
+        let undone = self.totals.tags.iter().filter(|(_, last)| **last >= step);
+        let first = undone.filter_map(|(tag, _)| before.tags.get(tag)).min().map_or(step, |first| step.min(*first));
         let kept = self.entries_before(first);
-        self.count_as_written(&effective[..kept])?;
+        let totals = Totals::of(&effective[..kept], lines)?;
+        self.file.append(&[start_at(first, self.wall_time)])?;
+        self.totals = totals;
         self.written.truncate(kept);
-        Ok(self.file.append(&[start_at(first, self.wall_time)])?)
+        Ok(())
     }
 
     /// Number of written entries before `step`.
     fn entries_before(&self, step: u64) -> usize {
-        self.written.partition_point(|written| written.position.step < step)
+        self.written.partition_point(|written| written.step < step)
+    }
+}
+
+impl Written {
+    /// Place in the file. An entry replaces an earlier one at the same place.
+    fn place(&self) -> (u64, bool) {
+        (self.step, self.is_event)
+    }
+}
+
+impl Totals {
+    /// Reads `entries`.
+    fn of(entries: &[&Entry], lines: Lines<'_>) -> Result<Self, WriteError> {
+        let mut totals = Self::default();
+        lines.history.read(lines.run, entries.iter().copied(), |entry, text| {
+            totals.add(entry, text).map(drop).map_err(WriteError::from)
+        })?;
+        Ok(totals)
     }
 
-    /// Sets the last step of each tag and the noise scale to their values after `entries`.
-    fn count_as_written(&mut self, entries: &[&Entry<'_>]) -> Result<(), WriteError> {
-        (self.tags, self.noise) = (HashMap::new(), NoiseScale::default());
-        for entry in entries {
-            let scalars = self.scalars(entry)?;
-            self.tags.extend(scalars.into_iter().map(|(tag, _)| (tag, entry.position.step)));
-        }
-        Ok(())
-    }
-
-    fn event(&mut self, entry: &Entry<'_>) -> Result<Event, WriteError> {
-        let scalars = self.scalars(entry)?;
-        // Wall times must not decrease, but the objects of a copied run have the times of the copy.
-        self.wall_time = self.wall_time.max(entry.time);
+    /// Adds an entry. Returns its scalars.
+    fn add(&mut self, entry: &Entry, text: &str) -> serde_json::Result<Vec<Scalar>> {
+        let scalars = match entry.is_event {
+            true => scalars::of_evaluation(text)?,
+            false => scalars::of_step(text, &mut self.noise)?,
+        };
         for (tag, _) in &scalars {
             match self.tags.get_mut(tag) {
                 Some(last) => *last = entry.position.step,
                 None => drop(self.tags.insert(tag.clone(), entry.position.step)),
             }
         }
-        Ok(summary(entry.position.step, self.wall_time, scalars))
-    }
-
-    fn scalars(&mut self, entry: &Entry<'_>) -> serde_json::Result<Vec<Scalar>> {
-        if entry.is_event { scalars::of_evaluation(entry.text) } else { scalars::of_step(entry.text, &mut self.noise) }
+        Ok(scalars)
     }
 }
 
-fn identity(entry: &Entry<'_>) -> Written {
-    Written { position: entry.position, is_event: entry.is_event }
+/// Returns the effective entries in the order of the file.
+fn effective(entries: &[Entry]) -> Vec<&Entry> {
+    let mut effective: Vec<&Entry> = entries.iter().filter(|entry| !entry.is_undone).collect();
+    effective.sort_by_key(|entry| identity(entry).place());
+    effective
+}
+
+fn identity(entry: &Entry) -> Written {
+    let AttemptStep { attempt, step } = entry.position;
+    Written { step, is_event: entry.is_event, attempt }
 }
 
 /// Returns the START event that tells readers that `step` is the next step.

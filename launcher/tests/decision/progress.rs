@@ -144,6 +144,21 @@ fn failures_from_the_future_are_not_counted() {
     assert_eq!(scene.state.history.restarts.len(), 1);
 }
 
+/// If the clock is set back during a run, earlier failures leave the window in time. Timeouts stay the same.
+#[test]
+fn a_clock_that_is_set_back_keeps_failures_in_their_window() {
+    let mut scene = Scenario::new();
+    scene.train(1, 9).saves(9).fail(FailureKind::Transient).pause();
+    let (before, unix) = (scene.state.clone(), scene.state.settings.unix - 86_400.0);
+    scene.state.set_unix(scene.at, unix);
+    assert_eq!(scene.state.phase, before.phase);
+    assert_eq!(scene.state.history.restarts[0].unix, unix + scene.at);
+    let later = scene.state.settings.window + 1.0;
+    assert_eq!(scene.state.history.count(unix + scene.at + later - scene.state.settings.window), 0);
+    scene.state.set_unix(scene.at, unix + 500.0);
+    assert_eq!(scene.state.history.restarts[0].unix, unix + scene.at, "a clock that is set forward changes no failure");
+}
+
 #[test]
 fn rollbacks_restart_at_once_and_are_limited() {
     let mut scene = Scenario::with(|config| config.guard.rollbacks = 2, HostPool::Here);

@@ -122,3 +122,35 @@ fn damaged_lines_are_reported_and_omitted() {
     }
     assert_eq!(damaged.len(), 3);
 }
+
+#[test]
+fn records_are_read_again_in_any_order() {
+    let store = store("again");
+    let text = |steps: std::ops::RangeInclusive<u64>, loss: f64| steps.map(|step| line(step, loss)).collect::<String>();
+    (0..40).for_each(|object| put(&store, 1, 2 * object, &text(2 * object + 1..=2 * object + 2, 1.0)));
+    put(
+        &store,
+        3,
+        10,
+        &(text(11..=12, 3.0) + "{\"event\":\"evaluation\",\"step\":12}\n{\"step\":13}\n" + &text(13..=13, 3.5)),
+    );
+    let mut records = StepRecords::<Record>::default();
+    records.refresh_in_parts(&store, |records, _| records.all.clear()).unwrap();
+    let again = |positions: &[(u32, u64)]| {
+        let positions = positions.iter().map(|(attempt, step)| AttemptStep { attempt: *attempt, step: *step });
+        let mut found = Vec::new();
+        let read = records.reread(&store, positions, |record: Record| {
+            found.push((record.step, record.loss));
+            Ok::<(), crate::Error>(())
+        });
+        read.map(|()| found)
+    };
+    let all: Vec<(u32, u64)> = (1..=80).map(|step| (1, step)).chain((11..=13).map(|step| (3, step))).collect();
+    let found = again(&all).unwrap();
+    assert_eq!(found.len(), 83);
+    assert_eq!(found[79..], [(80, 1.0), (11, 3.0), (12, 3.0), (13, 3.5)]);
+    assert_eq!(again(&[(3, 13), (1, 14), (3, 11)]).unwrap(), [(13, 3.5), (14, 1.0), (11, 3.0)]);
+    let error = again(&[(1, 81)]).unwrap_err().to_string();
+    assert!(error.contains("from-000000078.jsonl is damaged: step records: expected a record of step 81"), "{error}");
+    assert!(again(&[(2, 1)]).is_err());
+}

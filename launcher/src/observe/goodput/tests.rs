@@ -146,6 +146,19 @@ fn the_time_between_coordinators_is_recovery() {
 }
 
 #[test]
+fn a_clock_that_is_set_back_moves_the_start() {
+    let (mut account, state) = (GoodputAccount::new(Goodput::default()), coordinator(1000.0));
+    account.observe(0.0, &Event::LeaseTaken(1), &[start()], &state);
+    account.observe(0.0, &report(WorkerPhase::Load), &[], &state);
+    account.observe(0.0, &started(0, None), &[], &state);
+    account.observe(10.0, &record(1), &[], &state);
+    account.observe(20.5, &record(2), &[], &coordinator(400.0));
+    assert_account(&account, &[(DataLoading, 2.0), (ProductiveStep, 18.0), (Other, 0.5)]);
+    let goodput = account.goodput();
+    assert_eq!((goodput.started, goodput.until), (400.0, 420.5));
+}
+
+#[test]
 fn records_that_arrive_late_claim_their_time() {
     let (mut account, state) = (GoodputAccount::new(Goodput::default()), coordinator(1000.0));
     account.observe(0.0, &Event::LeaseTaken(1), &[start()], &state);

@@ -78,12 +78,26 @@ impl Discovery {
         Self { path: (!file.is_empty()).then(|| PathBuf::from(file)), name: name.to_owned() }
     }
 
-    /// Writes the coordinator's address; `None`: no target. Logs a warning on failure.
-    pub fn write(&self, target: Option<&str>) {
+    /// Writes the coordinator's address. Logs a warning on failure.
+    pub fn write(&self, target: &str) {
+        self.put(&self.group(target));
+    }
+
+    /// Removes the coordinator's address, unless another coordinator has replaced it. Logs a warning on failure.
+    pub fn clear(&self, target: &str) {
+        let found = self.path.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
+        if found.is_some_and(|found| found.trim_end() == self.group(target)) {
+            self.put("[]");
+        }
+    }
+
+    fn group(&self, target: &str) -> String {
+        json!([{ "targets": [target], "labels": { "run": self.name } }]).to_string()
+    }
+
+    fn put(&self, text: &str) {
         let Some(path) = &self.path else { return };
-        let groups: Vec<_> =
-            target.iter().map(|target| json!({ "targets": [target], "labels": { "run": self.name } })).collect();
-        if let Err(error) = replace(path, &json!(groups).to_string()) {
+        if let Err(error) = replace(path, text) {
             tracing::warn!("cannot write prometheus.discovery_file {}: {error}; training continues", path.display());
         }
     }
@@ -122,10 +136,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("demo.json");
         let discovery = Discovery::new(path.to_str().unwrap(), "demo");
-        discovery.write(Some("node1:9400"));
+        discovery.write("node1:9400");
         let read = || std::fs::read_to_string(&path).unwrap();
-        assert_eq!(read(), "[{\"targets\":[\"node1:9400\"],\"labels\":{\"run\":\"demo\"}}]\n");
-        discovery.write(None);
+        let written = "[{\"targets\":[\"node1:9400\"],\"labels\":{\"run\":\"demo\"}}]\n";
+        assert_eq!(read(), written);
+        discovery.clear("node2:9400");
+        assert_eq!(read(), written, "of another coordinator");
+        discovery.clear("node1:9400");
         assert_eq!((read(), path.metadata().unwrap().mode() & 0o777), ("[]\n".to_owned(), 0o644));
     }
 }

@@ -35,6 +35,13 @@ pub enum ServerError {
     Runtime(#[source] std::io::Error),
 }
 
+impl ServerError {
+    /// True if another process listens on the address.
+    pub fn is_address_in_use(&self) -> bool {
+        matches!(self, Self::Listen { source, .. } if source.kind() == std::io::ErrorKind::AddrInUse)
+    }
+}
+
 /// The server; stops when dropped.
 #[derive(Debug)]
 pub struct MetricsServer {

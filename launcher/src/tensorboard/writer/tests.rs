@@ -42,7 +42,8 @@ fn described(events: &[Event]) -> Vec<String> {
 /// Writes the history in the store, and returns descriptions of the appended events.
 fn appended(writer: &mut HistoryWriter, store: &Store, folder: &Path) -> Vec<String> {
     let before = described(&events(folder)).len();
-    writer.write(&read(store).entries()).unwrap();
+    let history = read(store);
+    writer.write(&history.entries(), Lines { history: &history, run: store }).unwrap();
     described(&events(folder)).split_off(before)
 }
 
