@@ -268,17 +268,23 @@ mod tests {
     }
 
     #[test]
-    fn kernels_of_dropout_access_four_elements_at_a_time() {
+    fn kernels_of_dropout_and_cross_entropy_access_four_elements_at_a_time() {
         let Some(nvrtc) = nvrtc() else { return };
         let ptx = nvrtc.compile_to(SOURCE, "compute_90", ["nvrtcGetPTXSize", "nvrtcGetPTX"]).unwrap();
         let ptx = String::from_utf8(ptx).unwrap();
-        for (kernel, [load, store]) in [
-            ("dropout_f32", ["ld.global.v4.f32", "st.global.v4.f32"]),
-            ("dropout_bf16", ["ld.global.v4.u16", "st.global.v4.u16"]),
+        for (kernel, stores) in [
+            ("dropout_f32", true),
+            ("dropout_bf16", true),
+            ("cross_entropy_f32", false),
+            ("cross_entropy_bf16", false),
+            ("cross_entropy_backward_f32", true),
+            ("cross_entropy_backward_bf16", true),
         ] {
+            let element = if kernel.ends_with("_bf16") { "u16" } else { "f32" };
             let body = instructions(&ptx, kernel);
             let accesses: Vec<&str> = body.split_whitespace().filter(|word| word.contains(".global.")).collect();
-            assert!(accesses.contains(&load) && accesses.contains(&store), "{kernel}: {accesses:?}");
+            let has = |access: &str| accesses.contains(&format!("{access}.global.v4.{element}").as_str());
+            assert!(has("ld") && (has("st") || !stores), "{kernel}: {accesses:?}");
         }
     }
 

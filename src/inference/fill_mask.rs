@@ -57,7 +57,7 @@ pub fn fill(model: &LoadedModel, text: &str, top: usize) -> Result<Vec<Vec<Predi
         let input = Input::upload(bert.kernels(), &batch);
         let hidden = tch::no_grad(|| bert.forward(&input, Dropout::Off));
         let positions = input.positions.as_ref().expect("read() refuses a text without a mask");
-        tch::no_grad(|| bert.heads.masked_language(&hidden, positions))
+        tch::no_grad(|| bert.heads.masked_language(&hidden, positions).without_padding())
     })?;
     let predictions = |row: i64| {
         let logits = logits.get(row);

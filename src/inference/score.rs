@@ -95,7 +95,7 @@ pub fn score(model: &LoadedModel, objective: &Objective, text: &str) -> Result<T
             let (Some(positions), Some(labels)) = (&input.positions, &input.labels) else { continue };
             let of_tokens: Tensor = tch::no_grad(|| {
                 let hidden = encoder.forward(&input, Dropout::Off);
-                let logits = encoder.heads.masked_language(&hidden, positions);
+                let logits = encoder.heads.masked_language(&hidden, positions).without_padding();
                 logits.log_softmax(-1, Kind::Double).gather(1, &labels.unsqueeze(1), false)
             });
             sum += encoder.kernels().fetch(&of_tokens.view([-1])).iter().sum::<f64>();

@@ -8,8 +8,9 @@
 mod memory;
 mod steps;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::cuda::launch::{KernelArguments, KernelDevice, THREADS};
 use super::*;
@@ -24,6 +25,15 @@ unsafe extern "C" {
 struct MetaDevice {
     /// Number of [`Kernels::fetch`] calls.
     fetched: AtomicUsize,
+    /// Number of launches of each kernel.
+    launches: Mutex<BTreeMap<String, usize>>,
+}
+
+impl MetaDevice {
+    /// Number of launches of a kernel so far.
+    fn launched(&self, kernel: &str) -> usize {
+        self.launches.lock().unwrap().get(kernel).copied().unwrap_or(0)
+    }
 }
 
 fn to_meta(host: &Tensor) -> Tensor {
@@ -63,6 +73,7 @@ impl KernelDevice for MetaDevice {
 
     /// Checks the sizes of the tensors that a kernel reads and writes, in bytes.
     fn launch(&self, kernel: &str, blocks: usize, arguments: &mut KernelArguments) -> Result<(), String> {
+        *self.launches.lock().unwrap().entry(kernel.to_owned()).or_default() += 1;
         let sizes = |indices: &[usize]| indices.iter().map(|index| arguments.size(*index)).collect::<Vec<_>>();
         let number = |index: usize| arguments.number(index);
         let fits = match kernel {
@@ -122,7 +133,7 @@ impl KernelDevice for MetaDevice {
             "sample_tokens_f32" | "sample_tokens_bf16" => {
                 let element = if kernel == "sample_tokens_f32" { 4 } else { 2 };
                 let rows = 8 * blocks;
-                sizes(&[0, 1, 2, 3]) == [rows, element * blocks * number(5), rows, rows]
+                sizes(&[0, 1, 2, 3]) == [rows, element * blocks * number(6), rows, rows] && number(5) <= number(6)
             }
             "soft_targets_f32" | "soft_targets_bf16" => {
                 let element = if kernel == "soft_targets_f32" { 4 } else { 2 };
@@ -130,6 +141,20 @@ impl KernelDevice for MetaDevice {
                 sizes(&[0, 1, 2, 3]) == [student, 4 * blocks, student, teacher]
                     && [0, 4 * blocks].contains(&arguments.size(4))
                     && number(5) <= number(6).min(number(7))
+            }
+            "cross_entropy_f32" | "cross_entropy_bf16" => {
+                let element = if kernel == "cross_entropy_f32" { 4 } else { 2 };
+                let (all, rows) = (element * blocks * number(7), 8 * blocks);
+                sizes(&[0, 1, 2, 3, 4]) == [4 * blocks, rows, rows, all, rows]
+                    && [0, 4 * blocks].contains(&arguments.size(5))
+                    && number(6) <= number(7)
+            }
+            "cross_entropy_backward_f32" | "cross_entropy_backward_bf16" => {
+                let element = if kernel == "cross_entropy_backward_f32" { 4 } else { 2 };
+                let (all, rows) = (element * blocks * number(7), 8 * blocks);
+                sizes(&[0, 1, 2, 3, 5]) == [all, 4, all, rows, rows]
+                    && [0, 4 * blocks].contains(&arguments.size(4))
+                    && number(6) <= number(7)
             }
             "add_column_sums" => {
                 let width = number(5);

@@ -4,9 +4,11 @@
 //! - [`Host`]: kernels of the CPU
 //! - [`Cuda`]: kernels of GPUs, hand-written (cuda/kernels.cu) or libtorch operations
 //! - [`snapshot`]: asynchronous device-to-host copies
+//! - `cross_entropy`: targets and result of the cross-entropy over the vocabulary
 //! - `soft_targets`: loss of the soft targets of a teacher, with operations of libtorch
 //! - `Reference`: plain libtorch operations on any device, the slow baseline of the tests
 
+mod cross_entropy;
 pub mod cuda;
 mod host;
 #[cfg(test)]
@@ -26,6 +28,7 @@ use lambert_config::run::{Activation, OptimizerKind};
 use lambert_dataset::random::Key;
 use tch::{Kind, Tensor};
 
+pub use cross_entropy::{CrossEntropy, TokenTargets};
 pub use cuda::Cuda;
 pub use host::Host;
 #[cfg(test)]
@@ -130,7 +133,7 @@ pub trait Kernels: Send + Sync {
     }
 
     /// Draws a token for each row of `logits` \[rows, vocabulary\] with the probabilities of their softmax, i64 \[rows\]. The
-    /// token is the argmax of the sums of logits and Gumbel noise. The noise is a pure function of `draws`, row and token, from
+    /// logits may be the first columns of wider rows. The token is the argmax of the sums of logits and Gumbel noise. The noise is a pure function of `draws`, row and token, from
     /// 32 random bits each. The argmax may differ between devices where two sums are equal up to rounding.
     fn sample_tokens(&self, logits: &Tensor, draws: &TokenDraws<'_>) -> Tensor;
 
@@ -138,6 +141,17 @@ pub trait Kernels: Send + Sync {
     /// temperature T, with its gradient. The logits are those of student and teacher, \[n, width\], without a graph.
     fn soft_targets(&self, logits: [&Tensor; 2], params: &SoftTargetParams<'_>) -> SoftTargetGradient {
         soft_targets::with_operations(logits, params)
+    }
+
+    /// True if the device has [`Kernels::cross_entropy`].
+    fn has_cross_entropy(&self) -> bool {
+        false
+    }
+
+    /// Computes the summed cross-entropy of `logits` \[n, width\] and the number of correct predictions, in one kernel. A second
+    /// kernel computes the gradient, which has the dtype of the logits and is 0 for padding. The computation uses f32.
+    fn cross_entropy(&self, _logits: &Tensor, _targets: &TokenTargets<'_>) -> CrossEntropy {
+        unreachable!("has_cross_entropy returns false")
     }
 
     /// True if [`Kernels::residual_norm`] supports rows of `width` elements.

@@ -1,5 +1,6 @@
 //! Tests of optimizer updates: every implementation compared with the formulas in f64 and with the host.
 
+mod cross_entropy;
 mod gate;
 mod golden_updates;
 mod operations;

@@ -1,15 +1,19 @@
 //! Pre-training heads for masked language modeling, for the sentence-pair label (NSP or SOP), for the span boundary objective
 //! and for replaced-token detection. A network has the heads that its description lists.
 
+use std::sync::Arc;
+
 use lambert_config::run::Activation;
 use lambert_plan::architecture::{Head, ModuleKind, ParamKind, TensorId};
 use tch::Tensor;
 
 use super::{Linear, NetworkWeights, Normalization, activate};
+use crate::kernels::Kernels;
 use crate::torch::{self, LinearParams};
 
 /// Heads of a network.
 pub struct Heads {
+    kernels: Arc<dyn Kernels>,
     masked_language: Option<MaskedLanguageHead>,
     pair: Option<PairHead>,
     span_boundary: Option<SpanBoundaryHead>,
@@ -20,6 +24,7 @@ impl Heads {
     pub(super) fn new(weights: NetworkWeights<'_>) -> Self {
         let has = |head| weights.network.has(|module| module.head == Some(head));
         Self {
+            kernels: Arc::clone(weights.parameters.kernels()),
             masked_language: has(Head::MaskedLanguage).then(|| MaskedLanguageHead::new(weights)),
             pair: has(Head::Pair).then(|| PairHead::new(weights)),
             span_boundary: has(Head::SpanBoundary).then(|| SpanBoundaryHead::new(weights)),
@@ -27,13 +32,17 @@ impl Heads {
         }
     }
 
-    /// Logits over the vocabulary at `n` positions, \[n, vocabulary\]. `hidden` is \[batch, sequence, hidden\].
-    /// `positions` are row indices into `hidden` flattened to \[batch x sequence, hidden\]. Padding entries of the
-    /// vocabulary have a logit of minus infinity.
+    /// Kernels of the device that has the parameters.
+    pub fn kernels(&self) -> &dyn Kernels {
+        &*self.kernels
+    }
+
+    /// Logits over the vocabulary at `n` positions. `hidden` is \[batch, sequence, hidden\]. `positions` are row indices into
+    /// `hidden` flattened to \[batch x sequence, hidden\].
     ///
     /// # Panics
     /// The network has no masked-language head.
-    pub fn masked_language(&self, hidden: &Tensor, positions: &Tensor) -> Tensor {
+    pub fn masked_language(&self, hidden: &Tensor, positions: &Tensor) -> VocabularyLogits {
         let head = self.masked_language.as_ref().expect("the network has no masked-language head");
         head.logits(&hidden.flatten(0, 1).index_select(0, positions))
     }
@@ -76,17 +85,74 @@ impl Heads {
         self.pair.as_ref().expect("the network has no pair head").logits(first_tokens)
     }
 
-    /// Logits over the vocabulary at `n` tokens of masked spans, \[n, vocabulary\]. `hidden` is \[batch, sequence, hidden\].
-    /// `left` and `right` are row indices into `hidden` flattened to \[batch x sequence, hidden\]: the tokens before and after
-    /// the span of each token. `offsets` are the positions of the tokens in their spans, from 0. All three are i64 \[n\].
-    /// Padding entries of the vocabulary have a logit of minus infinity.
+    /// Logits over the vocabulary at `n` tokens of masked spans. `hidden` is \[batch, sequence, hidden\]. `left` and `right` are
+    /// row indices into `hidden` flattened to \[batch x sequence, hidden\]: the tokens before and after the span of each token.
+    /// `offsets` are the positions of the tokens in their spans, from 0. All three are i64 \[n\].
     ///
     /// # Panics
     /// The network has no span boundary head.
-    pub fn span_boundary(&self, hidden: &Tensor, left: &Tensor, right: &Tensor, offsets: &Tensor) -> Tensor {
+    pub fn span_boundary(&self, hidden: &Tensor, left: &Tensor, right: &Tensor, offsets: &Tensor) -> VocabularyLogits {
         let head = self.span_boundary.as_ref().expect("the network has no span boundary head");
         let hidden = hidden.flatten(0, 1);
         head.logits(&hidden.index_select(0, left), &hidden.index_select(0, right), offsets)
+    }
+}
+
+/// Logits of `n` predictions over the vocabulary.
+pub struct VocabularyLogits {
+    /// Output of the decoder, \[n, rows\]. The rows are the tokens of the vocabulary, then its padding entries.
+    pub decoded: Tensor,
+    /// Number of tokens of the vocabulary.
+    pub vocabulary: i64,
+    padding_logits: Option<Tensor>,
+}
+
+impl VocabularyLogits {
+    /// Returns the logits, \[n, rows\], with minus infinity at padding entries of the vocabulary.
+    pub fn without_padding(self) -> Tensor {
+        match &self.padding_logits {
+            Some(padding_logits) => self.decoded + padding_logits,
+            None => self.decoded,
+        }
+    }
+}
+
+/// Linear layer to logits over the vocabulary.
+struct Decoder {
+    linear: Linear,
+    /// Tensor added to the logits, \[rows\]: minus infinity at padding entries of the vocabulary, 0 elsewhere. `None` if the
+    /// vocabulary has no padding entries.
+    padding_logits: Option<Tensor>,
+    /// Number of tokens of the vocabulary.
+    vocabulary: i64,
+}
+
+impl Decoder {
+    /// Uses the given weight, \[rows, width\], and bias, \[rows\].
+    fn new(weights: NetworkWeights<'_>, weight: TensorId, bias: TensorId) -> Self {
+        let rows = weights.parameters.tensor(bias).size()[0];
+        let padding = weights.parameters.spec(bias).padding.unwrap_or(0) as i64;
+        let padding_logits = || {
+            let padding_logits = weights.parameters.tensor(bias).zeros_like().set_requires_grad(false);
+            // With another dtype, the sum would have f32 for each logit.
+            let padding_logits = padding_logits.to_kind(super::compute_dtype(weights.model));
+            let _ = padding_logits.narrow(0, rows - padding, padding).fill_(f64::NEG_INFINITY);
+            padding_logits
+        };
+        Self {
+            linear: Linear::from_ids(weights.parameters, weight, Some(bias)),
+            padding_logits: (padding > 0).then(padding_logits),
+            vocabulary: rows - padding,
+        }
+    }
+
+    /// Maps \[n, width\] to \[n, rows\].
+    fn forward(&self, x: &Tensor) -> VocabularyLogits {
+        VocabularyLogits {
+            decoded: self.linear.forward(x),
+            vocabulary: self.vocabulary,
+            padding_logits: self.padding_logits.as_ref().map(Tensor::shallow_clone),
+        }
     }
 }
 
@@ -95,31 +161,24 @@ struct MaskedLanguageHead {
     activation: Activation,
     transform: Linear,
     norm: Normalization,
-    decoder: Linear,
-    /// Tensor added to the logits, \[vocabulary\]: minus infinity at padding entries of the vocabulary, 0 elsewhere.
-    /// `None` if the vocabulary has no padding entries.
-    padding_logits: Option<Tensor>,
-    /// Number of padding entries of the vocabulary.
-    padding: i64,
+    decoder: Decoder,
 }
 
 impl MaskedLanguageHead {
     fn new(weights: NetworkWeights<'_>) -> Self {
-        let NetworkWeights { parameters, network, .. } = weights;
+        let network = weights.network;
         let is_tied = network.module(ModuleKind::Decoder).is_some_and(|decoder| decoder.tied_to.is_some());
         let (matrix, vector) = match is_tied {
             true => (ModuleKind::WordEmbeddings, ModuleKind::PredictionBias),
             false => (ModuleKind::Decoder, ModuleKind::Decoder),
         };
-        let bias = network.id(vector, None, ParamKind::Bias);
-        let decoder = Linear::from_ids(parameters, network.id(matrix, None, ParamKind::Weight), Some(bias));
+        let [weight, bias] = [(matrix, ParamKind::Weight), (vector, ParamKind::Bias)]
+            .map(|(module, leaf)| network.id(module, None, leaf));
         Self {
             activation: network.head_activation,
             transform: Linear::new(weights, ModuleKind::Transform, None),
             norm: Normalization::new(weights, ModuleKind::TransformNorm, None),
-            decoder,
-            padding_logits: padding_logits(weights, bias),
-            padding: parameters.spec(bias).padding.unwrap_or(0) as i64,
+            decoder: Decoder::new(weights, weight, bias),
         }
     }
 
@@ -128,35 +187,18 @@ impl MaskedLanguageHead {
     }
 
     fn decoder(&self) -> VocabularyDecoder {
-        let LinearParams { weight, bias } = &self.decoder.params;
+        let Decoder { linear, vocabulary, .. } = &self.decoder;
+        let LinearParams { weight, bias } = &linear.params;
         let bias = bias.as_ref().expect("the decoder has a bias");
-        let copy = self.decoder.compute_copy.as_ref();
+        let copy = linear.compute_copy.as_ref();
         let copy = copy.map(|copy| [&copy.weight, copy.bias.as_ref().unwrap_or(bias)].map(Tensor::shallow_clone));
-        let vocabulary = bias.size()[0] - self.padding;
-        VocabularyDecoder::new(weight.shallow_clone(), bias.shallow_clone(), copy, vocabulary)
+        VocabularyDecoder::new(weight.shallow_clone(), bias.shallow_clone(), copy, *vocabulary)
     }
 
-    /// Maps \[n, hidden\] to \[n, vocabulary\].
-    fn logits(&self, hidden: &Tensor) -> Tensor {
-        let logits = self.decoder.forward(&self.decoder_input(hidden));
-        match &self.padding_logits {
-            Some(padding_logits) => logits + padding_logits,
-            None => logits,
-        }
+    /// Maps \[n, hidden\] to logits.
+    fn logits(&self, hidden: &Tensor) -> VocabularyLogits {
+        self.decoder.forward(&self.decoder_input(hidden))
     }
-}
-
-/// Returns a tensor to add to logits whose bias is `bias`, \[vocabulary\]: minus infinity at padding entries of the vocabulary, 0
-/// elsewhere. `None` if the vocabulary has no padding entries.
-fn padding_logits(weights: NetworkWeights<'_>, bias: TensorId) -> Option<Tensor> {
-    let padding = weights.parameters.spec(bias).padding.unwrap_or(0) as i64;
-    (padding > 0).then(|| {
-        let padding_logits = weights.parameters.tensor(bias).zeros_like().set_requires_grad(false);
-        // With another dtype, the sum would have f32 for each logit.
-        let padding_logits = padding_logits.to_kind(super::compute_dtype(weights.model));
-        let _ = padding_logits.narrow(0, padding_logits.size()[0] - padding, padding).fill_(f64::NEG_INFINITY);
-        padding_logits
-    })
 }
 
 /// Span boundary head (arXiv 1907.10529, section 3.2): two dense layers, each with an activation function and a normalization,
@@ -166,14 +208,12 @@ struct SpanBoundaryHead {
     /// Position embeddings, \[positions, width\].
     positions: Tensor,
     dense: [(Linear, Normalization); 2],
-    decoder: Linear,
-    /// As in [`MaskedLanguageHead`].
-    padding_logits: Option<Tensor>,
+    decoder: Decoder,
 }
 
 impl SpanBoundaryHead {
     fn new(weights: NetworkWeights<'_>) -> Self {
-        let NetworkWeights { parameters, network, .. } = weights;
+        let network = weights.network;
         let matrix = network.id(ModuleKind::WordEmbeddings, None, ParamKind::Weight);
         let bias = network.id(ModuleKind::SpanBias, None, ParamKind::Bias);
         let dense = |(linear, norm)| (Linear::new(weights, linear, None), Normalization::new(weights, norm, None));
@@ -185,23 +225,18 @@ impl SpanBoundaryHead {
                 (ModuleKind::SpanOutput, ModuleKind::SpanOutputNorm),
             ]
             .map(dense),
-            decoder: Linear::from_ids(parameters, matrix, Some(bias)),
-            padding_logits: padding_logits(weights, bias),
+            decoder: Decoder::new(weights, matrix, bias),
         }
     }
 
-    /// Maps the boundaries, \[n, hidden\] each, and the positions in the spans, \[n\], to \[n, vocabulary\].
-    fn logits(&self, left: &Tensor, right: &Tensor, offsets: &Tensor) -> Tensor {
+    /// Maps the boundaries, \[n, hidden\] each, and the positions in the spans, \[n\], to logits.
+    fn logits(&self, left: &Tensor, right: &Tensor, offsets: &Tensor) -> VocabularyLogits {
         let positions = torch::embedding(&self.positions, offsets).to_kind(left.kind());
         let mut x = Tensor::cat(&[left, right, &positions], 1);
         for (linear, norm) in &self.dense {
             x = norm.forward(&activate(&linear.forward(&x), self.activation));
         }
-        let logits = self.decoder.forward(&x);
-        match &self.padding_logits {
-            Some(padding_logits) => logits + padding_logits,
-            None => logits,
-        }
+        self.decoder.forward(&x)
     }
 }
 

@@ -47,7 +47,7 @@ use input::Input;
 
 use block::SegmentBlock;
 pub use dropout::{Dropout, DropoutRates};
-pub use heads::{Heads, VocabularyDecoder};
+pub use heads::{Heads, VocabularyDecoder, VocabularyLogits};
 use weights::NetworkWeights;
 
 /// Linear layer `x W^T + b`, where W is \[out, in\]. The computation uses the dtype of `x`. Gradients are f32.

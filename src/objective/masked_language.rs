@@ -26,6 +26,6 @@ impl Loss for MaskedLanguageLoss {
     fn score(&self, heads: &Heads, hidden: &Tensor, input: &Input) -> LossValue {
         let (positions, labels) = (super::targets(input.positions.as_ref()), super::targets(input.labels.as_ref()));
         let factors = input.loss_scales.as_ref().map(|rows| rows.index_select(0, &input.rows_of(positions)));
-        super::score(&heads.masked_language(hidden, positions), labels, factors.as_ref())
+        super::score_tokens(heads.kernels(), heads.masked_language(hidden, positions), labels, factors.as_ref())
     }
 }

@@ -17,8 +17,9 @@ use lambert_plan::objectives::{self, TrainedNetwork};
 use tch::{Kind, Reduction, Tensor};
 
 use crate::data::{GlobalBatch, MicroBatch};
+use crate::kernels::{CrossEntropy, Kernels, TokenTargets};
 use crate::model::input::Input;
-use crate::model::{Encoder, Heads};
+use crate::model::{Encoder, Heads, VocabularyLogits};
 use crate::objective::totals::ObjectiveTotals;
 use crate::state::Parameters;
 pub use pass::{Pass, PassInput, PassOutput};
@@ -161,6 +162,24 @@ fn score(logits: &Tensor, labels: &Tensor, factors: Option<&Tensor>) -> LossValu
     };
     let correct = tch::no_grad(|| logits.argmax(-1, false).eq_tensor(labels).sum(Kind::Int64));
     LossValue { loss, correct: Some(correct), detection: None, logits: Some(detached) }
+}
+
+/// Computes the loss of predicted tokens as [`score`] does, if possible with a kernel that leaves out the padding of the
+/// vocabulary.
+fn score_tokens(
+    kernels: &dyn Kernels,
+    logits: VocabularyLogits,
+    labels: &Tensor,
+    factors: Option<&Tensor>,
+) -> LossValue {
+    if !kernels.has_cross_entropy() {
+        return score(&logits.without_padding(), labels, factors);
+    }
+    let VocabularyLogits { decoded, vocabulary, .. } = logits;
+    let CrossEntropy { loss, correct } = kernels.cross_entropy(&decoded, &TokenTargets { vocabulary, labels, factors });
+    // Later passes see no padding entries.
+    let predictions = decoded.detach().narrow(1, 0, vocabulary);
+    LossValue { loss, correct: Some(correct), detection: None, logits: Some(predictions) }
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ impl Loss for SpanBoundaryLoss {
         let targets = super::targets(input.span_targets.as_ref());
         let [left, right, offsets, labels] = [0, 1, 2, 3].map(|row| targets.select(0, row));
         let factors = input.loss_scales.as_ref().map(|rows| rows.index_select(0, &input.rows_of(&left)));
-        super::score(&heads.span_boundary(hidden, &left, &right, &offsets), &labels, factors.as_ref())
+        let logits = heads.span_boundary(hidden, &left, &right, &offsets);
+        super::score_tokens(heads.kernels(), logits, &labels, factors.as_ref())
     }
 }

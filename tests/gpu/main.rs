@@ -5,6 +5,7 @@
 
 #[path = "../support/curve.rs"]
 mod curve;
+mod losses;
 
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
@@ -23,7 +24,7 @@ use lambert_worker::checkpoint::snapshot::Snapshot;
 use lambert_worker::data::batch::MaskedSample;
 use lambert_worker::data::{GlobalBatch, MicroBatch};
 use lambert_worker::gpu::{CommStream, ComputeDevice, Driver, Gpu};
-use lambert_worker::kernels::{DropoutParams, Host, Kernels, NormParams, SoftTargetParams, TokenDraws, Values};
+use lambert_worker::kernels::{DropoutParams, Host, Kernels, NormParams, TokenDraws, Values};
 use lambert_worker::masking::MaskedToken;
 use lambert_worker::model::compute_dtype;
 use lambert_worker::model::input::Input;
@@ -232,35 +233,6 @@ fn unpadded_samples_have_the_gradients_of_padded_ones() {
     let difference = relative_difference(&padded, &unpadded);
     println!("POINT unpadded gradients: {difference:.1e} of the padded ones (at most 2e-2)");
     assert!(difference < 2e-2, "{difference:e}");
-}
-
-/// Loss and gradient of soft targets, for rows of logits with padding.
-#[test]
-fn soft_targets_match_the_host() {
-    const ROWS: i64 = 300;
-    const VOCABULARY: i64 = 30_522;
-    let Some(gpu) = first_gpu() else { return };
-    let computed = |kernels: &dyn Kernels, kind: Kind, width: i64| {
-        let logits = |seed: u64| {
-            let mut rng = Key::new(seed).rng();
-            let values: Vec<f32> = (0..ROWS * width).map(|_| 12.0 * rng.unit_f64() as f32).collect();
-            kernels.upload(Values::F32(&values)).view([ROWS, width]).to_kind(kind)
-        };
-        let params = SoftTargetParams { vocabulary: VOCABULARY, temperature: 2.0, weights: None };
-        let made = kernels.soft_targets([&logits(1), &logits(2)], &params);
-        let gradient = made.gradient.to_kind(Kind::Float).flatten(0, -1).to_device(tch::Device::Cpu);
-        (made.loss.double_value(&[]), Vec::<f32>::try_from(gradient).unwrap())
-    };
-    for (kind, most) in [(Kind::Float, 1e-5), (Kind::BFloat16, 1e-2)] {
-        for width in [VOCABULARY, 30_528] {
-            let (host, found) = (computed(&Host, kind, width), computed(&*gpu, kind, width));
-            let (loss, gradient) = ((found.0 / host.0 - 1.0).abs(), relative_difference(&host.1, &found.1));
-            println!(
-                "POINT soft targets, {kind:?}, {width}: loss {loss:.1e}, gradient {gradient:.1e} (at most {most:.0e})"
-            );
-            assert!(loss < most && gradient < most, "{kind:?}, {width}: {loss:e} {gradient:e}");
-        }
-    }
 }
 
 /// The models have dropout outside of the attention weights. Its draws are keyed, so host and GPU drop the same elements.

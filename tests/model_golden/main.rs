@@ -172,7 +172,7 @@ fn logits(name: &str, golden: &Golden) {
         let input = Input::upload(&Host, &batch);
         let hidden = encoder.forward(&input, Dropout::Off);
         let pair = golden.has_pair().then(|| encoder.heads.pair(&input.first_tokens(&hidden)));
-        (encoder.heads.masked_language(&hidden, &Tensor::from_slice(&batch.positions)), pair)
+        (encoder.heads.masked_language(&hidden, &Tensor::from_slice(&batch.positions)).without_padding(), pair)
     });
     let (pieces, rows) = (golden.pieces as i64, mlm.size()[1]);
     let padding = mlm.narrow(1, pieces, rows - pieces);

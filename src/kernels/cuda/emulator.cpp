@@ -217,6 +217,7 @@ using std::memcpy;
 #include "relative.cu"
 #include "sample.cu"
 #include "soft_targets.cu"
+#include "cross_entropy.cu"
 
 namespace {
 
@@ -239,7 +240,8 @@ const std::map<std::string, std::function<void(void **)>> kKernels = {
     KERNEL(residual_norm_backward_bf16), KERNEL(add_column_sums),     KERNEL(rotate_f32),
     KERNEL(rotate_bf16),       KERNEL(gate_f32),        KERNEL(gate_bf16),       KERNEL(gate_backward_f32),
     KERNEL(gate_backward_bf16), KERNEL(sample_tokens_f32), KERNEL(sample_tokens_bf16),
-    KERNEL(soft_targets_f32),  KERNEL(soft_targets_bf16),
+    KERNEL(soft_targets_f32),  KERNEL(soft_targets_bf16), KERNEL(cross_entropy_f32), KERNEL(cross_entropy_bf16),
+    KERNEL(cross_entropy_backward_f32), KERNEL(cross_entropy_backward_bf16),
     KERNEL(relative_softmax_f32), KERNEL(relative_softmax_bf16), KERNEL(relative_softmax_backward_f32),
     KERNEL(relative_softmax_backward_bf16),
 };

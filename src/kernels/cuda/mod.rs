@@ -1,10 +1,11 @@
 //! CUDA kernels. Hand-written kernels compute keyed dropout, whose masks are drawn from a key and a counter. They also
 //! compute the operations for which libtorch is slower. libtorch computes all other operations.
 //!
-//! - kernels.cu, norm.cu, rotary.cu, gate.cu, relative.cu, sample.cu, soft_targets.cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
+//! - files with the suffix .cu: the kernels, compiled at run time for the GPU ([`crate::gpu`])
 //! - [`KernelDevice`]: device that runs the kernels, either a GPU or, in tests, the CPU (`Emulator`)
 
 mod chunks;
+mod cross_entropy;
 #[cfg(test)]
 mod emulator;
 mod gate;
@@ -13,6 +14,7 @@ mod relative;
 mod residual_norm;
 mod rotary;
 mod row_dropout;
+mod sample;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,8 +26,9 @@ use self::chunks::{CHUNK, ChunkTable};
 pub use self::emulator::Emulator;
 use self::launch::{KernelArguments, KernelDevice, THREADS};
 use super::{
-    Address, Angles, DropoutParams, Host, HostBuffer, Kernels, NormParams, OptimizerUpdate, PendingSnapshot,
-    RelativeScores, SoftTargetGradient, SoftTargetParams, StateBuffers, TensorCopy, TimeMark, TokenDraws, Values,
+    Address, Angles, CrossEntropy, DropoutParams, Host, HostBuffer, Kernels, NormParams, OptimizerUpdate,
+    PendingSnapshot, RelativeScores, SoftTargetGradient, SoftTargetParams, StateBuffers, TensorCopy, TimeMark,
+    TokenDraws, TokenTargets, Values,
 };
 use crate::torch;
 
@@ -37,11 +40,12 @@ pub const SOURCE: &str = concat!(
     include_str!("gate.cu"),
     include_str!("relative.cu"),
     include_str!("sample.cu"),
-    include_str!("soft_targets.cu")
+    include_str!("soft_targets.cu"),
+    include_str!("cross_entropy.cu")
 );
 
 /// Kernel names in kernels.cu, without their `lambert_` prefix.
-pub const KERNELS: [&str; 31] = [
+pub const KERNELS: [&str; 35] = [
     "dropout_f32",
     "dropout_bf16",
     "sum_of_squares",
@@ -73,6 +77,10 @@ pub const KERNELS: [&str; 31] = [
     "sample_tokens_bf16",
     "soft_targets_f32",
     "soft_targets_bf16",
+    "cross_entropy_f32",
+    "cross_entropy_bf16",
+    "cross_entropy_backward_f32",
+    "cross_entropy_backward_bf16",
 ];
 
 /// Kernels of a GPU or of the emulated GPU.
@@ -251,14 +259,7 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
     }
 
     fn sample_tokens(&self, logits: &Tensor, draws: &TokenDraws<'_>) -> Tensor {
-        let logits = logits.detach().contiguous();
-        let [rows, width] = logits.size()[..] else { panic!("sample: unsupported shape {:?}", logits.size()) };
-        let ids = draws.samples.empty_like();
-        let arguments = KernelArguments::new().tensor(&ids).tensor(&logits);
-        let arguments = arguments.tensor(draws.samples).tensor(draws.positions).u64(draws.key.bits());
-        let kernel = format!("sample_tokens_{}", suffix(&logits));
-        self.launch(&kernel, rows as usize, arguments.u32(width as usize));
-        ids
+        sample::draw(&*self.device, logits, draws)
     }
 
     fn soft_targets(&self, [student, teacher]: [&Tensor; 2], params: &SoftTargetParams<'_>) -> SoftTargetGradient {
@@ -274,6 +275,14 @@ impl<C: KernelDevice + 'static> Kernels for Cuda<C> {
         let arguments = arguments.u32(teacher.size()[1] as usize).f32(temperature as f32);
         self.launch(&format!("soft_targets_{}", suffix(&student)), rows as usize, arguments);
         SoftTargetGradient { loss: losses.sum(Kind::Float), gradient }
+    }
+
+    fn has_cross_entropy(&self) -> bool {
+        true
+    }
+
+    fn cross_entropy(&self, logits: &Tensor, targets: &TokenTargets<'_>) -> CrossEntropy {
+        cross_entropy::apply(&self.device, logits, targets)
     }
 
     fn has_residual_norm(&self, width: i64) -> bool {

@@ -26,13 +26,15 @@ __device__ inline float gumbel(u32 bits) {
   return -logf(-log1pf(-uniform));
 }
 
-// Draws a token for each row of `logits`, [rows, width]. One block computes one row. One 64-bit random word serves two tokens.
+// Draws one of the first `width` tokens for each row of `logits`, [rows, stride]. One block computes one row. One 64-bit random word
+// serves two tokens.
 template <typename T>
-__device__ inline void sample_tokens(i64 *out, const T *logits, const i64 *samples, const i64 *places, u64 key, u32 width) {
+__device__ inline void sample_tokens(i64 *out, const T *logits, const i64 *samples, const i64 *places, u64 key, u32 width,
+                                     u32 stride) {
   __shared__ Drawn of_warps[THREADS / WARP];
   const u64 row = blockIdx.x;
   const u64 state = with(with(key, static_cast<u64>(samples[row])), static_cast<u64>(places[row]));
-  logits += row * width;
+  logits += row * stride;
   Drawn drawn = {float_from_bits(0xff800000u), 0};
   for (u32 word = threadIdx.x; 2 * word < width; word += THREADS) {
     const u64 random = mix(state + (word + 1ull) * STEP);
@@ -55,11 +57,11 @@ __device__ inline void sample_tokens(i64 *out, const T *logits, const i64 *sampl
 }
 
 extern "C" __global__ void lambert_sample_tokens_f32(i64 *out, const float *logits, const i64 *samples, const i64 *places,
-                                                     u64 key, u32 width) {
-  sample_tokens(out, logits, samples, places, key, width);
+                                                     u64 key, u32 width, u32 stride) {
+  sample_tokens(out, logits, samples, places, key, width, stride);
 }
 
 extern "C" __global__ void lambert_sample_tokens_bf16(i64 *out, const bf16 *logits, const i64 *samples, const i64 *places,
-                                                      u64 key, u32 width) {
-  sample_tokens(out, logits, samples, places, key, width);
+                                                      u64 key, u32 width, u32 stride) {
+  sample_tokens(out, logits, samples, places, key, width, stride);
 }

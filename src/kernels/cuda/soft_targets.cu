@@ -49,6 +49,18 @@ __device__ inline Four<T> four_of(const T *row, u32 word, u32 width, bool aligne
   return values;
 }
 
+// Writes elements 4 * word to 4 * word + 3 of a row, as above.
+template <typename T>
+__device__ inline void put_four(T *row, const Four<T> &values, u32 word, u32 width, bool aligned) {
+  if (aligned) {
+    reinterpret_cast<Four<T> *>(row)[word] = values;
+    return;
+  }
+  for (u32 j = 0; j < 4 && 4 * word + j < width; j++) {
+    row[4 * word + j] = values.values[j];
+  }
+}
+
 // One block computes one row. Only the first `vocabulary` columns count. losses[row] = weight * temperature^2 * KL(teacher ||
 // student) of the distributions at `temperature`. `gradient` is that of the loss for the logits of the student, and 0 in the other
 // columns. `weights` may be null.
@@ -89,13 +101,7 @@ __device__ inline void soft_targets(T *gradient, float *losses, const T *student
       loss += target * (log_teacher - log_student);
       narrow((expf(log_student) - target) * temperature * weight, &of_student_logits.values[j]);
     }
-    if (student_aligned) {
-      reinterpret_cast<Four<T> *>(gradient)[word] = of_student_logits;
-    } else {
-      for (u32 j = 0; j < 4 && 4 * word + j < student_width; j++) {
-        gradient[4 * word + j] = of_student_logits.values[j];
-      }
-    }
+    put_four(gradient, of_student_logits, word, student_width, student_aligned);
   }
   loss = block_sum(loss);
   if (threadIdx.x == 0) {

@@ -140,6 +140,9 @@ const MARGIN: f64 = 0.15;
 /// The same for samples that are much shorter than the sequence length.
 const SHORT_MARGIN: f64 = 0.17;
 
+/// The same with a teacher.
+const TEACHER_MARGIN: f64 = 0.16;
+
 /// Ratio of the estimate to the counted bytes, for a micro-batch of `shape`.
 fn ratio(mut config: RunConfig, shape: Shape, samples: Samples) -> f64 {
     let Shape { layers, hidden, heads, intermediate, length, .. } = shape;
@@ -300,8 +303,12 @@ fn memory_estimate_with_a_teacher_is_slightly_above_the_count() {
     }
     ratios.sort_by(|a, b| a.0.total_cmp(&b.0));
     println!("minimum {:?}, maximum {:?}", ratios[0], ratios[ratios.len() - 1]);
-    let out_of_range: Vec<_> = ratios.iter().filter(|(ratio, ..)| !(1.0..=1.0 + MARGIN).contains(ratio)).collect();
-    assert!(out_of_range.is_empty(), "estimate below the count or more than {MARGIN} above it: {out_of_range:?}");
+    let out_of_range: Vec<_> =
+        ratios.iter().filter(|(ratio, ..)| !(1.0..=1.0 + TEACHER_MARGIN).contains(ratio)).collect();
+    assert!(
+        out_of_range.is_empty(),
+        "estimate below the count or more than {TEACHER_MARGIN} above it: {out_of_range:?}"
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Operations of a training step on the meta device: reads, copies, and their number.
 
 use lambert_config::run::{Attention, Model, Norm, Optimizer as Settings, OptimizerKind, Precision};
-use lambert_plan::architecture::Architecture;
+use lambert_plan::architecture::{Architecture, Head};
 use lambert_plan::batch_partition::{Layout, MicroBatchPlan};
 
 use super::*;
@@ -10,7 +10,7 @@ use crate::data::{GlobalBatch, MicroBatch};
 use crate::masking::MaskedToken;
 use crate::model;
 use crate::model::tests::architectures::CASES;
-use crate::objective::Objective;
+use crate::objective::{Loss, Objective, Pass};
 use crate::optim;
 use crate::state::{Parameters, TrainState};
 use crate::train::phases::{Phase, PhaseClock};
@@ -178,6 +178,42 @@ fn step_of_unpadded_micro_batches_synchronizes_once() {
             assert_eq!(seen, (1, 0, BATCH_UPLOADS + LOSS_ZEROS + LAMB_UPDATE_COPIES), "{} {recompute}", case.name);
             step::evaluate(&objective, &batch(Layout::Unpadded).micro_batches, Key::new(1)).unwrap();
             assert_eq!(device.fetched.swap(0, Ordering::Relaxed), 1, "evaluation, {}", case.name);
+        }
+    }
+}
+
+/// One kernel computes each loss over the vocabulary, also in an evaluation, and one its gradient.
+#[test]
+fn kernels_compute_the_losses_over_the_vocabulary() {
+    let shape =
+        Model { hidden: 32, heads: 2, intermediate: 64, positions: 16, pad_vocabulary_to: 8, ..Model::default() };
+    for case in CASES {
+        for precision in [Precision::Fp32, Precision::Bf16] {
+            let model = Model { precision, ..shape.clone() };
+            let device = Arc::new(MetaDevice::default());
+            let mut state = case.state(Arc::new(Cuda::new(device.clone())), &model);
+            let objective = case.objective(&state.parameters, &model);
+            let mut batch = batch(Layout::Padded);
+            batch.micro_batches = batch.micro_batches.into_iter().map(MicroBatch::with_span_targets).collect();
+            let predicts_tokens = |head| matches!(head, Head::MaskedLanguage | Head::SpanBoundary);
+            let losses = objective.passes().iter().flat_map(Pass::losses).map(Loss::description);
+            let losses = losses.filter(|loss| predicts_tokens(loss.head) && !loss.needs_teacher()).count();
+            let launched = |suffix: &str| {
+                ["cross_entropy", "cross_entropy_backward"].map(|kernel| device.launched(&format!("{kernel}_{suffix}")))
+            };
+            // A table in f32 makes the hidden states f32.
+            let is_bf16 = precision == Precision::Bf16 && case.name != "a table in every layer";
+            let [used, other] = if is_bf16 { ["bf16", "f32"] } else { ["f32", "bf16"] };
+            step::forward_backward(&objective, &mut state, batch.whole(), Key::new(1), &mut |_, _| ()).unwrap();
+            assert!(
+                losses > 0 && launched(used) == [2 * losses; 2],
+                "{} {precision:?}: {:?}",
+                case.name,
+                launched(used)
+            );
+            step::evaluate(&objective, &batch.micro_batches, Key::new(1)).unwrap();
+            assert_eq!(launched(used), [4 * losses, 2 * losses], "evaluation, {} {precision:?}", case.name);
+            assert_eq!(launched(other), [0; 2], "{} {precision:?}", case.name);
         }
     }
 }

@@ -35,6 +35,20 @@ fn all_devices_draw_the_same_tokens() {
     }
 }
 
+/// The first columns of wider rows, as those before the padding of a vocabulary.
+#[test]
+fn a_view_of_columns_gives_the_same_tokens() {
+    for (count, width, padding) in [(40, 1003, 5), (1, 7, 1), (3, 512, 64)] {
+        let [logits, samples, positions] = rows(count, width + padding, Kind::BFloat16);
+        let _ = logits.narrow(1, width, padding).fill_(1e4);
+        let view = logits.narrow(1, 0, width);
+        let expected = draw(&Host, &view.contiguous(), &samples, &positions);
+        for kernels in [&reference() as &dyn Kernels, &emulated()] {
+            assert_eq!(draw(kernels, &view, &samples, &positions), expected);
+        }
+    }
+}
+
 #[test]
 fn a_draw_depends_only_on_its_place() {
     let [logits, samples, positions] = rows(40, 300, Kind::Float);

@@ -1,23 +1,21 @@
 //! GPU memory that a rank needs, by formula, and the largest micro-batch that fits.
 //!
 //! The formula estimates the memory of the tensors of a step. src/kernels/meta/memory.rs counts these tensors one by
-//! one, also without a GPU. The formula is never below that count and at most 15 % above it. [`reserve`] covers the
+//! one, also without a GPU. The formula is never below that count and at most 16 % above it. [`reserve`] covers the
 //! additional memory that CUDA and libtorch take.
 
 use crate::architecture::{ALIGNMENT, Architecture, CostUnit, Head, ModuleKind, Network, NormInput};
 use crate::objectives::{self, TrainedNetwork};
 use lambert_config::run::{Attention, Model, Objective, Precision, RunConfig, Stage, Unpadded};
 
+use super::DatasetShape;
 use super::teacher::{ChunkCost, TeacherActivations};
-use super::{DatasetShape, KEPT_LOGIT};
 
 /// Additional bytes per parameter with bf16: a bf16 copy of the weights.
 const BF16_WEIGHTS: u64 = 2;
 /// Upper bounds: the number of tensors per layer, and the number of tensors outside the layers.
 const TENSOR_COUNTS: (u64, u64) = (16, 26);
 
-/// Bytes per masked token and vocabulary token, in f32: log-softmax, its gradient and the gradient of the logits.
-const SOFTMAX: f64 = 12.0;
 /// Bytes per token of the micro-batch itself: ids, segments, positions and masks, with temporaries.
 const IDS: f64 = 64.0;
 /// Bytes per token of the drawn tokens, of their targets, and of the losses over all tokens of a discriminator.
@@ -102,27 +100,28 @@ fn pass_activations(
         CostUnit::MaskedToken => masked,
         CostUnit::Sample => samples,
     };
-    let kept = KEPT_LOGIT + if is_read { bytes } else { 0.0 };
     let own = || trained.losses.iter().filter(|loss| !loss.needs_teacher()).map(|loss| loss.head);
     let states: f64 = own().map(|head| bytes * network.head_activation_elements(head, count)).sum();
     // A detection has no logits of the vocabulary. The gradients of its dense layer and of the activation function exist together.
     let detection = if own().any(|head| head == Head::ReplacedTokens) { 2.0 * row } else { 0.0 };
     let logits: f64 = own().map(|head| network.logits(head, count)).sum();
     let widest = own().map(|head| network.logits(head, count)).fold(0.0, f64::max);
-    // The logits exist until all losses are computed.
-    let at_score = states + (super::teacher::KEPT_LOGIT + bytes) * logits + teacher.at_score;
-    // The backward pass of the heads runs loss by loss, beginning with the losses that read the teacher.
-    let at_backward = ((SOFTMAX - KEPT_LOGIT) * widest + teacher.saved).max(teacher.at_backward);
-    let head = (states + kept * logits + detection + at_backward).max(at_score);
+    // The backward pass reads the logits, so they exist until all losses are computed.
+    let kept = states + bytes * logits;
+    let read = if is_read { bytes * logits } else { 0.0 };
+    // The backward pass of the heads runs loss by loss, beginning with the losses that read the teacher. It computes the gradient of
+    // the logits in their dtype.
+    let at_backward = (bytes * widest + teacher.saved).max(teacher.at_backward);
+    let head = kept + (detection + at_backward).max(teacher.at_score);
 
     let most = if stage.recompute {
         // Kept are the input of each layer, the output of the last layer, and the gradient of that output.
-        (layers + 2.0) * row + head.max(layer + back)
+        (layers + 2.0) * row + head.max(layer + back + read)
     } else {
         // The sum of the embeddings is in f32. It is kept only if a normalization follows (post-norm).
         let embeddings = row + if is_pre_norm { 0.0 } else { 4.0 * all * hidden };
         // The output of the last layer stays alive during the backward pass of the heads.
-        embeddings + layers * layer + (head + row).max(back)
+        embeddings + layers * layer + (head + row).max(back + read)
     };
     // Parameter vectors in the compute dtype, and the padding columns of the logits.
     let vectors = 4.0 * rows + (4.0 * layers + 8.0) * hidden * bytes;

@@ -27,7 +27,7 @@ impl ChunkCost {
     }
 }
 
-/// Bytes per logit of an earlier loss that are kept while the soft targets are computed: the log-softmax.
+/// Bytes per logit of an earlier loss that are kept on a CPU while the soft targets are computed: the log-softmax.
 pub(super) const KEPT_LOGIT: f64 = 4.0;
 
 /// Bytes per element of the hidden states for the cosine loss: the gradient, and a temporary tensor, in f32.
@@ -77,18 +77,26 @@ pub(super) fn activations(
     let local = tokens * network.local_mask_columns(length) as f64;
     let layer = tokens * (4.0 * hidden + 2.0 * wide) + scores + local + 4.0 * rows * hidden;
     let embeddings = 8.0 * tokens * facts.model.embedding() as f64;
+    let rotation = if facts.model.rotary_base.is_some() { rotation(bytes) * tokens * hidden } else { 0.0 };
     // With a teacher, a run has one network.
     let soft = student.networks().first().map(|network| soft_targets(teacher, network, (tokens, cost), config));
     let SoftTargetMemory { states, chunk, gradient } = soft.unwrap_or_default();
     let cosine = if teacher.cosine_weight > 0.0 { COSINE * tokens * config.model.hidden as f64 } else { 0.0 };
     TeacherActivations {
-        forward: (bytes * layer).max(embeddings),
+        forward: (bytes * layer).max(embeddings).max(rotation + bytes * local),
         kept: bytes * tokens * hidden,
         at_score: states + chunk,
         at_backward: states + 2.0 * gradient + cosine,
         // The gradients of the weight of the decoder and of the hidden states wait for those of the other losses.
         saved: gradient + bytes * tokens * config.model.hidden as f64,
     }
+}
+
+/// Bytes per element of the hidden states while single operations rotate the keys: in the dtype of `bytes` bytes, the hidden states
+/// before and after the normalization, queries, keys, values and the rotated queries; in f32, the rotated keys and their halves. With
+/// bf16, also the keys in f32 and the rotated keys in bf16.
+fn rotation(bytes: f64) -> f64 {
+    6.0 * bytes + 8.0 + if bytes < 4.0 { 4.0 + bytes } else { 0.0 }
 }
 
 /// Bytes of the loss of the soft targets.
