@@ -27,7 +27,8 @@ fn a_stage_that_has_ended_cannot_become_longer() {
     let dir = TestDir::new();
     let (config, url, data) = (dir.config(5, 1), dir.path("run"), dir.path("data/train"));
     let text = std::fs::read_to_string(&config).unwrap().replace("name = \"one\"\n", "name = \"one\"\nlayers = 1\n");
-    let more = format!("\n[[stage]]\nname = \"two\"\ndata = {data:?}\nsteps = 4\nglobal_batch = 16\nlearning_rate = 5e-3\n");
+    let more =
+        format!("\n[[stage]]\nname = \"two\"\ndata = {data:?}\nsteps = 4\nglobal_batch = 16\nlearning_rate = 5e-3\n");
     let config = dir.file("grows.toml", text + &more);
     finished(&start(&config, &url, &[]), 9);
     let kept = checkpoints(&url);

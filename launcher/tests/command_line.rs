@@ -124,7 +124,15 @@ fn all_errors_of_a_preparation_are_listed() {
     std::fs::write(here.path().join("p.toml"), "[samples]\npasses = 'x'\nsize = 3\n[output]\nshards = 0\n").unwrap();
     let sets = ["--set", "samples.held_out=2", "--set", "output.rows_per_group=10000000"];
     let ran = lambert(here.path(), &[&["prep", "--config", "p.toml"], &sets[..]].concat());
-    let keys = ["output.rows_per_group: must be from 1 to 2097152", "samples.passes", "samples.size", "output.shards", "output.url", "samples.held_out", "source:"];
+    let keys = [
+        "output.rows_per_group: must be from 1 to 2097152",
+        "samples.passes",
+        "samples.size",
+        "output.shards",
+        "output.url",
+        "samples.held_out",
+        "source:",
+    ];
     refused(&ran, 2, &keys);
 }
 

@@ -218,7 +218,8 @@ impl Cache {
 
 /// True if a file of this name belongs to the cache: the SHA-256 of a shard, and an extension. The folder may have other files.
 fn is_shard_file(name: &str, extension: &str) -> bool {
-    name.strip_suffix(extension).is_some_and(|hash| hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    name.strip_suffix(extension)
+        .is_some_and(|hash| hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 fn lock_name(shard: &Shard) -> String {

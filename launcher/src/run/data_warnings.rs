@@ -78,7 +78,11 @@ fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
         }
         let longest = datasets.iter().map(|data| data.dataset.sizes().sequence_length).max();
         idle.extend(idle_ranks(index, stage.global_batch, config.cluster.ranks));
-        masked.extend(few_masks(&format!("stage.{index}"), &stage.objective.of(&config.objective), longest.unwrap_or(0)));
+        masked.extend(few_masks(
+            &format!("stage.{index}"),
+            &stage.objective.of(&config.objective),
+            longest.unwrap_or(0),
+        ));
         unknown.extend(datasets.iter().filter_map(NamedDataset::unknown));
         let pairs = |data: &NamedDataset| unused_pairs(&data.key, data.dataset.manifest().samples.pair, config);
         paired.extend(datasets.iter().filter_map(pairs));

@@ -65,9 +65,7 @@ pub fn check_metaspace(pre_tokenizer: &Json) -> Result<(), String> {
     expect(metaspace, "pre_tokenizer", "split", &json!(true))?;
     expect(metaspace, "pre_tokenizer", "add_prefix_space", &json!(true))?;
     match metaspace["prepend_scheme"].as_str() {
-        Some("never") => {
-            Err("pre_tokenizer: prepend_scheme is \"never\"; expected \"always\" or \"first\"".to_owned())
-        }
+        Some("never") => Err("pre_tokenizer: prepend_scheme is \"never\"; expected \"always\" or \"first\"".to_owned()),
         // Words that the first step separates have no space, so only the first word of a text would start with `▁`.
         Some("first") if follows_split => {
             Err("pre_tokenizer: prepend_scheme is \"first\" after WhitespaceSplit; expected \"always\"".to_owned())
@@ -82,9 +80,7 @@ mod tests {
 
     #[test]
     fn words_start_with_a_mark() {
-        let metaspace = |scheme| {
-            json!({"type": "Metaspace", "replacement": "▁", "add_prefix_space": true, "split": true, "prepend_scheme": scheme})
-        };
+        let metaspace = |scheme| json!({"type": "Metaspace", "replacement": "▁", "add_prefix_space": true, "split": true, "prepend_scheme": scheme});
         let after_split =
             |scheme| json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace(scheme)]});
         for accepted in [metaspace("always"), metaspace("first"), after_split("always")] {
