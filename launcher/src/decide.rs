@@ -285,7 +285,8 @@ fn end(
             }
         }
         // A request came while the processes were being started. No process will report its end.
-        Event::StartFailed(attempt, ..) if attempt == number => {
+        Event::StartFailed(attempt, _, message) if attempt == number => {
+            actions.push(Action::Note(Note::StartFailed(message)));
             let why = if state.requests.kill { EndReason::Killed } else { why };
             return restart::follow(state, at, &running, why, actions);
         }

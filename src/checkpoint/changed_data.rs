@@ -19,24 +19,20 @@ pub fn forget_statistics(
 ) -> Option<String> {
     let place = timeline::position(config, &state.stages.early_stops, state.step)?;
     let mixture = mixtures.get(place.index)?;
-    let is_known = match mixture.is_single() {
-        true => state.cursors.contains_key(mixture.datasets()[0].manifest_sha256()),
-        false => state.mixtures.contains_key(mixture.id()),
+    let is_same = match &state.stages.mixture {
+        Some(id) => id == mixture.id(),
+        None if mixture.is_single() => state.cursors.contains_key(mixture.id()),
+        None => state.mixtures.contains_key(mixture.id()),
     };
-    if is_known || place.done == 0 || state.stages.entered != Some(place.index) {
+    if is_same || place.done == 0 || state.stages.entered != Some(place.index) {
         return None;
     }
     state.stages.history = LossHistory::default();
     state.stages.spikes.start_stage();
-    let (index, url, name) = (place.index, mixture.url(), manifest.name());
-    Some(match mixture.is_single() {
-        true => format!(
-            "stage.{index}.data: {url} is not the dataset of {name}, or was prepared again since; the stage continues at its first \
-             sample"
-        ),
-        false => format!(
-            "stage.{index}.mixture: its datasets or weights are not those of {name}; each dataset continues after the samples that \
-             were drawn from it"
-        ),
-    })
+    Some(format!(
+        "stage.{}: its data are not those of {}: other datasets or weights, or prepared again since; each dataset continues after the \
+         samples that were drawn from it",
+        place.index,
+        manifest.name()
+    ))
 }

@@ -48,6 +48,9 @@ pub struct EngineState {
     /// Stages that ended early at a plateau, with their numbers of steps.
     #[serde(default, alias = "ended", skip_serializing_if = "EarlyStops::is_empty")]
     early_stops: EarlyStops,
+    /// ID of the mixture that the current stage reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    stage_mixture: Option<String>,
     /// True if the evaluation of this step is pending.
     #[serde(default, alias = "unevaluated", skip_serializing_if = "std::ops::Not::not")]
     evaluation_pending: bool,
@@ -86,6 +89,7 @@ impl EngineState {
             spikes: state.stages.spikes.clone(),
             plateau: state.stages.plateau.clone(),
             early_stops: state.stages.early_stops.clone(),
+            stage_mixture: state.stages.mixture.clone(),
             evaluation_pending: state.evaluation_pending,
             grown_from: state.stages.grown_from,
             teacher: None,
@@ -139,6 +143,7 @@ impl EngineState {
             spikes: self.spikes,
             plateau: self.plateau,
             early_stops: self.early_stops,
+            mixture: self.stage_mixture,
         };
         state.evaluation_pending = self.evaluation_pending;
         state.step = manifest.step;

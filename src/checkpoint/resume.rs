@@ -140,14 +140,12 @@ fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision,
 /// run would train that stage again, with fewer layers if it has fewer.
 fn earlier_stage(config: &RunConfig, manifest: &Manifest) -> Option<String> {
     let ended = EngineState::read(manifest).ok()?.early_stops(config, manifest);
-    let next = timeline::position(config, &ended, manifest.step)?;
-    let (name, step, entered, index) = (manifest.name(), manifest.step, manifest.stage, next.index);
-    (index < entered).then(|| {
-        format!(
-            "stage.{index}.steps: {name} was saved in stage {entered}, but with this number of steps, step {step} is in stage \
-             {index}; a stage cannot become longer after it has ended"
-        )
-    })
+    let (name, step, entered) = (manifest.name(), manifest.step, manifest.stage);
+    let index = timeline::reentered_stage(config, &ended, step, entered)?;
+    Some(format!(
+        "stage.{index}.steps: {name} was saved in stage {entered}, but with this number of steps, step {step} is in stage {index}; a \
+         stage cannot become longer after it has ended"
+    ))
 }
 
 /// Returns the steps of the furthest checkpoint that the coordinators of a run have recorded. `None` without a readable

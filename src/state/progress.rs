@@ -35,4 +35,6 @@ pub struct StageProgress {
     pub plateau: PlateauTracker,
     /// Stages that ended at a plateau.
     pub early_stops: EarlyStops,
+    /// ID of the mixture that the stage reads; `None` if an earlier version saved the state.
+    pub mixture: Option<String>,
 }

@@ -64,8 +64,9 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
     session.control.set_phase(WorkerPhase::Load);
     let datasets = Datasets::open(&session.config, &session.store)?;
     let budgets = micro_batch_size::settle(session, group, &datasets)?;
-    if session.is_first() && session.gpu.is_some() {
-        for warning in gpu_advice::slow_settings(&session.config, session.world, &budgets) {
+    if let Some(gpu) = session.gpu.as_ref().filter(|_| session.is_first()) {
+        let capability = gpu.properties.compute_capability;
+        for warning in gpu_advice::slow_settings(&session.config, session.world, capability, &budgets) {
             session.warn(warning);
         }
     }

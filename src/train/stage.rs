@@ -80,6 +80,7 @@ impl<'a> StageRun<'a> {
     ) -> Result<Self, Error> {
         let config = &session.config;
         let mixture = &datasets.stages[place.index];
+        state.stages.mixture = Some(mixture.id().to_owned());
         let skipped = |id: &str| state.skipped.by_source.get(id).cloned().unwrap_or_default();
         let manifests = mixture.datasets().iter().map(|dataset| dataset.manifest_sha256());
         let source = SampleSource {

@@ -6,10 +6,26 @@ use lambert_config::run::{Precision, Stage, TokenBudget};
 /// Number of tokens of a micro-batch below which the CPU usually enqueues operations more slowly than a GPU computes them.
 const FEW_TOKENS: usize = 16_384;
 
-/// Returns a warning for each setting of a run with `world` ranks. `micro_batch_tokens` has the maximum number of tokens of a
-/// micro-batch of each stage.
-pub fn slow_settings(config: &RunConfig, world: usize, micro_batch_tokens: &[usize]) -> Vec<String> {
+/// Minimum compute capability of GPUs with matrix units for bf16 and tf32.
+const AMPERE: (i32, i32) = (8, 0);
+
+/// Returns a warning for each setting of a run with `world` ranks on GPUs of this compute capability. `micro_batch_tokens` has the
+/// maximum number of tokens of a micro-batch of each stage.
+pub fn slow_settings(
+    config: &RunConfig,
+    world: usize,
+    capability: (i32, i32),
+    micro_batch_tokens: &[usize],
+) -> Vec<String> {
     let precision = match config.model.precision {
+        Precision::Fp32 if capability < AMPERE => None,
+        Precision::Bf16 if capability < AMPERE => {
+            let (major, minor) = capability;
+            Some(format!(
+                "model.precision is \"bf16\", for which a GPU of compute capability {major}.{minor} has no tensor cores; \"fp32\" may \
+                 be faster"
+            ))
+        }
         Precision::Fp32 => {
             Some("model.precision is \"fp32\": \"bf16\" and \"tf32\" use the tensor cores of the GPU".to_owned())
         }
@@ -42,7 +58,7 @@ mod tests {
         let warnings_with = |precision, micro_batch_tokens, tokens: usize, global_batch| {
             let model = Model { precision, positions: 512, ..Model::default() };
             let stage = vec![Stage { global_batch, micro_batch_tokens, ..Stage::default() }];
-            slow_settings(&RunConfig { model, stage, ..RunConfig::default() }, 2, &[tokens])
+            slow_settings(&RunConfig { model, stage, ..RunConfig::default() }, 2, AMPERE, &[tokens])
         };
         let warnings =
             |precision, tokens: usize, batch| warnings_with(precision, TokenBudget::Tokens(tokens), tokens, batch);
@@ -56,5 +72,10 @@ mod tests {
         assert!(warnings(Precision::Bf16, 4096, 16).is_empty(), "the samples of a rank are no more");
         assert_eq!(warnings(Precision::Bf16, 4096, 18).len(), 1, "a rank has nine samples of 512 tokens");
         assert!(warnings_with(Precision::Bf16, TokenBudget::Auto, 4096, 1024).is_empty(), "no more fits");
+        let turing = |precision| {
+            let config = RunConfig { model: Model { precision, ..Model::default() }, ..RunConfig::default() };
+            slow_settings(&config, 1, (7, 5), &[])
+        };
+        assert!(turing(Precision::Fp32).is_empty() && turing(Precision::Bf16)[0].contains("capability 7.5"));
     }
 }

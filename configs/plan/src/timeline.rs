@@ -92,6 +92,12 @@ pub fn position<'a>(config: &'a RunConfig, ended: &EarlyStops, step: u64) -> Opt
     None
 }
 
+/// Returns the stage of the step after `step` completed steps if it comes before `entered`, the latest stage that the run has
+/// entered: an earlier stage has become longer.
+pub fn reentered_stage(config: &RunConfig, ended: &EarlyStops, step: u64, entered: usize) -> Option<usize> {
+    position(config, ended, step).map(|place| place.index).filter(|index| *index < entered)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

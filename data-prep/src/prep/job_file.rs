@@ -18,6 +18,8 @@ const WORK_VERSION: u32 = 6;
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct JobFile {
+    /// [`WORK_VERSION`] of the job. 0: up to version 5.
+    version: u32,
     /// SHA-256 of the settings and of the vocabulary, without [`Self::handling`].
     settings: String,
     /// SHA-256 of the sizes of the input files.
@@ -35,9 +37,9 @@ impl JobFile {
         for source in others.source.iter_mut().chain(&mut others.exclude) {
             (source.damaged, source.invalid) = <_>::default();
         }
-        let settings = serde_json::json!([WORK_VERSION, others, sha256_hex(vocabulary)]);
+        let settings = serde_json::json!([others, sha256_hex(vocabulary)]);
         let hash = |value: serde_json::Value| sha256_hex(value.to_string().as_bytes());
-        Self { settings: hash(settings), files: hash(sizes(files)), handling }
+        Self { version: WORK_VERSION, settings: hash(settings), files: hash(sizes(files)), handling }
     }
 
     /// Says what makes the files of the earlier job `found` unusable for this job. `None`: they are usable.
@@ -47,7 +49,7 @@ impl JobFile {
             (found.0 == own.0 || found.0 == Damaged::Refuse) && (found.1 == own.1 || found.1 == Invalid::Refuse)
         };
         match () {
-            () if found.settings.is_empty() => Some("version of lambert"),
+            () if found.version != self.version => Some("version of lambert"),
             () if found.settings != self.settings => Some("configuration or vocabulary"),
             () if found.files != self.files => Some("corpus: its files have other sizes"),
             () if !found.handling.iter().zip(&self.handling).all(is_stricter) => {

@@ -5,12 +5,15 @@ use std::time::{Duration, Instant};
 use lambert_store::Store;
 
 use super::stored_run::job_of;
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
+use crate::slurm::programs::SlurmError;
 use crate::status::Status;
 use crate::status::stored::{self, Liveness, liveness};
 
 /// Pause between two queries of the Slurm job of a run without a coordinator.
 const JOB: Duration = Duration::from_secs(30);
+/// Time for which a job counts as alive while Slurm does not answer.
+const UNKNOWN: Duration = Duration::from_secs(600);
 
 /// Reads the status of a run repeatedly.
 #[derive(Debug)]
@@ -18,6 +21,8 @@ pub struct Follower<'a> {
     store: &'a Store,
     /// Last query of the run's job: its time, and whether the job was alive.
     job: Option<(Instant, bool)>,
+    /// Time of the first query of the job that failed since the last one that did not.
+    unknown_since: Option<Instant>,
     /// True if the last read failed, which is logged once.
     failed: bool,
 }
@@ -34,7 +39,7 @@ pub struct FollowedStatus {
 impl<'a> Follower<'a> {
     /// Follower of the run in `store`.
     pub fn new(store: &'a Store) -> Self {
-        Self { store, job: None, failed: false }
+        Self { store, job: None, unknown_since: None, failed: false }
     }
 
     /// Reads the status. `None` if the store could not be read; the caller tries again.
@@ -79,9 +84,18 @@ impl<'a> Follower<'a> {
         let is_alive = match job_of(self.store)?.map(|(_, seen)| seen) {
             Some(Ok(Some(job))) => job.is_alive(),
             None | Some(Ok(None)) => false,
-            // Slurm does not answer at the moment, or this machine has no Slurm.
-            Some(Err(_)) => self.job.is_some_and(|(_, is_alive)| is_alive),
+            Some(Err(SlurmError::Absent { .. })) => false,
+            // Slurm does not answer at the moment.
+            Some(Err(error)) => {
+                let since = *self.unknown_since.get_or_insert_with(Instant::now);
+                if since.elapsed() > UNKNOWN {
+                    tracing::warn!("the state of the run's Slurm job is unknown: {}", failure::chain(&error));
+                }
+                self.job = Some((Instant::now(), true));
+                return Ok(since.elapsed() <= UNKNOWN);
+            }
         };
+        self.unknown_since = None;
         self.job = Some((Instant::now(), is_alive));
         Ok(is_alive)
     }

@@ -186,6 +186,8 @@ pub enum Note {
     },
     /// Processes crashed after all work was done. The text describes the crash.
     ResultStands(String),
+    /// The processes of an attempt could not be started after a request to end it. The text is the cause.
+    StartFailed(String),
     /// Processes that cannot be killed remain.
     LeftoverProcesses(Vec<String>),
 }

@@ -166,6 +166,7 @@ fn say_note(note: &Note, state: &CoordinatorState) {
              the last checkpoint are lost"
         ),
         Note::ResultStands(message) => tracing::warn!("{message}; training was already complete, the result is valid"),
+        Note::StartFailed(message) => tracing::warn!("the workers could not be started: {message}"),
         Note::Saving => tracing::info!("checkpoint requested"),
         Note::ShortLead { save, lead } => tracing::warn!(
             "the last checkpoint took {save:.0} s, longer than slurm.lead_seconds ({lead:.0} s before the time limit): \

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use lambert_config::RunConfig;
 use lambert_plan::architecture::Architecture;
+use lambert_plan::timeline::{self, EarlyStops};
+use lambert_store::checkpoint::Manifest;
 use lambert_store::{Store, checkpoint};
 
 use super::base_checkpoint;
@@ -49,6 +51,21 @@ enum RunChangeError {
     OtherMoments {
         /// URL of the run.
         url: String,
+    },
+    /// A stage that has ended is longer now.
+    #[error(
+        "stage.{index}.steps: {checkpoint} was saved in stage {entered}, but with this number of steps, step {step} is in stage \
+         {index}; a stage cannot become longer after it has ended"
+    )]
+    LongerStage {
+        /// Stage that would be entered again.
+        index: usize,
+        /// Name of the newest checkpoint.
+        checkpoint: String,
+        /// Latest stage that the run has entered.
+        entered: usize,
+        /// Completed steps.
+        step: u64,
     },
     /// The configuration cannot be serialized.
     #[error("cannot write the configuration as TOML")]
@@ -98,6 +115,9 @@ pub fn check_changes(
     if !shapes.is_empty() && has_checkpoints()? {
         return Err(Failure::usage(RunChangeError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
     }
+    if around.iter().any(|change| config_diff::is_at_or_below(&change.key, "stage")) {
+        check_stage_order(store, now)?;
+    }
     for change in around.iter().filter(|change| base.is_none() || change.key != base_checkpoint::KEY) {
         tracing::info!("configuration changed: {change}");
     }
@@ -107,15 +127,41 @@ pub fn check_changes(
     Ok(())
 }
 
+/// Rejects a configuration in which the next step is in an earlier stage than the newest checkpoint. The workers check this again.
+fn check_stage_order(store: &Store, config: &RunConfig) -> Result<(), Failure> {
+    let listed = checkpoint::list(store).map_err(Failure::failed)?;
+    let Some(newest) = listed.first() else { return Ok(()) };
+    let Some(manifest) = read_if_intact(store, &newest.name)? else { return Ok(()) };
+    // A key of the training state (src/checkpoint/engine_state.rs).
+    let ended: Option<EarlyStops> = serde_json::from_value(manifest.state["early_stops"].clone()).ok();
+    let mut ended = ended.unwrap_or_default();
+    if config.stage.get(manifest.stage).is_some_and(|stage| stage.plateau.is_none()) {
+        ended.remove(&manifest.stage);
+    }
+    let (step, entered) = (manifest.step, manifest.stage);
+    match timeline::reentered_stage(config, &ended, step, entered) {
+        Some(index) => {
+            let checkpoint = newest.name.clone();
+            Err(Failure::usage(RunChangeError::LongerStage { index, checkpoint, entered, step }))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Reads the manifest of a checkpoint; `None` if it is damaged or gone.
+fn read_if_intact(store: &Store, name: &str) -> Result<Option<Manifest>, Failure> {
+    match checkpoint::read_manifest(store, name) {
+        Err(error) if error.is_damaged() || error.is_not_found() => Ok(None),
+        manifest => manifest.map(Some).map_err(Failure::failed),
+    }
+}
+
 /// True if the newest checkpoint has exactly the parameters of the networks of `config`, by name. A configuration that an
 /// earlier version stored although it does not fit can be corrected.
 fn newest_fits(store: &Store, config: &RunConfig) -> Result<bool, Failure> {
     let listed = checkpoint::list(store).map_err(Failure::failed)?;
     let Some(newest) = listed.first() else { return Ok(true) };
-    let manifest = match checkpoint::read_manifest(store, &newest.name) {
-        Err(error) if error.is_damaged() || error.is_not_found() => return Ok(false),
-        manifest => manifest.map_err(Failure::failed)?,
-    };
+    let Some(manifest) = read_if_intact(store, &newest.name)? else { return Ok(false) };
     let Some(stage) = config.stage.get(manifest.stage) else { return Ok(false) };
     let slices = manifest.objects.iter().flat_map(|object| &object.slices);
     let there: BTreeSet<&str> = slices.map(|slice| &*slice.tensor).collect();

@@ -80,6 +80,7 @@ fn a_start_that_fails_after_a_request_ends_the_run() {
         let mut scene = Scenario::new();
         scene.give(Event::LeaseTaken(1)).give(request).give(failed());
         assert_eq!(scene.state.verdict(), Some(&verdict));
+        assert!(scene.done.contains(&Action::Note(Note::StartFailed("cannot resolve b".into()))));
     }
     let mut scene = Scenario::new();
     scene.give(Event::LeaseTaken(1)).give(Event::LeaseSeen(2)).give(failed());

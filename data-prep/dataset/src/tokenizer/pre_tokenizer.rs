@@ -51,10 +51,10 @@ fn find_kind<'a>(step: &Json, members: &str, kinds: &[&'a str]) -> Option<&'a st
 
 /// Checks that words start at spaces, and that each text starts with one.
 pub fn check_metaspace(pre_tokenizer: &Json) -> Result<(), String> {
-    let (metaspace, follows_split) = match pre_tokenizer["pretokenizers"].as_array().map(Vec::as_slice) {
-        Some([only]) => (only, false),
-        Some([first, second]) if first["type"] == "WhitespaceSplit" => (second, true),
-        _ => (pre_tokenizer, false),
+    let metaspace = match pre_tokenizer["pretokenizers"].as_array().map(Vec::as_slice) {
+        Some([only]) => only,
+        Some([first, second]) if first["type"] == "WhitespaceSplit" => second,
+        _ => pre_tokenizer,
     };
     if metaspace["type"] != "Metaspace" {
         return Err("its pre_tokenizer is not Metaspace".to_owned());
@@ -64,32 +64,15 @@ pub fn check_metaspace(pre_tokenizer: &Json) -> Result<(), String> {
     }
     expect(metaspace, "pre_tokenizer", "split", &json!(true))?;
     expect(metaspace, "pre_tokenizer", "add_prefix_space", &json!(true))?;
-    match metaspace["prepend_scheme"].as_str() {
-        Some("never") => Err("pre_tokenizer: prepend_scheme is \"never\"; expected \"always\" or \"first\"".to_owned()),
-        // Words that the first step separates have no space, so only the first word of a text would start with `▁`.
-        Some("first") if follows_split => {
-            Err("pre_tokenizer: prepend_scheme is \"first\" after WhitespaceSplit; expected \"always\"".to_owned())
-        }
-        _ => Ok(()),
+    match metaspace["prepend_scheme"] == "never" {
+        true => Err("pre_tokenizer: prepend_scheme is \"never\"; expected \"always\" or \"first\"".to_owned()),
+        false => Ok(()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn words_start_with_a_mark() {
-        let metaspace = |scheme| json!({"type": "Metaspace", "replacement": "▁", "add_prefix_space": true, "split": true, "prepend_scheme": scheme});
-        let after_split =
-            |scheme| json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace(scheme)]});
-        for accepted in [metaspace("always"), metaspace("first"), after_split("always")] {
-            assert_eq!(check_metaspace(&accepted), Ok(()));
-        }
-        for refused in [metaspace("never"), after_split("first")] {
-            assert!(check_metaspace(&refused).unwrap_err().contains("prepend_scheme"));
-        }
-    }
 
     #[test]
     fn steps_that_change_the_start_of_each_text_are_refused() {
