@@ -33,7 +33,7 @@ pub struct Entry {
 
 /// End of a history at some time.
 #[derive(Debug, Clone, Default)]
-pub struct Mark {
+pub struct HistoryEnd {
     steps: usize,
     events: usize,
     rereads: usize,
@@ -57,40 +57,40 @@ impl History {
     }
 
     /// Returns the current end.
-    pub fn mark(&self) -> Mark {
+    pub fn end(&self) -> HistoryEnd {
         let (steps, events) = (self.records.all.len(), self.records.events.len());
-        Mark { steps, events, rereads: self.rereads, rollbacks: self.records.rollbacks().to_vec() }
+        HistoryEnd { steps, events, rereads: self.rereads, rollbacks: self.records.rollbacks().to_vec() }
     }
 
-    /// True if since `mark` there were only new records: no rollback, and no object was replaced.
-    pub fn continues(&self, mark: &Mark) -> bool {
-        mark.rereads == self.rereads && mark.rollbacks == self.records.rollbacks()
+    /// True if since `end` there were only new records: no rollback, and no object was replaced.
+    pub fn continues(&self, end: &HistoryEnd) -> bool {
+        end.rereads == self.rereads && end.rollbacks == self.records.rollbacks()
     }
 
     /// Returns the entries of all attempts, one attempt after the other, in the order of execution.
     pub fn entries(&self) -> Vec<Entry> {
-        self.entries_after(&Mark::default())
+        self.entries_after(&HistoryEnd::default())
     }
 
-    /// Returns the entries after `mark`, which the history continues. They do not say whether they undo earlier entries.
-    pub fn entries_after(&self, mark: &Mark) -> Vec<Entry> {
+    /// Returns the entries after `end`, which the history continues. They do not say whether they undo earlier entries.
+    pub fn entries_after(&self, end: &HistoryEnd) -> Vec<Entry> {
         let (all, all_events) = (&self.records.all, &self.records.events);
-        let (steps, events) = (all.get(mark.steps..).unwrap_or_default(), mark.events..all_events.len());
+        let (steps, events) = (all.get(end.steps..).unwrap_or_default(), end.events..all_events.len());
         let is_step_undone = self.undone(steps, |recorded| recorded.position);
         let is_event_undone = self.undone(all_events.get(events.clone()).unwrap_or_default(), |event| event.position);
-        // An event may follow the last step before the mark.
-        let first = mark.steps.saturating_sub(1);
+        // A new event may follow the last step before `end`.
+        let first = end.steps.saturating_sub(1);
         let times = times(all.get(first..).unwrap_or_default());
         let event = |index: usize| {
             let recorded = &all_events[index];
             let time = self.followed_step(recorded).map_or(seconds(recorded.saved), |step| times[step - first]);
-            let is_undone = is_event_undone[index - mark.events];
+            let is_undone = is_event_undone[index - end.events];
             Entry { position: recorded.position, time, event: index as u32, is_event: true, is_undone }
         };
         let mut entries = Vec::with_capacity(steps.len() + events.len());
         let mut waiting = events.peekable();
         for (index, recorded) in steps.iter().enumerate() {
-            let step = mark.steps + index;
+            let step = end.steps + index;
             while let Some(index) = waiting.next_if(|index| all_events[*index].records_before <= step) {
                 entries.push(event(index));
             }
@@ -300,9 +300,9 @@ pub(crate) mod tests {
         let store = store("again");
         put(&store, 1, 0, evaluation(0, 9.0) + &line(1, 5.0) + &line(2, f64::NAN));
         let mut history = read(&store);
-        let mark = history.mark();
+        let end = history.end();
         put(&store, 1, 2, evaluation(2, 8.0) + &line(3, 3.0) + &evaluation(3, 7.0));
-        assert!(history.refresh(&store).unwrap() && history.continues(&mark));
+        assert!(history.refresh(&store).unwrap() && history.continues(&end));
         let lines = |entries: &[Entry]| {
             let mut lines = String::new();
             let take = |_: &Entry, text: &str| {
@@ -313,18 +313,18 @@ pub(crate) mod tests {
             lines
         };
         let new = evaluation(2, 8.0) + &line(3, 3.0) + &evaluation(3, 7.0);
-        assert_eq!(lines(&history.entries_after(&mark)), new);
+        assert_eq!(lines(&history.entries_after(&end)), new);
         let all = history.entries();
         assert_eq!(lines(&all), evaluation(0, 9.0) + &line(1, 5.0) + &line(2, f64::NAN) + &new);
         let times = |entries: &[Entry]| entries.iter().map(|entry| entry.time).collect::<Vec<_>>();
-        assert_eq!(times(&history.entries_after(&mark)), times(&all[3..]));
+        assert_eq!(times(&history.entries_after(&end)), times(&all[3..]));
         // A longer object replaces one that was read, and then there is a rollback.
         put(&store, 1, 2, new + &line(4, 2.0));
         history.refresh(&store).unwrap();
-        assert!(!history.continues(&mark));
-        let mark = history.mark();
+        assert!(!history.continues(&end));
+        let end = history.end();
         store.put(&run::rollback(1), "{\"attempt\":1,\"steps\":2}".into()).unwrap();
         history.refresh(&store).unwrap();
-        assert!(!history.continues(&mark));
+        assert!(!history.continues(&end));
     }
 }

@@ -10,7 +10,7 @@ use super::proto::Event;
 use super::writer::{HistoryWriter, Lines, WriteError};
 use super::{hyperparameters, text};
 use crate::host;
-use crate::metrics::history::{History, Mark};
+use crate::metrics::history::{History, HistoryEnd};
 
 /// Error of a [`RunExport`].
 #[derive(Debug, thiserror::Error)]
@@ -39,7 +39,7 @@ pub struct RunExport {
     history: History,
     writer: HistoryWriter,
     /// End of the history that was written. `None` if the last write has failed.
-    written: Option<Mark>,
+    written: Option<HistoryEnd>,
 }
 
 impl RunExport {
@@ -59,7 +59,7 @@ impl RunExport {
         let file = EventFile::create(folder, host::now()).map_err(failed)?;
         let mut writer = HistoryWriter::begin(file, start, headers).map_err(failed)?;
         writer.write(&entries, Lines { history: &history, run: store })?;
-        let written = Some(history.mark());
+        let written = Some(history.end());
         Ok(Self { history, writer, written })
     }
 
@@ -80,7 +80,7 @@ impl RunExport {
         if !is_appended {
             self.writer.write(&self.history.entries(), lines)?;
         }
-        self.written = Some(self.history.mark());
+        self.written = Some(self.history.end());
         Ok(())
     }
 }
