@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use lambert_config::RunConfig;
 use lambert_dataset::VocabularyInfo;
-use lambert_plan::timeline::EarlyStops;
+use lambert_plan::timeline::{self, EarlyStops};
 use lambert_store::checkpoint::Manifest;
 use serde::{Deserialize, Serialize};
 
@@ -109,11 +109,7 @@ impl EngineState {
     /// Returns the stages that ended early at a plateau. If the last stage of the checkpoint has no `plateau` in `config`, it is
     /// not one of them: the run continues in it.
     pub fn early_stops(&self, config: &RunConfig, manifest: &Manifest) -> EarlyStops {
-        let mut ended = self.early_stops.clone();
-        if config.stage.get(manifest.stage).is_some_and(|stage| stage.plateau.is_none()) {
-            ended.remove(&manifest.stage);
-        }
-        ended
+        timeline::without_removed_plateau(config, self.early_stops.clone(), manifest.stage)
     }
 
     /// Returns the update count of each parameter group of a model.

@@ -136,16 +136,10 @@ fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision,
     Ok(StartDecision { rollbacks, gone, ..decision })
 }
 
-/// Returns an error message if the next step is in an earlier stage than the checkpoint: an earlier stage has become longer. The
-/// run would train that stage again, with fewer layers if it has fewer.
+/// Returns an error message if the next step is in an earlier stage than the checkpoint.
 fn earlier_stage(config: &RunConfig, manifest: &Manifest) -> Option<String> {
     let ended = EngineState::read(manifest).ok()?.early_stops(config, manifest);
-    let (name, step, entered) = (manifest.name(), manifest.step, manifest.stage);
-    let index = timeline::reentered_stage(config, &ended, step, entered)?;
-    Some(format!(
-        "stage.{index}.steps: {name} was saved in stage {entered}, but with this number of steps, step {step} is in stage {index}; a \
-         stage cannot become longer after it has ended"
-    ))
+    timeline::longer_stage(config, &ended, (&manifest.name(), manifest.step, manifest.stage))
 }
 
 /// Returns the steps of the furthest checkpoint that the coordinators of a run have recorded. `None` without a readable

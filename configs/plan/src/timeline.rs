@@ -92,10 +92,28 @@ pub fn position<'a>(config: &'a RunConfig, ended: &EarlyStops, step: u64) -> Opt
     None
 }
 
-/// Returns the stage of the step after `step` completed steps if it comes before `entered`, the latest stage that the run has
-/// entered: an earlier stage has become longer.
-pub fn reentered_stage(config: &RunConfig, ended: &EarlyStops, step: u64, entered: usize) -> Option<usize> {
-    position(config, ended, step).map(|place| place.index).filter(|index| *index < entered)
+/// Returns `ended` without stage `entered` if it has no `plateau` any more: the run continues in it. `entered` is the latest stage
+/// that the run has entered.
+pub fn without_removed_plateau(config: &RunConfig, mut ended: EarlyStops, entered: usize) -> EarlyStops {
+    if config.stage.get(entered).is_some_and(|stage| stage.plateau.is_none()) {
+        ended.remove(&entered);
+    }
+    ended
+}
+
+/// Returns an error message if the step after `step` completed steps is in an earlier stage than `entered`: the earlier stage has
+/// become longer. The run would train it again, with fewer layers if it has fewer. `checkpoint` is the name of the checkpoint
+/// that was saved after `step` steps, in stage `entered`.
+pub fn longer_stage(
+    config: &RunConfig,
+    ended: &EarlyStops,
+    (checkpoint, step, entered): (&str, u64, usize),
+) -> Option<String> {
+    let index = position(config, ended, step).map(|place| place.index).filter(|index| *index < entered)?;
+    Some(format!(
+        "stage.{index}.steps: {checkpoint} was saved in stage {entered}, but with this number of steps, step {step} is in stage \
+         {index}; a stage cannot become longer after it has ended"
+    ))
 }
 
 #[cfg(test)]

@@ -53,20 +53,8 @@ enum RunChangeError {
         url: String,
     },
     /// A stage that has ended is longer now.
-    #[error(
-        "stage.{index}.steps: {checkpoint} was saved in stage {entered}, but with this number of steps, step {step} is in stage \
-         {index}; a stage cannot become longer after it has ended"
-    )]
-    LongerStage {
-        /// Stage that would be entered again.
-        index: usize,
-        /// Name of the newest checkpoint.
-        checkpoint: String,
-        /// Latest stage that the run has entered.
-        entered: usize,
-        /// Completed steps.
-        step: u64,
-    },
+    #[error("{0}")]
+    LongerStage(String),
     /// The configuration cannot be serialized.
     #[error("cannot write the configuration as TOML")]
     Toml(#[from] toml::ser::Error),
@@ -134,16 +122,9 @@ fn check_stage_order(store: &Store, config: &RunConfig) -> Result<(), Failure> {
     let Some(manifest) = read_if_intact(store, &newest.name)? else { return Ok(()) };
     // A key of the training state (src/checkpoint/engine_state.rs).
     let ended: Option<EarlyStops> = serde_json::from_value(manifest.state["early_stops"].clone()).ok();
-    let mut ended = ended.unwrap_or_default();
-    if config.stage.get(manifest.stage).is_some_and(|stage| stage.plateau.is_none()) {
-        ended.remove(&manifest.stage);
-    }
-    let (step, entered) = (manifest.step, manifest.stage);
-    match timeline::reentered_stage(config, &ended, step, entered) {
-        Some(index) => {
-            let checkpoint = newest.name.clone();
-            Err(Failure::usage(RunChangeError::LongerStage { index, checkpoint, entered, step }))
-        }
+    let ended = timeline::without_removed_plateau(config, ended.unwrap_or_default(), manifest.stage);
+    match timeline::longer_stage(config, &ended, (&newest.name, manifest.step, manifest.stage)) {
+        Some(message) => Err(Failure::usage(RunChangeError::LongerStage(message))),
         None => Ok(()),
     }
 }

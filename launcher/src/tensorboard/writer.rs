@@ -52,7 +52,7 @@ struct Written {
     attempt: u32,
 }
 
-/// What follows from all entries so far.
+/// State after all entries so far.
 #[derive(Debug, Default)]
 struct Totals {
     /// Last step of each tag.
