@@ -201,6 +201,14 @@ fn submit_without_slurm_fails_and_dry_run_works() {
     assert_eq!(shown.code, 0, "{}", shown.err);
     assert!(shown.out.starts_with("#!/bin/bash\n#SBATCH --job-name=run\n"), "{}", shown.out);
     assert!(!Path::new(&run).exists());
+    let gpus = ["--set", "slurm.gpus_per_node=8", "--set", "device.kind=\"cpu\""];
+    let shown = support::run_in(
+        &[&["submit", "--config", &file, "--run", &run, "--dry-run"], &gpus[..]].concat(),
+        &environment,
+    );
+    assert_eq!(shown.code, 0, "{}", shown.err);
+    let warning = "slurm.gpus_per_node = 8 reserves GPUs, but device.kind = \"cpu\" trains on CPUs";
+    assert!(shown.err.contains(warning), "{}", shown.err);
 }
 
 /// The current state of a run and the duration of its checkpoints determine whether the run can be queued.

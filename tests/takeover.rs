@@ -78,10 +78,15 @@ fn a_signal_ends_a_coordinator_that_waits_for_a_lease() {
 #[test]
 fn a_resumed_coordinator_keeps_the_status_of_its_successor() {
     let dir = TestDir::new();
-    let (config, run) = (dir.config(300, 2), dir.path("run"));
+    let (config, run) = (dir.config(500, 2), dir.path("run"));
     let mut first = Running::start(&config, &run);
-    first.reach(10);
+    first.reach(3);
     let ranks = workers(&run);
+    // A coordinator that is suspended during a write completes it when it resumes. The status is written every three
+    // seconds, so the coordinator is suspended just after a write.
+    let modified = || std::fs::metadata(Path::new(&run).join("status.json")).unwrap().modified().unwrap();
+    let last = modified();
+    first.wait_until(|| modified() != last);
     first.kill_coordinator("-STOP");
     ranks.values().for_each(|rank| signal(*rank, "-STOP"));
     let second = Running::start(&config, &run).end();

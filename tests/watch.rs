@@ -25,13 +25,13 @@ pub struct Watch {
 
 impl Watch {
     pub fn start(arguments: &[&str], environment: &[(&'static str, String)]) -> Self {
-        let mut program = Command::new(support::lambert())
-            .arg("watch")
-            .args(arguments)
-            .envs(environment.iter().map(|(name, value)| (name, value)))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut command = Command::new(support::lambert());
+        command.arg("watch").args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
+        Self::start_command(command)
+    }
+
+    fn start_command(mut command: Command) -> Self {
+        let mut program = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
         let [url, hint] = std::array::from_fn(|_| lines.next().unwrap().unwrap());
         Self { program, url, hint }
@@ -115,6 +115,19 @@ fn two_watchers_show_the_observed_run() {
     watchers.into_iter().for_each(Watch::end);
     let missing = support::run(&["watch", "/nowhere"]);
     assert!(missing.code == 2 && missing.err.contains("is not a run"), "{}", missing.err);
+}
+
+/// Under nohup, the page must outlive the terminal.
+#[test]
+fn an_ignored_sighup_does_not_end_the_page() {
+    let line = format!("trap '' HUP; exec {} watch {}", support::lambert().display(), observed::run().display());
+    let mut command = Command::new("sh");
+    command.args(["-c", &line]);
+    let watch = Watch::start_command(command);
+    signal(watch.program.id(), "-HUP");
+    std::thread::sleep(Duration::from_millis(300));
+    watch.wait_for_steps();
+    watch.end();
 }
 
 #[test]

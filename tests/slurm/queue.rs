@@ -1,6 +1,7 @@
 //! Requests for jobs that are not running because they are pending, suspended or requeued.
 
 use std::path::Path;
+use std::time::Duration;
 
 use crate::slurm::config;
 use crate::support::slurm::Sandbox;
@@ -62,11 +63,31 @@ fn stop_requeued(sandbox: &Sandbox, run: &str, job: &str) {
         let texts = [", queued again", "requeued 1 time", "ago: requeued", ": pending ("];
         texts.iter().all(|text| reported.contains(text)).then_some(())
     });
+    follow_while_slurm_does_not_answer(sandbox, run);
     let stopped = sandbox.lambert(&["stop", run]);
     assert_eq!(stopped.out, format!("cancelled pending job {job}"), "{}", stopped.err);
     assert!(sandbox.ended(job).starts_with("CANCELLED"));
     assert!(!checkpoints(run).is_empty());
     assert_eq!(sandbox.log(job).matches("starting 2 workers").count(), 1, "{}", sandbox.log(job));
+}
+
+/// `lambert status --follow` of a pending run must not end because squeue fails. The first squeue fails here; the others
+/// are those of Slurm.
+fn follow_while_slurm_does_not_answer(sandbox: &Sandbox, run: &str) {
+    let failed = sandbox.path("failed");
+    let script = format!("#!/bin/sh\nmkdir {failed} 2>&- && exit 1\nPATH=${{PATH#*:}} exec squeue \"$@\"\n");
+    let squeue = sandbox.file("failing/squeue", &script);
+    assert_eq!(sandbox.run("chmod", &["+x", &squeue]).code, 0);
+    let follow =
+        format!("PATH={}:$PATH; exec {} status {run} --follow", sandbox.path("failing"), sandbox.path("bin/lambert"));
+    let mut follower = sandbox.start_command("sh", &["-c", &follow]);
+    sandbox.wait("a failed squeue", || Path::new(&failed).exists().then_some(()));
+    // The follower reads the status every second.
+    std::thread::sleep(Duration::from_secs(2));
+    let ended = follower.try_wait().unwrap();
+    follower.kill().unwrap();
+    follower.wait().unwrap();
+    assert_eq!(ended, None, "the follower of a pending run ended");
 }
 
 fn stop_suspended(sandbox: &Sandbox, run: &str, job: &str) {

@@ -1,7 +1,7 @@
 //! A real Slurm on this machine in a temporary folder. The scripts in cluster/slurm-sandbox start it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use super::{CommandOutput, copy, lambert};
@@ -59,11 +59,20 @@ impl Sandbox {
         path
     }
 
-    /// Runs a command as the user, in its home folder.
-    pub fn run(&self, program: &str, arguments: &[&str]) -> CommandOutput {
+    fn command(&self, program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.folder.join("as-user"));
         command.arg(program).args(arguments).current_dir(self.path("")).stdin(Stdio::null());
-        let Output { status, stdout, stderr } = command.output().unwrap();
+        command
+    }
+
+    /// Starts a command as the user, in its home folder.
+    pub fn start_command(&self, program: &str, arguments: &[&str]) -> Child {
+        self.command(program, arguments).spawn().unwrap()
+    }
+
+    /// Runs a command as the user, in its home folder.
+    pub fn run(&self, program: &str, arguments: &[&str]) -> CommandOutput {
+        let Output { status, stdout, stderr } = self.command(program, arguments).output().unwrap();
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim().to_owned();
         CommandOutput { code: status.code().unwrap_or(-1), out: text(stdout), err: text(stderr) }
     }
