@@ -78,8 +78,8 @@ enum WorkerCommand {
         /// Maximum number of samples; 0: all
         #[arg(long, default_value_t = 0)]
         samples: u64,
-        /// Average the weights of the run's newest checkpoints, this many
-        #[arg(long, default_value_t = 1)]
+        /// Average the weights of the run's newest N checkpoints
+        #[arg(long, value_name = "N", default_value_t = 1)]
         average: usize,
         /// Compute device
         #[arg(long, default_value = "auto", value_parser = device)]

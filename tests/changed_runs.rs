@@ -71,18 +71,18 @@ fn data_that_were_prepared_again_reset_the_loss_statistics() {
     done(&["prep", "--config", &dir.path("prep.toml"), "--set", &output, "--set", "samples.seed=7"]);
     let continued = start(&config, &url, &["stage.0.steps=44"]);
     finished(&continued, 44);
-    let warning = format!("stage.0: its data are not those of {}: ", before.name());
+    let warning = format!("stage.0: its data have changed since {}: ", before.name());
     assert!(continued.log.contains(&warning), "{}", continued.log);
     let after = manifest(&url);
     assert_eq!((&after.state["history"]["losses"], after.cursor.len()), (&4.into(), 2), "{:?}", after.cursor);
     // The same data again: no warning.
-    assert!(!start(&config, &url, &["stage.0.steps=45"]).log.contains("its data are not those"));
+    assert!(!start(&config, &url, &["stage.0.steps=45"]).log.contains("its data have changed"));
     // A dataset that the run has used before, in place of the current one.
     let held_out = format!("stage.0.data={}", dir.path("data/held-out"));
-    assert!(start(&config, &url, &[&held_out, "stage.0.steps=46"]).log.contains("its data are not those"));
+    assert!(start(&config, &url, &[&held_out, "stage.0.steps=46"]).log.contains("its data have changed"));
     let back = start(&config, &url, &["stage.0.steps=47"]);
     finished(&back, 47);
-    assert!(back.log.contains("its data are not those"), "{}", back.log);
+    assert!(back.log.contains("its data have changed"), "{}", back.log);
 }
 
 /// A best checkpoint that no longer exists must not be better than all later ones.

@@ -208,7 +208,7 @@ fn a_copy_is_an_independent_run() {
     let of_other = format!("{other}/checkpoints/{}", checkpoints(&other)[0]);
     let mixed = run(&["checkpoint", "copy", &of_other, &copied]);
     assert_eq!(mixed.code, 2, "{}", mixed.err);
-    assert!(mixed.err.contains("model.activation is \"gelu\" there, \"gelu-tanh\" here"), "{}", mixed.err);
+    assert!(mixed.err.contains("model.activation is \"gelu\" and \"gelu-tanh\", respectively"), "{}", mixed.err);
     assert_eq!(checkpoints(&copied).len(), 2, "objects were copied");
     let deeper = dir.path("deeper");
     train(&config, &deeper, &["--set", "stage.0.layers=3"]);

@@ -272,7 +272,7 @@ fn another_teacher_is_refused() {
     let refused = start(&["--set", &from]);
     assert!(refused.code == 2 && refused.err.contains("objective.teacher.from: "), "{}", refused.err);
     let refused = start(&["--set", &from, "--allow-change", "objective"]);
-    assert!(refused.code == 2 && refused.err.contains("were trained with another teacher"), "{}", refused.err);
+    assert!(refused.code == 2 && refused.err.contains("were trained with a different teacher"), "{}", refused.err);
     // The same weights with four heads are another teacher.
     let heads = dir.path("heads");
     copy(of_teacher.as_ref(), heads.as_ref());
@@ -281,7 +281,7 @@ fn another_teacher_is_refused() {
     std::fs::write(format!("{heads}/run.toml"), text.replace("heads = 2\n", "heads = 4\n")).unwrap();
     let from = format!("objective.teacher.from={heads}");
     let refused = start(&["--set", &from, "--allow-change", "objective"]);
-    assert!(refused.code == 2 && refused.err.contains("were trained with another teacher"), "{}", refused.err);
+    assert!(refused.code == 2 && refused.err.contains("were trained with a different teacher"), "{}", refused.err);
     // Each checkpoint records the teacher.
     let manifest = read_json(&format!("{url}/checkpoints/{}", checkpoints(&url)[0]), "manifest.json");
     let record = &manifest["state"]["teacher"];
@@ -382,7 +382,7 @@ fn a_copy_that_is_not_complete_is_made_again() {
     // Another teacher in its place.
     std::fs::rename(&other, &of_teacher).unwrap();
     let refused = start(&["--allow-change", "objective"]);
-    assert!(refused.code == 2 && refused.err.contains("were trained with another teacher"), "{}", refused.err);
+    assert!(refused.code == 2 && refused.err.contains("were trained with a different teacher"), "{}", refused.err);
     assert!(weights() == expected);
 }
 

@@ -114,7 +114,7 @@ fn a_killed_run_has_the_same_losses() {
     assert_eq!(evaluations(&url).len(), 6);
 }
 
-/// Training goes on, because an extra dataset decides about nothing.
+/// Training continues, because an extra dataset affects neither the best checkpoint nor plateaus.
 #[test]
 fn a_damaged_extra_dataset_causes_a_warning() {
     let dir = TestDir::new();

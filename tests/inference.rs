@@ -188,7 +188,7 @@ fn wrong_input_is_refused_by_name() {
         (embed("/nowhere.txt", &output, &[]), 2, "cannot read /nowhere.txt"),
         (embed(&input, "/dev/null/out.parquet", &[]), 1, "cannot create /dev/null/out.parquet"),
         (embed(&input, &output, &["--layer", "3"]), 2, "--layer 3: the model has 2 layers"),
-        (embed(&input, &output, &["--layer", "last-four"]), 2, "the model has 2 layers, expected 4 at least"),
+        (embed(&input, &output, &["--layer", "last-four"]), 2, "the model has 2 layers, expected at least 4"),
         (embed(&input, &output, &["--layer", "top"]), 2, "expected last, last-four or the number of a layer"),
         (run(&["score", &url, "--input", "/nowhere.txt"]), 2, "cannot read /nowhere.txt"),
     ] {

@@ -236,9 +236,9 @@ fn wrong_mixtures_are_refused_by_name() {
         &[
             (&*format!("stage.1.data={first}"), "stage.1.data: conflicts with mixture"),
             ("stage.1.mixture.1.weight=0", "stage.1.mixture.1.weight: is 0; must be above 0"),
-            ("stage.1.mixture.1.name=first", "stage.1.mixture.1.name: another dataset is named first, too"),
+            ("stage.1.mixture.1.name=first", "stage.1.mixture.1.name: another dataset is also named first"),
             ("stage.1.mixture.1.name=a.b", "stage.1.mixture.1.name: expected a name of letters"),
-            (&*format!("stage.1.mixture.1.data={first}"), "stage.1.mixture.1.data: is in this mixture twice"),
+            (&*format!("stage.1.mixture.1.data={first}"), "stage.1.mixture.1.data: appears twice in this mixture"),
             ("stage.1.mixture.1.data=none", "stage.1.mixture.1.data: "),
             ("stage.2.mixture.1.weight=1", "stage.2.mixture.1.weight: conflicts with mixture_temperature"),
             ("stage.2.mixture_temperature=-1", "stage.2.mixture_temperature: must be from 0 to 10"),

@@ -22,7 +22,7 @@ fn a_valid_run_passes_and_is_not_created() {
     }
     assert!(!checked.err.contains("attempt 1"), "{}", checked.err);
     let checked = check(&dir, &["--set", "notify.command=[\"/none/notify\"]"]);
-    let warning = "warning: notify.command: /none/notify is no executable file";
+    let warning = "warning: notify.command: /none/notify is not an executable file";
     assert!(checked.code == 0 && checked.out.contains(warning), "{} {}", checked.out, checked.err);
 }
 

@@ -189,7 +189,8 @@ fn a_run_can_start_from_a_model_with_other_heads() {
     let changed =
         [&["run", "--config", &config, "--run", &with], &one[..], &set, &["--allow-change", "objective"]].concat();
     let refused = run(&changed);
-    let message = "has checkpoints of another model; use another --run for a model of other shapes. Differences:\n  \
+    let message = "has checkpoints of a different model; use another --run for different tensor shapes. \
+                   Differences:\n  \
                    objective.span_boundary_weight: 1.0 in the run, nothing now";
     assert!(refused.code == 2 && refused.err.contains(message), "{}", refused.err);
     // A configuration that does not fit, and that an earlier version stored, can be corrected.

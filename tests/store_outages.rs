@@ -125,7 +125,7 @@ fn a_stop_waits_for_a_read_only_store() {
     disk.remount("rw");
     let ended = running.end();
     assert_eq!(ended.code, Some(75), "{}", ended.log);
-    let pauses: Vec<&str> = ended.log.split("no step is run until it is, retrying in ").skip(1).collect();
+    let pauses: Vec<&str> = ended.log.split("training waits until it is saved, retrying in ").skip(1).collect();
     let is_short = |rest: &&str| rest.starts_with("1 s: ") || rest.starts_with("2 s: ");
     assert!(!pauses.is_empty() && pauses.iter().all(is_short), "{}", ended.log);
 }

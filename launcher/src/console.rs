@@ -68,7 +68,7 @@ pub fn finish() {
     let start = Instant::now();
     let unread = detached.output.finish(LAST_WRITES);
     if unread > 0 {
-        error(&format!("lambert: dropped {unread} lines for stdout: it was not read"));
+        error(&format!("lambert: dropped {unread} lines of stdout: stdout was not read"));
     }
     // The stderr thread has already written lines while this thread waited for stdout.
     detached.error.finish(LAST_WRITES.saturating_sub(start.elapsed()).max(LAST_WRITES / 4));

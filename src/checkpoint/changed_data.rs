@@ -8,9 +8,9 @@ use crate::data::Mixture;
 use crate::recovery::guard::LossHistory;
 use crate::state::TrainState;
 
-/// If the stage that `state` is in has other data than before, resets the loss statistics, which are those of the other data: a
-/// rollback would skip samples of the wrong data. Returns a warning. `mixtures` has the data of each stage, and `manifest` is the
-/// checkpoint of the state.
+/// If the data of the stage that `state` is in have changed, resets the loss statistics, which are those of the old
+/// data: a rollback would otherwise skip samples of the wrong data. Returns a warning. `mixtures` has the data of each
+/// stage, and `manifest` is the checkpoint of the state.
 pub fn forget_statistics(
     config: &RunConfig,
     mixtures: &[Mixture],
@@ -30,8 +30,8 @@ pub fn forget_statistics(
     state.stages.history = LossHistory::default();
     state.stages.spikes.start_stage();
     Some(format!(
-        "stage.{}: its data are not those of {}: other datasets or weights, or prepared again since; each dataset continues after the \
-         samples that were drawn from it",
+        "stage.{}: its data have changed since {}: different datasets or weights, or datasets prepared again; each \
+         dataset continues after the samples that were drawn from it",
         place.index,
         manifest.name()
     ))

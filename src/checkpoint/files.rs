@@ -16,8 +16,8 @@ pub const FIRST: &str = "exp_avg";
 pub const SECOND: &str = "exp_avg_sq";
 
 /// Number of optimizer shards of a checkpoint that `world` ranks write, of `elements` parameters. One rank writes one
-/// shard. More than [`MANY_PARTS`] ranks write that number of shards, or as many of [`MIN_PART_BYTES`] as there are, because
-/// each rank reads all of them when it resumes.
+/// shard. More than [`MANY_PARTS`] ranks write that number of shards, or one for each [`MIN_PART_BYTES`] if these are
+/// more, because each rank reads all of them when it resumes.
 pub fn part_count(elements: usize, world: usize) -> usize {
     let bytes = elements.saturating_mul(2 * size_of::<f32>());
     world.min(MANY_PARTS.max(bytes / MIN_PART_BYTES))

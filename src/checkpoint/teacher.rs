@@ -56,8 +56,8 @@ fn check(info: &TeacherInfo, store: &Store, manifest: &Manifest, datasets: &Data
     if found != info.weights_sha256 {
         let expected = &info.weights_sha256;
         return Err(Error::Usage(format!(
-            "objective.teacher: {name} of {url} has the weights {found}, but this run was started with a teacher of the weights \
-             {expected}; put that teacher back, or start another run"
+            "objective.teacher: {name} of {url} has weights with SHA-256 {found}, but the teacher that this run was \
+             started with has {expected}; restore that teacher, or start another run"
         )));
     }
     let vocabulary = hash::sha256(&StoredVocabulary::read(store)?.bytes);

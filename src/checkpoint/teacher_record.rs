@@ -32,7 +32,7 @@ impl TeacherRecord {
         let ours = Self::of(config)?;
         if ours.weights_sha256 != self.weights_sha256 {
             return Some(format!(
-                "it was trained with another teacher: objective.teacher has the weights {}, that teacher had the weights {}",
+                "it was trained with another teacher: objective.teacher has weights with SHA-256 {}, that teacher {}",
                 ours.weights_sha256, self.weights_sha256
             ));
         }
@@ -81,7 +81,7 @@ mod tests {
         let why = record.incompatibility(&with(Model { heads: 6, ..Model::default() })).unwrap();
         assert!(why.contains("the same weights, but another configuration"), "{why}");
         let why = record.incompatibility(&config(Some("b"))).unwrap();
-        assert!(why.contains("objective.teacher has the weights b, that teacher had the weights a"), "{why}");
+        assert!(why.contains("objective.teacher has weights with SHA-256 b, that teacher a"), "{why}");
         assert_eq!(TeacherRecord::of(&config(None)), None);
     }
 

@@ -87,7 +87,7 @@ impl Mixture {
 pub struct MixtureSample {
     /// Index of the dataset in the mixture.
     pub dataset: usize,
-    /// Number of samples that the mixture took from this dataset before.
+    /// Number of samples that the mixture took from this dataset before this one.
     pub index: u64,
 }
 

@@ -168,7 +168,7 @@ impl NvmlDevice {
     /// Measures the current values.
     ///
     /// # Errors
-    /// A call fails for another reason than that the GPU does not support it.
+    /// A call fails, unless the GPU does not support it.
     pub fn sample(&self) -> Result<GpuSample> {
         let utilization = supported(self.query::<Utilization>("nvmlDeviceGetUtilizationRates"))?;
         let memory = supported(self.query::<Memory>("nvmlDeviceGetMemoryInfo"))?;

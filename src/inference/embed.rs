@@ -157,7 +157,7 @@ fn check(model: &LoadedModel, layer: HiddenLayer) -> Result<(), Error> {
             Err(Error::Usage(format!("--layer {number}: the model has {layers} layers")))
         }
         HiddenLayer::LastFour if layers < 4 => {
-            Err(Error::Usage(format!("--layer last-four: the model has {layers} layers, expected 4 at least")))
+            Err(Error::Usage(format!("--layer last-four: the model has {layers} layers, expected at least 4")))
         }
         _ if uses_last && model.config.model.enhanced_decoder => Err(Error::Usage(format!(
             "the last layer of a model with model.enhanced_decoder predicts masked tokens; use --layer {} or a lower one",

@@ -1,4 +1,4 @@
-//! Masked language modelling (arXiv 1810.04805, section 3.1). The head runs at masked tokens only.
+//! Masked language modeling (arXiv 1810.04805, section 3.1). The head runs at masked tokens only.
 
 use lambert_plan::objectives;
 use tch::Tensor;

@@ -2,7 +2,7 @@
 //! unacknowledged messages, and keeps the last command of the coordinator.
 //!
 //! - `reporter`: the thread that sends the reports
-//! - `sigterm`: whether SIGTERM is reported or ends this rank
+//! - `sigterm`: reports SIGTERM to the coordinator, or ends this rank
 
 mod reporter;
 mod sigterm;

@@ -209,7 +209,7 @@ fn a_rank_in_the_next_sum_learns_that_the_last_one_has_stalled() {
     });
     let stalled = "NCCL bucket all-reduce: deadline exceeded, still waiting for other ranks";
     assert_eq!(errors[0], stalled);
-    assert_eq!(errors[1], format!("{stalled}; another rank reports that an earlier sum makes no progress"));
+    assert_eq!(errors[1], format!("{stalled}; another rank reports that an earlier all-reduce makes no progress"));
 }
 
 /// All ranks have started the bucket and respond. Only NCCL knows which rank is behind.

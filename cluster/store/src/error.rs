@@ -107,7 +107,7 @@ pub enum Error {
         found: usize,
     },
     /// Checkpoints whose tensors differ, so that their weights have no mean.
-    #[error("{url} has other tensors than {first}; only checkpoints of the same model can be averaged")]
+    #[error("the tensors of {url} differ from those of {first}; only checkpoints of the same model can be averaged")]
     OtherModel {
         /// URL of the weights.
         url: String,

@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 
 /// Mode of a new file. At first, only its owner can read a temporary file.
 const MODE: u32 = 0o644;
-/// Maximum number of symbolic links that follow each other.
+/// Maximum length of a chain of symbolic links.
 const MAX_LINKS: usize = 40;
 
 /// File that is being written. A regular file gets its name when it is complete, and an existing file remains until then. A pipe

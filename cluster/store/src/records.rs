@@ -241,7 +241,7 @@ pub enum RefreshReason {
     Reread,
 }
 
-/// Number of objects, of the first, that are in memory at a time.
+/// Returns the number of leading `objects` that fit into memory together (at least one).
 fn part(objects: &[(AttemptStep, Object)]) -> usize {
     let mut bytes = 0;
     let fits = |(_, object): &&(AttemptStep, Object)| {

@@ -47,7 +47,7 @@ pub const MANIFEST: &str = "manifest.json";
 /// Prefix of the tokenizer files of an imported model, which an export writes again.
 const TRANSFORMERS: &str = "transformers";
 
-/// Tokenizer files that an imported model keeps, and the runs that start from it.
+/// Tokenizer files that an imported model and the runs that start from it keep.
 pub const TOKENIZER_FILES: [&str; 3] = [TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"];
 
 /// Name of a tokenizer file of an imported model.
@@ -132,7 +132,7 @@ pub fn nccl_report(attempt: u32) -> String {
     attempt_record("nccl", attempt)
 }
 
-/// Name of the end of NCCL's log of a rank, which a rank writes when NCCL fails.
+/// Name of the object with the end of a rank's NCCL log. The rank writes it when NCCL fails.
 pub fn nccl_log(attempt: u32, rank: usize) -> String {
     format!("nccl/attempt-{attempt:04}-rank-{rank:04}.log")
 }

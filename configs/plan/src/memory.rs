@@ -71,7 +71,7 @@ pub fn max_micro_batch(stage: &Stage, ranks: usize, length: usize) -> usize {
 /// Returns the peak bytes of activations and their gradients for one micro-batch of `tokens` tokens. `vocabulary` and
 /// `length` are the vocabulary size and the sequence length of the dataset. The sum includes the tensors that each operation
 /// keeps for its backward pass, and the larger of two terms: the softmax over the vocabulary, and the gradients of one
-/// layer. The passes of several networks follow one another, so that the largest sum counts.
+/// layer. The passes of several networks run one after another, so the largest peak counts.
 pub fn activations(config: &RunConfig, stage: &Stage, vocabulary: usize, length: usize, tokens: usize) -> u64 {
     let architecture = Architecture::of_run(config, stage.depth(&config.model), vocabulary);
     let trained = objectives::networks(&config.model, &config.objective);

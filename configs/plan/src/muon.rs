@@ -40,8 +40,8 @@ impl MatrixStack {
     }
 }
 
-/// Assigns each stack to one of `ranks` ranks. The stacks are assigned in the order of falling work, each to the rank with
-/// the least work so far.
+/// Assigns each stack to one of `ranks` ranks. The stacks are assigned in descending order of work, each to the rank
+/// with the least work so far.
 pub fn owners(stacks: &[MatrixStack], ranks: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..stacks.len()).collect();
     order.sort_by(|a, b| stacks[*b].flops(1).total_cmp(&stacks[*a].flops(1)));

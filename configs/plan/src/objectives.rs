@@ -143,7 +143,7 @@ fn losses_of_networks(config: &run::Objective) -> Vec<Vec<LossSpec>> {
 }
 
 /// Returns the losses of a run, in the order of its records. The first loss is the main loss. The console shows the
-/// main loss, and the held-out value of the main loss decides about plateaus.
+/// main loss, and the held-out value of the main loss determines plateaus.
 pub fn losses(config: &run::Objective) -> Vec<LossSpec> {
     losses_of_networks(config).concat()
 }

@@ -18,7 +18,7 @@ const MAX_EXTRA: usize = 100;
 pub struct Evaluation {
     /// Held-out dataset, as directory or URL. Empty: no evaluation.
     ///
-    /// Its loss decides about the best checkpoint and about plateaus.
+    /// Its loss determines the best checkpoint and plateaus.
     pub data: String,
     /// More held-out datasets, whose losses are recorded beside the first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -36,7 +36,7 @@ pub struct Evaluation {
     pub every_tokens: Option<f64>,
     /// Maximum number of samples per evaluation of a dataset. 0: all samples.
     pub samples: u64,
-    /// Fraction of tokens to predict. Absent: that of `[objective]`, also in stages with another one.
+    /// Fraction of tokens to predict. Absent: that of `[objective]`, even in stages that override it.
     ///
     /// Losses are comparable only if this fraction is the same.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,7 +92,7 @@ impl Evaluation {
             }
         }
         if self.extra.len() > MAX_EXTRA {
-            let message = format!("has {} datasets, expected {MAX_EXTRA} at most", self.extra.len());
+            let message = format!("has {} datasets, expected at most {MAX_EXTRA}", self.extra.len());
             issues.push(ConfigIssue::new("evaluation.extra", message));
         }
         let mut names = BTreeSet::new();

@@ -51,7 +51,7 @@ impl Stage {
             issues.push(ConfigIssue::new(key("data"), "conflicts with mixture: a stage has one dataset or a mixture"));
         }
         if self.mixture.len() > MAX_DATASETS {
-            let message = format!("has {} datasets, expected {MAX_DATASETS} at most", self.mixture.len());
+            let message = format!("has {} datasets, expected at most {MAX_DATASETS}", self.mixture.len());
             issues.push(ConfigIssue::new(key("mixture"), message));
         }
         if self.mixture_temperature.is_some_and(|power| !(0.0..=10.0).contains(&power)) {
@@ -83,6 +83,6 @@ pub(super) fn check_name<'a>(key: String, name: &'a str, names: &mut BTreeSet<&'
     if name.is_empty() || !name.chars().all(is_valid) {
         issues.push(ConfigIssue::new(key, "expected a name of letters, digits, `_` and `-`"));
     } else if !names.insert(name) {
-        issues.push(ConfigIssue::new(key, format!("another dataset is named {name}, too")));
+        issues.push(ConfigIssue::new(key, format!("another dataset is also named {name}")));
     }
 }

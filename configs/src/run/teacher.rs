@@ -58,7 +58,7 @@ impl Default for Teacher {
     }
 }
 
-/// Description of the teacher of a run. The first start of the run stores them.
+/// Description of the teacher of a run. The first start of the run stores it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TeacherInfo {
@@ -89,7 +89,7 @@ impl TeacherInfo {
         toml::to_string(self)
     }
 
-    /// Parses the stored description. `origin` names them in messages.
+    /// Parses the stored description. `origin` names it in messages.
     ///
     /// # Errors
     /// The text is not TOML, or lacks a key.

@@ -57,7 +57,7 @@ pub fn check_compatibility(
         }
         let mixture = key.split_once(".mixture.").map(|(stage, _)| stage);
         if mixture.is_some_and(|stage| !seen.insert((stage, dataset.manifest_sha256()))) {
-            issue("is in this mixture twice".to_owned());
+            issue("appears twice in this mixture".to_owned());
         }
     }
 }

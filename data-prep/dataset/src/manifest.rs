@@ -229,7 +229,7 @@ impl Manifest {
         if vocabulary.size as u64 > vocabulary.bytes || vocabulary.bytes > MAX_VOCABULARY_BYTES {
             let (size, bytes) = (vocabulary.size, vocabulary.bytes);
             return Err(format!(
-                "a vocabulary of {size} tokens in {bytes} bytes, expected {MAX_VOCABULARY_BYTES} at most"
+                "a vocabulary of {size} tokens in {bytes} bytes, expected at most {MAX_VOCABULARY_BYTES}"
             ));
         }
         match self.special.all().iter().find(|&&id| id as usize >= self.vocabulary.size) {
@@ -247,7 +247,7 @@ impl Shard {
         }
         match self.row_groups.iter().find(|&&rows| rows > MAX_ROW_GROUP_ROWS) {
             Some(rows) => {
-                Err(format!("{}: a row group of {rows} rows, expected {MAX_ROW_GROUP_ROWS} at most", self.path))
+                Err(format!("{}: a row group of {rows} rows, expected at most {MAX_ROW_GROUP_ROWS}", self.path))
             }
             None => Ok(()),
         }

@@ -158,7 +158,7 @@ impl Dataset {
             [column(schema::SEGMENT_B_START, group.rows)?, column(schema::PAIR_LABEL, group.rows)?];
         let fault = |message| self.content(group, message);
         if tokens > MAX_ROW_GROUP_TOKENS {
-            return Err(fault(format!("{tokens} tokens, expected {MAX_ROW_GROUP_TOKENS} at most")));
+            return Err(fault(format!("{tokens} tokens, expected at most {MAX_ROW_GROUP_TOKENS}")));
         }
         let ids = column(schema::INPUT_IDS, tokens)?;
         let mut offsets = vec![0];

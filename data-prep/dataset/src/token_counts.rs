@@ -40,7 +40,7 @@ fn parse(bytes: &[u8], manifest: &Manifest) -> Result<Vec<u64>, String> {
         return Err(format!("it counts {} tokens, but the vocabulary of the dataset has {size}", counts.len()));
     }
     if vocabulary_sha256 != manifest.vocabulary.sha256 {
-        return Err("it counts the tokens of another vocabulary than that of the dataset".to_owned());
+        return Err("it counts tokens of a different vocabulary than the dataset's".to_owned());
     }
     let (total, tokens) = (counts.iter().try_fold(0_u64, |sum, count| sum.checked_add(*count)), manifest.counts.tokens);
     if total.is_none_or(|total| total > tokens) {

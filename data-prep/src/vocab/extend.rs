@@ -2,7 +2,7 @@
 //! tokenized as before.
 //!
 //! Characters that the vocabulary lacks become tokens. The words of the text are split into tokens. Then the most
-//! frequent pair of neighbours becomes a token, again and again (`choose`). In BPE the pairs are appended to the merges,
+//! frequent pair of neighbors becomes a token, repeatedly (`choose`). In BPE the pairs are appended to the merges,
 //! so they are merged after all others.
 
 mod choose;

@@ -1,4 +1,4 @@
-//! Removal of the bars, and of what a command leaves otherwise, before a signal ends the process.
+//! Removal of the bars and of a command's leftovers before a signal ends the process.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};

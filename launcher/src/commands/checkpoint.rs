@@ -25,7 +25,7 @@ enum CheckpointError {
     Damaged { url: String, damaged: usize, all: usize },
     #[error("{0} is not a checkpoint; expected {expected}", expected = names::CHECKPOINT_URL)]
     NoCheckpoint(String),
-    #[error("{to} belongs to another run than {from}: {what}; copy to an empty directory or prefix")]
+    #[error("{to} and {from} belong to different runs: {what}; copy to an empty directory or prefix")]
     OtherRun { from: String, to: String, what: String },
     #[error(
         "{to} is a trained run ({lease} exists), which could resume from the copy instead of its own checkpoints; copy to an \
@@ -237,7 +237,7 @@ fn run_mismatch(from: &Store, to: &Store) -> Result<Option<String>, Failure> {
         |key: &str| ["run", "model", "objective"].iter().any(|part| config_diff::is_at_or_below(key, part));
     let is_other = |difference: &&Difference| is_of_model(&difference.key) || difference.is_of_shapes();
     if let Some(difference) = compared.trained.iter().find(is_other) {
-        return Ok(Some(format!("{} is {} there, {} here", difference.key, difference.before, difference.now)));
+        return Ok(Some(format!("{} is {} and {}, respectively", difference.key, difference.before, difference.now)));
     }
     if teacher::differs(from, to)? {
         return Ok(Some("the teacher differs".to_owned()));

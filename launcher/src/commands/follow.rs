@@ -21,7 +21,7 @@ pub struct Follower<'a> {
     store: &'a Store,
     /// Last query of the run's job: its time, and whether the job was alive.
     job: Option<(Instant, bool)>,
-    /// Time of the first query of the job that failed since the last one that did not.
+    /// Time of the first failed job query since the last successful one.
     unknown_since: Option<Instant>,
     /// True if the last read failed, which is logged once.
     failed: bool,

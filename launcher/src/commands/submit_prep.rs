@@ -19,7 +19,7 @@ enum PrepJobError {
     NoPart { task: usize, parts: usize },
     #[error("cannot write the configuration as TOML")]
     Toml(#[from] toml::ser::Error),
-    #[error("cannot submit the job that joins the parts; cancelled array job {array}")]
+    #[error("cannot submit the job that merges the parts; cancelled array job {array}")]
     Join { array: String, source: cluster::ClusterError },
     #[error("--config is missing")]
     NoConfig,

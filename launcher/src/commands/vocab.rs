@@ -53,7 +53,7 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
             .ok()
             .is_some_and(|file| std::fs::canonicalize(&arguments.output).ok() == Some(file))
         {
-            let message = "is the vocabulary to extend, which datasets may name; choose another --output";
+            let message = "is the vocabulary to extend; existing datasets may refer to it, so choose another --output";
             return Err(Failure::usage(format!("{} {message}", arguments.output.display())));
         }
         let (size, min_frequency) = (arguments.size, arguments.min_frequency);
@@ -80,9 +80,7 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
 /// Refuses an output file that is an input, whose text it would replace.
 fn refuse_input(sources: &[Source], output: &Path) -> Result<(), Failure> {
     match sources.iter().any(|source| is_same_file(Path::new(&source.path), output)) {
-        true => {
-            Err(Failure::usage(format!("--output {} is a file of the text; choose another --output", output.display())))
-        }
+        true => Err(Failure::usage(format!("--output {} is an input file; choose another --output", output.display()))),
         false => Ok(()),
     }
 }
@@ -111,7 +109,7 @@ fn write_extension(extended: ExtendedVocabulary, settings: &Extension<'_>, outpu
     if tokens < settings.size {
         let frequency = settings.min_frequency;
         tracing::warn!(
-            "vocabulary has {tokens} tokens ({} requested): no other occurs {frequency} times",
+            "vocabulary has {tokens} tokens ({} requested): no further candidate occurs at least {frequency} times",
             settings.size
         );
     }

@@ -22,7 +22,7 @@ pub fn build(dataset: &DatasetStatistics) -> Result<Vec<Block>, ChartError> {
     if !dataset.counts.rejected.is_empty() {
         let rows = dataset.counts.rejected.iter().map(|(reason, count)| vec![reason.clone(), count.to_string()]);
         blocks.extend([heading("Left out or repaired"), with_head(&["reason", "count"], rows)]);
-        blocks.push(paragraph("Counted for both splits together."));
+        blocks.push(paragraph("The counts cover both splits."));
     }
     if !dataset.rejected.is_empty() {
         let names = ["reason", "file", "place", "start of the text"];

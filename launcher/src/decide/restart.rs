@@ -170,7 +170,7 @@ pub fn conclude(state: &mut CoordinatorState, at: Seconds, mut verdict: Verdict,
 
 fn killed(state: &CoordinatorState) -> Verdict {
     let from = state.checkpoint.as_deref().unwrap_or("step 0 (no checkpoint yet)");
-    Verdict::Failed(exit::FAILED, format!("ended without a checkpoint by a second signal; rerun to resume from {from}"))
+    Verdict::Failed(exit::FAILED, format!("ended by a second signal without a checkpoint; rerun to resume from {from}"))
 }
 
 /// Waits and retries after an attempt in which no rank reported. A host, network link or file system is unavailable.

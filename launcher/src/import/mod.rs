@@ -47,7 +47,7 @@ pub enum ImportError {
     Prefix { folder: String },
     #[error("{} has no {name}; expected a folder that save_pretrained of transformers wrote", folder.display())]
     NoFile { folder: PathBuf, name: &'static str },
-    #[error("{} is a pickle, which can run any program when it is read; if you trust it, convert it: {command}", path.display())]
+    #[error("{} is a pickle, which can execute arbitrary code; if you trust it, convert it: {command}", path.display())]
     Pickle { path: PathBuf, command: String },
     #[error("{}: {why}", path.display())]
     Json { path: PathBuf, why: String },
@@ -128,7 +128,7 @@ impl Import {
         }
         if let Some(last) = model.first_position.checked_sub(1) {
             notes.push(format!(
-                "left out: rows 0 to {last} of the position embeddings, which no token has; an export has zeros there"
+                "left out: rows 0 to {last} of the position embeddings, which no token uses; an export has zeros there"
             ));
         }
         Ok(Self { source: source(path), text: config.to_toml()?, config, vocabulary, weights, notes })

@@ -172,7 +172,7 @@ fn values(tensor: &Tensor, model: &ImportedModel, source: &Source<'_>) -> Result
         Dtype::F32 => view.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
         Dtype::BF16 => pairs(view).map(|bytes| bf16::from_le_bytes(bytes).to_f32()).collect(),
         Dtype::F16 => pairs(view).map(|bytes| f16::from_le_bytes(bytes).to_f32()).collect(),
-        other => return Err(wrong(format!("{} has the type {other}; expected F32, BF16 or F16", source.name))),
+        other => return Err(wrong(format!("{} has dtype {other}; expected F32, BF16 or F16", source.name))),
     };
     if let Some(place) = all.iter().position(|value| !value.is_finite()) {
         return Err(wrong(format!("element {place} of {} is {}", source.name, all[place])));

@@ -25,7 +25,7 @@ impl<'de> Deserialize<'de> for RecordLine {
     }
 }
 
-/// Duration of a step record. A line that is no [`RecordLine`] is an error, too.
+/// Duration of a step record. A line that is not a [`RecordLine`] is also an error.
 #[derive(Debug, Clone, Copy)]
 pub struct RecordSeconds {
     /// Wall-clock time of the step, seconds.

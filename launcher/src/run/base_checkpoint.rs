@@ -123,7 +123,7 @@ fn compare(config: &RunConfig, base: &BaseModelInfo, issues: &mut Vec<ConfigIssu
         issues.push(ConfigIssue::new("stage.0.growth.moments", message));
     }
     if config.run.from_optimizer && is_muon(&base.config) != is_muon(config) {
-        let message = "Muon has other moments than the other optimizers; start without them";
+        let message = "the optimizer state of Muon differs from that of the other optimizers; start without it";
         issues.push(ConfigIssue::new("run.from_optimizer", message));
     }
     let has_span_boundary_head = |config: &RunConfig| config.objective.span_boundary_weight > 0.0;

@@ -72,7 +72,7 @@ pub fn check(arguments: &cli::Run) -> Outcome {
 fn missing_notifier(command: &[String]) -> Option<String> {
     let program = command.first()?;
     let is_missing = worker::find_program(program).is_none();
-    let place = if program.contains('/') { "is no executable file" } else { "is not in PATH" };
+    let place = if program.contains('/') { "is not an executable file" } else { "is not in PATH" };
     is_missing.then(|| format!("warning: notify.command: {program} {place} on this host, so nobody would be notified"))
 }
 
@@ -144,6 +144,6 @@ mod tests {
         let shown = missing("no-such-notifier").unwrap();
         assert!(shown.starts_with("warning: notify.command: no-such-notifier is not in PATH"), "{shown}");
         let shown = missing("./Cargo.toml").unwrap();
-        assert!(shown.contains("./Cargo.toml is no executable file"), "{shown}");
+        assert!(shown.contains("./Cargo.toml is not an executable file"), "{shown}");
     }
 }

@@ -76,7 +76,7 @@ fn dotted(key: &str) -> String {
     key.replace('[', ".").replace(']', "")
 }
 
-/// True if the two configurations have other parameters at the depth of their first stage: other names or shapes.
+/// True if the parameters of the two configurations differ in name or shape at the depth of their first stage.
 pub fn have_other_parameters(run: &RunConfig, now: &RunConfig) -> bool {
     parameters(run) != parameters(now)
 }

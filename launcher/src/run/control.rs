@@ -276,7 +276,7 @@ fn replayed(head: &ReportHeader, last: u64) -> Refusal {
 
 fn parse(body: &[u8]) -> Result<WorkerReport, Refusal> {
     serde_json::from_slice(body).map_err(|error| {
-        tracing::warn!("ignored an invalid report of a rank: {error}");
+        tracing::warn!("ignored an invalid report from a rank: {error}");
         Refusal(StatusCode::BAD_REQUEST, error.to_string())
     })
 }

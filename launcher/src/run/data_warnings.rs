@@ -116,7 +116,7 @@ fn counts(key: &str, stage: &Stage, rows: u64, share: f64) -> Vec<String> {
     let few = ((rows as f64) < drawn).then(|| match stage.mixture.is_empty() {
         true => format!("{key}: {rows} samples are fewer than a global batch of {drawn}: batches repeat samples"),
         false => {
-            format!("{key}: {rows} samples are fewer than its {drawn:.0} in a global batch: batches repeat samples")
+            format!("{key}: has {rows} samples, but a global batch draws {drawn:.0} of them: batches repeat samples")
         }
     });
     repeated.into_iter().chain(few).collect()
@@ -163,8 +163,8 @@ fn unlike(train: &str, overlap: f64) -> Option<String> {
     (overlap < LEAST_OVERLAP).then(|| {
         let percent = 100.0 * overlap;
         format!(
-            "evaluation.data: its token frequencies overlap with those of {train} by only {percent:.0}%: check its language and \
-             kind of text"
+            "evaluation.data: its token frequencies overlap with those of {train} by only {percent:.0}%: check that \
+             both have the same language and kind of text"
         )
     })
 }
@@ -189,7 +189,7 @@ mod tests {
         let mixed = Stage { mixture: vec![MixtureDataset::default(); 2], ..stage };
         assert_eq!(counts("stage.0.mixture.0.data", &mixed, 960, 0.5), [""; 0]);
         let [_, few] = &counts("stage.0.mixture.0.data", &mixed, 15, 0.25)[..] else { panic!("no warnings") };
-        assert!(few.contains("15 samples are fewer than its 16 in a global batch"), "{few}");
+        assert!(few.contains("has 15 samples, but a global batch draws 16 of them"), "{few}");
     }
 
     #[test]

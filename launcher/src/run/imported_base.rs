@@ -23,7 +23,7 @@ enum ImportedBaseError {
          --run, or leave run.from out"
     )]
     Late { url: String, folder: String },
-    #[error("{url} was written by another start of this run at the same time; start the run again")]
+    #[error("{url} was written concurrently by another start of this run; start the run again")]
     Concurrent { url: String },
     #[error("{url} is not from an import; the model of run.from would replace it: use another --run, or move it away")]
     OtherObject { url: String },

@@ -34,7 +34,7 @@ enum RunChangeError {
     UnknownKey(String),
     /// The checkpoints of the run have other tensor shapes.
     #[error(
-        "{url} has checkpoints of another model; use another --run for a model of other shapes. Differences:{}",
+        "{url} has checkpoints of a different model; use another --run for different tensor shapes. Differences:{}",
         list(differences)
     )]
     OtherShapes {

@@ -43,13 +43,13 @@ enum TeacherError {
     #[error("{KEY}: {url} is this run's own copy of its teacher; expected the run of the teacher, or hf:FOLDER")]
     OwnCopy { url: String },
     #[error(
-        "{KEY}: {copy} has to be copied again from {from}, whose weights have the SHA-256 {found}; expected {expected}; put the \
-         teacher of this run back"
+        "{KEY}: {copy} must be copied again from {from}, but its weights have SHA-256 {found}; expected {expected}; \
+         restore the teacher of this run"
     )]
     OtherWeights { copy: String, from: String, found: String, expected: String },
     #[error(
-        "{url} has checkpoints that were trained with another teacher than {KEY}; use another --run, with --from and a checkpoint of \
-         this run"
+        "{url} has checkpoints that were trained with a different teacher than {KEY}; use another --run, with --from \
+         and a checkpoint of this run"
     )]
     Other { url: String },
     #[error("cannot write {TEACHER_INFO}")]

@@ -1,4 +1,4 @@
-//! Tells a folder with a configuration, as `lambert init` creates it, from a run.
+//! Distinguishes a folder with a configuration, as `lambert init` creates it, from a run.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +34,7 @@ pub fn reject_configuration(store: &Store, text: &str) -> Result<(), Failure> {
     Err(Failure::usage(ConfigurationOnly { folder: folder.to_owned() }))
 }
 
-/// True if `text` is a configuration as a start writes it. True also if it is invalid, which has an error of its own.
+/// True if `text` is a configuration as a start writes it. Also true if it is invalid: that is reported elsewhere.
 fn is_written_by_start(text: &str) -> bool {
     let parsed = Layers::from_sets(&[]).parse::<RunConfig>(text, CONFIG).ok();
     let written = parsed.and_then(|config| config.to_toml().ok());

@@ -81,7 +81,7 @@ impl HistoryWriter {
         Ok(Self { file, written: Vec::new(), totals: Totals::default(), wall_time: start })
     }
 
-    /// Writes the effective ones of `entries`, the newest of the history, if all of them follow those that were written.
+    /// Writes the effective entries among `entries`, the newest of the history, if all of them follow the written ones.
     /// Otherwise returns false.
     ///
     /// # Errors

@@ -43,7 +43,7 @@ pub enum ServerError {
     PortInUse { port: u16 },
     #[error("cannot listen on port {port} of 127.0.0.1")]
     Listen { port: u16, source: std::io::Error },
-    #[error("cannot draw an access token")]
+    #[error("cannot generate an access token")]
     Token(#[from] getrandom::Error),
     #[error("cannot start the server")]
     Start(#[source] std::io::Error),

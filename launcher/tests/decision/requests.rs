@@ -117,7 +117,7 @@ fn signals_apply_in_every_phase() {
     scene.at += 1.0;
     assert_eq!(scene.give(Event::Signal(Signal::Other)).done, [Action::End]);
     scene.worker(WorkerEvent::Gone(Vec::new()));
-    assert!(scene.failure().1.starts_with("ended without a checkpoint by a second signal"));
+    assert!(scene.failure().1.starts_with("ended by a second signal without a checkpoint"));
 
     let mut scene = Scenario::new();
     scene.train(1, 5).give(Event::StopRequested).fail(FailureKind::Transient);

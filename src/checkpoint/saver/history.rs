@@ -25,8 +25,8 @@ impl CheckpointHistory {
         Self { newest, stale: false, best: origin.best, evaluated: None, measured: None }
     }
 
-    /// Records the held-out loss after `step`, and what it measures. Returns true if it is the best so far. If earlier losses
-    /// measure something else, it is.
+    /// Records the held-out loss after `step`, and what it measures. Returns true if it is the best so far, or if
+    /// earlier losses measured something else.
     pub fn add_evaluation(&mut self, step: u64, loss: f64, measured: String) -> bool {
         self.evaluated = loss.is_finite().then_some((step, loss));
         self.measured = Some(measured);

@@ -93,7 +93,7 @@ impl Saver<'_> {
 
     fn warn(&self, name: &str, why: &str) {
         let seconds = self.schedule.retry_pause().as_secs();
-        let meanwhile = if self.blocks { "no step is run until it is" } else { "training continues" };
+        let meanwhile = if self.blocks { "training waits until it is saved" } else { "training continues" };
         self.session.warn(format!("checkpoint {name} was not saved; {meanwhile}, retrying in {seconds} s: {why}"));
     }
 }

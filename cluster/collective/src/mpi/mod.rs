@@ -4,11 +4,11 @@
 //! [`Group`] and [`Reducer`] send requests to this thread, so it sums buckets while the rank computes. The thread
 //! mostly sleeps while no operation is in flight.
 //!
-//! **Algorithms.** All operations consist of point-to-point messages. Buckets above 32 KiB use a ring (reduce-scatter,
-//! then all-gather) in segments of at most 256 KiB. Each rank has four segments in flight. Smaller buckets and f64 sums
-//! use recursive doubling. The terms of a sum are added in an order that depends only on the world size, the length of
-//! the bucket and the index of the element. With two ranks, the order has no effect. MPI reads and writes buffers of
-//! this crate, never a bucket, so a canceled bucket is not accessed again.
+//! **Algorithms.** All operations consist of point-to-point messages. Buckets of up to 32 KiB for each 8 ranks (at most
+//! 256 KiB) and f64 sums use recursive doubling. Larger buckets use a ring (reduce-scatter, then all-gather) in
+//! segments of at most 256 KiB. Each rank has four segments in flight. The terms of a sum are added in an order that
+//! depends only on the world size, the length of the bucket and the index of the element. With two ranks, the order has
+//! no effect. MPI reads and writes buffers of this crate, never a bucket, so a canceled bucket is not accessed again.
 //!
 //! **Timeouts.** An operation is stalled if no segment completes for [`MpiOptions::stall_timeout`]. After half of that
 //! time, a waiting rank probes all other ranks. Their communication threads reply even while the ranks compute. At the

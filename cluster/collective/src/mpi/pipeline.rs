@@ -23,8 +23,8 @@ const MAX_SEGMENT_BYTES: usize = 1 << 18;
 const LANE_COUNT: usize = 4;
 
 /// Maximum number of values in a small bucket of up to [`FEW_RANKS`] ranks. A small bucket is sent as one message and
-/// reduced by recursive doubling. With more ranks, larger buckets are small, because the rounds of the ring grow with the number of
-/// ranks, and those of recursive doubling only with its logarithm.
+/// reduced by recursive doubling. With more ranks, larger buckets also count as small, because the number of rounds of
+/// the ring grows with the number of ranks, and that of recursive doubling only with its logarithm.
 const MAX_SMALL_COUNT: usize = 8192;
 const FEW_RANKS: usize = 8;
 

@@ -12,7 +12,8 @@ pub enum WireFormat {
     /// Over MPI, values are rounded only when they are sent. The first rank of the ring rounds its values. Each further
     /// rank adds its unrounded f32 values to the received values in f32 and rounds the sum. All ranks get the rounded
     /// final sum. A sum over n ranks is therefore rounded n times. Each rounding changes the partial sum by at most
-    /// 2^-8 of its value. Infinities and NaN are preserved. Buckets of up to 32 KiB are sent as f32.
+    /// 2^-8 of its value. Infinities and NaN are preserved. Buckets that use recursive doubling (up to 32 KiB for each
+    /// 8 ranks) are sent as f32.
     Bf16,
 }
 

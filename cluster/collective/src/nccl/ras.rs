@@ -1,6 +1,6 @@
 //! Client of the RAS service of NCCL, which knows the operations that each rank has started. Each process with NCCL listens at
-//! `NCCL_RAS_ADDR`, and the one that the kernel connects asks all others. Client and service exchange lines of text (protocol of
-//! `ncclras`). The answer is JSON, which NCCL can write since 2.28.7.
+//! `NCCL_RAS_ADDR`, and the one to which the kernel connects a client asks all others. Client and service exchange
+//! lines of text (protocol of `ncclras`). The answer is JSON, which NCCL can write since 2.28.7.
 
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
@@ -15,9 +15,9 @@ const DEFAULT_ADDRESS: &str = "localhost:28028";
 const MAX_ANSWER: usize = 64 << 20;
 /// Maximum number of ranks in a report.
 const MAX_RANKS: usize = 8;
-/// Time that the service takes beyond the time that it waits for other processes, at most.
+/// Maximum time that the service takes in addition to its wait for other processes.
 const EXTRA_SECONDS: u64 = 6;
-/// Maximum number of connections until the service that answers knows the rank.
+/// Maximum number of connections that are opened to reach a service that knows the rank.
 const CONNECTIONS: usize = 10;
 /// `ncclSuccess` and `ncclInProgress`.
 const NO_ERROR: [i32; 2] = [0, 7];

@@ -179,7 +179,7 @@ impl<D: NcclDevice> NcclAllReduce<D> {
         let Some(check) = self.arrival_check.take() else { return Ok(()) };
         let sums = check.wait(deadline)?;
         if sums[0] < 0.0 {
-            let detail = "; another rank reports that an earlier sum makes no progress".into();
+            let detail = "; another rank reports that an earlier all-reduce makes no progress".into();
             return Err(Error::Deadline { operation: BUCKET_ALL_REDUCE, missing: Vec::new(), detail });
         }
         if sums.iter().zip(self.digits).all(|(sum, own)| *sum == own * self.world_size as f32) {

@@ -10,7 +10,7 @@ use std::time::Duration;
 pub enum Service {
     /// Answers with this JSON.
     Answers(String),
-    /// Two services at one address: the first connections, this many, reach the service of another job.
+    /// Two services at one address: the first n connections reach the service of another job.
     Shared(usize, String),
     /// NCCL before 2.28.7, which has no JSON.
     WithoutJson,

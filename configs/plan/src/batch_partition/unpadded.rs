@@ -36,7 +36,7 @@ pub fn split_into_micro_batches(lengths: &[u16], samples: Vec<usize>, budget: us
 
 /// Number of attempts with one more micro-batch each, before larger increments.
 const FINE_TRIES: usize = 16;
-/// Larger increments are this part of the number of micro-batches.
+/// Larger increments are the number of micro-batches divided by this.
 const COARSE_PART: usize = 16;
 
 /// Unit to which the tokens of a micro-batch are rounded up. A GPU selects its kernels again for every shape, so the

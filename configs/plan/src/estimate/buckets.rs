@@ -48,7 +48,7 @@ fn completed_shares(architecture: &Architecture) -> Vec<f64> {
     sums.map(|sum| if all > 0.0 { (sum / all).min(1.0) } else { 1.0 }).collect()
 }
 
-/// Returns the buckets of the sum of the orthogonalized matrices of Muon, which follows the passes.
+/// Returns the buckets of the all-reduce of Muon's orthogonalized matrices, which follows the passes.
 pub fn of_matrices(config: &RunConfig, matrices: UpdateWork, ranks: usize) -> Vec<BucketTiming> {
     let (most, mut elements) =
         (config.cluster.all_reduce.bucket_elements(memory::uses_nccl(config)) as f64, matrices.elements as f64);

@@ -27,7 +27,7 @@ pub struct StageSamples {
     pub shape: DatasetShape,
     /// Mean length of a sample, tokens.
     pub mean_tokens: f64,
-    /// Number of samples after which a dataset starts its second pass. In a mixture, the dataset that is first.
+    /// Number of samples after which a dataset starts its second pass. In a mixture, the minimum over the datasets.
     pub epoch: f64,
     /// True if there is no dataset. The shape is then assumed, and the number of samples is unknown.
     pub is_assumed: bool,

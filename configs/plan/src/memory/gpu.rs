@@ -1,7 +1,7 @@
 //! GPU memory that a rank needs, by formula, and the largest micro-batch that fits.
 //!
 //! The formula estimates the memory of the tensors of a step. src/kernels/meta/memory.rs counts these tensors one by
-//! one, also without a GPU. The formula is never below that count and at most 16 % above it. [`reserve`] covers the
+//! one, also without a GPU. The formula is never below that count and at most 17% above it. [`reserve`] covers the
 //! additional memory that CUDA and libtorch take.
 
 use crate::architecture::{ALIGNMENT, Architecture, CostUnit, Head, ModuleKind, Network, NormInput};
@@ -29,8 +29,8 @@ const HEAD: usize = 32;
 /// Factor that covers small tensors, which the formula does not list.
 const SMALL_TENSORS: f64 = 1.01;
 
-/// Returns the peak bytes of GPU memory for activations and their gradients of a micro-batch of `tokens` tokens. The passes
-/// of several networks follow one another, so that the largest sum counts.
+/// Returns the peak bytes of GPU memory for activations and their gradients of a micro-batch of `tokens` tokens. The
+/// passes of several networks run one after another, so the largest peak counts.
 pub fn activations(config: &RunConfig, stage: &Stage, data: DatasetShape, tokens: usize) -> u64 {
     let architecture = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary);
     let trained = objectives::networks(&config.model, &config.objective);

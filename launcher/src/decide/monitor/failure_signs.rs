@@ -184,7 +184,7 @@ impl FailureSigns {
     /// Describes a failure that no rank reported, from the exit status and the messages of the launcher.
     fn unreported(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
         if self.remarks.iter().any(|remark| NO_REMOTE_START.iter().any(|sign| remark.contains(sign))) {
-            let message = "mpirun found no ssh in PATH, which starts the ranks on other hosts; install ssh, or name \
+            let message = "mpirun found no ssh in PATH to start the ranks on other hosts; install ssh, or name \
                            another program in cluster.mpirun_arguments (plm_rsh_agent of Open MPI 4, plm_ssh_agent of \
                            Open MPI 5)";
             return AttemptEnd::Failed(AttemptFailure {

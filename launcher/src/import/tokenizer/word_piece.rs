@@ -98,7 +98,7 @@ fn word_piece(file: &Json) -> Result<(Vec<u8>, bool), String> {
             Some(place) if place.is_empty() && !piece.is_empty() && !piece.contains(['\n', '\r']) => *place = piece,
             _ => {
                 return Err(format!(
-                    "token {piece:?} has the id {id}; expected tokens of one line, and each id below {} once",
+                    "token {piece:?} has the id {id}; expected tokens without line breaks, and each id below {} once",
                     vocabulary.len()
                 ));
             }

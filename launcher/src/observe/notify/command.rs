@@ -72,7 +72,7 @@ impl NotifyCommand {
             }
             Err(error) => {
                 child_groups::forget(&self.child);
-                Some(Err(format!("cannot be waited for: {error}")))
+                Some(Err(format!("has an unknown exit status: {error}")))
             }
         }
     }

@@ -97,7 +97,7 @@ impl Metrics {
         ];
         self.0.register("run", "The run and the version of its coordinator", Info::new(labels));
         let states = STATES.into_iter().map(|state| (state.to_string(), f64::from(u8::from(state == status.state))));
-        self.family("state", "1 for the state of the run", "state", states);
+        self.family("state", "1 for the current state of the run, 0 for all other states", "state", states);
         let progress = &status.progress;
         self.gauge("step", "Completed steps", progress.step as f64);
         self.gauge("steps", "Steps of all stages", progress.steps as f64);
@@ -149,7 +149,7 @@ impl Metrics {
         self.gauge("ranks", "Ranks that have reported in this attempt", status.workers.ranks.len() as f64);
         let silent = status.workers.ranks.iter().map(|rank| rank.seconds_since_heartbeat).max_by(f64::total_cmp);
         if let Some(silent) = silent {
-            self.gauge("oldest_heartbeat_seconds", "Longest time without a report of a rank", silent);
+            self.gauge("oldest_heartbeat_seconds", "Longest time since the last report of any rank", silent);
         }
         self.gauge("refused_requests", "Requests refused by the control server", status.workers.refused as f64);
     }
