@@ -40,7 +40,7 @@ pub use growth::{Growth, GrowthOrder, Moments};
 pub use guard::{DamagedShard, FaultInjection, Guard};
 pub use metrics::Metrics;
 pub use mixture::MixtureDataset;
-pub use model::{Activation, Attention, Model, Norm, NormKind, Precision};
+pub use model::{Activation, Attention, FunctionKey, Model, Norm, NormKind, Precision};
 pub use notify::Notify;
 pub use objective::{MaskToken, MaskUnit, Masking, Objective, StageObjective};
 pub use optimizer::{Muon, MuonPrecision, MuonScale, Optimizer, OptimizerKind};
@@ -147,11 +147,17 @@ pub struct Run {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schemars(!skip_serializing_if)]
     pub from_optimizer: bool,
+    /// Keys of `[model]` in which the model may differ from that of `run.from`, such as `rotary_base`.
+    ///
+    /// They change what the model computes, but no shapes. Without this key, a difference is an error.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(!skip_serializing_if)]
+    pub from_changes: Vec<FunctionKey>,
 }
 
 impl Default for Run {
     fn default() -> Self {
-        Self { name: "run".to_owned(), seed: 1, from: None, from_optimizer: false }
+        Self { name: "run".to_owned(), seed: 1, from: None, from_optimizer: false, from_changes: Vec::new() }
     }
 }
 

@@ -76,6 +76,52 @@ impl Attention {
     }
 }
 
+/// Key of `[model]` that changes what a model computes, but not the shapes of its weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FunctionKey {
+    /// `activation`.
+    Activation,
+    /// `attention_window`.
+    AttentionWindow,
+    /// `global_attention_every`.
+    GlobalAttentionEvery,
+    /// `layer_norm_eps`.
+    LayerNormEps,
+    /// `local_rotary_base`.
+    LocalRotaryBase,
+    /// `norm_kind`.
+    NormKind,
+    /// `rotary_base`.
+    RotaryBase,
+}
+
+impl FunctionKey {
+    /// All keys.
+    pub const ALL: [Self; 7] = [
+        Self::Activation,
+        Self::AttentionWindow,
+        Self::GlobalAttentionEvery,
+        Self::LayerNormEps,
+        Self::LocalRotaryBase,
+        Self::NormKind,
+        Self::RotaryBase,
+    ];
+
+    /// Returns the name of the key.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Activation => "activation",
+            Self::AttentionWindow => "attention_window",
+            Self::GlobalAttentionEvery => "global_attention_every",
+            Self::LayerNormEps => "layer_norm_eps",
+            Self::LocalRotaryBase => "local_rotary_base",
+            Self::NormKind => "norm_kind",
+            Self::RotaryBase => "rotary_base",
+        }
+    }
+}
+
 /// Encoder.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -182,19 +228,24 @@ impl Model {
 
     /// True if both models compute the same from the same weights. Keys that only training reads may differ, and the precision.
     pub fn computes_like(&self, other: &Self) -> bool {
-        let computed = |model: &Self| Self {
-            embedding: Some(model.embedding()),
+        let computed = |model: &Self| Self { pad_vocabulary_to: 1, ..model.computed() };
+        computed(self) == computed(other)
+    }
+
+    /// Returns the model with the defaults of the keys that do not change what it computes: those that only training reads, and
+    /// the precision.
+    pub fn computed(&self) -> Self {
+        Self {
+            embedding: Some(self.embedding()),
             precision: Precision::default(),
-            pad_vocabulary_to: 1,
             dropout: 0.0,
             attention_dropout: None,
             attention_output_dropout: None,
             attention: Attention::default(),
             initializer_range: 0.0,
             scaled_initialization: false,
-            ..model.clone()
-        };
-        computed(self) == computed(other)
+            ..self.clone()
+        }
     }
 
     /// Returns the size of the embeddings.

@@ -1,14 +1,16 @@
 //! Checks the base checkpoint of a new run before anything is written.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use lambert_config::run::{Model, Moments, OptimizerKind};
+use lambert_config::run::{FunctionKey, Model, Moments, OptimizerKind};
 use lambert_config::{ConfigError, ConfigIssue, RunConfig};
 use lambert_dataset::Dataset;
 use lambert_dataset::tokenizer::VocabularyExtension;
-use lambert_plan::architecture::SHAPING;
+use lambert_plan::architecture::{Architecture, ModuleKind};
 use lambert_store::{Store, StoredVocabulary, checkpoint, run as names};
 
+use super::config_diff::VOCABULARY;
 use crate::failure::Failure;
 use crate::import::{PREFIX, TRANSFORMERS_CONFIG};
 use crate::stored_config;
@@ -33,6 +35,8 @@ pub struct BaseModelInfo {
     pub vocabulary: Vec<u8>,
     /// True if its vocabulary lowercases text. `None` if that is not recorded.
     pub lowercase: Option<bool>,
+    /// Datasets that it was trained on, as the SHA-256 of their manifests.
+    pub datasets: BTreeSet<String>,
 }
 
 /// Rejects the checkpoint `run.from` if its weights do not fit the model and cannot grow to fit the model. `import` has
@@ -86,6 +90,7 @@ fn read(url: &str) -> Result<Result<BaseModelInfo, ConfigIssue>, Failure> {
         has_moments: manifest.objects.iter().any(|object| names::is_moments(&object.path)),
         vocabulary: vocabulary.into(),
         lowercase: manifest.state["lowercase"].as_bool(),
+        datasets: manifest.cursor.into_iter().filter(|(_, drawn)| *drawn > 0).map(|(dataset, _)| dataset).collect(),
     }))
 }
 
@@ -100,11 +105,7 @@ fn not_a_checkpoint(url: &str) -> String {
 
 /// Compares the base with the configuration.
 fn compare(config: &RunConfig, base: &BaseModelInfo, issues: &mut Vec<ConfigIssue>) -> Result<(), Failure> {
-    let (theirs, ours) = (shape(&base.config.model)?, shape(&config.model)?);
-    let pairs = theirs.into_iter().zip(ours).map(|((key, theirs), (_, ours))| (key, theirs, ours));
-    for (key, theirs, ours) in pairs.filter(|(_, theirs, ours)| theirs != ours) {
-        issues.push(ConfigIssue::new(KEY, format!("its model has {key} = {theirs}, the configuration has {ours}")));
-    }
+    compare_models(config, &base.config.model, issues)?;
     compare_generators(config, base, issues);
     let stage = &config.stage[0];
     stage.check_growth(0, base.layers, &config.model, issues);
@@ -140,6 +141,7 @@ fn compare(config: &RunConfig, base: &BaseModelInfo, issues: &mut Vec<ConfigIssu
     let datasets = stage.datasets(0);
     let (_, data) = &datasets[0];
     let dataset = Dataset::open(data)?;
+    warn_of_repeated_samples(config, base)?;
     let manifest = dataset.manifest();
     let mut is_known = manifest.vocabulary.sha256 == lambert_store::hash::sha256(&base.vocabulary);
     if !is_known {
@@ -195,12 +197,45 @@ pub fn is_muon(config: &RunConfig) -> bool {
     config.optimizer.kind == OptimizerKind::Muon
 }
 
-/// Returns the model keys that determine the weights and their shapes, with their values as TOML.
-fn shape(model: &Model) -> Result<Vec<(&'static str, String)>, Failure> {
-    let table = model.to_table().map_err(Failure::failed)?;
-    let value = |key| (key, table.get(key).map_or(String::new(), ToString::to_string));
-    // `layers` may differ, because the model can grow. `heads` must be equal. A different number of heads changes the
-    // meaning of the weights, although the shapes stay the same.
-    let shaping = SHAPING.into_iter().filter(|key| *key != "layers");
-    Ok(shaping.chain(["heads"]).map(value).collect())
+/// Compares what the two models compute from the same weights. The number of layers may differ, because the model can grow. The
+/// maximum length of a model without position embeddings may differ as well.
+fn compare_models(config: &RunConfig, base: &Model, issues: &mut Vec<ConfigIssue>) -> Result<(), Failure> {
+    let has_position_embeddings = |model: &Model| {
+        let tensors = Architecture::new(model, model.layers, VOCABULARY).tensors();
+        tensors.iter().any(|tensor| tensor.id.module == ModuleKind::PositionEmbeddings)
+    };
+    let has_free_length = !has_position_embeddings(base) && !has_position_embeddings(&config.model);
+    let table = |model: &Model| model.computed().to_table().map_err(Failure::failed);
+    let (theirs, ours) = (table(base)?, table(&config.model)?);
+    let keys: BTreeSet<&String> = theirs.keys().chain(ours.keys()).collect();
+    for key in keys.into_iter().filter(|key| *key != "layers" && !(*key == "positions" && has_free_length)) {
+        let (theirs, ours) = (theirs.get(key), ours.get(key));
+        let function_key = FunctionKey::ALL.into_iter().find(|function_key| function_key.name() == key);
+        if theirs == ours || function_key.is_some_and(|key| config.run.from_changes.contains(&key)) {
+            continue;
+        }
+        let shown = |value: Option<&toml::Value>| value.map_or("no value".to_owned(), ToString::to_string);
+        let message = format!("its model has {key} = {}, the configuration has {}", shown(theirs), shown(ours));
+        let remedy = function_key.map(|_| format!("; to change it, add \"{key}\" to run.from_changes"));
+        issues.push(ConfigIssue::new(KEY, message + remedy.as_deref().unwrap_or_default()));
+    }
+    Ok(())
+}
+
+/// Warns if the run draws the samples again that its base was trained on, in the same order and with the same masks.
+fn warn_of_repeated_samples(config: &RunConfig, base: &BaseModelInfo) -> Result<(), Failure> {
+    if base.config.run.seed != config.run.seed {
+        return Ok(());
+    }
+    for (key, data) in config.stage[0].datasets(0) {
+        if base.datasets.contains(Dataset::open(data)?.manifest_sha256()) {
+            tracing::warn!(
+                "{key}: {} was trained on this dataset with the same run.seed, and this run starts with the same samples and masks \
+                 again; set another run.seed, or branch from the checkpoint with `lambert checkpoint copy` to continue with \
+                 later samples",
+                base.checkpoint
+            );
+        }
+    }
+    Ok(())
 }

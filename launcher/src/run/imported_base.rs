@@ -136,6 +136,7 @@ impl ImportedBase {
             has_moments: false,
             vocabulary: self.import.vocabulary().to_vec(),
             lowercase: Some(self.import.lowercase()),
+            datasets: Default::default(),
         }
     }
 
