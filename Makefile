@@ -2,7 +2,7 @@
 #
 #   make demo                    corpus to trained, killed, resumed and exported model, in a few minutes
 #   make demo CORPUS="a.txt b/"  the same with whatever `lambert prep` reads: files, folders, globs, URLs
-#   make test                    every check of the project
+#   make test                    formatting, lints, documentation and all tests but the long ones
 #   make build                   the two programs, in target/release; manual pages and shell completions, in target/release/share
 #   make check                   formatting, lints and documentation only
 #   make audit                   licences, sources and known vulnerabilities of the dependencies (deny.toml); builds cargo-deny once

@@ -77,14 +77,14 @@ say "Held-out evaluation and export"
 first=$(cat "$demo"/run/metrics/*.jsonl | head -n 1 | number mlm_loss)
 last=$(cat "$demo"/run/metrics/*.jsonl | grep '"seconds"' | tail -n 20 \
     | grep -o '"mlm_loss":[-0-9.e]*' | sed 's/.*://' | awk '{ sum += $1 } END { printf "%.4f", sum / NR }')
-entropy=$(number unigram_entropy < "$demo/data/train/manifest.json")
+entropy=$(number unigram_entropy < "$demo/eval.json")
 held_out=$(number mlm_loss < "$demo/eval.json")
 lost=$("$lambert" status "$demo/run" --json | grep -o '"failures":\[.*' | number seconds)
 say "Summary"
 printf 'MLM loss at the first step               %.4f nats\n' "$first"
 printf 'MLM loss of the last 20 steps            %.4f nats\n' "$last"
 printf 'held-out MLM loss                        %.4f nats\n' "$held_out"
-printf 'unigram baseline                         %.4f nats\n' "$entropy"
+printf 'held-out unigram baseline                %.4f nats\n' "$entropy"
 awk "BEGIN { exit !($held_out > $entropy) }" \
     && echo 'the held-out loss is above the unigram baseline: too little text for this number of steps'
 printf 'recovery time after SIGKILL at step %-4s %.1f s\n' "$killed" "$lost"

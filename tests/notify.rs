@@ -49,8 +49,9 @@ fn a_webhook_gets_the_events() {
     let (run, (url, bodies)) = (dir.path("run"), webhook());
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/notify/webhook.sh");
     let command = format!("notify.command=[{script:?}]");
+    let notified = r#"notify.events=["restart","rollback","plateau","evaluation","checkpoint","end"]"#;
     let plateau = ["--set", "stage.1.plateau.evaluations=1", "--set", "stage.1.plateau.min_delta=1000"];
-    let more = [&["--set", &command, "--set", "run.name=\"watched\""][..], &plateau].concat();
+    let more = [&["--set", &command, "--set", notified, "--set", "run.name=\"watched\""][..], &plateau].concat();
     let mut running = Running::start_in(&observed::config(&dir), &run, &more, &[("WEBHOOK_URL", url)]);
     running.reach(observed::KILLED);
     running.kill_rank(1, "-9");
@@ -66,7 +67,10 @@ fn a_webhook_gets_the_events() {
     let end = of("end");
     assert_eq!((&end["state"], &end["error"]), (&json!("finished"), &Value::Null));
     assert_eq!((&end["name"], &end["run"]), (&json!("watched"), &json!(run)));
-    assert_eq!(events.len(), 4, "{events:?}");
+    let count = |name: &str| events.iter().filter(|event| event["event"] == name).count();
+    assert!(count("evaluation") >= 9 && of("evaluation")["loss"].is_number(), "{events:?}");
+    assert!(count("checkpoint") > 9 && of("checkpoint")["name"].as_str().unwrap().starts_with("step-"), "{events:?}");
+    assert_eq!(count("restart") + count("rollback") + count("plateau") + count("end"), 4, "{events:?}");
 }
 
 /// A substitute of curl prints its arguments and the configuration that it gets.

@@ -41,7 +41,7 @@ pub use guard::{DamagedShard, FaultInjection, Guard};
 pub use metrics::Metrics;
 pub use mixture::MixtureDataset;
 pub use model::{Activation, Attention, FunctionKey, Model, Norm, NormKind, Precision};
-pub use notify::Notify;
+pub use notify::{Notify, NotifyEvent};
 pub use objective::{MaskToken, MaskUnit, Masking, Objective, StageObjective};
 pub use optimizer::{Muon, MuonPrecision, MuonScale, Optimizer, OptimizerKind};
 pub use plateau::Plateau;

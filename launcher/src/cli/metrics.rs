@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 
 const METRICS_EXAMPLES: &str = "Examples:
   lambert metrics runs/demo --format csv --output demo.csv
+  lambert metrics runs/demo --follow
   lambert metrics runs/demo --tensorboard logs/demo --follow";
 
 /// Arguments of `lambert metrics`.
@@ -23,8 +24,8 @@ pub struct Metrics {
     /// Write TensorBoard event files to this directory instead, replacing earlier ones
     #[arg(long, value_name = "DIR", conflicts_with_all = ["format", "output"])]
     pub tensorboard: Option<PathBuf>,
-    /// With --tensorboard, append new steps until the run is over
-    #[arg(long, requires = "tensorboard")]
+    /// Continue with new steps until the run is over; JSON lines on stdout, or --tensorboard
+    #[arg(long, conflicts_with = "output")]
     pub follow: bool,
 }
 

@@ -14,28 +14,37 @@ use super::stored_run::require_run;
 use crate::cli::{self, RecordFormat};
 use crate::console;
 use crate::failure::{Failure, Outcome, chain};
+use crate::metrics::follow::LineFollower;
 use crate::metrics::history::History;
 use crate::metrics::table::Table;
-use crate::metrics::{self, columns, csv, json_lines};
+use crate::metrics::{WriteError, columns, csv, json_lines};
 use crate::tensorboard::export::{ExportError, RunExport};
 
 /// Pause between two reads of a run that is followed.
 const PAUSE: Duration = Duration::from_secs(3);
 
 #[derive(Debug, thiserror::Error)]
-#[error("a Parquet file cannot be written to stdout: set --output FILE")]
-struct NoOutput;
+enum MetricsError {
+    #[error("a Parquet file cannot be written to stdout: set --output FILE")]
+    NoOutput,
+    #[error("--follow writes JSON lines or --tensorboard: remove --format")]
+    FollowedTable,
+}
 
 /// Exports the step records.
 pub fn metrics(arguments: &cli::Metrics) -> Outcome {
+    if arguments.follow && arguments.format != RecordFormat::Jsonl {
+        return Err(Failure::usage(MetricsError::FollowedTable));
+    }
     if arguments.format == RecordFormat::Parquet && arguments.output.is_none() {
-        return Err(Failure::usage(NoOutput));
+        return Err(Failure::usage(MetricsError::NoOutput));
     }
     let progress = Progress::start("reading records");
     let store = progress.observe(&Store::open(&arguments.run).map_err(Failure::usage)?);
     require_run(&store)?;
     match &arguments.tensorboard {
         Some(folder) => tensorboard(&store, folder, arguments.follow, progress)?,
+        None if arguments.follow => follow(&store, progress)?,
         None => export(&store, arguments.format, arguments.output.as_deref(), progress)?,
     }
     Ok(exit::DONE)
@@ -60,7 +69,7 @@ fn export(store: &Store, format: RecordFormat, output: Option<&Path>, progress: 
     let mut unread = None;
     let mut content = |output: &mut (dyn Write + Send)| {
         write(output).map_err(|error| match error {
-            metrics::WriteError::Output(error) => error,
+            WriteError::Output(error) => error,
             other => {
                 unread = Some(Failure::failed(other));
                 io::Error::other("the records cannot be read")
@@ -72,6 +81,46 @@ fn export(store: &Store, format: RecordFormat, output: Option<&Path>, progress: 
         None => console::results(content).map_err(Failure::failed),
     };
     unread.map_or(written, Err)
+}
+
+/// Writes JSON lines to stdout until the run is over.
+fn follow(store: &Store, progress: Progress) -> Result<(), Failure> {
+    drop(progress);
+    let (mut follower, mut lines) = (Follower::new(store), LineFollower::default());
+    let mut read = Some(follower.try_read()?);
+    loop {
+        // The status is read before the records. If the status says that the run is over, all records are complete.
+        if let Some(read) = read {
+            match write_lines(&mut lines, store) {
+                Ok(has_reader) if read.is_over || !has_reader => return Ok(()),
+                Ok(_) => {}
+                Err(WriteError::Store(error)) => {
+                    tracing::warn!("cannot read {}; trying again: {}", store.url(), chain(&error));
+                }
+                Err(error) => return Err(Failure::failed(error)),
+            }
+        }
+        std::thread::sleep(PAUSE);
+        read = follower.read();
+    }
+}
+
+/// Writes the new lines. Returns false if the reader closed the pipe.
+fn write_lines(lines: &mut LineFollower, store: &Store) -> Result<bool, WriteError> {
+    if !lines.refresh(store)? {
+        return Ok(true);
+    }
+    let mut unread = None;
+    let has_reader = console::results_to_reader(|output| {
+        lines.write(store, output).or_else(|error| match error {
+            WriteError::Output(error) => Err(error),
+            other => {
+                unread = Some(other);
+                Ok(())
+            }
+        })
+    })?;
+    unread.map_or(Ok(has_reader), Err)
 }
 
 /// Writes the event file. With `follow`, continues to append new records until the run is over.

@@ -5,18 +5,24 @@ use std::io::Write;
 use lambert_store::Store;
 
 use super::WriteError;
-use super::history::History;
+use super::history::{Entry, History};
 
 /// Writes the lines. `run` is the store of the history.
 ///
 /// # Errors
 /// `output` cannot be written, or the records cannot be read.
 pub fn write(history: &History, run: &Store, output: &mut dyn Write) -> Result<(), WriteError> {
-    history.read(run, history.entries().iter(), |entry, text| {
-        let members = text.trim_start().strip_prefix('{').unwrap_or_default();
-        let (attempt, is_undone) = (entry.position.attempt, entry.is_undone);
-        Ok(writeln!(output, "{{\"attempt\":{attempt},\"undone\":{is_undone},{}", members.trim_end())?)
-    })
+    history.read(run, history.entries().iter(), |entry, text| Ok(write_line(entry, text, output)?))
+}
+
+/// Writes the line of an entry. `text` is the line in the store.
+///
+/// # Errors
+/// `output` cannot be written.
+pub fn write_line(entry: &Entry, text: &str, output: &mut dyn Write) -> std::io::Result<()> {
+    let members = text.trim_start().strip_prefix('{').unwrap_or_default();
+    let (attempt, is_undone) = (entry.position.attempt, entry.is_undone);
+    writeln!(output, "{{\"attempt\":{attempt},\"undone\":{is_undone},{}", members.trim_end())
 }
 
 #[cfg(test)]

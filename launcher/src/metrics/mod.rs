@@ -4,10 +4,12 @@
 //! - [`history`]: records and evaluations of all attempts in the order of execution, and which of them are undone
 //! - [`json_lines`], [`csv`], [`columns`] (Parquet): output formats; [`table`]: their rows and columns;
 //!   [`column_types`]: types of the columns
+//! - [`follow`]: JSON lines of a run that is followed
 
 pub mod column_types;
 pub mod columns;
 pub mod csv;
+pub mod follow;
 pub mod history;
 pub mod json_lines;
 pub mod line;

@@ -1,4 +1,4 @@
-//! Runs `notify.command` at failures, restarts, rollbacks, plateaus and the end of a run.
+//! Runs `notify.command` at the events of `notify.events`.
 //!
 //! - `command`: a running command
 
@@ -8,14 +8,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use lambert_config::duration;
-use lambert_config::run::Notify;
+use lambert_config::run::{Notify, NotifyEvent};
 use serde_json::Value;
 
 use super::{Observation, Observer, ObserverSetup, RunEnd, json_lines};
 use command::NotifyCommand;
 
-/// Events that are notified.
-const EVENTS: [&str; 5] = ["restart", "wait", "rollback", "plateau", "end"];
 /// Maximum number of concurrent commands; later events wait.
 const MOST: usize = 8;
 /// Interval between checks of running commands.
@@ -30,6 +28,8 @@ const LONGEST: f64 = 86_400.0;
 pub struct Notifier {
     name: String,
     url: String,
+    /// Events that are notified.
+    notified: Vec<NotifyEvent>,
     /// Events of the thread; `None` at the end.
     events: Option<Sender<String>>,
     /// Disconnected when the thread has ended.
@@ -70,8 +70,8 @@ impl Notifier {
             runner.run(&inbox, last);
         };
         std::thread::Builder::new().name("notify".into()).spawn(run)?;
-        let (name, url) = (name.to_owned(), url.to_owned());
-        Ok(Self { name, url, events: Some(events), thread, last, waiting: false })
+        let (name, url, notified) = (name.to_owned(), url.to_owned(), notify.events.clone());
+        Ok(Self { name, url, notified, events: Some(events), thread, last, waiting: false })
     }
 
     /// Hands over a line of `lambert run --json` if its event is notified.
@@ -80,7 +80,7 @@ impl Notifier {
         if event == "start" {
             self.waiting = false;
         }
-        if !EVENTS.contains(&event.as_str()) || (event == "wait" && self.waiting) {
+        if !self.notified.iter().any(|notified| notified.name() == event) || (event == "wait" && self.waiting) {
             return;
         }
         self.waiting |= event == "wait";
