@@ -162,6 +162,19 @@ fn an_ignored_sighup_stays_ignored() {
     assert_eq!(coordinator.wait().unwrap().code(), Some(75));
 }
 
+/// A parent that ignores SIGCHLD must not take the exit status of the workers from the coordinator.
+#[test]
+fn an_ignored_sigchld_hides_no_failure() {
+    let dir = TestDir::new();
+    let run = dir.path("run");
+    let line = format!("trap '' CHLD; exec {} run --config {} --run {run}", lambert().display(), dir.config(300, 2));
+    let mut coordinator = Command::new("sh").args(["-c", &line]).stdout(Stdio::null()).spawn().unwrap();
+    until(&run, "\"training\"");
+    support::signal(workers(&run)[&1], "-KILL");
+    assert_eq!(coordinator.wait().unwrap().code(), Some(0));
+    assert_eq!(support::read_json(&run, "status.json")["attempt"], 2);
+}
+
 /// A stopped process sends no heartbeats. The coordinator ends the attempt after the timeout. The run must end with the
 /// same bits as an undisturbed run. mpirun wakes the stopped process before it ends it, so enough steps must be left that
 /// the attempt cannot complete them in this second.

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -75,6 +75,33 @@ fn a_terminal_shows_a_screen() {
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     assert!(shown.contains("\u{1b}[H\u{1b}[Jrun          "), "{shown:?}");
     assert!(shown.contains("finished") && shown.contains("checkpoints  step-"), "{shown:?}");
+}
+
+/// A container has the name of its host, but other process IDs.
+#[test]
+fn a_run_in_another_pid_namespace_is_alive() {
+    let unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
+    if !Command::new(unshare[0]).args(&unshare[1..]).arg("true").status().is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: unshare (util-linux) as root is missing");
+        return;
+    }
+    let dir = TestDir::new();
+    let (config, run) = (dir.config(ENDLESS, 1), dir.path("run"));
+    let mut contained = Command::new(unshare[0]);
+    contained.args(&unshare[1..]).arg(lambert()).args(["run", "--config", &config, "--run", &run]);
+    let mut contained = contained.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let is_training =
+        || std::fs::read_to_string(dir.path("run/status.json")).unwrap_or_default().contains("\"training\"");
+    let start = Instant::now();
+    while !is_training() {
+        assert!(start.elapsed() < Duration::from_secs(60), "no step");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let status: Value = serde_json::from_str(&done(&["status", &run, "--json"])).unwrap();
+    assert_eq!(status["coordinator"], "alive", "{status}");
+    done(&["stop", &run]);
+    assert!(contained.wait().is_ok());
+    assert_eq!(read_json(&run, "status.json")["state"], "stopped");
 }
 
 #[test]

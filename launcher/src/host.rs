@@ -25,6 +25,18 @@ pub fn since(pid: u32) -> Option<String> {
     Some(format!("{}+{}", boot.trim(), start_ticks(&line)?))
 }
 
+/// Returns the ID of the PID namespace of this process, or an empty string. A process of another namespace, such as a container,
+/// has other process IDs.
+pub fn pid_namespace() -> String {
+    let link = std::fs::read_link("/proc/self/ns/pid");
+    link.map_or(String::new(), |target| target.to_string_lossy().into_owned())
+}
+
+/// True if process IDs of `namespace` are those of this process. An earlier version recorded no namespace.
+pub fn has_processes_of(namespace: &str) -> bool {
+    namespace.is_empty() || namespace == pid_namespace()
+}
+
 /// Parses the start time from `/proc/PID/stat`, clock ticks since the boot. The start time, field 22, is the 20th field
 /// after the name (proc_pid_stat(5)).
 pub fn start_ticks(text: &str) -> Option<u64> {

@@ -4,10 +4,12 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use lambert::{cli::Cli, commands, console, panics};
+use lambert_progress::signals;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     console::begin(cli.log, cli.quiet);
+    signals::wait_for_children();
     let code = panics::guard(|| commands::run(&cli.command)).unwrap_or_else(|failure| {
         console::error(&format!("lambert: error: {failure}"));
         failure.code

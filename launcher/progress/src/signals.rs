@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::channel;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::Duration;
 
 use indicatif::ProgressDrawTarget;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
@@ -69,6 +69,15 @@ fn clear() {
     };
     if std::thread::Builder::new().spawn(clear).is_ok() {
         let _ = cleared.recv_timeout(LIMIT);
+    }
+}
+
+/// Makes sure that this process can wait for its child processes. A parent that ignores SIGCHLD passes this on, and the kernel
+/// then discards the exit status of each child. Children start with the default again.
+pub fn wait_for_children() {
+    if ignores(SIGCHLD) {
+        // The handler does nothing else.
+        let _ = signal_hook::flag::register(SIGCHLD, Arc::default());
     }
 }
 

@@ -51,18 +51,20 @@ impl InitialState {
 
     fn of(store: &Store, lead: f64) -> Result<Self, Error> {
         let record = JobRecord::of_process();
-        let stop_requested = old_requests(store, record.is_some())?;
+        let stop_requested = old_requests(store, record.as_ref())?;
         let job = record.map(|record| join_job(store, record, lead));
         Ok(Self { stop_requested, status: before(store), history: remembered(store), job })
     }
 }
 
-/// Handles requests that are older than this coordinator. Returns true if a stop request remains. In a Slurm job, a
-/// stop request remains valid, because the job may have been pending at the time of the request. Otherwise the request
-/// is deleted, because a user has now started the run.
-fn old_requests(store: &Store, in_job: bool) -> Result<bool, Error> {
+/// Handles requests that are older than this coordinator. Returns true if a stop request remains. In the Slurm job that the run
+/// has recorded, a stop request remains valid, because the job may have been pending at the time of the request. Otherwise the
+/// request is deleted, because a user has now started the run.
+fn old_requests(store: &Store, job: Option<&JobRecord>) -> Result<bool, Error> {
     store.delete(SAVE_OBJECT)?;
-    if !in_job {
+    let is_recorded =
+        |job: &JobRecord| JobRecord::read(store).map(|known| known.is_some_and(|known| known.job == job.job));
+    if !job.map_or(Ok(false), is_recorded)? {
         store.delete(STOP_OBJECT)?;
         return Ok(false);
     }
@@ -118,4 +120,29 @@ fn remembered(store: &Store) -> RestartHistory {
         );
         RestartHistory::default()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stop_request_is_for_the_recorded_job() {
+        let job = |id: &str| JobRecord { job: id.to_owned(), cluster: None };
+        for (index, (recorded, own, stays)) in [
+            (Some("7"), Some("7"), true),
+            (Some("7"), Some("8"), false),
+            (None, Some("7"), false),
+            (Some("7"), None, false),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let store = Store::open(&format!("memory://initial/{index}")).unwrap();
+            store.put(STOP_OBJECT, "asked".into()).unwrap();
+            recorded.map_or(Ok(()), |id| job(id).write(&store)).unwrap();
+            assert_eq!(old_requests(&store, own.map(job).as_ref()).unwrap(), stays, "{recorded:?}, {own:?}");
+            assert_eq!(store.head(STOP_OBJECT).unwrap().is_some(), stays, "{recorded:?}, {own:?}");
+        }
+    }
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::failure::chain;
 use crate::host::{self, now};
 
-/// Age, in seconds, after which a holder on another host is presumed dead. A submission takes only seconds.
+/// Age, in seconds, after which a holder on another host or in another container is presumed dead. A submission takes only seconds.
 const ABANDONED: f64 = 600.0;
 
 /// Process that holds the lock.
@@ -23,6 +23,9 @@ struct LockHolder {
     pid: u32,
     /// Boot ID and process start time, which reveal that a process ID was reused.
     since: String,
+    /// PID namespace of the process ID. Empty if unknown.
+    #[serde(default)]
+    pid_namespace: String,
     /// Time of locking, seconds since the Unix epoch.
     unix: f64,
 }
@@ -30,11 +33,12 @@ struct LockHolder {
 impl LockHolder {
     fn of_process() -> Self {
         let pid = std::process::id();
-        Self { host: host::name(), pid, since: host::since(pid).unwrap_or_default(), unix: now() }
+        let (since, pid_namespace) = (host::since(pid).unwrap_or_default(), host::pid_namespace());
+        Self { host: host::name(), pid, since, pid_namespace, unix: now() }
     }
 
     fn is_gone(&self, now: f64) -> bool {
-        if self.host == host::name() {
+        if self.host == host::name() && host::has_processes_of(&self.pid_namespace) {
             return host::since(self.pid).is_none_or(|since| since != self.since) || !host::lives(self.pid);
         }
         (now - self.unix).abs() > ABANDONED
@@ -158,7 +162,10 @@ mod tests {
         let dead = LockHolder { since: "long ago".into(), ..own.clone() };
         let elsewhere = LockHolder { host: "another".into(), ..own.clone() };
         let old = LockHolder { unix: own.unix - 2.0 * ABANDONED, ..elsewhere.clone() };
-        for (number, (holder, is_taken)) in (1..).zip([(dead, true), (own, false), (old, true), (elsewhere, false)]) {
+        let contained = LockHolder { pid_namespace: "pid:[1]".into(), ..dead.clone() };
+        for (number, (holder, is_taken)) in
+            (1..).zip([(dead, true), (own, false), (old, true), (elsewhere, false), (contained, false)])
+        {
             put(&store, 2 * number, holder.clone());
             assert_eq!(SubmissionLock::take(&store).is_ok(), is_taken, "{holder:?}");
         }

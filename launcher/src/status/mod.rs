@@ -179,13 +179,17 @@ pub struct CoordinatorProcess {
     /// Boot ID and process start time, which reveal that a process ID was reused. Empty if unknown.
     #[serde(default)]
     pub since: String,
+    /// PID namespace of the process ID. Empty if unknown.
+    #[serde(default)]
+    pub pid_namespace: String,
 }
 
 impl CoordinatorProcess {
     /// Identity of this process.
     pub fn of_process() -> Self {
         let pid = std::process::id();
-        Self { host: host::name(), pid, since: host::since(pid).unwrap_or_default() }
+        let (since, pid_namespace) = (host::since(pid).unwrap_or_default(), host::pid_namespace());
+        Self { host: host::name(), pid, since, pid_namespace }
     }
 }
 
@@ -290,7 +294,12 @@ mod tests {
                 }],
                 refused: 2,
             },
-            coordinator: CoordinatorProcess { host: "node0".to_owned(), pid: 42, since: "99".to_owned() },
+            coordinator: CoordinatorProcess {
+                host: "node0".to_owned(),
+                pid: 42,
+                since: "99".to_owned(),
+                pid_namespace: "pid:[1]".to_owned(),
+            },
             goodput: Goodput::default(),
             error: Some("rank 1: signal 9".to_owned()),
             updated: 1.75e9,

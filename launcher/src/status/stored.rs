@@ -9,7 +9,8 @@ use crate::host;
 /// Maximum size of a status, bytes.
 pub const LONGEST: u64 = 16 << 20;
 
-/// Seconds without an update after which a coordinator on another host may be dead.
+/// Seconds without an update after which a coordinator on another host may be dead. An update in the future is as old: the clock
+/// of that host is wrong.
 const OLD: f64 = 60.0;
 
 /// A status that is not JSON, or not a status.
@@ -23,11 +24,11 @@ pub struct DamagedStatus {
 /// Liveness of the coordinator of a run, as seen from this host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
-    /// The coordinator is running on this host, or it recently updated the status from another host.
+    /// The coordinator is running on this host, or it recently updated the status from another host or container.
     Alive,
     /// The coordinator ran on this host and has exited.
     Gone,
-    /// The coordinator is on another host and has not updated the status recently.
+    /// The coordinator is on another host or in another container, and has not updated the status recently.
     Unknown,
     /// The run is over, so it needs no coordinator.
     Over,
@@ -79,11 +80,11 @@ pub fn liveness(status: &Status) -> Liveness {
     let coordinator = &status.coordinator;
     if status.state.is_over() {
         Liveness::Over
-    } else if coordinator.host == host::name() {
+    } else if coordinator.host == host::name() && host::has_processes_of(&coordinator.pid_namespace) {
         let there = host::since(coordinator.pid).filter(|_| host::lives(coordinator.pid));
         let is_it = |since: String| coordinator.since.is_empty() || since == coordinator.since;
         if there.is_some_and(is_it) { Liveness::Alive } else { Liveness::Gone }
-    } else if host::now() - status.updated < OLD {
+    } else if (host::now() - status.updated).abs() < OLD {
         Liveness::Alive
     } else {
         Liveness::Unknown
