@@ -105,8 +105,8 @@ impl<'a> Attempt<'a> {
             }
         }
         let mut evaluates_start = self.state.step == 0 && self.session.config.evaluation.at_start;
-        while let Some(place) = self.position() {
-            if let Some(outcome) = self.train_stage(place, &mut evaluates_start)? {
+        while let Some(position) = self.position() {
+            if let Some(outcome) = self.train_stage(position, &mut evaluates_start)? {
                 return Ok(outcome);
             }
         }
@@ -121,40 +121,39 @@ impl<'a> Attempt<'a> {
         timeline::position(&self.session.config, &self.state.stages.early_stops, self.state.step)
     }
 
-    /// Runs the steps of a stage from `place`. Returns the outcome if the attempt ends, or `None` if training goes on at
+    /// Runs the steps of a stage from `position`. Returns the outcome if the attempt ends, or `None` if training goes on at
     /// the next position: in the next stage, or in this one without its damaged shards. Clears `evaluates_start` when
     /// the evaluation before the first step has begun.
     fn train_stage(
         &mut self,
-        place: StagePosition<'a>,
+        position: StagePosition<'a>,
         evaluates_start: &mut bool,
     ) -> Result<Option<TrainOutcome>, Error> {
-        let stops = self.enter(&place)?;
+        let stops = self.enter(&position)?;
         self.session.control.set_phase(WorkerPhase::Load);
         // Check for a stop request first, because growing the model and the first step of a grown model are slow.
         if stops || self.session.agree_on_stop(self.group)? {
             return self.stop().map(Some);
         }
-        let mut stage = self.open(place)?;
-        self.run_stage(&mut stage, &place, evaluates_start).map_err(|error| self.session.report_failure(error))
+        let mut stage = self.open(position)?;
+        self.run_stage(&mut stage, evaluates_start).map_err(|error| self.session.report_failure(error))
     }
 
     /// Runs the steps of an open stage. Returns as [`Self::train_stage`] does.
     fn run_stage(
         &mut self,
         stage: &mut StageRun<'a>,
-        place: &StagePosition<'a>,
         evaluates_start: &mut bool,
     ) -> Result<Option<TrainOutcome>, Error> {
-        let _stage = span!("stage", name = %place.stage.name);
+        let _stage = span!("stage", name = %stage.position.stage.name);
         if std::mem::take(evaluates_start) {
             stage.evaluate_start(&mut self.state, self.group, &mut self.saver)?;
             if std::mem::take(&mut self.state.evaluation_pending) {
                 return self.stop().map(Some);
             }
         }
-        for done in place.done + 1..=place.stage.steps {
-            match self.step(stage, place, done)? {
+        while !stage.is_complete(&self.state) {
+            match self.step(stage)? {
                 StepEnd::NextStep => {}
                 StepEnd::NextStage => break,
                 StepEnd::Attempt(outcome) => return Ok(Some(outcome)),
@@ -163,14 +162,14 @@ impl<'a> Attempt<'a> {
         Ok(None)
     }
 
-    /// Runs the step after which `done` steps of the stage are complete, and what is due after it: evaluation and save.
-    fn step(&mut self, stage: &mut StageRun<'a>, place: &StagePosition<'a>, done: u64) -> Result<StepEnd, Error> {
+    /// Runs one step, then the evaluation and the save that are due after it.
+    fn step(&mut self, stage: &mut StageRun<'a>) -> Result<StepEnd, Error> {
         let session = self.session;
         trace::begin_step(self.state.step + 1);
         let _step = span!("step", number = self.state.step + 1);
-        stage.freeze(&mut self.state, done - 1);
+        stage.freeze(&mut self.state);
         let updated = stage.update(&mut self.state, self.group, self.reducer, &mut self.saver);
-        let mixture = &self.datasets.stages[place.index];
+        let mixture = stage.mixture();
         let (mut record, agreed) = match updated? {
             StepResult::Completed(record, agreed) => (*record, agreed),
             StepResult::Unreadable(error) => {
@@ -190,14 +189,14 @@ impl<'a> Attempt<'a> {
         self.saver.poll_save(self.group, &agreed.agreement)?;
         let directive = agreed.agreement.directive;
         let stops = directive == Directive::CheckpointAndStop;
-        let mut ends = done == place.stage.steps;
+        let mut ends = stage.is_complete(&self.state);
         let mut best = false;
         if ends || self.state.step.is_multiple_of(session.config.evaluation.every_steps) {
             match stops && !self.datasets.held_out.is_empty() {
                 true => self.state.evaluation_pending = true,
                 false => best = stage.evaluate(&mut self.state, self.group, &mut self.saver)?,
             }
-            ends |= self.state.stages.early_stops.contains_key(&place.index);
+            ends |= self.state.stages.early_stops.contains_key(&stage.position.index);
         }
         if self.state.evaluation_pending || stops && self.position().is_some() {
             return self.stop().map(StepEnd::Attempt);
@@ -208,10 +207,10 @@ impl<'a> Attempt<'a> {
         Ok(if ends { StepEnd::NextStage } else { StepEnd::NextStep })
     }
 
-    /// Opens the stage at `place`.
-    fn open(&mut self, place: StagePosition<'a>) -> Result<StageRun<'a>, Error> {
+    /// Opens the stage at `position`.
+    fn open(&mut self, position: StagePosition<'a>) -> Result<StageRun<'a>, Error> {
         let sources = (self.datasets, self.teacher);
-        StageRun::open(self.session, sources, &mut self.state, place, self.budgets[place.index])
+        StageRun::open(self.session, sources, &mut self.state, position, self.budgets[position.index])
     }
 
     /// Saves a checkpoint and ends the attempt after a stop request.
@@ -230,7 +229,7 @@ impl<'a> Attempt<'a> {
         let (config, stages) = (&self.session.config, &self.state.stages);
         let last_step = self.state.step.checked_sub(1);
         let last = last_step.and_then(|step| timeline::position(config, &stages.early_stops, step));
-        let Some(last) = last.filter(|place| Some(place.index) == stages.entered) else {
+        let Some(last) = last.filter(|position| Some(position.index) == stages.entered) else {
             // The configuration has changed since, and the stage now ends before this step.
             self.state.evaluation_pending = false;
             return Ok(());
@@ -243,9 +242,9 @@ impl<'a> Attempt<'a> {
 
     /// Enters or resumes a stage. Before the model grows, saves a checkpoint and checks for a stop request. Returns
     /// true, without entering the stage, if a stop was requested.
-    fn enter(&mut self, place: &StagePosition<'_>) -> Result<bool, Error> {
+    fn enter(&mut self, position: &StagePosition<'_>) -> Result<bool, Error> {
         let (session, state) = (self.session, &mut self.state);
-        let (from, to) = (state.parameters.layers(), place.stage.depth(&session.config.model));
+        let (from, to) = (state.parameters.layers(), position.stage.depth(&session.config.model));
         // At step 0 no checkpoint is needed. The weights are newly initialized, or they are from a checkpoint of
         // another run.
         if from != to && state.step > 0 {
@@ -254,11 +253,11 @@ impl<'a> Attempt<'a> {
                 return Ok(true);
             }
         }
-        stages::enter(state, &session.config, place)?;
+        stages::enter(state, &session.config, position)?;
         if from != to {
             self.saver.resize(state)?;
             if session.is_first() {
-                let (step, stage) = (state.step, place.stage.name.clone());
+                let (step, stage) = (state.step, position.stage.name.clone());
                 session.control.report_event(EventKind::Grown { step, from, to, stage });
             }
         }

@@ -61,9 +61,10 @@ pub struct Agreed {
 pub struct StageRun<'a> {
     session: &'a Session,
     datasets: &'a Datasets,
-    place: StagePosition<'a>,
-    /// Step of the run at which this stage was opened.
-    first_step: u64,
+    /// Position at which this stage was opened.
+    pub position: StagePosition<'a>,
+    /// Steps of the run before this stage.
+    steps_before: u64,
     loader: Loader,
     objective: Objective,
     /// Maximum tokens per micro-batch, padding included.
@@ -75,24 +76,24 @@ impl<'a> StageRun<'a> {
         session: &'a Session,
         (datasets, teacher): (&'a Datasets, Option<&Teacher>),
         state: &mut TrainState,
-        place: StagePosition<'a>,
+        position: StagePosition<'a>,
         micro_batch_tokens: usize,
     ) -> Result<Self, Error> {
         let config = &session.config;
-        let mixture = &datasets.stages[place.index];
+        let mixture = &datasets.stages[position.index];
         state.stages.mixture = Some(mixture.id().to_owned());
         let skipped = |id: &str| state.skipped.by_source.get(id).cloned().unwrap_or_default();
         let manifests = mixture.datasets().iter().map(|dataset| dataset.manifest_sha256());
         let source = SampleSource {
             mixture: mixture.clone(),
-            objective: place.stage.objective.of(&config.objective),
+            objective: position.stage.objective.of(&config.objective),
             phrases: datasets.phrases.clone(),
             seed: config.run.seed,
             shuffle: true,
             fault_injection: config.test.clone(),
         };
         let options = LoaderOptions {
-            position: position(state, mixture, config.run.seed),
+            position: sample_position(state, mixture, config.run.seed),
             skipped: skipped(mixture.id()),
             skipped_shards: manifests.map(|sha256| skipped(sha256).shards().clone()).collect(),
             micro_batch_tokens,
@@ -101,27 +102,43 @@ impl<'a> StageRun<'a> {
             world_size: session.world,
             batch_shards: config.cluster.all_reduce.shards(session.world),
             max_threads: session.host.readers(),
-            max_batch: place.stage.global_batch.max(place.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
+            max_batch: position.stage.global_batch.max(position.stage.batch_ramp.map_or(0, |ramp| ramp.start)),
         };
-        let (stage, steps, first_step) = (place.stage.clone(), place.done..place.stage.steps, state.step - place.done);
+        let steps_before = state.step - position.done;
+        let (stage, steps) = (position.stage.clone(), position.done..position.stage.steps);
         let (metrics, seed) = (config.metrics.clone(), config.run.seed);
         let requests = steps.map(move |done| {
-            let halves = metrics.measures_noise(first_step + done);
-            let halves = halves.then(|| Key::new(seed).with_bytes(b"halves").with(first_step + done));
+            let halves = metrics.measures_noise(steps_before + done);
+            let halves = halves.then(|| Key::new(seed).with_bytes(b"halves").with(steps_before + done));
             BatchRequest { samples: timeline::global_batch(&stage, done), split_key: halves }
         });
         let loader = Loader::start(source, options, requests).map_err(Error::Thread)?;
         torch::guard(|| state.parameters.keep_bf16_copy(model::compute_dtype(&config.model)))?;
         let objective = Objective::new(&state.parameters, &config.model, &config.objective);
-        let objective = objective.with_teacher(teacher, &config.objective).recomputing(place.stage.recompute);
-        Ok(Self { session, datasets, place, first_step: state.step, loader, objective, micro_batch_tokens })
+        let objective = objective.with_teacher(teacher, &config.objective).recomputing(position.stage.recompute);
+        Ok(Self { session, datasets, position, steps_before, loader, objective, micro_batch_tokens })
+    }
+
+    /// Mixture of the stage.
+    pub fn mixture(&self) -> &'a Mixture {
+        &self.datasets.stages[self.position.index]
+    }
+
+    /// Completed steps of this stage.
+    pub fn done(&self, state: &TrainState) -> u64 {
+        state.step - self.steps_before
+    }
+
+    /// True after the last step of this stage.
+    pub fn is_complete(&self, state: &TrainState) -> bool {
+        self.done(state) >= self.position.stage.steps
     }
 
     /// Freezes heads that no loss trains. Freezes or unfreezes the layers that existed before the growth, as the growth settings
-    /// of the stage require after `done` steps.
-    pub fn freeze(&self, state: &mut TrainState, done: u64) {
-        let growth = &self.place.stage.growth;
-        if done == self.place.done || done == growth.new_layers_only {
+    /// of the stage require for the next step.
+    pub fn freeze(&self, state: &mut TrainState) {
+        let (growth, done) = (&self.position.stage.growth, self.done(state));
+        if done == self.position.done || done == growth.new_layers_only {
             let is_frozen = |spec: &ParamSpec| objectives::is_head_frozen(spec.head, &self.session.config.objective);
             growth::freeze(&mut state.parameters, growth, state.stages.grown_from, done, is_frozen);
         }
@@ -159,8 +176,8 @@ impl<'a> StageRun<'a> {
 
         session.control.set_phase(WorkerPhase::Step);
         let updating = span!("update");
-        let learning_rate = schedule::learning_rate(self.place.stage, self.done(state));
-        let settings = session.config.optimizer.of_stage(self.place.stage.learning_rate);
+        let learning_rate = schedule::learning_rate(self.position.stage, self.done(state));
+        let settings = session.config.optimizer.of_stage(self.position.stage.learning_rate);
         let mut ranks = UpdateRanks { session, reducer, clock: &mut clock };
         let updated =
             optim::update(state, &settings, learning_rate, &mut ranks).map_err(|error| self.explain(error))?;
@@ -240,23 +257,22 @@ impl<'a> StageRun<'a> {
 
     /// Returns an outcome with only the fields that do not depend on the gradient.
     fn outcome(&self, state: &TrainState, batch: &GlobalBatch) -> StepOutcome {
-        let mixture = &self.datasets.stages[self.place.index];
         StepOutcome {
-            stage: self.place.stage.name.clone(),
+            stage: self.position.stage.name.clone(),
             before: state.step,
             epoch: batch.epoch(),
             samples: batch.lengths.len() as u64,
             tokens: batch.tokens(),
             padding: batch.padding,
             imbalance: batch.imbalance,
-            drawn: StepSamples::of(mixture, batch),
+            drawn: StepSamples::of(self.mixture(), batch),
             ..StepOutcome::default()
         }
     }
 
     /// Converts an out-of-memory error to [`Error::Memory`], which lists the settings that reduce memory use.
     fn explain(&self, error: Error) -> Error {
-        let StagePosition { stage, index, .. } = self.place;
+        let StagePosition { stage, index, .. } = self.position;
         let objective = stage.objective.of(&self.session.config.objective);
         let requested = if let Error::Torch(failed) = &error { failed.memory() } else { None };
         match requested {
@@ -289,9 +305,10 @@ impl<'a> StageRun<'a> {
         if self.session.is_first() {
             self.session.control.report_event(EventKind::Evaluation(evaluation));
         }
-        let StagePosition { stage, index, .. } = self.place;
+        let StagePosition { stage, index, .. } = self.position;
         let done = self.done(state);
-        if stage.plateau.is_some_and(|plateau| state.stages.plateau.is_flat(&plateau, loss)) && done < stage.steps {
+        let is_flat = stage.plateau.is_some_and(|plateau| state.stages.plateau.is_flat(&plateau, loss));
+        if is_flat && !self.is_complete(state) {
             state.stages.early_stops.insert(index, done);
             if self.session.is_first() {
                 let steps = timeline::total_steps(config, &state.stages.early_stops);
@@ -373,15 +390,10 @@ impl<'a> StageRun<'a> {
         }
         Ok(first)
     }
-
-    /// Completed steps of this stage.
-    fn done(&self, state: &TrainState) -> u64 {
-        self.place.done + state.step - self.first_step
-    }
 }
 
 /// Returns the position of a mixture after the steps so far. A dataset continues where the stages before ended.
-fn position(state: &TrainState, mixture: &Mixture, seed: u64) -> Position {
+fn sample_position(state: &TrainState, mixture: &Mixture, seed: u64) -> Position {
     let drawn = |dataset: &Arc<Dataset>| state.cursors.get(dataset.manifest_sha256()).copied().unwrap_or(0);
     if mixture.is_single() {
         return Position { number: drawn(&mixture.datasets()[0]), starts: Vec::new() };
