@@ -44,7 +44,7 @@ use crate::worker::output;
 use crate::worker::session::Session;
 use crate::worker::trace::{self, span};
 use crate::worker::{gpu_advice, micro_batch_size};
-use stage::{StageRun, StepResult};
+use stage::{EvaluationEnd, StageRun, StepResult};
 
 /// Outcome of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +75,9 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
     let loaded = origin.checkpoint.clone();
     let saver = Saver::new(session, &datasets, &state, origin)?;
     let (datasets, teacher) = (&datasets, teacher.as_ref());
-    let mut attempt = Attempt { session, group, reducer, datasets, teacher, budgets, saver, state, loaded };
+    let evaluates_start = state.step == 0 && session.config.evaluation.at_start;
+    let mut attempt =
+        Attempt { session, group, reducer, datasets, teacher, budgets, saver, state, loaded, evaluates_start };
     // Failures are reported before anything is dropped, which can block or abort after the failure of a GPU.
     attempt.train().map_err(|error| session.report_failure(error))
 }
@@ -93,20 +95,19 @@ struct Attempt<'a> {
     state: TrainState,
     /// Name of the loaded checkpoint.
     loaded: Option<String>,
+    /// True if the losses before the first step are not measured yet, but `evaluation.at_start` requests them.
+    evaluates_start: bool,
 }
 
 impl<'a> Attempt<'a> {
     /// Trains to the end of the run, a stop or a rollback.
     fn train(&mut self) -> Result<TrainOutcome, Error> {
-        if self.state.evaluation_pending {
-            self.run_missed_evaluation()?;
-            if self.state.evaluation_pending {
-                return Ok(self.finish(TrainOutcome::Stopped));
-            }
+        if self.state.evaluation_pending && self.run_missed_evaluation()? == EvaluationEnd::StopRequested {
+            // The loaded checkpoint already has this state.
+            return Ok(self.finish(TrainOutcome::Stopped));
         }
-        let mut evaluates_start = self.state.step == 0 && self.session.config.evaluation.at_start;
         while let Some(position) = self.position() {
-            if let Some(outcome) = self.train_stage(position, &mut evaluates_start)? {
+            if let Some(outcome) = self.train_stage(position)? {
                 return Ok(outcome);
             }
         }
@@ -121,14 +122,9 @@ impl<'a> Attempt<'a> {
         timeline::position(&self.session.config, &self.state.stages.early_stops, self.state.step)
     }
 
-    /// Runs the steps of a stage from `position`. Returns the outcome if the attempt ends, or `None` if training goes on at
-    /// the next position: in the next stage, or in this one without its damaged shards. Clears `evaluates_start` when
-    /// the evaluation before the first step has begun.
-    fn train_stage(
-        &mut self,
-        position: StagePosition<'a>,
-        evaluates_start: &mut bool,
-    ) -> Result<Option<TrainOutcome>, Error> {
+    /// Runs a stage from `position`. Returns `None` if training continues: with the next stage, or with this stage
+    /// without its damaged shards. Returns the outcome if the attempt ends.
+    fn train_stage(&mut self, position: StagePosition<'a>) -> Result<Option<TrainOutcome>, Error> {
         let stops = self.enter(&position)?;
         self.session.control.set_phase(WorkerPhase::Load);
         // Check for a stop request first, because growing the model and the first step of a grown model are slow.
@@ -136,19 +132,15 @@ impl<'a> Attempt<'a> {
             return self.stop().map(Some);
         }
         let mut stage = self.open(position)?;
-        self.run_stage(&mut stage, evaluates_start).map_err(|error| self.session.report_failure(error))
+        self.run_stage(&mut stage).map_err(|error| self.session.report_failure(error))
     }
 
     /// Runs the steps of an open stage. Returns as [`Self::train_stage`] does.
-    fn run_stage(
-        &mut self,
-        stage: &mut StageRun<'a>,
-        evaluates_start: &mut bool,
-    ) -> Result<Option<TrainOutcome>, Error> {
+    fn run_stage(&mut self, stage: &mut StageRun<'a>) -> Result<Option<TrainOutcome>, Error> {
         let _stage = span!("stage", name = %stage.position.stage.name);
-        if std::mem::take(evaluates_start) {
-            stage.evaluate_start(&mut self.state, self.group, &mut self.saver)?;
-            if std::mem::take(&mut self.state.evaluation_pending) {
+        if std::mem::take(&mut self.evaluates_start) {
+            let end = stage.evaluate_start(&self.state, self.group, &mut self.saver)?;
+            if end == EvaluationEnd::StopRequested {
                 return self.stop().map(Some);
             }
         }
@@ -190,18 +182,21 @@ impl<'a> Attempt<'a> {
         let directive = agreed.agreement.directive;
         let stops = directive == Directive::CheckpointAndStop;
         let mut ends = stage.is_complete(&self.state);
-        let mut best = false;
+        let mut has_best_loss = false;
         if ends || self.state.step.is_multiple_of(session.config.evaluation.every_steps) {
-            match stops && !self.datasets.held_out.is_empty() {
-                true => self.state.evaluation_pending = true,
-                false => best = stage.evaluate(&mut self.state, self.group, &mut self.saver)?,
+            if stops && !self.datasets.held_out.is_empty() {
+                self.state.evaluation_pending = true;
+                return self.stop().map(StepEnd::Attempt);
             }
+            let end = stage.evaluate(&mut self.state, self.group, &mut self.saver)?;
+            let EvaluationEnd::Done { is_best } = end else { return self.stop().map(StepEnd::Attempt) };
+            has_best_loss = is_best;
             ends |= self.state.stages.early_stops.contains_key(&stage.position.index);
         }
-        if self.state.evaluation_pending || stops && self.position().is_some() {
+        if stops && self.position().is_some() {
             return self.stop().map(StepEnd::Attempt);
         }
-        if self.saver.is_due(self.state.step, directive != Directive::Continue) || ends || best {
+        if self.saver.is_due(self.state.step, directive != Directive::Continue) || ends || has_best_loss {
             self.saver.save(self.group, &self.state)?;
         }
         Ok(if ends { StepEnd::NextStage } else { StepEnd::NextStep })
@@ -225,19 +220,22 @@ impl<'a> Attempt<'a> {
     /// Runs the evaluation that the previous attempt skipped after its last step, and saves the result. If a stop is
     /// requested during the evaluation, the next attempt runs it, because the checkpoint still has the
     /// `evaluation_pending` flag.
-    fn run_missed_evaluation(&mut self) -> Result<(), Error> {
+    fn run_missed_evaluation(&mut self) -> Result<EvaluationEnd, Error> {
         let (config, stages) = (&self.session.config, &self.state.stages);
         let last_step = self.state.step.checked_sub(1);
         let last = last_step.and_then(|step| timeline::position(config, &stages.early_stops, step));
         let Some(last) = last.filter(|position| Some(position.index) == stages.entered) else {
             // The configuration has changed since, and the stage now ends before this step.
             self.state.evaluation_pending = false;
-            return Ok(());
+            return Ok(EvaluationEnd::Done { is_best: false });
         };
         self.session.control.set_phase(WorkerPhase::Load);
         let stage = self.open(StagePosition { done: last.done + 1, ..last })?;
-        stage.evaluate(&mut self.state, self.group, &mut self.saver)?;
-        if self.state.evaluation_pending { Ok(()) } else { self.saver.renew(self.group, &self.state) }
+        let end = stage.evaluate(&mut self.state, self.group, &mut self.saver)?;
+        if end != EvaluationEnd::StopRequested {
+            self.saver.renew(self.group, &self.state)?;
+        }
+        Ok(end)
     }
 
     /// Enters or resumes a stage. Before the model grows, saves a checkpoint and checks for a stop request. Returns

@@ -111,24 +111,24 @@ pub fn skip_damaged_shards(
         }
         state.skipped.by_source = before;
     }
-    save_and_fail(collective, saver, state, error)
+    Err(save_after_failed_read(collective, saver, state, error))
 }
 
 /// Saves a checkpoint of the completed steps after a failed read on any rank. `error` is the read error on a
-/// rank that failed, `None` on the other ranks.
-///
-/// # Errors
-/// Always returns an error: the read error on the rank that failed, [`Error::Peer`] on the others.
-pub fn save_and_fail(
+/// rank that failed, `None` on the other ranks. Returns the error that ends the attempt: the read error on the rank that
+/// failed, [`Error::Peer`] on the others, or the error of a failed save.
+pub fn save_after_failed_read(
     collective: &mut dyn Group,
     saver: &mut Saver<'_>,
     state: &TrainState,
     error: Option<DatasetError>,
-) -> Result<(), Error> {
-    if state.step > 0 {
-        saver.complete(collective, state)?;
+) -> Error {
+    if state.step > 0
+        && let Err(failed) = saver.complete(collective, state)
+    {
+        return failed;
     }
-    Err(error.map_or(Error::Peer("another rank could not read its samples"), Error::Dataset))
+    error.map_or(Error::Peer("another rank could not read its samples"), Error::Dataset)
 }
 
 /// Gathers the read failures of all ranks.

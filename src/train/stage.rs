@@ -57,6 +57,19 @@ pub struct Agreed {
     pub verdict: GuardVerdict,
 }
 
+/// End of an evaluation during training.
+#[must_use]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EvaluationEnd {
+    /// All losses were measured, or there is no held-out data.
+    Done {
+        /// True if the loss is a new best and needs a checkpoint.
+        is_best: bool,
+    },
+    /// A stop request cancelled the evaluation.
+    StopRequested,
+}
+
 /// A running stage.
 pub struct StageRun<'a> {
     session: &'a Session,
@@ -287,19 +300,25 @@ impl<'a> StageRun<'a> {
         }
     }
 
-    /// Measures the held-out losses, if evaluation data is configured, and ends the stage at a plateau.
-    /// Returns true if the loss is a new best and needs a checkpoint. A stop request cancels the
-    /// evaluation and sets `state.evaluation_pending`.
+    /// Measures the held-out losses, if evaluation data is configured, and ends the stage at a plateau. Leaves
+    /// `state.evaluation_pending` true if a stop was requested.
     pub fn evaluate(
         &self,
         state: &mut TrainState,
         collective: &mut dyn Group,
         saver: &mut Saver<'_>,
-    ) -> Result<bool, Error> {
-        let Some(evaluation) = self.measure(state, collective, saver)? else { return Ok(false) };
+    ) -> Result<EvaluationEnd, Error> {
+        state.evaluation_pending = !self.datasets.held_out.is_empty();
+        if !state.evaluation_pending {
+            return Ok(EvaluationEnd::Done { is_best: false });
+        }
+        let Some(evaluation) = self.measure(state, collective, saver)? else {
+            return Ok(EvaluationEnd::StopRequested);
+        };
+        state.evaluation_pending = false;
         let config = &self.session.config;
         let measured = self.datasets.held_out.first().map_or(String::new(), |it| evaluate::measured(config, it));
-        let best = saver.push_evaluation(collective, &evaluation, measured)?;
+        let is_best = saver.push_evaluation(collective, &evaluation, measured)?;
         let main = objectives::main(&config.objective);
         let loss = evaluation.scores.get(main.name).map_or(f64::NAN, |score| score.loss);
         if self.session.is_first() {
@@ -316,38 +335,36 @@ impl<'a> StageRun<'a> {
                 self.session.control.report_event(EventKind::Plateau { step: state.step, stage, done, steps });
             }
         }
-        Ok(best)
+        Ok(EvaluationEnd::Done { is_best })
     }
 
     /// Measures the held-out losses before the first step. They decide about nothing: no checkpoint has these weights.
     /// A stop request cancels the evaluation.
     pub fn evaluate_start(
         &self,
-        state: &mut TrainState,
+        state: &TrainState,
         collective: &mut dyn Group,
         saver: &mut Saver<'_>,
-    ) -> Result<(), Error> {
-        if let Some(evaluation) = self.measure(state, collective, saver)? {
+    ) -> Result<EvaluationEnd, Error> {
+        if !self.datasets.held_out.is_empty() {
+            let Some(evaluation) = self.measure(state, collective, saver)? else {
+                return Ok(EvaluationEnd::StopRequested);
+            };
             saver.push_start(&evaluation)?;
             if self.session.is_first() {
                 self.session.control.report_event(EventKind::Evaluation(evaluation));
             }
         }
-        Ok(())
+        Ok(EvaluationEnd::Done { is_best: false })
     }
 
-    /// Measures the losses on all held-out datasets. Returns none without such a dataset, and if a stop was requested,
-    /// which sets `state.evaluation_pending`.
+    /// Measures the losses on all held-out datasets. Returns `None` if a stop was requested.
     fn measure(
         &self,
-        state: &mut TrainState,
+        state: &TrainState,
         collective: &mut dyn Group,
         saver: &mut Saver<'_>,
     ) -> Result<Option<Evaluation>, Error> {
-        state.evaluation_pending = false;
-        if self.datasets.held_out.is_empty() {
-            return Ok(None);
-        }
         let _evaluation = span!("evaluate");
         let config = &self.session.config;
         let control = &self.session.control;
@@ -379,13 +396,9 @@ impl<'a> StageRun<'a> {
                     }
                 }
                 EvalOutcome::Unreadable(unread) => {
-                    state.evaluation_pending = true;
-                    return rollback::save_and_fail(collective, saver, state, unread).map(|_| None);
+                    return Err(rollback::save_after_failed_read(collective, saver, state, unread));
                 }
-                EvalOutcome::Stopped => {
-                    state.evaluation_pending = true;
-                    return Ok(None);
-                }
+                EvalOutcome::Stopped => return Ok(None),
             }
         }
         Ok(first)
