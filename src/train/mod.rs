@@ -125,10 +125,19 @@ impl<'a> Attempt<'a> {
     /// Runs a stage from `position`. Returns `None` if training continues: with the next stage, or with this stage
     /// without its damaged shards. Returns the outcome if the attempt ends.
     fn train_stage(&mut self, position: StagePosition<'a>) -> Result<Option<TrainOutcome>, Error> {
-        let stops = self.enter(&position)?;
+        // At step 0 no checkpoint is needed. The weights are newly initialized, or they are from a checkpoint of
+        // another run.
+        if self.must_grow(&position) && self.state.step > 0 {
+            self.saver.complete(self.group, &self.state)?;
+            // Growing the model is slow.
+            if self.session.agree_on_stop(self.group)? {
+                return self.stop().map(Some);
+            }
+        }
+        self.enter(&position)?;
         self.session.control.set_phase(WorkerPhase::Load);
-        // Check for a stop request first, because growing the model and the first step of a grown model are slow.
-        if stops || self.session.agree_on_stop(self.group)? {
+        // The first step of a grown model is slow.
+        if self.session.agree_on_stop(self.group)? {
             return self.stop().map(Some);
         }
         let mut stage = self.open(position)?;
@@ -238,19 +247,15 @@ impl<'a> Attempt<'a> {
         Ok(end)
     }
 
-    /// Enters or resumes a stage. Before the model grows, saves a checkpoint and checks for a stop request. Returns
-    /// true, without entering the stage, if a stop was requested.
-    fn enter(&mut self, position: &StagePosition<'_>) -> Result<bool, Error> {
+    /// True if the model must grow for the stage of `position`.
+    fn must_grow(&self, position: &StagePosition<'_>) -> bool {
+        self.state.parameters.layers() != position.stage.depth(&self.session.config.model)
+    }
+
+    /// Enters or resumes a stage, and grows the model if the stage is deeper.
+    fn enter(&mut self, position: &StagePosition<'_>) -> Result<(), Error> {
         let (session, state) = (self.session, &mut self.state);
         let (from, to) = (state.parameters.layers(), position.stage.depth(&session.config.model));
-        // At step 0 no checkpoint is needed. The weights are newly initialized, or they are from a checkpoint of
-        // another run.
-        if from != to && state.step > 0 {
-            self.saver.complete(self.group, state)?;
-            if session.agree_on_stop(self.group)? {
-                return Ok(true);
-            }
-        }
         stages::enter(state, &session.config, position)?;
         if from != to {
             self.saver.resize(state)?;
@@ -259,7 +264,7 @@ impl<'a> Attempt<'a> {
                 session.control.report_event(EventKind::Grown { step, from, to, stage });
             }
         }
-        Ok(false)
+        Ok(())
     }
 
     fn finish(&self, outcome: TrainOutcome) -> TrainOutcome {
