@@ -44,7 +44,7 @@ use crate::worker::output;
 use crate::worker::session::Session;
 use crate::worker::trace::{self, span};
 use crate::worker::{gpu_advice, micro_batch_size};
-use stage::{EvaluationEnd, StageRun, StepResult};
+use stage::{CompletedStep, EvaluationEnd, StageRun, StepResult};
 
 /// Outcome of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -171,8 +171,8 @@ impl<'a> Attempt<'a> {
         stage.freeze(&mut self.state);
         let updated = stage.update(&mut self.state, self.group, self.reducer, &mut self.saver);
         let mixture = stage.mixture();
-        let (mut record, agreed) = match updated? {
-            StepResult::Completed(record, agreed) => (*record, agreed),
+        let CompletedStep { mut record, agreement, verdict } = match updated? {
+            StepResult::Completed(completed) => *completed,
             StepResult::Unreadable(error) => {
                 let (saver, state) = (&mut self.saver, &mut self.state);
                 rollback::skip_damaged_shards(session, self.group, saver, state, mixture, error)?;
@@ -182,13 +182,13 @@ impl<'a> Attempt<'a> {
         session.control.set_phase(WorkerPhase::Step);
         self.saver.push(&mut record)?;
         report(session, &self.state, record);
-        if let GuardVerdict::Rollback(plan) = agreed.verdict {
+        if let GuardVerdict::Rollback(plan) = verdict {
             rollback::end_attempt(session, self.group, &mut self.saver, mixture, self.loaded.as_deref(), plan)?;
             return Ok(StepEnd::Attempt(TrainOutcome::RolledBack));
         }
         inject_faults(session, &mut self.state);
-        self.saver.poll_save(self.group, &agreed.agreement)?;
-        let directive = agreed.agreement.directive;
+        self.saver.poll_save(self.group, &agreement)?;
+        let directive = agreement.directive;
         let stops = directive == Directive::CheckpointAndStop;
         let mut ends = stage.is_complete(&self.state);
         let mut has_best_loss = false;

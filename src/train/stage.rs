@@ -15,8 +15,9 @@ use super::gradient_pass::{GradientPass, GradientResult};
 use super::outcome::{StepOutcome, StepSamples};
 use super::phases::{Phase, PhaseClock, PhaseSeconds};
 use super::rollback;
+use super::step;
+use super::step_record::{self, StepMeasurements};
 use super::update_ranks::UpdateRanks;
-use super::{step, step_record};
 use crate::checkpoint::Saver;
 use crate::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, Mixture, Position, SampleSource};
 use crate::error::{self, Error};
@@ -38,21 +39,17 @@ use crate::worker::trace::span;
 
 /// Result of a step.
 pub enum StepResult {
-    /// Step record, and the state that all ranks agree on.
-    Completed(Box<StepRecord>, Agreed),
+    Completed(Box<CompletedStep>),
     /// A rank could not read its samples, so no rank updated its weights. The error is `None` except on the rank that
     /// failed.
     Unreadable(Option<DatasetError>),
 }
 
-/// Values that are the same on all ranks after a step.
-pub struct Agreed {
-    /// Totals over all ranks.
-    pub totals: ObjectiveTotals,
+/// Step after which all ranks have the same counters. `agreement` and `verdict` are equal on all ranks.
+pub struct CompletedStep {
+    pub record: StepRecord,
     /// Merged votes of all ranks.
     pub agreement: Agreement,
-    /// Measurements of each rank.
-    pub stats: Vec<RankStats>,
     /// Verdict of the divergence guard.
     pub verdict: GuardVerdict,
 }
@@ -167,19 +164,8 @@ impl<'a> StageRun<'a> {
         saver: &mut Saver<'_>,
     ) -> Result<StepResult, Error> {
         let session = self.session;
-        let mut whole = Stopwatch::start();
-        session.control.set_phase(WorkerPhase::Read);
-        let reading = span!("wait for samples");
-        let Some(read) = self.loader.next_batch() else {
-            self.loader.finish()?;
-            return Err(Error::NoMoreSamples(state.step));
-        };
-        // A rank that could not read its samples still joins the collectives, so that all ranks
-        // learn of the failure after the same step.
-        let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
-        drop(reading);
-        let data_wait = whole.lap();
-
+        let (batch, unread, data_wait) = self.next_batch(state.step)?;
+        let mut rest_of_step = Stopwatch::start();
         session.control.set_phase(WorkerPhase::Step);
         let dropout = Key::new(session.config.run.seed).with_bytes(b"dropout").with(state.step);
         let has_no_samples = unread.is_some();
@@ -211,26 +197,51 @@ impl<'a> StageRun<'a> {
         let peak_memory = peak_memory::peak_memory(&*session.kernels).unwrap_or(0) as f64;
         let gpu = session.control.gpu_sample();
         let stats = RankStats { busy: data_wait + forward_backward, peak_memory, gpu };
-        let mut agreed = self.agree(collective, &totals, saver, has_no_samples, stats)?;
+        let (agreement, totals, ranks) = self.agree(collective, &totals, saver, has_no_samples, stats)?;
         drop(agreeing);
         communication += watch.lap();
-        if agreed.agreement.unread > 0 {
+        if agreement.unread > 0 {
             if session.is_first() {
-                session.control.put_back(agreed.agreement.directive);
+                session.control.put_back(agreement.directive);
             }
             return Ok(StepResult::Unreadable(unread));
         }
-        let outcome = StepOutcome { learning_rate, totals: agreed.totals.clone(), norm, ..self.outcome(state, &batch) };
-        agreed.verdict = outcome.conclude(state, &session.config.guard);
-
-        let mut record = step_record::record(&outcome, state);
-        (record.update.noise, record.update.trust_ratios) = (noise, trust_ratios);
-        let seconds = data_wait + whole.lap();
-        record.times =
+        let outcome = StepOutcome {
+            stage: self.position.stage.name.clone(),
+            before: state.step,
+            epoch: batch.epoch(),
+            samples: batch.lengths.len() as u64,
+            tokens: batch.tokens(),
+            padding: batch.padding,
+            imbalance: batch.imbalance,
+            drawn: StepSamples::of(self.mixture(), &batch),
+            learning_rate,
+            totals,
+            norm,
+        };
+        let verdict = outcome.conclude(state, &session.config.guard);
+        let seconds = data_wait + rest_of_step.lap();
+        let times =
             StepTimes { seconds, data_wait, forward_backward, communication, optimizer, ..StepTimes::default() };
-        step_record::set_rank_stats(&mut record, &agreed.stats);
-        step_record::set_throughput(&mut record, step::flops(&session.config, state, &batch), session.peak);
-        Ok(StepResult::Completed(Box::new(record), agreed))
+        let flops = step::flops(&session.config, state, &batch);
+        let measurements = StepMeasurements { times, ranks: &ranks, flops, peak: session.peak, noise, trust_ratios };
+        let record = step_record::record(&outcome, state, measurements);
+        Ok(StepResult::Completed(Box::new(CompletedStep { record, agreement, verdict })))
+    }
+
+    /// Waits for the next global batch. Also returns the read error of this rank, if any, and the waiting time, seconds.
+    /// A rank that could not read its samples gets an empty batch and still joins the collectives, so that all ranks
+    /// learn of the failure after the same step. `step` is the number of completed steps.
+    fn next_batch(&mut self, step: u64) -> Result<(GlobalBatch, Option<DatasetError>, f64), Error> {
+        let mut watch = Stopwatch::start();
+        self.session.control.set_phase(WorkerPhase::Read);
+        let _reading = span!("wait for samples");
+        let Some(read) = self.loader.next_batch() else {
+            self.loader.finish()?;
+            return Err(Error::NoMoreSamples(step));
+        };
+        let (batch, unread) = read.map_or_else(|error| (GlobalBatch::default(), Some(error)), |batch| (batch, None));
+        Ok((batch, unread, watch.lap()))
     }
 
     /// Index of the first canonical shard of this rank, and the total number of canonical shards.
@@ -242,7 +253,8 @@ impl<'a> StageRun<'a> {
     }
 
     /// All-reduces the totals and the votes. The votes contain the directive of rank 0, the progress of the save in
-    /// flight, and read failures.
+    /// flight, and read failures. Returns the merged votes, the totals over all ranks, and the measurements of each
+    /// rank.
     fn agree(
         &self,
         collective: &mut dyn Group,
@@ -250,36 +262,26 @@ impl<'a> StageRun<'a> {
         saver: &mut Saver<'_>,
         unread: bool,
         stats: RankStats,
-    ) -> Result<Agreed, Error> {
-        let directive = match self.session.is_first() {
-            true => self.session.control.take_directive(),
-            false => Directive::Continue,
-        };
-        let directive = match directive {
-            Directive::Continue if self.session.is_first() && saver.is_overdue() => Directive::Checkpoint,
-            directive => directive,
-        };
+    ) -> Result<(Agreement, ObjectiveTotals, Vec<RankStats>), Error> {
+        let directive = self.own_directive(saver);
         let (first, parts) = self.canonical_shards().unwrap_or((0, 1));
         let zero = self.objective.no_totals();
         let in_places = |share: &Vec<ObjectiveTotals>| ObjectiveTotals::scatter_shards(&zero, share, first, parts);
         let mut sums: Vec<f64> = totals.iter().flat_map(in_places).collect();
         let vote = Vote { directive, save: saver.vote(), unread };
-        let (agreement, stats) = agreement::all_reduce_votes(collective, &mut sums, vote, stats)?;
-        Ok(Agreed { totals: ObjectiveTotals::sum_shards(&zero, &sums), agreement, stats, verdict: GuardVerdict::Apply })
+        let (agreement, ranks) = agreement::all_reduce_votes(collective, &mut sums, vote, stats)?;
+        Ok((agreement, ObjectiveTotals::sum_shards(&zero, &sums), ranks))
     }
 
-    /// Returns an outcome with only the fields that do not depend on the gradient.
-    fn outcome(&self, state: &TrainState, batch: &GlobalBatch) -> StepOutcome {
-        StepOutcome {
-            stage: self.position.stage.name.clone(),
-            before: state.step,
-            epoch: batch.epoch(),
-            samples: batch.lengths.len() as u64,
-            tokens: batch.tokens(),
-            padding: batch.padding,
-            imbalance: batch.imbalance,
-            drawn: StepSamples::of(self.mixture(), batch),
-            ..StepOutcome::default()
+    /// Takes the directive for all ranks on rank 0; `Continue` on the other ranks. A checkpoint that is due by time
+    /// counts as requested.
+    fn own_directive(&self, saver: &Saver<'_>) -> Directive {
+        if !self.session.is_first() {
+            return Directive::Continue;
+        }
+        match self.session.control.take_directive() {
+            Directive::Continue if saver.is_overdue() => Directive::Checkpoint,
+            directive => directive,
         }
     }
 
