@@ -33,7 +33,7 @@ pub struct Commit {
 }
 
 /// Outcome of a save.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SaveOutcome {
     /// The checkpoint is committed.
     Committed,

@@ -37,10 +37,9 @@ pub fn end_attempt(
         false => Ok(None),
     };
     // If one rank exits, the other ranks end too. All ranks therefore wait until the record is written.
-    let mut word = vec![u8::from(written.is_ok())];
-    collective.broadcast_bytes(&mut word, 0)?;
+    let is_written = agreement::broadcast(collective, &written.is_ok())?;
     let event = written?;
-    if word != [1] {
+    if !is_written {
         return Err(Error::Peer("rank 0 could not write the rollback record"));
     }
     event.into_iter().for_each(|event| session.control.report_event(event));

@@ -1,5 +1,5 @@
 //! Votes of the ranks after a step. The all-reduce of the losses also sums the votes, so that all ranks reach the same
-//! decision after the same step. [`gather_and_decide`] makes a collective decision outside of steps.
+//! decision after the same step. [`gather_and_decide`] and [`broadcast`] make collective decisions outside of steps.
 
 use lambert_collective::Group;
 use lambert_control::{Directive, GpuSample};
@@ -23,8 +23,20 @@ where
         let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<T>, _>>();
         decision = serde_json::to_vec(&decide(&all.map_err(Error::Json)?)).map_err(Error::Json)?;
     }
-    group.broadcast_bytes(&mut decision, 0)?;
-    serde_json::from_slice(&decision).map_err(Error::Json)
+    broadcast_json(group, decision)
+}
+
+/// Broadcasts the value of rank 0. `own` is ignored on the other ranks. Collective.
+///
+/// # Errors
+/// A failed collective.
+pub fn broadcast<T: Serialize + DeserializeOwned>(group: &mut dyn Group, own: &T) -> Result<T, Error> {
+    broadcast_json(group, serde_json::to_vec(own).map_err(Error::Json)?)
+}
+
+fn broadcast_json<T: DeserializeOwned>(group: &mut dyn Group, mut json: Vec<u8>) -> Result<T, Error> {
+    group.broadcast_bytes(&mut json, 0)?;
+    serde_json::from_slice(&json).map_err(Error::Json)
 }
 
 /// Vote of one rank.
@@ -264,6 +276,17 @@ mod tests {
             assert_eq!((all.directive, all.decided, all.slow), (alone.directive, alone.decided, alone.slow));
             assert_eq!((all.written, all.unread), (alone.written + 2, alone.unread + 3));
         }
+    }
+
+    #[test]
+    fn all_ranks_get_the_value_of_rank_0() {
+        let ranks = local::group(3).into_iter().enumerate();
+        let rank = |(rank, mut ends): (usize, lambert_collective::Endpoints)| {
+            std::thread::spawn(move || broadcast(&mut *ends.group, &(rank == 0).then(|| "a".to_owned())).unwrap())
+        };
+        let threads: Vec<_> = ranks.map(rank).collect();
+        let all = threads.into_iter().map(|thread| thread.join().unwrap());
+        assert!(all.into_iter().all(|value| value.as_deref() == Some("a")));
     }
 
     /// Only rank 0 should send decisions. If several ranks send decisions, the result is still one of these decisions.

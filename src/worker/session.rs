@@ -20,6 +20,7 @@ use crate::gpu::{CommStream, ComputeDevice, DeviceError, Gpu, Nccl};
 use crate::kernels::Kernels;
 use crate::model;
 use crate::torch;
+use crate::worker::agreement;
 use crate::worker::control::Control;
 use crate::worker::cpu_affinity;
 use crate::worker::gpu_monitor;
@@ -142,9 +143,7 @@ impl Session {
     /// # Errors
     /// A failed collective.
     pub fn agree_on_stop(&self, collective: &mut dyn Group) -> Result<bool, Error> {
-        let mut is_stop = vec![u8::from(self.is_first() && self.control.stop_is_requested())];
-        collective.broadcast_bytes(&mut is_stop, 0)?;
-        Ok(is_stop == [1])
+        agreement::broadcast(collective, &(self.is_first() && self.control.stop_is_requested()))
     }
 
     /// Reports the failure that ends this attempt, unless it was reported before. Returns it, explained. Call this before values

@@ -113,13 +113,11 @@ impl<'a> Saver<'a> {
         measured: String,
     ) -> Result<bool, Error> {
         self.records.push(&EventKind::Evaluation(evaluation.clone()))?;
-        let best = self.history.add_evaluation(evaluation.step, evaluation.total_loss(), measured);
+        let is_best = self.history.add_evaluation(evaluation.step, evaluation.total_loss(), measured);
         if !self.session.config.checkpoint.keep_best {
             return Ok(false);
         }
-        let mut is_best = vec![u8::from(best)];
-        collective.broadcast_bytes(&mut is_best, 0)?;
-        Ok(is_best == [1])
+        agreement::broadcast(collective, &is_best)
     }
 
     /// Adds the evaluation before the first step to the records.

@@ -8,8 +8,7 @@ use crate::checkpoint::commit::SaveOutcome;
 use crate::checkpoint::save::{Progress, Save};
 use crate::checkpoint::time_limit::{self, SaveTiming};
 use crate::error::Error;
-use crate::recovery::replicas::ReplicaMismatch;
-use crate::worker::agreement::Decision;
+use crate::worker::agreement::{self, Decision};
 
 impl Saver<'_> {
     /// Warns about a slow save, long before the time limit ends the run. Names the ranks
@@ -45,25 +44,15 @@ impl Saver<'_> {
         }
         self.schedule.add_failure(save.began);
         let Save { writer, manifest, progress, .. } = save;
-        let name = writer.name().to_owned();
-        let mut message = self.take_failure(progress)?;
+        let outcome = self.take_failure(progress);
         if decision == Decision::Failed {
-            if self.session.is_first() {
-                self.warn(&name, &String::from_utf8_lossy(&message));
+            if let Some(SaveOutcome::Failed(why)) = outcome {
+                self.warn(writer.name(), &why);
             }
             return Ok(());
         }
-        collective.broadcast_bytes(&mut message, 0)?;
-        if decision == Decision::ReplicasDiffer {
-            let difference: ReplicaMismatch = serde_json::from_slice(&message).map_err(Error::Json)?;
-            let blamed = difference.blames(self.session.rank);
-            return Err(Error::Replicas { step: manifest.step, mismatch: difference, blamed });
-        }
-        let message = String::from_utf8_lossy(&message).into_owned();
-        match decision {
-            Decision::NotFinite => Err(Error::NotFinite { step: manifest.step, what: message }),
-            _ => Err(Error::Save { name, message }),
-        }
+        let outcome = agreement::broadcast(collective, &outcome)?;
+        Err(save_error(outcome, writer.name().to_owned(), manifest.step, self.session.rank))
     }
 
     /// Records a committed save, and reports it on rank 0.
@@ -79,21 +68,30 @@ impl Saver<'_> {
         self.history.commit(name, manifest);
     }
 
-    /// Restores the records of a failed save. Returns the error, serialized for the broadcast. The result is
-    /// empty on ranks that do not know the error.
-    fn take_failure(&mut self, progress: Progress) -> Result<Vec<u8>, Error> {
-        let Progress::Decided(outcome, records) = progress else { return Ok(Vec::new()) };
+    /// Restores the records of a failed save, and returns its outcome; `None` on ranks that do not know it.
+    fn take_failure(&mut self, progress: Progress) -> Option<SaveOutcome> {
+        let Progress::Decided(outcome, records) = progress else { return None };
         self.records.restore(records);
-        Ok(match outcome {
-            SaveOutcome::Committed => Vec::new(),
-            SaveOutcome::Failed(why) | SaveOutcome::Permanent(why) | SaveOutcome::NotFinite(why) => why.into_bytes(),
-            SaveOutcome::ReplicasDiffer(difference) => serde_json::to_vec(&difference).map_err(Error::Json)?,
-        })
+        Some(outcome)
     }
 
     fn warn(&self, name: &str, why: &str) {
         let seconds = self.schedule.retry_pause().as_secs();
         let meanwhile = if self.blocks { "no step is run until it is" } else { "training continues" };
         self.session.warn(format!("checkpoint {name} was not saved; {meanwhile}, retrying in {seconds} s: {why}"));
+    }
+}
+
+/// Error on `rank` after the save of checkpoint `name`, of `step`, has failed for good. `outcome` is the outcome of
+/// rank 0.
+fn save_error(outcome: Option<SaveOutcome>, name: String, step: u64, rank: usize) -> Error {
+    match outcome {
+        Some(SaveOutcome::ReplicasDiffer(mismatch)) => {
+            let blamed = mismatch.blames(rank);
+            Error::Replicas { step, mismatch, blamed }
+        }
+        Some(SaveOutcome::NotFinite(what)) => Error::NotFinite { step, what },
+        Some(SaveOutcome::Failed(message) | SaveOutcome::Permanent(message)) => Error::Save { name, message },
+        Some(SaveOutcome::Committed) | None => Error::Peer("rank 0 reports a failed save, but has no failure"),
     }
 }
