@@ -31,7 +31,7 @@ use lambert_store::checkpoint::{self as stored, CheckpointWriter, Manifest};
 
 use super::pruner::Pruner;
 use super::records::{self, Records};
-use super::save::{Progress, Save};
+use super::save::{Save, SaveState};
 use super::snapshot::Snapshot;
 use super::teacher_record::TeacherRecord;
 use super::time_limit::SaveTiming;
@@ -142,10 +142,13 @@ impl<'a> Saver<'a> {
         self.schedule.stop();
     }
 
-    /// Returns this rank's vote on the save in progress.
+    /// Returns this rank's vote on the save in progress. On rank 0, first collects the outcome of a commit that has
+    /// ended.
     pub fn vote(&mut self) -> SaveVote {
         let Some(save) = &mut self.save else { return SaveVote::Nothing };
-        self.schedule.vote(save, self.session.is_first())
+        let (schedule, began) = (&self.schedule, save.began);
+        save.state = std::mem::take(&mut save.state).collect(|outcome| schedule.final_outcome(outcome, began));
+        save.vote(self.session.is_first().then(|| schedule.timing(began)))
     }
 
     /// Advances the save in progress according to the agreement of the ranks. Call it after each step.
@@ -160,10 +163,10 @@ impl<'a> Saver<'a> {
             self.report_slow(collective)?;
             return Ok(());
         }
-        match (&save.progress, agreement.decided) {
+        match (&save.state, agreement.decided) {
             (_, Some(Decision::Stuck)) => Err(self.stuck_error(collective)?),
-            (Progress::Writing(..), _) if agreement.written >= self.session.world => self.send_entries(collective),
-            (Progress::Copying(..) | Progress::Writing(..), _) | (_, None) => Ok(()),
+            (SaveState::Writing { .. }, _) if agreement.written >= self.session.world => self.send_entries(collective),
+            (SaveState::Copying { .. } | SaveState::Writing { .. }, _) | (_, None) => Ok(()),
             (_, Some(decision)) => self.conclude(collective, decision),
         }
     }
@@ -179,11 +182,11 @@ impl<'a> Saver<'a> {
         let mut watch = Stopwatch::start();
         let began = self.schedule.begin();
         let writer = CheckpointWriter::new(&self.session.store, state.step, self.session.lease.attempt());
-        let copying = torch::guard(|| self.snapshot.begin(state))?;
+        let copies = torch::guard(|| self.snapshot.begin(state))?;
         let compares = self.session.world > 1;
         let digest = compares.then(|| torch::guard(|| state.digest())).transpose()?;
         let manifest = self.manifest(state, writer.name())?;
-        let progress = Progress::Copying(copying, self.records.cut(state.step));
+        let save_state = SaveState::Copying { copies, records: self.records.cut(state.step) };
         let stall = watch.lap();
         self.save = Some(Save {
             writer,
@@ -193,7 +196,7 @@ impl<'a> Saver<'a> {
             stall,
             timing: SaveTiming::InTime,
             has_reported_slow: false,
-            progress,
+            state: save_state,
         });
         self.stall += stall;
         self.start_uploads(false)

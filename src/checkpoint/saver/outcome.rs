@@ -5,7 +5,7 @@ use lambert_control::EventKind;
 
 use super::Saver;
 use crate::checkpoint::commit::SaveOutcome;
-use crate::checkpoint::save::{Progress, Save};
+use crate::checkpoint::save::{Save, SaveState};
 use crate::checkpoint::time_limit::{self, SaveTiming};
 use crate::error::Error;
 use crate::worker::agreement::{self, Decision};
@@ -43,8 +43,8 @@ impl Saver<'_> {
             return Ok(());
         }
         self.schedule.add_failure(save.began);
-        let Save { writer, manifest, progress, .. } = save;
-        let outcome = self.take_failure(progress);
+        let Save { writer, manifest, state, .. } = save;
+        let outcome = self.take_failure(state);
         if decision == Decision::Failed {
             if let Some(SaveOutcome::Failed(why)) = outcome {
                 self.warn(writer.name(), &why);
@@ -57,10 +57,10 @@ impl Saver<'_> {
 
     /// Records a committed save, and reports it on rank 0.
     fn take_commit(&mut self, save: Save) {
-        let Save { writer, manifest, began, stall, progress, .. } = save;
+        let Save { writer, manifest, began, stall, .. } = save;
         let name = writer.name().to_owned();
         self.schedule.clear_failures();
-        if let Progress::Decided(..) = progress {
+        if self.session.is_first() {
             let (step, written) = (manifest.step, self.schedule.time_since(began).as_secs_f64());
             let event = EventKind::Checkpoint { name: name.clone(), step, seconds: stall, written };
             self.session.control.report_event(event);
@@ -69,8 +69,8 @@ impl Saver<'_> {
     }
 
     /// Restores the records of a failed save, and returns its outcome; `None` on ranks that do not know it.
-    fn take_failure(&mut self, progress: Progress) -> Option<SaveOutcome> {
-        let Progress::Decided(outcome, records) = progress else { return None };
+    fn take_failure(&mut self, state: SaveState) -> Option<SaveOutcome> {
+        let SaveState::Decided { outcome, records } = state else { return None };
         self.records.restore(records);
         Some(outcome)
     }

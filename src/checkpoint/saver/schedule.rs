@@ -5,11 +5,10 @@ use std::time::Duration;
 use lambert_config::run::Checkpoint;
 use lambert_config::{RunConfig, duration};
 
+use crate::checkpoint::commit::SaveOutcome;
 use crate::checkpoint::retry_state::RetryState;
 use crate::checkpoint::running_clock::RunningClock;
-use crate::checkpoint::save::Save;
 use crate::checkpoint::time_limit::{SaveTimeLimit, SaveTiming};
-use crate::worker::agreement::SaveVote;
 
 /// Upper bound of the backoff after a stop request.
 const MAX_STOP_BACKOFF: Duration = Duration::from_secs(2);
@@ -89,12 +88,21 @@ impl SaveSchedule {
         self.stopping.get_or_insert(now);
     }
 
-    /// Returns this rank's vote on the save in progress. Only rank 0 (`first`) checks the clock.
-    pub fn vote(&self, save: &mut Save, first: bool) -> SaveVote {
-        let (stopping, now) = (self.time_since_stop(), self.clock.now());
-        let over = self.limit.exceeded_stop_limit(stopping);
-        save.decide(&self.retry_state, now, self.settings.give_up_minutes, over);
-        save.vote(first.then(|| self.timing(save.began)))
+    /// Returns the outcome of a save that began at `began`, from the outcome of its commit. A failure becomes permanent
+    /// if all saves have failed for `checkpoint.give_up_minutes`, or if the limit of a stop request is exceeded.
+    pub fn final_outcome(&self, outcome: SaveOutcome, began: Duration) -> SaveOutcome {
+        let SaveOutcome::Failed(why) = outcome else { return outcome };
+        let limit = self.settings.give_up_minutes;
+        let lasts = self.retry_state.failing_for(began, self.clock.now()).as_secs_f64() / 60.0;
+        if lasts >= limit {
+            return SaveOutcome::Permanent(format!(
+                "all saves have failed for {lasts:.1} minutes (checkpoint.give_up_minutes = {limit}): {why}"
+            ));
+        }
+        match self.limit.exceeded_stop_limit(self.time_since_stop()) {
+            Some(over) => SaveOutcome::Permanent(format!("not saved {over}: {why}")),
+            None => SaveOutcome::Failed(why),
+        }
     }
 
     /// Time since the stop request.
@@ -103,7 +111,7 @@ impl SaveSchedule {
     }
 
     /// Timing of a save that began at `began`, relative to the time limits.
-    fn timing(&self, began: Duration) -> SaveTiming {
+    pub fn timing(&self, began: Duration) -> SaveTiming {
         self.limit.judge(self.time_since(began), self.time_since_stop())
     }
 
