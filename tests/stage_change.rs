@@ -13,7 +13,8 @@ use lambert_worker::optim;
 use lambert_worker::recovery::guard::GuardVerdict;
 use lambert_worker::stages;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
-use lambert_worker::train::outcome::{StepOutcome, StepSamples};
+use lambert_worker::train::outcome::StepOutcome;
+use lambert_worker::train::sample_position::StepSamples;
 
 const STEPS: u64 = 40;
 

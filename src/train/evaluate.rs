@@ -13,7 +13,7 @@ use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::batch_partition::Layout;
 use lambert_plan::objectives;
 
-use crate::data::{BatchRequest, Loader, LoaderOptions, Mixture, Position, SampleSource};
+use crate::data::{BatchRequest, Loader, LoaderOptions, Mixture, MixturePosition, SampleSource};
 use crate::error::Error;
 use crate::objective::Objective;
 use crate::objective::totals::ObjectiveTotals;
@@ -101,7 +101,7 @@ pub fn evaluate(
         fault_injection: FaultInjection::default(),
     };
     let options = LoaderOptions {
-        position: Position::default(),
+        position: MixturePosition::default(),
         skipped: SkippedSamples::default(),
         skipped_shards: Vec::new(),
         micro_batch_tokens: request.micro_batch_tokens,

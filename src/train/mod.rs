@@ -7,6 +7,7 @@
 //! - [`gradients`]: bucketed all-reduce, overlapped with the backward pass
 //! - [`exact`]: order-independent gradient summation
 //! - [`outcome`]: result of a step, and the verdict of the divergence guard
+//! - [`sample_position`]: position in the data, and the samples of a step
 //! - [`step_record`]: step record
 //! - `update_ranks`: ranks of a run, for updates that they compute together
 //! - `noise`: gradient noise scale
@@ -23,6 +24,7 @@ mod noise;
 pub mod outcome;
 pub mod phases;
 mod rollback;
+pub mod sample_position;
 mod stage;
 pub mod step;
 pub mod step_record;

@@ -1,25 +1,25 @@
 //! Steps and evaluations of one stage.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use lambert_collective::{Group, Reducer};
 use lambert_control::{Directive, Evaluation, EventKind, StepRecord, StepTimes};
+use lambert_dataset::DatasetError;
 use lambert_dataset::random::Key;
-use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::timeline::{self, StagePosition};
 use lambert_plan::{objectives, schedule};
 
 use super::evaluate::{self, EvalOutcome, EvalRequest};
 use super::gradient_pass::{GradientPass, GradientResult};
-use super::outcome::{StepOutcome, StepSamples};
+use super::outcome::StepOutcome;
 use super::phases::{Phase, PhaseClock, PhaseSeconds};
 use super::rollback;
+use super::sample_position::{self, StepSamples};
 use super::step;
 use super::step_record::{self, StepMeasurements};
 use super::update_ranks::UpdateRanks;
 use crate::checkpoint::Saver;
-use crate::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, Mixture, Position, SampleSource};
+use crate::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, Mixture, SampleSource};
 use crate::error::{self, Error};
 use crate::model;
 use crate::objective::totals::ObjectiveTotals;
@@ -103,7 +103,7 @@ impl<'a> StageRun<'a> {
             fault_injection: config.test.clone(),
         };
         let options = LoaderOptions {
-            position: sample_position(state, mixture, config.run.seed),
+            position: sample_position::resume(state, mixture, config.run.seed),
             skipped: skipped(mixture.id()),
             skipped_shards: manifests.map(|sha256| skipped(sha256).shards().clone()).collect(),
             micro_batch_tokens,
@@ -405,16 +405,4 @@ impl<'a> StageRun<'a> {
         }
         Ok(first)
     }
-}
-
-/// Returns the position of a mixture after the steps so far. A dataset continues where the stages before ended.
-fn sample_position(state: &TrainState, mixture: &Mixture, seed: u64) -> Position {
-    let drawn = |dataset: &Arc<Dataset>| state.cursors.get(dataset.manifest_sha256()).copied().unwrap_or(0);
-    if mixture.is_single() {
-        return Position { number: drawn(&mixture.datasets()[0]), starts: Vec::new() };
-    }
-    let number = state.mixtures.get(mixture.id()).copied().unwrap_or(0);
-    let taken = mixture.order(seed).taken(number);
-    let starts = mixture.datasets().iter().zip(taken).map(|(dataset, taken)| drawn(dataset).saturating_sub(taken));
-    Position { number, starts: starts.collect() }
 }

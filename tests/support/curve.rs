@@ -14,7 +14,8 @@ use lambert_worker::objective::Objective;
 use lambert_worker::optim;
 use lambert_worker::recovery::guard::GuardVerdict;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
-use lambert_worker::train::outcome::{StepOutcome, StepSamples};
+use lambert_worker::train::outcome::StepOutcome;
+use lambert_worker::train::sample_position::StepSamples;
 use lambert_worker::train::step;
 use safetensors::SafeTensors;
 
