@@ -1,26 +1,26 @@
-//! Steps and evaluations of one stage.
+//! Steps of one stage, and its evaluations (`evaluation`).
+
+mod evaluation;
 
 use std::collections::BTreeMap;
 
 use lambert_collective::{Group, Reducer};
-use lambert_control::{Directive, Evaluation, EventKind, StepRecord, StepTimes};
+use lambert_control::{Directive, StepRecord, StepTimes};
 use lambert_dataset::DatasetError;
 use lambert_dataset::random::Key;
 use lambert_plan::timeline::{self, StagePosition};
 use lambert_plan::{objectives, schedule};
 
-use super::evaluate::{self, EvalOutcome, EvalRequest};
 use super::gradient_pass::{GradientPass, GradientResult};
 use super::outcome::StepOutcome;
 use super::phases::{Phase, PhaseClock, PhaseSeconds};
-use super::rollback;
 use super::sample_position::{self, StepSamples};
 use super::step;
 use super::step_record::{self, StepMeasurements};
 use super::update_ranks::UpdateRanks;
 use crate::checkpoint::Saver;
 use crate::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, Mixture, SampleSource};
-use crate::error::{self, Error};
+use crate::error::Error;
 use crate::model;
 use crate::objective::totals::ObjectiveTotals;
 use crate::objective::{Objective, Teacher};
@@ -37,6 +37,8 @@ use crate::worker::session::Session;
 use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
 
+pub use evaluation::EvaluationEnd;
+
 /// Result of a step.
 pub enum StepResult {
     Completed(Box<CompletedStep>),
@@ -52,19 +54,6 @@ pub struct CompletedStep {
     pub agreement: Agreement,
     /// Verdict of the divergence guard.
     pub verdict: GuardVerdict,
-}
-
-/// End of an evaluation during training.
-#[must_use]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EvaluationEnd {
-    /// All losses were measured, or there is no held-out data.
-    Done {
-        /// True if the loss is a new best and needs a checkpoint.
-        is_best: bool,
-    },
-    /// A stop request cancelled the evaluation.
-    StopRequested,
 }
 
 /// A running stage.
@@ -300,109 +289,5 @@ impl<'a> StageRun<'a> {
                 predictions: objective.max_predictions,
             },
         }
-    }
-
-    /// Measures the held-out losses, if evaluation data is configured, and ends the stage at a plateau. Leaves
-    /// `state.evaluation_pending` true if a stop was requested.
-    pub fn evaluate(
-        &self,
-        state: &mut TrainState,
-        collective: &mut dyn Group,
-        saver: &mut Saver<'_>,
-    ) -> Result<EvaluationEnd, Error> {
-        state.evaluation_pending = !self.datasets.held_out.is_empty();
-        if !state.evaluation_pending {
-            return Ok(EvaluationEnd::Done { is_best: false });
-        }
-        let Some(evaluation) = self.measure(state, collective, saver)? else {
-            return Ok(EvaluationEnd::StopRequested);
-        };
-        state.evaluation_pending = false;
-        let config = &self.session.config;
-        let measured = self.datasets.held_out.first().map_or(String::new(), |it| evaluate::measured(config, it));
-        let is_best = saver.push_evaluation(collective, &evaluation, measured)?;
-        let main = objectives::main(&config.objective);
-        let loss = evaluation.scores.get(main.name).map_or(f64::NAN, |score| score.loss);
-        if self.session.is_first() {
-            self.session.control.report_event(EventKind::Evaluation(evaluation));
-        }
-        let StagePosition { stage, index, .. } = self.position;
-        let done = self.done(state);
-        let is_flat = stage.plateau.is_some_and(|plateau| state.stages.plateau.is_flat(&plateau, loss));
-        if is_flat && !self.is_complete(state) {
-            state.stages.early_stops.insert(index, done);
-            if self.session.is_first() {
-                let steps = timeline::total_steps(config, &state.stages.early_stops);
-                let stage = stage.name.clone();
-                self.session.control.report_event(EventKind::Plateau { step: state.step, stage, done, steps });
-            }
-        }
-        Ok(EvaluationEnd::Done { is_best })
-    }
-
-    /// Measures the held-out losses before the first step. They decide about nothing: no checkpoint has these weights.
-    /// A stop request cancels the evaluation.
-    pub fn evaluate_start(
-        &self,
-        state: &TrainState,
-        collective: &mut dyn Group,
-        saver: &mut Saver<'_>,
-    ) -> Result<EvaluationEnd, Error> {
-        if !self.datasets.held_out.is_empty() {
-            let Some(evaluation) = self.measure(state, collective, saver)? else {
-                return Ok(EvaluationEnd::StopRequested);
-            };
-            saver.push_start(&evaluation)?;
-            if self.session.is_first() {
-                self.session.control.report_event(EventKind::Evaluation(evaluation));
-            }
-        }
-        Ok(EvaluationEnd::Done { is_best: false })
-    }
-
-    /// Measures the losses on all held-out datasets. Returns `None` if a stop was requested.
-    fn measure(
-        &self,
-        state: &TrainState,
-        collective: &mut dyn Group,
-        saver: &mut Saver<'_>,
-    ) -> Result<Option<Evaluation>, Error> {
-        let _evaluation = span!("evaluate");
-        let config = &self.session.config;
-        let control = &self.session.control;
-        let mut first: Option<Evaluation> = None;
-        let names = config.evaluation.extra.iter().map(|extra| extra.name.as_str());
-        for (dataset, name) in self.datasets.held_out.iter().zip(std::iter::once("").chain(names)) {
-            // Each dataset has the whole time limit of the phase.
-            control.set_phase(WorkerPhase::Load);
-            control.set_phase(WorkerPhase::Evaluate);
-            let request = EvalRequest {
-                dataset: dataset.clone(),
-                objective: config.evaluation_objective(),
-                samples: config.evaluation.samples,
-                micro_batch_tokens: self.micro_batch_tokens,
-                layout: model::layout(config, &*self.session.kernels),
-                parts: self.canonical_shards().map(|(_, parts)| parts),
-            };
-            let stop = |_| control.stop_is_requested();
-            match evaluate::evaluate(&self.objective, collective, &request, state.step, stop)? {
-                EvalOutcome::Completed(evaluation) => match &mut first {
-                    None => first = Some(evaluation),
-                    Some(first) => drop(first.extra.insert(name.to_owned(), evaluation.into())),
-                },
-                // An extra dataset decides about nothing, so training goes on without it.
-                EvalOutcome::Unreadable(unread) if first.is_some() => {
-                    if let Some(error) = unread {
-                        let why = error::chain(&error);
-                        self.session.warn(format!("step {}: no loss on {name}: {why}", state.step));
-                    }
-                }
-                EvalOutcome::Unreadable(unread) => {
-                    return Err(rollback::save_after_failed_read(collective, saver, state, unread));
-                }
-                EvalOutcome::Stopped => return Ok(None),
-            }
-        }
-        Ok(first)
     }
 }
