@@ -57,8 +57,8 @@ fn relative_update_sizes(config: &RunConfig) -> (Vec<f64>, u64) {
                 .unwrap();
         let drawn =
             StepSamples { mixture: "data".into(), samples: state.step..state.step + 1, ..StepSamples::default() };
-        let outcome = StepOutcome { before: state.step, drawn, norm, ..StepOutcome::default() };
-        assert_eq!(outcome.conclude(&mut state, &config.guard), GuardVerdict::Apply);
+        let outcome = StepOutcome { steps_before: state.step, drawn, norm, ..StepOutcome::default() };
+        assert_eq!(outcome.judge_and_count(&mut state, &config.guard), GuardVerdict::Apply);
         let after = state.read(Buffer::Weights, 0..before.len());
         let squares = after.iter().zip(&before).map(|(after, before)| f64::from(after - before).powi(2));
         relative_update_sizes.push((squares.sum::<f64>() / before.len() as f64).sqrt() / rate);

@@ -20,7 +20,7 @@ use super::snapshot::{PendingCopies, Snapshot};
 use super::time_limit::SaveTiming;
 use crate::error::Error;
 use crate::torch;
-use crate::worker::agreement::{Decision, SaveVote};
+use crate::worker::agreement::{SaveDecision, SaveVote};
 use crate::worker::trace::span;
 
 /// A save in progress.
@@ -101,7 +101,7 @@ impl Save {
             None => SaveTiming::InTime,
         };
         match (&before, &self.timing) {
-            (SaveTiming::Over(_), SaveTiming::Over(_)) => return SaveVote::Decided(Decision::Stuck),
+            (SaveTiming::Over(_), SaveTiming::Over(_)) => return SaveVote::Decided(SaveDecision::Stuck),
             (SaveTiming::InTime, _) | (_, SaveTiming::InTime) => {}
             _ if std::mem::replace(&mut self.has_reported_slow, true) => {}
             _ => return SaveVote::Slow,

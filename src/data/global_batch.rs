@@ -12,7 +12,7 @@ pub struct DatasetPart {
     /// Epoch of the first sample; `None` if there are no samples.
     pub epoch: Option<u64>,
     /// Number of samples taken from the dataset so far, over all epochs. Includes skipped samples.
-    pub end: u64,
+    pub cursor_after: u64,
 }
 
 /// Global batch, with the micro-batches of one rank.

@@ -72,7 +72,10 @@ impl Mixture {
 
     /// Returns the dataset and the shard that `error` reports as damaged, if any.
     pub fn damaged_shard(&self, error: &DatasetError) -> Option<(usize, usize)> {
-        self.datasets.iter().enumerate().find_map(|(place, dataset)| Some((place, dataset.damaged_shard(error)?)))
+        self.datasets
+            .iter()
+            .enumerate()
+            .find_map(|(dataset_index, dataset)| Some((dataset_index, dataset.damaged_shard(error)?)))
     }
 
     /// Order of the samples.

@@ -96,8 +96,8 @@ impl BatchReader {
         threads: usize,
     ) -> Result<GlobalBatch, DatasetError> {
         let (draws, end) = self.next_draws(options, cursor, request.samples);
-        for (place, dataset) in self.datasets.iter_mut().enumerate() {
-            let own = draws.iter().filter(|draw| draw.dataset == place);
+        for (dataset_index, dataset) in self.datasets.iter_mut().enumerate() {
+            let own = draws.iter().filter(|draw| draw.dataset == dataset_index);
             dataset.groups.load_lengths(&own.map(|draw| draw.location.row_group).collect(), threads)?;
         }
         let length = |draw: &Draw| self.datasets[draw.dataset].groups.length(draw.location);
@@ -169,11 +169,12 @@ impl BatchReader {
     fn gather(&mut self, own_draws: &[Draw], ends: &[u64], threads: usize) -> Result<Vec<MaskedSample>, DatasetError> {
         let source = &self.source;
         let mut ordered: Vec<Option<MaskedSample>> = own_draws.iter().map(|_| None).collect();
-        for (place, (dataset, end)) in self.datasets.iter_mut().zip(ends).enumerate() {
+        for (dataset_index, (dataset, end)) in self.datasets.iter_mut().zip(ends).enumerate() {
             let retained = end.checked_sub(1).map_or_else(BTreeSet::new, |last| dataset.window(last));
-            let own: Vec<usize> = (0..own_draws.len()).filter(|index| own_draws[*index].dataset == place).collect();
+            let own: Vec<usize> =
+                (0..own_draws.len()).filter(|index| own_draws[*index].dataset == dataset_index).collect();
             let locations: Vec<SampleLocation> = own.iter().map(|index| own_draws[*index].location).collect();
-            let vocab = &self.vocabs[place];
+            let vocab = &self.vocabs[dataset_index];
             let mask = |samples: &Samples, index: usize| masked(source, vocab, samples, own_draws[own[index]]);
             let samples = dataset.groups.gather(&locations, &retained, threads, mask)?;
             own.iter().zip(samples).for_each(|(index, sample)| ordered[*index] = Some(sample));
@@ -185,10 +186,10 @@ impl BatchReader {
 
 /// Counts the samples of each dataset. `ends` are the positions of the datasets after the batch.
 fn dataset_parts(draws: &[Draw], ends: Vec<u64>) -> Vec<DatasetPart> {
-    let part = |(place, end): (usize, u64)| {
-        let mut own = draws.iter().filter(|draw| draw.dataset == place);
+    let part = |(dataset_index, cursor_after): (usize, u64)| {
+        let mut own = draws.iter().filter(|draw| draw.dataset == dataset_index);
         let epoch = own.next().map(|draw| draw.epoch);
-        DatasetPart { samples: own.count() as u64 + u64::from(epoch.is_some()), epoch, end }
+        DatasetPart { samples: own.count() as u64 + u64::from(epoch.is_some()), epoch, cursor_after }
     };
     ends.into_iter().enumerate().map(part).collect()
 }

@@ -29,7 +29,7 @@ pub fn enter(state: &mut TrainState, config: &RunConfig, position: &StagePositio
     let vocabulary = state.parameters.architecture().vocabulary();
     let architecture = Architecture::of_run(config, position.stage.depth(&config.model), vocabulary);
     growth::grow(state, architecture, &position.stage.growth)?;
-    state.stages.history = LossHistory::default();
+    state.stages.losses = LossHistory::default();
     state.stages.spikes.start_stage();
     state.stages.plateau = PlateauTracker::default();
     if position.stage.restart_optimizer {

@@ -129,7 +129,7 @@ pub fn evaluate(
         let vote = Vote { directive, unread: batch.is_err(), ..Vote::default() };
         let (agreed, _) = agreement::all_reduce_votes(collective, &mut [], vote, RankStats::default())?;
         let batch = match batch {
-            Ok(batch) if agreed.unread == 0 => batch,
+            Ok(batch) if agreed.unreadable_ranks == 0 => batch,
             unread => return Ok(EvalOutcome::Unreadable(unread.err())),
         };
         if agreed.directive == Directive::CheckpointAndStop {

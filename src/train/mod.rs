@@ -74,12 +74,22 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
     }
     let teacher = checkpoint::read_teacher(session, &datasets)?;
     let (state, origin) = checkpoint::resume(session, group, &datasets, teacher.as_ref())?;
-    let loaded = origin.checkpoint.clone();
+    let loaded_checkpoint = origin.checkpoint.clone();
     let saver = Saver::new(session, &datasets, &state, origin)?;
     let (datasets, teacher) = (&datasets, teacher.as_ref());
     let evaluates_start = state.step == 0 && session.config.evaluation.at_start;
-    let mut attempt =
-        Attempt { session, group, reducer, datasets, teacher, budgets, saver, state, loaded, evaluates_start };
+    let mut attempt = Attempt {
+        session,
+        group,
+        reducer,
+        datasets,
+        teacher,
+        budgets,
+        saver,
+        state,
+        loaded_checkpoint,
+        evaluates_start,
+    };
     // Failures are reported before anything is dropped, which can block or abort after the failure of a GPU.
     attempt.train().map_err(|error| session.report_failure(error))
 }
@@ -96,7 +106,7 @@ struct Attempt<'a> {
     saver: Saver<'a>,
     state: TrainState,
     /// Name of the loaded checkpoint.
-    loaded: Option<String>,
+    loaded_checkpoint: Option<String>,
     /// True if the losses before the first step are not measured yet, but `evaluation.at_start` requests them.
     evaluates_start: bool,
 }
@@ -114,7 +124,7 @@ impl<'a> Attempt<'a> {
             }
         }
         if self.state.step > 0 {
-            self.saver.complete(self.group, &self.state)?;
+            self.saver.save_and_wait(self.group, &self.state)?;
         }
         Ok(self.finish(TrainOutcome::Done))
     }
@@ -130,7 +140,7 @@ impl<'a> Attempt<'a> {
         // At step 0 no checkpoint is needed. The weights are newly initialized, or they are from a checkpoint of
         // another run.
         if self.must_grow(&position) && self.state.step > 0 {
-            self.saver.complete(self.group, &self.state)?;
+            self.saver.save_and_wait(self.group, &self.state)?;
             // Growing the model is slow.
             if self.session.agree_on_stop(self.group)? {
                 return self.stop().map(Some);
@@ -185,7 +195,14 @@ impl<'a> Attempt<'a> {
         self.saver.push(&mut record)?;
         report(session, &self.state, record);
         if let GuardVerdict::Rollback(plan) = verdict {
-            rollback::end_attempt(session, self.group, &mut self.saver, mixture, self.loaded.as_deref(), plan)?;
+            rollback::end_attempt(
+                session,
+                self.group,
+                &mut self.saver,
+                mixture,
+                self.loaded_checkpoint.as_deref(),
+                plan,
+            )?;
             return Ok(StepEnd::Attempt(TrainOutcome::RolledBack));
         }
         inject_faults(session, &mut self.state);
@@ -207,7 +224,7 @@ impl<'a> Attempt<'a> {
         if stops && self.position().is_some() {
             return self.stop().map(StepEnd::Attempt);
         }
-        if self.saver.is_due(self.state.step, directive != Directive::Continue) || ends || has_best_loss {
+        if self.saver.update_due(self.state.step, directive != Directive::Continue) || ends || has_best_loss {
             self.saver.save(self.group, &self.state)?;
         }
         Ok(if ends { StepEnd::NextStage } else { StepEnd::NextStep })
@@ -221,9 +238,9 @@ impl<'a> Attempt<'a> {
 
     /// Saves a checkpoint and ends the attempt after a stop request.
     fn stop(&mut self) -> Result<TrainOutcome, Error> {
-        self.saver.stop();
+        self.saver.start_stop_limit();
         if self.state.step > 0 {
-            self.saver.complete(self.group, &self.state)?;
+            self.saver.save_and_wait(self.group, &self.state)?;
         }
         Ok(self.finish(TrainOutcome::Stopped))
     }
@@ -244,7 +261,7 @@ impl<'a> Attempt<'a> {
         let stage = self.open(StagePosition { done: last.done + 1, ..last })?;
         let end = stage.evaluate(&mut self.state, self.group, &mut self.saver)?;
         if end != EvaluationEnd::StopRequested {
-            self.saver.renew(self.group, &self.state)?;
+            self.saver.resave_and_wait(self.group, &self.state)?;
         }
         Ok(end)
     }
@@ -274,7 +291,7 @@ impl<'a> Attempt<'a> {
             let stopped = outcome == TrainOutcome::Stopped;
             self.session.control.report_event(EventKind::Finished { step: self.state.step, stopped });
         }
-        self.saver.finish();
+        self.saver.wait_for_pruning();
         outcome
     }
 }

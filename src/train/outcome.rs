@@ -12,7 +12,7 @@ use crate::state::TrainState;
 pub struct StepOutcome {
     pub stage: String,
     /// Number of steps completed before this step.
-    pub before: u64,
+    pub steps_before: u64,
     /// Largest epoch of the first samples of the datasets.
     pub epoch: u64,
     /// Number of samples in the global batch.
@@ -47,9 +47,9 @@ impl StepOutcome {
     /// Asks the divergence guard for a verdict, and updates the counters of `state`. The optimizer has
     /// already updated the weights, unless the loss or the norm is not finite. A rollback discards this
     /// update, so it leaves the counters unchanged.
-    pub fn conclude(&self, state: &mut TrainState, guard: &Guard) -> GuardVerdict {
+    pub fn judge_and_count(&self, state: &mut TrainState, guard: &Guard) -> GuardVerdict {
         let StepSamples { mixture, samples, skipped, .. } = &self.drawn;
-        let verdict = state.stages.history.judge(guard, self.before, samples.clone(), self.loss(), self.norm);
+        let verdict = state.stages.losses.judge(guard, self.steps_before, samples.clone(), self.loss(), self.norm);
         match verdict {
             GuardVerdict::Rollback(_) => return verdict,
             GuardVerdict::Apply => {
@@ -63,7 +63,7 @@ impl StepOutcome {
             }
         }
         let is_applied = verdict == GuardVerdict::Apply;
-        state.stages.history.add(guard, self.before, samples.clone(), is_applied.then(|| self.loss()));
+        state.stages.losses.add(guard, self.steps_before, samples.clone(), is_applied.then(|| self.loss()));
         state.stages.spikes.add(self.loss(), self.norm);
         state.step += 1;
         sample_position::advance(state, &self.drawn);

@@ -31,7 +31,7 @@ pub fn end_attempt(
     // Use the timeout of the save phase, because rank 0 writes to the store while the other ranks wait.
     session.control.set_phase(WorkerPhase::Save);
     // Finish the save in flight. This save has an earlier state, from which the next attempt may resume.
-    saver.settle(collective)?;
+    saver.wait_for_save(collective)?;
     let written = match session.is_first() {
         true => write_record(session, saver, mixture, loaded, plan).map(Some),
         false => Ok(None),
@@ -123,7 +123,7 @@ pub fn save_after_failed_read(
     error: Option<DatasetError>,
 ) -> Error {
     if state.step > 0
-        && let Err(failed) = saver.complete(collective, state)
+        && let Err(failed) = saver.save_and_wait(collective, state)
     {
         return failed;
     }

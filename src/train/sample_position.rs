@@ -30,11 +30,11 @@ impl StepSamples {
     pub fn of(mixture: &Mixture, batch: &GlobalBatch) -> Self {
         let parts = || mixture.datasets().iter().zip(&batch.datasets);
         let position =
-            |(dataset, part): (&Arc<Dataset>, &DatasetPart)| (dataset.manifest_sha256().to_owned(), part.end);
+            |(dataset, part): (&Arc<Dataset>, &DatasetPart)| (dataset.manifest_sha256().to_owned(), part.cursor_after);
         let samples = batch.lengths.len().max(1) as f64;
         let stats = |(dataset, part): (&Arc<Dataset>, &DatasetPart)| DatasetStats {
             share: part.samples as f64 / samples,
-            epochs: part.end as f64 / dataset.rows().max(1) as f64,
+            epochs: part.cursor_after as f64 / dataset.rows().max(1) as f64,
         };
         let datasets = match mixture.is_single() {
             true => BTreeMap::new(),
@@ -57,11 +57,11 @@ impl StepSamples {
 
 /// Returns the position of a mixture after the steps so far. A dataset continues where the stages before ended.
 pub fn resume(state: &TrainState, mixture: &Mixture, seed: u64) -> MixturePosition {
-    let drawn = |dataset: &Arc<Dataset>| state.cursors.get(dataset.manifest_sha256()).copied().unwrap_or(0);
+    let drawn = |dataset: &Arc<Dataset>| state.dataset_cursors.get(dataset.manifest_sha256()).copied().unwrap_or(0);
     if mixture.is_single() {
         return MixturePosition { next: drawn(&mixture.datasets()[0]), drawn_by_others: Vec::new() };
     }
-    let next = state.mixtures.get(mixture.id()).copied().unwrap_or(0);
+    let next = state.mixture_cursors.get(mixture.id()).copied().unwrap_or(0);
     let taken = mixture.order(seed).taken(next);
     let others = mixture.datasets().iter().zip(taken).map(|(dataset, taken)| drawn(dataset).saturating_sub(taken));
     MixturePosition { next, drawn_by_others: others.collect() }
@@ -69,8 +69,8 @@ pub fn resume(state: &TrainState, mixture: &Mixture, seed: u64) -> MixturePositi
 
 /// Advances the cursors of `state` past the samples of a step.
 pub fn advance(state: &mut TrainState, drawn: &StepSamples) {
-    state.cursors.extend(drawn.positions.clone());
+    state.dataset_cursors.extend(drawn.positions.clone());
     if !drawn.is_single() {
-        state.mixtures.insert(drawn.mixture.clone(), drawn.samples.end);
+        state.mixture_cursors.insert(drawn.mixture.clone(), drawn.samples.end);
     }
 }

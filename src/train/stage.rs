@@ -80,7 +80,7 @@ impl<'a> StageRun<'a> {
     ) -> Result<Self, Error> {
         let config = &session.config;
         let mixture = &datasets.stages[position.index];
-        state.stages.mixture = Some(mixture.id().to_owned());
+        state.stages.mixture_id = Some(mixture.id().to_owned());
         let skipped = |id: &str| state.skipped.by_source.get(id).cloned().unwrap_or_default();
         let manifests = mixture.datasets().iter().map(|dataset| dataset.manifest_sha256());
         let source = SampleSource {
@@ -138,8 +138,8 @@ impl<'a> StageRun<'a> {
     pub fn freeze(&self, state: &mut TrainState) {
         let (growth, done) = (&self.position.stage.growth, self.done(state));
         if done == self.position.done || done == growth.new_layers_only {
-            let is_frozen = |spec: &ParamSpec| objectives::is_head_frozen(spec.head, &self.session.config.objective);
-            growth::freeze(&mut state.parameters, growth, state.stages.grown_from, done, is_frozen);
+            let is_unused = |spec: &ParamSpec| objectives::is_head_frozen(spec.head, &self.session.config.objective);
+            growth::freeze(&mut state.parameters, growth, state.stages.grown_from, done, is_unused);
         }
     }
 
@@ -160,7 +160,8 @@ impl<'a> StageRun<'a> {
         let has_no_samples = unread.is_some();
         let pass = GradientPass { session, objective: &self.objective, batch: &batch, dropout, has_no_samples };
         let mut clock = PhaseClock::start(&*session.kernels)?;
-        let stats = pass.gradient(state, collective, reducer, &mut clock).map_err(|error| self.explain(error))?;
+        let stats =
+            pass.gradient(state, collective, reducer, &mut clock).map_err(|error| self.as_memory_error(error))?;
 
         session.control.set_phase(WorkerPhase::Step);
         let updating = span!("update");
@@ -168,7 +169,7 @@ impl<'a> StageRun<'a> {
         let settings = session.config.optimizer.of_stage(self.position.stage.learning_rate);
         let mut ranks = UpdateRanks { session, reducer, clock: &mut clock };
         let updated =
-            optim::update(state, &settings, learning_rate, &mut ranks).map_err(|error| self.explain(error))?;
+            optim::update(state, &settings, learning_rate, &mut ranks).map_err(|error| self.as_memory_error(error))?;
         clock.end(Phase::Optimizer)?;
         // Reads the results of the step from the device, which waits for all its phases.
         let GradientResult { totals, norm, noise } = stats.fetch(state, batch.lengths.len() as u64, &updated.norm)?;
@@ -189,7 +190,7 @@ impl<'a> StageRun<'a> {
         let (agreement, totals, ranks) = self.agree(collective, &totals, saver, has_no_samples, stats)?;
         drop(agreeing);
         communication += watch.lap();
-        if agreement.unread > 0 {
+        if agreement.unreadable_ranks > 0 {
             if session.is_first() {
                 session.control.put_back(agreement.directive);
             }
@@ -197,7 +198,7 @@ impl<'a> StageRun<'a> {
         }
         let outcome = StepOutcome {
             stage: self.position.stage.name.clone(),
-            before: state.step,
+            steps_before: state.step,
             epoch: batch.epoch(),
             samples: batch.lengths.len() as u64,
             tokens: batch.tokens(),
@@ -208,7 +209,7 @@ impl<'a> StageRun<'a> {
             totals,
             norm,
         };
-        let verdict = outcome.conclude(state, &session.config.guard);
+        let verdict = outcome.judge_and_count(state, &session.config.guard);
         let seconds = data_wait + rest_of_step.lap();
         let times =
             StepTimes { seconds, data_wait, forward_backward, communication, optimizer, ..StepTimes::default() };
@@ -269,13 +270,13 @@ impl<'a> StageRun<'a> {
             return Directive::Continue;
         }
         match self.session.control.take_directive() {
-            Directive::Continue if saver.is_overdue() => Directive::Checkpoint,
+            Directive::Continue if saver.is_due_by_time() => Directive::Checkpoint,
             directive => directive,
         }
     }
 
     /// Converts an out-of-memory error to [`Error::Memory`], which lists the settings that reduce memory use.
-    fn explain(&self, error: Error) -> Error {
+    fn as_memory_error(&self, error: Error) -> Error {
         let StagePosition { stage, index, .. } = self.position;
         let objective = stage.objective.of(&self.session.config.objective);
         let requested = if let Error::Torch(failed) = &error { failed.memory() } else { None };

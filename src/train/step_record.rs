@@ -42,7 +42,7 @@ pub fn record(outcome: &StepOutcome, state: &TrainState, measured: StepMeasureme
     let busy: Vec<f64> = ranks.iter().map(|rank| rank.busy).collect();
     let gpus: Vec<GpuSample> = ranks.iter().map(|rank| rank.gpu).collect();
     StepRecord {
-        step: outcome.before + 1,
+        step: outcome.steps_before + 1,
         stage: outcome.stage.clone(),
         epoch: outcome.epoch,
         mixture: outcome.drawn.datasets.clone(),

@@ -107,7 +107,7 @@ impl Session {
 
     /// If the lease is lost, returns the error of the lost lease in place of a write error. Adds the name of the GPU to
     /// the error of a failed GPU.
-    fn explain(&self, error: Error) -> Error {
+    fn with_root_cause(&self, error: Error) -> Error {
         if let Some(gpu) = &self.gpu {
             // After a failed all-reduce, the GPU may compute forever.
             let kernels = Arc::clone(&self.kernels);
@@ -153,7 +153,7 @@ impl Session {
         if self.control.has_failed() {
             return error;
         }
-        let error = self.explain(error);
+        let error = self.with_root_cause(error);
         self.control.fail(error::chain(&error), error.failure_kind(), error.missing_ranks());
         self.control.flush();
         if matches!(error, Error::Collective(_) | Error::GpuLost { .. }) {

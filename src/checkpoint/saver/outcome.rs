@@ -8,7 +8,7 @@ use crate::checkpoint::commit::SaveOutcome;
 use crate::checkpoint::save::{Save, SaveState};
 use crate::checkpoint::time_limit::{self, SaveTiming};
 use crate::error::Error;
-use crate::worker::agreement::{self, Decision};
+use crate::worker::agreement::{self, SaveDecision};
 
 impl Saver<'_> {
     /// Warns about a slow save, long before the time limit ends the run. Names the ranks
@@ -36,16 +36,16 @@ impl Saver<'_> {
     }
 
     /// Ends the save with `decision`. All ranks call this function with the same decision.
-    pub(super) fn conclude(&mut self, collective: &mut dyn Group, decision: Decision) -> Result<(), Error> {
+    pub(super) fn conclude(&mut self, collective: &mut dyn Group, decision: SaveDecision) -> Result<(), Error> {
         let Some(save) = self.save.take() else { return Ok(()) };
-        if decision == Decision::Committed {
+        if decision == SaveDecision::Committed {
             self.take_commit(save);
             return Ok(());
         }
         self.schedule.add_failure(save.began);
         let Save { writer, manifest, state, .. } = save;
         let outcome = self.take_failure(state);
-        if decision == Decision::Failed {
+        if decision == SaveDecision::Failed {
             if let Some(SaveOutcome::Failed(why)) = outcome {
                 self.warn(writer.name(), &why);
             }
@@ -65,7 +65,7 @@ impl Saver<'_> {
             let event = EventKind::Checkpoint { name: name.clone(), step, seconds: stall, written };
             self.session.control.report_event(event);
         }
-        self.history.commit(name, manifest);
+        self.known.commit(name, manifest);
     }
 
     /// Restores the records of a failed save, and returns its outcome; `None` on ranks that do not know it.

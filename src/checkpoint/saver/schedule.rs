@@ -42,14 +42,14 @@ impl SaveSchedule {
     }
 
     /// Returns true if a save is due after `step`, or was due earlier and has not begun.
-    pub fn is_due(&mut self, step: u64, wanted: bool) -> bool {
+    pub fn update_due(&mut self, step: u64, is_requested: bool) -> bool {
         let every = self.settings.every_steps;
-        self.due |= wanted || every > 0 && step.is_multiple_of(every) && !self.retry_state.has_failed();
+        self.due |= is_requested || every > 0 && step.is_multiple_of(every) && !self.retry_state.has_failed();
         self.due
     }
 
     /// Returns true if the interval, or the backoff after a failure, has elapsed.
-    pub fn is_overdue(&self) -> bool {
+    pub fn is_due_by_time(&self) -> bool {
         let minutes = self.settings.every_minutes;
         let interval = minutes > 0.0 && self.time_since(self.last_save) >= duration::minutes(minutes);
         if self.retry_state.has_failed() { self.retry_state.is_due(self.clock.now()) } else { interval }
@@ -83,7 +83,7 @@ impl SaveSchedule {
     }
 
     /// Starts the time limit of saves before a stop. Later calls have no effect.
-    pub fn stop(&mut self) {
+    pub fn start_stop_limit(&mut self) {
         let now = self.clock.now();
         self.stopping.get_or_insert(now);
     }
@@ -134,9 +134,9 @@ mod tests {
     #[test]
     fn a_save_stays_due_until_it_begins() {
         let mut schedule = schedule(5, 0.0);
-        assert!(!schedule.is_due(4, false) && schedule.is_due(5, false) && schedule.is_due(6, false));
+        assert!(!schedule.update_due(4, false) && schedule.update_due(5, false) && schedule.update_due(6, false));
         schedule.begin();
-        assert!(!schedule.is_due(7, false) && schedule.is_due(8, true));
+        assert!(!schedule.update_due(7, false) && schedule.update_due(8, true));
     }
 
     #[test]
@@ -144,7 +144,7 @@ mod tests {
         let mut schedule = schedule(5, 0.0);
         (0..6).for_each(|_| schedule.add_failure(Duration::ZERO));
         assert_eq!(schedule.retry_pause().as_secs(), 32);
-        schedule.stop();
+        schedule.start_stop_limit();
         assert_eq!(schedule.retry_pause(), MAX_STOP_BACKOFF);
     }
 
@@ -155,22 +155,22 @@ mod tests {
         config.checkpoint.give_up_minutes = 5.0;
         let mut schedule = SaveSchedule::new(&config);
         let began = schedule.begin();
-        schedule.stop();
+        schedule.start_stop_limit();
         schedule.clock.insert_gap(Duration::from_secs(3600));
         assert_eq!(schedule.timing(began), SaveTiming::InTime);
         let failing = schedule.retry_state.failing_for(began, schedule.clock.now());
-        assert!(failing < Duration::from_secs(60) && !schedule.is_overdue(), "{failing:?}");
+        assert!(failing < Duration::from_secs(60) && !schedule.is_due_by_time(), "{failing:?}");
     }
 
     #[test]
     fn after_a_failure_the_backoff_replaces_the_interval() {
         let mut schedule = schedule(5, 1e-9);
         std::thread::sleep(Duration::from_millis(1));
-        assert!(schedule.is_overdue());
+        assert!(schedule.is_due_by_time());
         let began = schedule.begin();
         schedule.add_failure(began);
-        assert!(!schedule.is_overdue() && !schedule.is_due(10, false));
+        assert!(!schedule.is_due_by_time() && !schedule.update_due(10, false));
         schedule.clear_failures();
-        assert!(schedule.is_due(10, false));
+        assert!(schedule.update_due(10, false));
     }
 }

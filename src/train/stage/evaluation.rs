@@ -55,7 +55,7 @@ impl StageRun<'_> {
         }
         let StagePosition { stage, index, .. } = self.position;
         let done = self.done(state);
-        let is_flat = stage.plateau.is_some_and(|plateau| state.stages.plateau.is_flat(&plateau, loss));
+        let is_flat = stage.plateau.is_some_and(|plateau| state.stages.plateau.add_loss(&plateau, loss));
         if is_flat && !self.is_complete(state) {
             state.stages.early_stops.insert(index, done);
             if self.session.is_first() {
@@ -79,7 +79,7 @@ impl StageRun<'_> {
             let Some(evaluation) = self.measure(state, collective, saver)? else {
                 return Ok(EvaluationEnd::StopRequested);
             };
-            saver.push_start(&evaluation)?;
+            saver.push_initial_evaluation(&evaluation)?;
             if self.session.is_first() {
                 self.session.control.report_event(EventKind::Evaluation(evaluation));
             }
