@@ -106,8 +106,8 @@ impl EngineState {
         serde_json::from_value(manifest.state.clone()).map_err(fault)
     }
 
-    /// Returns the stages that ended early at a plateau. If the last stage of the checkpoint has no `plateau` in `config`, it is
-    /// not one of them: the run continues in it.
+    /// Returns the stages that ended early at a plateau. Omits the checkpoint's stage if `config` has no `plateau` for it
+    /// any more, so that the run continues in it.
     pub fn early_stops(&self, config: &RunConfig, manifest: &Manifest) -> EarlyStops {
         timeline::without_removed_plateau(config, self.early_stops.clone(), manifest.stage)
     }

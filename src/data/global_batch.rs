@@ -62,7 +62,7 @@ impl GlobalBatch {
         self.lengths.iter().map(|length| u64::from(*length)).sum()
     }
 
-    /// Largest epoch of the first samples of the datasets.
+    /// Epoch of the first sample of each dataset in the batch; the largest of them.
     pub fn epoch(&self) -> u64 {
         self.datasets.iter().filter_map(|part| part.epoch).max().unwrap_or(0)
     }

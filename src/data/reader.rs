@@ -164,8 +164,8 @@ impl BatchReader {
         (draws, number)
     }
 
-    /// Reads and masks the samples `own_draws`, and returns them in order. Keeps the row groups before the positions `ends`
-    /// of the datasets.
+    /// Reads and masks the samples `own_draws`, and returns them in order. Then keeps only the row groups in the window of
+    /// the last sample before each position in `ends`.
     fn gather(&mut self, own_draws: &[Draw], ends: &[u64], threads: usize) -> Result<Vec<MaskedSample>, DatasetError> {
         let source = &self.source;
         let mut ordered: Vec<Option<MaskedSample>> = own_draws.iter().map(|_| None).collect();

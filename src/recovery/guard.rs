@@ -97,8 +97,9 @@ impl LossHistory {
         known.then(|| mean + (guard.loss_band * deviation).max(MIN_BAND * mean))
     }
 
-    /// Plans a rollback of the last `bad` steps and of the `batches_before` steps before them. The earlier steps are
-    /// included because a harmful update becomes visible only in the loss of the next batch.
+    /// Plans a rollback of the current step, the `bad` non-finite steps before it, and the `batches_before` steps before
+    /// those. These earlier steps are included because a harmful update becomes visible only in the loss of the next
+    /// batch.
     fn rollback_plan(
         &self,
         guard: &Guard,

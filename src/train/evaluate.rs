@@ -49,7 +49,8 @@ impl EvalRequest {
     }
 }
 
-/// Describes what the total loss of a run on the held-out dataset measures: dataset, samples, masks, and weights of the losses.
+/// Identifies what the held-out loss measures: dataset, samples, masks and loss weights. Losses are comparable only if
+/// these texts are equal.
 pub fn measured(config: &RunConfig, dataset: &Dataset) -> String {
     let objective = config.evaluation_objective();
     let losses = objectives::losses(&objective);

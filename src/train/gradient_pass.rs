@@ -25,7 +25,7 @@ use crate::worker::trace::span;
 pub struct GradientPass<'a> {
     pub session: &'a Session,
     pub objective: &'a Objective,
-    /// Shard of the global batch that this rank computes.
+    /// Global batch, with the micro-batches of this rank.
     pub batch: &'a GlobalBatch,
     pub dropout: Key,
     /// True if this rank could not read its samples. In that case, no rank updates its weights.

@@ -90,7 +90,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
         loaded_checkpoint,
         evaluates_start,
     };
-    // Failures are reported before anything is dropped, which can block or abort after the failure of a GPU.
+    // Report the failure first. After a GPU failure, dropping these values can block forever or abort the process.
     attempt.train().map_err(|error| session.report_failure(error))
 }
 

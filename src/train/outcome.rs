@@ -13,7 +13,7 @@ pub struct StepOutcome {
     pub stage: String,
     /// Number of steps completed before this step.
     pub steps_before: u64,
-    /// Largest epoch of the first samples of the datasets.
+    /// Epoch of the first sample of each dataset in the batch; the largest of them.
     pub epoch: u64,
     /// Number of samples in the global batch.
     pub samples: u64,

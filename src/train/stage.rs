@@ -133,8 +133,8 @@ impl<'a> StageRun<'a> {
         self.done(state) >= self.position.stage.steps
     }
 
-    /// Freezes heads that no loss trains. Freezes or unfreezes the layers that existed before the growth, as the growth settings
-    /// of the stage require for the next step.
+    /// Updates the set of frozen parameters: heads that no loss trains and, during the first `growth.new_layers_only`
+    /// steps, everything but the new layers. Does nothing in steps in which the set stays the same.
     pub fn freeze(&self, state: &mut TrainState) {
         let (growth, done) = (&self.position.stage.growth, self.done(state));
         if done == self.position.done || done == growth.new_layers_only {

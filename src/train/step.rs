@@ -166,8 +166,8 @@ fn gradients(
     })
 }
 
-/// Calls `run` for each pass. Draws of tokens depend on `key`. The arguments are the pass, its input, the index of its first loss, and true if a later
-/// pass may read its output. `run` returns the output of the pass.
+/// Calls `run(pass, input, first_loss, is_read)` for each pass in order. `first_loss` is the index of its first loss.
+/// `is_read` is true if a later pass may read the output that `run` returns. `key` determines drawn tokens.
 fn each_pass(
     objective: &Objective,
     input: &Input,
@@ -180,7 +180,7 @@ fn each_pass(
         let replaced = pass.replaced_input(input, &outputs, key);
         let is_read = number + 1 < objective.passes().len();
         if !is_read {
-            // The input of the last pass has all that it needs of them.
+            // The input of the last pass is complete, so earlier outputs can be freed.
             outputs.clear();
         }
         outputs.extend(run(pass, replaced.as_ref().unwrap_or(input), first_loss, is_read));

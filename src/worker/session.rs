@@ -146,9 +146,9 @@ impl Session {
         agreement::broadcast(collective, &(self.is_first() && self.control.stop_is_requested()))
     }
 
-    /// Reports the failure that ends this attempt, unless it was reported before. Returns it, explained. Call this before values
-    /// are dropped: while a GPU computes an all-reduce that cannot be aborted, or a file system hangs, that can block forever. In
-    /// this case, this process exits after 10 s.
+    /// Reports the failure that ends this attempt, unless one was reported before. Returns the error with its root cause.
+    /// Call this before dropping values: a drop can block forever while a GPU runs an all-reduce that cannot be aborted or
+    /// a file system hangs. The process then exits after 10 s.
     pub fn report_failure(&self, error: Error) -> Error {
         if self.control.has_failed() {
             return error;

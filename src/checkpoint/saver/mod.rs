@@ -62,7 +62,7 @@ pub struct Saver<'a> {
     /// The save in progress.
     save: Option<Save>,
     schedule: SaveSchedule,
-    /// True if training waits until a checkpoint is saved: at the end, at a stop, or after a change of the state.
+    /// True while training is blocked until a checkpoint is committed ([`Saver::save_and_wait`]).
     blocks: bool,
     known: KnownCheckpoints,
     /// Deletes old checkpoints, on rank 0.

@@ -67,8 +67,8 @@ impl StageRun<'_> {
         Ok(EvaluationEnd::Done { is_best })
     }
 
-    /// Measures the held-out losses before the first step. They decide about nothing: no checkpoint has these weights.
-    /// A stop request cancels the evaluation.
+    /// Measures the held-out losses before the first step. They affect neither plateaus nor the best checkpoint, because
+    /// no checkpoint has these weights.
     pub fn evaluate_start(
         &self,
         state: &TrainState,
@@ -117,7 +117,7 @@ impl StageRun<'_> {
                     None => first = Some(evaluation),
                     Some(first) => drop(first.extra.insert(name.to_owned(), evaluation.into())),
                 },
-                // An extra dataset decides about nothing, so training goes on without it.
+                // Extra datasets affect no decision, so training continues without this loss.
                 EvalOutcome::Unreadable(unread) if first.is_some() => {
                     if let Some(error) = unread {
                         let why = error::chain(&error);
