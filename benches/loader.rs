@@ -24,7 +24,7 @@ use lambert_config::run::{FaultInjection, Objective, Stage};
 use lambert_dataset::Dataset;
 use lambert_plan::memory;
 use lambert_worker::data::reader::BatchReader;
-use lambert_worker::data::{BatchRequest, Loader, LoaderOptions, Mixture, Position, SampleSource};
+use lambert_worker::data::{BatchRequest, Loader, LoaderOptions, Mixture, MixturePosition, SampleSource};
 use lambert_worker::recovery::skipped_samples::SkippedSamples;
 use samples::Shape;
 
@@ -94,7 +94,7 @@ fn source(dataset: &Arc<Dataset>) -> SampleSource {
 }
 
 fn options(batch: usize, world: usize, arguments: &Arguments) -> LoaderOptions {
-    let (position, skipped, max_threads) = (Position::default(), SkippedSamples::default(), arguments.threads);
+    let (position, skipped, max_threads) = (MixturePosition::default(), SkippedSamples::default(), arguments.threads);
     LoaderOptions {
         position,
         skipped,

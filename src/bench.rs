@@ -17,7 +17,7 @@ use lambert_plan::memory;
 use lambert_plan::memory::fit::{self, GpuBudget};
 use lambert_plan::muon::UpdateWork;
 
-use crate::data::{BatchRequest, Loader, LoaderOptions, MicroBatch, Mixture, Position, SampleSource};
+use crate::data::{BatchRequest, Loader, LoaderOptions, MicroBatch, Mixture, MixturePosition, SampleSource};
 use crate::error::Error;
 use crate::gpu::{ComputeDevice, Gpu};
 use crate::kernels::Kernels;
@@ -144,7 +144,7 @@ fn loader(
     let phrases = phrases(config, &mixture)?;
     let source = SampleSource { mixture, objective, phrases, seed, shuffle: true, fault_injection };
     let options = LoaderOptions {
-        position: Position::default(),
+        position: MixturePosition::default(),
         skipped: SkippedSamples::default(),
         skipped_shards: Vec::new(),
         micro_batch_tokens: stage.micro_batch_tokens.on_cpu(),

@@ -201,7 +201,7 @@ fn a_stopped_rank_is_detected_and_the_run_resumes() {
 }
 
 /// Waits until the run status contains `word`.
-fn until(run: &str, word: &str) {
+pub fn until(run: &str, word: &str) {
     let start = Instant::now();
     while !std::fs::read_to_string(Path::new(run).join("status.json")).unwrap_or_default().contains(word) {
         assert!(start.elapsed() < Duration::from_secs(120), "no {word:?} in the status of {run}");

@@ -14,7 +14,7 @@ use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
 use lambert_worker::data::order::{EpochOrder, WINDOW};
 use lambert_worker::data::reader::BatchReader;
-use lambert_worker::data::{BatchRequest, GlobalBatch, LoaderOptions, Mixture, Position, SampleSource};
+use lambert_worker::data::{BatchRequest, GlobalBatch, LoaderOptions, Mixture, MixturePosition, SampleSource};
 use lambert_worker::recovery::skipped_samples::SkippedSamples;
 use samples::Shape;
 
@@ -40,7 +40,7 @@ fn reader(dataset: &Arc<Dataset>, shuffle: bool) -> BatchReader {
 }
 
 fn options(rank: usize, world: usize) -> LoaderOptions {
-    let (position, skipped) = (Position::default(), SkippedSamples::default());
+    let (position, skipped) = (MixturePosition::default(), SkippedSamples::default());
     LoaderOptions {
         position,
         skipped,

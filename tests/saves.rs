@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::coordinator::until;
 use crate::support::preload::BlockingFsync;
 use crate::support::{Ended, Running, TestDir, assert_same_bits, checkpoints, wait_for_no_workers};
 use lambert_store::{Store, checkpoint};
@@ -198,6 +199,31 @@ fn an_evaluation_interrupted_by_a_stop_runs_at_the_next_start() {
     };
     assert_eq!(losses(&resumed.log), losses(&undisturbed.log));
     assert_same_bits(&reference, &url);
+}
+
+/// There is nothing to save before the first step. The next start must run the evaluation again.
+#[test]
+fn a_stop_during_the_evaluation_before_the_first_step_ends_at_once() {
+    let dir = TestDir::new();
+    let (url, config) = (dir.path("run"), dir.config(ENDLESS, 2));
+    let data = format!("evaluation.data={}", dir.path("data/train"));
+    // A command takes up to two seconds to reach a rank. With this model, the evaluation takes longer.
+    let model = ["model.layers=6", "model.hidden=256", "model.intermediate=1024"];
+    let more = sets(&[&[&*data, "evaluation.samples=0", "evaluation.at_start=true"], &model[..]].concat());
+    let more: Vec<&str> = more.iter().map(String::as_str).collect();
+    let running = Running::start_with(&config, &url, &more);
+    until(&url, "\"evaluating\"");
+    running.kill_coordinator("-TERM");
+    let ended = running.end_within(LONGEST_END);
+    assert_eq!((ended.code, ended.records.len()), (Some(75), 0), "{}", ended.log);
+    assert!(!ended.log.contains("evaluation at step"), "{}", ended.log);
+    assert!(checkpoints(&url).is_empty());
+    let mut resumed = Running::start_with(&config, &url, &more);
+    resumed.reach(1);
+    resumed.kill_coordinator("-TERM");
+    let resumed = resumed.end();
+    assert_eq!(resumed.code, Some(75), "{}", resumed.log);
+    assert!(resumed.log.contains("evaluation at step 0: "), "{}", resumed.log);
 }
 
 /// Waits until there is a checkpoint to resume from.

@@ -13,7 +13,8 @@ use lambert_worker::optim;
 use lambert_worker::recovery::guard::GuardVerdict;
 use lambert_worker::stages;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
-use lambert_worker::train::outcome::{StepOutcome, StepSamples};
+use lambert_worker::train::outcome::StepOutcome;
+use lambert_worker::train::sample_position::StepSamples;
 
 const STEPS: u64 = 40;
 
@@ -56,8 +57,8 @@ fn relative_update_sizes(config: &RunConfig) -> (Vec<f64>, u64) {
                 .unwrap();
         let drawn =
             StepSamples { mixture: "data".into(), samples: state.step..state.step + 1, ..StepSamples::default() };
-        let outcome = StepOutcome { before: state.step, drawn, norm, ..StepOutcome::default() };
-        assert_eq!(outcome.conclude(&mut state, &config.guard), GuardVerdict::Apply);
+        let outcome = StepOutcome { steps_before: state.step, drawn, norm, ..StepOutcome::default() };
+        assert_eq!(outcome.judge_and_count(&mut state, &config.guard), GuardVerdict::Apply);
         let after = state.read(Buffer::Weights, 0..before.len());
         let squares = after.iter().zip(&before).map(|(after, before)| f64::from(after - before).powi(2));
         relative_update_sizes.push((squares.sum::<f64>() / before.len() as f64).sqrt() / rate);

@@ -22,7 +22,7 @@ use lambert_data_prep::prep::{DEFAULT_MEMORY, PrepOptions, PrepStatus, run as pr
 use lambert_dataset::Dataset;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::flops;
-use lambert_worker::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, Mixture, Position, SampleSource};
+use lambert_worker::data::{BatchRequest, GlobalBatch, Loader, LoaderOptions, Mixture, MixturePosition, SampleSource};
 use lambert_worker::kernels::Host;
 use lambert_worker::recovery::skipped_samples::SkippedSamples;
 use lambert_worker::worker::matmul_peak;
@@ -119,7 +119,7 @@ fn batches(arguments: &Arguments, pair: Pair, folder: &Path, count: usize) -> (V
         fault_injection: FaultInjection::default(),
     };
     let batch = arguments.shape.batch();
-    let (position, skipped) = (Position::default(), SkippedSamples::default());
+    let (position, skipped) = (MixturePosition::default(), SkippedSamples::default());
     let options = LoaderOptions {
         position,
         skipped,

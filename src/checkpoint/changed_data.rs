@@ -17,22 +17,22 @@ pub fn forget_statistics(
     manifest: &Manifest,
     state: &mut TrainState,
 ) -> Option<String> {
-    let place = timeline::position(config, &state.stages.early_stops, state.step)?;
-    let mixture = mixtures.get(place.index)?;
-    let is_same = match &state.stages.mixture {
+    let position = timeline::position(config, &state.stages.early_stops, state.step)?;
+    let mixture = mixtures.get(position.index)?;
+    let is_same = match &state.stages.mixture_id {
         Some(id) => id == mixture.id(),
-        None if mixture.is_single() => state.cursors.contains_key(mixture.id()),
-        None => state.mixtures.contains_key(mixture.id()),
+        None if mixture.is_single() => state.dataset_cursors.contains_key(mixture.id()),
+        None => state.mixture_cursors.contains_key(mixture.id()),
     };
-    if is_same || place.done == 0 || state.stages.entered != Some(place.index) {
+    if is_same || position.done == 0 || state.stages.entered != Some(position.index) {
         return None;
     }
-    state.stages.history = LossHistory::default();
+    state.stages.losses = LossHistory::default();
     state.stages.spikes.start_stage();
     Some(format!(
         "stage.{}: its data have changed since {}: different datasets or weights, or datasets prepared again; each \
          dataset continues after the samples that were drawn from it",
-        place.index,
+        position.index,
         manifest.name()
     ))
 }

@@ -8,7 +8,7 @@ use super::pruner::Pruner;
 use super::records::RecordBatch;
 use crate::error::{self, Error};
 use crate::recovery::replicas::ReplicaMismatch;
-use crate::worker::agreement::Decision;
+use crate::worker::agreement::SaveDecision;
 use crate::worker::session::{self, Session};
 use crate::worker::trace::span;
 
@@ -33,7 +33,7 @@ pub struct Commit {
 }
 
 /// Outcome of a save.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SaveOutcome {
     /// The checkpoint is committed.
     Committed,
@@ -49,13 +49,13 @@ pub enum SaveOutcome {
 
 impl SaveOutcome {
     /// Decision that rank 0 broadcasts to the other ranks for this outcome.
-    pub fn decision(&self) -> Decision {
+    pub fn decision(&self) -> SaveDecision {
         match self {
-            Self::Committed => Decision::Committed,
-            Self::Failed(_) => Decision::Failed,
-            Self::ReplicasDiffer(_) => Decision::ReplicasDiffer,
-            Self::NotFinite(_) => Decision::NotFinite,
-            Self::Permanent(_) => Decision::Permanent,
+            Self::Committed => SaveDecision::Committed,
+            Self::Failed(_) => SaveDecision::Failed,
+            Self::ReplicasDiffer(_) => SaveDecision::ReplicasDiffer,
+            Self::NotFinite(_) => SaveDecision::NotFinite,
+            Self::Permanent(_) => SaveDecision::Permanent,
         }
     }
 }

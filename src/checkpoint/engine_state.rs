@@ -84,12 +84,12 @@ impl EngineState {
             skipped_updates: state.skipped.updates,
             skipped_samples: state.skipped.samples,
             skipped_by_dataset: state.skipped.by_source.clone(),
-            mixtures: state.mixtures.clone(),
-            history: state.stages.history.clone(),
+            mixtures: state.mixture_cursors.clone(),
+            history: state.stages.losses.clone(),
             spikes: state.stages.spikes.clone(),
             plateau: state.stages.plateau.clone(),
             early_stops: state.stages.early_stops.clone(),
-            stage_mixture: state.stages.mixture.clone(),
+            stage_mixture: state.stages.mixture_id.clone(),
             evaluation_pending: state.evaluation_pending,
             grown_from: state.stages.grown_from,
             teacher: None,
@@ -106,8 +106,8 @@ impl EngineState {
         serde_json::from_value(manifest.state.clone()).map_err(fault)
     }
 
-    /// Returns the stages that ended early at a plateau. If the last stage of the checkpoint has no `plateau` in `config`, it is
-    /// not one of them: the run continues in it.
+    /// Returns the stages that ended early at a plateau. Omits the checkpoint's stage if `config` has no `plateau` for it
+    /// any more, so that the run continues in it.
     pub fn early_stops(&self, config: &RunConfig, manifest: &Manifest) -> EarlyStops {
         timeline::without_removed_plateau(config, self.early_stops.clone(), manifest.stage)
     }
@@ -135,16 +135,16 @@ impl EngineState {
         state.stages = StageProgress {
             entered: Some(manifest.stage),
             grown_from: self.grown_from,
-            history: self.history,
+            losses: self.history,
             spikes: self.spikes,
             plateau: self.plateau,
             early_stops: self.early_stops,
-            mixture: self.stage_mixture,
+            mixture_id: self.stage_mixture,
         };
         state.evaluation_pending = self.evaluation_pending;
         state.step = manifest.step;
-        state.cursors = manifest.cursor.clone();
-        state.mixtures = self.mixtures;
+        state.dataset_cursors = manifest.cursor.clone();
+        state.mixture_cursors = self.mixtures;
     }
 }
 

@@ -41,8 +41,8 @@ impl RetryState {
         self.last.is_some_and(|last| now.saturating_sub(last) >= self.pause())
     }
 
-    /// Time since the first of the consecutive failed saves began. If there is none, time since `began`, when the
-    /// current save began.
+    /// Time since the first of the consecutive failed saves began; without one, time since `began`, the start of the
+    /// current save.
     pub fn failing_for(&self, began: Duration, now: Duration) -> Duration {
         now.saturating_sub(self.since.unwrap_or(began))
     }

@@ -1,4 +1,12 @@
 //! A save in progress, from the snapshot to the decision of rank 0.
+//!
+//! ```text
+//! rank 0:      Copying -> Writing -> Committing -> Decided
+//! other ranks: Copying -> Writing -> Waiting
+//! ```
+//!
+//! The ranks leave `Writing` together, after all of them have written their objects. Rank 0 broadcasts that it has
+//! decided. Then all ranks end the save.
 
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -8,10 +16,12 @@ use tch::Tensor;
 
 use super::commit::SaveOutcome;
 use super::records::RecordBatch;
-use super::retry_state::RetryState;
-use super::snapshot::PendingCopies;
+use super::snapshot::{PendingCopies, Snapshot};
 use super::time_limit::SaveTiming;
-use crate::worker::agreement::{Decision, SaveVote};
+use crate::error::Error;
+use crate::torch;
+use crate::worker::agreement::{SaveDecision, SaveVote};
+use crate::worker::trace::span;
 
 /// A save in progress.
 pub(super) struct Save {
@@ -27,42 +37,63 @@ pub(super) struct Save {
     pub timing: SaveTiming,
     /// True if a vote has already reported this save as slow.
     pub has_reported_slow: bool,
-    pub progress: Progress,
+    pub state: SaveState,
 }
 
-/// Progress of a save.
-pub(super) enum Progress {
-    Copying(PendingCopies, RecordBatch),
-    Writing(Vec<(PendingObject, Vec<Slice>)>, RecordBatch),
-    /// The commit thread on rank 0, `None` on the other ranks.
-    Committing(Option<JoinHandle<(SaveOutcome, RecordBatch)>>),
-    /// Outcome of the save, which only rank 0 knows.
-    Decided(SaveOutcome, RecordBatch),
+/// State of a save on one rank.
+#[derive(Default)]
+pub(super) enum SaveState {
+    Copying {
+        copies: PendingCopies,
+        records: RecordBatch,
+    },
+    Writing {
+        objects: Vec<(PendingObject, Vec<Slice>)>,
+        records: RecordBatch,
+    },
+    /// A rank other than 0 has sent its entries. Only rank 0 keeps the records.
+    #[default]
+    Waiting,
+    /// The commit thread of rank 0 is running.
+    Committing(JoinHandle<(SaveOutcome, RecordBatch)>),
+    /// Rank 0 knows the outcome.
+    Decided {
+        outcome: SaveOutcome,
+        records: RecordBatch,
+    },
+}
+
+impl SaveState {
+    /// `Copying` -> `Writing`: waits for the copies, and starts to write the objects. Other states stay as they are.
+    pub fn start_writing(self, snapshot: &mut Snapshot, writer: &CheckpointWriter) -> Result<Self, Error> {
+        let Self::Copying { copies, records } = self else { return Ok(self) };
+        let objects = torch::guard(|| snapshot.finish(copies))?.into_iter().map(|object| {
+            let _upload = span!("start upload", object = %object.name);
+            let pending = writer.start_object(&object.name, object.bytes)?;
+            Ok((pending, object.slices))
+        });
+        Ok(Self::Writing { objects: objects.collect::<Result<_, Error>>()?, records })
+    }
+
+    /// `Committing` -> `Decided` once the thread has ended. `final_outcome` converts the outcome of the thread to the
+    /// outcome of the save. Other states stay as they are.
+    pub fn collect(self, final_outcome: impl FnOnce(SaveOutcome) -> SaveOutcome) -> Self {
+        match self {
+            Self::Committing(thread) if thread.is_finished() => {
+                let (outcome, records) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                Self::Decided { outcome: final_outcome(outcome), records }
+            }
+            other => other,
+        }
+    }
 }
 
 impl Save {
-    /// Collects the outcome of the commit thread of rank 0 if the thread has ended. A failure becomes permanent if
-    /// saves have failed for `limit` minutes at `now`, or if `exceeded_stop_limit` names an exceeded limit.
-    pub fn decide(&mut self, retry_state: &RetryState, now: Duration, limit: f64, exceeded_stop_limit: Option<String>) {
-        let Progress::Committing(thread) = &mut self.progress else { return };
-        let Some(thread) = thread.take_if(|thread| thread.is_finished()) else { return };
-        let (outcome, records) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let lasts = retry_state.failing_for(self.began, now).as_secs_f64() / 60.0;
-        let outcome = match (outcome, exceeded_stop_limit) {
-            (SaveOutcome::Failed(why), _) if lasts >= limit => SaveOutcome::Permanent(format!(
-                "all saves have failed for {lasts:.1} minutes (checkpoint.give_up_minutes = {limit}): {why}"
-            )),
-            (SaveOutcome::Failed(why), Some(over)) => SaveOutcome::Permanent(format!("not saved {over}: {why}")),
-            (outcome, _) => outcome,
-        };
-        self.progress = Progress::Decided(outcome, records);
-    }
-
     /// Returns this rank's vote. On rank 0, `timing` is the current timing of the save relative to its time limits. A
     /// save counts as slow or stuck only at the second consecutive late vote. After a long step, the first vote may be
     /// late although all ranks have already written.
     pub fn vote(&mut self, timing: Option<SaveTiming>) -> SaveVote {
-        if let Progress::Decided(outcome, _) = &self.progress {
+        if let SaveState::Decided { outcome, .. } = &self.state {
             return SaveVote::Decided(outcome.decision());
         }
         let before = match timing {
@@ -70,13 +101,13 @@ impl Save {
             None => SaveTiming::InTime,
         };
         match (&before, &self.timing) {
-            (SaveTiming::Over(_), SaveTiming::Over(_)) => return SaveVote::Decided(Decision::Stuck),
+            (SaveTiming::Over(_), SaveTiming::Over(_)) => return SaveVote::Decided(SaveDecision::Stuck),
             (SaveTiming::InTime, _) | (_, SaveTiming::InTime) => {}
             _ if std::mem::replace(&mut self.has_reported_slow, true) => {}
             _ => return SaveVote::Slow,
         }
-        match &mut self.progress {
-            Progress::Writing(objects, _) => match objects.iter_mut().all(|(object, _)| object.is_done()) {
+        match &mut self.state {
+            SaveState::Writing { objects, .. } => match objects.iter_mut().all(|(object, _)| object.is_done()) {
                 true => SaveVote::Written,
                 false => SaveVote::Nothing,
             },
@@ -87,16 +118,16 @@ impl Save {
     /// URLs of the objects that this rank has not written yet. During the commit, rank
     /// 0 returns the URL of the manifest.
     pub fn waits_for(&mut self) -> Vec<String> {
-        match &mut self.progress {
-            Progress::Writing(objects, _) => {
+        match &mut self.state {
+            SaveState::Writing { objects, .. } => {
                 let unwritten = objects.iter_mut().filter_map(|(object, _)| {
                     let url = object.url().to_owned();
                     (!object.is_done()).then_some(url)
                 });
                 unwritten.collect()
             }
-            Progress::Committing(Some(_)) => vec![self.writer.manifest_url()],
-            Progress::Copying(..) | Progress::Committing(None) | Progress::Decided(..) => Vec::new(),
+            SaveState::Committing(_) => vec![self.writer.manifest_url()],
+            SaveState::Copying { .. } | SaveState::Waiting | SaveState::Decided { .. } => Vec::new(),
         }
     }
 }

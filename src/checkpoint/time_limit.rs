@@ -59,8 +59,8 @@ impl SaveTimeLimit {
         }
     }
 
-    /// Returns the limit on the time since a stop request, as text, if a stop was requested `stopping` ago and the
-    /// limit is exceeded.
+    /// Returns a description of the stop limit if it is exceeded. `stopping` is the time since the stop request; `None`
+    /// without one.
     pub fn exceeded_stop_limit(&self, stopping: Option<Duration>) -> Option<String> {
         let over = stopping.is_some_and(|stopping| stopping.as_secs_f64() >= self.stop);
         over.then(|| format!("within {} s of the request to stop (cluster.limits.stop_seconds)", self.stop))

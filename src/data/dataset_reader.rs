@@ -8,7 +8,7 @@ use lambert_dataset::{Dataset, DatasetError, ShardPrefetch};
 use super::order::{EpochOrder, SampleLocation};
 use super::row_group_cache::RowGroupCache;
 
-/// Reads the samples of a dataset. The samples are numbered over all epochs.
+/// Reads the samples of a dataset. `number` is a dataset number, which counts over all epochs.
 pub struct DatasetReader {
     pub dataset: Arc<Dataset>,
     /// True if each epoch is shuffled.

@@ -12,7 +12,7 @@ pub struct DatasetPart {
     /// Epoch of the first sample; `None` if there are no samples.
     pub epoch: Option<u64>,
     /// Number of samples taken from the dataset so far, over all epochs. Includes skipped samples.
-    pub end: u64,
+    pub cursor_after: u64,
 }
 
 /// Global batch, with the micro-batches of one rank.
@@ -62,7 +62,7 @@ impl GlobalBatch {
         self.lengths.iter().map(|length| u64::from(*length)).sum()
     }
 
-    /// Largest epoch of the first samples of the datasets.
+    /// Epoch of the first sample of each dataset in the batch; the largest of them.
     pub fn epoch(&self) -> u64 {
         self.datasets.iter().filter_map(|part| part.epoch).max().unwrap_or(0)
     }

@@ -72,7 +72,7 @@ fn send_batches(
     requests: impl Iterator<Item = BatchRequest>,
     batches: &Sender<Result<GlobalBatch, DatasetError>>,
 ) {
-    let (mut cursor, mut threads) = (options.position.number, 1);
+    let (mut cursor, mut threads) = (options.position.next, 1);
     let _ahead = match reader.fetch_ahead(&options.position) {
         Ok(ahead) => ahead,
         Err(error) => return drop(batches.send(Err(error))),

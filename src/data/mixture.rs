@@ -72,7 +72,10 @@ impl Mixture {
 
     /// Returns the dataset and the shard that `error` reports as damaged, if any.
     pub fn damaged_shard(&self, error: &DatasetError) -> Option<(usize, usize)> {
-        self.datasets.iter().enumerate().find_map(|(place, dataset)| Some((place, dataset.damaged_shard(error)?)))
+        self.datasets
+            .iter()
+            .enumerate()
+            .find_map(|(dataset_index, dataset)| Some((dataset_index, dataset.damaged_shard(error)?)))
     }
 
     /// Order of the samples.
@@ -132,18 +135,18 @@ impl MixtureOrder {
     }
 }
 
-/// Spreads the samples of each dataset evenly over a block. Sample j of a dataset with c samples has a uniformly random
-/// place in part j of c equal parts of the block. The samples are sorted by their places.
+/// Spreads the samples of each dataset evenly over a block, by sorting all samples. Sample j of a dataset with c samples
+/// gets a sort key that is uniformly random in the j-th of c equal intervals.
 fn block_order(counts: &[u64], key: Key) -> Vec<MixtureSample> {
-    let mut places = Vec::with_capacity(counts.iter().sum::<u64>() as usize);
+    let mut keyed = Vec::with_capacity(counts.iter().sum::<u64>() as usize);
     for (dataset, count) in counts.iter().enumerate() {
         let mut draws = key.with(dataset as u64).rng();
-        let place = |index: u64| (index as f64 + draws.unit_f64()) / *count as f64;
+        let sort_key = |index: u64| (index as f64 + draws.unit_f64()) / *count as f64;
         let samples = (0..*count).map(|index| MixtureSample { dataset, index });
-        places.extend((0..*count).map(place).zip(samples));
+        keyed.extend((0..*count).map(sort_key).zip(samples));
     }
-    places.sort_by(|(left, one), (right, other)| left.total_cmp(right).then(one.dataset.cmp(&other.dataset)));
-    places.into_iter().map(|(_, sample)| sample).collect()
+    keyed.sort_by(|(left, one), (right, other)| left.total_cmp(right).then(one.dataset.cmp(&other.dataset)));
+    keyed.into_iter().map(|(_, sample)| sample).collect()
 }
 
 #[cfg(test)]

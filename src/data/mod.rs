@@ -10,6 +10,19 @@
 //! - `dataset_reader`: samples of one dataset
 //! - [`reader`]: builds global batches
 //! - [`loader`]: prefetches global batches for the training loop
+//!
+//! A sample has several numbers, all of them counted from 0:
+//!
+//! | number | counts | used by |
+//! |---|---|---|
+//! | mixture number | samples of a mixture, over all epochs | batches, skipped samples, divergence guard |
+//! | dataset number | samples of a dataset, over all epochs and mixtures | cursors of the training state, `dataset_reader` |
+//! | epoch index | samples of a dataset in the shuffled order of one epoch | [`order`] |
+//! | row | samples of a dataset in file order | masks, fault injection |
+//! | batch index | samples of a global batch | partition into micro-batches, [`halves`] |
+//!
+//! The mixture number and the dataset number are equal if a run has only one dataset. [`MixturePosition`] converts mixture
+//! numbers to dataset numbers.
 
 pub mod batch;
 mod dataset_reader;
@@ -27,4 +40,4 @@ pub use batch::MicroBatch;
 pub use global_batch::{DatasetPart, GlobalBatch, RankBatch};
 pub use loader::Loader;
 pub use mixture::Mixture;
-pub use request::{BatchRequest, LoaderOptions, Position, SampleSource};
+pub use request::{BatchRequest, LoaderOptions, MixturePosition, SampleSource};

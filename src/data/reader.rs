@@ -13,9 +13,9 @@ use super::batch::{MaskedSample, MicroBatch};
 use super::dataset_reader::DatasetReader;
 use super::global_batch::DatasetPart;
 use super::halves::halves;
-use super::mixture::{MixtureOrder, MixtureSample};
+use super::mixture::MixtureOrder;
 use super::order::SampleLocation;
-use super::{BatchRequest, GlobalBatch, LoaderOptions, Position, SampleSource};
+use super::{BatchRequest, GlobalBatch, LoaderOptions, MixturePosition, SampleSource};
 use crate::masking::{self, MaskVocab, TokenWeights};
 
 /// Builds global batches.
@@ -76,9 +76,8 @@ impl BatchReader {
 
     /// Starts to download the shards that contain the sample at `position` and the samples after it, for each dataset in
     /// an object store.
-    pub fn fetch_ahead(&mut self, position: &Position) -> Result<Vec<ShardPrefetch>, DatasetError> {
-        let taken = self.order.taken(position.number);
-        let numbers = taken.iter().enumerate().map(|(dataset, taken)| position.start(dataset) + taken);
+    pub fn fetch_ahead(&mut self, position: &MixturePosition) -> Result<Vec<ShardPrefetch>, DatasetError> {
+        let numbers = position.dataset_numbers(&self.order.taken(position.next));
         let fetches = self.datasets.iter_mut().zip(numbers).map(|(dataset, number)| dataset.fetch_ahead(number));
         Ok(fetches.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
     }
@@ -88,7 +87,7 @@ impl BatchReader {
         self.datasets.iter().map(|dataset| dataset.groups.decoded).sum()
     }
 
-    /// Builds a global batch that starts at sample number `cursor`, on `threads` threads.
+    /// Builds a global batch that starts at mixture number `cursor`, on `threads` threads.
     pub fn global_batch(
         &mut self,
         options: &LoaderOptions,
@@ -97,8 +96,8 @@ impl BatchReader {
         threads: usize,
     ) -> Result<GlobalBatch, DatasetError> {
         let (draws, end) = self.next_draws(options, cursor, request.samples);
-        for (place, dataset) in self.datasets.iter_mut().enumerate() {
-            let own = draws.iter().filter(|draw| draw.dataset == place);
+        for (dataset_index, dataset) in self.datasets.iter_mut().enumerate() {
+            let own = draws.iter().filter(|draw| draw.dataset == dataset_index);
             dataset.groups.load_lengths(&own.map(|draw| draw.location.row_group).collect(), threads)?;
         }
         let length = |draw: &Draw| self.datasets[draw.dataset].groups.length(draw.location);
@@ -118,9 +117,7 @@ impl BatchReader {
         let micro_batch_plans = || own_shards().flatten();
         let own_draws: Vec<Draw> =
             micro_batch_plans().flat_map(|plan| &plan.samples).map(|sample| draws[*sample]).collect();
-        let taken = self.order.taken(end);
-        let ends: Vec<u64> =
-            taken.iter().enumerate().map(|(place, taken)| options.position.start(place) + taken).collect();
+        let ends = options.position.dataset_numbers(&self.order.taken(end));
         let mut samples = self.gather(&own_draws, &ends, threads)?.into_iter();
         let padding = self.source.mixture.datasets()[0].manifest().special.pad;
         let micro_batches = micro_batch_plans().map(|plan| {
@@ -148,15 +145,16 @@ impl BatchReader {
         Ok(batch)
     }
 
-    /// Returns the next `size` samples from `cursor` on, without skipped samples. Also returns the number of the sample
-    /// that follows.
+    /// Returns the next `size` samples from `cursor` on, without skipped samples. Also returns the mixture number of the
+    /// sample that follows.
     fn next_draws(&mut self, options: &LoaderOptions, cursor: u64, size: usize) -> (Vec<Draw>, u64) {
         let mut draws = Vec::with_capacity(size);
         let mut number = cursor;
         while draws.len() < size {
-            let MixtureSample { dataset, index } = self.order.at(number);
+            let sample = self.order.at(number);
+            let dataset = sample.dataset;
             let reader = &mut self.datasets[dataset];
-            let (epoch, location) = reader.location(options.position.start(dataset) + index);
+            let (epoch, location) = reader.location(options.position.dataset_number(sample));
             let shard = reader.dataset.row_groups()[location.row_group].shard;
             if !options.skipped.contains(number) && !options.skips_shard(dataset, shard) {
                 draws.push(Draw { dataset, epoch, location });
@@ -166,16 +164,17 @@ impl BatchReader {
         (draws, number)
     }
 
-    /// Reads and masks the samples `own_draws`, and returns them in order. Keeps the row groups before the positions `ends`
-    /// of the datasets.
+    /// Reads and masks the samples `own_draws`, and returns them in order. Then keeps only the row groups in the window of
+    /// the last sample before each position in `ends`.
     fn gather(&mut self, own_draws: &[Draw], ends: &[u64], threads: usize) -> Result<Vec<MaskedSample>, DatasetError> {
         let source = &self.source;
         let mut ordered: Vec<Option<MaskedSample>> = own_draws.iter().map(|_| None).collect();
-        for (place, (dataset, end)) in self.datasets.iter_mut().zip(ends).enumerate() {
+        for (dataset_index, (dataset, end)) in self.datasets.iter_mut().zip(ends).enumerate() {
             let retained = end.checked_sub(1).map_or_else(BTreeSet::new, |last| dataset.window(last));
-            let own: Vec<usize> = (0..own_draws.len()).filter(|index| own_draws[*index].dataset == place).collect();
+            let own: Vec<usize> =
+                (0..own_draws.len()).filter(|index| own_draws[*index].dataset == dataset_index).collect();
             let locations: Vec<SampleLocation> = own.iter().map(|index| own_draws[*index].location).collect();
-            let vocab = &self.vocabs[place];
+            let vocab = &self.vocabs[dataset_index];
             let mask = |samples: &Samples, index: usize| masked(source, vocab, samples, own_draws[own[index]]);
             let samples = dataset.groups.gather(&locations, &retained, threads, mask)?;
             own.iter().zip(samples).for_each(|(index, sample)| ordered[*index] = Some(sample));
@@ -187,10 +186,10 @@ impl BatchReader {
 
 /// Counts the samples of each dataset. `ends` are the positions of the datasets after the batch.
 fn dataset_parts(draws: &[Draw], ends: Vec<u64>) -> Vec<DatasetPart> {
-    let part = |(place, end): (usize, u64)| {
-        let mut own = draws.iter().filter(|draw| draw.dataset == place);
+    let part = |(dataset_index, cursor_after): (usize, u64)| {
+        let mut own = draws.iter().filter(|draw| draw.dataset == dataset_index);
         let epoch = own.next().map(|draw| draw.epoch);
-        DatasetPart { samples: own.count() as u64 + u64::from(epoch.is_some()), epoch, end }
+        DatasetPart { samples: own.count() as u64 + u64::from(epoch.is_some()), epoch, cursor_after }
     };
     ends.into_iter().enumerate().map(part).collect()
 }
@@ -200,10 +199,10 @@ fn masked(source: &SampleSource, vocab: &MaskVocab, samples: &Samples, draw: Dra
     let Draw { dataset, epoch, location } = draw;
     let (objective, mut ids) = (&source.objective, samples.ids(location.row).to_vec());
     let dataset = &source.mixture.datasets()[dataset];
-    let number = dataset.row_groups()[location.row_group].first_row + location.row as u64;
+    let row = dataset.row_groups()[location.row_group].first_row + location.row as u64;
     let epoch = if source.shuffle { epoch } else { 0 };
-    let key = masking::key(source.seed, objective, epoch, number);
-    // Samples of different datasets with the same number have independent masks.
+    let key = masking::key(source.seed, objective, epoch, row);
+    // Samples in the same row of different datasets have independent masks.
     let key = if source.mixture.is_single() { key } else { key.with_bytes(dataset.manifest_sha256().as_bytes()) };
     let masked_tokens = masking::mask(&mut ids, objective, vocab, key);
     let pair = objective.pair != Pair::None;
@@ -212,6 +211,6 @@ fn masked(source: &SampleSource, vocab: &MaskVocab, samples: &Samples, draw: Dra
         segment_b_start: samples.segment_b_start[location.row],
         pair_label: pair.then(|| samples.pair_label[location.row]),
         masked_tokens,
-        loss_scale: source.fault_injection.factor(number),
+        loss_scale: source.fault_injection.factor(row),
     }
 }

@@ -8,7 +8,7 @@ use lambert_config::run::{FaultInjection, Objective};
 use lambert_dataset::random::Key;
 use lambert_plan::batch_partition::Layout;
 
-use super::mixture::Mixture;
+use super::mixture::{Mixture, MixtureSample};
 use crate::masking::Phrases;
 use crate::recovery::skipped_samples::SkippedSamples;
 
@@ -32,7 +32,7 @@ pub struct SampleSource {
 #[derive(Debug, Clone)]
 pub struct LoaderOptions {
     /// First sample.
-    pub position: Position,
+    pub position: MixturePosition,
     /// Samples to skip.
     pub skipped: SkippedSamples,
     /// Shards to skip, for each dataset of the mixture. Datasets at the end of the list may be absent.
@@ -56,17 +56,23 @@ pub struct LoaderOptions {
 
 /// Position in a mixture.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Position {
-    /// Sample number of the mixture.
-    pub number: u64,
-    /// Number of samples that other mixtures took from each dataset before. Zeros at the end of the list may be absent.
-    pub starts: Vec<u64>,
+pub struct MixturePosition {
+    /// Mixture number of the next sample.
+    pub next: u64,
+    /// Number of samples that other mixtures drew from each dataset before. Zeros at the end of the list may be absent.
+    pub drawn_by_others: Vec<u64>,
 }
 
-impl Position {
-    /// Number of samples that other mixtures took from a dataset before.
-    pub fn start(&self, dataset: usize) -> u64 {
-        self.starts.get(dataset).copied().unwrap_or(0)
+impl MixturePosition {
+    /// Dataset number of a sample of the mixture.
+    pub fn dataset_number(&self, sample: MixtureSample) -> u64 {
+        self.drawn_by_others.get(sample.dataset).copied().unwrap_or(0) + sample.index
+    }
+
+    /// Dataset number of the next sample of each dataset, after the mixture has taken `taken` samples from them.
+    pub fn dataset_numbers(&self, taken: &[u64]) -> Vec<u64> {
+        let next = |(dataset, taken): (usize, &u64)| self.dataset_number(MixtureSample { dataset, index: *taken });
+        taken.iter().enumerate().map(next).collect()
     }
 }
 

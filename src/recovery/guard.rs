@@ -30,7 +30,8 @@ pub struct LossHistory {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecentStep {
     /// Number of steps completed before this step.
-    pub before: u64,
+    #[serde(rename = "before")]
+    pub steps_before: u64,
     /// Sample numbers of this step in the mixture of the stage, counted over all epochs.
     pub samples: Range<u64>,
     /// True if loss and gradient were finite.
@@ -63,11 +64,11 @@ pub struct RollbackPlan {
 }
 
 impl LossHistory {
-    /// Decides on a step. `before` is the number of steps completed before this step. `samples` are the samples that
+    /// Decides on a step. `steps_before` is the number of steps completed before this step. `samples` are the samples that
     /// the step drew. `loss` (nats) and the gradient norm `norm` are over all ranks.
-    pub fn judge(&self, guard: &Guard, before: u64, samples: Range<u64>, loss: f64, norm: f64) -> GuardVerdict {
+    pub fn judge(&self, guard: &Guard, steps_before: u64, samples: Range<u64>, loss: f64, norm: f64) -> GuardVerdict {
         let roll_back = |bad: usize, reason| {
-            GuardVerdict::Rollback(self.rollback_plan(guard, before, samples.clone(), bad, reason))
+            GuardVerdict::Rollback(self.rollback_plan(guard, steps_before, samples.clone(), bad, reason))
         };
         if !loss.is_finite() || !norm.is_finite() {
             let row = self.recent.iter().rev().take_while(|step| !step.is_finite).count();
@@ -96,26 +97,28 @@ impl LossHistory {
         known.then(|| mean + (guard.loss_band * deviation).max(MIN_BAND * mean))
     }
 
-    /// Plans a rollback of the last `bad` steps and of the `batches_before` steps before them. The earlier steps are
-    /// included because a harmful update becomes visible only in the loss of the next batch.
+    /// Plans a rollback of the current step, the `bad` non-finite steps before it, and the `batches_before` steps before
+    /// those. These earlier steps are included because a harmful update becomes visible only in the loss of the next
+    /// batch.
     fn rollback_plan(
         &self,
         guard: &Guard,
-        before: u64,
+        steps_before: u64,
         samples: Range<u64>,
         bad: usize,
         reason: String,
     ) -> RollbackPlan {
         let back = (bad + guard.batches_before as usize).min(self.recent.len());
         let first = back.checked_sub(1).map(|last| &self.recent[self.recent.len() - 1 - last]);
-        let (to_step, start) = first.map_or((before, samples.start), |step| (step.before, step.samples.start));
-        let step = before + 1;
+        let (to_step, start) =
+            first.map_or((steps_before, samples.start), |step| (step.steps_before, step.samples.start));
+        let step = steps_before + 1;
         RollbackPlan { step, to_step, samples: start..samples.end, reason: format!("step {step}: {reason}") }
     }
 
     /// Adds a completed step. `loss` is `None` if the update of the step was skipped.
-    pub fn add(&mut self, guard: &Guard, before: u64, samples: Range<u64>, loss: Option<f64>) {
-        self.recent.push_back(RecentStep { before, samples, is_finite: loss.is_some() });
+    pub fn add(&mut self, guard: &Guard, steps_before: u64, samples: Range<u64>, loss: Option<f64>) {
+        self.recent.push_back(RecentStep { steps_before, samples, is_finite: loss.is_some() });
         let most = (guard.nonfinite_steps + guard.batches_before) as usize;
         self.recent.drain(..self.recent.len().saturating_sub(most));
         let Some(loss) = loss else { return };

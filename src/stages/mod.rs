@@ -18,25 +18,25 @@ use crate::state::plateau::PlateauTracker;
 use crate::torch::TorchError;
 
 /// Enters the stage of `position`, unless the state is already in that stage. Grows the model, resets the loss history and
-/// the plateau tracker, and restarts the optimizer if configured. Returns true if the state was not yet in the stage.
+/// the plateau tracker, and restarts the optimizer if configured.
 ///
 /// # Errors
 /// Out of memory while growing the model.
-pub fn enter(state: &mut TrainState, config: &RunConfig, position: &StagePosition<'_>) -> Result<bool, TorchError> {
+pub fn enter(state: &mut TrainState, config: &RunConfig, position: &StagePosition<'_>) -> Result<(), TorchError> {
     if state.stages.entered == Some(position.index) {
-        return Ok(false);
+        return Ok(());
     }
     let vocabulary = state.parameters.architecture().vocabulary();
     let architecture = Architecture::of_run(config, position.stage.depth(&config.model), vocabulary);
     growth::grow(state, architecture, &position.stage.growth)?;
-    state.stages.history = LossHistory::default();
+    state.stages.losses = LossHistory::default();
     state.stages.spikes.start_stage();
     state.stages.plateau = PlateauTracker::default();
     if position.stage.restart_optimizer {
         state.restart_optimizer();
     }
     state.stages.entered = Some(position.index);
-    Ok(true)
+    Ok(())
 }
 
 #[cfg(test)]
@@ -58,16 +58,16 @@ mod tests {
         let config = RunConfig { model, ..RunConfig::default() };
         let growth = Growth { new_layers_only: 3, ..Growth::default() };
         let stage = Stage { layers: Some(2), steps: 9, growth, restart_optimizer: true, ..Stage::default() };
-        let place = |done| StagePosition { index: 1, stage: &stage, done };
-        assert!(enter(&mut state, &config, &place(0)).unwrap());
+        let position = |done| StagePosition { index: 1, stage: &stage, done };
+        enter(&mut state, &config, &position(0)).unwrap();
         state.count_update();
-        assert!(!enter(&mut state, &config, &place(0)).unwrap());
+        enter(&mut state, &config, &position(0)).unwrap();
         assert_eq!((state.stages.grown_from, state.parameters.layers()), (Some(1), 2));
         assert_eq!(state.updates["layer.1"], 1, "the optimizer was restarted twice");
         // If the configuration of the previous stage was shortened, the run enters the next stage later than at its
         // first step.
         state.stages.entered = Some(0);
-        assert!(enter(&mut state, &config, &place(5)).unwrap());
-        assert!(state.updates.is_empty());
+        enter(&mut state, &config, &position(5)).unwrap();
+        assert_eq!((state.stages.entered, state.updates.is_empty()), (Some(1), true));
     }
 }

@@ -54,9 +54,9 @@ pub struct TrainState {
     /// True if the evaluation after the last step is missing, because of a failed read or a stop request.
     pub evaluation_pending: bool,
     /// Number of samples drawn from each dataset, by the sha256 of the dataset manifest.
-    pub cursors: BTreeMap<String, u64>,
+    pub dataset_cursors: BTreeMap<String, u64>,
     /// Number of samples drawn from each mixture of several datasets, by its id.
-    pub mixtures: BTreeMap<String, u64>,
+    pub mixture_cursors: BTreeMap<String, u64>,
 }
 
 /// Flat buffer of the training state.
@@ -87,8 +87,8 @@ impl TrainState {
             skipped: Skipped::default(),
             stages: StageProgress::default(),
             evaluation_pending: false,
-            cursors: BTreeMap::new(),
-            mixtures: BTreeMap::new(),
+            dataset_cursors: BTreeMap::new(),
+            mixture_cursors: BTreeMap::new(),
         }
     }
 

@@ -19,7 +19,7 @@ impl PlateauTracker {
     }
 
     /// Adds a held-out loss and returns true at a plateau. A loss that is not finite counts as no improvement.
-    pub fn is_flat(&mut self, plateau: &Plateau, loss: f64) -> bool {
+    pub fn add_loss(&mut self, plateau: &Plateau, loss: f64) -> bool {
         let improves =
             loss.is_finite() && self.lowest.is_none_or(|lowest| loss < f64::from(lowest) - plateau.min_delta);
         if improves {
@@ -40,7 +40,7 @@ mod tests {
         let plateau = Plateau { evaluations: 2, min_delta: 0.1 };
         let flat = |losses: &[f64]| {
             let mut tracker = PlateauTracker::default();
-            losses.iter().map(|loss| tracker.is_flat(&plateau, *loss)).collect::<Vec<_>>()
+            losses.iter().map(|loss| tracker.add_loss(&plateau, *loss)).collect::<Vec<_>>()
         };
         assert_eq!(
             flat(&[5.0, 4.95, 4.92]),
@@ -53,14 +53,16 @@ mod tests {
         assert_eq!(flat(&[f64::NAN, 5.0, 4.95, f64::INFINITY]), [false, false, false, true]);
         let plateau = Plateau { evaluations: 1, min_delta: 0.0 };
         let mut tracker = PlateauTracker::default();
-        assert!(!tracker.is_flat(&plateau, 5.0) && !tracker.is_flat(&plateau, 4.9) && tracker.is_flat(&plateau, 4.95));
+        assert!(
+            !tracker.add_loss(&plateau, 5.0) && !tracker.add_loss(&plateau, 4.9) && tracker.add_loss(&plateau, 4.95)
+        );
     }
 
     #[test]
     fn tracker_round_trips_through_json() {
         let mut tracker = PlateauTracker::default();
         for loss in [f64::NAN, 6.123_456_789, 5.1, 5.0999, 1.0 / 3.0] {
-            tracker.is_flat(&Plateau::default(), loss);
+            tracker.add_loss(&Plateau::default(), loss);
             let text = serde_json::to_string(&tracker).unwrap();
             assert_eq!(serde_json::from_str::<PlateauTracker>(&text).unwrap(), tracker, "{text}");
         }

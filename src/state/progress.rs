@@ -28,7 +28,7 @@ pub struct StageProgress {
     /// Number of layers before the growth of the stage, if the model has grown.
     pub grown_from: Option<usize>,
     /// Loss history of the stage, for the divergence guard.
-    pub history: LossHistory,
+    pub losses: LossHistory,
     /// Latest losses and gradient norms of the stage, and the spikes of the run.
     pub spikes: SpikeHistory,
     /// Plateau detector of the stage.
@@ -36,5 +36,5 @@ pub struct StageProgress {
     /// Stages that ended at a plateau.
     pub early_stops: EarlyStops,
     /// ID of the mixture that the stage reads; `None` if an earlier version saved the state.
-    pub mixture: Option<String>,
+    pub mixture_id: Option<String>,
 }

@@ -13,7 +13,7 @@ use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::batch_partition::Layout;
 use lambert_plan::objectives;
 
-use crate::data::{BatchRequest, Loader, LoaderOptions, Mixture, Position, SampleSource};
+use crate::data::{BatchRequest, Loader, LoaderOptions, Mixture, MixturePosition, SampleSource};
 use crate::error::Error;
 use crate::objective::Objective;
 use crate::objective::totals::ObjectiveTotals;
@@ -49,7 +49,8 @@ impl EvalRequest {
     }
 }
 
-/// Describes what the total loss of a run on the held-out dataset measures: dataset, samples, masks, and weights of the losses.
+/// Identifies what the held-out loss measures: dataset, samples, masks and loss weights. Losses are comparable only if
+/// these texts are equal.
 pub fn measured(config: &RunConfig, dataset: &Dataset) -> String {
     let objective = config.evaluation_objective();
     let losses = objectives::losses(&objective);
@@ -101,7 +102,7 @@ pub fn evaluate(
         fault_injection: FaultInjection::default(),
     };
     let options = LoaderOptions {
-        position: Position::default(),
+        position: MixturePosition::default(),
         skipped: SkippedSamples::default(),
         skipped_shards: Vec::new(),
         micro_batch_tokens: request.micro_batch_tokens,
@@ -129,7 +130,7 @@ pub fn evaluate(
         let vote = Vote { directive, unread: batch.is_err(), ..Vote::default() };
         let (agreed, _) = agreement::all_reduce_votes(collective, &mut [], vote, RankStats::default())?;
         let batch = match batch {
-            Ok(batch) if agreed.unread == 0 => batch,
+            Ok(batch) if agreed.unreadable_ranks == 0 => batch,
             unread => return Ok(EvalOutcome::Unreadable(unread.err())),
         };
         if agreed.directive == Directive::CheckpointAndStop {

@@ -25,7 +25,7 @@ use crate::worker::trace::span;
 pub struct GradientPass<'a> {
     pub session: &'a Session,
     pub objective: &'a Objective,
-    /// Shard of the global batch that this rank computes.
+    /// Global batch, with the micro-batches of this rank.
     pub batch: &'a GlobalBatch,
     pub dropout: Key,
     /// True if this rank could not read its samples. In that case, no rank updates its weights.
@@ -78,7 +78,7 @@ impl GradientPass<'_> {
     /// Computes the gradient of a batch, or of half of it, summed over all ranks.
     fn reduce_gradient(
         &self,
-        share: RankBatch<'_>,
+        rank_batch: RankBatch<'_>,
         state: &mut TrainState,
         group: &mut dyn Group,
         reducer: &mut dyn Reducer,
@@ -91,7 +91,7 @@ impl GradientPass<'_> {
         let pending = match session.config.cluster.all_reduce.canonical {
             false => {
                 let passes = span!("forward and backward");
-                let (pending, all_reduce) = self.bucketed(share, state, reducer)?;
+                let (pending, all_reduce) = self.bucketed(rank_batch, state, reducer)?;
                 // Without overlap, the all-reduce starts only in `finish`. Wait for pending kernels first, so that a
                 // rank with a slow GPU is not in the phase of the all-reduce.
                 if session.world > 1 && !all_reduce.overlaps(state) {
@@ -106,7 +106,7 @@ impl GradientPass<'_> {
             }
             true => {
                 let passes = span!("forward and backward");
-                let (pending, sum) = self.canonical(share, state)?;
+                let (pending, sum) = self.canonical(rank_batch, state)?;
                 drop(passes);
                 clock.end(Phase::ForwardBackward)?;
                 control.set_phase(WorkerPhase::AllReduce);
@@ -124,7 +124,7 @@ impl GradientPass<'_> {
     /// as the gradients of the bucket are final.
     fn bucketed<'r>(
         &self,
-        share: RankBatch<'_>,
+        rank_batch: RankBatch<'_>,
         state: &mut TrainState,
         reducer: &'r mut dyn Reducer,
     ) -> Result<(Vec<step::PendingTotals>, BucketedAllReduce<'r>), Error> {
@@ -133,7 +133,7 @@ impl GradientPass<'_> {
         let bucket = session.config.cluster.all_reduce.bucket_elements(session.nccl.is_some());
         let mut all_reduce = BucketedAllReduce::new(others, bucket, gradients::wants_overlap(session));
         let mut gradients_ready = |state: &TrainState, elements| all_reduce.gradients_ready(state, elements);
-        let pending = step::forward_backward(self.objective, state, share, self.dropout, &mut gradients_ready);
+        let pending = step::forward_backward(self.objective, state, rank_batch, self.dropout, &mut gradients_ready);
         let pending = pending?;
         self.poison_gradients(state)?;
         Ok((vec![pending], all_reduce))
@@ -143,12 +143,12 @@ impl GradientPass<'_> {
     /// accumulates the gradients in an [`ExactSum`].
     fn canonical(
         &self,
-        share: RankBatch<'_>,
+        rank_batch: RankBatch<'_>,
         state: &mut TrainState,
     ) -> Result<(Vec<step::PendingTotals>, ExactSum), Error> {
         let mut sum = ExactSum::new(state.gradients_mut().numel());
         let add = |state: &mut TrainState| gradients::accumulate_exact(state, &mut sum);
-        let pending = step::per_shard(self.objective, state, share, self.dropout, add);
+        let pending = step::per_shard(self.objective, state, rank_batch, self.dropout, add);
         let pending = pending?;
         self.poison_gradients(state)?;
         Ok((pending, sum))
@@ -182,13 +182,13 @@ impl GradientStats {
     pub fn fetch(self, state: &TrainState, samples: u64, norm: &Tensor) -> Result<GradientResult, Error> {
         let kernels = state.kernels();
         let (mut totals, mut whole) = (Vec::new(), f64::NAN);
-        for share in self.pending {
+        for pending in self.pending {
             let fetch = |pending: step::PendingTotals| {
                 let (totals, norm) = pending.fetch(kernels, norm)?;
                 whole = norm;
                 Ok(totals)
             };
-            totals.push(share.into_iter().map(fetch).collect::<Result<_, torch::TorchError>>()?);
+            totals.push(pending.into_iter().map(fetch).collect::<Result<_, torch::TorchError>>()?);
         }
         let halves = match self.halves.is_empty() {
             true => Vec::new(),

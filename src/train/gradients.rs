@@ -14,8 +14,8 @@ use crate::train::exact::ExactSum;
 use crate::worker::host_share::HostShare;
 use crate::worker::session::Session;
 
-/// True if the all-reduce is to overlap with the backward pass. Follows `all_reduce.overlap` if that key is set.
-/// Otherwise true if overlap hides communication.
+/// True if the all-reduce should overlap with the backward pass: `all_reduce.overlap` if it is set, otherwise true where
+/// overlap hides communication.
 pub fn wants_overlap(session: &Session) -> bool {
     let config = &session.config;
     let hides = || session.nccl.is_some() || hides_communication(session.host, session.world, config.device.threads);
@@ -54,8 +54,8 @@ impl<'a> BucketedAllReduce<'a> {
         Self { reducer, bucket: bucket.max(1), overlap, range: None, started: 0, pending: Vec::new(), failed: None }
     }
 
-    /// True if buckets of the gradients of `state` start before all gradients are final: there are other ranks, overlap is wanted,
-    /// and the reducer can access the memory of the gradients.
+    /// True if buckets start before all gradients are final. Requires overlap, other ranks, and gradients in memory that
+    /// the reducer can access.
     pub fn overlaps(&self, state: &TrainState) -> bool {
         self.overlap && self.bucket(state, 0, 1).is_some()
     }

@@ -7,6 +7,7 @@
 //! - [`gradients`]: bucketed all-reduce, overlapped with the backward pass
 //! - [`exact`]: order-independent gradient summation
 //! - [`outcome`]: result of a step, and the verdict of the divergence guard
+//! - [`sample_position`]: position in the data, and the samples of a step
 //! - [`step_record`]: step record
 //! - `update_ranks`: ranks of a run, for updates that they compute together
 //! - `noise`: gradient noise scale
@@ -23,6 +24,7 @@ mod noise;
 pub mod outcome;
 pub mod phases;
 mod rollback;
+pub mod sample_position;
 mod stage;
 pub mod step;
 pub mod step_record;
@@ -44,7 +46,7 @@ use crate::worker::output;
 use crate::worker::session::Session;
 use crate::worker::trace::{self, span};
 use crate::worker::{gpu_advice, micro_batch_size};
-use stage::{StageRun, StepResult};
+use stage::{CompletedStep, EvaluationEnd, StageRun, StepResult};
 
 /// Outcome of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,11 +74,23 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
     }
     let teacher = checkpoint::read_teacher(session, &datasets)?;
     let (state, origin) = checkpoint::resume(session, group, &datasets, teacher.as_ref())?;
-    let loaded = origin.checkpoint.clone();
+    let loaded_checkpoint = origin.checkpoint.clone();
     let saver = Saver::new(session, &datasets, &state, origin)?;
     let (datasets, teacher) = (&datasets, teacher.as_ref());
-    let mut attempt = Attempt { session, group, reducer, datasets, teacher, budgets, saver, state, loaded };
-    // Failures are reported before anything is dropped, which can block or abort after the failure of a GPU.
+    let evaluates_start = state.step == 0 && session.config.evaluation.at_start;
+    let mut attempt = Attempt {
+        session,
+        group,
+        reducer,
+        datasets,
+        teacher,
+        budgets,
+        saver,
+        state,
+        loaded_checkpoint,
+        evaluates_start,
+    };
+    // Report the failure first. After a GPU failure, dropping these values can block forever or abort the process.
     attempt.train().map_err(|error| session.report_failure(error))
 }
 
@@ -92,26 +106,25 @@ struct Attempt<'a> {
     saver: Saver<'a>,
     state: TrainState,
     /// Name of the loaded checkpoint.
-    loaded: Option<String>,
+    loaded_checkpoint: Option<String>,
+    /// True if the losses before the first step are not measured yet, but `evaluation.at_start` requests them.
+    evaluates_start: bool,
 }
 
 impl<'a> Attempt<'a> {
     /// Trains to the end of the run, a stop or a rollback.
     fn train(&mut self) -> Result<TrainOutcome, Error> {
-        if self.state.evaluation_pending {
-            self.run_missed_evaluation()?;
-            if self.state.evaluation_pending {
-                return Ok(self.finish(TrainOutcome::Stopped));
-            }
+        if self.state.evaluation_pending && self.run_missed_evaluation()? == EvaluationEnd::StopRequested {
+            // The loaded checkpoint already has this state.
+            return Ok(self.finish(TrainOutcome::Stopped));
         }
-        let mut evaluates_start = self.state.step == 0 && self.session.config.evaluation.at_start;
-        while let Some(place) = self.position() {
-            if let Some(outcome) = self.train_stage(place, &mut evaluates_start)? {
+        while let Some(position) = self.position() {
+            if let Some(outcome) = self.train_stage(position)? {
                 return Ok(outcome);
             }
         }
         if self.state.step > 0 {
-            self.saver.complete(self.group, &self.state)?;
+            self.saver.save_and_wait(self.group, &self.state)?;
         }
         Ok(self.finish(TrainOutcome::Done))
     }
@@ -121,40 +134,39 @@ impl<'a> Attempt<'a> {
         timeline::position(&self.session.config, &self.state.stages.early_stops, self.state.step)
     }
 
-    /// Runs the steps of a stage from `place`. Returns the outcome if the attempt ends, or `None` if training goes on at
-    /// the next position: in the next stage, or in this one without its damaged shards. Clears `evaluates_start` when
-    /// the evaluation before the first step has begun.
-    fn train_stage(
-        &mut self,
-        place: StagePosition<'a>,
-        evaluates_start: &mut bool,
-    ) -> Result<Option<TrainOutcome>, Error> {
-        let stops = self.enter(&place)?;
-        self.session.control.set_phase(WorkerPhase::Load);
-        // Check for a stop request first, because growing the model and the first step of a grown model are slow.
-        if stops || self.session.agree_on_stop(self.group)? {
-            return self.stop().map(Some);
-        }
-        let mut stage = self.open(place)?;
-        self.run_stage(&mut stage, &place, evaluates_start).map_err(|error| self.session.report_failure(error))
-    }
-
-    /// Runs the steps of an open stage. Returns as [`Self::train_stage`] does.
-    fn run_stage(
-        &mut self,
-        stage: &mut StageRun<'a>,
-        place: &StagePosition<'a>,
-        evaluates_start: &mut bool,
-    ) -> Result<Option<TrainOutcome>, Error> {
-        let _stage = span!("stage", name = %place.stage.name);
-        if std::mem::take(evaluates_start) {
-            stage.evaluate_start(&mut self.state, self.group, &mut self.saver)?;
-            if std::mem::take(&mut self.state.evaluation_pending) {
+    /// Runs a stage from `position`. Returns `None` if training continues: with the next stage, or with this stage
+    /// without its damaged shards. Returns the outcome if the attempt ends.
+    fn train_stage(&mut self, position: StagePosition<'a>) -> Result<Option<TrainOutcome>, Error> {
+        // At step 0 no checkpoint is needed. The weights are newly initialized, or they are from a checkpoint of
+        // another run.
+        if self.must_grow(&position) && self.state.step > 0 {
+            self.saver.save_and_wait(self.group, &self.state)?;
+            // Growing the model is slow.
+            if self.session.agree_on_stop(self.group)? {
                 return self.stop().map(Some);
             }
         }
-        for done in place.done + 1..=place.stage.steps {
-            match self.step(stage, place, done)? {
+        self.enter(&position)?;
+        self.session.control.set_phase(WorkerPhase::Load);
+        // The first step of a grown model is slow.
+        if self.session.agree_on_stop(self.group)? {
+            return self.stop().map(Some);
+        }
+        let mut stage = self.open(position)?;
+        self.run_stage(&mut stage).map_err(|error| self.session.report_failure(error))
+    }
+
+    /// Runs the steps of an open stage. Returns as [`Self::train_stage`] does.
+    fn run_stage(&mut self, stage: &mut StageRun<'a>) -> Result<Option<TrainOutcome>, Error> {
+        let _stage = span!("stage", name = %stage.position.stage.name);
+        if std::mem::take(&mut self.evaluates_start) {
+            let end = stage.evaluate_start(&self.state, self.group, &mut self.saver)?;
+            if end == EvaluationEnd::StopRequested {
+                return self.stop().map(Some);
+            }
+        }
+        while !stage.is_complete(&self.state) {
+            match self.step(stage)? {
                 StepEnd::NextStep => {}
                 StepEnd::NextStage => break,
                 StepEnd::Attempt(outcome) => return Ok(Some(outcome)),
@@ -163,16 +175,16 @@ impl<'a> Attempt<'a> {
         Ok(None)
     }
 
-    /// Runs the step after which `done` steps of the stage are complete, and what is due after it: evaluation and save.
-    fn step(&mut self, stage: &mut StageRun<'a>, place: &StagePosition<'a>, done: u64) -> Result<StepEnd, Error> {
+    /// Runs one step, then the evaluation and the save that are due after it.
+    fn step(&mut self, stage: &mut StageRun<'a>) -> Result<StepEnd, Error> {
         let session = self.session;
         trace::begin_step(self.state.step + 1);
         let _step = span!("step", number = self.state.step + 1);
-        stage.freeze(&mut self.state, done - 1);
+        stage.freeze(&mut self.state);
         let updated = stage.update(&mut self.state, self.group, self.reducer, &mut self.saver);
-        let mixture = &self.datasets.stages[place.index];
-        let (mut record, agreed) = match updated? {
-            StepResult::Completed(record, agreed) => (*record, agreed),
+        let mixture = stage.mixture();
+        let CompletedStep { mut record, agreement, verdict } = match updated? {
+            StepResult::Completed(completed) => *completed,
             StepResult::Unreadable(error) => {
                 let (saver, state) = (&mut self.saver, &mut self.state);
                 rollback::skip_damaged_shards(session, self.group, saver, state, mixture, error)?;
@@ -182,43 +194,53 @@ impl<'a> Attempt<'a> {
         session.control.set_phase(WorkerPhase::Step);
         self.saver.push(&mut record)?;
         report(session, &self.state, record);
-        if let GuardVerdict::Rollback(plan) = agreed.verdict {
-            rollback::end_attempt(session, self.group, &mut self.saver, mixture, self.loaded.as_deref(), plan)?;
+        if let GuardVerdict::Rollback(plan) = verdict {
+            rollback::end_attempt(
+                session,
+                self.group,
+                &mut self.saver,
+                mixture,
+                self.loaded_checkpoint.as_deref(),
+                plan,
+            )?;
             return Ok(StepEnd::Attempt(TrainOutcome::RolledBack));
         }
         inject_faults(session, &mut self.state);
-        self.saver.poll_save(self.group, &agreed.agreement)?;
-        let directive = agreed.agreement.directive;
+        self.saver.poll_save(self.group, &agreement)?;
+        let directive = agreement.directive;
         let stops = directive == Directive::CheckpointAndStop;
-        let mut ends = done == place.stage.steps;
-        let mut best = false;
+        let mut ends = stage.is_complete(&self.state);
+        let mut has_best_loss = false;
         if ends || self.state.step.is_multiple_of(session.config.evaluation.every_steps) {
-            match stops && !self.datasets.held_out.is_empty() {
-                true => self.state.evaluation_pending = true,
-                false => best = stage.evaluate(&mut self.state, self.group, &mut self.saver)?,
+            if stops && !self.datasets.held_out.is_empty() {
+                self.state.evaluation_pending = true;
+                return self.stop().map(StepEnd::Attempt);
             }
-            ends |= self.state.stages.early_stops.contains_key(&place.index);
+            let end = stage.evaluate(&mut self.state, self.group, &mut self.saver)?;
+            let EvaluationEnd::Done { is_best } = end else { return self.stop().map(StepEnd::Attempt) };
+            has_best_loss = is_best;
+            ends |= self.state.stages.early_stops.contains_key(&stage.position.index);
         }
-        if self.state.evaluation_pending || stops && self.position().is_some() {
+        if stops && self.position().is_some() {
             return self.stop().map(StepEnd::Attempt);
         }
-        if self.saver.is_due(self.state.step, directive != Directive::Continue) || ends || best {
+        if self.saver.update_due(self.state.step, directive != Directive::Continue) || ends || has_best_loss {
             self.saver.save(self.group, &self.state)?;
         }
         Ok(if ends { StepEnd::NextStage } else { StepEnd::NextStep })
     }
 
-    /// Opens the stage at `place`.
-    fn open(&mut self, place: StagePosition<'a>) -> Result<StageRun<'a>, Error> {
+    /// Opens the stage at `position`.
+    fn open(&mut self, position: StagePosition<'a>) -> Result<StageRun<'a>, Error> {
         let sources = (self.datasets, self.teacher);
-        StageRun::open(self.session, sources, &mut self.state, place, self.budgets[place.index])
+        StageRun::open(self.session, sources, &mut self.state, position, self.budgets[position.index])
     }
 
     /// Saves a checkpoint and ends the attempt after a stop request.
     fn stop(&mut self) -> Result<TrainOutcome, Error> {
-        self.saver.stop();
+        self.saver.start_stop_limit();
         if self.state.step > 0 {
-            self.saver.complete(self.group, &self.state)?;
+            self.saver.save_and_wait(self.group, &self.state)?;
         }
         Ok(self.finish(TrainOutcome::Stopped))
     }
@@ -226,43 +248,42 @@ impl<'a> Attempt<'a> {
     /// Runs the evaluation that the previous attempt skipped after its last step, and saves the result. If a stop is
     /// requested during the evaluation, the next attempt runs it, because the checkpoint still has the
     /// `evaluation_pending` flag.
-    fn run_missed_evaluation(&mut self) -> Result<(), Error> {
+    fn run_missed_evaluation(&mut self) -> Result<EvaluationEnd, Error> {
         let (config, stages) = (&self.session.config, &self.state.stages);
         let last_step = self.state.step.checked_sub(1);
         let last = last_step.and_then(|step| timeline::position(config, &stages.early_stops, step));
-        let Some(last) = last.filter(|place| Some(place.index) == stages.entered) else {
+        let Some(last) = last.filter(|position| Some(position.index) == stages.entered) else {
             // The configuration has changed since, and the stage now ends before this step.
             self.state.evaluation_pending = false;
-            return Ok(());
+            return Ok(EvaluationEnd::Done { is_best: false });
         };
         self.session.control.set_phase(WorkerPhase::Load);
         let stage = self.open(StagePosition { done: last.done + 1, ..last })?;
-        stage.evaluate(&mut self.state, self.group, &mut self.saver)?;
-        if self.state.evaluation_pending { Ok(()) } else { self.saver.renew(self.group, &self.state) }
+        let end = stage.evaluate(&mut self.state, self.group, &mut self.saver)?;
+        if end != EvaluationEnd::StopRequested {
+            self.saver.resave_and_wait(self.group, &self.state)?;
+        }
+        Ok(end)
     }
 
-    /// Enters or resumes a stage. Before the model grows, saves a checkpoint and checks for a stop request. Returns
-    /// true, without entering the stage, if a stop was requested.
-    fn enter(&mut self, place: &StagePosition<'_>) -> Result<bool, Error> {
+    /// True if the model must grow for the stage of `position`.
+    fn must_grow(&self, position: &StagePosition<'_>) -> bool {
+        self.state.parameters.layers() != position.stage.depth(&self.session.config.model)
+    }
+
+    /// Enters or resumes a stage, and grows the model if the stage is deeper.
+    fn enter(&mut self, position: &StagePosition<'_>) -> Result<(), Error> {
         let (session, state) = (self.session, &mut self.state);
-        let (from, to) = (state.parameters.layers(), place.stage.depth(&session.config.model));
-        // At step 0 no checkpoint is needed. The weights are newly initialized, or they are from a checkpoint of
-        // another run.
-        if from != to && state.step > 0 {
-            self.saver.complete(self.group, state)?;
-            if session.agree_on_stop(self.group)? {
-                return Ok(true);
-            }
-        }
-        stages::enter(state, &session.config, place)?;
+        let (from, to) = (state.parameters.layers(), position.stage.depth(&session.config.model));
+        stages::enter(state, &session.config, position)?;
         if from != to {
             self.saver.resize(state)?;
             if session.is_first() {
-                let (step, stage) = (state.step, place.stage.name.clone());
+                let (step, stage) = (state.step, position.stage.name.clone());
                 session.control.report_event(EventKind::Grown { step, from, to, stage });
             }
         }
-        Ok(false)
+        Ok(())
     }
 
     fn finish(&self, outcome: TrainOutcome) -> TrainOutcome {
@@ -270,7 +291,7 @@ impl<'a> Attempt<'a> {
             let stopped = outcome == TrainOutcome::Stopped;
             self.session.control.report_event(EventKind::Finished { step: self.state.step, stopped });
         }
-        self.saver.finish();
+        self.saver.wait_for_pruning();
         outcome
     }
 }

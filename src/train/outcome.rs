@@ -1,65 +1,19 @@
 //! Outcome of a step, from which the step record and all decisions are derived.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
-use std::sync::Arc;
-
 use lambert_config::run::Guard;
-use lambert_control::DatasetStats;
-use lambert_dataset::Dataset;
 
-use crate::data::{DatasetPart, GlobalBatch, Mixture};
+use super::sample_position::{self, StepSamples};
 use crate::objective::totals::ObjectiveTotals;
 use crate::recovery::guard::GuardVerdict;
 use crate::state::TrainState;
-
-/// Samples of a step, including skipped samples.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct StepSamples {
-    /// Id of the mixture: the SHA-256 of the manifest of a single dataset.
-    pub mixture: String,
-    /// Numbers of the samples in the mixture.
-    pub samples: Range<u64>,
-    /// Number of samples taken from each dataset after this step, by the SHA-256 of its manifest.
-    pub positions: BTreeMap<String, u64>,
-    /// Samples of each dataset, by name. Empty for a single dataset.
-    pub datasets: BTreeMap<String, DatasetStats>,
-    /// Number of these samples that were skipped.
-    pub skipped: u64,
-}
-
-impl StepSamples {
-    /// Samples of a global batch of `mixture`.
-    pub fn of(mixture: &Mixture, batch: &GlobalBatch) -> Self {
-        let parts = || mixture.datasets().iter().zip(&batch.datasets);
-        let position =
-            |(dataset, part): (&Arc<Dataset>, &DatasetPart)| (dataset.manifest_sha256().to_owned(), part.end);
-        let samples = batch.lengths.len().max(1) as f64;
-        let stats = |(dataset, part): (&Arc<Dataset>, &DatasetPart)| DatasetStats {
-            share: part.samples as f64 / samples,
-            epochs: part.end as f64 / dataset.rows().max(1) as f64,
-        };
-        let datasets = match mixture.is_single() {
-            true => BTreeMap::new(),
-            false => mixture.names().iter().cloned().zip(parts().map(stats)).collect(),
-        };
-        Self {
-            mixture: mixture.id().to_owned(),
-            samples: batch.sample_range.clone(),
-            positions: parts().map(position).collect(),
-            datasets,
-            skipped: batch.skipped(),
-        }
-    }
-}
 
 /// Outcome of a step, which is equal on all ranks.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepOutcome {
     pub stage: String,
     /// Number of steps completed before this step.
-    pub before: u64,
-    /// Largest epoch of the first samples of the datasets.
+    pub steps_before: u64,
+    /// Epoch of the first sample of each dataset in the batch; the largest of them.
     pub epoch: u64,
     /// Number of samples in the global batch.
     pub samples: u64,
@@ -93,9 +47,9 @@ impl StepOutcome {
     /// Asks the divergence guard for a verdict, and updates the counters of `state`. The optimizer has
     /// already updated the weights, unless the loss or the norm is not finite. A rollback discards this
     /// update, so it leaves the counters unchanged.
-    pub fn conclude(&self, state: &mut TrainState, guard: &Guard) -> GuardVerdict {
-        let StepSamples { mixture, samples, positions, skipped, .. } = &self.drawn;
-        let verdict = state.stages.history.judge(guard, self.before, samples.clone(), self.loss(), self.norm);
+    pub fn judge_and_count(&self, state: &mut TrainState, guard: &Guard) -> GuardVerdict {
+        let StepSamples { mixture, samples, skipped, .. } = &self.drawn;
+        let verdict = state.stages.losses.judge(guard, self.steps_before, samples.clone(), self.loss(), self.norm);
         match verdict {
             GuardVerdict::Rollback(_) => return verdict,
             GuardVerdict::Apply => {
@@ -109,13 +63,10 @@ impl StepOutcome {
             }
         }
         let is_applied = verdict == GuardVerdict::Apply;
-        state.stages.history.add(guard, self.before, samples.clone(), is_applied.then(|| self.loss()));
+        state.stages.losses.add(guard, self.steps_before, samples.clone(), is_applied.then(|| self.loss()));
         state.stages.spikes.add(self.loss(), self.norm);
         state.step += 1;
-        state.cursors.extend(positions.clone());
-        if !positions.contains_key(mixture) {
-            state.mixtures.insert(mixture.clone(), samples.end);
-        }
+        sample_position::advance(state, &self.drawn);
         verdict
     }
 }

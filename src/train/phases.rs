@@ -1,5 +1,5 @@
-//! Times of the phases of a step, on the clock of the device. A GPU computes a phase after the host has enqueued it, so the
-//! clock of the host would measure how long the host enqueues.
+//! Times of the phases of a step, measured on the device. A GPU runs work after the host has enqueued it, so a host
+//! clock would measure only the enqueueing.
 
 use crate::kernels::{Kernels, TimeMark};
 use crate::torch::{self, TorchError};

@@ -31,16 +31,15 @@ pub fn end_attempt(
     // Use the timeout of the save phase, because rank 0 writes to the store while the other ranks wait.
     session.control.set_phase(WorkerPhase::Save);
     // Finish the save in flight. This save has an earlier state, from which the next attempt may resume.
-    saver.settle(collective)?;
+    saver.wait_for_save(collective)?;
     let written = match session.is_first() {
         true => write_record(session, saver, mixture, loaded, plan).map(Some),
         false => Ok(None),
     };
     // If one rank exits, the other ranks end too. All ranks therefore wait until the record is written.
-    let mut word = vec![u8::from(written.is_ok())];
-    collective.broadcast_bytes(&mut word, 0)?;
+    let is_written = agreement::broadcast(collective, &written.is_ok())?;
     let event = written?;
-    if word != [1] {
+    if !is_written {
         return Err(Error::Peer("rank 0 could not write the rollback record"));
     }
     event.into_iter().for_each(|event| session.control.report_event(event));
@@ -111,24 +110,24 @@ pub fn skip_damaged_shards(
         }
         state.skipped.by_source = before;
     }
-    save_and_fail(collective, saver, state, error)
+    Err(save_after_failed_read(collective, saver, state, error))
 }
 
 /// Saves a checkpoint of the completed steps after a failed read on any rank. `error` is the read error on a
-/// rank that failed, `None` on the other ranks.
-///
-/// # Errors
-/// Always returns an error: the read error on the rank that failed, [`Error::Peer`] on the others.
-pub fn save_and_fail(
+/// rank that failed, `None` on the other ranks. Returns the error that ends the attempt: the read error on the rank that
+/// failed, [`Error::Peer`] on the others, or the error of a failed save.
+pub fn save_after_failed_read(
     collective: &mut dyn Group,
     saver: &mut Saver<'_>,
     state: &TrainState,
     error: Option<DatasetError>,
-) -> Result<(), Error> {
-    if state.step > 0 {
-        saver.complete(collective, state)?;
+) -> Error {
+    if state.step > 0
+        && let Err(failed) = saver.save_and_wait(collective, state)
+    {
+        return failed;
     }
-    Err(error.map_or(Error::Peer("another rank could not read its samples"), Error::Dataset))
+    error.map_or(Error::Peer("another rank could not read its samples"), Error::Dataset)
 }
 
 /// Gathers the read failures of all ranks.

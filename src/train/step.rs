@@ -41,10 +41,10 @@ impl PendingTotals {
 
     /// Adds the losses of a pass. `first` is the index of the first loss of the pass.
     fn add(&mut self, first: usize, pass: &Pass, batch: &MicroBatch, scores: &[Option<LossValue>]) {
-        for (place, (loss, scored)) in (first..).zip(pass.losses().zip(scores)) {
+        for (loss_index, (loss, scored)) in (first..).zip(pass.losses().zip(scores)) {
             let Some(LossValue { loss: sum, correct, detection, .. }) = scored else { continue };
-            self.known.losses[place].targets += loss.targets(batch) as f64;
-            let first = SUMS * place as i64;
+            self.known.losses[loss_index].targets += loss.targets(batch) as f64;
+            let first = SUMS * loss_index as i64;
             let _ = self.sums.narrow(0, first, 1).g_add_(&sum.detach());
             if let Some(correct) = correct {
                 let _ = self.sums.narrow(0, first + 1, 1).g_add_(correct);
@@ -91,11 +91,11 @@ impl PendingTotals {
 pub fn forward_backward(
     objective: &Objective,
     state: &mut TrainState,
-    share: RankBatch<'_>,
+    rank_batch: RankBatch<'_>,
     dropout: Key,
     gradients_ready: &mut dyn FnMut(&TrainState, usize),
 ) -> Result<PendingTotals, TorchError> {
-    gradients(objective, state, (share.batch, share.micro_batches), dropout, gradients_ready)
+    gradients(objective, state, (rank_batch.batch, rank_batch.micro_batches), dropout, gradients_ready)
 }
 
 /// Runs the passes of [`forward_backward`] for one canonical shard of this rank at a time. Canonical shards are a fixed
@@ -104,19 +104,19 @@ pub fn forward_backward(
 pub fn per_shard(
     objective: &Objective,
     state: &mut TrainState,
-    share: RankBatch<'_>,
+    rank_batch: RankBatch<'_>,
     dropout: Key,
     mut take: impl FnMut(&mut TrainState),
 ) -> Result<Vec<PendingTotals>, TorchError> {
     let mut compute_shard = |micro_batches: &[MicroBatch]| {
-        let pending = gradients(objective, state, (share.batch, micro_batches), dropout, &mut |_, _| ())?;
+        let pending = gradients(objective, state, (rank_batch.batch, micro_batches), dropout, &mut |_, _| ())?;
         torch::guard(|| take(state))?;
         Ok(pending)
     };
     // A rank without samples contributes one shard with gradients of zero.
-    match share.shard_micro_batches.is_empty() {
+    match rank_batch.shard_micro_batches.is_empty() {
         true => std::iter::once(&[][..]).map(&mut compute_shard).collect(),
-        false => share.shards().map(&mut compute_shard).collect(),
+        false => rank_batch.shards().map(&mut compute_shard).collect(),
     }
 }
 
@@ -166,8 +166,8 @@ fn gradients(
     })
 }
 
-/// Calls `run` for each pass. Draws of tokens depend on `key`. The arguments are the pass, its input, the index of its first loss, and true if a later
-/// pass may read its output. `run` returns the output of the pass.
+/// Calls `run(pass, input, first_loss, is_read)` for each pass in order. `first_loss` is the index of its first loss.
+/// `is_read` is true if a later pass may read the output that `run` returns. `key` determines drawn tokens.
 fn each_pass(
     objective: &Objective,
     input: &Input,
@@ -180,7 +180,7 @@ fn each_pass(
         let replaced = pass.replaced_input(input, &outputs, key);
         let is_read = number + 1 < objective.passes().len();
         if !is_read {
-            // The input of the last pass has all that it needs of them.
+            // The input of the last pass is complete, so earlier outputs can be freed.
             outputs.clear();
         }
         outputs.extend(run(pass, replaced.as_ref().unwrap_or(input), first_loss, is_read));

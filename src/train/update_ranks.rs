@@ -14,7 +14,7 @@ use crate::worker::control::WorkerPhase;
 use crate::worker::session::Session;
 use crate::worker::trace::span;
 
-/// Ranks of a run. Their sums count as communication in the phases of the step.
+/// Implements [`Ranks`] for a run. The time of its sums counts as communication.
 pub struct UpdateRanks<'a, 'k> {
     pub session: &'a Session,
     pub reducer: &'a mut dyn Reducer,

@@ -1,5 +1,5 @@
 //! Votes of the ranks after a step. The all-reduce of the losses also sums the votes, so that all ranks reach the same
-//! decision after the same step. [`gather_and_decide`] makes a collective decision outside of steps.
+//! decision after the same step. [`gather_and_decide`] and [`broadcast`] make collective decisions outside of steps.
 
 use lambert_collective::Group;
 use lambert_control::{Directive, GpuSample};
@@ -23,8 +23,20 @@ where
         let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<T>, _>>();
         decision = serde_json::to_vec(&decide(&all.map_err(Error::Json)?)).map_err(Error::Json)?;
     }
-    group.broadcast_bytes(&mut decision, 0)?;
-    serde_json::from_slice(&decision).map_err(Error::Json)
+    broadcast_json(group, decision)
+}
+
+/// Broadcasts the value of rank 0. `own` is ignored on the other ranks. Collective.
+///
+/// # Errors
+/// A failed collective.
+pub fn broadcast<T: Serialize + DeserializeOwned>(group: &mut dyn Group, own: &T) -> Result<T, Error> {
+    broadcast_json(group, serde_json::to_vec(own).map_err(Error::Json)?)
+}
+
+fn broadcast_json<T: DeserializeOwned>(group: &mut dyn Group, mut json: Vec<u8>) -> Result<T, Error> {
+    group.broadcast_bytes(&mut json, 0)?;
+    serde_json::from_slice(&json).map_err(Error::Json)
 }
 
 /// Vote of one rank.
@@ -49,12 +61,12 @@ pub enum SaveVote {
     /// The save is slow by the clock of rank 0, and this was not reported yet.
     Slow,
     /// Rank 0 knows the outcome.
-    Decided(Decision),
+    Decided(SaveDecision),
 }
 
 /// Outcome of a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Decision {
+pub enum SaveDecision {
     /// The checkpoint is committed.
     Committed,
     /// Transient failure.
@@ -69,7 +81,7 @@ pub enum Decision {
     Stuck,
 }
 
-impl Decision {
+impl SaveDecision {
     /// All decisions, by increasing precedence.
     const ALL: [Self; 6] =
         [Self::Committed, Self::Failed, Self::ReplicasDiffer, Self::NotFinite, Self::Permanent, Self::Stuck];
@@ -81,24 +93,24 @@ pub struct Agreement {
     /// Directive after this step.
     pub directive: Directive,
     /// Number of ranks that have written their objects of the save in progress.
-    pub written: usize,
+    pub written_ranks: usize,
     /// True if the save in progress must be reported as slow now.
-    pub slow: bool,
+    pub is_save_slow: bool,
     /// Outcome of the save in progress; `None` until rank 0 knows the outcome.
-    pub decided: Option<Decision>,
+    pub save_decision: Option<SaveDecision>,
     /// Number of ranks that could not read their samples.
-    pub unread: usize,
+    pub unreadable_ranks: usize,
 }
 
 /// Number of elements of an encoded [`Vote`], which consists of counters: one for each of the two directives other than
 /// `Continue`, three for `Written`, `Slow` and `unread`, and one for each decision.
-const LENGTH: usize = 5 + Decision::ALL.len();
+const LENGTH: usize = 5 + SaveDecision::ALL.len();
 
 impl Vote {
     /// Encodes the vote as counters, so that sums over ranks are unambiguous.
     fn encode(self) -> [f64; LENGTH] {
         let count = |flag: bool| f64::from(u8::from(flag));
-        let decided = Decision::ALL.map(|decision| count(self.save == SaveVote::Decided(decision)));
+        let decided = SaveDecision::ALL.map(|decision| count(self.save == SaveVote::Decided(decision)));
         let mut numbers = [0.0; LENGTH];
         numbers[..5].copy_from_slice(&[
             count(self.directive == Directive::Checkpoint),
@@ -117,17 +129,17 @@ impl Agreement {
     fn decode(sums: [f64; LENGTH]) -> Self {
         let ranks = sums.map(|ranks| ranks as usize);
         let [checkpoint, stop, written, slow, unread, decisions @ ..] = ranks;
-        let known = Decision::ALL.into_iter().zip(decisions).filter(|(_, ranks)| *ranks > 0);
+        let known = SaveDecision::ALL.into_iter().zip(decisions).filter(|(_, ranks)| *ranks > 0);
         Self {
             directive: match (checkpoint, stop) {
                 (0, 0) => Directive::Continue,
                 (_, 0) => Directive::Checkpoint,
                 _ => Directive::CheckpointAndStop,
             },
-            written,
-            slow: slow > 0,
-            decided: known.map(|(decision, _)| decision).max(),
-            unread,
+            written_ranks: written,
+            is_save_slow: slow > 0,
+            save_decision: known.map(|(decision, _)| decision).max(),
+            unreadable_ranks: unread,
         }
     }
 }
@@ -199,7 +211,7 @@ mod tests {
     /// All possible votes.
     fn votes() -> impl Iterator<Item = Vote> {
         let saves = [SaveVote::Nothing, SaveVote::Written, SaveVote::Slow];
-        let saves = saves.into_iter().chain(Decision::ALL.map(SaveVote::Decided));
+        let saves = saves.into_iter().chain(SaveDecision::ALL.map(SaveVote::Decided));
         let with = move |directive| {
             let of = move |save| [false, true].map(|unread| Vote { directive, save, unread });
             saves.clone().flat_map(of)
@@ -240,13 +252,13 @@ mod tests {
         assert_eq!(votes().count(), 54);
         for vote in votes() {
             let Vote { directive, save, unread } = vote;
-            let decided = if let SaveVote::Decided(decision) = save { Some(decision) } else { None };
+            let save_decision = if let SaveVote::Decided(decision) = save { Some(decision) } else { None };
             let expected = Agreement {
                 directive,
-                written: usize::from(save == SaveVote::Written),
-                slow: save == SaveVote::Slow,
-                decided,
-                unread: unread.into(),
+                written_ranks: usize::from(save == SaveVote::Written),
+                is_save_slow: save == SaveVote::Slow,
+                save_decision,
+                unreadable_ranks: unread.into(),
             };
             assert_eq!(agree(&[vote]), expected);
         }
@@ -261,9 +273,26 @@ mod tests {
                 unread: true,
             });
             let (alone, all) = (agree(&[vote]), agree(&[vote, others[0], others[1], others[0]]));
-            assert_eq!((all.directive, all.decided, all.slow), (alone.directive, alone.decided, alone.slow));
-            assert_eq!((all.written, all.unread), (alone.written + 2, alone.unread + 3));
+            assert_eq!(
+                (all.directive, all.save_decision, all.is_save_slow),
+                (alone.directive, alone.save_decision, alone.is_save_slow)
+            );
+            assert_eq!(
+                (all.written_ranks, all.unreadable_ranks),
+                (alone.written_ranks + 2, alone.unreadable_ranks + 3)
+            );
         }
+    }
+
+    #[test]
+    fn all_ranks_get_the_value_of_rank_0() {
+        let ranks = local::group(3).into_iter().enumerate();
+        let rank = |(rank, mut ends): (usize, lambert_collective::Endpoints)| {
+            std::thread::spawn(move || broadcast(&mut *ends.group, &(rank == 0).then(|| "a".to_owned())).unwrap())
+        };
+        let threads: Vec<_> = ranks.map(rank).collect();
+        let all = threads.into_iter().map(|thread| thread.join().unwrap());
+        assert!(all.into_iter().all(|value| value.as_deref() == Some("a")));
     }
 
     /// Only rank 0 should send decisions. If several ranks send decisions, the result is still one of these decisions.
@@ -271,11 +300,11 @@ mod tests {
     fn the_decision_of_highest_precedence_counts() {
         let message = |directive, decision| Vote { directive, save: SaveVote::Decided(decision), unread: false };
         let (once, stop) = (Directive::Checkpoint, Directive::CheckpointAndStop);
-        let agreed = agree(&[message(once, Decision::Committed), message(once, Decision::Committed)]);
-        assert_eq!((agreed.directive, agreed.decided), (once, Some(Decision::Committed)));
-        let agreed = agree(&[message(stop, Decision::Failed), message(once, Decision::Permanent)]);
-        assert_eq!((agreed.directive, agreed.decided), (stop, Some(Decision::Permanent)));
-        let agreed = agree(&[message(stop, Decision::Stuck), message(once, Decision::NotFinite)]);
-        assert_eq!(agreed.decided, Some(Decision::Stuck));
+        let agreed = agree(&[message(once, SaveDecision::Committed), message(once, SaveDecision::Committed)]);
+        assert_eq!((agreed.directive, agreed.save_decision), (once, Some(SaveDecision::Committed)));
+        let agreed = agree(&[message(stop, SaveDecision::Failed), message(once, SaveDecision::Permanent)]);
+        assert_eq!((agreed.directive, agreed.save_decision), (stop, Some(SaveDecision::Permanent)));
+        let agreed = agree(&[message(stop, SaveDecision::Stuck), message(once, SaveDecision::NotFinite)]);
+        assert_eq!(agreed.save_decision, Some(SaveDecision::Stuck));
     }
 }

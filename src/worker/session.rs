@@ -20,6 +20,7 @@ use crate::gpu::{CommStream, ComputeDevice, DeviceError, Gpu, Nccl};
 use crate::kernels::Kernels;
 use crate::model;
 use crate::torch;
+use crate::worker::agreement;
 use crate::worker::control::Control;
 use crate::worker::cpu_affinity;
 use crate::worker::gpu_monitor;
@@ -106,7 +107,7 @@ impl Session {
 
     /// If the lease is lost, returns the error of the lost lease in place of a write error. Adds the name of the GPU to
     /// the error of a failed GPU.
-    fn explain(&self, error: Error) -> Error {
+    fn with_root_cause(&self, error: Error) -> Error {
         if let Some(gpu) = &self.gpu {
             // After a failed all-reduce, the GPU may compute forever.
             let kernels = Arc::clone(&self.kernels);
@@ -142,19 +143,17 @@ impl Session {
     /// # Errors
     /// A failed collective.
     pub fn agree_on_stop(&self, collective: &mut dyn Group) -> Result<bool, Error> {
-        let mut is_stop = vec![u8::from(self.is_first() && self.control.stop_is_requested())];
-        collective.broadcast_bytes(&mut is_stop, 0)?;
-        Ok(is_stop == [1])
+        agreement::broadcast(collective, &(self.is_first() && self.control.stop_is_requested()))
     }
 
-    /// Reports the failure that ends this attempt, unless it was reported before. Returns it, explained. Call this before values
-    /// are dropped: while a GPU computes an all-reduce that cannot be aborted, or a file system hangs, that can block forever. In
-    /// this case, this process exits after 10 s.
+    /// Reports the failure that ends this attempt, unless one was reported before. Returns the error with its root cause.
+    /// Call this before dropping values: a drop can block forever while a GPU runs an all-reduce that cannot be aborted or
+    /// a file system hangs. The process then exits after 10 s.
     pub fn report_failure(&self, error: Error) -> Error {
         if self.control.has_failed() {
             return error;
         }
-        let error = self.explain(error);
+        let error = self.with_root_cause(error);
         self.control.fail(error::chain(&error), error.failure_kind(), error.missing_ranks());
         self.control.flush();
         if matches!(error, Error::Collective(_) | Error::GpuLost { .. }) {

@@ -14,7 +14,8 @@ use lambert_worker::objective::Objective;
 use lambert_worker::optim;
 use lambert_worker::recovery::guard::GuardVerdict;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
-use lambert_worker::train::outcome::{StepOutcome, StepSamples};
+use lambert_worker::train::outcome::StepOutcome;
+use lambert_worker::train::sample_position::StepSamples;
 use lambert_worker::train::step;
 use safetensors::SafeTensors;
 
@@ -133,8 +134,8 @@ pub fn train_from(parameters: Parameters, config: &RunConfig, learning_rate: f64
         let norm = optim::update(&mut state, &config.optimizer, rate, &mut optim::SingleRank).unwrap().norm;
         let (totals, norm) = computed.fetch(state.kernels(), &norm).unwrap();
         let drawn = StepSamples { mixture: "golden".into(), samples: batch.sample_range, ..StepSamples::default() };
-        let outcome = StepOutcome { before: number, drawn, totals, norm, ..StepOutcome::default() };
-        assert_eq!(outcome.conclude(&mut state, &Guard::default()), GuardVerdict::Apply);
+        let outcome = StepOutcome { steps_before: number, drawn, totals, norm, ..StepOutcome::default() };
+        assert_eq!(outcome.judge_and_count(&mut state, &Guard::default()), GuardVerdict::Apply);
         outcome.loss()
     };
     let curve = (0..STEPS).map(one).collect();

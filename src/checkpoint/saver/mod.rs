@@ -11,14 +11,14 @@
 //! limit, by the clock of rank 0, ends the attempt ([`SaveTimeLimit`]).
 //!
 //! - `schedule`: intervals, retries and time limits
-//! - `history`: the newest and the best checkpoint
+//! - `known_checkpoints`: the newest and the best checkpoint
 //! - `upload`: from the snapshot to the commit
 //! - `outcome`: the end of a save
 //!
 //! [`Commit`]: super::commit::Commit
 //! [`SaveTimeLimit`]: super::time_limit::SaveTimeLimit
 
-mod history;
+mod known_checkpoints;
 mod outcome;
 mod schedule;
 mod upload;
@@ -31,7 +31,7 @@ use lambert_store::checkpoint::{self as stored, CheckpointWriter, Manifest};
 
 use super::pruner::Pruner;
 use super::records::{self, Records};
-use super::save::{Progress, Save};
+use super::save::{Save, SaveState};
 use super::snapshot::Snapshot;
 use super::teacher_record::TeacherRecord;
 use super::time_limit::SaveTiming;
@@ -39,13 +39,13 @@ use super::{EngineState, ResumeOrigin};
 use crate::error::Error;
 use crate::state::TrainState;
 use crate::torch;
-use crate::worker::agreement::{self, Agreement, Decision, RankStats, SaveVote, Vote};
+use crate::worker::agreement::{self, Agreement, RankStats, SaveDecision, SaveVote, Vote};
 use crate::worker::control::WorkerPhase;
 use crate::worker::datasets::Datasets;
 use crate::worker::session::Session;
 use crate::worker::stopwatch::Stopwatch;
 use crate::worker::trace::span;
-use history::CheckpointHistory;
+use known_checkpoints::KnownCheckpoints;
 use schedule::SaveSchedule;
 
 /// Polling intervals while waiting for a save.
@@ -62,9 +62,9 @@ pub struct Saver<'a> {
     /// The save in progress.
     save: Option<Save>,
     schedule: SaveSchedule,
-    /// True if training waits until a checkpoint is saved: at the end, at a stop, or after a change of the state.
+    /// True while training is blocked until a checkpoint is committed ([`Saver::save_and_wait`]).
     blocks: bool,
-    history: CheckpointHistory,
+    known: KnownCheckpoints,
     /// Deletes old checkpoints, on rank 0.
     pruner: Pruner,
     /// Time that training was blocked by saves since the last record, seconds.
@@ -91,7 +91,7 @@ impl<'a> Saver<'a> {
             save: None,
             schedule: SaveSchedule::new(&session.config),
             blocks: false,
-            history: CheckpointHistory::new(origin, state.step),
+            known: KnownCheckpoints::new(origin, state.step),
             pruner: Pruner::default(),
             stall: 0.0,
         })
@@ -113,41 +113,42 @@ impl<'a> Saver<'a> {
         measured: String,
     ) -> Result<bool, Error> {
         self.records.push(&EventKind::Evaluation(evaluation.clone()))?;
-        let best = self.history.add_evaluation(evaluation.step, evaluation.total_loss(), measured);
+        let is_best = self.known.add_evaluation(evaluation.step, evaluation.total_loss(), measured);
         if !self.session.config.checkpoint.keep_best {
             return Ok(false);
         }
-        let mut is_best = vec![u8::from(best)];
-        collective.broadcast_bytes(&mut is_best, 0)?;
-        Ok(is_best == [1])
+        agreement::broadcast(collective, &is_best)
     }
 
     /// Adds the evaluation before the first step to the records.
-    pub fn push_start(&mut self, evaluation: &Evaluation) -> Result<(), Error> {
+    pub fn push_initial_evaluation(&mut self, evaluation: &Evaluation) -> Result<(), Error> {
         self.records.push(&EventKind::Evaluation(evaluation.clone()))
     }
 
     /// Returns true if a checkpoint is due after `step` and no save is in progress. A checkpoint is due at the step
-    /// interval, if it is `wanted`, or if it was due before and had to wait. The result is equal on all ranks.
-    pub fn is_due(&mut self, step: u64, wanted: bool) -> bool {
-        self.schedule.is_due(step, wanted) && self.save.is_none()
+    /// interval, if `is_requested`, or if it was due before and had to wait. The result is equal on all ranks.
+    pub fn update_due(&mut self, step: u64, is_requested: bool) -> bool {
+        self.schedule.update_due(step, is_requested) && self.save.is_none()
     }
 
     /// Returns true if a checkpoint is due by time, because the interval or the backoff has elapsed. Clocks differ
     /// between ranks, so only the result of rank 0 counts.
-    pub fn is_overdue(&self) -> bool {
-        self.save.is_none() && self.schedule.is_overdue()
+    pub fn is_due_by_time(&self) -> bool {
+        self.save.is_none() && self.schedule.is_due_by_time()
     }
 
     /// Starts the time limit of saves before a stop (`cluster.limits.stop_seconds`). Later calls have no effect.
-    pub fn stop(&mut self) {
-        self.schedule.stop();
+    pub fn start_stop_limit(&mut self) {
+        self.schedule.start_stop_limit();
     }
 
-    /// Returns this rank's vote on the save in progress.
+    /// Returns this rank's vote on the save in progress. On rank 0, first collects the outcome of a commit that has
+    /// ended.
     pub fn vote(&mut self) -> SaveVote {
         let Some(save) = &mut self.save else { return SaveVote::Nothing };
-        self.schedule.vote(save, self.session.is_first())
+        let (schedule, began) = (&self.schedule, save.began);
+        save.state = std::mem::take(&mut save.state).collect(|outcome| schedule.final_outcome(outcome, began));
+        save.vote(self.session.is_first().then(|| schedule.timing(began)))
     }
 
     /// Advances the save in progress according to the agreement of the ranks. Call it after each step.
@@ -158,22 +159,24 @@ impl<'a> Saver<'a> {
 
     fn advance(&mut self, collective: &mut dyn Group, agreement: &Agreement) -> Result<(), Error> {
         let Some(save) = &self.save else { return Ok(()) };
-        if agreement.slow {
+        if agreement.is_save_slow {
             self.report_slow(collective)?;
             return Ok(());
         }
-        match (&save.progress, agreement.decided) {
-            (_, Some(Decision::Stuck)) => Err(self.stuck_error(collective)?),
-            (Progress::Writing(..), _) if agreement.written >= self.session.world => self.send_entries(collective),
-            (Progress::Copying(..) | Progress::Writing(..), _) | (_, None) => Ok(()),
+        match (&save.state, agreement.save_decision) {
+            (_, Some(SaveDecision::Stuck)) => Err(self.stuck_error(collective)?),
+            (SaveState::Writing { .. }, _) if agreement.written_ranks >= self.session.world => {
+                self.send_entries(collective)
+            }
+            (SaveState::Copying { .. } | SaveState::Writing { .. }, _) | (_, None) => Ok(()),
             (_, Some(decision)) => self.conclude(collective, decision),
         }
     }
 
     /// Waits until the previous save has ended, and starts to save the state as a checkpoint.
     pub fn save(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
-        self.settle(collective)?;
-        if self.history.has(state.step) {
+        self.wait_for_save(collective)?;
+        if self.known.has(state.step) {
             return Ok(());
         }
         self.session.control.set_phase(WorkerPhase::Save);
@@ -181,11 +184,11 @@ impl<'a> Saver<'a> {
         let mut watch = Stopwatch::start();
         let began = self.schedule.begin();
         let writer = CheckpointWriter::new(&self.session.store, state.step, self.session.lease.attempt());
-        let copying = torch::guard(|| self.snapshot.begin(state))?;
+        let copies = torch::guard(|| self.snapshot.begin(state))?;
         let compares = self.session.world > 1;
         let digest = compares.then(|| torch::guard(|| state.digest())).transpose()?;
         let manifest = self.manifest(state, writer.name())?;
-        let progress = Progress::Copying(copying, self.records.cut(state.step));
+        let save_state = SaveState::Copying { copies, records: self.records.cut(state.step) };
         let stall = watch.lap();
         self.save = Some(Save {
             writer,
@@ -195,7 +198,7 @@ impl<'a> Saver<'a> {
             stall,
             timing: SaveTiming::InTime,
             has_reported_slow: false,
-            progress,
+            state: save_state,
         });
         self.stall += stall;
         self.start_uploads(false)
@@ -211,13 +214,13 @@ impl<'a> Saver<'a> {
     }
 
     /// Blocks until the state is saved as a checkpoint, with retries.
-    pub fn complete(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
+    pub fn save_and_wait(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
         self.session.control.set_phase(WorkerPhase::Save);
         self.blocks = true;
         loop {
             self.save(collective, state)?;
-            self.settle(collective)?;
-            if self.history.has(state.step) {
+            self.wait_for_save(collective)?;
+            if self.known.has(state.step) {
                 self.blocks = false;
                 return Ok(());
             }
@@ -227,30 +230,30 @@ impl<'a> Saver<'a> {
 
     /// Saves the current step again after a state change within the step. The checkpoint of this attempt counts as
     /// newer than a checkpoint of the same step from an earlier attempt.
-    pub fn renew(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
-        self.history.set_stale();
-        self.complete(collective, state)
+    pub fn resave_and_wait(&mut self, collective: &mut dyn Group, state: &TrainState) -> Result<(), Error> {
+        self.known.set_stale();
+        self.save_and_wait(collective, state)
     }
 
     /// Writes the records since the last checkpoint, for an attempt that ends without another checkpoint.
     pub fn write_records(&mut self) -> Result<(), Error> {
-        Ok(self.records.cut(self.history.step()).write(&self.session.store)?)
+        Ok(self.records.cut(self.known.step()).write(&self.session.store)?)
     }
 
     /// Waits a limited time for the deletion of old checkpoints, before an attempt ends.
-    pub fn finish(&self) {
+    pub fn wait_for_pruning(&self) {
         self.pruner.finish();
     }
 
     /// Waits for the save in progress, if any, up to its time limit.
-    pub fn settle(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
+    pub fn wait_for_save(&mut self, collective: &mut dyn Group) -> Result<(), Error> {
         let (mut watch, before) = (Stopwatch::start(), self.stall);
         self.start_uploads(true)?;
         let mut pause = SHORTEST_POLL;
         while self.save.is_some() {
             self.session.control.set_phase(WorkerPhase::Save);
             if self.session.control.stop_is_requested() {
-                self.stop();
+                self.start_stop_limit();
             }
             let vote = Vote { save: self.vote(), ..Vote::default() };
             let (agreement, _) = agreement::all_reduce_votes(collective, &mut [], vote, RankStats::default())?;
@@ -266,20 +269,20 @@ impl<'a> Saver<'a> {
 
     fn manifest(&self, state: &TrainState, name: &str) -> Result<Manifest, Error> {
         let session = self.session;
-        let loss = self.history.loss(state.step);
+        let loss = self.known.loss(state.step);
         let mut engine_state = EngineState::capture(state, self.vocabulary);
         engine_state.teacher = TeacherRecord::of(&session.config);
         Ok(Manifest {
             format: stored::FORMAT,
             step: state.step,
             attempt: session.lease.attempt(),
-            parent: self.history.newest(),
+            parent: self.known.newest(),
             stage: state.stages.entered.unwrap_or(0),
-            cursor: state.cursors.clone(),
+            cursor: state.dataset_cursors.clone(),
             config_sha256: session.config_sha256.clone(),
             world: session.world,
             held_out_loss: loss,
-            best: self.history.best_with(name, loss),
+            best: self.known.best_with(name, loss),
             averaged: Vec::new(),
             state: serde_json::to_value(engine_state).map_err(Error::Json)?,
             objects: Vec::new(),

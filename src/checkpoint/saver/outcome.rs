@@ -5,11 +5,10 @@ use lambert_control::EventKind;
 
 use super::Saver;
 use crate::checkpoint::commit::SaveOutcome;
-use crate::checkpoint::save::{Progress, Save};
+use crate::checkpoint::save::{Save, SaveState};
 use crate::checkpoint::time_limit::{self, SaveTiming};
 use crate::error::Error;
-use crate::recovery::replicas::ReplicaMismatch;
-use crate::worker::agreement::Decision;
+use crate::worker::agreement::{self, SaveDecision};
 
 impl Saver<'_> {
     /// Warns about a slow save, long before the time limit ends the run. Names the ranks
@@ -37,63 +36,62 @@ impl Saver<'_> {
     }
 
     /// Ends the save with `decision`. All ranks call this function with the same decision.
-    pub(super) fn conclude(&mut self, collective: &mut dyn Group, decision: Decision) -> Result<(), Error> {
+    pub(super) fn conclude(&mut self, collective: &mut dyn Group, decision: SaveDecision) -> Result<(), Error> {
         let Some(save) = self.save.take() else { return Ok(()) };
-        if decision == Decision::Committed {
+        if decision == SaveDecision::Committed {
             self.take_commit(save);
             return Ok(());
         }
         self.schedule.add_failure(save.began);
-        let Save { writer, manifest, progress, .. } = save;
-        let name = writer.name().to_owned();
-        let mut message = self.take_failure(progress)?;
-        if decision == Decision::Failed {
-            if self.session.is_first() {
-                self.warn(&name, &String::from_utf8_lossy(&message));
+        let Save { writer, manifest, state, .. } = save;
+        let outcome = self.take_failure(state);
+        if decision == SaveDecision::Failed {
+            if let Some(SaveOutcome::Failed(why)) = outcome {
+                self.warn(writer.name(), &why);
             }
             return Ok(());
         }
-        collective.broadcast_bytes(&mut message, 0)?;
-        if decision == Decision::ReplicasDiffer {
-            let difference: ReplicaMismatch = serde_json::from_slice(&message).map_err(Error::Json)?;
-            let blamed = difference.blames(self.session.rank);
-            return Err(Error::Replicas { step: manifest.step, mismatch: difference, blamed });
-        }
-        let message = String::from_utf8_lossy(&message).into_owned();
-        match decision {
-            Decision::NotFinite => Err(Error::NotFinite { step: manifest.step, what: message }),
-            _ => Err(Error::Save { name, message }),
-        }
+        let outcome = agreement::broadcast(collective, &outcome)?;
+        Err(save_error(outcome, writer.name().to_owned(), manifest.step, self.session.rank))
     }
 
     /// Records a committed save, and reports it on rank 0.
     fn take_commit(&mut self, save: Save) {
-        let Save { writer, manifest, began, stall, progress, .. } = save;
+        let Save { writer, manifest, began, stall, .. } = save;
         let name = writer.name().to_owned();
         self.schedule.clear_failures();
-        if let Progress::Decided(..) = progress {
+        if self.session.is_first() {
             let (step, written) = (manifest.step, self.schedule.time_since(began).as_secs_f64());
             let event = EventKind::Checkpoint { name: name.clone(), step, seconds: stall, written };
             self.session.control.report_event(event);
         }
-        self.history.commit(name, manifest);
+        self.known.commit(name, manifest);
     }
 
-    /// Restores the records of a failed save. Returns the error, serialized for the broadcast. The result is
-    /// empty on ranks that do not know the error.
-    fn take_failure(&mut self, progress: Progress) -> Result<Vec<u8>, Error> {
-        let Progress::Decided(outcome, records) = progress else { return Ok(Vec::new()) };
+    /// Restores the records of a failed save, and returns its outcome; `None` on ranks that do not know it.
+    fn take_failure(&mut self, state: SaveState) -> Option<SaveOutcome> {
+        let SaveState::Decided { outcome, records } = state else { return None };
         self.records.restore(records);
-        Ok(match outcome {
-            SaveOutcome::Committed => Vec::new(),
-            SaveOutcome::Failed(why) | SaveOutcome::Permanent(why) | SaveOutcome::NotFinite(why) => why.into_bytes(),
-            SaveOutcome::ReplicasDiffer(difference) => serde_json::to_vec(&difference).map_err(Error::Json)?,
-        })
+        Some(outcome)
     }
 
     fn warn(&self, name: &str, why: &str) {
         let seconds = self.schedule.retry_pause().as_secs();
         let meanwhile = if self.blocks { "training waits until it is saved" } else { "training continues" };
         self.session.warn(format!("checkpoint {name} was not saved; {meanwhile}, retrying in {seconds} s: {why}"));
+    }
+}
+
+/// Error on `rank` after the save of checkpoint `name`, of `step`, has failed for good. `outcome` is the outcome of
+/// rank 0.
+fn save_error(outcome: Option<SaveOutcome>, name: String, step: u64, rank: usize) -> Error {
+    match outcome {
+        Some(SaveOutcome::ReplicasDiffer(mismatch)) => {
+            let blamed = mismatch.blames(rank);
+            Error::Replicas { step, mismatch, blamed }
+        }
+        Some(SaveOutcome::NotFinite(what)) => Error::NotFinite { step, what },
+        Some(SaveOutcome::Failed(message) | SaveOutcome::Permanent(message)) => Error::Save { name, message },
+        Some(SaveOutcome::Committed) | None => Error::Peer("rank 0 reports a failed save, but has no failure"),
     }
 }

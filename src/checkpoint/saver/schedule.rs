@@ -5,11 +5,10 @@ use std::time::Duration;
 use lambert_config::run::Checkpoint;
 use lambert_config::{RunConfig, duration};
 
+use crate::checkpoint::commit::SaveOutcome;
 use crate::checkpoint::retry_state::RetryState;
 use crate::checkpoint::running_clock::RunningClock;
-use crate::checkpoint::save::Save;
 use crate::checkpoint::time_limit::{SaveTimeLimit, SaveTiming};
-use crate::worker::agreement::SaveVote;
 
 /// Upper bound of the backoff after a stop request.
 const MAX_STOP_BACKOFF: Duration = Duration::from_secs(2);
@@ -43,14 +42,14 @@ impl SaveSchedule {
     }
 
     /// Returns true if a save is due after `step`, or was due earlier and has not begun.
-    pub fn is_due(&mut self, step: u64, wanted: bool) -> bool {
+    pub fn update_due(&mut self, step: u64, is_requested: bool) -> bool {
         let every = self.settings.every_steps;
-        self.due |= wanted || every > 0 && step.is_multiple_of(every) && !self.retry_state.has_failed();
+        self.due |= is_requested || every > 0 && step.is_multiple_of(every) && !self.retry_state.has_failed();
         self.due
     }
 
     /// Returns true if the interval, or the backoff after a failure, has elapsed.
-    pub fn is_overdue(&self) -> bool {
+    pub fn is_due_by_time(&self) -> bool {
         let minutes = self.settings.every_minutes;
         let interval = minutes > 0.0 && self.time_since(self.last_save) >= duration::minutes(minutes);
         if self.retry_state.has_failed() { self.retry_state.is_due(self.clock.now()) } else { interval }
@@ -84,17 +83,26 @@ impl SaveSchedule {
     }
 
     /// Starts the time limit of saves before a stop. Later calls have no effect.
-    pub fn stop(&mut self) {
+    pub fn start_stop_limit(&mut self) {
         let now = self.clock.now();
         self.stopping.get_or_insert(now);
     }
 
-    /// Returns this rank's vote on the save in progress. Only rank 0 (`first`) checks the clock.
-    pub fn vote(&self, save: &mut Save, first: bool) -> SaveVote {
-        let (stopping, now) = (self.time_since_stop(), self.clock.now());
-        let over = self.limit.exceeded_stop_limit(stopping);
-        save.decide(&self.retry_state, now, self.settings.give_up_minutes, over);
-        save.vote(first.then(|| self.timing(save.began)))
+    /// Returns the outcome of a save that began at `began`, from the outcome of its commit. A failure becomes permanent
+    /// if all saves have failed for `checkpoint.give_up_minutes`, or if the limit of a stop request is exceeded.
+    pub fn final_outcome(&self, outcome: SaveOutcome, began: Duration) -> SaveOutcome {
+        let SaveOutcome::Failed(why) = outcome else { return outcome };
+        let limit = self.settings.give_up_minutes;
+        let lasts = self.retry_state.failing_for(began, self.clock.now()).as_secs_f64() / 60.0;
+        if lasts >= limit {
+            return SaveOutcome::Permanent(format!(
+                "all saves have failed for {lasts:.1} minutes (checkpoint.give_up_minutes = {limit}): {why}"
+            ));
+        }
+        match self.limit.exceeded_stop_limit(self.time_since_stop()) {
+            Some(over) => SaveOutcome::Permanent(format!("not saved {over}: {why}")),
+            None => SaveOutcome::Failed(why),
+        }
     }
 
     /// Time since the stop request.
@@ -103,7 +111,7 @@ impl SaveSchedule {
     }
 
     /// Timing of a save that began at `began`, relative to the time limits.
-    fn timing(&self, began: Duration) -> SaveTiming {
+    pub fn timing(&self, began: Duration) -> SaveTiming {
         self.limit.judge(self.time_since(began), self.time_since_stop())
     }
 
@@ -126,9 +134,9 @@ mod tests {
     #[test]
     fn a_save_stays_due_until_it_begins() {
         let mut schedule = schedule(5, 0.0);
-        assert!(!schedule.is_due(4, false) && schedule.is_due(5, false) && schedule.is_due(6, false));
+        assert!(!schedule.update_due(4, false) && schedule.update_due(5, false) && schedule.update_due(6, false));
         schedule.begin();
-        assert!(!schedule.is_due(7, false) && schedule.is_due(8, true));
+        assert!(!schedule.update_due(7, false) && schedule.update_due(8, true));
     }
 
     #[test]
@@ -136,7 +144,7 @@ mod tests {
         let mut schedule = schedule(5, 0.0);
         (0..6).for_each(|_| schedule.add_failure(Duration::ZERO));
         assert_eq!(schedule.retry_pause().as_secs(), 32);
-        schedule.stop();
+        schedule.start_stop_limit();
         assert_eq!(schedule.retry_pause(), MAX_STOP_BACKOFF);
     }
 
@@ -147,22 +155,22 @@ mod tests {
         config.checkpoint.give_up_minutes = 5.0;
         let mut schedule = SaveSchedule::new(&config);
         let began = schedule.begin();
-        schedule.stop();
+        schedule.start_stop_limit();
         schedule.clock.insert_gap(Duration::from_secs(3600));
         assert_eq!(schedule.timing(began), SaveTiming::InTime);
         let failing = schedule.retry_state.failing_for(began, schedule.clock.now());
-        assert!(failing < Duration::from_secs(60) && !schedule.is_overdue(), "{failing:?}");
+        assert!(failing < Duration::from_secs(60) && !schedule.is_due_by_time(), "{failing:?}");
     }
 
     #[test]
     fn after_a_failure_the_backoff_replaces_the_interval() {
         let mut schedule = schedule(5, 1e-9);
         std::thread::sleep(Duration::from_millis(1));
-        assert!(schedule.is_overdue());
+        assert!(schedule.is_due_by_time());
         let began = schedule.begin();
         schedule.add_failure(began);
-        assert!(!schedule.is_overdue() && !schedule.is_due(10, false));
+        assert!(!schedule.is_due_by_time() && !schedule.update_due(10, false));
         schedule.clear_failures();
-        assert!(schedule.is_due(10, false));
+        assert!(schedule.update_due(10, false));
     }
 }

@@ -4,33 +4,23 @@ use lambert_collective::Group;
 
 use super::Saver;
 use crate::checkpoint::commit::{Commit, RankEntries, retention};
-use crate::checkpoint::save::{Progress, Save};
+use crate::checkpoint::save::{Save, SaveState};
 use crate::checkpoint::time_limit::SaveTiming;
 use crate::error::Error;
 use crate::torch;
 use crate::worker::control::WorkerPhase;
 use crate::worker::stopwatch::Stopwatch;
-use crate::worker::trace::span;
 
 impl Saver<'_> {
     /// Starts the uploads if the snapshot is complete. With `wait`, waits for the snapshot first.
     pub(super) fn start_uploads(&mut self, wait: bool) -> Result<(), Error> {
         let Some(save) = &mut self.save else { return Ok(()) };
-        if !matches!(&save.progress, Progress::Copying(copying, _) if wait || copying.is_done()) {
+        if !matches!(&save.state, SaveState::Copying { copies, .. } if wait || copies.is_done()) {
             return Ok(());
         }
         self.session.control.set_phase(WorkerPhase::Save);
         let mut watch = Stopwatch::start();
-        let Progress::Copying(copying, records) = std::mem::replace(&mut save.progress, Progress::Committing(None))
-        else {
-            return Ok(());
-        };
-        let objects = torch::guard(|| self.snapshot.finish(copying))?.into_iter().map(|object| {
-            let _upload = span!("start upload", object = %object.name);
-            let pending = save.writer.start_object(&object.name, object.bytes)?;
-            Ok((pending, object.slices))
-        });
-        save.progress = Progress::Writing(objects.collect::<Result<_, Error>>()?, records);
+        save.state = std::mem::take(&mut save.state).start_writing(&mut self.snapshot, &save.writer)?;
         let seconds = watch.lap();
         save.stall += seconds;
         self.stall += seconds;
@@ -42,10 +32,7 @@ impl Saver<'_> {
         self.session.control.set_phase(WorkerPhase::Save);
         let mut watch = Stopwatch::start();
         let Some(save) = &mut self.save else { return Ok(()) };
-        let Progress::Writing(objects, records) = std::mem::replace(&mut save.progress, Progress::Committing(None))
-        else {
-            return Ok(());
-        };
+        let SaveState::Writing { objects, records } = std::mem::take(&mut save.state) else { return Ok(()) };
         let entries = objects.into_iter().map(|(object, slices)| {
             let mut entry = object.wait()?;
             entry.slices = slices;
@@ -56,14 +43,19 @@ impl Saver<'_> {
             torch::guard(|| self.session.kernels.read(tensor, 0, &mut digest))?;
         }
         let part = RankEntries::encode(u64::from_ne_bytes(digest), entries.collect(), self.snapshot.slices())?;
-        let Some(parts) = collective.gather_bytes(&part, 0)? else { return Ok(()) };
-        let Save { writer, manifest, .. } = &*save;
-        let (writer, manifest, session) = (writer.clone(), manifest.clone(), self.session);
-        let (store, lease, retention) = (session.store.clone(), session.lease.clone(), retention(session, &manifest));
-        let pruner = self.pruner.clone();
-        let commit = Commit { writer, manifest, parts, records, store, lease, retention, pruner };
-        let thread = std::thread::Builder::new().name("commit".to_owned()).spawn(move || commit.run());
-        (save.progress, save.timing) = (Progress::Committing(Some(thread.map_err(Error::Thread)?)), SaveTiming::InTime);
+        save.state = match collective.gather_bytes(&part, 0)? {
+            None => SaveState::Waiting,
+            Some(parts) => {
+                let Save { writer, manifest, .. } = &*save;
+                let (writer, manifest, session) = (writer.clone(), manifest.clone(), self.session);
+                let (store, lease) = (session.store.clone(), session.lease.clone());
+                let (retention, pruner) = (retention(session, &manifest), self.pruner.clone());
+                let commit = Commit { writer, manifest, parts, records, store, lease, retention, pruner };
+                let thread = std::thread::Builder::new().name("commit".to_owned()).spawn(move || commit.run());
+                SaveState::Committing(thread.map_err(Error::Thread)?)
+            }
+        };
+        save.timing = SaveTiming::InTime;
         let seconds = watch.lap();
         save.stall += seconds;
         self.stall += seconds;

@@ -5,7 +5,7 @@ use lambert_store::checkpoint::{Best, Manifest};
 use crate::checkpoint::ResumeOrigin;
 
 /// Newest and best checkpoint, and the last evaluation.
-pub(super) struct CheckpointHistory {
+pub(super) struct KnownCheckpoints {
     /// Newest checkpoint and its step.
     newest: Option<(String, u64)>,
     /// True if the state has changed since the newest checkpoint, within the same step.
@@ -18,8 +18,8 @@ pub(super) struct CheckpointHistory {
     measured: Option<String>,
 }
 
-impl CheckpointHistory {
-    /// Creates the history of an attempt that resumes from `origin` at `step`.
+impl KnownCheckpoints {
+    /// Creates the known checkpoints of an attempt that resumes from `origin` at `step`.
     pub fn new(origin: ResumeOrigin, step: u64) -> Self {
         let newest = origin.checkpoint.map(|name| (name, step));
         Self { newest, stale: false, best: origin.best, evaluated: None, measured: None }
@@ -85,22 +85,22 @@ mod tests {
         let best = |measured: Option<&str>| {
             Some(Best { checkpoint: "step-000000007-a0001".into(), loss: 2.0, measured: measured.map(str::to_owned) })
         };
-        let history = |measured| {
+        let known = |measured| {
             let origin = ResumeOrigin { checkpoint: None, best: best(measured) };
-            CheckpointHistory::new(origin, 7)
+            KnownCheckpoints::new(origin, 7)
         };
         // (measured before, loss now, is the best): the loss now measures "a".
         for (before, loss, expected) in
             [(Some("a"), 1.5, true), (Some("a"), 2.5, false), (Some("b"), 2.5, true), (None, 2.5, false)]
         {
-            let mut history = history(before);
-            assert_eq!(history.add_evaluation(9, loss, "a".into()), expected, "{before:?} {loss}");
+            let mut known = known(before);
+            assert_eq!(known.add_evaluation(9, loss, "a".into()), expected, "{before:?} {loss}");
             let made = Best { checkpoint: "step-000000009-a0002".into(), loss, measured: Some("a".into()) };
             let kept = if expected { Some(made) } else { best(before) };
-            assert_eq!(history.best_with("step-000000009-a0002", Some(loss)), kept);
+            assert_eq!(known.best_with("step-000000009-a0002", Some(loss)), kept);
             // A checkpoint without an evaluation does not replace the best one.
-            assert_eq!(history.best_with("step-000000010-a0002", None), best(before));
+            assert_eq!(known.best_with("step-000000010-a0002", None), best(before));
         }
-        assert!(!history(Some("b")).add_evaluation(9, f64::NAN, "a".into()));
+        assert!(!known(Some("b")).add_evaluation(9, f64::NAN, "a".into()));
     }
 }
