@@ -27,7 +27,7 @@ use lambert_control::{Directive, EventKind, FailureKind};
 pub use event::{Action, Event, LeaseRequest, Note, ProcessExit, RankDeath, Verdict, WorkerEvent};
 pub use history::RestartHistory;
 pub use placement::{Attempt, ExcludedNodes, HostPool, Placement};
-pub use state::{CoordinatorState, EndReason, Phase, Running, Settings};
+pub use state::{CoordinatorState, EndReason, LastKnown, Phase, Running, Settings};
 pub use stop::{JobSettings, JobState, JobView, Requests, Signal, StopReason};
 
 use monitor::{AttemptFailure, AttemptMonitor};

@@ -146,10 +146,10 @@ fn earlier_stage(config: &RunConfig, manifest: &Manifest) -> Option<String> {
 /// record. The coordinator warns about an unreadable record.
 fn furthest_checkpoint(store: &Store) -> Result<Option<u64>, Error> {
     match store.get(stored_run::COORDINATOR) {
-        Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok().and_then(|history: serde_json::Value| {
-            // Keys of `RestartHistory` and its `Progress` (launcher/src/decide/).
-            history.pointer("/progress/furthest")?.as_u64()
-        })),
+        Ok(bytes) => {
+            let history: Option<serde_json::Value> = serde_json::from_slice(&bytes).ok();
+            Ok(history.and_then(|history| history.pointer(stored_run::FURTHEST_CHECKPOINT)?.as_u64()))
+        }
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error.into()),
     }

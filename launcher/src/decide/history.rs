@@ -176,6 +176,8 @@ impl RestartHistory {
 
 #[cfg(test)]
 mod tests {
+    use lambert_store::run::FURTHEST_CHECKPOINT;
+
     use super::*;
 
     fn restart(unix: f64, counts: bool, host: Option<&str>) -> Restart {
@@ -242,7 +244,7 @@ mod tests {
         let mut history = RestartHistory::default();
         history.progress.committed(7);
         let value = serde_json::to_value(history).unwrap();
-        assert_eq!(value.pointer("/progress/furthest").and_then(serde_json::Value::as_u64), Some(7));
+        assert_eq!(value.pointer(FURTHEST_CHECKPOINT).and_then(serde_json::Value::as_u64), Some(7));
     }
 
     #[test]

@@ -108,6 +108,15 @@ pub enum Phase {
     Over(Verdict),
 }
 
+/// Progress of the run at the start of a coordinator.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LastKnown {
+    /// Completed steps.
+    pub step: u64,
+    /// Newest checkpoint, if any.
+    pub checkpoint: Option<String>,
+}
+
 /// Coordinator state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CoordinatorState {
@@ -128,7 +137,7 @@ pub struct CoordinatorState {
 
 impl CoordinatorState {
     /// Returns the initial state and actions.
-    pub fn begin(settings: Settings, history: RestartHistory) -> (Self, Vec<Action>) {
+    pub fn begin(settings: Settings, history: RestartHistory, last: LastKnown) -> (Self, Vec<Action>) {
         let history = history.sanitized(settings.unix);
         let (phase, requests) = (Phase::Leasing(LeaseRequest::Next), Requests::default());
         let mut state = Self {
@@ -136,8 +145,8 @@ impl CoordinatorState {
             history,
             phase,
             requests,
-            step: 0,
-            checkpoint: None,
+            step: last.step,
+            checkpoint: last.checkpoint,
             counters: RestartCounters::default(),
         };
         let mut actions = Vec::new();

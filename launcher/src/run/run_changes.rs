@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use lambert_config::RunConfig;
 use lambert_plan::architecture::Architecture;
-use lambert_plan::timeline::{self, EarlyStops};
+use lambert_plan::timeline;
 use lambert_store::checkpoint::Manifest;
 use lambert_store::{Store, checkpoint};
 
@@ -120,9 +120,8 @@ fn check_stage_order(store: &Store, config: &RunConfig) -> Result<(), Failure> {
     let listed = checkpoint::list(store).map_err(Failure::failed)?;
     let Some(newest) = listed.first() else { return Ok(()) };
     let Some(manifest) = read_if_intact(store, &newest.name)? else { return Ok(()) };
-    // A key of the training state (src/checkpoint/engine_state.rs).
-    let ended: Option<EarlyStops> = serde_json::from_value(manifest.state["early_stops"].clone()).ok();
-    let ended = timeline::without_removed_plateau(config, ended.unwrap_or_default(), manifest.stage);
+    let ended = timeline::stored_early_stops(&manifest.state);
+    let ended = timeline::without_removed_plateau(config, ended, manifest.stage);
     match timeline::longer_stage(config, &ended, (&newest.name, manifest.step, manifest.stage)) {
         Some(message) => Err(Failure::usage(RunChangeError::LongerStage(message))),
         None => Ok(()),
@@ -149,4 +148,56 @@ fn newest_fits(store: &Store, config: &RunConfig) -> Result<bool, Failure> {
     let architecture = Architecture::of_run(config, stage.depth(&config.model), config_diff::VOCABULARY);
     let tensors = architecture.tensors();
     Ok(tensors.iter().map(|tensor| &*tensor.name).collect::<BTreeSet<_>>() == there)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use lambert_config::run::{Plateau, Stage};
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Writes a checkpoint of attempt `attempt` after `step` steps, in stage `stage`.
+    fn save(store: &Store, attempt: u32, step: u64, stage: usize, state: Value) {
+        let manifest = Manifest {
+            format: checkpoint::FORMAT,
+            step,
+            attempt,
+            parent: None,
+            stage,
+            cursor: BTreeMap::new(),
+            config_sha256: String::new(),
+            world: 1,
+            held_out_loss: None,
+            best: None,
+            averaged: Vec::new(),
+            state,
+            objects: Vec::new(),
+        };
+        checkpoint::write_single(store, manifest, Vec::new()).unwrap();
+    }
+
+    /// Configuration with two stages of 10 steps.
+    fn two_stages() -> RunConfig {
+        let stage = Stage { steps: 10, ..Stage::default() };
+        RunConfig { stage: vec![stage.clone(), stage], ..RunConfig::default() }
+    }
+
+    /// Checkpoints of older formats have the early stops under another key.
+    #[test]
+    fn a_stage_that_ended_at_a_plateau_is_not_longer() {
+        for key in ["early_stops", "ended"] {
+            let store = Store::open(&format!("memory://run-changes/{key}")).unwrap();
+            save(&store, 1, 8, 1, json!({ key: { "0": 6 } }));
+            let mut config = two_stages();
+            config.stage[0].plateau = Some(Plateau::default());
+            assert!(check_stage_order(&store, &config).is_ok(), "{key}");
+        }
+        let store = Store::open("memory://run-changes/none").unwrap();
+        save(&store, 1, 8, 1, json!({}));
+        let refused = check_stage_order(&store, &two_stages()).unwrap_err().to_string();
+        assert!(refused.contains("a stage cannot become longer"), "{refused}");
+    }
 }

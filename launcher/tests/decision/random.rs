@@ -7,8 +7,8 @@ use lambert_control::{Message, WorkerPhase, WorkerReport};
 use lambert_dataset::random::{Key, Rng};
 
 use lambert::decide::{
-    Action, CoordinatorState, Event, HostPool, JobSettings, JobState, JobView, LeaseRequest, Note, Placement,
-    ProcessExit, RankDeath, RestartHistory, Seconds, Settings, Signal, Verdict, WorkerEvent, decide,
+    Action, CoordinatorState, Event, HostPool, JobSettings, JobState, JobView, LastKnown, LeaseRequest, Note,
+    Placement, ProcessExit, RankDeath, RestartHistory, Seconds, Settings, Signal, Verdict, WorkerEvent, decide,
 };
 
 /// Number of sequences. Each sequence has its own seed.
@@ -167,7 +167,7 @@ impl Simulation {
     fn begin(seed: u64) -> Self {
         let settings = settings(seed);
         let mut checker = InvariantChecker { window: settings.window, ..InvariantChecker::default() };
-        let (state, actions) = CoordinatorState::begin(settings, RestartHistory::default());
+        let (state, actions) = CoordinatorState::begin(settings, RestartHistory::default(), LastKnown::default());
         actions.iter().for_each(|action| checker.act(0.0, action));
         Self { rng: Key::new(seed).rng(), at: 0.0, state, checker }
     }
