@@ -15,7 +15,8 @@ use lambert_plan::{objectives, timeline};
 use lambert_store::Store;
 use lambert_store::StoredVocabulary;
 use lambert_store::checkpoint::{
-    self as stored, Best, CheckpointSelection, Manifest, RollbackRecord, SkippedCheckpoint, VerifiedCheckpoint,
+    self as stored, Best, CheckpointSelection, Manifest, RollbackRecord, Rollbacks, SkippedCheckpoint,
+    VerifiedCheckpoint,
 };
 use lambert_store::run as stored_run;
 use serde::{Deserialize, Serialize};
@@ -118,9 +119,9 @@ fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision,
     let gone = if oldest.is_none() { furthest_checkpoint(&session.store)?.filter(|step| *step > 0) } else { None };
     let rollbacks = RollbackRecord::read_from(&session.store, oldest.unwrap_or(0))?;
     let fits = |manifest: &Manifest| incompatibility(&session.config, manifest, vocabulary(datasets));
-    let invalidated = |manifest: &Manifest| rollbacks.iter().find_map(|record| record.point().invalid_reason(manifest));
+    let points: Rollbacks = rollbacks.iter().map(RollbackRecord::point).collect();
     let (newest, skipped) =
-        stored::newest_fitting(&session.store, |manifest| fits(manifest).or_else(|| invalidated(manifest)))?;
+        stored::newest_fitting(&session.store, |manifest| fits(manifest).or_else(|| points.invalid_reason(manifest)))?;
     // The checkpoints that are still valid may have been pruned. Then an invalidated checkpoint, saved shortly before
     // the divergence, is better than none.
     let selection = match newest {

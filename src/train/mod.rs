@@ -11,8 +11,9 @@
 //! - `update_ranks`: ranks of a run, for updates that they compute together
 //! - `noise`: gradient noise scale
 //! - [`evaluate`]: held-out losses
-//! - `rollback`: rollback after divergence, and skipping of damaged shards
+//! - `rollback`: rollback after divergence; `damaged_shards`: samples that a rank cannot read
 
+mod damaged_shards;
 pub mod evaluate;
 pub mod exact;
 mod gradient_pass;
@@ -175,7 +176,7 @@ impl<'a> Attempt<'a> {
             StepResult::Completed(record, agreed) => (*record, agreed),
             StepResult::Unreadable(error) => {
                 let (saver, state) = (&mut self.saver, &mut self.state);
-                rollback::skip_damaged_shards(session, self.group, saver, state, mixture, error)?;
+                damaged_shards::skip_damaged_shards(session, self.group, saver, state, mixture, error)?;
                 return Ok(StepEnd::NextStage);
             }
         };

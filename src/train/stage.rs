@@ -10,11 +10,11 @@ use lambert_dataset::{Dataset, DatasetError};
 use lambert_plan::timeline::{self, StagePosition};
 use lambert_plan::{objectives, schedule};
 
+use super::damaged_shards;
 use super::evaluate::{self, EvalOutcome, EvalRequest};
 use super::gradient_pass::{GradientPass, GradientResult};
 use super::outcome::{StepOutcome, StepSamples};
 use super::phases::{Phase, PhaseClock, PhaseSeconds};
-use super::rollback;
 use super::update_ranks::UpdateRanks;
 use super::{step, step_record};
 use crate::checkpoint::Saver;
@@ -363,7 +363,7 @@ impl<'a> StageRun<'a> {
                 }
                 EvalOutcome::Unreadable(unread) => {
                     state.evaluation_pending = true;
-                    return rollback::save_and_fail(collective, saver, state, unread).map(|_| None);
+                    return Err(damaged_shards::save_after_failed_read(collective, saver, state, unread));
                 }
                 EvalOutcome::Stopped => {
                     state.evaluation_pending = true;

@@ -51,8 +51,8 @@ pub struct Rollback {
     pub message: String,
     /// Step at which the rollback was decided.
     pub step: u64,
-    /// Step to resume from. Later checkpoints are invalid.
-    pub to: u64,
+    /// Last step that is kept. Checkpoints of later steps are invalid.
+    pub last_kept: u64,
 }
 
 /// End of an attempt.
@@ -135,9 +135,9 @@ impl AttemptMonitor {
             EventKind::Finished { stopped, .. } if rank == 0 => {
                 self.left = Some((at, if stopped { OrderlyEnd::Stopped } else { OrderlyEnd::Complete }));
             }
-            EventKind::RolledBack { message, step, to } if rank == 0 => {
+            EventKind::RolledBack { message, step, last_kept } if rank == 0 => {
                 self.failure_signs.begin(at);
-                self.left = Some((at, OrderlyEnd::RolledBack(Rollback { message, step, to })));
+                self.left = Some((at, OrderlyEnd::RolledBack(Rollback { message, step, last_kept })));
             }
             EventKind::Failed { message, kind, missing } => {
                 self.failure_signs.failed(at, RankFailure { rank, message, kind, missing });

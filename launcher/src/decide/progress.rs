@@ -48,11 +48,11 @@ impl Progress {
         self.pending = false;
     }
 
-    /// Registers that the attempt ended with a rollback from step `at` to step `to`. Checkpoints after step `to` are
-    /// invalid, so a new checkpoint after step `to` counts as progress again.
-    pub fn rolled_back(&mut self, at: u64, to: u64) {
+    /// Registers that the attempt ended with a rollback at step `at`. Checkpoints after step `last_kept` are invalid, so a
+    /// new checkpoint after step `last_kept` counts as progress again.
+    pub fn rolled_back(&mut self, at: u64, last_kept: u64) {
         self.end(false);
-        self.furthest = self.furthest.min(to);
+        self.furthest = self.furthest.min(last_kept);
         (self.rollbacks, self.diverged_at) = (self.rollbacks + 1, at);
     }
 

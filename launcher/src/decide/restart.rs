@@ -246,9 +246,9 @@ fn rolled_back(
     rollback: Rollback,
     actions: &mut Vec<Action>,
 ) -> Phase {
-    let Rollback { message: cause, step, to } = rollback;
+    let Rollback { message: cause, step, last_kept } = rollback;
     record_failure(state, at, running, &AttemptFailure::transient(cause.clone()), false);
-    state.history.progress.rolled_back(step, to);
+    state.history.progress.rolled_back(step, last_kept);
     // The checkpoint to resume from is already in the store, so a requested stop needs no other checkpoint.
     if let Some(over) = stopped(state) {
         return over;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use lambert_config::RunConfig;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::timeline;
-use lambert_store::checkpoint::Manifest;
+use lambert_store::checkpoint::{AttemptStep, Manifest, Rollbacks};
 use lambert_store::{Store, checkpoint};
 
 use super::base_checkpoint;
@@ -96,7 +96,7 @@ pub fn check_changes(
         return Err(Failure::usage(RunChangeError::OtherMoments { url: store.url().to_owned() }));
     }
     let mut shapes: Vec<_> = around.iter().filter(|change| change.is_of_shapes()).cloned().collect();
-    if shapes.is_empty() && config_diff::have_other_parameters(before, now) && !newest_fits(store, now)? {
+    if shapes.is_empty() && config_diff::have_other_parameters(before, now) && !start_fits(store, now)? {
         shapes =
             around.iter().filter(|change| config_diff::is_at_or_below(&change.key, "objective")).cloned().collect();
     }
@@ -115,17 +115,24 @@ pub fn check_changes(
     Ok(())
 }
 
-/// Rejects a configuration in which the next step is in an earlier stage than the newest checkpoint. The workers check this again.
+/// Rejects a configuration in which the next step is in an earlier stage than the checkpoint that the run starts from. The workers
+/// check this again.
 fn check_stage_order(store: &Store, config: &RunConfig) -> Result<(), Failure> {
-    let listed = checkpoint::list(store).map_err(Failure::failed)?;
-    let Some(newest) = listed.first() else { return Ok(()) };
-    let Some(manifest) = read_if_intact(store, &newest.name)? else { return Ok(()) };
+    let Some(start) = start_checkpoint(store)? else { return Ok(()) };
+    let Some(manifest) = read_if_intact(store, &start)? else { return Ok(()) };
     let ended = timeline::stored_early_stops(&manifest.state);
     let ended = timeline::without_removed_plateau(config, ended, manifest.stage);
-    match timeline::longer_stage(config, &ended, (&newest.name, manifest.step, manifest.stage)) {
+    match timeline::longer_stage(config, &ended, (&start, manifest.step, manifest.stage)) {
         Some(message) => Err(Failure::usage(RunChangeError::LongerStage(message))),
         None => Ok(()),
     }
+}
+
+/// Returns the name of the checkpoint that the run starts from if it is intact; `None` without checkpoints.
+fn start_checkpoint(store: &Store) -> Result<Option<String>, Failure> {
+    let listed = checkpoint::positions(store).map_err(Failure::failed)?;
+    let rollbacks = Rollbacks::of(store, &listed).map_err(Failure::failed)?;
+    Ok(rollbacks.start(&listed).map(AttemptStep::name))
 }
 
 /// Reads the manifest of a checkpoint; `None` if it is damaged or gone.
@@ -136,12 +143,11 @@ fn read_if_intact(store: &Store, name: &str) -> Result<Option<Manifest>, Failure
     }
 }
 
-/// True if the newest checkpoint has exactly the parameters of the networks of `config`, by name. A configuration that an
+/// True if the checkpoint that the run starts from has exactly the parameters of the networks of `config`, by name. A configuration that an
 /// earlier version stored although it does not fit can be corrected.
-fn newest_fits(store: &Store, config: &RunConfig) -> Result<bool, Failure> {
-    let listed = checkpoint::list(store).map_err(Failure::failed)?;
-    let Some(newest) = listed.first() else { return Ok(true) };
-    let Some(manifest) = read_if_intact(store, &newest.name)? else { return Ok(false) };
+fn start_fits(store: &Store, config: &RunConfig) -> Result<bool, Failure> {
+    let Some(start) = start_checkpoint(store)? else { return Ok(true) };
+    let Some(manifest) = read_if_intact(store, &start)? else { return Ok(false) };
     let Some(stage) = config.stage.get(manifest.stage) else { return Ok(false) };
     let slices = manifest.objects.iter().flat_map(|object| &object.slices);
     let there: BTreeSet<&str> = slices.map(|slice| &*slice.tensor).collect();
@@ -155,6 +161,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use lambert_config::run::{Plateau, Stage};
+    use lambert_store::checkpoint::RollbackRecord;
     use serde_json::{Value, json};
 
     use super::*;
@@ -199,5 +206,19 @@ mod tests {
         save(&store, 1, 8, 1, json!({}));
         let refused = check_stage_order(&store, &two_stages()).unwrap_err().to_string();
         assert!(refused.contains("a stage cannot become longer"), "{refused}");
+    }
+
+    /// The run starts from the checkpoint before a rollback, not from the newest one.
+    #[test]
+    fn a_checkpoint_that_was_rolled_back_does_not_end_its_stage() {
+        let store = Store::open("memory://run-changes/rollback").unwrap();
+        save(&store, 1, 8, 0, json!({}));
+        save(&store, 1, 12, 1, json!({}));
+        let mut longer = two_stages();
+        longer.stage[0].steps = 15;
+        assert!(check_stage_order(&store, &longer).is_err());
+        let (mixture, reason) = (String::new(), String::new());
+        RollbackRecord { attempt: 1, last_kept: 9, dataset: mixture, samples: 3..5, reason }.write(&store).unwrap();
+        assert!(check_stage_order(&store, &longer).is_ok());
     }
 }

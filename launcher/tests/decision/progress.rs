@@ -13,8 +13,8 @@ use crate::scenario::Scenario;
 /// Time that is longer than the window in which failures are counted.
 const LATER: Seconds = 7200.0;
 
-fn rolled_back(step: u64, to: u64) -> EventKind {
-    EventKind::RolledBack { message: "the loss".into(), step, to }
+fn rolled_back(step: u64, last_kept: u64) -> EventKind {
+    EventKind::RolledBack { message: "the loss".into(), step, last_kept }
 }
 
 /// Regression test: if loading the checkpoint exceeded the time limit, the load was retried forever, with one failure

@@ -100,7 +100,7 @@ impl InvariantChecker {
                     (self.diverged_at, self.rollbacks) = (0, 0);
                 }
             }
-            EventKind::RolledBack { step, to, .. } if rank == 0 => self.reported_rollback = (*step, *to),
+            EventKind::RolledBack { step, last_kept, .. } if rank == 0 => self.reported_rollback = (*step, *last_kept),
             _ => {}
         }
     }
@@ -258,7 +258,7 @@ impl Simulation {
             0 | 1 => EventKind::Started { step, steps: 50, checkpoint: None, skipped_checkpoints: Vec::new() },
             2 | 3 => EventKind::Checkpoint { name: "c".into(), step, seconds: 1.0, written: 1.0 },
             4 => EventKind::Finished { step, stopped: self.rng.below(2) == 0 },
-            5 | 10 => EventKind::RolledBack { message, step, to: step.saturating_sub(3) },
+            5 | 10 => EventKind::RolledBack { message, step, last_kept: step.saturating_sub(3) },
             6 => {
                 let missing = (0..self.rng.below(2) as usize).map(|_| self.rank()).collect();
                 EventKind::Failed { message, kind: FailureKind::Transient, missing }

@@ -53,8 +53,8 @@ fn the_result_of_rank_0_is_final() {
     assert_eq!((monitor.result(), monitor.crash(2)), (Some(AttemptEnd::Finished), None));
     tell(&mut monitor, 0, EventKind::Finished { step: 9, stopped: true });
     assert_eq!(monitor.result(), Some(AttemptEnd::Stopped));
-    let rollback = Rollback { message: "the loss".into(), step: 9, to: 7 };
-    tell(&mut monitor, 0, EventKind::RolledBack { message: "the loss".into(), step: 9, to: 7 });
+    let rollback = Rollback { message: "the loss".into(), step: 9, last_kept: 7 };
+    tell(&mut monitor, 0, EventKind::RolledBack { message: "the loss".into(), step: 9, last_kept: 7 });
     monitor.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 }));
     assert_eq!(monitor.result(), Some(AttemptEnd::RolledBack(rollback)));
     assert_eq!(monitor.crash(2).as_deref(), Some("rank 1 (pid 41, host x) killed by SIGKILL"));
