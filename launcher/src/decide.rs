@@ -100,7 +100,7 @@ fn leasing(
         Event::LeaseTaken(number) if wanted == LeaseRequest::Next || wanted == LeaseRequest::Exactly(number) => {
             start(state, at, number, actions)
         }
-        Event::LeaseHeld(number) => Phase::Over(replaced(number)),
+        Event::LeaseHeld(number) => Phase::Over(Verdict::Replaced(takeover_message(number))),
         // The first attempt needs the store at once. Later attempts wait until the store recovers.
         Event::LeaseFailed(message) => match wanted {
             LeaseRequest::Next => Phase::Over(Verdict::Failed(exit::FAILED, message)),
@@ -109,7 +109,7 @@ fn leasing(
         // The newest lease may be the requested lease, whose confirmation is still in flight. Only a newer lease shows
         // that another coordinator has taken over.
         Event::LeaseSeen(newest) if matches!(wanted, LeaseRequest::Exactly(own) if newest > own) => {
-            Phase::Over(replaced(newest))
+            Phase::Over(Verdict::Replaced(takeover_message(newest)))
         }
         // The lease of the last attempt is missing: the run was moved or removed.
         Event::LeaseGone(_, message) if matches!(wanted, LeaseRequest::Exactly(_)) => {
@@ -124,8 +124,8 @@ fn stopped(state: &CoordinatorState) -> Option<Phase> {
     state.requests.stop.map(|reason| Phase::Over(Verdict::Stopped(reason)))
 }
 
-fn replaced(newest: u32) -> Verdict {
-    Verdict::Replaced(format!("another coordinator has taken over the run as attempt {newest}"))
+fn takeover_message(newest: u32) -> String {
+    format!("another coordinator has taken over the run as attempt {newest}")
 }
 
 fn start(state: &mut CoordinatorState, at: Seconds, number: u32, actions: &mut Vec<Action>) -> Phase {
@@ -180,7 +180,7 @@ fn run(
             };
         }
         Event::LeaseSeen(newest) if newest > number => {
-            return to_end(running, EndReason::Replaced(replaced_message(newest)), actions);
+            return to_end(running, EndReason::Replaced(takeover_message(newest)), actions);
         }
         Event::LeaseGone(attempt, message) if attempt == number => {
             return to_end(running, EndReason::Replaced(message), actions);
@@ -196,13 +196,6 @@ fn run(
     match why {
         Some(why) => to_end(running, why, actions),
         None => Phase::Running(running),
-    }
-}
-
-fn replaced_message(newest: u32) -> String {
-    match replaced(newest) {
-        Verdict::Replaced(message) => message,
-        _ => String::new(),
     }
 }
 
@@ -291,7 +284,7 @@ fn end(
             return restart::follow(state, at, &running, why, actions);
         }
         Event::LeaseSeen(newest) if newest > number => {
-            return Phase::Ending(running, EndReason::Replaced(replaced_message(newest)));
+            return Phase::Ending(running, EndReason::Replaced(takeover_message(newest)));
         }
         Event::LeaseGone(attempt, message) if attempt == number => {
             return Phase::Ending(running, EndReason::Replaced(message));
@@ -353,7 +346,7 @@ fn pause(
     match event {
         // A failed lease request may nevertheless have created lease `last + 1` in the store for this coordinator.
         Event::LeaseSeen(newest) if newest > last + u32::from(state.counters.lease_failed) => {
-            Phase::Over(replaced(newest))
+            Phase::Over(Verdict::Replaced(takeover_message(newest)))
         }
         Event::LeaseGone(attempt, message) if attempt == last => Phase::Over(Verdict::Replaced(message)),
         _ if state.requests.stop.is_some() => stopped(state).unwrap_or(Phase::Pausing { last, until }),

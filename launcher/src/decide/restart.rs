@@ -35,8 +35,17 @@ pub struct RestartCounters {
     unreachable: BTreeSet<String>,
     /// Most steps completed by any attempt.
     furthest: u64,
-    /// Start time of the current recovery, and the step that the run must reach again.
-    recovering: Option<(Seconds, u64)>,
+    /// Current recovery.
+    recovery: Option<Recovery>,
+}
+
+/// Recovery from one or more failures.
+#[derive(Debug, Clone, PartialEq)]
+struct Recovery {
+    /// Time of the last failure.
+    since: Seconds,
+    /// Step that the run must reach again.
+    target_step: u64,
 }
 
 impl RestartCounters {
@@ -57,16 +66,15 @@ impl RestartCounters {
 
     /// Returns the step and the downtime of the last failure, once the run has reached that step again.
     pub fn recover(&mut self, at: Seconds, monitor: &AttemptMonitor) -> Option<(u64, Seconds)> {
-        let (since, step) =
-            self.recovering.filter(|(_, step)| monitor.steps.started && monitor.steps.finished >= *step)?;
-        self.recovering = None;
-        Some((step, at - since))
+        let is_complete =
+            |recovery: &mut Recovery| monitor.steps.started && monitor.steps.finished >= recovery.target_step;
+        let Recovery { since, target_step } = self.recovery.take_if(is_complete)?;
+        Some((target_step, at - since))
     }
 
     /// Counts a failure. First resets the counts if the attempt made progress: it committed a checkpoint, or completed
-    /// more steps than any earlier attempt. If the previous recovery is incomplete, ends that recovery and returns its
-    /// downtime, so that no time is counted twice.
-    fn fail(&mut self, at: Seconds, monitor: &AttemptMonitor) -> Option<Seconds> {
+    /// more steps than any earlier attempt.
+    fn count_failure(&mut self, monitor: &AttemptMonitor) {
         let progress = monitor.steps.committed || monitor.steps.finished > self.furthest;
         self.furthest = self.furthest.max(monitor.steps.finished);
         if progress {
@@ -76,11 +84,15 @@ impl RestartCounters {
         self.in_a_row += 1;
         (self.absent, self.absent_since) = (0, None);
         self.unreachable.clear();
-        let since = monitor.failure_signs.since.unwrap_or(at);
-        let before = self.recovering.replace((since, monitor.steps.finished));
-        let (begun, step) = before?;
-        self.recovering = Some((since, step.max(monitor.steps.finished)));
-        Some(since - begun)
+    }
+
+    /// Begins the recovery from a failure at time `since`, after `step` steps. If the previous recovery is incomplete, ends it
+    /// and returns its downtime, so that no time is counted twice.
+    fn begin_recovery(&mut self, since: Seconds, step: u64) -> Option<Seconds> {
+        let previous = self.recovery.take();
+        let target_step = previous.as_ref().map_or(step, |previous| previous.target_step.max(step));
+        self.recovery = Some(Recovery { since, target_step });
+        previous.map(|previous| since - previous.since)
     }
 
     /// Counts a failure of the hosts. Returns the host that has failed most often, with the number of its failures.
@@ -339,11 +351,12 @@ fn record_failure(
     counts: bool,
 ) {
     let monitor = &running.monitor;
-    if let Some(cost) = state.counters.fail(at, monitor) {
-        state.history.account(cost);
+    let (attempt, step) = (running.attempt.number, monitor.steps.finished);
+    state.counters.count_failure(monitor);
+    if let Some(downtime) = state.counters.begin_recovery(monitor.failure_signs.since.unwrap_or(at), step) {
+        state.history.account(downtime);
     }
     let (cause, hosts, unix) = (failure.message.clone(), failure.hosts.clone(), state.unix(at));
-    let (attempt, step) = (running.attempt.number, monitor.steps.finished);
     state.history.add(Restart { unix, attempt, step, cause, counts_toward_limit: counts, hosts, seconds: None });
 }
 
