@@ -223,7 +223,10 @@ fn reason_to_end(
         running.stopping = true;
         actions.extend([Action::Note(Note::Stopping), Action::Command(Directive::CheckpointAndStop)]);
     }
-    if running.stopping && running.monitor.leaving().is_none() && state.requests.end_by.is_some_and(|by| at >= by) {
+    if running.stopping
+        && running.monitor.reported_end_at().is_none()
+        && state.requests.end_by.is_some_and(|by| at >= by)
+    {
         actions.push(Action::Note(Note::OutOfTime));
         return Some(EndReason::Stopped);
     }
@@ -246,7 +249,7 @@ fn overdue(
         None => running.slow = false,
     }
     let hang = timeouts.overdue(at, running.begun, running.attempt.world, &running.monitor)?;
-    if running.monitor.leaving().is_some() {
+    if running.monitor.reported_end_at().is_some() {
         // All work is done, so the run may still succeed.
         actions.push(Action::Note(Note::Slow(format!("{}; terminating them", hang.message))));
     }

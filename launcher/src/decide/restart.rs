@@ -1,6 +1,7 @@
 //! Decides what follows an attempt: a restart, a wait or the end of the run.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 
 use lambert_config::exit;
 use lambert_control::FailureKind;
@@ -8,7 +9,7 @@ use lambert_control::FailureKind;
 use super::Seconds;
 use super::event::{Action, Note, Verdict};
 use super::history::Restart;
-use super::monitor::{AttemptEnd, AttemptFailure, AttemptMonitor, Rollback};
+use super::monitor::{AbnormalEnd, AttemptEnd, AttemptFailure, AttemptMonitor, ReportedEnd, Rollback};
 use super::stop::StopReason;
 use super::{CoordinatorState, EndReason, Phase, Running, stopped};
 use crate::text::counted;
@@ -110,48 +111,57 @@ pub fn follow(
     why: EndReason,
     actions: &mut Vec<Action>,
 ) -> Phase {
-    match ending(state, running, why, actions) {
-        Ok(AttemptEnd::Finished) => Phase::Over(Verdict::Finished),
-        Ok(AttemptEnd::Stopped) => Phase::Over(Verdict::Stopped(state.requests.stop.unwrap_or(StopReason::Signal))),
-        Ok(AttemptEnd::Absent(cause)) => retry_unreported_start(state, at, running, cause, actions),
-        Ok(AttemptEnd::Unsupervised(cause)) => unsupervised(state, at, running, cause, actions),
-        Ok(AttemptEnd::RolledBack(rollback)) => rolled_back(state, at, running, rollback, actions),
-        Ok(AttemptEnd::Failed(failure)) => failed(state, at, running, failure, actions),
-        Err(verdict) => Phase::Over(verdict),
+    let end = match classify(state, running, why, actions) {
+        ControlFlow::Continue(end) => end,
+        ControlFlow::Break(verdict) => return Phase::Over(verdict),
+    };
+    match end {
+        AttemptEnd::Reported(ReportedEnd::Finished) => Phase::Over(Verdict::Finished),
+        AttemptEnd::Reported(ReportedEnd::Stopped) => {
+            Phase::Over(Verdict::Stopped(state.requests.stop.unwrap_or(StopReason::Signal)))
+        }
+        AttemptEnd::Reported(ReportedEnd::RolledBack(rollback)) => rolled_back(state, at, running, rollback, actions),
+        AttemptEnd::Abnormal(AbnormalEnd::Absent(cause)) => retry_unreported_start(state, at, running, cause, actions),
+        AttemptEnd::Abnormal(AbnormalEnd::Unsupervised(cause)) => unsupervised(state, at, running, cause, actions),
+        AttemptEnd::Abnormal(AbnormalEnd::Failed(failure)) => failed(state, at, running, failure, actions),
     }
 }
 
-/// Classifies the end of an attempt, or returns a verdict as the error. A result that rank 0 reported remains valid
-/// even if processes crash afterwards, because its checkpoint is already committed.
-fn ending(
+/// Classifies the end of an attempt. Breaks with the verdict if the reason `why` decides it. An end that rank 0 reported
+/// remains valid even if processes crash afterwards, because its checkpoint is already committed.
+fn classify(
     state: &CoordinatorState,
     running: &Running,
     why: EndReason,
     actions: &mut Vec<Action>,
-) -> Result<AttemptEnd, Verdict> {
+) -> ControlFlow<Verdict, AttemptEnd> {
     let monitor = &running.monitor;
-    match (monitor.result(), why) {
-        (Some(AttemptEnd::Finished), EndReason::Replaced(_)) => Ok(AttemptEnd::Finished),
+    let end = match (monitor.reported_end(), why) {
+        (Some(end @ ReportedEnd::Finished), EndReason::Replaced(_)) => AttemptEnd::Reported(end),
         // After any other verdict, Slurm might requeue this job, which would then take the run from the new owner.
-        (_, EndReason::Replaced(message)) => Err(Verdict::Replaced(message)),
-        (Some(result @ (AttemptEnd::Finished | AttemptEnd::Stopped)), EndReason::Killed) => Ok(result),
-        (_, EndReason::Killed) => Err(killed(state)),
-        (Some(result), why) => {
-            let is_end = matches!(result, AttemptEnd::Finished | AttemptEnd::Stopped);
+        (_, EndReason::Replaced(message)) => return ControlFlow::Break(Verdict::Replaced(message)),
+        (Some(end @ (ReportedEnd::Finished | ReportedEnd::Stopped)), EndReason::Killed) => AttemptEnd::Reported(end),
+        (_, EndReason::Killed) => return ControlFlow::Break(killed(state)),
+        (Some(end), why) => {
+            let is_final = matches!(end, ReportedEnd::Finished | ReportedEnd::Stopped);
             let crash = match why {
                 EndReason::Exited => monitor.crash(running.attempt.world),
                 // Ranks may complete their work while the coordinator ends them.
-                EndReason::Failed(failure) if is_end => Some(failure.message),
+                EndReason::Failed(failure) if is_final => Some(failure.message),
                 _ => None,
             };
             actions.extend(crash.map(|message| Action::Note(Note::ResultStands(message))));
-            Ok(result)
+            AttemptEnd::Reported(end)
         }
-        (None, EndReason::Stopped) => Ok(AttemptEnd::Stopped),
-        (None, EndReason::Failed(failure)) if monitor.ranks.is_empty() => Ok(AttemptEnd::Absent(failure.message)),
-        (None, EndReason::Failed(failure)) => Ok(AttemptEnd::Failed(failure)),
-        (None, EndReason::Exited) => Ok(monitor.failure(running.attempt.world)),
-    }
+        // The ranks had nothing to save, or no time for it.
+        (None, EndReason::Stopped) => AttemptEnd::Reported(ReportedEnd::Stopped),
+        (None, EndReason::Failed(failure)) => AttemptEnd::Abnormal(match monitor.ranks.is_empty() {
+            true => AbnormalEnd::Absent(failure.message),
+            false => AbnormalEnd::Failed(failure),
+        }),
+        (None, EndReason::Exited) => AttemptEnd::Abnormal(monitor.failure(running.attempt.world)),
+    };
+    ControlFlow::Continue(end)
 }
 
 /// Ends the run with `verdict`. In a Slurm job, a last attempt without progress counts toward the limit, because the
