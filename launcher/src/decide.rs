@@ -48,7 +48,7 @@ pub fn decide(mut state: CoordinatorState, at: Seconds, event: Event) -> (Coordi
     let next = match phase {
         Phase::Leasing(wanted) => leasing(&mut state, at, wanted, event, &mut actions),
         Phase::Running(running) => run(&mut state, at, running, event, &mut actions),
-        Phase::Ending(running, why) => end(&mut state, at, running, why, event, &mut actions),
+        Phase::Ending(running, why) => ending(&mut state, at, running, why, event, &mut actions),
         Phase::Pausing { last, until } => pause(&mut state, at, last, until, event, &mut actions),
         Phase::Over(verdict) => Phase::Over(verdict),
     };
@@ -69,7 +69,7 @@ fn take_request(state: &mut CoordinatorState, at: Seconds, event: &Event) -> Vec
         }
         Event::Job(view) => {
             let Some(job) = job else { return Vec::new() };
-            requests.explain(at, view, job);
+            requests.apply_job_view(at, view, job);
             let short = view.seconds_left.zip(state.history.last_save_seconds).filter(|(left, save)| save > left);
             return short.map(|(left, save)| Action::Note(Note::ShortOfTime { left, save })).into_iter().collect();
         }
@@ -144,7 +144,7 @@ fn start(state: &mut CoordinatorState, at: Seconds, number: u32, actions: &mut V
         actions.push(Action::Command(Directive::Checkpoint));
     }
     let monitor = AttemptMonitor::new(attempt.placement.rank_hosts());
-    Phase::Running(Box::new(Running { attempt, begun: at, monitor, slow: false, stopping: false }))
+    Phase::Running(Box::new(Running { attempt, begun: at, monitor, has_warned_slow: false, stopping: false }))
 }
 
 fn run(
@@ -166,9 +166,9 @@ fn run(
                 state.requests.stop = Some(StopReason::Signal);
                 actions.extend(ask_slurm(state));
             }
-            listen(state, at, &mut running, what, actions);
+            apply_worker_event(state, at, &mut running, what, actions);
             if gone {
-                return restart::follow(state, at, &running, EndReason::Exited, actions);
+                return restart::after_attempt(state, at, &running, EndReason::Exited, actions);
             }
         }
         Event::StartFailed(attempt, code, message) if attempt == number => {
@@ -176,7 +176,7 @@ fn run(
             // mount is then temporarily unavailable.
             return match state.counters.is_first() {
                 true => Phase::Over(Verdict::Failed(code, message)),
-                false => restart::wait(state, at, (running.begun, number), message, actions),
+                false => restart::retry_start(state, at, (running.begun, number), message, actions),
             };
         }
         Event::LeaseSeen(newest) if newest > number => {
@@ -244,9 +244,11 @@ fn overdue(
 ) -> Option<EndReason> {
     let timeouts = &state.settings.timeouts;
     match timeouts.slow(at, &running.monitor) {
-        Some(message) if !std::mem::replace(&mut running.slow, true) => actions.push(Action::Note(Note::Slow(message))),
+        Some(message) if !std::mem::replace(&mut running.has_warned_slow, true) => {
+            actions.push(Action::Note(Note::Slow(message)));
+        }
         Some(_) => {}
-        None => running.slow = false,
+        None => running.has_warned_slow = false,
     }
     let hang = timeouts.overdue(at, running.begun, running.attempt.world, &running.monitor)?;
     if running.monitor.reported_end_at().is_some() {
@@ -257,12 +259,12 @@ fn overdue(
 }
 
 fn to_end(mut running: Box<Running>, why: EndReason, actions: &mut Vec<Action>) -> Phase {
-    running.slow = false;
+    running.has_warned_slow = false;
     actions.push(Action::End);
     Phase::Ending(running, why)
 }
 
-fn end(
+fn ending(
     state: &mut CoordinatorState,
     at: Seconds,
     mut running: Box<Running>,
@@ -274,17 +276,17 @@ fn end(
     match event {
         Event::Worker(attempt, what) if attempt == number => {
             let gone = matches!(what, WorkerEvent::Gone(_));
-            listen(state, at, &mut running, what, actions);
+            apply_worker_event(state, at, &mut running, what, actions);
             if gone {
                 let why = if state.requests.kill && why != EndReason::Exited { EndReason::Killed } else { why };
-                return restart::follow(state, at, &running, why, actions);
+                return restart::after_attempt(state, at, &running, why, actions);
             }
         }
         // A request came while the processes were being started. No process will report its end.
         Event::StartFailed(attempt, _, message) if attempt == number => {
             actions.push(Action::Note(Note::StartFailed(message)));
             let why = if state.requests.kill { EndReason::Killed } else { why };
-            return restart::follow(state, at, &running, why, actions);
+            return restart::after_attempt(state, at, &running, why, actions);
         }
         Event::LeaseSeen(newest) if newest > number => {
             return Phase::Ending(running, EndReason::Replaced(takeover_message(newest)));
@@ -298,7 +300,7 @@ fn end(
 }
 
 /// Applies an event from the processes of the running attempt.
-fn listen(
+fn apply_worker_event(
     state: &mut CoordinatorState,
     at: Seconds,
     running: &mut Running,

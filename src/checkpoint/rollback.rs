@@ -73,7 +73,7 @@ fn next_start(planned: RollbackPoint, loaded: AttemptStep, earlier: &Rollbacks, 
 
 /// Adds the samples of a rollback to the skipped samples of `state`.
 pub fn skip_samples(record: &RollbackRecord, state: &mut TrainState) {
-    state.skipped.by_source.entry(record.dataset.clone()).or_default().add(record.samples.clone());
+    state.skipped.by_source.entry(record.mixture_id.clone()).or_default().add(record.samples.clone());
 }
 
 #[cfg(test)]

@@ -56,8 +56,8 @@ fn write_record(
     let planned = RollbackPoint { attempt: session.lease.attempt(), last_kept };
     let keep = session.config.checkpoint.keep;
     let RollbackTarget { last_kept, note } = checkpoint_rollback::target(planned, &session.store, loaded, keep)?;
-    let dataset = mixture.id().to_owned();
-    let record = RollbackRecord { attempt: planned.attempt, last_kept, dataset, samples, reason };
+    let mixture_id = mixture.id().to_owned();
+    let record = RollbackRecord { attempt: planned.attempt, last_kept, mixture_id, samples, reason };
     record.write(&session.store)?;
     let RollbackRecord { samples, reason, .. } = record;
     let (first, last, url) = (samples.start, samples.end - 1, mixture.url());

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::Seconds;
-use super::progress::Progress;
+use super::progress::CheckpointProgress;
 
 /// Maximum number of failures kept.
 const MOST: usize = 1000;
@@ -31,7 +31,7 @@ pub struct RestartHistory {
     /// Coordinators in Slurm jobs that ended before the run was done, oldest first.
     pub job_ends: Vec<JobEnd>,
     /// Furthest checkpoint, and the attempts after it.
-    pub progress: Progress,
+    pub progress: CheckpointProgress,
     /// Slurm job of the current coordinator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
@@ -235,7 +235,7 @@ mod tests {
     fn histories_of_older_versions_are_read() {
         let text = r#"{"restarts":[],"counted_from":1.0,"seconds_lost":2.0,"last_save_seconds":null,"job_ends":[]}"#;
         let history: RestartHistory = serde_json::from_str(text).unwrap();
-        assert_eq!((history.counted_from, history.progress), (1.0, Progress::default()));
+        assert_eq!((history.counted_from, history.progress), (1.0, CheckpointProgress::default()));
     }
 
     /// A worker reads this key, to notice that checkpoints are gone.

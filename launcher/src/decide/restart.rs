@@ -23,11 +23,11 @@ const HOST_TRIES: usize = 3;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RestartCounters {
     /// Consecutive failures without progress.
-    in_a_row: usize,
+    consecutive_failures: usize,
     /// Number of failures of each host without progress.
-    of_hosts: BTreeMap<String, usize>,
+    host_failures: BTreeMap<String, usize>,
     /// Consecutive starts without a report from any rank.
-    absent: usize,
+    unreported_starts: usize,
     /// True if the last request for a lease failed.
     pub(super) lease_failed: bool,
     /// Start of the current series of starts without a report.
@@ -35,7 +35,7 @@ pub struct RestartCounters {
     /// Hosts that the launcher could not reach in that series.
     unreachable: BTreeSet<String>,
     /// Most steps completed by any attempt.
-    furthest: u64,
+    most_steps: u64,
     /// Current recovery.
     recovery: Option<Recovery>,
 }
@@ -52,7 +52,7 @@ struct Recovery {
 impl RestartCounters {
     /// True if no attempt has failed yet.
     pub fn is_first(&self) -> bool {
-        self.in_a_row == 0 && self.absent == 0
+        self.consecutive_failures == 0 && self.unreported_starts == 0
     }
 
     /// Hosts that the launcher could not reach in the current series of starts without a report.
@@ -76,14 +76,14 @@ impl RestartCounters {
     /// Counts a failure. First resets the counts if the attempt made progress: it committed a checkpoint, or completed
     /// more steps than any earlier attempt.
     fn count_failure(&mut self, monitor: &AttemptMonitor) {
-        let progress = monitor.steps.committed || monitor.steps.finished > self.furthest;
-        self.furthest = self.furthest.max(monitor.steps.finished);
+        let progress = monitor.steps.committed || monitor.steps.finished > self.most_steps;
+        self.most_steps = self.most_steps.max(monitor.steps.finished);
         if progress {
-            self.in_a_row = 0;
-            self.of_hosts.clear();
+            self.consecutive_failures = 0;
+            self.host_failures.clear();
         }
-        self.in_a_row += 1;
-        (self.absent, self.absent_since) = (0, None);
+        self.consecutive_failures += 1;
+        (self.unreported_starts, self.absent_since) = (0, None);
         self.unreachable.clear();
     }
 
@@ -98,13 +98,13 @@ impl RestartCounters {
 
     /// Counts a failure of the hosts. Returns the host that has failed most often, with the number of its failures.
     fn host_failed(&mut self, hosts: &BTreeSet<String>) -> Option<(&str, usize)> {
-        hosts.iter().for_each(|host| *self.of_hosts.entry(host.clone()).or_default() += 1);
-        self.of_hosts.iter().max_by_key(|(_, times)| **times).map(|(host, times)| (host.as_str(), *times))
+        hosts.iter().for_each(|host| *self.host_failures.entry(host.clone()).or_default() += 1);
+        self.host_failures.iter().max_by_key(|(_, times)| **times).map(|(host, times)| (host.as_str(), *times))
     }
 }
 
 /// Decides the next phase after the processes of `running` have ended for reason `why`.
-pub fn follow(
+pub fn after_attempt(
     state: &mut CoordinatorState,
     at: Seconds,
     running: &Running,
@@ -204,7 +204,7 @@ fn retry_unreported_start(
     actions: &mut Vec<Action>,
 ) -> Phase {
     state.counters.unreachable.extend(running.monitor.hosts_in_messages());
-    wait(state, at, (running.begun, running.attempt.number), cause, actions)
+    retry_start(state, at, (running.begun, running.attempt.number), cause, actions)
 }
 
 /// Waits and retries if the lease after attempt `last` cannot be taken. The store is unavailable or full.
@@ -216,12 +216,12 @@ pub fn without_lease(
     actions: &mut Vec<Action>,
 ) -> Phase {
     state.counters.lease_failed = true;
-    wait(state, at, (at, last), format!("cannot acquire the lease: {cause}"), actions)
+    retry_start(state, at, (at, last), format!("cannot acquire the lease: {cause}"), actions)
 }
 
 /// Waits before the next start, or gives up after the start timeout. `begun` is the time at which the failed start
 /// began. `last` is the last attempt.
-pub fn wait(
+pub fn retry_start(
     state: &mut CoordinatorState,
     at: Seconds,
     (begun, last): (Seconds, u32),
@@ -232,7 +232,7 @@ pub fn wait(
         return over;
     }
     let counters = &mut state.counters;
-    counters.absent += 1;
+    counters.unreported_starts += 1;
     let since = *counters.absent_since.get_or_insert(begun);
     let left = since + state.settings.start_timeout - at;
     if left <= 0.0 {
@@ -242,7 +242,7 @@ pub fn wait(
         );
         return Phase::Over(give_up(state, at, exit::FAILED, message));
     }
-    let pause = pause(counters.absent);
+    let pause = pause(counters.unreported_starts);
     actions.push(Action::Note(Note::Waiting { cause, pause, minutes_left: left / 60.0 }));
     Phase::Pausing { last, until: at + pause }
 }
@@ -315,7 +315,7 @@ fn failed(
     if let Some(message) = exceeded_restart_limit(state, at, &failure) {
         return Phase::Over(give_up(state, at, exit::FAILED, message));
     }
-    let pause = pause(state.counters.in_a_row);
+    let pause = pause(state.counters.consecutive_failures);
     schedule_restart(at, running, failure.message, pause, false, actions)
 }
 

@@ -68,7 +68,7 @@ pub struct Running {
     /// Monitoring state.
     pub monitor: AttemptMonitor,
     /// True if the user was notified of a slow rank.
-    pub(super) slow: bool,
+    pub(super) has_warned_slow: bool,
     /// True if the ranks were told to stop.
     pub stopping: bool,
 }

@@ -87,7 +87,7 @@ pub fn check_changes(
     let mut found = config_diff::compare(before, now).map_err(|error| Failure::failed(RunChangeError::Toml(error)))?;
     found.trained.extend(base.cloned());
     found.allow(allowed);
-    let Differences { trained, around } = found;
+    let Differences { trained, untrained } = found;
     if !trained.is_empty() {
         return Err(Failure::usage(RunChangeError::OtherRun { url: store.url().to_owned(), differences: trained }));
     }
@@ -95,18 +95,18 @@ pub fn check_changes(
     if base_checkpoint::is_muon(before) != base_checkpoint::is_muon(now) && has_checkpoints()? {
         return Err(Failure::usage(RunChangeError::OtherMoments { url: store.url().to_owned() }));
     }
-    let mut shapes: Vec<_> = around.iter().filter(|change| change.is_of_shapes()).cloned().collect();
+    let mut shapes: Vec<_> = untrained.iter().filter(|change| change.is_of_shapes()).cloned().collect();
     if shapes.is_empty() && config_diff::have_other_parameters(before, now) && !start_fits(store, now)? {
         shapes =
-            around.iter().filter(|change| config_diff::is_at_or_below(&change.key, "objective")).cloned().collect();
+            untrained.iter().filter(|change| config_diff::is_at_or_below(&change.key, "objective")).cloned().collect();
     }
     if !shapes.is_empty() && has_checkpoints()? {
         return Err(Failure::usage(RunChangeError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
     }
-    if around.iter().any(|change| config_diff::is_at_or_below(&change.key, "stage")) {
+    if untrained.iter().any(|change| config_diff::is_at_or_below(&change.key, "stage")) {
         check_stage_order(store, now)?;
     }
-    for change in around.iter().filter(|change| base.is_none() || change.key != base_checkpoint::KEY) {
+    for change in untrained.iter().filter(|change| base.is_none() || change.key != base_checkpoint::KEY) {
         tracing::info!("configuration changed: {change}");
     }
     if let Some(base) = base {
@@ -217,8 +217,8 @@ mod tests {
         let mut longer = two_stages();
         longer.stage[0].steps = 15;
         assert!(check_stage_order(&store, &longer).is_err());
-        let (mixture, reason) = (String::new(), String::new());
-        RollbackRecord { attempt: 1, last_kept: 9, dataset: mixture, samples: 3..5, reason }.write(&store).unwrap();
+        let (mixture_id, reason) = (String::new(), String::new());
+        RollbackRecord { attempt: 1, last_kept: 9, mixture_id, samples: 3..5, reason }.write(&store).unwrap();
         assert!(check_stage_order(&store, &longer).is_ok());
     }
 }

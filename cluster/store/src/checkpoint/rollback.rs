@@ -28,7 +28,8 @@ pub struct RollbackRecord {
     #[serde(rename = "steps")]
     pub last_kept: u64,
     /// Id of the mixture; with one dataset, the SHA-256 of its manifest.
-    pub dataset: String,
+    #[serde(rename = "dataset")]
+    pub mixture_id: String,
     /// Samples to skip, as sample numbers of the mixture, which continue across epochs.
     pub samples: Range<u64>,
     /// Reason, for messages.
@@ -178,7 +179,7 @@ mod tests {
     use super::*;
 
     fn record() -> RollbackRecord {
-        RollbackRecord { attempt: 2, last_kept: 50, dataset: "d".into(), samples: 3..5, reason: "w".into() }
+        RollbackRecord { attempt: 2, last_kept: 50, mixture_id: "d".into(), samples: 3..5, reason: "w".into() }
     }
 
     #[test]
