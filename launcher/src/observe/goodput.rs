@@ -199,14 +199,14 @@ impl GoodputAccount {
         }
     }
 
-    /// Ends training, if it is under way: `category` has the time since the last record.
+    /// Ends training, if active, and attributes the time since the last record to `category`.
     fn end_training(&mut self, category: TimeCategory, mode: Mode) {
         self.claim_since_last(category);
         self.goodput = self.goodput();
         (self.unattributed, self.mode) = (0.0, mode);
     }
 
-    /// Training resumes after `step`: the productive time of later steps was wasted.
+    /// Moves the productive time of steps after `step` to wasted time, because training resumes there.
     fn lose_steps_after(&mut self, step: u64) {
         let goodput = &mut self.goodput;
         if step < goodput.step {
