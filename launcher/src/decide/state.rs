@@ -3,14 +3,14 @@
 use lambert_config::{RunConfig, exit};
 use lambert_control::Versions;
 
-use super::Seconds;
 use super::event::{Action, LeaseRequest, Note, Verdict};
 use super::history::RestartHistory;
 use super::limits::PhaseTimeouts;
 use super::monitor::{AttemptFailure, AttemptMonitor};
 use super::placement::{Attempt, HostPool};
-use super::restart::{self, RestartCounters};
+use super::restart::RestartCounters;
 use super::stop::{JobSettings, Requests};
+use super::{Seconds, Turn};
 
 /// Settings that are fixed while a coordinator runs, except `unix`.
 #[derive(Debug, Clone, PartialEq)]
@@ -149,13 +149,14 @@ impl CoordinatorState {
             checkpoint: last.checkpoint,
             counters: RestartCounters::default(),
         };
-        let mut actions = Vec::new();
-        if let Some(job) = state.settings.job.clone() {
-            state.begin_in(&job, &mut actions);
-        } else {
-            // Outside Slurm a user starts the run. This user has dealt with the failure of the last attempt.
-            state.history.progress.end(false);
-        }
+        let mut actions = match state.settings.job.clone() {
+            Some(job) => state.begin_in(&job),
+            None => {
+                // Outside Slurm a user starts the run. This user has dealt with the failure of the last attempt.
+                state.history.progress.end(false);
+                Vec::new()
+            }
+        };
         if state.verdict().is_none() {
             actions.push(Action::TakeLease(LeaseRequest::Next));
         }
@@ -163,19 +164,21 @@ impl CoordinatorState {
     }
 
     /// Begins in a Slurm job. If the previous coordinator was killed in a job, its last attempt counts as an attempt
-    /// without progress.
-    fn begin_in(&mut self, job: &JobSettings, actions: &mut Vec<Action>) {
-        let history = &mut self.history;
+    /// without progress. Returns the actions.
+    fn begin_in(&mut self, job: &JobSettings) -> Vec<Action> {
+        let (history, mut actions) = (&mut self.history, Vec::new());
         history.progress.end(history.job.is_some());
         history.begin_job(self.settings.unix, &job.id);
         if let Some(save) = history.last_save_seconds.filter(|save| *save > job.lead) {
             actions.push(Action::Note(Note::ShortLead { save, lead: job.lead }));
         }
         let last = history.job_ends.last().map_or(String::new(), |end| end.cause.clone());
-        if let Some(message) = restart::exceeded_progress_limit(self, &last) {
-            let verdict = restart::give_up(self, 0.0, exit::PERMANENT_FAILURE, message);
-            self.phase = restart::conclude(self, 0.0, verdict, actions);
+        let mut turn = Turn { state: self, at: 0.0, actions };
+        if let Some(message) = turn.exceeded_progress_limit(&last) {
+            let verdict = turn.give_up(exit::PERMANENT_FAILURE, message);
+            turn.state.phase = turn.conclude(verdict);
         }
+        turn.actions
     }
 
     /// The outcome, once the run is over.

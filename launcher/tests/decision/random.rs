@@ -8,7 +8,8 @@ use lambert_dataset::random::{Key, Rng};
 
 use lambert::decide::{
     Action, CoordinatorState, Event, HostPool, JobSettings, JobState, JobView, LastKnown, LeaseRequest, Note,
-    Placement, ProcessExit, RankDeath, RestartHistory, Seconds, Settings, Signal, Verdict, WorkerEvent, decide,
+    Placement, ProcessExit, RankDeath, RestartHistory, RestartKind, Seconds, Settings, Signal, Verdict, WorkerEvent,
+    decide,
 };
 
 /// Number of sequences. Each sequence has its own seed.
@@ -140,9 +141,9 @@ impl InvariantChecker {
                 self.ending = true;
             }
             Action::Command(_) => assert!(self.active.is_some(), "a command without an attempt"),
-            Action::Note(Note::Restart { rollback, .. }) => {
+            Action::Note(Note::Restart { kind, .. }) => {
                 self.waiting = None;
-                if *rollback {
+                if *kind == RestartKind::Rollback {
                     let (step, to) = self.reported_rollback;
                     (self.furthest, self.diverged_at) = (self.furthest.min(to), step);
                     (self.rollbacks, self.pending) = (self.rollbacks + 1, false);

@@ -6,7 +6,7 @@ use lambert_config::RunConfig;
 use lambert_control::{Evaluation, Scores, StepTimes, WorkerReport};
 
 use super::*;
-use crate::decide::{Attempt, HostPool, LastKnown, Placement, RestartHistory, Settings};
+use crate::decide::{Attempt, HostPool, LastKnown, Placement, RestartHistory, RestartKind, Settings};
 
 use TimeCategory::{
     DataLoading, InfrastructureRecoveryFromDisruption, Initialization, Other, ProductiveStep, ProgramStartup,
@@ -44,7 +44,7 @@ fn report(phase: WorkerPhase) -> Event {
 }
 
 fn restart() -> Action {
-    Action::Note(Note::Restart { cause: "killed".to_owned(), pause: 1.0, rollback: false })
+    Action::Note(Note::Restart { cause: "killed".to_owned(), pause: 1.0, kind: RestartKind::Resume })
 }
 
 fn start() -> Action {
