@@ -65,8 +65,8 @@ enum WorkerCommand {
         #[arg(long, value_parser = steps)]
         trace: Option<Range<u64>>,
         /// Directory of the launcher or MPI on this host, removed when the launcher has ended; repeatable
-        #[arg(long)]
-        session: Vec<PathBuf>,
+        #[arg(long = "session")]
+        scratch: Vec<PathBuf>,
     },
     /// Held-out loss and accuracy
     Eval {
@@ -240,9 +240,9 @@ fn is_deterministic(command: &WorkerCommand) -> bool {
 
 fn run(command: WorkerCommand) -> Result<i32, Error> {
     match command {
-        WorkerCommand::Train { run, attempt, world, logs, session, .. } => {
+        WorkerCommand::Train { run, attempt, world, logs, scratch, .. } => {
             keep_logs(logs.as_deref());
-            train(&run, attempt, world, &session)
+            train(&run, attempt, world, &scratch)
         }
         WorkerCommand::Eval { model, data, samples, average, device, json } => {
             let progress = Progress::start("reading the model");
@@ -292,14 +292,14 @@ fn keep_logs(logs: Option<&Path>) {
 
 /// Creates the directories of the launcher and of MPI on this host. The directories
 /// are removed when the launcher has ended.
-fn prepare(session: &[PathBuf]) -> Result<(), Error> {
-    for path in session {
+fn prepare(scratch: &[PathBuf]) -> Result<(), Error> {
+    for path in scratch {
         private_dir::create(path).map_err(|source| Error::Directory { path: path.clone(), source })?;
     }
     let local = lambert_collective::world::detect().map_or(0, |world| world.local_rank);
     if local == 0
-        && !session.is_empty()
-        && let Err(error) = cleanup::remove_after_launcher(session)
+        && !scratch.is_empty()
+        && let Err(error) = cleanup::remove_after_launcher(scratch)
     {
         tracing::warn!("cannot start the removal of the directories of the launcher on this host: {error}");
     }
@@ -308,10 +308,10 @@ fn prepare(session: &[PathBuf]) -> Result<(), Error> {
 
 /// Trains, and reports a failure to the coordinator. If the run stopped early, returns `exit::DONE` under a
 /// coordinator and `exit::INTERRUPTED` without one.
-fn train(url: &str, attempt: u32, world: Option<usize>, session: &[PathBuf]) -> Result<i32, Error> {
+fn train(url: &str, attempt: u32, world: Option<usize>, scratch: &[PathBuf]) -> Result<i32, Error> {
     open_files::raise_limit();
     let rank = lambert_collective::world::detect().map_or(0, |world| world.rank);
-    let prepared = prepare(session);
+    let prepared = prepare(scratch);
     let config = Store::open(url).map_err(Error::from).and_then(|store| session::read_config(&store));
     let limits = config.as_ref().map_or_else(|_| Limits::default(), |(config, _)| config.cluster.limits.clone());
     // Load libtorch before any other use of it, including the version query.

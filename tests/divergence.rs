@@ -60,8 +60,9 @@ fn skipped_samples(dir: &TestDir, name: &str) -> (Vec<[u64; 2]>, u64) {
 
 /// Trains an undisturbed run that skips `samples` from the beginning.
 fn train_without(dir: &TestDir, name: &str, samples: Range<u64>) -> Ended {
-    let dataset = Dataset::open(&dir.path("data/train")).unwrap().manifest_sha256().to_owned();
-    let left_out = RollbackRecord { attempt: 0, steps: 0, dataset, samples, reason: "a test leaves them out".into() };
+    let mixture_id = Dataset::open(&dir.path("data/train")).unwrap().manifest_sha256().to_owned();
+    let left_out =
+        RollbackRecord { attempt: 0, last_kept: 0, mixture_id, samples, reason: "a test leaves them out".into() };
     std::fs::create_dir_all(dir.path(name)).unwrap();
     left_out.write(&Store::open(&dir.path(name)).unwrap()).unwrap();
     train(dir, name, 2, &[])

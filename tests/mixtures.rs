@@ -193,7 +193,8 @@ fn a_rollback_skips_samples_of_the_mixture() {
     assert!(faulty.log.contains(&skipped), "{}", faulty.log);
     // A run that never had these samples has the same weights and positions.
     let (id, samples) = (mixture.id().to_owned(), 49 * BATCH..51 * BATCH);
-    let record = RollbackRecord { attempt: 0, steps: 0, dataset: id, samples, reason: "a test leaves them out".into() };
+    let record =
+        RollbackRecord { attempt: 0, last_kept: 0, mixture_id: id, samples, reason: "a test leaves them out".into() };
     std::fs::create_dir_all(dir.path("without")).unwrap();
     record.write(&Store::open(&dir.path("without")).unwrap()).unwrap();
     start("without", &[]);

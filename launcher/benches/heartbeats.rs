@@ -9,7 +9,9 @@ use std::net::TcpStream;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use lambert::decide::{Attempt, CoordinatorState, Event, HostPool, Placement, RestartHistory, Settings, decide};
+use lambert::decide::{
+    Attempt, CoordinatorState, Event, HostPool, LastKnown, Placement, RestartHistory, Settings, decide,
+};
 use lambert::run::control::ControlServer;
 use lambert::run::launch::processes;
 use lambert_config::RunConfig;
@@ -60,8 +62,11 @@ fn measure(ranks: usize) {
 fn attend(ranks: usize, inbox: &Receiver<Event>) -> (Duration, usize) {
     let mut config = RunConfig::default();
     config.cluster.ranks = ranks;
-    let (mut state, _) =
-        CoordinatorState::begin(Settings::new(&config, HostPool::Here, 0.0), RestartHistory::default());
+    let (mut state, _) = CoordinatorState::begin(
+        Settings::new(&config, HostPool::Here, 0.0),
+        RestartHistory::default(),
+        LastKnown::default(),
+    );
     (state, _) = decide(state, 0.0, Event::LeaseTaken(1));
     let (start, before, mut reports) = (Instant::now(), cpu_of("decision"), 0);
     while let Ok(event) = inbox.recv() {

@@ -24,10 +24,10 @@ use lambert_config::exit;
 use lambert_control::Message;
 use lambert_control::{Directive, EventKind, FailureKind};
 
-pub use event::{Action, Event, LeaseRequest, Note, ProcessExit, RankDeath, Verdict, WorkerEvent};
+pub use event::{Action, Event, LeaseRequest, Note, ProcessExit, RankDeath, RestartKind, Verdict, WorkerEvent};
 pub use history::RestartHistory;
 pub use placement::{Attempt, ExcludedNodes, HostPool, Placement};
-pub use state::{CoordinatorState, EndReason, Phase, Running, Settings};
+pub use state::{CoordinatorState, EndReason, LastKnown, Phase, Running, Settings};
 pub use stop::{JobSettings, JobState, JobView, Requests, Signal, StopReason};
 
 use monitor::{AttemptFailure, AttemptMonitor};
@@ -43,328 +43,298 @@ pub fn decide(mut state: CoordinatorState, at: Seconds, event: Event) -> (Coordi
     if let Event::Suspended(seconds) = event {
         state.suspended(seconds);
     }
-    let mut actions = take_request(&mut state, at, &event);
-    let phase = std::mem::replace(&mut state.phase, Phase::Leasing(LeaseRequest::Next));
+    let mut turn = Turn { state: &mut state, at, actions: Vec::new() };
+    turn.take_request(&event);
+    // The phase is a placeholder until the end of the decision: the methods of `Turn` must not read `state.phase`.
+    let phase = std::mem::replace(&mut turn.state.phase, Phase::Leasing(LeaseRequest::Next));
     let next = match phase {
-        Phase::Leasing(wanted) => leasing(&mut state, at, wanted, event, &mut actions),
-        Phase::Running(running) => run(&mut state, at, running, event, &mut actions),
-        Phase::Ending(running, why) => end(&mut state, at, running, why, event, &mut actions),
-        Phase::Pausing { last, until } => pause(&mut state, at, last, until, event, &mut actions),
+        Phase::Leasing(wanted) => turn.leasing(wanted, event),
+        Phase::Running(running) => turn.run(running, event),
+        Phase::Ending(running, why) => turn.ending(running, why, event),
+        Phase::Pausing { last, until } => turn.pause(last, until, event),
         Phase::Over(verdict) => Phase::Over(verdict),
     };
-    state.phase = match next {
-        Phase::Over(verdict) => restart::conclude(&mut state, at, verdict, &mut actions),
+    turn.state.phase = match next {
+        Phase::Over(verdict) => turn.conclude(verdict),
         next => next,
     };
+    let actions = turn.actions;
     (state, actions)
 }
 
-/// Applies a request from a user or from Slurm. Returns the resulting actions.
-fn take_request(state: &mut CoordinatorState, at: Seconds, event: &Event) -> Vec<Action> {
-    let (requests, job) = (&mut state.requests, state.settings.job.as_ref());
-    match event {
-        Event::Signal(signal) => {
-            requests.signal(at, *signal, job);
-            return ask_slurm(state);
-        }
-        Event::Job(view) => {
-            let Some(job) = job else { return Vec::new() };
-            requests.explain(at, view, job);
-            let short = view.seconds_left.zip(state.history.last_save_seconds).filter(|(left, save)| save > left);
-            return short.map(|(left, save)| Action::Note(Note::ShortOfTime { left, save })).into_iter().collect();
-        }
-        Event::StopRequested => requests.stop = Some(StopReason::User),
-        Event::SaveRequested if !requests.save => {
-            requests.save = true;
-            return vec![Action::Note(Note::Saving)];
-        }
-        _ => {}
-    }
-    Vec::new()
-}
-
-/// Queries Slurm for the job state if a signal requested a stop and the reason for the signal is still unknown.
-fn ask_slurm(state: &CoordinatorState) -> Vec<Action> {
-    let unexplained = state.settings.job.is_some() && state.requests.stop == Some(StopReason::Signal);
-    unexplained.then_some(Action::AskSlurm).into_iter().collect()
-}
-
-fn leasing(
-    state: &mut CoordinatorState,
+/// One decision: the state, the time of the event, and the actions so far.
+struct Turn<'a> {
+    state: &'a mut CoordinatorState,
     at: Seconds,
-    wanted: LeaseRequest,
-    event: Event,
-    actions: &mut Vec<Action>,
-) -> Phase {
-    match event {
-        Event::LeaseTaken(number) if wanted == LeaseRequest::Next || wanted == LeaseRequest::Exactly(number) => {
-            start(state, at, number, actions)
-        }
-        Event::LeaseHeld(number) => Phase::Over(replaced(number)),
-        // The first attempt needs the store at once. Later attempts wait until the store recovers.
-        Event::LeaseFailed(message) => match wanted {
-            LeaseRequest::Next => Phase::Over(Verdict::Failed(exit::FAILED, message)),
-            LeaseRequest::Exactly(number) => restart::without_lease(state, at, number - 1, message, actions),
-        },
-        // The newest lease may be the requested lease, whose confirmation is still in flight. Only a newer lease shows
-        // that another coordinator has taken over.
-        Event::LeaseSeen(newest) if matches!(wanted, LeaseRequest::Exactly(own) if newest > own) => {
-            Phase::Over(replaced(newest))
-        }
-        // The lease of the last attempt is missing: the run was moved or removed.
-        Event::LeaseGone(_, message) if matches!(wanted, LeaseRequest::Exactly(_)) => {
-            Phase::Over(Verdict::Replaced(message))
-        }
-        _ => stopped(state).unwrap_or(Phase::Leasing(wanted)),
-    }
+    actions: Vec<Action>,
 }
 
-/// Returns the final phase if a stop was requested.
-fn stopped(state: &CoordinatorState) -> Option<Phase> {
-    state.requests.stop.map(|reason| Phase::Over(Verdict::Stopped(reason)))
-}
-
-fn replaced(newest: u32) -> Verdict {
-    Verdict::Replaced(format!("another coordinator has taken over the run as attempt {newest}"))
-}
-
-fn start(state: &mut CoordinatorState, at: Seconds, number: u32, actions: &mut Vec<Action>) -> Phase {
-    if let Some(over) = stopped(state) {
-        return over;
-    }
-    state.counters.lease_failed = false;
-    let settings = &state.settings;
-    let mut avoid = state.history.failed_hosts(state.unix(at) - settings.window);
-    avoid.extend(state.counters.unreachable());
-    let placement = placement::place(&settings.host_pool, settings.ranks, &avoid);
-    let attempt = Attempt { number, world: settings.ranks, placement };
-    state.history.progress.begin();
-    actions.push(Action::Start(attempt.clone()));
-    if state.requests.save {
-        actions.push(Action::Command(Directive::Checkpoint));
-    }
-    let monitor = AttemptMonitor::new(attempt.placement.rank_hosts());
-    Phase::Running(Box::new(Running { attempt, begun: at, monitor, slow: false, stopping: false }))
-}
-
-fn run(
-    state: &mut CoordinatorState,
-    at: Seconds,
-    mut running: Box<Running>,
-    event: Event,
-    actions: &mut Vec<Action>,
-) -> Phase {
-    let (number, tick) = (running.attempt.number, event == Event::Tick);
-    match event {
-        Event::Worker(attempt, what) if attempt == number => {
-            let gone = matches!(what, WorkerEvent::Gone(_));
-            // On preemption, Slurm may first signal only the ranks. The SIGTERM cannot come from this coordinator,
-            // which sends SIGTERM only in `Phase::Ending`.
-            if matches!(&what, WorkerEvent::Report(report) if report.has_received_sigterm)
-                && state.requests.stop.is_none()
-            {
-                state.requests.stop = Some(StopReason::Signal);
-                actions.extend(ask_slurm(state));
+impl Turn<'_> {
+    /// Applies a request from a user or from Slurm.
+    fn take_request(&mut self, event: &Event) {
+        let (requests, job) = (&mut self.state.requests, self.state.settings.job.as_ref());
+        match event {
+            Event::Signal(signal) => {
+                requests.signal(self.at, *signal, job);
+                self.ask_slurm();
             }
-            listen(state, at, &mut running, what, actions);
-            if gone {
-                return restart::follow(state, at, &running, EndReason::Exited, actions);
+            Event::Job(view) => {
+                let Some(job) = job else { return };
+                requests.apply_job_view(self.at, view, job);
+                let save = self.state.history.last_save_seconds;
+                let short = view.seconds_left.zip(save).filter(|(left, save)| save > left);
+                self.actions.extend(short.map(|(left, save)| Action::Note(Note::ShortOfTime { left, save })));
             }
+            Event::StopRequested => requests.stop = Some(StopReason::User),
+            Event::SaveRequested if !requests.save => {
+                requests.save = true;
+                self.actions.push(Action::Note(Note::Saving));
+            }
+            _ => {}
         }
-        Event::StartFailed(attempt, code, message) if attempt == number => {
-            // If the processes of an earlier attempt could be started, the configuration is valid. An address or a
-            // mount is then temporarily unavailable.
-            return match state.counters.is_first() {
-                true => Phase::Over(Verdict::Failed(code, message)),
-                false => restart::wait(state, at, (running.begun, number), message, actions),
-            };
-        }
-        Event::LeaseSeen(newest) if newest > number => {
-            return to_end(running, EndReason::Replaced(replaced_message(newest)), actions);
-        }
-        Event::LeaseGone(attempt, message) if attempt == number => {
-            return to_end(running, EndReason::Replaced(message), actions);
-        }
-        Event::SaveRequested if !running.stopping => actions.push(Action::Command(Directive::Checkpoint)),
-        _ => {}
     }
-    // The timeout checks iterate over all ranks, so they run on timer ticks and not on every report.
-    let mut why = reason_to_end(state, at, &mut running, actions);
-    if why.is_none() && tick {
-        why = overdue(state, at, &mut running, actions);
-    }
-    match why {
-        Some(why) => to_end(running, why, actions),
-        None => Phase::Running(running),
-    }
-}
 
-fn replaced_message(newest: u32) -> String {
-    match replaced(newest) {
-        Verdict::Replaced(message) => message,
-        _ => String::new(),
+    /// Queries Slurm for the job state if a signal requested a stop and the reason for the signal is still unknown.
+    fn ask_slurm(&mut self) {
+        if self.state.settings.job.is_some() && self.state.requests.stop == Some(StopReason::Signal) {
+            self.actions.push(Action::AskSlurm);
+        }
     }
-}
 
-/// Returns the reason to end the attempt, if there is one: a request, the exit of the launcher or of a rank, or a
-/// version mismatch.
-fn reason_to_end(
-    state: &CoordinatorState,
-    at: Seconds,
-    running: &mut Running,
-    actions: &mut Vec<Action>,
-) -> Option<EndReason> {
-    // The other ranks cannot continue. Some launchers do not terminate these ranks.
-    if running.monitor.failure_signs.has_ended() {
-        return Some(EndReason::Exited);
+    fn leasing(&mut self, wanted: LeaseRequest, event: Event) -> Phase {
+        match event {
+            Event::LeaseTaken(number) if wanted == LeaseRequest::Next || wanted == LeaseRequest::Exactly(number) => {
+                self.start(number)
+            }
+            Event::LeaseHeld(number) => Phase::Over(Verdict::Replaced(takeover_message(number))),
+            // The first attempt needs the store at once. Later attempts wait until the store recovers.
+            Event::LeaseFailed(message) => match wanted {
+                LeaseRequest::Next => Phase::Over(Verdict::Failed(exit::FAILED, message)),
+                LeaseRequest::Exactly(number) => self.without_lease(number - 1, message),
+            },
+            // The newest lease may be the requested lease, whose confirmation is still in flight. Only a newer lease shows
+            // that another coordinator has taken over.
+            Event::LeaseSeen(newest) if matches!(wanted, LeaseRequest::Exactly(own) if newest > own) => {
+                Phase::Over(Verdict::Replaced(takeover_message(newest)))
+            }
+            // The lease of the last attempt is missing: the run was moved or removed.
+            Event::LeaseGone(_, message) if matches!(wanted, LeaseRequest::Exactly(_)) => {
+                Phase::Over(Verdict::Replaced(message))
+            }
+            _ => self.stopped().unwrap_or(Phase::Leasing(wanted)),
+        }
     }
-    if state.requests.kill {
-        return Some(EndReason::Killed);
+
+    /// Returns the final phase if a stop was requested.
+    fn stopped(&self) -> Option<Phase> {
+        self.state.requests.stop.map(|reason| Phase::Over(Verdict::Stopped(reason)))
     }
-    if state.requests.stop.is_some() && !running.stopping {
-        if running.monitor.is_fresh() {
-            // Launchers need seconds to end the ranks. Ranks that have completed a step meanwhile save it.
-            actions.extend([Action::Note(Note::NothingToSave), Action::Command(Directive::CheckpointAndStop)]);
+
+    fn start(&mut self, number: u32) -> Phase {
+        if let Some(over) = self.stopped() {
+            return over;
+        }
+        self.state.counters.lease_failed = false;
+        let settings = &self.state.settings;
+        let mut avoid = self.state.history.failed_hosts(self.state.unix(self.at) - settings.window);
+        avoid.extend(self.state.counters.unreachable());
+        let placement = placement::place(&settings.host_pool, settings.ranks, &avoid);
+        let attempt = Attempt { number, world: settings.ranks, placement };
+        self.state.history.progress.begin();
+        self.actions.push(Action::Start(attempt.clone()));
+        if self.state.requests.save {
+            self.actions.push(Action::Command(Directive::Checkpoint));
+        }
+        let monitor = AttemptMonitor::new(attempt.placement.rank_hosts());
+        Phase::Running(Box::new(Running { attempt, begun: self.at, monitor, has_warned_slow: false, stopping: false }))
+    }
+
+    fn run(&mut self, mut running: Box<Running>, event: Event) -> Phase {
+        let (number, tick) = (running.attempt.number, event == Event::Tick);
+        match event {
+            Event::Worker(attempt, what) if attempt == number => {
+                let gone = matches!(what, WorkerEvent::Gone(_));
+                // On preemption, Slurm may first signal only the ranks. The SIGTERM cannot come from this coordinator,
+                // which sends SIGTERM only in `Phase::Ending`.
+                if matches!(&what, WorkerEvent::Report(report) if report.has_received_sigterm)
+                    && self.state.requests.stop.is_none()
+                {
+                    self.state.requests.stop = Some(StopReason::Signal);
+                    self.ask_slurm();
+                }
+                self.apply_worker_event(&mut running, what);
+                if gone {
+                    return self.after_attempt(&running, EndReason::Exited);
+                }
+            }
+            Event::StartFailed(attempt, code, message) if attempt == number => {
+                // If the processes of an earlier attempt could be started, the configuration is valid. An address or a
+                // mount is then temporarily unavailable.
+                return match self.state.counters.is_first() {
+                    true => Phase::Over(Verdict::Failed(code, message)),
+                    false => self.retry_start(running.begun, number, message),
+                };
+            }
+            Event::LeaseSeen(newest) if newest > number => {
+                return self.to_end(running, EndReason::Replaced(takeover_message(newest)));
+            }
+            Event::LeaseGone(attempt, message) if attempt == number => {
+                return self.to_end(running, EndReason::Replaced(message));
+            }
+            Event::SaveRequested if !running.stopping => self.actions.push(Action::Command(Directive::Checkpoint)),
+            _ => {}
+        }
+        // The timeout checks iterate over all ranks, so they run on timer ticks and not on every report.
+        let mut why = self.reason_to_end(&mut running);
+        if why.is_none() && tick {
+            why = self.overdue(&mut running);
+        }
+        match why {
+            Some(why) => self.to_end(running, why),
+            None => Phase::Running(running),
+        }
+    }
+
+    /// Returns the reason to end the attempt, if there is one: a request, the exit of the launcher or of a rank, or a
+    /// version mismatch.
+    fn reason_to_end(&mut self, running: &mut Running) -> Option<EndReason> {
+        // The other ranks cannot continue. Some launchers do not terminate these ranks.
+        if running.monitor.failure_signs.has_ended() {
+            return Some(EndReason::Exited);
+        }
+        if self.state.requests.kill {
+            return Some(EndReason::Killed);
+        }
+        if self.state.requests.stop.is_some() && !running.stopping {
+            if running.monitor.is_fresh() {
+                // Launchers need seconds to end the ranks. Ranks that have completed a step meanwhile save it.
+                self.actions.extend([Action::Note(Note::NothingToSave), Action::Command(Directive::CheckpointAndStop)]);
+                return Some(EndReason::Stopped);
+            }
+            running.stopping = true;
+            self.actions.extend([Action::Note(Note::Stopping), Action::Command(Directive::CheckpointAndStop)]);
+        }
+        if running.stopping
+            && running.monitor.reported_end_at().is_none()
+            && self.state.requests.end_by.is_some_and(|by| self.at >= by)
+        {
+            self.actions.push(Action::Note(Note::OutOfTime));
             return Some(EndReason::Stopped);
         }
-        running.stopping = true;
-        actions.extend([Action::Note(Note::Stopping), Action::Command(Directive::CheckpointAndStop)]);
+        let mismatch = running.monitor.versions.mismatch.as_ref()?;
+        let message = format!("version mismatch: {mismatch}");
+        Some(EndReason::Failed(AttemptFailure { message, kind: FailureKind::Usage, hosts: BTreeSet::new() }))
     }
-    if running.stopping && running.monitor.leaving().is_none() && state.requests.end_by.is_some_and(|by| at >= by) {
-        actions.push(Action::Note(Note::OutOfTime));
-        return Some(EndReason::Stopped);
-    }
-    let mismatch = running.monitor.versions.mismatch.as_ref()?;
-    let message = format!("version mismatch: {mismatch}");
-    Some(EndReason::Failed(AttemptFailure { message, kind: FailureKind::Usage, hosts: BTreeSet::new() }))
-}
 
-/// Checks the phase timeouts. Returns the reason to end the attempt if a timeout has expired.
-fn overdue(
-    state: &CoordinatorState,
-    at: Seconds,
-    running: &mut Running,
-    actions: &mut Vec<Action>,
-) -> Option<EndReason> {
-    let timeouts = &state.settings.timeouts;
-    match timeouts.slow(at, &running.monitor) {
-        Some(message) if !std::mem::replace(&mut running.slow, true) => actions.push(Action::Note(Note::Slow(message))),
-        Some(_) => {}
-        None => running.slow = false,
-    }
-    let hang = timeouts.overdue(at, running.begun, running.attempt.world, &running.monitor)?;
-    if running.monitor.leaving().is_some() {
-        // All work is done, so the run may still succeed.
-        actions.push(Action::Note(Note::Slow(format!("{}; terminating them", hang.message))));
-    }
-    Some(EndReason::Failed(AttemptFailure { hosts: hang.hosts, ..AttemptFailure::transient(hang.message) }))
-}
-
-fn to_end(mut running: Box<Running>, why: EndReason, actions: &mut Vec<Action>) -> Phase {
-    running.slow = false;
-    actions.push(Action::End);
-    Phase::Ending(running, why)
-}
-
-fn end(
-    state: &mut CoordinatorState,
-    at: Seconds,
-    mut running: Box<Running>,
-    why: EndReason,
-    event: Event,
-    actions: &mut Vec<Action>,
-) -> Phase {
-    let number = running.attempt.number;
-    match event {
-        Event::Worker(attempt, what) if attempt == number => {
-            let gone = matches!(what, WorkerEvent::Gone(_));
-            listen(state, at, &mut running, what, actions);
-            if gone {
-                let why = if state.requests.kill && why != EndReason::Exited { EndReason::Killed } else { why };
-                return restart::follow(state, at, &running, why, actions);
+    /// Checks the phase timeouts. Returns the reason to end the attempt if a timeout has expired.
+    fn overdue(&mut self, running: &mut Running) -> Option<EndReason> {
+        let timeouts = &self.state.settings.timeouts;
+        match timeouts.slow(self.at, &running.monitor) {
+            Some(message) if !std::mem::replace(&mut running.has_warned_slow, true) => {
+                self.actions.push(Action::Note(Note::Slow(message)));
             }
+            Some(_) => {}
+            None => running.has_warned_slow = false,
         }
-        // A request came while the processes were being started. No process will report its end.
-        Event::StartFailed(attempt, _, message) if attempt == number => {
-            actions.push(Action::Note(Note::StartFailed(message)));
-            let why = if state.requests.kill { EndReason::Killed } else { why };
-            return restart::follow(state, at, &running, why, actions);
+        let hang = timeouts.overdue(self.at, running.begun, running.attempt.world, &running.monitor)?;
+        if running.monitor.reported_end_at().is_some() {
+            // All work is done, so the run may still succeed.
+            self.actions.push(Action::Note(Note::Slow(format!("{}; terminating them", hang.message))));
         }
-        Event::LeaseSeen(newest) if newest > number => {
-            return Phase::Ending(running, EndReason::Replaced(replaced_message(newest)));
-        }
-        Event::LeaseGone(attempt, message) if attempt == number => {
-            return Phase::Ending(running, EndReason::Replaced(message));
-        }
-        _ => {}
+        Some(EndReason::Failed(AttemptFailure { hosts: hang.hosts, ..AttemptFailure::transient(hang.message) }))
     }
-    Phase::Ending(running, why)
-}
 
-/// Applies an event from the processes of the running attempt.
-fn listen(
-    state: &mut CoordinatorState,
-    at: Seconds,
-    running: &mut Running,
-    what: WorkerEvent,
-    actions: &mut Vec<Action>,
-) {
-    match &what {
-        WorkerEvent::Report(report) => {
-            if let Some(versions) = &report.versions
-                && let Some((name, own, other)) = state.settings.versions.first_difference(versions)
-            {
-                let mismatch = format!("this coordinator has {name} {own}, rank {} has {other}", report.rank);
-                running.monitor.versions.mismatch.get_or_insert(mismatch);
+    fn to_end(&mut self, mut running: Box<Running>, why: EndReason) -> Phase {
+        running.has_warned_slow = false;
+        self.actions.push(Action::End);
+        Phase::Ending(running, why)
+    }
+
+    fn ending(&mut self, mut running: Box<Running>, why: EndReason, event: Event) -> Phase {
+        let number = running.attempt.number;
+        match event {
+            Event::Worker(attempt, what) if attempt == number => {
+                let gone = matches!(what, WorkerEvent::Gone(_));
+                self.apply_worker_event(&mut running, what);
+                if gone {
+                    let why =
+                        if self.state.requests.kill && why != EndReason::Exited { EndReason::Killed } else { why };
+                    return self.after_attempt(&running, why);
+                }
             }
+            // A request came while the processes were being started. No process will report its end.
+            Event::StartFailed(attempt, _, message) if attempt == number => {
+                self.actions.push(Action::Note(Note::StartFailed(message)));
+                let why = if self.state.requests.kill { EndReason::Killed } else { why };
+                return self.after_attempt(&running, why);
+            }
+            Event::LeaseSeen(newest) if newest > number => {
+                return Phase::Ending(running, EndReason::Replaced(takeover_message(newest)));
+            }
+            Event::LeaseGone(attempt, message) if attempt == number => {
+                return Phase::Ending(running, EndReason::Replaced(message));
+            }
+            _ => {}
         }
-        WorkerEvent::Message(_, Message::Event(EventKind::Started { checkpoint, step, .. })) => {
-            state.checkpoint.clone_from(checkpoint);
-            state.history.progress.loaded(*step);
-        }
-        WorkerEvent::Message(_, Message::Event(EventKind::Checkpoint { name, step, written, .. })) => {
-            (state.checkpoint, state.requests.save) = (Some(name.clone()), false);
-            state.history.add_save(*written);
-            state.history.progress.committed(*step);
-        }
-        WorkerEvent::Gone(left) if !left.is_empty() => {
-            actions.push(Action::Note(Note::LeftoverProcesses(left.clone())));
-        }
-        _ => {}
+        Phase::Ending(running, why)
     }
-    running.monitor.take(at, what);
-    if running.monitor.steps.finished > 0 {
-        state.step = running.monitor.steps.finished;
+
+    /// Applies an event from the processes of the running attempt.
+    fn apply_worker_event(&mut self, running: &mut Running, what: WorkerEvent) {
+        match &what {
+            WorkerEvent::Report(report) => {
+                if let Some(versions) = &report.versions
+                    && let Some((name, own, other)) = self.state.settings.versions.first_difference(versions)
+                {
+                    let mismatch = format!("this coordinator has {name} {own}, rank {} has {other}", report.rank);
+                    running.monitor.versions.mismatch.get_or_insert(mismatch);
+                }
+            }
+            WorkerEvent::Message(_, Message::Event(EventKind::Started { checkpoint, step, .. })) => {
+                self.state.checkpoint.clone_from(checkpoint);
+                self.state.history.progress.loaded(*step);
+            }
+            WorkerEvent::Message(_, Message::Event(EventKind::Checkpoint { name, step, written, .. })) => {
+                (self.state.checkpoint, self.state.requests.save) = (Some(name.clone()), false);
+                self.state.history.add_save(*written);
+                self.state.history.progress.committed(*step);
+            }
+            WorkerEvent::Gone(left) if !left.is_empty() => {
+                self.actions.push(Action::Note(Note::LeftoverProcesses(left.clone())));
+            }
+            _ => {}
+        }
+        running.monitor.take(self.at, what);
+        if running.monitor.steps.finished > 0 {
+            self.state.step = running.monitor.steps.finished;
+        }
+        if let Some(recovered) = self.state.counters.recover(self.at, &running.monitor) {
+            self.state.history.account(recovered.1);
+            self.actions.push(Action::Note(Note::Recovered { step: recovered.0, seconds: recovered.1 }));
+        }
     }
-    if let Some(recovered) = state.counters.recover(at, &running.monitor) {
-        state.history.account(recovered.1);
-        actions.push(Action::Note(Note::Recovered { step: recovered.0, seconds: recovered.1 }));
+
+    fn pause(&mut self, last: u32, until: Seconds, event: Event) -> Phase {
+        match event {
+            // A failed lease request may nevertheless have created lease `last + 1` in the store for this coordinator.
+            Event::LeaseSeen(newest) if newest > last + u32::from(self.state.counters.lease_failed) => {
+                Phase::Over(Verdict::Replaced(takeover_message(newest)))
+            }
+            Event::LeaseGone(attempt, message) if attempt == last => Phase::Over(Verdict::Replaced(message)),
+            _ if self.state.requests.stop.is_some() => self.stopped().unwrap_or(Phase::Pausing { last, until }),
+            _ if self.at >= until => {
+                let wanted = LeaseRequest::Exactly(last + 1);
+                // The lease request lasts as long as the store is unavailable, and this time counts toward the start
+                // timeout.
+                self.state.counters.begin(self.at);
+                self.actions.push(Action::TakeLease(wanted));
+                Phase::Leasing(wanted)
+            }
+            _ => Phase::Pausing { last, until },
+        }
     }
 }
 
-fn pause(
-    state: &mut CoordinatorState,
-    at: Seconds,
-    last: u32,
-    until: Seconds,
-    event: Event,
-    actions: &mut Vec<Action>,
-) -> Phase {
-    match event {
-        // A failed lease request may nevertheless have created lease `last + 1` in the store for this coordinator.
-        Event::LeaseSeen(newest) if newest > last + u32::from(state.counters.lease_failed) => {
-            Phase::Over(replaced(newest))
-        }
-        Event::LeaseGone(attempt, message) if attempt == last => Phase::Over(Verdict::Replaced(message)),
-        _ if state.requests.stop.is_some() => stopped(state).unwrap_or(Phase::Pausing { last, until }),
-        _ if at >= until => {
-            let wanted = LeaseRequest::Exactly(last + 1);
-            // The lease request lasts as long as the store is unavailable, and this time counts toward the start
-            // timeout.
-            state.counters.begin(at);
-            actions.push(Action::TakeLease(wanted));
-            Phase::Leasing(wanted)
-        }
-        _ => Phase::Pausing { last, until },
-    }
+fn takeover_message(newest: u32) -> String {
+    format!("another coordinator has taken over the run as attempt {newest}")
 }

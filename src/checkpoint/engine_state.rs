@@ -209,6 +209,8 @@ mod tests {
         );
         for text in [&old, &new] {
             assert_eq!(serde_json::to_string(&serde_json::from_str::<EngineState>(text).unwrap()).unwrap(), new);
+            let state: serde_json::Value = serde_json::from_str(text).unwrap();
+            assert_eq!(timeline::stored_early_stops(&state), EarlyStops::from([(0, 7)]));
         }
     }
 }

@@ -15,7 +15,8 @@ use lambert_plan::{objectives, timeline};
 use lambert_store::Store;
 use lambert_store::StoredVocabulary;
 use lambert_store::checkpoint::{
-    self as stored, Best, CheckpointSelection, Manifest, RollbackRecord, SkippedCheckpoint, VerifiedCheckpoint,
+    self as stored, Best, CheckpointSelection, Manifest, RollbackRecord, Rollbacks, SkippedCheckpoint,
+    VerifiedCheckpoint,
 };
 use lambert_store::run as stored_run;
 use serde::{Deserialize, Serialize};
@@ -118,9 +119,9 @@ fn select_start(session: &Session, datasets: &Datasets) -> Result<StartDecision,
     let gone = if oldest.is_none() { furthest_checkpoint(&session.store)?.filter(|step| *step > 0) } else { None };
     let rollbacks = RollbackRecord::read_from(&session.store, oldest.unwrap_or(0))?;
     let fits = |manifest: &Manifest| incompatibility(&session.config, manifest, vocabulary(datasets));
-    let invalidated = |manifest: &Manifest| rollbacks.iter().find_map(|record| record.point().invalid_reason(manifest));
+    let points: Rollbacks = rollbacks.iter().map(RollbackRecord::point).collect();
     let (newest, skipped) =
-        stored::newest_fitting(&session.store, |manifest| fits(manifest).or_else(|| invalidated(manifest)))?;
+        stored::newest_fitting(&session.store, |manifest| fits(manifest).or_else(|| points.invalid_reason(manifest)))?;
     // The checkpoints that are still valid may have been pruned. Then an invalidated checkpoint, saved shortly before
     // the divergence, is better than none.
     let selection = match newest {
@@ -146,10 +147,10 @@ fn earlier_stage(config: &RunConfig, manifest: &Manifest) -> Option<String> {
 /// record. The coordinator warns about an unreadable record.
 fn furthest_checkpoint(store: &Store) -> Result<Option<u64>, Error> {
     match store.get(stored_run::COORDINATOR) {
-        Ok(bytes) => Ok(serde_json::from_slice(&bytes).ok().and_then(|history: serde_json::Value| {
-            // Keys of `RestartHistory` and its `Progress` (launcher/src/decide/).
-            history.pointer("/progress/furthest")?.as_u64()
-        })),
+        Ok(bytes) => {
+            let history: Option<serde_json::Value> = serde_json::from_slice(&bytes).ok();
+            Ok(history.and_then(|history| history.pointer(stored_run::FURTHEST_CHECKPOINT)?.as_u64()))
+        }
         Err(error) if error.is_not_found() => Ok(None),
         Err(error) => Err(error.into()),
     }

@@ -56,7 +56,7 @@ pub struct RollbackPlan {
     /// Step that triggered the rollback.
     pub step: u64,
     /// Last good step.
-    pub to_step: u64,
+    pub last_kept: u64,
     /// Samples to skip from now on.
     pub samples: Range<u64>,
     /// Reason for the rollback, as text for messages.
@@ -110,10 +110,10 @@ impl LossHistory {
     ) -> RollbackPlan {
         let back = (bad + guard.batches_before as usize).min(self.recent.len());
         let first = back.checked_sub(1).map(|last| &self.recent[self.recent.len() - 1 - last]);
-        let (to_step, start) =
+        let (last_kept, start) =
             first.map_or((steps_before, samples.start), |step| (step.steps_before, step.samples.start));
         let step = steps_before + 1;
-        RollbackPlan { step, to_step, samples: start..samples.end, reason: format!("step {step}: {reason}") }
+        RollbackPlan { step, last_kept, samples: start..samples.end, reason: format!("step {step}: {reason}") }
     }
 
     /// Adds a completed step. `loss` is `None` if the update of the step was skipped.
@@ -159,7 +159,7 @@ mod tests {
         let history = history(60);
         assert_eq!(back(&history, 60, 5.5), None);
         let plan = back(&history, 60, 5.7).unwrap();
-        assert_eq!((plan.step, plan.to_step, plan.samples), (61, 59, 236..244));
+        assert_eq!((plan.step, plan.last_kept, plan.samples), (61, 59, 236..244));
         assert!(plan.reason.starts_with("step 61: loss 5.7000 is above the limit of "), "{}", plan.reason);
         assert_eq!(back(&history, 60, 0.1), None, "a low loss is no divergence");
     }
@@ -182,7 +182,7 @@ mod tests {
             history.add(&guard(), step, samples, None);
         }
         let plan = back(&history, 62, f64::NAN).unwrap();
-        assert_eq!((plan.to_step, plan.samples), (59, 236..252));
+        assert_eq!((plan.last_kept, plan.samples), (59, 236..252));
         history.add(&guard(), 62, 248..252, Some(5.0));
         assert_eq!(back(&history, 63, f64::NAN), None, "a finite step resets the count");
     }
@@ -192,7 +192,7 @@ mod tests {
         let always = Guard { nonfinite_steps: 1, ..guard() };
         let verdict = LossHistory::default().judge(&always, 7, 30..34, f64::NAN, 1.0);
         let GuardVerdict::Rollback(plan) = verdict else { panic!("{verdict:?}") };
-        assert_eq!((plan.to_step, plan.samples), (7, 30..34));
+        assert_eq!((plan.last_kept, plan.samples), (7, 30..34));
     }
 
     #[test]

@@ -12,8 +12,9 @@
 //! - `update_ranks`: ranks of a run, for updates that they compute together
 //! - `noise`: gradient noise scale
 //! - [`evaluate`]: held-out losses
-//! - `rollback`: rollback after divergence, and skipping of damaged shards
+//! - `rollback`: rollback after divergence; `damaged_shards`: samples that a rank cannot read
 
+mod damaged_shards;
 pub mod evaluate;
 pub mod exact;
 mod gradient_pass;
@@ -187,7 +188,7 @@ impl<'a> Attempt<'a> {
             StepResult::Completed(completed) => *completed,
             StepResult::Unreadable(error) => {
                 let (saver, state) = (&mut self.saver, &mut self.state);
-                rollback::skip_damaged_shards(session, self.group, saver, state, mixture, error)?;
+                damaged_shards::skip_damaged_shards(session, self.group, saver, state, mixture, error)?;
                 return Ok(StepEnd::NextStage);
             }
         };

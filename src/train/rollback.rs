@@ -1,19 +1,15 @@
-//! Recovery from a failed step. After a divergence, the run rolls back and skips the samples that caused
-//! the divergence. After a failed read, the run skips the damaged shards, or it saves a final checkpoint
-//! and fails. All ranks take the same action.
+//! Rollback after divergence: the run returns to an earlier checkpoint and skips the samples that caused the divergence.
+//! All ranks take the same action.
 
 use lambert_collective::Group;
-use lambert_config::run::DamagedShard;
 use lambert_control::EventKind;
-use lambert_dataset::DatasetError;
-use lambert_store::checkpoint::RollbackRecord;
-use serde::{Deserialize, Serialize};
+use lambert_store::checkpoint::{RollbackPoint, RollbackRecord};
 
-use crate::checkpoint::{Saver, rollback};
+use crate::checkpoint::Saver;
+use crate::checkpoint::rollback::{self as checkpoint_rollback, RollbackTarget};
 use crate::data::Mixture;
-use crate::error::{self, Error};
+use crate::error::Error;
 use crate::recovery::guard::RollbackPlan;
-use crate::state::TrainState;
 use crate::worker::agreement;
 use crate::worker::control::WorkerPhase;
 use crate::worker::session::Session;
@@ -56,88 +52,16 @@ fn write_record(
 ) -> Result<EventKind, Error> {
     session.lease.check()?;
     saver.write_records()?;
-    let RollbackPlan { step, to_step, samples, reason } = plan;
-    let (attempt, identity) = (session.lease.attempt(), mixture.id().to_owned());
-    let mut record = RollbackRecord { attempt, steps: to_step, dataset: identity, samples, reason };
+    let RollbackPlan { step, last_kept, samples, reason } = plan;
+    let planned = RollbackPoint { attempt: session.lease.attempt(), last_kept };
     let keep = session.config.checkpoint.keep;
-    let repeated = rollback::go_further_back(&mut record, &session.store, loaded, keep)?;
+    let RollbackTarget { last_kept, note } = checkpoint_rollback::target(planned, &session.store, loaded, keep)?;
+    let mixture_id = mixture.id().to_owned();
+    let record = RollbackRecord { attempt: planned.attempt, last_kept, mixture_id, samples, reason };
     record.write(&session.store)?;
-    let RollbackRecord { steps, samples, reason, .. } = record;
+    let RollbackRecord { samples, reason, .. } = record;
     let (first, last, url) = (samples.start, samples.end - 1, mixture.url());
-    let skipped = format!("rolled back to step {steps}, skipping samples {first}-{last} of {url}");
-    let message = format!("{reason}; {skipped}{}", repeated.map_or(String::new(), |repeated| format!("; {repeated}")));
-    Ok(EventKind::RolledBack { message, step, to: steps })
-}
-
-/// Failure of a rank to read its samples.
-#[derive(Clone, Serialize, Deserialize)]
-struct ReadFailure {
-    /// Index of the dataset in the mixture, and index of its damaged shard, if a damaged shard caused the failure.
-    shard: Option<(usize, usize)>,
-    message: String,
-}
-
-/// Handles a failed read on any rank. `error` is the read error on a rank that failed, `None` on the other ranks. If
-/// `guard.damaged_shard` permits it and other shards of these datasets are left, skips the damaged shards from now on.
-///
-/// # Errors
-/// If the shards cannot be skipped, saves a checkpoint. A rank that failed then returns `error`, and the other ranks
-/// return [`Error::Peer`].
-pub fn skip_damaged_shards(
-    session: &Session,
-    collective: &mut dyn Group,
-    saver: &mut Saver<'_>,
-    state: &mut TrainState,
-    mixture: &Mixture,
-    error: Option<DatasetError>,
-) -> Result<(), Error> {
-    let unread = gather(collective, mixture, error.as_ref())?;
-    let shards: Option<Vec<(usize, usize)>> = unread.iter().map(|unread| unread.shard).collect();
-    if let Some(shards) = shards.filter(|_| session.config.guard.damaged_shard == DamagedShard::Skip) {
-        let before = state.skipped.by_source.clone();
-        let (mut new, mut has_shards_left) = (0, true);
-        for (place, shard) in shards {
-            let dataset = &mixture.datasets()[place];
-            let skipped = state.skipped.by_source.entry(dataset.manifest_sha256().to_owned()).or_default();
-            new += usize::from(skipped.add_shard(shard));
-            has_shards_left &= skipped.has_shards_left(dataset.manifest().shards.len());
-        }
-        if new > 0 && has_shards_left {
-            if let (true, Some(first)) = (session.is_first(), unread.first()) {
-                session.warn(format!("{}; skipping its samples from now on", first.message));
-            }
-            return Ok(());
-        }
-        state.skipped.by_source = before;
-    }
-    Err(save_after_failed_read(collective, saver, state, error))
-}
-
-/// Saves a checkpoint of the completed steps after a failed read on any rank. `error` is the read error on a
-/// rank that failed, `None` on the other ranks. Returns the error that ends the attempt: the read error on the rank that
-/// failed, [`Error::Peer`] on the others, or the error of a failed save.
-pub fn save_after_failed_read(
-    collective: &mut dyn Group,
-    saver: &mut Saver<'_>,
-    state: &TrainState,
-    error: Option<DatasetError>,
-) -> Error {
-    if state.step > 0
-        && let Err(failed) = saver.save_and_wait(collective, state)
-    {
-        return failed;
-    }
-    error.map_or(Error::Peer("another rank could not read its samples"), Error::Dataset)
-}
-
-/// Gathers the read failures of all ranks.
-fn gather(
-    collective: &mut dyn Group,
-    mixture: &Mixture,
-    error: Option<&DatasetError>,
-) -> Result<Vec<ReadFailure>, Error> {
-    let own = error.map(|error| ReadFailure { shard: mixture.damaged_shard(error), message: error::chain(error) });
-    agreement::gather_and_decide(collective, &own, |all: &[Option<ReadFailure>]| {
-        all.iter().flatten().cloned().collect::<Vec<_>>()
-    })
+    let skipped = format!("rolled back to step {last_kept}, skipping samples {first}-{last} of {url}");
+    let message = format!("{reason}; {skipped}{}", note.map_or(String::new(), |note| format!("; {note}")));
+    Ok(EventKind::RolledBack { message, step, last_kept })
 }

@@ -90,8 +90,8 @@ pub enum EventKind {
         #[serde(default)]
         step: u64,
         /// Last step that is kept. Checkpoints of later steps become invalid.
-        #[serde(default)]
-        to: u64,
+        #[serde(default, rename = "to")]
+        last_kept: u64,
     },
     /// The worker has finished this attempt and exits with code 0.
     Finished {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 
-use crate::checkpoint::{AttemptStep, RollbackPoint};
+use crate::checkpoint::{AttemptStep, Rollbacks};
 use crate::error::Result;
 use crate::listing::Object;
 use crate::run::{self, RECORDS, ROLLBACKS};
@@ -66,7 +66,7 @@ pub struct StepRecords<T> {
     pub events: Vec<RecordedEvent>,
     /// Lines that could not be parsed. `all` and `events` omit them.
     pub damaged: Vec<DamagedLine>,
-    rollbacks: Vec<RollbackPoint>,
+    rollbacks: Rollbacks,
     /// Listing of the rollback records that were read.
     rollback_objects: Vec<Object>,
     /// Positions and sizes (bytes) of all listed objects.
@@ -80,7 +80,7 @@ pub struct StepRecords<T> {
 impl<T> Default for StepRecords<T> {
     fn default() -> Self {
         let (all, events, damaged) = (Vec::new(), Vec::new(), Vec::new());
-        let (rollbacks, rollback_objects, listed) = (Vec::new(), Vec::new(), Vec::new());
+        let (rollbacks, rollback_objects, listed) = (Rollbacks::default(), Vec::new(), Vec::new());
         let (tags, last) = (BTreeMap::new(), BTreeMap::new());
         Self { all, events, damaged, rollbacks, rollback_objects, listed, tags, last }
     }
@@ -116,7 +116,7 @@ impl<T: DeserializeOwned> StepRecords<T> {
         let rollback_objects = run.list(ROLLBACKS)?;
         let rollbacks = match rollback_objects == self.rollback_objects {
             true => self.rollbacks.clone(),
-            false => RollbackPoint::read_all(run, &rollback_objects)?,
+            false => Rollbacks::read(run, &rollback_objects)?,
         };
         let listed = run.list(RECORDS)?.into_iter();
         // The order of names is not the order of attempts if an attempt number exceeds 9999.
@@ -190,8 +190,8 @@ impl<T> StepRecords<T> {
         last.into_values().collect()
     }
 
-    /// Returns the rollbacks of the run, by attempt.
-    pub fn rollbacks(&self) -> &[RollbackPoint] {
+    /// Returns the rollbacks of the run.
+    pub fn rollbacks(&self) -> &Rollbacks {
         &self.rollbacks
     }
 
@@ -207,13 +207,13 @@ impl<T> StepRecords<T> {
     /// Returns the last valid step of each attempt that has listed objects: later attempts repeat the steps after it, or
     /// they were rolled back. `u64::MAX` if all are valid.
     pub fn last_valid_steps(&self) -> BTreeMap<u32, u64> {
-        let mut rollbacks = self.rollbacks.iter().rev().peekable();
+        let mut rollbacks = self.rollbacks.points().iter().rev().peekable();
         let (mut last_valid, mut before, mut steps) = (u64::MAX, u64::MAX, BTreeMap::new());
         for (start, _) in self.listed.iter().rev() {
             if let Entry::Vacant(entry) = steps.entry(start.attempt) {
                 last_valid = last_valid.min(before);
                 while let Some(rollback) = rollbacks.next_if(|rollback| rollback.attempt >= start.attempt) {
-                    last_valid = last_valid.min(rollback.steps);
+                    last_valid = last_valid.min(rollback.last_kept);
                 }
                 entry.insert(last_valid);
             }
@@ -223,7 +223,7 @@ impl<T> StepRecords<T> {
     }
 
     fn is_rolled_back(&self, position: AttemptStep) -> bool {
-        self.rollbacks.iter().any(|rollback| rollback.invalidates(position))
+        self.rollbacks.invalidate(position)
     }
 }
 

@@ -21,6 +21,9 @@ pub const STATUS: &str = "status.json";
 /// Coordinator state that is kept across restarts.
 pub const COORDINATOR: &str = "coordinator.json";
 
+/// JSON pointer to the steps of the furthest checkpoint in [`COORDINATOR`].
+pub const FURTHEST_CHECKPOINT: &str = "/progress/furthest";
+
 /// Slurm job of the run.
 pub const JOB: &str = "job.json";
 

@@ -3,9 +3,17 @@
 use std::collections::BTreeMap;
 
 use lambert_config::run::{RunConfig, Stage};
+use serde::Deserialize;
 
 /// Step counts of the stages that ended early, keyed by stage index.
 pub type EarlyStops = BTreeMap<usize, u64>;
+
+/// Returns the early stops in `state`, the training state in the manifest of a checkpoint; none if they are unreadable. Formats
+/// up to 3 have them under another key.
+pub fn stored_early_stops(state: &serde_json::Value) -> EarlyStops {
+    let stops = state.get("early_stops").or_else(|| state.get("ended"));
+    stops.and_then(|stops| EarlyStops::deserialize(stops).ok()).unwrap_or_default()
+}
 
 /// Position of a step in the run.
 #[derive(Debug, Clone, Copy)]

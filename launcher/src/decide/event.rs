@@ -132,6 +132,15 @@ pub enum Action {
     Note(Note),
 }
 
+/// Kind of a restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RestartKind {
+    /// The run resumes from its newest checkpoint.
+    Resume,
+    /// The run rolls back and skips samples.
+    Rollback,
+}
+
 /// Notifications for the user.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Note {
@@ -166,8 +175,7 @@ pub enum Note {
         cause: String,
         /// Seconds until the next attempt.
         pause: Seconds,
-        /// True if the run rolls back and skips samples. False if the run resumes from the newest checkpoint.
-        rollback: bool,
+        kind: RestartKind,
     },
     /// No rank has reported. The coordinator retries the start after a pause. The retry does not count as a restart.
     Waiting {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 
 use super::Seconds;
-use super::progress::Progress;
+use super::progress::CheckpointProgress;
 
 /// Maximum number of failures kept.
 const MOST: usize = 1000;
@@ -31,7 +31,7 @@ pub struct RestartHistory {
     /// Coordinators in Slurm jobs that ended before the run was done, oldest first.
     pub job_ends: Vec<JobEnd>,
     /// Furthest checkpoint, and the attempts after it.
-    pub progress: Progress,
+    pub progress: CheckpointProgress,
     /// Slurm job of the current coordinator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<String>,
@@ -176,6 +176,8 @@ impl RestartHistory {
 
 #[cfg(test)]
 mod tests {
+    use lambert_store::run::FURTHEST_CHECKPOINT;
+
     use super::*;
 
     fn restart(unix: f64, counts: bool, host: Option<&str>) -> Restart {
@@ -233,7 +235,7 @@ mod tests {
     fn histories_of_older_versions_are_read() {
         let text = r#"{"restarts":[],"counted_from":1.0,"seconds_lost":2.0,"last_save_seconds":null,"job_ends":[]}"#;
         let history: RestartHistory = serde_json::from_str(text).unwrap();
-        assert_eq!((history.counted_from, history.progress), (1.0, Progress::default()));
+        assert_eq!((history.counted_from, history.progress), (1.0, CheckpointProgress::default()));
     }
 
     /// A worker reads this key, to notice that checkpoints are gone.
@@ -242,7 +244,7 @@ mod tests {
         let mut history = RestartHistory::default();
         history.progress.committed(7);
         let value = serde_json::to_value(history).unwrap();
-        assert_eq!(value.pointer("/progress/furthest").and_then(serde_json::Value::as_u64), Some(7));
+        assert_eq!(value.pointer(FURTHEST_CHECKPOINT).and_then(serde_json::Value::as_u64), Some(7));
     }
 
     #[test]

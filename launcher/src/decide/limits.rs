@@ -75,7 +75,7 @@ impl PhaseTimeouts {
     /// Returns a timeout if processes do not exit after all work is done.
     fn lingering(&self, at: Seconds, monitor: &AttemptMonitor) -> Option<RankTimeout> {
         let limit = self.of(WorkerPhase::Stop, None);
-        let since = monitor.leaving().filter(|since| limit.is_finite() && at - since > limit.min(LEAVING))?;
+        let since = monitor.reported_end_at().filter(|since| limit.is_finite() && at - since > limit.min(LEAVING))?;
         let message = format!("the workers have not exited {:.0} s after finishing", at - since);
         Some(RankTimeout { message, hosts: BTreeSet::new() })
     }

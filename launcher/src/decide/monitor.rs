@@ -32,15 +32,18 @@ pub struct AttemptMonitor {
     /// Training progress.
     pub steps: Steps,
     pub failure_signs: FailureSigns,
-    /// Time and kind of the orderly end that rank 0 reported.
-    left: Option<(Seconds, OrderlyEnd)>,
+    /// Time and kind of the end that rank 0 reported.
+    reported_end: Option<(Seconds, ReportedEnd)>,
 }
 
-/// Orderly end of an attempt.
+/// End of an attempt that rank 0 reported.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum OrderlyEnd {
-    Complete,
+pub enum ReportedEnd {
+    /// All steps are done.
+    Finished,
+    /// The ranks saved a checkpoint and stopped, as requested.
     Stopped,
+    /// The ranks exited so that the run can roll back and skip samples.
     RolledBack(Rollback),
 }
 
@@ -51,25 +54,36 @@ pub struct Rollback {
     pub message: String,
     /// Step at which the rollback was decided.
     pub step: u64,
-    /// Step to resume from. Later checkpoints are invalid.
-    pub to: u64,
+    /// Last step that is kept. Checkpoints of later steps are invalid.
+    pub last_kept: u64,
 }
 
-/// End of an attempt.
+/// End of an attempt without a report of rank 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum AttemptEnd {
-    /// All steps are done.
-    Finished,
-    /// The ranks saved a checkpoint and stopped, as requested.
-    Stopped,
-    /// The ranks exited so that the run can roll back and skip samples.
-    RolledBack(Rollback),
+pub enum AbnormalEnd {
     /// No rank ever reported.
     Absent(String),
     /// The ranks exited because this coordinator was suspended and did not answer.
     Unsupervised(String),
     /// The attempt failed.
     Failed(AttemptFailure),
+}
+
+impl AbnormalEnd {
+    /// Returns the description of the cause.
+    pub fn into_message(self) -> String {
+        match self {
+            Self::Absent(message) | Self::Unsupervised(message) => message,
+            Self::Failed(failure) => failure.message,
+        }
+    }
+}
+
+/// End of an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AttemptEnd {
+    Reported(ReportedEnd),
+    Abnormal(AbnormalEnd),
 }
 
 /// Cause of the failure of an attempt.
@@ -133,11 +147,11 @@ impl AttemptMonitor {
             EventKind::Started { .. } => self.steps.started = true,
             EventKind::Checkpoint { .. } => self.steps.committed = true,
             EventKind::Finished { stopped, .. } if rank == 0 => {
-                self.left = Some((at, if stopped { OrderlyEnd::Stopped } else { OrderlyEnd::Complete }));
+                self.reported_end = Some((at, if stopped { ReportedEnd::Stopped } else { ReportedEnd::Finished }));
             }
-            EventKind::RolledBack { message, step, to } if rank == 0 => {
+            EventKind::RolledBack { message, step, last_kept } if rank == 0 => {
                 self.failure_signs.begin(at);
-                self.left = Some((at, OrderlyEnd::RolledBack(Rollback { message, step, to })));
+                self.reported_end = Some((at, ReportedEnd::RolledBack(Rollback { message, step, last_kept })));
             }
             EventKind::Failed { message, kind, missing } => {
                 self.failure_signs.failed(at, RankFailure { rank, message, kind, missing });
@@ -156,26 +170,22 @@ impl AttemptMonitor {
     /// beyond its first step.
     pub fn is_fresh(&self) -> bool {
         let early = |rank: &Rank| matches!(rank.phase, WorkerPhase::Join | WorkerPhase::Load) || rank.phase.is_step();
-        self.steps.are_none() && self.left.is_none() && self.ranks.iter().all(|(_, rank)| early(rank))
+        self.steps.are_none() && self.reported_end.is_none() && self.ranks.iter().all(|(_, rank)| early(rank))
     }
 
-    /// Orderly end that rank 0 reported. `None` if rank 0 reported no orderly end, or if the versions do not match.
-    pub fn result(&self) -> Option<AttemptEnd> {
-        let (_, left) = self.left.as_ref().filter(|_| self.versions.mismatch.is_none())?;
-        Some(match left {
-            OrderlyEnd::Complete => AttemptEnd::Finished,
-            OrderlyEnd::Stopped => AttemptEnd::Stopped,
-            OrderlyEnd::RolledBack(rollback) => AttemptEnd::RolledBack(rollback.clone()),
-        })
+    /// End that rank 0 reported. `None` if rank 0 reported none, or if the versions do not match.
+    pub fn reported_end(&self) -> Option<ReportedEnd> {
+        let is_valid = self.versions.mismatch.is_none();
+        self.reported_end.as_ref().filter(|_| is_valid).map(|(_, end)| end.clone())
     }
 
-    /// Time at which rank 0 reported an orderly end. Since then, only the exit of the processes is missing.
-    pub fn leaving(&self) -> Option<Seconds> {
-        self.left.as_ref().map(|(since, _)| *since)
+    /// Time at which rank 0 reported the end. Since then, only the exit of the processes is missing.
+    pub fn reported_end_at(&self) -> Option<Seconds> {
+        self.reported_end.as_ref().map(|(at, _)| *at)
     }
 
     /// Returns why an attempt of `world` ranks failed, once its processes have exited.
-    pub fn failure(&self, world: usize) -> AttemptEnd {
+    pub fn failure(&self, world: usize) -> AbnormalEnd {
         self.failure_signs.failure(&self.ranks, world)
     }
 

@@ -6,14 +6,15 @@ use serde::{Deserialize, Serialize};
 /// outlives a coordinator.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Progress {
+pub struct CheckpointProgress {
     /// Steps of the furthest checkpoint.
-    pub furthest: u64,
-    /// Number of consecutive attempts that ended without a checkpoint beyond `furthest`. Attempts that end with
-    /// `counts` false are not included (see [`Progress::end`]).
+    #[serde(rename = "furthest")]
+    pub furthest_checkpoint: u64,
+    /// Number of consecutive attempts that ended without a checkpoint beyond `furthest_checkpoint`. Attempts that end with
+    /// `counts` false are not included (see [`CheckpointProgress::end`]).
     #[serde(rename = "fruitless")]
     pub attempts_without_checkpoint: usize,
-    /// True while an attempt is running that has not yet committed a checkpoint beyond `furthest`.
+    /// True while an attempt is running that has not yet committed a checkpoint beyond `furthest_checkpoint`.
     pub pending: bool,
     /// Consecutive rollbacks without a checkpoint beyond the step of the last rollback.
     pub rollbacks: usize,
@@ -21,7 +22,7 @@ pub struct Progress {
     pub diverged_at: u64,
 }
 
-impl Progress {
+impl CheckpointProgress {
     /// Registers the start of an attempt.
     pub fn begin(&mut self) {
         self.pending = true;
@@ -29,13 +30,13 @@ impl Progress {
 
     /// Registers that an attempt loaded a checkpoint at step `step`.
     pub fn loaded(&mut self, step: u64) {
-        self.furthest = self.furthest.max(step);
+        self.furthest_checkpoint = self.furthest_checkpoint.max(step);
     }
 
     /// Registers that a checkpoint at step `step` was committed.
     pub fn committed(&mut self, step: u64) {
-        if step > self.furthest {
-            (self.furthest, self.attempts_without_checkpoint, self.pending) = (step, 0, false);
+        if step > self.furthest_checkpoint {
+            (self.furthest_checkpoint, self.attempts_without_checkpoint, self.pending) = (step, 0, false);
         }
         if step > self.diverged_at {
             (self.rollbacks, self.diverged_at) = (0, 0);
@@ -48,17 +49,17 @@ impl Progress {
         self.pending = false;
     }
 
-    /// Registers that the attempt ended with a rollback from step `at` to step `to`. Checkpoints after step `to` are
-    /// invalid, so a new checkpoint after step `to` counts as progress again.
-    pub fn rolled_back(&mut self, at: u64, to: u64) {
+    /// Registers that the attempt ended with a rollback at step `at`. Checkpoints after step `last_kept` are invalid, so a
+    /// new checkpoint after step `last_kept` counts as progress again.
+    pub fn rolled_back(&mut self, at: u64, last_kept: u64) {
         self.end(false);
-        self.furthest = self.furthest.min(to);
+        self.furthest_checkpoint = self.furthest_checkpoint.min(last_kept);
         (self.rollbacks, self.diverged_at) = (self.rollbacks + 1, at);
     }
 
     /// Resets the counts: a user who restarts the run has fixed the cause.
     pub fn forget_failures(&mut self) {
-        *self = Self { furthest: self.furthest, ..Self::default() };
+        *self = Self { furthest_checkpoint: self.furthest_checkpoint, ..Self::default() };
     }
 }
 
@@ -67,13 +68,13 @@ mod tests {
     use super::*;
 
     /// Step of the furthest checkpoint, and the number of attempts without progress after it.
-    fn counts(progress: &Progress) -> (u64, usize) {
-        (progress.furthest, progress.attempts_without_checkpoint)
+    fn counts(progress: &CheckpointProgress) -> (u64, usize) {
+        (progress.furthest_checkpoint, progress.attempts_without_checkpoint)
     }
 
     #[test]
     fn only_a_checkpoint_beyond_every_earlier_one_is_progress() {
-        let mut progress = Progress::default();
+        let mut progress = CheckpointProgress::default();
         for committed in [10, 20] {
             progress.begin();
             progress.committed(committed);
@@ -105,7 +106,7 @@ mod tests {
 
     #[test]
     fn a_checkpoint_before_the_rolled_back_step_is_not_progress() {
-        let mut progress = Progress::default();
+        let mut progress = CheckpointProgress::default();
         progress.begin();
         progress.committed(48);
         progress.rolled_back(51, 47);

@@ -1,16 +1,17 @@
 //! Decides what follows an attempt: a restart, a wait or the end of the run.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 
 use lambert_config::exit;
 use lambert_control::FailureKind;
 
 use super::Seconds;
-use super::event::{Action, Note, Verdict};
+use super::event::{Action, Note, RestartKind, Verdict};
 use super::history::Restart;
-use super::monitor::{AttemptEnd, AttemptFailure, AttemptMonitor, Rollback};
+use super::monitor::{AbnormalEnd, AttemptEnd, AttemptFailure, AttemptMonitor, ReportedEnd, Rollback};
 use super::stop::StopReason;
-use super::{CoordinatorState, EndReason, Phase, Running, stopped};
+use super::{EndReason, Phase, Running, Turn};
 use crate::text::counted;
 
 /// Maximum pause before a restart, seconds.
@@ -22,11 +23,11 @@ const HOST_TRIES: usize = 3;
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RestartCounters {
     /// Consecutive failures without progress.
-    in_a_row: usize,
+    consecutive_failures: usize,
     /// Number of failures of each host without progress.
-    of_hosts: BTreeMap<String, usize>,
+    host_failures: BTreeMap<String, usize>,
     /// Consecutive starts without a report from any rank.
-    absent: usize,
+    unreported_starts: usize,
     /// True if the last request for a lease failed.
     pub(super) lease_failed: bool,
     /// Start of the current series of starts without a report.
@@ -34,15 +35,24 @@ pub struct RestartCounters {
     /// Hosts that the launcher could not reach in that series.
     unreachable: BTreeSet<String>,
     /// Most steps completed by any attempt.
-    furthest: u64,
-    /// Start time of the current recovery, and the step that the run must reach again.
-    recovering: Option<(Seconds, u64)>,
+    most_steps: u64,
+    /// Current recovery.
+    recovery: Option<Recovery>,
+}
+
+/// Recovery from one or more failures.
+#[derive(Debug, Clone, PartialEq)]
+struct Recovery {
+    /// Time of the last failure.
+    since: Seconds,
+    /// Step that the run must reach again.
+    target_step: u64,
 }
 
 impl RestartCounters {
     /// True if no attempt has failed yet.
     pub fn is_first(&self) -> bool {
-        self.in_a_row == 0 && self.absent == 0
+        self.consecutive_failures == 0 && self.unreported_starts == 0
     }
 
     /// Hosts that the launcher could not reach in the current series of starts without a report.
@@ -57,313 +67,293 @@ impl RestartCounters {
 
     /// Returns the step and the downtime of the last failure, once the run has reached that step again.
     pub fn recover(&mut self, at: Seconds, monitor: &AttemptMonitor) -> Option<(u64, Seconds)> {
-        let (since, step) =
-            self.recovering.filter(|(_, step)| monitor.steps.started && monitor.steps.finished >= *step)?;
-        self.recovering = None;
-        Some((step, at - since))
+        let is_complete =
+            |recovery: &mut Recovery| monitor.steps.started && monitor.steps.finished >= recovery.target_step;
+        let Recovery { since, target_step } = self.recovery.take_if(is_complete)?;
+        Some((target_step, at - since))
     }
 
     /// Counts a failure. First resets the counts if the attempt made progress: it committed a checkpoint, or completed
-    /// more steps than any earlier attempt. If the previous recovery is incomplete, ends that recovery and returns its
-    /// downtime, so that no time is counted twice.
-    fn fail(&mut self, at: Seconds, monitor: &AttemptMonitor) -> Option<Seconds> {
-        let progress = monitor.steps.committed || monitor.steps.finished > self.furthest;
-        self.furthest = self.furthest.max(monitor.steps.finished);
+    /// more steps than any earlier attempt.
+    fn count_failure(&mut self, monitor: &AttemptMonitor) {
+        let progress = monitor.steps.committed || monitor.steps.finished > self.most_steps;
+        self.most_steps = self.most_steps.max(monitor.steps.finished);
         if progress {
-            self.in_a_row = 0;
-            self.of_hosts.clear();
+            self.consecutive_failures = 0;
+            self.host_failures.clear();
         }
-        self.in_a_row += 1;
-        (self.absent, self.absent_since) = (0, None);
+        self.consecutive_failures += 1;
+        (self.unreported_starts, self.absent_since) = (0, None);
         self.unreachable.clear();
-        let since = monitor.failure_signs.since.unwrap_or(at);
-        let before = self.recovering.replace((since, monitor.steps.finished));
-        let (begun, step) = before?;
-        self.recovering = Some((since, step.max(monitor.steps.finished)));
-        Some(since - begun)
+    }
+
+    /// Begins the recovery from a failure at time `since`, after `step` steps. If the previous recovery is incomplete, ends it
+    /// and returns its downtime, so that no time is counted twice.
+    fn begin_recovery(&mut self, since: Seconds, step: u64) -> Option<Seconds> {
+        let previous = self.recovery.take();
+        let target_step = previous.as_ref().map_or(step, |previous| previous.target_step.max(step));
+        self.recovery = Some(Recovery { since, target_step });
+        previous.map(|previous| since - previous.since)
     }
 
     /// Counts a failure of the hosts. Returns the host that has failed most often, with the number of its failures.
     fn host_failed(&mut self, hosts: &BTreeSet<String>) -> Option<(&str, usize)> {
-        hosts.iter().for_each(|host| *self.of_hosts.entry(host.clone()).or_default() += 1);
-        self.of_hosts.iter().max_by_key(|(_, times)| **times).map(|(host, times)| (host.as_str(), *times))
+        hosts.iter().for_each(|host| *self.host_failures.entry(host.clone()).or_default() += 1);
+        self.host_failures.iter().max_by_key(|(_, times)| **times).map(|(host, times)| (host.as_str(), *times))
     }
 }
 
-/// Decides the next phase after the processes of `running` have ended for reason `why`.
-pub fn follow(
-    state: &mut CoordinatorState,
-    at: Seconds,
-    running: &Running,
-    why: EndReason,
-    actions: &mut Vec<Action>,
-) -> Phase {
-    match ending(state, running, why, actions) {
-        Ok(AttemptEnd::Finished) => Phase::Over(Verdict::Finished),
-        Ok(AttemptEnd::Stopped) => Phase::Over(Verdict::Stopped(state.requests.stop.unwrap_or(StopReason::Signal))),
-        Ok(AttemptEnd::Absent(cause)) => retry_unreported_start(state, at, running, cause, actions),
-        Ok(AttemptEnd::Unsupervised(cause)) => unsupervised(state, at, running, cause, actions),
-        Ok(AttemptEnd::RolledBack(rollback)) => rolled_back(state, at, running, rollback, actions),
-        Ok(AttemptEnd::Failed(failure)) => failed(state, at, running, failure, actions),
-        Err(verdict) => Phase::Over(verdict),
-    }
+/// Effect of a failure on `cluster.restart.limit`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RestartLimit {
+    /// Counts toward the limit.
+    Counted,
+    /// No rank failed, or another limit applies.
+    Exempt,
 }
 
-/// Classifies the end of an attempt, or returns a verdict as the error. A result that rank 0 reported remains valid
-/// even if processes crash afterwards, because its checkpoint is already committed.
-fn ending(
-    state: &CoordinatorState,
-    running: &Running,
-    why: EndReason,
-    actions: &mut Vec<Action>,
-) -> Result<AttemptEnd, Verdict> {
-    let monitor = &running.monitor;
-    match (monitor.result(), why) {
-        (Some(AttemptEnd::Finished), EndReason::Replaced(_)) => Ok(AttemptEnd::Finished),
-        // After any other verdict, Slurm might requeue this job, which would then take the run from the new owner.
-        (_, EndReason::Replaced(message)) => Err(Verdict::Replaced(message)),
-        (Some(result @ (AttemptEnd::Finished | AttemptEnd::Stopped)), EndReason::Killed) => Ok(result),
-        (_, EndReason::Killed) => Err(killed(state)),
-        (Some(result), why) => {
-            let is_end = matches!(result, AttemptEnd::Finished | AttemptEnd::Stopped);
-            let crash = match why {
-                EndReason::Exited => monitor.crash(running.attempt.world),
-                // Ranks may complete their work while the coordinator ends them.
-                EndReason::Failed(failure) if is_end => Some(failure.message),
-                _ => None,
-            };
-            actions.extend(crash.map(|message| Action::Note(Note::ResultStands(message))));
-            Ok(result)
+impl Turn<'_> {
+    /// Decides the next phase after the processes of `running` have ended for reason `why`.
+    pub(super) fn after_attempt(&mut self, running: &Running, why: EndReason) -> Phase {
+        let end = match self.classify(running, why) {
+            ControlFlow::Continue(end) => end,
+            ControlFlow::Break(verdict) => return Phase::Over(verdict),
+        };
+        match end {
+            AttemptEnd::Reported(ReportedEnd::Finished) => Phase::Over(Verdict::Finished),
+            AttemptEnd::Reported(ReportedEnd::Stopped) => {
+                Phase::Over(Verdict::Stopped(self.state.requests.stop.unwrap_or(StopReason::Signal)))
+            }
+            AttemptEnd::Reported(ReportedEnd::RolledBack(rollback)) => self.rolled_back(running, rollback),
+            AttemptEnd::Abnormal(AbnormalEnd::Absent(cause)) => self.retry_unreported_start(running, cause),
+            AttemptEnd::Abnormal(AbnormalEnd::Unsupervised(cause)) => self.unsupervised(running, cause),
+            AttemptEnd::Abnormal(AbnormalEnd::Failed(failure)) => self.failed(running, failure),
         }
-        (None, EndReason::Stopped) => Ok(AttemptEnd::Stopped),
-        (None, EndReason::Failed(failure)) if monitor.ranks.is_empty() => Ok(AttemptEnd::Absent(failure.message)),
-        (None, EndReason::Failed(failure)) => Ok(AttemptEnd::Failed(failure)),
-        (None, EndReason::Exited) => Ok(monitor.failure(running.attempt.world)),
     }
-}
 
-/// Ends the run with `verdict`. In a Slurm job, a last attempt without progress counts toward the limit, because the
-/// next job starts without a user. The attempt does not count if a user ended it.
-pub fn conclude(state: &mut CoordinatorState, at: Seconds, mut verdict: Verdict, actions: &mut Vec<Action>) -> Phase {
-    let counts = match verdict {
-        Verdict::Stopped(reason) => reason != StopReason::User,
-        Verdict::Failed(..) => !state.requests.kill,
-        Verdict::Finished | Verdict::Replaced(_) => false,
-    };
-    state.history.progress.end(counts && state.settings.job.is_some());
-    if let Verdict::Stopped(reason) = verdict
-        && let Some(message) = exceeded_progress_limit(state, &reason.to_string()).filter(|_| counts)
-    {
-        verdict = give_up(state, at, exit::PERMANENT_FAILURE, message);
+    /// Classifies the end of an attempt. Breaks with the verdict if the reason `why` decides it. An end that rank 0 reported
+    /// remains valid even if processes crash afterwards, because its checkpoint is already committed.
+    fn classify(&mut self, running: &Running, why: EndReason) -> ControlFlow<Verdict, AttemptEnd> {
+        let monitor = &running.monitor;
+        let end = match (monitor.reported_end(), why) {
+            (Some(end @ ReportedEnd::Finished), EndReason::Replaced(_)) => AttemptEnd::Reported(end),
+            // After any other verdict, Slurm might requeue this job, which would then take the run from the new owner.
+            (_, EndReason::Replaced(message)) => return ControlFlow::Break(Verdict::Replaced(message)),
+            (Some(end @ (ReportedEnd::Finished | ReportedEnd::Stopped)), EndReason::Killed) => {
+                AttemptEnd::Reported(end)
+            }
+            (_, EndReason::Killed) => return ControlFlow::Break(self.killed()),
+            (Some(end), why) => {
+                let is_final = matches!(end, ReportedEnd::Finished | ReportedEnd::Stopped);
+                let crash = match why {
+                    EndReason::Exited => monitor.crash(running.attempt.world),
+                    // Ranks may complete their work while the coordinator ends them.
+                    EndReason::Failed(failure) if is_final => Some(failure.message),
+                    _ => None,
+                };
+                self.actions.extend(crash.map(|message| Action::Note(Note::ResultStands(message))));
+                AttemptEnd::Reported(end)
+            }
+            // The ranks had nothing to save, or no time for it.
+            (None, EndReason::Stopped) => AttemptEnd::Reported(ReportedEnd::Stopped),
+            (None, EndReason::Failed(failure)) => AttemptEnd::Abnormal(match monitor.ranks.is_empty() {
+                true => AbnormalEnd::Absent(failure.message),
+                false => AbnormalEnd::Failed(failure),
+            }),
+            (None, EndReason::Exited) => AttemptEnd::Abnormal(monitor.failure(running.attempt.world)),
+        };
+        ControlFlow::Continue(end)
     }
-    // In these two cases the stop request is deleted. Otherwise it stays in the store for the next coordinator after a
-    // requeue.
-    if matches!(verdict, Verdict::Finished | Verdict::Stopped(StopReason::User)) {
-        actions.push(Action::ForgetStop);
-    }
-    if state.settings.job.is_some() {
-        let (unix, cause) = (state.unix(at), verdict.job_end());
-        state.history.end_job(unix, state.step, cause);
-    }
-    Phase::Over(verdict)
-}
 
-fn killed(state: &CoordinatorState) -> Verdict {
-    let from = state.checkpoint.as_deref().unwrap_or("step 0 (no checkpoint yet)");
-    Verdict::Failed(exit::FAILED, format!("ended by a second signal without a checkpoint; rerun to resume from {from}"))
-}
-
-/// Waits and retries after an attempt in which no rank reported. A host, network link or file system is unavailable.
-fn retry_unreported_start(
-    state: &mut CoordinatorState,
-    at: Seconds,
-    running: &Running,
-    cause: String,
-    actions: &mut Vec<Action>,
-) -> Phase {
-    state.counters.unreachable.extend(running.monitor.hosts_in_messages());
-    wait(state, at, (running.begun, running.attempt.number), cause, actions)
-}
-
-/// Waits and retries if the lease after attempt `last` cannot be taken. The store is unavailable or full.
-pub fn without_lease(
-    state: &mut CoordinatorState,
-    at: Seconds,
-    last: u32,
-    cause: String,
-    actions: &mut Vec<Action>,
-) -> Phase {
-    state.counters.lease_failed = true;
-    wait(state, at, (at, last), format!("cannot acquire the lease: {cause}"), actions)
-}
-
-/// Waits before the next start, or gives up after the start timeout. `begun` is the time at which the failed start
-/// began. `last` is the last attempt.
-pub fn wait(
-    state: &mut CoordinatorState,
-    at: Seconds,
-    (begun, last): (Seconds, u32),
-    cause: String,
-    actions: &mut Vec<Action>,
-) -> Phase {
-    if let Some(over) = stopped(state) {
-        return over;
-    }
-    let counters = &mut state.counters;
-    counters.absent += 1;
-    let since = *counters.absent_since.get_or_insert(begun);
-    let left = since + state.settings.start_timeout - at;
-    if left <= 0.0 {
-        let (minutes, limit) = ((at - since) / 60.0, state.settings.start_timeout / 60.0);
-        let message = format!(
-            "giving up: no rank has reported for {minutes:.1} minutes (cluster.restart.start_timeout_minutes = {limit}); the last failure: {cause}"
-        );
-        return Phase::Over(give_up(state, at, exit::FAILED, message));
-    }
-    let pause = pause(counters.absent);
-    actions.push(Action::Note(Note::Waiting { cause, pause, minutes_left: left / 60.0 }));
-    Phase::Pausing { last, until: at + pause }
-}
-
-/// Restarts after the coordinator was suspended and did not respond to the ranks. No rank failed, so such restarts are
-/// unlimited.
-fn unsupervised(
-    state: &mut CoordinatorState,
-    at: Seconds,
-    running: &Running,
-    cause: String,
-    actions: &mut Vec<Action>,
-) -> Phase {
-    record_failure(state, at, running, &AttemptFailure::transient(cause.clone()), false);
-    state.history.progress.end(false);
-    stopped(state).unwrap_or_else(|| schedule_restart(at, running, cause, 0.0, false, actions))
-}
-
-fn rolled_back(
-    state: &mut CoordinatorState,
-    at: Seconds,
-    running: &Running,
-    rollback: Rollback,
-    actions: &mut Vec<Action>,
-) -> Phase {
-    let Rollback { message: cause, step, to } = rollback;
-    record_failure(state, at, running, &AttemptFailure::transient(cause.clone()), false);
-    state.history.progress.rolled_back(step, to);
-    // The checkpoint to resume from is already in the store, so a requested stop needs no other checkpoint.
-    if let Some(over) = stopped(state) {
-        return over;
-    }
-    let limit = state.settings.rollbacks;
-    if state.history.progress.rollbacks > limit {
-        let message =
-            format!("giving up after {} without progress; the last: {cause}", counted(limit as u64, "rollback"));
-        return Phase::Over(give_up(state, at, exit::DIVERGED, message));
-    }
-    schedule_restart(at, running, cause, 0.0, true, actions)
-}
-
-fn failed(
-    state: &mut CoordinatorState,
-    at: Seconds,
-    running: &Running,
-    failure: AttemptFailure,
-    actions: &mut Vec<Action>,
-) -> Phase {
-    let AttemptFailure { message, kind, .. } = &failure;
-    if *kind == FailureKind::LeaseLost {
-        return Phase::Over(Verdict::Replaced(message.clone()));
-    }
-    if running.stopping {
-        let message = format!("the workers failed before the requested checkpoint and stop: {message}");
-        return Phase::Over(Verdict::Failed(exit::FAILED, message));
-    }
-    match kind {
-        FailureKind::Usage => return Phase::Over(Verdict::Failed(exit::USAGE, message.clone())),
-        FailureKind::Permanent | FailureKind::LeaseLost => {
-            return Phase::Over(Verdict::Failed(exit::PERMANENT_FAILURE, message.clone()));
+    /// Ends the run with `verdict`. In a Slurm job, a last attempt without progress counts toward the limit, because the
+    /// next job starts without a user. The attempt does not count if a user ended it.
+    pub(super) fn conclude(&mut self, mut verdict: Verdict) -> Phase {
+        let counts = match verdict {
+            Verdict::Stopped(reason) => reason != StopReason::User,
+            Verdict::Failed(..) => !self.state.requests.kill,
+            Verdict::Finished | Verdict::Replaced(_) => false,
+        };
+        self.state.history.progress.end(counts && self.state.settings.job.is_some());
+        if let Verdict::Stopped(reason) = verdict
+            && let Some(message) = self.exceeded_progress_limit(&reason.to_string()).filter(|_| counts)
+        {
+            verdict = self.give_up(exit::PERMANENT_FAILURE, message);
         }
-        FailureKind::RetryLater => return Phase::Over(Verdict::Failed(exit::FAILED, message.clone())),
-        FailureKind::Host | FailureKind::Transient => {}
+        // In these two cases the stop request is deleted. Otherwise it stays in the store for the next coordinator after a
+        // requeue.
+        if matches!(verdict, Verdict::Finished | Verdict::Stopped(StopReason::User)) {
+            self.actions.push(Action::ForgetStop);
+        }
+        if self.state.settings.job.is_some() {
+            let (unix, cause) = (self.state.unix(self.at), verdict.job_end());
+            self.state.history.end_job(unix, self.state.step, cause);
+        }
+        Phase::Over(verdict)
     }
-    record_failure(state, at, running, &failure, true);
-    state.history.progress.end(true);
-    if let Some(over) = stopped(state) {
-        return over;
-    }
-    if let Some(message) = exceeded_restart_limit(state, at, &failure) {
-        return Phase::Over(give_up(state, at, exit::FAILED, message));
-    }
-    let pause = pause(state.counters.in_a_row);
-    schedule_restart(at, running, failure.message, pause, false, actions)
-}
 
-/// Returns a message if this failure exceeds a restart limit.
-fn exceeded_restart_limit(state: &mut CoordinatorState, at: Seconds, failure: &AttemptFailure) -> Option<String> {
-    if failure.kind == FailureKind::Host
-        && let Some((host, times)) = state.counters.host_failed(&failure.hosts)
-        && times > HOST_TRIES
-    {
-        let last = &failure.message;
-        return Some(format!("giving up after {times} failures of host {host} without progress; last failure: {last}"));
-    }
-    let settings = &state.settings;
-    let failures = state.history.count(state.unix(at) - settings.window);
-    let (limit, minutes) = (settings.restarts, settings.window / 60.0);
-    if failures > limit {
-        return Some(format!(
-            "giving up after {} within {minutes} minutes (cluster.restart.limit = {limit}); last failure: {}",
-            counted(failures as u64, "failure"),
-            failure.message
-        ));
-    }
-    exceeded_progress_limit(state, &failure.message)
-}
-
-/// Returns a message if too many attempts made no progress. `last` describes the end of the last attempt.
-pub fn exceeded_progress_limit(state: &CoordinatorState, last: &str) -> Option<String> {
-    let (attempts, limit) = (state.history.progress.attempts_without_checkpoint, state.settings.restarts);
-    (attempts > limit).then(|| {
-        format!(
-            "giving up after {} without a new checkpoint (cluster.restart.limit = {limit}); last attempt: {last}",
-            counted(attempts as u64, "attempt")
+    fn killed(&self) -> Verdict {
+        let from = self.state.checkpoint.as_deref().unwrap_or("step 0 (no checkpoint yet)");
+        Verdict::Failed(
+            exit::FAILED,
+            format!("ended by a second signal without a checkpoint; rerun to resume from {from}"),
         )
-    })
-}
-
-/// Records a failure.
-fn record_failure(
-    state: &mut CoordinatorState,
-    at: Seconds,
-    running: &Running,
-    failure: &AttemptFailure,
-    counts: bool,
-) {
-    let monitor = &running.monitor;
-    if let Some(cost) = state.counters.fail(at, monitor) {
-        state.history.account(cost);
     }
-    let (cause, hosts, unix) = (failure.message.clone(), failure.hosts.clone(), state.unix(at));
-    let (attempt, step) = (running.attempt.number, monitor.steps.finished);
-    state.history.add(Restart { unix, attempt, step, cause, counts_toward_limit: counts, hosts, seconds: None });
-}
 
-/// Gives up the run and resets the counts, because a user who restarts the run has fixed the cause.
-pub fn give_up(state: &mut CoordinatorState, at: Seconds, code: i32, message: String) -> Verdict {
-    state.history.counted_from = state.unix(at);
-    state.history.progress.forget_failures();
-    Verdict::Failed(code, message)
-}
+    /// Waits and retries after an attempt in which no rank reported. A host, network link or file system is unavailable.
+    fn retry_unreported_start(&mut self, running: &Running, cause: String) -> Phase {
+        self.state.counters.unreachable.extend(running.monitor.hosts_in_messages());
+        self.retry_start(running.begun, running.attempt.number, cause)
+    }
 
-fn schedule_restart(
-    at: Seconds,
-    running: &Running,
-    cause: String,
-    pause: Seconds,
-    rollback: bool,
-    actions: &mut Vec<Action>,
-) -> Phase {
-    actions.push(Action::Note(Note::Restart { cause, pause, rollback }));
-    Phase::Pausing { last: running.attempt.number, until: at + pause }
+    /// Waits and retries if the lease after attempt `last` cannot be taken. The store is unavailable or full.
+    pub(super) fn without_lease(&mut self, last: u32, cause: String) -> Phase {
+        self.state.counters.lease_failed = true;
+        self.retry_start(self.at, last, format!("cannot acquire the lease: {cause}"))
+    }
+
+    /// Waits before the next start, or gives up after the start timeout. `begun` is the time at which the failed start
+    /// began. `last` is the last attempt.
+    pub(super) fn retry_start(&mut self, begun: Seconds, last: u32, cause: String) -> Phase {
+        if let Some(over) = self.stopped() {
+            return over;
+        }
+        let counters = &mut self.state.counters;
+        counters.unreported_starts += 1;
+        let since = *counters.absent_since.get_or_insert(begun);
+        let left = since + self.state.settings.start_timeout - self.at;
+        if left <= 0.0 {
+            let (minutes, limit) = ((self.at - since) / 60.0, self.state.settings.start_timeout / 60.0);
+            let message = format!(
+                "giving up: no rank has reported for {minutes:.1} minutes (cluster.restart.start_timeout_minutes = {limit}); the last failure: {cause}"
+            );
+            return Phase::Over(self.give_up(exit::FAILED, message));
+        }
+        let pause = pause(counters.unreported_starts);
+        self.actions.push(Action::Note(Note::Waiting { cause, pause, minutes_left: left / 60.0 }));
+        Phase::Pausing { last, until: self.at + pause }
+    }
+
+    /// Restarts after the coordinator was suspended and did not respond to the ranks. No rank failed, so such restarts are
+    /// unlimited.
+    fn unsupervised(&mut self, running: &Running, cause: String) -> Phase {
+        self.record_failure(running, &AttemptFailure::transient(cause.clone()), RestartLimit::Exempt);
+        self.state.history.progress.end(false);
+        self.stopped().unwrap_or_else(|| self.schedule_restart(running, cause, 0.0, RestartKind::Resume))
+    }
+
+    fn rolled_back(&mut self, running: &Running, rollback: Rollback) -> Phase {
+        let Rollback { message: cause, step, last_kept } = rollback;
+        self.record_failure(running, &AttemptFailure::transient(cause.clone()), RestartLimit::Exempt);
+        self.state.history.progress.rolled_back(step, last_kept);
+        // The checkpoint to resume from is already in the store, so a requested stop needs no other checkpoint.
+        if let Some(over) = self.stopped() {
+            return over;
+        }
+        let limit = self.state.settings.rollbacks;
+        if self.state.history.progress.rollbacks > limit {
+            let message =
+                format!("giving up after {} without progress; the last: {cause}", counted(limit as u64, "rollback"));
+            return Phase::Over(self.give_up(exit::DIVERGED, message));
+        }
+        self.schedule_restart(running, cause, 0.0, RestartKind::Rollback)
+    }
+
+    fn failed(&mut self, running: &Running, failure: AttemptFailure) -> Phase {
+        let AttemptFailure { message, kind, .. } = &failure;
+        if *kind == FailureKind::LeaseLost {
+            return Phase::Over(Verdict::Replaced(message.clone()));
+        }
+        if running.stopping {
+            let message = format!("the workers failed before the requested checkpoint and stop: {message}");
+            return Phase::Over(Verdict::Failed(exit::FAILED, message));
+        }
+        match kind {
+            FailureKind::Usage => return Phase::Over(Verdict::Failed(exit::USAGE, message.clone())),
+            FailureKind::Permanent | FailureKind::LeaseLost => {
+                return Phase::Over(Verdict::Failed(exit::PERMANENT_FAILURE, message.clone()));
+            }
+            FailureKind::RetryLater => return Phase::Over(Verdict::Failed(exit::FAILED, message.clone())),
+            FailureKind::Host | FailureKind::Transient => {}
+        }
+        self.record_failure(running, &failure, RestartLimit::Counted);
+        self.state.history.progress.end(true);
+        if let Some(over) = self.stopped() {
+            return over;
+        }
+        if let Some(message) = self.exceeded_restart_limit(&failure) {
+            return Phase::Over(self.give_up(exit::FAILED, message));
+        }
+        let pause = pause(self.state.counters.consecutive_failures);
+        self.schedule_restart(running, failure.message, pause, RestartKind::Resume)
+    }
+
+    /// Returns a message if this failure exceeds a restart limit.
+    fn exceeded_restart_limit(&mut self, failure: &AttemptFailure) -> Option<String> {
+        if failure.kind == FailureKind::Host
+            && let Some((host, times)) = self.state.counters.host_failed(&failure.hosts)
+            && times > HOST_TRIES
+        {
+            let last = &failure.message;
+            return Some(format!(
+                "giving up after {times} failures of host {host} without progress; last failure: {last}"
+            ));
+        }
+        let settings = &self.state.settings;
+        let failures = self.state.history.count(self.state.unix(self.at) - settings.window);
+        let (limit, minutes) = (settings.restarts, settings.window / 60.0);
+        if failures > limit {
+            return Some(format!(
+                "giving up after {} within {minutes} minutes (cluster.restart.limit = {limit}); last failure: {}",
+                counted(failures as u64, "failure"),
+                failure.message
+            ));
+        }
+        self.exceeded_progress_limit(&failure.message)
+    }
+
+    /// Returns a message if too many attempts made no progress. `last` describes the end of the last attempt.
+    pub(super) fn exceeded_progress_limit(&self, last: &str) -> Option<String> {
+        let (attempts, limit) = (self.state.history.progress.attempts_without_checkpoint, self.state.settings.restarts);
+        (attempts > limit).then(|| {
+            format!(
+                "giving up after {} without a new checkpoint (cluster.restart.limit = {limit}); last attempt: {last}",
+                counted(attempts as u64, "attempt")
+            )
+        })
+    }
+
+    /// Records a failure.
+    fn record_failure(&mut self, running: &Running, failure: &AttemptFailure, limit: RestartLimit) {
+        let monitor = &running.monitor;
+        let (attempt, step) = (running.attempt.number, monitor.steps.finished);
+        self.state.counters.count_failure(monitor);
+        if let Some(downtime) = self.state.counters.begin_recovery(monitor.failure_signs.since.unwrap_or(self.at), step)
+        {
+            self.state.history.account(downtime);
+        }
+        let (cause, hosts, unix) = (failure.message.clone(), failure.hosts.clone(), self.state.unix(self.at));
+        self.state.history.add(Restart {
+            unix,
+            attempt,
+            step,
+            cause,
+            counts_toward_limit: limit == RestartLimit::Counted,
+            hosts,
+            seconds: None,
+        });
+    }
+
+    /// Gives up the run and resets the counts, because a user who restarts the run has fixed the cause.
+    pub(super) fn give_up(&mut self, code: i32, message: String) -> Verdict {
+        self.state.history.counted_from = self.state.unix(self.at);
+        self.state.history.progress.forget_failures();
+        Verdict::Failed(code, message)
+    }
+
+    fn schedule_restart(&mut self, running: &Running, cause: String, pause: Seconds, kind: RestartKind) -> Phase {
+        self.actions.push(Action::Note(Note::Restart { cause, pause, kind }));
+        Phase::Pausing { last: running.attempt.number, until: self.at + pause }
+    }
 }
 
 /// Returns the pause after the given number of consecutive failures: 1, 2, 4, ... seconds, at most `LONGEST_PAUSE`.

@@ -3,14 +3,14 @@
 use lambert_config::{RunConfig, exit};
 use lambert_control::Versions;
 
-use super::Seconds;
 use super::event::{Action, LeaseRequest, Note, Verdict};
 use super::history::RestartHistory;
 use super::limits::PhaseTimeouts;
 use super::monitor::{AttemptFailure, AttemptMonitor};
 use super::placement::{Attempt, HostPool};
-use super::restart::{self, RestartCounters};
+use super::restart::RestartCounters;
 use super::stop::{JobSettings, Requests};
+use super::{Seconds, Turn};
 
 /// Settings that are fixed while a coordinator runs, except `unix`.
 #[derive(Debug, Clone, PartialEq)]
@@ -68,7 +68,7 @@ pub struct Running {
     /// Monitoring state.
     pub monitor: AttemptMonitor,
     /// True if the user was notified of a slow rank.
-    pub(super) slow: bool,
+    pub(super) has_warned_slow: bool,
     /// True if the ranks were told to stop.
     pub stopping: bool,
 }
@@ -108,6 +108,15 @@ pub enum Phase {
     Over(Verdict),
 }
 
+/// Progress of the run at the start of a coordinator.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LastKnown {
+    /// Completed steps.
+    pub step: u64,
+    /// Newest checkpoint, if any.
+    pub checkpoint: Option<String>,
+}
+
 /// Coordinator state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CoordinatorState {
@@ -128,7 +137,7 @@ pub struct CoordinatorState {
 
 impl CoordinatorState {
     /// Returns the initial state and actions.
-    pub fn begin(settings: Settings, history: RestartHistory) -> (Self, Vec<Action>) {
+    pub fn begin(settings: Settings, history: RestartHistory, last: LastKnown) -> (Self, Vec<Action>) {
         let history = history.sanitized(settings.unix);
         let (phase, requests) = (Phase::Leasing(LeaseRequest::Next), Requests::default());
         let mut state = Self {
@@ -136,17 +145,18 @@ impl CoordinatorState {
             history,
             phase,
             requests,
-            step: 0,
-            checkpoint: None,
+            step: last.step,
+            checkpoint: last.checkpoint,
             counters: RestartCounters::default(),
         };
-        let mut actions = Vec::new();
-        if let Some(job) = state.settings.job.clone() {
-            state.begin_in(&job, &mut actions);
-        } else {
-            // Outside Slurm a user starts the run. This user has dealt with the failure of the last attempt.
-            state.history.progress.end(false);
-        }
+        let mut actions = match state.settings.job.clone() {
+            Some(job) => state.begin_in(&job),
+            None => {
+                // Outside Slurm a user starts the run. This user has dealt with the failure of the last attempt.
+                state.history.progress.end(false);
+                Vec::new()
+            }
+        };
         if state.verdict().is_none() {
             actions.push(Action::TakeLease(LeaseRequest::Next));
         }
@@ -154,19 +164,21 @@ impl CoordinatorState {
     }
 
     /// Begins in a Slurm job. If the previous coordinator was killed in a job, its last attempt counts as an attempt
-    /// without progress.
-    fn begin_in(&mut self, job: &JobSettings, actions: &mut Vec<Action>) {
-        let history = &mut self.history;
+    /// without progress. Returns the actions.
+    fn begin_in(&mut self, job: &JobSettings) -> Vec<Action> {
+        let (history, mut actions) = (&mut self.history, Vec::new());
         history.progress.end(history.job.is_some());
         history.begin_job(self.settings.unix, &job.id);
         if let Some(save) = history.last_save_seconds.filter(|save| *save > job.lead) {
             actions.push(Action::Note(Note::ShortLead { save, lead: job.lead }));
         }
         let last = history.job_ends.last().map_or(String::new(), |end| end.cause.clone());
-        if let Some(message) = restart::exceeded_progress_limit(self, &last) {
-            let verdict = restart::give_up(self, 0.0, exit::PERMANENT_FAILURE, message);
-            self.phase = restart::conclude(self, 0.0, verdict, actions);
+        let mut turn = Turn { state: self, at: 0.0, actions };
+        if let Some(message) = turn.exceeded_progress_limit(&last) {
+            let verdict = turn.give_up(exit::PERMANENT_FAILURE, message);
+            turn.state.phase = turn.conclude(verdict);
         }
+        turn.actions
     }
 
     /// The outcome, once the run is over.

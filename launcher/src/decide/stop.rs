@@ -130,7 +130,7 @@ impl Requests {
     }
 
     /// Applies Slurm's explanation of a signal, received at time `at`.
-    pub fn explain(&mut self, at: Seconds, view: &JobView, job: &JobSettings) {
+    pub fn apply_job_view(&mut self, at: Seconds, view: &JobView, job: &JobSettings) {
         if self.stop == Some(StopReason::Signal) {
             self.stop = Some(view.reason(job));
         }
@@ -212,10 +212,10 @@ mod tests {
     fn a_manual_stop_keeps_its_reason() {
         let view = JobView { job_state: JobState::Preempted, seconds_left: None };
         let mut requests = Requests { stop: Some(StopReason::User), ..Requests::default() };
-        requests.explain(0.0, &view, &job());
+        requests.apply_job_view(0.0, &view, &job());
         assert_eq!(requests.stop, Some(StopReason::User));
         requests.stop = None;
-        requests.explain(0.0, &view, &job());
+        requests.apply_job_view(0.0, &view, &job());
         assert_eq!(requests.stop, None, "nobody has asked");
     }
 
@@ -223,7 +223,7 @@ mod tests {
     fn time_is_reserved_for_the_end_of_a_job() {
         let end_by = |job_state, seconds_left| {
             let mut requests = Requests { stop: Some(StopReason::Signal), ..Requests::default() };
-            requests.explain(1000.0, &JobView { job_state, seconds_left }, &job());
+            requests.apply_job_view(1000.0, &JobView { job_state, seconds_left }, &job());
             requests.end_by
         };
         assert_eq!(end_by(JobState::Running, Some(180.0)), Some(1095.0));

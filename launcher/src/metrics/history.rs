@@ -2,7 +2,7 @@
 //! caller that needs them reads them again.
 
 use lambert_store::Store;
-use lambert_store::checkpoint::RollbackPoint;
+use lambert_store::checkpoint::Rollbacks;
 use lambert_store::records::{RecordedEvent, RecordedStep, RefreshReason, StepRecords};
 use lambert_store::run::AttemptStep;
 
@@ -37,7 +37,7 @@ pub struct HistoryEnd {
     steps: usize,
     events: usize,
     rereads: usize,
-    rollbacks: Vec<RollbackPoint>,
+    rollbacks: Rollbacks,
 }
 
 impl History {
@@ -59,12 +59,12 @@ impl History {
     /// Returns the current end.
     pub fn end(&self) -> HistoryEnd {
         let (steps, events) = (self.records.all.len(), self.records.events.len());
-        HistoryEnd { steps, events, rereads: self.rereads, rollbacks: self.records.rollbacks().to_vec() }
+        HistoryEnd { steps, events, rereads: self.rereads, rollbacks: self.records.rollbacks().clone() }
     }
 
     /// True if since `end` there were only new records: no rollback, and no object was replaced.
     pub fn continues(&self, end: &HistoryEnd) -> bool {
-        end.rereads == self.rereads && end.rollbacks == self.records.rollbacks()
+        end.rereads == self.rereads && end.rollbacks == *self.records.rollbacks()
     }
 
     /// Returns the entries of all attempts, one attempt after the other, in the order of execution.
@@ -155,8 +155,8 @@ impl History {
 
     /// Last step of an attempt that no rollback has invalidated.
     fn last_step_without_rollback(&self, attempt: u32) -> u64 {
-        let rollbacks = self.records.rollbacks().iter().filter(|rollback| rollback.attempt >= attempt);
-        rollbacks.map(|rollback| rollback.steps).min().unwrap_or(u64::MAX)
+        let rollbacks = self.records.rollbacks().points().iter().filter(|rollback| rollback.attempt >= attempt);
+        rollbacks.map(|rollback| rollback.last_kept).min().unwrap_or(u64::MAX)
     }
 
     /// Index of the step record that an event follows. An evaluation follows the step that it evaluates.

@@ -9,7 +9,7 @@ use super::display::ProgressDisplay;
 use super::repeats::RepeatedLines;
 use super::{Observation, Observer, ObserverSetup, RunBegin, RunEnd};
 use crate::console;
-use crate::decide::{Action, CoordinatorState, Event, Note, Verdict, WorkerEvent};
+use crate::decide::{Action, CoordinatorState, Event, Note, RestartKind, Verdict, WorkerEvent};
 use crate::status::{RunProgress, Status};
 use crate::text::{counted, duration, percent};
 
@@ -177,11 +177,11 @@ fn say_note(note: &Note, state: &CoordinatorState) {
              lose the steps since the last one"
         ),
         Note::Slow(message) => tracing::warn!("{message}"),
-        Note::Restart { cause, pause, rollback } => {
-            let from = match (rollback, &state.checkpoint) {
-                (true, _) => String::new(),
-                (false, Some(name)) => format!(" from {name}"),
-                (false, None) => " from step 0 (no checkpoint yet)".to_owned(),
+        Note::Restart { cause, pause, kind } => {
+            let from = match (kind, &state.checkpoint) {
+                (RestartKind::Rollback, _) => String::new(),
+                (RestartKind::Resume, Some(name)) => format!(" from {name}"),
+                (RestartKind::Resume, None) => " from step 0 (no checkpoint yet)".to_owned(),
             };
             tracing::warn!("{cause}; restarting all workers{from} in {pause} s");
         }

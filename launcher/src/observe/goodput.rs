@@ -21,13 +21,13 @@ pub struct GoodputAccount {
     /// Seconds of the current attempt before training starts, in [`TimeCategory::TrainingPrep`].
     loading: f64,
     /// Seconds of training that no step has claimed yet. Negative if records claimed more, by rounding or late arrival.
-    pool: f64,
+    unattributed: f64,
     /// Time of the last record or evaluation.
-    last: f64,
+    last_attributed_at: f64,
     /// Stage of the attempt's last record.
     stage: Option<String>,
     /// Productive seconds up to recent steps.
-    recent: BTreeMap<u64, f64>,
+    productive_after: BTreeMap<u64, f64>,
 }
 
 /// Category of passing time.
@@ -49,24 +49,24 @@ impl GoodputAccount {
             mode: Mode::Category(TimeCategory::Initialization),
             unix: None,
             loading: 0.0,
-            pool: 0.0,
-            last: 0.0,
+            unattributed: 0.0,
+            last_attributed_at: 0.0,
             stage: None,
-            recent: BTreeMap::new(),
+            productive_after: BTreeMap::new(),
         }
     }
 
     /// The account up to the last event.
     pub fn goodput(&self) -> Goodput {
         let mut goodput = self.goodput.clone();
-        let category = if self.pool < 0.0 { TimeCategory::ProductiveStep } else { TimeCategory::Other };
-        goodput.add(category, self.pool);
+        let category = if self.unattributed < 0.0 { TimeCategory::ProductiveStep } else { TimeCategory::Other };
+        goodput.add(category, self.unattributed);
         goodput
     }
 
     /// Applies an event.
     pub fn observe(&mut self, at: Seconds, event: &Event, actions: &[Action], state: &CoordinatorState) {
-        self.pass(at, state.settings.unix);
+        self.advance_to(at, state.settings.unix);
         match event {
             Event::Worker(_, WorkerEvent::Report(report)) if report.rank == 0 => self.report(report.phase),
             Event::Worker(_, WorkerEvent::Message(_, Message::Record(record))) => self.record(record),
@@ -75,10 +75,12 @@ impl GoodputAccount {
         }
         for action in actions {
             match action {
-                Action::Start(_) => self.leave(TimeCategory::Other, Mode::Category(TimeCategory::Initialization)),
+                Action::Start(_) => {
+                    self.end_training(TimeCategory::Other, Mode::Category(TimeCategory::Initialization));
+                }
                 Action::Note(Note::Restart { .. } | Note::Waiting { .. }) => {
                     let recovery = TimeCategory::InfrastructureRecoveryFromDisruption;
-                    self.leave(recovery, Mode::Category(recovery));
+                    self.end_training(recovery, Mode::Category(recovery));
                 }
                 _ => {}
             }
@@ -88,11 +90,11 @@ impl GoodputAccount {
     /// Applies the end of the coordinator.
     pub fn end(&mut self) {
         let recovery = TimeCategory::InfrastructureRecoveryFromDisruption;
-        self.leave(recovery, Mode::Category(recovery));
+        self.end_training(recovery, Mode::Category(recovery));
     }
 
     /// Accounts for the time since the last event.
-    fn pass(&mut self, at: Seconds, unix: f64) {
+    fn advance_to(&mut self, at: Seconds, unix: f64) {
         let recovery = TimeCategory::InfrastructureRecoveryFromDisruption;
         let goodput = &mut self.goodput;
         let before = match self.unix {
@@ -110,7 +112,7 @@ impl GoodputAccount {
         let moved = unix - before;
         // A suspended process or machine. If the clock was set back, no time has passed, and the start of the run moves.
         goodput.add(recovery, moved.max(0.0));
-        self.last += moved;
+        self.last_attributed_at += moved;
         let passed = match self.unix {
             Some(_) => unix + at - goodput.until - moved,
             None => at,
@@ -122,11 +124,11 @@ impl GoodputAccount {
                 goodput.add(TimeCategory::TrainingPrep, passed);
                 self.loading += passed;
             }
-            Mode::Training => self.pool += passed,
+            Mode::Training => self.unattributed += passed,
         }
         goodput.until = unix + at;
         // The clock may have been set back.
-        goodput.started = goodput.until - goodput.total() - self.pool;
+        goodput.started = goodput.until - goodput.total() - self.unattributed;
     }
 
     fn report(&mut self, phase: WorkerPhase) {
@@ -144,16 +146,16 @@ impl GoodputAccount {
                     self.goodput.shift(from, to, self.loading);
                 }
                 self.lose_steps_after(*step);
-                (self.mode, self.loading, self.last, self.stage) = (Mode::Training, 0.0, now, None);
+                (self.mode, self.loading, self.last_attributed_at, self.stage) = (Mode::Training, 0.0, now, None);
             }
             EventKind::Checkpoint { step, .. } => {
-                if let Some(productive) = self.recent.get(step) {
+                if let Some(productive) = self.productive_after.get(step) {
                     self.goodput.mark(*step, *productive);
                 }
             }
             EventKind::Evaluation(_) => self.claim_since_last(TimeCategory::Evaluation),
             EventKind::Finished { .. } => {
-                self.leave(TimeCategory::UnproductiveCheckpointSaveTime, Mode::Category(TimeCategory::Other));
+                self.end_training(TimeCategory::UnproductiveCheckpointSaveTime, Mode::Category(TimeCategory::Other));
             }
             _ => {}
         }
@@ -168,54 +170,58 @@ impl GoodputAccount {
             Some(_) => None,
         };
         if let Some(category) = before {
-            let preparation = (self.goodput.until - self.last - times.seconds).clamp(0.0, self.pool.max(0.0));
+            let preparation =
+                (self.goodput.until - self.last_attributed_at - times.seconds).clamp(0.0, self.unattributed.max(0.0));
             self.claim(category, preparation);
         }
         self.claim(TimeCategory::DataLoading, times.data_wait);
         self.claim(TimeCategory::UnproductiveCheckpointSaveTime, times.checkpoint);
         self.claim(TimeCategory::ProductiveStep, times.seconds - times.data_wait - times.checkpoint);
-        (self.last, self.stage) = (self.goodput.until, Some(record.stage.clone()));
+        (self.last_attributed_at, self.stage) = (self.goodput.until, Some(record.stage.clone()));
         self.goodput.step = record.step;
-        self.recent.insert(record.step, self.goodput.of(TimeCategory::ProductiveStep));
-        while self.recent.len() > RECENT {
-            self.recent.pop_first();
+        self.productive_after.insert(record.step, self.goodput.of(TimeCategory::ProductiveStep));
+        while self.productive_after.len() > RECENT {
+            self.productive_after.pop_first();
         }
     }
 
     /// Attributes seconds of training.
     fn claim(&mut self, category: TimeCategory, seconds: f64) {
         self.goodput.add(category, seconds);
-        self.pool -= seconds;
+        self.unattributed -= seconds;
     }
 
     /// Attributes the training since the last record or evaluation.
     fn claim_since_last(&mut self, category: TimeCategory) {
         if self.mode == Mode::Training {
-            self.claim(category, (self.goodput.until - self.last).clamp(0.0, self.pool.max(0.0)));
-            self.last = self.goodput.until;
+            self.claim(category, (self.goodput.until - self.last_attributed_at).clamp(0.0, self.unattributed.max(0.0)));
+            self.last_attributed_at = self.goodput.until;
         }
     }
 
-    /// Ends training, if it is under way: `category` has the time since the last record.
-    fn leave(&mut self, category: TimeCategory, mode: Mode) {
+    /// Ends training, if active, and attributes the time since the last record to `category`.
+    fn end_training(&mut self, category: TimeCategory, mode: Mode) {
         self.claim_since_last(category);
         self.goodput = self.goodput();
-        (self.pool, self.mode) = (0.0, mode);
+        (self.unattributed, self.mode) = (0.0, mode);
     }
 
-    /// Training resumes after `step`: the productive time of later steps was wasted.
+    /// Moves the productive time of steps after `step` to wasted time, because training resumes there.
     fn lose_steps_after(&mut self, step: u64) {
         let goodput = &mut self.goodput;
         if step < goodput.step {
             let productive = goodput.of(TimeCategory::ProductiveStep);
-            let known = if step == 0 { Some(&0.0) } else { goodput.checkpoints.get(&step).or(self.recent.get(&step)) };
+            let known = match step {
+                0 => Some(&0.0),
+                _ => goodput.checkpoints.get(&step).or(self.productive_after.get(&step)),
+            };
             // A checkpoint older than those remembered.
             let mean = || productive * step as f64 / goodput.step as f64;
             let kept = known.copied().unwrap_or_else(mean).clamp(0.0, productive.max(0.0));
             let (from, to) = (TimeCategory::ProductiveStep, TimeCategory::WastedProgressFromDisruption);
             goodput.shift(from, to, productive - kept);
             goodput.checkpoints.retain(|marked, _| *marked <= step);
-            self.recent.retain(|marked, _| *marked <= step);
+            self.productive_after.retain(|marked, _| *marked <= step);
         }
         goodput.step = step;
     }

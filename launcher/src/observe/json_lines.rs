@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{Observation, Observer, ObserverSetup, RunEnd};
 use crate::console;
-use crate::decide::{Action, Event, Note, Verdict, WorkerEvent};
+use crate::decide::{Action, Event, Note, RestartKind, Verdict, WorkerEvent};
 
 /// Destination of step records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +98,7 @@ fn of_kind(attempt: u32, event: &EventKind) -> Option<Value> {
 
 fn of_action(action: &Action) -> Option<Value> {
     match action {
-        Action::Note(Note::Restart { cause, pause, rollback: false }) => {
+        Action::Note(Note::Restart { cause, pause, kind: RestartKind::Resume }) => {
             Some(json!({ "event": "restart", "cause": cause, "pause_seconds": pause }))
         }
         Action::Note(Note::Waiting { cause, pause, .. }) => {

@@ -7,8 +7,8 @@ const SHOWN: usize = 3;
 /// Maximum number of texts to remember. The oldest text without hidden lines is forgotten first.
 const TEXTS: usize = 256;
 
-/// Lines of the ranks in an attempt. Of lines with the same text, those of the first ranks are shown, and the other ranks
-/// are counted. Lines differ only in text, not in the time of the log line.
+/// Deduplicates the output of the ranks. The first [`SHOWN`] ranks that print a text are shown, the others are counted.
+/// Times of log lines are ignored.
 #[derive(Debug, Default)]
 pub struct RepeatedLines(Vec<RepeatedLine>);
 
@@ -20,7 +20,7 @@ struct RepeatedLine {
 }
 
 impl RepeatedLines {
-    /// Records a line of `rank`. Returns true if it is to be shown.
+    /// Records a line of `rank`. Returns true if the line should be shown.
     pub fn is_shown(&mut self, rank: usize, line: &str) -> bool {
         let text = without_time(line);
         let Some(known) = self.0.iter_mut().find(|known| known.text == text) else {

@@ -10,7 +10,7 @@ use lambert_store::run::COORDINATOR;
 
 use super::tracker::StatusTracker;
 use super::*;
-use crate::decide::{HostPool, ProcessExit, RestartHistory, Settings, StopReason, WorkerEvent, decide};
+use crate::decide::{HostPool, LastKnown, ProcessExit, RestartHistory, Settings, StopReason, WorkerEvent, decide};
 use crate::status::{OBJECT, RunState};
 
 /// An event with its time, the resulting actions, and the state after the event.
@@ -100,7 +100,7 @@ fn events() -> Vec<(Seconds, Event)> {
 /// and urgency, and the verdict.
 fn monitor(observers: &mut Observers) -> (Vec<Shown>, Verdict) {
     let settings = Settings::new(&RunConfig::default(), HostPool::Here, 1e9);
-    let (mut state, actions) = CoordinatorState::begin(settings, RestartHistory::default());
+    let (mut state, actions) = CoordinatorState::begin(settings, RestartHistory::default(), LastKnown::default());
     observers.begin(&actions, &state);
     let mut shown = Vec::new();
     for (at, event) in events() {
@@ -195,8 +195,11 @@ fn the_status_is_a_function_of_the_events() {
 #[test]
 fn the_status_of_a_replaced_run_is_kept() {
     let mut tracker = tracker();
-    let (state, _) =
-        CoordinatorState::begin(Settings::new(&RunConfig::default(), HostPool::Here, 1e9), RestartHistory::default());
+    let (state, _) = CoordinatorState::begin(
+        Settings::new(&RunConfig::default(), HostPool::Here, 1e9),
+        RestartHistory::default(),
+        LastKnown::default(),
+    );
     tracker.observe(2.0, &Event::Tick, &[], &state);
     let before = tracker.status().clone();
     tracker.end(&Verdict::Replaced("so".into()), &state);
@@ -230,8 +233,11 @@ fn a_replaced_coordinator_does_not_write_the_status() {
     let writer = StoreWriter::start(store.clone(), || Ok(())).unwrap();
     let mut observers =
         Observers::make(&RunConfig::default(), store.url(), RecordOutput::Shown, Status::default(), &writer);
-    let (state, actions) =
-        CoordinatorState::begin(Settings::new(&RunConfig::default(), HostPool::Here, 1e9), RestartHistory::default());
+    let (state, actions) = CoordinatorState::begin(
+        Settings::new(&RunConfig::default(), HostPool::Here, 1e9),
+        RestartHistory::default(),
+        LastKnown::default(),
+    );
     observers.begin(&actions, &state);
     observers.end(&Verdict::Replaced("so".into()), &state);
     drop((observers, writer));

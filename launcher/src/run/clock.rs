@@ -51,7 +51,7 @@ impl Clock {
     }
 
     /// Advances to the next tick, excludes a suspension, and follows the system clock. Returns the seconds since the last
-    /// tick if they were so many that the process may have been suspended.
+    /// tick if the process may have been suspended.
     pub fn tick(&mut self) -> Option<Seconds> {
         let passed = self.ticked.elapsed();
         self.ticked = Instant::now();

@@ -40,7 +40,7 @@ pub struct Differences {
     /// Keys that change the trained model.
     pub trained: Vec<Difference>,
     /// Keys that may change between starts, such as hosts, checkpoints, evaluation and name.
-    pub around: Vec<Difference>,
+    pub untrained: Vec<Difference>,
 }
 
 /// Compares the configuration of the run with the new configuration.
@@ -53,8 +53,8 @@ pub fn compare(run: &RunConfig, now: &RunConfig) -> Result<Differences, toml::se
         |key: &str| ["evaluation.extra", "evaluation.at_start"].iter().any(|name| is_at_or_below(key, name));
     let is_of_evaluation = |key: &str| is_at_or_below(key, "evaluation") && !is_recorded_only(key);
     let decides = |key: &str| is_trained(key) || (evaluated && is_of_evaluation(key));
-    let (trained, around) = found.into_iter().partition(|difference| decides(&difference.key));
-    Ok(Differences { trained, around })
+    let (trained, untrained) = found.into_iter().partition(|difference| decides(&difference.key));
+    Ok(Differences { trained, untrained })
 }
 
 /// True if `key` is a key or a section of `config`, which may have its default.
@@ -123,12 +123,12 @@ impl Difference {
 }
 
 impl Differences {
-    /// Moves `keys` and the keys below them from `trained` to `around`, so that they may differ.
+    /// Moves `keys` and the keys below them from `trained` to `untrained`, so that they may differ.
     pub fn allow(&mut self, keys: &[String]) {
         let allowed =
             |difference: &mut Difference| keys.iter().any(|key| is_at_or_below(&difference.key, &dotted(key)));
         let allowed: Vec<_> = self.trained.extract_if(.., allowed).collect();
-        self.around.extend(allowed);
+        self.untrained.extend(allowed);
     }
 }
 
@@ -211,9 +211,9 @@ mod tests {
         now.checkpoint.keep = 9;
         let found = compare(&config(), &now).unwrap();
         assert_eq!(keys(&found.trained), ["model.hidden", "run.seed", "stage.1.steps", "stage.1.layers"]);
-        let mut around = keys(&found.around);
-        around.sort();
-        assert_eq!(around, ["checkpoint.keep", "cluster.ranks", "run.name", "slurm.time"]);
+        let mut untrained = keys(&found.untrained);
+        untrained.sort();
+        assert_eq!(untrained, ["checkpoint.keep", "cluster.ranks", "run.name", "slurm.time"]);
         assert_eq!(found.trained[0].to_string(), "model.hidden: 768 in the run, 256 now");
         assert_eq!(found.trained[3].before, "nothing");
     }
@@ -236,7 +236,7 @@ mod tests {
         let mut found = compare(&config(), &now).unwrap();
         found.allow(&["model.drop".into(), "model.dropout".into(), "stage".into()]);
         assert_eq!(keys(&found.trained), ["model.hidden"]);
-        assert_eq!(keys(&found.around), ["model.dropout", "stage.1.steps"]);
+        assert_eq!(keys(&found.untrained), ["model.dropout", "stage.1.steps"]);
     }
 
     #[test]
@@ -272,7 +272,7 @@ mod tests {
         let found = compare(&config(), &now).unwrap();
         assert_eq!(found.trained, []);
         let shown = "stage.0.micro_batch_tokens: \"auto\" in the run, 512 now (changes rounding)";
-        assert_eq!(found.around[0].to_string(), shown);
+        assert_eq!(found.untrained[0].to_string(), shown);
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod tests {
             config
         };
         let shown = |before: &[&str], now: &[&str]| {
-            compare(&with(before), &with(now)).unwrap().around.iter().map(Difference::to_string).collect::<Vec<_>>()
+            compare(&with(before), &with(now)).unwrap().untrained.iter().map(Difference::to_string).collect::<Vec<_>>()
         };
         let before = ["a:8", "b:8", "c:8"];
         assert_eq!(shown(&before, &["a:8", "b:8", "c:8", "d:8"]), [r#"cluster.hosts: added "d:8""#]);

@@ -13,7 +13,9 @@ use super::launch::{Launcher, processes};
 use super::own_lease::OwnLease;
 use super::sources::{self, RequestPoller, STOP_OBJECT, Signals};
 use super::spec::RunSpec;
-use crate::decide::{self, Action, Attempt, CoordinatorState, Event, HostPool, Settings, StopReason, Verdict};
+use crate::decide::{
+    self, Action, Attempt, CoordinatorState, Event, HostPool, LastKnown, Settings, StopReason, Verdict,
+};
 use crate::failure::{Failure, Outcome};
 use crate::observe::{Observers, RecordOutput, StepCosts};
 use crate::panics;
@@ -68,8 +70,8 @@ impl<'a> Coordinator<'a> {
         let writer = StoreWriter::start(spec.store.clone(), move || own.confirm()).map_err(Failure::failed)?;
         let clock = Clock::start();
         let settings = Settings { job, ..Settings::new(&spec.config, spec.host_pool.clone(), clock.unix()) };
-        let (mut state, actions) = CoordinatorState::begin(settings, history);
-        (state.step, state.checkpoint) = (status.progress.step, status.checkpoint.clone());
+        let last = LastKnown { step: status.progress.step, checkpoint: status.checkpoint.clone() };
+        let (state, actions) = CoordinatorState::begin(settings, history, last);
         let mut observers = Observers::make(&spec.config, spec.store.url(), records, status, &writer);
         observers.set_step_costs(StepCosts::new(&spec.config.stage, sample_flops));
         let (workers, sources) = (None, (signals, requests));

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use lambert_store::checkpoint::{self, ListedCheckpoint, RollbackPoint};
+use lambert_store::checkpoint::{self, AttemptStep, Rollbacks};
 use lambert_store::{Error, Store};
 
 use super::sources::{SAVE_OBJECT, STOP_OBJECT, within};
@@ -82,19 +82,15 @@ fn join_job(store: &Store, record: JobRecord, lead: f64) -> JobSettings {
     JobSettings { id: record.job, lead }
 }
 
-/// Returns the last status. Its checkpoint is replaced by the newest checkpoint that no rollback has invalidated. The
-/// stored status is not sufficient, because a copied run has checkpoints but no status.
+/// Returns the last status. Its checkpoint is replaced by the one that the run starts from. The stored status is not
+/// sufficient, because a copied run has checkpoints but no status.
 fn before(store: &Store) -> Status {
     let mut before = status::stored::before(store);
-    if let Ok(listed) = checkpoint::list(store) {
-        let oldest = listed.last().map_or(0, |oldest| oldest.position.attempt);
-        let rollbacks = RollbackPoint::read_from(store, oldest).unwrap_or_default();
-        let stays =
-            |listed: &&ListedCheckpoint| !rollbacks.iter().any(|rollback| rollback.invalidates(listed.position));
-        let newest = listed.iter().find(stays).or(listed.first());
-        before.checkpoint = newest.map(|newest| newest.name.clone());
+    if let Ok(listed) = checkpoint::positions(store) {
+        let start = Rollbacks::of(store, &listed).unwrap_or_default().start(&listed);
+        before.checkpoint = start.map(AttemptStep::name);
         let step = &mut before.progress.step;
-        *step = (*step).max(newest.map_or(0, |newest| newest.position.step));
+        *step = (*step).max(start.map_or(0, |start| start.step));
     }
     before
 }

@@ -80,7 +80,7 @@ pub trait Launcher: Debug {
     /// Command line that starts an attempt.
     fn command(&self, start: &LaunchParams<'_>) -> CommandLine;
     /// Directories that must exist on this host before the command runs.
-    fn folders<'a>(&self, _session: &'a ScratchDirs) -> Vec<&'a Path> {
+    fn folders<'a>(&self, _scratch: &'a ScratchDirs) -> Vec<&'a Path> {
         Vec::new()
     }
     /// Creates a parser for one output stream of the launcher.

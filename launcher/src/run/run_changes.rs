@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use lambert_config::RunConfig;
 use lambert_plan::architecture::Architecture;
-use lambert_plan::timeline::{self, EarlyStops};
-use lambert_store::checkpoint::Manifest;
+use lambert_plan::timeline;
+use lambert_store::checkpoint::{AttemptStep, Manifest, Rollbacks};
 use lambert_store::{Store, checkpoint};
 
 use super::base_checkpoint;
@@ -87,7 +87,7 @@ pub fn check_changes(
     let mut found = config_diff::compare(before, now).map_err(|error| Failure::failed(RunChangeError::Toml(error)))?;
     found.trained.extend(base.cloned());
     found.allow(allowed);
-    let Differences { trained, around } = found;
+    let Differences { trained, untrained } = found;
     if !trained.is_empty() {
         return Err(Failure::usage(RunChangeError::OtherRun { url: store.url().to_owned(), differences: trained }));
     }
@@ -95,18 +95,18 @@ pub fn check_changes(
     if base_checkpoint::is_muon(before) != base_checkpoint::is_muon(now) && has_checkpoints()? {
         return Err(Failure::usage(RunChangeError::OtherMoments { url: store.url().to_owned() }));
     }
-    let mut shapes: Vec<_> = around.iter().filter(|change| change.is_of_shapes()).cloned().collect();
-    if shapes.is_empty() && config_diff::have_other_parameters(before, now) && !newest_fits(store, now)? {
+    let mut shapes: Vec<_> = untrained.iter().filter(|change| change.is_of_shapes()).cloned().collect();
+    if shapes.is_empty() && config_diff::have_other_parameters(before, now) && !start_fits(store, now)? {
         shapes =
-            around.iter().filter(|change| config_diff::is_at_or_below(&change.key, "objective")).cloned().collect();
+            untrained.iter().filter(|change| config_diff::is_at_or_below(&change.key, "objective")).cloned().collect();
     }
     if !shapes.is_empty() && has_checkpoints()? {
         return Err(Failure::usage(RunChangeError::OtherShapes { url: store.url().to_owned(), differences: shapes }));
     }
-    if around.iter().any(|change| config_diff::is_at_or_below(&change.key, "stage")) {
+    if untrained.iter().any(|change| config_diff::is_at_or_below(&change.key, "stage")) {
         check_stage_order(store, now)?;
     }
-    for change in around.iter().filter(|change| base.is_none() || change.key != base_checkpoint::KEY) {
+    for change in untrained.iter().filter(|change| base.is_none() || change.key != base_checkpoint::KEY) {
         tracing::info!("configuration changed: {change}");
     }
     if let Some(base) = base {
@@ -115,18 +115,24 @@ pub fn check_changes(
     Ok(())
 }
 
-/// Rejects a configuration in which the next step is in an earlier stage than the newest checkpoint. The workers check this again.
+/// Rejects a configuration in which the next step is in an earlier stage than the checkpoint that the run starts from. The workers
+/// check this again.
 fn check_stage_order(store: &Store, config: &RunConfig) -> Result<(), Failure> {
-    let listed = checkpoint::list(store).map_err(Failure::failed)?;
-    let Some(newest) = listed.first() else { return Ok(()) };
-    let Some(manifest) = read_if_intact(store, &newest.name)? else { return Ok(()) };
-    // A key of the training state (src/checkpoint/engine_state.rs).
-    let ended: Option<EarlyStops> = serde_json::from_value(manifest.state["early_stops"].clone()).ok();
-    let ended = timeline::without_removed_plateau(config, ended.unwrap_or_default(), manifest.stage);
-    match timeline::longer_stage(config, &ended, (&newest.name, manifest.step, manifest.stage)) {
+    let Some(start) = start_checkpoint(store)? else { return Ok(()) };
+    let Some(manifest) = read_if_intact(store, &start)? else { return Ok(()) };
+    let ended = timeline::stored_early_stops(&manifest.state);
+    let ended = timeline::without_removed_plateau(config, ended, manifest.stage);
+    match timeline::longer_stage(config, &ended, (&start, manifest.step, manifest.stage)) {
         Some(message) => Err(Failure::usage(RunChangeError::LongerStage(message))),
         None => Ok(()),
     }
+}
+
+/// Returns the name of the checkpoint that the run starts from if it is intact; `None` without checkpoints.
+fn start_checkpoint(store: &Store) -> Result<Option<String>, Failure> {
+    let listed = checkpoint::positions(store).map_err(Failure::failed)?;
+    let rollbacks = Rollbacks::of(store, &listed).map_err(Failure::failed)?;
+    Ok(rollbacks.start(&listed).map(AttemptStep::name))
 }
 
 /// Reads the manifest of a checkpoint; `None` if it is damaged or gone.
@@ -137,16 +143,82 @@ fn read_if_intact(store: &Store, name: &str) -> Result<Option<Manifest>, Failure
     }
 }
 
-/// True if the newest checkpoint has exactly the parameters of the networks of `config`, by name. A configuration that an
+/// True if the checkpoint that the run starts from has exactly the parameters of the networks of `config`, by name. A configuration that an
 /// earlier version stored although it does not fit can be corrected.
-fn newest_fits(store: &Store, config: &RunConfig) -> Result<bool, Failure> {
-    let listed = checkpoint::list(store).map_err(Failure::failed)?;
-    let Some(newest) = listed.first() else { return Ok(true) };
-    let Some(manifest) = read_if_intact(store, &newest.name)? else { return Ok(false) };
+fn start_fits(store: &Store, config: &RunConfig) -> Result<bool, Failure> {
+    let Some(start) = start_checkpoint(store)? else { return Ok(true) };
+    let Some(manifest) = read_if_intact(store, &start)? else { return Ok(false) };
     let Some(stage) = config.stage.get(manifest.stage) else { return Ok(false) };
     let slices = manifest.objects.iter().flat_map(|object| &object.slices);
     let there: BTreeSet<&str> = slices.map(|slice| &*slice.tensor).collect();
     let architecture = Architecture::of_run(config, stage.depth(&config.model), config_diff::VOCABULARY);
     let tensors = architecture.tensors();
     Ok(tensors.iter().map(|tensor| &*tensor.name).collect::<BTreeSet<_>>() == there)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use lambert_config::run::{Plateau, Stage};
+    use lambert_store::checkpoint::RollbackRecord;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Writes a checkpoint of attempt `attempt` after `step` steps, in stage `stage`.
+    fn save(store: &Store, attempt: u32, step: u64, stage: usize, state: Value) {
+        let manifest = Manifest {
+            format: checkpoint::FORMAT,
+            step,
+            attempt,
+            parent: None,
+            stage,
+            cursor: BTreeMap::new(),
+            config_sha256: String::new(),
+            world: 1,
+            held_out_loss: None,
+            best: None,
+            averaged: Vec::new(),
+            state,
+            objects: Vec::new(),
+        };
+        checkpoint::write_single(store, manifest, Vec::new()).unwrap();
+    }
+
+    /// Configuration with two stages of 10 steps.
+    fn two_stages() -> RunConfig {
+        let stage = Stage { steps: 10, ..Stage::default() };
+        RunConfig { stage: vec![stage.clone(), stage], ..RunConfig::default() }
+    }
+
+    /// Checkpoints of older formats have the early stops under another key.
+    #[test]
+    fn a_stage_that_ended_at_a_plateau_is_not_longer() {
+        for key in ["early_stops", "ended"] {
+            let store = Store::open(&format!("memory://run-changes/{key}")).unwrap();
+            save(&store, 1, 8, 1, json!({ key: { "0": 6 } }));
+            let mut config = two_stages();
+            config.stage[0].plateau = Some(Plateau::default());
+            assert!(check_stage_order(&store, &config).is_ok(), "{key}");
+        }
+        let store = Store::open("memory://run-changes/none").unwrap();
+        save(&store, 1, 8, 1, json!({}));
+        let refused = check_stage_order(&store, &two_stages()).unwrap_err().to_string();
+        assert!(refused.contains("a stage cannot become longer"), "{refused}");
+    }
+
+    /// The run starts from the checkpoint before a rollback, not from the newest one.
+    #[test]
+    fn a_checkpoint_that_was_rolled_back_does_not_end_its_stage() {
+        let store = Store::open("memory://run-changes/rollback").unwrap();
+        save(&store, 1, 8, 0, json!({}));
+        save(&store, 1, 12, 1, json!({}));
+        let mut longer = two_stages();
+        longer.stage[0].steps = 15;
+        assert!(check_stage_order(&store, &longer).is_err());
+        let (mixture_id, reason) = (String::new(), String::new());
+        RollbackRecord { attempt: 1, last_kept: 9, mixture_id, samples: 3..5, reason }.write(&store).unwrap();
+        assert!(check_stage_order(&store, &longer).is_ok());
+    }
 }

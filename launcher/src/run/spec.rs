@@ -75,7 +75,7 @@ pub struct ValidatedRun {
     worker: PathBuf,
     host_pool: HostPool,
     /// Configuration in the store, if the run already exists.
-    before: Option<RunConfig>,
+    stored_config: Option<RunConfig>,
     /// Model to import, if the run starts from a folder of Transformers.
     base: Option<Box<ImportedBase>>,
     /// List of phrases to store, if the store does not have it.
@@ -90,23 +90,23 @@ impl RunSpec {
     pub fn validate(arguments: &cli::Run, host_pool: impl Fn(&RunConfig) -> HostPool) -> Result<ValidatedRun, Failure> {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
-        let before = stored_config::text(&store)?;
-        before.as_deref().map_or(Ok(()), |text| unstarted::reject_configuration(&store, text))?;
-        let (mut config, resolved) = configuration(arguments, &store, before.as_deref(), &host_pool)?;
-        let before = before.map(|text| stored_config::parse(&text, &store)).transpose()?;
-        let configs: Vec<&RunConfig> = before.iter().chain([&config]).collect();
+        let stored_text = stored_config::text(&store)?;
+        stored_text.as_deref().map_or(Ok(()), |text| unstarted::reject_configuration(&store, text))?;
+        let (mut config, resolved) = configuration(arguments, &store, stored_text.as_deref(), &host_pool)?;
+        let stored = stored_text.map(|text| stored_config::parse(&text, &store)).transpose()?;
+        let configs: Vec<&RunConfig> = stored.iter().chain([&config]).collect();
         run_changes::check_keys(&arguments.allow_change, &configs)?;
-        let teacher = NewTeacher::resolve(&mut config, before.as_ref().map(|before| (before, &store)))?;
-        match &before {
-            Some(before) => check_changes(before, &config, resolved.difference(), &arguments.allow_change, &store)?,
+        let teacher = NewTeacher::resolve(&mut config, stored.as_ref().map(|stored| (stored, &store)))?;
+        match &stored {
+            Some(stored) => check_changes(stored, &config, resolved.difference(), &arguments.allow_change, &store)?,
             None => base_checkpoint::check(&config, resolved.info())?,
         }
         let base = resolved.into_new();
         let replaces = arguments.allow_change.iter().any(|key| key == "objective" || key == "objective.phrases");
-        let phrases = phrase_list::to_store(config.objective.phrases.as_deref(), &store, before.is_none(), replaces)?;
+        let phrases = phrase_list::to_store(config.objective.phrases.as_deref(), &store, stored.is_none(), replaces)?;
         let host_pool = host_pool(&config);
-        teacher::check(&config, before.as_ref(), teacher.as_ref(), (&store, host_pool == HostPool::Here))?;
-        Ok(ValidatedRun { config, store, worker, host_pool, before, base, phrases, teacher })
+        teacher::check(&config, stored.as_ref(), teacher.as_ref(), (&store, host_pool == HostPool::Here))?;
+        Ok(ValidatedRun { config, store, worker, host_pool, stored_config: stored, base, phrases, teacher })
     }
 }
 
@@ -128,7 +128,7 @@ impl ValidatedRun {
 
     /// True if the store contains no run yet.
     pub fn is_new(&self) -> bool {
-        self.before.is_none()
+        self.stored_config.is_none()
     }
 
     /// Store of the run.
@@ -138,15 +138,15 @@ impl ValidatedRun {
 
     /// Writes the configuration to the store. The store of the returned run requires that the directory exists.
     pub fn commit(self) -> Result<RunSpec, Failure> {
-        let Self { config, store, worker, host_pool, before, base, phrases, teacher } = self;
+        let Self { config, store, worker, host_pool, stored_config, base, phrases, teacher } = self;
         let other_base = base.map(|base| base.write(&store)).transpose()?.flatten();
         if let Some(phrases) = phrases {
             store.put(PHRASES, phrases.into()).map_err(Failure::failed)?;
         }
-        teacher.map_or(Ok(()), |teacher| teacher.write(&store, before.is_none()))?;
-        match before {
+        teacher.map_or(Ok(()), |teacher| teacher.write(&store, stored_config.is_none()))?;
+        match stored_config {
             None => create(&config, other_base.as_ref(), &store)?,
-            Some(before) if before == config => {}
+            Some(stored) if stored == config => {}
             Some(_) => store.put(CONFIG, text(&config)?.into()).map_err(Failure::failed)?,
         }
         Ok(RunSpec { config, store: store.require_folder(), worker, host_pool })
@@ -172,9 +172,10 @@ fn configuration(
     sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
     let layers = Layers::from_process(&sets).warn_with(warn_once);
     let vocabulary = vocabulary(store)?;
-    let mut is_away = false;
+    let mut only_unreachable = false;
     let check = |config: &RunConfig, issues: &mut Vec<ConfigIssue>| {
-        is_away = check_datasets_and_memory(config, vocabulary.as_deref(), host_pool(config) == HostPool::Here, issues);
+        only_unreachable =
+            check_datasets_and_memory(config, vocabulary.as_deref(), host_pool(config) == HostPool::Here, issues);
     };
     let origin = arguments
         .config
@@ -193,7 +194,7 @@ fn configuration(
     };
     let mut config = match loaded {
         // A dataset store may be reachable on a later start, so this is not a usage error. Slurm requeues the job.
-        Err(error) if is_away => return Err(Failure::failed(error)),
+        Err(error) if only_unreachable => return Err(Failure::failed(error)),
         loaded => loaded?,
     };
     let given = |from: &str| if imported_base::is_folder(from) { Ok(from.to_owned()) } else { absolute(from) };

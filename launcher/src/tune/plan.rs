@@ -239,7 +239,7 @@ fn affecting_results(mut found: Differences, tuned: &[String]) -> Vec<Difference
         RESULT_SECTIONS.iter().any(|part| config_diff::is_at_or_below(&difference.key, part))
             && !tuned.iter().any(|key| config_diff::is_at_or_below(&difference.key, key))
     };
-    found.trained.into_iter().chain(found.around.into_iter().filter(by)).collect()
+    found.trained.into_iter().chain(found.untrained.into_iter().filter(by)).collect()
 }
 
 fn run_arguments(arguments: &cli::Tune, run: String, settings: &[Setting]) -> cli::Run {

@@ -1,6 +1,6 @@
 //! Stages of a run, and what happened at single steps.
 
-use lambert_store::checkpoint::{AttemptStep, RollbackPoint};
+use lambert_store::checkpoint::{AttemptStep, Rollbacks};
 use serde::Serialize;
 
 use crate::status::Downtime;
@@ -50,19 +50,18 @@ pub fn growth(stages: &[StageBand]) -> Vec<ChartMark> {
 }
 
 /// Returns the checkpoints of the run, kept or pruned.
-pub fn checkpoints(saves: &[AttemptStep], rollbacks: &[RollbackPoint]) -> Vec<ChartMark> {
+pub fn checkpoints(saves: &[AttemptStep], rollbacks: &Rollbacks) -> Vec<ChartMark> {
     let mark = |save: &AttemptStep| {
-        let is_undone = rollbacks.iter().any(|rollback| rollback.invalidates(*save));
-        let text = format!("{}{}", save.name(), if is_undone { " (rolled back)" } else { "" });
+        let text = format!("{}{}", save.name(), if rollbacks.invalidate(*save) { " (rolled back)" } else { "" });
         ChartMark { kind: MarkKind::Checkpoint, step: save.step, text }
     };
     saves[saves.len().saturating_sub(MOST)..].iter().map(mark).collect()
 }
 
 /// Returns failures and rollbacks with their causes.
-pub fn failures(failures: &[Downtime], rollbacks: &[RollbackPoint]) -> Vec<ChartMark> {
+pub fn failures(failures: &[Downtime], rollbacks: &Rollbacks) -> Vec<ChartMark> {
     let mark = |failure: &Downtime| {
-        let is_rollback = rollbacks.iter().any(|rollback| rollback.attempt == failure.attempt);
+        let is_rollback = rollbacks.points().iter().any(|rollback| rollback.attempt == failure.attempt);
         let kind = if is_rollback { MarkKind::Rollback } else { MarkKind::Restart };
         let lost = failure.seconds.map_or("not recovered yet".to_owned(), |seconds| format!("{seconds:.1} s lost"));
         ChartMark { kind, step: failure.step, text: format!("attempt {}: {}; {lost}", failure.attempt, failure.cause) }
@@ -77,12 +76,14 @@ fn newest(mut marks: Vec<ChartMark>) -> Vec<ChartMark> {
 
 #[cfg(test)]
 mod tests {
+    use lambert_store::checkpoint::RollbackPoint;
+
     use super::*;
 
     #[test]
     fn rollbacks_are_failures_of_attempts_with_a_rollback() {
         let failure = |attempt, cause: &str| Downtime { attempt, step: 9, seconds: None, cause: cause.into() };
-        let rollbacks = [RollbackPoint { attempt: 2, steps: 7 }];
+        let rollbacks: Rollbacks = [RollbackPoint { attempt: 2, last_kept: 7 }].into_iter().collect();
         let marks = failures(&[failure(1, "killed"), failure(2, "diverged")], &rollbacks);
         assert_eq!((marks[0].kind, marks[1].kind), (MarkKind::Restart, MarkKind::Rollback));
         assert_eq!(marks[1].text, "attempt 2: diverged; not recovered yet");

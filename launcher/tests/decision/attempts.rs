@@ -8,8 +8,8 @@ use lambert_control::WorkerReport;
 use lambert_control::{EventKind, FailureKind};
 
 use lambert::decide::{
-    Action, Attempt, CoordinatorState, Event, HostPool, LeaseRequest, Note, Placement, ProcessExit, RankDeath,
-    Settings, Signal, StopReason, Verdict, WorkerEvent,
+    Action, Attempt, CoordinatorState, Event, HostPool, LastKnown, LeaseRequest, Note, Placement, ProcessExit,
+    RankDeath, Settings, Signal, StopReason, Verdict, WorkerEvent,
 };
 use lambert_control::Versions;
 
@@ -61,10 +61,13 @@ fn restarts_are_limited_per_window_even_with_progress() {
     // The successor of a killed coordinator continues the count of failures. After the run has failed, a new start
     // resets the count.
     let later = Settings { unix: 1e9 + patient.at, ..patient.state.settings.clone() };
-    let (vanished, _) = CoordinatorState::begin(later, patient.state.history.clone());
+    let (vanished, _) = CoordinatorState::begin(later, patient.state.history.clone(), LastKnown::default());
     assert_eq!(vanished.history.count(1e9 - 1.0), 6);
-    let (reset, _) =
-        CoordinatorState::begin(Settings { unix: 1e9 + 9999.0, ..scene.state.settings.clone() }, scene.state.history);
+    let (reset, _) = CoordinatorState::begin(
+        Settings { unix: 1e9 + 9999.0, ..scene.state.settings.clone() },
+        scene.state.history,
+        LastKnown::default(),
+    );
     assert_eq!(reset.history.count(1e9 - 1.0), 0);
 }
 

@@ -3,8 +3,8 @@
 use lambert_control::{EventKind, FailureKind};
 
 use lambert::decide::{
-    Action, CoordinatorState, Event, HostPool, JobState, JobView, LeaseRequest, RestartHistory, Seconds, Signal,
-    StopReason, Verdict,
+    Action, CoordinatorState, Event, HostPool, JobState, JobView, LastKnown, LeaseRequest, RestartHistory, Seconds,
+    Signal, StopReason, Verdict,
 };
 use lambert_control::WorkerPhase;
 
@@ -13,8 +13,8 @@ use crate::scenario::Scenario;
 /// Time that is longer than the window in which failures are counted.
 const LATER: Seconds = 7200.0;
 
-fn rolled_back(step: u64, to: u64) -> EventKind {
-    EventKind::RolledBack { message: "the loss".into(), step, to }
+fn rolled_back(step: u64, last_kept: u64) -> EventKind {
+    EventKind::RolledBack { message: "the loss".into(), step, last_kept }
 }
 
 /// Regression test: if loading the checkpoint exceeded the time limit, the load was retried forever, with one failure
@@ -49,7 +49,7 @@ fn the_count_is_kept_across_coordinators() {
         scene.wait(LATER);
     }
     let history: RestartHistory = serde_json::from_value(serde_json::to_value(&scene.state.history).unwrap()).unwrap();
-    let (state, done) = CoordinatorState::begin(scene.state.settings.clone(), history);
+    let (state, done) = CoordinatorState::begin(scene.state.settings.clone(), history, LastKnown::default());
     let mut next = Scenario { at: 0.0, state, done };
     assert!(next.train(6, 5).fail(FailureKind::Transient).failure().1.starts_with("giving up after 6 "));
 }
@@ -98,9 +98,13 @@ fn a_coordinator_killed_in_its_job_is_counted() {
                     or its node died";
     assert_eq!(scene.failure(), (70, expected));
     assert_eq!(scene.done, []);
+    // The recorded end of the job has the step of the run.
+    let last = LastKnown { step: 40, checkpoint: None };
+    let (state, _) = CoordinatorState::begin(scene.state.settings, history.clone(), last);
+    assert_eq!(state.history.job_ends.last().unwrap().step, Some(40));
     // A user can start the run after any number of kills.
     let by_hand = Scenario::new();
-    let (state, done) = CoordinatorState::begin(by_hand.state.settings, history);
+    let (state, done) = CoordinatorState::begin(by_hand.state.settings, history, LastKnown::default());
     assert_eq!(
         (done, state.history.progress.attempts_without_checkpoint),
         (vec![Action::TakeLease(LeaseRequest::Next)], 5)
@@ -112,7 +116,8 @@ fn manual_stops_are_not_counted() {
     for in_job in [false, true] {
         let mut history = RestartHistory::default();
         for start in 1..=20 {
-            let (state, _) = CoordinatorState::begin(Scenario::new().state.settings, history.clone());
+            let (state, _) =
+                CoordinatorState::begin(Scenario::new().state.settings, history.clone(), LastKnown::default());
             let mut scene = Scenario { at: 0.0, state, done: Vec::new() };
             if in_job {
                 scene = Scenario::in_job(history, 120.0, 0.0);
@@ -138,7 +143,8 @@ fn failures_from_the_future_are_not_counted() {
     for lease in 1..=5 {
         ahead.train(lease, u64::from(lease)).saves(u64::from(lease)).fail(FailureKind::Transient).pause();
     }
-    let (state, done) = CoordinatorState::begin(Scenario::new().state.settings, ahead.state.history);
+    let (state, done) =
+        CoordinatorState::begin(Scenario::new().state.settings, ahead.state.history, LastKnown::default());
     let mut scene = Scenario { at: 0.0, state, done };
     scene.train(6, 9).fail(FailureKind::Transient).pause();
     assert_eq!(scene.state.history.restarts.len(), 1);

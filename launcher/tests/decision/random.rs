@@ -7,8 +7,9 @@ use lambert_control::{Message, WorkerPhase, WorkerReport};
 use lambert_dataset::random::{Key, Rng};
 
 use lambert::decide::{
-    Action, CoordinatorState, Event, HostPool, JobSettings, JobState, JobView, LeaseRequest, Note, Placement,
-    ProcessExit, RankDeath, RestartHistory, Seconds, Settings, Signal, Verdict, WorkerEvent, decide,
+    Action, CoordinatorState, Event, HostPool, JobSettings, JobState, JobView, LastKnown, LeaseRequest, Note,
+    Placement, ProcessExit, RankDeath, RestartHistory, RestartKind, Seconds, Settings, Signal, Verdict, WorkerEvent,
+    decide,
 };
 
 /// Number of sequences. Each sequence has its own seed.
@@ -100,7 +101,7 @@ impl InvariantChecker {
                     (self.diverged_at, self.rollbacks) = (0, 0);
                 }
             }
-            EventKind::RolledBack { step, to, .. } if rank == 0 => self.reported_rollback = (*step, *to),
+            EventKind::RolledBack { step, last_kept, .. } if rank == 0 => self.reported_rollback = (*step, *last_kept),
             _ => {}
         }
     }
@@ -140,9 +141,9 @@ impl InvariantChecker {
                 self.ending = true;
             }
             Action::Command(_) => assert!(self.active.is_some(), "a command without an attempt"),
-            Action::Note(Note::Restart { rollback, .. }) => {
+            Action::Note(Note::Restart { kind, .. }) => {
                 self.waiting = None;
-                if *rollback {
+                if *kind == RestartKind::Rollback {
                     let (step, to) = self.reported_rollback;
                     (self.furthest, self.diverged_at) = (self.furthest.min(to), step);
                     (self.rollbacks, self.pending) = (self.rollbacks + 1, false);
@@ -167,7 +168,7 @@ impl Simulation {
     fn begin(seed: u64) -> Self {
         let settings = settings(seed);
         let mut checker = InvariantChecker { window: settings.window, ..InvariantChecker::default() };
-        let (state, actions) = CoordinatorState::begin(settings, RestartHistory::default());
+        let (state, actions) = CoordinatorState::begin(settings, RestartHistory::default(), LastKnown::default());
         actions.iter().for_each(|action| checker.act(0.0, action));
         Self { rng: Key::new(seed).rng(), at: 0.0, state, checker }
     }
@@ -258,7 +259,7 @@ impl Simulation {
             0 | 1 => EventKind::Started { step, steps: 50, checkpoint: None, skipped_checkpoints: Vec::new() },
             2 | 3 => EventKind::Checkpoint { name: "c".into(), step, seconds: 1.0, written: 1.0 },
             4 => EventKind::Finished { step, stopped: self.rng.below(2) == 0 },
-            5 | 10 => EventKind::RolledBack { message, step, to: step.saturating_sub(3) },
+            5 | 10 => EventKind::RolledBack { message, step, last_kept: step.saturating_sub(3) },
             6 => {
                 let missing = (0..self.rng.below(2) as usize).map(|_| self.rank()).collect();
                 EventKind::Failed { message, kind: FailureKind::Transient, missing }

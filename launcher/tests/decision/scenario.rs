@@ -5,8 +5,8 @@ use lambert_control::{EventKind, FailureKind, StepRecord, StepTimes};
 use lambert_control::{Message, WorkerReport};
 
 use lambert::decide::{
-    Action, CoordinatorState, Event, HostPool, JobSettings, LeaseRequest, Note, ProcessExit, RestartHistory, Seconds,
-    Settings, Verdict, WorkerEvent, decide,
+    Action, CoordinatorState, Event, HostPool, JobSettings, LastKnown, LeaseRequest, Note, ProcessExit, RestartHistory,
+    Seconds, Settings, Verdict, WorkerEvent, decide,
 };
 
 /// A coordinator with its clock. `done` has the actions after the last event.
@@ -25,7 +25,7 @@ impl Scenario {
     pub fn in_job(history: RestartHistory, lead: Seconds, later: Seconds) -> Self {
         let mut settings = Settings::new(&RunConfig::default(), HostPool::Here, 1e9 + later);
         (settings.ranks, settings.job) = (2, Some(JobSettings { id: JOB.to_owned(), lead }));
-        let (state, done) = CoordinatorState::begin(settings, history);
+        let (state, done) = CoordinatorState::begin(settings, history, LastKnown::default());
         Self { at: 0.0, state, done }
     }
 
@@ -33,7 +33,11 @@ impl Scenario {
         let mut config = RunConfig::default();
         config.cluster.ranks = 2;
         change(&mut config);
-        let (state, done) = CoordinatorState::begin(Settings::new(&config, host_pool, 1e9), RestartHistory::default());
+        let (state, done) = CoordinatorState::begin(
+            Settings::new(&config, host_pool, 1e9),
+            RestartHistory::default(),
+            LastKnown::default(),
+        );
         Self { at: 0.0, state, done }
     }
 

@@ -10,8 +10,8 @@ use crate::checkpoint::Saver;
 use crate::error::{self, Error};
 use crate::model;
 use crate::state::TrainState;
+use crate::train::damaged_shards;
 use crate::train::evaluate::{self, EvalOutcome, EvalRequest};
-use crate::train::rollback;
 use crate::worker::control::WorkerPhase;
 use crate::worker::trace::span;
 
@@ -125,7 +125,7 @@ impl StageRun<'_> {
                     }
                 }
                 EvalOutcome::Unreadable(unread) => {
-                    return Err(rollback::save_after_failed_read(collective, saver, state, unread));
+                    return Err(damaged_shards::save_after_failed_read(collective, saver, state, unread));
                 }
                 EvalOutcome::Stopped => return Ok(None),
             }

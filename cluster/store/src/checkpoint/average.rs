@@ -3,9 +3,9 @@
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::select::{list, read_reported_object};
+use super::select::{positions, read_reported_object};
 use super::tensors::HEADER_LENGTH_BYTES;
-use super::{AttemptStep, Manifest, RollbackPoint, copy, read_manifest};
+use super::{AttemptStep, Manifest, Rollbacks, copy, read_manifest};
 use crate::error::{Error, Result};
 use crate::hash;
 use crate::run::{MANIFEST, WEIGHTS, in_checkpoint};
@@ -17,14 +17,13 @@ use crate::store::Store;
 /// # Errors
 /// [`Error::TooFew`] if the run has fewer checkpoints, [`Error::Damaged`] for a damaged manifest, or another store error.
 pub fn newest(run: &Store, count: usize) -> Result<Vec<String>> {
-    let listed = list(run)?;
-    let rollbacks = RollbackPoint::read_from(run, listed.last().map_or(0, |listed| listed.position.attempt))?;
+    let listed = positions(run)?;
+    let rollbacks = Rollbacks::of(run, &listed)?;
     let mut found: Vec<AttemptStep> = Vec::new();
-    for position in listed.into_iter().map(|listed| listed.position) {
-        let is_undone = rollbacks.iter().any(|rollback| rollback.invalidates(position));
+    for position in listed {
         // The listing is sorted by attempt: a step that is not below the last one was trained again.
         let is_repeated = found.last().is_some_and(|last| position.step >= last.step);
-        if !is_undone && !is_repeated && found.len() < count {
+        if !rollbacks.invalidate(position) && !is_repeated && found.len() < count {
             found.push(position);
         }
     }

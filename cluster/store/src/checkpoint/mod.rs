@@ -18,10 +18,10 @@ pub use average::{average, newest};
 pub use copy::{copy, copy_weights, write_single};
 pub use manifest::{Best, FORMAT, Manifest, ObjectEntry, Slice};
 pub use prune::{Pruned, Retention, prune, retain, retain_under};
-pub use rollback::{RollbackPoint, RollbackRecord};
+pub use rollback::{RollbackPoint, RollbackRecord, Rollbacks};
 pub use select::{
     CheckpointSelection, ListedCheckpoint, ObjectSink, SkippedCheckpoint, VerifiedCheckpoint, is_committed, list,
-    newest_fitting, newest_verified, newest_with_warnings, read_manifest, read_object, read_unless_pruned,
+    newest_fitting, newest_verified, newest_with_warnings, positions, read_manifest, read_object, read_unless_pruned,
     stream_object, verify, verify_weights,
 };
 pub use tensors::{HEADER_LENGTH_BYTES, MAX_HEADER_BYTES};

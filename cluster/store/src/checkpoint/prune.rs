@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::select::{folders, is_committed_in, verify};
-use super::{AttemptStep, RollbackPoint};
+use super::{AttemptStep, Rollbacks};
 use crate::error::Result;
 use crate::lease::Lease;
 use crate::listing::Object;
@@ -133,11 +133,9 @@ fn to_delete(
     attempt: Option<u32>,
 ) -> Result<Vec<AttemptStep>> {
     let all = committed_newest_first(folders);
-    let oldest = all.last().map_or(0, |position| position.attempt);
-    let rollbacks = RollbackPoint::read_from(run, oldest)?;
-    let is_invalidated = |position: &AttemptStep| rollbacks.iter().any(|rollback| rollback.invalidates(*position));
+    let rollbacks = Rollbacks::of(run, &all)?;
     let (invalidated, valid): (Vec<AttemptStep>, Vec<AttemptStep>) =
-        all.iter().partition(|position| is_invalidated(position));
+        all.iter().partition(|position| rollbacks.invalidate(**position));
     // If no valid checkpoint exists, a run resumes from an invalidated one.
     let candidates = if valid.is_empty() { &invalidated } else { &valid };
     let mut retained = retention.select(candidates);

@@ -24,10 +24,12 @@ const LONGEST: u64 = 1 << 20;
 pub struct RollbackRecord {
     /// Attempt that rolled back.
     pub attempt: u32,
-    /// Last valid step. Checkpoints that this attempt or earlier attempts saved after this step are invalid.
-    pub steps: u64,
+    /// Last step that is kept. Checkpoints that this attempt or earlier attempts saved after this step are invalid.
+    #[serde(rename = "steps")]
+    pub last_kept: u64,
     /// Id of the mixture; with one dataset, the SHA-256 of its manifest.
-    pub dataset: String,
+    #[serde(rename = "dataset")]
+    pub mixture_id: String,
     /// Samples to skip, as sample numbers of the mixture, which continue across epochs.
     pub samples: Range<u64>,
     /// Reason, for messages.
@@ -58,7 +60,7 @@ impl RollbackRecord {
     /// Returns the fields that decide which checkpoints are invalid.
     #[must_use]
     pub fn point(&self) -> RollbackPoint {
-        RollbackPoint { attempt: self.attempt, steps: self.steps }
+        RollbackPoint { attempt: self.attempt, last_kept: self.last_kept }
     }
 }
 
@@ -67,40 +69,85 @@ impl RollbackRecord {
 pub struct RollbackPoint {
     /// See [`RollbackRecord::attempt`].
     pub attempt: u32,
-    /// See [`RollbackRecord::steps`].
-    pub steps: u64,
+    /// See [`RollbackRecord::last_kept`].
+    #[serde(rename = "steps")]
+    pub last_kept: u64,
 }
 
 impl RollbackPoint {
-    /// Reads the records of attempt `oldest` and of later attempts. Earlier records cannot invalidate a checkpoint of
-    /// attempt `oldest`.
+    /// True if the checkpoint of this attempt and step is invalid.
+    #[must_use]
+    pub fn invalidates(&self, position: AttemptStep) -> bool {
+        position.attempt <= self.attempt && position.step > self.last_kept
+    }
+}
+
+/// Rollbacks of a run that can affect some of its checkpoints.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rollbacks(Vec<RollbackPoint>);
+
+impl Rollbacks {
+    /// Reads the rollbacks that can affect `checkpoints`: those of the oldest of their attempts and of later attempts.
     ///
     /// # Errors
     /// A store error, or [`Error::Damaged`] for an unreadable record.
-    pub fn read_from(run: &Store, oldest: u32) -> Result<Vec<Self>> {
-        read_from(run, oldest)
+    pub fn of(run: &Store, checkpoints: &[AttemptStep]) -> Result<Self> {
+        let oldest = checkpoints.iter().map(|position| position.attempt).min().unwrap_or(0);
+        read_from(run, oldest).map(Self)
     }
 
     /// Reads the listed records.
     ///
     /// # Errors
-    /// As [`Self::read_from`].
-    pub(crate) fn read_all(run: &Store, listed: &[Object]) -> Result<Vec<Self>> {
+    /// As [`Self::of`].
+    pub(crate) fn read(run: &Store, listed: &[Object]) -> Result<Self> {
         let names: Vec<String> = listed.iter().map(|object| object.path.clone()).collect();
-        read(run, &names)
+        read(run, &names).map(Self)
     }
 
-    /// True if the checkpoint of this attempt and step is invalid.
+    /// The rollbacks, by attempt.
     #[must_use]
-    pub fn invalidates(&self, position: AttemptStep) -> bool {
-        position.attempt <= self.attempt && position.step > self.steps
+    pub fn points(&self) -> &[RollbackPoint] {
+        &self.0
     }
 
-    /// Returns the reason, for messages, if this rollback makes the checkpoint invalid.
+    /// Returns these rollbacks and `point`.
+    #[must_use]
+    pub fn with(&self, point: RollbackPoint) -> Self {
+        Self([&self.0[..], &[point]].concat())
+    }
+
+    /// True if a rollback makes the checkpoint of this attempt and step invalid.
+    #[must_use]
+    pub fn invalidate(&self, position: AttemptStep) -> bool {
+        self.0.iter().any(|rollback| rollback.invalidates(position))
+    }
+
+    /// Returns the reason, for messages, if a rollback makes the checkpoint invalid.
     #[must_use]
     pub fn invalid_reason(&self, manifest: &Manifest) -> Option<String> {
         let position = AttemptStep { attempt: manifest.attempt, step: manifest.step };
-        self.invalidates(position).then(|| format!("attempt {} rolled back to step {}", self.attempt, self.steps))
+        let RollbackPoint { attempt, last_kept } = self.0.iter().find(|rollback| rollback.invalidates(position))?;
+        Some(format!("attempt {attempt} rolled back to step {last_kept}"))
+    }
+
+    /// Returns the newest valid checkpoint of `newest_first`.
+    #[must_use]
+    pub fn newest_valid(&self, newest_first: &[AttemptStep]) -> Option<AttemptStep> {
+        newest_first.iter().copied().find(|position| !self.invalidate(*position))
+    }
+
+    /// Returns the checkpoint of `newest_first` that the next attempt starts from if it is intact: the newest valid one, else
+    /// the newest.
+    #[must_use]
+    pub fn start(&self, newest_first: &[AttemptStep]) -> Option<AttemptStep> {
+        self.newest_valid(newest_first).or(newest_first.first().copied())
+    }
+}
+
+impl FromIterator<RollbackPoint> for Rollbacks {
+    fn from_iter<I: IntoIterator<Item = RollbackPoint>>(points: I) -> Self {
+        Self(points.into_iter().collect())
     }
 }
 
@@ -132,7 +179,7 @@ mod tests {
     use super::*;
 
     fn record() -> RollbackRecord {
-        RollbackRecord { attempt: 2, steps: 50, dataset: "d".into(), samples: 3..5, reason: "w".into() }
+        RollbackRecord { attempt: 2, last_kept: 50, mixture_id: "d".into(), samples: 3..5, reason: "w".into() }
     }
 
     #[test]
@@ -160,16 +207,32 @@ mod tests {
         let run = Store::open("memory://rollbacks/readers").unwrap();
         record().write(&run).unwrap();
         assert_eq!(RollbackRecord::read_from(&run, 2).unwrap(), [record()]);
-        assert_eq!(RollbackPoint::read_from(&run, 0).unwrap(), [record().point()]);
-        assert_eq!(RollbackPoint::read_from(&run, 3).unwrap(), []);
+        assert_eq!(Rollbacks::of(&run, &[]).unwrap().points(), [record().point()]);
+        let later = AttemptStep { attempt: 3, step: 1 };
+        assert_eq!(Rollbacks::of(&run, &[later]).unwrap().points(), []);
+        let both = [later, AttemptStep { attempt: 2, step: 1 }];
+        assert_eq!(Rollbacks::of(&run, &both).unwrap().points(), [record().point()]);
     }
 
     #[test]
     fn unknown_fields_are_rejected_only_by_the_full_reader() {
         let run = Store::open("memory://rollbacks/later").unwrap();
         run.put(&run::rollback(1), r#"{"attempt":1,"steps":1,"new":0}"#.into()).unwrap();
-        assert_eq!(RollbackPoint::read_from(&run, 0).unwrap(), [RollbackPoint { attempt: 1, steps: 1 }]);
+        let read = Rollbacks::of(&run, &[]).unwrap();
+        assert_eq!(read.points(), [RollbackPoint { attempt: 1, last_kept: 1 }]);
         let error = RollbackRecord::read_from(&run, 0).unwrap_err();
         assert!(error.is_damaged() && error.to_string().contains("unknown field `new`"), "{error}");
+    }
+
+    #[test]
+    fn a_run_starts_from_its_newest_valid_checkpoint_else_from_the_newest() {
+        let rollbacks: Rollbacks = [RollbackPoint { attempt: 2, last_kept: 50 }].into_iter().collect();
+        let [new, undone, valid] = [(3, 55), (2, 55), (1, 50)].map(|(attempt, step)| AttemptStep { attempt, step });
+        assert_eq!(rollbacks.start(&[new, undone, valid]), Some(new));
+        assert_eq!(rollbacks.start(&[undone, valid]), Some(valid));
+        assert_eq!((rollbacks.newest_valid(&[undone]), rollbacks.start(&[undone])), (None, Some(undone)));
+        assert_eq!(rollbacks.start(&[]), None);
+        let further = rollbacks.with(RollbackPoint { attempt: 3, last_kept: 40 });
+        assert_eq!(further.newest_valid(&[new, undone, valid]), None);
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use super::tensors::{self, TensorValidator};
-use super::{AttemptStep, Manifest, ObjectEntry, RollbackPoint};
+use super::{AttemptStep, Manifest, ObjectEntry, Rollbacks};
 use crate::error::{Error, Result};
 use crate::hash::{Hasher, Xxh3};
 use crate::listing::Object;
@@ -81,6 +81,14 @@ pub fn list(run: &Store) -> Result<Vec<ListedCheckpoint>> {
         ListedCheckpoint { name: position.name(), position, bytes }
     });
     Ok(listed.collect())
+}
+
+/// Lists the positions of the committed checkpoints of a run, newest first.
+///
+/// # Errors
+/// As for [`list`].
+pub fn positions(run: &Store) -> Result<Vec<AttemptStep>> {
+    Ok(list(run)?.into_iter().map(|listed| listed.position).collect())
 }
 
 /// Reads the manifest of a checkpoint and verifies its checksum. Does not read the other objects.
@@ -176,9 +184,8 @@ const PARALLEL: usize = 16;
 /// A store error. If the store is unreachable while a checkpoint is read, returns the error instead of an older
 /// checkpoint.
 pub fn newest_verified(run: &Store) -> Result<CheckpointSelection> {
-    let oldest = list(run)?.last().map_or(0, |listed| listed.position.attempt);
-    let rollbacks = RollbackPoint::read_from(run, oldest)?;
-    match newest_fitting(run, |manifest| rollbacks.iter().find_map(|rollback| rollback.invalid_reason(manifest)))? {
+    let rollbacks = Rollbacks::of(run, &positions(run)?)?;
+    match newest_fitting(run, |manifest| rollbacks.invalid_reason(manifest))? {
         (None, _) => newest_fitting(run, |_| None),
         found => Ok(found),
     }

@@ -2,7 +2,7 @@
 
 use lambert_control::FailureKind;
 
-use super::{AttemptEnd, AttemptFailure, Ranks};
+use super::{AbnormalEnd, AttemptFailure, Ranks};
 use crate::decide::Seconds;
 
 /// Possible reasons why a rank got no reply from this coordinator.
@@ -28,9 +28,9 @@ impl CoordinatorSilence {
 
     /// Returns the end of an attempt whose ranks got no reply. `first` is the rank that exited first, if known, and
     /// `since` the time of its exit.
-    pub(super) fn attempt_end(&self, ranks: &Ranks, first: Option<usize>, since: Option<Seconds>) -> AttemptEnd {
+    pub(super) fn attempt_end(&self, ranks: &Ranks, first: Option<usize>, since: Option<Seconds>) -> AbnormalEnd {
         if let Some(seconds) = self.suspended {
-            return AttemptEnd::Unsupervised(format!(
+            return AbnormalEnd::Unsupervised(format!(
                 "the workers exited: no reply from this coordinator, which was suspended for {seconds:.0} s"
             ));
         }
@@ -47,9 +47,9 @@ impl CoordinatorSilence {
         let silence = silence.unwrap_or_default();
         let message = format!("{who} exited: no reply from the coordinator{address}{silence}; {check}");
         if ranks.is_empty() {
-            return AttemptEnd::Absent(message);
+            return AbnormalEnd::Absent(message);
         }
         let kind = if host.is_some() { FailureKind::Host } else { FailureKind::Transient };
-        AttemptEnd::Failed(AttemptFailure { message, kind, hosts: host.into_iter().collect() })
+        AbnormalEnd::Failed(AttemptFailure { message, kind, hosts: host.into_iter().collect() })
     }
 }

@@ -7,7 +7,7 @@ use lambert_control::FailureKind;
 
 use super::coordinator_silence::CoordinatorSilence;
 use super::ranks::name_list;
-use super::{AttemptEnd, AttemptFailure, Ranks};
+use super::{AbnormalEnd, AttemptFailure, Ranks};
 use crate::decide::Seconds;
 use crate::decide::event::{ProcessExit, RankDeath};
 use crate::text::signal_name;
@@ -87,12 +87,7 @@ impl FailureSigns {
         if exited_normally && self.death.is_none() && self.failures.is_empty() {
             return None;
         }
-        match self.failure(ranks, world) {
-            AttemptEnd::Failed(AttemptFailure { message, .. })
-            | AttemptEnd::Absent(message)
-            | AttemptEnd::Unsupervised(message) => Some(message),
-            AttemptEnd::Finished | AttemptEnd::Stopped | AttemptEnd::RolledBack(_) => None,
-        }
+        Some(self.failure(ranks, world).into_message())
     }
 
     /// Returns the cause of a failed attempt of `world` ranks, once its processes have exited. The first of these
@@ -104,7 +99,7 @@ impl FailureSigns {
     /// 4. the death of the first rank that died: its signal, an out-of-memory kill, its own report or its exit code
     /// 5. the first report of any rank
     /// 6. the exit status of the launcher or of the only rank
-    pub fn failure(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
+    pub fn failure(&self, ranks: &Ranks, world: usize) -> AbnormalEnd {
         let is_permanent = |failure: &&RankFailure| !matches!(failure.kind, FailureKind::Transient | FailureKind::Host);
         let failure_of = |rank: usize| self.failures.iter().find(|failure| failure.rank == rank);
         if let Some(permanent) = self.failures.iter().find(is_permanent) {
@@ -122,11 +117,11 @@ impl FailureSigns {
             }
             Some(RankDeath::Signal { rank, signal }) => {
                 let message = format!("{} killed by {}{}", ranks.who(rank), signal_name(signal), ranks.xid_note(rank));
-                AttemptEnd::Failed(AttemptFailure::transient(message))
+                AbnormalEnd::Failed(AttemptFailure::transient(message))
             }
             Some(RankDeath::OutOfMemory { rank }) => {
                 let message = format!("{} killed: out of memory (memory limit of the job)", ranks.who(rank));
-                AttemptEnd::Failed(AttemptFailure::transient(message))
+                AbnormalEnd::Failed(AttemptFailure::transient(message))
             }
             Some(RankDeath::Exit { rank, code }) => match failure_of(rank) {
                 Some(reported) => self.reported(reported, ranks),
@@ -143,7 +138,7 @@ impl FailureSigns {
     }
 
     /// Describes a failure that a rank reported.
-    fn reported(&self, reported: &RankFailure, ranks: &Ranks) -> AttemptEnd {
+    fn reported(&self, reported: &RankFailure, ranks: &Ranks) -> AbnormalEnd {
         let RankFailure { rank, message, kind, missing } = reported;
         let mut message = format!("{} failed: {message}{}", ranks.who(*rank), ranks.xid_note(*rank));
         let hosts = match kind {
@@ -155,18 +150,18 @@ impl FailureSigns {
             let noun = if hosts.len() == 1 { "host" } else { "hosts" };
             message.push_str(&format!("; missing {noun}: {}", name_list(&hosts)));
         }
-        AttemptEnd::Failed(AttemptFailure { message, kind: *kind, hosts })
+        AbnormalEnd::Failed(AttemptFailure { message, kind: *kind, hosts })
     }
 
     /// Returns a transient failure if ranks on several hosts reported host failures, `first` first. For example, a
     /// shared file system is unavailable. `None` if the failures are on one host.
-    fn failure_of_several_hosts(&self, first: &RankFailure, ranks: &Ranks) -> Option<AttemptEnd> {
+    fn failure_of_several_hosts(&self, first: &RankFailure, ranks: &Ranks) -> Option<AbnormalEnd> {
         let failures = self.failures.iter().filter(|failure| failure.kind == FailureKind::Host);
         let failed: BTreeSet<usize> = failures.map(|failure| failure.rank).collect();
         let (count, hosts) = (failed.len(), ranks.hosts(failed).len());
         let who = ranks.who(first.rank);
         let message = format!("{count} ranks on {hosts} hosts failed, first {who}: {}", first.message);
-        (hosts > 1).then(|| AttemptEnd::Failed(AttemptFailure::transient(message)))
+        (hosts > 1).then(|| AbnormalEnd::Failed(AttemptFailure::transient(message)))
     }
 
     /// Ranks that more than half of the reports of failed all-reduces name as missing. A rank that has lost its network
@@ -182,12 +177,12 @@ impl FailureSigns {
     }
 
     /// Describes a failure that no rank reported, from the exit status and the messages of the launcher.
-    fn unreported(&self, ranks: &Ranks, world: usize) -> AttemptEnd {
+    fn unreported(&self, ranks: &Ranks, world: usize) -> AbnormalEnd {
         if self.remarks.iter().any(|remark| NO_REMOTE_START.iter().any(|sign| remark.contains(sign))) {
             let message = "mpirun found no ssh in PATH to start the ranks on other hosts; install ssh, or name \
                            another program in cluster.mpirun_arguments (plm_rsh_agent of Open MPI 4, plm_ssh_agent of \
                            Open MPI 5)";
-            return AttemptEnd::Failed(AttemptFailure {
+            return AbnormalEnd::Failed(AttemptFailure {
                 message: message.to_owned(),
                 kind: FailureKind::Usage,
                 hosts: BTreeSet::new(),
@@ -205,19 +200,19 @@ impl FailureSigns {
         }
         match exit {
             // With several ranks, no rank has connected. With one rank, the process is the rank, so the rank did start.
-            _ if world > 1 && ranks.is_empty() => AttemptEnd::Absent(message),
+            _ if world > 1 && ranks.is_empty() => AbnormalEnd::Absent(message),
             ProcessExit::Code(code) => self.exit_code_failure(ranks, message, code),
-            ProcessExit::Signal(_) => AttemptEnd::Failed(AttemptFailure {
+            ProcessExit::Signal(_) => AbnormalEnd::Failed(AttemptFailure {
                 hosts: ranks.unless_all(self.hosts_in_messages(ranks)),
                 ..AttemptFailure::transient(message)
             }),
         }
     }
 
-    fn exit_code_failure(&self, ranks: &Ranks, message: String, code: i32) -> AttemptEnd {
+    fn exit_code_failure(&self, ranks: &Ranks, message: String, code: i32) -> AbnormalEnd {
         let kind = if code == exit::USAGE { FailureKind::Usage } else { FailureKind::Transient };
         let hosts = ranks.unless_all(self.hosts_in_messages(ranks));
-        AttemptEnd::Failed(AttemptFailure { message, kind, hosts })
+        AbnormalEnd::Failed(AttemptFailure { message, kind, hosts })
     }
 
     /// Hosts named in the messages of the launcher.

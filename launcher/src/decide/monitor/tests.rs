@@ -30,14 +30,14 @@ fn failed(message: &str, kind: FailureKind) -> EventKind {
     EventKind::Failed { message: message.into(), kind, missing: Vec::new() }
 }
 
-fn ended(mut monitor: AttemptMonitor, code: i32) -> AttemptEnd {
+fn ended(mut monitor: AttemptMonitor, code: i32) -> AbnormalEnd {
     monitor.take(2.0, WorkerEvent::Exited(ProcessExit::Code(code)));
     monitor.failure(2)
 }
 
 fn failure(monitor: AttemptMonitor, code: i32) -> (String, FailureKind) {
     match ended(monitor, code) {
-        AttemptEnd::Failed(failure) => (failure.message, failure.kind),
+        AbnormalEnd::Failed(failure) => (failure.message, failure.kind),
         other => panic!("{other:?}"),
     }
 }
@@ -46,20 +46,20 @@ fn failure(monitor: AttemptMonitor, code: i32) -> (String, FailureKind) {
 fn the_result_of_rank_0_is_final() {
     let mut monitor = monitor();
     assert!(failure(monitor.clone(), 0).0.contains("before the workers reported completion"));
-    assert_eq!(monitor.result(), None);
+    assert_eq!(monitor.reported_end(), None);
     tell(&mut monitor, 1, EventKind::Finished { step: 9, stopped: false });
-    assert_eq!(monitor.result(), None, "rank 0 says so");
+    assert_eq!(monitor.reported_end(), None, "rank 0 says so");
     tell(&mut monitor, 0, EventKind::Finished { step: 9, stopped: false });
-    assert_eq!((monitor.result(), monitor.crash(2)), (Some(AttemptEnd::Finished), None));
+    assert_eq!((monitor.reported_end(), monitor.crash(2)), (Some(ReportedEnd::Finished), None));
     tell(&mut monitor, 0, EventKind::Finished { step: 9, stopped: true });
-    assert_eq!(monitor.result(), Some(AttemptEnd::Stopped));
-    let rollback = Rollback { message: "the loss".into(), step: 9, to: 7 };
-    tell(&mut monitor, 0, EventKind::RolledBack { message: "the loss".into(), step: 9, to: 7 });
+    assert_eq!(monitor.reported_end(), Some(ReportedEnd::Stopped));
+    let rollback = Rollback { message: "the loss".into(), step: 9, last_kept: 7 };
+    tell(&mut monitor, 0, EventKind::RolledBack { message: "the loss".into(), step: 9, last_kept: 7 });
     monitor.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 }));
-    assert_eq!(monitor.result(), Some(AttemptEnd::RolledBack(rollback)));
+    assert_eq!(monitor.reported_end(), Some(ReportedEnd::RolledBack(rollback)));
     assert_eq!(monitor.crash(2).as_deref(), Some("rank 1 (pid 41, host x) killed by SIGKILL"));
     monitor.versions.mismatch = Some("versions".into());
-    assert_eq!(monitor.result(), None, "it was not to work at all");
+    assert_eq!(monitor.reported_end(), None, "it was not to work at all");
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn permanent_and_host_failures_take_precedence() {
         monitor.take(1.0, WorkerEvent::Died(RankDeath::Signal { rank: 1, signal: 9 }));
         tell(&mut monitor, 1, failed("a peer left", FailureKind::Transient));
         tell(&mut monitor, 0, failed("shard-00001 is damaged", kind));
-        let AttemptEnd::Failed(failure) = ended(monitor, 1) else { panic!() };
+        let AbnormalEnd::Failed(failure) = ended(monitor, 1) else { panic!() };
         assert_eq!(failure.message, "rank 0 (pid 40, host x) failed: shard-00001 is damaged");
         assert_eq!((failure.kind, !failure.hosts.is_empty()), (kind, kind == FailureKind::Host));
     }
@@ -104,13 +104,13 @@ fn an_attempt_without_reports_is_not_counted() {
     monitor.take(1.0, WorkerEvent::Remark("no route to host b".into()));
     assert_eq!(
         ended(monitor.clone(), 1),
-        AttemptEnd::Absent("the launcher exited with code 1: no route to host b".into())
+        AbnormalEnd::Absent("the launcher exited with code 1: no route to host b".into())
     );
     monitor.take(1.0, WorkerEvent::Died(RankDeath::Exit { rank: 1, code: 1 }));
-    assert!(matches!(ended(monitor, 1), AttemptEnd::Failed(_)), "a rank that died was there");
+    assert!(matches!(ended(monitor, 1), AbnormalEnd::Failed(_)), "a rank that died was there");
     let mut alone = AttemptMonitor::default();
     alone.take(1.0, WorkerEvent::Exited(ProcessExit::Signal(9)));
-    assert!(matches!(alone.failure(1), AttemptEnd::Failed(_)), "the only process is the rank");
+    assert!(matches!(alone.failure(1), AbnormalEnd::Failed(_)), "the only process is the rank");
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn a_host_lost_by_the_launcher_is_blamed() {
     let remark = "ORTE has lost communication with a remote daemon. HNP daemon : [[27258,0],0] on node 10.0.0.1 Remote daemon: \
                   [[27258,0],1] on node 10.0.0.2 This is usually due to";
     monitor.take(1.0, WorkerEvent::Remark(remark.into()));
-    let AttemptEnd::Failed(failure) = ended(monitor, 205) else { panic!() };
+    let AbnormalEnd::Failed(failure) = ended(monitor, 205) else { panic!() };
     assert_eq!((failure.kind, failure.hosts), (FailureKind::Transient, names(&["10.0.0.2"])));
 }
 
@@ -174,13 +174,13 @@ fn a_version_mismatch_is_detected() {
 #[test]
 fn ranks_without_replies_from_a_suspended_coordinator_have_not_failed() {
     let is_unsupervised =
-        |monitor: AttemptMonitor, code: i32| matches!(ended(monitor, code), AttemptEnd::Unsupervised(_));
+        |monitor: AttemptMonitor, code: i32| matches!(ended(monitor, code), AbnormalEnd::Unsupervised(_));
     let mut named = monitor();
     assert!(!is_unsupervised(named.clone(), exit::UNSUPERVISED), "the coordinator was not suspended");
     named.suspended(100.0);
     named.suspended(30.0);
     let message = "the workers exited: no reply from this coordinator, which was suspended for 100 s";
-    assert_eq!(ended(named.clone(), exit::UNSUPERVISED), AttemptEnd::Unsupervised(message.into()));
+    assert_eq!(ended(named.clone(), exit::UNSUPERVISED), AbnormalEnd::Unsupervised(message.into()));
     named.take(1.0, WorkerEvent::Died(RankDeath::Exit { rank: 1, code: exit::UNSUPERVISED }));
     // Other ranks notice the loss of a peer before they notice that the coordinator is silent.
     tell(&mut named, 0, failed("the all-reduce failed", FailureKind::Transient));
@@ -204,7 +204,7 @@ fn a_rank_without_replies_from_a_running_coordinator_has_failed() {
     };
     let failed = |message: &str, host: Option<&str>| {
         let kind = if host.is_some() { FailureKind::Host } else { FailureKind::Transient };
-        AttemptEnd::Failed(AttemptFailure {
+        AbnormalEnd::Failed(AttemptFailure {
             message: message.into(),
             kind,
             hosts: host.map(str::to_owned).into_iter().collect(),
@@ -227,10 +227,10 @@ fn a_rank_without_replies_from_a_running_coordinator_has_failed() {
     let silent = AttemptMonitor::new(hosts.map(str::to_owned).into());
     let absent = "rank 1 (not yet reported) exited: no reply from the coordinator at head:4000; check the network \
                   between this host and b";
-    assert_eq!(end(silent, "head:4000", Some(1)), AttemptEnd::Absent(absent.into()));
+    assert_eq!(end(silent, "head:4000", Some(1)), AbnormalEnd::Absent(absent.into()));
     let mut alone = AttemptMonitor::default();
     alone.take(1.0, WorkerEvent::Exited(ProcessExit::Code(exit::UNSUPERVISED)));
-    assert!(matches!(alone.failure(1), AttemptEnd::Absent(_)), "it has never reported");
+    assert!(matches!(alone.failure(1), AbnormalEnd::Absent(_)), "it has never reported");
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn hosts_of_missing_ranks_are_avoided() {
             let (message, kind) = ("the all-reduce failed".to_owned(), FailureKind::Transient);
             tell(&mut monitor, *rank, EventKind::Failed { message, kind, missing: missing.to_vec() });
         }
-        let AttemptEnd::Failed(failure) = ended(monitor, 1) else { panic!() };
+        let AbnormalEnd::Failed(failure) = ended(monitor, 1) else { panic!() };
         assert_eq!(failure.kind, FailureKind::Transient);
         (failure.message, failure.hosts)
     };
@@ -294,7 +294,7 @@ fn host_failures_on_several_hosts_are_transient() {
     let end = |ranks: &[usize]| {
         let mut monitor = on_three_hosts();
         ranks.iter().for_each(|rank| tell(&mut monitor, *rank, failed("Stale file handle", FailureKind::Host)));
-        let AttemptEnd::Failed(failure) = ended(monitor, 1) else { panic!() };
+        let AbnormalEnd::Failed(failure) = ended(monitor, 1) else { panic!() };
         failure
     };
     let expected = "4 ranks on 2 hosts failed, first rank 3 (pid 7, host x): Stale file handle";

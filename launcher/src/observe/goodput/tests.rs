@@ -6,7 +6,7 @@ use lambert_config::RunConfig;
 use lambert_control::{Evaluation, Scores, StepTimes, WorkerReport};
 
 use super::*;
-use crate::decide::{Attempt, HostPool, Placement, RestartHistory, Settings};
+use crate::decide::{Attempt, HostPool, LastKnown, Placement, RestartHistory, RestartKind, Settings};
 
 use TimeCategory::{
     DataLoading, InfrastructureRecoveryFromDisruption, Initialization, Other, ProductiveStep, ProgramStartup,
@@ -15,7 +15,12 @@ use TimeCategory::{
 
 /// A coordinator that started at `unix`.
 fn coordinator(unix: f64) -> CoordinatorState {
-    CoordinatorState::begin(Settings::new(&RunConfig::default(), HostPool::Here, unix), RestartHistory::default()).0
+    CoordinatorState::begin(
+        Settings::new(&RunConfig::default(), HostPool::Here, unix),
+        RestartHistory::default(),
+        LastKnown::default(),
+    )
+    .0
 }
 
 fn message(event: EventKind) -> Event {
@@ -39,7 +44,7 @@ fn report(phase: WorkerPhase) -> Event {
 }
 
 fn restart() -> Action {
-    Action::Note(Note::Restart { cause: "killed".to_owned(), pause: 1.0, rollback: false })
+    Action::Note(Note::Restart { cause: "killed".to_owned(), pause: 1.0, kind: RestartKind::Resume })
 }
 
 fn start() -> Action {

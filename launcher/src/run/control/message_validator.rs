@@ -65,8 +65,8 @@ mod tests {
         let mut validator = MessageValidator::default();
         let checkpoint = EventKind::Checkpoint { name: "c".into(), step: 1, seconds: 0.0, written: 0.0 };
         let plateau = EventKind::Plateau { step: 4, stage: "a".into(), done: 4, steps: 4 };
-        let events =
-            [checkpoint, plateau, EventKind::RolledBack { message: "m".into(), step: 2, to: 1 }].map(Message::Event);
+        let events = [checkpoint, plateau, EventKind::RolledBack { message: "m".into(), step: 2, last_kept: 1 }]
+            .map(Message::Event);
         let all = [Message::Record(Box::default()), started(0, 9), finished(9, false), finished(4, true)];
         for worker_message in all.iter().chain(&events) {
             let rejection = validator.rejection(1, worker_message).unwrap();
