@@ -33,6 +33,7 @@ mod retry;
 pub mod run;
 mod runtime;
 mod shown;
+mod slots;
 mod store;
 mod temp_files;
 mod vocabulary;

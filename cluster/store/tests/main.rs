@@ -12,4 +12,5 @@ mod observer;
 mod s3;
 mod s3_server;
 mod scale;
+mod slow_link;
 mod store;

@@ -74,6 +74,10 @@ pub struct Layer {
     hit: Mutex<usize>,
     /// Limit of the rate of a response, bytes per second. 0: none.
     rate: AtomicU64,
+    /// Limit of the rate of all request bodies together, bytes per second. 0: none.
+    upload_rate: AtomicU64,
+    /// The link that request bodies share if their rate is limited.
+    uplink: tokio::sync::Mutex<()>,
     /// True if the server ignores If-None-Match in PUT requests, like a store that does not support it.
     unconditional: AtomicBool,
 }
@@ -148,6 +152,11 @@ impl Server {
     /// From now on, sends each response at this rate, as over a slow network.
     pub fn limit_rate(&self, bytes_per_second: u64) {
         self.layer.rate.store(bytes_per_second, Ordering::SeqCst);
+    }
+
+    /// From now on, all request bodies share this rate, as over a slow network.
+    pub fn limit_upload_rate(&self, bytes_per_second: u64) {
+        self.layer.upload_rate.store(bytes_per_second, Ordering::SeqCst);
     }
 
     pub fn fail(&self, rule: Rule) {
