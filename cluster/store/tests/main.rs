@@ -6,6 +6,7 @@ mod azure;
 mod checkpoint;
 mod common;
 mod faults;
+mod foreign_files;
 mod lease;
 mod local;
 mod observer;
