@@ -7,7 +7,7 @@ use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::slots::{Slot, TransferSlots};
 
 mod failure;
@@ -148,6 +148,11 @@ where
     }
 }
 
+/// Error of a local operation that does not use a storage backend.
+pub(crate) fn local_error(request: &StoreRequest, error: &std::io::Error) -> Error {
+    Failure::local_io(error).into_error(request, 1, Duration::ZERO)
+}
+
 /// Makes one attempt within its time limit. Reports its result to the slot, which is free afterwards.
 async fn limited<T>(
     retry_policy: Option<&RetryPolicy>,
@@ -181,7 +186,6 @@ async fn limited<T>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
 
     #[test]
     fn backoff_doubles_up_to_its_maximum_with_jitter() {

@@ -96,6 +96,11 @@ fn object_name(name: &str) -> Option<&str> {
     (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(object)
 }
 
+/// True if listings hide a file of this name.
+pub(crate) fn is_temp_name(name: &str) -> bool {
+    object_name(name).is_some()
+}
+
 /// Removes a file of at least this age. Returns true if it was removed. A modification time in the future (after a
 /// clock step) counts as recent.
 fn remove_older(entry: &fs::DirEntry, age: Duration) -> io::Result<bool> {

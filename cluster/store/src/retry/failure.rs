@@ -49,13 +49,15 @@ impl Failure {
     }
 
     pub(super) fn local(error: &object_store::Error) -> Self {
-        use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem};
-        let class = match (error, io_kind(error)) {
-            (object_store::Error::NotFound { .. }, _) | (_, Some(NotFound | NotADirectory)) => ErrorClass::NotFound,
-            (_, Some(PermissionDenied | ReadOnlyFilesystem)) => ErrorClass::Denied,
-            _ => ErrorClass::Other,
+        let class = match error {
+            object_store::Error::NotFound { .. } => ErrorClass::NotFound,
+            error => io_kind(error).map_or(ErrorClass::Other, class_of),
         };
         Self { class, retry: Retry::Never, cause: Cause::new(chain_without_repeats(error)), is_timeout: false }
+    }
+
+    pub(super) fn local_io(error: &std::io::Error) -> Self {
+        Self { class: class_of(error.kind()), retry: Retry::Never, cause: Cause::new(error), is_timeout: false }
     }
 
     pub(super) fn remote(error: &object_store::Error) -> Self {
@@ -112,6 +114,16 @@ const TIMEOUT_CODE: &str = "<Code>RequestTimeout</Code>";
 /// Hosts of the instance metadata services. object_store queries them if it finds no other credential. On machines
 /// outside the cloud these hosts do not answer.
 const METADATA_SERVICES: [&str; 2] = ["169.254.169.254", "metadata.google.internal"];
+
+/// Error class of a local operation.
+fn class_of(kind: std::io::ErrorKind) -> ErrorClass {
+    use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem};
+    match kind {
+        NotFound | NotADirectory => ErrorClass::NotFound,
+        PermissionDenied | ReadOnlyFilesystem => ErrorClass::Denied,
+        _ => ErrorClass::Other,
+    }
+}
 
 fn io_kind(error: &object_store::Error) -> Option<std::io::ErrorKind> {
     let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
