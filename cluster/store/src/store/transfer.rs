@@ -13,7 +13,7 @@ use object_store::path::Path;
 use object_store::{MultipartId, ObjectStoreExt, PutPayload};
 
 use super::Store;
-use crate::error::{Cause, Error, Result};
+use crate::error::{self, Cause, Error, Result};
 use crate::open::StorageBackend;
 use crate::retry::{self, StoreRequest, Transfer};
 use crate::runtime::{self, Pending};
@@ -194,14 +194,22 @@ impl Multipart<'_> {
 
     async fn finish(&self, id: &MultipartId, parts: Vec<PartId>, bytes: u64, attempt: u32) -> object_store::Result<()> {
         match self.parts.complete_multipart(self.name, id, parts).await {
-            // If a retry finds no such upload, an earlier attempt completed the upload and its response was lost. (For
-            // a missing upload, most stores return "not found", some return "denied".)
-            Err(object_store::Error::NotFound { .. } | object_store::Error::PermissionDenied { .. }) if attempt > 1 => {
+            // An earlier attempt may have completed the upload, and its response was lost.
+            Err(error) if attempt > 1 && is_of_no_upload(&error) => {
                 let there = self.store.backend.objects().head(self.name).await?;
                 if there.size == bytes { Ok(()) } else { Err(lost_upload()) }
             }
             done => done.map(drop),
         }
+    }
+}
+
+/// True if the store does not know the upload. For that, most stores return "not found", some return "denied". Azure
+/// returns status 400 with the code InvalidBlockList.
+fn is_of_no_upload(error: &object_store::Error) -> bool {
+    match error {
+        object_store::Error::NotFound { .. } | object_store::Error::PermissionDenied { .. } => true,
+        error => error::chain(error).contains("InvalidBlockList"),
     }
 }
 

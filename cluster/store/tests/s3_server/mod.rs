@@ -109,6 +109,15 @@ impl Server {
         Self { address, layer, _runtime: runtime }
     }
 
+    /// Serves only the proxy, in front of another server.
+    pub fn in_front_of(server: SocketAddr) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let front = runtime.block_on(tokio::net::TcpListener::bind(("127.0.0.1", 0))).unwrap();
+        let (address, layer) = (front.local_addr().unwrap(), Arc::new(Layer::default()));
+        runtime.spawn(proxy::serve(front, server, layer.clone()));
+        Self { address, layer, _runtime: runtime }
+    }
+
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
