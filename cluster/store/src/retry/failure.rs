@@ -10,6 +10,8 @@ use crate::error::{Cause, Error};
 pub(super) enum ErrorClass {
     NotFound,
     Denied,
+    /// The store does not implement the request.
+    Unsupported,
     Other,
 }
 
@@ -66,6 +68,7 @@ impl Failure {
         let (class, retry) = match error {
             E::NotFound { .. } => (ErrorClass::NotFound, Retry::Never),
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => (ErrorClass::Denied, Retry::Never),
+            E::NotImplemented { .. } => (ErrorClass::Unsupported, Retry::Never),
             E::Generic { .. } => from_text(&text),
             _ => (ErrorClass::Other, Retry::Never),
         };
@@ -80,7 +83,8 @@ impl Failure {
         match self.class {
             ErrorClass::NotFound if !is_local_write => Error::NotFound { operation, url },
             ErrorClass::Denied => Error::Denied { operation, url, source },
-            ErrorClass::Other | ErrorClass::NotFound => {
+            ErrorClass::Unsupported if operation == "create" => Error::NoCreateOnly { url, source },
+            ErrorClass::Other | ErrorClass::Unsupported | ErrorClass::NotFound => {
                 Error::Failed { operation, url, attempts, seconds: elapsed.as_secs_f64(), source }
             }
         }
@@ -90,7 +94,7 @@ impl Failure {
 /// Classifies an error by its message. object_store keeps the HTTP status in a private type, but the message contains
 /// it.
 fn from_text(text: &str) -> (ErrorClass, Retry) {
-    if text.contains("ExpiredToken") || text.contains("InvalidAccessKeyId") || text.contains("TokenRefreshRequired") {
+    if DENIED_CODES.iter().any(|code| text.contains(code)) {
         return (ErrorClass::Denied, Retry::Never);
     }
     if text.contains(TIMEOUT_CODE) {
@@ -100,6 +104,9 @@ fn from_text(text: &str) -> (ErrorClass, Retry) {
         return (ErrorClass::Denied, Retry::Limited);
     }
     let status = text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3)?.parse::<u16>().ok());
+    if status == Some(501) {
+        return (ErrorClass::Unsupported, Retry::Never);
+    }
     let permanent = match status {
         Some(408 | 425 | 429) => false,
         Some(status) => (300..500).contains(&status),
@@ -107,6 +114,10 @@ fn from_text(text: &str) -> (ErrorClass, Retry) {
     };
     (ErrorClass::Other, if permanent { Retry::Never } else { Retry::UntilTimeout })
 }
+
+/// Error codes of responses without status 401 or 403. `code: AccessDenied` is that of a single key of a request that
+/// deletes several objects.
+const DENIED_CODES: [&str; 4] = ["ExpiredToken", "InvalidAccessKeyId", "TokenRefreshRequired", "code: AccessDenied"];
 
 /// Error code of a store whose client sent too slowly. S3 returns it with status 400.
 const TIMEOUT_CODE: &str = "<Code>RequestTimeout</Code>";
@@ -167,6 +178,9 @@ mod tests {
         assert!(transient("HTTP error: connection reset by peer"));
         assert!(transient("Server returned non-2xx status code: 400 Bad Request: <Code>RequestTimeout</Code>"));
         assert!(!transient("Server returned non-2xx status code: 400 Bad StoreRequest: MalformedXML"));
+        assert!(!transient("Server returned non-2xx status code: 501 Not Implemented: "));
+        assert!(!transient("DeleteObjects request failed for key x: Access Denied (code: AccessDenied)"));
+        assert!(transient("DeleteObjects request failed for key x: try again (code: InternalError)"));
         assert!(!transient("Received redirect without LOCATION"));
         let expired = generic("Server returned non-2xx status code: 400 Bad StoreRequest: <Code>ExpiredToken</Code>");
         assert_eq!(Failure::remote(&expired).class, ErrorClass::Denied);

@@ -26,6 +26,8 @@ pub const SECRET_KEY: &str = "verysecretkeyverysecretkey";
 pub enum Fault {
     /// The request is not executed. The response has this HTTP status and this S3 error code.
     Refuse(u16, &'static str),
+    /// The request is not executed. The response has status 200 and this body.
+    Answer(&'static str),
     /// The connection is reset in the middle of the request body, so the server never receives the whole body.
     Reset,
     /// The request is executed, but the connection is reset without a response.

@@ -84,10 +84,14 @@ async fn forward(mut client: TcpStream, server: SocketAddr, layer: &Layer) -> Re
     }
     let fault = layer.fault(method, target);
     match fault {
+        // Read the whole body first. Otherwise a client that is still sending sees a reset instead of the response.
         Some(Fault::Refuse(status, code)) => {
-            // Read the whole body first. Otherwise a client that is still sending sees a reset instead of the response.
             request.fill(&mut client).await?;
             return client.write_all(&refusal(status, code)).await;
+        }
+        Some(Fault::Answer(body)) => {
+            request.fill(&mut client).await?;
+            return client.write_all(&response("200 OK", body)).await;
         }
         Some(Fault::Reset) if request.length() == 0 => return client.set_zero_linger(),
         Some(Fault::Reset) => {
@@ -194,8 +198,12 @@ async fn corrupt_response(mut client: TcpStream, mut server: TcpStream, bodiless
 
 fn refusal(status: u16, code: &str) -> Vec<u8> {
     let body = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>as the test asked</Message></Error>");
+    response(&format!("{status} Refused"), &body)
+}
+
+fn response(status: &str, body: &str) -> Vec<u8> {
     let length = body.len();
-    format!("HTTP/1.1 {status} Refused\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}").into_bytes()
+    format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}").into_bytes()
 }
 
 /// Error of a request that cannot be forwarded.
