@@ -10,6 +10,7 @@ mod foreign_files;
 mod lease;
 mod local;
 mod observer;
+mod retention;
 mod s3;
 mod s3_server;
 mod scale;

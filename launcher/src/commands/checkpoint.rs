@@ -155,7 +155,7 @@ fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
         }
     }
     let (last, every_steps) = (keep.unwrap_or(settings.keep), settings.keep_every_steps);
-    Ok(Retention { last, every_steps, named, known_intact: None })
+    Ok(Retention { last, every_steps, named, ..Retention::default() })
 }
 
 /// Copies a checkpoint together with its configuration and vocabulary, so that the destination becomes a run.

@@ -59,7 +59,8 @@ impl Saver<'_> {
         let Some(parts) = collective.gather_bytes(&part, 0)? else { return Ok(()) };
         let Save { writer, manifest, .. } = &*save;
         let (writer, manifest, session) = (writer.clone(), manifest.clone(), self.session);
-        let (store, lease, retention) = (session.store.clone(), session.lease.clone(), retention(session, &manifest));
+        let (store, lease) = (session.store.clone(), session.lease.clone());
+        let retention = retention(session, &manifest, self.damaged.clone());
         let pruner = self.pruner.clone();
         let commit = Commit { writer, manifest, parts, records, store, lease, retention, pruner };
         let thread = std::thread::Builder::new().name("commit".to_owned()).spawn(move || commit.run());
