@@ -1,7 +1,7 @@
-//! Retention rules with damaged checkpoints.
+//! Retention rules with damaged and with invalidated checkpoints.
 
-use crate::common::{OBJECTS, folder_store, path, save};
-use lambert_store::checkpoint::{self, Retention};
+use crate::common::{OBJECTS, folder_store, manifest, path, save};
+use lambert_store::checkpoint::{self, Best, CheckpointWriter, Retention};
 use lambert_store::{Lease, Store};
 
 fn names(run: &Store) -> Vec<String> {
@@ -21,4 +21,30 @@ fn a_damaged_checkpoint_does_not_count_as_one_of_the_last() {
     let retention = Retention { last: 2, known_intact, known_damaged: [damaged].into(), ..Retention::default() };
     checkpoint::retain(&run, &retention).unwrap();
     assert_eq!(names(&run), [newest, intact]);
+}
+
+/// Saves a checkpoint whose manifest names `best`.
+fn save_with_best(run: &Store, lease: &Lease, step: u64, best: &str) -> String {
+    let writer = CheckpointWriter::new(run, step, lease.attempt());
+    let mut manifest = manifest(&writer, step, lease.attempt());
+    manifest.best = Some(Best { checkpoint: best.to_owned(), loss: 1.0, measured: None });
+    writer.commit(&manifest, lease).unwrap();
+    writer.name().to_owned()
+}
+
+/// The run diverged after step 60, so that the checkpoint of step 70 is no longer valid.
+#[test]
+fn the_best_checkpoint_is_that_of_a_valid_manifest() {
+    let (_folder, run) = folder_store();
+    let lease = Lease::take(&run).unwrap();
+    assert_eq!(checkpoint::recorded_best(&run).unwrap(), None);
+    save_with_best(&run, &lease, 50, "valid");
+    let invalidated = save_with_best(&run, &lease, 70, "invalidated");
+    assert_eq!(checkpoint::recorded_best(&run).unwrap().as_deref(), Some("invalidated"));
+    let record =
+        r#"{"attempt": 1, "steps": 60, "dataset": "d", "samples": {"start": 1, "end": 2}, "reason": "a test"}"#;
+    run.put(&lambert_store::run::rollback(1), record.into()).unwrap();
+    assert_eq!(checkpoint::recorded_best(&run).unwrap().as_deref(), Some("valid"));
+    run.put(&path("step-000000050-a0001", "manifest.json"), "damaged".into()).unwrap();
+    assert_eq!(checkpoint::recorded_best(&run).unwrap().as_deref(), Some("invalidated"), "{invalidated}");
 }
