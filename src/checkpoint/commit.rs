@@ -1,5 +1,7 @@
 //! Commits a checkpoint: writes step records and manifest, on a thread of rank 0.
 
+use std::collections::BTreeSet;
+
 use lambert_store::checkpoint::{CheckpointWriter, Manifest, ObjectEntry, Retention, Slice};
 use lambert_store::{Lease, Store};
 use serde::{Deserialize, Serialize};
@@ -195,14 +197,16 @@ fn failure_outcome(error: &lambert_store::Error) -> SaveOutcome {
     }
 }
 
-/// Retention rules that apply after the checkpoint of `manifest` is committed.
-pub fn retention(session: &Session, manifest: &Manifest) -> Retention {
+/// Retention rules that apply after the checkpoint of `manifest` is committed. `known_damaged` are the checkpoints that
+/// the attempt found damaged when it started.
+pub fn retention(session: &Session, manifest: &Manifest, known_damaged: BTreeSet<String>) -> Retention {
     let settings = &session.config.checkpoint;
     Retention {
         last: settings.keep,
         every_steps: settings.keep_every_steps,
         named: manifest.best.iter().filter(|_| settings.keep_best).map(|best| best.checkpoint.clone()).collect(),
         known_intact: None,
+        known_damaged,
     }
 }
 

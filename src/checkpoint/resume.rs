@@ -1,6 +1,6 @@
 //! Loads the training state that an attempt starts from.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use lambert_collective::Group;
@@ -38,6 +38,8 @@ pub struct ResumeOrigin {
     pub checkpoint: Option<String>,
     /// Best checkpoint by held-out loss so far.
     pub best: Option<Best>,
+    /// Newer checkpoints that were found damaged.
+    pub damaged: BTreeSet<String>,
 }
 
 /// Loads the newest checkpoint that passes verification and fits the configuration. A run without checkpoints starts
@@ -69,7 +71,7 @@ pub fn resume(
             skipped_checkpoints: found.skipped,
         });
     }
-    Ok((state, ResumeOrigin { checkpoint, best }))
+    Ok((state, ResumeOrigin { checkpoint, best, damaged: found.damaged }))
 }
 
 /// Decision of rank 0. Rank 0 broadcasts it, so that all ranks act on the same state of the store.
@@ -77,6 +79,8 @@ pub fn resume(
 struct StartDecision {
     checkpoint: Option<VerifiedCheckpoint>,
     skipped: Vec<String>,
+    /// Names of the skipped checkpoints that are damaged.
+    damaged: BTreeSet<String>,
     rollbacks: Vec<RollbackRecord>,
     error: Option<String>,
     incompatibility: Option<String>,
@@ -166,6 +170,7 @@ fn start_decision((newest, skipped): CheckpointSelection, store: &Store) -> Star
     StartDecision {
         checkpoint: newest.map(|(_, verified)| verified),
         skipped: skipped.iter().map(shown).collect(),
+        damaged: skipped.iter().filter(|over| !over.is_rejected).map(|over| over.name.clone()).collect(),
         rollbacks: Vec::new(),
         error: None,
         incompatibility,

@@ -137,6 +137,18 @@ pub enum Error {
         /// URL of the object.
         url: String,
     },
+    /// The store rejects create-only conditions.
+    #[error(
+        "create {url}: this store does not implement If-None-Match, which leases and commits require; use another \
+         store"
+    )]
+    NoCreateOnly {
+        /// URL of the object.
+        url: String,
+        /// Message of the store.
+        #[source]
+        source: Cause,
+    },
     /// The attempt number in the name of an object is too high, so that no attempt can follow.
     #[error(
         "{url} has attempt number {attempt}, above the maximum of {last}, so no lease can follow it; delete or move it, then \

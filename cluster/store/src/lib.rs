@@ -18,6 +18,7 @@ pub mod host_paths;
 /// Lease: the attempt that may write to a run.
 pub mod lease;
 mod listing;
+mod local_listing;
 mod local_read;
 /// Validation of object names.
 pub mod names;
@@ -33,6 +34,7 @@ mod retry;
 pub mod run;
 mod runtime;
 mod shown;
+mod slots;
 mod store;
 mod temp_files;
 mod vocabulary;

@@ -1,12 +1,16 @@
 //! Listings of a store.
 
+use std::io;
+use std::path::Path as FilePath;
+
 use futures_util::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStoreExt};
 
 use crate::error::Result;
+use crate::local_listing;
 use crate::names;
-use crate::retry;
+use crate::retry::{self, StoreRequest};
 use crate::runtime;
 use crate::store::Store;
 
@@ -39,6 +43,12 @@ impl Store {
     pub fn list(&self, prefix: &str) -> Result<Vec<Object>> {
         let folder = names::folder(&self.root, prefix)?;
         let (store, request) = (self.clone(), self.request("list", prefix));
+        if self.is_local() {
+            let below = prefix.trim_end_matches('/');
+            let mut objects = list_local(&request, |folder| local_listing::tree(folder, below))?;
+            objects.sort_by(|a, b| a.path.cmp(&b.path));
+            return Ok(objects);
+        }
         runtime::wait(async move {
             let once = |_| store.backend.objects().list(Some(&folder)).try_collect::<Vec<_>>();
             let found = retry::attempts(&request, store.retried(), once).await?;
@@ -87,6 +97,12 @@ impl Store {
     fn list_level(&self, prefix: &str) -> Result<(Vec<String>, Vec<String>)> {
         let folder = names::folder(&self.root, prefix)?;
         let (store, request) = (self.clone(), self.request("list", prefix));
+        if self.is_local() {
+            let (mut folders, mut names) = list_local(&request, local_listing::level)?;
+            folders.sort();
+            names.sort();
+            return Ok((folders, names));
+        }
         runtime::wait(async move {
             let once = |_| store.backend.objects().list_with_delimiter(Some(&folder));
             let found = retry::attempts(&request, store.retried(), once).await?;
@@ -98,4 +114,8 @@ impl Store {
             Ok((folders, names))
         })
     }
+}
+
+fn list_local<T>(request: &StoreRequest, list: impl Fn(&FilePath) -> io::Result<T>) -> Result<T> {
+    list(FilePath::new(&request.url)).map_err(|error| retry::local_error(request, &error))
 }

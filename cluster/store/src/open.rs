@@ -22,6 +22,9 @@ use crate::shown::shown;
 /// Timeout of a connection attempt. A reachable host accepts a connection within milliseconds.
 const CONNECT_TIMEOUT: &str = "5 s";
 
+/// Timeout of the HTTP client for a whole request: none in practice. The retry module limits each attempt.
+const CLIENT_TIMEOUT: &str = "7 days";
+
 /// Connection settings of a store.
 #[derive(Debug, Clone, Default)]
 pub struct StoreSettings {
@@ -137,10 +140,6 @@ fn no_retries() -> RetryConfig {
     RetryConfig { max_retries: 0, ..RetryConfig::default() }
 }
 
-fn request_timeout(settings: &StoreSettings) -> String {
-    format!("{} ms", settings.retry_policy.request_timeout.as_millis())
-}
-
 fn s3(url: &Url, settings: &StoreSettings) -> Result<StorageBackend> {
     let mut builder = AmazonS3Builder::from_env().with_url(url.as_str()).with_retry(no_retries());
     for (key, value) in &settings.options {
@@ -154,7 +153,7 @@ fn s3(url: &Url, settings: &StoreSettings) -> Result<StorageBackend> {
     }
     let builder = builder
         .with_config(AmazonS3ConfigKey::Client(ClientConfigKey::ConnectTimeout), CONNECT_TIMEOUT)
-        .with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), request_timeout(settings));
+        .with_config(AmazonS3ConfigKey::Client(ClientConfigKey::Timeout), CLIENT_TIMEOUT);
     builder.build().map(StorageBackend::remote).map_err(|source| build_error(url, source))
 }
 
@@ -166,7 +165,7 @@ fn gcs(url: &Url, settings: &StoreSettings) -> Result<StorageBackend> {
     }
     let builder = builder
         .with_config(GoogleConfigKey::Client(ClientConfigKey::ConnectTimeout), CONNECT_TIMEOUT)
-        .with_config(GoogleConfigKey::Client(ClientConfigKey::Timeout), request_timeout(settings));
+        .with_config(GoogleConfigKey::Client(ClientConfigKey::Timeout), CLIENT_TIMEOUT);
     builder.build().map(StorageBackend::remote).map_err(|source| build_error(url, source))
 }
 
@@ -178,7 +177,7 @@ fn azure(url: &Url, settings: &StoreSettings) -> Result<StorageBackend> {
     }
     let builder = builder
         .with_config(AzureConfigKey::Client(ClientConfigKey::ConnectTimeout), CONNECT_TIMEOUT)
-        .with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), request_timeout(settings));
+        .with_config(AzureConfigKey::Client(ClientConfigKey::Timeout), CLIENT_TIMEOUT);
     builder.build().map(StorageBackend::remote).map_err(|source| build_error(url, source))
 }
 

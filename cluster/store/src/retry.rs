@@ -1,4 +1,4 @@
-//! Retries with exponential backoff, and classification of errors.
+//! Retries with exponential backoff, and time limits of requests.
 //!
 //! Replaces the retries of object_store. This loop handles create-only writes that succeeded although the response was
 //! lost. It never resumes a partial read, and it logs every retry.
@@ -7,15 +7,23 @@ use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-use crate::error::{Cause, Error, Result};
+use crate::error::{Error, Result};
+use crate::slots::{Slot, TransferSlots};
+
+mod failure;
+mod progress;
+
+use failure::Failure;
+pub(crate) use progress::Progress;
 
 /// Timeouts and backoff of store requests.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RetryPolicy {
     /// Time limit for all attempts of a request together. A failure after this time is not retried. An attempt that is
-    /// in progress may finish.
+    /// in progress may finish. Of each attempt, at most `request_timeout` counts.
     pub total_timeout: Duration,
-    /// Timeout of one attempt, from sending to the last byte of the response.
+    /// Timeout of one attempt. A read times out if it receives nothing for this time. Every other request must complete
+    /// in this time. Parts of uploads have more time if parts timed out before.
     pub request_timeout: Duration,
     /// Backoff after the first failure. It doubles with each further failure and has a jitter of 50 %.
     pub initial_backoff: Duration,
@@ -51,6 +59,44 @@ pub(crate) struct StoreRequest {
     pub url: String,
 }
 
+/// Content of a request. It determines the time limit of an attempt.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Transfer {
+    /// No large content. The attempt must complete within the request timeout.
+    Small,
+    /// A response of about this number of bytes. The attempt fails if nothing arrives for the request timeout.
+    Download(u64),
+    /// A request of this number of bytes. The progress of an upload is invisible, so its time limit grows with its size
+    /// and after timeouts.
+    Upload(u64),
+}
+
+/// Size from which a request needs a slot, bytes. Smaller requests, such as those for leases, never wait for a slot.
+const LARGE: u64 = 256 << 10;
+
+/// Largest upload that has the request timeout, bytes. The limit of a larger one is proportional to its size.
+const LARGEST_USUAL_UPLOAD: u64 = 16 << 20;
+
+impl Transfer {
+    /// Waits for a slot if the transfer is large.
+    async fn slot(self) -> Option<Slot<'static>> {
+        let (Self::Download(bytes) | Self::Upload(bytes)) = self else { return None };
+        if bytes < LARGE { None } else { Some(TransferSlots::of_process().acquire().await) }
+    }
+
+    /// Time limit of an attempt.
+    fn limit(self, retry_policy: &RetryPolicy) -> Duration {
+        let limit = retry_policy.request_timeout;
+        match self {
+            Self::Upload(bytes) if bytes >= LARGE => {
+                let prolonged = TransferSlots::of_process().prolonged(limit);
+                prolonged.mul_f64((bytes as f64 / LARGEST_USUAL_UPLOAD as f64).max(1.0))
+            }
+            _ => limit,
+        }
+    }
+}
+
 /// Calls `once` with the attempt number (from 1) until it succeeds, fails permanently, or the total timeout expires.
 ///
 /// `retry_policy` is `None` for local disks and memory, where retries are pointless.
@@ -63,183 +109,83 @@ where
     F: FnMut(u32) -> Fut,
     Fut: Future<Output = object_store::Result<T>>,
 {
+    transfer(request, retry_policy, Transfer::Small, |attempt, _| once(attempt)).await
+}
+
+/// Like [`attempts`], for a request with content. A download must report the bytes that it receives.
+pub(crate) async fn transfer<T, F, Fut>(
+    request: &StoreRequest,
+    retry_policy: Option<&RetryPolicy>,
+    transfer: Transfer,
+    mut once: F,
+) -> Result<T>
+where
+    F: FnMut(u32, Progress) -> Fut,
+    Fut: Future<Output = object_store::Result<T>>,
+{
     let start = Instant::now();
+    let mut counted = Duration::ZERO;
     let mut attempt = 1;
     loop {
-        let failure = match limited(retry_policy, once(attempt)).await {
+        let slot = if retry_policy.is_some() { transfer.slot().await } else { None };
+        let (progress, begin) = (Progress::new(), Instant::now());
+        let tried = limited(retry_policy, transfer, &progress, slot, once(attempt, progress.clone())).await;
+        let failure = match tried {
             Ok(value) => return Ok(value),
             Err(failure) => failure,
         };
-        let retry = retry_policy
-            .filter(|retry_policy| failure.retry.allows(attempt) && start.elapsed() < retry_policy.total_timeout);
+        let retry = retry_policy.filter(|retry_policy| {
+            counted += begin.elapsed().min(retry_policy.request_timeout);
+            failure.retry.allows(attempt) && counted < retry_policy.total_timeout
+        });
         let Some(retry_policy) = retry else { return Err(failure.into_error(request, attempt, start.elapsed())) };
         let pause = retry_policy.backoff(attempt);
         let (operation, url, cause, seconds) = (request.operation, &request.url, &failure.cause, pause.as_secs_f32());
         tracing::warn!(operation, %url, attempt, "retrying in {seconds:.1} s: {cause}");
         tokio::time::sleep(pause).await;
+        counted += pause;
         attempt += 1;
     }
 }
 
+/// Error of a local operation that does not use a storage backend.
+pub(crate) fn local_error(request: &StoreRequest, error: &std::io::Error) -> Error {
+    Failure::local_io(error).into_error(request, 1, Duration::ZERO)
+}
+
+/// Makes one attempt within its time limit. Reports its result to the slot, which is free afterwards.
 async fn limited<T>(
     retry_policy: Option<&RetryPolicy>,
+    transfer: Transfer,
+    progress: &Progress,
+    slot: Option<Slot<'static>>,
     once: impl Future<Output = object_store::Result<T>>,
 ) -> Result<T, Failure> {
     let Some(retry_policy) = retry_policy else { return once.await.map_err(|error| Failure::local(&error)) };
-    match tokio::time::timeout(retry_policy.request_timeout, once).await {
-        Ok(done) => done.map_err(|error| Failure::remote(&error)),
-        Err(_) => Err(Failure {
-            class: ErrorClass::Other,
-            retry: Retry::UntilTimeout,
-            cause: Cause::new(format_args!(
-                "no complete response within {} s",
-                retry_policy.request_timeout.as_secs_f32()
-            )),
-        }),
-    }
-}
-
-/// Error class of a failed request.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum ErrorClass {
-    NotFound,
-    Denied,
-    Other,
-}
-
-/// Retry decision after a failure.
-#[derive(Debug, Clone, Copy, PartialEq)]
-enum Retry {
-    Never,
-    /// At most three attempts, because the failure is probably permanent.
-    Limited,
-    /// Until the total timeout.
-    UntilTimeout,
-}
-
-impl Retry {
-    fn allows(self, attempts: u32) -> bool {
-        match self {
-            Self::Never => false,
-            Self::Limited => attempts < 3,
-            Self::UntilTimeout => true,
-        }
-    }
-}
-
-/// A failed attempt.
-struct Failure {
-    class: ErrorClass,
-    retry: Retry,
-    cause: Cause,
-}
-
-impl Failure {
-    fn local(error: &object_store::Error) -> Self {
-        use std::io::ErrorKind::{NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem};
-        let class = match (error, io_kind(error)) {
-            (object_store::Error::NotFound { .. }, _) | (_, Some(NotFound | NotADirectory)) => ErrorClass::NotFound,
-            (_, Some(PermissionDenied | ReadOnlyFilesystem)) => ErrorClass::Denied,
-            _ => ErrorClass::Other,
-        };
-        Self { class, retry: Retry::Never, cause: Cause::new(chain_without_repeats(error)) }
-    }
-
-    fn remote(error: &object_store::Error) -> Self {
-        use object_store::Error as E;
-        let text = chain_without_repeats(error);
-        let (class, retry) = match error {
-            E::NotFound { .. } => (ErrorClass::NotFound, Retry::Never),
-            E::PermissionDenied { .. } | E::Unauthenticated { .. } => (ErrorClass::Denied, Retry::Never),
-            E::Generic { .. } => from_text(&text),
-            _ => (ErrorClass::Other, Retry::Never),
-        };
-        Self { class, retry, cause: Cause::new(text) }
-    }
-
-    fn into_error(self, request: &StoreRequest, attempts: u32, elapsed: Duration) -> Error {
-        let (operation, url, source) = (request.operation, request.url.clone(), self.cause);
-        // A local write needs no object: a file is in the place of a folder. A write to an object store needs a bucket.
-        let is_local_write = matches!(operation, "put" | "create") && !url.contains("://");
-        match self.class {
-            ErrorClass::NotFound if !is_local_write => Error::NotFound { operation, url },
-            ErrorClass::Denied => Error::Denied { operation, url, source },
-            ErrorClass::Other | ErrorClass::NotFound => {
-                Error::Failed { operation, url, attempts, seconds: elapsed.as_secs_f64(), source }
-            }
-        }
-    }
-}
-
-/// Classifies an error by its message. object_store keeps the HTTP status in a private type, but the message contains
-/// it.
-fn from_text(text: &str) -> (ErrorClass, Retry) {
-    if text.contains("ExpiredToken") || text.contains("InvalidAccessKeyId") || text.contains("TokenRefreshRequired") {
-        return (ErrorClass::Denied, Retry::Never);
-    }
-    if METADATA_SERVICES.iter().any(|host| text.contains(host)) {
-        return (ErrorClass::Denied, Retry::Limited);
-    }
-    let status = text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3)?.parse::<u16>().ok());
-    let permanent = match status {
-        Some(408 | 425 | 429) => false,
-        Some(status) => (300..500).contains(&status),
-        None => ["redirect", "scheme is not allowed", "Wanted range"].iter().any(|part| text.contains(part)),
+    let (limit, begin) = (transfer.limit(retry_policy), Instant::now());
+    let waited = match transfer {
+        Transfer::Download(_) => progress.limited(limit, once).await,
+        Transfer::Small | Transfer::Upload(_) => tokio::time::timeout(limit, once).await.ok(),
     };
-    (ErrorClass::Other, if permanent { Retry::Never } else { Retry::UntilTimeout })
-}
-
-/// Hosts of the instance metadata services. object_store queries them if it finds no other credential. On machines
-/// outside the cloud these hosts do not answer.
-const METADATA_SERVICES: [&str; 2] = ["169.254.169.254", "metadata.google.internal"];
-
-fn io_kind(error: &object_store::Error) -> Option<std::io::ErrorKind> {
-    let mut next: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = next {
-        if let Some(io) = error.downcast_ref::<std::io::Error>() {
-            return Some(io.kind());
+    let seconds = limit.as_secs_f32();
+    let result = match (waited, transfer) {
+        (Some(done), _) => done.map_err(|error| Failure::remote(&error)),
+        (None, Transfer::Download(_)) => Err(Failure::timeout(format_args!("no data received within {seconds} s"))),
+        (None, _) => Err(Failure::timeout(format_args!("no complete response within {seconds} s"))),
+    };
+    if let Some(slot) = slot {
+        match &result {
+            Ok(_) => slot.completed(begin.elapsed(), limit),
+            Err(failure) if failure.is_timeout => slot.timed_out(),
+            Err(_) => {}
         }
-        next = error.source();
     }
-    None
-}
-
-/// Joins the messages of `error` and its sources. Skips a message that the text already contains.
-fn chain_without_repeats(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        let message = source.to_string();
-        if !text.contains(&message) {
-            text = format!("{text}: {message}");
-        }
-        next = source.source();
-    }
-    text
+    result
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn generic(text: &str) -> object_store::Error {
-        object_store::Error::Generic { store: "S3", source: text.into() }
-    }
-
-    #[test]
-    fn server_errors_are_retried_and_client_errors_are_not() {
-        let transient = |text: &str| Failure::remote(&generic(text)).retry == Retry::UntilTimeout;
-        for status in ["500 Internal Server Error", "503 Slow Down", "429 Too Many Requests", "408 Request Timeout"] {
-            assert!(transient(&format!("Server returned non-2xx status code: {status}: ")), "{status}");
-        }
-        assert!(transient("HTTP error: connection reset by peer"));
-        assert!(!transient("Server returned non-2xx status code: 400 Bad StoreRequest: MalformedXML"));
-        assert!(!transient("Received redirect without LOCATION"));
-        let expired = generic("Server returned non-2xx status code: 400 Bad StoreRequest: <Code>ExpiredToken</Code>");
-        assert_eq!(Failure::remote(&expired).class, ErrorClass::Denied);
-        let nobody = Failure::remote(&generic("error sending request for http://169.254.169.254/latest/api/token"));
-        assert!(nobody.class == ErrorClass::Denied && !nobody.retry.allows(3));
-    }
 
     #[test]
     fn backoff_doubles_up_to_its_maximum_with_jitter() {
@@ -259,7 +205,10 @@ mod tests {
             RetryPolicy { total_timeout: total, request_timeout: total, initial_backoff: pause, max_backoff: pause };
         let request = StoreRequest { operation: "get", url: "s3://bucket/x".into() };
         let failed = crate::runtime::wait(async move {
-            attempts(&request, Some(&retry_policy), |_| async { Err::<(), _>(generic("reset")) }).await
+            attempts(&request, Some(&retry_policy), |_| async {
+                Err::<(), _>(object_store::Error::Generic { store: "S3", source: "reset".into() })
+            })
+            .await
         });
         let Err(Error::Failed { attempts, seconds, .. }) = failed else { panic!("{failed:?}") };
         assert!(attempts > 4 && (0.1..2.0).contains(&seconds), "{attempts} attempts in {seconds} s");

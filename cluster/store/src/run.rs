@@ -1,5 +1,9 @@
 //! Names of objects relative to the store of a run, and checkpoint URLs. All other modules take these names from here.
 
+mod written;
+
+pub(crate) use written::{is_folder, is_written};
+
 /// The resolved configuration.
 pub const CONFIG: &str = "run.toml";
 

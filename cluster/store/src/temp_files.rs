@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use crate::error::{Cause, Error, Result};
+use crate::run;
 use crate::store::Store;
 
 /// Directories to search.
@@ -20,14 +21,27 @@ pub(crate) enum SearchDepth {
     Tree,
 }
 
-/// Removes the temporary files below `prefix` that were last modified at least `age` ago. Also removes directories that
-/// become empty. Returns the number of files removed. Does nothing for remote stores.
-pub(crate) fn remove(store: &Store, prefix: &str, depth: SearchDepth, age: Duration) -> Result<usize> {
+/// Removes the temporary files below `prefix` of a run that were last modified at least `age` ago. Also removes
+/// directories that become empty. Returns the number of files removed. Keeps files whose names only look temporary,
+/// such as `analysis/plot #2`. Does nothing for remote stores.
+pub(crate) fn remove(run: &Store, prefix: &str, depth: SearchDepth, age: Duration) -> Result<usize> {
+    remove_if(run, prefix, &Sweep { depth, age, is_written: run::is_written })
+}
+
+/// Rules of a search.
+struct Sweep {
+    depth: SearchDepth,
+    age: Duration,
+    /// True for the objects whose temporary files are removed.
+    is_written: fn(&str) -> bool,
+}
+
+fn remove_if(store: &Store, prefix: &str, rules: &Sweep) -> Result<usize> {
     if !store.is_local() {
         return Ok(0);
     }
     let folder = Path::new(store.url()).join(prefix);
-    sweep(&folder, depth, age).map_err(|source| Error::Failed {
+    sweep(&folder, prefix, rules).map_err(|source| Error::Failed {
         operation: "remove temporary files below",
         url: store.url_of(prefix),
         attempts: 1,
@@ -43,11 +57,12 @@ impl Store {
     /// # Errors
     /// The directory cannot be listed, or a file cannot be removed.
     pub fn remove_temporary_files(&self) -> Result<usize> {
-        remove(self, "", SearchDepth::Directory, Duration::ZERO)
+        let rules = Sweep { depth: SearchDepth::Directory, age: Duration::ZERO, is_written: |_| true };
+        remove_if(self, "", &rules)
     }
 }
 
-fn sweep(folder: &Path, depth: SearchDepth, age: Duration) -> io::Result<usize> {
+fn sweep(folder: &Path, prefix: &str, rules: &Sweep) -> io::Result<usize> {
     let entries = match fs::read_dir(folder) {
         Err(missing) if missing.kind() == io::ErrorKind::NotFound => return Ok(0),
         entries => entries?,
@@ -56,23 +71,34 @@ fn sweep(folder: &Path, depth: SearchDepth, age: Duration) -> io::Result<usize> 
     for entry in entries {
         let entry = entry?;
         let kind = entry.file_type()?;
-        if kind.is_dir() && depth == SearchDepth::Tree {
-            removed += sweep(&entry.path(), depth, age)?;
-        } else if kind.is_file() && is_temp_file(&entry) {
-            removed += usize::from(ignore_not_found(remove_older(&entry, age))?);
+        let Some(name) = entry.file_name().to_str().map(String::from) else { continue };
+        let path = |name: &str| if prefix.is_empty() { name.to_owned() } else { format!("{prefix}/{name}") };
+        if kind.is_dir() && rules.depth == SearchDepth::Tree {
+            removed += match sweep(&entry.path(), &path(&name), rules) {
+                // Such as lost+found at the root of a disk.
+                Err(denied) if denied.kind() == io::ErrorKind::PermissionDenied && !run::is_folder(&name) => 0,
+                swept => swept?,
+            };
+        } else if kind.is_file() && object_name(&name).is_some_and(|object| (rules.is_written)(&path(object))) {
+            removed += usize::from(ignore_not_found(remove_older(&entry, rules.age))?);
         }
     }
-    if removed > 0 || age.is_zero() {
+    if removed > 0 || rules.age.is_zero() {
         // remove_dir fails if the directory is not empty. The directory then stays.
         let _ = fs::remove_dir(folder);
     }
     Ok(removed)
 }
 
-fn is_temp_file(entry: &fs::DirEntry) -> bool {
-    let name = entry.file_name();
-    let number = name.to_str().and_then(|name| name.rsplit_once('#')).map(|(_, number)| number);
-    number.is_some_and(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+/// Returns the name of the object if `name` is that of a temporary file.
+fn object_name(name: &str) -> Option<&str> {
+    let (object, number) = name.rsplit_once('#')?;
+    (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(object)
+}
+
+/// True if listings hide a file of this name.
+pub(crate) fn is_temp_name(name: &str) -> bool {
+    object_name(name).is_some()
 }
 
 /// Removes a file of at least this age. Returns true if it was removed. A modification time in the future (after a

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use crate::common::{OBJECTS, behaviour, content, save};
+use crate::s3_server::{Fault, Rule, Server};
 use bytes::Bytes;
 use lambert_store::{Error, Lease, RetryPolicy, Store, StoreSettings, checkpoint};
 
@@ -63,7 +64,11 @@ impl Azurite {
     }
 
     fn store(&self, prefix: &str, key: &str) -> Store {
-        let endpoint = format!("{}/{ACCOUNT}", self.url);
+        Self::store_at(&self.url, prefix, key)
+    }
+
+    fn store_at(url: &str, prefix: &str, key: &str) -> Store {
+        let endpoint = format!("{url}/{ACCOUNT}");
         let options = [
             ("azure_storage_account_name", ACCOUNT),
             ("azure_storage_account_key", key),
@@ -95,6 +100,13 @@ fn azure_blob_storage_behaves_like_every_store() {
     let mut read = Vec::new();
     store.read_pieces("object", bytes.len() as u64, |piece| read.extend_from_slice(piece)).unwrap();
     assert!(read == bytes, "an object that goes in parts comes back");
+
+    // The response to the commit of the block list is lost. The retry finds no blocks.
+    let proxy = Server::in_front_of(server.url.trim_start_matches("http://").parse().unwrap());
+    let method = "PUT".parse().unwrap();
+    proxy.fail(Rule { method, contains: "comp=blocklist", after: 0, times: 1, fault: Fault::LoseAnswer });
+    Azurite::store_at(&proxy.endpoint(), "large", KEY).put("committed", bytes.clone()).unwrap();
+    assert_eq!((proxy.clear(), store.head("committed").unwrap()), (1, Some(bytes.len() as u64)));
 
     let run = server.store("run", KEY);
     let threads: Vec<_> =

@@ -162,7 +162,7 @@ fn prune_keeps_the_newest_and_the_selected() {
     let lease = Lease::take(&run).unwrap();
     // The save that was due at step 200 was delayed to step 230.
     let all = [50, 100, 150, 230, 260, 310, 320].map(|step| save(&run, &lease, step));
-    let retention = Retention { last: 2, every_steps: 100, named: [all[0].clone()].into(), known_intact: None };
+    let retention = Retention { last: 2, every_steps: 100, named: [all[0].clone()].into(), ..Retention::default() };
     let pruned = checkpoint::retain(&run, &retention).unwrap();
     assert_eq!(pruned.checkpoints, [all[2].clone(), all[4].clone()]);
     assert_eq!(pruned.objects, 6);

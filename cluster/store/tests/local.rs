@@ -21,7 +21,7 @@ fn child_that_writes_until_killed() {
     for i in 0.. {
         let bytes = Bytes::from(vec![i as u8; SIZE]);
         store.put("replaced", bytes.clone()).unwrap();
-        store.put_new(&format!("checkpoints/step-{i:09}-a0001/created"), bytes).unwrap();
+        store.put_new(&format!("checkpoints/step-{i:09}-a0001/model.safetensors"), bytes).unwrap();
     }
 }
 

@@ -193,6 +193,35 @@ fn missing_permission_and_expired_credentials_are_reported() {
     }
 }
 
+/// The response to a deletion of several objects has status 200, and an error for each object that stays.
+#[test]
+fn a_denied_deletion_is_not_retried() {
+    let (_folder, server) = server();
+    let store = server.store("x");
+    store.put("object", Bytes::from_static(b"x")).unwrap();
+    let body = "<?xml version=\"1.0\"?><DeleteResult><Error><Key>x/object</Key><Code>AccessDenied</Code>\
+                <Message>Access Denied</Message></Error></DeleteResult>";
+    let fault = Fault::Answer(body);
+    server.fail(Rule { method: "POST".parse().unwrap(), contains: "delete", after: 0, times: usize::MAX, fault });
+    server.requests();
+    for error in [store.delete("object").unwrap_err(), store.delete_all(&["object".to_owned()]).unwrap_err()] {
+        assert!(matches!(error, Error::Denied { .. }) && shown(&error).contains("x/object"), "{}", shown(&error));
+    }
+    assert_eq!(server.requests().len(), 2);
+}
+
+#[test]
+fn a_store_without_create_only_writes_is_reported() {
+    let (_folder, server) = server();
+    let run = server.store("x");
+    server.fail(Rule { times: usize::MAX, ..refuse(501, "NotImplemented") });
+    let error = Lease::take(&run).unwrap_err();
+    assert!(matches!(error, Error::NoCreateOnly { .. }), "{error:?}");
+    assert!(shown(&error).contains("If-None-Match") && shown(&error).contains("lease-000001"), "{}", shown(&error));
+    let error = run.put("object", Bytes::new()).unwrap_err();
+    assert!(matches!(error, Error::Failed { attempts: 1, .. }), "{error:?}");
+}
+
 #[test]
 fn a_missing_bucket_is_reported() {
     let (_folder, server) = server();

@@ -1,7 +1,5 @@
 //! `lambert checkpoint list|verify|prune|copy|average|save`.
 
-use std::collections::BTreeSet;
-
 use lambert_config::exit;
 use lambert_progress::Progress;
 use lambert_store::checkpoint::{self, ListedCheckpoint, Retention};
@@ -138,24 +136,9 @@ fn prune(store: &Store, keep: Option<usize>, json: bool) -> Outcome {
 fn retention(store: &Store, keep: Option<usize>) -> Result<Retention, Failure> {
     let text = stored_config::text(store)?.unwrap_or_default();
     let settings = stored_config::parse(&text, store)?.checkpoint;
-    let mut named = BTreeSet::new();
-    if settings.keep_best {
-        let listed = checkpoint::list(store).map_err(Failure::failed)?;
-        // The newest intact manifest names the best of all earlier checkpoints.
-        for ListedCheckpoint { name, .. } in listed {
-            match checkpoint::read_manifest(store, &name) {
-                Ok(manifest) => {
-                    named.extend(manifest.best.map(|best| best.checkpoint));
-                    break;
-                }
-                Err(error) if error.is_damaged() || error.is_not_found() => {}
-                // A temporary failure of the store must not cause the deletion of the best checkpoint.
-                Err(error) => return Err(Failure::failed(error)),
-            }
-        }
-    }
+    let best = if settings.keep_best { checkpoint::recorded_best(store).map_err(Failure::failed)? } else { None };
     let (last, every_steps) = (keep.unwrap_or(settings.keep), settings.keep_every_steps);
-    Ok(Retention { last, every_steps, named, known_intact: None })
+    Ok(Retention { last, every_steps, named: best.into_iter().collect(), ..Retention::default() })
 }
 
 /// Copies a checkpoint together with its configuration and vocabulary, so that the destination becomes a run.

@@ -86,7 +86,7 @@ mod tests {
             Some(Best { checkpoint: "step-000000007-a0001".into(), loss: 2.0, measured: measured.map(str::to_owned) })
         };
         let known = |measured| {
-            let origin = ResumeOrigin { checkpoint: None, best: best(measured) };
+            let origin = ResumeOrigin { best: best(measured), ..ResumeOrigin::default() };
             KnownCheckpoints::new(origin, 7)
         };
         // (measured before, loss now, is the best): the loss now measures "a".

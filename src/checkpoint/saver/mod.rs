@@ -23,6 +23,7 @@ mod outcome;
 mod schedule;
 mod upload;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lambert_collective::Group;
@@ -67,6 +68,8 @@ pub struct Saver<'a> {
     known: KnownCheckpoints,
     /// Deletes old checkpoints, on rank 0.
     pruner: Pruner,
+    /// Checkpoints that the attempt found damaged when it started.
+    damaged: BTreeSet<String>,
     /// Time that training was blocked by saves since the last record, seconds.
     stall: f64,
 }
@@ -91,6 +94,7 @@ impl<'a> Saver<'a> {
             save: None,
             schedule: SaveSchedule::new(&session.config),
             blocks: false,
+            damaged: origin.damaged.clone(),
             known: KnownCheckpoints::new(origin, state.step),
             pruner: Pruner::default(),
             stall: 0.0,

@@ -49,7 +49,8 @@ impl Saver<'_> {
                 let Save { writer, manifest, .. } = &*save;
                 let (writer, manifest, session) = (writer.clone(), manifest.clone(), self.session);
                 let (store, lease) = (session.store.clone(), session.lease.clone());
-                let (retention, pruner) = (retention(session, &manifest), self.pruner.clone());
+                let retention = retention(session, &manifest, self.damaged.clone());
+                let pruner = self.pruner.clone();
                 let commit = Commit { writer, manifest, parts, records, store, lease, retention, pruner };
                 let thread = std::thread::Builder::new().name("commit".to_owned()).spawn(move || commit.run());
                 SaveState::Committing(thread.map_err(Error::Thread)?)

@@ -5,6 +5,7 @@
 //! checkpoint. `newest_verified` selects the checkpoint to resume from, and `prune` removes old checkpoints.
 
 mod average;
+mod best;
 mod copy;
 mod manifest;
 mod prune;
@@ -15,6 +16,7 @@ mod writer;
 
 pub use crate::run::AttemptStep;
 pub use average::{average, newest};
+pub use best::recorded_best;
 pub use copy::{copy, copy_weights, write_single};
 pub use manifest::{Best, FORMAT, Manifest, ObjectEntry, Slice};
 pub use prune::{Pruned, Retention, prune, retain, retain_under};

@@ -26,6 +26,8 @@ pub struct Retention {
     /// Name of a checkpoint that was just written or verified. Pruning assumes that it is intact and does not read it
     /// again.
     pub known_intact: Option<String>,
+    /// Names of checkpoints that are known to be damaged. `last` does not count them.
+    pub known_damaged: BTreeSet<String>,
 }
 
 /// Removed checkpoints and objects.
@@ -157,7 +159,8 @@ fn to_delete(
 impl Retention {
     /// Selects the checkpoints of `all` (newest first) that a rule retains.
     fn select(&self, all: &[AttemptStep]) -> BTreeSet<AttemptStep> {
-        let newest = all.iter().take(self.last.max(1));
+        let usable = all.iter().filter(|position| !self.known_damaged.contains(&position.name()));
+        let newest = usable.take(self.last.max(1));
         let named = all.iter().filter(|position| self.named.contains(&position.name()));
         newest.chain(named).copied().chain(self.milestones(all)).collect()
     }

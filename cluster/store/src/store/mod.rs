@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::folder::RequiredFolder;
 use crate::names;
 use crate::open::{self, StorageBackend, StoreSettings};
-use crate::retry::{self, RetryPolicy, StoreRequest};
+use crate::retry::{self, Progress, RetryPolicy, StoreRequest, Transfer};
 use crate::runtime;
 pub use observer::TransferObserver;
 pub use transfer::Upload;
@@ -125,15 +125,16 @@ impl Store {
 
     /// Reads a whole object of at most `limit` bytes.
     pub(crate) async fn fetch(&self, name: &Path, request: &StoreRequest, limit: u64) -> Result<Bytes> {
-        let once = |_| async {
+        let once = |_, progress: Progress| async move {
             let answer = self.backend.objects().get(name).await?;
             let bytes = answer.meta.size;
             if bytes > limit {
                 return Ok(LimitedRead::TooLarge(bytes));
             }
-            self.body(bytes, answer).await.map(LimitedRead::Object)
+            self.body(bytes, answer, &progress).await.map(LimitedRead::Object)
         };
-        match retry::attempts(request, self.retried(), once).await? {
+        // The size is unknown before the response.
+        match retry::transfer(request, self.retried(), Transfer::Download(0), once).await? {
             LimitedRead::Object(bytes) => Ok(bytes),
             LimitedRead::TooLarge(bytes) => Err(Error::TooLarge { url: request.url.clone(), bytes, limit }),
         }
@@ -148,10 +149,7 @@ impl Store {
             return Ok(Bytes::new());
         }
         let (store, name, request) = self.prepare("get range of", path)?;
-        runtime::wait(async move {
-            let once = |_| store.part(&name, &range);
-            retry::attempts(&request, store.retried(), once).await
-        })
+        runtime::wait(async move { store.part(&name, &request, &range).await })
     }
 
     /// Returns the size of an object in bytes, or `None` if the object does not exist.
@@ -192,7 +190,12 @@ impl Store {
 
     /// Reads the bytes `range` of an object. S3 and Azure truncate a range that exceeds the object. This function returns
     /// a permanent error instead.
-    pub(crate) async fn part(&self, name: &Path, range: &Range<u64>) -> object_store::Result<Bytes> {
+    pub(crate) async fn part(&self, name: &Path, request: &StoreRequest, range: &Range<u64>) -> Result<Bytes> {
+        let transfer = Transfer::Download(range.end - range.start);
+        retry::transfer(request, self.retried(), transfer, |_, progress| self.part_once(name, range, progress)).await
+    }
+
+    async fn part_once(&self, name: &Path, range: &Range<u64>, progress: Progress) -> object_store::Result<Bytes> {
         let options = GetOptions { range: Some(range.clone().into()), ..GetOptions::default() };
         let answer = self.backend.objects().get_opts(name, options).await?;
         let bytes = answer.meta.size;
@@ -200,7 +203,7 @@ impl Store {
             let source = format!("the object has {bytes} bytes, the requested range ends at {}", range.end).into();
             return Err(object_store::Error::Precondition { path: name.to_string(), source });
         }
-        self.body(range.end - range.start, answer).await
+        self.body(range.end - range.start, answer, &progress).await
     }
 }
 

@@ -7,6 +7,7 @@ use futures_util::TryStreamExt;
 use object_store::{GetResult, GetResultPayload};
 
 use super::{Store, complete};
+use crate::retry::Progress;
 
 /// Receives the sizes of the reads and writes of a store, for example to show progress. Any thread of the store may call
 /// it, so it must not block.
@@ -38,12 +39,18 @@ impl Store {
     }
 
     /// Returns the body of a response, which must have `expected` bytes. Reports its bytes as they arrive.
-    pub(crate) async fn body(&self, expected: u64, answer: GetResult) -> object_store::Result<Bytes> {
-        let body = match (&self.observer, answer.payload) {
-            (Some(observer), GetResultPayload::Stream(pieces)) => {
-                Received::new(observer.as_ref()).all(expected, pieces).await?
+    pub(crate) async fn body(
+        &self,
+        expected: u64,
+        answer: GetResult,
+        progress: &Progress,
+    ) -> object_store::Result<Bytes> {
+        progress.made();
+        let body = match answer.payload {
+            GetResultPayload::Stream(pieces) => {
+                Received::new(self.observer.as_deref()).all(expected, pieces, progress).await?
             }
-            (_, payload) => {
+            payload => {
                 let body = GetResult { payload, ..answer }.bytes().await?;
                 self.report_transferred(body.len() as u64);
                 body
@@ -56,12 +63,12 @@ impl Store {
 
 /// A response body that is being received. If it is dropped before its end, its bytes are retracted.
 struct Received<'a> {
-    observer: &'a dyn TransferObserver,
+    observer: Option<&'a dyn TransferObserver>,
     bytes: u64,
 }
 
 impl<'a> Received<'a> {
-    fn new(observer: &'a dyn TransferObserver) -> Self {
+    fn new(observer: Option<&'a dyn TransferObserver>) -> Self {
         Self { observer, bytes: 0 }
     }
 
@@ -69,10 +76,12 @@ impl<'a> Received<'a> {
         mut self,
         expected: u64,
         mut pieces: impl futures_util::Stream<Item = object_store::Result<Bytes>> + Unpin,
+        progress: &Progress,
     ) -> object_store::Result<Bytes> {
         let mut body = BytesMut::with_capacity(expected as usize);
         while let Some(piece) = pieces.try_next().await? {
-            self.observer.transferred(piece.len() as u64);
+            progress.made();
+            self.observer.iter().for_each(|observer| observer.transferred(piece.len() as u64));
             self.bytes += piece.len() as u64;
             body.extend_from_slice(&piece);
         }
@@ -84,7 +93,7 @@ impl<'a> Received<'a> {
 impl Drop for Received<'_> {
     fn drop(&mut self) {
         if self.bytes > 0 {
-            self.observer.retracted(self.bytes);
+            self.observer.iter().for_each(|observer| observer.retracted(self.bytes));
         }
     }
 }

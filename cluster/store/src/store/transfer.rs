@@ -13,9 +13,9 @@ use object_store::path::Path;
 use object_store::{MultipartId, ObjectStoreExt, PutPayload};
 
 use super::Store;
-use crate::error::{Cause, Error, Result};
+use crate::error::{self, Cause, Error, Result};
 use crate::open::StorageBackend;
-use crate::retry::{self, StoreRequest};
+use crate::retry::{self, StoreRequest, Transfer};
 use crate::runtime::{self, Pending};
 
 /// Size of a part, bytes. It is large enough for good throughput on one connection, and small enough that a retry is
@@ -25,7 +25,7 @@ const PIECE: u64 = 16 << 20;
 /// Maximum number of parts per upload. It is the limit of S3.
 const MAX_PARTS: u64 = 10_000;
 
-/// Number of parts that are transferred concurrently.
+/// Number of parts of an object that are transferred concurrently, if the process has slots for them.
 const PARALLEL: usize = 8;
 
 /// Handle of a background write. If the handle is dropped, the write continues until it ends or the process exits.
@@ -86,8 +86,9 @@ pub(crate) async fn upload(store: Store, name: Path, request: StoreRequest, byte
         backend => {
             let length = bytes.len() as u64;
             let payload = PutPayload::from_bytes(bytes);
-            let once = |_| backend.objects().put(&name, payload.clone());
-            store.write(&request, retry::attempts(&request, store.retried(), once)).await?;
+            let once = |_, _| backend.objects().put(&name, payload.clone());
+            let writing = retry::transfer(&request, store.retried(), Transfer::Upload(length), once);
+            store.write(&request, writing).await?;
             store.report_transferred(length);
             Ok(())
         }
@@ -185,22 +186,30 @@ impl Multipart<'_> {
     async fn send(&self, id: &MultipartId, index: usize, bytes: Bytes) -> Result<PartId> {
         let length = bytes.len() as u64;
         let payload = PutPayload::from_bytes(bytes);
-        let once = |_| self.parts.put_part(self.name, id, index, payload.clone());
-        let part = retry::attempts(self.request, self.store.retried(), once).await?;
+        let once = |_, _| self.parts.put_part(self.name, id, index, payload.clone());
+        let part = retry::transfer(self.request, self.store.retried(), Transfer::Upload(length), once).await?;
         self.store.report_transferred(length);
         Ok(part)
     }
 
     async fn finish(&self, id: &MultipartId, parts: Vec<PartId>, bytes: u64, attempt: u32) -> object_store::Result<()> {
         match self.parts.complete_multipart(self.name, id, parts).await {
-            // If a retry finds no such upload, an earlier attempt completed the upload and its response was lost. (For
-            // a missing upload, most stores return "not found", some return "denied".)
-            Err(object_store::Error::NotFound { .. } | object_store::Error::PermissionDenied { .. }) if attempt > 1 => {
+            // An earlier attempt may have completed the upload, and its response was lost.
+            Err(error) if attempt > 1 && is_of_no_upload(&error) => {
                 let there = self.store.backend.objects().head(self.name).await?;
                 if there.size == bytes { Ok(()) } else { Err(lost_upload()) }
             }
             done => done.map(drop),
         }
+    }
+}
+
+/// True if the store does not know the upload. For that, most stores return "not found", some return "denied". Azure
+/// returns status 400 with the code InvalidBlockList.
+fn is_of_no_upload(error: &object_store::Error) -> bool {
+    match error {
+        object_store::Error::NotFound { .. } | object_store::Error::PermissionDenied { .. } => true,
+        error => error::chain(error).contains("InvalidBlockList"),
     }
 }
 
@@ -218,8 +227,8 @@ pub(crate) fn download(
 ) -> Result<()> {
     let (sender, receiver) = sync_channel(1);
     let fetching = runtime::start(async move {
-        let fetches = stream::iter(pieces(bytes).into_iter().map(|range| fetch(&store, &name, &request, range)));
-        let mut fetched = fetches.buffered(PARALLEL);
+        let fetch = async |range| store.part(&name, &request, &range).await;
+        let mut fetched = stream::iter(pieces(bytes)).map(fetch).buffered(PARALLEL);
         while let Some(piece) = fetched.next().await {
             let sent = sender.send(piece?);
             if sent.is_err() {
@@ -230,11 +239,6 @@ pub(crate) fn download(
     });
     receiver.iter().for_each(|piece: Bytes| take(&piece));
     fetching.wait()
-}
-
-async fn fetch(store: &Store, name: &Path, request: &StoreRequest, range: Range<u64>) -> Result<Bytes> {
-    let once = |_| store.part(name, &range);
-    retry::attempts(request, store.retried(), once).await
 }
 
 /// Splits `0..bytes` into ranges of equal size. The last range may be shorter.

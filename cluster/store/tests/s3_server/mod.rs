@@ -26,6 +26,8 @@ pub const SECRET_KEY: &str = "verysecretkeyverysecretkey";
 pub enum Fault {
     /// The request is not executed. The response has this HTTP status and this S3 error code.
     Refuse(u16, &'static str),
+    /// The request is not executed. The response has status 200 and this body.
+    Answer(&'static str),
     /// The connection is reset in the middle of the request body, so the server never receives the whole body.
     Reset,
     /// The request is executed, but the connection is reset without a response.
@@ -74,6 +76,10 @@ pub struct Layer {
     hit: Mutex<usize>,
     /// Limit of the rate of a response, bytes per second. 0: none.
     rate: AtomicU64,
+    /// Limit of the rate of all request bodies together, bytes per second. 0: none.
+    upload_rate: AtomicU64,
+    /// The link that request bodies share if their rate is limited.
+    uplink: tokio::sync::Mutex<()>,
     /// True if the server ignores If-None-Match in PUT requests, like a store that does not support it.
     unconditional: AtomicBool,
 }
@@ -101,6 +107,15 @@ impl Server {
         let (behind, front) = (listen("127.0.0.1", 0), listen(address, port));
         let (server, address) = (behind.local_addr().unwrap(), front.local_addr().unwrap());
         runtime.spawn(accept(behind, service, layer.clone(), folder.to_owned()));
+        runtime.spawn(proxy::serve(front, server, layer.clone()));
+        Self { address, layer, _runtime: runtime }
+    }
+
+    /// Serves only the proxy, in front of another server.
+    pub fn in_front_of(server: SocketAddr) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let front = runtime.block_on(tokio::net::TcpListener::bind(("127.0.0.1", 0))).unwrap();
+        let (address, layer) = (front.local_addr().unwrap(), Arc::new(Layer::default()));
         runtime.spawn(proxy::serve(front, server, layer.clone()));
         Self { address, layer, _runtime: runtime }
     }
@@ -148,6 +163,11 @@ impl Server {
     /// From now on, sends each response at this rate, as over a slow network.
     pub fn limit_rate(&self, bytes_per_second: u64) {
         self.layer.rate.store(bytes_per_second, Ordering::SeqCst);
+    }
+
+    /// From now on, all request bodies share this rate, as over a slow network.
+    pub fn limit_upload_rate(&self, bytes_per_second: u64) {
+        self.layer.upload_rate.store(bytes_per_second, Ordering::SeqCst);
     }
 
     pub fn fail(&self, rule: Rule) {

@@ -84,10 +84,14 @@ async fn forward(mut client: TcpStream, server: SocketAddr, layer: &Layer) -> Re
     }
     let fault = layer.fault(method, target);
     match fault {
+        // Read the whole body first. Otherwise a client that is still sending sees a reset instead of the response.
         Some(Fault::Refuse(status, code)) => {
-            // Read the whole body first. Otherwise a client that is still sending sees a reset instead of the response.
             request.fill(&mut client).await?;
             return client.write_all(&refusal(status, code)).await;
+        }
+        Some(Fault::Answer(body)) => {
+            request.fill(&mut client).await?;
+            return client.write_all(&response("200 OK", body)).await;
         }
         Some(Fault::Reset) if request.length() == 0 => return client.set_zero_linger(),
         Some(Fault::Reset) => {
@@ -105,7 +109,11 @@ async fn forward(mut client: TcpStream, server: SocketAddr, layer: &Layer) -> Re
     server.write_all(&request.head()).await?;
     let missing = request.length().saturating_sub(request.body.len());
     server.write_all(&request.body).await?;
-    tokio::io::copy(&mut (&mut client).take(missing as u64), &mut server).await?;
+    let mut rest = (&mut client).take(missing as u64);
+    match layer.upload_rate.load(Ordering::SeqCst) {
+        0 => drop(tokio::io::copy(&mut rest, &mut server).await?),
+        rate => share_uplink(&mut rest, &mut server, rate, &layer.uplink).await?,
+    }
     match (fault, layer.rate.load(Ordering::SeqCst)) {
         (None, 0) => tokio::io::copy(&mut server, &mut client).await.map(drop),
         (None, rate) => copy_slowly(&mut server, &mut client, rate).await,
@@ -123,6 +131,26 @@ async fn copy_slowly(from: &mut TcpStream, to: &mut TcpStream, rate: u64) -> Res
         }
         to.write_all(&piece[..count]).await?;
         tokio::time::sleep(Duration::from_secs_f64(count as f64 / rate as f64)).await;
+    }
+}
+
+/// Copies over a link that all connections share. It transfers `rate` bytes per second.
+async fn share_uplink(
+    from: &mut (impl AsyncReadExt + Unpin),
+    to: &mut TcpStream,
+    rate: u64,
+    uplink: &tokio::sync::Mutex<()>,
+) -> Result<()> {
+    let mut piece = vec![0; 64 << 10];
+    loop {
+        let count = from.read(&mut piece).await?;
+        if count == 0 {
+            return Ok(());
+        }
+        let turn = uplink.lock().await;
+        tokio::time::sleep(Duration::from_secs_f64(count as f64 / rate as f64)).await;
+        drop(turn);
+        to.write_all(&piece[..count]).await?;
     }
 }
 
@@ -170,8 +198,12 @@ async fn corrupt_response(mut client: TcpStream, mut server: TcpStream, bodiless
 
 fn refusal(status: u16, code: &str) -> Vec<u8> {
     let body = format!("<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>as the test asked</Message></Error>");
+    response(&format!("{status} Refused"), &body)
+}
+
+fn response(status: &str, body: &str) -> Vec<u8> {
     let length = body.len();
-    format!("HTTP/1.1 {status} Refused\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}").into_bytes()
+    format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}").into_bytes()
 }
 
 /// Error of a request that cannot be forwarded.
