@@ -172,7 +172,7 @@ fn an_ignored_sigchld_hides_no_failure() {
     until(&run, "\"training\"");
     support::signal(workers(&run)[&1], "-KILL");
     assert_eq!(coordinator.wait().unwrap().code(), Some(0));
-    assert_eq!(support::read_json(&run, "status.json")["attempt"], 2);
+    assert_eq!(read_json(&run, "status.json")["attempt"], 2);
 }
 
 /// A stopped process sends no heartbeats. The coordinator ends the attempt after the timeout. The run must end with the
