@@ -5,7 +5,7 @@ use std::sync::Arc;
 use lambert_config::RunConfig;
 use lambert_config::run::{Cluster, Device, DeviceKind, Precision, TokenBudget};
 use lambert_dataset::tokenizer::Tokenizer;
-use lambert_dataset::{Dataset, check_compatibility};
+use lambert_dataset::{Dataset, ModelVocabulary, check_compatibility};
 use lambert_plan::architecture::Architecture;
 use lambert_progress::Progress;
 use lambert_store::checkpoint as stored;
@@ -43,6 +43,8 @@ pub struct LoadedModel {
     /// Tokenizer with the vocabulary of the run.
     pub tokenizer: Tokenizer,
     vocabulary_sha256: String,
+    /// True if the tokenizer lowercases text.
+    lowercase: bool,
 }
 
 impl LoadedModel {
@@ -80,7 +82,8 @@ impl LoadedModel {
         let vocabulary = StoredVocabulary::read(&store)?.bytes;
         let tokenizer = info.vocabulary.tokenizer(&vocabulary)?;
         let vocabulary_sha256 = lambert_store::hash::sha256(&vocabulary);
-        Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256 })
+        let lowercase = info.vocabulary.lowercase;
+        Ok(Self { config, parameters, layers, step: manifest.step, tokenizer, vocabulary_sha256, lowercase })
     }
 
     /// Like [`LoadedModel::open`] in the precision of the run, with the mean of the weights of the newest `count` checkpoints of the run at `url`. The mean
@@ -119,7 +122,7 @@ impl LoadedModel {
         check_compatibility(
             &self.config,
             &[("--data".to_owned(), &dataset)],
-            Some(&self.vocabulary_sha256),
+            Some(ModelVocabulary { sha256: &self.vocabulary_sha256, lowercase: Some(self.lowercase) }),
             &mut errors,
         );
         if !errors.is_empty() {

@@ -30,7 +30,7 @@ pub mod tokenizer;
 mod vocabulary;
 mod write;
 
-pub use compatibility::check_compatibility;
+pub use compatibility::{ModelVocabulary, check_compatibility, text_case};
 pub use error::DatasetError;
 pub use manifest::{
     Corpus, Counts, HeldOut, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex,

@@ -53,10 +53,14 @@ impl ModelCard<'_> {
         blocks.extend([Block::Heading("Use".to_owned()), Block::Snippet("python", self.example())]);
         blocks.extend([Block::Heading("Model".to_owned()), self.architecture()]);
         blocks.extend(self.training_data());
-        blocks.extend(self.training());
+        if !self.is_imported() {
+            blocks.extend(self.training());
+        }
         blocks.extend(self.results());
         blocks.extend(self.limitations());
-        blocks.extend(self.configuration().into_iter().flatten());
+        if !self.is_imported() {
+            blocks.extend(self.configuration().into_iter().flatten());
+        }
         blocks.extend(self.versions());
         let front_matter = front_matter::render(self.labels, model_type, self.is_discriminator());
         format!("{front_matter}\n{}", markdown::render(&name, &blocks))
@@ -93,13 +97,18 @@ impl ModelCard<'_> {
                 format!("the weights of checkpoint {} of {}", checkpoint.unwrap_or_default(), short_name(run))
             }
         };
-        let training = match self.checkpoint.step == 0 && self.config.stage[0].name == STAGE {
+        let training = match self.is_imported() {
             true => "lambert imported it and did not train it".to_owned(),
             false => format!("lambert pre-trained it with {}, starting from {start}", self.objective()),
         };
         let (class, layers, parameters) = (self.model.class, self.layers(), self.parameters);
         let difference = self.model.difference.map(|difference| format!(" Note: {difference}.")).unwrap_or_default();
         format!("{class} with {layers} layers and {parameters} parameters. {training}.{difference}")
+    }
+
+    /// True if lambert imported the model and did not train it. Its configuration then has nothing of its training.
+    fn is_imported(&self) -> bool {
+        self.checkpoint.step == 0 && self.config.stage[0].name == STAGE
     }
 
     fn license(&self) -> String {

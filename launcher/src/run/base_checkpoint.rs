@@ -5,8 +5,8 @@ use std::path::Path;
 
 use lambert_config::run::{FunctionKey, Model, Moments, OptimizerKind};
 use lambert_config::{ConfigError, ConfigIssue, RunConfig};
-use lambert_dataset::Dataset;
 use lambert_dataset::tokenizer::VocabularyExtension;
+use lambert_dataset::{Dataset, text_case};
 use lambert_plan::architecture::{Architecture, ModuleKind};
 use lambert_store::{Store, StoredVocabulary, checkpoint, run as names};
 
@@ -158,11 +158,10 @@ fn compare(config: &RunConfig, base: &BaseModelInfo, issues: &mut Vec<ConfigIssu
         }
     }
     if let Some(theirs) = base.lowercase.filter(|theirs| is_known && *theirs != manifest.lowercase) {
-        let case = |lowercase: bool| if lowercase { "lowercases text" } else { "keeps the case of text" };
         let message = format!(
             "the tokenizer of {origin} {}, that of {data} {}; prepare the dataset with vocabulary.lowercase = {theirs}",
-            case(theirs),
-            case(manifest.lowercase)
+            text_case(theirs),
+            text_case(manifest.lowercase)
         );
         issues.push(ConfigIssue::new(KEY, message));
     }

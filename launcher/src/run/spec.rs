@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use lambert_config::run::Stage;
 use lambert_config::{Checked, ConfigError, ConfigIssue, Layers, RunConfig, exit};
-use lambert_dataset::{Dataset, check_compatibility};
+use lambert_dataset::{Dataset, ModelVocabulary, check_compatibility};
 use lambert_plan::durations;
 use lambert_plan::memory::{self, DatasetShape};
 use lambert_store::Store;
@@ -280,6 +280,7 @@ fn check_datasets_and_memory(
     }
     let all = issues.len() == before;
     let used: Vec<_> = opened.iter().map(|(key, dataset)| (key.clone(), dataset)).collect();
+    let vocabulary = vocabulary.map(|sha256| ModelVocabulary { sha256, lowercase: None });
     check_compatibility(config, &used, vocabulary, issues);
     if is_single_host && all && !opened.is_empty() {
         let mut shapes = opened.iter().map(|(_, dataset)| dataset.sizes());

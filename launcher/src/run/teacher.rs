@@ -5,7 +5,7 @@ use std::path::Path;
 
 use lambert_config::run::{Model, Teacher, TeacherInfo, Unpadded};
 use lambert_config::{ConfigError, ConfigIssue, RunConfig};
-use lambert_dataset::Dataset;
+use lambert_dataset::{Dataset, text_case};
 use lambert_plan::architecture::Architecture;
 use lambert_plan::distillation::copied_tensors;
 use lambert_plan::memory::{self, DatasetShape};
@@ -61,6 +61,8 @@ pub struct NewTeacher {
     info: TeacherInfo,
     /// Configuration of its run.
     config: RunConfig,
+    /// True if its tokenizer lowercases text. `None` if that is not recorded.
+    lowercase: Option<bool>,
     source: Source,
 }
 
@@ -169,7 +171,8 @@ impl NewTeacher {
             vocabulary_sha256: hash::sha256(import.vocabulary()),
             model: config.model.clone(),
         };
-        Ok(Self { info, config, source: Source::Folder(Box::new(import)) })
+        let lowercase = Some(import.lowercase());
+        Ok(Self { info, config, lowercase, source: Source::Folder(Box::new(import)) })
     }
 
     /// Reads the checkpoint at `url`, or the newest intact checkpoint of the run at `url`.
@@ -195,7 +198,8 @@ impl NewTeacher {
             model: Model { layers: theirs.depth(manifest.stage), ..theirs.model.clone() },
         };
         let source = Source::Checkpoint { run: Box::new(store), name: manifest.name(), config: text, vocabulary };
-        Ok(Self { info, config: theirs, source })
+        let lowercase = manifest.state["lowercase"].as_bool();
+        Ok(Self { info, config: theirs, lowercase, source })
     }
 
     /// Copies the teacher to the store of the run, in place of another copy, and writes the description. Leaves the description
@@ -336,6 +340,15 @@ pub fn check(
             if manifest.vocabulary.sha256 != info.vocabulary_sha256 {
                 let message = format!(
                     "the vocabulary of {from} differs from that of {url}; prepare the dataset with the vocabulary of the teacher"
+                );
+                issues.push(ConfigIssue::new(KEY, message));
+            } else if let Some(theirs) =
+                new.and_then(|new| new.lowercase).filter(|theirs| *theirs != manifest.lowercase)
+            {
+                let message = format!(
+                    "the tokenizer of {from} {}, that of {url} {}; prepare the dataset with vocabulary.lowercase = {theirs}",
+                    text_case(theirs),
+                    text_case(manifest.lowercase)
                 );
                 issues.push(ConfigIssue::new(KEY, message));
             }

@@ -1,6 +1,6 @@
 //! The best checkpoint that a run has recorded.
 
-use super::RollbackPoint;
+use super::Rollbacks;
 use super::select::{ListedCheckpoint, list, read_manifest};
 use crate::error::Result;
 use crate::store::Store;
@@ -13,8 +13,9 @@ use crate::store::Store;
 /// A store error. A manifest that cannot be read for now must not cause the deletion of the best checkpoint.
 pub fn recorded_best(run: &Store) -> Result<Option<String>> {
     let listed = list(run)?;
-    let rollbacks = RollbackPoint::read_from(run, listed.last().map_or(0, |listed| listed.position.attempt))?;
-    let is_valid = |listed: &ListedCheckpoint| !rollbacks.iter().any(|rollback| rollback.invalidates(listed.position));
+    let positions: Vec<_> = listed.iter().map(|listed| listed.position).collect();
+    let rollbacks = Rollbacks::of(run, &positions)?;
+    let is_valid = |listed: &ListedCheckpoint| !rollbacks.invalidate(listed.position);
     let (valid, invalidated): (Vec<_>, Vec<_>) = listed.into_iter().partition(is_valid);
     for ListedCheckpoint { name, .. } in valid.into_iter().chain(invalidated) {
         match read_manifest(run, &name) {

@@ -53,7 +53,8 @@ pub fn transformers(shape: ExportedShape<'_>, heads: &[Head]) -> TransformersMod
     keys.insert("embedding_size".into(), json!(model.embedding()));
     keys.insert("inner_group_num".into(), json!(1));
     keys.insert("num_hidden_groups".into(), json!(if model.groups == 0 { shape.layers } else { model.groups }));
-    keys.insert("classifier_dropout_prob".into(), json!(model.dropout));
+    // A head for fine-tuning has dropout, even if the pre-training had none.
+    keys.insert("classifier_dropout_prob".into(), json!(0.1));
     TransformersModel::of_class(class, "albert", keys)
 }
 

@@ -229,7 +229,8 @@ pub fn imported(keys: ConfigKeys<'_>) -> Result<ImportedModel, UnsupportedValue>
         tied_decoder: keys.flag("tie_word_embeddings", true)?,
         dropout,
         attention_dropout: (attention_dropout != dropout).then_some(attention_dropout),
-        attention_output_dropout: (attention_dropout != dropout).then_some(attention_dropout),
+        // Without a value, the model would get the default of the family.
+        attention_output_dropout: Some(attention_dropout),
         initializer_range: keys.number("initializer_range", 0.02)?,
         layer_norm_eps: keys.number("norm_eps", 1e-5)?,
         pad_vocabulary_to: 1,

@@ -79,7 +79,14 @@ impl ModelCard<'_> {
         }
         rows.push(("optimizer", self.optimizer()));
         rows.extend(config.objective.teacher.as_ref().map(|teacher| ("teacher", of_teacher(teacher))));
-        rows.push(("dropout", config.model.dropout.to_string()));
+        let model = &config.model;
+        rows.push(("dropout", model.dropout.to_string()));
+        let others = [
+            ("dropout of attention weights", model.attention_dropout),
+            ("dropout of attention outputs", model.attention_output_dropout),
+        ];
+        let others = others.into_iter().filter_map(|(name, dropout)| Some((name, dropout?)));
+        rows.extend(others.filter(|(_, dropout)| *dropout != model.dropout).map(|(name, it)| (name, it.to_string())));
         rows.push(("precision", key(config.model.precision)));
         rows.push(("seed", config.run.seed.to_string()));
         rows.push(("workers", self.checkpoint.world.to_string()));
