@@ -1,10 +1,11 @@
 //! Warnings about the data of a run, before the run starts: too many repetitions, too few samples for a batch, too few
-//! masked tokens, unused pairs of segments, and evaluation data that differ from the training data.
+//! masked tokens, words that cannot be masked, unused pairs of segments, and evaluation data that differ from the training data.
 
 use std::sync::mpsc;
 use std::time::Duration;
 
-use lambert_config::run::{Objective, Pair, RunConfig, Stage};
+use lambert_config::run::{MaskUnit, Objective, Pair, RunConfig, Stage};
+use lambert_dataset::tokenizer::TokenTable;
 use lambert_dataset::{Dataset, TokenUsage};
 use lambert_plan::{mixture, timeline};
 
@@ -17,6 +18,10 @@ const MOST_UNKNOWN: f64 = 0.05;
 /// Overlap of token frequencies below which there is a warning. Measured overlaps: two parts of a novel 0.78, two
 /// novels 0.63, a novel and Wikipedia 0.47, different languages below 0.2 (data-prep/tests/held_out.rs).
 const LEAST_OVERLAP: f64 = 0.3;
+
+/// Mean number of tokens of a word above which there is a warning. Text without spaces has long words in BPE: 1.3 tokens in
+/// English, more than 20 in Chinese.
+const MOST_WORD_TOKENS: f64 = 6.0;
 
 /// Time limit for reading the datasets.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -45,6 +50,22 @@ impl NamedDataset {
             format!("{}: {percent:.0}% of the tokens are [UNK]: the vocabulary does not fit this text", self.key)
         })
     }
+}
+
+/// Warns about words that have too many tokens to be masked as a whole. `counts` are those of the tokens by id.
+fn long_words(key: &str, objective: &Objective, tokens: &TokenTable, counts: &[u64]) -> Option<String> {
+    if objective.mask_unit == MaskUnit::Piece {
+        return None;
+    }
+    let starts = (0_u32..).zip(counts).filter(|(id, _)| !tokens.is_continuation(*id));
+    let (words, all) = (starts.map(|(_, count)| count).sum::<u64>(), counts.iter().sum::<u64>());
+    let mean = all as f64 / words.max(1) as f64;
+    (mean > MOST_WORD_TOKENS).then(|| {
+        format!(
+            "{key}: a word has {mean:.0} tokens on average, but words with more tokens than a sample may mask are never masked; \
+             set objective.mask_unit = \"piece\""
+        )
+    })
 }
 
 /// Returns all warnings. Each warning starts with its configuration key. If a file system hangs, gives up after
@@ -84,6 +105,11 @@ fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
             longest.unwrap_or(0),
         ));
         unknown.extend(datasets.iter().filter_map(NamedDataset::unknown));
+        masked.extend(datasets.iter().filter_map(|data| {
+            let objective = stage.objective.of(&config.objective);
+            let tokens = TokenTable::read(&data.dataset.vocabulary().ok()?, &data.key).ok()?;
+            long_words(&data.key, &objective, &tokens, &data.dataset.token_counts().ok()?)
+        }));
         let pairs = |data: &NamedDataset| unused_pairs(&data.key, data.dataset.manifest().samples.pair, config);
         paired.extend(datasets.iter().filter_map(pairs));
         last = datasets;
@@ -174,6 +200,19 @@ mod tests {
     use lambert_config::run::MixtureDataset;
 
     use super::*;
+
+    #[test]
+    fn words_that_cannot_be_masked_cause_a_warning() {
+        let vocabulary = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##b\n";
+        let tokens = TokenTable::read(vocabulary.as_bytes(), "vocab.txt").unwrap();
+        let of = |mask_unit, counts: [u64; 7]| {
+            long_words("stage.0.data", &Objective { mask_unit, ..Objective::default() }, &tokens, &counts)
+        };
+        let warning = of(MaskUnit::Word, [0, 0, 0, 0, 0, 10, 240]).unwrap();
+        assert!(warning.starts_with("stage.0.data: a word has 25 tokens on average"), "{warning}");
+        assert_eq!(of(MaskUnit::Piece, [0, 0, 0, 0, 0, 10, 240]), None);
+        assert_eq!(of(MaskUnit::Span, [0, 0, 0, 0, 0, 10, 40]), None);
+    }
 
     #[test]
     fn few_or_repeated_samples_cause_a_warning() {
