@@ -176,10 +176,10 @@ impl Turn<'_> {
                 };
             }
             Event::LeaseSeen(newest) if newest > number => {
-                return self.to_end(running, EndReason::Replaced(takeover_message(newest)));
+                return self.begin_ending(running, EndReason::Replaced(takeover_message(newest)));
             }
             Event::LeaseGone(attempt, message) if attempt == number => {
-                return self.to_end(running, EndReason::Replaced(message));
+                return self.begin_ending(running, EndReason::Replaced(message));
             }
             Event::SaveRequested if !running.stopping => self.actions.push(Action::Command(Directive::Checkpoint)),
             _ => {}
@@ -190,7 +190,7 @@ impl Turn<'_> {
             why = self.overdue(&mut running);
         }
         match why {
-            Some(why) => self.to_end(running, why),
+            Some(why) => self.begin_ending(running, why),
             None => Phase::Running(running),
         }
     }
@@ -244,7 +244,7 @@ impl Turn<'_> {
         Some(EndReason::Failed(AttemptFailure { hosts: hang.hosts, ..AttemptFailure::transient(hang.message) }))
     }
 
-    fn to_end(&mut self, mut running: Box<Running>, why: EndReason) -> Phase {
+    fn begin_ending(&mut self, mut running: Box<Running>, why: EndReason) -> Phase {
         running.has_warned_slow = false;
         self.actions.push(Action::End);
         Phase::Ending(running, why)
