@@ -35,7 +35,7 @@ fn a_stage_that_has_ended_cannot_become_longer() {
     let refused = start(&config, &url, &["stage.0.steps=12"]);
     assert_eq!(refused.code, Some(2), "{}", refused.log);
     let message = "stage.0.steps: step-000000009-a0001 was saved in stage 1, but with this number of steps, step 9 is in stage 0; \
-                   a stage cannot become longer after it has ended";
+                   a stage cannot become longer once a later stage has begun";
     assert!(refused.log.contains(message), "{}", refused.log);
     assert_eq!(checkpoints(&url), kept);
     // The stored configuration has not changed.

@@ -89,7 +89,7 @@ fn a_crash_after_the_end_does_not_change_the_result() {
     let dir = TestDir::new();
     let run = dir.path("run");
     let ended = Running::start_in(&dir.config(20, 2), &run, &[], &[library(&dir, "abort_at_exit")]).end();
-    stopped(&run, &ended, 0, "killed by SIGABRT; training was already complete, the result is valid");
+    stopped(&run, &ended, 0, "killed by SIGABRT; the last checkpoint is complete, so the result is valid");
     assert!(ended.log.contains("rank 1 (pid ") && !ended.log.contains("restarting all workers"), "{}", ended.log);
     assert_eq!(read_json(&run, "status.json")["state"], "finished");
 }

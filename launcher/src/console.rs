@@ -36,9 +36,9 @@ const LAST_WRITES: Duration = Duration::from_secs(2);
 /// Moves a terminal's cursor to its first column and line, and clears what follows.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
-/// True if stdout is a terminal.
+/// True if stdout is a terminal that can move its cursor.
 pub fn is_output_terminal() -> bool {
-    io::stdout().is_terminal()
+    io::stdout().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
 
 struct Detached {

@@ -66,6 +66,9 @@ pub(crate) struct OpenedStore {
 
 pub(crate) fn open(url: &str, settings: &StoreSettings) -> Result<OpenedStore> {
     if !url.contains("://") {
+        if let Some((scheme, rest)) = url.split_once(":/").filter(|(scheme, _)| SCHEMES.contains(scheme)) {
+            return Err(refused(url, format!("a URL has two slashes: {scheme}://{rest}")));
+        }
         return local(FilePath::new(url), url);
     }
     let parsed = Url::parse(url).map_err(|source| refused(url, format!("not a URL: {source}")))?;
@@ -84,9 +87,12 @@ pub(crate) fn open(url: &str, settings: &StoreSettings) -> Result<OpenedStore> {
         "s3" | "s3a" => remote(&parsed, s3(&parsed, settings)),
         "gs" => remote(&parsed, gcs(&parsed, settings)),
         "az" | "abfs" | "abfss" => remote(&parsed, azure(&parsed, settings)),
-        other => Err(refused(url, format!("unknown scheme {other:?}; supported: paths, file, memory, s3, gs, az"))),
+        other => Err(refused(url, format!("unknown scheme {other:?}; supported: paths, file, s3, gs, az"))),
     }
 }
+
+/// Schemes of URLs.
+const SCHEMES: [&str; 8] = ["file", "memory", "s3", "s3a", "gs", "az", "abfs", "abfss"];
 
 fn refused(url: &str, why: String) -> Error {
     Error::Url { url: shown(url), why: Cause::new(why).to_string() }

@@ -120,7 +120,7 @@ pub fn longer_stage(
     let index = position(config, ended, step).map(|place| place.index).filter(|index| *index < entered)?;
     Some(format!(
         "stage.{index}.steps: {checkpoint} was saved in stage {entered}, but with this number of steps, step {step} is in stage \
-         {index}; a stage cannot become longer after it has ended"
+         {index}; a stage cannot become longer once a later stage has begun"
     ))
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 
-use super::values::{PREP_MEMORY, bytes, part};
+use super::values::{PREP_MEMORY, bytes, local_path, part};
 
 /// Arguments of `lambert prep`.
 #[derive(Debug, Args)]
@@ -57,7 +57,7 @@ pub struct Vocab {
     #[arg(long, default_value_t = 30522, value_name = "N")]
     pub size: usize,
     /// Output file: vocab.txt with one token per line for wordpiece, tokenizer.json for bpe and unigram
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = local_path())]
     pub output: PathBuf,
     /// Keep case, and with wordpiece accents; the default for bpe and unigram
     #[arg(long)]
@@ -93,7 +93,7 @@ pub struct Generate {
     #[arg(long, default_value_t = 1, value_name = "S")]
     pub seed: u64,
     /// Output file: one sentence per line, a blank line between documents
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = local_path())]
     pub output: PathBuf,
     /// Print the statistics as JSON
     #[arg(long)]
@@ -143,7 +143,7 @@ pub struct DataReport {
     /// Dataset directory or URL
     pub dataset: String,
     /// Output file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = local_path())]
     pub output: PathBuf,
     /// Format of the report
     #[arg(long, value_enum, default_value_t)]

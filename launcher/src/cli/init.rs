@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::values::local_path;
+
 const INIT_EXAMPLES: &str = "Examples:
   lambert init --source text --input notes.jsonl --size small
   lambert init --source books,wikipedia --size base --place slurm --nodes 4 --gpus-per-node 8 --output bert-base";
@@ -40,7 +42,7 @@ pub struct Init {
     #[arg(long, value_enum)]
     pub recipe: Option<Recipe>,
     /// Directory for the files
-    #[arg(long, value_name = "DIR", default_value = ".")]
+    #[arg(long, value_name = "DIR", default_value = ".", value_parser = local_path())]
     pub output: PathBuf,
     /// Replace existing files
     #[arg(long)]

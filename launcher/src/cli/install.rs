@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::values::local_path;
+
 const COMPLETIONS_EXAMPLES: &str = "Examples:
   lambert completions bash > ~/.local/share/bash-completion/completions/lambert
   lambert completions fish > ~/.config/fish/completions/lambert.fish";
@@ -33,6 +35,6 @@ pub enum Shell {
 #[command(after_help = "Examples:\n  lambert man --output ~/.local/share/man/man1")]
 pub struct Man {
     /// Directory for the pages
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = local_path())]
     pub output: PathBuf,
 }

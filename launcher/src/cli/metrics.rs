@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::values::local_path;
+
 const METRICS_EXAMPLES: &str = "Examples:
   lambert metrics runs/demo --format csv --output demo.csv
   lambert metrics runs/demo --follow
@@ -19,10 +21,10 @@ pub struct Metrics {
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub format: RecordFormat,
     /// Output file; required for Parquet [default: stdout]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = local_path())]
     pub output: Option<PathBuf>,
     /// Write TensorBoard event files to this directory instead, replacing earlier ones
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["format", "output"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["format", "output"], value_parser = local_path())]
     pub tensorboard: Option<PathBuf>,
     /// Continue with new steps until the run is over; JSON lines on stdout, or --tensorboard
     #[arg(long, conflicts_with = "output")]

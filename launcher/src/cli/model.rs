@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use lambert_config::run::DeviceKind;
 
-use super::values::{hub_model, language, license};
+use super::values::{hub_model, language, license, local_path};
 use crate::import::InitializedModule;
 
 const CHECKPOINT_EXAMPLES: &str = "Examples:
@@ -169,7 +169,7 @@ pub struct Embed {
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,
     /// Parquet file with the texts and their embeddings
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = local_path())]
     pub output: PathBuf,
     /// Vector of a text: mean over its tokens, or the hidden state of [CLS]
     #[arg(long, default_value = "mean", value_parser = ["mean", "cls"])]
@@ -246,7 +246,7 @@ pub struct Export {
     #[arg(value_name = "RUN_OR_CHECKPOINT")]
     pub model: String,
     /// Output directory; must be empty or absent
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = local_path())]
     pub output: PathBuf,
     /// Network of a run with objective.replaced_tokens [default: discriminator]
     #[arg(long, value_name = "NETWORK")]

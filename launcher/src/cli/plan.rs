@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::values::local_path;
+
 const PLAN_EXAMPLES: &str = "Examples:
   lambert plan --config configs/bert-large-lamb.toml --machine h100 --tokens-per-sample 128,512
   lambert plan --config configs/demo.toml --machine here --failures-per-day 1";
@@ -43,7 +45,7 @@ pub struct Plan {
     #[arg(long)]
     pub scaling: bool,
     /// Draw hours and efficiency on 1 to 4,096 ranks as SVG
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = local_path())]
     pub plot: Option<PathBuf>,
     /// Print as JSON
     #[arg(long)]

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::values::local_path;
+
 const REPORT_EXAMPLES: &str = "Examples:
   lambert report runs/demo --output demo.html
   lambert report runs/a runs/b --format markdown
@@ -17,13 +19,13 @@ pub struct Report {
     #[arg(required = true, value_name = "RUN")]
     pub runs: Vec<String>,
     /// Output file [default: stdout]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = local_path())]
     pub output: Option<PathBuf>,
     /// Format of the report
     #[arg(long, value_enum, default_value_t)]
     pub format: ReportFormat,
     /// Also write the loss curves as SVG
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = local_path())]
     pub curves: Option<PathBuf>,
 }
 

@@ -1,7 +1,9 @@
 //! Parsers for argument values.
 
+use std::path::PathBuf;
 use std::sync::LazyLock;
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use lambert_data_prep::prep;
 
 /// Default memory of a preparation, as command-line text.
@@ -20,6 +22,20 @@ pub fn bytes(text: &str) -> Result<u64, String> {
     };
     let number = number.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift));
     number.ok_or_else(|| "expected a size such as 512M or 4G".to_owned())
+}
+
+/// Returns a parser of the local path of an output. A URL would name a folder such as `s3:`.
+pub fn local_path() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(refuse_url)
+}
+
+fn refuse_url(path: PathBuf) -> Result<PathBuf, String> {
+    match path.to_str().and_then(|text| text.split_once(":/")) {
+        Some((scheme, _)) if scheme.len() > 1 && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()) => {
+            Err("is a URL; expected a local path".to_owned())
+        }
+        _ => Ok(path),
+    }
 }
 
 /// Parses `I/N` into a part index and the number of parts.
@@ -66,6 +82,16 @@ mod tests {
     #[test]
     fn preparation_memory_round_trips() {
         assert_eq!(bytes(&PREP_MEMORY), Ok(prep::DEFAULT_MEMORY));
+    }
+
+    #[test]
+    fn an_output_is_a_local_path() {
+        for path in ["model", "./a:b/c", "/tmp/s3:/x"] {
+            assert_eq!(refuse_url(path.into()), Ok(path.into()));
+        }
+        for url in ["s3://bucket/model", "s3:/bucket/model", "file:///tmp/model", "az://a"] {
+            assert!(refuse_url(url.into()).is_err(), "{url}");
+        }
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub fn sources(arguments: &cli::Init, shipped: &mut Document) -> Result<Vec<Text
     let mut sources =
         known.map(|(corpus, section)| corpus.source(arguments, section)).collect::<Result<Vec<_>, _>>()?;
     for path in &arguments.input {
-        let section = own_text(&arguments.output, path)?;
+        let section = own_text(&arguments.output, path, arguments.input.len() == 1)?;
         sources.push(TextSource { section, advice: None });
     }
     Ok(sources)
@@ -79,8 +79,9 @@ impl KnownCorpus<'_> {
     }
 }
 
-/// Returns the source at `path`, whose format is detected from the first bytes of each file.
-fn own_text(output: &Path, path: &str) -> Result<Section, InitError> {
+/// Returns the source at `path`, whose format is detected from the first bytes of each file. If the text is one file, which is
+/// the only input, blank lines separate its documents. `is_only` is true if there is no other input.
+fn own_text(output: &Path, path: &str, is_only: bool) -> Result<Section, InitError> {
     let found = files("--input", path, FormatName::AUTO.into())?;
     let mut section = Section::new(HEADING);
     section.set("path", seen_from(output, path));
@@ -88,7 +89,7 @@ fn own_text(output: &Path, path: &str) -> Result<Section, InitError> {
         Some(format) => {
             section.set("format", format.name());
             if format.documents().contains(&Documents::BlankLine) {
-                let documents = if found.len() == 1 { Documents::BlankLine } else { Documents::File };
+                let documents = if is_only && found.len() == 1 { Documents::BlankLine } else { Documents::File };
                 section.set("documents", documents.to_string());
             }
             if format.options().contains(&"field") {
@@ -149,7 +150,7 @@ mod tests {
             path.to_str().unwrap().to_owned()
         };
         let section = |path: &str| {
-            let section = own_text(Path::new("."), path).unwrap();
+            let section = own_text(Path::new("."), path, true).unwrap();
             ["format", "documents", "field"].map(|key| section.get(key).map(str::to_owned))
         };
         let expected = |values: [Option<&str>; 3]| values.map(|value| value.map(|value| format!("\"{value}\"")));
@@ -162,7 +163,7 @@ mod tests {
         assert_eq!(section(all.to_str().unwrap()), expected([Some("text"), Some("file"), None]));
         write("a/3.jsonl", "{\"text\": \"One sentence.\"}\n");
         assert_eq!(section(all.to_str().unwrap()), expected([Some("auto"), None, None]));
-        let missing = own_text(Path::new("."), "no/such.jsonl").unwrap_err();
+        let missing = own_text(Path::new("."), "no/such.jsonl", true).unwrap_err();
         assert!(missing.to_string().starts_with("--input no/such.jsonl: No such file"), "{missing}");
     }
 }

@@ -165,7 +165,10 @@ fn say_note(note: &Note, state: &CoordinatorState) {
             "terminating the workers before the checkpoint is complete, because the job must be requeued now; steps since \
              the last checkpoint are lost"
         ),
-        Note::ResultStands(message) => tracing::warn!("{message}; training was already complete, the result is valid"),
+        Note::ResultStands(message) => tracing::warn!(
+            "{message}; the last checkpoint is complete, so the result is \
+             valid"
+        ),
         Note::StartFailed(message) => tracing::warn!("the workers could not be started: {message}"),
         Note::Saving => tracing::info!("checkpoint requested"),
         Note::ShortLead { save, lead } => tracing::warn!(

@@ -158,7 +158,7 @@ impl NotifyRunner {
     fn warn(&mut self, failure: &str) {
         if !self.has_warned {
             let program = &self.command[0];
-            tracing::warn!("notify.command {program} {failure}; training continues, later failures are not reported");
+            tracing::warn!("notify.command {program} {failure}; later failures of this command are not logged");
         }
         self.has_warned = true;
     }

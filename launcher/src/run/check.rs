@@ -79,6 +79,9 @@ fn missing_notifier(command: &[String]) -> Option<String> {
 /// Describes the closest existing folder at or above `path` if this user cannot write to it.
 fn not_writable(path: &Path) -> Option<String> {
     let folder = path.ancestors().find(|folder| folder.exists())?;
+    if !folder.is_dir() {
+        return Some(format!("{} is a file; --run needs a folder", folder.display()));
+    }
     let error = access(folder, Access::WRITE_OK | Access::EXEC_OK).err()?;
     Some(format!("cannot write to {}: {}", folder.display(), std::io::Error::from(error)))
 }

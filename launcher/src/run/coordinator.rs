@@ -17,10 +17,13 @@ use crate::decide::{
     self, Action, Attempt, CoordinatorState, Event, HostPool, LastKnown, Settings, StopReason, Verdict,
 };
 use crate::failure::{Failure, Outcome};
+use crate::host;
 use crate::observe::{Observers, RecordOutput, StepCosts};
 use crate::panics;
 use crate::slurm::nodes;
 use crate::slurm::record::JobRecord;
+use crate::status::stored::{Liveness, liveness};
+use crate::status::{CoordinatorProcess, Status};
 use crate::store_writer::{ObjectWrite, StoreWriter, Urgency};
 
 #[derive(Debug, thiserror::Error)]
@@ -58,6 +61,7 @@ impl<'a> Coordinator<'a> {
         processes::adopt_orphans().map_err(Failure::failed)?;
         processes::allow_connections();
         let InitialState { stop_requested, status, history, job } = InitialState::read(spec)?;
+        warn_of_takeover(&status);
         let (events, inbox) = channel();
         if stop_requested {
             let _ = events.send(Event::StopRequested);
@@ -213,5 +217,18 @@ pub fn host_pool(config: &lambert_config::RunConfig) -> HostPool {
         (false, _) => HostPool::Hosts(hosts),
         (true, Some(number)) if number > 1 || !is_on_node => HostPool::Allocation(nodes::of_job()),
         (true, _) => HostPool::Here,
+    }
+}
+
+/// Warns if the run seems to have a coordinator, which this one replaces.
+fn warn_of_takeover(status: &Status) {
+    let CoordinatorProcess { host, pid, .. } = &status.coordinator;
+    if *pid != 0 && liveness(status) == Liveness::Alive {
+        let age = host::now() - status.updated;
+        tracing::warn!(
+            "taking over the run from another coordinator (pid {pid}, host {host}), which wrote its status {age:.0} s ago; it ends with \
+             exit code {}",
+            exit::TAKEN_OVER
+        );
     }
 }

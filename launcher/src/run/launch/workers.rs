@@ -75,6 +75,24 @@ fn cpus_per_rank(config: &RunConfig, attempt: &Attempt) -> usize {
     config.cpus_per_rank(gpus, || nodes::cpus_per_rank(attempt.world, nodes))
 }
 
+/// Scratch directories of workers that are not started yet. They are removed if the start fails.
+struct UnusedScratch(Option<ScratchDirs>);
+
+impl UnusedScratch {
+    /// Leaves the directories to the workers.
+    fn keep(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for UnusedScratch {
+    fn drop(&mut self) {
+        if let Some(scratch) = &self.0 {
+            scratch.remove();
+        }
+    }
+}
+
 impl Workers {
     /// Starts all ranks of `attempt`. Call this function on the main thread, because the kernel ends the ranks when the
     /// thread that started them exits.
@@ -93,6 +111,7 @@ impl Workers {
         let mut for_gpus = environment::for_gpus(&spec.config.device, is_set);
         for_gpus.extend(ras.as_deref().map(|address| (environment::RAS_ADDRESS, address)));
         ScratchDirs::create(&launcher.folders(&scratch))?;
+        let unused = UnusedScratch(Some(scratch.clone()));
         let present = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
         let present = present.chain(for_gpus.iter().map(|(name, _)| (*name).to_owned()));
         let traced = spec.config.metrics.traced();
@@ -122,6 +141,7 @@ impl Workers {
         ];
         let (alive, readers) = channel();
         let (number, server) = (attempt.number, Some(server));
+        unused.keep();
         let workers = Self { number, tree, server, events, exited: false, readers, scratch };
         for output in outputs.into_iter().flatten() {
             workers.read(output, launcher.parser(), alive.clone())?;
