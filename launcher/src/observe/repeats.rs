@@ -7,7 +7,7 @@ const SHOWN: usize = 3;
 /// Maximum number of texts to remember. The oldest text without hidden lines is forgotten first.
 const TEXTS: usize = 256;
 
-/// Deduplicates the output of the ranks. The first [`SHOWN`] ranks that print a text are shown, the others are counted.
+/// Deduplicates the output of the ranks. The first `SHOWN` ranks that print a text are shown, the others are counted.
 /// Times of log lines are ignored.
 #[derive(Debug, Default)]
 pub struct RepeatedLines(Vec<RepeatedLine>);
