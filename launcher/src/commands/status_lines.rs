@@ -54,7 +54,7 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
     if !status.goodput.is_empty() {
         lines.push(line("goodput", &goodput(&status.goodput)));
     }
-    lines.extend(status.restarts.failures.iter().map(failure));
+    lines.extend(status.restarts.failures.iter().map(|downtime| failure(downtime, status)));
     lines.extend(workers.logs.iter().map(|folder| line("logs", &format!("{folder} (on each worker's host)"))));
     if status.state == RunState::Failed
         && let Some(error) = &status.error
@@ -109,13 +109,15 @@ fn step(status: &Status) -> String {
 }
 
 fn attempt(status: &Status) -> String {
+    // The count is that of this coordinator. The failures include those of earlier ones.
     let Restarts { count, failures } = &status.restarts;
-    if *count == 0 {
+    let count = (*count).max(failures.len() as u64);
+    if count == 0 {
         return status.attempt.to_string();
     }
     let cost: Option<f64> = failures.iter().filter_map(|failure| failure.seconds).reduce(|sum, seconds| sum + seconds);
     let cost = cost.map_or(String::new(), |seconds| format!(", {seconds:.1} s lost"));
-    format!("{} ({}{cost})", status.attempt, counted(*count, "restart"))
+    format!("{} ({}{cost})", status.attempt, counted(count, "restart"))
 }
 
 /// The productive share, and the other categories with the most time.
@@ -128,8 +130,14 @@ fn goodput(goodput: &Goodput) -> String {
     format!("{} of {}{lost}", percent(goodput.share()), duration(goodput.total()))
 }
 
-fn failure(downtime: &Downtime) -> String {
-    let cost = downtime.seconds.map_or("not recovered yet".to_owned(), |seconds| format!("{seconds:.1} s lost"));
+fn failure(downtime: &Downtime, status: &Status) -> String {
+    let is_made_up = status.attempt > downtime.attempt && status.progress.step >= downtime.step;
+    let cost = match downtime.seconds {
+        Some(seconds) => format!("{seconds:.1} s lost"),
+        // The coordinator of the failure ended before the run had reached this step again.
+        None if is_made_up => "recovered, time lost unknown".to_owned(),
+        None => "not recovered yet".to_owned(),
+    };
     line("failure", &format!("attempt {}, step {}: {}; {cost}", downtime.attempt, downtime.step, downtime.cause))
 }
 
@@ -298,6 +306,10 @@ mod tests {
         let lines = run("/r", &status, Liveness::Over, None);
         assert_eq!(lines[2], "attempt      2 (1 restart, 2.6 s lost)");
         assert_eq!(lines[3], "failure      attempt 1, step 603: rank 1 (pid 7, host vm) killed by SIGKILL; 2.6 s lost");
+        let unknown = Downtime { attempt: 1, step: 603, seconds: None, cause: "killed".to_owned() };
+        assert!(failure(&unknown, &status).ends_with("; not recovered yet"));
+        let progress = RunProgress { step: 603, ..RunProgress::default() };
+        assert!(failure(&unknown, &Status { progress, ..status }).ends_with("; recovered, time lost unknown"));
     }
 
     #[test]
