@@ -69,7 +69,10 @@ fn a_webhook_gets_the_events() {
     assert_eq!((&end["name"], &end["run"]), (&json!("watched"), &json!(run)));
     let count = |name: &str| events.iter().filter(|event| event["event"] == name).count();
     assert!(count("evaluation") >= 9 && of("evaluation")["loss"].is_number(), "{events:?}");
-    assert!(count("checkpoint") > 9 && of("checkpoint")["name"].as_str().unwrap().starts_with("step-"), "{events:?}");
+    assert!(
+        count("checkpoint") > 9 && of("checkpoint")["checkpoint"].as_str().unwrap().starts_with("step-"),
+        "{events:?}"
+    );
     assert_eq!(count("restart") + count("rollback") + count("plateau") + count("end"), 4, "{events:?}");
 }
 

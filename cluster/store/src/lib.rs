@@ -22,6 +22,7 @@ mod local_listing;
 mod local_read;
 /// Validation of object names.
 pub mod names;
+mod object;
 mod open;
 /// Files that a command writes for the user.
 pub mod output_file;
@@ -41,7 +42,7 @@ mod vocabulary;
 
 pub use error::{Cause, Error, Result};
 pub use lease::Lease;
-pub use listing::Object;
+pub use object::Object;
 pub use open::StoreSettings;
 pub use retry::RetryPolicy;
 pub use shown::shown;

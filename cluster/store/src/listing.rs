@@ -4,35 +4,16 @@ use std::io;
 use std::path::Path as FilePath;
 
 use futures_util::TryStreamExt;
+use object_store::ObjectStoreExt;
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStoreExt};
 
 use crate::error::Result;
 use crate::local_listing;
 use crate::names;
+use crate::object::Object;
 use crate::retry::{self, StoreRequest};
 use crate::runtime;
 use crate::store::Store;
-
-/// A listed object.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Object {
-    /// Name relative to the listed store.
-    pub path: String,
-    /// Size in bytes.
-    pub bytes: u64,
-    /// ETag of the object, or its modification time if the store has no ETags. It changes when the object is replaced.
-    pub tag: String,
-    /// Modification time, milliseconds since the Unix epoch.
-    pub modified: i64,
-}
-
-impl Object {
-    fn new(path: String, meta: ObjectMeta) -> Self {
-        let tag = meta.e_tag.unwrap_or_else(|| meta.last_modified.to_rfc3339());
-        Self { path, bytes: meta.size, tag, modified: meta.last_modified.timestamp_millis() }
-    }
-}
 
 impl Store {
     /// Lists all objects below `prefix`, sorted by name. An empty prefix means the whole store. A prefix without

@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
-use crate::listing::Object;
+use crate::object::Object;
 use crate::run;
 use crate::temp_files;
 

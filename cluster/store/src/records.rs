@@ -10,7 +10,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 
 use crate::checkpoint::{AttemptStep, Rollbacks};
 use crate::error::Result;
-use crate::listing::Object;
+use crate::object::Object;
 use crate::run::{self, RECORDS, ROLLBACKS};
 use crate::store::Store;
 

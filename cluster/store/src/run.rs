@@ -144,6 +144,11 @@ pub fn nccl_log(attempt: u32, rank: usize) -> String {
     format!("nccl/attempt-{attempt:04}-rank-{rank:04}.log")
 }
 
+/// True if `name` is that of an NCCL report or the end of an NCCL log.
+pub(crate) fn is_nccl_report_or_log(name: &str) -> bool {
+    name.starts_with("nccl/attempt-")
+}
+
 /// Name of the object with the records of the steps after step `from`, up to the next checkpoint of the attempt.
 pub fn records(attempt: u32, from: u64) -> String {
     format!("{RECORDS}/attempt-{attempt:04}-from-{from:09}.jsonl")

@@ -84,6 +84,9 @@ impl Notifier {
             return;
         }
         self.waiting |= event == "wait";
+        if event == "checkpoint" {
+            line["checkpoint"] = line["name"].take();
+        }
         (line["name"], line["run"]) = (self.name.clone().into(), self.url.clone().into());
         if let Some(events) = &self.events {
             let _ = events.send(line.to_string());

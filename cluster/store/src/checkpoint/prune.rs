@@ -7,7 +7,7 @@ use super::select::{folders, is_committed_in, verify};
 use super::{AttemptStep, Rollbacks};
 use crate::error::Result;
 use crate::lease::Lease;
-use crate::listing::Object;
+use crate::object::Object;
 use crate::run::{CHECKPOINTS, MANIFEST, checkpoint, in_checkpoint};
 use crate::store::Store;
 use crate::temp_files::{self, SearchDepth};

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{AttemptStep, Manifest};
 use crate::error::{Error, Result};
-use crate::listing::Object;
+use crate::object::Object;
 use crate::run::{self, ROLLBACKS};
 use crate::store::Store;
 

@@ -10,7 +10,7 @@ use super::tensors::{self, TensorValidator};
 use super::{AttemptStep, Manifest, ObjectEntry, Rollbacks};
 use crate::error::{Error, Result};
 use crate::hash::{Hasher, Xxh3};
-use crate::listing::Object;
+use crate::object::Object;
 use crate::run::{CHECKPOINTS, MANIFEST, WEIGHTS, checkpoint as path_of, in_checkpoint};
 use crate::store::Store;
 

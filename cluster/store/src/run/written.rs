@@ -3,7 +3,7 @@
 use super::{
     AttemptStep, CHECKPOINTS, CONFIG, COORDINATOR, DEVICES, JOB, MANIFEST, MICRO_BATCHES, PHRASES, RECORDS, ROLLBACKS,
     SAVE, STATUS, STOP, SUBMISSIONS, TEACHER, TEACHER_INFO, TOKENIZER, TRANSFORMERS, VOCABULARY, WEIGHTS,
-    attempt_of_lease, attempt_of_record, is_moments, position_of_records,
+    attempt_of_lease, attempt_of_record, is_moments, is_nccl_report_or_log, position_of_records,
 };
 
 /// Prefix of the reports and logs of NCCL.
@@ -30,7 +30,7 @@ pub(crate) fn is_written(path: &str) -> bool {
         CHECKPOINTS => is_in_checkpoints(rest),
         RECORDS => position_of_records(path).is_some(),
         ROLLBACKS | DEVICES | MICRO_BATCHES => attempt_of_record(folder, path).is_some(),
-        NCCL => rest.starts_with("attempt-"),
+        NCCL => is_nccl_report_or_log(path),
         // A teacher may have any tokenizer files.
         TEACHER | TRANSFORMERS => true,
         _ => FIXED.contains(&path) || is_submission(path),
