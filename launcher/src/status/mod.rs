@@ -180,7 +180,7 @@ pub struct CoordinatorProcess {
     #[serde(default)]
     pub since: String,
     /// PID namespace of the process ID. Empty if unknown.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pid_namespace: String,
 }
 
@@ -245,7 +245,7 @@ mod tests {
         r#""tokens_per_second":0.0,"flops_utilization":0.0},"evaluation":{"step":60,"samples":8,"masked_tokens":9,"#,
         r#""unigram_entropy":3.5},"noise":{"estimates":2,"gradient":1.0,"variance":40.0},"logs":"/scratch/logs","#,
         r#""ranks":[{"rank":0,"host":"node1","pid":4711,"step":70,"phase":"computing a step","seconds_since_heartbeat":0.5,"gpu":{"index":1,"uuid":"u"}}],"#,
-        r#""refused":2,"coordinator":{"host":"node0","pid":42,"since":"99"},"error":"rank 1: signal 9","#,
+        r#""refused":2,"coordinator":{"host":"node0","pid":42,"since":"99","pid_namespace":"pid:[1]"},"error":"rank 1: signal 9","#,
         r#""updated":1750000000.0}"#,
     );
 

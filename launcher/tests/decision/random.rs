@@ -336,7 +336,7 @@ fn random_sequences_violate_no_invariant() {
     }
     eprintln!("{verdicts:?}");
     // The sequences must reach all kinds of verdicts.
-    for word in ["Finished", "Stopped", "Replaced", "1 giving up", "65 giving up", "1 ended without"] {
+    for word in ["Finished", "Stopped", "Replaced", "1 giving up", "65 giving up", "1 ended by"] {
         assert!(verdicts.iter().any(|(name, times)| name.starts_with(word) && *times > 100), "{word}: {verdicts:?}");
     }
 }

@@ -322,7 +322,7 @@ fn exported_configurations_are_imported_as_the_same_model() {
     }
     // Versions of transformers before 5 read neither `layer_types` nor `rope_parameters`.
     for global_attention_every in [1, 2, 3] {
-        let base = Model { attention_output_dropout: None, rotary_base: Some(5e3), ..Family::Modernbert.model() };
+        let base = Model { attention_output_dropout: Some(0.0), rotary_base: Some(5e3), ..Family::Modernbert.model() };
         let local = Model { local_rotary_base: Some(777.0), ..base };
         let attention_window = if global_attention_every == 1 { 0 } else { 64 };
         let model = Model { global_attention_every, attention_window, ..local };
