@@ -18,9 +18,10 @@ fn a_damaged_checkpoint_does_not_count_as_one_of_the_last() {
     let second = Lease::take(&run).unwrap();
     let newest = save(&run, &second, 42);
     let known_intact = Some(newest.clone());
-    let retention = Retention { last: 2, known_intact, known_damaged: [damaged].into(), ..Retention::default() };
+    let retention =
+        Retention { last: 2, known_intact, known_damaged: [damaged.clone()].into(), ..Retention::default() };
     checkpoint::retain(&run, &retention).unwrap();
-    assert_eq!(names(&run), [newest, intact]);
+    assert_eq!(names(&run), [newest, damaged, intact]);
 }
 
 /// Saves a checkpoint whose manifest names `best`.

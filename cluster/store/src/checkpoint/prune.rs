@@ -26,7 +26,7 @@ pub struct Retention {
     /// Name of a checkpoint that was just written or verified. Pruning assumes that it is intact and does not read it
     /// again.
     pub known_intact: Option<String>,
-    /// Names of checkpoints that are known to be damaged. `last` does not count them.
+    /// Names of checkpoints that are known to be damaged. The `last` newest intact checkpoints are kept as well.
     pub known_damaged: BTreeSet<String>,
 }
 
@@ -159,8 +159,10 @@ fn to_delete(
 impl Retention {
     /// Selects the checkpoints of `all` (newest first) that a rule retains.
     fn select(&self, all: &[AttemptStep]) -> BTreeSet<AttemptStep> {
+        let last = self.last.max(1);
+        // Damaged checkpoints are kept as long as intact ones, but not in their place.
         let usable = all.iter().filter(|position| !self.known_damaged.contains(&position.name()));
-        let newest = usable.take(self.last.max(1));
+        let newest = all.iter().take(last).chain(usable.take(last));
         let named = all.iter().filter(|position| self.named.contains(&position.name()));
         newest.chain(named).copied().chain(self.milestones(all)).collect()
     }
