@@ -80,19 +80,19 @@ impl Attention {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FunctionKey {
-    /// `activation`.
+    /// Activation function.
     Activation,
-    /// `attention_window`.
+    /// Window of local attention.
     AttentionWindow,
-    /// `global_attention_every`.
+    /// Interval of the layers with global attention.
     GlobalAttentionEvery,
-    /// `layer_norm_eps`.
+    /// Epsilon of the normalizations.
     LayerNormEps,
-    /// `local_rotary_base`.
+    /// Base of the rotary positions of local attention.
     LocalRotaryBase,
-    /// `norm_kind`.
+    /// Kind of normalization.
     NormKind,
-    /// `rotary_base`.
+    /// Base of the rotary positions of global attention.
     RotaryBase,
 }
 

@@ -91,7 +91,9 @@ fn description(property: &Value) -> (String, Option<String>) {
 /// Renders the further paragraphs of a key, and the meaning of its values.
 fn note(root: &Value, key: &str, property: &Value) -> String {
     let (_, more) = description(property);
-    let values = resolve(root, property)["oneOf"].as_array();
+    let property = resolve(root, property);
+    let choices = if property["items"].is_object() { resolve(root, &property["items"]) } else { property };
+    let values = choices["oneOf"].as_array();
     let values = values
         .into_iter()
         .flatten()
@@ -118,7 +120,8 @@ fn type_name(root: &Value, node: &Value) -> String {
         _ if node["anyOf"].is_array() => names(&node["anyOf"], " or "),
         Some("object") => "section".to_owned(),
         Some("array") => {
-            let item = type_name(root, &node["items"]);
+            let is_choice = resolve(root, &node["items"])["oneOf"].is_array();
+            let item = if is_choice { "string".to_owned() } else { type_name(root, &node["items"]) };
             let items = if item.starts_with("list") { item.replacen("list", "lists", 1) } else { item + "s" };
             node["maxItems"].as_u64().map_or(format!("list of {items}"), |count| format!("list of {count} {items}"))
         }
