@@ -64,6 +64,7 @@ mod slurm;
 mod span_boundary;
 mod stage_change;
 mod stage_settings;
+mod start_from;
 mod status;
 mod store_changes;
 mod store_outages;

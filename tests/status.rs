@@ -46,6 +46,7 @@ fn a_run_is_followed_through_a_restart() {
     let start = |arguments: &[&str]| Follower::start(&[arguments, &[&run, "--follow"]].concat());
     let (all, one) = (start(&["logs"]), start(&["logs", "--rank=1"]));
     let (status, json) = (start(&["status"]), start(&["status", "--json"]));
+    let records = start(&["metrics"]);
     assert!(all.line().starts_with("rank 0: ") && !one.line().starts_with("rank"));
     assert!(status.line().contains("attempt 1") && json.line().contains("\"attempt\":1"));
     running.kill_rank(1, "-9");
@@ -57,6 +58,19 @@ fn a_run_is_followed_through_a_restart() {
     let all = all.end();
     assert!(all.iter().any(|line| line.starts_with("rank 1: ")), "{all:?}");
     assert!(!one.end().is_empty(), "the second attempt was not shown");
+    let mut valid = Vec::new();
+    for line in records.end() {
+        let line: Value = serde_json::from_str(&line).unwrap();
+        let step = line["step"].as_u64().unwrap();
+        match line["event"] == "undo" {
+            true => valid.retain(|kept| *kept <= step),
+            false => valid.push(step),
+        }
+    }
+    assert!(valid.iter().copied().eq(1..=valid.len() as u64), "{valid:?}");
+    let lines = done(&["metrics", &run]);
+    let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    assert_eq!(valid.len(), lines.filter(|line| line["undone"] == false).count());
     let status = status.end();
     assert!(status.last().unwrap().starts_with("stopped: step "), "{status:?}");
     assert!(status.last().unwrap().contains("attempt 2 (1 restart"), "{status:?}");
