@@ -33,7 +33,7 @@ fn a_model_that_computes_something_else_is_refused() {
     let base = Base::train();
     for (set, key, values) in [
         ("model.activation=\"silu\"", "activation", "\"gelu\", the configuration has \"silu\""),
-        ("model.layer_norm_eps=1e-5", "layer_norm_eps", "1e-12, the configuration has 1e-5"),
+        ("model.layer_norm_eps=1e-5", "layer_norm_eps", "0.000000000001, the configuration has 0.00001"),
     ] {
         let refused = base.check_start(&[set]);
         let message =
