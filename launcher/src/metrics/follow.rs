@@ -1,4 +1,4 @@
-//! JSON lines of a run that is followed. They are those of [`json_lines`](super::json_lines), and lines that say which steps
+//! JSON lines of a run that is followed. They are those of [`json_lines`], and lines that say which steps
 //! are undone.
 
 use std::io::Write;
