@@ -226,8 +226,8 @@ fn warn_of_takeover(status: &Status) {
     if *pid != 0 && liveness(status) == Liveness::Alive {
         let age = host::now() - status.updated;
         tracing::warn!(
-            "taking over the run from another coordinator (pid {pid}, host {host}), which wrote its status {age:.0} s ago; if it still runs, it ends with \
-             exit code {}",
+            "taking over the run from another coordinator (pid {pid}, host {host}), which wrote its status {age:.0} s ago; if \
+             it still runs, it ends with exit code {}",
             exit::TAKEN_OVER
         );
     }
