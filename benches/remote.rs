@@ -95,10 +95,7 @@ impl Bench {
         let start = Instant::now();
         let mut command = Command::new(&self.program);
         command.args(["run", "--config", &self.config, "--run", &self.run, "--json"]);
-        // Set the key only for the program of this build, because older programs do not have it.
-        if Path::new(&self.program) == Path::new(env!("CARGO_BIN_EXE_lambert-worker")).with_file_name("lambert") {
-            command.args(["--set", &format!("cluster.dataset_cache.folder={}", self.cache)]);
-        }
+        command.args(["--set", &format!("cluster.dataset_cache.folder={}", self.cache)]);
         command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         let mut running = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let lines = BufReader::new(running.stdout.take().unwrap()).lines();
@@ -116,10 +113,11 @@ impl Bench {
         (seconds, there)
     }
 
-    /// Size of complete shards in the cache, MB.
+    /// Size of complete files in the cache, MB.
     fn held(&self) -> f64 {
         let entries = std::fs::read_dir(&self.cache).into_iter().flatten().flatten();
-        let whole = entries.filter(|entry| entry.file_name().to_str().unwrap().ends_with(".parquet"));
+        let is_whole = |name: &str| name.ends_with(".parquet") || name.ends_with(".range");
+        let whole = entries.filter(|entry| is_whole(entry.file_name().to_str().unwrap()));
         whole.filter_map(|entry| Some(entry.metadata().ok()?.len() as f64 / 1e6)).sum()
     }
 }

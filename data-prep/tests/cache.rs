@@ -1,4 +1,5 @@
-//! Local copies of a remote dataset: one verified copy per host, with least-recently-used eviction.
+//! Local copies of a remote dataset: one verified copy per host, with least-recently-used eviction. A copy has a byte range
+//! of a shard or, if the manifest has no checksums of byte ranges, a whole shard.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::samples::Shape;
 use lambert_config::run::DatasetCache;
-use lambert_dataset::{Dataset, Samples};
+use lambert_dataset::{Dataset, Manifest, Samples};
 use lambert_store::Store;
 
 const SHARDS: u64 = 8;
@@ -22,12 +23,25 @@ struct Remote {
 
 impl Remote {
     fn new(name: &str) -> Self {
+        Self::with_manifest(name, |_| {})
+    }
+
+    /// A dataset of an earlier version, which has checksums only of whole shards.
+    fn of_earlier_version(name: &str) -> Self {
+        Self::with_manifest(name, |manifest| manifest.shards.iter_mut().for_each(|shard| shard.ranges = None))
+    }
+
+    fn with_manifest(name: &str, change: impl Fn(&mut Manifest)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let local = folder.path().join("data");
         crate::samples::write(
             &local,
             &Shape { rows: 400, longest: 32, rows_per_group: 10, shards: SHARDS, pieces: 99 },
         );
+        let path = local.join("manifest.json");
+        let mut manifest = Manifest::from_json(&std::fs::read(&path).unwrap()).unwrap();
+        change(&mut manifest);
+        std::fs::write(&path, manifest.to_json()).unwrap();
         let url = format!("memory://{name}/data");
         let store = Store::open(&url).unwrap();
         for entry in std::fs::read_dir(&local).unwrap() {
@@ -46,6 +60,10 @@ impl Remote {
         let folder = self.cache().to_str().unwrap().to_owned();
         let settings = DatasetCache { folder, gigabytes: bytes / 1e9 };
         Arc::new(Dataset::open(&self.url).unwrap().with_cache(&settings))
+    }
+
+    fn local(&self) -> Arc<Dataset> {
+        Arc::new(Dataset::open(self.folder.path().join("data").to_str().unwrap()).unwrap())
     }
 
     fn remove(&self, dataset: &Dataset) {
@@ -88,6 +106,28 @@ fn all(dataset: &Dataset) -> Vec<Samples> {
     (0..dataset.row_groups().len()).map(|group| dataset.read(group).unwrap()).collect()
 }
 
+/// Size of all complete copies in a folder, bytes.
+fn copied_bytes(folder: &Path) -> u64 {
+    let copies = [".range", ".parquet"].into_iter().flat_map(|ending| files(folder, ending));
+    copies.map(|copy| std::fs::metadata(copy).unwrap().len()).sum()
+}
+
+/// Waits until `done` is true.
+fn wait_for(what: &str, done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Windows of `size` row groups, over two epochs in file order.
+fn windows(dataset: &Dataset, size: usize) -> (Box<dyn Iterator<Item = Vec<usize>> + Send>, u64) {
+    let count = dataset.row_groups().len();
+    let epoch = move || (0..count).step_by(size).map(move |first| (first..(first + size).min(count)).collect());
+    (Box::new(epoch().chain(epoch())), count.div_ceil(size) as u64)
+}
+
 /// First row group of a shard.
 fn group_of(dataset: &Dataset, shard: usize) -> usize {
     dataset.row_groups().iter().position(|group| group.shard == shard).unwrap()
@@ -95,7 +135,16 @@ fn group_of(dataset: &Dataset, shard: usize) -> usize {
 
 #[test]
 fn processes_on_a_host_share_one_verified_copy() {
-    let remote = Remote::new("shared");
+    let ranges = |remote: Remote| {
+        let groups = remote.local().row_groups().len() as u64;
+        check_shared_copies(remote, ".range", groups + SHARDS);
+    };
+    ranges(Remote::new("shared"));
+    check_shared_copies(Remote::of_earlier_version("shared-whole"), ".parquet", SHARDS);
+}
+
+/// Reads all samples in several threads with a dataset each. Checks that `copies` copies remain.
+fn check_shared_copies(remote: Remote, ending: &str, copies: u64) {
     // If several processes run concurrently, each shard is fetched by only one of them. Only complete copies remain.
     let ranks: Vec<_> = (0..4)
         .map(|_| {
@@ -105,9 +154,9 @@ fn processes_on_a_host_share_one_verified_copy() {
         .collect();
     let read: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
     assert!(read.iter().all(|samples| *samples == read[0]));
-    let local = Dataset::open(remote.folder.path().join("data").to_str().unwrap()).unwrap();
-    assert_eq!(read[0], all(&local));
-    assert_eq!(files(&remote.cache(), ".parquet").len() as u64, SHARDS);
+    assert_eq!(read[0], all(&remote.local()));
+    assert_eq!(files(&remote.cache(), ending).len() as u64, copies);
+    assert_eq!(copied_bytes(&remote.cache()), remote.local().manifest().shard_bytes());
     let partial = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(".fetch-");
     assert!(!files(&remote.cache(), "").iter().any(partial), "{:?}", files(&remote.cache(), ""));
     // If all copies exist, nothing is fetched.
@@ -117,8 +166,56 @@ fn processes_on_a_host_share_one_verified_copy() {
 }
 
 #[test]
+fn a_row_group_is_read_without_the_rest_of_its_shard() {
+    let remote = Remote::new("row-group");
+    let (dataset, local) = (remote.open(1e9), remote.local());
+    let group = group_of(&dataset, 3) + 2;
+    assert_eq!(dataset.lengths(group).unwrap(), local.lengths(group).unwrap());
+    assert_eq!(dataset.read(group).unwrap(), local.read(group).unwrap());
+    // The footer and the row group.
+    assert_eq!(files(&remote.cache(), ".range").len(), 2);
+    let ranges = dataset.manifest().shards[3].ranges.as_ref().unwrap();
+    assert_eq!(copied_bytes(&remote.cache()), ranges.bytes[2] + ranges.bytes.last().unwrap());
+    dataset.verify().unwrap();
+    assert_eq!(copied_bytes(&remote.cache()), dataset.manifest().shard_bytes());
+}
+
+#[test]
+fn a_damaged_range_is_refetched_and_damage_in_the_store_names_its_bytes() {
+    let remote = Remote::new("damaged-range");
+    let expected = all(&remote.open(1e9));
+    for (at, copy) in files(&remote.cache(), ".range").into_iter().enumerate() {
+        let mut bytes = std::fs::read(&copy).unwrap();
+        match at % 2 {
+            0 => bytes[20] ^= 1,
+            _ => bytes.truncate(20),
+        }
+        std::fs::write(&copy, bytes).unwrap();
+    }
+    assert_eq!(all(&remote.open(1e9)), expected);
+
+    let dataset = remote.open(1e9);
+    let (shard, first) = (&dataset.manifest().shards[2], group_of(&dataset, 2));
+    let ranges = shard.ranges.as_ref().unwrap();
+    let range = ranges.range(1);
+    let copy = remote.cache().join(format!("{}.range", ranges.sha256[1]));
+    std::fs::remove_file(&copy).unwrap();
+    let mut bytes = std::fs::read(remote.folder.path().join("data").join(&shard.path)).unwrap();
+    bytes[range.start as usize + 5] ^= 1;
+    remote.store.put(&shard.path, bytes.into()).unwrap();
+    for error in [dataset.read(first + 1).unwrap_err(), dataset.verify().unwrap_err()] {
+        let message = error.to_string();
+        let named = format!("{} is damaged: sha256 of bytes {} to {} is ", shard.path, range.start, range.end - 1);
+        assert!(message.contains(&named), "{message}");
+        assert_eq!(dataset.damaged_shard(&error), Some(2));
+    }
+    assert!(!copy.exists());
+    assert_eq!(dataset.read(first + 2).unwrap(), expected[first + 2]);
+}
+
+#[test]
 fn a_damaged_copy_is_refetched_and_a_damaged_shard_is_an_error() {
-    let remote = Remote::new("damaged");
+    let remote = Remote::of_earlier_version("damaged");
     let expected = all(&remote.open(1e9));
     for (at, copy) in files(&remote.cache(), ".parquet").into_iter().enumerate() {
         let mut bytes = std::fs::read(&copy).unwrap();
@@ -143,7 +240,7 @@ fn a_damaged_copy_is_refetched_and_a_damaged_shard_is_an_error() {
 
 #[test]
 fn the_least_recently_used_copies_are_evicted_first() {
-    let remote = Remote::new("limited");
+    let remote = Remote::of_earlier_version("limited");
     let largest = remote.open(1.0).manifest().shards.iter().map(|shard| shard.bytes).max().unwrap() as f64;
     let dataset = remote.open(3.5 * largest);
     let copies = || -> Vec<usize> {
@@ -168,30 +265,94 @@ fn the_least_recently_used_copies_are_evicted_first() {
     tight.read(group_of(&tight, 5)).unwrap();
     assert_eq!(copies(), [5]);
     assert!(foreign.exists(), "only copies of shards are evicted");
-    assert_eq!(all(&tight), all(&Dataset::open(remote.folder.path().join("data").to_str().unwrap()).unwrap()));
+    assert_eq!(all(&tight), all(&remote.local()));
+}
+
+/// A process lists the cache folder only when it is full.
+#[test]
+fn ranges_are_evicted_and_the_recorded_size_follows() {
+    let remote = Remote::new("limited-ranges");
+    let local = remote.local();
+    let limit = local.manifest().shard_bytes() / 3;
+    let dataset = remote.open(limit as f64);
+    let recorded = || std::fs::read_to_string(remote.cache().join("room.bytes")).unwrap().parse::<u64>().unwrap();
+    for group in 0..local.row_groups().len() {
+        assert_eq!(dataset.read(group).unwrap(), local.read(group).unwrap());
+        let copied = copied_bytes(&remote.cache());
+        assert!(copied <= limit, "{copied} bytes of {limit}");
+        assert_eq!(recorded(), copied);
+    }
+    // A new process does not trust the record.
+    std::fs::write(remote.cache().join("room.bytes"), "0").unwrap();
+    remote.open(limit as f64).read(0).unwrap();
+    assert_eq!(recorded(), copied_bytes(&remote.cache()));
+    let last = |reads: &Dataset| reads.read(local.row_groups().len() - 1).unwrap();
+    std::fs::write(remote.cache().join("room.bytes"), "no number").unwrap();
+    assert_eq!(last(&dataset), last(&local));
 }
 
 #[test]
-fn shards_are_prefetched_within_the_cache_limit() {
+fn row_groups_are_prefetched_within_the_cache_limit() {
     let remote = Remote::new("ahead");
     let dataset = remote.open(1e9);
-    let ahead = dataset.fetch_ahead(&(0..SHARDS as usize).collect::<Vec<_>>()).unwrap();
-    assert!(ahead.is_some());
-    let start = Instant::now();
-    while (files(&remote.cache(), ".parquet").len() as u64) < SHARDS {
-        assert!(start.elapsed() < Duration::from_secs(60), "not all were fetched");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    let local = Arc::new(Dataset::open(remote.folder.path().join("data").to_str().unwrap()).unwrap());
-    assert!(local.fetch_ahead(&[0, 1]).unwrap().is_none(), "files of this machine are not copied");
-    assert!(remote.open(1.0).fetch_ahead(&[0, 1]).unwrap().is_some());
+    let (order, count) = windows(&dataset, 4);
+    let prefetch = dataset.prefetch_windows(order, count, 1).unwrap();
+    assert!(prefetch.is_some());
+    let all_bytes = dataset.manifest().shard_bytes();
+    wait_for("not all were downloaded", || copied_bytes(&remote.cache()) == all_bytes);
+
+    let (order, count) = windows(&dataset, 4);
+    assert!(remote.local().prefetch_windows(order, count, 1).unwrap().is_none(), "local files are not copied");
+    let (order, count) = windows(&dataset, 4);
+    assert!(remote.open(1.0).prefetch_windows(order, count, 1).unwrap().is_none(), "the cache is too small");
+
+    // With a cache that is smaller than the dataset, the prefetch waits for the reader.
+    let remote = Remote::new("ahead-limited");
+    let dataset = remote.open(all_bytes as f64 / 2.0);
+    let (order, count) = windows(&dataset, 4);
+    let prefetch = dataset.prefetch_windows(order, count, 1).unwrap().unwrap();
+    // A quarter of the dataset is ahead: 2 of 10 windows. The window of the reader comes before them.
+    let expected = |last: usize| -> Vec<PathBuf> {
+        let ranges = |group: &lambert_dataset::RowGroup| {
+            let ranges = dataset.manifest().shards[group.shard].ranges.as_ref().unwrap();
+            [group.index, ranges.len() - 1].map(|index| remote.cache().join(format!("{}.range", ranges.sha256[index])))
+        };
+        let mut paths: Vec<PathBuf> = dataset.row_groups()[..last].iter().flat_map(ranges).collect();
+        paths.sort();
+        paths.dedup();
+        paths
+    };
+    let copies = || {
+        let mut copies = files(&remote.cache(), ".range");
+        copies.sort();
+        copies
+    };
+    let windows_ahead = count as usize / 4;
+    wait_for("the windows ahead were not downloaded", || copies() == expected((windows_ahead + 1) * 4));
+    std::thread::sleep(Duration::from_millis(100));
+    assert_eq!(copies(), expected((windows_ahead + 1) * 4));
+    prefetch.passed(1);
+    wait_for("the next window was not downloaded", || copies() == expected((windows_ahead + 2) * 4));
+}
+
+#[test]
+fn whole_shards_are_prefetched_if_they_fit_into_the_cache() {
+    let remote = Remote::of_earlier_version("ahead-whole");
+    let dataset = remote.open(1e9);
+    let all_bytes = dataset.manifest().shard_bytes();
+    let (order, count) = windows(&dataset, 4);
+    let prefetch = dataset.prefetch_windows(order, count, 1).unwrap();
+    assert!(prefetch.is_some());
+    wait_for("not all were downloaded", || copied_bytes(&remote.cache()) == all_bytes);
+    let (order, count) = windows(&dataset, 4);
+    assert!(remote.open(all_bytes as f64 - 1.0).prefetch_windows(order, count, 1).unwrap().is_none());
 }
 
 /// The cache limit exceeds the size of the disk.
 #[test]
 fn copies_are_evicted_on_a_full_disk() {
-    let remote = Remote::new("full");
-    let local = Dataset::open(remote.folder.path().join("data").to_str().unwrap()).unwrap();
+    let remote = Remote::of_earlier_version("full");
+    let local = remote.local();
     let largest = local.manifest().shards.iter().map(|shard| shard.bytes).max().unwrap();
     let Some(_disk) = SmallDisk::mount(&remote.cache(), 3 * largest.next_multiple_of(4096) + 8 * 4096) else { return };
     let dataset = remote.open(1e9);
@@ -216,7 +377,7 @@ fn a_disk_too_small_for_a_shard_is_reported() {
 /// A hostile manifest contains the path of a file outside the cache folder.
 #[test]
 fn a_manifest_cannot_name_files_outside_the_folder() {
-    let remote = Remote::new("hostile");
+    let remote = Remote::of_earlier_version("hostile");
     std::fs::create_dir(remote.cache()).unwrap();
     let victim = remote.folder.path().join("victim.parquet");
     let shard = remote.open(1.0).manifest().shards[0].clone();
@@ -298,5 +459,5 @@ fn the_default_folder_is_private_and_a_configured_one_may_be_shared() {
     let shared = shared.path().join("shared");
     open(&shared);
     assert!(as_user(shared.to_str().unwrap()).contains("read: Ok(())"));
-    assert_eq!(files(&shared, ".parquet").len(), 1);
+    assert_eq!(files(&shared, ".range").len(), 2);
 }

@@ -74,23 +74,94 @@ fn equal_rows_give_equal_bytes() {
 fn a_flipped_byte_is_detected_before_a_row_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let written = write(folder.path(), 95, 3);
-    let name = &written.shards[1].path;
-    let path = folder.path().join(name);
-    for at in [0, written.shards[1].bytes / 2, written.shards[1].bytes - 1] {
-        let intact = std::fs::read(&path).unwrap();
+    let shard = &written.shards[1];
+    let ranges = shard.ranges.as_ref().unwrap();
+    assert!(ranges.len() > 2, "{ranges:?}");
+    let path = folder.path().join(&shard.path);
+    let intact = std::fs::read(&path).unwrap();
+    for at in [0, shard.bytes / 2, ranges.range(ranges.len() - 1).start, shard.bytes - 1] {
         let mut bytes = intact.clone();
         bytes[at as usize] ^= 1;
         std::fs::write(&path, &bytes).unwrap();
         let dataset = Dataset::open(folder.path().to_str().unwrap()).unwrap();
-        dataset.read(0).unwrap();
-        let second = dataset.row_groups().iter().position(|group| group.shard == 1).unwrap();
-        for error in [dataset.read(second).unwrap_err(), dataset.lengths(second).unwrap_err()] {
-            let message = error.to_string();
-            assert!(message.contains(name) && message.contains("damaged"), "{message}");
+        // Damage in the footer concerns all row groups. Damage in a row group concerns only this row group.
+        let damaged = (0..ranges.len()).find(|index| ranges.range(*index).contains(&at)).unwrap();
+        for (number, group) in dataset.row_groups().iter().enumerate() {
+            let is_damaged = group.shard == 1 && (damaged == group.index || damaged == ranges.len() - 1);
+            if !is_damaged {
+                dataset.read(number).unwrap();
+                continue;
+            }
+            for error in [dataset.read(number).unwrap_err(), dataset.lengths(number).unwrap_err()] {
+                let message = error.to_string();
+                assert!(message.contains(&shard.path) && message.contains("damaged"), "{message}");
+            }
         }
-        assert!(dataset.verify().is_err());
-        std::fs::write(&path, &intact).unwrap();
+        let error = dataset.verify().unwrap_err();
+        assert_eq!(dataset.damaged_shard(&error), Some(1));
     }
+    std::fs::write(&path, &intact).unwrap();
+    Dataset::open(folder.path().to_str().unwrap()).unwrap().verify().unwrap();
+}
+
+/// Datasets of earlier versions have no checksums of byte ranges.
+#[test]
+fn without_ranges_the_whole_shard_is_verified_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut manifest = write(folder.path(), 95, 3);
+    manifest.shards.iter_mut().for_each(|shard| shard.ranges = None);
+    assert!(!String::from_utf8(manifest.to_json()).unwrap().contains("ranges"));
+    std::fs::write(folder.path().join("manifest.json"), manifest.to_json()).unwrap();
+    let open = || Dataset::open(folder.path().to_str().unwrap()).unwrap();
+    open().verify().unwrap();
+    let shard = &manifest.shards[1];
+    let path = folder.path().join(&shard.path);
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[shard.bytes as usize / 2] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let dataset = open();
+    for (number, group) in dataset.row_groups().iter().enumerate() {
+        assert_eq!(dataset.read(number).is_err(), group.shard == 1);
+    }
+}
+
+/// The ranges are adjacent, cover the file, and contain the row groups.
+#[test]
+fn ranges_that_do_not_fit_the_file_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = write(folder.path(), 95, 3);
+    let refused = |change: &dyn Fn(&mut lambert_dataset::ShardRanges), words: &str| {
+        let mut manifest = written.clone();
+        change(manifest.shards[1].ranges.as_mut().unwrap());
+        let message = Manifest::from_json(&manifest.to_json()).unwrap_err();
+        assert!(message.contains(words) && message.contains(&written.shards[1].path), "{message}");
+    };
+    refused(&|ranges| ranges.bytes[0] += 1, "do not add up to the");
+    refused(&|ranges| ranges.bytes[0] = u64::MAX, "do not add up to the");
+    refused(&|ranges| ranges.bytes.truncate(1), "expected");
+    refused(&|ranges| ranges.sha256.truncate(1), "expected");
+    let text = String::from_utf8(written.to_json()).unwrap();
+    let digest = written.shards[1].ranges.as_ref().unwrap().sha256[0].to_string();
+    for bad in ["", "../victim", &digest[1..], &digest.to_uppercase()] {
+        let message = Manifest::from_json(text.replace(&digest, bad).as_bytes()).unwrap_err();
+        assert!(message.contains("expected 64 hexadecimal digits"), "{message}");
+    }
+    // Shifted ranges with correct checksums do not contain the row groups of the footer.
+    let shard = &written.shards[1];
+    let bytes = std::fs::read(folder.path().join(&shard.path)).unwrap();
+    let mut manifest = written.clone();
+    let ranges = manifest.shards[1].ranges.as_mut().unwrap();
+    (ranges.bytes[0], ranges.bytes[1]) = (ranges.bytes[0] - 9, ranges.bytes[1] + 9);
+    for index in [0, 1] {
+        let range = ranges.range(index);
+        ranges.sha256[index] = lambert_dataset::Digest::of(&bytes[range.start as usize..range.end as usize]);
+    }
+    std::fs::write(folder.path().join("manifest.json"), manifest.to_json()).unwrap();
+    let dataset = Dataset::open(folder.path().to_str().unwrap()).unwrap();
+    let group = dataset.row_groups().iter().position(|group| group.shard == 1).unwrap();
+    let error = dataset.read(group).unwrap_err();
+    assert_eq!(dataset.damaged_shard(&error), Some(1), "{error}");
+    assert!(std::error::Error::source(&error).unwrap().to_string().contains("expected a range within"), "{error:?}");
 }
 
 #[test]
@@ -197,7 +268,7 @@ fn foreign(folder: &Path, columns: &Columns) -> Dataset {
     group.close().unwrap();
     writer.close().unwrap();
     let shard = &mut manifest.shards[0];
-    (shard.bytes, shard.sha256) = (bytes.len() as u64, sha256_hex(&bytes));
+    (shard.bytes, shard.sha256, shard.ranges) = (bytes.len() as u64, sha256_hex(&bytes), None);
     std::fs::write(folder.join(&shard.path), bytes).unwrap();
     std::fs::write(folder.join("manifest.json"), manifest.to_json()).unwrap();
     Dataset::open(folder.to_str().unwrap()).unwrap()

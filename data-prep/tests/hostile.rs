@@ -13,7 +13,9 @@ use lambert_config::prep::{FormatName, Source};
 use lambert_data_prep::source::{find_files, open_reader};
 use lambert_data_prep::statistics::{ScanOptions, scan};
 use lambert_dataset::random::{Key, Rng};
-use lambert_dataset::{Dataset, DatasetError, Manifest, SourceCounts, TokenUsage, sha256_hex};
+use lambert_dataset::{
+    Dataset, DatasetError, Digest, Manifest, ShardRanges, SourceCounts, TokenUsage, sha256_hex,
+};
 use samples::Shape;
 
 /// Memory limit for any read, bytes. The datasets in these tests have a few kilobytes.
@@ -142,6 +144,18 @@ fn a_changed_manifest_is_read_or_refused() {
     assert!(peak_memory() < MEMORY, "{} bytes of memory", peak_memory());
 }
 
+/// Returns ranges for the file content `bytes`, with correct checksums. The last range has the change of the size.
+fn fitted(ranges: &ShardRanges, bytes: &[u8]) -> ShardRanges {
+    let mut fitted = ShardRanges::default();
+    for index in 0..ranges.len() {
+        let all = bytes.len() as u64;
+        let (start, end) = (ranges.range(index).start.min(all), ranges.range(index).end.min(all));
+        let end = if index + 1 == ranges.len() { all } else { end };
+        fitted.push(end - start, Digest::of(&bytes[start as usize..end as usize]));
+    }
+    fitted
+}
+
 /// The manifest has the SHA-256 of the changed bytes, so that the Parquet library reads them.
 #[test]
 fn a_changed_shard_is_read_or_refused() {
@@ -160,7 +174,9 @@ fn a_changed_shard_is_read_or_refused() {
         });
         std::fs::write(&path, &bytes).unwrap();
         let mut manifest = manifest.clone();
-        (manifest.shards[0].bytes, manifest.shards[0].sha256) = (bytes.len() as u64, sha256_hex(&bytes));
+        let shard = &mut manifest.shards[0];
+        (shard.bytes, shard.sha256) = (bytes.len() as u64, sha256_hex(&bytes));
+        shard.ranges = shard.ranges.take().filter(|_| rng.chance(0.5)).map(|ranges| fitted(&ranges, &bytes));
         std::fs::write(folder.path().join("manifest.json"), manifest.to_json()).unwrap();
         read += u32::from(attempt(folder.path(), &format!("shard of seed {seed}")));
     }
@@ -228,7 +244,7 @@ fn a_manifest_that_is_too_large_is_not_read() {
     file.set_len(1 << 40).unwrap();
     let error = Dataset::open(folder.path().to_str().unwrap()).map(drop).unwrap_err();
     let cause = error.source().unwrap().to_string();
-    assert!(cause.contains("manifest.json") && cause.contains("268435456"), "{cause}");
+    assert!(cause.contains("manifest.json") && cause.contains("1073741824"), "{cause}");
 }
 
 /// As a `serde_json::Value`, the line would take more than 1 GB.

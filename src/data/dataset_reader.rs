@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use lambert_dataset::{Dataset, DatasetError, ShardPrefetch};
+use lambert_dataset::{Dataset, DatasetError, Prefetch};
 
-use super::order::{EpochOrder, SampleLocation};
+use super::order::{EpochOrder, SampleLocation, WINDOW};
 use super::row_group_cache::RowGroupCache;
 
 /// Reads the samples of a dataset. `number` is a dataset number, which counts over all epochs.
@@ -14,9 +14,17 @@ pub struct DatasetReader {
     /// True if each epoch is shuffled.
     shuffle: bool,
     seed: u64,
-    sizes: Vec<u64>,
+    sizes: Arc<[u64]>,
     order: Option<EpochOrder>,
     pub groups: RowGroupCache,
+    prefetch: Option<RunningPrefetch>,
+}
+
+/// Prefetch of a dataset in an object store.
+struct RunningPrefetch {
+    prefetch: Prefetch,
+    /// Window at the start, counted over all epochs.
+    start: u64,
 }
 
 impl DatasetReader {
@@ -24,21 +32,52 @@ impl DatasetReader {
     pub fn new(dataset: Arc<Dataset>, shuffle: bool, seed: u64) -> Self {
         let sizes = dataset.row_groups().iter().map(|group| group.rows).collect();
         let groups = RowGroupCache::new(dataset.clone());
-        Self { dataset, shuffle, seed, sizes, order: None, groups }
+        Self { dataset, shuffle, seed, sizes, order: None, groups, prefetch: None }
     }
 
-    /// If the dataset is in an object store, starts to download the shards that contain sample `number` and the samples
-    /// after it.
-    pub fn fetch_ahead(&mut self, number: u64) -> Result<Option<ShardPrefetch>, DatasetError> {
-        let (rows, dataset) = (self.dataset.rows(), self.dataset.clone());
+    /// If the dataset is in an object store, starts to download the row groups from sample `number` on. `datasets` datasets
+    /// share the cache.
+    pub fn start_prefetch(&mut self, number: u64, datasets: usize) -> Result<(), DatasetError> {
+        let (start, per_epoch) = (self.window_number(number), self.windows_per_epoch());
+        let (sizes, shuffle, seed) = (self.sizes.clone(), self.shuffle, self.seed);
+        let mut order: Option<EpochOrder> = None;
+        let windows = (start..).map(move |window| {
+            let (epoch, groups) = (window / per_epoch, window_groups(window % per_epoch, sizes.len()));
+            if !shuffle {
+                return groups.collect();
+            }
+            let current = order.take().filter(|order| order.epoch() == epoch);
+            order.insert(current.unwrap_or_else(|| EpochOrder::new(&sizes, seed, epoch))).row_groups(groups).to_vec()
+        });
+        let prefetch = self.dataset.prefetch_windows(Box::new(windows), per_epoch, datasets)?;
+        self.prefetch = prefetch.map(|prefetch| RunningPrefetch { prefetch, start });
+        Ok(())
+    }
+
+    /// Reports to the prefetch that the next sample to be read is `number`.
+    pub fn report_position(&mut self, number: u64) {
+        if self.prefetch.is_none() {
+            return;
+        }
+        let window = self.window_number(number);
+        if let Some(RunningPrefetch { prefetch, start }) = &self.prefetch {
+            prefetch.passed(window.saturating_sub(*start));
+        }
+    }
+
+    /// Window of sample `number`, counted over all epochs.
+    fn window_number(&mut self, number: u64) -> u64 {
+        let rows = self.dataset.rows();
         let (epoch, index) = (number / rows, number % rows);
-        let groups: Vec<usize> = match self.shuffle {
-            true => self.order(epoch).row_groups_from(index).to_vec(),
-            false => (self.in_file_order(index).row_group..self.sizes.len()).collect(),
+        let window = match self.shuffle {
+            true => self.order(epoch).window_of(index),
+            false => self.in_file_order(index).row_group / WINDOW,
         };
-        let mut seen = BTreeSet::new();
-        let shards = groups.iter().map(|group| dataset.row_groups()[*group].shard).filter(|shard| seen.insert(*shard));
-        dataset.fetch_ahead(&shards.collect::<Vec<_>>())
+        epoch * self.windows_per_epoch() + window as u64
+    }
+
+    fn windows_per_epoch(&self) -> u64 {
+        self.sizes.len().div_ceil(WINDOW) as u64
     }
 
     /// Epoch and location of sample `number`.
@@ -71,4 +110,10 @@ impl DatasetReader {
         let row_group = groups.partition_point(|group| group.first_row <= index) - 1;
         SampleLocation { row_group, row: (index - groups[row_group].first_row) as usize }
     }
+}
+
+/// Positions of the row groups of a window, in an epoch with `count` row groups.
+fn window_groups(window: u64, count: usize) -> std::ops::Range<usize> {
+    let first = window as usize * WINDOW;
+    first..(first + WINDOW).min(count)
 }

@@ -73,10 +73,9 @@ fn send_batches(
     batches: &Sender<Result<GlobalBatch, DatasetError>>,
 ) {
     let (mut cursor, mut threads) = (options.position.next, 1);
-    let _ahead = match reader.fetch_ahead(&options.position) {
-        Ok(ahead) => ahead,
-        Err(error) => return drop(batches.send(Err(error))),
-    };
+    if let Err(error) = reader.start_prefetch(&options.position) {
+        return drop(batches.send(Err(error)));
+    }
     for request in requests {
         let batch = reader.global_batch(options, cursor, request, threads);
         threads = next_threads(threads, options.max_threads, batches.is_empty(), batches.is_full());

@@ -2,6 +2,8 @@
 //! row groups. The seed and the epoch determine both permutations. Because of the windows, a batch needs few row
 //! groups. Any index can be looked up directly, so a run resumes at a late step as fast as at an early step.
 
+use std::ops::Range;
+
 use lambert_dataset::random::{Key, Permutation};
 pub use lambert_plan::memory::WINDOW;
 
@@ -57,13 +59,18 @@ impl EpochOrder {
 
     /// Row groups of the window that contains sample `index`.
     pub fn window(&self, index: u64) -> &[usize] {
-        let window = self.group_of(index) / WINDOW;
+        let window = self.window_of(index);
         &self.row_groups[window * WINDOW..((window + 1) * WINDOW).min(self.row_groups.len())]
     }
 
-    /// Row groups from the window of sample `index` to the end of the epoch, in order.
-    pub fn row_groups_from(&self, index: u64) -> &[usize] {
-        &self.row_groups[self.group_of(index) / WINDOW * WINDOW..]
+    /// Number of the window that contains sample `index`.
+    pub fn window_of(&self, index: u64) -> usize {
+        self.group_of(index) / WINDOW
+    }
+
+    /// Row groups at `positions` of the permuted order.
+    pub fn row_groups(&self, positions: Range<usize>) -> &[usize] {
+        &self.row_groups[positions]
     }
 
     fn group_of(&self, index: u64) -> usize {

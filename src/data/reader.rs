@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use lambert_config::run::Pair;
 use lambert_dataset::tokenizer::TokenTable;
-use lambert_dataset::{Dataset, DatasetError, Samples, ShardPrefetch};
+use lambert_dataset::{Dataset, DatasetError, Samples};
 use lambert_plan::batch_partition::BatchPartition;
 
 use super::batch::{MaskedSample, MicroBatch};
@@ -74,12 +74,11 @@ impl BatchReader {
         Ok(Self { source, vocabs, order, datasets })
     }
 
-    /// Starts to download the shards that contain the sample at `position` and the samples after it, for each dataset in
-    /// an object store.
-    pub fn fetch_ahead(&mut self, position: &MixturePosition) -> Result<Vec<ShardPrefetch>, DatasetError> {
+    /// Starts to download the row groups from `position` on, for each dataset in an object store.
+    pub fn start_prefetch(&mut self, position: &MixturePosition) -> Result<(), DatasetError> {
         let numbers = position.dataset_numbers(&self.order.taken(position.next));
-        let fetches = self.datasets.iter_mut().zip(numbers).map(|(dataset, number)| dataset.fetch_ahead(number));
-        Ok(fetches.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+        let count = numbers.len();
+        self.datasets.iter_mut().zip(numbers).try_for_each(|(dataset, number)| dataset.start_prefetch(number, count))
     }
 
     /// Number of row groups decoded so far.
@@ -95,6 +94,8 @@ impl BatchReader {
         request: BatchRequest,
         threads: usize,
     ) -> Result<GlobalBatch, DatasetError> {
+        let starts = options.position.dataset_numbers(&self.order.taken(cursor));
+        self.datasets.iter_mut().zip(starts).for_each(|(dataset, start)| dataset.report_position(start));
         let (draws, end) = self.next_draws(options, cursor, request.samples);
         for (dataset_index, dataset) in self.datasets.iter_mut().enumerate() {
             let own = draws.iter().filter(|draw| draw.dataset == dataset_index);

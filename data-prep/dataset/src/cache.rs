@@ -1,16 +1,20 @@
 //! Local cache of remote shards. Processes on the same host share the cache if they use the same directory.
 //!
-//! The file name of a cached shard is its sha256. A shard gets this name once it is complete and verified. If several
-//! processes need a shard, one of them downloads it. The others wait as long as the download makes progress.
+//! A cached object is a byte range of a shard or, for datasets without checksums of byte ranges, a whole shard. Its file
+//! name is its sha256. An object gets this name once it is complete and verified. If several processes need an object,
+//! one of them downloads it. The others wait as long as the download makes progress.
 //!
-//! If a new shard would exceed the capacity, or if the disk is full, the least recently used shards are evicted. A
-//! process that opened a shard before its eviction can still read it.
+//! If a new object would exceed the capacity, or if the disk is full, the least recently used objects are evicted. A
+//! process that opened an object before its eviction can still read it.
 
 mod lock;
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use lambert_config::run::DatasetCache;
@@ -18,17 +22,24 @@ use lambert_store::hash::Hasher;
 use lambert_store::{Store, host_paths, private_dir};
 
 use super::error::is_full;
+use super::ranges::ShardRanges;
 use super::{DatasetError, Shard};
 use lock::{FetchLock, Timeouts, TryLock};
 
 /// File extension of a cached shard.
 const SHARD_EXTENSION: &str = ".parquet";
+/// File extension of a cached byte range of a shard.
+const RANGE_EXTENSION: &str = ".range";
 /// File extension of a lock.
 const LOCK_EXTENSION: &str = ".lock";
 /// File name prefix of an incomplete download.
 const PARTIAL_PREFIX: &str = ".fetch-";
 /// Name of the lock file for eviction.
 const EVICTION_LOCK: &str = "room.lock";
+/// Name of the file with the size of all cached objects. Protected by [`EVICTION_LOCK`].
+const USED_BYTES: &str = "room.bytes";
+/// Size of a request for a part of a byte range.
+const REQUEST_BYTES: u64 = 16 << 20;
 /// Age above which an incomplete download or a lock counts as abandoned. The age is the time since the last write.
 const ABANDONED_AFTER: Duration = Duration::from_secs(3600);
 
@@ -38,9 +49,49 @@ pub struct Cache {
     folder: PathBuf,
     /// True if the directory is set in the configuration. Other users can then share it.
     is_configured: bool,
-    /// Capacity in bytes. A shard that is larger than the capacity is still cached.
+    /// Capacity in bytes. An object that is larger than the capacity is still cached.
     limit: u64,
     timeouts: Timeouts,
+    /// True after this process has listed the directory. Before, the recorded size is not used, because files may have
+    /// been added or removed by hand.
+    is_listed: Arc<AtomicBool>,
+}
+
+/// Object in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheObject<'a> {
+    shard: &'a str,
+    extension: &'static str,
+    /// Offsets in the shard.
+    pub range: Range<u64>,
+    /// Expected sha256.
+    pub sha256: String,
+}
+
+impl<'a> CacheObject<'a> {
+    /// A whole shard.
+    pub fn shard(shard: &'a Shard) -> Self {
+        Self { shard: &shard.path, extension: SHARD_EXTENSION, range: 0..shard.bytes, sha256: shard.sha256.clone() }
+    }
+
+    /// Byte range `index` of a shard.
+    pub fn range(shard: &'a Shard, ranges: &ShardRanges, index: usize) -> Self {
+        let (range, sha256) = (ranges.range(index), ranges.sha256[index].to_string());
+        Self { shard: &shard.path, extension: RANGE_EXTENSION, range, sha256 }
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    fn file_name(&self) -> String {
+        format!("{}{}", self.sha256, self.extension)
+    }
+
+    fn lock_name(&self) -> String {
+        format!("{}{LOCK_EXTENSION}", self.sha256)
+    }
 }
 
 impl Cache {
@@ -48,7 +99,7 @@ impl Cache {
     pub fn new(settings: &DatasetCache) -> Self {
         let is_configured = !settings.folder.is_empty();
         let folder = if is_configured { PathBuf::from(&settings.folder) } else { host_paths::dataset_copies() };
-        Self { folder, is_configured, limit: (settings.gigabytes * 1e9) as u64, timeouts: Timeouts::default() }
+        Self { folder, is_configured, limit: (settings.gigabytes * 1e9) as u64, timeouts: Timeouts::default(), is_listed: Arc::default() }
     }
 
     /// Returns the capacity in bytes.
@@ -56,12 +107,12 @@ impl Cache {
         self.limit
     }
 
-    /// Opens the cached copy of a shard. Returns `None` if there is no copy or if its size is wrong. The caller must
+    /// Opens the cached copy of an object. Returns `None` if there is no copy or if its size is wrong. The caller must
     /// verify the content.
-    pub fn find(&self, shard: &Shard) -> Option<File> {
+    pub fn find(&self, object: &CacheObject<'_>) -> Option<File> {
         self.create_folder().ok()?;
-        let file = File::open(self.path(shard)).ok()?;
-        let whole = file.metadata().is_ok_and(|metadata| metadata.len() == shard.bytes);
+        let file = File::open(self.path(object)).ok()?;
+        let whole = file.metadata().is_ok_and(|metadata| metadata.len() == object.bytes());
         // The modification time records the last use. An error is harmless. It occurs, for example, if another user
         // owns the file.
         let _ = file.set_modified(SystemTime::now());
@@ -69,35 +120,37 @@ impl Cache {
     }
 
     /// Removes a damaged copy.
-    pub fn discard(&self, shard: &Shard) -> Result<(), DatasetError> {
-        remove(&self.path(shard)).map_err(self.cache_error("remove a damaged shard from"))
+    pub fn discard(&self, object: &CacheObject<'_>) -> Result<(), DatasetError> {
+        remove(&self.path(object)).map_err(self.cache_error("remove a damaged file from"))
     }
 
-    /// Downloads a shard unless it is cached. If another process is downloading the shard, waits as long as that
-    /// download makes progress. The returned flag is true if this call downloaded the shard. The shard is then already
-    /// verified.
-    pub fn fetch(&self, store: &Store, shard: &Shard) -> Result<(File, bool), DatasetError> {
-        let file = self.lock_file(&lock_name(shard))?;
-        let purpose = format!("for the download of {}/{}", store.url(), shard.path);
+    /// Downloads an object unless it is cached. If another process is downloading it, waits as long as that download
+    /// makes progress. The returned flag is true if this call downloaded the object. It is then already verified.
+    pub fn fetch(&self, store: &Store, object: &CacheObject<'_>) -> Result<(File, bool), DatasetError> {
+        let file = self.lock_file(&object.lock_name())?;
+        let purpose = format!("for the download of {}/{}", store.url(), object.shard);
         let lock = FetchLock::wait(file, self.timeouts, &purpose).map_err(self.cache_error("lock a file in"))?;
-        match self.find(shard) {
+        match self.find(object) {
             Some(file) => Ok((file, false)),
-            None => self.download(store, shard, lock).map(|file| (file, true)),
+            None => self.download(store, object, lock).map(|file| (file, true)),
         }
     }
 
-    /// Downloads a shard unless it is cached or another process is downloading it.
-    pub fn fetch_ahead(&self, store: &Store, shard: &Shard) -> Result<(), DatasetError> {
-        let file = self.lock_file(&lock_name(shard))?;
+    /// Downloads an object unless it is cached or another process is downloading it.
+    pub fn fetch_ahead(&self, store: &Store, object: &CacheObject<'_>) -> Result<(), DatasetError> {
+        if self.find(object).is_some() {
+            return Ok(());
+        }
+        let file = self.lock_file(&object.lock_name())?;
         let lock = FetchLock::try_take(file).map_err(self.cache_error("lock a file in"))?;
-        match (lock, self.find(shard)) {
+        match (lock, self.find(object)) {
             (TryLock::WouldBlock(_), _) | (_, Some(_)) => Ok(()),
-            (TryLock::Acquired(lock), None) => self.download(store, shard, Some(lock)).map(drop),
+            (TryLock::Acquired(lock), None) => self.download(store, object, Some(lock)).map(drop),
         }
     }
 
-    fn path(&self, shard: &Shard) -> PathBuf {
-        self.folder.join(format!("{}{SHARD_EXTENSION}", shard.sha256))
+    fn path(&self, object: &CacheObject<'_>) -> PathBuf {
+        self.folder.join(object.file_name())
     }
 
     /// Creates the directory. The default directory is accepted only if it is private to this user, because another
@@ -112,10 +165,15 @@ impl Cache {
         self.evict_on_full_disk(|| lock::open(&path)).map_err(self.cache_error("lock a file in"))
     }
 
-    /// Downloads a shard. `lock` is the lock of the shard, or `None` if another process holds it and the wait timed
+    /// Downloads an object. `lock` is the lock of the object, or `None` if another process holds it and the wait timed
     /// out.
-    fn download(&self, store: &Store, shard: &Shard, mut lock: Option<FetchLock>) -> Result<File, DatasetError> {
-        self.evict_until_fits(shard.bytes)?;
+    fn download(
+        &self,
+        store: &Store,
+        object: &CacheObject<'_>,
+        mut lock: Option<FetchLock>,
+    ) -> Result<File, DatasetError> {
+        self.evict_until_fits(object.bytes())?;
         let create = || tempfile::Builder::new().prefix(PARTIAL_PREFIX).tempfile_in(&self.folder);
         let mut copy = self.evict_on_full_disk(create).map_err(self.cache_error("write to"))?;
         let (mut hasher, mut written) = (Hasher::new(), Ok(()));
@@ -127,19 +185,18 @@ impl Cache {
             lock.iter_mut().for_each(FetchLock::progress);
         };
         let url = || store.url().to_owned();
-        store
-            .read_pieces(&shard.path, shard.bytes, take)
-            .map_err(|source| DatasetError::Store { url: url(), source })?;
+        read(store, object, take).map_err(|source| DatasetError::Store { url: url(), source })?;
         written.map_err(self.cache_error("write to"))?;
         let found = hasher.finish();
-        if found != shard.sha256 {
-            let (file, expected) = (shard.path.clone(), shard.sha256.clone());
-            return Err(DatasetError::Damaged { url: url(), file, expected, found });
+        if found != object.sha256 {
+            let (file, expected) = (object.shard.to_owned(), object.sha256.clone());
+            let range = (object.extension == RANGE_EXTENSION).then(|| object.range.clone());
+            return Err(DatasetError::Damaged { url: url(), file, range, expected, found });
         }
-        let file = copy.persist(self.path(shard)).map_err(|error| self.cache_error("write to")(error.error))?;
+        let file = copy.persist(self.path(object)).map_err(|error| self.cache_error("write to")(error.error))?;
         // Removing the lock file is safe. Waiting processes still have it open, acquire its lock, and find the cached
-        // shard.
-        remove(&self.folder.join(lock_name(shard))).map_err(self.cache_error("remove a lock from"))?;
+        // copy.
+        remove(&self.folder.join(object.lock_name())).map_err(self.cache_error("remove a lock from"))?;
         Ok(file)
     }
 
@@ -151,7 +208,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Runs an operation that needs disk space. On a full disk, evicts the least recently used shards and retries.
+    /// Runs an operation that needs disk space. On a full disk, evicts the least recently used objects and retries.
     fn evict_on_full_disk<T>(&self, mut work: impl FnMut() -> io::Result<T>) -> io::Result<T> {
         loop {
             match work() {
@@ -162,33 +219,58 @@ impl Cache {
                     let Some((_, _, oldest)) = copies.first().filter(|(_, _, path)| remove(path).is_ok()) else {
                         return Err(error);
                     };
-                    tracing::info!("disk full at {}: evicted cached shard {}", self.folder.display(), oldest.display());
+                    tracing::info!("disk full at {}: evicted {}", self.folder.display(), oldest.display());
                 }
                 other => return other,
             }
         }
     }
 
-    /// Evicts the least recently used shards until the cache has room for another `bytes` bytes.
+    /// Evicts the least recently used objects until the cache has room for another `bytes` bytes. Lists the directory
+    /// only at the first call and when the cache is full, because it can have hundreds of thousands of files.
     fn evict_until_fits(&self, bytes: u64) -> Result<(), DatasetError> {
         // If the holder of the lock is suspended, the wait times out, and this process evicts without the lock.
         // Concurrent eviction is harmless.
         let purpose = "for cache eviction";
         let _lock = FetchLock::wait(self.lock_file(EVICTION_LOCK)?, self.timeouts, purpose)
             .map_err(self.cache_error("lock a file in"))?;
-        let copies = self.copies()?;
-        let mut all: u64 = copies.iter().map(|(_, bytes, _)| bytes).sum();
-        for (_, freed, path) in copies {
-            if all.saturating_add(bytes) <= self.limit {
-                break;
-            }
-            remove(&path).map_err(self.cache_error("evict a shard from"))?;
-            all -= freed;
-        }
+        let recorded = if self.is_listed.load(Ordering::Relaxed) { self.recorded_bytes() } else { None };
+        let recorded = recorded.map(|used| used.saturating_add(bytes)).filter(|used| *used <= self.limit);
+        let used = match recorded {
+            Some(used) => used,
+            None => self.evict(bytes)?,
+        };
+        // An incomplete record is not a number, so the next process lists the directory.
+        let _ = std::fs::write(self.folder.join(USED_BYTES), used.to_string());
+        self.is_listed.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Lists the cached shards as (last use, bytes, path), least recently used first. Removes abandoned files.
+    /// Lists the cached objects. If there is no room for another `bytes` bytes, evicts the least recently used objects.
+    /// Returns the size of the remaining objects plus `bytes`.
+    fn evict(&self, bytes: u64) -> Result<u64, DatasetError> {
+        let copies = self.copies()?;
+        let mut used = bytes + copies.iter().map(|(_, bytes, _)| bytes).sum::<u64>();
+        if used <= self.limit {
+            return Ok(used);
+        }
+        for (_, freed, path) in copies {
+            // With some free space, the next download does not have to list the directory again.
+            if used <= self.limit - self.limit / 20 {
+                break;
+            }
+            remove(&path).map_err(self.cache_error("evict a file from"))?;
+            used -= freed;
+        }
+        Ok(used)
+    }
+
+    /// Size of all objects according to [`USED_BYTES`].
+    fn recorded_bytes(&self) -> Option<u64> {
+        std::fs::read_to_string(self.folder.join(USED_BYTES)).ok()?.parse().ok()
+    }
+
+    /// Lists the cached objects as (last use, bytes, path), least recently used first. Removes abandoned files.
     fn copies(&self) -> Result<Vec<(SystemTime, u64, PathBuf)>, DatasetError> {
         let mut copies = Vec::new();
         for entry in std::fs::read_dir(&self.folder).map_err(self.cache_error("list"))? {
@@ -197,9 +279,9 @@ impl Cache {
             let Ok(metadata) = entry.metadata() else { continue };
             let (name, used) = (entry.file_name(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH));
             let name = name.to_string_lossy();
-            if is_shard_file(&name, SHARD_EXTENSION) {
+            if [SHARD_EXTENSION, RANGE_EXTENSION].iter().any(|extension| is_object(&name, extension)) {
                 copies.push((used, metadata.len(), entry.path()));
-            } else if (name.starts_with(PARTIAL_PREFIX) || is_shard_file(&name, LOCK_EXTENSION))
+            } else if (name.starts_with(PARTIAL_PREFIX) || is_object(&name, LOCK_EXTENSION))
                 && used.elapsed().is_ok_and(|age| age > ABANDONED_AFTER)
             {
                 remove(&entry.path()).map_err(self.cache_error("remove an abandoned file from"))?;
@@ -216,14 +298,24 @@ impl Cache {
     }
 }
 
-/// True if a file of this name belongs to the cache: the SHA-256 of a shard, and an extension. The folder may have other files.
-fn is_shard_file(name: &str, extension: &str) -> bool {
-    name.strip_suffix(extension)
-        .is_some_and(|hash| hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()))
+/// Passes the bytes of an object to `take`, in order.
+fn read(store: &Store, object: &CacheObject<'_>, mut take: impl FnMut(&[u8])) -> lambert_store::error::Result<()> {
+    if object.extension == SHARD_EXTENSION {
+        return store.read_pieces(object.shard, object.bytes(), take);
+    }
+    let mut start = object.range.start;
+    while start < object.range.end {
+        let end = object.range.end.min(start + REQUEST_BYTES);
+        take(&store.get_range(object.shard, start..end)?);
+        start = end;
+    }
+    Ok(())
 }
 
-fn lock_name(shard: &Shard) -> String {
-    format!("{}{LOCK_EXTENSION}", shard.sha256)
+/// True if a file of this name belongs to the cache: a SHA-256 and an extension. The folder may have other files.
+fn is_object(name: &str, extension: &str) -> bool {
+    name.strip_suffix(extension)
+        .is_some_and(|hash| hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 fn remove(path: &Path) -> io::Result<()> {

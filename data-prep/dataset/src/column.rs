@@ -1,12 +1,14 @@
 //! Decoding of the columns of a row group from Parquet.
 
-use parquet::column::reader::ColumnReader;
+use std::sync::Arc;
+
+use parquet::column::reader::{ColumnReader, get_column_reader};
 use parquet::errors::ParquetError;
-use parquet::file::reader::FileReader;
+use parquet::file::metadata::RowGroupMetaData;
+use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::NO_PAIR;
-use super::file::Reader;
-use super::samples::RowGroup;
+use super::shard_file::ShardFile;
 
 /// Column of a row group, as Parquet stores it.
 pub struct Column {
@@ -19,32 +21,32 @@ pub struct Column {
 }
 
 impl Column {
-    /// Decodes column `index` of a row group.
-    pub fn read(reader: &Reader, group: RowGroup, index: usize) -> Result<Self, ParquetError> {
-        let ColumnReader::Int32ColumnReader(mut column) =
-            reader.get_row_group(group.index)?.get_column_reader(index)?
+    /// Decodes column `index` of a row group with `rows` rows, which `file` contains.
+    pub fn read(file: &ShardFile, group: &RowGroupMetaData, rows: usize, index: usize) -> Result<Self, ParquetError> {
+        let column = group.column(index);
+        let pages = SerializedPageReader::new(Arc::new(file.clone()), column, rows, None)?;
+        let ColumnReader::Int32ColumnReader(mut reader) = get_column_reader(column.column_descr_ptr(), Box::new(pages))
         else {
             return Err(ParquetError::General(format!("column {index} is not of 32-bit integers")));
         };
-        let expected = reader.metadata().row_group(group.index).column(index).num_values();
-        let expected = usize::try_from(expected).unwrap_or(0);
+        let expected = usize::try_from(column.num_values()).unwrap_or(0);
         let mut read = Self {
             values: Vec::with_capacity(expected),
             definition: Vec::with_capacity(expected),
             repetition: Vec::with_capacity(expected),
         };
-        let mut rows = 0;
-        while rows < group.rows as usize {
-            let (count, ..) = column.read_records(
-                group.rows as usize - rows,
+        let mut done = 0;
+        while done < rows {
+            let (count, ..) = reader.read_records(
+                rows - done,
                 Some(&mut read.definition),
                 Some(&mut read.repetition),
                 &mut read.values,
             )?;
             if count == 0 {
-                return Err(ParquetError::EOF(format!("column {index} ends after {rows} of {} rows", group.rows)));
+                return Err(ParquetError::EOF(format!("column {index} ends after {done} of {rows} rows")));
             }
-            rows += count;
+            done += count;
         }
         Ok(read)
     }

@@ -69,13 +69,18 @@ pub enum DatasetError {
         /// Actual size, bytes, or `None` if the file is missing.
         found: Option<u64>,
     },
-    /// The checksum of a file differs from the checksum in the manifest.
-    #[error("{url}/{file} is damaged: sha256 is {found}, expected {expected} according to the manifest")]
+    /// The checksum of a file, or of a byte range of it, differs from the checksum in the manifest.
+    #[error(
+        "{url}/{file} is damaged: sha256{} is {found}, expected {expected} according to the manifest",
+        range.as_ref().map_or(String::new(), |range| format!(" of bytes {} to {}", range.start, range.end.saturating_sub(1)))
+    )]
     Damaged {
         /// Dataset.
         url: String,
         /// File.
         file: String,
+        /// Byte range of the file, or `None` for the whole file.
+        range: Option<std::ops::Range<u64>>,
         /// Checksum in the manifest.
         expected: String,
         /// Checksum of the file.

@@ -7,12 +7,13 @@ use lambert_store::names;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use crate::ranges::ShardRanges;
 use crate::tokenizer::{Special, TokenizerModel};
 
 /// Format version that this program writes and reads.
 pub const VERSION: u32 = 1;
-/// Maximum size of a manifest, bytes: enough for some 20 million row groups.
-pub const MAX_MANIFEST_BYTES: u64 = 256 << 20;
+/// Maximum size of a manifest, bytes: enough for some 10 million row groups.
+pub const MAX_MANIFEST_BYTES: u64 = 1 << 30;
 /// Maximum size of a vocabulary, bytes.
 const MAX_VOCABULARY_BYTES: u64 = 256 << 20;
 
@@ -167,6 +168,9 @@ pub struct Shard {
     pub sha256: String,
     /// Number of rows in each row group.
     pub row_groups: Vec<u64>,
+    /// Checksums of the row groups and of the footer. Datasets of earlier versions do not have them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranges: Option<ShardRanges>,
 }
 
 impl Manifest {
@@ -244,6 +248,9 @@ impl Shard {
         let rows = sum(self.row_groups.iter().copied());
         if rows != Some(self.rows) {
             return Err(format!("{}: {} rows, but its row groups have {}", self.path, self.rows, format_count(rows)));
+        }
+        if let Some(ranges) = &self.ranges {
+            ranges.check(self.bytes, self.row_groups.len()).map_err(|message| format!("{}: {message}", self.path))?;
         }
         match self.row_groups.iter().find(|&&rows| rows > MAX_ROW_GROUP_ROWS) {
             Some(rows) => {

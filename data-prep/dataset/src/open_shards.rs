@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::DatasetError;
-use super::file::{Identity, Reader};
+use super::shard_file::Identity;
+use super::shard_reader::ShardReader;
 
 /// Maximum number of open shards. Many systems limit a process to about a thousand open files.
 const MAX_OPEN: usize = 128;
@@ -19,7 +20,7 @@ pub struct OpenShards {
 /// State of a shard.
 #[derive(Default)]
 struct ShardState {
-    reader: Option<Arc<Reader>>,
+    reader: Option<Arc<ShardReader>>,
     /// Identity of the file that was verified when the shard was last opened.
     checked: Option<Identity>,
 }
@@ -36,8 +37,8 @@ impl OpenShards {
     pub fn get(
         &self,
         index: usize,
-        open: impl Fn(Option<Identity>) -> Result<(Reader, Identity), DatasetError>,
-    ) -> Result<Arc<Reader>, DatasetError> {
+        open: impl Fn(Option<Identity>) -> Result<(ShardReader, Identity), DatasetError>,
+    ) -> Result<Arc<ShardReader>, DatasetError> {
         // A poisoned lock means that another thread panicked while it opened the shard. This call tries to open the
         // shard again.
         let mut slot = self.slots[index].lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,27 +1,35 @@
 //! Opening of datasets and reading of row groups.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use lambert_config::prep::MAX_ROW_GROUP_TOKENS;
 use lambert_config::run::DatasetCache;
 use lambert_plan::memory::DatasetShape;
 use lambert_store::{Store, TransferObserver};
 use parquet::errors::ParquetError;
-use parquet::file::reader::FileReader;
+use parquet::file::metadata::ParquetMetaData;
 
 use super::cache::Cache;
 use super::column::Column;
-use super::file::{self, Reader};
 use super::manifest::MAX_MANIFEST_BYTES;
 use super::open_shards::OpenShards;
+use super::parallel::parallel;
 use super::panics::catch_panics;
 use super::rejected::{MAX_REJECTED_BYTES, REJECTED, RejectedExample};
+use super::prefetch::{Prefetch, Windows};
 use super::samples::{RowGroup, Samples, row_groups};
-use super::{DatasetError, MANIFEST, Manifest, Shard, ShardPrefetch, check, schema, sha256_hex};
+use super::shard_file::ShardFile;
+use super::shard_reader::{self, ShardOpener, ShardReader};
+use super::{DatasetError, MANIFEST, Manifest, Shard, check, schema, sha256_hex};
+
+/// Number of concurrent requests for the sizes of remote files.
+const REMOTE_THREADS: usize = 16;
 
 /// An open dataset. Its manifest is valid, and the file sizes match the manifest.
 ///
-/// The sha256 of a shard is verified once, when its first row group is read.
+/// Each row group is verified when it is first read. If the manifest has no checksums of row groups, a whole shard is
+/// verified when its first row group is read.
 pub struct Dataset {
     pub(crate) store: Store,
     manifest: Manifest,
@@ -29,6 +37,15 @@ pub struct Dataset {
     groups: Vec<RowGroup>,
     cache: Cache,
     open: OpenShards,
+    /// Identity of the file that contained each row group when it was verified. 0 = not verified.
+    verified: Vec<AtomicU64>,
+}
+
+/// Row group that can be read.
+struct OpenRowGroup {
+    shard: Arc<ShardReader>,
+    file: ShardFile,
+    group: RowGroup,
 }
 
 impl Dataset {
@@ -57,7 +74,8 @@ impl Dataset {
             Manifest::from_json(&bytes).map_err(|message| DatasetError::Manifest { url: url.clone(), message })?;
         let groups = row_groups(&manifest.shards);
         let (cache, open) = (Cache::new(&DatasetCache::default()), OpenShards::new(manifest.shards.len()));
-        let dataset = Self { store, manifest, sha256: sha256_hex(&bytes), groups, cache, open };
+        let verified = groups.iter().map(|_| AtomicU64::new(0)).collect();
+        let dataset = Self { store, manifest, sha256: sha256_hex(&bytes), groups, cache, open, verified };
         dataset.check_sizes()?;
         Ok(dataset)
     }
@@ -68,36 +86,53 @@ impl Dataset {
         Self { cache: Cache::new(settings), ..self }
     }
 
-    /// Starts to download `shards` in the background, in this order. Stops before the first shard that would exceed the
-    /// capacity of the cache. Returns `None` if `shards` is empty or if the shards are local.
+    /// Starts to download row groups in the background, in the order of `windows`. The downloads use at most the fraction
+    /// 1/`datasets` of the cache, because that many datasets share it. Returns `None` if the shards are local, or if
+    /// the cache is too small.
     ///
     /// # Errors
     /// The store rejects the name of a shard.
-    pub fn fetch_ahead(self: &Arc<Self>, shards: &[usize]) -> Result<Option<ShardPrefetch>, DatasetError> {
+    pub fn prefetch_windows(
+        self: &Arc<Self>,
+        windows: Windows,
+        count: u64,
+        datasets: usize,
+    ) -> Result<Option<Prefetch>, DatasetError> {
+        let shards = &self.manifest.shards;
         let Some(first) = shards.first() else { return Ok(None) };
-        if file::local(&self.store, &self.manifest.shards[*first].path)?.is_some() {
+        if shard_reader::local(&self.store, &first.path)?.is_some() {
             return Ok(None);
         }
-        let mut room = self.cache.limit();
-        let fits = |shard: &&usize| {
-            let left = room.checked_sub(self.manifest.shards[**shard].bytes);
-            room = left.unwrap_or(0);
-            left.is_some()
+        let room = self.cache.limit() / datasets.max(1) as u64;
+        let bytes = self.manifest.shard_bytes();
+        // Half of the room is for what has been read, so that the windows ahead are not evicted.
+        let ahead = match shards.iter().all(|shard| shard.ranges.is_some()) {
+            true => room / 2 / bytes.div_ceil(count.max(1)).max(1),
+            // A window reads from many shards, and each shard is downloaded as a whole.
+            false if bytes <= room => u64::MAX / 2,
+            false => 0,
         };
-        let shards = shards.iter().take_while(fits).copied().collect();
-        Ok(Some(ShardPrefetch::start(self, shards)))
+        Ok((ahead > 0).then(|| Prefetch::start(self, windows, ahead)))
     }
 
-    /// Downloads a shard, unless it is cached or another process is downloading it.
-    pub(super) fn fetch(&self, shard: usize) -> Result<(), DatasetError> {
-        self.cache.fetch_ahead(&self.store, &self.manifest.shards[shard])
+    /// Downloads a row group, unless it is cached or another process is downloading it. If it is the first row group of
+    /// the shard, also downloads what opening the shard requires.
+    pub(super) fn prefetch(&self, row_group: usize, is_first: bool) -> Result<(), DatasetError> {
+        let group = self.groups[row_group];
+        let shard = &self.manifest.shards[group.shard];
+        if is_first {
+            self.opener().prefetch(shard)?;
+        }
+        self.opener().prefetch_row_group(shard, group.index)
     }
 
-    /// Returns the index of the smallest non-empty shard and its size in bytes, or `None` if the shards are remote.
+    /// Returns the index of the smallest non-empty shard, and the number of bytes that are verified when it is opened.
+    /// Returns `None` if the shards are remote.
     pub(super) fn smallest_local_shard(&self) -> Result<Option<(usize, u64)>, DatasetError> {
         let sizes = self.manifest.shards.iter().enumerate().filter(|(_, shard)| shard.rows > 0);
         let Some((index, shard)) = sizes.min_by_key(|(_, shard)| shard.bytes) else { return Ok(None) };
-        Ok(file::local(&self.store, &shard.path)?.map(|_| (index, shard.bytes)))
+        let verified = shard.ranges.as_ref().map_or(shard.bytes, |ranges| ranges.bytes[ranges.len() - 1]);
+        Ok(shard_reader::local(&self.store, &shard.path)?.map(|_| (index, verified)))
     }
 
     /// Returns the directory or URL.
@@ -140,20 +175,19 @@ impl Dataset {
         &self.groups
     }
 
-    /// Returns the length of each row of a row group, in tokens. Reads only the length column.
+    /// Returns the length of each row of a row group, in tokens. Reads only the length column, after the row group has
+    /// been verified.
     pub fn lengths(&self, row_group: usize) -> Result<Vec<u16>, DatasetError> {
-        let group = self.groups[row_group];
-        let reader = self.shard(group.shard)?;
-        self.checked_lengths(&reader, group)
+        self.checked_lengths(&self.row_group(row_group)?)
     }
 
     /// Reads the samples of a row group. `row_group` is an index into [`Dataset::row_groups`].
     pub fn read(&self, row_group: usize) -> Result<Samples, DatasetError> {
-        let group = self.groups[row_group];
-        let reader = self.shard(group.shard)?;
-        let lengths = self.checked_lengths(&reader, group)?;
+        let open = self.row_group(row_group)?;
+        let group = open.group;
+        let lengths = self.checked_lengths(&open)?;
         let tokens = lengths.iter().map(|&length| u64::from(length)).sum();
-        let column = |index, values| self.column(&reader, group, index, values);
+        let column = |index, values| self.column(&open, index, values);
         let [segment_b_start, pair_label] =
             [column(schema::SEGMENT_B_START, group.rows)?, column(schema::PAIR_LABEL, group.rows)?];
         let fault = |message| self.content(group, message);
@@ -176,19 +210,30 @@ impl Dataset {
             .map_or(Ok(samples), |message| Err(fault(message)))
     }
 
-    fn checked_lengths(&self, reader: &Reader, group: RowGroup) -> Result<Vec<u16>, DatasetError> {
-        let column = self.column(reader, group, schema::LENGTH, group.rows)?;
-        check::lengths(&self.manifest, &column.values).map_err(|message| self.content(group, message))
+    fn checked_lengths(&self, open: &OpenRowGroup) -> Result<Vec<u16>, DatasetError> {
+        let column = self.column(open, schema::LENGTH, open.group.rows)?;
+        check::lengths(&self.manifest, &column.values).map_err(|message| self.content(open.group, message))
     }
 
     /// Checks that a column of a row group has `values` values, then reads the column.
-    fn column(&self, reader: &Reader, group: RowGroup, index: usize, values: u64) -> Result<Column, DatasetError> {
-        let found = reader.metadata().row_group(group.index).column(index).num_values();
+    fn column(&self, open: &OpenRowGroup, index: usize, values: u64) -> Result<Column, DatasetError> {
+        let OpenRowGroup { shard, file, group } = open;
+        let metadata = shard.metadata.row_group(group.index);
+        let found = metadata.column(index).num_values();
         if u64::try_from(found) != Ok(values) {
             let name = schema::NAMES[index];
-            return Err(self.content(group, format!("{name} has {found} values, expected {values}")));
+            return Err(self.content(*group, format!("{name} has {found} values, expected {values}")));
         }
-        catch_panics(|| Column::read(reader, group, index)).map_err(|error| self.parquet(group, error))
+        let read = || Column::read(file, metadata, group.rows as usize, index);
+        catch_panics(read).map_err(|error| self.parquet(*group, error))
+    }
+
+    /// Opens a row group, which is then verified.
+    fn row_group(&self, row_group: usize) -> Result<OpenRowGroup, DatasetError> {
+        let group = self.groups[row_group];
+        let (shard, entry) = (self.shard(group.shard)?, &self.manifest.shards[group.shard]);
+        let file = self.opener().row_group(entry, &shard, group.index, &self.verified[row_group])?;
+        Ok(OpenRowGroup { shard, file, group })
     }
 
     /// URL of the vocabulary file.
@@ -204,7 +249,7 @@ impl Dataset {
         let found = sha256_hex(&bytes);
         if found != file.sha256 {
             let (url, expected) = (self.url().to_owned(), file.sha256.clone());
-            return Err(DatasetError::Damaged { url, file: file.path.clone(), expected, found });
+            return Err(DatasetError::Damaged { url, file: file.path.clone(), range: None, expected, found });
         }
         Ok(bytes.to_vec())
     }
@@ -244,7 +289,8 @@ impl Dataset {
     pub fn verify_files(&self) -> Result<(), DatasetError> {
         self.vocabulary()?;
         self.store.report_expected(self.manifest.shard_bytes());
-        (0..self.manifest.shards.len()).try_for_each(|index| self.shard(index).map(drop))
+        let shards = self.manifest.shards.iter().enumerate();
+        shards.map(|(index, shard)| self.opener().verify(shard, &*self.shard(index)?)).collect()
     }
 
     /// Reads every row. Calls `progress` after each row group with the number of rows read so far.
@@ -256,18 +302,22 @@ impl Dataset {
         })
     }
 
-    fn shard(&self, index: usize) -> Result<Arc<Reader>, DatasetError> {
+    fn shard(&self, index: usize) -> Result<Arc<ShardReader>, DatasetError> {
         let shard = &self.manifest.shards[index];
         self.open.get(index, |checked| {
-            let (reader, checked) = file::open(&self.store, shard, &self.cache, checked)?;
-            self.check_row_groups(shard, &reader)?;
+            let (reader, checked) = self.opener().open(shard, checked)?;
+            self.check_row_groups(shard, &reader.metadata)?;
             Ok((reader, checked))
         })
     }
 
-    fn check_row_groups(&self, shard: &Shard, reader: &Reader) -> Result<(), DatasetError> {
-        let found: Vec<u64> = reader.metadata().row_groups().iter().map(|group| group.num_rows() as u64).collect();
-        if found == shard.row_groups && reader.metadata().file_metadata().schema_descr().num_columns() == 4 {
+    fn opener(&self) -> ShardOpener<'_> {
+        ShardOpener { store: &self.store, cache: &self.cache }
+    }
+
+    fn check_row_groups(&self, shard: &Shard, metadata: &ParquetMetaData) -> Result<(), DatasetError> {
+        let found: Vec<u64> = metadata.row_groups().iter().map(|group| group.num_rows() as u64).collect();
+        if found == shard.row_groups && metadata.file_metadata().schema_descr().num_columns() == 4 {
             return Ok(());
         }
         let message =
@@ -278,13 +328,16 @@ impl Dataset {
     fn check_sizes(&self) -> Result<(), DatasetError> {
         let vocabulary = (&self.manifest.vocabulary.path, self.manifest.vocabulary.bytes);
         let shards = self.manifest.shards.iter().map(|shard| (&shard.path, shard.bytes));
-        for (file, expected) in shards.chain([vocabulary]) {
-            let found = self.store.head(file).map_err(|source| self.store_error(source))?;
-            if found != Some(expected) {
-                return Err(DatasetError::Size { url: self.url().to_owned(), file: file.clone(), expected, found });
+        let files: Vec<_> = shards.chain([vocabulary]).collect();
+        let threads = if self.store.is_local() { 1 } else { REMOTE_THREADS };
+        parallel(threads, files.len(), |index| {
+            let (file, expected) = files[index];
+            match self.store.head(file).map_err(|source| self.store_error(source))? {
+                Some(found) if found == expected => Ok(()),
+                found => Err(DatasetError::Size { url: self.url().to_owned(), file: file.clone(), expected, found }),
             }
-        }
-        Ok(())
+        })
+        .map(drop)
     }
 
     fn content(&self, group: RowGroup, message: String) -> DatasetError {

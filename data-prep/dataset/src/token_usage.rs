@@ -4,8 +4,8 @@ use super::{Dataset, DatasetError, Manifest};
 
 /// Maximum number of row groups to read.
 const MAX_ROW_GROUPS: usize = 4;
-/// Maximum size of a shard to read, bytes. The limit exists because the checksum of the whole shard is verified first.
-const MAX_SHARD_BYTES: u64 = 1 << 30;
+/// Maximum number of bytes whose checksum is verified first: the whole shard, if the manifest has no checksums of row groups.
+const MAX_VERIFIED_BYTES: u64 = 1 << 30;
 
 /// Token frequencies, without `[PAD]`, `[CLS]`, `[SEP]` and `[MASK]`.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,7 +23,7 @@ impl TokenUsage {
     /// # Errors
     /// The shard cannot be read.
     pub fn of(dataset: &Dataset) -> Result<Option<Self>, DatasetError> {
-        let Some(shard) = dataset.smallest_local_shard()?.filter(|(_, bytes)| *bytes <= MAX_SHARD_BYTES) else {
+        let Some(shard) = dataset.smallest_local_shard()?.filter(|(_, bytes)| *bytes <= MAX_VERIFIED_BYTES) else {
             return Ok(None);
         };
         let groups = dataset.row_groups().iter().enumerate().filter(|(_, group)| group.shard == shard.0);

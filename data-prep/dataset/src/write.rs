@@ -11,9 +11,10 @@ use arrow::datatypes::{DataType, FieldRef, SchemaRef};
 use arrow::error::ArrowError;
 use parquet::arrow::ArrowWriter;
 use parquet::errors::ParquetError;
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 
 use super::manifest::hex;
+use super::ranges::{Digest, ShardRanges};
 use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, schema, sha256_hex};
 
 /// Sample to write, borrowed.
@@ -42,6 +43,7 @@ pub struct ShardWriter {
     rows_per_group: usize,
     columns: Columns,
     groups: Vec<u64>,
+    ranges: ShardRanges,
     rows: u64,
 }
 
@@ -60,7 +62,7 @@ impl ShardWriter {
     pub fn create(folder: &Path, name: &str, vocabulary_size: usize, rows: usize) -> Result<Self, DatasetError> {
         let path = folder.join(name);
         let file = File::create(&path).map_err(|source| DatasetError::Io { operation: "create", path, source })?;
-        let sink = HashingWriter { file: BufWriter::with_capacity(1 << 20, file), digest: Sha256::new(), bytes: 0 };
+        let sink = HashingWriter::new(file);
         let (schema, ids) = (schema::schema(vocabulary_size), schema::ids_field(vocabulary_size));
         let writer = schema::options()
             .and_then(|options| ArrowWriter::try_new_with_options(sink, Arc::clone(&schema), options))
@@ -71,7 +73,8 @@ impl ShardWriter {
                 source,
             })?;
         let (name, columns, rows_per_group) = (name.to_owned(), Columns::default(), rows.max(1));
-        Ok(Self { name, writer, schema, ids, rows_per_group, columns, groups: Vec::new(), rows: 0 })
+        let (groups, ranges) = (Vec::new(), ShardRanges::default());
+        Ok(Self { name, writer, schema, ids, rows_per_group, columns, groups, ranges, rows: 0 })
     }
 
     /// Appends a row.
@@ -91,7 +94,7 @@ impl ShardWriter {
         if !self.columns.length.is_empty() {
             self.write_group()?;
         }
-        let Self { name, mut writer, groups, rows, .. } = self;
+        let Self { name, mut writer, groups, mut ranges, rows, .. } = self;
         writer.finish().and_then(|_| writer.inner_mut().sync()).map_err(|source| DatasetError::Parquet {
             operation: "finish",
             file: name.clone(),
@@ -99,17 +102,28 @@ impl ShardWriter {
             source,
         })?;
         let sink = writer.inner_mut();
+        let (footer, range_sha256) = sink.end_range();
+        ranges.push(footer, range_sha256);
         let (bytes, sha256) = (sink.bytes, hex(&sink.digest.clone().finalize()));
-        Ok(Shard { path: name, rows, bytes, sha256, row_groups: groups })
+        Ok(Shard { path: name, rows, bytes, sha256, row_groups: groups, ranges: Some(ranges) })
     }
 
     fn write_group(&mut self) -> Result<(), DatasetError> {
         let columns = std::mem::take(&mut self.columns);
         self.groups.push(columns.length.len() as u64);
         let batch = columns.into_batch(&self.schema, &self.ids).map_err(ParquetError::from);
-        batch.and_then(|batch| self.writer.write(&batch)).and_then(|()| self.writer.flush()).map_err(|source| {
-            DatasetError::Parquet { operation: "write", file: self.name.clone(), group: None, source }
-        })
+        let writer = &mut self.writer;
+        // Without `sync`, the end of the row group could still be in a buffer of the writer.
+        let written = batch.and_then(|batch| writer.write(&batch)).and_then(|()| writer.flush());
+        written.and_then(|()| Ok(writer.sync()?)).map_err(|source| DatasetError::Parquet {
+            operation: "write",
+            file: self.name.clone(),
+            group: None,
+            source,
+        })?;
+        let (bytes, sha256) = self.writer.inner_mut().end_range();
+        self.ranges.push(bytes, sha256);
+        Ok(())
     }
 }
 
@@ -138,14 +152,28 @@ impl Columns {
     }
 }
 
-/// File that computes the size and sha256 of the bytes written.
+/// File that computes the size and sha256 of the bytes written, in total and since the end of the last range.
 struct HashingWriter {
     file: BufWriter<File>,
     digest: Sha256,
     bytes: u64,
+    range_digest: Sha256,
+    range_start: u64,
 }
 
 impl HashingWriter {
+    fn new(file: File) -> Self {
+        let file = BufWriter::with_capacity(1 << 20, file);
+        Self { file, digest: Sha256::new(), bytes: 0, range_digest: Sha256::new(), range_start: 0 }
+    }
+
+    /// Ends the current range. Returns its size in bytes, and its sha256.
+    fn end_range(&mut self) -> (u64, Digest) {
+        let bytes = self.bytes - self.range_start;
+        self.range_start = self.bytes;
+        (bytes, Digest(std::mem::take(&mut self.range_digest).finalize().into()))
+    }
+
     fn sync(&mut self) -> Result<(), ParquetError> {
         self.file.flush()?;
         Ok(self.file.get_ref().sync_all()?)
@@ -156,12 +184,14 @@ impl Write for HashingWriter {
     fn write(&mut self, buffer: &[u8]) -> std::io::Result<usize> {
         let written = self.file.write(buffer)?;
         self.digest.update(&buffer[..written]);
+        self.range_digest.update(&buffer[..written]);
         self.bytes += written as u64;
         Ok(written)
     }
 
+    /// Does nothing: the file is flushed at its end.
     fn flush(&mut self) -> std::io::Result<()> {
-        self.file.flush()
+        Ok(())
     }
 }
 
