@@ -4,15 +4,16 @@
 use std::collections::BTreeMap;
 
 use crate::support::{Ended, Running, TestDir, assert_same_bits, checkpoints, done};
-use lambert_dataset::Dataset;
+use lambert_dataset::ranges::CHECKSUMS;
+use lambert_dataset::{Dataset, RowGroup};
 use lambert_worker::data::order::EpochOrder;
 use serde_json::Value;
 
 const STEPS: u64 = 60;
 const BATCH: u64 = 16;
 
-/// Prepares a dataset of many small shards. Returns its URL, a shard that is first needed late in the run, and the
-/// first step that needs this shard.
+/// Prepares a dataset of many small shards. Returns its URL, a shard whose first row group is needed late in the run, and
+/// the first step that needs this row group.
 fn prepare(dir: &TestDir) -> (String, usize, u64) {
     let url = dir.path("small");
     let sets = [format!("output.url={url}"), "output.shards=60".into(), "output.rows_per_group=16".into()];
@@ -21,9 +22,16 @@ fn prepare(dir: &TestDir) -> (String, usize, u64) {
     let dataset = Dataset::open(&format!("{url}/train")).unwrap();
     let groups = dataset.row_groups();
     let order = EpochOrder::new(&groups.iter().map(|group| group.rows).collect::<Vec<_>>(), 1, 0);
-    let first = |shard: usize| (0..dataset.rows()).find(|n| groups[order.at(*n).row_group].shard == shard).unwrap();
+    let is_first = |group: &RowGroup, shard: usize| group.shard == shard && group.index == 0;
+    let first = |shard| (0..dataset.rows()).find(|n| is_first(&groups[order.at(*n).row_group], shard)).unwrap();
     let needed = |shard: usize| first(shard) / BATCH + 1;
-    let shard = (0..60).filter(|shard| needed(*shard) < STEPS - 10).max_by_key(|shard| needed(*shard)).unwrap();
+    // Only one rank reads the row group in this step.
+    let alone = |shard: usize| {
+        let step = (needed(shard) - 1) * BATCH..needed(shard) * BATCH;
+        step.filter(|n| is_first(&groups[order.at(*n).row_group], shard)).count() == 1
+    };
+    let late = (0..60).filter(|shard| needed(*shard) < STEPS - 10 && alone(*shard));
+    let shard = late.max_by_key(|shard| needed(*shard)).unwrap();
     (url, shard, needed(shard))
 }
 
@@ -46,13 +54,19 @@ fn an_undecodable_shard_is_named_and_skipped() {
     let name = format!("shard-{shard:05}-of-00060.parquet");
     let path = format!("{data}/train/{name}");
     let mut bad = std::fs::read(&path).unwrap();
-    // Overwrite data pages, but neither the magic number at the start nor the footer.
-    let half = bad.len() / 2;
-    bad[4..half].fill(0xee);
-    std::fs::write(&path, &bad).unwrap();
     let manifest = format!("{data}/train/manifest.json");
     let mut value: Value = serde_json::from_slice(&std::fs::read(&manifest).unwrap()).unwrap();
-    value["shards"][shard]["sha256"] = lambert_store::hash::sha256(&bad).into();
+    let checksums = format!("{data}/train/{CHECKSUMS}");
+    let mut ranges: Value = serde_json::from_slice(&std::fs::read(&checksums).unwrap()).unwrap();
+    let entry = &mut ranges["shards"][shard];
+    // Overwrite token ids of the first row group, but not the magic number at the start.
+    let end = entry["range_bytes"][0].as_u64().unwrap() as usize;
+    bad[4..end / 2].fill(0xee);
+    std::fs::write(&path, &bad).unwrap();
+    entry["range_sha256"][0] = lambert_store::hash::sha256(&bad[..end]).into();
+    entry["shard_sha256"] = lambert_store::hash::sha256(&bad).into();
+    value["shards"][shard]["sha256"] = entry["shard_sha256"].clone();
+    std::fs::write(&checksums, serde_json::to_vec(&ranges).unwrap()).unwrap();
     std::fs::write(&manifest, serde_json::to_vec(&value).unwrap()).unwrap();
 
     let stopped = start(&dir, "stopped", &data, 2, &[]).end();
@@ -102,7 +116,7 @@ fn a_damaged_held_out_shard_stops_the_run_with_a_checkpoint() {
     for attempt in [1, 2] {
         let ended = start(&dir, "run", &data, 2, &more).end();
         assert_eq!(ended.code, Some(70), "{}", ended.log);
-        assert!(ended.log.contains(&format!("{name} is damaged: sha256 is")), "{}", ended.log);
+        assert!(ended.log.contains(&format!("{name} is damaged: sha256 of bytes ")), "{}", ended.log);
         assert_eq!(checkpoints(&dir.path("run")), ["step-000000010-a0001"], "{}", ended.log);
         assert!(!ended.log.contains(&format!("attempt {}", attempt + 1)), "{}", ended.log);
     }
@@ -124,11 +138,11 @@ fn a_damaged_shard_stops_the_run_or_is_skipped() {
     finished(start(&dir, "good", &data, 2, &[]).end());
 
     let mut bad = good.clone();
-    bad[good.len() / 2] ^= 4;
+    bad[40] ^= 4;
     std::fs::write(&path, &bad).unwrap();
     let stopped = start(&dir, "stopped", &data, 2, &[]).end();
     assert_eq!(stopped.code, Some(70), "{}", stopped.log);
-    let named = format!("shard-{shard:05}-of-00060.parquet is damaged: sha256 is");
+    let named = format!("shard-{shard:05}-of-00060.parquet is damaged: sha256 of bytes 0 to ");
     assert!(stopped.log.contains(&named), "{}", stopped.log);
     assert!(!stopped.log.contains("attempt 2"), "retried with a damaged shard: {}", stopped.log);
     assert_eq!(stopped.records.len() as u64, step - 1);

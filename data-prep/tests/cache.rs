@@ -1,5 +1,5 @@
 //! Local copies of a remote dataset: one verified copy per host, with least-recently-used eviction. A copy has a byte range
-//! of a shard or, if the manifest has no checksums of byte ranges, a whole shard.
+//! of a shard or, if the dataset has no checksums of byte ranges, a whole shard.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use crate::samples::Shape;
 use lambert_config::run::DatasetCache;
-use lambert_dataset::{Dataset, Manifest, Samples};
+use lambert_dataset::ranges::{self, CHECKSUMS, ShardRanges};
+use lambert_dataset::{Dataset, Samples};
 use lambert_store::Store;
 
 const SHARDS: u64 = 8;
@@ -23,25 +24,24 @@ struct Remote {
 
 impl Remote {
     fn new(name: &str) -> Self {
-        Self::with_manifest(name, |_| {})
+        Self::write(name, true)
     }
 
     /// A dataset of an earlier version, which has checksums only of whole shards.
     fn of_earlier_version(name: &str) -> Self {
-        Self::with_manifest(name, |manifest| manifest.shards.iter_mut().for_each(|shard| shard.ranges = None))
+        Self::write(name, false)
     }
 
-    fn with_manifest(name: &str, change: impl Fn(&mut Manifest)) -> Self {
+    fn write(name: &str, has_checksums: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let local = folder.path().join("data");
         crate::samples::write(
             &local,
             &Shape { rows: 400, longest: 32, rows_per_group: 10, shards: SHARDS, pieces: 99 },
         );
-        let path = local.join("manifest.json");
-        let mut manifest = Manifest::from_json(&std::fs::read(&path).unwrap()).unwrap();
-        change(&mut manifest);
-        std::fs::write(&path, manifest.to_json()).unwrap();
+        if !has_checksums {
+            std::fs::remove_file(local.join(CHECKSUMS)).unwrap();
+        }
         let url = format!("memory://{name}/data");
         let store = Store::open(&url).unwrap();
         for entry in std::fs::read_dir(&local).unwrap() {
@@ -64,6 +64,11 @@ impl Remote {
 
     fn local(&self) -> Arc<Dataset> {
         Arc::new(Dataset::open(self.folder.path().join("data").to_str().unwrap()).unwrap())
+    }
+
+    /// Checksums of each shard.
+    fn ranges(&self) -> Vec<ShardRanges> {
+        ranges::parse(&self.store.get(CHECKSUMS).unwrap(), self.local().manifest()).unwrap()
     }
 
     fn remove(&self, dataset: &Dataset) {
@@ -174,8 +179,8 @@ fn a_row_group_is_read_without_the_rest_of_its_shard() {
     assert_eq!(dataset.read(group).unwrap(), local.read(group).unwrap());
     // The footer and the row group.
     assert_eq!(files(&remote.cache(), ".range").len(), 2);
-    let ranges = dataset.manifest().shards[3].ranges.as_ref().unwrap();
-    assert_eq!(copied_bytes(&remote.cache()), ranges.bytes[2] + ranges.bytes.last().unwrap());
+    let sizes = &remote.ranges()[3].range_bytes;
+    assert_eq!(copied_bytes(&remote.cache()), sizes[2] + sizes.last().unwrap());
     dataset.verify().unwrap();
     assert_eq!(copied_bytes(&remote.cache()), dataset.manifest().shard_bytes());
 }
@@ -196,9 +201,9 @@ fn a_damaged_range_is_refetched_and_damage_in_the_store_names_its_bytes() {
 
     let dataset = remote.open(1e9);
     let (shard, first) = (&dataset.manifest().shards[2], group_of(&dataset, 2));
-    let ranges = shard.ranges.as_ref().unwrap();
+    let ranges = &remote.ranges()[2];
     let range = ranges.range(1);
-    let copy = remote.cache().join(format!("{}.range", ranges.sha256[1]));
+    let copy = remote.cache().join(format!("{}.range", ranges.range_sha256[1]));
     std::fs::remove_file(&copy).unwrap();
     let mut bytes = std::fs::read(remote.folder.path().join("data").join(&shard.path)).unwrap();
     bytes[range.start as usize + 5] ^= 1;
@@ -312,10 +317,12 @@ fn row_groups_are_prefetched_within_the_cache_limit() {
     let (order, count) = windows(&dataset, 4);
     let prefetch = dataset.prefetch_windows(order, count, 1).unwrap().unwrap();
     // A quarter of the dataset is ahead: 2 of 10 windows. The window of the reader comes before them.
+    let checksums = remote.ranges();
     let expected = |last: usize| -> Vec<PathBuf> {
         let ranges = |group: &lambert_dataset::RowGroup| {
-            let ranges = dataset.manifest().shards[group.shard].ranges.as_ref().unwrap();
-            [group.index, ranges.len() - 1].map(|index| remote.cache().join(format!("{}.range", ranges.sha256[index])))
+            let ranges = &checksums[group.shard];
+            let path = |index: usize| remote.cache().join(format!("{}.range", ranges.range_sha256[index]));
+            [group.index, ranges.footer()].map(path)
         };
         let mut paths: Vec<PathBuf> = dataset.row_groups()[..last].iter().flat_map(ranges).collect();
         paths.sort();

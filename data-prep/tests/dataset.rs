@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use lambert_config::prep::Pair;
 use lambert_dataset::random::Key;
-use lambert_dataset::{Dataset, Manifest, NO_PAIR, Sample, SampleRules, sha256_hex};
+use lambert_dataset::ranges::{self, CHECKSUMS, ShardRanges};
+use lambert_dataset::{Dataset, Digest, Manifest, NO_PAIR, Sample, SampleRules, sha256_hex};
 use parquet::data_type::Int32Type;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
@@ -34,6 +35,11 @@ fn write(folder: &Path, count: u64, shards: usize) -> Manifest {
         .map(|(ids, start, label)| Sample { input_ids: ids, segment_b_start: *start, pair_label: *label })
         .collect();
     lambert_dataset::write(folder, manifest(), VOCABULARY, &samples, shards, 10).unwrap()
+}
+
+/// Checksums of the byte ranges of each shard.
+fn checksums(folder: &Path, manifest: &Manifest) -> Vec<ShardRanges> {
+    ranges::parse(&std::fs::read(folder.join(CHECKSUMS)).unwrap(), manifest).unwrap()
 }
 
 #[test]
@@ -74,20 +80,19 @@ fn equal_rows_give_equal_bytes() {
 fn a_flipped_byte_is_detected_before_a_row_is_used() {
     let folder = tempfile::tempdir().unwrap();
     let written = write(folder.path(), 95, 3);
-    let shard = &written.shards[1];
-    let ranges = shard.ranges.as_ref().unwrap();
-    assert!(ranges.len() > 2, "{ranges:?}");
+    let (shard, ranges) = (&written.shards[1], &checksums(folder.path(), &written)[1]);
+    assert!(ranges.footer() > 1, "{ranges:?}");
     let path = folder.path().join(&shard.path);
     let intact = std::fs::read(&path).unwrap();
-    for at in [0, shard.bytes / 2, ranges.range(ranges.len() - 1).start, shard.bytes - 1] {
+    for at in [0, shard.bytes / 2, ranges.range(ranges.footer()).start, shard.bytes - 1] {
         let mut bytes = intact.clone();
         bytes[at as usize] ^= 1;
         std::fs::write(&path, &bytes).unwrap();
         let dataset = Dataset::open(folder.path().to_str().unwrap()).unwrap();
         // Damage in the footer concerns all row groups. Damage in a row group concerns only this row group.
-        let damaged = (0..ranges.len()).find(|index| ranges.range(*index).contains(&at)).unwrap();
+        let damaged = (0..=ranges.footer()).find(|index| ranges.range(*index).contains(&at)).unwrap();
         for (number, group) in dataset.row_groups().iter().enumerate() {
-            let is_damaged = group.shard == 1 && (damaged == group.index || damaged == ranges.len() - 1);
+            let is_damaged = group.shard == 1 && (damaged == group.index || damaged == ranges.footer());
             if !is_damaged {
                 dataset.read(number).unwrap();
                 continue;
@@ -108,10 +113,8 @@ fn a_flipped_byte_is_detected_before_a_row_is_used() {
 #[test]
 fn without_ranges_the_whole_shard_is_verified_first() {
     let folder = tempfile::tempdir().unwrap();
-    let mut manifest = write(folder.path(), 95, 3);
-    manifest.shards.iter_mut().for_each(|shard| shard.ranges = None);
-    assert!(!String::from_utf8(manifest.to_json()).unwrap().contains("ranges"));
-    std::fs::write(folder.path().join("manifest.json"), manifest.to_json()).unwrap();
+    let manifest = write(folder.path(), 95, 3);
+    std::fs::remove_file(folder.path().join(CHECKSUMS)).unwrap();
     let open = || Dataset::open(folder.path().to_str().unwrap()).unwrap();
     open().verify().unwrap();
     let shard = &manifest.shards[1];
@@ -125,38 +128,56 @@ fn without_ranges_the_whole_shard_is_verified_first() {
     }
 }
 
-/// The ranges are adjacent, cover the file, and contain the row groups.
 #[test]
-fn ranges_that_do_not_fit_the_file_are_refused() {
+fn checksums_of_another_dataset_or_with_impossible_ranges_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let written = write(folder.path(), 95, 3);
-    let refused = |change: &dyn Fn(&mut lambert_dataset::ShardRanges), words: &str| {
-        let mut manifest = written.clone();
-        change(manifest.shards[1].ranges.as_mut().unwrap());
-        let message = Manifest::from_json(&manifest.to_json()).unwrap_err();
-        assert!(message.contains(words) && message.contains(&written.shards[1].path), "{message}");
+    let good = checksums(folder.path(), &written);
+    let first = &written.shards[0].path;
+    // Replaces the file, and returns the error.
+    let refused = |content: &[u8], words: &str| {
+        std::fs::write(folder.path().join(CHECKSUMS), content).unwrap();
+        let dataset = Dataset::open(folder.path().to_str().unwrap()).unwrap();
+        for error in [dataset.read(0).unwrap_err(), dataset.verify().unwrap_err()] {
+            let message = error.to_string();
+            assert!(message.contains("checksums.json does not belong") && message.contains(words), "{message}");
+            assert_eq!(dataset.damaged_shard(&error), None);
+        }
     };
-    refused(&|ranges| ranges.bytes[0] += 1, "do not add up to the");
-    refused(&|ranges| ranges.bytes[0] = u64::MAX, "do not add up to the");
-    refused(&|ranges| ranges.bytes.truncate(1), "expected");
-    refused(&|ranges| ranges.sha256.truncate(1), "expected");
-    let text = String::from_utf8(written.to_json()).unwrap();
-    let digest = written.shards[1].ranges.as_ref().unwrap().sha256[0].to_string();
+    let changed = |change: &dyn Fn(&mut ShardRanges), words: &str| {
+        let mut ranges = good.clone();
+        change(&mut ranges[0]);
+        refused(&ranges::to_json(&written, &ranges), &format!("{first}: {words}"));
+    };
+    changed(&|ranges| ranges.range_bytes[0] += 1, "the sizes of the ranges do not add up to the");
+    changed(&|ranges| ranges.range_bytes[0] = u64::MAX, "the sizes of the ranges do not add up to the");
+    changed(&|ranges| ranges.range_bytes.truncate(1), "1 sizes and 5 checksums of ranges, expected 5");
+    changed(&|ranges| ranges.range_sha256.clear(), "5 sizes and 0 checksums of ranges, expected 5");
+    refused(&ranges::to_json(&written, &good[..2]), "it has 2 shards, but the dataset has 3");
+    let other = write(tempfile::tempdir().unwrap().path(), 94, 3);
+    refused(&ranges::to_json(&other, &good), &format!("{}: its sha256 is", other.shards[1].path));
+    let text = String::from_utf8(ranges::to_json(&written, &good)).unwrap();
+    refused(&text.as_bytes()[..text.len() / 2], "EOF");
+    let digest = good[0].range_sha256[0].to_string();
     for bad in ["", "../victim", &digest[1..], &digest.to_uppercase()] {
-        let message = Manifest::from_json(text.replace(&digest, bad).as_bytes()).unwrap_err();
-        assert!(message.contains("expected 64 hexadecimal digits"), "{message}");
+        refused(text.replace(&digest, bad).as_bytes(), "expected 64 hexadecimal digits");
     }
-    // Shifted ranges with correct checksums do not contain the row groups of the footer.
-    let shard = &written.shards[1];
-    let bytes = std::fs::read(folder.path().join(&shard.path)).unwrap();
-    let mut manifest = written.clone();
-    let ranges = manifest.shards[1].ranges.as_mut().unwrap();
-    (ranges.bytes[0], ranges.bytes[1]) = (ranges.bytes[0] - 9, ranges.bytes[1] + 9);
+}
+
+/// Each range has the correct checksum, but the row groups of the footer are elsewhere.
+#[test]
+fn a_row_group_outside_its_range_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = write(folder.path(), 95, 3);
+    let bytes = std::fs::read(folder.path().join(&written.shards[1].path)).unwrap();
+    let mut all = checksums(folder.path(), &written);
+    let ranges = &mut all[1];
+    (ranges.range_bytes[0], ranges.range_bytes[1]) = (ranges.range_bytes[0] - 9, ranges.range_bytes[1] + 9);
     for index in [0, 1] {
         let range = ranges.range(index);
-        ranges.sha256[index] = lambert_dataset::Digest::of(&bytes[range.start as usize..range.end as usize]);
+        ranges.range_sha256[index] = Digest::of(&bytes[range.start as usize..range.end as usize]);
     }
-    std::fs::write(folder.path().join("manifest.json"), manifest.to_json()).unwrap();
+    std::fs::write(folder.path().join(CHECKSUMS), ranges::to_json(&written, &all)).unwrap();
     let dataset = Dataset::open(folder.path().to_str().unwrap()).unwrap();
     let group = dataset.row_groups().iter().position(|group| group.shard == 1).unwrap();
     let error = dataset.read(group).unwrap_err();
@@ -268,7 +289,8 @@ fn foreign(folder: &Path, columns: &Columns) -> Dataset {
     group.close().unwrap();
     writer.close().unwrap();
     let shard = &mut manifest.shards[0];
-    (shard.bytes, shard.sha256, shard.ranges) = (bytes.len() as u64, sha256_hex(&bytes), None);
+    (shard.bytes, shard.sha256) = (bytes.len() as u64, sha256_hex(&bytes));
+    std::fs::remove_file(folder.join(CHECKSUMS)).unwrap();
     std::fs::write(folder.join(&shard.path), bytes).unwrap();
     std::fs::write(folder.join("manifest.json"), manifest.to_json()).unwrap();
     Dataset::open(folder.to_str().unwrap()).unwrap()

@@ -13,9 +13,8 @@ use lambert_config::prep::{FormatName, Source};
 use lambert_data_prep::source::{find_files, open_reader};
 use lambert_data_prep::statistics::{ScanOptions, scan};
 use lambert_dataset::random::{Key, Rng};
-use lambert_dataset::{
-    Dataset, DatasetError, Digest, Manifest, ShardRanges, SourceCounts, TokenUsage, sha256_hex,
-};
+use lambert_dataset::ranges::{self, CHECKSUMS, ShardRanges};
+use lambert_dataset::{Dataset, DatasetError, Digest, Manifest, SourceCounts, TokenUsage, sha256_hex};
 use samples::Shape;
 
 /// Memory limit for any read, bytes. The datasets in these tests have a few kilobytes.
@@ -125,6 +124,28 @@ fn change_bytes(bytes: &mut Vec<u8>, rng: &mut Rng) {
 }
 
 #[test]
+fn changed_checksums_are_read_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path());
+    let file = folder.path().join(CHECKSUMS);
+    let original = std::fs::read(&file).unwrap();
+    let mut read = 0;
+    for seed in 0..1000 {
+        let mut rng = Key::new(seed).rng();
+        let mut bytes = original.clone();
+        (0..=rng.below(3)).for_each(|_| {
+            if !bytes.is_empty() {
+                change_json(&mut bytes, &mut rng);
+            }
+        });
+        std::fs::write(&file, &bytes).unwrap();
+        read += u32::from(attempt(folder.path(), &format!("checksums of seed {seed}")));
+    }
+    assert!((1..500).contains(&read), "{read} of 1000 were read");
+    assert!(peak_memory() < MEMORY, "{} bytes of memory", peak_memory());
+}
+
+#[test]
 fn a_changed_manifest_is_read_or_refused() {
     let folder = tempfile::tempdir().unwrap();
     let original = write(folder.path());
@@ -147,10 +168,10 @@ fn a_changed_manifest_is_read_or_refused() {
 /// Returns ranges for the file content `bytes`, with correct checksums. The last range has the change of the size.
 fn fitted(ranges: &ShardRanges, bytes: &[u8]) -> ShardRanges {
     let mut fitted = ShardRanges::default();
-    for index in 0..ranges.len() {
+    for index in 0..=ranges.footer() {
         let all = bytes.len() as u64;
         let (start, end) = (ranges.range(index).start.min(all), ranges.range(index).end.min(all));
-        let end = if index + 1 == ranges.len() { all } else { end };
+        let end = if index == ranges.footer() { all } else { end };
         fitted.push(end - start, Digest::of(&bytes[start as usize..end as usize]));
     }
     fitted
@@ -163,6 +184,7 @@ fn a_changed_shard_is_read_or_refused() {
     let manifest = Manifest::from_json(&write(folder.path())).unwrap();
     let path = folder.path().join(&manifest.shards[0].path);
     let original = std::fs::read(&path).unwrap();
+    let checksums = ranges::parse(&std::fs::read(folder.path().join(CHECKSUMS)).unwrap(), &manifest).unwrap();
     let mut read = 0;
     for seed in 0..3000 {
         let mut rng = Key::new(seed).rng();
@@ -176,7 +198,13 @@ fn a_changed_shard_is_read_or_refused() {
         let mut manifest = manifest.clone();
         let shard = &mut manifest.shards[0];
         (shard.bytes, shard.sha256) = (bytes.len() as u64, sha256_hex(&bytes));
-        shard.ranges = shard.ranges.take().filter(|_| rng.chance(0.5)).map(|ranges| fitted(&ranges, &bytes));
+        let mut checksums = checksums.clone();
+        checksums[0] = fitted(&checksums[0], &bytes);
+        let file = folder.path().join(CHECKSUMS);
+        match rng.chance(0.5) {
+            true => std::fs::write(file, ranges::to_json(&manifest, &checksums)).unwrap(),
+            false => drop(std::fs::remove_file(file)),
+        }
         std::fs::write(folder.path().join("manifest.json"), manifest.to_json()).unwrap();
         read += u32::from(attempt(folder.path(), &format!("shard of seed {seed}")));
     }
@@ -244,7 +272,7 @@ fn a_manifest_that_is_too_large_is_not_read() {
     file.set_len(1 << 40).unwrap();
     let error = Dataset::open(folder.path().to_str().unwrap()).map(drop).unwrap_err();
     let cause = error.source().unwrap().to_string();
-    assert!(cause.contains("manifest.json") && cause.contains("1073741824"), "{cause}");
+    assert!(cause.contains("manifest.json") && cause.contains("268435456"), "{cause}");
 }
 
 /// As a `serde_json::Value`, the line would take more than 1 GB.

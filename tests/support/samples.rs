@@ -9,7 +9,7 @@ use lambert_config::prep::{Packing, Pair};
 use lambert_dataset::random::Key;
 use lambert_dataset::tokenizer::{Special, TokenizerModel};
 use lambert_dataset::{
-    Corpus, Counts, Manifest, Sample, SampleRules, ShardWriter, VERSION, VocabularyFile, sha256_hex, shard_name,
+    Corpus, Counts, Manifest, Sample, SampleRules, ShardWriter, VERSION, VocabularyFile, ranges, sha256_hex, shard_name,
 };
 
 /// Properties of a dataset.
@@ -31,7 +31,7 @@ pub fn write(folder: &Path, shape: &Shape) {
     std::fs::write(folder.join("vocab.txt"), &vocabulary).unwrap();
     let counts = Counts { samples: shape.rows, ..Counts::default() };
     let mut manifest = Manifest { counts, ..manifest(shape.longest, shape.pieces, vocabulary.as_bytes()) };
-    let mut ids = Vec::new();
+    let (mut ids, mut checksums) = (Vec::new(), Vec::new());
     for shard in 0..shape.shards {
         let name = shard_name(shard as usize, shape.shards as usize);
         let mut writer = ShardWriter::create(folder, &name, shape.pieces, shape.rows_per_group).unwrap();
@@ -47,8 +47,11 @@ pub fn write(folder: &Path, shape: &Shape) {
             let sample = Sample { input_ids: &ids, segment_b_start: length as u16 / 2, pair_label: (row % 2) as u8 };
             writer.push(sample).unwrap();
         }
-        manifest.shards.push(writer.finish().unwrap());
+        let written = writer.finish().unwrap();
+        manifest.shards.push(written.shard);
+        checksums.extend(written.ranges);
     }
+    std::fs::write(folder.join(ranges::CHECKSUMS), ranges::to_json(&manifest, &checksums)).unwrap();
     std::fs::write(folder.join("manifest.json"), manifest.to_json()).unwrap();
 }
 

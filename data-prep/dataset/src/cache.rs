@@ -76,7 +76,7 @@ impl<'a> CacheObject<'a> {
 
     /// Byte range `index` of a shard.
     pub fn range(shard: &'a Shard, ranges: &ShardRanges, index: usize) -> Self {
-        let (range, sha256) = (ranges.range(index), ranges.sha256[index].to_string());
+        let (range, sha256) = (ranges.range(index), ranges.range_sha256[index].to_string());
         Self { shard: &shard.path, extension: RANGE_EXTENSION, range, sha256 }
     }
 
@@ -99,7 +99,13 @@ impl Cache {
     pub fn new(settings: &DatasetCache) -> Self {
         let is_configured = !settings.folder.is_empty();
         let folder = if is_configured { PathBuf::from(&settings.folder) } else { host_paths::dataset_copies() };
-        Self { folder, is_configured, limit: (settings.gigabytes * 1e9) as u64, timeouts: Timeouts::default(), is_listed: Arc::default() }
+        Self {
+            folder,
+            is_configured,
+            limit: (settings.gigabytes * 1e9) as u64,
+            timeouts: Timeouts::default(),
+            is_listed: Arc::default(),
+        }
     }
 
     /// Returns the capacity in bytes.

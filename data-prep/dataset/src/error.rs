@@ -39,6 +39,16 @@ pub enum DatasetError {
         /// Cause.
         source: serde_json::Error,
     },
+    /// `checksums.json` is damaged or belongs to another dataset.
+    #[error(
+        "{file} does not belong to the dataset beside it: {message}; delete this file, and whole shards are verified instead of row groups"
+    )]
+    Checksums {
+        /// File.
+        file: String,
+        /// Problem.
+        message: String,
+    },
     /// `token-counts.json` is damaged or belongs to another dataset.
     #[error(
         "{file} does not belong to the dataset beside it: {message}; copy the file again, or delete the dataset and prepare it again"

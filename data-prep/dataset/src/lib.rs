@@ -5,6 +5,7 @@
 //!
 //! - [`tokenizer`]: tokenizers for a vocab.txt or a tokenizer.json
 //! - [`random`]: random numbers that are stable functions of a key
+//! - [`ranges`]: checksums of the row groups of each shard
 //! - [`token_counts`]: occurrences of each token in a dataset
 //! - [`parallel`]: independent tasks on several threads
 
@@ -12,6 +13,7 @@ mod cache;
 mod check;
 mod column;
 mod compatibility;
+mod digest;
 mod error;
 mod manifest;
 mod open_shards;
@@ -19,7 +21,7 @@ mod panics;
 pub mod parallel;
 mod prefetch;
 pub mod random;
-mod ranges;
+pub mod ranges;
 mod read;
 mod rejected;
 mod samples;
@@ -33,19 +35,18 @@ mod vocabulary;
 mod write;
 
 pub use compatibility::{ModelVocabulary, check_compatibility, text_case};
+pub use digest::{Digest, hex, sha256_hex};
 pub use error::DatasetError;
-pub use manifest::{
-    Corpus, Counts, HeldOut, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile, sha256_hex,
-};
-pub use manifest::{entropy, hex};
+pub use manifest::entropy;
+pub use manifest::{Corpus, Counts, HeldOut, Manifest, SampleRules, Shard, SourceCounts, VERSION, VocabularyFile};
 pub use prefetch::Prefetch;
-pub use ranges::{Digest, ShardRanges};
+pub use ranges::ShardRanges;
 pub use read::Dataset;
 pub use rejected::{REJECTED, RejectedExample};
 pub use samples::{RowGroup, Samples};
 pub use token_usage::TokenUsage;
 pub use vocabulary::VocabularyInfo;
-pub use write::{Sample, ShardWriter, shard_name, write};
+pub use write::{Sample, ShardWriter, WrittenShard, shard_name, write};
 
 /// File name of the manifest.
 pub const MANIFEST: &str = "manifest.json";

@@ -5,15 +5,13 @@ use std::collections::BTreeMap;
 use lambert_config::prep::{FormatName, MAX_ROW_GROUP_ROWS, Packing, Pair};
 use lambert_store::names;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
-use crate::ranges::ShardRanges;
 use crate::tokenizer::{Special, TokenizerModel};
 
 /// Format version that this program writes and reads.
 pub const VERSION: u32 = 1;
-/// Maximum size of a manifest, bytes: enough for some 10 million row groups.
-pub const MAX_MANIFEST_BYTES: u64 = 1 << 30;
+/// Maximum size of a manifest, bytes: enough for some 20 million row groups.
+pub const MAX_MANIFEST_BYTES: u64 = 256 << 20;
 /// Maximum size of a vocabulary, bytes.
 const MAX_VOCABULARY_BYTES: u64 = 256 << 20;
 
@@ -168,9 +166,6 @@ pub struct Shard {
     pub sha256: String,
     /// Number of rows in each row group.
     pub row_groups: Vec<u64>,
-    /// Checksums of the row groups and of the footer. Datasets of earlier versions do not have them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ranges: Option<ShardRanges>,
 }
 
 impl Manifest {
@@ -249,9 +244,6 @@ impl Shard {
         if rows != Some(self.rows) {
             return Err(format!("{}: {} rows, but its row groups have {}", self.path, self.rows, format_count(rows)));
         }
-        if let Some(ranges) = &self.ranges {
-            ranges.check(self.bytes, self.row_groups.len()).map_err(|message| format!("{}: {message}", self.path))?;
-        }
         match self.row_groups.iter().find(|&&rows| rows > MAX_ROW_GROUP_ROWS) {
             Some(rows) => {
                 Err(format!("{}: a row group of {rows} rows, expected at most {MAX_ROW_GROUP_ROWS}", self.path))
@@ -287,15 +279,4 @@ pub fn entropy(counts: &[u64]) -> f64 {
         })
         .sum();
     (nats * 1e6).round() / 1e6
-}
-
-/// Returns the sha256 of `bytes`, in hexadecimal.
-#[must_use]
-pub fn sha256_hex(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
-}
-
-/// Formats a digest in hexadecimal.
-pub fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,105 +1,108 @@
-//! Checksums of the byte ranges of a shard. They allow to read and verify a row group without the rest of the file.
+//! `checksums.json`: checksums of the byte ranges of each shard. They allow to read and verify a row group without the
+//! rest of the file. Datasets of earlier versions do not have this file.
 
-use std::fmt;
 use std::ops::Range;
 
-use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use sha2::{Digest as _, Sha256};
+use serde::{Deserialize, Serialize};
 
-use super::manifest::hex;
+use super::digest::Digest;
+use super::manifest::Manifest;
+
+/// File name.
+pub const CHECKSUMS: &str = "checksums.json";
+/// Maximum size, bytes: enough for some 14 million row groups.
+pub const MAX_CHECKSUMS_BYTES: u64 = 1 << 30;
+
+/// Content of the file.
+#[derive(Debug, Serialize, Deserialize)]
+struct Checksums {
+    /// Entry of each shard, in the order of the manifest.
+    shards: Vec<Entry>,
+}
+
+/// Checksums of a shard.
+#[derive(Debug, Serialize, Deserialize)]
+struct Entry {
+    /// SHA-256 of the whole shard, as in the manifest.
+    shard_sha256: String,
+    #[serde(flatten)]
+    ranges: ShardRanges,
+}
 
 /// Byte ranges of a shard: one for each row group, then one for the footer. They are adjacent and cover the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardRanges {
     /// Size of each range, bytes.
-    pub bytes: Vec<u64>,
+    pub range_bytes: Vec<u64>,
     /// SHA-256 of each range.
-    pub sha256: Vec<Digest>,
+    pub range_sha256: Vec<Digest>,
 }
-
-/// SHA-256 digest. Text forms have 64 hexadecimal digits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Digest(pub [u8; 32]);
 
 impl ShardRanges {
     /// Appends a range of `bytes` bytes.
     pub fn push(&mut self, bytes: u64, sha256: Digest) {
-        self.bytes.push(bytes);
-        self.sha256.push(sha256);
+        self.range_bytes.push(bytes);
+        self.range_sha256.push(sha256);
     }
 
-    /// Returns the number of ranges.
+    /// Index of the footer.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.bytes.len()
+    pub fn footer(&self) -> usize {
+        self.range_bytes.len().saturating_sub(1)
     }
 
-    /// True if there is no range. The ranges of a valid manifest are not empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
-    /// Returns the offsets of range `index` in the file. [`ShardRanges::check`] ensures that the sum does not overflow.
+    /// Returns the offsets of range `index` in the file. [`parse`] ensures that the sum does not overflow.
     #[must_use]
     pub fn range(&self, index: usize) -> Range<u64> {
-        let start = self.bytes[..index].iter().sum();
-        start..start + self.bytes[index]
+        let start = self.range_bytes[..index].iter().sum();
+        start..start + self.range_bytes[index]
     }
 
     /// Checks the ranges of a file of `bytes` bytes with `row_groups` row groups.
-    pub(super) fn check(&self, bytes: u64, row_groups: usize) -> Result<(), String> {
-        let [sizes, digests] = [self.bytes.len(), self.sha256.len()];
-        if [sizes, digests] != [row_groups + 1; 2] {
+    fn check(&self, bytes: u64, row_groups: usize) -> Result<(), String> {
+        let (counts, expected) = ([self.range_bytes.len(), self.range_sha256.len()], row_groups + 1);
+        if counts != [expected; 2] {
+            let [sizes, digests] = counts;
             return Err(format!(
-                "ranges have {sizes} sizes and {digests} checksums, expected {} of each (the row groups and the footer)",
-                row_groups + 1
+                "{sizes} sizes and {digests} checksums of ranges, expected {expected} (the row groups and the footer)"
             ));
         }
-        let sum = self.bytes.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes));
-        if sum != Some(bytes) {
-            return Err(format!("the ranges do not add up to the {bytes} bytes of the file"));
+        let sum = self.range_bytes.iter().try_fold(0_u64, |sum, bytes| sum.checked_add(*bytes));
+        match sum == Some(bytes) {
+            true => Ok(()),
+            false => Err(format!("the sizes of the ranges do not add up to the {bytes} bytes of the file")),
         }
-        Ok(())
     }
 }
 
-impl Digest {
-    /// Computes the digest of `bytes`.
-    #[must_use]
-    pub fn of(bytes: &[u8]) -> Self {
-        Self(Sha256::digest(bytes).into())
-    }
+/// Serializes `checksums.json` for the shards of `manifest`, in this order.
+#[must_use]
+pub fn to_json(manifest: &Manifest, ranges: &[ShardRanges]) -> Vec<u8> {
+    let shards = manifest.shards.iter().zip(ranges);
+    let shards = shards.map(|(shard, ranges)| Entry { shard_sha256: shard.sha256.clone(), ranges: ranges.clone() });
+    // Serialization cannot fail for strings and integers.
+    let mut bytes = serde_json::to_vec(&Checksums { shards: shards.collect() }).unwrap_or_default();
+    bytes.push(b'\n');
+    bytes
 }
 
-impl fmt::Display for Digest {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&hex(&self.0))
+/// Parses `checksums.json`, and checks that it belongs to the dataset with this manifest.
+///
+/// # Errors
+/// The message has the problem.
+pub fn parse(bytes: &[u8], manifest: &Manifest) -> Result<Vec<ShardRanges>, String> {
+    let Checksums { shards } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    let expected = manifest.shards.len();
+    if shards.len() != expected {
+        return Err(format!("it has {} shards, but the dataset has {expected}", shards.len()));
     }
-}
-
-impl Serialize for Digest {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
+    for (entry, shard) in shards.iter().zip(&manifest.shards) {
+        let name = &shard.path;
+        if entry.shard_sha256 != shard.sha256 {
+            return Err(format!("{name}: its sha256 is {}, but {} in the manifest", entry.shard_sha256, shard.sha256));
+        }
+        let checked = entry.ranges.check(shard.bytes, shard.row_groups.len());
+        checked.map_err(|message| format!("{name}: {message}"))?;
     }
-}
-
-impl<'de> Deserialize<'de> for Digest {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        parse(&text).ok_or_else(|| D::Error::custom(format!("the sha256 is {text:?}, expected 64 hexadecimal digits")))
-    }
-}
-
-/// Parses 64 lower-case hexadecimal digits.
-fn parse(text: &str) -> Option<Digest> {
-    let digit = |byte: u8| match byte {
-        b'0'..=b'9' => Some(byte - b'0'),
-        b'a'..=b'f' => Some(byte - b'a' + 10),
-        _ => None,
-    };
-    let digits: Vec<u8> = text.bytes().map(digit).collect::<Option<_>>()?;
-    let bytes: Vec<u8> = digits.chunks(2).map(|pair| pair.iter().fold(0, |sum, digit| sum << 4 | digit)).collect();
-    (text.len() == 64).then_some(bytes)?.try_into().ok().map(Digest)
+    Ok(shards.into_iter().map(|entry| entry.ranges).collect())
 }

@@ -1,7 +1,7 @@
 //! Opening of datasets and reading of row groups.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use lambert_config::prep::MAX_ROW_GROUP_TOKENS;
 use lambert_config::run::DatasetCache;
@@ -14,13 +14,14 @@ use super::cache::Cache;
 use super::column::Column;
 use super::manifest::MAX_MANIFEST_BYTES;
 use super::open_shards::OpenShards;
-use super::parallel::parallel;
 use super::panics::catch_panics;
-use super::rejected::{MAX_REJECTED_BYTES, REJECTED, RejectedExample};
+use super::parallel::parallel;
 use super::prefetch::{Prefetch, Windows};
+use super::ranges::{self, CHECKSUMS, MAX_CHECKSUMS_BYTES, ShardRanges};
+use super::rejected::{MAX_REJECTED_BYTES, REJECTED, RejectedExample};
 use super::samples::{RowGroup, Samples, row_groups};
 use super::shard_file::ShardFile;
-use super::shard_reader::{self, ShardOpener, ShardReader};
+use super::shard_reader::{self, ShardAccess, ShardReader};
 use super::{DatasetError, MANIFEST, Manifest, Shard, check, schema, sha256_hex};
 
 /// Number of concurrent requests for the sizes of remote files.
@@ -28,8 +29,8 @@ const REMOTE_THREADS: usize = 16;
 
 /// An open dataset. Its manifest is valid, and the file sizes match the manifest.
 ///
-/// Each row group is verified when it is first read. If the manifest has no checksums of row groups, a whole shard is
-/// verified when its first row group is read.
+/// Each row group is verified when it is first read. Without [`CHECKSUMS`], a whole shard is verified when its first row
+/// group is read.
 pub struct Dataset {
     pub(crate) store: Store,
     manifest: Manifest,
@@ -37,6 +38,8 @@ pub struct Dataset {
     groups: Vec<RowGroup>,
     cache: Cache,
     open: OpenShards,
+    /// Content of [`CHECKSUMS`], once it is needed. `None` if the dataset does not have this file.
+    ranges: OnceLock<Option<Vec<ShardRanges>>>,
     /// Identity of the file that contained each row group when it was verified. 0 = not verified.
     verified: Vec<AtomicU64>,
 }
@@ -75,7 +78,16 @@ impl Dataset {
         let groups = row_groups(&manifest.shards);
         let (cache, open) = (Cache::new(&DatasetCache::default()), OpenShards::new(manifest.shards.len()));
         let verified = groups.iter().map(|_| AtomicU64::new(0)).collect();
-        let dataset = Self { store, manifest, sha256: sha256_hex(&bytes), groups, cache, open, verified };
+        let dataset = Self {
+            store,
+            manifest,
+            sha256: sha256_hex(&bytes),
+            groups,
+            cache,
+            open,
+            ranges: OnceLock::new(),
+            verified,
+        };
         dataset.check_sizes()?;
         Ok(dataset)
     }
@@ -86,9 +98,9 @@ impl Dataset {
         Self { cache: Cache::new(settings), ..self }
     }
 
-    /// Starts to download row groups in the background, in the order of `windows`. The downloads use at most the fraction
-    /// 1/`datasets` of the cache, because that many datasets share it. Returns `None` if the shards are local, or if
-    /// the cache is too small.
+    /// Starts to download row groups in the background, in the order of `windows`, of which an epoch has `count`. The
+    /// downloads are at most an epoch ahead of the reader. They use at most the fraction 1/`datasets` of the cache,
+    /// because that many datasets share it. Returns `None` if the shards are local, or if the cache is too small.
     ///
     /// # Errors
     /// The store rejects the name of a shard.
@@ -106,10 +118,10 @@ impl Dataset {
         let room = self.cache.limit() / datasets.max(1) as u64;
         let bytes = self.manifest.shard_bytes();
         // Half of the room is for what has been read, so that the windows ahead are not evicted.
-        let ahead = match shards.iter().all(|shard| shard.ranges.is_some()) {
-            true => room / 2 / bytes.div_ceil(count.max(1)).max(1),
+        let ahead = match self.ranges()?.is_some() {
+            true => (room / 2 / bytes.div_ceil(count.max(1)).max(1)).min(count),
             // A window reads from many shards, and each shard is downloaded as a whole.
-            false if bytes <= room => u64::MAX / 2,
+            false if bytes <= room => count,
             false => 0,
         };
         Ok((ahead > 0).then(|| Prefetch::start(self, windows, ahead)))
@@ -119,11 +131,11 @@ impl Dataset {
     /// the shard, also downloads what opening the shard requires.
     pub(super) fn prefetch(&self, row_group: usize, is_first: bool) -> Result<(), DatasetError> {
         let group = self.groups[row_group];
-        let shard = &self.manifest.shards[group.shard];
+        let shard = self.access(group.shard)?;
         if is_first {
-            self.opener().prefetch(shard)?;
+            shard.prefetch()?;
         }
-        self.opener().prefetch_row_group(shard, group.index)
+        shard.prefetch_row_group(group.index)
     }
 
     /// Returns the index of the smallest non-empty shard, and the number of bytes that are verified when it is opened.
@@ -131,8 +143,11 @@ impl Dataset {
     pub(super) fn smallest_local_shard(&self) -> Result<Option<(usize, u64)>, DatasetError> {
         let sizes = self.manifest.shards.iter().enumerate().filter(|(_, shard)| shard.rows > 0);
         let Some((index, shard)) = sizes.min_by_key(|(_, shard)| shard.bytes) else { return Ok(None) };
-        let verified = shard.ranges.as_ref().map_or(shard.bytes, |ranges| ranges.bytes[ranges.len() - 1]);
-        Ok(shard_reader::local(&self.store, &shard.path)?.map(|_| (index, verified)))
+        if shard_reader::local(&self.store, &shard.path)?.is_none() {
+            return Ok(None);
+        }
+        let footer = self.ranges()?.map(|ranges| ranges[index].range_bytes[ranges[index].footer()]);
+        Ok(Some((index, footer.unwrap_or(shard.bytes))))
     }
 
     /// Returns the directory or URL.
@@ -231,8 +246,8 @@ impl Dataset {
     /// Opens a row group, which is then verified.
     fn row_group(&self, row_group: usize) -> Result<OpenRowGroup, DatasetError> {
         let group = self.groups[row_group];
-        let (shard, entry) = (self.shard(group.shard)?, &self.manifest.shards[group.shard]);
-        let file = self.opener().row_group(entry, &shard, group.index, &self.verified[row_group])?;
+        let shard = self.shard(group.shard)?;
+        let file = self.access(group.shard)?.row_group(&shard, group.index, &self.verified[row_group])?;
         Ok(OpenRowGroup { shard, file, group })
     }
 
@@ -289,8 +304,7 @@ impl Dataset {
     pub fn verify_files(&self) -> Result<(), DatasetError> {
         self.vocabulary()?;
         self.store.report_expected(self.manifest.shard_bytes());
-        let shards = self.manifest.shards.iter().enumerate();
-        shards.map(|(index, shard)| self.opener().verify(shard, &*self.shard(index)?)).collect()
+        (0..self.manifest.shards.len()).try_for_each(|index| self.access(index)?.verify(&*self.shard(index)?))
     }
 
     /// Reads every row. Calls `progress` after each row group with the number of rows read so far.
@@ -305,14 +319,33 @@ impl Dataset {
     fn shard(&self, index: usize) -> Result<Arc<ShardReader>, DatasetError> {
         let shard = &self.manifest.shards[index];
         self.open.get(index, |checked| {
-            let (reader, checked) = self.opener().open(shard, checked)?;
+            let (reader, checked) = self.access(index)?.open(checked)?;
             self.check_row_groups(shard, &reader.metadata)?;
             Ok((reader, checked))
         })
     }
 
-    fn opener(&self) -> ShardOpener<'_> {
-        ShardOpener { store: &self.store, cache: &self.cache }
+    fn access(&self, shard: usize) -> Result<ShardAccess<'_>, DatasetError> {
+        let ranges = self.ranges()?.map(|ranges| &ranges[shard]);
+        Ok(ShardAccess { store: &self.store, cache: &self.cache, shard: &self.manifest.shards[shard], ranges })
+    }
+
+    /// Returns the checksums of the byte ranges of each shard. Reads them at the first call.
+    fn ranges(&self) -> Result<Option<&[ShardRanges]>, DatasetError> {
+        let ranges = match self.ranges.get() {
+            Some(ranges) => ranges,
+            None => {
+                let ranges = match self.store.get_at_most(CHECKSUMS, MAX_CHECKSUMS_BYTES) {
+                    Ok(bytes) => Some(ranges::parse(&bytes, &self.manifest).map_err(|message| {
+                        DatasetError::Checksums { file: format!("{}/{CHECKSUMS}", self.url()), message }
+                    })?),
+                    Err(error) if error.is_not_found() => None,
+                    Err(source) => return Err(self.store_error(source)),
+                };
+                self.ranges.get_or_init(|| ranges)
+            }
+        };
+        Ok(ranges.as_deref())
     }
 
     fn check_row_groups(&self, shard: &Shard, metadata: &ParquetMetaData) -> Result<(), DatasetError> {

@@ -11,7 +11,7 @@ use parquet::errors::{ParquetError, Result as ParquetResult};
 use parquet::file::reader::{ChunkReader, Length};
 use sha2::{Digest as _, Sha256};
 
-use super::ranges::Digest;
+use super::digest::Digest;
 
 /// Size of a read for a checksum, bytes.
 const READ_BYTES: u64 = 1 << 20;

@@ -1,9 +1,10 @@
-//! Opens shards, and verifies what is read from them.
+//! Opens a shard, and verifies what is read from it.
 //!
-//! In a dataset with checksums of byte ranges, a shard is opened with its footer, and each row group is verified when it
-//! is first read. Datasets of earlier versions have only the checksum of the whole file, which is verified on opening.
+//! If the byte ranges of the shard have checksums, the shard is opened with its footer, and each row group is verified
+//! when it is first read. Otherwise the whole file is verified on opening.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,8 +14,9 @@ use parquet::file::metadata::{ParquetMetaData, ParquetMetaDataReader};
 use sha2::{Digest as _, Sha256};
 
 use super::cache::{Cache, CacheObject};
+use super::digest::Digest;
 use super::panics::catch_panics;
-use super::ranges::{Digest, ShardRanges};
+use super::ranges::ShardRanges;
 use super::shard_file::{Identity, ShardFile, identity};
 use super::{DatasetError, Shard};
 
@@ -28,104 +30,105 @@ pub struct ShardReader {
     in_pieces: bool,
 }
 
-/// Opens the shards of a dataset.
+/// A shard, and the places where it can be.
 #[derive(Clone, Copy)]
-pub struct ShardOpener<'a> {
+pub struct ShardAccess<'a> {
     /// Store of the dataset.
     pub store: &'a Store,
     /// Cache for remote shards.
     pub cache: &'a Cache,
+    /// Entry in the manifest.
+    pub shard: &'a Shard,
+    /// Checksums of the byte ranges, if the dataset has them.
+    pub ranges: Option<&'a ShardRanges>,
 }
 
-impl ShardOpener<'_> {
-    /// Opens a shard and returns the identity of its file. `checked` identifies a file that was verified at an earlier
+impl ShardAccess<'_> {
+    /// Opens the shard and returns the identity of its file. `checked` identifies a file that was verified at an earlier
     /// open. A file that is verified as a whole is not verified again if it is that file.
-    pub fn open(self, shard: &Shard, checked: Option<Identity>) -> Result<(ShardReader, Identity), DatasetError> {
-        let path = local(self.store, &shard.path)?;
-        let in_pieces = path.is_none() && shard.ranges.is_some();
-        let whole = |file| ShardFile::whole(Arc::new(file), shard.bytes);
-        let file = match (&shard.ranges, path) {
-            (None, Some(path)) => whole(self.verified(shard, path, checked)?),
-            (None, None) => whole(self.cached(shard, &CacheObject::shard(shard), checked)?),
+    pub fn open(self, checked: Option<Identity>) -> Result<(ShardReader, Identity), DatasetError> {
+        let path = local(self.store, &self.shard.path)?;
+        let in_pieces = path.is_none() && self.ranges.is_some();
+        let whole = |file| ShardFile::whole(Arc::new(file), self.shard.bytes);
+        let file = match (self.ranges, path) {
+            (None, Some(path)) => whole(self.verified(path, checked)?),
+            (None, None) => whole(self.cached(&CacheObject::shard(self.shard), checked)?),
             (Some(ranges), Some(path)) => {
                 let file = whole(File::open(&path).map_err(io("open", path))?);
-                let footer = file.narrowed(ranges.range(ranges.len() - 1));
-                self.check_range(shard, ranges, ranges.len() - 1, &footer, |_| {})?;
+                self.check_range(ranges, ranges.footer(), &file.narrowed(ranges.range(ranges.footer())), |_| {})?;
                 file
             }
-            (Some(ranges), None) => self.cached_range(shard, ranges, ranges.len() - 1, None)?,
+            (Some(ranges), None) => self.cached_range(ranges, ranges.footer(), None)?,
         };
-        let found = file.identity().map_err(io("read", shard.path.clone().into()))?;
+        let found = file.identity().map_err(self.read_error())?;
         let metadata = catch_panics(|| ParquetMetaDataReader::new().parse_and_finish(&file));
-        let name = || format!("{}/{}", self.store.url(), shard.path);
+        let name = || format!("{}/{}", self.store.url(), self.shard.path);
         let fault = |source| DatasetError::Parquet { operation: "open", file: name(), group: None, source };
         Ok((ShardReader { metadata: metadata.map_err(fault)?, file, in_pieces }, found))
     }
 
-    /// Returns the file with row group `index` of a shard. Verifies the row group, unless `verified` is the identity of
-    /// the file. Then stores the identity in `verified`.
+    /// Returns the file with row group `index`. Verifies the row group, unless `verified` is the identity of the file.
+    /// Then stores the identity in `verified`.
     pub fn row_group(
         self,
-        shard: &Shard,
         reader: &ShardReader,
         index: usize,
         verified: &AtomicU64,
     ) -> Result<ShardFile, DatasetError> {
-        let Some(ranges) = &shard.ranges else { return Ok(reader.file.clone()) };
-        let identity = |file: &ShardFile| file.identity().map_err(io("read", shard.path.clone().into()));
+        let Some(ranges) = self.ranges else { return Ok(reader.file.clone()) };
         let checked = verified.load(Ordering::Relaxed);
         let file = if reader.in_pieces {
-            self.cached_range(shard, ranges, index, Some(checked))?
+            self.cached_range(ranges, index, Some(checked))?
         } else {
             let file = reader.file.narrowed(ranges.range(index));
-            if identity(&file)? != checked {
-                self.check_range(shard, ranges, index, &file, |_| {})?;
+            if file.identity().map_err(self.read_error())? != checked {
+                self.check_range(ranges, index, &file, |_| {})?;
             }
             file
         };
-        verified.store(identity(&file)?, Ordering::Relaxed);
+        verified.store(file.identity().map_err(self.read_error())?, Ordering::Relaxed);
         Ok(file)
     }
 
-    /// Verifies all ranges of a shard and the whole file.
-    pub fn verify(self, shard: &Shard, reader: &ShardReader) -> Result<(), DatasetError> {
-        // Otherwise the file was verified on opening.
-        let Some(ranges) = &shard.ranges else { return Ok(()) };
+    /// Verifies all ranges and the whole file.
+    pub fn verify(self, reader: &ShardReader) -> Result<(), DatasetError> {
+        // Without ranges, the file was verified on opening.
+        let Some(ranges) = self.ranges else { return Ok(()) };
         let mut whole = Sha256::new();
-        for index in 0..ranges.len() {
+        for index in 0..=ranges.footer() {
             let file = match reader.in_pieces {
-                true => self.cached_range(shard, ranges, index, None)?,
+                true => self.cached_range(ranges, index, None)?,
                 false => reader.file.narrowed(ranges.range(index)),
             };
-            self.check_range(shard, ranges, index, &file, |piece| whole.update(piece))?;
+            self.check_range(ranges, index, &file, |piece| whole.update(piece))?;
         }
         let found = Digest(whole.finalize().into()).to_string();
-        if found != shard.sha256 { Err(self.damaged(shard, None, &shard.sha256, &found)) } else { Ok(()) }
+        if found == self.shard.sha256 { Ok(()) } else { Err(self.damaged(None, &self.shard.sha256, &found)) }
     }
 
-    /// Downloads what [`ShardOpener::open`] reads of a remote shard, unless it is cached or another process is
+    /// Downloads what [`ShardAccess::open`] reads of a remote shard, unless it is cached or another process is
     /// downloading it.
-    pub fn prefetch(self, shard: &Shard) -> Result<(), DatasetError> {
-        let object = match &shard.ranges {
-            None => CacheObject::shard(shard),
-            Some(ranges) => CacheObject::range(shard, ranges, ranges.len() - 1),
+    pub fn prefetch(self) -> Result<(), DatasetError> {
+        let object = match self.ranges {
+            None => CacheObject::shard(self.shard),
+            Some(ranges) => CacheObject::range(self.shard, ranges, ranges.footer()),
         };
         self.cache.fetch_ahead(self.store, &object)
     }
 
     /// Downloads row group `index` of a remote shard, unless it is cached or another process is downloading it.
-    pub fn prefetch_row_group(self, shard: &Shard, index: usize) -> Result<(), DatasetError> {
-        let Some(ranges) = &shard.ranges else { return Ok(()) };
-        self.cache.fetch_ahead(self.store, &CacheObject::range(shard, ranges, index))
+    pub fn prefetch_row_group(self, index: usize) -> Result<(), DatasetError> {
+        let Some(ranges) = self.ranges else { return Ok(()) };
+        self.cache.fetch_ahead(self.store, &CacheObject::range(self.shard, ranges, index))
     }
 
     /// Opens a local shard and verifies its checksum, unless it is the file `checked`.
-    fn verified(self, shard: &Shard, path: PathBuf, checked: Option<Identity>) -> Result<File, DatasetError> {
+    fn verified(self, path: PathBuf, checked: Option<Identity>) -> Result<File, DatasetError> {
         let file = File::open(&path).map_err(io("open", path.clone()))?;
         if Some(identity(&file).map_err(io("read", path.clone()))?) != checked {
-            let found = self.sha256(&file, shard.bytes).map_err(io("read", path))?;
-            if found != shard.sha256 {
-                return Err(self.damaged(shard, None, &shard.sha256, &found));
+            let found = self.sha256(&file, self.shard.bytes).map_err(io("read", path))?;
+            if found != self.shard.sha256 {
+                return Err(self.damaged(None, &self.shard.sha256, &found));
             }
         }
         Ok(file)
@@ -134,23 +137,17 @@ impl ShardOpener<'_> {
     /// Returns the verified copy of range `index` of a remote shard.
     fn cached_range(
         self,
-        shard: &Shard,
         ranges: &ShardRanges,
         index: usize,
         checked: Option<Identity>,
     ) -> Result<ShardFile, DatasetError> {
-        let file = self.cached(shard, &CacheObject::range(shard, ranges, index), checked)?;
-        Ok(ShardFile::part(file, ranges.range(index), shard.bytes))
+        let file = self.cached(&CacheObject::range(self.shard, ranges, index), checked)?;
+        Ok(ShardFile::part(file, ranges.range(index), self.shard.bytes))
     }
 
-    /// Returns the cached copy of `object`, which belongs to `shard`. Downloads it if the copy is missing or damaged.
-    /// Verifies the copy, unless it is the file `checked` or this process has downloaded it.
-    fn cached(
-        self,
-        shard: &Shard,
-        object: &CacheObject<'_>,
-        checked: Option<Identity>,
-    ) -> Result<File, DatasetError> {
+    /// Returns the cached copy of `object`. Downloads it if the copy is missing or damaged. Verifies the copy, unless it
+    /// is the file `checked` or this process has downloaded it.
+    fn cached(self, object: &CacheObject<'_>, checked: Option<Identity>) -> Result<File, DatasetError> {
         let sound = |file: &File| -> std::io::Result<bool> {
             Ok(Some(identity(file)?) == checked || self.sha256(file, object.bytes())? == object.sha256)
         };
@@ -164,8 +161,8 @@ impl ShardOpener<'_> {
         if !is_verified {
             let found = self.sha256(&file, object.bytes()).map_err(self.cache.cache_error("read a file in"))?;
             if found != object.sha256 {
-                let range = shard.ranges.is_some().then(|| object.range.clone());
-                return Err(self.damaged(shard, range, &object.sha256, &found));
+                let range = self.ranges.is_some().then(|| object.range.clone());
+                return Err(self.damaged(range, &object.sha256, &found));
             }
         }
         Ok(file)
@@ -174,7 +171,6 @@ impl ShardOpener<'_> {
     /// Checks the sha256 of range `index`, which `file` contains. Passes the bytes to `take`.
     fn check_range(
         self,
-        shard: &Shard,
         ranges: &ShardRanges,
         index: usize,
         file: &ShardFile,
@@ -184,15 +180,12 @@ impl ShardOpener<'_> {
             take(piece);
             self.store.report_transferred(piece.len() as u64);
         };
-        let found = file.sha256(report).map_err(io("read", shard.path.clone().into()))?;
-        let expected = ranges.sha256[index];
-        match found == expected {
-            true => Ok(()),
-            false => {
-                let range = Some(ranges.range(index));
-                Err(self.damaged(shard, range, &expected.to_string(), &found.to_string()))
-            }
+        let found = file.sha256(report).map_err(self.read_error())?;
+        let expected = ranges.range_sha256[index];
+        if found == expected {
+            return Ok(());
         }
+        Err(self.damaged(Some(ranges.range(index)), &expected.to_string(), &found.to_string()))
     }
 
     /// Returns the sha256 of the first `bytes` bytes of a file. Reports them to the observer of the store.
@@ -201,15 +194,13 @@ impl ShardOpener<'_> {
         file.sha256(|piece| self.store.report_transferred(piece.len() as u64)).map(|digest| digest.to_string())
     }
 
-    fn damaged(
-        self,
-        shard: &Shard,
-        range: Option<std::ops::Range<u64>>,
-        expected: &str,
-        found: &str,
-    ) -> DatasetError {
-        let (url, file) = (self.store.url().to_owned(), shard.path.clone());
+    fn damaged(self, range: Option<Range<u64>>, expected: &str, found: &str) -> DatasetError {
+        let (url, file) = (self.store.url().to_owned(), self.shard.path.clone());
         DatasetError::Damaged { url, file, range, expected: expected.to_owned(), found: found.to_owned() }
+    }
+
+    fn read_error(self) -> impl FnOnce(std::io::Error) -> DatasetError {
+        io("read", format!("{}/{}", self.store.url(), self.shard.path).into())
     }
 }
 

@@ -4,7 +4,7 @@ use super::{Dataset, DatasetError, Manifest};
 
 /// Maximum number of row groups to read.
 const MAX_ROW_GROUPS: usize = 4;
-/// Maximum number of bytes whose checksum is verified first: the whole shard, if the manifest has no checksums of row groups.
+/// Maximum number of bytes whose checksum is verified first: the whole shard, if the dataset has no checksums of row groups.
 const MAX_VERIFIED_BYTES: u64 = 1 << 30;
 
 /// Token frequencies, without `[PAD]`, `[CLS]`, `[SEP]` and `[MASK]`.

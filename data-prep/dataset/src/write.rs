@@ -11,10 +11,11 @@ use arrow::datatypes::{DataType, FieldRef, SchemaRef};
 use arrow::error::ArrowError;
 use parquet::arrow::ArrowWriter;
 use parquet::errors::ParquetError;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-use super::manifest::hex;
-use super::ranges::{Digest, ShardRanges};
+use super::digest::{Digest, hex};
+use super::ranges::{self, CHECKSUMS, ShardRanges};
 use super::{DatasetError, MANIFEST, Manifest, NO_PAIR, Shard, schema, sha256_hex};
 
 /// Sample to write, borrowed.
@@ -32,6 +33,17 @@ pub struct Sample<'a> {
 #[must_use]
 pub fn shard_name(index: usize, count: usize) -> String {
     format!("shard-{index:05}-of-{count:05}.parquet")
+}
+
+/// Completed shard.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrittenShard {
+    /// Entry in the manifest.
+    #[serde(flatten)]
+    pub shard: Shard,
+    /// Checksums of the byte ranges. Earlier versions did not compute them.
+    #[serde(default)]
+    pub ranges: Option<ShardRanges>,
 }
 
 /// Writes one Parquet file row by row. The bytes of the file are a pure function of the rows.
@@ -89,8 +101,8 @@ impl ShardWriter {
         if self.columns.length.len() == self.rows_per_group { self.write_group() } else { Ok(()) }
     }
 
-    /// Writes the remaining rows and syncs the file. Returns the manifest entry of the shard.
-    pub fn finish(mut self) -> Result<Shard, DatasetError> {
+    /// Writes the remaining rows and syncs the file.
+    pub fn finish(mut self) -> Result<WrittenShard, DatasetError> {
         if !self.columns.length.is_empty() {
             self.write_group()?;
         }
@@ -105,7 +117,8 @@ impl ShardWriter {
         let (footer, range_sha256) = sink.end_range();
         ranges.push(footer, range_sha256);
         let (bytes, sha256) = (sink.bytes, hex(&sink.digest.clone().finalize()));
-        Ok(Shard { path: name, rows, bytes, sha256, row_groups: groups, ranges: Some(ranges) })
+        let shard = Shard { path: name, rows, bytes, sha256, row_groups: groups };
+        Ok(WrittenShard { shard, ranges: Some(ranges) })
     }
 
     fn write_group(&mut self) -> Result<(), DatasetError> {
@@ -211,12 +224,15 @@ pub fn write(
     let io = |operation, path: PathBuf| move |source| DatasetError::Io { operation, path, source };
     std::fs::create_dir_all(folder).map_err(io("create", folder.to_owned()))?;
     manifest.shards.clear();
+    let mut checksums = Vec::new();
     for index in 0..shards {
         let rows = |shard: usize| samples.len() * shard / shards;
         let name = shard_name(index, shards);
         let mut writer = ShardWriter::create(folder, &name, manifest.vocabulary.size, rows_per_group)?;
         samples[rows(index)..rows(index + 1)].iter().try_for_each(|&sample| writer.push(sample))?;
-        manifest.shards.push(writer.finish()?);
+        let WrittenShard { shard, ranges } = writer.finish()?;
+        manifest.shards.push(shard);
+        checksums.extend(ranges);
     }
     manifest.counts.samples = samples.len() as u64;
     manifest.counts.tokens = samples.iter().map(|sample| sample.input_ids.len() as u64).sum();
@@ -224,7 +240,8 @@ pub fn write(
     manifest.vocabulary.bytes = vocabulary.len() as u64;
     manifest.vocabulary.sha256 = sha256_hex(vocabulary);
     let path = manifest.vocabulary.path.clone();
-    for (name, bytes) in [(path.as_str(), vocabulary), (MANIFEST, &manifest.to_json())] {
+    let checksums = ranges::to_json(&manifest, &checksums);
+    for (name, bytes) in [(path.as_str(), vocabulary), (CHECKSUMS, &checksums), (MANIFEST, &manifest.to_json())] {
         std::fs::write(folder.join(name), bytes).map_err(io("write", folder.join(name)))?;
     }
     Ok(manifest)

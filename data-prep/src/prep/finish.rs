@@ -16,10 +16,11 @@ use super::{
     SpillFile, corpus, work_file,
 };
 use lambert_dataset::parallel::parallel;
+use lambert_dataset::ranges::{self, CHECKSUMS, ShardRanges};
 use lambert_dataset::token_counts::{self, TOKEN_COUNTS};
 use lambert_dataset::{
     Corpus, Counts, MANIFEST, Manifest, REJECTED, RejectedExample, SampleRules, Shard, SourceCounts, VERSION,
-    VocabularyFile, entropy, sha256_hex,
+    VocabularyFile, WrittenShard, entropy, sha256_hex,
 };
 
 /// Memory per shard writer for the read buffers of the sample files, bytes.
@@ -107,13 +108,17 @@ pub fn write_datasets(
     let mut written = write_shards(job, &pending, threads, progress)?;
     let examples = rejected_examples(job, spill_files, removed);
     // The `train` dataset is published last. So if `train` exists, both datasets are complete.
-    for (split, shards) in pending.iter().zip(&mut written).rev() {
-        let mut manifest =
-            build_manifest(job, spill_files, removed, split.split, &split.sorted, std::mem::take(shards))?;
+    for (split, written) in pending.iter().zip(&mut written).rev() {
+        let (shards, ranges) =
+            std::mem::take(written).into_iter().map(|written| (written.shard, written.ranges)).unzip();
+        let ranges: Vec<Option<ShardRanges>> = ranges;
+        let mut manifest = build_manifest(job, spill_files, removed, split.split, &split.sorted, shards)?;
         manifest.corpus = corpus.clone();
         let url = dataset_url(job, split.split.name);
         let counts = split.sorted.token_counts(job.tokenizer.size())?;
-        publish(job, &url, &split.folder, &manifest, &counts, &examples)?;
+        let optional =
+            OptionalFiles { ranges: ranges.into_iter().collect(), token_counts: &counts, examples: &examples };
+        publish(job, &url, &split.folder, &manifest, &optional)?;
         finished.push(PreparedDataset { url, manifest });
     }
     finished.sort_by_key(|dataset| splits.iter().position(|split| split.name == dataset.manifest.split));
@@ -151,7 +156,7 @@ fn write_shards(
     pending: &[PendingDataset<'_>],
     threads: usize,
     progress: &dyn PrepProgress,
-) -> Result<Vec<Vec<Shard>>, PrepError> {
+) -> Result<Vec<Vec<WrittenShard>>, PrepError> {
     let mut tasks: Vec<(usize, usize)> = pending
         .iter()
         .enumerate()
@@ -257,15 +262,23 @@ fn source_counts(job: &JobContext<'_>, spill_files: &[SpillFile], removed: &Remo
     (0..job.sources.len()).map(count).collect()
 }
 
+/// Content of the optional files of a dataset.
+struct OptionalFiles<'a> {
+    /// Checksums of the byte ranges of each shard. `None` if an earlier version wrote some of the shards.
+    ranges: Option<Vec<ShardRanges>>,
+    token_counts: &'a [u64],
+    examples: &'a [RejectedExample],
+}
+
 /// Moves or uploads the files of a finished dataset, its manifest last.
 fn publish(
     job: &JobContext<'_>,
     url: &str,
     folder: &Path,
     manifest: &Manifest,
-    token_counts: &[u64],
-    examples: &[RejectedExample],
+    optional: &OptionalFiles<'_>,
 ) -> Result<(), PrepError> {
+    let OptionalFiles { ranges, token_counts, examples } = optional;
     let store_error = |source| PrepError::Store { url: url.to_owned(), source };
     let store = Store::open(url).map_err(store_error)?;
     for shard in &manifest.shards {
@@ -294,6 +307,9 @@ fn publish(
     store.put(&manifest.vocabulary.path, job.vocabulary.clone().into()).map_err(store_error)?;
     let counts = token_counts::to_json(&manifest.vocabulary.sha256, token_counts);
     store.put(TOKEN_COUNTS, counts.into()).map_err(store_error)?;
+    if let Some(ranges) = ranges {
+        store.put(CHECKSUMS, ranges::to_json(manifest, ranges).into()).map_err(store_error)?;
+    }
     if !examples.is_empty() {
         let json = serde_json::to_string_pretty(examples).unwrap_or_default() + "\n";
         store.put(REJECTED, json.into()).map_err(store_error)?;

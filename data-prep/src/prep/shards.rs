@@ -10,7 +10,7 @@ use super::merge_passes::{MergePasses, SampleFile, token_counts};
 use super::sample_file::{INTERVALS, SAMPLE_HEADER_BYTES, SampleFileContents};
 use super::work_file::{self, WorkFile};
 use crate::record::ids;
-use lambert_dataset::{DatasetError, Sample, Shard, ShardWriter, shard_name};
+use lambert_dataset::{DatasetError, Sample, ShardWriter, WrittenShard, shard_name};
 
 /// All samples of a split.
 pub struct SortedSamples {
@@ -63,7 +63,7 @@ impl SortedSamples {
         job: &JobContext<'_>,
         index: usize,
         count: usize,
-    ) -> Result<Shard, PrepError> {
+    ) -> Result<WrittenShard, PrepError> {
         let name = shard_name(index, count);
         let completion = completion_path(folder, &name);
         if completion.exists() {
@@ -73,9 +73,10 @@ impl SortedSamples {
         let row = |shard: usize| (u128::from(self.len()) * shard as u128 / count as u128) as u64;
         let mut writer = ShardWriter::create(folder, &name, job.tokenizer.size(), job.config.output.rows_per_group)?;
         self.write_rows(job, row(index)..row(index + 1), &mut writer)?;
-        let shard = writer.finish()?;
-        tracing::debug!(shard = %name, rows = shard.rows, bytes = shard.bytes, folder = %folder.display(), "shard written");
-        work_file::write(&completion, |_| Ok(shard))
+        let written = writer.finish()?;
+        let (rows, bytes) = (written.shard.rows, written.shard.bytes);
+        tracing::debug!(shard = %name, rows, bytes, folder = %folder.display(), "shard written");
+        work_file::write(&completion, |_| Ok(written))
     }
 
     /// Passes the samples in the range `rows` to `writer`.
@@ -106,7 +107,7 @@ impl SortedSamples {
     }
 }
 
-/// Path of the file that marks a shard as complete and contains the manifest entry of the shard.
+/// Path of the file that marks a shard as complete and contains its [`WrittenShard`].
 fn completion_path(folder: &Path, name: &str) -> PathBuf {
     folder.with_extension("done").join(format!("{name}.done"))
 }
