@@ -162,7 +162,8 @@ impl AttemptMonitor {
             | EventKind::Plateau { .. }
             | EventKind::Grown { .. }
             | EventKind::MicroBatch { .. }
-            | EventKind::Warning { .. } => {}
+            | EventKind::Warning { .. }
+            | EventKind::SaveFailed { .. } => {}
         }
     }
 

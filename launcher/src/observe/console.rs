@@ -121,7 +121,9 @@ impl ConsoleObserver {
             EventKind::MicroBatch { stage, tokens } => {
                 tracing::info!("stage {stage}: micro-batches of {tokens} tokens in this attempt");
             }
-            EventKind::Warning { message } => tracing::warn!("rank {rank}: {message}"),
+            EventKind::Warning { message } | EventKind::SaveFailed { message, .. } => {
+                tracing::warn!("rank {rank}: {message}");
+            }
             // The coordinator reports these events once, with the full cause, after the attempt has ended.
             EventKind::Finished { .. } | EventKind::Failed { .. } | EventKind::RolledBack { .. } => {}
         }
