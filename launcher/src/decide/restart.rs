@@ -252,8 +252,11 @@ impl Turn<'_> {
         }
         let limit = self.state.settings.rollbacks;
         if self.state.history.progress.rollbacks > limit {
-            let message =
-                format!("giving up after {} without progress; the last: {cause}", counted(limit as u64, "rollback"));
+            let rollbacks = counted(limit as u64, "rollback");
+            let message = format!(
+                "giving up after {rollbacks} without progress; the last: {cause}; lower the learning rate or lengthen the \
+                 warm-up, or check the data, then rerun to resume"
+            );
             return Phase::Over(self.give_up(exit::DIVERGED, message));
         }
         self.schedule_restart(running, cause, 0.0, RestartKind::Rollback)
