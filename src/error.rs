@@ -28,7 +28,7 @@ pub enum Error {
     /// Samples cannot be read.
     #[error("{}; {advice}", chain(error))]
     Unreadable {
-        error: DatasetError,
+        error: Box<DatasetError>,
         /// What to do.
         advice: &'static str,
     },

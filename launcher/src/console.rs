@@ -95,14 +95,13 @@ pub fn line(text: &str) {
     }
 }
 
-/// Like [`line`], for a line that a rank printed. `host` is the host of the rank, if known. `has_name` adds the rank to a line
-/// of text. A JSON object always has it.
-pub fn rank_line(rank: usize, host: Option<&str>, text: &str, has_name: bool) {
-    match (is_json(), has_name) {
+/// Like [`line`], for a line that a rank printed. `host` is the host of the rank, if known. `plain` is the line if it is not
+/// JSON.
+pub fn rank_line(rank: usize, host: Option<&str>, text: &str, plain: &str) {
+    match is_json() {
         _ if is_quiet() => {}
-        (true, _) => tracing::info!(target: OUTPUT, rank, host, "{text}"),
-        (false, true) => write_text(&format!("rank {rank}: {text}")),
-        (false, false) => write_text(text),
+        true => tracing::info!(target: OUTPUT, rank, host, "{text}"),
+        false => write_text(plain),
     }
 }
 

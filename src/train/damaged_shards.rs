@@ -84,7 +84,7 @@ pub fn save_after_failed_read(
         return failed;
     }
     match error {
-        Some(error) if is_damage(&error) => Error::Unreadable { error, advice: RESTORE },
+        Some(error) if is_damage(&error) => Error::Unreadable { error: Box::new(error), advice: RESTORE },
         Some(error) => Error::Dataset(error),
         None => Error::Peer("another rank could not read its samples"),
     }

@@ -66,10 +66,9 @@ impl ConsoleObserver {
             WorkerEvent::Message(_, Message::Record(record)) => self.display.step(record, observation.throughput),
             WorkerEvent::Message(rank, Message::Event(event)) => self.event(*rank, event),
             WorkerEvent::Line(rank, text) if self.lines.is_shown(*rank, text) => {
-                let (running, ranks) = (observation.state.running(), observation.state.settings.ranks);
+                let running = observation.state.running();
                 let host = running.and_then(|running| running.monitor.ranks.host(*rank));
-                let world = running.map_or(ranks, |running| running.attempt.world);
-                console::rank_line(*rank, host.as_deref(), text, world > 1);
+                console::rank_line(*rank, host.as_deref(), text, &named(*rank, text, observation.state));
             }
             WorkerEvent::Gone(_) => self.lines.end().iter().for_each(|line| console::line(line)),
             _ => {}
@@ -139,6 +138,14 @@ impl ConsoleObserver {
             None => "no checkpoint saved".to_owned(),
         };
         console::line(&format!("{word}: step {step} of {steps}, {checkpoint}{left}"));
+    }
+}
+
+/// Prefixes a line of worker output with the rank if there is more than one rank.
+fn named(rank: usize, text: &str, state: &CoordinatorState) -> String {
+    match state.running().map_or(state.settings.ranks, |running| running.attempt.world) {
+        1 => text.to_owned(),
+        _ => format!("rank {rank}: {text}"),
     }
 }
 

@@ -91,7 +91,7 @@ fn settings(config: &RunConfig, index: usize, data: DatasetShape, ranks: usize, 
     let on_host = |count: usize| {
         fits(count, &|config| {
             if is_only_host {
-                config.cluster.ranks = count
+                config.cluster.ranks = count;
             }
         })
     };
