@@ -95,7 +95,7 @@ pub fn line(text: &str) {
     }
 }
 
-/// Like [`line`], for a line that a rank printed. `host` is the host of the rank, if known. `plain` is the line if it is not
+/// Like [`line()`], for a line that a rank printed. `host` is the host of the rank, if known. `plain` is the line if it is not
 /// JSON.
 pub fn rank_line(rank: usize, host: Option<&str>, text: &str, plain: &str) {
     match is_json() {
