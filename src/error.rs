@@ -25,6 +25,13 @@ pub enum Error {
     /// A dataset cannot be read.
     #[error(transparent)]
     Dataset(#[from] DatasetError),
+    /// Samples cannot be read.
+    #[error("{}; {advice}", chain(error))]
+    Unreadable {
+        error: Box<DatasetError>,
+        /// What to do.
+        advice: &'static str,
+    },
     /// The store of the run cannot be read or written.
     #[error(transparent)]
     Store(#[from] lambert_store::Error),

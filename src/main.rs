@@ -8,10 +8,10 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use lambert_config::run::{DeviceKind, Limits};
+use lambert_config::run::{Backend, Device, DeviceKind, Limits};
 use lambert_config::{Layers, RunConfig, duration, exit};
 use lambert_control::Versions;
-use lambert_progress::terminal::{self, LOG_FILTER, LogWriter};
+use lambert_progress::terminal::{self, LOG_FILTER, LOG_FORMAT, LogWriter};
 use lambert_progress::{Progress, Unit};
 use lambert_store::{Store, host_paths, private_dir};
 use lambert_worker::bench::{self, BenchOptions};
@@ -118,6 +118,18 @@ enum WorkerCommand {
         #[arg(long)]
         batches: Option<PathBuf>,
     },
+    /// Load the libraries of the compute device and print the device
+    Device {
+        /// Compute device
+        #[arg(long, default_value = "auto", value_parser = device)]
+        kind: DeviceKind,
+        /// Directory of the CUDA build of libtorch; empty: see device.libtorch
+        #[arg(long, default_value = "")]
+        libtorch: String,
+        /// Load NCCL, too
+        #[arg(long)]
+        nccl: bool,
+    },
     /// Embeddings of the lines of a text file
     Embed {
         /// A run, or one of its checkpoints
@@ -181,7 +193,11 @@ fn main() -> ExitCode {
     let lines = tracing_subscriber::fmt::layer().with_writer(|| LogWriter).with_target(false);
     // Without `log_internal_errors(false)`, tracing reports its write errors on standard error. If
     // standard error is closed, tracing panics.
-    let lines = lines.with_ansi(colours).log_internal_errors(false).with_filter(filter);
+    let lines = lines.log_internal_errors(false);
+    let lines = match std::env::var_os(LOG_FORMAT).is_some_and(|format| format == "json") {
+        true => lines.json().with_filter(filter).boxed(),
+        false => lines.with_ansi(colours).with_filter(filter).boxed(),
+    };
     let trace = trace(&arguments.command);
     let failed = trace.as_ref().err().map(ToString::to_string);
     tracing_subscriber::registry().with(lines).with(trace.ok().flatten()).init();
@@ -256,6 +272,11 @@ fn run(command: WorkerCommand) -> Result<i32, Error> {
             let config: RunConfig =
                 Layers::from_process(&sets).warn_with(|warning| tracing::warn!("{warning}")).load(&config)?;
             bench::run(config, &BenchOptions { stage, samples, steps, warmup, teacher, json, batches })
+        }
+        WorkerCommand::Device { kind, libtorch, nccl } => {
+            let backend = if nccl { Backend::Nccl } else { Backend::Local };
+            let device = ComputeDevice::load(&Device { kind, libtorch, ..Device::default() }, backend)?;
+            output::line(&device.describe()?).map(|()| exit::DONE)
         }
         WorkerCommand::Embed { model, input, output, pooling, layer, device } => {
             let options = EmbedOptions { input, output, pooling, layer };

@@ -67,6 +67,15 @@ fn unreadable_corpora_are_rejected() {
     refused(&prep(&dir, &cut, "wikipedia", &[]), 1, &["cut.xml.bz2"]);
     let latin = dir.file("latin.txt", b"A sentence in an old encoding: caf\xe9 au lait. And another one.\n");
     refused(&prep(&dir, &latin, "text", &[]), 1, &["latin.txt", "invalid UTF-8 at byte 34"]);
+    let vocabulary = [std::fs::read(dir.path("vocab.txt")).unwrap(), b"caf\xe9\n".to_vec()].concat();
+    let vocabulary = format!("vocabulary.file={:?}", dir.file("latin-vocab.txt", vocabulary));
+    let url = format!("output.url={:?}", dir.path("latin"));
+    let refusal = run(&["prep", "--config", &dir.path("prep.toml"), "--set", &vocabulary, "--set", &url]);
+    refused(
+        &refusal,
+        2,
+        &["latin-vocab.txt: invalid UTF-8 at byte ", "; use a UTF-8 file, as `lambert vocab` writes it"],
+    );
     let empty = dir.file("empty.txt", "");
     refused(&prep(&dir, &empty, "text", &[]), 1, &["the corpus is empty"]);
     let vocabulary = std::fs::read_to_string(dir.path("vocab.txt")).unwrap().replace("[MASK]", "[other]");

@@ -72,6 +72,8 @@ fn an_undecodable_shard_is_named_and_skipped() {
     let stopped = start(&dir, "stopped", &data, 2, &[]).end();
     assert_eq!(stopped.code, Some(70), "{}", stopped.log);
     assert!(stopped.log.contains(&name), "{}", stopped.log);
+    let advice = "; restore the file and rerun the command to resume, or add --set guard.damaged_shard=skip";
+    assert!(stopped.log.contains(advice), "{}", stopped.log);
     assert!(
         stopped.log.contains("another rank could not read its samples"),
         "both ranks read the shard: {}",

@@ -45,6 +45,24 @@ fn ranks_that_never_reach_the_coordinator_end_the_run() {
     assert!(!ended.log.contains("suspended"), "{}", ended.log);
 }
 
+/// Regression test: a start with ranks whose libraries are missing on their hosts was repeated for an hour. Open MPI 4 names a
+/// rank only if others are running.
+#[test]
+fn ranks_that_do_not_load_end_the_run() {
+    let error = "lambert-worker: error while loading shared libraries: libtorch_cpu.so: cannot open shared object file";
+    for (condition, rank) in [("[ $OMPI_COMM_WORLD_RANK = 0 ]", "rank 1"), ("false", "rank ")] {
+        let dir = TestDir::new();
+        let start = Instant::now();
+        let script = format!("{condition} || {{ echo '{error}' >&2; exit 127; }}\nexec $WORKER \"$@\"");
+        let (code, log) = run_with_worker(&dir, &script);
+        seconds("a rank that does not load", start);
+        assert_eq!(code, 2, "{log}");
+        let why = "(exit code 127): libtorch_cpu.so: cannot open shared object file; install";
+        assert!(log.contains(&format!("lambert-worker did not load for {rank}")) && log.contains(why), "{log}");
+        assert!(!log.contains("retrying") && !log.contains("attempt 2"), "{log}");
+    }
+}
+
 /// Two ranks with different MPI versions are rejected before they connect.
 #[test]
 fn a_version_mismatch_is_rejected() {

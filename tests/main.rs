@@ -31,6 +31,7 @@ mod hosts;
 mod import;
 mod inference;
 mod init;
+mod json_log;
 mod launched_programs;
 mod mask_choice;
 mod memory;

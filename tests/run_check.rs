@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::support::{CommandOutput, Running, TestDir, assert_accepted, assert_refused, done, run, tree, with_worker};
+use crate::support::{CommandOutput, Running, TestDir, assert_accepted, assert_refused, done, run, tree, with_program};
 
 /// Checks a run that does not exist yet.
 fn check(dir: &TestDir, more: &[&str]) -> CommandOutput {
@@ -122,15 +122,68 @@ fn fewer_steps_and_a_missing_configuration_are_reported() {
     assert!(resumed.code == 0 && resumed.err.contains("resuming from step-000000007"), "{}", resumed.err);
 }
 
-/// A worker whose libraries do not load fails before the run is queued.
+/// A worker whose libraries do not load fails before the run is created or queued.
 #[test]
 fn a_worker_that_cannot_start_is_an_error() {
     let dir = TestDir::new();
-    let lambert = with_worker(&dir, "echo 'libtorch_cpu.so: cannot open shared object file' >&2; exit 127");
+    let lambert = with_program(&dir, "echo 'libtorch_cpu.so: cannot open shared object file' >&2; exit 127");
     let (config, url) = (dir.config(7, 2), dir.path("new"));
-    let arguments = ["run", "--check", "--config", &config, "--run", &url];
-    let output = std::process::Command::new(lambert).args(arguments).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(1) && text.contains("libtorch_cpu.so: cannot open"), "{text}");
-    assert!(!Path::new(&url).exists(), "--check created the run");
+    for more in [&["--check"][..], &[]] {
+        let arguments = [&["run", "--config", &config, "--run", &url][..], more].concat();
+        let output = std::process::Command::new(&lambert).args(arguments).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        let expected =
+            "lambert-worker does not start: libtorch_cpu.so: cannot open shared object file; make its libraries";
+        assert!(text.contains(expected) && !text.contains("attempt 1"), "{text}");
+        assert!(!Path::new(&url).exists(), "the run was created");
+    }
+    // The ranks are on other hosts, so this host need not load the worker.
+    let hosts = "cluster.hosts=[\"127.0.0.1:2\"]";
+    let arguments = ["run", "--check", "--config", &config, "--run", &url, "--set", hosts];
+    let output = std::process::Command::new(&lambert).args(arguments).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("warning: ") && text.contains("does not start"), "{text}");
+}
+
+/// The CUDA build of libtorch is looked for on this machine, not by the first attempt.
+#[test]
+fn a_missing_cuda_build_is_an_error() {
+    let dir = TestDir::new();
+    let refused = check(&dir, &["--set", "device.kind=cuda", "--set", "device.libtorch=/nowhere"]);
+    assert_eq!(refused.code, 2, "{}", refused.err);
+    let expected = "device: libtorch_cuda.so not found in /nowhere or its lib/ subdirectory (set by device.libtorch)";
+    assert!(refused.err.contains(expected), "{}", refused.err);
+    let automatic = check(&dir, &["--set", "device.kind=auto"]);
+    assert!(automatic.code == 2 || automatic.out.contains("\ndevice: "), "{} {}", automatic.out, automatic.err);
+}
+
+#[test]
+fn ports_and_interfaces_are_checked() {
+    let dir = TestDir::new();
+    let held = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = held.local_addr().unwrap().port();
+    let refused = check(&dir, &["--set", &format!("cluster.control.ports=[{port},{port}]")]);
+    assert_eq!(refused.code, 2, "{}", refused.err);
+    for text in ["cannot listen on 127.0.0.1 for the ranks (cluster.control.ports: ", "Address already in use"] {
+        assert!(refused.err.contains(text), "no {text:?} in {}", refused.err);
+    }
+    let hosts = ["--set", "cluster.hosts=[\"127.0.0.1:2\"]", "--set", "cluster.control.interface=nowhere9"];
+    let refused = check(&dir, &hosts);
+    assert_eq!(refused.code, 2, "{}", refused.err);
+    assert!(refused.err.contains("cluster.control.interface: no interface nowhere9"), "{}", refused.err);
+    // A run trains without these servers.
+    let page = [format!("watch.port={port}"), format!("watch.url_file={:?}", dir.path("url"))];
+    let warned = check(&dir, &["--set", &page[0], "--set", &page[1]]);
+    assert_eq!(warned.code, 0, "{}", warned.err);
+    assert!(warned.out.contains(&format!("warning: watch.port: cannot listen on {port}: ")), "{}", warned.out);
+}
+
+#[test]
+fn more_threads_than_processors_are_warned_about() {
+    let dir = TestDir::new();
+    let warned = check(&dir, &["--set", "device.threads=1000"]);
+    let warning =
+        "warning: 2 ranks on this host (cluster.ranks) with 1000 threads each (device.threads) are 2000 threads";
+    assert!(warned.code == 0 && warned.out.contains(warning), "{} {}", warned.out, warned.err);
 }

@@ -7,7 +7,11 @@ use std::time::Instant;
 use crate::s3_server::{self, Fault, Rule, Server};
 use crate::support::{self, Running, TestDir, checkpoints, done, tree};
 
-/// A rejected save must be logged as a warning with the reason. Saves must resume when the bucket accepts them again.
+fn status_of(url: &str) -> String {
+    done(&["status", url])
+}
+
+/// A rejected save must be logged as a warning with the reason, and be in the status until a save succeeds. Saves must resume when the bucket accepts them again.
 #[test]
 fn a_rejecting_bucket_delays_checkpoints() {
     let dir = TestDir::new();
@@ -24,9 +28,16 @@ fn a_rejecting_bucket_delays_checkpoints() {
             Rule { method: "PUT".parse().unwrap(), contains: "/checkpoints/", after: 0, times: usize::MAX, fault };
         server.fail(rule);
         running.wait_until(|| server.hits() > 0);
+        running.wait_until(|| status_of(&url).contains("\nsaves        failing for "));
+        let shown = status_of(&url);
+        assert!(shown.contains(code), "{shown}");
+        let json: serde_json::Value = serde_json::from_str(&done(&["status", &url, "--json"])).unwrap();
+        let failed = &json["status"]["failed_saves"];
+        assert!(failed["since"].as_f64() > Some(0.0) && failed["error"].as_str().unwrap().contains(code), "{json}");
         running.reach_now(50);
         server.clear();
         running.wait_until(|| checkpoints(&url)[0] != before[0]);
+        running.wait_until(|| !status_of(&url).contains("\nsaves "));
     }
     running.kill_coordinator("-TERM");
     let ended = running.end();

@@ -4,6 +4,8 @@
 //! Short commands write directly and wait for the reader of the stream. Long-running commands call [`detach`]. After
 //! that, one thread per stream writes lines from a bounded queue.
 //!
+//! With `--log json`, every line on stderr is a JSON object, in the format of the log lines.
+//!
 //! Text for a terminal has no control characters (printable.rs), except colors and cursor movements of lambert itself.
 
 mod printable;
@@ -20,6 +22,8 @@ use lambert_progress::terminal::{self, LOG_FILTER, has_colours, is_quiet, show, 
 use serde_json::json;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 use crate::cli::LogFormat;
 use printable::{PrintableWriter, printable};
@@ -28,6 +32,8 @@ use queue::{OutputQueue, Sink};
 
 /// Maximum number of queued bytes per stream.
 const LONGEST: usize = 1 << 20;
+/// Target of the JSON lines that are not log lines. `RUST_LOG` does not filter them.
+const OUTPUT: &str = "output";
 /// Log filter of a quiet command.
 pub const QUIET_FILTER: &str = "error";
 /// Time limit per stream for flushing at exit.
@@ -47,6 +53,7 @@ struct Detached {
 }
 
 static DETACHED: OnceLock<Detached> = OnceLock::new();
+static FORMAT: OnceLock<LogFormat> = OnceLock::new();
 
 /// Starts the threads that write to stdout and stderr. From then on, output does not wait for readers. If a reader is
 /// too slow, the oldest lines are dropped and counted. Call [`finish`] before exit.
@@ -74,15 +81,47 @@ pub fn finish() {
     detached.error.finish(LAST_WRITES.saturating_sub(start.elapsed()).max(LAST_WRITES / 4));
 }
 
+/// True if every line on stderr is a JSON object.
+pub fn is_json() -> bool {
+    FORMAT.get() == Some(&LogFormat::Json)
+}
+
 /// Writes a line to stderr, unless the command is quiet. A failed write is ignored: a closed stderr must not end a run.
 pub fn line(text: &str) {
-    if !is_quiet() {
-        error(text);
+    match is_json() {
+        _ if is_quiet() => {}
+        true => tracing::info!(target: OUTPUT, "{text}"),
+        false => write_text(text),
+    }
+}
+
+/// Like [`line()`], for a line that a rank printed. `host` is the host of the rank, if known. `plain` is the line if it is not
+/// JSON.
+pub fn rank_line(rank: usize, host: Option<&str>, text: &str, plain: &str) {
+    match is_json() {
+        _ if is_quiet() => {}
+        true => tracing::info!(target: OUTPUT, rank, host, "{text}"),
+        false => write_text(plain),
     }
 }
 
 /// Writes an error to stderr. A failed write is ignored.
 pub fn error(text: &str) {
+    match is_json() {
+        true => tracing::error!(target: OUTPUT, "{text}"),
+        false => write_text(text),
+    }
+}
+
+/// Writes the error with which the program ends, and its exit code.
+pub fn final_error(text: &str, exit_code: i32) {
+    match is_json() {
+        true => tracing::error!(target: OUTPUT, exit_code, "{text}"),
+        false => write_text(&format!("lambert: error: {text}")),
+    }
+}
+
+fn write_text(text: &str) {
     to_stderr(format!("{}\n", shown(text, io::stderr().is_terminal())).as_bytes());
 }
 
@@ -214,7 +253,14 @@ impl Sink for Errors {
     }
 
     fn gap(&self, lines: u64) -> String {
-        format!("lambert: dropped {lines} lines here: stderr was not read")
+        let text = format!("lambert: dropped {lines} lines here: stderr was not read");
+        if !is_json() {
+            return text;
+        }
+        let mut timestamp = String::new();
+        // A failure leaves the timestamp empty.
+        let _ = SystemTime.format_time(&mut Writer::new(&mut timestamp));
+        json!({ "timestamp": timestamp, "level": "WARN", "fields": { "message": text } }).to_string()
     }
 
     fn draw(&mut self, bar: Bar) {
@@ -255,9 +301,15 @@ fn write_all(stream: BorrowedFd<'_>, mut bytes: &[u8]) -> rustix::io::Result<()>
 /// shows no progress. Call this function first.
 pub fn begin(format: LogFormat, is_quiet: bool) {
     terminal::begin(is_quiet);
+    let _ = FORMAT.set(format);
     let filter = match is_quiet {
         true => EnvFilter::new(QUIET_FILTER),
         false => EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER)),
+    };
+    // The directive is valid.
+    let filter = match format!("{OUTPUT}=info").parse() {
+        Ok(directive) => filter.add_directive(directive),
+        Err(_) => filter,
     };
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(AboveBars).with_target(false);
     // A second call has no effect: the first subscriber stays.

@@ -6,12 +6,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
 use lambert_config::exit;
-use lambert_progress::terminal::{is_quiet, shows_bars};
+use lambert_config::run::Device;
+use lambert_progress::terminal::{LOG_FORMAT, is_quiet, shows_bars};
 
-use crate::console::QUIET_FILTER;
+use crate::console::{self, QUIET_FILTER};
 use crate::failure::{Failure, Outcome};
 
 const NAME: &str = "lambert-worker";
+
+/// Repair of a worker whose libraries do not load.
+const LIBRARY_ADVICE: &str = "make its libraries available on this host: libtorch in lib/ beside the folder of the program \
+                              or in a folder of LD_LIBRARY_PATH, Open MPI as installed by the system";
 
 /// `lambert-worker` cannot be started.
 #[derive(Debug, thiserror::Error)]
@@ -24,12 +29,18 @@ pub enum WorkerError {
         /// Value of PATH.
         path: String,
     },
-    /// The program starts, but does not print its version.
-    #[error("{} --version failed: {message}", program.display())]
+    /// The program does not print its version. Usually one of its libraries is missing.
+    #[error("{} does not start: {message}; {LIBRARY_ADVICE}", program.display())]
     Version {
         /// Path of the program.
         program: PathBuf,
-        /// Its standard error.
+        /// Its standard error, or its exit status if it printed nothing.
+        message: String,
+    },
+    /// The compute device, or one of its libraries, cannot be used.
+    #[error("device: {message}")]
+    Device {
+        /// Last message of the program.
         message: String,
     },
     /// The program cannot be executed.
@@ -67,15 +78,36 @@ fn is_program(path: &Path) -> bool {
 /// Runs `program --version` and returns its output, to see that the program and its libraries load.
 ///
 /// # Errors
-/// The program cannot be started, or it fails.
+/// The program cannot be started, or it fails. The set-up of this host is then wrong.
 pub fn version(program: &Path) -> Result<String, WorkerError> {
     let start_error = |source| WorkerError::Start { program: program.to_owned(), source };
     let output = Command::new(program).arg("--version").output().map_err(start_error)?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
     }
-    let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let printed = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    let message = if printed.is_empty() { output.status.to_string() } else { printed };
     Err(WorkerError::Version { program: program.to_owned(), message })
+}
+
+/// Loads the libraries of the compute device of a rank in `program`. Returns a description of the device.
+///
+/// # Errors
+/// The program cannot be started, or the device cannot be used.
+pub fn device(program: &Path, device: &Device, uses_nccl: bool) -> Result<String, WorkerError> {
+    let start_error = |source| WorkerError::Start { program: program.to_owned(), source };
+    let mut command = Command::new(program);
+    command.args(["device", "--kind", device.kind.name(), "--libtorch", &device.libtorch]);
+    command.args(uses_nccl.then_some("--nccl")).env("RUST_LOG", QUIET_FILTER);
+    let output = command.output().map_err(start_error)?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    let printed = String::from_utf8_lossy(&output.stderr);
+    let last = printed.trim_end().lines().last().unwrap_or("no message");
+    // A log line begins with its time and level.
+    let message = last.split_once("ERROR ").map_or(last, |(_, message)| message).trim().to_owned();
+    Err(WorkerError::Device { message })
 }
 
 /// Replaces this process with the worker (`exec`), which shows its progress on a terminal. Returns only on failure.
@@ -99,6 +131,9 @@ fn command(program: &Path, arguments: &[String]) -> Command {
     command.args(shows_bars().then_some("--progress")).args(arguments);
     if is_quiet() {
         command.env("RUST_LOG", QUIET_FILTER);
+    }
+    if console::is_json() {
+        command.env(LOG_FORMAT, "json");
     }
     command
 }

@@ -99,6 +99,18 @@ impl ComputeDevice {
         Ok(Self::Gpu(driver, libtorch, nccl))
     }
 
+    /// Describes the device and its libraries in one line.
+    ///
+    /// # Errors
+    /// The driver does not count its GPUs.
+    pub fn describe(&self) -> Result<String, DeviceError> {
+        let Self::Gpu(driver, libtorch, nccl) = self else { return Ok("device: CPU".to_owned()) };
+        let Libtorch { version, folder, origin, .. } = libtorch;
+        let (count, with_nccl) = (driver.device_count()?, if nccl.is_some() { ", NCCL" } else { "" });
+        let gpus = if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs") };
+        Ok(format!("device: {gpus}, libtorch {version} from {} ({origin}){with_nccl}", folder.display()))
+    }
+
     /// Takes the NCCL library, if loaded.
     pub fn take_nccl(&mut self) -> Option<Nccl> {
         match self {

@@ -13,6 +13,12 @@ use crate::state::TrainState;
 use crate::worker::agreement;
 use crate::worker::session::Session;
 
+/// What to do after the end of a run with an unreadable shard.
+const RESTORE: &str = "restore the file and rerun the command to resume";
+/// The same if the run may skip the shard.
+const RESTORE_OR_SKIP: &str = "restore the file and rerun the command to resume, or add \
+                               --set guard.damaged_shard=skip to train without its samples";
+
 /// Failure of a rank to read its samples.
 #[derive(Clone, Serialize, Deserialize)]
 struct ReadFailure {
@@ -54,7 +60,13 @@ pub fn skip_damaged_shards(
         }
         state.skipped.by_source = before;
     }
-    Err(save_after_failed_read(collective, saver, state, error))
+    let may_skip = session.config.guard.damaged_shard != DamagedShard::Skip;
+    Err(match save_after_failed_read(collective, saver, state, error) {
+        Error::Unreadable { error, .. } if may_skip && mixture.damaged_shard(&error).is_some() => {
+            Error::Unreadable { error, advice: RESTORE_OR_SKIP }
+        }
+        other => other,
+    })
 }
 
 /// Saves a checkpoint of the completed steps after a failed read on any rank. `error` is the read error on a
@@ -71,7 +83,18 @@ pub fn save_after_failed_read(
     {
         return failed;
     }
-    error.map_or(Error::Peer("another rank could not read its samples"), Error::Dataset)
+    match error {
+        Some(error) if is_damage(&error) => Error::Unreadable { error: Box::new(error), advice: RESTORE },
+        Some(error) => Error::Dataset(error),
+        None => Error::Peer("another rank could not read its samples"),
+    }
+}
+
+/// True if the content of a file is wrong.
+fn is_damage(error: &DatasetError) -> bool {
+    let is_file =
+        matches!(error, DatasetError::Damaged { .. } | DatasetError::Content { .. } | DatasetError::Size { .. });
+    is_file || matches!(error, DatasetError::Parquet { .. } | DatasetError::Sample { .. })
 }
 
 /// Gathers the read failures of all ranks.

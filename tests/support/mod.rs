@@ -21,7 +21,9 @@ use lambert_worker::data::order::EpochOrder;
 use serde_json::Value;
 
 pub use kills::same_bits_after_kills;
-pub use programs::{CommandOutput, ENVIRONMENT, cache, done, install, lambert, open_mpi_5, run, run_in, with_worker};
+pub use programs::{
+    CommandOutput, ENVIRONMENT, cache, done, install, lambert, open_mpi_5, run, run_in, with_program, with_worker,
+};
 pub use running::{ENDLESS, Ended, Running, kill_if_there, read_json, seconds, signal, wait_for_no_workers, workers};
 pub use settings::{assert_accepted, assert_refused};
 pub use tree::tree;

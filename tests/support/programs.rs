@@ -76,9 +76,14 @@ pub fn done(arguments: &[&str]) -> String {
     ran.out
 }
 
-/// Installs a copy of `lambert` whose worker is a script. In the script, `$WORKER` is the real worker. Returns the path
-/// of the copy.
+/// Installs a copy of `lambert` whose worker is a script. In the script, `$WORKER` is the real worker, which also answers
+/// `--version`. Returns the path of the copy.
 pub fn with_worker(dir: &TestDir, script: &str) -> PathBuf {
+    with_program(dir, &format!("[ \"$1\" = --version ] && exec $WORKER --version\n{script}"))
+}
+
+/// Like [`with_worker`], but the script also answers `--version`.
+pub fn with_program(dir: &TestDir, script: &str) -> PathBuf {
     let text = format!("#!/bin/sh\nWORKER={}\n{script}\n", env!("CARGO_BIN_EXE_lambert-worker"));
     install(Path::new(&dir.file("worker.sh", text)), &dir.path("programs/lambert-worker"));
     install(&lambert(), &dir.path("programs/lambert"))

@@ -82,6 +82,13 @@ pub enum EventKind {
         /// One sentence.
         message: String,
     },
+    /// A checkpoint was not saved. The save is retried, so training continues or waits.
+    SaveFailed {
+        /// Warning for the user: the checkpoint, what happens next, and the error.
+        message: String,
+        /// The error with its causes.
+        error: String,
+    },
     /// Rollback after divergence. The workers exit cleanly, and a new attempt starts.
     RolledBack {
         /// Cause and consequence, for the user.

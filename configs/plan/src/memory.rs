@@ -4,6 +4,7 @@ mod cgroup;
 pub mod fit;
 pub mod gpu;
 mod samples;
+mod shortage;
 pub mod teacher;
 
 use std::path::Path;
@@ -174,26 +175,55 @@ fn uses_bf16(config: &RunConfig) -> bool {
     config.model.precision == Precision::Bf16 || is_muon
 }
 
+/// Host memory of one rank in a stage by purpose, bytes.
+#[derive(Debug, Clone, Copy)]
+struct RankMemory {
+    /// The worker without tensors.
+    program: u64,
+    /// Parameters with gradients and moments, a share of the checkpoint snapshot, and the teacher. With a GPU, copies of the
+    /// parameters.
+    parameters: u64,
+    /// Activations of a micro-batch, or the temporary tensors of an update if these are larger. None with a GPU.
+    temporary: u64,
+    /// Prefetched samples.
+    samples: u64,
+    /// Further gradients: the sum of canonical mode, and the gradient of half a batch.
+    gradients: u64,
+}
+
+impl RankMemory {
+    /// Maximum in a stage with this dataset. All `ranks` ranks share one host.
+    fn new(config: &RunConfig, stage: &Stage, data: DatasetShape, ranks: usize) -> Self {
+        let tokens = max_micro_batch(stage, config.cluster.ranks.max(ranks), data.sequence_length);
+        let architecture = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary);
+        let parameters = architecture.parameters();
+        let samples = samples(stage, config.cluster.ranks.max(ranks), data);
+        if uses_gpu(config) {
+            let copies =
+                GRADIENT_STAGING.saturating_add(SNAPSHOT.div_ceil(ranks.max(1) as u64)).saturating_mul(parameters);
+            return Self { program: WORKER_GPU, parameters: copies, temporary: 0, samples, gradients: 0 };
+        }
+        let state =
+            (state(parameters, ranks) / ranks.max(1) as u64).saturating_add(teacher::state(config, data.vocabulary));
+        let activations = activations(config, stage, data.vocabulary, data.sequence_length, tokens);
+        let activations = activations.saturating_add(activations / RETAINED_DIVISOR);
+        let temporary = activations.max(update(config, &architecture, config.cluster.ranks.max(ranks)));
+        let exact = if config.cluster.all_reduce.canonical { CANONICAL_SUM } else { 0 };
+        let half = if config.metrics.noise_scale_every_steps > 0 { HALF_BATCH_GRADIENT } else { 0 };
+        let gradients = (exact + half).saturating_mul(parameters);
+        let program = WORKER + if uses_bf16(config) { WORKER_BF16 } else { 0 };
+        Self { program, parameters: state, temporary, samples, gradients }
+    }
+
+    fn total(self) -> u64 {
+        let Self { program, parameters, temporary, samples, gradients } = self;
+        [program, parameters, temporary, samples, gradients].into_iter().fold(0, u64::saturating_add)
+    }
+}
+
 /// Returns the maximum bytes of host memory of one rank in a stage with this dataset. All `ranks` ranks share one host.
 pub fn rank_bytes(config: &RunConfig, stage: &Stage, data: DatasetShape, ranks: usize) -> u64 {
-    let tokens = max_micro_batch(stage, config.cluster.ranks.max(ranks), data.sequence_length);
-    let architecture = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary);
-    let parameters = architecture.parameters();
-    let samples = samples(stage, config.cluster.ranks.max(ranks), data);
-    if uses_gpu(config) {
-        let copies = GRADIENT_STAGING.saturating_add(SNAPSHOT.div_ceil(ranks.max(1) as u64)).saturating_mul(parameters);
-        return [copies, samples].into_iter().fold(WORKER_GPU, u64::saturating_add);
-    }
-    let state =
-        (state(parameters, ranks) / ranks.max(1) as u64).saturating_add(teacher::state(config, data.vocabulary));
-    let activations = activations(config, stage, data.vocabulary, data.sequence_length, tokens);
-    let activations = activations.saturating_add(activations / RETAINED_DIVISOR);
-    let temporary = activations.max(update(config, &architecture, config.cluster.ranks.max(ranks)));
-    let exact = if config.cluster.all_reduce.canonical { CANONICAL_SUM.saturating_mul(parameters) } else { 0 };
-    let half =
-        if config.metrics.noise_scale_every_steps > 0 { HALF_BATCH_GRADIENT.saturating_mul(parameters) } else { 0 };
-    let program = WORKER + if uses_bf16(config) { WORKER_BF16 } else { 0 };
-    [state, temporary, samples, exact, half].into_iter().fold(program, u64::saturating_add)
+    RankMemory::new(config, stage, data, ranks).total()
 }
 
 /// True if the ranks of this host use GPUs. With `device.kind = "auto"`, true if the NVIDIA driver is present.
@@ -217,50 +247,8 @@ pub fn check(config: &RunConfig, data: &[DatasetShape], ranks: usize, issues: &m
         return;
     }
     if let Some(available) = host_memory() {
-        issues.extend(shortage(config, data, ranks, available));
+        issues.extend(shortage::find(config, data, ranks, available));
     }
-}
-
-fn shortage(config: &RunConfig, data: &[DatasetShape], ranks: usize, available: u64) -> Option<ConfigIssue> {
-    let stages = config.stage.iter().zip(data).enumerate();
-    let needed = stages
-        .map(|(index, (stage, data))| (rank_bytes(config, stage, *data, ranks).saturating_mul(ranks as u64), index));
-    let (needed, index) = needed.max()?;
-    let (stage, data) = (&config.stage[index], data[index]);
-    let parameters = Architecture::of_run(config, stage.depth(&config.model), data.vocabulary).parameters();
-    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
-    let samples = samples(stage, config.cluster.ranks.max(ranks), data);
-    let tokens = max_micro_batch(stage, config.cluster.ranks.max(ranks), data.sequence_length);
-    let workers = if ranks == 1 { "1 worker".to_owned() } else { format!("{ranks} workers") };
-    if needed > available && uses_gpu(config) {
-        let message = format!(
-            "needs about {:.1} GiB of host memory for {} on this host, which has {:.1} GiB: copies of \
-             {parameters} parameters for checkpoints and all-reduce, and {:.1} GiB per rank for prefetched samples",
-            gib(needed),
-            workers,
-            gib(available),
-            gib(samples),
-        );
-        return Some(ConfigIssue::new(format!("stage.{index}"), message));
-    }
-    (needed > available).then(|| {
-        let teacher = gib(teacher::state(config, data.vocabulary).saturating_mul(ranks as u64));
-        let with_teacher = if teacher > 0.0 { ", and for the teacher" } else { "" };
-        let message = format!(
-            "needs about {:.1} GiB for {} on this host, which has {:.1} GiB: {:.1} GiB for {parameters} parameters \
-             with gradients, moments and the checkpoint snapshot{with_teacher}, {:.1} GiB per rank for a micro-batch of {} tokens \
-             (reduce stage.{index}.micro_batch_tokens or set stage.{index}.recompute), and {:.1} GiB per rank for prefetched \
-             samples (reduce stage.{index}.global_batch or add ranks)",
-            gib(needed),
-            workers,
-            gib(available),
-            gib(state(parameters, ranks)) + teacher,
-            gib(activations(config, stage, data.vocabulary, data.sequence_length, tokens)),
-            tokens,
-            gib(samples),
-        );
-        ConfigIssue::new(format!("stage.{index}"), message)
-    })
 }
 
 /// Returns the bytes of memory available to the processes of this host: the physical memory, or the limit of a cgroup
@@ -295,7 +283,7 @@ mod tests {
         let data =
             DatasetShape { vocabulary: 30522, sequence_length: 128, mean_length: 128, rows: 1 << 20, row_group: 1024 };
         let needed = |index: usize| 2 * rank_bytes(&config, &config.stage[index], data, 2);
-        let short = |available| shortage(&config, &[data; 3], 2, available);
+        let short = |available| shortage::find(&config, &[data; 3], 2, available);
         assert_eq!(short(needed(1)), None);
         let issue = short(needed(1) - 1).unwrap().to_string();
         assert!(issue.contains("stage.1:") && issue.contains("65536 tokens"), "{issue}");
@@ -322,7 +310,7 @@ mod tests {
             let stage = Stage { micro_batch_tokens: tokens.into(), global_batch: 1 << 16, ..Stage::default() };
             let device = lambert_config::run::Device { kind, ..Default::default() };
             let config = RunConfig { stage: vec![stage], device, ..RunConfig::default() };
-            (rank_bytes(&config, &config.stage[0], data, 2), shortage(&config, &[data], 2, 1 << 30))
+            (rank_bytes(&config, &config.stage[0], data, 2), shortage::find(&config, &[data], 2, 1 << 30))
         };
         let (cuda, cpu) = (of(DeviceKind::Cuda, 1 << 20), of(DeviceKind::Cpu, 1 << 20));
         assert_eq!(cuda.0, of(DeviceKind::Cuda, 1 << 10).0, "no activations");

@@ -147,10 +147,23 @@ fn insert(node: &mut Value, path: &[&str], value: Value) -> Result<(), String> {
             let count = items.len();
             match first.parse::<usize>().ok().and_then(|index| items.get_mut(index)) {
                 Some(item) => insert(item, rest, value),
-                None => Err(format!("no element {first}: the list has {count} (indices start at 0)")),
+                None => Err(no_element(first, count)),
             }
         }
         _ => Err(format!("no key {first}: the parent is a value, not a section")),
+    }
+}
+
+/// Error for `key` in place of the index of an element of a list with `count` elements.
+fn no_element(key: &str, count: usize) -> String {
+    let indices = match count {
+        0 => return format!("no element {key}: the list is empty"),
+        1 => "the only index is 0".to_owned(),
+        _ => format!("the indices are 0 to {}", count - 1),
+    };
+    match key.parse::<usize>() {
+        Ok(_) => format!("no element {key}: {indices}"),
+        Err(_) => format!("no element {key}: write an index of the list before it, as in 0.{key} ({indices})"),
     }
 }
 
@@ -217,6 +230,16 @@ mod tests {
         let sets = [("stage.0", "{ steps = 5, rate = 2 }"), ("stage.0.steps", "6")];
         let (tree, _) = merged("[[stage]]\nsteps = 1\n", &[], &sets);
         assert_eq!(tree["stage"][0].to_string(), "{ rate = 2, steps = 6 }");
+    }
+
+    #[test]
+    fn an_element_of_a_list_needs_its_index() {
+        let message = |file: &str, key: &str| merged(file, &[], &[(key, "3")]).1[0].to_string();
+        let (one, two) = ("[[stage]]\nsteps = 1\n", "[[stage]]\nsteps = 1\n[[stage]]\nsteps = 2\n");
+        let expected = "write an index of the list before it, as in 0.steps (the only index is 0)";
+        assert!(message(one, "stage.steps").contains(expected), "{}", message(one, "stage.steps"));
+        assert!(message(two, "stage.2.steps").contains("no element 2: the indices are 0 to 1"));
+        assert!(message("stage = []", "stage.0.steps").contains("no element 0: the list is empty"));
     }
 
     #[test]

@@ -20,6 +20,11 @@ impl DeviceKind {
     /// Names in configurations and on the command line.
     pub const NAMES: [&str; 3] = ["auto", "cpu", "cuda"];
 
+    /// Name of the kind.
+    pub fn name(self) -> &'static str {
+        Self::NAMES[self as usize]
+    }
+
     /// Returns the kind with this name, if there is one.
     pub fn named(name: &str) -> Option<Self> {
         let place = Self::NAMES.iter().position(|other| *other == name)?;

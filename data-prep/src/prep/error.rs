@@ -25,7 +25,7 @@ pub enum PrepError {
         url: String,
     },
     /// The work folder belongs to another job.
-    #[error("work folder {} belongs to another {difference}; remove it to start over", folder.display())]
+    #[error("work folder {} belongs to another {difference}; set output.work to another folder, or remove this one to start over", folder.display())]
     ForeignWorkFolder {
         /// Work folder.
         folder: PathBuf,
@@ -60,7 +60,7 @@ pub enum PrepError {
     #[error(
         "{}: not enough disk space: about {} MB needed, {} MB free; set output.work to a folder with more space, or \
          output.check_space = false to skip this check",
-        folder.display(), needed / 1_000_000, free / 1_000_000
+        folder.display(), needed.div_ceil(1_000_000), free / 1_000_000
     )]
     DiskSpace {
         /// Work folder.
@@ -113,5 +113,17 @@ impl PrepError {
             | Self::Store { source: lambert_store::Error::Url { .. }, .. } => true,
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Regression test: `about 4 MB needed, 4 MB free`.
+    #[test]
+    fn needed_and_free_space_differ() {
+        let error = PrepError::DiskSpace { folder: "w".into(), needed: 4_000_001, free: 4_000_000 };
+        assert!(error.to_string().contains("about 5 MB needed, 4 MB free"), "{error}");
     }
 }

@@ -12,6 +12,9 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, TermLike};
 /// Log lines without `RUST_LOG`: all, except for those of the tokenizers library about the tables of each vocabulary.
 pub const LOG_FILTER: &str = "info,tk_encode=warn";
 
+/// Environment variable with which `lambert` passes its `--log json` on to `lambert-worker`: `json`.
+pub const LOG_FORMAT: &str = "LAMBERT_LOG_FORMAT";
+
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 static IS_QUIET: AtomicBool = AtomicBool::new(false);
 

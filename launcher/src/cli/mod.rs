@@ -60,6 +60,16 @@ pub enum LogFormat {
     Json,
 }
 
+impl LogFormat {
+    /// Format that an invalid command line asks for. `arguments` starts with the program.
+    pub fn of_invalid(arguments: impl IntoIterator<Item = String>) -> Self {
+        let arguments: Vec<String> = arguments.into_iter().collect();
+        let is_json = arguments.iter().any(|argument| argument == "--log=json")
+            || arguments.windows(2).any(|pair| pair == ["--log", "json"]);
+        if is_json { Self::Json } else { Self::Text }
+    }
+}
+
 /// Subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {

@@ -11,7 +11,7 @@ use crate::status::attention::{Attention, Comparison};
 use crate::status::goodput::{Goodput, TimeCategory};
 use crate::status::gpus;
 use crate::status::stored::Liveness;
-use crate::status::{Downtime, RankStatus, Restarts, RunProgress, RunState, Status};
+use crate::status::{Downtime, FailedSaves, RankStatus, Restarts, RunProgress, RunState, Status};
 use crate::text::{age, clock, counted, duration, gib, percent, rate};
 
 /// Maximum number of checkpoint names to show.
@@ -51,6 +51,7 @@ pub fn run(url: &str, status: &Status, liveness: Liveness, job: Option<&Job>) ->
         lines.push(line("noise scale", &format!("{samples:.0} samples ({estimates})")));
     }
     lines.push(line("attempt", &attempt(status)));
+    lines.extend(status.failed_saves.as_ref().map(|failed| line("saves", &failed_saves(failed, status))));
     if !status.goodput.is_empty() {
         lines.push(line("goodput", &goodput(&status.goodput)));
     }
@@ -85,10 +86,12 @@ pub fn one_line(status: &Status) -> String {
     let loss =
         loss.map_or(String::new(), |record| format!("; loss {:.4} ({})", record.loss, score(&record.scores.main())));
     let checkpoint = status.checkpoint.as_ref().map_or(String::new(), |name| format!("; checkpoint {name}"));
+    let saves = status.failed_saves.as_ref();
+    let saves = saves.map_or(String::new(), |failed| format!("; saves {}", failed_saves(failed, status)));
     let error =
         status.error.as_ref().filter(|_| status.state == RunState::Restarting || status.state == RunState::Failed);
     let error = error.map_or(String::new(), |error| format!("; {error}"));
-    format!("{}: step {}{loss}; attempt {}{checkpoint}{error}", status.state, step(status), attempt(status))
+    format!("{}: step {}{loss}; attempt {}{checkpoint}{saves}{error}", status.state, step(status), attempt(status))
 }
 
 /// Formats a line with `label` in a column of 12 characters.
@@ -101,7 +104,8 @@ fn step(status: &Status) -> String {
     // The percentage is rounded down, so that 100% appears only for a finished run.
     let share = 100 * u128::from(step) / u128::from(steps.max(1));
     let mut text = format!("{step}/{steps} ({share}%)");
-    if status.state == RunState::Training {
+    // The rate is unknown before the first step of an attempt.
+    if status.state == RunState::Training && samples_per_second > 0.0 {
         text += &format!(", {} samples/s", rate(samples_per_second));
         text += &seconds_left.map_or(String::new(), |left| format!(", ETA {}", clock(left)));
     }
@@ -120,6 +124,13 @@ fn attempt(status: &Status) -> String {
     format!("{} ({}{cost})", status.attempt, counted(count, "restart"))
 }
 
+/// Failed saves since the last successful one: `failing for 12 min (3 failures), last: no space left on device`.
+fn failed_saves(failed: &FailedSaves, status: &Status) -> String {
+    let until = if status.state.is_over() { status.updated } else { now() };
+    let failures = counted(failed.count, "failure");
+    format!("failing for {} ({failures}), last: {}", age(until - failed.since), failed.error)
+}
+
 /// The productive share, and the other categories with the most time.
 fn goodput(goodput: &Goodput) -> String {
     let lost = goodput.by_time().into_iter().filter(|(category, _)| *category != TimeCategory::ProductiveStep);
@@ -131,14 +142,8 @@ fn goodput(goodput: &Goodput) -> String {
 }
 
 fn failure(downtime: &Downtime, status: &Status) -> String {
-    let is_made_up = status.attempt > downtime.attempt && status.progress.step >= downtime.step;
-    let cost = match downtime.seconds {
-        Some(seconds) => format!("{seconds:.1} s lost"),
-        // The coordinator of the failure ended before the run had reached this step again.
-        None if is_made_up => "recovered, time lost unknown".to_owned(),
-        None => "not recovered yet".to_owned(),
-    };
-    line("failure", &format!("attempt {}, step {}: {}; {cost}", downtime.attempt, downtime.step, downtime.cause))
+    let Downtime { attempt, step, cause, .. } = downtime;
+    line("failure", &format!("attempt {attempt}, step {step}: {cause}; {}", downtime.recovery(status)))
 }
 
 /// True if the job of the run is pending or suspended. The last status of the coordinator is then out of date.
@@ -310,6 +315,29 @@ mod tests {
         assert!(failure(&unknown, &status).ends_with("; not recovered yet"));
         let progress = RunProgress { step: 603, ..RunProgress::default() };
         assert!(failure(&unknown, &Status { progress, ..status }).ends_with("; recovered, time lost unknown"));
+    }
+
+    #[test]
+    fn failed_saves_have_a_line() {
+        let failed = FailedSaves { since: now() - 725.0, count: 3, error: "cannot write x: disk full".to_owned() };
+        let status = Status { failed_saves: Some(failed), state: RunState::Training, ..Status::default() };
+        let lines = run("/r", &status, Liveness::Alive, None);
+        let expected = "saves        failing for 12 min (3 failures), last: cannot write x: disk full";
+        assert!(lines.contains(&expected.to_owned()), "{lines:?}");
+        assert!(
+            one_line(&status).ends_with("; saves failing for 12 min (3 failures), last: cannot write x: disk full")
+        );
+        let saved = Status { failed_saves: None, ..status };
+        assert!(!run("/r", &saved, Liveness::Alive, None).iter().any(|line| line.starts_with("saves")));
+    }
+
+    #[test]
+    fn a_rate_is_shown_after_the_first_step_of_an_attempt() {
+        let of_rate = |samples_per_second| {
+            let progress = RunProgress { step: 7, steps: 10, samples_per_second, seconds_left: None };
+            step(&Status { progress, state: RunState::Training, ..Status::default() })
+        };
+        assert_eq!([0.0, 64.0].map(of_rate), ["7/10 (70%)", "7/10 (70%), 64 samples/s"]);
     }
 
     #[test]

@@ -66,7 +66,8 @@ fn row(run: &ListedRun, now: f64) -> Vec<String> {
             let loss = status.latest.record.as_ref().map(|record| format!("{:.4}", record.loss));
             row.push(state(status));
             row.push(format!("{}/{}", progress.step, progress.steps));
-            row.push(if is_moving { rate(progress.samples_per_second) } else { none() });
+            let speed = Some(progress.samples_per_second).filter(|speed| is_moving && *speed > 0.0);
+            row.push(speed.map_or_else(none, rate));
             row.push(loss.unwrap_or_else(none));
             row.push(left.map_or_else(none, clock));
             row.push(format!("{} ago", age(now - status.updated)));

@@ -65,6 +65,8 @@ pub enum AbnormalEnd {
     Absent(String),
     /// The ranks exited because this coordinator was suspended and did not answer.
     Unsupervised(String),
+    /// The program of a rank, or one of its libraries, is missing on the host of the rank.
+    NotLoaded(AttemptFailure),
     /// The attempt failed.
     Failed(AttemptFailure),
 }
@@ -74,7 +76,7 @@ impl AbnormalEnd {
     pub fn into_message(self) -> String {
         match self {
             Self::Absent(message) | Self::Unsupervised(message) => message,
-            Self::Failed(failure) => failure.message,
+            Self::NotLoaded(failure) | Self::Failed(failure) => failure.message,
         }
     }
 }
@@ -123,7 +125,8 @@ impl AttemptMonitor {
             WorkerEvent::Died(death) => self.failure_signs.died(at, death),
             WorkerEvent::Remark(text) => self.failure_signs.remark(text),
             WorkerEvent::Exited(exit) => self.failure_signs.exited(at, exit),
-            WorkerEvent::Line(..) | WorkerEvent::Gone(_) => {}
+            WorkerEvent::Line(rank, text) => self.failure_signs.line(rank, &text),
+            WorkerEvent::Gone(_) => {}
         }
     }
 
@@ -162,7 +165,8 @@ impl AttemptMonitor {
             | EventKind::Plateau { .. }
             | EventKind::Grown { .. }
             | EventKind::MicroBatch { .. }
-            | EventKind::Warning { .. } => {}
+            | EventKind::Warning { .. }
+            | EventKind::SaveFailed { .. } => {}
         }
     }
 

@@ -127,6 +127,7 @@ impl Turn<'_> {
             AttemptEnd::Reported(ReportedEnd::RolledBack(rollback)) => self.rolled_back(running, rollback),
             AttemptEnd::Abnormal(AbnormalEnd::Absent(cause)) => self.retry_unreported_start(running, cause),
             AttemptEnd::Abnormal(AbnormalEnd::Unsupervised(cause)) => self.unsupervised(running, cause),
+            AttemptEnd::Abnormal(AbnormalEnd::NotLoaded(failure)) => self.not_loaded(running, failure),
             AttemptEnd::Abnormal(AbnormalEnd::Failed(failure)) => self.failed(running, failure),
         }
     }
@@ -251,11 +252,23 @@ impl Turn<'_> {
         }
         let limit = self.state.settings.rollbacks;
         if self.state.history.progress.rollbacks > limit {
-            let message =
-                format!("giving up after {} without progress; the last: {cause}", counted(limit as u64, "rollback"));
+            let rollbacks = counted(limit as u64, "rollback");
+            let message = format!(
+                "giving up after {rollbacks} without progress; the last: {cause}; lower the learning rate or lengthen the \
+                 warm-up, or check the data, then rerun to resume"
+            );
             return Phase::Over(self.give_up(exit::DIVERGED, message));
         }
         self.schedule_restart(running, cause, 0.0, RestartKind::Rollback)
+    }
+
+    /// Ends the run if the program of a rank did not load in the first attempt: the set-up of its host is wrong. After an
+    /// earlier attempt, a file system may be unavailable, so this is a failure of the host.
+    fn not_loaded(&mut self, running: &Running, failure: AttemptFailure) -> Phase {
+        match self.state.counters.is_first() {
+            true => Phase::Over(Verdict::Failed(exit::USAGE, failure.message)),
+            false => self.failed(running, failure),
+        }
     }
 
     fn failed(&mut self, running: &Running, failure: AttemptFailure) -> Phase {

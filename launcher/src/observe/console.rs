@@ -66,7 +66,9 @@ impl ConsoleObserver {
             WorkerEvent::Message(_, Message::Record(record)) => self.display.step(record, observation.throughput),
             WorkerEvent::Message(rank, Message::Event(event)) => self.event(*rank, event),
             WorkerEvent::Line(rank, text) if self.lines.is_shown(*rank, text) => {
-                console::line(&named(*rank, text, observation.state));
+                let running = observation.state.running();
+                let host = running.and_then(|running| running.monitor.ranks.host(*rank));
+                console::rank_line(*rank, host.as_deref(), text, &named(*rank, text, observation.state));
             }
             WorkerEvent::Gone(_) => self.lines.end().iter().for_each(|line| console::line(line)),
             _ => {}
@@ -121,7 +123,9 @@ impl ConsoleObserver {
             EventKind::MicroBatch { stage, tokens } => {
                 tracing::info!("stage {stage}: micro-batches of {tokens} tokens in this attempt");
             }
-            EventKind::Warning { message } => tracing::warn!("rank {rank}: {message}"),
+            EventKind::Warning { message } | EventKind::SaveFailed { message, .. } => {
+                tracing::warn!("rank {rank}: {message}");
+            }
             // The coordinator reports these events once, with the full cause, after the attempt has ended.
             EventKind::Finished { .. } | EventKind::Failed { .. } | EventKind::RolledBack { .. } => {}
         }

@@ -71,15 +71,12 @@ fn record(event: &Event) -> Option<Value> {
 
 fn of_event(event: &Event) -> Option<Value> {
     match event {
-        Event::Worker(_, WorkerEvent::Message(rank, Message::Event(EventKind::Warning { message }))) => {
-            Some(json!({ "event": "warning", "rank": rank, "message": message }))
-        }
-        Event::Worker(attempt, WorkerEvent::Message(_, Message::Event(event))) => of_kind(*attempt, event),
+        Event::Worker(attempt, WorkerEvent::Message(rank, Message::Event(event))) => of_kind(*attempt, *rank, event),
         _ => None,
     }
 }
 
-fn of_kind(attempt: u32, event: &EventKind) -> Option<Value> {
+fn of_kind(attempt: u32, rank: usize, event: &EventKind) -> Option<Value> {
     match event {
         EventKind::Started { step, steps, checkpoint, .. } => Some(json!({
             "event": "start", "attempt": attempt, "step": step, "steps": steps, "checkpoint": checkpoint })),
@@ -92,7 +89,10 @@ fn of_kind(attempt: u32, event: &EventKind) -> Option<Value> {
         | EventKind::Plateau { .. }
         | EventKind::Grown { .. }
         | EventKind::MicroBatch { .. } => serde_json::to_value(event).ok(),
-        EventKind::Warning { .. } | EventKind::Finished { .. } | EventKind::Failed { .. } => None,
+        EventKind::Warning { message } | EventKind::SaveFailed { message, .. } => {
+            Some(json!({ "event": "warning", "rank": rank, "message": message }))
+        }
+        EventKind::Finished { .. } | EventKind::Failed { .. } => None,
     }
 }
 

@@ -11,7 +11,7 @@ use lambert_store::run::COORDINATOR;
 use super::tracker::StatusTracker;
 use super::*;
 use crate::decide::{HostPool, LastKnown, ProcessExit, RestartHistory, Settings, StopReason, WorkerEvent, decide};
-use crate::status::{OBJECT, RunState};
+use crate::status::{FailedSaves, OBJECT, RunState};
 
 /// An event with its time, the resulting actions, and the state after the event.
 type Shown = (Seconds, Event, Vec<Action>, CoordinatorState);
@@ -242,4 +242,34 @@ fn a_replaced_coordinator_does_not_write_the_status() {
     observers.end(&Verdict::Replaced("so".into()), &state);
     drop((observers, writer));
     assert_eq!(store.head(OBJECT).unwrap(), None);
+}
+
+#[test]
+fn failed_saves_are_in_the_status_until_a_save_succeeds() {
+    let settings = Settings::new(&RunConfig::default(), HostPool::Here, 1e9);
+    let (mut state, _) = CoordinatorState::begin(settings, RestartHistory::default(), LastKnown::default());
+    let mut tracker = tracker();
+    let mut give = |at, event: EventKind| {
+        let event = from_rank_0(Message::Event(event));
+        let (next, actions) = decide(state.clone(), at, event.clone());
+        state = next;
+        assert_eq!(tracker.observe(at, &event, &actions, &state), Some(Urgency::Change));
+        tracker.status().failed_saves.clone()
+    };
+    let failed = |error: &str| EventKind::SaveFailed { message: "m".into(), error: error.into() };
+    let expected = |count, error: &str| Some(FailedSaves { since: 1e9 + 5.0, count, error: error.into() });
+    assert_eq!(give(5.0, failed("read-only")), expected(1, "read-only"));
+    assert_eq!(give(9.0, failed("disk full")), expected(2, "disk full"));
+    let saved = EventKind::Checkpoint { name: "step-2".into(), step: 2, seconds: 0.1, written: 0.2 };
+    assert_eq!(give(12.0, saved), None);
+}
+
+/// A later coordinator has not saved either.
+#[test]
+fn failed_saves_outlive_a_coordinator() {
+    let failed = Some(FailedSaves { since: 1e9, count: 2, error: "disk full".into() });
+    let before = Status { failed_saves: failed.clone(), ..Status::default() };
+    let tracker =
+        StatusTracker::new(&RunConfig::default(), "memory://observe/run", before, CoordinatorProcess::default());
+    assert_eq!(tracker.status().failed_saves, failed);
 }

@@ -11,7 +11,7 @@ use super::{StepCosts, Throughput};
 use crate::decide::history::Restart;
 use crate::decide::{Action, CoordinatorState, Event, Note, RestartHistory, Seconds, Verdict, WorkerEvent};
 use crate::logs;
-use crate::status::{CoordinatorProcess, Downtime, RankStatus, RunProgress, RunState, Status};
+use crate::status::{CoordinatorProcess, Downtime, FailedSaves, RankStatus, RunProgress, RunState, Status};
 use crate::store_writer::Urgency;
 
 /// Interval between full status updates, seconds. An urgent event causes an additional update. The cost of an update is
@@ -43,6 +43,7 @@ impl StatusTracker {
                 ..RunProgress::default()
             },
             checkpoint: before.checkpoint,
+            failed_saves: before.failed_saves,
             latest: before.latest,
             goodput: before.goodput.clone(),
             coordinator,
@@ -94,7 +95,7 @@ impl StatusTracker {
             match message {
                 Message::Record(record) => self.record(record),
                 Message::Event(event) => {
-                    self.event(event);
+                    self.event(event, state.settings.unix + at);
                     urgent = true;
                 }
             }
@@ -163,7 +164,8 @@ impl StatusTracker {
         status.latest.record = Some(record.clone());
     }
 
-    fn event(&mut self, event: &EventKind) {
+    /// Applies an event at time `unix`, seconds since the Unix epoch.
+    fn event(&mut self, event: &EventKind, unix: f64) {
         let status = &mut self.status;
         match event {
             EventKind::Started { step, steps, checkpoint, .. } => {
@@ -173,7 +175,14 @@ impl StatusTracker {
                     status.state = RunState::Training;
                 }
             }
-            EventKind::Checkpoint { name, .. } => status.checkpoint = Some(name.clone()),
+            EventKind::Checkpoint { name, .. } => {
+                (status.checkpoint, status.failed_saves) = (Some(name.clone()), None);
+            }
+            EventKind::SaveFailed { error, .. } => {
+                let first = FailedSaves { since: unix, count: 0, error: String::new() };
+                let failed = status.failed_saves.get_or_insert(first);
+                (failed.count, failed.error) = (failed.count.saturating_add(1), error.clone());
+            }
             EventKind::Evaluation(evaluation) => status.latest.evaluation = Some(evaluation.clone()),
             EventKind::Plateau { steps, .. } => status.progress.steps = *steps,
             EventKind::Finished { step, .. } => status.progress.step = *step,

@@ -1,4 +1,8 @@
 //! `lambert run --check`: all checks of a start, without starting or writing anything.
+//!
+//! - [`machine`]: the worker, its libraries, and addresses to listen on
+
+pub mod machine;
 
 use std::cell::RefCell;
 use std::net::ToSocketAddrs;
@@ -11,7 +15,7 @@ use lambert_store::Store;
 use rustix::fs::{Access, access};
 
 use super::spec::RunSpec;
-use super::{coordinator, data_warnings, launch, run_plan};
+use super::{coordinator, cpu_warning, data_warnings, launch, run_plan};
 use crate::cli;
 use crate::console;
 use crate::failure::{Failure, Outcome, chain};
@@ -46,12 +50,19 @@ pub fn check(arguments: &cli::Run) -> Outcome {
     if let Some(config) = seen.take() {
         problems.extend(launch::choose(&config.cluster).err().map(|error| chain(&error)));
         problems.extend(unknown_hosts(&config));
+        problems.extend(machine::control_problem(&config, &coordinator::host_pool(&config)));
     }
     let lines = validated.and_then(|validated| {
         let mut lines = run_plan::summarize(validated.config())?.lines;
-        lines.extend(missing_notifier(&validated.config().notify.command));
-        lines.extend(data_warnings::find(validated.config())?.iter().map(|warning| format!("warning: {warning}")));
-        lines.push(worker::version(validated.worker()).map_err(Failure::failed)?);
+        let config = validated.config();
+        let mut warnings = data_warnings::find(config)?;
+        warnings.extend(cpu_warning::find(config, validated.host_pool()));
+        warnings.extend(machine::server_warnings(config));
+        warnings.extend(missing_notifier(&config.notify.command));
+        warnings.extend(machine::worker_warning(&validated)?);
+        lines.extend(warnings.iter().map(|warning| format!("warning: {warning}")));
+        lines.extend(worker::version(validated.worker()).ok());
+        lines.extend(machine::device(&validated)?);
         Ok(lines)
     });
     drop(progress);
@@ -73,7 +84,7 @@ fn missing_notifier(command: &[String]) -> Option<String> {
     let program = command.first()?;
     let is_missing = worker::find_program(program).is_none();
     let place = if program.contains('/') { "is not an executable file" } else { "is not in PATH" };
-    is_missing.then(|| format!("warning: notify.command: {program} {place} on this host, so nobody would be notified"))
+    is_missing.then(|| format!("notify.command: {program} {place} on this host, so nobody would be notified"))
 }
 
 /// Describes the closest existing folder at or above `path` if this user cannot write to it.
@@ -145,7 +156,7 @@ mod tests {
         let missing = |program: &str| missing_notifier(&[program.to_owned(), "--to".to_owned()]);
         assert_eq!((missing_notifier(&[]), missing("sh"), missing("/bin/sh")), (None, None, None));
         let shown = missing("no-such-notifier").unwrap();
-        assert!(shown.starts_with("warning: notify.command: no-such-notifier is not in PATH"), "{shown}");
+        assert!(shown.starts_with("notify.command: no-such-notifier is not in PATH"), "{shown}");
         let shown = missing("./Cargo.toml").unwrap();
         assert!(shown.contains("./Cargo.toml is not an executable file"), "{shown}");
     }

@@ -11,7 +11,8 @@
 //! - [`launch`]: the processes of an attempt, started directly, by mpirun or by srun
 //! - [`run_changes`]: checks of a changed configuration; [`check`]: checks of a start that change nothing
 //! - [`unstarted`]: folders with a configuration that are not a run
-//! - [`run_plan`]: summary printed before the start; [`data_warnings`]: warnings about the data
+//! - [`run_plan`]: summary printed before the start; [`data_warnings`]: warnings about the data; [`cpu_warning`]: warning about
+//!   more threads than processors
 //!
 //! [`crate::observe`] reports on the run: status in the store, log and progress display, `--json` lines.
 
@@ -21,6 +22,7 @@ pub mod clock;
 pub mod config_diff;
 pub mod control;
 pub mod coordinator;
+pub mod cpu_warning;
 pub mod data_warnings;
 mod imported_base;
 pub mod initial;
@@ -56,9 +58,12 @@ pub fn run(arguments: &cli::Run) -> Outcome {
     drop(progress);
     let launcher = launch::choose(&validated.config().cluster).map_err(Failure::failed)?;
     tracing::debug!("starting workers with {}", launcher.name());
+    check::machine::worker_warning(&validated)?.iter().for_each(|warning| tracing::warn!("{warning}"));
     let summary = run_plan::summarize(validated.config())?;
     summary.lines.iter().for_each(|line| console::line(line));
-    data_warnings::find(validated.config())?.iter().for_each(|warning| tracing::warn!("{warning}"));
+    let warnings = data_warnings::find(validated.config())?.into_iter();
+    let warnings = warnings.chain(cpu_warning::find(validated.config(), validated.host_pool()));
+    warnings.for_each(|warning| tracing::warn!("{warning}"));
     // The configuration is stored as late as possible. If another coordinator is still running, its ranks read the
     // stored configuration on every restart.
     let spec = validated.commit()?;

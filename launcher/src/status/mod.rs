@@ -68,6 +68,9 @@ pub struct Status {
     pub progress: RunProgress,
     /// Newest committed checkpoint.
     pub checkpoint: Option<String>,
+    /// Failed saves since the last successful one. Absent if the last save succeeded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed_saves: Option<FailedSaves>,
     /// Restarts under this coordinator.
     #[serde(flatten)]
     pub restarts: Restarts,
@@ -100,6 +103,17 @@ pub struct RunProgress {
     pub samples_per_second: f64,
     /// Estimated seconds until completion, if known.
     pub seconds_left: Option<f64>,
+}
+
+/// Saves of checkpoints that failed one after another.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct FailedSaves {
+    /// Time of the first failure, seconds since the Unix epoch.
+    pub since: f64,
+    /// Number of failures.
+    pub count: u64,
+    /// Error of the last failure.
+    pub error: String,
 }
 
 /// Worker restarts under a coordinator.
@@ -226,6 +240,19 @@ pub struct Downtime {
     pub cause: String,
 }
 
+impl Downtime {
+    /// Describes the recovery, with the last status of the run: `2.6 s lost`, `not recovered yet`.
+    pub fn recovery(&self, status: &Status) -> String {
+        let has_recovered = status.attempt > self.attempt && status.progress.step >= self.step;
+        match self.seconds {
+            Some(seconds) => format!("{seconds:.1} s lost"),
+            // The coordinator of the failure ended before the run had reached this step again.
+            None if has_recovered => "recovered, time lost unknown".to_owned(),
+            None => "not recovered yet".to_owned(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
@@ -237,7 +264,8 @@ mod tests {
     /// Serialized status with every field set.
     const FULL: &str = concat!(
         r#"{"state":"training","name":"demo","attempt":3,"step":70,"steps":120,"samples_per_second":64.0,"#,
-        r#""seconds_left":25.5,"checkpoint":"step-000000060-a0002","restarts":1,"failures":[{"attempt":2,"step":64,"#,
+        r#""seconds_left":25.5,"checkpoint":"step-000000060-a0002","#,
+        r#""failed_saves":{"since":1740000000.0,"count":3,"error":"disk full"},"restarts":1,"failures":[{"attempt":2,"step":64,"#,
         r#""seconds":null,"cause":"rank 1: signal 9"}],"record":{"step":70,"stage":"","epoch":0,"samples":0,"#,
         r#""tokens":0,"padding":0.0,"imbalance":0.0,"masked_tokens":0,"batch_digest":0,"loss":7.25,"#,
         r#""learning_rate":0.0,"skipped_updates":0,"skipped_samples":0,"seconds":0.0,"data_wait":0.0,"#,
@@ -264,6 +292,7 @@ mod tests {
             attempt: 3,
             progress: RunProgress { step: 70, steps: 120, samples_per_second: 64.0, seconds_left: Some(25.5) },
             checkpoint: Some("step-000000060-a0002".to_owned()),
+            failed_saves: Some(FailedSaves { since: 1.74e9, count: 3, error: "disk full".to_owned() }),
             restarts: Restarts {
                 count: 1,
                 failures: vec![Downtime { attempt: 2, step: 64, seconds: None, cause: "rank 1: signal 9".to_owned() }],

@@ -8,6 +8,7 @@ use crate::status::goodput::TimeCategory;
 use crate::status::gpus;
 use crate::status::stored::{Liveness, liveness};
 use crate::status::{RankStatus, RunState, Status};
+use crate::text::counted;
 
 /// Maximum number of ranks; those that need attention and those with the lowest numbers are kept.
 const RANKS: usize = 256;
@@ -98,8 +99,12 @@ fn notes(status: &Status) -> Vec<String> {
         Liveness::Unknown => Some("its coordinator may be gone: the status is older than a minute".to_owned()),
         Liveness::Alive | Liveness::Over => None,
     };
+    let saves = status.failed_saves.as_ref().map(|failed| {
+        let failures = counted(failed.count, "failure");
+        format!("saves fail ({failures} since the last checkpoint), last: {}", failed.error)
+    });
     let is_failure = matches!(status.state, RunState::Failed | RunState::Restarting);
-    gone.into_iter().chain(status.error.clone().filter(|_| is_failure)).collect()
+    gone.into_iter().chain(saves).chain(status.error.clone().filter(|_| is_failure)).collect()
 }
 
 fn ranks(ranks: &[RankStatus], times: Option<RankTimes>) -> Vec<Rank> {

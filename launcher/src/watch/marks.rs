@@ -58,13 +58,16 @@ pub fn checkpoints(saves: &[AttemptStep], rollbacks: &Rollbacks) -> Vec<ChartMar
     saves[saves.len().saturating_sub(MOST)..].iter().map(mark).collect()
 }
 
+/// A failure and its recovery, for users.
+pub type DescribedFailure = (Downtime, String);
+
 /// Returns failures and rollbacks with their causes.
-pub fn failures(failures: &[Downtime], rollbacks: &Rollbacks) -> Vec<ChartMark> {
-    let mark = |failure: &Downtime| {
+pub fn failures(failures: &[DescribedFailure], rollbacks: &Rollbacks) -> Vec<ChartMark> {
+    let mark = |(failure, recovery): &DescribedFailure| {
         let is_rollback = rollbacks.points().iter().any(|rollback| rollback.attempt == failure.attempt);
         let kind = if is_rollback { MarkKind::Rollback } else { MarkKind::Restart };
-        let lost = failure.seconds.map_or("not recovered yet".to_owned(), |seconds| format!("{seconds:.1} s lost"));
-        ChartMark { kind, step: failure.step, text: format!("attempt {}: {}; {lost}", failure.attempt, failure.cause) }
+        let text = format!("attempt {}: {}; {recovery}", failure.attempt, failure.cause);
+        ChartMark { kind, step: failure.step, text }
     };
     newest(failures.iter().map(mark).collect())
 }
@@ -82,7 +85,9 @@ mod tests {
 
     #[test]
     fn rollbacks_are_failures_of_attempts_with_a_rollback() {
-        let failure = |attempt, cause: &str| Downtime { attempt, step: 9, seconds: None, cause: cause.into() };
+        let failure = |attempt, cause: &str| {
+            (Downtime { attempt, step: 9, seconds: None, cause: cause.into() }, "not recovered yet".to_owned())
+        };
         let rollbacks: Rollbacks = [RollbackPoint { attempt: 2, last_kept: 7 }].into_iter().collect();
         let marks = failures(&[failure(1, "killed"), failure(2, "diverged")], &rollbacks);
         assert_eq!((marks[0].kind, marks[1].kind), (MarkKind::Restart, MarkKind::Rollback));

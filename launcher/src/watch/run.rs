@@ -11,12 +11,12 @@ use lambert_store::{Store, StoredVocabulary};
 use serde_json::{Map, Value, json};
 
 use super::info::Info;
-use super::marks::{self, ChartMark, StageBand};
+use super::marks::{self, ChartMark, DescribedFailure, StageBand};
 use super::point::Point;
 use super::progress::StepFlops;
 use super::series::{Series, number};
 use super::steps::Steps;
-use crate::status::{Downtime, RunState, Status, stored};
+use crate::status::{RunState, Status, stored};
 use crate::stored_config;
 
 /// Maximum number of steps kept from the status, whose records are not in the store yet.
@@ -62,7 +62,7 @@ pub struct WatchedRun {
     /// Steps from the status that are newer than the stored records.
     live: Vec<(AttemptStep, Point)>,
     /// Failures among the last marks.
-    failures: Vec<Downtime>,
+    failures: Vec<DescribedFailure>,
     last: Snapshot,
 }
 
@@ -127,9 +127,9 @@ impl WatchedRun {
             return Err("the run's step records are gone".to_owned());
         }
         has_changed |= self.read_live();
-        let failures = self.status.as_ref().map_or(&[][..], |status| &status.restarts.failures);
+        let failures = self.status.as_ref().map(failures).unwrap_or_default();
         has_changed |= self.failures != failures;
-        self.failures = failures.to_vec();
+        self.failures = failures;
         Ok(has_changed)
     }
 
@@ -269,6 +269,11 @@ impl WatchedRun {
             .collect();
         json!({ "columns": columns, "unigram_entropy": baseline, "extra": extra })
     }
+}
+
+fn failures(status: &Status) -> Vec<DescribedFailure> {
+    let failures = status.restarts.failures.iter();
+    failures.map(|failure| (failure.clone(), failure.recovery(status))).collect()
 }
 
 /// Name of the run in its last status; the last part of its URL before that.

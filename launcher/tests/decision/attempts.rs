@@ -88,6 +88,37 @@ fn permanent_failures_are_not_retried() {
     assert!(matches!(scene.state.verdict(), Some(Verdict::Replaced(_))));
 }
 
+/// Rank 1 exits as a program that the dynamic loader cannot load.
+fn fail_to_load(scene: &mut Scenario) -> &mut Scenario {
+    scene.worker(WorkerEvent::Line(1, "w: error while loading shared libraries: libtorch.so: no file".into()));
+    scene.worker(WorkerEvent::Died(RankDeath::Exit { rank: 1, code: 127 })).exit(127)
+}
+
+/// Regression test: the start was repeated until the restart limit.
+#[test]
+fn a_program_that_does_not_load_is_permanent_in_the_first_attempt_only() {
+    let mut scene = on_hosts(3);
+    scene.give(Event::LeaseTaken(1));
+    let (code, message) = fail_to_load(&mut scene).failure();
+    let expected = "lambert-worker did not load for rank 1 on host b (exit code 127): libtorch.so: no file; install ";
+    assert!(code == exit::USAGE && message.starts_with(expected), "{code} {message}");
+    // Later, a file system may be unavailable. The host is then replaced.
+    let mut scene = on_hosts(3);
+    scene.give(Event::LeaseTaken(1)).exit(1).pause();
+    scene.give(Event::LeaseTaken(2));
+    assert_eq!(hosts(&scene), "ab");
+    fail_to_load(&mut scene).pause();
+    assert_eq!(hosts(scene.give(Event::LeaseTaken(3))), "ac");
+}
+
+/// The exit code of a rank that has reported has another cause.
+#[test]
+fn a_program_that_has_reported_did_load() {
+    let mut scene = Scenario::new();
+    scene.give(Event::LeaseTaken(1)).report();
+    fail_to_load(&mut scene).pause();
+}
+
 /// Coordinator with the hosts `a`, `b`, ..., of one rank each.
 fn on_hosts(count: usize) -> Scenario {
     let hosts = "abcdefgh".chars().take(count).map(|name| Host { name: name.into(), ranks: 1 }).collect();

@@ -175,7 +175,11 @@ fn rollbacks_restart_at_once_and_are_limited() {
     }
     let mut past = Scenario { at: scene.at, state: scene.state.clone(), done: Vec::new() };
     scene.train(3, 9).saves(7).saves(9).send_event(rolled_back(9, 7)).exit(0);
-    assert_eq!(scene.failure(), (65, "giving up after 2 rollbacks without progress; the last: the loss"));
+    let (code, message) = scene.failure();
+    assert_eq!(code, 65);
+    let (cause, advice) =
+        ("giving up after 2 rollbacks without progress; the last: the loss", "; lower the learning rate");
+    assert!(message.starts_with(cause) && message.contains(advice), "{message}");
     past.train(3, 12).saves(10).send_event(rolled_back(12, 10)).exit(0);
     assert_eq!(past.pause().0, 0.0, "a checkpoint beyond the step of the rollback");
     assert_eq!(past.state.history.progress.rollbacks, 1);

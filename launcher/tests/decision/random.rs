@@ -267,7 +267,7 @@ impl Simulation {
             7 => failed(message, FailureKind::Host),
             8 if self.rng.below(4) == 0 => failed(message, FailureKind::Permanent),
             8 if self.rng.below(4) == 0 => failed(message, FailureKind::LeaseLost),
-            9 => EventKind::Warning { message },
+            9 => EventKind::SaveFailed { error: message.clone(), message },
             _ => {
                 let times = StepTimes { seconds: 1.0, ..StepTimes::default() };
                 let record = StepRecord { step, times, ..StepRecord::default() };

@@ -47,7 +47,7 @@ impl Saver<'_> {
         let outcome = self.take_failure(state);
         if decision == SaveDecision::Failed {
             if let Some(SaveOutcome::Failed(why)) = outcome {
-                self.warn(writer.name(), &why);
+                self.report_failed(writer.name(), why);
             }
             return Ok(());
         }
@@ -75,10 +75,14 @@ impl Saver<'_> {
         Some(outcome)
     }
 
-    fn warn(&self, name: &str, why: &str) {
+    fn report_failed(&self, name: &str, error: String) {
         let seconds = self.schedule.retry_pause().as_secs();
         let meanwhile = if self.blocks { "training waits until it is saved" } else { "training continues" };
-        self.session.warn(format!("checkpoint {name} was not saved; {meanwhile}, retrying in {seconds} s: {why}"));
+        let message = format!("checkpoint {name} was not saved; {meanwhile}, retrying in {seconds} s: {error}");
+        match self.session.control.is_connected() {
+            true => self.session.control.report_event(EventKind::SaveFailed { message, error }),
+            false => tracing::warn!("{message}"),
+        }
     }
 }
 

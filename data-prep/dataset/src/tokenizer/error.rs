@@ -13,7 +13,7 @@ pub enum TokenizerError {
         source: std::io::Error,
     },
     /// The file is not UTF-8.
-    #[error("vocabulary {origin}: invalid UTF-8 at byte {at}")]
+    #[error("vocabulary {origin}: invalid UTF-8 at byte {at}; use a UTF-8 file, as `lambert vocab` writes it")]
     NotUtf8 {
         /// File.
         origin: String,
@@ -29,7 +29,7 @@ pub enum TokenizerError {
         line: usize,
     },
     /// A token occurs twice.
-    #[error("vocabulary {origin}, line {line}: {piece:?} is already on line {first}")]
+    #[error("vocabulary {origin}, line {line}: {piece:?} is already on line {first}; each token must be unique")]
     Doubled {
         /// File.
         origin: String,

@@ -22,6 +22,11 @@ const MAX_MESSAGE_CHARS: usize = 300;
 /// Messages of Open MPI 4 and 5 if they find no program that starts processes on other hosts.
 const NO_REMOTE_START: [&str; 2] = ["\"plm_rsh_agent\" was set to a path", "No available launching agents were found"];
 
+/// Exit code of a program that the dynamic loader cannot load, or that a shell does not find.
+const NOT_LOADED: i32 = 127;
+/// Messages of the dynamic loader of glibc.
+const LOADER_ERRORS: [&str; 2] = [": error while loading shared libraries: ", ": symbol lookup error: "];
+
 /// Signs of a failure.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct FailureSigns {
@@ -33,6 +38,8 @@ pub struct FailureSigns {
     death: Option<RankDeath>,
     /// Other messages from the launcher.
     remarks: Vec<String>,
+    /// First error of the dynamic loader that a rank printed, with the rank.
+    loader_error: Option<(usize, String)>,
     failures: Vec<RankFailure>,
     /// Possible reasons for exits with [`exit::UNSUPERVISED`].
     pub(super) silence: CoordinatorSilence,
@@ -76,6 +83,14 @@ impl FailureSigns {
         self.remarks.push(text);
     }
 
+    /// Keeps the first error of the dynamic loader among the lines of the ranks.
+    pub(super) fn line(&mut self, rank: usize, text: &str) {
+        if self.loader_error.is_none() {
+            let error = LOADER_ERRORS.iter().find_map(|start| Some(text.split_once(start)?.1));
+            self.loader_error = error.map(|error| (rank, truncate(error.trim())));
+        }
+    }
+
     /// True if the launcher or a rank has exited.
     pub fn has_ended(&self) -> bool {
         self.exit.is_some() || self.death.is_some()
@@ -96,7 +111,8 @@ impl FailureSigns {
     /// 1. a permanent failure that a rank reported
     /// 2. host failures that ranks reported. Failures on several hosts are transient, and no host is the cause.
     /// 3. workers that exited because they got no reply from the coordinator
-    /// 4. the death of the first rank that died: its signal, an out-of-memory kill, its own report or its exit code
+    /// 4. the death of the first rank that died: its signal, an out-of-memory kill, its own report or its exit code. Exit
+    ///    code 127 without a report means that the program did not load.
     /// 5. the first report of any rank
     /// 6. the exit status of the launcher or of the only rank
     pub fn failure(&self, ranks: &Ranks, world: usize) -> AbnormalEnd {
@@ -125,6 +141,7 @@ impl FailureSigns {
             }
             Some(RankDeath::Exit { rank, code }) => match failure_of(rank) {
                 Some(reported) => self.reported(reported, ranks),
+                None if code == NOT_LOADED && !ranks.has(rank) => self.not_loaded(Some(rank), ranks),
                 None => {
                     let message = format!("{} exited with code {code}{}", ranks.who(rank), ranks.xid_note(rank));
                     self.exit_code_failure(ranks, message, code)
@@ -132,6 +149,9 @@ impl FailureSigns {
             },
             None => match self.failures.first() {
                 Some(reported) => self.reported(reported, ranks),
+                None if self.has_not_loaded(ranks) => {
+                    self.not_loaded(self.loader_error.as_ref().map(|(rank, _)| *rank), ranks)
+                }
                 None => self.unreported(ranks, world),
             },
         }
@@ -207,6 +227,25 @@ impl FailureSigns {
                 ..AttemptFailure::transient(message)
             }),
         }
+    }
+
+    /// True if the exit code of the only rank, or of a launcher that reports no death, shows that the program of a rank did not
+    /// load. A launcher has the exit code of the first rank that fails. With other messages, its own programs may be missing.
+    fn has_not_loaded(&self, ranks: &Ranks) -> bool {
+        let has_code = self.exit == Some(ProcessExit::Code(NOT_LOADED));
+        has_code && ranks.is_empty() && (self.loader_error.is_some() || self.remarks.is_empty())
+    }
+
+    /// Describes a rank whose program did not load. `None`: an unknown rank.
+    fn not_loaded(&self, rank: Option<usize>, ranks: &Ranks) -> AbnormalEnd {
+        let who = rank.map_or(String::new(), |rank| format!(" for rank {rank}"));
+        let host = rank.and_then(|rank| ranks.host(rank)).map_or(String::new(), |host| format!(" on host {host}"));
+        let error = self.loader_error.as_ref().map_or(String::new(), |(_, error)| format!(": {error}"));
+        let message = format!(
+            "lambert-worker did not load{who}{host} (exit code {NOT_LOADED}){error}; install lambert-worker and \
+             its libraries there (the same paths on all hosts), and check them with `lambert-worker --version`"
+        );
+        AbnormalEnd::NotLoaded(AttemptFailure { message, kind: FailureKind::Host, hosts: ranks.hosts(rank) })
     }
 
     fn exit_code_failure(&self, ranks: &Ranks, message: String, code: i32) -> AbnormalEnd {

@@ -11,7 +11,7 @@ use crate::host;
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
     /// No port is available.
-    #[error("cannot listen on {address} for the ranks{}", ports.map_or(String::new(), |[first, last]| format!(" (cluster.control.ports: {first} to {last})")))]
+    #[error("cannot listen on {address} for the ranks{}", ports.map_or(String::new(), |[first, last]| format!(" (cluster.control.ports: {first} to {last}; free one of these ports or choose others)")))]
     Listen {
         /// IP address.
         address: IpAddr,
@@ -152,7 +152,9 @@ mod tests {
         let refused = listen(&channel(taken), &Placement::Here).unwrap_err().to_string();
         assert_eq!(
             refused,
-            format!("cannot listen on 127.0.0.1 for the ranks (cluster.control.ports: {taken} to {taken})")
+            format!(
+                "cannot listen on 127.0.0.1 for the ranks (cluster.control.ports: {taken} to {taken}; free one of these ports or choose others)"
+            )
         );
         let (_, url) = listen(&channel(taken.saturating_add(200)), &Placement::Here).unwrap();
         let port: u16 = url.rsplit_once(':').unwrap().1.parse().unwrap();

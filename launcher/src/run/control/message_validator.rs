@@ -18,6 +18,7 @@ impl MessageValidator {
             Message::Record(_) => "a step's record",
             Message::Event(EventKind::Started { .. }) => "the start of the training",
             Message::Event(EventKind::Checkpoint { .. }) => "a checkpoint",
+            Message::Event(EventKind::SaveFailed { .. }) => "a failed save",
             Message::Event(EventKind::Plateau { .. }) => "the end of a stage",
             Message::Event(EventKind::RolledBack { .. }) => "a rollback",
             Message::Event(EventKind::Finished { .. }) => "the end of the run",
@@ -65,8 +66,9 @@ mod tests {
         let mut validator = MessageValidator::default();
         let checkpoint = EventKind::Checkpoint { name: "c".into(), step: 1, seconds: 0.0, written: 0.0 };
         let plateau = EventKind::Plateau { step: 4, stage: "a".into(), done: 4, steps: 4 };
-        let events = [checkpoint, plateau, EventKind::RolledBack { message: "m".into(), step: 2, last_kept: 1 }]
-            .map(Message::Event);
+        let save_failed = EventKind::SaveFailed { message: "m".into(), error: "e".into() };
+        let rolled_back = EventKind::RolledBack { message: "m".into(), step: 2, last_kept: 1 };
+        let events = [checkpoint, plateau, save_failed, rolled_back].map(Message::Event);
         let all = [Message::Record(Box::default()), started(0, 9), finished(9, false), finished(4, true)];
         for worker_message in all.iter().chain(&events) {
             let rejection = validator.rejection(1, worker_message).unwrap();

@@ -13,7 +13,7 @@ export function showRuns(list, state, toggle) {
     const { info } = run, [label, details] = list.children[index].children;
     replace(label.lastElementChild, info.title);
     const left = info.seconds_left === null ? "" : `, ${duration(info.seconds_left)} left`;
-    const rate = info.state === "training" ? `, ${format(info.samples_per_second)} samples/s` : "";
+    const rate = info.state === "training" && info.samples_per_second > 0 ? `, ${format(info.samples_per_second)} samples/s` : "";
     const memory = info.peak_memory ? `, peak memory ${gib(info.peak_memory)} per rank` : "";
     const lines = [
       `${info.state ?? "not started"}${info.updated ? `, updated ${duration(state.now() - info.updated)} ago` : ""}`,

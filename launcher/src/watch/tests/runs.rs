@@ -92,6 +92,22 @@ fn a_restart_replaces_repeated_steps() {
     assert_eq!((&restart["step"], &restart["text"]), (&json!(3), &json!("attempt 1: rank 1 killed; 2.5 s lost")));
 }
 
+/// The coordinator of the failure has ended before the run had recovered. Regression test: the mark did not change.
+#[test]
+fn a_restart_without_a_known_cost_recovers() {
+    let store = store("recovered");
+    let failures = vec![Downtime { attempt: 1, step: 3, seconds: None, cause: "killed".to_owned() }];
+    let progress = |step| RunProgress { step, ..RunProgress::default() };
+    let mut status = Status { attempt: 2, restarts: Restarts { count: 1, failures }, ..Status::default() };
+    let mut run = WatchedRun::new(store.clone());
+    for (step, text) in [(2, "not recovered yet"), (3, "recovered, time lost unknown")] {
+        status.progress = progress(step);
+        put_status(&store, &status);
+        let marks = &run.refresh().curves.marks;
+        assert_eq!(marks[0].text, format!("attempt 1: killed; {text}"));
+    }
+}
+
 #[test]
 fn rolled_back_steps_are_undone_before_they_are_repeated() {
     let store = store("rolled-back");
