@@ -413,6 +413,20 @@ fn a_teacher_that_does_not_fit_is_refused_by_name() {
     let arguments = ["run", "--check", "--config", &config, "--run", &dir.path("none"), "--from", &from];
     let refused = run(&[&arguments[..], &["--set", "objective.teacher.layers=[]"]].concat());
     assert!(refused.code == 2 && refused.err.contains("a model with a teacher cannot grow"), "{}", refused.err);
+    // A dataset whose text keeps its case.
+    let cased = dir.path("cased");
+    copy(format!("{}/train", data(&dir)).as_ref(), cased.as_ref());
+    let manifest = format!("{cased}/manifest.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    std::fs::write(&manifest, text.replace("\"lowercase\": true", "\"lowercase\": false")).unwrap();
+    let message = format!(
+        "objective.teacher.from: the tokenizer of {of_teacher} lowercases text, that of {cased} keeps the case of text; prepare \
+         the dataset with vocabulary.lowercase = true"
+    );
+    let (none, train) = (dir.path("none"), format!("stage.0.data={cased}"));
+    let start = ["run", "--check", "--config", &config, "--run", &none, "--set", "evaluation.data=", "--set", &train];
+    let refused = run(&start);
+    assert!(refused.code == 2 && refused.err.contains(&message), "{}", refused.err);
     // A dataset with another vocabulary.
     let vocabulary = dir.path("small.txt");
     done(&["vocab", "--input", &dir.path("corpus.txt"), "--size", "200", "--output", &vocabulary]);

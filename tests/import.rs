@@ -73,6 +73,11 @@ fn an_imported_model_has_the_same_tensors_files_and_loss() {
     assert_eq!(loss(observed::run().to_str().unwrap()), loss(&checkpoint));
     let card = std::fs::read_to_string(format!("{again}/README.md")).unwrap();
     assert!(card.contains("lambert imported it and did not train it."), "{card}");
+    assert!(card.contains("\n## Model\n") && card.contains("\n## Versions\n"), "{card}");
+    // The configuration of an import has defaults in place of the facts of its training.
+    for heading in ["Training data", "Training", "Results", "Configuration"] {
+        assert!(!card.contains(&format!("\n## {heading}\n")), "{heading}: {card}");
+    }
     // A copy keeps the tokenizer files.
     let copied = dir.path("copied");
     done(&["checkpoint", "copy", &checkpoint, &copied]);
