@@ -86,7 +86,7 @@ fn locations_without_a_run_are_rejected() {
 #[test]
 fn urls_with_one_slash_and_urls_of_local_outputs_are_rejected() {
     let here = folder();
-    let no_url = "is a URL; expected a local path";
+    let (no_url, mut accepted) = ("is a URL; expected a local path", Vec::new());
     for (arguments, message) in [
         (&["run", "--config", "c.toml", "--run", "s3:/bucket/run"][..], "a URL has two slashes: s3://bucket/run"),
         (&["tune", "--config", "c.toml", "--runs", "gs:/bucket/runs"], "a URL has two slashes: gs://bucket/runs"),
@@ -102,9 +102,11 @@ fn urls_with_one_slash_and_urls_of_local_outputs_are_rejected() {
         (&["init", "--output", "s3:/bucket/files"], no_url),
     ] {
         let ran = lambert(here.path(), arguments);
-        assert_eq!((ran.code, ran.out.as_str()), (2, ""), "{arguments:?}: {}", ran.err);
-        assert!(ran.err.contains(message), "{arguments:?}: {}", ran.err);
+        if ran.code != 2 || !ran.out.is_empty() || !ran.err.contains(message) {
+            accepted.push(format!("{arguments:?}: {} {}", ran.code, ran.err));
+        }
     }
+    assert_eq!(accepted, [""; 0]);
     assert_eq!(std::fs::read_dir(here.path()).unwrap().count(), 0, "files were written");
 }
 
