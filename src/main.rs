@@ -90,9 +90,9 @@ enum WorkerCommand {
     },
     /// Benchmark a stage of a configuration on this device, with a single rank; saves nothing
     Bench {
-        /// Configuration of a run
-        #[arg(long)]
-        config: PathBuf,
+        /// Configuration of a run; later files override earlier ones; repeatable
+        #[arg(long, required = true)]
+        config: Vec<PathBuf>,
         /// Override a configuration key, such as device.kind="cuda"; repeatable
         #[arg(long = "set", value_name = "KEY=VALUE")]
         sets: Vec<String>,

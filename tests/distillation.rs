@@ -413,6 +413,20 @@ fn a_teacher_that_does_not_fit_is_refused_by_name() {
     let arguments = ["run", "--check", "--config", &config, "--run", &dir.path("none"), "--from", &from];
     let refused = run(&[&arguments[..], &["--set", "objective.teacher.layers=[]"]].concat());
     assert!(refused.code == 2 && refused.err.contains("a model with a teacher cannot grow"), "{}", refused.err);
+    // A dataset whose text keeps its case.
+    let cased = dir.path("cased");
+    copy(format!("{}/train", data(&dir)).as_ref(), cased.as_ref());
+    let manifest = format!("{cased}/manifest.json");
+    let text = std::fs::read_to_string(&manifest).unwrap();
+    std::fs::write(&manifest, text.replace("\"lowercase\": true", "\"lowercase\": false")).unwrap();
+    let message = format!(
+        "objective.teacher.from: the tokenizer of {of_teacher} lowercases text, that of {cased} keeps the case of text; prepare \
+         the dataset with vocabulary.lowercase = true"
+    );
+    let (none, train) = (dir.path("none"), format!("stage.0.data={cased}"));
+    let start = ["run", "--check", "--config", &config, "--run", &none, "--set", "evaluation.data=", "--set", &train];
+    let refused = run(&start);
+    assert!(refused.code == 2 && refused.err.contains(&message), "{}", refused.err);
     // A dataset with another vocabulary.
     let vocabulary = dir.path("small.txt");
     done(&["vocab", "--input", &dir.path("corpus.txt"), "--size", "200", "--output", &vocabulary]);
@@ -439,4 +453,22 @@ fn a_teacher_that_does_not_fit_is_refused_by_name() {
     ]);
     assert!(refused.code == 2, "{}", refused.err);
     assert!(refused.err.contains("objective.teacher.from: the vocabulary of "), "{}", refused.err);
+}
+
+/// The weights of a layer have the same meaning in the model only if the layer computes the same from them.
+#[test]
+fn layers_that_would_compute_something_else_are_refused() {
+    let dir = TestDir::new();
+    let config = student(&dir, &teacher(&dir), 8);
+    let check = |family: &str, sets: &[&str]| {
+        let family = format!("model.family={family:?}");
+        let sets = [&[family.as_str()], sets].concat();
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", *set]).collect();
+        run(&[&["run", "--check", "--config", &config, "--run", &dir.path("none")], &sets[..]].concat())
+    };
+    let same = check("bert", &["model.dropout=0.3", "model.precision=\"bf16\""]);
+    assert_eq!(same.code, 0, "{}", same.err);
+    let refused = check("bert", &["model.layer_norm_eps=1e-5"]);
+    let message = "objective.teacher.layers: model.layer_norm_eps is 0.00001, that of the teacher is 1e-12";
+    assert!(refused.code == 2 && refused.err.contains(message), "{}", refused.err);
 }

@@ -73,6 +73,11 @@ fn an_imported_model_has_the_same_tensors_files_and_loss() {
     assert_eq!(loss(observed::run().to_str().unwrap()), loss(&checkpoint));
     let card = std::fs::read_to_string(format!("{again}/README.md")).unwrap();
     assert!(card.contains("lambert imported it and did not train it."), "{card}");
+    assert!(card.contains("\n## Model\n") && card.contains("\n## Versions\n"), "{card}");
+    // The configuration of an import has defaults in place of the facts of its training.
+    for heading in ["Training data", "Training", "Results", "Configuration"] {
+        assert!(!card.contains(&format!("\n## {heading}\n")), "{heading}: {card}");
+    }
     // A copy keeps the tokenizer files.
     let copied = dir.path("copied");
     done(&["checkpoint", "copy", &checkpoint, &copied]);
@@ -82,6 +87,73 @@ fn an_imported_model_has_the_same_tensors_files_and_loss() {
     // A run directory is never overwritten.
     let twice = crate::support::run(&["import", &folder, "--output", &run]);
     assert!(twice.code == 2 && twice.err.contains("has run.toml already; name a new directory"), "{}", twice.err);
+}
+
+/// lambert has no heads for fine-tuning and needs no ids of special tokens, but their users do.
+#[test]
+fn keys_for_fine_tuning_survive_training() {
+    let dir = TestDir::new();
+    let config = dir.config(2, 1);
+    let sets = ["--set", "model.family=albert", "--set", "model.dropout=0.0", "--set", "objective.pair=none"];
+    let train = |name: &str, more: &[&str]| {
+        let url = dir.path(name);
+        done(&[&["run", "--config", &config, "--run", &url], &sets[..], more].concat());
+        let folder = dir.path(&format!("{name}-model"));
+        done(&["export", &url, "--output", &folder]);
+        folder
+    };
+    let folder = train("first", &[]);
+    let mut keys = json_of(&format!("{folder}/config.json"));
+    assert_eq!(keys.get("cls_token_id"), None);
+    keys["classifier_dropout_prob"] = json!(0.25);
+    keys["cls_token_id"] = json!(2);
+    keys["auto_map"] = json!({"AutoModel": "modeling.Model"});
+    std::fs::write(format!("{folder}/config.json"), keys.to_string()).unwrap();
+    let (imported, checkpoint) = imported(&dir, &folder, "imported");
+    let again = dir.path("again");
+    done(&["export", &imported, "--output", &again]);
+    let copied = dir.path("copied");
+    done(&["checkpoint", "copy", &checkpoint, &copied]);
+    done(&["export", &copied, "--output", &dir.path("of-copy")]);
+    let further = train("further", &["--from", &checkpoint]);
+    let from_folder = train("from-folder", &["--from", &format!("hf:{folder}")]);
+    for folder in [again, dir.path("of-copy"), further, from_folder] {
+        let kept = json_of(&format!("{folder}/config.json"));
+        assert_eq!((&kept["classifier_dropout_prob"], &kept["cls_token_id"]), (&json!(0.25), &json!(2)), "{folder}");
+        assert_eq!(kept.get("auto_map"), None, "{folder}");
+    }
+}
+
+/// The pre-training of ALBERT has no dropout, its classifiers have some.
+#[test]
+fn classifiers_of_albert_have_dropout() {
+    let dir = TestDir::new();
+    let (config, run_url, folder) = (dir.config(1, 1), dir.path("run"), dir.path("model"));
+    let sets = ["--set", "model.family=albert", "--set", "model.dropout=0.0", "--set", "objective.pair=none"];
+    done(&[&["run", "--config", &config, "--run", &run_url], &sets[..]].concat());
+    done(&["export", &run_url, "--output", &folder]);
+    let keys = json_of(&format!("{folder}/config.json"));
+    assert_eq!((&keys["hidden_dropout_prob"], &keys["classifier_dropout_prob"]), (&json!(0.0), &json!(0.1)));
+}
+
+/// transformers counts the positions of RoBERTa from the id of the padding token.
+#[test]
+fn another_padding_token_of_roberta_is_refused() {
+    let dir = TestDir::new();
+    let (config, run_url, folder) = (dir.config(2, 1), dir.path("run"), dir.path("model"));
+    let sets = ["--set", "model.family=roberta", "--set", "objective.pair=none", "--set", "model.segments=1"];
+    done(&[&["run", "--config", &config, "--run", &run_url], &sets[..]].concat());
+    done(&["export", &run_url, "--output", &folder]);
+    let path = format!("{folder}/config.json");
+    let mut keys = json_of(&path);
+    assert_eq!((&keys["pad_token_id"], &keys["max_position_embeddings"]), (&json!(0), &json!(65)));
+    imported(&dir, &folder, "same");
+    keys["pad_token_id"] = json!(7);
+    std::fs::write(&path, keys.to_string()).unwrap();
+    let refused = run(&["import", &folder, "--output", &dir.path("other")]);
+    let message =
+        "config.json: pad_token_id is 7, but the padding token of the tokenizer has the id 0; expected the same id";
+    assert!(refused.code == 2 && refused.err.contains(message), "{}", refused.err);
 }
 
 #[test]

@@ -119,9 +119,9 @@ fn every_combination_is_valid() {
                 shown.extend(steps(&printed));
                 let files = ["prep.toml", "run.toml"].map(|name| output.join(name));
                 files.iter().for_each(|path| assert_commented(path));
-                let config = prep::load(&Layers::default(), &files[0]).unwrap_or_else(|error| panic!("{error}"));
+                let config = prep::load(&Layers::default(), &files[..1]).unwrap_or_else(|error| panic!("{error}"));
                 assert_eq!(source::unused_settings(&config), [], "{}", files[0].display());
-                let run: RunConfig = Layers::default().load(&files[1]).unwrap_or_else(|error| panic!("{error}"));
+                let run: RunConfig = Layers::default().load(&files[1..2]).unwrap_or_else(|error| panic!("{error}"));
                 assert_eq!(config.source.len(), source.split(',').count());
                 let on_gpus = run.device.kind == DeviceKind::Cuda;
                 assert_eq!(on_gpus, !place.contains(&"0"), "{}", files[1].display());

@@ -9,6 +9,7 @@ mod changed_runs;
 mod chaos;
 mod checkpoints;
 mod closed_pipes;
+mod config_files;
 mod control_channel;
 mod coordinator;
 mod coordinator_page;

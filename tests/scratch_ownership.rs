@@ -62,6 +62,22 @@ fn the_coordinator_rejects_a_directory_of_another_user() {
     assert!(foreign.iter().all(ForeignDirectory::is_untouched));
 }
 
+/// The control server of the first attempt cannot listen, so no worker starts.
+#[test]
+fn a_failed_start_leaves_no_directory() {
+    let dir = TestDir::new();
+    let (url, config) = (dir.path("run"), dir.config(2, 2));
+    let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let ports = format!("cluster.control.ports=[{port},{port}]");
+    let ran = run(&["run", "--config", &config, "--run", &url, "--set", &ports]);
+    let message = format!("for the ranks (cluster.control.ports: {port} to {port})");
+    assert!(ran.code == 1 && ran.err.contains(&message), "{}: {}", ran.code, ran.err);
+    for path in attempt_directories(&url, 1) {
+        assert!(!path.exists(), "{} is left", path.display());
+    }
+}
+
 /// On a host without the coordinator, and under srun, the rank itself checks the directory.
 #[test]
 fn a_rank_rejects_a_directory_of_another_user() {

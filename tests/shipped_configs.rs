@@ -31,11 +31,11 @@ fn every_shipped_configuration_is_valid() {
             continue;
         }
         if name.starts_with("prep") {
-            let config = prep::load(&Layers::default(), &path).unwrap_or_else(|error| panic!("{error}"));
+            let config = prep::load(&Layers::default(), &[path]).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(source::unused_settings(&config), [], "{name}");
             preparations += 1;
         } else {
-            let config: RunConfig = Layers::default().load(&path).unwrap_or_else(|error| panic!("{error}"));
+            let config: RunConfig = Layers::default().load(&[path]).unwrap_or_else(|error| panic!("{error}"));
             assert!(timeline::total_steps(&config, &timeline::EarlyStops::new()) > 0, "{name}");
             runs += 1;
         }
@@ -45,7 +45,7 @@ fn every_shipped_configuration_is_valid() {
 
 fn shipped(name: &str) -> RunConfig {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs").join(format!("{name}.toml"));
-    Layers::default().load(&path).unwrap_or_else(|error| panic!("{error}"))
+    Layers::default().load(&[path]).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns steps, samples and peak learning rate of each stage.

@@ -13,8 +13,14 @@ struct Base {
 
 impl Base {
     fn train() -> Self {
+        Self::train_with(|text| text)
+    }
+
+    /// Trains a run with a changed configuration.
+    fn train_with(change: impl FnOnce(String) -> String) -> Self {
         let dir = TestDir::new();
         let (config, base) = (dir.config(5, 1), dir.path("base"));
+        std::fs::write(&config, change(std::fs::read_to_string(&config).unwrap())).unwrap();
         done(&["run", "--config", &config, "--run", &base]);
         let checkpoint = format!("{base}/checkpoints/{}", checkpoints(&base)[0]);
         Self { dir, config, checkpoint }
@@ -45,6 +51,24 @@ fn a_model_that_computes_something_else_is_refused() {
     // Only training reads these keys.
     let other = base.check_start(&["model.dropout=0.2", "model.initializer_range=0.5"]);
     assert_eq!(other.code, 0, "{}", other.err);
+}
+
+/// A model with rotary positions has no table of positions.
+#[test]
+fn the_maximum_length_may_change_without_position_embeddings() {
+    let refused = Base::train().check_start(&["model.positions=128"]);
+    let message = "run.from: its model has positions = 64, the configuration has 128";
+    assert!(refused.code == 2 && refused.err.contains(message), "{}", refused.err);
+    let family =
+        |text: String| text.replace("[model]\n", "[objective]\npair = \"none\"\n[model]\nfamily = \"modernbert\"\n");
+    let base = Base::train_with(family);
+    for positions in ["model.positions=128", "model.positions=70"] {
+        let allowed = base.check_start(&[positions]);
+        assert_eq!(allowed.code, 0, "{}", allowed.err);
+    }
+    let started = base.dir.path("longer");
+    let from = ["--from", &base.checkpoint, "--set", "model.positions=128"];
+    done(&[&["run", "--config", &base.config, "--run", &started], &from[..]].concat());
 }
 
 #[test]

@@ -118,6 +118,26 @@ fn a_run_in_another_pid_namespace_is_alive() {
     assert_eq!(read_json(&run, "status.json")["state"], "stopped");
 }
 
+/// The clock of a host that has died was ahead. Its last status must not look recent until this time has come.
+#[test]
+fn a_status_from_the_future_is_not_recent() {
+    let dir = TestDir::new();
+    let (config, url) = (dir.config(2, 1), dir.path("run"));
+    done(&["run", "--config", &config, "--run", &url]);
+    let mut status = read_json(&url, "status.json");
+    status["state"] = json!("training");
+    status["coordinator"]["host"] = json!("another-host");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64();
+    for (age, liveness) in
+        [(1.0, "alive"), (-20.0, "alive"), (100.0, "unknown"), (-100.0, "unknown"), (-1e7, "unknown")]
+    {
+        status["updated"] = json!(now - age);
+        dir.file("run/status.json", status.to_string());
+        let shown: Value = serde_json::from_str(&done(&["status", &url, "--json"])).unwrap();
+        assert_eq!(shown["coordinator"], liveness, "{age}");
+    }
+}
+
 #[test]
 fn the_logs_of_every_attempt_are_shown() {
     let run = observed::run().to_str().unwrap();

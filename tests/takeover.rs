@@ -15,6 +15,7 @@ fn a_replaced_coordinator_does_not_take_the_run_back() {
     let mut first = Running::start(&config, &run);
     first.reach(3);
     first.kill_coordinator("-STOP");
+    let pid = first.pid();
     let mut second = Running::start(&config, &run);
     second.reach(3);
     let start = Instant::now();
@@ -22,13 +23,22 @@ fn a_replaced_coordinator_does_not_take_the_run_back() {
     let ended = first.end();
     seconds("from its return to its end", start);
     assert_eq!(ended.code, Some(77), "{}", ended.log);
+    let warning = "taking over the run from another coordinator";
+    assert!(!ended.log.contains(warning), "{}", ended.log);
     assert!(ended.log.contains("another coordinator has taken over the run"), "{}", ended.log);
     second.reach_now(20);
     second.kill_coordinator("-TERM");
     let ended = second.end();
     assert_eq!(ended.code, Some(75), "{}", ended.log);
     assert!(!ended.log.contains("restarting all workers"), "the successor's workers were restarted: {}", ended.log);
-    assert_eq!(read_json(&run, "status.json")["attempt"], 2);
+    assert!(ended.log.contains(&format!("{warning} (pid {pid}, host ")), "{}", ended.log);
+    // A coordinator that has ended is no other coordinator.
+    let mut third = Running::start(&config, &run);
+    third.reach_now(22);
+    third.kill_coordinator("-TERM");
+    let log = third.end().log;
+    assert!(!log.contains(warning), "{log}");
+    assert_eq!(read_json(&run, "status.json")["attempt"], 3);
 }
 
 /// The response to the creation of a lease is lost repeatedly, while the poller already sees the new lease.

@@ -1,4 +1,6 @@
-//! Layered configuration: a TOML file, then `LAMBERT__A__B=value` from the environment, then `--set a.b=value`.
+//! Layered configuration: TOML files, then `LAMBERT__A__B=value` from the environment, then `--set a.b=value`.
+//!
+//! A later file overrides the keys of an earlier one. Lists are not merged: a later file replaces the whole list.
 //!
 //! List elements are named by index, from 0: `stage.0.steps` or `stage[0].steps`.
 //!
@@ -11,7 +13,8 @@ mod layers;
 mod renames;
 pub(crate) mod strict;
 
-use std::path::Path;
+use std::borrow::Cow;
+use std::path::PathBuf;
 
 use toml::Table;
 
@@ -39,7 +42,7 @@ pub trait Checked: Sized {
     fn check(&self, issues: &mut Vec<ConfigIssue>);
 }
 
-/// Configuration layers that override the file.
+/// Configuration layers that override the files.
 #[derive(Debug, Default, Clone)]
 pub struct Layers {
     environment: Vec<(String, String)>,
@@ -51,11 +54,33 @@ pub struct Layers {
 
 /// Configuration text.
 struct Text<'a> {
-    text: &'a str,
+    text: Cow<'a, str>,
     /// Name of the file in messages.
-    origin: &'a str,
+    origin: Cow<'a, str>,
     /// True if lambert wrote the text.
     is_stored: bool,
+}
+
+/// Layer of a file.
+struct FileLayer<'a> {
+    /// Name of the file in messages.
+    origin: &'a str,
+    /// Keys as in the file.
+    written: Layer,
+    /// Keys with their current names.
+    renamed: Layer,
+}
+
+impl FileLayer<'_> {
+    /// True if the file sets the key at `path`.
+    fn sets(&self, path: &[String]) -> bool {
+        self.written.iter().chain(&self.renamed).any(|assignment| assignment.sets(path))
+    }
+
+    /// True if the file sets the key at `path`, or a list or a plain value above it.
+    fn determines(&self, path: &[String]) -> bool {
+        self.sets(path) || self.renamed.iter().any(|assignment| assignment.replaces(path))
+    }
 }
 
 impl Layers {
@@ -86,21 +111,29 @@ impl Layers {
         Self { warn: Some(warn), ..self }
     }
 
-    /// Loads `path`, applies the other layers and validates the result.
-    pub fn load<T: Checked>(&self, path: &Path) -> Result<T, ConfigError> {
-        self.load_with(path, |_, _| {})
+    /// Merges the files `paths` in order, applies the other layers and validates the result.
+    pub fn load<T: Checked>(&self, paths: &[PathBuf]) -> Result<T, ConfigError> {
+        self.load_with(paths, |_, _| {})
     }
 
     /// Like [`Layers::load`], with additional checks by the caller. The issues from these checks are added to the
     /// report.
     pub fn load_with<T: Checked>(
         &self,
-        path: &Path,
+        paths: &[PathBuf],
         more: impl FnOnce(&T, &mut Vec<ConfigIssue>),
     ) -> Result<T, ConfigError> {
-        let text =
-            std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        self.read(&Text { text: &text, origin: &path.display().to_string(), is_stored: false }, more)
+        let text = |path: &PathBuf| {
+            let text =
+                std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+            Ok(Text { text: text.into(), origin: path.display().to_string().into(), is_stored: false })
+        };
+        self.read(&paths.iter().map(text).collect::<Result<Vec<_>, ConfigError>>()?, more)
+    }
+
+    /// Returns the name of the configuration in `paths`, for messages.
+    pub fn origin(paths: &[PathBuf]) -> String {
+        name_of(paths.iter().map(|path| path.display().to_string()).collect())
     }
 
     /// Like [`Layers::load`], for text that lambert itself wrote. An older version may have written the text, so old
@@ -116,27 +149,21 @@ impl Layers {
         origin: &str,
         more: impl FnOnce(&T, &mut Vec<ConfigIssue>),
     ) -> Result<T, ConfigError> {
-        self.read(&Text { text, origin, is_stored: true }, more)
+        self.read(&[Text { text: text.into(), origin: origin.into(), is_stored: true }], more)
     }
 
     fn read<T: Checked>(
         &self,
-        text: &Text<'_>,
+        texts: &[Text<'_>],
         more: impl FnOnce(&T, &mut Vec<ConfigIssue>),
     ) -> Result<T, ConfigError> {
-        let origin = || text.origin.to_owned();
-        let table: Table = toml::from_str(text.text).map_err(|error: toml::de::Error| ConfigError::Syntax {
-            origin: origin(),
-            message: error.to_string().trim_end().to_owned(),
-        })?;
-        if let (Some(found), Some(expected)) = (ConfigKind::of(&table), T::KIND)
-            && found != expected
-        {
-            return Err(ConfigError::OtherKind { origin: origin(), found, expected });
-        }
+        let origin = || name_of(texts.iter().map(|text| text.origin.to_string()).collect());
         let mut issues = Vec::new();
-        let file = layers::of_file(table.clone());
-        let layers = self.layers::<T>(table, text, &mut issues);
+        let mut files = Vec::new();
+        for text in texts {
+            files.push(self.file::<T>(text, &mut issues)?);
+        }
+        let layers = self.layers::<T>(&files, &mut issues);
         let mut tree = layers::merge(layers, &mut issues)
             .map_err(|source| ConfigError::Merge { origin: origin(), source: Box::new(source) })?;
         T::insert_defaults(&mut tree);
@@ -151,29 +178,56 @@ impl Layers {
         }
         // One more than are listed, so that the error says that there are more.
         issues.truncate(MAX_ISSUES + 1);
-        issues.iter_mut().for_each(|issue| self.name_source(issue, &file));
+        issues.iter_mut().for_each(|issue| self.name_source(issue, &files));
         match parsed {
             Some(config) if issues.is_empty() => Ok(config),
             _ => Err(ConfigError::Invalid { origin: origin(), issues }),
         }
     }
 
-    /// Adds the option or variable that set the value of an issue to its message. The last one wins. An option that sets a
-    /// key below that of the issue counts if `file` does not have the key of the issue.
-    fn name_source(&self, issue: &mut ConfigIssue, file: &Layer) {
+    /// Reads a file. Adds an issue for each key that has both its old and its new name.
+    fn file<'a, T: Checked>(
+        &self,
+        text: &'a Text<'_>,
+        issues: &mut Vec<ConfigIssue>,
+    ) -> Result<FileLayer<'a>, ConfigError> {
+        let origin = || text.origin.to_string();
+        let table: Table = toml::from_str(&text.text).map_err(|error: toml::de::Error| ConfigError::Syntax {
+            origin: origin(),
+            message: error.to_string().trim_end().to_owned(),
+        })?;
+        if let (Some(found), Some(expected)) = (ConfigKind::of(&table), T::KIND)
+            && found != expected
+        {
+            return Err(ConfigError::OtherKind { origin: origin(), found, expected });
+        }
+        let written = layers::of_file(table);
+        let message = |RenamedKey { old, new }| format!("{}: {old} was renamed to {new}", text.origin);
+        let warn = self.warn.filter(|_| !text.is_stored);
+        let renamed = rename::<T>(written.clone(), warn, message, issues);
+        Ok(FileLayer { origin: &text.origin, written, renamed })
+    }
+
+    /// Adds the option, the variable or, of several files, the file that set the value of an issue to its message. The last
+    /// one wins. An option that sets a key below that of the issue counts if no file has the key of the issue.
+    fn name_source(&self, issue: &mut ConfigIssue, files: &[FileLayer<'_>]) {
         let path: Vec<String> = issue.key.split('.').map(str::to_owned).collect();
         let section = format!("{}.", issue.key);
-        let is_in_file = file.iter().any(|assignment| assignment.sets(&path));
+        let is_in_file = files.iter().any(|file| file.sets(&path));
         let is_of = |key: &str| {
             let key = layers::dotted(key.trim());
             !issue.key.is_empty() && (key == issue.key || !is_in_file && key.starts_with(&section))
         };
+        let in_files = || files.iter().rev().find(|file| files.len() > 1 && file.determines(&path));
         let set = self.sets.iter().rev().filter_map(|set| set.split_once('=')).find(|(key, _)| is_of(key));
         let in_environment = || self.environment.iter().rev().find(|(key, _)| is_of(key));
         let (source, value) = match (set, in_environment()) {
             (Some((key, value)), _) => (format!("--set {}", key.trim()), value.trim()),
             (None, Some((key, value))) => (variable(key), value.as_str()),
-            (None, None) => return,
+            (None, None) => match in_files() {
+                Some(file) => return issue.message += &format!(" ({})", file.origin),
+                None => return,
+            },
         };
         // TOML has no larger integers, so the value became a string.
         if value.parse::<u128>().is_ok_and(|number| number > i64::MAX as u128) && issue.message.starts_with("invalid") {
@@ -183,25 +237,16 @@ impl Layers {
     }
 
     /// Returns all layers, with old names of keys replaced.
-    fn layers<T: Checked>(&self, file: Table, text: &Text<'_>, issues: &mut Vec<ConfigIssue>) -> Vec<Layer> {
+    fn layers<T: Checked>(&self, files: &[FileLayer<'_>], issues: &mut Vec<ConfigIssue>) -> Vec<Layer> {
         let not_utf_8 = |name| ConfigIssue::new("", format!("{name}: the value is not UTF-8"));
         issues.extend(self.unreadable.iter().map(not_utf_8));
         let sets = self.settings(issues);
-        let in_file = |RenamedKey { old, new }| format!("{}: {old} was renamed to {new}", text.origin);
         let in_environment = |key: RenamedKey| format!("{} was renamed to {}", variable(&key.old), variable(&key.new));
         let in_sets = |RenamedKey { old, new }| format!("--set {old} was renamed to --set {new}");
-        let mut rename = |mut layer: Layer, message: &dyn Fn(RenamedKey) -> String, is_silent: bool| {
-            let renamed = renames::apply(T::RENAMED, &mut layer, issues);
-            if let Some(warn) = self.warn.filter(|_| !is_silent) {
-                renamed.into_iter().for_each(|key| warn(&message(key)));
-            }
-            layer
-        };
-        vec![
-            rename(layers::of_file(file), &in_file, text.is_stored),
-            rename(layers::of_settings(&self.environment), &in_environment, false),
-            rename(layers::of_settings(&sets), &in_sets, false),
-        ]
+        let mut all: Vec<Layer> = files.iter().map(|file| file.renamed.clone()).collect();
+        all.push(rename::<T>(layers::of_settings(&self.environment), self.warn, in_environment, issues));
+        all.push(rename::<T>(layers::of_settings(&sets), self.warn, in_sets, issues));
+        all
     }
 
     /// Parses `--set` into keys and values.
@@ -216,6 +261,28 @@ impl Layers {
             }
         }
         settings
+    }
+}
+
+/// Replaces old names of keys in `layer`. Passes the `message` of each to `warn`.
+fn rename<T: Checked>(
+    mut layer: Layer,
+    warn: Option<fn(&str)>,
+    message: impl Fn(RenamedKey) -> String,
+    issues: &mut Vec<ConfigIssue>,
+) -> Layer {
+    let renamed = renames::apply(T::RENAMED, &mut layer, issues);
+    if let Some(warn) = warn {
+        renamed.into_iter().for_each(|key| warn(&message(key)));
+    }
+    layer
+}
+
+/// Names a configuration by its files.
+fn name_of(files: Vec<String>) -> String {
+    match files.as_slice() {
+        [file] => file.clone(),
+        files => format!("the configuration in {}", files.join(", ")),
     }
 }
 
@@ -349,6 +416,54 @@ mod tests {
         assert!(message.contains("test.toml") && message.contains("line 2"), "{message}");
     }
 
+    fn merge(texts: &[(&'static str, &'static str)], sets: &[&str]) -> Result<Outer, ConfigError> {
+        let texts: Vec<Text<'_>> = texts
+            .iter()
+            .map(|(origin, text)| Text { text: (*text).into(), origin: (*origin).into(), is_stored: false })
+            .collect();
+        let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+        Layers::from_sets(&sets).read(&texts, |_, _| {})
+    }
+
+    #[test]
+    fn a_later_file_overrides_keys_and_replaces_lists() {
+        let site =
+            "size = 3\nwords = ['a', 'b']\n[inner]\ntext = 'site'\nshare = 0.5\n[[list]]\nshare = 1.0\n[[list]]\n";
+        let experiment = "number = 4\nwords = ['c']\n[inner]\ntext = 'experiment'\n[[list]]\ntext = 'one'\n";
+        let config = merge(&[("site.toml", site), ("run.toml", experiment)], &["inner.share=0.25"]).unwrap();
+        assert_eq!((config.number, config.inner.text.as_str(), config.inner.share), (4, "experiment", 0.25));
+        assert_eq!(config.words, ["c"]);
+        assert_eq!((config.list.len(), config.list[0].text.as_str(), config.list[0].share), (1, "one", 0.0));
+        // The old name in a later file overrides the new one in an earlier file.
+        assert_eq!(merge(&[("a", "number = 4"), ("b", "size = 3\n[inner]")], &[]).unwrap().number, 3);
+        let other_kind = merge(&[("a", "number = 1\n[list]\nx = 1"), ("b", "[[list]]")], &[]);
+        assert_eq!(other_kind.unwrap().list.len(), 1, "a list in place of a section");
+    }
+
+    #[test]
+    fn an_issue_names_the_file_of_several() {
+        let site = "numbr = 3\nnumber = 1\n[inner]\ntext = 4\nshare = 'x'\n[[list]]\nshare = 'much'\nother = 1\n";
+        let experiment = "number = 0\n[inner]\nshare = 'y'\nsize = 1\n[[list]]\nshare = 'little'\n";
+        let sets = ["list.3.share=1", "words=3"];
+        let message = merge(&[("site.toml", site), ("run.toml", experiment)], &sets).unwrap_err().to_string();
+        assert!(message.starts_with("the configuration in site.toml, run.toml has 8 errors:"), "{message}");
+        for (key, file) in [
+            ("numbr", "site.toml"),
+            ("inner.text", "site.toml"),
+            ("inner.share", "run.toml"),
+            ("inner.size", "run.toml"),
+            ("list.0.share", "run.toml"),
+            ("number", "run.toml"),
+            ("list.3.share", "--set list.3.share"),
+            ("words", "--set words"),
+        ] {
+            let issue = message.lines().find(|line| line.trim_start().starts_with(&format!("{key}: ")));
+            assert!(issue.is_some_and(|line| line.ends_with(&format!(" ({file})"))), "{key}: {message}");
+        }
+        let message = merge(&[("site.toml", ""), ("run.toml", "number = 1\n[inner\n")], &[]).unwrap_err().to_string();
+        assert!(message.starts_with("run.toml is not TOML") && message.contains("line 2"), "{message}");
+    }
+
     thread_local! {
         static WARNINGS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
     }
@@ -367,7 +482,7 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("run.toml");
         std::fs::write(&path, "size = 3\n[[list]]\npart = 0.1\n[[list]]\npart = 0.2\n").unwrap();
-        let config: Outer = layers_with_old_names().load(&path).unwrap();
+        let config: Outer = layers_with_old_names().load(std::slice::from_ref(&path)).unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!((config.number, config.list[0].share, config.list[1].share), (3, 0.5, 0.25));
         let path = path.display();

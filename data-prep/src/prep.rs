@@ -43,7 +43,7 @@ mod totals;
 mod work_file;
 mod work_folder;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use lambert_config::load::ConfigError;
 use lambert_config::{Layers, PrepConfig};
@@ -161,8 +161,8 @@ pub struct PreparedDataset {
 ///
 /// # Errors
 /// A [`ConfigError`] that lists every invalid value.
-pub fn load(layers: &Layers, path: &Path) -> Result<PrepConfig, ConfigError> {
-    layers.load_with(path, source::check_settings)
+pub fn load(layers: &Layers, paths: &[PathBuf]) -> Result<PrepConfig, ConfigError> {
+    layers.load_with(paths, source::check_settings)
 }
 
 /// Prepares the datasets that `config` describes. Blocks until they are written.

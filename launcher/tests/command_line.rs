@@ -82,6 +82,34 @@ fn locations_without_a_run_are_rejected() {
     assert_eq!(std::fs::read_dir(here.path()).unwrap().count(), 0, "files were written");
 }
 
+/// As paths, they would name a folder `s3:` in the working directory.
+#[test]
+fn urls_with_one_slash_and_urls_of_local_outputs_are_rejected() {
+    let here = folder();
+    let (no_url, mut accepted) = ("is a URL; expected a local path", Vec::new());
+    for (arguments, message) in [
+        (&["run", "--config", "c.toml", "--run", "s3:/bucket/run"][..], "a URL has two slashes: s3://bucket/run"),
+        (&["tune", "--config", "c.toml", "--runs", "gs:/bucket/runs"], "a URL has two slashes: gs://bucket/runs"),
+        (&["import", "folder", "--output", "az:/bucket/run"], "a URL has two slashes: az://bucket/run"),
+        (&["status", "s3:/bucket/run"], "a URL has two slashes: s3://bucket/run"),
+        (&["export", "r", "--output", "s3:/bucket/model"], no_url),
+        (&["export", "r", "--output", "s3://bucket/model"], no_url),
+        (&["generate", "--documents", "1", "--output", "s3:/bucket/corpus.txt"], no_url),
+        (&["vocab", "--input", "t.txt", "--output", "gs:/bucket/vocab.txt"], no_url),
+        (&["report", "r", "--output", "az:/bucket/report.html"], no_url),
+        (&["metrics", "r", "--output", "s3:/bucket/m.csv"], no_url),
+        (&["plan", "--config", "c.toml", "--machine", "h100", "--plot", "s3:/bucket/p.svg"], no_url),
+        (&["init", "--output", "s3:/bucket/files"], no_url),
+    ] {
+        let ran = lambert(here.path(), arguments);
+        if ran.code != 2 || !ran.out.is_empty() || !ran.err.contains(message) {
+            accepted.push(format!("{arguments:?}: {} {}", ran.code, ran.err));
+        }
+    }
+    assert_eq!(accepted, [""; 0]);
+    assert_eq!(std::fs::read_dir(here.path()).unwrap().count(), 0, "files were written");
+}
+
 #[test]
 fn missing_files_are_named() {
     let here = folder();

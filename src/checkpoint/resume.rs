@@ -254,8 +254,10 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     let info: Option<VocabularyInfo> = serde_json::from_value(verified.manifest.state.clone()).ok();
     // With another case handling, the files would not describe the data.
     let is_same_case = info.is_some_and(|info| info.lowercase == datasets.first().manifest().lowercase);
-    if session.is_first() && is_same_case && extension.is_none() {
-        copy_tokenizer_files(&store, &session.store)?;
+    if session.is_first() {
+        let has_same_tokenizer = is_same_case && extension.is_none();
+        let tokenizer = stored_run::TOKENIZER_FILES.into_iter().filter(|_| has_same_tokenizer);
+        copy_imported_files(&store, &session.store, tokenizer.chain([stored_run::TRANSFORMERS_CONFIG]))?;
     }
     let (theirs, _) = session::read_config(&store)?;
     let layers = theirs.depth(verified.manifest.stage);
@@ -311,9 +313,9 @@ fn vocabulary_extension(
     extension.map(Some).map_err(|why| Error::Usage(differs(why)))
 }
 
-/// Copies the tokenizer files of an imported model, so that exports have them.
-fn copy_tokenizer_files(from: &Store, to: &Store) -> Result<(), Error> {
-    for name in stored_run::TOKENIZER_FILES.map(stored_run::in_transformers) {
+/// Copies files of an imported model for exports.
+fn copy_imported_files(from: &Store, to: &Store, names: impl Iterator<Item = &'static str>) -> Result<(), Error> {
+    for name in names.map(stored_run::in_transformers) {
         match from.get(&name) {
             Ok(content) => to.put(&name, content)?,
             Err(error) if error.is_not_found() => {}

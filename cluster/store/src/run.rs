@@ -51,13 +51,20 @@ pub const CHECKPOINTS: &str = "checkpoints";
 /// Manifest of a checkpoint. Creating the manifest commits the checkpoint.
 pub const MANIFEST: &str = "manifest.json";
 
-/// Prefix of the tokenizer files of an imported model, which an export writes again.
+/// Prefix of the files of an imported model that an export reads.
 const TRANSFORMERS: &str = "transformers";
 
 /// Tokenizer files that an imported model and the runs that start from it keep.
 pub const TOKENIZER_FILES: [&str; 3] = [TOKENIZER, "tokenizer_config.json", "special_tokens_map.json"];
 
-/// Name of a tokenizer file of an imported model.
+/// Configuration of a model in the format of Hugging Face Transformers.
+pub const TRANSFORMERS_CONFIG: &str = "config.json";
+
+/// Files that an imported model and its copies keep.
+pub const IMPORTED_FILES: [&str; 4] =
+    [TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", TRANSFORMERS_CONFIG];
+
+/// Name of a file of an imported model.
 pub fn in_transformers(file: &str) -> String {
     format!("{TRANSFORMERS}/{file}")
 }

@@ -1,12 +1,14 @@
 //! Knowledge distillation: the network of a teacher, and the tensors of a model that start from a teacher.
 
 use lambert_config::run::{Model, Teacher};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use crate::architecture::{Architecture, Head, ModuleKind, Network, SHAPING, Tensor, TensorId};
+use crate::architecture::{Architecture, Head, ModuleKind, Network, Tensor, TensorId};
 
-/// Keys of `[model]` that may differ between a model and the teacher whose layers it copies.
-const FREE: [&str; 5] = ["family", "layers", "positions", "segments", "pad_vocabulary_to"];
+/// Keys of `[model]` that may differ between a model and the teacher whose layers it copies. [`other_reach`] compares the windows
+/// of attention.
+const FREE: [&str; 7] =
+    ["family", "layers", "positions", "segments", "pad_vocabulary_to", "attention_window", "global_attention_every"];
 
 /// Describes the network of a teacher. `None` until the teacher has been read.
 pub fn network(teacher: &Teacher, vocabulary: usize) -> Option<Network> {
@@ -60,13 +62,19 @@ pub fn copied_tensors(
     Ok(copied)
 }
 
-/// Compares the keys of `[model]` that determine what the weights mean.
+/// Layers of `student` that start from a layer of `teacher` with another window of attention.
+pub fn other_reach(student: &Model, teacher: &Model, layers: &[usize]) -> Vec<usize> {
+    let differs = |(layer, from): &(usize, &usize)| student.attention_reach(*layer) != teacher.attention_reach(**from);
+    layers.iter().enumerate().filter(differs).map(|(layer, _)| layer).collect()
+}
+
+/// Compares the keys of `[model]` that determine what a layer computes from its weights.
 fn check_keys(student: &Model, teacher: &Model) -> Result<(), String> {
-    let table = |model: &Model| serde_json::to_value(model).map_err(|error| error.to_string());
+    let table = |model: &Model| serde_json::to_value(model.computed()).map_err(|error| error.to_string());
     let (ours, theirs) = (table(student)?, table(teacher)?);
-    let compared = SHAPING.into_iter().chain(["heads", "activation"]).filter(|key| !FREE.contains(key));
+    let keys = [&ours, &theirs].into_iter().filter_map(Value::as_object).flat_map(Map::keys);
     let shown = |value: Option<&Value>| value.map_or("absent".to_owned(), ToString::to_string);
-    for key in compared {
+    for key in keys.filter(|key| !FREE.contains(&key.as_str())) {
         let (ours, theirs) = (ours.get(key), theirs.get(key));
         if ours != theirs {
             return Err(format!("model.{key} is {}, that of the teacher is {}", shown(ours), shown(theirs)));
@@ -130,8 +138,27 @@ mod tests {
         let roberta = Model { layers: 3, ..Family::Roberta.model() };
         let bert = Model { layers: 2, layer_norm_eps: 1e-5, ..Family::Bert.model() };
         assert!(error(&bert, &roberta, &[0, 1]).contains("that of the teacher"), "{}", error(&bert, &roberta, &[0, 1]));
+        let epsilon = Model { layer_norm_eps: 1e-5, ..student.clone() };
+        assert_eq!(error(&epsilon, &teacher, &[0, 1]), "model.layer_norm_eps is 0.00001, that of the teacher is 1e-12");
         let albert = Family::Albert.model();
         let shared = Model { layers: 2, ..albert.clone() };
         assert_eq!(error(&shared, &albert, &[0, 1]), "layers that share weights cannot be copied");
+    }
+
+    #[test]
+    fn rotary_positions_and_attention_are_those_of_the_copied_layers() {
+        let teacher = Family::Modernbert.model();
+        let student = Model { layers: 4, ..teacher.clone() };
+        // Other regularization, precision and initialization: nothing that the weights depend on.
+        let plain = Model { dropout: 0.3, initializer_range: 0.1, positions: 128, ..student.clone() };
+        assert!(copied(&plain, &teacher, &[0, 1, 2, 3]).is_ok());
+        let base = Model { rotary_base: Some(160_000.0), ..student.clone() };
+        let error = copied(&base, &teacher, &[0, 1, 2, 3]).unwrap_err();
+        assert_eq!(error, "model.rotary_base is 160000.0, that of the teacher is 10000.0");
+        assert_eq!(other_reach(&student, &teacher, &[0, 1, 2, 3]), [0; 0]);
+        assert_eq!(other_reach(&student, &teacher, &[0, 3, 6, 9]), [1, 2]);
+        let global = Model { attention_window: 0, ..student };
+        assert_eq!(other_reach(&global, &teacher, &[0, 3, 6, 9]), [0; 0]);
+        assert_eq!(other_reach(&global, &teacher, &[0, 1, 2, 3]), [1, 2]);
     }
 }

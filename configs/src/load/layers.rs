@@ -1,4 +1,4 @@
-//! Configuration layers (file, environment, `--set`) as sources of the crate `config`, which merges them.
+//! Configuration layers (files, environment, `--set`) as sources of the crate `config`, which merges them.
 //!
 //! A layer writes directly into the merged tree, so that it can distinguish a list from a section. For example,
 //! `stage.0.steps` names a list element, which must exist. If an assignment fails, its key gets an issue. All other
@@ -24,7 +24,7 @@ pub type Layer = Vec<Assignment>;
 /// Value and its path in the configuration tree.
 #[derive(Debug, Clone)]
 pub struct Assignment {
-    /// Keys and indices from the root. Empty for the root itself.
+    /// Keys and indices from the root. Empty for the root itself: the content of a file.
     pub path: Vec<String>,
     /// Value.
     pub value: toml::Value,
@@ -37,6 +37,20 @@ impl Assignment {
             Some(rest) => rest.iter().try_fold(&self.value, |value, part| child(value, part)).is_some(),
             None => self.path.starts_with(path),
         }
+    }
+
+    /// True if the assignment sets a list or a plain value above the key at `path`. What earlier layers have there is lost.
+    pub fn replaces(&self, path: &[String]) -> bool {
+        let Some(rest) = path.strip_prefix(&*self.path) else { return false };
+        let mut value = &self.value;
+        for part in rest {
+            match value.as_table().map(|table| table.get(part)) {
+                Some(Some(inner)) => value = inner,
+                Some(None) => return false,
+                None => return true,
+            }
+        }
+        false
     }
 }
 
@@ -61,7 +75,7 @@ pub fn of_settings(settings: &[Setting]) -> Layer {
     settings.iter().map(assignment).collect()
 }
 
-/// Merges layers in order, the file first. Assignments that fail are added to `issues`.
+/// Merges layers in order, the files first. Assignments that fail are added to `issues`.
 ///
 /// # Errors
 /// The crate `config` rejects a layer, which is not expected.
@@ -96,6 +110,11 @@ impl Source for Assignments {
 
     fn collect_to(&self, tree: &mut Value) -> Result<(), config::ConfigError> {
         for Assignment { path, value } in &self.layer {
+            if path.is_empty() {
+                let root = Map::from([(ROOT.to_owned(), from_toml(value.clone()))]);
+                overlay(tree, Value::new(None, root));
+                continue;
+            }
             let from_root: Vec<&str> = std::iter::once(ROOT).chain(path.iter().map(String::as_str)).collect();
             if let Err(message) = insert(tree, &from_root, from_toml(value.clone())) {
                 let issue = ConfigIssue::new(path.join("."), message);
@@ -164,6 +183,21 @@ fn no_element(key: &str, count: usize) -> String {
     match key.parse::<usize>() {
         Ok(_) => format!("no element {key}: {indices}"),
         Err(_) => format!("no element {key}: write an index of the list before it, as in 0.{key} ({indices})"),
+    }
+}
+
+/// Merges `later` into `node`: sections by key. Other values, also lists, replace the earlier value.
+fn overlay(node: &mut Value, later: Value) {
+    match (&mut node.kind, later.kind) {
+        (ValueKind::Table(table), ValueKind::Table(later)) => {
+            for (key, value) in later {
+                match table.get_mut(&key) {
+                    Some(earlier) => overlay(earlier, value),
+                    None => drop(table.insert(key, value)),
+                }
+            }
+        }
+        (kind, later) => *kind = later,
     }
 }
 

@@ -136,7 +136,7 @@ fn an_unknown_format_is_reported_with_all_other_errors() {
     let sources =
         "[[source]]\npath = 'a'\nformat = 'docx'\n[[exclude]]\npath = 'b'\nformat = 'parquet'\ndocuments = 'file'\n";
     std::fs::write(&path, format!("colour = 1\n{sources}[output]\nshards = 0\n")).unwrap();
-    let message = load(&Layers::default(), &path).unwrap_err().to_string();
+    let message = load(&Layers::default(), &[path]).unwrap_err().to_string();
     for fault in [
         "\n  colour: ",
         "\n  source.0.format: unknown format \"docx\", expected one of auto, text, sentences, jsonl, parquet, wikipedia",

@@ -10,9 +10,9 @@ use super::values::{PREP_MEMORY, bytes, local_path, part};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  lambert prep --config configs/prep-demo.toml")]
 pub struct Prep {
-    /// Preparation configuration (TOML)
-    #[arg(long, value_name = "FILE")]
-    pub config: PathBuf,
+    /// Preparation configuration (TOML); later files override earlier ones (repeatable)
+    #[arg(long, value_name = "FILE", required = true)]
+    pub config: Vec<PathBuf>,
     /// Override a configuration value, e.g. samples.seed=7 or source.0.path=books (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,
@@ -44,9 +44,9 @@ pub struct Vocab {
     /// Input text: files, directories, globs or URLs
     #[arg(long, num_args = 1.., value_name = "URL", required_unless_present = "config")]
     pub input: Vec<String>,
-    /// Preparation configuration (TOML); its sources are the input, and vocabulary.lowercase applies to wordpiece
+    /// Preparation configuration (TOML, repeatable); its sources are the input, and vocabulary.lowercase applies to wordpiece
     #[arg(long, value_name = "FILE", conflicts_with = "input")]
-    pub config: Option<PathBuf>,
+    pub config: Vec<PathBuf>,
     /// Add tokens to this vocab.txt or tokenizer.json; the old tokens keep their ids
     #[arg(long, value_name = "FILE", conflicts_with = "model")]
     pub extend: Option<PathBuf>,

@@ -14,9 +14,9 @@ const PLAN_EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(after_help = PLAN_EXAMPLES)]
 pub struct Plan {
-    /// Run configuration (TOML)
-    #[arg(long, value_name = "FILE")]
-    pub config: PathBuf,
+    /// Run configuration (TOML); later files override earlier ones (repeatable)
+    #[arg(long, value_name = "FILE", required = true)]
+    pub config: Vec<PathBuf>,
     /// Override a configuration value, e.g. stage.0.steps=100 (repeatable)
     #[arg(long = "set", value_name = "KEY=VALUE")]
     pub sets: Vec<String>,

@@ -14,9 +14,9 @@ const RUN_EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES)]
 pub struct Run {
-    /// Run configuration (TOML); optional when resuming
+    /// Run configuration (TOML), optional when resuming; later files override earlier ones (repeatable)
     #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    pub config: Vec<PathBuf>,
     /// Run directory or object-store URL
     #[arg(long, value_name = "URL")]
     pub run: String,
@@ -54,9 +54,9 @@ const SUBMIT_EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(override_usage = SUBMIT_USAGE, after_help = SUBMIT_EXAMPLES)]
 pub struct Submit {
-    /// Run configuration, or with --prep preparation configuration (TOML); optional when resuming
+    /// Run configuration, or with --prep preparation configuration (TOML, repeatable); optional when resuming
     #[arg(long, value_name = "FILE", required_if_eq("prep", "true"))]
-    pub config: Option<PathBuf>,
+    pub config: Vec<PathBuf>,
     /// Run directory or object-store URL; required without --prep
     #[arg(long, value_name = "URL", required_unless_present = "prep", conflicts_with = "prep")]
     pub run: Option<String>,
@@ -122,9 +122,9 @@ const TUNE_EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(after_help = TUNE_EXAMPLES)]
 pub struct Tune {
-    /// Base configuration of all runs (TOML); evaluation.data names the held-out dataset
-    #[arg(long, value_name = "FILE")]
-    pub config: PathBuf,
+    /// Base configuration of all runs (TOML, repeatable); evaluation.data names the held-out dataset
+    #[arg(long, value_name = "FILE", required = true)]
+    pub config: Vec<PathBuf>,
     /// Directory or object-store URL for the runs, tune.csv, tune.svg and best.toml
     #[arg(long, value_name = "URL")]
     pub runs: String,

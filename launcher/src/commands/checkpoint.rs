@@ -194,8 +194,8 @@ fn open_pair(from: &str, to: &str, progress: &Progress) -> Result<(Store, Store)
 /// after the teacher and the tokenizer.
 fn copy_model_files(from: &Store, to: &Store) -> Result<(), Failure> {
     teacher::copy(from, to)?;
-    let tokenizer = names::TOKENIZER_FILES.map(names::in_transformers);
-    let optional = std::iter::once(names::PHRASES).chain(tokenizer.iter().map(String::as_str));
+    let imported = names::IMPORTED_FILES.map(names::in_transformers);
+    let optional = std::iter::once(names::PHRASES).chain(imported.iter().map(String::as_str));
     let required = [names::CONFIG, StoredVocabulary::read(from).map_err(Failure::failed)?.name];
     for (object, is_required) in optional.map(|name| (name, false)).chain(required.map(|name| (name, true))) {
         let bytes = match from.get(object) {

@@ -14,7 +14,9 @@ use lambert_plan::objectives::{self, TrainedNetwork, is_head_unused};
 use lambert_progress::{Progress, Unit};
 use lambert_store::checkpoint::{self, Manifest, SkippedCheckpoint};
 // The weights and the vocabulary already have the file names that Transformers expects.
-use lambert_store::run::{CONFIG, WEIGHTS, in_transformers, split_checkpoint_url};
+use lambert_store::run::{
+    CONFIG, TOKENIZER_FILES, TRANSFORMERS_CONFIG, WEIGHTS, in_transformers, split_checkpoint_url,
+};
 use lambert_store::{Store, StoredVocabulary};
 use safetensors::SafeTensors;
 use safetensors::tensor::SafeTensorError;
@@ -45,6 +47,8 @@ enum ExportError {
     Vocabulary { file: String, name: String, expected: usize, found: usize },
     #[error("invalid vocabulary of {url}")]
     Tokenizer { url: String, source: TokenizerError },
+    #[error("{url}/{object} is not JSON")]
+    ImportedConfig { url: String, object: String, source: serde_json::Error },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: io::Error },
 }
@@ -178,6 +182,23 @@ impl Source {
         Ok((vocabulary, tokenizer))
     }
 
+    /// Reads the `config.json` of the model that was imported. `None` if the run does not start from an imported model.
+    fn imported_config(&self) -> Result<Option<Value>, Failure> {
+        let Some(content) = self.imported_file(TRANSFORMERS_CONFIG)? else { return Ok(None) };
+        let (url, object) = (self.store.url().to_owned(), in_transformers(TRANSFORMERS_CONFIG));
+        let unreadable = |source| Failure::failed(ExportError::ImportedConfig { url, object, source });
+        serde_json::from_slice(&content).map(Some).map_err(unreadable)
+    }
+
+    /// Reads a file of the model that was imported, if the run has it.
+    fn imported_file(&self, name: &str) -> Result<Option<Vec<u8>>, Failure> {
+        match self.store.get(&in_transformers(name)) {
+            Ok(content) => Ok(Some(content.to_vec())),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(Failure::failed(error)),
+        }
+    }
+
     /// Reads the records of the run up to the checkpoint.
     fn records(&self) -> Result<RunReport, Failure> {
         collect_until(&self.store, &history(&self.store)?, self.manifest.step)
@@ -196,6 +217,9 @@ impl Source {
         let (vocabulary, tokenizer) = self.tokenizer()?;
         let unusable = |source| Failure::failed(ExportError::Tokenizer { url: url.to_owned(), source });
         let mut description = self.description(tokenizer.size(), tokenizer.special().pad);
+        if let Some(imported) = self.imported_config()? {
+            description.take_unused_keys(&imported);
+        }
         let weights =
             trim::weights(&weights, &tensors, description.first_position, left_out).map_err(Failure::failed)?;
         let imported = trim::imported_type(&weights).map_err(Failure::failed)?;
@@ -208,17 +232,18 @@ impl Source {
         };
         let model = &self.config.model;
         let card = self.card(labels, &description, &tokenizer, parameters(&weights).map_err(Failure::failed)?);
-        let mut files =
-            vec![(MODEL_CARD, card.into_bytes()), (MODEL_CONFIG, pretty(&description.config)), (WEIGHTS, weights)];
+        let mut files = vec![
+            (MODEL_CARD, card.into_bytes()),
+            (TRANSFORMERS_CONFIG, pretty(&description.config)),
+            (WEIGHTS, weights),
+        ];
         files.extend(
             transformers::files(&tokenizer, &vocabulary.bytes, model.positions, model.segments).map_err(unusable)?,
         );
         // An imported model keeps the tokenizer files that it came with.
-        for (name, content) in &mut files {
-            match self.store.get(&in_transformers(name)) {
-                Ok(imported) => *content = imported.to_vec(),
-                Err(error) if error.is_not_found() => {}
-                Err(error) => return Err(Failure::failed(error)),
+        for (name, content) in files.iter_mut().filter(|(name, _)| TOKENIZER_FILES.contains(name)) {
+            if let Some(imported) = self.imported_file(name)? {
+                *content = imported;
             }
         }
         Ok(files)
@@ -227,8 +252,6 @@ impl Source {
 
 /// File name of the model card.
 const MODEL_CARD: &str = "README.md";
-/// File name of the configuration of transformers.
-const MODEL_CONFIG: &str = "config.json";
 
 /// Number of parameters in a safetensors file.
 fn parameters(weights: &[u8]) -> Result<u64, SafeTensorError> {
@@ -323,7 +346,7 @@ fn move_files(temporary: &Path, folder: &Path, files: &[(&str, Vec<u8>)]) -> Res
         return Err(Failure::failed(ExportError::NotEmpty { folder: folder.to_owned() }));
     }
     let mut names: Vec<&str> = files.iter().map(|(name, _)| *name).collect();
-    names.sort_by_key(|name| *name == MODEL_CONFIG);
+    names.sort_by_key(|name| *name == TRANSFORMERS_CONFIG);
     names.into_iter().try_for_each(|name| std::fs::rename(temporary.join(name), folder.join(name))).map_err(failed)?;
     for entry in std::fs::read_dir(folder).map_err(failed)?.flatten().filter(is_temporary) {
         if let Err(error) = std::fs::remove_dir_all(entry.path()) {

@@ -21,14 +21,11 @@ enum PrepJobError {
     Toml(#[from] toml::ser::Error),
     #[error("cannot submit the job that merges the parts; cancelled array job {array}")]
     Join { array: String, source: cluster::ClusterError },
-    #[error("--config is missing")]
-    NoConfig,
 }
 
 /// Prints or submits the batch scripts.
 pub fn submit(arguments: &cli::Submit, folder: &Path, lambert: &str) -> Outcome {
-    let path = arguments.config.as_deref().ok_or_else(|| Failure::usage(PrepJobError::NoConfig))?;
-    let config = prep::load(&Layers::from_process(&arguments.sets), path)?;
+    let config = prep::load(&Layers::from_process(&arguments.sets), &arguments.config)?;
     let toml = config.to_toml().map_err(|error| Failure::failed(PrepJobError::Toml(error)))?;
     let parts = usize::from(arguments.parts);
     let tasks = tasks(parts, &arguments.tasks).map_err(Failure::usage)?;

@@ -30,22 +30,22 @@ pub fn vocab(arguments: &cli::Vocab) -> Outcome {
         return Err(Failure::usage("a tokenizer.json has its own case handling; remove --cased or --uncased"));
     }
     let mut lowercase = arguments.uncased || (word_piece && !arguments.cased);
-    let sources = match &arguments.config {
-        Some(_) if word_piece && (arguments.cased || arguments.uncased) => {
+    let sources = match arguments.config.as_slice() {
+        [] => arguments.input.iter().map(|path| source(path)).collect(),
+        _ if word_piece && (arguments.cased || arguments.uncased) => {
             return Err(Failure::usage("vocabulary.lowercase of --config applies; remove --cased or --uncased"));
         }
-        Some(path) => {
-            let config = data_prep::load(&Layers::from_process(&[]), path)?;
+        paths => {
+            let config = data_prep::load(&Layers::from_process(&[]), paths)?;
             if word_piece {
                 lowercase = config.vocabulary.lowercase;
             }
             config.source
         }
-        None => arguments.input.iter().map(|path| source(path)).collect(),
     };
     refuse_input(&sources, &arguments.output)?;
     if let Some(file) = &arguments.extend {
-        if word_piece && arguments.config.is_none() && !arguments.cased && !arguments.uncased && has_capitals(file)? {
+        if word_piece && arguments.config.is_empty() && !arguments.cased && !arguments.uncased && has_capitals(file)? {
             let message = "has tokens with capital letters; add --cased, or --uncased if its text is lowercased";
             return Err(Failure::usage(format!("{} {message}", file.display())));
         }
@@ -96,9 +96,9 @@ fn train(sources: &[Source], settings: &VocabSettings) -> Result<TrainedVocabula
 
 /// Returns the failure of a command. An error about an input names the option or the key that names the input.
 fn failure(error: PrepError, arguments: &cli::Vocab) -> Failure {
-    match arguments.config {
-        None => prep::input_failure(error, "--input"),
-        Some(_) => prep::failure(error),
+    match arguments.config.is_empty() {
+        true => prep::input_failure(error, "--input"),
+        false => prep::failure(error),
     }
 }
 

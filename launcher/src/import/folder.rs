@@ -3,14 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use lambert_store::run::WEIGHTS;
+use lambert_store::run::{TRANSFORMERS_CONFIG as CONFIG, WEIGHTS};
 use serde_json::Value as Json;
 
 use super::{ImportError, PREFIX};
 use crate::text::shell_word;
 
-/// Configuration of the model.
-pub const CONFIG: &str = "config.json";
 /// Weights as a pickle.
 const PICKLES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 

@@ -19,11 +19,12 @@ use lambert_config::run::{Pair, Stage};
 use lambert_dataset::tokenizer::{TokenizerError, TokenizerModel};
 use lambert_plan::architecture::{Architecture, ConfigKeys, ImportedModel, ModuleKind, UnsupportedValue};
 use lambert_store::checkpoint::{self, FORMAT, Manifest};
-use lambert_store::run::{CONFIG, MANIFEST, TOKENIZER_FILES, WEIGHTS, imported_checkpoint, in_transformers};
+use lambert_store::run::{
+    CONFIG, IMPORTED_FILES, MANIFEST, TRANSFORMERS_CONFIG, WEIGHTS, imported_checkpoint, in_transformers,
+};
 use lambert_store::{Store, hash};
 use serde_json::json;
 
-pub use folder::CONFIG as TRANSFORMERS_CONFIG;
 pub use missing::InitializedModule;
 pub use weights::EXPORT_TYPE;
 
@@ -87,6 +88,8 @@ pub struct Import {
     /// Text of `config`.
     text: String,
     vocabulary: ImportedTokenizer,
+    /// Content of its `config.json`.
+    transformers_config: String,
     weights: Vec<u8>,
     /// Sentences on tensors that were left out, renamed or initialized.
     pub notes: Vec<String>,
@@ -100,21 +103,29 @@ impl Import {
     pub fn read(path: &Path, initialized: &[InitializedModule]) -> Result<Self, ImportError> {
         let folder = Folder::open(path)?;
         let model = ImportedModel::new(&folder.config)
-            .map_err(|source| ImportError::Config { path: folder.file(folder::CONFIG), source })?;
+            .map_err(|source| ImportError::Config { path: folder.file(TRANSFORMERS_CONFIG), source })?;
         if model.model.layers > MAX_LAYERS {
             let why = format!("it has {} layers; expected at most {MAX_LAYERS}", model.model.layers);
-            return Err(ImportError::Model { path: folder.file(folder::CONFIG), why });
+            return Err(ImportError::Model { path: folder.file(TRANSFORMERS_CONFIG), why });
         }
         let vocabulary = ImportedTokenizer::read(&folder)?;
         let tokens = vocabulary.info.size;
         if tokens > model.vocabulary {
             let why = format!("vocab_size is {}, but the vocabulary has {tokens} tokens", model.vocabulary);
-            return Err(ImportError::Json { path: folder.file(folder::CONFIG), why });
+            return Err(ImportError::Json { path: folder.file(TRANSFORMERS_CONFIG), why });
+        }
+        // transformers counts the positions of tokens from the row after `pad_token_id`, and leaves out this token.
+        if let Some(pad) = model.first_position.checked_sub(1).filter(|pad| *pad != vocabulary.pad as usize) {
+            let why = format!(
+                "pad_token_id is {pad}, but the padding token of the tokenizer has the id {}; expected the same id",
+                vocabulary.pad
+            );
+            return Err(ImportError::Json { path: folder.file(TRANSFORMERS_CONFIG), why });
         }
         let shards = folder.shards()?;
         let renamed = Renamed::new(&model, &shards)?;
         let config = configuration(&model, &renamed)
-            .map_err(|why| ImportError::Model { path: folder.file(folder::CONFIG), why })?;
+            .map_err(|why| ImportError::Model { path: folder.file(TRANSFORMERS_CONFIG), why })?;
         let architecture = Architecture::of_run(&config, config.model.layers, tokens);
         let has_other_head = ConfigKeys(&folder.config).has_other_head();
         let initialization = Initialization { modules: initialized, has_other_head };
@@ -131,7 +142,16 @@ impl Import {
                 "left out: rows 0 to {last} of the position embeddings, which no token uses; an export has zeros there"
             ));
         }
-        Ok(Self { source: source(path), text: config.to_toml()?, config, vocabulary, weights, notes })
+        let transformers_config = folder.config.to_string();
+        Ok(Self {
+            source: source(path),
+            text: config.to_toml()?,
+            config,
+            vocabulary,
+            transformers_config,
+            weights,
+            notes,
+        })
     }
 
     /// Folder, as [`source`] returns it.
@@ -183,6 +203,7 @@ impl Import {
         for (name, content) in self.vocabulary.files {
             store.put(&in_transformers(name), content.into())?;
         }
+        store.put(&in_transformers(TRANSFORMERS_CONFIG), self.transformers_config.into())?;
         let info = self.vocabulary.info;
         let manifest = Manifest {
             format: FORMAT,
@@ -232,7 +253,7 @@ pub fn other_object(store: &Store) -> Result<Option<String>, lambert_store::Erro
 /// True if an import writes this object.
 pub fn is_of_import(path: &str) -> bool {
     let in_checkpoint = format!("checkpoints/{}/", checkpoint_name());
-    let names = TOKENIZER_FILES.map(in_transformers);
+    let names = IMPORTED_FILES.map(in_transformers);
     path == CONFIG
         || path.starts_with(&in_checkpoint)
         || names.iter().any(|name| name == path)

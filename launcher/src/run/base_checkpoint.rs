@@ -12,7 +12,7 @@ use lambert_store::{Store, StoredVocabulary, checkpoint, run as names};
 
 use super::config_diff::VOCABULARY;
 use crate::failure::Failure;
-use crate::import::{PREFIX, TRANSFORMERS_CONFIG};
+use crate::import::PREFIX;
 use crate::stored_config;
 
 /// Key of the base.
@@ -96,7 +96,7 @@ fn read(url: &str) -> Result<Result<BaseModelInfo, ConfigIssue>, Failure> {
 
 /// Message about a URL that names no checkpoint. A folder of transformers has another prefix.
 fn not_a_checkpoint(url: &str) -> String {
-    let expected = match Path::new(url).join(TRANSFORMERS_CONFIG).is_file() {
+    let expected = match Path::new(url).join(names::TRANSFORMERS_CONFIG).is_file() {
         true => format!("{PREFIX}{url} for a folder of transformers"),
         false => names::CHECKPOINT_URL.to_owned(),
     };

@@ -177,20 +177,20 @@ fn configuration(
         only_unreachable =
             check_datasets_and_memory(config, vocabulary.as_deref(), host_pool(config) == HostPool::Here, issues);
     };
-    let origin = arguments
-        .config
-        .as_ref()
-        .map_or_else(|| format!("{}/{CONFIG}", store.url()), |path| path.display().to_string());
-    let loaded: Result<RunConfig, ConfigError> = match (&arguments.config, stored) {
-        (Some(path), _) => layers.load_with(path, check),
-        (None, Some(text)) => layers.parse_with(text, &origin, check),
-        (None, None) => {
+    let origin = match arguments.config.as_slice() {
+        [] => format!("{}/{CONFIG}", store.url()),
+        files => Layers::origin(files),
+    };
+    let loaded: Result<RunConfig, ConfigError> = match (arguments.config.as_slice(), stored) {
+        ([], Some(text)) => layers.parse_with(text, &origin, check),
+        ([], None) => {
             let url = store.url().to_owned();
             return Err(Failure::usage(match stored_config::has_checkpoints(store) {
                 true => RunSpecError::ConfigGone { url },
                 false => RunSpecError::NoConfig { url },
             }));
         }
+        (files, _) => layers.load_with(files, check),
     };
     let mut config = match loaded {
         // A dataset store may be reachable on a later start, so this is not a usage error. Slurm requeues the job.

@@ -7,7 +7,7 @@ use lambert_config::run::{Model, Teacher, TeacherInfo, Unpadded};
 use lambert_config::{ConfigError, ConfigIssue, RunConfig};
 use lambert_dataset::{Dataset, text_case};
 use lambert_plan::architecture::Architecture;
-use lambert_plan::distillation::copied_tensors;
+use lambert_plan::distillation::{copied_tensors, other_reach};
 use lambert_plan::memory::{self, DatasetShape};
 use lambert_store::checkpoint::{self, Manifest};
 use lambert_store::run::{
@@ -361,6 +361,9 @@ pub fn check(
         let copied = copied_tensors((&student, &config.model), (&of_teacher, &info.model), &teacher.layers);
         issues.extend(copied.err().map(|why| ConfigIssue::new("objective.teacher.layers", why)));
     }
+    if new.is_some() {
+        warn_of_other_reach(config, info, &teacher.layers);
+    }
     if is_here && issues.is_empty() {
         let samples = config.stage.iter().map(run_plan::samples).collect::<Result<Vec<_>, _>>()?;
         let shapes: Vec<DatasetShape> = samples.iter().map(|samples| samples.shape).collect();
@@ -369,6 +372,22 @@ pub fn check(
     match issues.is_empty() {
         true => Ok(()),
         false => Err(ConfigError::Invalid { origin: "the configuration".to_owned(), issues }.into()),
+    }
+}
+
+/// Warns of layers that start from a layer of the teacher with another window of attention.
+fn warn_of_other_reach(config: &RunConfig, teacher: &TeacherInfo, layers: &[usize]) {
+    let reach = |distance: Option<usize>| {
+        distance.map_or("global attention".to_owned(), |it| format!("a window of {}", 2 * it))
+    };
+    for layer in other_reach(&config.model, &teacher.model, layers) {
+        let from = layers[layer];
+        tracing::warn!(
+            "objective.teacher.layers: layer {layer} has {}, but starts from layer {from} of the teacher, which has {}; see \
+             model.attention_window and model.global_attention_every",
+            reach(config.model.attention_reach(layer)),
+            reach(teacher.model.attention_reach(from)),
+        );
     }
 }
 

@@ -102,8 +102,8 @@ pub struct SweepPlan {
     pub steps: BTreeMap<String, u64>,
     /// Resources that suffice for every run.
     pub need: ResourceNeed,
-    /// Copy of the configuration file. A user may edit the original before the last run starts.
-    _config: File,
+    /// Copies of the configuration files. A user may edit the originals before the last run starts.
+    _copies: Vec<File>,
     /// Names of runs that do not exist yet.
     new: Vec<String>,
     first: RunConfig,
@@ -118,7 +118,8 @@ impl SweepPlan {
         let (mut runs, mut need, mut new, mut first): (Vec<PlannedRun>, _, _, _) =
             (Vec::new(), ResourceNeed::default(), Vec::new(), None);
         let mut steps = BTreeMap::new();
-        let (kept, path) = keep(&arguments.config)?;
+        let kept: Result<Vec<(File, PathBuf)>, Failure> = arguments.config.iter().map(|path| keep(path)).collect();
+        let (copies, paths): (Vec<File>, Vec<PathBuf>) = kept?.into_iter().unzip();
         for settings in grid::settings(&arguments.grid, &arguments.trial).map_err(Failure::usage)? {
             if let Some(setting) = settings.iter().find(|setting| LOSS_SECTIONS.contains(&setting.part())) {
                 return Err(Failure::usage(PlanError::OtherQuestion(setting.key.clone())));
@@ -142,10 +143,10 @@ impl SweepPlan {
             new.extend(validated.is_new().then(|| name.clone()));
             first.get_or_insert_with(|| config.clone());
             steps.insert(name.clone(), timeline::total_steps(config, &EarlyStops::new()));
-            let run_arguments = cli::Run { config: Some(path.clone()), ..run_arguments };
+            let run_arguments = cli::Run { config: paths.clone(), ..run_arguments };
             runs.push(PlannedRun { name, settings, arguments: line(&run_arguments) });
         }
-        Ok(Self { runs, steps, need, _config: kept, new, first: first.unwrap_or_default() })
+        Ok(Self { runs, steps, need, _copies: copies, new, first: first.unwrap_or_default() })
     }
 
     /// Returns the runs without results.
@@ -175,19 +176,18 @@ impl SweepPlan {
     }
 }
 
-/// Rejects a configuration file that the sweep itself would overwrite.
+/// Rejects configuration files that the sweep itself would overwrite.
 ///
 /// # Errors
-/// The file belongs to the sweep.
-pub fn reject_own_config(store: &Store, config: &Path) -> Result<(), Failure> {
+/// A file belongs to the sweep.
+pub fn reject_own_config(store: &Store, files: &[PathBuf]) -> Result<(), Failure> {
     // A file that does not exist cannot be overwritten.
     let resolved = |path: &Path| std::fs::canonicalize(path).ok();
     let own = |name| store.local_path(name).ok().flatten().and_then(|path| resolved(&path));
-    match resolved(config) {
-        Some(given) if [COMMON, BEST].into_iter().filter_map(own).any(|own| own == given) => {
-            Err(Failure::usage(PlanError::Own(config.to_owned())))
-        }
-        _ => Ok(()),
+    let owned: Vec<PathBuf> = [COMMON, BEST].into_iter().filter_map(own).collect();
+    match files.iter().find(|file| resolved(file).is_some_and(|file| owned.contains(&file))) {
+        Some(file) => Err(Failure::usage(PlanError::Own(file.clone()))),
+        None => Ok(()),
     }
 }
 
@@ -244,7 +244,7 @@ fn affecting_results(mut found: Differences, tuned: &[String]) -> Vec<Difference
 
 fn run_arguments(arguments: &cli::Tune, run: String, settings: &[Setting]) -> cli::Run {
     cli::Run {
-        config: Some(arguments.config.clone()),
+        config: arguments.config.clone(),
         run,
         ranks: None,
         sets: arguments.sets.iter().cloned().chain(settings.iter().map(Setting::to_set)).collect(),

@@ -25,7 +25,36 @@ impl TransformersModel {
         config.insert("torch_dtype".into(), json!("float32"));
         Self { class, config: config.into(), difference: None, first_position: 0 }
     }
+
+    /// Takes the keys that lambert does not use from `imported`, the `config.json` of the model that was imported.
+    pub fn take_unused_keys(&mut self, imported: &Json) {
+        for key in UNUSED_KEYS {
+            if let (Some(config), Some(value)) = (self.config.as_object_mut(), imported.get(key)) {
+                config.insert(key.to_owned(), value.clone());
+            }
+        }
+    }
 }
+
+/// Keys that lambert does not use: of heads for fine-tuning, of the initialization of new weights, and ids of special tokens.
+const UNUSED_KEYS: [&str; 16] = [
+    "bos_token_id",
+    "classifier_dropout",
+    "classifier_dropout_prob",
+    "classifier_pooling",
+    "cls_token_id",
+    "eos_token_id",
+    "initializer_cutoff_factor",
+    "pooler_dropout",
+    "pooler_hidden_act",
+    "qa_dropout",
+    "sep_token_id",
+    "seq_classif_dropout",
+    "summary_activation",
+    "summary_last_dropout",
+    "summary_type",
+    "summary_use_proj",
+];
 
 /// Sizes of an exported model.
 #[derive(Debug, Clone, Copy)]

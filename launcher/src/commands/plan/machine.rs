@@ -1,7 +1,7 @@
 //! Machine of a plan. Its compute rate comes from the published peak rate of a GPU or from a benchmark.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use clap::ValueEnum;
@@ -79,17 +79,14 @@ fn figures(text: &str, origin: String) -> Result<BenchFigures, PlanError> {
 
 /// Runs the benchmark on the first stage. Each step has as many samples as one rank gets in the run. As many benchmarks run
 /// at the same time as there are ranks, or as there are CPUs for them, because ranks share the memory bandwidth of a host.
-fn bench(path: &Path, config: &RunConfig, sets: &[String]) -> Result<Machine, Failure> {
+fn bench(files: &[PathBuf], config: &RunConfig, sets: &[String]) -> Result<Machine, Failure> {
     let program = worker::find().map_err(Failure::failed)?;
     let samples = config.stage.first().map_or(1, |stage| stage.global_batch.div_ceil(config.cluster.ranks.max(1)));
     let mut command = Command::new(program);
-    command.arg("bench").arg("--config").arg(path).args([
-        "--samples",
-        &samples.to_string(),
-        "--steps",
-        STEPS,
-        "--json",
-    ]);
+    command.args(["bench", "--samples", &samples.to_string(), "--steps", STEPS, "--json"]);
+    for file in files {
+        command.arg("--config").arg(file);
+    }
     command.args(sets.iter().flat_map(|set| ["--set", set]));
     let teacher = teacher_file(config).map_err(Failure::failed)?;
     if let Some(file) = &teacher {

@@ -1,9 +1,9 @@
 //! Classes of tokenizers in transformers, which decide the rules of a SentencePiece model and the settings that are read.
 
+use lambert_store::run::TRANSFORMERS_CONFIG as CONFIG;
 use serde_json::{Value as Json, json};
 
 use super::{TOKENIZER_CONFIG, expect};
-use crate::import::folder::CONFIG;
 
 /// Key that names the class.
 const KEY: &str = "tokenizer_class";
@@ -21,6 +21,10 @@ const WITHOUT_CASE: [&str; 6] = [
     "LongformerTokenizer",
 ];
 
+/// Classes with byte-level BPE that add no space before a text by default.
+const BYTE_LEVEL: [&str; 5] =
+    ["RobertaTokenizer", "GPT2Tokenizer", "BartTokenizer", "LongformerTokenizer", "DebertaTokenizer"];
+
 /// Class with SentencePiece models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SentencePieceClass {
@@ -36,6 +40,34 @@ pub enum SentencePieceClass {
 pub fn name<'a>(settings: &'a Json, config: &'a Json) -> Option<&'a str> {
     let name = settings[KEY].as_str().or(config[KEY].as_str())?;
     (!GENERIC.contains(&name)).then(|| name.strip_suffix("Fast").unwrap_or(name))
+}
+
+/// Name of the class that reads a `tokenizer.json`: that of the folder, else that of the family. `None` for a class without rules
+/// of its own.
+pub fn reader<'a>(settings: &'a Json, config: &'a Json) -> Option<&'a str> {
+    if settings[KEY].is_string() || config[KEY].is_string() {
+        return name(settings, config);
+    }
+    match config["model_type"].as_str()? {
+        "albert" => Some("AlbertTokenizer"),
+        "deberta-v2" => Some("DebertaV2Tokenizer"),
+        "roberta" => Some("RobertaTokenizer"),
+        _ => None,
+    }
+}
+
+/// Value of `do_lower_case` for a class that reads it, if the key is absent. `None`: not known.
+pub fn default_case(class: &str) -> Option<bool> {
+    match class {
+        "AlbertTokenizer" => Some(true),
+        "DebertaV2Tokenizer" => Some(false),
+        _ => None,
+    }
+}
+
+/// Value of `add_prefix_space` for a class with byte-level BPE, if the key is absent. `None`: not known.
+pub fn default_prefix_space(class: &str) -> Option<bool> {
+    BYTE_LEVEL.contains(&class).then_some(false)
 }
 
 /// True if the class obeys `do_lower_case`.

@@ -28,6 +28,8 @@ pub struct ImportedTokenizer {
     pub vocabulary: Vec<u8>,
     /// Size of the vocabulary, and case handling.
     pub info: VocabularyInfo,
+    /// Id of the padding token.
+    pub pad: u32,
     /// Files that an export writes again.
     pub files: Vec<(&'static str, Vec<u8>)>,
 }
@@ -70,8 +72,9 @@ impl ImportedTokenizer {
         let tokenizer =
             Tokenizer::from_vocab(&vocabulary, false).map_err(|source| unreadable(folder.file(name), source))?;
         let info = VocabularyInfo { size: tokenizer.size(), lowercase: tokenizer.lowercase() };
+        let pad = tokenizer.special().pad;
         // Classes of transformers would not read the converted file.
-        Ok(Self { model: TokenizerModel::Unigram, vocabulary, info, files: Vec::new() })
+        Ok(Self { model: TokenizerModel::Unigram, vocabulary, info, pad, files: Vec::new() })
     }
 
     /// Reads a byte-level BPE or Unigram tokenizer, which tokenizer.json describes.
@@ -81,15 +84,19 @@ impl ImportedTokenizer {
             Tokenizer::from_vocab(&vocabulary, false).map_err(|source| unreadable(folder.file(TOKENIZER), source))?;
         let file = tokenizer.file();
         // Generic classes read these keys from tokenizer.json only.
-        if let Some(class) = class::name(settings, &folder.config) {
+        if let Some(class) = class::reader(settings, &folder.config) {
             let wrong = |why: String| ImportError::Tokenizer { path: folder.file(TOKENIZER_CONFIG), why };
             let is_bpe = tokenizer.tokens().model() == TokenizerModel::Bpe;
-            for (key, is_read, found) in [
-                ("do_lower_case", class::reads_case(class), tokenizer.lowercase()),
-                ("add_prefix_space", is_bpe, file.is_some_and(|it| it.adds_space)),
+            for (key, is_read, default, found) in [
+                ("do_lower_case", class::reads_case(class), class::default_case(class), tokenizer.lowercase()),
+                ("add_prefix_space", is_bpe, class::default_prefix_space(class), file.is_some_and(|it| it.adds_space)),
             ] {
-                if is_read && settings[key].as_bool().is_some_and(|expected| expected != found) {
-                    return Err(wrong(format!("{key} is {}, but {TOKENIZER} has {found}", settings[key])));
+                let (set, origin) = match settings[key].as_bool() {
+                    Some(set) => (Some(set), String::new()),
+                    None => (default, format!(" by default for {class}")),
+                };
+                if let Some(set) = set.filter(|set| is_read && *set != found) {
+                    return Err(wrong(format!("{key} is {set}{origin}, but {TOKENIZER} has {found}")));
                 }
             }
             class::check_punctuation(class, settings).map_err(wrong)?;
@@ -100,7 +107,8 @@ impl ImportedTokenizer {
             files.extend(folder.bytes(name)?.map(|content| (name, content)));
         }
         let info = VocabularyInfo { size: tokenizer.size(), lowercase: tokenizer.lowercase() };
-        Ok(Self { model: tokenizer.tokens().model(), vocabulary, info, files })
+        let (model, pad) = (tokenizer.tokens().model(), tokenizer.special().pad);
+        Ok(Self { model, vocabulary, info, pad, files })
     }
 }
 
@@ -134,10 +142,6 @@ mod tests {
         ImportedTokenizer::read(&Folder::open(folder).unwrap()).map_err(|error| error.to_string())
     }
 
-    fn pad(tokenizer: &ImportedTokenizer) -> u32 {
-        Tokenizer::from_vocab(&tokenizer.vocabulary, false).unwrap().special().pad
-    }
-
     #[test]
     fn a_sentence_piece_model_has_the_rules_of_its_class() {
         let folder = tempfile::tempdir().unwrap();
@@ -147,7 +151,7 @@ mod tests {
         let plain = read(folder.path(), &json!({})).unwrap();
         let fairseq = read(folder.path(), &class("XLMRobertaTokenizer")).unwrap();
         assert_eq!((plain.info.lowercase, fairseq.info.lowercase), (false, false));
-        assert_eq!([pad(&plain), pad(&fairseq)], [700, 1]);
+        assert_eq!([plain.pad, fairseq.pad], [700, 1]);
         for (name, lowercase) in [("DebertaV2TokenizerFast", true), ("AlbertTokenizer", true)] {
             assert_eq!(read(folder.path(), &class(name)).unwrap().info.lowercase, lowercase, "{name}");
         }
@@ -182,5 +186,79 @@ mod tests {
             let error = read(settings).unwrap_err();
             assert!(error.contains(message), "{error}");
         }
+    }
+
+    #[test]
+    fn absent_keys_have_the_default_of_their_class() {
+        let folder = tempfile::tempdir().unwrap();
+        let unigram = |lowercase| {
+            let rules = SentencePieceRules { lowercase, ..SentencePieceRules::default() };
+            tokenizer_json_of_sentence_piece(MODEL, rules).unwrap()
+        };
+        let byte_level = |adds_space: bool| {
+            let bytes = (33..=126).chain(161..=172).chain(174..=323).filter_map(char::from_u32).map(String::from);
+            let names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"];
+            let tokens = names.map(str::to_owned).into_iter().chain(bytes);
+            let vocab: serde_json::Map<String, Json> =
+                tokens.enumerate().map(|(id, token)| (token, id.into())).collect();
+            let added: Vec<Json> = names.iter().enumerate().map(|(id, name)| added_token(id, name)).collect();
+            json!({
+                "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+                "pre_tokenizer": {
+                    "type": "ByteLevel", "add_prefix_space": adds_space, "trim_offsets": true, "use_regex": true
+                },
+                "post_processor": null, "decoder": null,
+                "model": {"type": "BPE", "vocab": vocab, "merges": []},
+            })
+            .to_string()
+        };
+        let read_as = |file: String, settings: Json, model_type: &str| {
+            std::fs::write(folder.path().join(TOKENIZER), file).unwrap();
+            std::fs::write(folder.path().join("config.json"), json!({"model_type": model_type}).to_string()).unwrap();
+            std::fs::write(folder.path().join(TOKENIZER_CONFIG), settings.to_string()).unwrap();
+            ImportedTokenizer::read(&Folder::open(folder.path()).unwrap())
+                .map(|_| ())
+                .map_err(|error| error.to_string())
+        };
+        let class = |name: &str| json!({"tokenizer_class": name});
+        let (albert, deberta, roberta) =
+            (class("AlbertTokenizerFast"), class("DebertaV2Tokenizer"), class("RobertaTokenizer"));
+        let generic = class("PreTrainedTokenizerFast");
+        for (file, settings, model_type, message) in [
+            (unigram(true), &albert, "albert", None),
+            (unigram(false), &albert, "albert", Some("do_lower_case is true by default for AlbertTokenizer")),
+            (unigram(false), &json!({}), "albert", Some("do_lower_case is true by default for AlbertTokenizer")),
+            (unigram(false), &generic, "albert", None),
+            (unigram(false), &deberta, "deberta-v2", None),
+            (unigram(true), &deberta, "bert", Some("do_lower_case is false by default for DebertaV2Tokenizer")),
+            (unigram(true), &json!({}), "xlm-roberta", None),
+            (byte_level(false), &roberta, "roberta", None),
+            (byte_level(true), &roberta, "bert", Some("add_prefix_space is false by default for RobertaTokenizer")),
+            (
+                byte_level(true),
+                &json!({}),
+                "roberta",
+                Some("add_prefix_space is false by default for RobertaTokenizer"),
+            ),
+            (byte_level(true), &json!({"add_prefix_space": true}), "roberta", None),
+            (byte_level(true), &generic, "roberta", None),
+            (byte_level(true), &json!({}), "modernbert", None),
+        ] {
+            let found = read_as(file, settings.clone(), model_type);
+            match message {
+                None => assert_eq!(found, Ok(()), "{settings} {model_type}"),
+                Some(message) => {
+                    let error = found.unwrap_err();
+                    assert!(error.contains(message), "{settings} {model_type}: {error}");
+                }
+            }
+        }
+    }
+
+    fn added_token(id: usize, name: &str) -> Json {
+        json!({
+            "id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": true,
+        })
     }
 }

@@ -57,7 +57,8 @@ pub fn read(folder: &Folder, settings: &Json, file: Option<&Json>) -> Result<Imp
         files.extend(folder.bytes(name)?.map(|content| (name, content)));
     }
     let info = VocabularyInfo { size: tokenizer.size(), lowercase };
-    Ok(ImportedTokenizer { model: TokenizerModel::WordPiece, vocabulary, info, files })
+    let pad = tokenizer.special().pad;
+    Ok(ImportedTokenizer { model: TokenizerModel::WordPiece, vocabulary, info, pad, files })
 }
 
 fn lines(vocabulary: &[u8]) -> Vec<&[u8]> {
