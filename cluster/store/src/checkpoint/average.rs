@@ -3,7 +3,8 @@
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::select::{positions, read_reported_object};
+use super::objects::read_reported_object;
+use super::select::positions;
 use super::tensors::HEADER_LENGTH_BYTES;
 use super::{AttemptStep, Manifest, Rollbacks, copy, read_manifest};
 use crate::error::{Error, Result};

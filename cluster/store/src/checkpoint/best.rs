@@ -1,7 +1,8 @@
 //! The best checkpoint that a run has recorded.
 
 use super::Rollbacks;
-use super::select::{ListedCheckpoint, list, read_manifest};
+use super::objects::read_manifest;
+use super::select::{ListedCheckpoint, list};
 use crate::error::Result;
 use crate::store::Store;
 

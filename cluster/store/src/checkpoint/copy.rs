@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::select::{MAX_MANIFEST_BYTES, read_reported_object};
+use super::objects::{MAX_MANIFEST_BYTES, read_reported_object};
 use super::{Manifest, ObjectEntry, read_manifest};
 use crate::error::{Error, Result};
 use crate::hash;

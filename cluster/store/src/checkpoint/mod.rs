@@ -8,6 +8,7 @@ mod average;
 mod best;
 mod copy;
 mod manifest;
+mod objects;
 mod prune;
 mod rollback;
 mod select;
@@ -19,12 +20,12 @@ pub use average::{average, newest};
 pub use best::recorded_best;
 pub use copy::{copy, copy_weights, write_single};
 pub use manifest::{Best, FORMAT, Manifest, ObjectEntry, Slice};
+pub use objects::{ObjectSink, VerifiedCheckpoint, read_manifest, read_object, stream_object, verify, verify_weights};
 pub use prune::{Pruned, Retention, prune, retain, retain_under};
 pub use rollback::{RollbackPoint, RollbackRecord, Rollbacks};
 pub use select::{
-    CheckpointSelection, ListedCheckpoint, ObjectSink, SkippedCheckpoint, VerifiedCheckpoint, is_committed, list,
-    newest_fitting, newest_verified, newest_with_warnings, positions, read_manifest, read_object, read_unless_pruned,
-    stream_object, verify, verify_weights,
+    CheckpointSelection, ListedCheckpoint, SkippedCheckpoint, is_committed, list, newest_fitting, newest_verified,
+    newest_with_warnings, positions, read_unless_pruned,
 };
 pub use tensors::{HEADER_LENGTH_BYTES, MAX_HEADER_BYTES};
 pub use writer::{CheckpointWriter, PendingObject};

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::select::{folders, is_committed_in, verify};
+use super::objects::verify;
+use super::select::{folders, is_committed_in};
 use super::{AttemptStep, Rollbacks};
 use crate::error::Result;
 use crate::lease::Lease;

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::select::MAX_MANIFEST_BYTES;
+use super::objects::MAX_MANIFEST_BYTES;
 use super::tensors::{self, TensorError, TensorValidator};
 use super::{AttemptStep, Manifest, ObjectEntry};
 use crate::error::{Error, Result};
