@@ -242,6 +242,6 @@ fn a_run_larger_than_its_control_group_is_rejected() {
     command.args(["-c", &script, "sh"]).arg(support::lambert());
     let ended = Running::start_by(command, &dir.config(5, 2), &dir.path("run"), &[]).end();
     assert_eq!(ended.code, Some(2), "{}", ended.log);
-    assert!(ended.log.contains("for 2 workers on this host, which has 0.3"), "{}", ended.log);
+    assert!(ended.log.contains("for 2 workers on this host, which has 0.2 GiB"), "{}", ended.log);
     assert!(!Path::new(&dir.path("run")).exists(), "{}", ended.log);
 }

@@ -148,12 +148,17 @@ fn a_worker_that_cannot_start_is_an_error() {
 
 /// The CUDA build of libtorch is looked for on this machine, not by the first attempt.
 #[test]
-fn a_missing_cuda_build_is_an_error() {
+fn a_missing_cuda_build_is_reported() {
     let dir = TestDir::new();
-    let refused = check(&dir, &["--set", "device.kind=cuda", "--set", "device.libtorch=/nowhere"]);
-    assert_eq!(refused.code, 2, "{}", refused.err);
-    let expected = "device: libtorch_cuda.so not found in /nowhere or its lib/ subdirectory (set by device.libtorch)";
-    assert!(refused.err.contains(expected), "{}", refused.err);
+    let checked = check(&dir, &["--set", "device.kind=cuda", "--set", "device.libtorch=/nowhere"]);
+    let problem = "device: libtorch_cuda.so not found in /nowhere or its lib/ subdirectory (set by device.libtorch)";
+    // A machine without GPUs, such as a login node, can check a run that will be trained elsewhere.
+    if Path::new("/proc/driver/nvidia/version").exists() {
+        assert!(checked.code == 2 && checked.err.contains(problem), "{}", checked.err);
+    } else {
+        let warning = format!("warning: {problem}; this machine has no driver of NVIDIA, so a start here would fail");
+        assert!(checked.code == 0 && checked.out.contains(&warning), "{} {}", checked.out, checked.err);
+    }
     let automatic = check(&dir, &["--set", "device.kind=auto"]);
     assert!(automatic.code == 2 || automatic.out.contains("\ndevice: "), "{} {}", automatic.out, automatic.err);
 }

@@ -71,7 +71,7 @@ fn a_failed_start_leaves_no_directory() {
     let port = taken.local_addr().unwrap().port();
     let ports = format!("cluster.control.ports=[{port},{port}]");
     let ran = run(&["run", "--config", &config, "--run", &url, "--set", &ports]);
-    let message = format!("for the ranks (cluster.control.ports: {port} to {port})");
+    let message = format!("for the ranks (cluster.control.ports: {port} to {port};");
     assert!(ran.code == 1 && ran.err.contains(&message), "{}: {}", ran.code, ran.err);
     for path in attempt_directories(&url, 1) {
         assert!(!path.exists(), "{} is left", path.display());

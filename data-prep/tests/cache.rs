@@ -301,22 +301,22 @@ fn row_groups_are_prefetched_within_the_cache_limit() {
     let remote = Remote::new("ahead");
     let dataset = remote.open(1e9);
     let (order, count) = windows(&dataset, 4);
-    let prefetch = dataset.prefetch_windows(order, count, 1).unwrap();
+    let prefetch = dataset.prefetch_windows(order, count, 1.0).unwrap();
     assert!(prefetch.is_some());
     let all_bytes = dataset.manifest().shard_bytes();
     wait_for("not all were downloaded", || copied_bytes(&remote.cache()) == all_bytes);
 
     let (order, count) = windows(&dataset, 4);
-    assert!(remote.local().prefetch_windows(order, count, 1).unwrap().is_none(), "local files are not copied");
+    assert!(remote.local().prefetch_windows(order, count, 1.0).unwrap().is_none(), "local files are not copied");
     let (order, count) = windows(&dataset, 4);
-    assert!(remote.open(1.0).prefetch_windows(order, count, 1).unwrap().is_none(), "the cache is too small");
+    assert!(remote.open(1.0).prefetch_windows(order, count, 1.0).unwrap().is_none(), "the cache is too small");
 
     // With a cache that is smaller than the dataset, the prefetch waits for the reader.
     let remote = Remote::new("ahead-limited");
     let dataset = remote.open(all_bytes as f64 / 2.0);
     let (order, count) = windows(&dataset, 4);
-    let prefetch = dataset.prefetch_windows(order, count, 1).unwrap().unwrap();
-    // A quarter of the dataset is ahead: 2 of 10 windows. The window of the reader comes before them.
+    let prefetch = dataset.prefetch_windows(order, count, 1.0).unwrap().unwrap();
+    // A fifth of the dataset is ahead: 2 of 10 windows. The window of the reader comes before them.
     let checksums = remote.ranges();
     let expected = |last: usize| -> Vec<PathBuf> {
         let ranges = |group: &lambert_dataset::RowGroup| {
@@ -334,12 +334,36 @@ fn row_groups_are_prefetched_within_the_cache_limit() {
         copies.sort();
         copies
     };
-    let windows_ahead = count as usize / 4;
+    let windows_ahead = count as usize / 5;
     wait_for("the windows ahead were not downloaded", || copies() == expected((windows_ahead + 1) * 4));
     std::thread::sleep(Duration::from_millis(100));
     assert_eq!(copies(), expected((windows_ahead + 1) * 4));
     prefetch.passed(1);
     wait_for("the next window was not downloaded", || copies() == expected((windows_ahead + 2) * 4));
+}
+
+/// With a cache that has room for half of the dataset, no row group is evicted before it is read.
+#[test]
+fn the_reader_finds_all_row_groups_that_were_prefetched() {
+    let remote = Remote::new("ahead-epochs");
+    let dataset = remote.open(remote.local().manifest().shard_bytes() as f64 / 2.0);
+    let (order, count) = windows(&dataset, 2);
+    let prefetch = dataset.prefetch_windows(order, count, 1.0).unwrap().unwrap();
+    let checksums = remote.ranges();
+    let is_cached = |group: usize| {
+        let group = dataset.row_groups()[group];
+        remote.cache().join(format!("{}.range", checksums[group.shard].range_sha256[group.index])).exists()
+    };
+    let (order, _) = windows(&dataset, 2);
+    let order: Vec<Vec<usize>> = order.collect();
+    let ahead = (count as usize * 2 / 5) / 2;
+    for (number, window) in order.iter().enumerate() {
+        let next = &order[(number + ahead).min(order.len() - 1)];
+        wait_for("a window ahead was not downloaded", || next.iter().all(|group| is_cached(*group)));
+        assert!(window.iter().all(|group| is_cached(*group)), "window {number} of {} is not cached", order.len());
+        window.iter().for_each(|group| drop(dataset.read(*group).unwrap()));
+        prefetch.passed(number as u64 + 1);
+    }
 }
 
 #[test]
@@ -348,11 +372,11 @@ fn whole_shards_are_prefetched_if_they_fit_into_the_cache() {
     let dataset = remote.open(1e9);
     let all_bytes = dataset.manifest().shard_bytes();
     let (order, count) = windows(&dataset, 4);
-    let prefetch = dataset.prefetch_windows(order, count, 1).unwrap();
+    let prefetch = dataset.prefetch_windows(order, count, 1.0).unwrap();
     assert!(prefetch.is_some());
     wait_for("not all were downloaded", || copied_bytes(&remote.cache()) == all_bytes);
     let (order, count) = windows(&dataset, 4);
-    assert!(remote.open(all_bytes as f64 - 1.0).prefetch_windows(order, count, 1).unwrap().is_none());
+    assert!(remote.open(all_bytes as f64 - 1.0).prefetch_windows(order, count, 1.0).unwrap().is_none());
 }
 
 /// The cache limit exceeds the size of the disk.
@@ -465,6 +489,13 @@ fn the_default_folder_is_private_and_a_configured_one_may_be_shared() {
     std::fs::set_permissions(shared.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     let shared = shared.path().join("shared");
     open(&shared);
+    // The files of the first user can be read and locked by others, but not removed.
+    std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o1777)).unwrap();
+    assert_eq!(read_with(shared.to_str().unwrap()), Ok(()));
+    let others = files(&shared, ".range");
+    assert_eq!(others.len(), 2);
+    assert!(as_user(shared.to_str().unwrap()).contains("read: Ok(())"));
+    std::fs::remove_file(&others[0]).unwrap();
     assert!(as_user(shared.to_str().unwrap()).contains("read: Ok(())"));
     assert_eq!(files(&shared, ".range").len(), 2);
 }

@@ -164,6 +164,25 @@ fn checksums_of_another_dataset_or_with_impossible_ranges_are_refused() {
     }
 }
 
+/// The shard is sound: its checksum in the manifest is correct.
+#[test]
+fn a_wrong_checksum_of_a_range_is_not_reported_as_a_damaged_shard() {
+    let folder = tempfile::tempdir().unwrap();
+    let written = write(folder.path(), 95, 3);
+    let mut all = checksums(folder.path(), &written);
+    all[1].range_sha256[1].0[0] ^= 1;
+    std::fs::write(folder.path().join(CHECKSUMS), ranges::to_json(&written, &all)).unwrap();
+    let dataset = Dataset::open(folder.path().to_str().unwrap()).unwrap();
+    let error = dataset.verify().unwrap_err();
+    let message = error.to_string();
+    let range = all[1].range(1);
+    let words = format!("{} is sound, but bytes {} to {} have", written.shards[1].path, range.start, range.end - 1);
+    assert!(message.contains("checksums.json does not belong") && message.contains(&words), "{message}");
+    assert_eq!(dataset.damaged_shard(&error), None);
+    let group = dataset.row_groups().iter().position(|group| group.shard == 1).unwrap();
+    assert!(dataset.read(group + 1).unwrap_err().to_string().contains("according to checksums.json"));
+}
+
 /// Each range has the correct checksum, but the row groups of the footer are elsewhere.
 #[test]
 fn a_row_group_outside_its_range_is_refused() {

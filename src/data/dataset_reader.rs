@@ -35,13 +35,18 @@ impl DatasetReader {
         Self { dataset, shuffle, seed, sizes, order: None, groups, prefetch: None }
     }
 
-    /// If the dataset is in an object store, starts to download the row groups from sample `number` on. `datasets` datasets
-    /// share the cache.
-    pub fn start_prefetch(&mut self, number: u64, datasets: usize) -> Result<(), DatasetError> {
+    /// Starts to download the row groups from sample `number` on, to sample `end` if it is not `None`. `share` is the fraction
+    /// of the cache for this dataset.
+    pub fn start_prefetch(&mut self, number: u64, end: Option<u64>, share: f64) -> Result<(), DatasetError> {
         let (start, per_epoch) = (self.window_number(number), self.windows_per_epoch());
+        let end = match end {
+            Some(end) if end > number => self.window_number(end - 1) + 1,
+            Some(_) => start,
+            None => u64::MAX,
+        };
         let (sizes, shuffle, seed) = (self.sizes.clone(), self.shuffle, self.seed);
         let mut order: Option<EpochOrder> = None;
-        let windows = (start..).map(move |window| {
+        let windows = (start..end).map(move |window| {
             let (epoch, groups) = (window / per_epoch, window_groups(window % per_epoch, sizes.len()));
             if !shuffle {
                 return groups.collect();
@@ -49,7 +54,7 @@ impl DatasetReader {
             let current = order.take().filter(|order| order.epoch() == epoch);
             order.insert(current.unwrap_or_else(|| EpochOrder::new(&sizes, seed, epoch))).row_groups(groups).to_vec()
         });
-        let prefetch = self.dataset.prefetch_windows(Box::new(windows), per_epoch, datasets)?;
+        let prefetch = self.dataset.prefetch_windows(Box::new(windows), per_epoch, share)?;
         self.prefetch = prefetch.map(|prefetch| RunningPrefetch { prefetch, start });
         Ok(())
     }

@@ -24,7 +24,7 @@ impl Loader {
     pub fn start(
         source: SampleSource,
         options: LoaderOptions,
-        requests: impl Iterator<Item = BatchRequest> + Send + 'static,
+        requests: impl Iterator<Item = BatchRequest> + Clone + Send + 'static,
     ) -> std::io::Result<Self> {
         let data = source.mixture.shape();
         let (sender, batches) =
@@ -69,11 +69,14 @@ impl Drop for Loader {
 fn send_batches(
     reader: &mut BatchReader,
     options: &LoaderOptions,
-    requests: impl Iterator<Item = BatchRequest>,
+    requests: impl Iterator<Item = BatchRequest> + Clone,
     batches: &Sender<Result<GlobalBatch, DatasetError>>,
 ) {
     let (mut cursor, mut threads) = (options.position.next, 1);
-    if let Err(error) = reader.start_prefetch(&options.position) {
+    // Requests without an upper bound may be endless.
+    let is_finite = requests.size_hint().1.is_some();
+    let samples = is_finite.then(|| requests.clone().map(|request| request.samples as u64).sum());
+    if let Err(error) = reader.start_prefetch(&options.position, samples) {
         return drop(batches.send(Err(error)));
     }
     for request in requests {

@@ -27,6 +27,17 @@ impl Mixture {
         Self { datasets: vec![dataset], names: vec![String::new()], counts: vec![BLOCK], id }
     }
 
+    /// Fraction of the downloaded bytes that each dataset supplies. 0 for local datasets.
+    pub fn download_shares(&self) -> Vec<f64> {
+        let bytes = |(dataset, count): (&Arc<Dataset>, &u64)| match dataset.is_remote() {
+            true => *count as f64 * dataset.manifest().shard_bytes() as f64 / dataset.rows().max(1) as f64,
+            false => 0.0,
+        };
+        let bytes: Vec<f64> = self.datasets.iter().zip(&self.counts).map(bytes).collect();
+        let sum: f64 = bytes.iter().sum();
+        bytes.into_iter().map(|bytes| if bytes > 0.0 { bytes / sum } else { 0.0 }).collect()
+    }
+
     /// Creates a mixture of datasets. `names` are their names in the configuration, and `counts` the numbers of samples
     /// of each dataset in a block of [`BLOCK`] samples.
     pub fn new(datasets: Vec<Arc<Dataset>>, names: Vec<String>, counts: Vec<u64>) -> Self {

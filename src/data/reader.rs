@@ -74,11 +74,16 @@ impl BatchReader {
         Ok(Self { source, vocabs, order, datasets })
     }
 
-    /// Starts to download the row groups from `position` on, for each dataset in an object store.
-    pub fn start_prefetch(&mut self, position: &MixturePosition) -> Result<(), DatasetError> {
-        let numbers = position.dataset_numbers(&self.order.taken(position.next));
-        let count = numbers.len();
-        self.datasets.iter_mut().zip(numbers).try_for_each(|(dataset, number)| dataset.start_prefetch(number, count))
+    /// Starts to download the row groups from `position` on, for each dataset in an object store. `samples` is the number of
+    /// samples that will be read, if it is known.
+    pub fn start_prefetch(&mut self, position: &MixturePosition, samples: Option<u64>) -> Result<(), DatasetError> {
+        let shares = self.source.mixture.download_shares();
+        let starts = position.dataset_numbers(&self.order.taken(position.next));
+        let ends = samples.map(|samples| position.dataset_numbers(&self.order.taken(position.next + samples)));
+        for (index, dataset) in self.datasets.iter_mut().enumerate().filter(|(index, _)| shares[*index] > 0.0) {
+            dataset.start_prefetch(starts[index], ends.as_ref().map(|ends| ends[index]), shares[index])?;
+        }
+        Ok(())
     }
 
     /// Number of row groups decoded so far.

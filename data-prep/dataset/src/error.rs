@@ -2,6 +2,8 @@ use std::path::PathBuf;
 
 use lambert_store::shown;
 
+use super::ranges::CHECKSUMS;
+
 /// Error of opening, reading or writing a dataset.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -81,8 +83,9 @@ pub enum DatasetError {
     },
     /// The checksum of a file, or of a byte range of it, differs from the checksum in the manifest.
     #[error(
-        "{url}/{file} is damaged: sha256{} is {found}, expected {expected} according to the manifest",
-        range.as_ref().map_or(String::new(), |range| format!(" of bytes {} to {}", range.start, range.end.saturating_sub(1)))
+        "{url}/{file} is damaged: sha256{} is {found}, expected {expected} according to {}",
+        range.as_ref().map_or(String::new(), |range| format!(" of bytes {} to {}", range.start, range.end.saturating_sub(1))),
+        if range.is_some() { CHECKSUMS } else { "the manifest" }
     )]
     Damaged {
         /// Dataset.

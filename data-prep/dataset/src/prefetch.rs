@@ -5,11 +5,16 @@
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use super::Dataset;
+use super::{Dataset, DatasetError};
 
 /// Number of concurrent downloads per process.
 const PREFETCH_THREADS: usize = 8;
+/// Number of attempts to download a row group.
+const ATTEMPTS: usize = 5;
+/// Pause after the first failed attempt. It doubles with each attempt.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Background download of row groups. After a drop, no further downloads start, and downloads in progress complete.
 #[derive(Debug)]
@@ -39,6 +44,8 @@ struct State {
     queue: VecDeque<usize>,
     /// Shards whose footer (or whole file) has been requested.
     shards: BTreeSet<usize>,
+    /// True after the first warning.
+    is_warned: bool,
     stop: bool,
 }
 
@@ -49,18 +56,18 @@ impl std::fmt::Debug for State {
 }
 
 impl Prefetch {
-    /// Starts to download `windows`, at most `ahead` of them ahead of the reader. Errors are ignored, because a later
-    /// read of the row group reports them.
+    /// Starts to download `windows`, at most `ahead` of them ahead of the reader. The first error is a warning: a later read
+    /// of the row group downloads it again or reports the error.
     pub(super) fn start(dataset: &Arc<Dataset>, windows: Windows, ahead: u64) -> Self {
         let (queue, shards) = (VecDeque::new(), BTreeSet::new());
-        let state = Mutex::new(State { windows, taken: 0, passed: 0, ahead, queue, shards, stop: false });
+        let (is_warned, stop) = (false, false);
+        let state = Mutex::new(State { windows, taken: 0, passed: 0, ahead, queue, shards, is_warned, stop });
         let shared = Arc::new(Shared { state, moved: Condvar::new() });
         for _ in 0..PREFETCH_THREADS {
             let (dataset, shared) = (dataset.clone(), shared.clone());
             let work = move || {
                 while let Some((group, is_first)) = shared.next(&dataset) {
-                    // The reader of the row group gets the same error.
-                    let _ = dataset.prefetch(group, is_first);
+                    shared.attempt(|| dataset.prefetch(group, is_first));
                 }
             };
             // If the thread cannot be started, row groups are downloaded on first use.
@@ -80,6 +87,30 @@ impl Prefetch {
 }
 
 impl Shared {
+    /// Calls `download` until it succeeds or the prefetch stops, at most [`ATTEMPTS`] times.
+    fn attempt(&self, download: impl Fn() -> Result<(), DatasetError>) {
+        let mut pause = FIRST_PAUSE;
+        for _ in 0..ATTEMPTS {
+            let Err(error) = download() else { return };
+            let mut state = self.state();
+            if !std::mem::replace(&mut state.is_warned, true) {
+                let error = lambert_store::error::chain(&error);
+                tracing::warn!(
+                    "cannot download row groups ahead of their use: {error}; each is tried again when it is read"
+                );
+            }
+            let until = Instant::now() + pause;
+            while !state.stop && Instant::now() < until {
+                let left = until.saturating_duration_since(Instant::now());
+                state = self.moved.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            }
+            if state.stop {
+                return;
+            }
+            pause *= 2;
+        }
+    }
+
     /// Waits until the reader is close enough. Returns the next row group, and true if it is the first of its shard.
     /// Returns `None` after a stop or after the last window.
     fn next(&self, dataset: &Dataset) -> Option<(usize, bool)> {
@@ -94,7 +125,10 @@ impl Shared {
             }
             if state.taken <= state.passed + state.ahead {
                 let window = state.windows.next()?;
-                state.queue.extend(window);
+                // The reader has passed a window that it read before the prefetch came to it.
+                if state.taken >= state.passed {
+                    state.queue.extend(window);
+                }
                 state.taken += 1;
             } else {
                 state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);

@@ -24,6 +24,10 @@ use super::shard_file::ShardFile;
 use super::shard_reader::{self, ShardAccess, ShardReader};
 use super::{DatasetError, MANIFEST, Manifest, Shard, check, schema, sha256_hex};
 
+/// Fraction of the cache that holds row groups ahead of the reader. A row group is evicted when the cache has been filled
+/// since its download or its last use. While the reader passes the row groups ahead of it, as many others are downloaded. So
+/// this fraction is below one half, and the rest also holds footers and the row groups in use.
+const AHEAD_FRACTION: f64 = 0.4;
 /// Number of concurrent requests for the sizes of remote files.
 const REMOTE_THREADS: usize = 16;
 
@@ -98,28 +102,31 @@ impl Dataset {
         Self { cache: Cache::new(settings), ..self }
     }
 
+    /// True if the dataset is in an object store, so that its row groups are cached.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        !self.store.is_local()
+    }
+
     /// Starts to download row groups in the background, in the order of `windows`, of which an epoch has `count`. The
-    /// downloads are at most an epoch ahead of the reader. They use at most the fraction 1/`datasets` of the cache,
-    /// because that many datasets share it. Returns `None` if the shards are local, or if the cache is too small.
+    /// downloads are at most an epoch ahead of the reader. They use the fraction `share` of the cache, because several
+    /// datasets can share it. Returns `None` if the shards are local, or if the cache is too small.
     ///
     /// # Errors
-    /// The store rejects the name of a shard.
+    /// The checksums cannot be read.
     pub fn prefetch_windows(
         self: &Arc<Self>,
         windows: Windows,
         count: u64,
-        datasets: usize,
+        share: f64,
     ) -> Result<Option<Prefetch>, DatasetError> {
-        let shards = &self.manifest.shards;
-        let Some(first) = shards.first() else { return Ok(None) };
-        if shard_reader::local(&self.store, &first.path)?.is_some() {
+        if !self.is_remote() || count == 0 {
             return Ok(None);
         }
-        let room = self.cache.limit() / datasets.max(1) as u64;
+        let room = (self.cache.limit() as f64 * share) as u64;
         let bytes = self.manifest.shard_bytes();
-        // Half of the room is for what has been read, so that the windows ahead are not evicted.
         let ahead = match self.ranges()?.is_some() {
-            true => (room / 2 / bytes.div_ceil(count.max(1)).max(1)).min(count),
+            true => ((room as f64 * AHEAD_FRACTION) as u64 / bytes.div_ceil(count).max(1)).min(count),
             // A window reads from many shards, and each shard is downloaded as a whole.
             false if bytes <= room => count,
             false => 0,

@@ -16,7 +16,7 @@ use sha2::{Digest as _, Sha256};
 use super::cache::{Cache, CacheObject};
 use super::digest::Digest;
 use super::panics::catch_panics;
-use super::ranges::ShardRanges;
+use super::ranges::{CHECKSUMS, ShardRanges};
 use super::shard_file::{Identity, ShardFile, identity};
 use super::{DatasetError, Shard};
 
@@ -90,20 +90,50 @@ impl ShardAccess<'_> {
         Ok(file)
     }
 
-    /// Verifies all ranges and the whole file.
+    /// Verifies all ranges and the whole file. If only the checksum of a range is wrong, the error is
+    /// [`DatasetError::Checksums`].
     pub fn verify(self, reader: &ShardReader) -> Result<(), DatasetError> {
         // Without ranges, the file was verified on opening.
         let Some(ranges) = self.ranges else { return Ok(()) };
         let mut whole = Sha256::new();
-        for index in 0..=ranges.footer() {
-            let file = match reader.in_pieces {
-                true => self.cached_range(ranges, index, None)?,
-                false => reader.file.narrowed(ranges.range(index)),
-            };
-            self.check_range(ranges, index, &file, |piece| whole.update(piece))?;
+        let mut ranges_sound = (0..=ranges.footer()).map(|index| match reader.in_pieces {
+            // The copy has been verified, and its bytes reported.
+            true => self
+                .cached_range(ranges, index, None)?
+                .sha256(|piece| whole.update(piece))
+                .map(drop)
+                .map_err(self.read_error()),
+            false => {
+                let file = reader.file.narrowed(ranges.range(index));
+                self.check_range(ranges, index, &file, |piece| whole.update(piece))
+            }
+        });
+        let damaged = ranges_sound.find_map(Result::err);
+        drop(ranges_sound);
+        match damaged {
+            None => self.check_whole(whole),
+            Some(DatasetError::Damaged { range: Some(range), expected, found, .. }) => {
+                let mut whole = Sha256::new();
+                let read = self.store.read_pieces(&self.shard.path, self.shard.bytes, |piece| whole.update(piece));
+                read.map_err(|source| DatasetError::Store { url: self.store.url().to_owned(), source })?;
+                match self.check_whole(whole) {
+                    Ok(()) => Err(self.wrong_checksum(&range, &expected, &found)),
+                    Err(_) => Err(self.damaged(Some(range), &expected, &found)),
+                }
+            }
+            Some(error) => Err(error),
         }
-        let found = Digest(whole.finalize().into()).to_string();
+    }
+
+    fn check_whole(self, digest: Sha256) -> Result<(), DatasetError> {
+        let found = Digest(digest.finalize().into()).to_string();
         if found == self.shard.sha256 { Ok(()) } else { Err(self.damaged(None, &self.shard.sha256, &found)) }
+    }
+
+    fn wrong_checksum(self, range: &Range<u64>, expected: &str, found: &str) -> DatasetError {
+        let (name, start, end) = (&self.shard.path, range.start, range.end.saturating_sub(1));
+        let message = format!("{name} is sound, but bytes {start} to {end} have the sha256 {found}, not {expected}");
+        DatasetError::Checksums { file: format!("{}/{CHECKSUMS}", self.store.url()), message }
     }
 
     /// Downloads what [`ShardAccess::open`] reads of a remote shard, unless it is cached or another process is

@@ -60,9 +60,17 @@ pub fn check(arguments: &cli::Run) -> Outcome {
         warnings.extend(machine::server_warnings(config));
         warnings.extend(missing_notifier(&config.notify.command));
         warnings.extend(machine::worker_warning(&validated)?);
+        let device = match machine::device(&validated) {
+            // For example a login node.
+            Err(failure) if !machine::has_gpu_driver() => {
+                warnings.push(format!("{failure}; this machine has no driver of NVIDIA, so a start here would fail"));
+                None
+            }
+            device => device?,
+        };
         lines.extend(warnings.iter().map(|warning| format!("warning: {warning}")));
         lines.extend(worker::version(validated.worker()).ok());
-        lines.extend(machine::device(&validated)?);
+        lines.extend(device);
         Ok(lines)
     });
     drop(progress);

@@ -1,9 +1,9 @@
 //! Lock of a shard during its download. The lock file contains the name of the holder. The holder updates the
 //! modification time of the file to show progress.
 
-use std::fs::{File, TryLockError};
+use std::fs::{File, Permissions, TryLockError};
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -47,7 +47,7 @@ pub enum TryLock {
 }
 
 /// Opens a lock file, or creates it. Another user of a shared cache could have put a link there, and the holder writes
-/// to the lock file.
+/// to the lock file. The file of another user may be read-only.
 ///
 /// # Errors
 /// The file cannot be opened, is not a regular file, or has several names.
@@ -59,10 +59,19 @@ pub fn open(path: &Path) -> io::Result<File> {
     let no_follow = OFlags::NOFOLLOW.bits().cast_signed();
     let mut options = File::options();
     options.create(true).truncate(false).read(true).write(true).custom_flags(no_follow);
-    let file = options.open(path).map_err(|error| match error.raw_os_error() {
+    let file = match options.open(path) {
+        // The file of another user. A lock needs no permission to write.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            File::options().read(true).custom_flags(no_follow).open(path)
+        }
+        opened => opened,
+    };
+    let file = file.map_err(|error| match error.raw_os_error() {
         Some(code) if code == Errno::LOOP.raw_os_error() => refused("a symbolic link"),
         _ => error,
     })?;
+    // Other users of the folder lock the file, too. Only its owner can change its mode.
+    let _ = file.set_permissions(Permissions::from_mode(0o666));
     let found = file.metadata()?;
     match found.nlink() {
         _ if !found.is_file() => Err(refused("not a regular file")),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
 
 use lambert_config::run::{Backend, DeviceKind, RunConfig};
 
@@ -39,6 +40,11 @@ pub fn device(validated: &ValidatedRun) -> Result<Option<String>, Failure> {
         Backend::Local | Backend::Mpi => false,
     };
     worker::device(validated.worker(), device, uses_nccl).map(Some).map_err(Failure::usage)
+}
+
+/// True if the kernel of this machine has loaded the driver of NVIDIA.
+pub fn has_gpu_driver() -> bool {
+    Path::new("/proc/driver/nvidia/version").exists()
 }
 
 /// Describes why the coordinator cannot listen for the ranks, if it cannot.
