@@ -268,15 +268,20 @@ fn max_difference_from_host(kernels: &dyn Kernels, shapes: &[Shape], settings: &
 
 #[test]
 fn updates_match_host() {
-    for (name, settings) in settings() {
-        let error = max_difference_from_host(&reference(), &SHAPES, &settings, 20);
+    let check = |name: &str, settings: &Settings| {
+        let error = max_difference_from_host(&reference(), &SHAPES, settings, 20);
         assert!(error < 1e-6, "{name} reference: {error:e}");
-        let error = max_difference_from_host(&emulated(), &SHAPES, &settings, 20);
+        let error = max_difference_from_host(&emulated(), &SHAPES, settings, 20);
         assert!(error < 1e-6, "{name} emulated CUDA: {error:e}");
-        let error = max_difference_from_host(&emulated(), &SHAPES[..SMALL], &settings, 1000);
+        let error = max_difference_from_host(&emulated(), &SHAPES[..SMALL], settings, 1000);
         println!("{name} emulated CUDA over 1,000 steps: {error:.1e}");
         assert!(error < 1e-6, "{name} emulated CUDA over 1,000 steps: {error:e}");
-    }
+    };
+    std::thread::scope(|scope| {
+        for (name, settings) in settings() {
+            scope.spawn(move || check(name, &settings));
+        }
+    });
 }
 
 #[test]
