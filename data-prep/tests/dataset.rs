@@ -164,7 +164,7 @@ fn checksums_of_another_dataset_or_with_impossible_ranges_are_refused() {
     }
 }
 
-/// The shard is sound: its checksum in the manifest is correct.
+/// The shard is intact: its checksum in the manifest is correct.
 #[test]
 fn a_wrong_checksum_of_a_range_is_not_reported_as_a_damaged_shard() {
     let folder = tempfile::tempdir().unwrap();
@@ -176,7 +176,7 @@ fn a_wrong_checksum_of_a_range_is_not_reported_as_a_damaged_shard() {
     let error = dataset.verify().unwrap_err();
     let message = error.to_string();
     let range = all[1].range(1);
-    let words = format!("{} is sound, but bytes {} to {} have", written.shards[1].path, range.start, range.end - 1);
+    let words = format!("{} is intact, but bytes {} to {} have", written.shards[1].path, range.start, range.end - 1);
     assert!(message.contains("checksums.json does not belong") && message.contains(&words), "{message}");
     assert_eq!(dataset.damaged_shard(&error), None);
     let group = dataset.row_groups().iter().position(|group| group.shard == 1).unwrap();

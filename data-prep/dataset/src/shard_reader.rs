@@ -96,7 +96,7 @@ impl ShardAccess<'_> {
         // Without ranges, the file was verified on opening.
         let Some(ranges) = self.ranges else { return Ok(()) };
         let mut whole = Sha256::new();
-        let mut ranges_sound = (0..=ranges.footer()).map(|index| match reader.in_pieces {
+        let mut checks = (0..=ranges.footer()).map(|index| match reader.in_pieces {
             // The copy has been verified, and its bytes reported.
             true => self
                 .cached_range(ranges, index, None)?
@@ -108,8 +108,8 @@ impl ShardAccess<'_> {
                 self.check_range(ranges, index, &file, |piece| whole.update(piece))
             }
         });
-        let damaged = ranges_sound.find_map(Result::err);
-        drop(ranges_sound);
+        let damaged = checks.find_map(Result::err);
+        drop(checks);
         match damaged {
             None => self.check_whole(whole),
             Some(DatasetError::Damaged { range: Some(range), expected, found, .. }) => {
@@ -132,7 +132,7 @@ impl ShardAccess<'_> {
 
     fn wrong_checksum(self, range: &Range<u64>, expected: &str, found: &str) -> DatasetError {
         let (name, start, end) = (&self.shard.path, range.start, range.end.saturating_sub(1));
-        let message = format!("{name} is sound, but bytes {start} to {end} have the sha256 {found}, not {expected}");
+        let message = format!("{name} is intact, but bytes {start} to {end} have the sha256 {found}, not {expected}");
         DatasetError::Checksums { file: format!("{}/{CHECKSUMS}", self.store.url()), message }
     }
 
@@ -178,11 +178,11 @@ impl ShardAccess<'_> {
     /// Returns the cached copy of `object`. Downloads it if the copy is missing or damaged. Verifies the copy, unless it
     /// is the file `checked` or this process has downloaded it.
     fn cached(self, object: &CacheObject<'_>, checked: Option<Identity>) -> Result<File, DatasetError> {
-        let sound = |file: &File| -> std::io::Result<bool> {
+        let is_intact = |file: &File| -> std::io::Result<bool> {
             Ok(Some(identity(file)?) == checked || self.sha256(file, object.bytes())? == object.sha256)
         };
         if let Some(file) = self.cache.find(object) {
-            if matches!(sound(&file), Ok(true)) {
+            if matches!(is_intact(&file), Ok(true)) {
                 return Ok(file);
             }
             self.cache.discard(object)?;
