@@ -8,10 +8,13 @@ mod samples;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use lambert_config::run::{FaultInjection, Objective};
+use lambert_config::run::{DatasetCache, FaultInjection, Objective};
 use lambert_dataset::Dataset;
 use lambert_dataset::random::Key;
+use lambert_dataset::ranges;
+use lambert_store::Store;
 use lambert_worker::data::order::{EpochOrder, WINDOW};
 use lambert_worker::data::reader::BatchReader;
 use lambert_worker::data::{BatchRequest, GlobalBatch, LoaderOptions, Mixture, MixturePosition, SampleSource};
@@ -157,4 +160,46 @@ fn half_batches_have_each_sample_once_in_any_world() {
     all.sort_unstable();
     assert_eq!(all, (0..61).collect::<Vec<_>>());
     [2, 3].iter().for_each(|world| assert_eq!(of_world(*world), one));
+}
+
+/// A run that ends, or an evaluation of a few samples, downloads no row groups that it does not read.
+#[test]
+fn prefetch_ends_with_the_last_sample() {
+    let folder = tempfile::tempdir().unwrap();
+    let local = dataset(&folder.path().join("data"));
+    let url = "memory://prefetch/data";
+    let store = Store::open(url).unwrap();
+    for entry in std::fs::read_dir(folder.path().join("data")).unwrap() {
+        let path = entry.unwrap().path();
+        store.put(path.file_name().unwrap().to_str().unwrap(), std::fs::read(&path).unwrap().into()).unwrap();
+    }
+    let all = ranges::parse(&store.get(ranges::CHECKSUMS).unwrap(), local.manifest()).unwrap();
+    let sizes: Vec<u64> = local.row_groups().iter().map(|group| group.rows).collect();
+    let order = EpochOrder::new(&sizes, 1, 0);
+    // Samples from the second window to the start of the third.
+    let (start, samples) = (WINDOW as u64 * GROUP + 3, WINDOW as u64 * GROUP);
+    let groups: BTreeSet<usize> = [start, start + samples - 1].iter().flat_map(|n| order.window(*n)).copied().collect();
+    assert_eq!(groups.len(), 2 * WINDOW);
+    let mut expected = BTreeSet::new();
+    for group in groups.iter().map(|group| local.row_groups()[*group]) {
+        let ranges = &all[group.shard];
+        expected.extend([group.index, ranges.footer()].map(|index| format!("{}.range", ranges.range_sha256[index])));
+    }
+    let cache = folder.path().join("cache");
+    let settings = DatasetCache { folder: cache.to_str().unwrap().to_owned(), gigabytes: 1.0 };
+    let remote = Arc::new(Dataset::open(url).unwrap().with_cache(&settings));
+    let mut reader = reader(&remote, true);
+    let position = MixturePosition { next: start, ..MixturePosition::default() };
+    reader.start_prefetch(&position, Some(samples)).unwrap();
+    let copies = || -> BTreeSet<String> {
+        let names = std::fs::read_dir(&cache).into_iter().flatten().map(|entry| entry.unwrap().file_name());
+        names.map(|name| name.into_string().unwrap()).filter(|name| name.ends_with(".range")).collect()
+    };
+    let begin = Instant::now();
+    while copies() != expected {
+        assert!(begin.elapsed() < Duration::from_secs(60), "{} of {} files", copies().len(), expected.len());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(copies(), expected);
 }

@@ -296,6 +296,18 @@ fn ranges_are_evicted_and_the_recorded_size_follows() {
     assert_eq!(last(&dataset), last(&local));
 }
 
+/// Another user of a shared folder could have put a link in place of the record.
+#[test]
+fn the_recorded_size_is_not_written_through_a_link() {
+    let remote = Remote::new("linked-record");
+    let precious = remote.folder.path().join("precious");
+    std::fs::write(&precious, "precious").unwrap();
+    std::fs::create_dir(remote.cache()).unwrap();
+    std::os::unix::fs::symlink(&precious, remote.cache().join("room.bytes")).unwrap();
+    assert_eq!(all(&remote.open(1e9)), all(&remote.local()));
+    assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
+}
+
 #[test]
 fn row_groups_are_prefetched_within_the_cache_limit() {
     let remote = Remote::new("ahead");
