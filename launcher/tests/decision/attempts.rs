@@ -111,6 +111,16 @@ fn a_program_that_does_not_load_is_permanent_in_the_first_attempt_only() {
     assert_eq!(hosts(scene.give(Event::LeaseTaken(3))), "ac");
 }
 
+/// Another rank has reported, and mpirun has not said which rank ended.
+#[test]
+fn a_program_that_does_not_load_is_found_without_a_death() {
+    let mut scene = Scenario::new();
+    scene.give(Event::LeaseTaken(1)).report_of(0);
+    scene.worker(WorkerEvent::Line(1, "w: error while loading shared libraries: libtorch.so: no file".into()));
+    let (code, message) = scene.exit(127).failure();
+    assert!(code == exit::USAGE && message.starts_with("lambert-worker did not load for rank 1 "), "{code} {message}");
+}
+
 /// The exit code of a rank that has reported has another cause.
 #[test]
 fn a_program_that_has_reported_did_load() {

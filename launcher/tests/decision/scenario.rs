@@ -76,12 +76,13 @@ impl Scenario {
     }
 
     pub fn report(&mut self) -> &mut Self {
-        for (rank, host) in ["a", "b"].into_iter().enumerate() {
-            let phase = lambert_control::WorkerPhase::Step;
-            let report = WorkerReport { rank, pid: 7, host: host.into(), phase, ..WorkerReport::default() };
-            self.worker(WorkerEvent::Report(report));
-        }
-        self
+        self.report_of(0).report_of(1)
+    }
+
+    /// Report of one rank.
+    pub fn report_of(&mut self, rank: usize) -> &mut Self {
+        let (phase, host) = (lambert_control::WorkerPhase::Step, ["a", "b"][rank].into());
+        self.worker(WorkerEvent::Report(WorkerReport { rank, pid: 7, host, phase, ..WorkerReport::default() }))
     }
 
     /// Starts the attempt with this lease. Its ranks are in `phase` before their first step.

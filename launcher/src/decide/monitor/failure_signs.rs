@@ -232,8 +232,11 @@ impl FailureSigns {
     /// True if the exit code of the only rank, or of a launcher that reports no death, shows that the program of a rank did not
     /// load. A launcher has the exit code of the first rank that fails. With other messages, its own programs may be missing.
     fn has_not_loaded(&self, ranks: &Ranks) -> bool {
-        let has_code = self.exit == Some(ProcessExit::Code(NOT_LOADED));
-        has_code && ranks.is_empty() && (self.loader_error.is_some() || self.remarks.is_empty())
+        self.exit == Some(ProcessExit::Code(NOT_LOADED))
+            && match &self.loader_error {
+                Some((rank, _)) => !ranks.has(*rank),
+                None => ranks.is_empty() && self.remarks.is_empty(),
+            }
     }
 
     /// Describes a rank whose program did not load. `None`: an unknown rank.
