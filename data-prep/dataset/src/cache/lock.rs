@@ -60,9 +60,10 @@ pub fn open(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.create(true).truncate(false).read(true).write(true).custom_flags(no_follow);
     let file = match options.open(path) {
-        // The file of another user. A lock needs no permission to write.
+        // The file of another user. A lock needs no permission to write. Without `NONBLOCK`, a pipe would block.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-            File::options().read(true).custom_flags(no_follow).open(path)
+            let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
+            File::options().read(true).custom_flags(flags).open(path)
         }
         opened => opened,
     };
@@ -70,15 +71,16 @@ pub fn open(path: &Path) -> io::Result<File> {
         Some(code) if code == Errno::LOOP.raw_os_error() => refused("a symbolic link"),
         _ => error,
     })?;
-    // Other users of the folder lock the file, too. Only its owner can change its mode.
-    let _ = file.set_permissions(Permissions::from_mode(0o666));
     let found = file.metadata()?;
     match found.nlink() {
-        _ if !found.is_file() => Err(refused("not a regular file")),
+        _ if !found.is_file() => return Err(refused("not a regular file")),
         // Another process has just removed the lock file.
-        0 | 1 => Ok(file),
-        names => Err(refused(&format!("a file with {names} names"))),
+        0 | 1 => {}
+        names => return Err(refused(&format!("a file with {names} names"))),
     }
+    // Other users of the folder lock the file, too. Only its owner can change its mode.
+    let _ = file.set_permissions(Permissions::from_mode(0o666));
+    Ok(file)
 }
 
 impl FetchLock {
@@ -176,6 +178,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [precious, path] = ["precious", "a.lock"].map(|name| folder.path().join(name));
         std::fs::write(&precious, "precious").unwrap();
+        let mode = || std::fs::metadata(&precious).unwrap().permissions().mode();
+        let before = mode();
         let refused = |what: &str| {
             let error = super::open(&path).unwrap_err().to_string();
             assert!(error.contains("a.lock") && error.contains(what), "{error}");
@@ -188,6 +192,7 @@ mod tests {
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         refused("is not a regular file");
         assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
+        assert_eq!(mode(), before);
         drop(take(&path));
     }
 
