@@ -4,77 +4,11 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use crate::samples::Shape;
 use lambert_config::run::DatasetCache;
-use lambert_dataset::ranges::{self, CHECKSUMS, ShardRanges};
 use lambert_dataset::{Dataset, Samples};
-use lambert_store::Store;
 
-const SHARDS: u64 = 8;
-
-/// A dataset in a store, with a cache folder.
-struct Remote {
-    folder: tempfile::TempDir,
-    url: String,
-    store: Store,
-}
-
-impl Remote {
-    fn new(name: &str) -> Self {
-        Self::write(name, true)
-    }
-
-    /// A dataset of an earlier version, which has checksums only of whole shards.
-    fn of_earlier_version(name: &str) -> Self {
-        Self::write(name, false)
-    }
-
-    fn write(name: &str, has_checksums: bool) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let local = folder.path().join("data");
-        crate::samples::write(
-            &local,
-            &Shape { rows: 400, longest: 32, rows_per_group: 10, shards: SHARDS, pieces: 99 },
-        );
-        if !has_checksums {
-            std::fs::remove_file(local.join(CHECKSUMS)).unwrap();
-        }
-        let url = format!("memory://{name}/data");
-        let store = Store::open(&url).unwrap();
-        for entry in std::fs::read_dir(&local).unwrap() {
-            let path = entry.unwrap().path();
-            store.put(path.file_name().unwrap().to_str().unwrap(), std::fs::read(&path).unwrap().into()).unwrap();
-        }
-        Self { folder, url, store }
-    }
-
-    fn cache(&self) -> PathBuf {
-        self.folder.path().join("cache")
-    }
-
-    /// Opens the dataset as a separate process would, with a cache limit of `bytes`.
-    fn open(&self, bytes: f64) -> Arc<Dataset> {
-        let folder = self.cache().to_str().unwrap().to_owned();
-        let settings = DatasetCache { folder, gigabytes: bytes / 1e9 };
-        Arc::new(Dataset::open(&self.url).unwrap().with_cache(&settings))
-    }
-
-    fn local(&self) -> Arc<Dataset> {
-        Arc::new(Dataset::open(self.folder.path().join("data").to_str().unwrap()).unwrap())
-    }
-
-    /// Checksums of each shard.
-    fn ranges(&self) -> Vec<ShardRanges> {
-        ranges::parse(&self.store.get(CHECKSUMS).unwrap(), self.local().manifest()).unwrap()
-    }
-
-    fn remove(&self, dataset: &Dataset) {
-        dataset.manifest().shards.iter().for_each(|shard| self.store.delete(&shard.path).unwrap());
-    }
-}
+use crate::common::remote::{Remote, SHARDS, copied_bytes, files};
 
 /// A small tmpfs that is unmounted on drop. A process without the privilege to mount cannot create it.
 struct SmallDisk(PathBuf);
@@ -101,36 +35,8 @@ impl Drop for SmallDisk {
     }
 }
 
-/// Files in a folder whose names end with `ending`.
-fn files(folder: &Path, ending: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path());
-    entries.filter(|path| path.to_str().unwrap().ends_with(ending)).collect()
-}
-
 fn all(dataset: &Dataset) -> Vec<Samples> {
     (0..dataset.row_groups().len()).map(|group| dataset.read(group).unwrap()).collect()
-}
-
-/// Size of all complete copies in a folder, bytes.
-fn copied_bytes(folder: &Path) -> u64 {
-    let copies = [".range", ".parquet"].into_iter().flat_map(|ending| files(folder, ending));
-    copies.map(|copy| std::fs::metadata(copy).unwrap().len()).sum()
-}
-
-/// Waits until `done` is true.
-fn wait_for(what: &str, done: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// Windows of `size` row groups, over two epochs in file order.
-fn windows(dataset: &Dataset, size: usize) -> (Box<dyn Iterator<Item = Vec<usize>> + Send>, u64) {
-    let count = dataset.row_groups().len();
-    let epoch = move || (0..count).step_by(size).map(move |first| (first..(first + size).min(count)).collect());
-    (Box::new(epoch().chain(epoch())), count.div_ceil(size) as u64)
 }
 
 /// First row group of a shard.
@@ -306,90 +212,6 @@ fn the_recorded_size_is_not_written_through_a_link() {
     std::os::unix::fs::symlink(&precious, remote.cache().join("room.bytes")).unwrap();
     assert_eq!(all(&remote.open(1e9)), all(&remote.local()));
     assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
-}
-
-#[test]
-fn row_groups_are_prefetched_within_the_cache_limit() {
-    let remote = Remote::new("ahead");
-    let dataset = remote.open(1e9);
-    let (order, count) = windows(&dataset, 4);
-    let prefetch = dataset.prefetch_windows(order, count, 1.0).unwrap();
-    assert!(prefetch.is_some());
-    let all_bytes = dataset.manifest().shard_bytes();
-    wait_for("not all were downloaded", || copied_bytes(&remote.cache()) == all_bytes);
-
-    let (order, count) = windows(&dataset, 4);
-    assert!(remote.local().prefetch_windows(order, count, 1.0).unwrap().is_none(), "local files are not copied");
-    let (order, count) = windows(&dataset, 4);
-    assert!(remote.open(1.0).prefetch_windows(order, count, 1.0).unwrap().is_none(), "the cache is too small");
-
-    // With a cache that is smaller than the dataset, the prefetch waits for the reader.
-    let remote = Remote::new("ahead-limited");
-    let dataset = remote.open(all_bytes as f64 * 0.55);
-    let (order, count) = windows(&dataset, 4);
-    let prefetch = dataset.prefetch_windows(order, count, 1.0).unwrap().unwrap();
-    // A fifth of the dataset is ahead: 2 of 10 windows. The window of the reader comes before them.
-    let checksums = remote.ranges();
-    let expected = |last: usize| -> Vec<PathBuf> {
-        let ranges = |group: &lambert_dataset::RowGroup| {
-            let ranges = &checksums[group.shard];
-            let path = |index: usize| remote.cache().join(format!("{}.range", ranges.range_sha256[index]));
-            [group.index, ranges.footer()].map(path)
-        };
-        let mut paths: Vec<PathBuf> = dataset.row_groups()[..last].iter().flat_map(ranges).collect();
-        paths.sort();
-        paths.dedup();
-        paths
-    };
-    let copies = || {
-        let mut copies = files(&remote.cache(), ".range");
-        copies.sort();
-        copies
-    };
-    let windows_ahead = count as usize / 5;
-    wait_for("the windows ahead were not downloaded", || copies() == expected((windows_ahead + 1) * 4));
-    std::thread::sleep(Duration::from_millis(100));
-    assert_eq!(copies(), expected((windows_ahead + 1) * 4));
-    prefetch.passed(1);
-    wait_for("the next window was not downloaded", || copies() == expected((windows_ahead + 2) * 4));
-}
-
-/// With a cache that has room for about half of the dataset, no row group is evicted before it is read.
-#[test]
-fn the_reader_finds_all_row_groups_that_were_prefetched() {
-    let remote = Remote::new("ahead-epochs");
-    let dataset = remote.open(remote.local().manifest().shard_bytes() as f64 * 0.55);
-    let (order, count) = windows(&dataset, 2);
-    let prefetch = dataset.prefetch_windows(order, count, 1.0).unwrap().unwrap();
-    let checksums = remote.ranges();
-    let is_cached = |group: usize| {
-        let group = dataset.row_groups()[group];
-        remote.cache().join(format!("{}.range", checksums[group.shard].range_sha256[group.index])).exists()
-    };
-    let (order, _) = windows(&dataset, 2);
-    let order: Vec<Vec<usize>> = order.collect();
-    let ahead = count as usize / 5;
-    for (number, window) in order.iter().enumerate() {
-        let first = if number == 0 { 0 } else { number + 1 };
-        let next = &order[first..(number + ahead + 1).min(order.len()).max(first)];
-        wait_for("a window ahead was not downloaded", || next.iter().flatten().all(|group| is_cached(*group)));
-        assert!(window.iter().all(|group| is_cached(*group)), "window {number} of {} is not cached", order.len());
-        window.iter().for_each(|group| drop(dataset.read(*group).unwrap()));
-        prefetch.passed(number as u64 + 1);
-    }
-}
-
-#[test]
-fn whole_shards_are_prefetched_if_they_fit_into_the_cache() {
-    let remote = Remote::of_earlier_version("ahead-whole");
-    let dataset = remote.open(1e9);
-    let all_bytes = dataset.manifest().shard_bytes();
-    let (order, count) = windows(&dataset, 4);
-    let prefetch = dataset.prefetch_windows(order, count, 1.0).unwrap();
-    assert!(prefetch.is_some());
-    wait_for("not all were downloaded", || copied_bytes(&remote.cache()) == all_bytes);
-    let (order, count) = windows(&dataset, 4);
-    assert!(remote.open(all_bytes as f64 - 1.0).prefetch_windows(order, count, 1.0).unwrap().is_none());
 }
 
 /// The cache limit exceeds the size of the disk.

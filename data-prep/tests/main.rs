@@ -13,6 +13,7 @@ mod inputs;
 mod kill;
 mod listing;
 mod packing;
+mod prefetch;
 mod prep;
 mod rows;
 #[path = "../../tests/support/samples.rs"]

@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports)] // Each test file uses a part of it.
 
 pub mod corpus;
+pub mod remote;
 #[path = "../../../tests/support/tree.rs"]
 mod tree;
 
