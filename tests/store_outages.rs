@@ -162,3 +162,23 @@ fn a_permanent_outage_ends_the_run() {
         all.keys().filter(|name| !before.iter().any(|checkpoint| name.starts_with(checkpoint))).collect();
     assert!(orphans.is_empty(), "failed saves left files: {orphans:?}");
 }
+
+/// S3 answers 403 for a missing object if the credentials may read, but not list.
+#[test]
+fn a_dataset_of_an_earlier_version_is_read_without_permission_to_list() {
+    let dir = TestDir::new();
+    let data = Path::new(&dir.path("s3")).join(s3_server::BUCKET).join("data");
+    support::copy(Path::new(&dir.path("data/train")), &data);
+    std::fs::remove_file(data.join("checksums.json")).unwrap();
+    let server = Server::start(Path::new(&dir.path("s3")), 0);
+    let fault = Fault::Refuse(403, "AccessDenied");
+    server.fail(Rule { method: "GET".parse().unwrap(), contains: "checksums.json", after: 0, times: 1000, fault });
+    let sets = [
+        format!("stage.0.data=s3://{}/data", s3_server::BUCKET),
+        format!("cluster.dataset_cache.folder={}", dir.path("cache")),
+    ];
+    let sets = ["--set", &sets[0], "--set", &sets[1]];
+    let ended = Running::start_in(&dir.config(2, 2), &dir.path("run"), &sets, &server.environment()).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert!(server.hits() > 0, "the file was not asked for");
+}

@@ -346,7 +346,8 @@ impl Dataset {
                     Ok(bytes) => Some(ranges::parse(&bytes, &self.manifest).map_err(|message| {
                         DatasetError::Checksums { file: format!("{}/{CHECKSUMS}", self.url()), message }
                     })?),
-                    Err(error) if error.is_not_found() => None,
+                    // S3 denies the read of a missing object if the credentials may not list the bucket.
+                    Err(lambert_store::Error::NotFound { .. } | lambert_store::Error::Denied { .. }) => None,
                     Err(source) => return Err(self.store_error(source)),
                 };
                 self.ranges.get_or_init(|| ranges)
