@@ -19,8 +19,8 @@ use lambert_config::RunConfig;
 use lambert_plan::architecture::Architecture;
 use lambert_store::checkpoint::{CheckpointWriter, FORMAT, Manifest, verify};
 use lambert_store::{Lease, Store};
-use lambert_worker::checkpoint::read_state;
 use lambert_worker::checkpoint::snapshot::{Snapshot, SnapshotObject};
+use lambert_worker::checkpoint::{ReadMode, read_state};
 use lambert_worker::kernels::Host;
 use lambert_worker::state::{Buffer, Parameters, TrainState};
 
@@ -87,10 +87,10 @@ fn main() {
         let plain = folder.path().join("plain");
         timed(&mut times, "plain write + fsync", || plain_write(&plain, &source));
         let verified = timed(&mut times, "lambert: verify", || verify(&store, &name(&state)).unwrap());
-        timed(&mut times, LOAD, || read_state(&store, &verified, &mut state).unwrap());
+        timed(&mut times, LOAD, || read_state(&store, &verified, &mut state, ReadMode::Alone).unwrap());
         timed(&mut times, READ, || plain_read(&plain, &mut target));
         forget(folder.path());
-        timed(&mut times, COLD_LOAD, || read_state(&store, &verified, &mut state).unwrap());
+        timed(&mut times, COLD_LOAD, || read_state(&store, &verified, &mut state, ReadMode::Alone).unwrap());
         timed(&mut times, COLD_READ, || plain_read(&plain, &mut target));
         if let Some(peers) = &mut peers {
             peers.round(&mut times);

@@ -2,7 +2,8 @@
 //! `cargo bench --workspace --bench remote`.
 //!
 //! The dataset has 64 shards on a local S3 server. The benchmark measures the time with an empty dataset cache and with
-//! a complete dataset cache. It also prints the size of the cache at the first step.
+//! a complete dataset cache. It also prints the size of the cache at the first step. With `--remote-run`, the run is on
+//! the server, too, so that the ranks load its checkpoint from there; `--hidden` determines the size of the checkpoint.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a benchmark reports")]
 
@@ -31,6 +32,12 @@ struct Arguments {
     rounds: usize,
     #[arg(long, default_value_t = 2)]
     ranks: usize,
+    /// Width of the model of one layer
+    #[arg(long, default_value_t = 32)]
+    hidden: usize,
+    /// Keep the run on the S3 server
+    #[arg(long)]
+    remote_run: bool,
     /// Path of the program `lambert`, which is beside lambert-worker; default: the program of this build
     #[arg(long)]
     program: Option<String>,
@@ -57,16 +64,16 @@ fn main() {
     let server = Server::start(&folder.path().join("s3"), 0);
     let own = Path::new(env!("CARGO_BIN_EXE_lambert-worker")).with_file_name("lambert");
     let config = format!(
-        "[model]\nlayers = 1\nhidden = 32\nheads = 2\nintermediate = 64\npositions = 128\n[[stage]]\nname = \"one\"\n\
+        "[model]\nlayers = 1\nhidden = {}\nheads = 2\nintermediate = 64\npositions = 128\n[[stage]]\nname = \"one\"\n\
          data = \"s3://{BUCKET}/data\"\nsteps = 100000\nglobal_batch = 64\nmicro_batch_tokens = 2048\n\
-         learning_rate = 1e-4\n[checkpoint]\nevery_steps = 1\n[cluster]\nranks = {}\n[device]\nkind = \"cpu\"\n",
-        arguments.ranks
+         learning_rate = 1e-4\n[checkpoint]\nevery_steps = 100000\n[cluster]\nranks = {}\n[device]\nkind = \"cpu\"\n",
+        arguments.hidden, arguments.ranks
     );
     std::fs::write(path("run.toml"), config).unwrap();
     let bench = Bench {
         program: arguments.program.clone().unwrap_or_else(|| own.to_str().unwrap().to_owned()),
         config: path("run.toml"),
-        run: path("run"),
+        run: if arguments.remote_run { format!("s3://{BUCKET}/run") } else { path("run") },
         cache: path("cache"),
         environment: server.environment(),
     };

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::s3_server::{BUCKET, Fault, Rule, Server};
-use crate::support::{self, Running, TestDir, checkpoints, done, run_in, wait_for_no_workers};
+use crate::support::{self, Running, TestDir, assert_same_bits, checkpoints, done, run_in, wait_for_no_workers};
 
 /// Moving the folder of a run moves the run. Nothing may be created at the old path, and the run must resume at the new
 /// path.
@@ -144,4 +144,41 @@ fn slow_deletions_delay_no_step() {
     assert_eq!(pruned.code, 0, "{}", pruned.err);
     let left = run_in(&["checkpoint", "list", &url], &environment).out;
     assert!(left.lines().count() == 1 && left.contains("step-000000028-a0001"), "{left}");
+}
+
+/// Ranks that restart share the reads of a checkpoint in a bucket: rank 0 verifies it, and then each rank reads a part for
+/// all ranks. The ranks of a run that starts from the checkpoint do the same with the weights.
+#[test]
+fn ranks_together_read_a_checkpoint_once() {
+    const RANKS: usize = 4;
+    let dir = TestDir::new();
+    let server = Server::start(Path::new(&dir.path("s3")), 0);
+    let (url, folder) = (format!("s3://{BUCKET}/run"), dir.path(&format!("s3/{BUCKET}/run")));
+    let environment = server.environment();
+    // Number of reads of objects whose names contain `what`.
+    let reads = |requests: &[String], what: &str| {
+        requests.iter().filter(|request| request.starts_with("GET") && request.contains(what)).count()
+    };
+    let config = dir.config(40, RANKS);
+    let mut running = Running::start_in(&config, &url, &[], &environment);
+    running.reach(16);
+    server.requests();
+    running.kill_rank(2, "-9");
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    let requests = server.requests();
+    // Each object once to verify it, and once for all ranks.
+    assert_eq!(reads(&requests, "/model.safetensors"), 2, "{requests:#?}");
+    assert_eq!(reads(&requests, "/optimizer-"), 2 * RANKS, "{requests:#?}");
+    let undisturbed = dir.path("undisturbed");
+    let ended = Running::start(&config, &undisturbed).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    assert_same_bits(&folder, &undisturbed);
+
+    let from = format!("run.from={url}/checkpoints/{}", checkpoints(&folder)[0]);
+    let ended = Running::start_in(&dir.config(2, RANKS), &dir.path("other"), &["--set", &from], &environment).end();
+    assert_eq!(ended.code, Some(0), "{}", ended.log);
+    let requests = server.requests();
+    assert_eq!(reads(&requests, "/model.safetensors"), 2, "{requests:#?}");
+    assert_eq!(reads(&requests, "/optimizer-"), 0, "{requests:#?}");
 }

@@ -3,9 +3,11 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
+use lambert_collective::Group;
 use lambert_store::checkpoint::{self as stored, Manifest, Slice, VerifiedCheckpoint};
 use lambert_store::{Store, run};
 
+use super::shared_read;
 use super::tensor_loader::{LoadTarget, TensorLoader};
 use crate::error::Error;
 use crate::state::{Buffer, ParamSpec, Parameters, TrainState};
@@ -64,9 +66,23 @@ pub(super) fn write_error(error: safetensors::SafeTensorError) -> Error {
 /// Maximum number of objects that are read concurrently.
 const PARALLEL: usize = 16;
 
+/// How a rank reads the objects of a checkpoint.
+pub enum ReadMode<'a> {
+    /// This process reads all objects.
+    Alone,
+    /// Each rank of a group reads a part of the objects and sends it to the other ranks. All ranks of the group must read
+    /// the same objects.
+    Shared(&'a mut dyn Group),
+}
+
 /// Reads the weights of a verified checkpoint. The file must have exactly the parameters of the model.
-pub fn read_weights(store: &Store, verified: &VerifiedCheckpoint, parameters: &Parameters) -> Result<(), Error> {
-    fill(store, verified, run::WEIGHTS, weights(parameters))
+pub fn read_weights(
+    store: &Store,
+    verified: &VerifiedCheckpoint,
+    parameters: &Parameters,
+    mode: ReadMode<'_>,
+) -> Result<(), Error> {
+    read_objects(store, verified, vec![(run::WEIGHTS.to_owned(), weights(parameters))], mode)
 }
 
 fn weights(parameters: &Parameters) -> Vec<LoadTarget> {
@@ -78,11 +94,37 @@ fn weights(parameters: &Parameters) -> Vec<LoadTarget> {
 }
 
 /// Reads weights and moments, several objects concurrently. The moments may be split into any number of shards.
-pub fn read(store: &Store, verified: &VerifiedCheckpoint, state: &mut TrainState) -> Result<(), Error> {
+pub fn read(
+    store: &Store,
+    verified: &VerifiedCheckpoint,
+    state: &mut TrainState,
+    mode: ReadMode<'_>,
+) -> Result<(), Error> {
     let moments = parts(&verified.manifest, state)?;
     // The weights are the largest object, so they are first.
     let objects = std::iter::once((run::WEIGHTS.to_owned(), weights(&state.parameters))).chain(moments);
-    let objects = Mutex::new(objects);
+    read_objects(store, verified, objects.collect(), mode)
+}
+
+/// An object of a checkpoint with its load targets.
+pub(super) type TargetedObject = (String, Vec<LoadTarget>);
+
+/// Reads objects that must have exactly the tensors of their targets.
+fn read_objects(
+    store: &Store,
+    verified: &VerifiedCheckpoint,
+    objects: Vec<TargetedObject>,
+    mode: ReadMode<'_>,
+) -> Result<(), Error> {
+    match mode {
+        ReadMode::Alone => read_alone(store, verified, objects),
+        ReadMode::Shared(group) => shared_read::read(group, store, verified, objects),
+    }
+}
+
+fn read_alone(store: &Store, verified: &VerifiedCheckpoint, objects: Vec<TargetedObject>) -> Result<(), Error> {
+    let threads = PARALLEL.min(objects.len());
+    let objects = Mutex::new(objects.into_iter());
     let next = || objects.lock().unwrap_or_else(PoisonError::into_inner).next();
     let read = || {
         while let Some((name, targets)) = next() {
@@ -91,13 +133,12 @@ pub fn read(store: &Store, verified: &VerifiedCheckpoint, state: &mut TrainState
         Ok(())
     };
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..PARALLEL).map(|_| scope.spawn(read)).collect();
+        let threads: Vec<_> = (0..threads).map(|_| scope.spawn(read)).collect();
         let mut ended = threads.into_iter().map(|thread| thread.join());
         ended.try_for_each(|read| read.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })
 }
 
-/// Reads an object that must have exactly the tensors of `targets`.
 fn fill(store: &Store, verified: &VerifiedCheckpoint, object: &str, targets: Vec<LoadTarget>) -> Result<(), Error> {
     let mut loader = TensorLoader::new(targets);
     stored::stream_object(store, verified, object, &mut loader)?;
@@ -106,7 +147,7 @@ fn fill(store: &Store, verified: &VerifiedCheckpoint, object: &str, targets: Vec
 
 /// Returns the optimizer shards with their load targets. The slices of a shard determine its targets, so a checkpoint
 /// may have the parameters in a different order than the model.
-fn parts(manifest: &Manifest, state: &TrainState) -> Result<Vec<(String, Vec<LoadTarget>)>, Error> {
+fn parts(manifest: &Manifest, state: &TrainState) -> Result<Vec<TargetedObject>, Error> {
     let specs = state.parameters.specs();
     let mut covered = Vec::new();
     let mut parts = Vec::new();
@@ -135,7 +176,7 @@ fn parts(manifest: &Manifest, state: &TrainState) -> Result<Vec<(String, Vec<Loa
     }
 }
 
-fn invalid_checkpoint(manifest: &Manifest, message: String) -> Error {
+pub(super) fn invalid_checkpoint(manifest: &Manifest, message: String) -> Error {
     Error::Checkpoint { name: manifest.name(), message }
 }
 

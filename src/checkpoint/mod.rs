@@ -14,6 +14,7 @@
 //! - `changed_data`: data of a stage that changed between a checkpoint and a start
 //! - `chosen`: the checkpoint that a user names, or the newest intact one
 //! - `files`: objects of a checkpoint
+//! - `shared_read`: reads the objects once for all ranks
 //! - `teacher`: teacher of the run, which has a copy of it
 //! - `teacher_record`: its record in the manifest
 //! - `tensor_loader`: streaming of an object into the training state
@@ -31,6 +32,7 @@ pub mod rollback;
 mod running_clock;
 mod save;
 pub mod saver;
+mod shared_read;
 pub mod snapshot;
 mod teacher;
 mod teacher_record;
@@ -39,6 +41,7 @@ pub mod time_limit;
 
 pub use chosen::read_chosen;
 pub use engine_state::EngineState;
+pub use files::ReadMode;
 pub use resume::{ResumeOrigin, read_model, read_state, resume};
 pub use saver::Saver;
 pub use teacher::read_teacher;

@@ -21,13 +21,15 @@ use lambert_store::checkpoint::{
 use lambert_store::run as stored_run;
 use serde::{Deserialize, Serialize};
 
-use super::{EngineState, changed_data, files, rollback};
+use super::files::{self, ReadMode};
+use super::{EngineState, changed_data, rollback};
 use crate::error::{self, Error};
 use crate::kernels::Kernels;
 use crate::objective::Teacher;
 use crate::stages;
 use crate::state::{self, InitialDeviation, ParamSpec, Parameters, TrainState};
 use crate::torch;
+use crate::worker::agreement;
 use crate::worker::datasets::Datasets;
 use crate::worker::session::{self, Session};
 
@@ -54,12 +56,13 @@ pub fn resume(
     let found = agree_on_start(session, collective, datasets)?;
     let (mut state, best) = match &found.checkpoint {
         Some(verified) => {
-            let mut state = load(session, verified, datasets)?;
+            let mode = read_mode(session, collective, &session.store);
+            let mut state = load(session, verified, datasets, mode)?;
             let changed = changed_data::forget_statistics(config, &datasets.stages, &verified.manifest, &mut state);
             changed.into_iter().filter(|_| session.is_first()).for_each(|warning| session.warn(warning));
             (state, verified.manifest.best.clone())
         }
-        None => (begin(session, datasets, teacher)?, None),
+        None => (begin(session, collective, datasets, teacher)?, None),
     };
     let checkpoint = found.checkpoint.map(|verified| verified.manifest.name());
     found.rollbacks.iter().for_each(|record| rollback::skip_samples(record, &mut state));
@@ -208,7 +211,12 @@ fn vocabulary(datasets: &Datasets) -> usize {
 }
 
 /// Creates the state of a run before its first step.
-fn begin(session: &Session, datasets: &Datasets, teacher: Option<&Teacher>) -> Result<TrainState, Error> {
+fn begin(
+    session: &Session,
+    collective: &mut dyn Group,
+    datasets: &Datasets,
+    teacher: Option<&Teacher>,
+) -> Result<TrainState, Error> {
     let config = &session.config;
     // The store of the run keeps the vocabulary, for exports and for programs that need only the model.
     if session.is_first() {
@@ -216,7 +224,7 @@ fn begin(session: &Session, datasets: &Datasets, teacher: Option<&Teacher>) -> R
         session.store.put(dataset.manifest().vocabulary.model.file(), dataset.vocabulary()?.into())?;
     }
     match &config.run.from {
-        Some(url) => begin_from(session, url, datasets),
+        Some(url) => begin_from(session, collective, url, datasets),
         None => {
             let state = initialized(session, config.stage[0].depth(&config.model), datasets)?;
             if let Some(teacher) = teacher {
@@ -240,9 +248,36 @@ fn copy_layers(teacher: &Teacher, student: &Parameters, config: &RunConfig) -> R
     Ok(torch::guard(|| stages::teacher::copy(&teacher.parameters, student, &tensors))?)
 }
 
+/// Returns how the ranks read the objects of `store`. They share the reads, unless the store is a folder and all ranks
+/// are on one host: the host then reads the folder only once, because it keeps the files in memory.
+pub(super) fn read_mode<'a>(session: &Session, collective: &'a mut dyn Group, store: &Store) -> ReadMode<'a> {
+    let on_one_host = session.host.ranks == session.world;
+    match session.world == 1 || (on_one_host && store.is_local()) {
+        true => ReadMode::Alone,
+        false => ReadMode::Shared(collective),
+    }
+}
+
+/// Verifies a checkpoint on rank 0 and returns the result on all ranks.
+pub(super) fn verify_on_first(
+    collective: &mut dyn Group,
+    verify: impl FnOnce() -> lambert_store::Result<VerifiedCheckpoint>,
+) -> Result<VerifiedCheckpoint, Error> {
+    let own = (collective.rank() == 0).then(verify).transpose();
+    let is_verified = own.as_ref().ok().cloned().flatten();
+    let verified = agreement::broadcast(collective, &is_verified)?;
+    own?;
+    verified.ok_or(Error::Peer("rank 0 could not read a checkpoint that this run starts from"))
+}
+
 /// Creates the state of step 0 from the weights of another run. If `run.from_optimizer` is set, also copies the moments
 /// and update counts of that run. The state has as many layers as the checkpoint, and the first stage grows the model.
-fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<TrainState, Error> {
+fn begin_from(
+    session: &Session,
+    collective: &mut dyn Group,
+    url: &str,
+    datasets: &Datasets,
+) -> Result<TrainState, Error> {
     let config = &session.config;
     let (run, name) = stored_run::split_checkpoint_url(url);
     let name = name.ok_or_else(|| {
@@ -250,7 +285,11 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     })?;
     let store = Store::open(run)?;
     let extension = vocabulary_extension(&StoredVocabulary::read(&store)?.bytes, datasets, run)?;
-    let verified = stored::verify(&store, name)?;
+    let verified = verify_on_first(collective, || match config.run.from_optimizer {
+        true => stored::verify(&store, name),
+        false => stored::verify_weights(&store, name),
+    })?;
+    let mode = read_mode(session, collective, &store);
     let info: Option<VocabularyInfo> = serde_json::from_value(verified.manifest.state.clone()).ok();
     // With another case handling, the files would not describe the data.
     let is_same_case = info.is_some_and(|info| info.lowercase == datasets.first().manifest().lowercase);
@@ -272,7 +311,7 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
         let is_unchanged = || VocabularyExtension { before: vocabulary(datasets), parts: Vec::new() };
         let extension = extension.unwrap_or_else(is_unchanged);
         let architecture = Architecture::of_run(&source, layers, extension.before);
-        let before = read_model(session.kernels.clone(), &store, &verified, architecture)?;
+        let before = read_model(session.kernels.clone(), &store, &verified, architecture, mode)?;
         torch::guard(|| stages::vocabulary::extend(&before, &state.parameters, &extension))?;
         if session.is_first() && has_other_heads {
             let change = if config.objective.span_boundary_weight > 0.0 { "initialized" } else { "left out" };
@@ -283,10 +322,10 @@ fn begin_from(session: &Session, url: &str, datasets: &Datasets) -> Result<Train
     let mut state = empty(session, layers, datasets)?;
     match config.run.from_optimizer {
         true => {
-            files::read(&store, &verified, &mut state)?;
+            files::read(&store, &verified, &mut state, mode)?;
             state.updates = EngineState::read(&verified.manifest)?.updates(state.parameters.specs());
         }
-        false => files::read_weights(&store, &verified, &state.parameters)?,
+        false => files::read_weights(&store, &verified, &state.parameters, mode)?,
     }
     Ok(state)
 }
@@ -340,17 +379,27 @@ fn empty(session: &Session, layers: usize, datasets: &Datasets) -> Result<TrainS
     Ok(torch::guard(|| TrainState::new(Parameters::zeros(session.kernels.clone(), architecture)))?)
 }
 
-fn load(session: &Session, verified: &VerifiedCheckpoint, datasets: &Datasets) -> Result<TrainState, Error> {
+fn load(
+    session: &Session,
+    verified: &VerifiedCheckpoint,
+    datasets: &Datasets,
+    mode: ReadMode<'_>,
+) -> Result<TrainState, Error> {
     let mut state = empty(session, session.config.depth(verified.manifest.stage), datasets)?;
-    read_state(&session.store, verified, &mut state)?;
+    read_state(&session.store, verified, &mut state, mode)?;
     state.stages.early_stops = EngineState::read(&verified.manifest)?.early_stops(&session.config, &verified.manifest);
     Ok(state)
 }
 
 /// Restores `state` from a checkpoint. `state` must have the parameters of the checkpoint.
-pub fn read_state(store: &Store, verified: &VerifiedCheckpoint, state: &mut TrainState) -> Result<(), Error> {
+pub fn read_state(
+    store: &Store,
+    verified: &VerifiedCheckpoint,
+    state: &mut TrainState,
+    mode: ReadMode<'_>,
+) -> Result<(), Error> {
     let engine_state = EngineState::read(&verified.manifest)?;
-    files::read(store, verified, state)?;
+    files::read(store, verified, state, mode)?;
     engine_state.apply(&verified.manifest, state);
     Ok(())
 }
@@ -361,8 +410,9 @@ pub fn read_model(
     store: &Store,
     verified: &VerifiedCheckpoint,
     architecture: Architecture,
+    mode: ReadMode<'_>,
 ) -> Result<Parameters, Error> {
     let parameters = torch::guard(|| Parameters::zeros(kernels, architecture))?;
-    files::read_weights(store, verified, &parameters)?;
+    files::read_weights(store, verified, &parameters, mode)?;
     Ok(parameters)
 }

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use lambert_collective::Group;
 use lambert_config::run::TeacherInfo;
 use lambert_plan::architecture::Architecture;
 use lambert_store::checkpoint::{self as stored, Manifest};
 use lambert_store::run::{self, TEACHER, TEACHER_INFO, WEIGHTS};
 use lambert_store::{Store, StoredVocabulary, hash};
 
-use super::resume::read_model;
+use super::resume::{read_mode, read_model, verify_on_first};
 use crate::error::Error;
 use crate::model;
 use crate::objective::Teacher;
@@ -16,11 +17,15 @@ use crate::torch;
 use crate::worker::datasets::Datasets;
 use crate::worker::session::{self, Session};
 
-/// Reads the teacher of a run; `None` if the run has none. Each rank reads the whole teacher.
+/// Reads the teacher of a run; `None` if the run has none. Collective. Each rank has the whole teacher.
 ///
 /// # Errors
 /// The teacher cannot be read, is damaged, or is not the one that the first start of the run has read.
-pub fn read_teacher(session: &Session, datasets: &Datasets) -> Result<Option<Teacher>, Error> {
+pub fn read_teacher(
+    session: &Session,
+    collective: &mut dyn Group,
+    datasets: &Datasets,
+) -> Result<Option<Teacher>, Error> {
     let Some(configured) = &session.config.objective.teacher else { return Ok(None) };
     let info = configured.info.as_ref().ok_or_else(|| {
         let message =
@@ -28,12 +33,13 @@ pub fn read_teacher(session: &Session, datasets: &Datasets) -> Result<Option<Tea
         Error::Usage(message)
     })?;
     let (store, name) = (session.store.join(TEACHER)?, checkpoint_name(info)?);
-    let verified = stored::verify_weights(&store, &name)?;
+    let verified = verify_on_first(collective, || stored::verify_weights(&store, &name))?;
     check(info, &store, &verified.manifest, datasets)?;
     let (theirs, _) = session::read_config(&store)?;
     let vocabulary = datasets.first().manifest().vocabulary.size;
     let architecture = Architecture::of_run(&theirs, info.model.layers, vocabulary);
-    let mut parameters = read_model(Arc::clone(&session.kernels), &store, &verified, architecture)?;
+    let mode = read_mode(session, collective, &store);
+    let mut parameters = read_model(Arc::clone(&session.kernels), &store, &verified, architecture, mode)?;
     let model = Teacher::model(&info.model, &session.config.model);
     torch::guard(|| parameters.keep_bf16_copy(model::compute_dtype(&model)))?;
     Ok(Some(Teacher::new(parameters, model)))

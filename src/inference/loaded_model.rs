@@ -75,7 +75,7 @@ impl LoadedModel {
         let (verified, info, parameters) = checkpoint::read_chosen(&store, name, |verified, info| {
             let layers = config.depth(verified.manifest.stage);
             let architecture = Architecture::of_run(&config, layers, info.vocabulary.size);
-            checkpoint::read_model(Arc::clone(&kernels), &store, verified, architecture)
+            checkpoint::read_model(Arc::clone(&kernels), &store, verified, architecture, checkpoint::ReadMode::Alone)
         })?;
         let manifest = &verified.manifest;
         let layers = config.depth(manifest.stage);
@@ -104,7 +104,7 @@ impl LoadedModel {
             let verified = stored::verify(&store, name)?;
             let architecture = Architecture::clone(newest.parameters.architecture());
             let kernels = Arc::clone(newest.parameters.kernels());
-            mean.add(&checkpoint::read_model(kernels, &store, &verified, architecture)?);
+            mean.add(&checkpoint::read_model(kernels, &store, &verified, architecture, checkpoint::ReadMode::Alone)?);
         }
         mean.write(&newest.parameters, names.len());
         Ok(newest)

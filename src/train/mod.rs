@@ -73,7 +73,7 @@ pub fn run(session: &Session, ranks: &mut Endpoints) -> Result<TrainOutcome, Err
             session.warn(warning);
         }
     }
-    let teacher = checkpoint::read_teacher(session, &datasets)?;
+    let teacher = checkpoint::read_teacher(session, group, &datasets)?;
     let (state, origin) = checkpoint::resume(session, group, &datasets, teacher.as_ref())?;
     let loaded_checkpoint = origin.checkpoint.clone();
     let saver = Saver::new(session, &datasets, &state, origin)?;

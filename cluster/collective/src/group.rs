@@ -34,6 +34,13 @@ pub trait Group: Send {
     /// A rank has left, or `root` is not a rank.
     fn gather_bytes(&mut self, bytes: &[u8], root: usize) -> Result<Option<Vec<Vec<u8>>>>;
 
+    /// Gathers the `bytes` of all ranks on all ranks, in rank order. Each rank sends about as many bytes as the result has,
+    /// so this suits large data.
+    ///
+    /// # Errors
+    /// A rank has left.
+    fn all_gather_bytes(&mut self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>>;
+
     /// Blocks until all ranks have called this function.
     ///
     /// # Errors

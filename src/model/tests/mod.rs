@@ -13,8 +13,8 @@ use lambert_plan::batch_partition::{BatchPartition, Layout};
 use lambert_store::checkpoint::{CheckpointWriter, FORMAT, Manifest, verify};
 use lambert_store::{Lease, Store};
 
-use crate::checkpoint::read_state;
 use crate::checkpoint::snapshot::{Snapshot, SnapshotObject};
+use crate::checkpoint::{ReadMode, read_state};
 use crate::data::GlobalBatch;
 use crate::kernels::cuda::Emulator;
 use crate::kernels::{Cuda, Host, Kernels};
@@ -258,7 +258,7 @@ fn resume_from_checkpoint_is_bit_exact() {
 
         let verified = verify(&store, &name).unwrap();
         let mut other = TrainState::new(crate::state::Parameters::zeros(host(), case.architecture(&model())));
-        read_state(&store, &verified, &mut other).unwrap();
+        read_state(&store, &verified, &mut other, ReadMode::Alone).unwrap();
         let objective = case.objective(&other.parameters, &model());
         other.step = 2;
         (0..2).for_each(|_| update(&mut other, &objective));

@@ -86,6 +86,11 @@ impl Group for LocalGroup {
         Ok((self.rank() == root).then(|| all.iter().map(|bytes| bytes.to_vec()).collect()))
     }
 
+    fn all_gather_bytes(&mut self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        let all = self.0.all_gather("all-gather", bytes)?;
+        Ok(all.iter().map(|bytes| bytes.to_vec()).collect())
+    }
+
     fn barrier(&mut self) -> Result<()> {
         self.0.all_gather("barrier", ()).map(drop)
     }

@@ -127,6 +127,21 @@ impl Group for MpiGroup {
             .ok_or_else(|| operation.mismatch("malformed message: some rank is missing or occurs twice".into()))
     }
 
+    /// Ring: in each round, each rank sends the bytes that it received last to the next rank.
+    fn all_gather_bytes(&mut self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        let (rank, world_size) = (self.rank, self.world_size);
+        let before = |distance| (rank + world_size - distance) % world_size;
+        let operation = self.begin("all-gather");
+        let mut gathered: Vec<Arc<Vec<u8>>> = vec![Arc::default(); world_size];
+        gathered[rank] = Arc::new(bytes);
+        for round in 1..world_size {
+            let send = vec![((rank + 1) % world_size, gathered[before(round - 1)].clone())];
+            let received = operation.exchange(send, vec![before(1)])?.pop();
+            gathered[before(round)] = Arc::new(received.unwrap_or_default());
+        }
+        Ok(gathered.into_iter().map(Arc::unwrap_or_clone).collect())
+    }
+
     /// Dissemination barrier. In round k, each rank sends to the rank 2^k after it and receives from the rank 2^k
     /// before it.
     fn barrier(&mut self) -> Result<()> {

@@ -21,6 +21,7 @@ pub fn run_all_checks(endpoints: &mut Endpoints, rounding: f64) -> u64 {
     f64_sums_have_double_precision(group);
     broadcasts_replace_bytes_of_any_length(group);
     gathers_keep_rank_order_and_lengths(group);
+    all_gathers_keep_rank_order_and_lengths(group);
     empty_operations_succeed(group, reducer);
     a_root_outside_the_world_is_rejected(group);
     barriers_wait_for_all_ranks(group);
@@ -101,6 +102,14 @@ fn gathers_keep_rank_order_and_lengths(group: &mut dyn Group) {
     }
 }
 
+fn all_gathers_keep_rank_order_and_lengths(group: &mut dyn Group) {
+    for scale in [0, 1, 70_000, 3 << 20] {
+        let message = |rank: usize| vec![rank as u8; rank * scale + 1];
+        let gathered = group.all_gather_bytes(message(group.rank())).unwrap();
+        assert_eq!(gathered, (0..group.world_size()).map(message).collect::<Vec<_>>());
+    }
+}
+
 fn empty_operations_succeed(group: &mut dyn Group, reducer: &mut dyn Reducer) {
     all_reduce(reducer, &mut [], None).unwrap();
     // SAFETY: the bucket is empty, so the address is never accessed.
@@ -112,6 +121,7 @@ fn empty_operations_succeed(group: &mut dyn Group, reducer: &mut dyn Reducer) {
     assert!(bytes.is_empty());
     let gathered = group.gather_bytes(&[], 0).unwrap();
     assert!(gathered.is_none_or(|all| all.iter().all(Vec::is_empty)));
+    assert!(group.all_gather_bytes(Vec::new()).unwrap().iter().all(Vec::is_empty));
 }
 
 fn a_root_outside_the_world_is_rejected(group: &mut dyn Group) {

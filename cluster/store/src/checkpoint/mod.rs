@@ -6,6 +6,7 @@
 
 mod average;
 mod best;
+mod block_hashes;
 mod copy;
 mod manifest;
 mod objects;
@@ -18,9 +19,12 @@ mod writer;
 pub use crate::run::AttemptStep;
 pub use average::{average, newest};
 pub use best::recorded_best;
+pub use block_hashes::BLOCK_BYTES;
 pub use copy::{copy, copy_weights, write_single};
 pub use manifest::{Best, FORMAT, Manifest, ObjectEntry, Slice};
-pub use objects::{ObjectSink, VerifiedCheckpoint, read_manifest, read_object, stream_object, verify, verify_weights};
+pub use objects::{
+    ObjectSink, VerifiedCheckpoint, read_blocks, read_manifest, read_object, stream_object, verify, verify_weights,
+};
 pub use prune::{Pruned, Retention, prune, retain, retain_under};
 pub use rollback::{RollbackPoint, RollbackRecord, Rollbacks};
 pub use select::{

@@ -1,15 +1,17 @@
 //! Reads and verifies the manifest and the objects of a checkpoint.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::block_hashes::{self, BlockHasher};
 use super::tensors::{self, TensorValidator};
 use super::{Manifest, ObjectEntry};
 use crate::error::{Error, Result};
-use crate::hash::{Hasher, Xxh3};
+use crate::hash::Hasher;
 use crate::run::{MANIFEST, WEIGHTS, checkpoint as path_of, in_checkpoint};
 use crate::store::Store;
 
@@ -24,8 +26,8 @@ const PARALLEL: usize = 16;
 pub struct VerifiedCheckpoint {
     /// The manifest.
     pub manifest: Manifest,
-    /// XXH3 hash of each object, keyed by the name of the object within the checkpoint.
-    hashes: BTreeMap<String, u64>,
+    /// Hashes of the blocks of each object, keyed by the name of the object within the checkpoint.
+    hashes: BTreeMap<String, Vec<u64>>,
 }
 
 /// Reads the manifest of a checkpoint and verifies its checksum. Does not read the other objects.
@@ -155,18 +157,40 @@ pub fn stream_object(
     run.report_expected(entry.bytes);
     retry_if_damaged(run, || {
         sink.restart();
-        let mut xxh3 = Xxh3::new();
+        let mut hasher = BlockHasher::new();
         run.read_pieces_inline(&name, entry.bytes, |piece| {
-            xxh3.update(piece);
+            hasher.update(piece);
             sink.update(piece);
         })?;
-        let found = xxh3.finish();
-        if verified.hashes.get(object) == Some(&found) {
-            return Ok(());
+        match verified.hashes.get(object) == Some(&hasher.finish()) {
+            true => Ok(()),
+            false => Err(changed_content(run, &name)),
         }
-        let (what, expected) = ("content", "the verified bytes".to_string());
-        Err(Error::Damaged { url: run.url_of(&name), what, expected, found: "different bytes".to_string() })
     })
+}
+
+/// Reads the byte range `range` of one object of a verified checkpoint. The range must start at a multiple of
+/// [`BLOCK_BYTES`](super::BLOCK_BYTES), and must end at such a multiple or at the end of the object.
+///
+/// # Errors
+/// As for [`read_object`].
+pub fn read_blocks(run: &Store, verified: &VerifiedCheckpoint, object: &str, range: Range<u64>) -> Result<Bytes> {
+    let (name, _) = entry(run, &verified.manifest, object)?;
+    let expected = verified.hashes.get(object).and_then(|hashes| block_hashes::of_range(hashes, &range));
+    retry_if_damaged(run, || {
+        let bytes = run.get_range(&name, range.clone())?;
+        let mut hasher = BlockHasher::new();
+        hasher.update(&bytes);
+        match expected == Some(&hasher.finish()[..]) {
+            true => Ok(bytes),
+            false => Err(changed_content(run, &name)),
+        }
+    })
+}
+
+fn changed_content(run: &Store, name: &str) -> Error {
+    let (what, expected) = ("content", "the verified bytes".to_string());
+    Error::Damaged { url: run.url_of(name), what, expected, found: "different bytes".to_string() }
 }
 
 /// Checks the size of an object and returns its name and its entry.
@@ -195,21 +219,21 @@ fn expect_size(run: &Store, name: &str, entry: &ObjectEntry, found: Option<u64>)
     Err(Error::Damaged { url: run.url_of(name), what: "size", expected, found })
 }
 
-/// Verifies the content of an object and returns its XXH3 hash.
-fn check_content(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<u64> {
+/// Verifies the content of an object and returns the hashes of its blocks.
+fn check_content(run: &Store, checkpoint: &str, entry: &ObjectEntry) -> Result<Vec<u64>> {
     let name = in_checkpoint(checkpoint, &entry.path);
-    let (mut hasher, mut xxh3) = (Hasher::new(), Xxh3::new());
+    let (mut hasher, mut blocks) = (Hasher::new(), BlockHasher::new());
     let mut inspector = entry.path.ends_with(tensors::SUFFIX).then(|| TensorValidator::new(entry.bytes));
     run.read_pieces(&name, entry.bytes, |piece| {
         hasher.update(piece);
-        xxh3.update(piece);
+        blocks.update(piece);
         inspector.iter_mut().for_each(|inspector| inspector.update(piece));
     })?;
     check_sha256(run, &name, entry, hasher.finish())?;
     // The checksum matches. Now check that the tensors are usable, too.
     let problem = inspector.and_then(TensorValidator::finish);
     let expected = "valid safetensors with finite elements".to_string();
-    problem.map_or(Ok(xxh3.finish()), |found| {
+    problem.map_or(Ok(blocks.finish()), |found| {
         Err(Error::Damaged { url: run.url_of(&name), what: "content", expected, found: found.to_string() })
     })
 }
