@@ -46,7 +46,7 @@ pub struct Slurm {
     #[serde(skip_serializing_if = "is_default_lead")]
     #[schemars(!skip_serializing_if)]
     pub lead_seconds: u64,
-    /// Maximum number of requeues after failures (exit code 1).
+    /// Maximum number of requeues after failures (exit code 1) without a new checkpoint between them.
     #[serde(skip_serializing_if = "is_default_requeues")]
     #[schemars(!skip_serializing_if)]
     pub requeues: u32,

@@ -18,13 +18,13 @@ pub fn failures_decide(dir: &TestDir, sandbox: &Sandbox) {
         "slurm.prologue=['''squeue() {{ case $* in *%T*) [ -e {asked} ] || {{ touch {asked}; return 1; }} ;; esac; command \
          squeue \"$@\"; }}''']"
     );
-    let once = ["--set", "cluster.restart.limit=0", "--set", "slurm.requeues=1", "--set", &busy];
+    let once = ["cluster.restart.limit=0", "slurm.requeues=1", "checkpoint.every_steps=1000000000", &busy];
+    let once = once.map(|set| ["--set", set]).concat();
     let run = sandbox.path("runs/failing");
     let failing = sandbox.submit(&file, &run, &once);
 
     let mut seen = 0;
     for _ in 0..2 {
-        // Matches any step, because the second start may resume from a checkpoint.
         seen = sandbox.wait_for_log(&failing, seen, "\nstep ");
         let line = format!("{} train --run {run}", sandbox.path("bin/lambert-worker"));
         signal(*sandbox.processes(&line).last().unwrap(), "-9");
@@ -77,7 +77,7 @@ pub fn the_failure_count_keeps_other_comments(dir: &TestDir, sandbox: &Sandbox) 
     assert_eq!(sandbox.ended(&job), "FAILED|1:0", "{}", sandbox.log(&job));
     let log = sandbox.log(&job);
     assert_eq!(log.matches("failure 1: requeuing the job").count(), 1, "{log}");
-    assert_eq!(log.matches("failure 2: slurm.requeues is 1").count(), 1, "{log}");
+    assert_eq!(log.matches("failure 2 since the last new checkpoint: slurm.requeues is 1").count(), 1, "{log}");
     let reported = sandbox.run("squeue", &["--states=all", "-h", "-j", &job, "-o", "%k"]).out;
     assert_eq!(reported, "project 2026; lambert: 1 failures");
 }

@@ -196,6 +196,8 @@ pub enum Note {
     ResultStands(String),
     /// The processes of an attempt could not be started after a request to end it. The text is the cause.
     StartFailed(String),
+    /// The ranks failed before the checkpoint that a time limit, a preemption or a requeue requires. The text is the cause.
+    StopFailed(String),
     /// Processes that cannot be killed remain.
     LeftoverProcesses(Vec<String>),
 }

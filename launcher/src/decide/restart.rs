@@ -278,7 +278,15 @@ impl Turn<'_> {
         }
         if running.stopping {
             let message = format!("the workers failed before the requested checkpoint and stop: {message}");
-            return Phase::Over(Verdict::Failed(exit::FAILED, message));
+            let may_pass = matches!(kind, FailureKind::Host | FailureKind::Transient);
+            return Phase::Over(match self.state.requests.stop {
+                // The job is requeued in any case, so this is not one of the failures that end it.
+                Some(reason) if may_pass && reason != StopReason::User && self.state.settings.job.is_some() => {
+                    self.actions.push(Action::Note(Note::StopFailed(message)));
+                    Verdict::Stopped(reason)
+                }
+                _ => Verdict::Failed(exit::FAILED, message),
+            });
         }
         match kind {
             FailureKind::Usage => return Phase::Over(Verdict::Failed(exit::USAGE, message.clone())),

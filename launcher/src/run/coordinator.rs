@@ -20,6 +20,7 @@ use crate::failure::{Failure, Outcome};
 use crate::host;
 use crate::observe::{Observers, RecordOutput, StepCosts};
 use crate::panics;
+use crate::slurm::job_report::JobReport;
 use crate::slurm::nodes;
 use crate::slurm::record::JobRecord;
 use crate::status::stored::{Liveness, liveness};
@@ -116,6 +117,7 @@ impl<'a> Coordinator<'a> {
 
     fn end(&mut self, verdict: &Verdict, state: &CoordinatorState) -> Outcome {
         self.observers.end(verdict, state);
+        JobReport { step: state.history.progress.furthest_checkpoint }.write();
         match verdict {
             Verdict::Finished => Ok(exit::DONE),
             Verdict::Stopped(StopReason::User) => Ok(exit::STOPPED_BY_USER),

@@ -1,0 +1,105 @@
+
+# The coordinator writes its report for this script into this file.
+LAMBERT_JOB_REPORT=$(mktemp) || LAMBERT_JOB_REPORT=''
+export LAMBERT_JOB_REPORT
+trap 'rm -f "$LAMBERT_JOB_REPORT"' EXIT
+code=@STOPPED@
+for _ in 1 2 3 4; do
+    if [ -n "$received_signal" ]; then break; fi
+    @COORDINATOR@ &
+    coordinator=$!
+    # Forward a signal that arrived before coordinator= was set.
+    if [ -n "$received_signal" ]; then kill -s "$received_signal" "$coordinator" 2>/dev/null; fi
+    while kill -0 "$coordinator" 2>/dev/null; do wait "$coordinator"; done
+    wait "$coordinator"
+    code=$?
+    if [ "$code" -le 128 ]; then break; fi
+    if [ -n "$received_signal" ]; then
+        # The signal arrived before the coordinator had installed its handlers; no rank had started.
+        if [ "$code" -eq $((128 + $(kill -l "$received_signal"))) ]; then code=@STOPPED@; fi
+        break
+    fi
+    # The coordinator was killed, which also ends its ranks. The next coordinator resumes from the newest checkpoint.
+    echo "lambert: the coordinator was killed by SIG$(kill -l "$code")" >&2
+done
+# The program or its file system is not available on this node; another node may have it.
+if [ "$code" -gt 125 ]; then code=@FAILED@; fi
+case $code in @STOPPED@ | @FAILED@) ;; *) exit "$code" ;; esac
+
+# Retries a command: a busy controller, or a failover to the backup controller, can take two minutes.
+retry() {
+    for pause in 0 2 5 10 20 40 60; do
+        sleep "$pause"
+        "$@" && return
+    done
+    return 1
+}
+# shellcheck disable=SC2317  # retry calls it
+job_field() { squeue --noheader --jobs="$SLURM_JOB_ID" --format="$1"; }
+# Splits the job comment into lambert's part at its end and `others`, the text before it. lambert's part has the number of
+# `failures` since the furthest checkpoint was at `counted_step`. Versions up to 0.2 store only the number.
+read_comment() {
+    others=$1 failures=0 counted_step=''
+    if [ "$others" = '(null)' ]; then others=''; fi
+    if [[ $1 =~ ^(.*\;\ )?lambert:\ ([0-9]{1,6})\ failures(,\ step\ ([0-9]{1,15}))?$ ]]; then
+        others=${BASH_REMATCH[1]%; } failures=$((10#${BASH_REMATCH[2]})) counted_step=${BASH_REMATCH[4]}
+    fi
+}
+# Prints the job comment.
+comment_with() {
+    local count="lambert: $failures failures${counted_step:+, step $counted_step}"
+    if [ "$failures" -eq 0 ] && [ -z "$counted_step" ]; then count=''; fi
+    printf %s "$others${others:+${count:+; }}$count"
+}
+# Sets `step` to the step of the furthest checkpoint. Without a report, the coordinator was killed or did not start, and `step`
+# is empty.
+step=''
+read_report() {
+    if [ ! -r "$LAMBERT_JOB_REPORT" ]; then return; fi
+    while read -r key value; do
+        case $key in
+        step) if [[ $value =~ ^[0-9]{1,15}$ ]]; then step=$((10#$value)); fi ;;
+        esac
+    done <"$LAMBERT_JOB_REPORT"
+}
+requeue() {
+    echo "lambert: $1: requeuing the job" >&2
+    retry scontrol requeue "$SLURM_JOB_ID" || echo "lambert: Slurm did not requeue the job; submit it again" >&2
+}
+# Counts a failure. The count starts again after a checkpoint that is further than that of the last failure.
+count_failure() {
+    if [ -n "$step" ] && [ -n "$counted_step" ] && [ "$step" -gt "$counted_step" ]; then failures=0; fi
+    if [ "${step:-0}" -gt "${counted_step:-0}" ] || [ -z "$counted_step" ]; then counted_step=$step; fi
+    failures=$((failures + 1))
+}
+# shellcheck disable=SC2317  # retry calls it
+keep_comment() {
+    scontrol update JobId="$SLURM_JOB_ID" Comment="$1" && [ "$(job_field %k)" = "$1" ]
+}
+
+# Slurm may already be ending or requeuing the job: scancel, a preemption, a failed node. Then nothing is counted.
+state=$(retry job_field %T)
+if [ -z "$state" ]; then
+    echo "lambert: cannot query the job state from Slurm, so the job is not requeued; submit it again" >&2
+fi
+if [ "$state" != RUNNING ]; then exit "$code"; fi
+if comment=$(retry job_field %k); then
+    read_report
+elif [ "$code" -eq @FAILED@ ]; then
+    echo "lambert: cannot query the failure count from Slurm, so the job is not requeued; submit it again" >&2
+    exit "$code"
+fi
+read_comment "$comment"
+if [ "$code" -eq @STOPPED@ ]; then
+    requeue 'stopped by the time limit or a preemption'
+    exit "$code"
+fi
+count_failure
+if [ "$failures" -gt @REQUEUES@ ]; then
+    echo "lambert: failure $failures since the last new checkpoint: slurm.requeues is @REQUEUES@, so the job is not requeued" >&2
+elif retry keep_comment "$(comment_with)"; then
+    requeue "failure $failures"
+else
+    echo "lambert: failure $failures: cannot store this count in the job's comment, so the job is not requeued; submit it again" >&2
+fi
+exit "$code"

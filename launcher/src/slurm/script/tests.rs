@@ -1,0 +1,238 @@
+//! Tests of the batch script of a run.
+
+use super::*;
+use lambert_config::run::Slurm;
+use std::process::Command;
+
+const JOB: ScriptParams<'_> = ScriptParams {
+    run: "/runs/it's a \"run\"",
+    lambert: "/opt/lam bert/lambert",
+    folder: "/home/me",
+    cpus_per_rank: 6,
+};
+
+fn config() -> RunConfig {
+    let mut config = RunConfig::default();
+    (config.run.name, config.cluster.ranks) = ("a \"b\" c's".to_owned(), 8);
+    (config.slurm.nodes, config.slurm.gpus_per_node, config.slurm.exclusive) = (2, 4, true);
+    (config.slurm.time, config.slurm.partition) = (Some("1-0".to_owned()), Some("gpu".to_owned()));
+    config.slurm.prologue = vec!["module load cuda".to_owned()];
+    config.slurm.options = vec!["--mail-type=END".to_owned()];
+    config
+}
+
+#[test]
+fn all_requested_options_are_in_the_script() {
+    let script = render(&config(), &JOB).unwrap();
+    let head = r##"#!/bin/bash
+#SBATCH "--job-name=a \"b\" c's"
+#SBATCH --nodes=2
+#SBATCH --ntasks=8
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=6
+#SBATCH --gpus-per-node=4
+#SBATCH --signal=B:USR1@120
+#SBATCH --time=1-0
+#SBATCH --partition=gpu
+#SBATCH --exclusive
+#SBATCH --chdir=/home/me
+#SBATCH --output=lambert-%j.log
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --export=NONE
+#SBATCH --mail-type=END
+
+"##;
+    assert_eq!(&script[..head.len()], head);
+    let rest = &script[head.len()..];
+    assert!(rest.starts_with("# Forward only the first signal"), "{rest}");
+    assert!(rest.contains("trap 'forward_signal TERM' TERM\nmodule load cuda\n\n# The coordinator writes "), "{rest}");
+    assert!(script.contains(r#"'/opt/lam bert/lambert' run --run '/runs/it'\''s a "run"' &"#), "{script}");
+}
+
+#[test]
+fn shellcheck_finds_no_issue() {
+    directives::shellcheck(&render(&config(), &JOB).unwrap());
+}
+
+/// Run names and paths cannot add lines to the script.
+#[test]
+fn control_characters_are_rejected_in_every_directive() {
+    let text = "a\ntouch /tmp/x";
+    let mut configs: Vec<RunConfig> = (0..8).map(|_| config()).collect();
+    configs[0].run.name = text.into();
+    for (config, set) in configs[1..].iter_mut().zip([
+        |slurm: &mut Slurm, text: String| slurm.partition = Some(text),
+        |slurm: &mut Slurm, text: String| slurm.account = Some(text),
+        |slurm: &mut Slurm, text: String| slurm.qos = Some(text),
+        |slurm: &mut Slurm, text: String| slurm.constraint = Some(text),
+        |slurm: &mut Slurm, text: String| slurm.output = text,
+        |slurm: &mut Slurm, text: String| slurm.export = vec![text],
+        |slurm: &mut Slurm, text: String| slurm.options = vec![text],
+    ]) {
+        set(&mut config.slurm, text.to_owned());
+    }
+    for config in configs {
+        let error = render(&config, &JOB).unwrap_err().to_string();
+        assert!(error.contains(r"a\ntouch /tmp/x") && error.contains("has a control character"), "{error}");
+    }
+    let error = render(&config(), &ScriptParams { folder: "/home/me\r/x", ..JOB }).unwrap_err().to_string();
+    assert!(error.contains(r"--chdir=/home/me\r/x"), "{error}");
+}
+
+/// A job whose commands are shell functions: `lambert`, those of Slurm, and `sleep`, which only advances the time.
+struct FakeJob {
+    folder: tempfile::TempDir,
+}
+
+/// The comment, the excluded nodes and the calls are files in the working directory.
+const FAKES: &str = r#"
+sleep() { SECONDS=$((SECONDS + $1)); }
+squeue() { case $* in *%T*) echo RUNNING ;; *%k*) cat comment ;; *%x*) cat nodes ;; esac }
+sinfo() { printf '%s\n' 'n1 mix' 'n2 alloc' 'n3 alloc' 'n4 idle' 'n5 down*' 'n6 idle' 'n7 drain'; }
+sbatch() { echo "sbatch $*" >>calls; }
+scontrol() {
+    if [ "$1" = show ]; then echo "$3" | tr , '\n'; return; fi
+    echo "$*" >>calls
+    local change
+    for change in "${@:3}"; do
+        case $change in
+        Comment=*) printf %s "${change#*=}" >comment ;;
+        ExcNodeList=*) printf %s "${change#*=}" >nodes ;;
+        esac
+    done
+}
+"#;
+
+impl FakeJob {
+    fn new(comment: &str) -> Self {
+        let job = Self { folder: tempfile::tempdir().unwrap() };
+        job.set("comment", comment);
+        job.set("nodes", "(null)");
+        job
+    }
+
+    fn set(&self, file: &str, text: &str) {
+        std::fs::write(self.folder.path().join(file), text).unwrap();
+    }
+
+    /// Runs the script with a coordinator that executes `coordinator`. The shell lines `slurm` may replace the functions.
+    /// Returns the exit code and the log.
+    fn run(&self, coordinator: &str, slurm: &str) -> (i32, String) {
+        let mut config = config();
+        config.slurm.prologue = vec![format!("{FAKES}\nlambert() {{ {coordinator}; }}\n{slurm}")];
+        let script = render(&config, &ScriptParams { lambert: "lambert", ..JOB }).unwrap();
+        let path = self.folder.path().join("script");
+        std::fs::write(&path, script).unwrap();
+        let mut bash = Command::new("bash");
+        bash.arg("script").current_dir(self.folder.path()).env("TMPDIR", self.folder.path());
+        bash.env("SLURM_JOB_ID", "12").env("SLURM_JOB_PARTITION", "gpu").env("SLURM_JOB_NUM_NODES", "3");
+        let output = bash.env("SLURM_RESTART_COUNT", "1").env("SLURMD_NODENAME", "n2").output().unwrap();
+        let left = std::fs::read_dir(self.folder.path()).unwrap().flatten();
+        let left: Vec<_> =
+            left.map(|file| file.file_name()).filter(|name| name.to_string_lossy().contains("tmp")).collect();
+        assert_eq!(left, [""; 0], "files that the script left");
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    }
+
+    fn comment(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("comment")).unwrap()
+    }
+
+    /// Nodes that the job excludes.
+    fn nodes(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("nodes")).unwrap()
+    }
+
+    /// Commands of scontrol since the last call of this function.
+    fn calls(&self) -> String {
+        let path = self.folder.path().join("calls");
+        let calls = std::fs::read_to_string(&path).unwrap_or_default();
+        let _ = std::fs::remove_file(path);
+        calls
+    }
+}
+
+/// Coordinator that fails after a checkpoint at a step.
+fn fails_at(step: u64) -> String {
+    format!("echo \"step {step}\" >\"$LAMBERT_JOB_REPORT\"; return 1")
+}
+
+#[test]
+fn failures_are_counted_since_the_furthest_checkpoint() {
+    let job = FakeJob::new("project x");
+    let requeue = "requeue 12\n";
+    for (coordinator, comment, is_requeued) in [
+        (fails_at(0), "lambert: 1 failures, step 0", true),
+        (fails_at(10), "lambert: 1 failures, step 10", true),
+        (fails_at(10), "lambert: 2 failures, step 10", true),
+        ("kill -9 $BASHPID".to_owned(), "lambert: 3 failures, step 10", true),
+        (fails_at(300), "lambert: 1 failures, step 300", true),
+        // A rollback has invalidated checkpoints.
+        (fails_at(200), "lambert: 2 failures, step 300", true),
+        (fails_at(300), "lambert: 3 failures, step 300", true),
+        (fails_at(299), "lambert: 3 failures, step 300", false),
+        (fails_at(301), "lambert: 1 failures, step 301", true),
+    ] {
+        let (code, log) = job.run(&coordinator, "");
+        assert_eq!((code, job.comment()), (1, format!("project x; {comment}")), "{log}");
+        assert_eq!(job.calls().ends_with(requeue), is_requeued, "{log}");
+    }
+}
+
+/// Versions up to 0.2 store no step.
+#[test]
+fn a_count_without_a_step_is_continued() {
+    let job = FakeJob::new("lambert: 2 failures");
+    job.run(&fails_at(10), "");
+    assert_eq!(job.comment(), "lambert: 3 failures, step 10");
+    let job = FakeJob::new("lambert: 2 failures");
+    job.run("return 1", "");
+    assert_eq!(job.comment(), "lambert: 3 failures", "a coordinator of such a version writes no report");
+}
+
+#[test]
+fn a_job_that_slurm_ends_or_requeues_is_not_counted() {
+    for state in ["COMPLETING", "PENDING", "CANCELLED", "NODE_FAIL", "PREEMPTED", "TIMEOUT"] {
+        let job = FakeJob::new("project x");
+        let (code, log) = job.run(&fails_at(10), &format!("squeue() {{ echo {state}; }}"));
+        assert_eq!((code, log.as_str(), job.comment().as_str(), job.calls().as_str()), (1, "", "project x", ""));
+    }
+    let job = FakeJob::new("project x");
+    let (code, log) = job.run("return 75", "");
+    assert_eq!((code, log.as_str()), (75, "lambert: stopped by the time limit or a preemption: requeuing the job\n"));
+    assert_eq!((job.comment().as_str(), job.calls().as_str()), ("project x", "requeue 12\n"));
+    let (code, log) = job.run("return 70", "");
+    assert_eq!((code, log.as_str(), job.calls().as_str()), (70, "", ""));
+}
+
+/// Extracts the shell function from the script and tests it.
+#[test]
+fn only_the_failure_count_of_lambert_is_read_from_a_comment() {
+    let script = render(&config(), &JOB).unwrap();
+    let function = script.split_once("\nread_comment() {").unwrap().1.split_once("\n}\n").unwrap().0;
+    let read = |comment: &str| {
+        let print = "printf '%s|%s' \"$failures${counted_step:+@$counted_step}\" \"$others\"";
+        let line = format!("read_comment() {{{function}\n}}\nread_comment \"$1\"; {print}");
+        let output = Command::new("bash").args(["-euc", &line, "bash", comment]).output().unwrap();
+        assert!(output.status.success(), "{comment}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(read(""), "0|");
+    assert_eq!(read("(null)"), "0|");
+    assert_eq!(read("lambert: 3 failures"), "3|");
+    assert_eq!(read("lambert: 08 failures"), "8|", "no octal number");
+    assert_eq!(read("lambert: 3 failures, step 080"), "3@080|");
+    assert_eq!(read("a; lambert: 3 failures, step 80"), "3@80|a");
+    assert_eq!(read("project 2026"), "0|project 2026");
+    assert_eq!(read("project 2026; lambert: 2 failures"), "2|project 2026");
+    for other in [
+        "my lambert: 2 failures",
+        "lambert: 2 failures; mine",
+        "lambert: x failures",
+        "lambert: 2",
+        "lambert: 2 failures, step x",
+    ] {
+        assert_eq!(read(other), format!("0|{other}"));
+    }
+}
