@@ -26,16 +26,38 @@ done
 if [ "$code" -gt 125 ]; then code=@FAILED@; fi
 case $code in @STOPPED@ | @FAILED@) ;; *) exit "$code" ;; esac
 
-# Retries a command: a busy controller, or a failover to the backup controller, can take two minutes.
+# Retries a command of Slurm. While the controller cannot be contacted, it also enforces no time limit, so the script waits
+# for @OUTAGE_HOURS@ hours. A refusal of the controller is final. After other errors, retries for two minutes.
 retry() {
-    for pause in 0 2 5 10 20 40 60; do
-        sleep "$pause"
-        "$@" && return
+    local begun=$SECONDS pause=2 tries=0 error printed=''
+    until { error=$("$@" 2>&1 >&3); } 3>&1; do
+        tries=$((tries + 1))
+        if [ "$error" != "$printed" ]; then printf '%s\n' "$error" >&2; fi
+        printed=$error
+        case $error in
+        *'ontact slurm controller'* | *'backup controller'* | *'ocket timed out'* | *'Zero Bytes'* | *'ommunication'*'failure'* | *'Message '*' failure'* | *'Unexpected message'*)
+            if [ $((SECONDS - begun)) -ge $((3600 * @OUTAGE_HOURS@)) ]; then return 1; fi
+            # Once the controller is back, it ends jobs that are beyond their time limit within half a minute.
+            sleep $((pause < 10 ? pause : 10))
+            ;;
+        *'ermission denied'* | *'Invalid job id'* | *'presently disabled'*) return 1 ;;
+        *)
+            if [ "$tries" -gt 6 ]; then return 1; fi
+            sleep "$pause"
+            ;;
+        esac
+        pause=$((pause < 32 ? 2 * pause : 60))
     done
-    return 1
 }
 # shellcheck disable=SC2317  # retry calls it
 job_field() { squeue --noheader --jobs="$SLURM_JOB_ID" --format="$1"; }
+# shellcheck disable=SC2317  # retry calls it
+requeue_running() {
+    local state
+    state=$(job_field %T) || return
+    # If an earlier request was executed and only its reply was lost, the job is no longer running.
+    [ "$state" != RUNNING ] || scontrol requeue "$SLURM_JOB_ID"
+}
 # Splits the job comment into lambert's part at its end and `others`, the text before it. lambert's part has the number of
 # `failures` since the furthest checkpoint was at `counted_step`. Versions up to 0.2 store only the number.
 read_comment() {
@@ -64,7 +86,7 @@ read_report() {
 }
 requeue() {
     echo "lambert: $1: requeuing the job" >&2
-    retry scontrol requeue "$SLURM_JOB_ID" || echo "lambert: Slurm did not requeue the job; submit it again" >&2
+    retry requeue_running || echo "lambert: Slurm did not requeue the job; submit it again" >&2
 }
 # Counts a failure. The count starts again after a checkpoint that is further than that of the last failure.
 count_failure() {

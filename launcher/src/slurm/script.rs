@@ -17,6 +17,10 @@ pub struct ScriptParams<'a> {
     pub cpus_per_rank: usize,
 }
 
+/// Time for which a job that has to be requeued waits for the Slurm controller, hours. An upgrade of the controller takes
+/// less.
+const OUTAGE_HOURS: u32 = 2;
+
 /// Renders the batch script of a run.
 pub fn render(config: &RunConfig, job: &ScriptParams<'_>) -> Result<String, DirectiveError> {
     // The traps come before the prologue, because the prologue may take minutes and signals may arrive in that time.
@@ -25,6 +29,7 @@ pub fn render(config: &RunConfig, job: &ScriptParams<'_>) -> Result<String, Dire
     let coordinator = format!("{} run --run {}", in_shell(job.lambert), in_shell(job.run));
     let body = BODY.replace("@STOPPED@", &exit::INTERRUPTED.to_string()).replace("@FAILED@", &exit::FAILED.to_string());
     let body = body.replace("@REQUEUES@", &config.slurm.requeues.to_string());
+    let body = body.replace("@OUTAGE_HOURS@", &OUTAGE_HOURS.to_string());
     // This placeholder is replaced last, because the URL of the run may contain the text of another placeholder.
     Ok(script + &body.replace("@COORDINATOR@", &coordinator))
 }

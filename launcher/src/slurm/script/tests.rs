@@ -206,6 +206,63 @@ fn a_job_that_slurm_ends_or_requeues_is_not_counted() {
     assert_eq!((code, log.as_str(), job.calls().as_str()), (70, "", ""));
 }
 
+/// Shell lines: Slurm cannot be contacted for the first `calls` calls of squeue. Each pause takes a hundred times as long.
+fn outage(calls: u32) -> String {
+    format!(
+        r#"sleep() {{ SECONDS=$((SECONDS + 100 * $1)); }}
+squeue() {{
+    echo >>attempts
+    if [ "$(wc -l <attempts)" -le {calls} ]; then
+        echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2
+        return 1
+    fi
+    echo RUNNING
+}}"#
+    )
+}
+
+#[test]
+fn a_job_waits_hours_for_the_slurm_controller() {
+    let job = FakeJob::new("");
+    let (code, log) = job.run("return 75", &outage(8));
+    assert_eq!((code, job.calls().as_str()), (75, "requeue 12\n"), "{log}");
+    let job = FakeJob::new("");
+    let (code, log) = job.run("return 75", &outage(u32::MAX));
+    assert_eq!((code, job.calls().as_str()), (75, ""), "{log}");
+    // Pauses of 200, 400, 800 and then 1,000 s.
+    let attempts = std::fs::read_to_string(job.folder.path().join("attempts")).unwrap();
+    assert_eq!(attempts.lines().count(), 10, "{log}");
+    let expected = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n\
+                    lambert: cannot query the job state from Slurm, so the job is not requeued; submit it again\n";
+    assert_eq!(log, expected);
+}
+
+#[test]
+fn a_refusal_of_slurm_is_final() {
+    let requeue = |text: &str| {
+        let job = FakeJob::new("");
+        let refused = format!("scontrol() {{ echo \"$*\" >>calls; echo '{text}' >&2; return 1; }}");
+        let (code, log) = job.run("return 75", &refused);
+        assert!(code == 75 && log.ends_with("Slurm did not requeue the job; submit it again\n"), "{log}");
+        job.calls().lines().count()
+    };
+    assert_eq!(requeue("slurm_requeue error: Access/permission denied"), 1);
+    assert_eq!(requeue("Requested operation is presently disabled for job 12"), 1);
+    assert_eq!(requeue("slurm_requeue error: Resource temporarily unavailable"), 7, "retries for two minutes");
+}
+
+/// The controller has requeued the job, but its reply was lost. A second request would be refused.
+#[test]
+fn a_lost_reply_to_a_requeue_is_no_failure() {
+    let job = FakeJob::new("");
+    let lost = r#"
+squeue() { if [ -e calls ]; then echo COMPLETING; else echo RUNNING; fi; }
+scontrol() { echo "$*" >>calls; echo 'Unable to contact slurm controller (receive failure)' >&2; return 1; }"#;
+    let (code, log) = job.run("return 75", lost);
+    assert_eq!((code, job.calls().as_str()), (75, "requeue 12\n"), "{log}");
+    assert!(!log.contains("did not requeue"), "{log}");
+}
+
 /// Extracts the shell function from the script and tests it.
 #[test]
 fn only_the_failure_count_of_lambert_is_read_from_a_comment() {
