@@ -5,8 +5,8 @@
 //!
 //! - [`state`]: coordinator state; [`event`]: events and actions; [`placement`]: ranks of an attempt and their hosts
 //! - [`monitor`]: monitoring of the running attempt and failure analysis; [`limits`]: phase timeouts
-//! - [`restart`]: restart or end after an attempt; [`stop`]: stop reasons; [`history`]: restart history that outlives a
-//!   coordinator; [`progress`]: detection of attempts without progress
+//! - [`restart`]: restart or end after an attempt; [`stop`]: stop reasons
+//! - [`history`]: restart history that outlives a coordinator; [`progress`]: detection of attempts without progress
 
 pub mod event;
 pub mod history;
@@ -26,7 +26,7 @@ use lambert_control::{Directive, EventKind, FailureKind};
 
 pub use event::{Action, Event, LeaseRequest, Note, ProcessExit, RankDeath, RestartKind, Verdict, WorkerEvent};
 pub use history::RestartHistory;
-pub use placement::{Attempt, ExcludedNodes, HostPool, Placement};
+pub use placement::{Attempt, AttemptNodes, ExcludedNodes, HostPool, Placement};
 pub use state::{CoordinatorState, EndReason, LastKnown, Phase, Running, Settings};
 pub use stop::{JobSettings, JobState, JobView, Requests, Signal, StopReason};
 
@@ -145,7 +145,8 @@ impl Turn<'_> {
         if self.state.requests.save {
             self.actions.push(Action::Command(Directive::Checkpoint));
         }
-        let monitor = AttemptMonitor::new(attempt.placement.rank_hosts());
+        let nodes = self.state.settings.nodes(&attempt);
+        let monitor = AttemptMonitor::new(attempt.placement.rank_hosts()).on_nodes(nodes);
         Phase::Running(Box::new(Running { attempt, begun: self.at, monitor, has_warned_slow: false, stopping: false }))
     }
 

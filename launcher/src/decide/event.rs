@@ -56,6 +56,8 @@ pub enum WorkerEvent {
     Message(usize, Message),
     /// A line of output from a rank.
     Line(usize, String),
+    /// The launcher named the node of a rank.
+    Node(usize, String),
     /// The launcher reported how the first rank died.
     Died(RankDeath),
     /// One paragraph of other launcher output.

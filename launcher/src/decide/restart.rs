@@ -271,7 +271,8 @@ impl Turn<'_> {
         }
     }
 
-    fn failed(&mut self, running: &Running, failure: AttemptFailure) -> Phase {
+    fn failed(&mut self, running: &Running, mut failure: AttemptFailure) -> Phase {
+        running.monitor.blame_defective_gpus(&mut failure);
         let AttemptFailure { message, kind, .. } = &failure;
         if *kind == FailureKind::LeaseLost {
             return Phase::Over(Verdict::Replaced(message.clone()));

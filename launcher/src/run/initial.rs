@@ -10,6 +10,7 @@ use super::sources::{SAVE_OBJECT, STOP_OBJECT, within};
 use super::spec::RunSpec;
 use crate::decide::{JobSettings, RestartHistory};
 use crate::failure::{Failure, chain};
+use crate::slurm::nodes;
 use crate::slurm::record::JobRecord;
 use crate::status::{self, Status};
 
@@ -79,7 +80,7 @@ fn join_job(store: &Store, record: JobRecord, lead: f64) -> JobSettings {
     {
         tracing::warn!("`lambert status` will not show job {}: {}", record.job, chain(&error));
     }
-    JobSettings { id: record.job, lead }
+    JobSettings { id: record.job, lead, node: nodes::own() }
 }
 
 /// Returns the last status. Its checkpoint is replaced by the one that the run starts from. The stored status is not

@@ -1,0 +1,150 @@
+//! Tests of decisions about the nodes of a Slurm job.
+
+use std::collections::BTreeSet;
+
+use lambert::decide::{Event, HostPool, Placement, RankDeath, WorkerEvent};
+use lambert_config::run::Host;
+use lambert_control::{EventKind, FailureKind, GpuStatus, Message, WorkerPhase, WorkerReport};
+
+use crate::scenario::Scenario;
+
+/// Coordinator of `ranks` ranks in a job with the nodes `n1`, `n2`, ..., which have room for one rank each.
+fn on_nodes(nodes: usize, ranks: usize) -> Scenario {
+    let nodes = (1..=nodes).map(|node| Host { name: format!("n{node}"), ranks: 1 }).collect();
+    Scenario::with(|config| config.cluster.ranks = ranks, HostPool::Allocation(nodes))
+}
+
+fn report_from(scene: &mut Scenario, rank: usize, host: &str, gpu: Option<GpuStatus>) {
+    let (host, gpu, phase) = (host.to_owned(), gpu.map(Box::new), WorkerPhase::AllReduce);
+    scene.worker(WorkerEvent::Report(WorkerReport { rank, pid: 7, host, phase, gpu, ..WorkerReport::default() }));
+}
+
+/// Starts attempt `lease` with one rank on each node.
+fn train(scene: &mut Scenario, lease: u32) {
+    scene.give(Event::LeaseTaken(lease));
+    for rank in 0..scene.state.settings.ranks {
+        report_from(scene, rank, &format!("n{}.cluster", rank + 1), None);
+    }
+}
+
+/// Nodes that the running attempt excludes.
+fn excluded(scene: &Scenario) -> String {
+    match &scene.state.running().unwrap().attempt.placement {
+        Placement::Allocation(excluded) => excluded.as_ref().map_or(String::new(), |excluded| excluded.nodes.join(",")),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Hosts of the last failure.
+fn blamed(scene: &Scenario) -> String {
+    let hosts = &scene.state.history.restarts.last().unwrap().hosts;
+    hosts.iter().map(String::as_str).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn a_node_on_which_srun_starts_no_rank_is_excluded() {
+    let mut scene = on_nodes(3, 2);
+    scene.give(Event::LeaseTaken(1));
+    let failed = "srun: error: Task launch for StepId=12.0 failed on node n2: Communication connection failure";
+    scene.worker(WorkerEvent::Remark(failed.into())).exit(1).pause();
+    assert_eq!(excluded(scene.give(Event::LeaseTaken(2))), "n2");
+}
+
+#[test]
+fn a_failed_node_that_srun_names_is_excluded() {
+    let mut scene = on_nodes(3, 2);
+    train(&mut scene, 1);
+    scene.worker(WorkerEvent::Remark("srun: error: Node failure on n1".into())).exit(1).pause();
+    assert_eq!(blamed(&scene), "n1");
+    assert_eq!(excluded(scene.give(Event::LeaseTaken(2))), "n1");
+    // A failure that srun reports for all nodes has another cause.
+    let mut scene = on_nodes(2, 2);
+    train(&mut scene, 1);
+    for node in ["n1", "n2"] {
+        scene.worker(WorkerEvent::Remark(format!("srun: error: Node failure on {node}")));
+    }
+    scene.exit(1).pause();
+    assert_eq!(blamed(&scene), "");
+}
+
+#[test]
+fn srun_names_the_node_of_a_rank_that_has_not_reported() {
+    let mut scene = on_nodes(3, 2);
+    train(&mut scene, 1);
+    scene.fail(FailureKind::Transient).pause();
+    scene.give(Event::LeaseTaken(2)).worker(WorkerEvent::Node(1, "n2".into()));
+    scene.worker(WorkerEvent::Died(RankDeath::Exit { rank: 1, code: 127 })).exit(127).pause();
+    let restart = scene.state.history.restarts.last().unwrap();
+    assert!(restart.cause.starts_with("lambert-worker did not load for rank 1 on host n2 "), "{}", restart.cause);
+    assert_eq!(excluded(scene.give(Event::LeaseTaken(3))), "n2");
+}
+
+#[test]
+fn nodes_without_a_report_are_those_of_absent_ranks() {
+    let absent = |nodes: usize, hosts: &[&str]| {
+        let mut scene = on_nodes(nodes, 3);
+        scene.give(Event::LeaseTaken(1));
+        scene.at += 600.0;
+        for (rank, host) in hosts.iter().enumerate() {
+            report_from(&mut scene, rank, host, None);
+        }
+        scene.wait(1.0).exit(1).pause();
+        (blamed(&scene), scene.state.history.restarts.last().unwrap().cause.clone())
+    };
+    let (hosts, cause) = absent(3, &["n2.cluster", "n1"]);
+    assert_eq!(hosts, "n3");
+    assert_eq!(cause, "rank 2 has not reported within 600 s of the start; no rank on n3 has reported");
+    assert_eq!(absent(3, &["n2.cluster"]).0, "n1,n3");
+    assert_eq!(absent(3, &["vm", "n1"]).0, "", "the node of rank 0 is unknown");
+    assert_eq!(absent(4, &["n2", "n1"]).0, "", "a node may have no rank");
+}
+
+#[test]
+fn the_host_of_a_defective_gpu_is_blamed() {
+    let gpu = |xid| Some(GpuStatus { index: 3, uuid: "GPU-a".into(), xids: vec![xid], ..GpuStatus::default() });
+    let end = |xid, end: &dyn Fn(&mut Scenario)| {
+        let mut scene = on_nodes(2, 2);
+        train(&mut scene, 1);
+        report_from(&mut scene, 1, "n2.cluster", gpu(xid));
+        end(&mut scene);
+        scene.pause();
+        (blamed(&scene), scene.state.history.restarts.last().unwrap().cause.clone())
+    };
+    let killed = |scene: &mut Scenario| {
+        scene.worker(WorkerEvent::Died(RankDeath::Signal { rank: 0, signal: 6 })).exit(134);
+    };
+    let peer = |scene: &mut Scenario| {
+        let failed = EventKind::Failed { message: "NCCL".into(), kind: FailureKind::Transient, missing: Vec::new() };
+        scene.worker(WorkerEvent::Message(0, Message::Event(failed))).exit(1);
+    };
+    let hung = |scene: &mut Scenario| {
+        for _ in 0..100 {
+            scene.at += 60.0;
+            for rank in 0..2 {
+                let (host, phase) = (format!("n{}.cluster", rank + 1), WorkerPhase::AllReduce);
+                let (gpu, seconds_in_phase) = (gpu(if rank == 1 { 79 } else { 13 }).map(Box::new), scene.at);
+                let report =
+                    WorkerReport { rank, pid: 7, host, phase, gpu, seconds_in_phase, ..WorkerReport::default() };
+                scene.worker(WorkerEvent::Report(report));
+            }
+            scene.give(Event::Tick);
+        }
+        scene.exit(1);
+    };
+    let note = "; rank 1: GPU 3 (GPU-a) reported Xid 79 (GPU has fallen off the bus)";
+    for xid in [48, 74, 79, 95] {
+        assert_eq!(end(xid, &killed).0, "n2", "Xid {xid}");
+    }
+    let (hosts, cause) = end(79, &killed);
+    assert_eq!((hosts.as_str(), cause), ("n2", format!("rank 0 (pid 7, host n1.cluster) killed by SIGABRT{note}")));
+    assert_eq!(end(79, &peer).0, "n2");
+    assert_eq!(end(79, &hung).0, "n2");
+    for xid in [13, 31, 43, 45] {
+        assert_eq!(end(xid, &killed).0, "", "a program may cause Xid {xid}");
+    }
+    let mut alone = on_nodes(1, 1);
+    train(&mut alone, 1);
+    report_from(&mut alone, 0, "n1", gpu(79));
+    alone.exit(134).pause();
+    assert_eq!(alone.state.history.restarts[0].hosts, BTreeSet::from(["n1".to_owned()]));
+}
