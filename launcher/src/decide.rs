@@ -4,11 +4,13 @@
 //! produce [`Event`]s. The coordinator executes [`Action`]s. Status, display and log observe events and actions.
 //!
 //! - [`state`]: coordinator state; [`event`]: events and actions; [`placement`]: ranks of an attempt and their hosts
+//! - [`exclusion`]: nodes that the next start of a Slurm job excludes
 //! - [`monitor`]: monitoring of the running attempt and failure analysis; [`limits`]: phase timeouts
 //! - [`restart`]: restart or end after an attempt; [`stop`]: stop reasons
 //! - [`history`]: restart history that outlives a coordinator; [`progress`]: detection of attempts without progress
 
 pub mod event;
+pub mod exclusion;
 pub mod history;
 pub mod limits;
 pub mod monitor;

@@ -1,5 +1,6 @@
 //! Inputs and outputs of the decisions of the coordinator.
 
+use lambert_config::exit;
 use lambert_control::Directive;
 use lambert_control::{Message, WorkerReport};
 
@@ -218,6 +219,15 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// True if the batch script of a Slurm job may requeue the job.
+    pub fn is_requeued(&self) -> bool {
+        match self {
+            Self::Stopped(reason) => *reason != StopReason::User,
+            Self::Failed(code, _) => *code == exit::FAILED,
+            Self::Finished | Self::Replaced(_) => false,
+        }
+    }
+
     /// Describes why the coordinator ended. Returns `None` if the run is done.
     pub fn job_end(&self) -> Option<String> {
         match self {

@@ -11,7 +11,7 @@ use super::event::{Action, Note, RestartKind, Verdict};
 use super::history::Restart;
 use super::monitor::{AbnormalEnd, AttemptEnd, AttemptFailure, AttemptMonitor, ReportedEnd, Rollback};
 use super::stop::StopReason;
-use super::{EndReason, Phase, Running, Turn};
+use super::{CoordinatorState, EndReason, Phase, Running, Turn, exclusion};
 use crate::text::counted;
 
 /// Maximum pause before a restart, seconds.
@@ -187,7 +187,11 @@ impl Turn<'_> {
         }
         if self.state.settings.job.is_some() {
             let (unix, cause) = (self.state.unix(self.at), verdict.job_end());
-            self.state.history.end_job(unix, self.state.step, cause);
+            if verdict.is_requeued() {
+                let CoordinatorState { settings, history, counters, .. } = &*self.state;
+                self.state.excluded = exclusion::nodes_to_exclude(settings, history, counters.unreachable(), unix);
+            }
+            self.state.history.end_job(unix, self.state.step, cause, self.state.excluded.clone());
         }
         Phase::Over(verdict)
     }

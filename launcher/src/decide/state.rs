@@ -142,6 +142,8 @@ pub struct CoordinatorState {
     pub step: u64,
     /// Newest committed checkpoint, if known.
     pub checkpoint: Option<String>,
+    /// Nodes that the next start of the Slurm job excludes. Set once the run is over.
+    pub excluded: Vec<String>,
     pub(super) counters: RestartCounters,
 }
 
@@ -157,6 +159,7 @@ impl CoordinatorState {
             requests,
             step: last.step,
             checkpoint: last.checkpoint,
+            excluded: Vec::new(),
             counters: RestartCounters::default(),
         };
         let mut actions = match state.settings.job.clone() {

@@ -59,6 +59,8 @@ pub struct JobSettings {
     pub id: String,
     /// Slurm's name of the node on which the coordinator runs. `None` if it runs on no node of the job.
     pub node: Option<String>,
+    /// Time for which nodes that caused failures are excluded from later starts, seconds. 0: no node is excluded.
+    pub exclude_seconds: Seconds,
     /// Time between SIGUSR1 and the time limit, seconds (`slurm.lead_seconds`).
     pub lead: Seconds,
 }

@@ -117,7 +117,7 @@ impl<'a> Coordinator<'a> {
 
     fn end(&mut self, verdict: &Verdict, state: &CoordinatorState) -> Outcome {
         self.observers.end(verdict, state);
-        JobReport { step: state.history.progress.furthest_checkpoint }.write();
+        JobReport { step: state.history.progress.furthest_checkpoint, excluded: &state.excluded }.write();
         match verdict {
             Verdict::Finished => Ok(exit::DONE),
             Verdict::Stopped(StopReason::User) => Ok(exit::STOPPED_BY_USER),

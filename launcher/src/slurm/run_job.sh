@@ -22,7 +22,9 @@ for _ in 1 2 3 4; do
     # The coordinator was killed, which also ends its ranks. The next coordinator resumes from the newest checkpoint.
     echo "lambert: the coordinator was killed by SIG$(kill -l "$code")" >&2
 done
+failed_nodes='' own_node=@OWN_NODE@
 # The program or its file system is not available on this node; another node may have it.
+case $code in 126 | 127) failed_nodes=$own_node ;; esac
 if [ "$code" -gt 125 ]; then code=@FAILED@; fi
 case $code in @STOPPED@ | @FAILED@) ;; *) exit "$code" ;; esac
 
@@ -59,34 +61,86 @@ requeue_running() {
     [ "$state" != RUNNING ] || scontrol requeue "$SLURM_JOB_ID"
 }
 # Splits the job comment into lambert's part at its end and `others`, the text before it. lambert's part has the number of
-# `failures` since the furthest checkpoint was at `counted_step`. Versions up to 0.2 store only the number.
+# `failures` since the furthest checkpoint was at `counted_step`, and the nodes that it has `excluded`, separated by spaces.
+# Versions up to 0.2 store only the number.
 read_comment() {
-    others=$1 failures=0 counted_step=''
+    others=$1 failures=0 counted_step='' excluded=''
     if [ "$others" = '(null)' ]; then others=''; fi
-    if [[ $1 =~ ^(.*\;\ )?lambert:\ ([0-9]{1,6})\ failures(,\ step\ ([0-9]{1,15}))?$ ]]; then
+    if [[ $1 =~ ^(.*\;\ )?lambert:\ ([0-9]{1,6})\ failures(,\ step\ ([0-9]{1,15}))?(,\ excluded\ ([A-Za-z0-9._,-]+))?$ ]]; then
         others=${BASH_REMATCH[1]%; } failures=$((10#${BASH_REMATCH[2]})) counted_step=${BASH_REMATCH[4]}
+        excluded=${BASH_REMATCH[6]//,/ }
     fi
 }
-# Prints the job comment.
+# Prints the job comment for the given excluded nodes.
 comment_with() {
-    local count="lambert: $failures failures${counted_step:+, step $counted_step}"
-    if [ "$failures" -eq 0 ] && [ -z "$counted_step" ]; then count=''; fi
+    local count="lambert: $failures failures${counted_step:+, step $counted_step}${1:+, excluded ${1// /,}}"
+    if [ "$failures" -eq 0 ] && [ -z "$counted_step$1" ]; then count=''; fi
     printf %s "$others${others:+${count:+; }}$count"
 }
-# Sets `step` to the step of the furthest checkpoint. Without a report, the coordinator was killed or did not start, and `step`
-# is empty.
+# Sets `step` to the step of the furthest checkpoint, and `failed_nodes` to the nodes to exclude. Without a report, the
+# coordinator was killed or did not start, and `step` is empty.
 step=''
 read_report() {
     if [ ! -r "$LAMBERT_JOB_REPORT" ]; then return; fi
     while read -r key value; do
         case $key in
         step) if [[ $value =~ ^[0-9]{1,15}$ ]]; then step=$((10#$value)); fi ;;
+        exclude) failed_nodes=$value ;;
         esac
     done <"$LAMBERT_JOB_REPORT"
 }
+has() { [[ " $1 " == *" $2 "* ]]; }
+# Chooses the nodes of the next start. Sets `exclusion` to the new ExcNodeList of the job: the nodes that a user has excluded,
+# and as many of `failed_nodes` as leave enough nodes in the partition. Sets `chosen` to the latter, separated by spaces. Fails
+# if nothing changes, or if Slurm does not answer.
+choose_nodes() {
+    local before nodes kept='' usable='' known='' node state count=0
+    if [ -z "$failed_nodes$excluded" ]; then return 1; fi
+    before=$(job_field %x) || return
+    if [ "$before" = '(null)' ]; then before=''; fi
+    if [ -n "$before" ]; then before=$(scontrol show hostnames "$before") || return; fi
+    nodes=$(sinfo --noheader --Node --partition="$SLURM_JOB_PARTITION" --format='%N %t') || return
+    for node in $before; do has "$excluded" "$node" || kept+="$node "; done
+    while read -r node state; do
+        if has "$known" "$node"; then continue; fi
+        known+=" $node"
+        if has "$kept" "$node"; then continue; fi
+        case $state in down* | drain* | drng* | fail* | unk* | *'*') ;; *) usable+=" $node" count=$((count + 1)) ;; esac
+    done <<<"$nodes"
+    chosen=''
+    for node in $failed_nodes; do
+        if has "$kept" "$node" || ! has "$known" "$node"; then continue; fi
+        if has "$usable" "$node"; then
+            if [ "$count" -le "$SLURM_JOB_NUM_NODES" ]; then
+                echo "lambert: node $node is not excluded, because partition $SLURM_JOB_PARTITION has too few other nodes" >&2
+                continue
+            fi
+            count=$((count - 1))
+        fi
+        chosen+="${chosen:+ }$node"
+    done
+    exclusion=$(echo "$kept$chosen" | tr -s ' ' ',')
+    exclusion=${exclusion%,}
+    if [ "$chosen" = "$excluded" ]; then return 1; fi
+    # Other options, such as a constraint, may need a node. Slurm would hold a job that no node fits.
+    if [ -n "$chosen" ] && ! sbatch --test-only --exclude="$exclusion" "$0" >/dev/null 2>&1; then
+        echo "lambert: $chosen: not excluded, because the job could then never start" >&2
+        return 1
+    fi
+}
+# Requeues the job, and then changes its excluded nodes, which Slurm permits only for pending jobs. The job cannot start
+# before the credential of its last start has expired.
 requeue() {
+    local change=''
+    if choose_nodes; then change=yes; fi
     echo "lambert: $1: requeuing the job" >&2
-    retry requeue_running || echo "lambert: Slurm did not requeue the job; submit it again" >&2
+    if ! retry requeue_running; then
+        echo "lambert: Slurm did not requeue the job; submit it again" >&2
+    elif [ -n "$change" ]; then
+        echo "lambert: excluded nodes of the next start: ${chosen:-none}" >&2
+        retry scontrol update JobId="$SLURM_JOB_ID" ExcNodeList="$exclusion" Comment="$(comment_with "$chosen")" ||
+            echo "lambert: Slurm did not exclude these nodes" >&2
+    fi
 }
 # Counts a failure. The count starts again after a checkpoint that is further than that of the last failure.
 count_failure() {
@@ -119,7 +173,7 @@ fi
 count_failure
 if [ "$failures" -gt @REQUEUES@ ]; then
     echo "lambert: failure $failures since the last new checkpoint: slurm.requeues is @REQUEUES@, so the job is not requeued" >&2
-elif retry keep_comment "$(comment_with)"; then
+elif retry keep_comment "$(comment_with "$excluded")"; then
     requeue "failure $failures"
 else
     echo "lambert: failure $failures: cannot store this count in the job's comment, so the job is not requeued; submit it again" >&2

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use lambert::decide::{Event, HostPool, Placement, RankDeath, WorkerEvent};
+use lambert::decide::{
+    Event, HostPool, JobSettings, Placement, RankDeath, RestartHistory, Signal, StopReason, Verdict, WorkerEvent,
+};
 use lambert_config::run::Host;
 use lambert_control::{EventKind, FailureKind, GpuStatus, Message, WorkerPhase, WorkerReport};
 
@@ -147,4 +149,75 @@ fn the_host_of_a_defective_gpu_is_blamed() {
     report_from(&mut alone, 0, "n1", gpu(79));
     alone.exit(134).pause();
     assert_eq!(alone.state.history.restarts[0].hosts, BTreeSet::from(["n1".to_owned()]));
+}
+
+/// The same coordinator, in a Slurm job that excludes nodes for a day.
+fn in_job(mut scene: Scenario) -> Scenario {
+    let job = JobSettings { id: "12".into(), lead: 120.0, exclude_seconds: 86_400.0, ..JobSettings::default() };
+    scene.state.settings.job = Some(job);
+    scene.state.history.begin_job(1e9, "12");
+    scene
+}
+
+/// Rank `rank` reports a failure of its host.
+fn fail_host(scene: &mut Scenario, rank: usize) {
+    let failed = EventKind::Failed { message: "ECC".into(), kind: FailureKind::Host, missing: Vec::new() };
+    scene.worker(WorkerEvent::Message(rank, Message::Event(failed))).exit(1);
+}
+
+#[test]
+fn a_requeued_job_excludes_the_nodes_of_recent_failures() {
+    let mut scene = in_job(on_nodes(3, 3));
+    scene.state.settings.restarts = 50;
+    for (lease, rank) in [(1, 1), (2, 0), (3, 2), (4, 2), (5, 2)] {
+        train(&mut scene, lease);
+        fail_host(&mut scene, rank);
+        scene.pause();
+    }
+    let later = Scenario { at: scene.at, state: scene.state.clone(), done: Vec::new() };
+    train(&mut scene, 6);
+    fail_host(&mut scene, 2);
+    assert_eq!(scene.failure().0, 1);
+    assert_eq!(scene.state.excluded, ["n3", "n1"], "the most recent two");
+    assert_eq!(scene.state.history.job_ends[0].excluded, ["n3", "n1"]);
+    // A time limit hours later also requeues the job.
+    let stop = |seconds: f64, signal| {
+        let mut scene = Scenario { at: later.at + seconds, state: later.state.clone(), done: Vec::new() };
+        scene.give(Event::LeaseTaken(6)).give(Event::Signal(signal)).exit(143);
+        (scene.state.verdict().unwrap().clone(), scene.state.excluded.join(" "))
+    };
+    assert_eq!(stop(80_000.0, Signal::Other), (Verdict::Stopped(StopReason::Signal), "n3 n1".to_owned()));
+    assert_eq!(stop(90_000.0, Signal::Other).1, "", "a day later");
+    assert_eq!(stop(1.0, Signal::Interrupt), (Verdict::Stopped(StopReason::User), String::new()), "it is not requeued");
+}
+
+#[test]
+fn nodes_of_earlier_starts_and_unreachable_nodes_are_excluded() {
+    let mut scene = in_job(on_nodes(2, 2));
+    train(&mut scene, 1);
+    fail_host(&mut scene, 0);
+    let history: RestartHistory = serde_json::from_value(serde_json::to_value(&scene.state.history).unwrap()).unwrap();
+    // The next start has other nodes.
+    let mut next = in_job(on_nodes(2, 2));
+    next.state.history = history;
+    let HostPool::Allocation(nodes) = &mut next.state.settings.host_pool else { panic!() };
+    (nodes[0].name, nodes[1].name) = ("n7".into(), "n8".into());
+    next.give(Event::LeaseTaken(2));
+    next.worker(WorkerEvent::Remark("srun: error: Task launch for StepId=12.0 failed on node n8: no".into())).exit(1);
+    next.at += 3601.0;
+    next.state.settings.start_timeout = 0.0;
+    next.give(Event::Tick).give(Event::LeaseFailed("no space".into()));
+    assert_eq!(next.failure().0, 1);
+    assert_eq!(next.state.excluded, ["n8", "n1"]);
+}
+
+#[test]
+fn no_node_is_excluded_if_that_is_disabled() {
+    let mut scene = in_job(on_nodes(2, 2));
+    scene.state.settings.job.as_mut().unwrap().exclude_seconds = 0.0;
+    scene.state.settings.restarts = 0;
+    train(&mut scene, 1);
+    fail_host(&mut scene, 0);
+    assert_eq!(scene.failure().0, 1);
+    assert_eq!(scene.state.excluded, [""; 0]);
 }

@@ -263,13 +263,75 @@ scontrol() { echo "$*" >>calls; echo 'Unable to contact slurm controller (receiv
     assert!(!log.contains("did not requeue"), "{log}");
 }
 
+/// Coordinator that is stopped by the time limit. The next start excludes `nodes`.
+fn excludes(nodes: &str) -> String {
+    format!("printf 'step 10\\nexclude {nodes}\\n' >\"$LAMBERT_JOB_REPORT\"; return 75")
+}
+
+/// The job needs three nodes. Of seven, five are up.
+#[test]
+fn failed_nodes_are_excluded_after_the_requeue() {
+    let job = FakeJob::new("project x; lambert: 2 failures, step 7");
+    let (_, log) = job.run(&excludes("n3"), "");
+    let comment = "project x; lambert: 2 failures, step 7, excluded n3";
+    assert_eq!(
+        job.calls(),
+        format!(
+            "sbatch --test-only --exclude=n3 script\nrequeue 12\nupdate JobId=12 ExcNodeList=n3 Comment={comment}\n"
+        )
+    );
+    assert!(log.contains("requeuing the job\nlambert: excluded nodes of the next start: n3\n"), "{log}");
+    assert_eq!((job.comment().as_str(), job.nodes().as_str()), (comment, "n3"));
+    // Nothing changes at the next end.
+    job.run(&excludes("n3"), "");
+    assert_eq!(job.calls(), "requeue 12\n");
+    // A failure keeps the nodes while it is counted.
+    job.run("printf 'step 7\\nexclude n3 n5\\n' >\"$LAMBERT_JOB_REPORT\"; return 1", "");
+    let comment = "project x; lambert: 3 failures, step 7, excluded n3";
+    let update = "update JobId=12 ExcNodeList=n3,n5";
+    assert_eq!(
+        job.calls(),
+        format!(
+            "update JobId=12 Comment={comment}\nsbatch --test-only --exclude=n3,n5 script\nrequeue 12\n{update} Comment={comment},n5\n"
+        )
+    );
+    // The failures were long ago. A user has excluded another node meanwhile.
+    job.set("nodes", "n3,n6,n5");
+    job.run(&excludes(""), "");
+    assert_eq!((job.comment().as_str(), job.nodes().as_str()), ("project x; lambert: 3 failures, step 7", "n6"));
+}
+
+#[test]
+fn a_job_keeps_enough_nodes() {
+    let excluded = |by_user: &str, failed: &str, slurm: &str| {
+        let job = FakeJob::new("");
+        job.set("nodes", by_user);
+        let (code, log) = job.run(&excludes(failed), slurm);
+        assert!(code == 75 && job.calls().contains("requeue 12\n"), "{log}");
+        (job.nodes(), job.comment(), log)
+    };
+    let (nodes, comment, _) = excluded("(null)", "n3 n1", "");
+    assert_eq!((nodes.as_str(), comment.as_str()), ("n3,n1", "lambert: 0 failures, excluded n3,n1"));
+    let (nodes, _, log) = excluded("n6", "n3 n1", "");
+    assert_eq!(nodes, "n6,n3");
+    assert!(log.contains("node n1 is not excluded, because partition gpu has too few other nodes"), "{log}");
+    assert_eq!(excluded("n6,n4", "n5 n3", "").0, "n6,n4,n5", "n5 is down");
+    let (nodes, comment, log) = excluded("n3", "n3 elsewhere", "");
+    assert_eq!((nodes.as_str(), comment.as_str()), ("n3", ""), "{log}");
+    let (nodes, _, log) = excluded("n6", "n3", "sbatch() { return 1; }");
+    assert!(nodes == "n6" && log.contains("n3: not excluded, because the job could then never start"), "{log}");
+    for fails in ["sinfo() { return 1; }", "scontrol() { echo \"$*\" >>calls; [ \"$1\" = requeue ]; }"] {
+        assert_eq!(excluded("n6", "n3", fails).0, "n6", "{fails}");
+    }
+}
+
 /// Extracts the shell function from the script and tests it.
 #[test]
 fn only_the_failure_count_of_lambert_is_read_from_a_comment() {
     let script = render(&config(), &JOB).unwrap();
     let function = script.split_once("\nread_comment() {").unwrap().1.split_once("\n}\n").unwrap().0;
     let read = |comment: &str| {
-        let print = "printf '%s|%s' \"$failures${counted_step:+@$counted_step}\" \"$others\"";
+        let print = "printf '%s|%s' \"$failures${counted_step:+@$counted_step}${excluded:+ -$excluded}\" \"$others\"";
         let line = format!("read_comment() {{{function}\n}}\nread_comment \"$1\"; {print}");
         let output = Command::new("bash").args(["-euc", &line, "bash", comment]).output().unwrap();
         assert!(output.status.success(), "{comment}: {}", String::from_utf8_lossy(&output.stderr));
@@ -281,6 +343,8 @@ fn only_the_failure_count_of_lambert_is_read_from_a_comment() {
     assert_eq!(read("lambert: 08 failures"), "8|", "no octal number");
     assert_eq!(read("lambert: 3 failures, step 080"), "3@080|");
     assert_eq!(read("a; lambert: 3 failures, step 80"), "3@80|a");
+    assert_eq!(read("a; lambert: 3 failures, step 80, excluded n3,n-4"), "3@80 -n3 n-4|a");
+    assert_eq!(read("lambert: 0 failures, excluded n3"), "0 -n3|");
     assert_eq!(read("project 2026"), "0|project 2026");
     assert_eq!(read("project 2026; lambert: 2 failures"), "2|project 2026");
     for other in [
