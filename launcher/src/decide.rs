@@ -6,7 +6,7 @@
 //! - [`state`]: coordinator state; [`event`]: events and actions; [`placement`]: ranks of an attempt and their hosts
 //! - [`exclusion`]: nodes that the next start of a Slurm job excludes
 //! - [`monitor`]: monitoring of the running attempt and failure analysis; [`limits`]: phase timeouts
-//! - [`restart`]: restart or end after an attempt; [`stop`]: stop reasons
+//! - [`restart`]: restart or end after an attempt; [`setup`]: errors of the set-up of hosts; [`stop`]: stop reasons
 //! - [`history`]: restart history that outlives a coordinator; [`progress`]: detection of attempts without progress
 
 pub mod event;
@@ -17,6 +17,7 @@ pub mod monitor;
 pub mod placement;
 pub mod progress;
 pub mod restart;
+pub mod setup;
 pub mod state;
 pub mod stop;
 
@@ -173,9 +174,9 @@ impl Turn<'_> {
             Event::StartFailed(attempt, code, message) if attempt == number => {
                 // If the processes of an earlier attempt could be started, the configuration is valid. An address or a
                 // mount is then temporarily unavailable.
-                return match self.state.counters.is_first() {
-                    true => Phase::Over(Verdict::Failed(code, message)),
-                    false => self.retry_start(running.begun, number, message),
+                return match self.has_valid_setup() {
+                    true => self.retry_start(running.begun, number, message),
+                    false => Phase::Over(Verdict::Failed(code, message)),
                 };
             }
             Event::LeaseSeen(newest) if newest > number => {

@@ -220,6 +220,11 @@ impl AttemptMonitor {
         }
     }
 
+    /// Hosts of the ranks with an error of the set-up. Empty if these are all hosts of an attempt on several hosts.
+    pub fn misconfigured_hosts(&self) -> BTreeSet<String> {
+        self.ranks.hosts_to_avoid(self.failure_signs.misconfigured_ranks())
+    }
+
     /// Hosts named in the messages of the launcher.
     pub fn hosts_in_messages(&self) -> BTreeSet<String> {
         self.failure_signs.hosts_in_messages(&self.ranks)

@@ -266,17 +266,9 @@ impl Turn<'_> {
         self.schedule_restart(running, cause, 0.0, RestartKind::Rollback)
     }
 
-    /// Ends the run if the program of a rank did not load in the first attempt: the set-up of its host is wrong. After an
-    /// earlier attempt, a file system may be unavailable, so this is a failure of the host.
-    fn not_loaded(&mut self, running: &Running, failure: AttemptFailure) -> Phase {
-        match self.state.counters.is_first() {
-            true => Phase::Over(Verdict::Failed(exit::USAGE, failure.message)),
-            false => self.failed(running, failure),
-        }
-    }
-
-    fn failed(&mut self, running: &Running, mut failure: AttemptFailure) -> Phase {
+    pub(super) fn failed(&mut self, running: &Running, mut failure: AttemptFailure) -> Phase {
         running.monitor.blame_defective_gpus(&mut failure);
+        self.blame_misconfigured_hosts(running, &mut failure);
         let AttemptFailure { message, kind, .. } = &failure;
         if *kind == FailureKind::LeaseLost {
             return Phase::Over(Verdict::Replaced(message.clone()));

@@ -23,8 +23,17 @@ for _ in 1 2 3 4; do
     echo "lambert: the coordinator was killed by SIG$(kill -l "$code")" >&2
 done
 failed_nodes='' own_node=@OWN_NODE@
+case $code in
+@USAGE@)
+    # The coordinator ended before it started a rank. If the job has started before, this node is set up differently.
+    if [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ ! -s "$LAMBERT_JOB_REPORT" ]; then
+        echo "lambert: node $SLURMD_NODENAME seems to be misconfigured" >&2
+        code=@FAILED@ failed_nodes=$own_node
+    fi
+    ;;
 # The program or its file system is not available on this node; another node may have it.
-case $code in 126 | 127) failed_nodes=$own_node ;; esac
+126 | 127) code=@FAILED@ failed_nodes=$own_node ;;
+esac
 if [ "$code" -gt 125 ]; then code=@FAILED@; fi
 case $code in @STOPPED@ | @FAILED@) ;; *) exit "$code" ;; esac
 

@@ -28,6 +28,7 @@ pub fn render(config: &RunConfig, job: &ScriptParams<'_>) -> Result<String, Dire
     let script = directives::head(&options(config, job), &[first, config.slurm.prologue.clone()].concat())?;
     let coordinator = format!("{} run --run {}", in_shell(job.lambert), in_shell(job.run));
     let body = BODY.replace("@STOPPED@", &exit::INTERRUPTED.to_string()).replace("@FAILED@", &exit::FAILED.to_string());
+    let body = body.replace("@USAGE@", &exit::USAGE.to_string());
     let own_node = if config.slurm.exclude_hours > 0.0 { "$SLURMD_NODENAME" } else { "''" };
     let body = body.replace("@OWN_NODE@", own_node);
     let body = body.replace("@REQUEUES@", &config.slurm.requeues.to_string());

@@ -221,3 +221,68 @@ fn no_node_is_excluded_if_that_is_disabled() {
     assert_eq!(scene.failure().0, 1);
     assert_eq!(scene.state.excluded, [""; 0]);
 }
+
+/// Coordinator on two nodes whose job has trained before, up to a checkpoint.
+fn requeued(job: &str) -> Scenario {
+    let mut scene = in_job(on_nodes(2, 2));
+    train(&mut scene, 1);
+    scene.saves(7).give(Event::Signal(Signal::Other));
+    scene.send_event(EventKind::Finished { step: 8, stopped: true }).exit(0);
+    let mut next = in_job(on_nodes(2, 2));
+    next.state.history = scene.state.history;
+    next.state.settings.job.as_mut().unwrap().id = job.into();
+    next
+}
+
+fn fail_setup(scene: &mut Scenario, rank: usize) -> &mut Scenario {
+    let failed = EventKind::Failed { message: "no GPU".into(), kind: FailureKind::Usage, missing: Vec::new() };
+    scene.worker(WorkerEvent::Message(rank, Message::Event(failed)))
+}
+
+#[test]
+fn a_misconfigured_node_of_a_requeued_job_is_a_failure_of_the_node() {
+    let mut scene = requeued("12");
+    for lease in 2..=4 {
+        train(&mut scene, lease);
+        fail_setup(&mut scene, 1).exit(2).pause();
+        assert_eq!(blamed(&scene), "n2");
+    }
+    train(&mut scene, 5);
+    let (code, message) = { fail_setup(&mut scene, 1).exit(2).failure() };
+    assert!(code == 1 && message.starts_with("giving up after 4 failures of host n2 "), "{message}");
+    assert_eq!(scene.state.excluded, ["n2"], "the job is requeued");
+
+    let mut scene = requeued("12");
+    train(&mut scene, 2);
+    scene.worker(WorkerEvent::Died(RankDeath::Exit { rank: 0, code: 2 })).exit(2).pause();
+    assert_eq!(blamed(&scene), "n1");
+
+    let mut scene = requeued("12");
+    train(&mut scene, 2);
+    fail_setup(&mut scene, 0);
+    assert_eq!(fail_setup(&mut scene, 1).exit(2).failure().0, 2, "both nodes");
+
+    let mut scene = requeued("13");
+    train(&mut scene, 2);
+    assert_eq!(fail_setup(&mut scene, 1).exit(2).failure().0, 2, "the first start of a job may have other settings");
+    let mut scene = in_job(on_nodes(2, 2));
+    train(&mut scene, 1);
+    assert_eq!(fail_setup(&mut scene, 1).exit(2).failure().0, 2, "the run has never trained");
+}
+
+#[test]
+fn a_program_that_does_not_load_in_a_requeued_job_is_a_failure_of_the_node() {
+    let end = |job: &str| {
+        let mut scene = requeued(job);
+        scene.give(Event::LeaseTaken(2)).worker(WorkerEvent::Node(1, "n2".into()));
+        scene.worker(WorkerEvent::Died(RankDeath::Exit { rank: 1, code: 127 })).exit(127);
+        scene
+    };
+    let mut scene = end("12");
+    scene.pause();
+    assert_eq!(blamed(&scene), "n2");
+    assert_eq!(end("13").failure().0, 2);
+    let none = || Event::StartFailed(2, 2, "this host has no interface eth0".to_owned());
+    assert_eq!(requeued("12").give(Event::LeaseTaken(2)).give(none()).pause().0, 1.0);
+    assert_eq!(requeued("13").give(Event::LeaseTaken(2)).give(none()).failure().0, 2);
+}

@@ -325,6 +325,22 @@ fn a_job_keeps_enough_nodes() {
     }
 }
 
+/// The coordinator ends before it starts a rank, or does not start.
+#[test]
+fn a_node_without_a_working_coordinator_is_excluded() {
+    for coordinator in ["return 2", "return 126", "return 127"] {
+        let job = FakeJob::new("");
+        let (code, log) = job.run(coordinator, "");
+        assert_eq!((code, job.nodes().as_str()), (1, "n2"), "{coordinator}: {log}");
+        assert_eq!(job.comment(), "lambert: 1 failures, excluded n2");
+    }
+    let job = FakeJob::new("");
+    let (code, log) = job.run("return 2", "SLURM_RESTART_COUNT=0");
+    assert_eq!((code, log.as_str(), job.calls().as_str()), (2, "", ""), "the first start of the job");
+    let (code, log) = job.run("echo 'step 0' >\"$LAMBERT_JOB_REPORT\"; return 2", "");
+    assert_eq!((code, log.as_str(), job.calls().as_str()), (2, "", ""), "the coordinator has decided");
+}
+
 /// Extracts the shell function from the script and tests it.
 #[test]
 fn only_the_failure_count_of_lambert_is_read_from_a_comment() {
