@@ -46,10 +46,16 @@ pub struct Slurm {
     #[serde(skip_serializing_if = "is_default_lead")]
     #[schemars(!skip_serializing_if)]
     pub lead_seconds: u64,
-    /// Maximum number of requeues after failures (exit code 1).
+    /// Maximum number of requeues after failures (exit code 1) without a new checkpoint between them.
     #[serde(skip_serializing_if = "is_default_requeues")]
     #[schemars(!skip_serializing_if)]
     pub requeues: u32,
+    /// Time for which a requeued job excludes nodes that caused failures, in hours. 0: no node is excluded.
+    ///
+    /// At most two nodes are excluded, and only if the partition has enough others.
+    #[serde(skip_serializing_if = "is_default_exclude_hours")]
+    #[schemars(!skip_serializing_if)]
+    pub exclude_hours: f64,
     /// Log file of the job, as a filename pattern of sbatch. The job appends to the file.
     #[serde(skip_serializing_if = "is_default_output")]
     #[schemars(!skip_serializing_if)]
@@ -84,6 +90,7 @@ impl Default for Slurm {
             exclusive: false,
             lead_seconds: 120,
             requeues: 3,
+            exclude_hours: 24.0,
             output: "lambert-%j.log".to_owned(),
             export: Vec::new(),
             prologue: Vec::new(),
@@ -106,6 +113,10 @@ fn is_default_lead(seconds: &u64) -> bool {
 
 fn is_default_requeues(requeues: &u32) -> bool {
     *requeues == Slurm::default().requeues
+}
+
+fn is_default_exclude_hours(hours: &f64) -> bool {
+    *hours == Slurm::default().exclude_hours
 }
 
 fn is_default_output(output: &str) -> bool {
@@ -146,6 +157,9 @@ impl Slurm {
         {
             let message = format!("is {}; must be less than the time limit {time:?}", self.lead_seconds);
             wrong("slurm.lead_seconds", message);
+        }
+        if !(self.exclude_hours >= 0.0 && self.exclude_hours.is_finite()) {
+            wrong("slurm.exclude_hours", format!("is {}; must be a number of hours, or 0", self.exclude_hours));
         }
         if self.cpus_per_task == Some(0) {
             wrong("slurm.cpus_per_task", "is 0; must be at least 1".to_owned());
@@ -324,6 +338,9 @@ mod tests {
         assert!(text.starts_with("slurm.time: \"1h\" is not a Slurm time: expected MINUTES, "), "{text}");
         let text = issues(|slurm| slurm.time = Some("2".into()));
         assert_eq!(text, "slurm.lead_seconds: is 120; must be less than the time limit \"2\"\n");
+        let text = issues(|slurm| slurm.exclude_hours = -1.0);
+        assert_eq!(text, "slurm.exclude_hours: is -1; must be a number of hours, or 0\n");
+        assert_eq!(issues(|slurm| slurm.exclude_hours = 0.0), "");
         assert_eq!(issues(|slurm| slurm.cpus_per_task = Some(0)), "slurm.cpus_per_task: is 0; must be at least 1\n");
         let prep =
             Slurm { nodes: 2, gpus_per_node: 1, cpus_per_task: Some(1), time: Some("1h".into()), ..Slurm::default() };

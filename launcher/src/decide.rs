@@ -4,17 +4,20 @@
 //! produce [`Event`]s. The coordinator executes [`Action`]s. Status, display and log observe events and actions.
 //!
 //! - [`state`]: coordinator state; [`event`]: events and actions; [`placement`]: ranks of an attempt and their hosts
+//! - [`exclusion`]: nodes that the next start of a Slurm job excludes
 //! - [`monitor`]: monitoring of the running attempt and failure analysis; [`limits`]: phase timeouts
-//! - [`restart`]: restart or end after an attempt; [`stop`]: stop reasons; [`history`]: restart history that outlives a
-//!   coordinator; [`progress`]: detection of attempts without progress
+//! - [`restart`]: restart or end after an attempt; [`setup`]: errors of the set-up of hosts; [`stop`]: stop reasons
+//! - [`history`]: restart history that outlives a coordinator; [`progress`]: detection of attempts without progress
 
 pub mod event;
+pub mod exclusion;
 pub mod history;
 pub mod limits;
 pub mod monitor;
 pub mod placement;
 pub mod progress;
 pub mod restart;
+pub mod setup;
 pub mod state;
 pub mod stop;
 
@@ -26,7 +29,7 @@ use lambert_control::{Directive, EventKind, FailureKind};
 
 pub use event::{Action, Event, LeaseRequest, Note, ProcessExit, RankDeath, RestartKind, Verdict, WorkerEvent};
 pub use history::RestartHistory;
-pub use placement::{Attempt, ExcludedNodes, HostPool, Placement};
+pub use placement::{Attempt, AttemptNodes, ExcludedNodes, HostPool, Placement};
 pub use state::{CoordinatorState, EndReason, LastKnown, Phase, Running, Settings};
 pub use stop::{JobSettings, JobState, JobView, Requests, Signal, StopReason};
 
@@ -145,7 +148,8 @@ impl Turn<'_> {
         if self.state.requests.save {
             self.actions.push(Action::Command(Directive::Checkpoint));
         }
-        let monitor = AttemptMonitor::new(attempt.placement.rank_hosts());
+        let nodes = self.state.settings.nodes(&attempt);
+        let monitor = AttemptMonitor::new(attempt.placement.rank_hosts()).on_nodes(nodes);
         Phase::Running(Box::new(Running { attempt, begun: self.at, monitor, has_warned_slow: false, stopping: false }))
     }
 
@@ -170,9 +174,9 @@ impl Turn<'_> {
             Event::StartFailed(attempt, code, message) if attempt == number => {
                 // If the processes of an earlier attempt could be started, the configuration is valid. An address or a
                 // mount is then temporarily unavailable.
-                return match self.state.counters.is_first() {
-                    true => Phase::Over(Verdict::Failed(code, message)),
-                    false => self.retry_start(running.begun, number, message),
+                return match self.has_valid_setup() {
+                    true => self.retry_start(running.begun, number, message),
+                    false => Phase::Over(Verdict::Failed(code, message)),
                 };
             }
             Event::LeaseSeen(newest) if newest > number => {

@@ -4,6 +4,8 @@
 
 #[path = "decision/attempts.rs"]
 mod attempts;
+#[path = "decision/nodes.rs"]
+mod nodes;
 #[path = "decision/progress.rs"]
 mod progress;
 #[path = "decision/random.rs"]

@@ -64,14 +64,8 @@ pub enum DeviceConflict {
     },
 }
 
-/// GPUs that an earlier attempt used on a host, and that are missing there.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[error(
-    "host {host} has lost {}: attempt {attempt} used {used} there, and {}; check the host with dmesg and nvidia-smi, or use fewer \
-     ranks on it",
-    names(missing),
-    found.map_or("a rank sees none now".to_owned(), |found| format!("this attempt finds {found}"))
-)]
+/// GPUs that an earlier attempt used on a host, and that are missing there, or on another host that takes its place.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostGpus {
     pub host: String,
     /// GPUs that the earlier attempt used, and that no rank of the host uses now. Empty if they are unknown.
@@ -82,6 +76,27 @@ pub struct LostGpus {
     used: usize,
     /// Number of GPUs that the ranks of the host find now. `None` if only one rank, which sees none, is known.
     found: Option<usize>,
+    /// Host of the earlier attempt, if it is another one.
+    #[serde(default)]
+    other_host: Option<String>,
+}
+
+impl std::error::Error for LostGpus {}
+
+impl std::fmt::Display for LostGpus {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { host, attempt, used, .. } = self;
+        let difference = match &self.other_host {
+            Some(other) => format!("has too few GPUs: attempt {attempt} used {used} on host {other}"),
+            None => format!("has lost {}: attempt {attempt} used {used} there", names(&self.missing)),
+        };
+        write!(f, "host {host} {difference}, and ")?;
+        match self.found {
+            Some(found) => write!(f, "this attempt finds {found}")?,
+            None => f.write_str("a rank sees none now")?,
+        }
+        f.write_str("; check the host with dmesg and nvidia-smi, or use fewer ranks on it")
+    }
 }
 
 /// Names GPUs in a message.
@@ -111,7 +126,14 @@ impl LostGpus {
             return None;
         }
         let missing = used.difference(&found).map(|gpu| (*gpu).clone()).collect();
-        Some(Self { host: now.first()?.host.clone(), missing, attempt, used: used.len(), found: Some(found.len()) })
+        let (host, used, found) = (now.first()?.host.clone(), used.len(), Some(found.len()));
+        Some(Self { host, missing, attempt, used, found, other_host: None })
+    }
+
+    /// Compares the ranks of a host with those of attempt `attempt` on another host, which `then` describes.
+    pub fn find_elsewhere(now: &[&RankDevice], attempt: u32, then: &[&RankDevice]) -> Option<Self> {
+        let other_host = Some(then.first()?.host.clone());
+        Some(Self { missing: Vec::new(), other_host, ..Self::find(now, attempt, then)? })
     }
 
     /// Loss that a rank without a GPU has found alone. Which GPUs the other ranks see is unknown. If the launcher or the user
@@ -176,12 +198,17 @@ impl RankDevice {
     }
 }
 
-/// Returns the ranks of each host that would share a GPU, or have none.
-pub fn hosts_with_too_few_gpus(all: &[RankDevice]) -> Vec<Vec<&RankDevice>> {
+/// Returns the ranks of each host.
+pub fn by_host(all: &[RankDevice]) -> Vec<Vec<&RankDevice>> {
     let mut hosts = BTreeMap::<&str, Vec<&RankDevice>>::new();
     all.iter().for_each(|device| hosts.entry(&device.host).or_default().push(device));
+    hosts.into_values().collect()
+}
+
+/// Returns the ranks of each host that would share a GPU, or have none.
+pub fn hosts_with_too_few_gpus(all: &[RankDevice]) -> Vec<Vec<&RankDevice>> {
     let count = |ranks: &[&RankDevice]| ranks.iter().filter_map(|device| device.gpu()).collect::<BTreeSet<_>>().len();
-    hosts.into_values().filter(|ranks| count(ranks) < ranks.len()).collect()
+    by_host(all).into_iter().filter(|ranks| count(ranks) < ranks.len()).collect()
 }
 
 /// Returns the first conflict between two ranks, if any.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, chain};
 use crate::gpu::conflicts::{
-    DeviceConflict, DeviceSharing, LostGpus, RankDevice, find_conflict, hosts_with_too_few_gpus,
+    DeviceConflict, DeviceSharing, LostGpus, RankDevice, by_host, find_conflict, hosts_with_too_few_gpus,
 };
 use crate::gpu::{ComputeDevice, DeviceError};
 use crate::worker::agreement;
@@ -39,6 +39,9 @@ struct HostRanks<'a> {
     now: Vec<&'a RankDevice>,
     /// Minimum number of ranks that an earlier attempt must have had on the host.
     ranks: usize,
+    /// True if this attempt has other hosts, which may have no such problem. A host without an earlier attempt is then
+    /// compared with other hosts.
+    has_others: bool,
 }
 
 /// Result of the check, equal on all ranks.
@@ -63,19 +66,20 @@ pub fn load(url: &str, attempt: u32, config: &RunConfig) -> Result<ComputeDevice
     match ComputeDevice::load(&config.device, config.cluster.all_reduce.backend) {
         Err(error) if error.is_without_gpu() => {
             let world = world::detect();
-            let (rank, ranks) = world.map_or((0, 1), |world| (world.rank, world.local_size));
+            let (rank, ranks, size) = world.map_or((0, 1, 1), |world| (world.rank, world.local_size, world.size));
             let store = Store::open(url)?;
             let records = DeviceRecords { store: &store, attempt };
-            Err(explain(error, &RankDevice::local(rank, None), ranks, records))
+            let own = RankDevice::local(rank, None);
+            Err(explain(error, HostRanks { now: vec![&own], ranks, has_others: size > ranks }, records))
         }
         loaded => Ok(loaded?),
     }
 }
 
 /// Returns [`DeviceError::Lost`] in place of the error of a rank that sees no GPU, if earlier attempts show that its host
-/// has lost its GPUs. `ranks` is the number of ranks on the host.
-fn explain(error: DeviceError, own: &RankDevice, ranks: usize, records: DeviceRecords<'_>) -> Error {
-    match find_lost(vec![HostRanks { now: vec![own], ranks }], records) {
+/// has lost its GPUs. `own` has only this rank.
+fn explain(error: DeviceError, own: HostRanks<'_>, records: DeviceRecords<'_>) -> Error {
+    match find_lost(vec![own], records) {
         Ok(Some(lost)) => {
             tracing::error!("{}", chain(&error));
             DeviceError::Lost(lost.seen_by_one_rank()).into()
@@ -133,8 +137,9 @@ fn decide(all: &[RankDevice], policy: DevicePolicy, records: DeviceRecords<'_>) 
     // With "auto", ranks without GPUs are permitted. They must not be the result of a failure.
     let falls_back = policy.kind == DeviceKind::Auto && all.iter().all(|device| device.gpu().is_none());
     if conflict.is_some() || falls_back {
-        let hosts = hosts_with_too_few_gpus(all).into_iter();
-        let hosts = hosts.map(|now| HostRanks { ranks: now.len(), now }).collect();
+        let affected = hosts_with_too_few_gpus(all);
+        let has_others = affected.len() < by_host(all).len();
+        let hosts = affected.into_iter().map(|now| HostRanks { ranks: now.len(), now, has_others }).collect();
         if let Some(lost) = find_lost(hosts, records)? {
             return Ok(DeviceCheck::Lost(lost));
         }
@@ -147,7 +152,8 @@ fn decide(all: &[RankDevice], policy: DevicePolicy, records: DeviceRecords<'_>) 
 }
 
 /// Returns the first host that has lost GPUs. For each host, compares with the newest earlier attempt that had as many
-/// ranks there.
+/// ranks there. If there is none, a requeued job may have got this host in place of another one: compares with the newest
+/// attempt that had as many ranks on any host.
 fn find_lost(mut hosts: Vec<HostRanks<'_>>, records: DeviceRecords<'_>) -> Result<Option<LostGpus>, Error> {
     let DeviceRecords { store, attempt } = records;
     for number in attempts::earlier(store, run::DEVICES, attempt)?.into_iter().rev() {
@@ -166,7 +172,23 @@ fn find_lost(mut hosts: Vec<HostRanks<'_>>, records: DeviceRecords<'_>) -> Resul
         }
         hosts = others;
     }
-    Ok(None)
+    hosts.retain(|host| host.has_others);
+    find_fewer_than_elsewhere(&hosts, records)
+}
+
+fn find_fewer_than_elsewhere(hosts: &[HostRanks<'_>], records: DeviceRecords<'_>) -> Result<Option<LostGpus>, Error> {
+    if hosts.is_empty() {
+        return Ok(None);
+    }
+    let DeviceRecords { store, attempt } = records;
+    let Some(newest) = attempts::earlier(store, run::DEVICES, attempt)?.pop() else { return Ok(None) };
+    let all: Vec<RankDevice> = attempts::read(store, run::DEVICES, newest)?.unwrap_or_default();
+    let then = by_host(&all);
+    let find = |host: &HostRanks<'_>| {
+        let same = then.iter().filter(|then| then.len() == host.ranks);
+        same.filter_map(|then| LostGpus::find_elsewhere(&host.now, newest, then)).next()
+    };
+    Ok(hosts.iter().find_map(find))
 }
 
 /// Returns a warning if an earlier attempt used GPUs. This attempt computes on CPUs.
@@ -311,16 +333,38 @@ mod tests {
     #[test]
     fn a_rank_without_a_gpu_compares_before_it_joins() {
         let run = TestRun::new();
-        let own = &devices(&[("a", "")])[0];
-        let explain = |attempt, ranks| {
-            explain(DeviceError::NoGpu, own, ranks, DeviceRecords { store: &run.store, attempt }).failure_kind()
+        let explain_on = |host: &str, has_others, attempt, ranks| {
+            let own = &devices(&[(host, "")])[0];
+            let own = HostRanks { now: vec![own], ranks, has_others };
+            explain(DeviceError::NoGpu, own, DeviceRecords { store: &run.store, attempt })
         };
+        let explain = |attempt, ranks| explain_on("a", false, attempt, ranks).failure_kind();
         assert_eq!(explain(1, 2), FailureKind::Usage, "no earlier attempt");
         assert_eq!(kinds(&run.check(1, &devices(&FOUR), CUDA)), [None; 4]);
         assert_eq!(explain(2, 2), FailureKind::Host);
-        let lost = super::explain(DeviceError::NoGpu, own, 2, DeviceRecords { store: &run.store, attempt: 2 });
+        let lost = explain_on("a", false, 2, 2);
         let expected = "host a has lost a GPU: attempt 1 used 2 there, and a rank sees none now; check the host";
         assert!(chain(&lost).contains(expected), "{}", chain(&lost));
         assert_eq!(explain(2, 3), FailureKind::Usage, "more ranks than before");
+        let new = explain_on("c", true, 2, 2);
+        let expected = "host c has too few GPUs: attempt 1 used 2 on host a, and a rank sees none now; check the host";
+        assert!(chain(&new).contains(expected), "{}", chain(&new));
+        assert_eq!(explain_on("c", false, 2, 2).failure_kind(), FailureKind::Usage, "there is no other host");
+    }
+
+    /// A requeued job has other hosts than before.
+    #[test]
+    fn a_new_host_with_fewer_gpus_than_others_had_is_at_fault() {
+        let run = TestRun::new();
+        assert_eq!(kinds(&run.check(1, &devices(&FOUR), CUDA)), [None; 4]);
+        let (host, peer, usage) = (Some(FailureKind::Host), Some(FailureKind::Transient), Some(FailureKind::Usage));
+        let failed = run.check(2, &devices(&[("a", "1"), ("a", "2"), ("c", "1"), ("c", "1")]), CUDA);
+        assert_eq!(kinds(&failed), [peer, peer, host, host]);
+        let expected = "host c has too few GPUs: attempt 1 used 2 on host a, and this attempt finds 1; check the host";
+        assert!(message(&failed[2]).starts_with(expected), "{}", message(&failed[2]));
+        let all = run.check(3, &devices(&[("c", "1"), ("c", "1"), ("d", "1"), ("d", "1")]), CUDA);
+        assert_eq!(kinds(&all), [usage; 4], "the configuration may not fit to these hosts");
+        let more = [("a", "1"), ("c", "1"), ("c", "2"), ("c", "2")];
+        assert_eq!(kinds(&run.check(4, &devices(&more), CUDA)), [usage; 4], "more ranks than on any host before");
     }
 }

@@ -22,6 +22,9 @@ const XID_MEANINGS: [(u64, &str); 11] = [
     (95, "uncontained memory error"),
 ];
 
+/// Xid errors of a defective GPU, its memory or its links. Programs cause others, such as 13 and 31.
+const FATAL_XIDS: [u64; 4] = [48, 74, 79, 95];
+
 /// Describes an Xid error: `Xid 79 (GPU has fallen off the bus)`.
 pub fn xid_text(xid: u64) -> String {
     let meaning = XID_MEANINGS.iter().find(|(number, _)| *number == xid).map(|(_, meaning)| *meaning);
@@ -85,6 +88,11 @@ impl GpuStatus {
             self.xids.push(xid);
         }
         is_new
+    }
+
+    /// True if an Xid error shows that the GPU or the host is defective.
+    pub fn is_defective(&self) -> bool {
+        self.xids.iter().any(|xid| FATAL_XIDS.contains(xid))
     }
 
     /// Describes the Xid errors: `GPU 1 (GPU-...) reported Xid 79 (GPU has fallen off the bus)`. `None` if there are

@@ -198,7 +198,11 @@ pub fn job(job: &Job) -> String {
 /// Formats the end of a coordinator in a Slurm job.
 pub fn job_end(end: &JobEnd, now: f64) -> String {
     let step = end.step.map_or(String::new(), |step| format!(" at step {step}"));
-    line("job end", &format!("{}{step}, {} ago: {}", end.job, age(now - end.unix), end.cause))
+    let excluded = match &end.excluded[..] {
+        [] => String::new(),
+        nodes => format!("; the next start excludes {}", nodes.join(", ")),
+    };
+    line("job end", &format!("{}{step}, {} ago: {}{excluded}", end.job, age(now - end.unix), end.cause))
 }
 
 /// Formats the newest checkpoints, newest first. `lambert checkpoint list` shows all checkpoints.
@@ -297,8 +301,11 @@ mod tests {
 
     #[test]
     fn the_end_of_a_job_has_its_step_and_cause() {
-        let end = JobEnd { unix: 0.0, job: "12".into(), step: Some(7), cause: "preempted by another job".into() };
+        let cause = "preempted by another job".to_owned();
+        let end = JobEnd { job: "12".into(), step: Some(7), cause, ..JobEnd::default() };
         assert_eq!(job_end(&end, 60.0), "job end      12 at step 7, 1 min ago: preempted by another job");
+        let end = JobEnd { excluded: vec!["n3".into(), "n1".into()], ..end };
+        assert!(job_end(&end, 60.0).ends_with(" another job; the next start excludes n3, n1"));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Inputs and outputs of the decisions of the coordinator.
 
+use lambert_config::exit;
 use lambert_control::Directive;
 use lambert_control::{Message, WorkerReport};
 
@@ -56,6 +57,8 @@ pub enum WorkerEvent {
     Message(usize, Message),
     /// A line of output from a rank.
     Line(usize, String),
+    /// The launcher named the node of a rank.
+    Node(usize, String),
     /// The launcher reported how the first rank died.
     Died(RankDeath),
     /// One paragraph of other launcher output.
@@ -196,6 +199,8 @@ pub enum Note {
     ResultStands(String),
     /// The processes of an attempt could not be started after a request to end it. The text is the cause.
     StartFailed(String),
+    /// The ranks failed before the checkpoint that a time limit, a preemption or a requeue requires. The text is the cause.
+    StopFailed(String),
     /// Processes that cannot be killed remain.
     LeftoverProcesses(Vec<String>),
 }
@@ -214,6 +219,15 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// True if the batch script of a Slurm job may requeue the job.
+    pub fn is_requeued(&self) -> bool {
+        match self {
+            Self::Stopped(reason) => *reason != StopReason::User,
+            Self::Failed(code, _) => *code == exit::FAILED,
+            Self::Finished | Self::Replaced(_) => false,
+        }
+    }
+
     /// Describes why the coordinator ended. Returns `None` if the run is done.
     pub fn job_end(&self) -> Option<String> {
         match self {

@@ -48,6 +48,9 @@ pub struct JobEnd {
     /// Number of completed steps. Absent if the coordinator was killed.
     pub step: Option<u64>,
     pub cause: String,
+    /// Nodes that the next start of the job excludes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub excluded: Vec<String>,
 }
 
 /// A failure followed by a restart.
@@ -132,14 +135,15 @@ impl RestartHistory {
     pub fn begin_job(&mut self, unix: f64, job: &str) {
         if let Some(before) = self.job.replace(job.to_owned()) {
             let cause = "the coordinator or its node died".to_owned();
-            self.add_job_end(JobEnd { unix, job: before, step: None, cause });
+            self.add_job_end(JobEnd { unix, job: before, cause, ..JobEnd::default() });
         }
     }
 
-    /// Registers the end of the coordinator, with the cause if the run is not done.
-    pub fn end_job(&mut self, unix: f64, step: u64, cause: Option<String>) {
+    /// Registers the end of the coordinator, with the cause if the run is not done. The next start excludes the nodes
+    /// `excluded`.
+    pub fn end_job(&mut self, unix: f64, step: u64, cause: Option<String>, excluded: Vec<String>) {
         if let (Some(job), Some(cause)) = (self.job.take(), cause) {
-            self.add_job_end(JobEnd { unix, job, step: Some(step), cause });
+            self.add_job_end(JobEnd { unix, job, step: Some(step), cause, excluded });
         }
     }
 
@@ -161,6 +165,12 @@ impl RestartHistory {
     pub fn failed_hosts(&self, since: f64) -> BTreeSet<&str> {
         let recent = self.restarts.iter().filter(|restart| restart.unix > since);
         recent.flat_map(|restart| restart.hosts.iter().map(String::as_str)).collect()
+    }
+
+    /// Hosts that caused failures after time `since`, those of the most recent failure first.
+    pub fn recently_failed_hosts(&self, since: f64) -> impl Iterator<Item = &str> {
+        let recent = self.restarts.iter().rev().filter(move |restart| restart.unix > since);
+        recent.flat_map(|restart| restart.hosts.iter().map(String::as_str))
     }
 
     /// Sets the downtime that the last failure caused.
@@ -261,10 +271,10 @@ mod tests {
     fn a_killed_coordinator_is_distinguished_from_one_that_ended() {
         let mut history = RestartHistory::default();
         history.begin_job(1.0, "12");
-        history.end_job(2.0, 7, Some("preempted".to_owned()));
+        history.end_job(2.0, 7, Some("preempted".to_owned()), Vec::new());
         history.begin_job(3.0, "12");
         history.begin_job(4.0, "13");
-        history.end_job(5.0, 9, None);
+        history.end_job(5.0, 9, None, Vec::new());
         let reported: Vec<_> = history.job_ends.iter().map(|end| (end.unix, end.job.as_str(), end.step)).collect();
         assert_eq!(reported, [(2.0, "12", Some(7)), (4.0, "12", None)]);
         assert_eq!((history.job_ends[0].cause.as_str(), history.job), ("preempted", None));

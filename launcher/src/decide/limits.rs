@@ -7,7 +7,7 @@ use lambert_config::run::{Limits, RunConfig};
 use lambert_control::WorkerPhase;
 
 use super::Seconds;
-use super::monitor::{AttemptMonitor, Rank};
+use super::monitor::{AttemptMonitor, Rank, name_list};
 
 /// Maximum time for processes to exit after all work is saved, seconds. The time is short, because the Slurm job may be
 /// close to its time limit.
@@ -111,14 +111,18 @@ impl PhaseTimeouts {
             return None;
         }
         let missing: Vec<usize> = (0..world).filter(|rank| !monitor.ranks.has(*rank)).collect();
-        let message = match missing[..] {
+        let mut message = match missing[..] {
             [] => return None,
             [_, _, ..] if !monitor.ranks.is_empty() => {
                 format!("{} have not reported within {limit} s of the start", monitor.ranks.who_all(&missing))
             }
             [first, ..] => format!("rank {first} has not reported within {limit} s of the start"),
         };
-        Some(RankTimeout { message, hosts: monitor.ranks.hosts_to_avoid(missing) })
+        let hosts = monitor.ranks.hosts_of_absent(&missing);
+        if !hosts.is_empty() && missing.iter().any(|rank| monitor.ranks.host(*rank).is_none()) {
+            message.push_str(&format!("; no rank on {} has reported", name_list(&hosts)));
+        }
+        Some(RankTimeout { message, hosts })
     }
 
     /// Returns the suspect if the attempt hangs. All ranks work in lockstep, so one hung rank stalls all other ranks. A

@@ -16,9 +16,10 @@ use lambert_control::{EventKind, FailureKind, Message, WorkerPhase, WorkerReport
 
 use super::Seconds;
 use super::event::WorkerEvent;
+use super::placement::AttemptNodes;
 pub use failure_signs::FailureSigns;
 use failure_signs::RankFailure;
-pub use ranks::{Rank, Ranks};
+pub use ranks::{Rank, Ranks, name_list};
 pub use steps::Steps;
 pub use versions::VersionCheck;
 
@@ -113,6 +114,12 @@ impl AttemptMonitor {
         Self { ranks: Ranks::new(rank_hosts), ..Self::default() }
     }
 
+    /// Sets the nodes of the Slurm job on which the attempt runs.
+    pub fn on_nodes(mut self, nodes: AttemptNodes) -> Self {
+        self.ranks.nodes = nodes;
+        self
+    }
+
     /// Applies an event.
     pub fn take(&mut self, at: Seconds, what: WorkerEvent) {
         match what {
@@ -122,6 +129,7 @@ impl AttemptMonitor {
             WorkerEvent::Report(report) => self.report(at, report),
             WorkerEvent::Message(rank, Message::Event(event)) => self.event(at, rank, event),
             WorkerEvent::Message(_, Message::Record(record)) => self.steps.record(&record),
+            WorkerEvent::Node(rank, node) => self.ranks.launched_on(rank, node),
             WorkerEvent::Died(death) => self.failure_signs.died(at, death),
             WorkerEvent::Remark(text) => self.failure_signs.remark(text),
             WorkerEvent::Exited(exit) => self.failure_signs.exited(at, exit),
@@ -196,6 +204,25 @@ impl AttemptMonitor {
     /// Describes the crash of an attempt of `world` ranks. Returns `None` if all processes exited normally.
     pub fn crash(&self, world: usize) -> Option<String> {
         self.failure_signs.crash(&self.ranks, world)
+    }
+
+    /// Adds the hosts of defective GPUs to a failure without a host.
+    pub fn blame_defective_gpus(&self, failure: &mut AttemptFailure) {
+        if failure.kind != FailureKind::Transient || !failure.hosts.is_empty() {
+            return;
+        }
+        let ranks = self.ranks.with_defective_gpus();
+        let note = self.ranks.first_xid_note(&ranks);
+        failure.hosts = self.ranks.hosts_to_avoid(ranks);
+        // The rank that has failed may be a peer of the rank with the defective GPU.
+        if !failure.message.contains(" reported Xid ") {
+            failure.message.push_str(&note);
+        }
+    }
+
+    /// Hosts of the ranks with an error of the set-up. Empty if these are all hosts of an attempt on several hosts.
+    pub fn misconfigured_hosts(&self) -> BTreeSet<String> {
+        self.ranks.hosts_to_avoid(self.failure_signs.misconfigured_ranks())
     }
 
     /// Hosts named in the messages of the launcher.

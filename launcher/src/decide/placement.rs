@@ -55,6 +55,38 @@ pub enum HostPool {
     Allocation(Vec<Host>),
 }
 
+/// Nodes of a Slurm job on which an attempt runs, if the launcher chooses the node of each rank.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AttemptNodes {
+    /// Names of the nodes. Empty if unknown.
+    pub names: Vec<String>,
+    /// True if each node has at least one rank.
+    pub all_have_ranks: bool,
+}
+
+impl AttemptNodes {
+    /// Name of the node that is `host`, the host of a rank. In a job on one node, all ranks are on this node.
+    pub fn find(&self, host: &str) -> Option<&String> {
+        match &self.names[..] {
+            [node] => Some(node),
+            names => names.iter().find(|node| is_node(host, node)),
+        }
+    }
+}
+
+impl HostPool {
+    /// Returns the nodes of the Slurm job for an attempt with `world` ranks and this placement.
+    pub fn nodes(&self, placement: &Placement, world: usize) -> AttemptNodes {
+        let (Self::Allocation(nodes), Placement::Allocation(excluded)) = (self, placement) else {
+            return AttemptNodes::default();
+        };
+        let excluded = excluded.as_ref().map_or(&[][..], |excluded| &excluded.nodes[..]);
+        let names = nodes.iter().map(|node| node.name.clone()).filter(|name| !excluded.contains(name));
+        let names: Vec<String> = names.collect();
+        AttemptNodes { all_have_ranks: names.len() <= world, names }
+    }
+}
+
 /// Places `world` ranks on the available hosts in order. Hosts in `avoid` come last, so they are unused if the other
 /// hosts have enough slots.
 pub fn place(host_pool: &HostPool, world: usize, avoid: &BTreeSet<&str>) -> Placement {
@@ -90,7 +122,7 @@ fn leave_out(nodes: &[Host], world: usize, avoid: &BTreeSet<&str>) -> Option<Exc
 }
 
 /// True if `host`, the host of a rank, is the Slurm node `node`. `host` may be a fully qualified name.
-fn is_node(host: &str, node: &str) -> bool {
+pub(super) fn is_node(host: &str, node: &str) -> bool {
     host == node || host.strip_prefix(node).is_some_and(|domain| domain.starts_with('.'))
 }
 

@@ -11,7 +11,7 @@ use super::event::{Action, Note, RestartKind, Verdict};
 use super::history::Restart;
 use super::monitor::{AbnormalEnd, AttemptEnd, AttemptFailure, AttemptMonitor, ReportedEnd, Rollback};
 use super::stop::StopReason;
-use super::{EndReason, Phase, Running, Turn};
+use super::{CoordinatorState, EndReason, Phase, Running, Turn, exclusion};
 use crate::text::counted;
 
 /// Maximum pause before a restart, seconds.
@@ -187,7 +187,11 @@ impl Turn<'_> {
         }
         if self.state.settings.job.is_some() {
             let (unix, cause) = (self.state.unix(self.at), verdict.job_end());
-            self.state.history.end_job(unix, self.state.step, cause);
+            if verdict.is_requeued() {
+                let CoordinatorState { settings, history, counters, .. } = &*self.state;
+                self.state.excluded = exclusion::nodes_to_exclude(settings, history, counters.unreachable(), unix);
+            }
+            self.state.history.end_job(unix, self.state.step, cause, self.state.excluded.clone());
         }
         Phase::Over(verdict)
     }
@@ -262,23 +266,24 @@ impl Turn<'_> {
         self.schedule_restart(running, cause, 0.0, RestartKind::Rollback)
     }
 
-    /// Ends the run if the program of a rank did not load in the first attempt: the set-up of its host is wrong. After an
-    /// earlier attempt, a file system may be unavailable, so this is a failure of the host.
-    fn not_loaded(&mut self, running: &Running, failure: AttemptFailure) -> Phase {
-        match self.state.counters.is_first() {
-            true => Phase::Over(Verdict::Failed(exit::USAGE, failure.message)),
-            false => self.failed(running, failure),
-        }
-    }
-
-    fn failed(&mut self, running: &Running, failure: AttemptFailure) -> Phase {
+    pub(super) fn failed(&mut self, running: &Running, mut failure: AttemptFailure) -> Phase {
+        running.monitor.blame_defective_gpus(&mut failure);
+        self.blame_misconfigured_hosts(running, &mut failure);
         let AttemptFailure { message, kind, .. } = &failure;
         if *kind == FailureKind::LeaseLost {
             return Phase::Over(Verdict::Replaced(message.clone()));
         }
         if running.stopping {
             let message = format!("the workers failed before the requested checkpoint and stop: {message}");
-            return Phase::Over(Verdict::Failed(exit::FAILED, message));
+            let may_pass = matches!(kind, FailureKind::Host | FailureKind::Transient);
+            return Phase::Over(match self.state.requests.stop {
+                // The job is requeued in any case, so this is not one of the failures that end it.
+                Some(reason) if may_pass && reason != StopReason::User && self.state.settings.job.is_some() => {
+                    self.actions.push(Action::Note(Note::StopFailed(message)));
+                    Verdict::Stopped(reason)
+                }
+                _ => Verdict::Failed(exit::FAILED, message),
+            });
         }
         match kind {
             FailureKind::Usage => return Phase::Over(Verdict::Failed(exit::USAGE, message.clone())),

@@ -7,7 +7,7 @@ use super::event::{Action, LeaseRequest, Note, Verdict};
 use super::history::RestartHistory;
 use super::limits::PhaseTimeouts;
 use super::monitor::{AttemptFailure, AttemptMonitor};
-use super::placement::{Attempt, HostPool};
+use super::placement::{Attempt, AttemptNodes, HostPool};
 use super::restart::RestartCounters;
 use super::stop::{JobSettings, Requests};
 use super::{Seconds, Turn};
@@ -55,6 +55,16 @@ impl Settings {
             unix,
             versions: Versions::current(),
             job: None,
+        }
+    }
+
+    /// Returns the nodes of the Slurm job on which an attempt runs.
+    pub(super) fn nodes(&self, attempt: &Attempt) -> AttemptNodes {
+        match (&self.host_pool, &self.job) {
+            (HostPool::Here, Some(job)) => {
+                AttemptNodes { names: job.node.iter().cloned().collect(), all_have_ranks: true }
+            }
+            (pool, _) => pool.nodes(&attempt.placement, attempt.world),
         }
     }
 }
@@ -132,6 +142,8 @@ pub struct CoordinatorState {
     pub step: u64,
     /// Newest committed checkpoint, if known.
     pub checkpoint: Option<String>,
+    /// Nodes that the next start of the Slurm job excludes. Set once the run is over.
+    pub excluded: Vec<String>,
     pub(super) counters: RestartCounters,
 }
 
@@ -147,6 +159,7 @@ impl CoordinatorState {
             requests,
             step: last.step,
             checkpoint: last.checkpoint,
+            excluded: Vec::new(),
             counters: RestartCounters::default(),
         };
         let mut actions = match state.settings.job.clone() {

@@ -53,10 +53,14 @@ impl std::fmt::Display for StopReason {
 }
 
 /// The Slurm job of a coordinator.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct JobSettings {
     /// Job ID.
     pub id: String,
+    /// Slurm's name of the node on which the coordinator runs. `None` if it runs on no node of the job.
+    pub node: Option<String>,
+    /// Time for which nodes that caused failures are excluded from later starts, seconds. 0: no node is excluded.
+    pub exclude_seconds: Seconds,
     /// Time between SIGUSR1 and the time limit, seconds (`slurm.lead_seconds`).
     pub lead: Seconds,
 }
@@ -151,7 +155,7 @@ mod tests {
     use super::*;
 
     fn job() -> JobSettings {
-        JobSettings { id: "12".to_owned(), lead: 120.0 }
+        JobSettings { id: "12".to_owned(), lead: 120.0, ..JobSettings::default() }
     }
 
     #[test]

@@ -174,6 +174,7 @@ fn say_note(note: &Note, state: &CoordinatorState) {
              valid"
         ),
         Note::StartFailed(message) => tracing::warn!("the workers could not be started: {message}"),
+        Note::StopFailed(message) => tracing::warn!("{message}; steps since the last checkpoint are lost"),
         Note::Saving => tracing::info!("checkpoint requested"),
         Note::ShortLead { save, lead } => tracing::warn!(
             "the last checkpoint took {save:.0} s, longer than slurm.lead_seconds ({lead:.0} s before the time limit): \

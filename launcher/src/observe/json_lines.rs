@@ -45,8 +45,12 @@ pub fn events(observation: &Observation<'_>) -> Vec<Value> {
 /// Line of the end of a run.
 pub fn end_line(end: &RunEnd<'_>) -> Value {
     let ((state, error), status) = (words(end.verdict), end.status);
-    json!({ "event": "end", "state": state, "step": status.progress.step, "steps": status.progress.steps,
-            "checkpoint": status.checkpoint, "error": error })
+    let mut line = json!({ "event": "end", "state": state, "step": status.progress.step,
+            "steps": status.progress.steps, "checkpoint": status.checkpoint, "error": error });
+    if !end.state.excluded.is_empty() {
+        line["excluded"] = json!(end.state.excluded);
+    }
+    line
 }
 
 fn print(line: &Value) {

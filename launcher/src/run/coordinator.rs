@@ -20,6 +20,7 @@ use crate::failure::{Failure, Outcome};
 use crate::host;
 use crate::observe::{Observers, RecordOutput, StepCosts};
 use crate::panics;
+use crate::slurm::job_report::JobReport;
 use crate::slurm::nodes;
 use crate::slurm::record::JobRecord;
 use crate::status::stored::{Liveness, liveness};
@@ -116,6 +117,7 @@ impl<'a> Coordinator<'a> {
 
     fn end(&mut self, verdict: &Verdict, state: &CoordinatorState) -> Outcome {
         self.observers.end(verdict, state);
+        JobReport { step: state.history.progress.furthest_checkpoint, excluded: &state.excluded }.write();
         match verdict {
             Verdict::Finished => Ok(exit::DONE),
             Verdict::Stopped(StopReason::User) => Ok(exit::STOPPED_BY_USER),
@@ -211,8 +213,7 @@ fn store_with_worker_timeout(spec: &RunSpec) -> (Store, Duration) {
 pub fn host_pool(config: &lambert_config::RunConfig) -> HostPool {
     let hosts = config.cluster.host_list().unwrap_or_default();
     let number = std::env::var("SLURM_JOB_NUM_NODES").ok().and_then(|number| number.trim().parse::<u32>().ok());
-    // `salloc` may start its command on a host that is not a node of the job.
-    let is_on_node = std::env::var_os("SLURMD_NODENAME").is_some();
+    let is_on_node = nodes::own().is_some();
     match (hosts.is_empty(), number) {
         (false, _) => HostPool::Hosts(hosts),
         (true, Some(number)) if number > 1 || !is_on_node => HostPool::Allocation(nodes::of_job()),

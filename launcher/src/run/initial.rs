@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use lambert_config::run::Slurm;
 use lambert_store::checkpoint::{self, AttemptStep, Rollbacks};
 use lambert_store::{Error, Store};
 
@@ -11,6 +12,7 @@ use super::spec::RunSpec;
 use crate::decide::{JobSettings, RestartHistory};
 use crate::failure::{Failure, chain};
 use crate::slurm::record::JobRecord;
+use crate::slurm::{job_report, nodes};
 use crate::status::{self, Status};
 
 /// Time limit for reading the store. There are about ten requests, and each may be retried for three minutes.
@@ -44,15 +46,15 @@ impl InitialState {
     /// # Errors
     /// The store cannot be read or written, or does not respond.
     pub fn read(spec: &RunSpec) -> Result<Self, Failure> {
-        let (store, lead) = (spec.store.clone(), spec.config.slurm.lead_seconds as f64);
-        let read = within("beginning", LIMIT, move || Self::of(&store, lead)).map_err(Failure::failed)?;
+        let (store, slurm) = (spec.store.clone(), spec.config.slurm.clone());
+        let read = within("beginning", LIMIT, move || Self::of(&store, &slurm)).map_err(Failure::failed)?;
         read.ok_or_else(|| Failure::failed(Silent { url: spec.store.url().to_owned() }))?.map_err(Failure::failed)
     }
 
-    fn of(store: &Store, lead: f64) -> Result<Self, Error> {
+    fn of(store: &Store, slurm: &Slurm) -> Result<Self, Error> {
         let record = JobRecord::of_process();
         let stop_requested = old_requests(store, record.as_ref())?;
-        let job = record.map(|record| join_job(store, record, lead));
+        let job = record.map(|record| join_job(store, record, slurm));
         Ok(Self { stop_requested, status: before(store), history: remembered(store), job })
     }
 }
@@ -72,14 +74,16 @@ fn old_requests(store: &Store, job: Option<&JobRecord>) -> Result<bool, Error> {
 }
 
 /// Records the Slurm job in the store.
-fn join_job(store: &Store, record: JobRecord, lead: f64) -> JobSettings {
+fn join_job(store: &Store, record: JobRecord, slurm: &Slurm) -> JobSettings {
     let known = JobRecord::read(store).ok().flatten();
     if known.as_ref() != Some(&record)
         && let Err(error) = record.write(store)
     {
         tracing::warn!("`lambert status` will not show job {}: {}", record.job, chain(&error));
     }
-    JobSettings { id: record.job, lead }
+    let exclude_seconds = if job_report::is_requested() { 3600.0 * slurm.exclude_hours } else { 0.0 };
+    let lead = slurm.lead_seconds as f64;
+    JobSettings { id: record.job, lead, exclude_seconds, node: nodes::own() }
 }
 
 /// Returns the last status. Its checkpoint is replaced by the one that the run starts from. The stored status is not

@@ -12,6 +12,12 @@ pub fn of_job() -> Vec<Host> {
     hosts(&variable("SLURM_JOB_NODELIST"), &variable("SLURM_TASKS_PER_NODE")).unwrap_or_default()
 }
 
+/// Returns Slurm's name of this node. `None` if this host is no node of the current job: `salloc` may start its command
+/// on another host.
+pub fn own() -> Option<String> {
+    std::env::var("SLURMD_NODENAME").ok().filter(|name| !name.is_empty())
+}
+
 /// Returns the GPUs per node of the current job, or 0 if Slurm sets no variable.
 pub fn gpus() -> usize {
     std::env::var("SLURM_GPUS_ON_NODE").ok().and_then(|count| count.trim().parse().ok()).unwrap_or(0)

@@ -35,7 +35,11 @@ fn settings(seed: u64) -> Settings {
     let host = |name: &str| Host { name: name.into(), ranks: 1 };
     config.guard.rollbacks = ROLLBACKS;
     let mut settings = Settings::new(&config, HostPool::Hosts(vec![host("a"), host("b"), host("c")]), 1e9);
-    settings.job = (seed / 2).is_multiple_of(2).then(|| JobSettings { id: "12".to_owned(), lead: 120.0 });
+    settings.job = (seed / 2).is_multiple_of(2).then(|| JobSettings {
+        id: "12".to_owned(),
+        lead: 120.0,
+        ..JobSettings::default()
+    });
     settings
 }
 

@@ -124,6 +124,32 @@ fn signals_apply_in_every_phase() {
     assert!(scene.failure().1.starts_with("the workers failed before the requested checkpoint and stop: rank 0"));
 }
 
+/// The job is requeued for another reason, so the failure must not count towards `slurm.requeues`.
+#[test]
+fn a_failure_while_a_job_ends_does_not_count_as_its_failure() {
+    let failed = |job_state, kind| {
+        let mut scene = in_job(RestartHistory::default());
+        scene.train(1, 5).give(Event::Signal(Signal::Other));
+        scene.give(Event::Job(JobView { job_state, seconds_left: Some(100.0) })).fail(kind);
+        (scene.state.verdict().unwrap().clone(), scene.state.history.progress.attempts_without_checkpoint, scene.done)
+    };
+    let message = "the workers failed before the requested checkpoint and stop: rank 0 (pid 7, host a) failed: so";
+    for (job_state, reason) in [
+        (JobState::Running, StopReason::TimeLimit),
+        (JobState::Preempted, StopReason::Preempted),
+        (JobState::Requeued, StopReason::Requeued),
+    ] {
+        for kind in [FailureKind::Transient, FailureKind::Host] {
+            let (verdict, attempts, done) = failed(job_state, kind);
+            assert_eq!((verdict, attempts), (Verdict::Stopped(reason), 1), "the limit on attempts still applies");
+            assert_eq!(done, [Action::Note(Note::StopFailed(message.into()))]);
+        }
+    }
+    let verdict = Verdict::Failed(1, message.into());
+    assert_eq!(failed(JobState::Cancelled, FailureKind::Transient).0, verdict, "the user waits for a checkpoint");
+    assert_eq!(failed(JobState::Running, FailureKind::Permanent).0, verdict, "it would fail again");
+}
+
 /// If the current attempt does not complete a request, the next attempt gets the request.
 #[test]
 fn a_checkpoint_request_is_kept_until_a_save() {

@@ -24,7 +24,7 @@ impl Scenario {
     /// coordinator starts `later` seconds later than that of other scenarios.
     pub fn in_job(history: RestartHistory, lead: Seconds, later: Seconds) -> Self {
         let mut settings = Settings::new(&RunConfig::default(), HostPool::Here, 1e9 + later);
-        (settings.ranks, settings.job) = (2, Some(JobSettings { id: JOB.to_owned(), lead }));
+        (settings.ranks, settings.job) = (2, Some(JobSettings { id: JOB.to_owned(), lead, ..JobSettings::default() }));
         let (state, done) = CoordinatorState::begin(settings, history, LastKnown::default());
         Self { at: 0.0, state, done }
     }

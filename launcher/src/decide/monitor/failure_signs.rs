@@ -257,6 +257,16 @@ impl FailureSigns {
         AbnormalEnd::Failed(AttemptFailure { message, kind, hosts })
     }
 
+    /// Ranks that reported an error of the set-up, or died with its exit code.
+    pub(super) fn misconfigured_ranks(&self) -> Vec<usize> {
+        let reported = self.failures.iter().filter(|failure| failure.kind == FailureKind::Usage);
+        let died = match self.death {
+            Some(RankDeath::Exit { rank, code: exit::USAGE }) => Some(rank),
+            _ => None,
+        };
+        reported.map(|failure| failure.rank).chain(died).collect()
+    }
+
     /// Hosts named in the messages of the launcher.
     pub fn hosts_in_messages(&self, ranks: &Ranks) -> BTreeSet<String> {
         ranks.hosts_named_in(&self.remarks)

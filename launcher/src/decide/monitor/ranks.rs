@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, btree_map};
 use lambert_control::{GpuStatus, WorkerPhase};
 
 use crate::decide::Seconds;
+use crate::decide::placement::AttemptNodes;
 
 /// Maximum number of ranks or hosts that a message names.
 const MAX_NAMES: usize = 4;
@@ -31,6 +32,10 @@ pub struct Rank {
 pub struct Ranks {
     /// Configured host name of each rank. Empty if no hosts are configured.
     rank_hosts: Vec<String>,
+    /// Nodes of the Slurm job, if the launcher chooses the hosts.
+    pub(super) nodes: AttemptNodes,
+    /// Nodes that the launcher named, by rank.
+    launched: BTreeMap<usize, String>,
     /// Ranks that have reported, by number.
     reported: BTreeMap<usize, Rank>,
 }
@@ -38,7 +43,11 @@ pub struct Ranks {
 impl Ranks {
     /// Creates the ranks of an attempt on the hosts `rank_hosts`.
     pub fn new(rank_hosts: Vec<String>) -> Self {
-        Self { rank_hosts, reported: BTreeMap::new() }
+        Self { rank_hosts, ..Self::default() }
+    }
+
+    pub(super) fn launched_on(&mut self, rank: usize, node: String) {
+        self.launched.insert(rank, node);
     }
 
     pub(super) fn insert(&mut self, number: usize, rank: Rank) {
@@ -70,9 +79,43 @@ impl Ranks {
         self.reported.get(&rank).map(|known| known.last_report)
     }
 
-    /// Host of a rank: the configured name, or the name that the rank reported.
+    /// Host of a rank: the configured name, the name of its node in Slurm, or the name that the rank reported.
     pub fn host(&self, rank: usize) -> Option<String> {
-        self.rank_hosts.get(rank).or_else(|| Some(&self.reported.get(&rank)?.host)).cloned()
+        let named = self.rank_hosts.get(rank).or_else(|| self.launched.get(&rank));
+        let reported = || Some(&self.reported.get(&rank)?.host).map(|host| self.nodes.find(host).unwrap_or(host));
+        named.or_else(reported).cloned()
+    }
+
+    /// Hosts of `absent`, ranks that have not reported, to avoid in later attempts. If each node of a Slurm job has ranks,
+    /// these are also the nodes from which no rank has reported.
+    pub fn hosts_of_absent(&self, absent: &[usize]) -> BTreeSet<String> {
+        let mut hosts = self.hosts(absent.iter().copied());
+        if self.nodes.all_have_ranks && self.are_on_known_nodes() {
+            let heard = self.hosts(self.reported.keys().copied());
+            hosts.extend(self.nodes.names.iter().filter(|node| !heard.contains(*node)).cloned());
+        }
+        self.unless_all(hosts)
+    }
+
+    /// Ranks whose GPU is defective.
+    pub fn with_defective_gpus(&self) -> Vec<usize> {
+        let is_defective = |rank: &Rank| rank.gpu.as_ref().is_some_and(GpuStatus::is_defective);
+        self.reported.iter().filter(|(_, rank)| is_defective(rank)).map(|(number, _)| *number).collect()
+    }
+
+    /// True if the nodes of the job are known, and those of all ranks that have reported are among them.
+    fn are_on_known_nodes(&self) -> bool {
+        let is_known = |rank: &usize| self.host(*rank).is_some_and(|host| self.nodes.names.contains(&host));
+        !self.nodes.names.is_empty() && self.reported.keys().all(is_known)
+    }
+
+    /// Known hosts of the attempt.
+    fn all_hosts(&self) -> BTreeSet<String> {
+        match self.rank_hosts.is_empty() {
+            false => self.rank_hosts.iter().cloned().collect(),
+            true if self.are_on_known_nodes() => self.nodes.names.iter().cloned().collect(),
+            true => self.hosts(self.reported.keys().copied()),
+        }
     }
 
     /// Hosts of `ranks`, to avoid in later attempts. Empty if these are all hosts of an attempt on several hosts: then
@@ -83,11 +126,7 @@ impl Ranks {
 
     /// Returns `hosts`, or nothing if these are all hosts of an attempt on several hosts.
     pub fn unless_all(&self, hosts: BTreeSet<String>) -> BTreeSet<String> {
-        let all = if self.rank_hosts.is_empty() {
-            self.hosts(self.reported.keys().copied())
-        } else {
-            self.rank_hosts.iter().cloned().collect()
-        };
+        let all = self.all_hosts();
         if all.len() > 1 && hosts.is_superset(&all) { BTreeSet::new() } else { hosts }
     }
 
@@ -129,7 +168,7 @@ impl Ranks {
         self.reported.get(&rank)?.gpu.as_ref().and_then(GpuStatus::xid_report)
     }
 
-    /// Configured hosts named in messages of the launcher. The host that reports a message is not included.
+    /// Hosts of the attempt named in messages of the launcher. The host that reports a message is not included.
     pub fn hosts_named_in(&self, texts: &[String]) -> BTreeSet<String> {
         let is_of_name = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '_', ':'].contains(&c);
         let is_named = |place: &&String| {
@@ -140,7 +179,7 @@ impl Ranks {
                 .filter_map(|word| word.strip_prefix(place.as_str()))
                 .any(|rest| rest.is_empty() || rest.starts_with(':') || rest == ".")
         };
-        let hosts: BTreeSet<&String> = self.rank_hosts.iter().collect();
+        let hosts: BTreeSet<&String> = self.rank_hosts.iter().chain(&self.nodes.names).collect();
         hosts.into_iter().filter(is_named).cloned().collect()
     }
 }

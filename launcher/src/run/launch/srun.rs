@@ -92,7 +92,9 @@ impl OutputParser for SrunParser {
             return vec![WorkerEvent::Line(rank, printed.to_owned())];
         }
         match death(text) {
-            Some(death) => vec![WorkerEvent::Died(death)],
+            // srun names several nodes as `n[1-2]`.
+            Some((_, nodes, death)) if nodes.contains(['[', ',']) => vec![WorkerEvent::Died(death)],
+            Some((rank, node, death)) => vec![WorkerEvent::Node(rank, node.to_owned()), WorkerEvent::Died(death)],
             None if text.trim().is_empty() || is_banner(text) => Vec::new(),
             None => vec![WorkerEvent::Remark(text.trim().to_owned())],
         }
@@ -114,22 +116,23 @@ fn labelled(text: &str) -> Option<(usize, &str)> {
     Some((rank.trim_start().parse().ok()?, printed.strip_prefix(' ').unwrap_or(printed)))
 }
 
-/// Parses the report of dead tasks and returns the death of the first task. Examples: `srun: error: NODE: task 1:
-/// Killed`, `tasks 0-1: Exited with exit code 3`.
-fn death(text: &str) -> Option<RankDeath> {
+/// Parses the report of dead tasks. Returns the rank, the node and the death of the first task. Examples: `srun: error:
+/// NODE: task 1: Killed`, `tasks 0-1: Exited with exit code 3`.
+fn death(text: &str) -> Option<(usize, &str, RankDeath)> {
     let rest = text.strip_prefix("srun: error: ")?;
-    let (_node, rest) = rest.split_once(": task")?;
+    let (node, rest) = rest.split_once(": task")?;
     let (tasks, how) = rest.trim_start_matches('s').trim_start().split_once(": ")?;
     let rank = tasks[..tasks.find(|c: char| !c.is_ascii_digit()).unwrap_or(tasks.len())].parse().ok()?;
     if let Some(code) = how.strip_prefix("Exited with exit code ") {
-        return Some(RankDeath::Exit { rank, code: code.trim().parse().ok()? });
+        return Some((rank, node, RankDeath::Exit { rank, code: code.trim().parse().ok()? }));
     }
     let name = how.trim().trim_end_matches(" (core dumped)");
     // The kernel kills the task with signal 9. Slurm reports the reason.
     if name == "Out Of Memory" {
-        return Some(RankDeath::OutOfMemory { rank });
+        return Some((rank, node, RankDeath::OutOfMemory { rank }));
     }
-    SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, signal)| RankDeath::Signal { rank, signal: *signal })
+    let (_, signal) = SIGNALS.iter().find(|(known, _)| *known == name)?;
+    Some((rank, node, RankDeath::Signal { rank, signal: *signal }))
 }
 
 /// Names of signals in the C library.
@@ -208,12 +211,15 @@ mod tests {
         assert_eq!(line("0: a: b"), [WorkerEvent::Line(0, "a: b".into())]);
         assert_eq!(line(" 7:"), [WorkerEvent::Line(7, String::new())]);
         assert_eq!(line("12: x"), [WorkerEvent::Line(12, "x".into())]);
-        let signal = |rank, signal| [WorkerEvent::Died(RankDeath::Signal { rank, signal })];
-        assert_eq!(line("srun: error: vm: task 1: Killed"), signal(1, 9));
-        assert_eq!(line("srun: error: n2: tasks 4-7: Segmentation fault (core dumped)"), signal(4, 11));
-        let memory = [WorkerEvent::Died(RankDeath::OutOfMemory { rank: 0 })];
+        let died = |rank, node: &str, death| [WorkerEvent::Node(rank, node.into()), WorkerEvent::Died(death)];
+        let signal = |rank, node, signal| died(rank, node, RankDeath::Signal { rank, signal });
+        assert_eq!(line("srun: error: vm: task 1: Killed"), signal(1, "vm", 9));
+        assert_eq!(line("srun: error: n2: tasks 4-7: Segmentation fault (core dumped)"), signal(4, "n2", 11));
+        let several = [WorkerEvent::Died(RankDeath::Signal { rank: 0, signal: 15 })];
+        assert_eq!(line("srun: error: n[1-2]: tasks 0-1: Terminated"), several);
+        let memory = died(0, "vm", RankDeath::OutOfMemory { rank: 0 });
         assert_eq!(line("srun: error: vm: task 0: Out Of Memory"), memory);
-        let exit = [WorkerEvent::Died(RankDeath::Exit { rank: 3, code: 74 })];
+        let exit = died(3, "n2", RankDeath::Exit { rank: 3, code: 74 });
         assert_eq!(line("srun: error: n2: tasks 3,5: Exited with exit code 74"), exit);
         assert_eq!(line("slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-22T23:44:50 ***"), []);
         assert_eq!(line("srun: Job step aborted: Waiting up to 7 seconds for job step to finish."), []);
