@@ -1,7 +1,7 @@
 //! Retries with exponential backoff, and time limits of requests.
 //!
 //! Replaces the retries of object_store. This loop handles create-only writes that succeeded although the response was
-//! lost. It never resumes a partial read, and it logs every retry.
+//! lost. It never resumes a partial read, and it logs retries.
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
@@ -11,9 +11,11 @@ use crate::error::{Error, Result};
 use crate::slots::{Slot, TransferSlots};
 
 mod failure;
+mod log;
 mod progress;
 
 use failure::Failure;
+use log::RetryLog;
 pub(crate) use progress::Progress;
 
 /// Timeouts and backoff of store requests.
@@ -155,7 +157,11 @@ where
         let Some(retry_policy) = retry else { return Err(failure.into_error(request, attempt, start.elapsed())) };
         let pause = retry_policy.backoff(attempt);
         let (operation, url, cause, seconds) = (request.operation, &request.url, &failure.cause, pause.as_secs_f32());
-        tracing::warn!(operation, %url, attempt, "retrying in {seconds:.1} s: {cause}");
+        if RetryLog::of_process().is_shown(format_args!("{operation} {url}: {cause}")) {
+            tracing::warn!(operation, %url, attempt, "retrying in {seconds:.1} s: {cause}");
+        } else {
+            tracing::debug!(operation, %url, attempt, "retrying in {seconds:.1} s: {cause}");
+        }
         tokio::time::sleep(pause).await;
         counted += pause;
         attempt += 1;
