@@ -23,6 +23,7 @@ use crate::torch;
 use crate::worker::agreement;
 use crate::worker::control::Control;
 use crate::worker::cpu_affinity;
+use crate::worker::datasets::SizeChecks;
 use crate::worker::gpu_monitor;
 use crate::worker::host_share::HostShare;
 use crate::worker::leave;
@@ -98,6 +99,11 @@ impl Session {
             warnings.into_iter().for_each(|warning| session.warn(warning));
         }
         Ok((session, ranks))
+    }
+
+    /// Checks of datasets by this rank.
+    pub fn size_checks(&self) -> SizeChecks {
+        SizeChecks::of_rank(self.rank, local_rank(), self.control.is_connected())
     }
 
     /// True on rank 0.
@@ -179,6 +185,11 @@ const BRIEF: Duration = Duration::from_secs(5);
 pub fn lease_loss(lease: &Lease) -> Option<lambert_store::Error> {
     let brief = RetryPolicy { total_timeout: BRIEF, ..RetryPolicy::default() };
     lease.with_retry_policy(brief).check().err().filter(lambert_store::Error::is_lease_lost)
+}
+
+/// Rank of this process on its host, from 0.
+fn local_rank() -> usize {
+    lambert_collective::world::detect().map_or(0, |world| world.local_rank)
 }
 
 /// Returns the compute dtype of a rank.
