@@ -93,7 +93,11 @@ impl Session {
         warning.into_iter().filter(|_| rank == 0).for_each(|warning| session.warn(warning));
         if let (Some(nccl), Some(gpu)) = (&session.nccl, &session.gpu) {
             let joined = use_nccl_reducer(ranks, nccl, gpu, nccl_options(&session.config.cluster));
-            ranks = joined.inspect_err(|_| session.store_nccl_log())?;
+            ranks = joined.inspect_err(|error| {
+                if nccl_report::has_useful_log(error, local_rank()) {
+                    session.store_nccl_log();
+                }
+            })?;
             let attempt = session.lease.attempt();
             let warnings = nccl_report::report(&mut *ranks.group, nccl, &session.store, attempt)?;
             warnings.into_iter().for_each(|warning| session.warn(warning));
@@ -162,7 +166,7 @@ impl Session {
         let error = self.with_root_cause(error);
         self.control.fail(error::chain(&error), error.failure_kind(), error.missing_ranks());
         self.control.flush();
-        if matches!(error, Error::Collective(_) | Error::GpuLost { .. }) {
+        if nccl_report::has_useful_log(&error, local_rank()) {
             self.store_nccl_log();
         }
         leave::exit_after(2 * BRIEF, error.exit_code());
