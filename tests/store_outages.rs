@@ -181,4 +181,11 @@ fn a_dataset_of_an_earlier_version_is_read_without_permission_to_list() {
     let ended = Running::start_in(&dir.config(2, 2), &dir.path("run"), &sets, &server.environment()).end();
     assert_eq!(ended.code, Some(0), "{}", ended.log);
     assert!(server.hits() > 0, "the file was not asked for");
+    // The coordinator has checked the sizes of the files once. The ranks have not checked them again.
+    let requests = server.requests();
+    let mut lookups: Vec<_> = requests.iter().filter(|request| request.starts_with("HEAD ")).collect();
+    let count = lookups.len();
+    lookups.sort();
+    lookups.dedup();
+    assert!(count > 1 && count == lookups.len(), "{requests:?}");
 }

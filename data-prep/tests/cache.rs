@@ -228,6 +228,29 @@ fn copies_are_evicted_on_a_full_disk() {
 }
 
 #[test]
+fn a_dataset_is_opened_without_a_check_of_sizes_and_reads_report_wrong_sizes() {
+    for remote in [Remote::new("sizes"), Remote::of_earlier_version("sizes-whole")] {
+        let shards = remote.local().manifest().shards.clone();
+        let [missing, short] = [&shards[3], &shards[5]];
+        remote.store.delete(&missing.path).unwrap();
+        let bytes = remote.store.get(&short.path).unwrap();
+        remote.store.put(&short.path, bytes.slice(..10)).unwrap();
+        let size_error = |shard: &lambert_dataset::Shard, found: &str| {
+            let (url, file, expected) = (&remote.url, &shard.path, shard.bytes);
+            format!("{url}/{file}: expected {expected} bytes according to the manifest, found {found}")
+        };
+        let error = Dataset::open(&remote.url).map(drop).unwrap_err();
+        assert_eq!(error.to_string(), size_error(missing, "no such file"));
+        let settings = DatasetCache { folder: remote.cache().to_str().unwrap().to_owned(), gigabytes: 1.0 };
+        let dataset = Dataset::open_without_size_check(&remote.url).unwrap().with_cache(&settings);
+        dataset.read(0).unwrap();
+        let read = |shard| dataset.read(group_of(&dataset, shard)).unwrap_err().to_string();
+        assert_eq!(read(3), size_error(missing, "no such file"));
+        assert_eq!(read(5), size_error(short, "10 bytes"));
+    }
+}
+
+#[test]
 fn a_disk_too_small_for_a_shard_is_reported() {
     let remote = Remote::new("no-room");
     let Some(_disk) = SmallDisk::mount(&remote.cache(), 4096) else { return };

@@ -17,13 +17,22 @@ where
     T: Serialize + DeserializeOwned,
     R: Serialize + DeserializeOwned,
 {
-    let gathered = group.gather_bytes(&serde_json::to_vec(own).map_err(Error::Json)?, 0)?;
     let mut decision = Vec::new();
-    if let Some(all) = gathered {
-        let all = all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<T>, _>>();
-        decision = serde_json::to_vec(&decide(&all.map_err(Error::Json)?)).map_err(Error::Json)?;
+    if let Some(all) = gather(group, own)? {
+        decision = serde_json::to_vec(&decide(&all)).map_err(Error::Json)?;
     }
     broadcast_json(group, decision)
+}
+
+/// Gathers `own` of all ranks in rank order on rank 0. Returns `None` on the other ranks. Collective.
+///
+/// # Errors
+/// A failed collective.
+pub fn gather<T: Serialize + DeserializeOwned>(group: &mut dyn Group, own: &T) -> Result<Option<Vec<T>>, Error> {
+    let gathered = group.gather_bytes(&serde_json::to_vec(own).map_err(Error::Json)?, 0)?;
+    let parse =
+        |all: Vec<Vec<u8>>| all.iter().map(|bytes| serde_json::from_slice(bytes)).collect::<Result<Vec<T>, _>>();
+    gathered.map(parse).transpose().map_err(Error::Json)
 }
 
 /// Broadcasts the value of rank 0. `own` is ignored on the other ranks. Collective.

@@ -1,5 +1,7 @@
 //! Datasets of a run.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lambert_config::RunConfig;
@@ -24,12 +26,46 @@ pub struct Datasets {
     pub phrases: Option<Arc<Phrases>>,
 }
 
+/// Datasets of which a rank checks the sizes of all files. With thousands of shards, a check by every rank would take half an
+/// hour, because an object store limits the rate of requests. Every rank verifies what it reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SizeChecks {
+    /// True if the rank checks datasets on local and shared file systems.
+    local: bool,
+    /// True if the rank checks datasets in object stores.
+    remote: bool,
+}
+
+impl SizeChecks {
+    /// Checks of a rank. The first rank of each host checks local datasets. The coordinator has checked remote datasets. Without
+    /// a coordinator, rank 0 checks them.
+    pub fn of_rank(rank: usize, local_rank: usize, has_coordinator: bool) -> Self {
+        Self { local: local_rank == 0, remote: rank == 0 && !has_coordinator }
+    }
+
+    fn open(self, url: &str) -> Result<Dataset, DatasetError> {
+        let dataset = Dataset::open_without_size_check(url)?;
+        let is_checked = if dataset.is_remote() { self.remote } else { self.local };
+        if is_checked {
+            dataset.check_sizes()?;
+        }
+        Ok(dataset)
+    }
+}
+
 impl Datasets {
     /// Opens all datasets and the phrases in `store`, the store of the run. Checks that the datasets fit the model, the objective
-    /// and the memory of this host. The error lists every problem.
-    pub fn open(config: &RunConfig, store: &Store) -> Result<Self, Error> {
-        let cache = &config.cluster.dataset_cache;
-        let open = |url: &str| Ok::<_, DatasetError>(Arc::new(Dataset::open(url)?.with_cache(cache)));
+    /// and the memory of this host. The error lists every problem. Opens a dataset once, even if several stages use it.
+    pub fn open(config: &RunConfig, store: &Store, size_checks: SizeChecks) -> Result<Self, Error> {
+        let opened = RefCell::new(BTreeMap::new());
+        let open = |url: &str| {
+            if let Some(dataset) = opened.borrow().get(url) {
+                return Ok(Arc::clone(dataset));
+            }
+            let dataset = Arc::new(size_checks.open(url)?.with_cache(&config.cluster.dataset_cache));
+            opened.borrow_mut().insert(url.to_owned(), Arc::clone(&dataset));
+            Ok::<_, DatasetError>(dataset)
+        };
         let stages: Vec<Mixture> =
             config.stage.iter().map(|stage| open_mixture(stage, open)).collect::<Result<_, _>>()?;
         let held_out_keys = config.evaluation.datasets();
@@ -107,4 +143,21 @@ pub fn open_mixture(
     let counts = mixture::block_counts(&mixture::weights(stage, &rows));
     let names = stage.mixture.iter().map(|part| part.name.clone()).collect();
     Ok(Mixture::new(datasets, names, counts))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_ranks_check_the_sizes_of_files() {
+        let checks = |rank, local_rank, has_coordinator| {
+            let SizeChecks { local, remote } = SizeChecks::of_rank(rank, local_rank, has_coordinator);
+            (local, remote)
+        };
+        assert_eq!(checks(0, 0, true), (true, false));
+        assert_eq!(checks(8, 0, true), (true, false), "the first rank of another host");
+        assert_eq!(checks(9, 1, true), (false, false));
+        assert_eq!((checks(0, 0, false), checks(8, 0, false)), ((true, true), (true, false)));
+    }
 }

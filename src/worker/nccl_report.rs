@@ -5,7 +5,7 @@ use lambert_store::{Store, run};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::gpu::{Nccl, infiniband_devices};
+use crate::gpu::{DeviceError, Nccl, infiniband_devices};
 use crate::worker::{agreement, start_line};
 
 /// NCCL configuration of one rank.
@@ -67,15 +67,26 @@ pub fn report(group: &mut dyn Group, nccl: &Nccl, store: &Store, attempt: u32) -
     let transports = own.transports.as_deref().unwrap_or("unknown (an NCCL_DEBUG variable is set; see NCCL's log)");
     let line = format!("rank {} uses NCCL {} from {}: {transports}", own.rank, own.version, own.library);
     start_line::log(own.rank, &line);
-    let (all, warnings) =
-        agreement::gather_and_decide(group, &own, |all: &[RankNccl]| (all.to_vec(), RankNccl::warnings(all)))?;
-    if own.rank > 0 {
-        return Ok(Vec::new());
-    }
+    let Some(all) = agreement::gather(group, &own)? else { return Ok(Vec::new()) };
+    let warnings = RankNccl::warnings(&all);
     let text = serde_json::to_vec_pretty(&all).map_err(Error::Json)?;
     store.put(&run::nccl_report(attempt), text.into())?;
     Ok(warnings)
 }
+
+/// True if a rank that fails with `error` stores NCCL's log: a rank whose GPU or NCCL has failed, and otherwise the first rank of
+/// a host. The other ranks only wait for a rank, and their logs have the same network devices.
+pub fn has_useful_log(error: &Error, local_rank: usize) -> bool {
+    match error {
+        Error::GpuLost { .. } => true,
+        Error::Collective(lambert_collective::Error::Nccl { code, .. }) => *code != REMOTE_ERROR || local_rank == 0,
+        Error::Collective(_) | Error::Device(DeviceError::Nccl(_)) => local_rank == 0,
+        _ => false,
+    }
+}
+
+/// `ncclRemoteError`: another rank has failed or left.
+const REMOTE_ERROR: i32 = 6;
 
 /// Maximum length of a stored log, bytes.
 const MAX_LOG: usize = 64 << 10;
@@ -108,6 +119,33 @@ mod tests {
         let stored = store.get("nccl/attempt-0001-rank-0003.log").unwrap();
         assert!(stored.len() <= MAX_LOG && stored.len() > MAX_LOG - 2, "{}", stored.len());
         assert!(std::str::from_utf8(&stored).unwrap().ends_with("NET/IB: error 12\n"));
+    }
+
+    #[test]
+    fn only_some_ranks_store_the_log() {
+        let nccl = |code| {
+            let (text, last) = (String::new(), String::new());
+            Error::Collective(lambert_collective::Error::Nccl { operation: "all-reduce", code, text, last })
+        };
+        let gone = Error::Collective(lambert_collective::Error::RankGone { operation: "barrier", rank: 9 });
+        let lost = Error::GpuLost { gpu: String::new(), message: String::new() };
+        let stores = |error: &Error| [0, 1].map(|local_rank| has_useful_log(error, local_rank));
+        assert_eq!([stores(&gone), stores(&nccl(6))], [[true, false]; 2]);
+        // ncclUnhandledCudaError and ncclSystemError.
+        assert_eq!([stores(&lost), stores(&nccl(1)), stores(&nccl(2))], [[true, true]; 3]);
+        assert_eq!(stores(&Error::Peer("another host has lost a GPU")), [false, false]);
+    }
+
+    #[test]
+    fn only_rank_0_gets_the_reports() {
+        let ranks = lambert_collective::local::group(3).into_iter().enumerate();
+        let rank = |(rank, mut ends): (usize, lambert_collective::Endpoints)| {
+            std::thread::spawn(move || agreement::gather(&mut *ends.group, &sums(rank, "2.28.9", &[])).unwrap())
+        };
+        let threads: Vec<_> = ranks.map(rank).collect();
+        let all: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        let expected = [0, 1, 2].map(|rank| sums(rank, "2.28.9", &[])).to_vec();
+        assert_eq!(all, [Some(expected), None, None]);
     }
 
     fn sums(rank: usize, version: &str, warnings: &[&str]) -> RankNccl {

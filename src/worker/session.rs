@@ -23,6 +23,7 @@ use crate::torch;
 use crate::worker::agreement;
 use crate::worker::control::Control;
 use crate::worker::cpu_affinity;
+use crate::worker::datasets::SizeChecks;
 use crate::worker::gpu_monitor;
 use crate::worker::host_share::HostShare;
 use crate::worker::leave;
@@ -92,12 +93,21 @@ impl Session {
         warning.into_iter().filter(|_| rank == 0).for_each(|warning| session.warn(warning));
         if let (Some(nccl), Some(gpu)) = (&session.nccl, &session.gpu) {
             let joined = use_nccl_reducer(ranks, nccl, gpu, nccl_options(&session.config.cluster));
-            ranks = joined.inspect_err(|_| session.store_nccl_log())?;
+            ranks = joined.inspect_err(|error| {
+                if nccl_report::has_useful_log(error, local_rank()) {
+                    session.store_nccl_log();
+                }
+            })?;
             let attempt = session.lease.attempt();
             let warnings = nccl_report::report(&mut *ranks.group, nccl, &session.store, attempt)?;
             warnings.into_iter().for_each(|warning| session.warn(warning));
         }
         Ok((session, ranks))
+    }
+
+    /// Checks of datasets by this rank.
+    pub fn size_checks(&self) -> SizeChecks {
+        SizeChecks::of_rank(self.rank, local_rank(), self.control.is_connected())
     }
 
     /// True on rank 0.
@@ -156,7 +166,7 @@ impl Session {
         let error = self.with_root_cause(error);
         self.control.fail(error::chain(&error), error.failure_kind(), error.missing_ranks());
         self.control.flush();
-        if matches!(error, Error::Collective(_) | Error::GpuLost { .. }) {
+        if nccl_report::has_useful_log(&error, local_rank()) {
             self.store_nccl_log();
         }
         leave::exit_after(2 * BRIEF, error.exit_code());
@@ -179,6 +189,11 @@ const BRIEF: Duration = Duration::from_secs(5);
 pub fn lease_loss(lease: &Lease) -> Option<lambert_store::Error> {
     let brief = RetryPolicy { total_timeout: BRIEF, ..RetryPolicy::default() };
     lease.with_retry_policy(brief).check().err().filter(lambert_store::Error::is_lease_lost)
+}
+
+/// Rank of this process on its host, from 0.
+fn local_rank() -> usize {
+    lambert_collective::world::detect().map_or(0, |world| world.local_rank)
 }
 
 /// Returns the compute dtype of a rank.

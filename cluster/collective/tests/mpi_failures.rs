@@ -163,6 +163,25 @@ fn rank_that_waits_for_a_straggler() {
     endpoints.finish().unwrap();
 }
 
+/// A rank without an operation in flight polls only eight times in the stall timeout. More ranks than that probe it.
+#[test]
+fn a_straggler_answers_the_probes_of_many_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let (output, _) = mpirun(10, "rank_that_probes_a_straggler_with_many", folder.path());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn rank_that_probes_a_straggler_with_many() {
+    let Some(mut endpoints) = as_rank(timeouts(STALL / 2, 60 * STALL)) else { return };
+    endpoints.group.barrier().unwrap();
+    if endpoints.group.rank() == 0 {
+        std::thread::sleep(STALL);
+    }
+    endpoints.group.barrier().unwrap();
+    endpoints.finish().unwrap();
+}
+
 #[test]
 fn a_rank_that_replies_but_never_arrives_is_named_after_the_straggler_timeout() {
     for error in errors_of_failed_job("rank_that_replies_but_never_arrives", &[0, 1]) {

@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::local_listing;
 use crate::names;
 use crate::object::Object;
-use crate::retry::{self, StoreRequest};
+use crate::retry::{self, StoreRequest, Transfer};
 use crate::runtime;
 use crate::store::Store;
 
@@ -47,8 +47,8 @@ impl Store {
     pub fn object(&self, path: &str) -> Result<Option<Object>> {
         let (store, name, request) = self.prepare("head", path)?;
         let found = runtime::wait(async move {
-            let once = |_| store.backend.objects().head(&name);
-            retry::attempts(&request, store.retried(), once).await
+            let once = |_, _| store.backend.objects().head(&name);
+            retry::transfer(&request, store.retried(), Transfer::Lookup, once).await
         });
         match found {
             Ok(meta) => Ok(Some(Object::new(path.to_owned(), meta))),

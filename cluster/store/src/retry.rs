@@ -1,7 +1,7 @@
 //! Retries with exponential backoff, and time limits of requests.
 //!
 //! Replaces the retries of object_store. This loop handles create-only writes that succeeded although the response was
-//! lost. It never resumes a partial read, and it logs every retry.
+//! lost. It never resumes a partial read, and it logs retries.
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
@@ -11,9 +11,11 @@ use crate::error::{Error, Result};
 use crate::slots::{Slot, TransferSlots};
 
 mod failure;
+mod log;
 mod progress;
 
 use failure::Failure;
+use log::RetryLog;
 pub(crate) use progress::Progress;
 
 /// Timeouts and backoff of store requests.
@@ -64,6 +66,8 @@ pub(crate) struct StoreRequest {
 pub(crate) enum Transfer {
     /// No large content. The attempt must complete within the request timeout.
     Small,
+    /// Lookup of the size of an object, with the time limit of [`Transfer::Small`]. Datasets have thousands of them.
+    Lookup,
     /// A response of about this number of bytes. The attempt fails if nothing arrives for the request timeout.
     Download(u64),
     /// A request of this number of bytes. The progress of an upload is invisible, so its time limit grows with its size
@@ -71,17 +75,29 @@ pub(crate) enum Transfer {
     Upload(u64),
 }
 
-/// Size from which a request needs a slot, bytes. Smaller requests, such as those for leases, never wait for a slot.
+/// Size from which a request is large, bytes. Smaller writes, and reads of unknown size, never wait for a slot: leases and
+/// manifests are such requests.
 const LARGE: u64 = 256 << 10;
 
 /// Largest upload that has the request timeout, bytes. The limit of a larger one is proportional to its size.
 const LARGEST_USUAL_UPLOAD: u64 = 16 << 20;
 
 impl Transfer {
-    /// Waits for a slot if the transfer is large.
+    /// Slots of which the transfer needs one, if any.
+    fn slots(self) -> Option<&'static TransferSlots> {
+        match self {
+            Self::Download(LARGE..) | Self::Upload(LARGE..) => Some(TransferSlots::large_requests()),
+            Self::Lookup | Self::Download(1..) => Some(TransferSlots::small_reads()),
+            Self::Small | Self::Download(0) | Self::Upload(_) => None,
+        }
+    }
+
+    /// Waits for a slot if the transfer needs one.
     async fn slot(self) -> Option<Slot<'static>> {
-        let (Self::Download(bytes) | Self::Upload(bytes)) = self else { return None };
-        if bytes < LARGE { None } else { Some(TransferSlots::of_process().acquire().await) }
+        match self.slots() {
+            Some(slots) => Some(slots.acquire().await),
+            None => None,
+        }
     }
 
     /// Time limit of an attempt.
@@ -89,7 +105,7 @@ impl Transfer {
         let limit = retry_policy.request_timeout;
         match self {
             Self::Upload(bytes) if bytes >= LARGE => {
-                let prolonged = TransferSlots::of_process().prolonged(limit);
+                let prolonged = TransferSlots::large_requests().prolonged(limit);
                 prolonged.mul_f64((bytes as f64 / LARGEST_USUAL_UPLOAD as f64).max(1.0))
             }
             _ => limit,
@@ -141,7 +157,11 @@ where
         let Some(retry_policy) = retry else { return Err(failure.into_error(request, attempt, start.elapsed())) };
         let pause = retry_policy.backoff(attempt);
         let (operation, url, cause, seconds) = (request.operation, &request.url, &failure.cause, pause.as_secs_f32());
-        tracing::warn!(operation, %url, attempt, "retrying in {seconds:.1} s: {cause}");
+        if RetryLog::of_process().is_shown(format_args!("{operation} {url}: {cause}")) {
+            tracing::warn!(operation, %url, attempt, "retrying in {seconds:.1} s: {cause}");
+        } else {
+            tracing::debug!(operation, %url, attempt, "retrying in {seconds:.1} s: {cause}");
+        }
         tokio::time::sleep(pause).await;
         counted += pause;
         attempt += 1;
@@ -165,7 +185,7 @@ async fn limited<T>(
     let (limit, begin) = (transfer.limit(retry_policy), Instant::now());
     let waited = match transfer {
         Transfer::Download(_) => progress.limited(limit, once).await,
-        Transfer::Small | Transfer::Upload(_) => tokio::time::timeout(limit, once).await.ok(),
+        Transfer::Small | Transfer::Lookup | Transfer::Upload(_) => tokio::time::timeout(limit, once).await.ok(),
     };
     let seconds = limit.as_secs_f32();
     let result = match (waited, transfer) {
@@ -176,7 +196,7 @@ async fn limited<T>(
     if let Some(slot) = slot {
         match &result {
             Ok(_) => slot.completed(begin.elapsed(), limit),
-            Err(failure) if failure.is_timeout => slot.timed_out(),
+            Err(failure) if failure.is_overload => slot.overloaded(),
             Err(_) => {}
         }
     }
@@ -195,6 +215,49 @@ mod tests {
             let pause = retry_policy.backoff(failures as u32).as_secs_f64();
             assert!((middle * 0.5..middle * 1.5).contains(&pause), "{failures}: {pause}");
         }
+    }
+
+    /// Fails two attempts of `content` as a throttling store does, then succeeds.
+    async fn throttled_twice(content: Transfer) {
+        let pause = Duration::from_millis(1);
+        let retry_policy = RetryPolicy { initial_backoff: pause, max_backoff: pause, ..RetryPolicy::default() };
+        let request = StoreRequest { operation: "get", url: "s3://bucket/x".into() };
+        let once = |attempt, _| async move {
+            match attempt {
+                1 | 2 => {
+                    let source = "Server returned non-2xx status code: 503 Slow Down: ".into();
+                    Err(object_store::Error::Generic { store: "S3", source })
+                }
+                _ => Ok(()),
+            }
+        };
+        transfer(&request, Some(&retry_policy), content, once).await.unwrap();
+    }
+
+    #[test]
+    fn throttling_reduces_the_slots_and_control_requests_need_none() {
+        let [large, small] = [TransferSlots::large_requests(), TransferSlots::small_reads()];
+        assert_eq!((large.size(), small.size()), (32, 32));
+        crate::runtime::wait(async move {
+            throttled_twice(Transfer::Lookup).await;
+            // The third attempt succeeds and adds a slot.
+            assert_eq!((large.size(), small.size()), (32, 9));
+            throttled_twice(Transfer::Download(LARGE - 1)).await;
+            throttled_twice(Transfer::Upload(LARGE)).await;
+            assert_eq!((large.size(), small.size()), (9, 4));
+            let mut used = Vec::new();
+            for _ in 0..9 {
+                used.push(large.acquire().await);
+            }
+            throttled_twice(Transfer::Download(LARGE - 1)).await;
+            assert_eq!(small.size(), 2);
+            for _ in 0..2 {
+                used.push(small.acquire().await);
+            }
+            for control in [Transfer::Small, Transfer::Download(0), Transfer::Upload(LARGE - 1)] {
+                throttled_twice(control).await;
+            }
+        });
     }
 
     #[test]

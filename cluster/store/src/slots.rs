@@ -1,15 +1,16 @@
-//! Limit of the number of large requests that the process has in flight.
+//! Limits of the number of requests that the process has in flight: one for large requests, one for small reads.
 //!
 //! All parts in flight share the bandwidth. On a slow link, too many of them exceed their time limits together, and the
 //! bytes sent so far are lost. Therefore each timeout halves the number of slots and doubles the time limit of uploads.
-//! Requests that complete in a fraction of their limit add slots again.
+//! A throttled request halves the number of slots, too. Requests that complete in a fraction of their limit add slots
+//! again.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Number of slots while no request times out.
+/// Number of slots while no request times out or is throttled.
 const MAX_SLOTS: usize = 32;
 
 /// Upper bound of the factor by which few slots prolong the time limit of an upload. With one slot, a part of 16 MiB may
@@ -19,7 +20,7 @@ const MAX_PROLONGATION: u32 = 8;
 /// A request adds a slot if it takes at most this fraction of its time limit. One slot more then causes no timeout.
 const FAST: f64 = 0.25;
 
-/// Slots for large requests.
+/// Slots for requests of one kind.
 pub(crate) struct TransferSlots {
     free: Semaphore,
     count: Mutex<SlotCount>,
@@ -31,16 +32,28 @@ struct SlotCount {
     surplus: usize,
 }
 
-static OF_PROCESS: TransferSlots = TransferSlots::new();
+static LARGE_REQUESTS: TransferSlots = TransferSlots::new();
+static SMALL_READS: TransferSlots = TransferSlots::new();
 
 impl TransferSlots {
     const fn new() -> Self {
         Self { free: Semaphore::const_new(MAX_SLOTS), count: Mutex::new(SlotCount { size: MAX_SLOTS, surplus: 0 }) }
     }
 
-    /// The slots that all stores of this process share.
-    pub(crate) fn of_process() -> &'static Self {
-        &OF_PROCESS
+    /// The slots for large requests, which all stores of this process share.
+    pub(crate) fn large_requests() -> &'static Self {
+        &LARGE_REQUESTS
+    }
+
+    /// The slots for small reads, which all stores of this process share. A small read does not wait for large requests.
+    pub(crate) fn small_reads() -> &'static Self {
+        &SMALL_READS
+    }
+
+    /// Number of slots, free or in use.
+    #[cfg(test)]
+    pub(crate) fn size(&self) -> usize {
+        self.lock().size
     }
 
     /// Waits for a free slot.
@@ -86,8 +99,8 @@ pub(crate) struct Slot<'a> {
 }
 
 impl Slot<'_> {
-    /// Reports that the request in this slot timed out.
-    pub(crate) fn timed_out(&self) {
+    /// Reports that the request in this slot timed out or was throttled.
+    pub(crate) fn overloaded(&self) {
         self.slots.halve();
     }
 
@@ -122,7 +135,7 @@ mod tests {
         let mut used: Vec<_> = (0..MAX_SLOTS).map(|_| take()).collect();
         assert!(take().permit.is_none());
         // All requests time out together.
-        used.iter().for_each(Slot::timed_out);
+        used.iter().for_each(Slot::overloaded);
         used.clear();
         assert_eq!((slots.free.available_permits(), slots.prolonged(LIMIT)), (1, LIMIT * MAX_PROLONGATION));
         take().completed(LIMIT / 2, LIMIT);

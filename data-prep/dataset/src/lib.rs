@@ -28,6 +28,7 @@ mod samples;
 mod schema;
 mod shard_file;
 mod shard_reader;
+mod sizes;
 pub mod token_counts;
 mod token_usage;
 pub mod tokenizer;

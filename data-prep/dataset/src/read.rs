@@ -15,7 +15,6 @@ use super::column::Column;
 use super::manifest::MAX_MANIFEST_BYTES;
 use super::open_shards::OpenShards;
 use super::panics::catch_panics;
-use super::parallel::parallel;
 use super::prefetch::{Prefetch, Windows};
 use super::ranges::{self, CHECKSUMS, MAX_CHECKSUMS_BYTES, ShardRanges};
 use super::rejected::{MAX_REJECTED_BYTES, REJECTED, RejectedExample};
@@ -28,10 +27,8 @@ use super::{DatasetError, MANIFEST, Manifest, Shard, check, schema, sha256_hex};
 /// since its download or its last use. While the reader passes the row groups ahead of it, as many others are downloaded. So
 /// this fraction is below one half, and the rest also holds footers and the row groups in use.
 const AHEAD_FRACTION: f64 = 0.4;
-/// Number of concurrent requests for the sizes of remote files.
-const REMOTE_THREADS: usize = 16;
 
-/// An open dataset. Its manifest is valid, and the file sizes match the manifest.
+/// An open dataset. Its manifest is valid, and the file sizes match the manifest, unless the caller skipped that check.
 ///
 /// Each row group is verified when it is first read. Without [`CHECKSUMS`], a whole shard is verified when its first row
 /// group is read.
@@ -66,12 +63,25 @@ impl Dataset {
         Self::at(Self::store_at(url)?.observed_by(observer))
     }
 
+    /// Like [`Dataset::open`], but does not check the sizes of the files. For a process of a run in which another process has
+    /// checked them. A missing or truncated file causes an error when it is read.
+    pub fn open_without_size_check(url: &str) -> Result<Self, DatasetError> {
+        Self::described_in(Self::store_at(url)?)
+    }
+
     fn store_at(url: &str) -> Result<Store, DatasetError> {
         Store::open(url).map_err(|source| DatasetError::Store { url: url.to_owned(), source })
     }
 
     /// Opens the dataset at the root of `store`.
     pub fn at(store: Store) -> Result<Self, DatasetError> {
+        let dataset = Self::described_in(store)?;
+        dataset.check_sizes()?;
+        Ok(dataset)
+    }
+
+    /// Reads the manifest at the root of `store`.
+    fn described_in(store: Store) -> Result<Self, DatasetError> {
         let url = store.url().to_owned();
         let bytes = store.get_at_most(MANIFEST, MAX_MANIFEST_BYTES).map_err(|source| match source.is_not_found() {
             true => DatasetError::NoManifest { url: url.clone() },
@@ -82,18 +92,8 @@ impl Dataset {
         let groups = row_groups(&manifest.shards);
         let (cache, open) = (Cache::new(&DatasetCache::default()), OpenShards::new(manifest.shards.len()));
         let verified = groups.iter().map(|_| AtomicU64::new(0)).collect();
-        let dataset = Self {
-            store,
-            manifest,
-            sha256: sha256_hex(&bytes),
-            groups,
-            cache,
-            open,
-            ranges: OnceLock::new(),
-            verified,
-        };
-        dataset.check_sizes()?;
-        Ok(dataset)
+        let (sha256, ranges) = (sha256_hex(&bytes), OnceLock::new());
+        Ok(Self { store, manifest, sha256, groups, cache, open, ranges, verified })
     }
 
     /// Uses the cache that `settings` describes. Only shards in an object store are cached.
@@ -253,9 +253,12 @@ impl Dataset {
     /// Opens a row group, which is then verified.
     fn row_group(&self, row_group: usize) -> Result<OpenRowGroup, DatasetError> {
         let group = self.groups[row_group];
-        let shard = self.shard(group.shard)?;
-        let file = self.access(group.shard)?.row_group(&shard, group.index, &self.verified[row_group])?;
-        Ok(OpenRowGroup { shard, file, group })
+        let open = || {
+            let shard = self.shard(group.shard)?;
+            let file = self.access(group.shard)?.row_group(&shard, group.index, &self.verified[row_group])?;
+            Ok(OpenRowGroup { shard, file, group })
+        };
+        open().map_err(|error| self.or_size_error(group.shard, error))
     }
 
     /// URL of the vocabulary file.
@@ -364,21 +367,6 @@ impl Dataset {
         let message =
             format!("row groups {found:?}, expected {:?} (from the manifest) with four columns", shard.row_groups);
         Err(DatasetError::Content { url: self.url().to_owned(), file: shard.path.clone(), group: 0, message })
-    }
-
-    fn check_sizes(&self) -> Result<(), DatasetError> {
-        let vocabulary = (&self.manifest.vocabulary.path, self.manifest.vocabulary.bytes);
-        let shards = self.manifest.shards.iter().map(|shard| (&shard.path, shard.bytes));
-        let files: Vec<_> = shards.chain([vocabulary]).collect();
-        let threads = if self.store.is_local() { 1 } else { REMOTE_THREADS };
-        parallel(threads, files.len(), |index| {
-            let (file, expected) = files[index];
-            match self.store.head(file).map_err(|source| self.store_error(source))? {
-                Some(found) if found == expected => Ok(()),
-                found => Err(DatasetError::Size { url: self.url().to_owned(), file: file.clone(), expected, found }),
-            }
-        })
-        .map(drop)
     }
 
     fn content(&self, group: RowGroup, message: String) -> DatasetError {

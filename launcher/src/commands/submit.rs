@@ -16,6 +16,7 @@ use crate::console;
 use crate::decide::{HostPool, RestartHistory};
 use crate::failure::{Failure, Outcome};
 use crate::host::now;
+use crate::run::open_datasets::OpenDatasets;
 use crate::run::sources::STOP_OBJECT;
 use crate::run::spec::RunSpec;
 use crate::slurm::programs::SlurmError;
@@ -62,7 +63,8 @@ pub fn submit(arguments: &cli::Submit) -> Outcome {
 }
 
 fn submit_run(arguments: &cli::Submit, run: &str, folder: &Path, lambert: &str) -> Outcome {
-    let validated = RunSpec::validate(&arguments.to_run(run), |_| HostPool::Allocation(Vec::new()))?;
+    let host_pool = |_: &_| HostPool::Allocation(Vec::new());
+    let validated = RunSpec::validate(&arguments.to_run(run), host_pool, &OpenDatasets::default())?;
     refuse_few_gpus(validated.config()).map_err(Failure::usage)?;
     warn_of_unused_gpus(validated.config());
     let folder_name = folder.to_string_lossy();

@@ -5,12 +5,13 @@ use std::path::Path;
 
 use lambert_config::run::{FunctionKey, Model, Moments, OptimizerKind};
 use lambert_config::{ConfigError, ConfigIssue, RunConfig};
+use lambert_dataset::text_case;
 use lambert_dataset::tokenizer::VocabularyExtension;
-use lambert_dataset::{Dataset, text_case};
 use lambert_plan::architecture::{Architecture, ModuleKind};
 use lambert_store::{Store, StoredVocabulary, checkpoint, run as names};
 
 use super::config_diff::VOCABULARY;
+use super::open_datasets::OpenDatasets;
 use crate::failure::Failure;
 use crate::import::PREFIX;
 use crate::stored_config;
@@ -41,14 +42,14 @@ pub struct BaseModelInfo {
 
 /// Rejects the checkpoint `run.from` if its weights do not fit the model and cannot grow to fit the model. `import` has
 /// the description of the model that the start of the run imports.
-pub fn check(config: &RunConfig, import: Option<BaseModelInfo>) -> Result<(), Failure> {
+pub fn check(config: &RunConfig, import: Option<BaseModelInfo>, opened: &OpenDatasets) -> Result<(), Failure> {
     let mut issues = Vec::new();
     check_segments(&config.model, &mut issues);
     match (import, config.run.from.as_deref()) {
-        (Some(base), _) => compare(config, &base, &mut issues)?,
+        (Some(base), _) => compare(config, &base, opened, &mut issues)?,
         (None, None) => config.stage[0].check_growth(0, config.depth(0), &config.model, &mut issues),
         (None, Some(url)) => match read(url)? {
-            Ok(base) => compare(config, &base, &mut issues)?,
+            Ok(base) => compare(config, &base, opened, &mut issues)?,
             Err(issue) => issues.push(issue),
         },
     }
@@ -104,7 +105,12 @@ fn not_a_checkpoint(url: &str) -> String {
 }
 
 /// Compares the base with the configuration.
-fn compare(config: &RunConfig, base: &BaseModelInfo, issues: &mut Vec<ConfigIssue>) -> Result<(), Failure> {
+fn compare(
+    config: &RunConfig,
+    base: &BaseModelInfo,
+    opened: &OpenDatasets,
+    issues: &mut Vec<ConfigIssue>,
+) -> Result<(), Failure> {
     compare_models(config, &base.config.model, issues)?;
     compare_generators(config, base, issues);
     let stage = &config.stage[0];
@@ -140,8 +146,8 @@ fn compare(config: &RunConfig, base: &BaseModelInfo, issues: &mut Vec<ConfigIssu
     let origin = &base.origin;
     let datasets = stage.datasets(0);
     let (_, data) = &datasets[0];
-    let dataset = Dataset::open(data)?;
-    warn_of_repeated_samples(config, base)?;
+    let dataset = opened.open(data)?;
+    warn_of_repeated_samples(config, base, opened)?;
     let manifest = dataset.manifest();
     let mut is_known = manifest.vocabulary.sha256 == lambert_store::hash::sha256(&base.vocabulary);
     if !is_known {
@@ -222,12 +228,12 @@ fn compare_models(config: &RunConfig, base: &Model, issues: &mut Vec<ConfigIssue
 }
 
 /// Warns if the run draws the samples again that its base was trained on, in the same order and with the same masks.
-fn warn_of_repeated_samples(config: &RunConfig, base: &BaseModelInfo) -> Result<(), Failure> {
+fn warn_of_repeated_samples(config: &RunConfig, base: &BaseModelInfo, opened: &OpenDatasets) -> Result<(), Failure> {
     if base.config.run.seed != config.run.seed {
         return Ok(());
     }
     for (key, data) in config.stage[0].datasets(0) {
-        if base.datasets.contains(Dataset::open(data)?.manifest_sha256()) {
+        if base.datasets.contains(opened.open(data)?.manifest_sha256()) {
             tracing::warn!(
                 "{key}: {} was trained on this dataset with the same run.seed, and this run starts with the same samples and masks \
                  again; set another run.seed, or branch from the checkpoint with `lambert checkpoint copy` to continue with \

@@ -14,6 +14,7 @@ use lambert_progress::Progress;
 use lambert_store::Store;
 use rustix::fs::{Access, access};
 
+use super::open_datasets::OpenDatasets;
 use super::spec::RunSpec;
 use super::{coordinator, cpu_warning, data_warnings, launch, run_plan};
 use crate::cli;
@@ -46,16 +47,17 @@ pub fn check(arguments: &cli::Run) -> Outcome {
         seen.replace(Some(config.clone()));
         coordinator::host_pool(config)
     };
-    let validated = RunSpec::validate(arguments, host_pool);
+    let datasets = OpenDatasets::default();
+    let validated = RunSpec::validate(arguments, host_pool, &datasets);
     if let Some(config) = seen.take() {
         problems.extend(launch::choose(&config.cluster).err().map(|error| chain(&error)));
         problems.extend(unknown_hosts(&config));
         problems.extend(machine::control_problem(&config, &coordinator::host_pool(&config)));
     }
     let lines = validated.and_then(|validated| {
-        let mut lines = run_plan::summarize(validated.config())?.lines;
+        let mut lines = run_plan::summarize(validated.config(), &datasets)?.lines;
         let config = validated.config();
-        let mut warnings = data_warnings::find(config)?;
+        let mut warnings = data_warnings::find(config, &datasets)?;
         warnings.extend(cpu_warning::find(config, validated.host_pool()));
         warnings.extend(machine::server_warnings(config));
         warnings.extend(missing_notifier(&config.notify.command));

@@ -1,7 +1,7 @@
 //! Warnings about the data of a run, before the run starts: too many repetitions, too few samples for a batch, too few
 //! masked tokens, words that cannot be masked, unused pairs of segments, and evaluation data that differ from the training data.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use lambert_config::run::{MaskUnit, Objective, Pair, RunConfig, Stage};
@@ -9,6 +9,7 @@ use lambert_dataset::tokenizer::TokenTable;
 use lambert_dataset::{Dataset, TokenUsage};
 use lambert_plan::{mixture, timeline};
 
+use super::open_datasets::OpenDatasets;
 use crate::failure::Failure;
 
 /// Number of epochs above which there is a warning. The pre-training of BERT had about 40 epochs (Devlin et al. 2018).
@@ -29,14 +30,14 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// An open dataset and the configuration key that names it.
 struct NamedDataset {
     key: String,
-    dataset: Dataset,
+    dataset: Arc<Dataset>,
     /// Token frequencies, if known.
     usage: Option<TokenUsage>,
 }
 
 impl NamedDataset {
-    fn open(key: String, url: &str) -> Result<Self, Failure> {
-        let dataset = Dataset::open(url)?;
+    fn open(key: String, url: &str, opened: &OpenDatasets) -> Result<Self, Failure> {
+        let dataset = opened.open(url)?;
         // If a shard is unreadable, the worker that needs the shard reports the error.
         let usage = TokenUsage::of(&dataset).ok().flatten();
         Ok(Self { key, dataset, usage })
@@ -73,10 +74,10 @@ fn long_words(key: &str, objective: &Objective, tokens: &TokenTable, counts: &[u
 ///
 /// # Errors
 /// A dataset cannot be opened.
-pub fn find(config: &RunConfig) -> Result<Vec<String>, Failure> {
+pub fn find(config: &RunConfig, opened: &OpenDatasets) -> Result<Vec<String>, Failure> {
     let (sender, found) = mpsc::channel();
-    let config = config.clone();
-    let look = move || drop(sender.send(find_all(&config)));
+    let (config, opened) = (config.clone(), opened.clone());
+    let look = move || drop(sender.send(find_all(&config, &opened)));
     std::thread::Builder::new().name("data".to_owned()).spawn(look).map_err(Failure::failed)?;
     found.recv_timeout(TIMEOUT).unwrap_or_else(|_| {
         let seconds = TIMEOUT.as_secs();
@@ -84,14 +85,13 @@ pub fn find(config: &RunConfig) -> Result<Vec<String>, Failure> {
     })
 }
 
-fn find_all(config: &RunConfig) -> Result<Vec<String>, Failure> {
-    let held_out = config.evaluation.datasets().into_iter().map(|(key, url)| NamedDataset::open(key, url));
-    let held_out = held_out.collect::<Result<Vec<_>, _>>()?;
+fn find_all(config: &RunConfig, opened: &OpenDatasets) -> Result<Vec<String>, Failure> {
+    let open = |(key, url): (String, &str)| NamedDataset::open(key, url, opened);
+    let held_out = config.evaluation.datasets().into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let (mut repeated, mut masked, mut unknown, mut last) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut idle, mut paired) = (Vec::new(), Vec::new());
     for (index, stage) in config.stage.iter().enumerate() {
-        let opened = stage.datasets(index).into_iter().map(|(key, url)| NamedDataset::open(key, url));
-        let datasets = opened.collect::<Result<Vec<_>, _>>()?;
+        let datasets = stage.datasets(index).into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let rows: Vec<u64> = datasets.iter().map(|data| data.dataset.rows()).collect();
         let shares = mixture::shares(&mixture::block_counts(&mixture::weights(stage, &rows)));
         for ((data, rows), share) in datasets.iter().zip(rows).zip(shares) {

@@ -11,7 +11,7 @@
 //! - [`launch`]: the processes of an attempt, started directly, by mpirun or by srun
 //! - [`run_changes`]: checks of a changed configuration; [`check`]: checks of a start that change nothing
 //! - [`unstarted`]: folders with a configuration that are not a run
-//! - [`run_plan`]: summary printed before the start; [`data_warnings`]: warnings about the data; [`cpu_warning`]: warning about
+//! - [`open_datasets`]: datasets that the checks share; [`run_plan`]: summary printed before the start; [`data_warnings`]: warnings about the data; [`cpu_warning`]: warning about
 //!   more threads than processors
 //!
 //! [`crate::observe`] reports on the run: status in the store, log and progress display, `--json` lines.
@@ -28,6 +28,7 @@ mod imported_base;
 pub mod initial;
 pub mod job_view;
 pub mod launch;
+pub mod open_datasets;
 pub mod own_lease;
 mod phrase_list;
 pub mod run_changes;
@@ -44,6 +45,7 @@ use crate::console;
 use crate::failure::{Failure, Outcome};
 use crate::observe::RecordOutput;
 use launch::workers::WorkersError;
+use open_datasets::OpenDatasets;
 use spec::RunSpec;
 
 /// Starts or resumes a run. Returns when the run is done, stopped or given up.
@@ -54,14 +56,15 @@ pub fn run(arguments: &cli::Run) -> Outcome {
     console::detach().map_err(Failure::failed)?;
     std::env::current_dir().map_err(|error| Failure::usage(WorkersError::WorkingDirectoryDeleted(error)))?;
     let progress = Progress::start("checking the run");
-    let validated = RunSpec::validate(arguments, coordinator::host_pool)?;
+    let datasets = OpenDatasets::default();
+    let validated = RunSpec::validate(arguments, coordinator::host_pool, &datasets)?;
     drop(progress);
     let launcher = launch::choose(&validated.config().cluster).map_err(Failure::failed)?;
     tracing::debug!("starting workers with {}", launcher.name());
     check::machine::worker_warning(&validated)?.iter().for_each(|warning| tracing::warn!("{warning}"));
-    let summary = run_plan::summarize(validated.config())?;
+    let summary = run_plan::summarize(validated.config(), &datasets)?;
     summary.lines.iter().for_each(|line| console::line(line));
-    let warnings = data_warnings::find(validated.config())?.into_iter();
+    let warnings = data_warnings::find(validated.config(), &datasets)?.into_iter();
     let warnings = warnings.chain(cpu_warning::find(validated.config(), validated.host_pool()));
     warnings.for_each(|warning| tracing::warn!("{warning}"));
     // The configuration is stored as late as possible. If another coordinator is still running, its ranks read the

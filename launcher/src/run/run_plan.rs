@@ -1,20 +1,21 @@
 //! Summary of a run before it starts: stages, FLOPs and memory per rank.
 
 use lambert_config::run::{RunConfig, Stage, TokenBudget};
-use lambert_dataset::{Dataset, DatasetError};
+use lambert_dataset::DatasetError;
 use lambert_plan::architecture::{Architecture, Tensor};
 use lambert_plan::estimate::{self, StageSamples, imbalance, stage_flops};
 use lambert_plan::memory::{DatasetShape, fit, gpu};
 use lambert_plan::objectives::LossSpec;
 use lambert_plan::{memory, objectives, timeline};
 
+use super::open_datasets::OpenDatasets;
 use crate::failure::Failure;
 use crate::text::align;
 
-/// Reads the manifests of the datasets of a stage.
-pub fn samples(stage: &Stage) -> Result<StageSamples, DatasetError> {
+/// Describes the samples of a stage, from the manifests of its datasets.
+pub fn samples(stage: &Stage, opened: &OpenDatasets) -> Result<StageSamples, DatasetError> {
     let describe = |(_, url): (String, &str)| {
-        let dataset = Dataset::open(url)?;
+        let dataset = opened.open(url)?;
         let mean_tokens = dataset.manifest().counts.tokens as f64 / dataset.rows().max(1) as f64;
         Ok((dataset.sizes(), mean_tokens))
     };
@@ -34,8 +35,8 @@ pub struct RunSummary {
 ///
 /// # Errors
 /// A dataset cannot be opened.
-pub fn summarize(config: &RunConfig) -> Result<RunSummary, Failure> {
-    let data = config.stage.iter().map(samples).collect::<Result<Vec<_>, _>>()?;
+pub fn summarize(config: &RunConfig, opened: &OpenDatasets) -> Result<RunSummary, Failure> {
+    let data = config.stage.iter().map(|stage| samples(stage, opened)).collect::<Result<Vec<_>, _>>()?;
     let flops = |(stage, data): (&Stage, &StageSamples)| {
         estimate::sample_flops(config, stage, stage.depth(&config.model), *data)
     };
@@ -47,10 +48,10 @@ pub fn summarize(config: &RunConfig) -> Result<RunSummary, Failure> {
 ///
 /// # Errors
 /// A dataset cannot be opened.
-pub fn memory(config: &RunConfig) -> Result<u64, Failure> {
+pub fn memory(config: &RunConfig, opened: &OpenDatasets) -> Result<u64, Failure> {
     let ranks = config.cluster.ranks.max(1);
     let mut needed = config.stage.iter().map(|stage| {
-        let a_rank = memory::rank_bytes(config, stage, samples(stage)?.shape, ranks);
+        let a_rank = memory::rank_bytes(config, stage, samples(stage, opened)?.shape, ranks);
         Ok(a_rank.saturating_mul(ranks as u64))
     });
     needed.try_fold(0, |most, needed: Result<u64, Failure>| Ok(most.max(needed?)))

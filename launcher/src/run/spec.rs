@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use lambert_config::run::Stage;
 use lambert_config::{Checked, ConfigError, ConfigIssue, Layers, RunConfig, exit};
-use lambert_dataset::{Dataset, ModelVocabulary, check_compatibility};
+use lambert_dataset::{ModelVocabulary, check_compatibility};
 use lambert_plan::durations;
 use lambert_plan::memory::{self, DatasetShape};
 use lambert_store::Store;
@@ -16,6 +16,7 @@ use lambert_store::run::{CONFIG, PHRASES};
 use super::base_checkpoint;
 use super::config_diff::Difference;
 use super::imported_base::{self, ImportedBase, ResolvedBase};
+use super::open_datasets::OpenDatasets;
 use super::run_changes::{self, check_changes};
 use super::teacher::{self, NewTeacher};
 use super::{phrase_list, run_plan, unstarted};
@@ -86,26 +87,31 @@ pub struct ValidatedRun {
 impl RunSpec {
     /// Loads the configuration. Checks the configuration and its datasets. If the store already contains the run,
     /// compares the configuration with the stored configuration. `host_pool` returns the hosts available to the ranks.
-    /// Writes nothing.
-    pub fn validate(arguments: &cli::Run, host_pool: impl Fn(&RunConfig) -> HostPool) -> Result<ValidatedRun, Failure> {
+    /// Keeps the datasets of the run in `datasets`. Writes nothing.
+    pub fn validate(
+        arguments: &cli::Run,
+        host_pool: impl Fn(&RunConfig) -> HostPool,
+        datasets: &OpenDatasets,
+    ) -> Result<ValidatedRun, Failure> {
         let store = Store::open(&arguments.run).map_err(Failure::usage)?;
         let worker = worker::find().map_err(Failure::failed)?;
         let stored_text = stored_config::text(&store)?;
         stored_text.as_deref().map_or(Ok(()), |text| unstarted::reject_configuration(&store, text))?;
-        let (mut config, resolved) = configuration(arguments, &store, stored_text.as_deref(), &host_pool)?;
+        let (mut config, resolved) = configuration(arguments, &store, stored_text.as_deref(), &host_pool, datasets)?;
         let stored = stored_text.map(|text| stored_config::parse(&text, &store)).transpose()?;
         let configs: Vec<&RunConfig> = stored.iter().chain([&config]).collect();
         run_changes::check_keys(&arguments.allow_change, &configs)?;
         let teacher = NewTeacher::resolve(&mut config, stored.as_ref().map(|stored| (stored, &store)))?;
         match &stored {
             Some(stored) => check_changes(stored, &config, resolved.difference(), &arguments.allow_change, &store)?,
-            None => base_checkpoint::check(&config, resolved.info())?,
+            None => base_checkpoint::check(&config, resolved.info(), datasets)?,
         }
         let base = resolved.into_new();
         let replaces = arguments.allow_change.iter().any(|key| key == "objective" || key == "objective.phrases");
         let phrases = phrase_list::to_store(config.objective.phrases.as_deref(), &store, stored.is_none(), replaces)?;
         let host_pool = host_pool(&config);
-        teacher::check(&config, stored.as_ref(), teacher.as_ref(), (&store, host_pool == HostPool::Here))?;
+        let is_here = host_pool == HostPool::Here;
+        teacher::check(&config, stored.as_ref(), teacher.as_ref(), (&store, is_here), datasets)?;
         Ok(ValidatedRun { config, store, worker, host_pool, stored_config: stored, base, phrases, teacher })
     }
 }
@@ -167,6 +173,7 @@ fn configuration(
     store: &Store,
     stored: Option<&str>,
     host_pool: &impl Fn(&RunConfig) -> HostPool,
+    datasets: &OpenDatasets,
 ) -> Result<(RunConfig, ResolvedBase), Failure> {
     let mut sets = arguments.sets.clone();
     sets.extend(arguments.ranks.map(|ranks| format!("cluster.ranks={ranks}")));
@@ -174,8 +181,8 @@ fn configuration(
     let vocabulary = vocabulary(store)?;
     let mut only_unreachable = false;
     let check = |config: &RunConfig, issues: &mut Vec<ConfigIssue>| {
-        only_unreachable =
-            check_datasets_and_memory(config, vocabulary.as_deref(), host_pool(config) == HostPool::Here, issues);
+        let is_single_host = host_pool(config) == HostPool::Here;
+        only_unreachable = check_datasets_and_memory(config, vocabulary.as_deref(), is_single_host, datasets, issues);
     };
     let origin = match arguments.config.as_slice() {
         [] => format!("{}/{CONFIG}", store.url()),
@@ -226,7 +233,8 @@ fn configuration(
     }
     config.objective.phrases = config.objective.phrases.as_deref().map(absolute).transpose()?;
     if durations::has_tokens(&config) {
-        let data = config.stage.iter().map(run_plan::samples).collect::<Result<Vec<_>, _>>()?;
+        let data =
+            config.stage.iter().map(|stage| run_plan::samples(stage, datasets)).collect::<Result<Vec<_>, _>>()?;
         durations::replace_tokens(&mut config, &data);
         let mut issues = Vec::new();
         config.check(&mut issues);
@@ -264,12 +272,13 @@ fn check_datasets_and_memory(
     config: &RunConfig,
     vocabulary: Option<&str>,
     is_single_host: bool,
+    datasets: &OpenDatasets,
     issues: &mut Vec<ConfigIssue>,
 ) -> bool {
     let stages = config.stage.iter().enumerate().flat_map(|(index, stage)| stage.datasets(index));
     let (mut opened, before, mut away) = (Vec::new(), issues.len(), 0);
     for (key, url) in stages.chain(config.evaluation.datasets()).filter(|(_, url)| !url.is_empty()) {
-        match Dataset::open(url) {
+        match datasets.open(url) {
             Ok(dataset) => opened.push((key, dataset)),
             Err(error) => {
                 let failure = Failure::from(error);
@@ -279,7 +288,7 @@ fn check_datasets_and_memory(
         }
     }
     let all = issues.len() == before;
-    let used: Vec<_> = opened.iter().map(|(key, dataset)| (key.clone(), dataset)).collect();
+    let used: Vec<_> = opened.iter().map(|(key, dataset)| (key.clone(), &**dataset)).collect();
     let vocabulary = vocabulary.map(|sha256| ModelVocabulary { sha256, lowercase: None });
     check_compatibility(config, &used, vocabulary, issues);
     if is_single_host && all && !opened.is_empty() {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use lambert_config::run::{Model, Teacher, TeacherInfo, Unpadded};
 use lambert_config::{ConfigError, ConfigIssue, RunConfig};
-use lambert_dataset::{Dataset, text_case};
+use lambert_dataset::text_case;
 use lambert_plan::architecture::Architecture;
 use lambert_plan::distillation::{copied_tensors, other_reach};
 use lambert_plan::memory::{self, DatasetShape};
@@ -16,6 +16,7 @@ use lambert_store::run::{
 };
 use lambert_store::{Error, Store, StoredVocabulary, hash};
 
+use super::open_datasets::OpenDatasets;
 use super::run_plan;
 use crate::failure::Failure;
 use crate::import::{self, Import};
@@ -310,6 +311,7 @@ pub fn check(
     before: Option<&RunConfig>,
     new: Option<&NewTeacher>,
     (store, is_here): (&Store, bool),
+    opened: &OpenDatasets,
 ) -> Result<(), Failure> {
     let Some(teacher) = &config.objective.teacher else { return Ok(()) };
     let Some(info) = &teacher.info else { return Ok(()) };
@@ -329,7 +331,7 @@ pub fn check(
     let stages = config.stage.iter().enumerate().flat_map(|(index, stage)| stage.datasets(index));
     let mut vocabulary = None;
     for (key, url) in stages.chain(config.evaluation.datasets()).filter(|(_, url)| !url.is_empty()) {
-        let dataset = Dataset::open(url)?;
+        let dataset = opened.open(url)?;
         let manifest = dataset.manifest();
         if manifest.sequence_length > info.model.positions {
             let (length, positions) = (manifest.sequence_length, info.model.positions);
@@ -365,7 +367,8 @@ pub fn check(
         warn_of_other_reach(config, info, &teacher.layers);
     }
     if is_here && issues.is_empty() {
-        let samples = config.stage.iter().map(run_plan::samples).collect::<Result<Vec<_>, _>>()?;
+        let samples =
+            config.stage.iter().map(|stage| run_plan::samples(stage, opened)).collect::<Result<Vec<_>, _>>()?;
         let shapes: Vec<DatasetShape> = samples.iter().map(|samples| samples.shape).collect();
         memory::check(config, &shapes, config.cluster.ranks, &mut issues);
     }

@@ -20,6 +20,7 @@ use crate::decide::HostPool;
 use crate::failure::Failure;
 use crate::run::config_diff::{self, Difference, Differences};
 use crate::run::coordinator;
+use crate::run::open_datasets::OpenDatasets;
 use crate::run::run_plan;
 use crate::run::spec::RunSpec;
 use crate::run::unstarted;
@@ -117,7 +118,7 @@ impl SweepPlan {
     pub fn new(arguments: &cli::Tune, url: &str) -> Result<Self, Failure> {
         let (mut runs, mut need, mut new, mut first): (Vec<PlannedRun>, _, _, _) =
             (Vec::new(), ResourceNeed::default(), Vec::new(), None);
-        let mut steps = BTreeMap::new();
+        let (mut steps, datasets) = (BTreeMap::new(), OpenDatasets::default());
         let kept: Result<Vec<(File, PathBuf)>, Failure> = arguments.config.iter().map(|path| keep(path)).collect();
         let (copies, paths): (Vec<File>, Vec<PathBuf>) = kept?.into_iter().unzip();
         for settings in grid::settings(&arguments.grid, &arguments.trial).map_err(Failure::usage)? {
@@ -133,13 +134,13 @@ impl SweepPlan {
                 let message = failure.to_string();
                 Failure::coded(failure.code, PlanError::Refused { name: name.clone(), message })
             };
-            let validated = RunSpec::validate(&run_arguments, coordinator::host_pool).map_err(refused)?;
+            let validated = RunSpec::validate(&run_arguments, coordinator::host_pool, &datasets).map_err(refused)?;
             let config = validated.config();
             if config.evaluation.data.is_empty() {
                 return Err(Failure::usage(PlanError::NoEvaluation));
             }
             let here = *validated.host_pool() == HostPool::Here && !is_in_job();
-            need = need.max(ResourceNeed::of(config, here, run_plan::memory(config).map_err(refused)?));
+            need = need.max(ResourceNeed::of(config, here, run_plan::memory(config, &datasets).map_err(refused)?));
             new.extend(validated.is_new().then(|| name.clone()));
             first.get_or_insert_with(|| config.clone());
             steps.insert(name.clone(), timeline::total_steps(config, &EarlyStops::new()));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::backoff::{InFlight, PollBackoff};
 use super::exchange::{ExchangeRequest, RunningExchange};
 use super::library::{MpiCommunicator, MpiLibrary};
-use super::liveness::{LivenessProbe, StartedCounts};
+use super::liveness::{LivenessProbe, MpiTransport, StartedCounts};
 use super::pipeline::SegmentPipeline;
 use super::stall_detector::{Deadline, StallDetector, StallLimits, StallVerdict};
 use super::{BUCKET_ALL_REDUCE, MpiOptions, SharedBucket};
@@ -144,7 +144,7 @@ impl CommService {
             operations_started: 0,
             spare: Vec::new(),
             pipeline: SegmentPipeline::new(library.communicator()?, rank, world_size, options.wire),
-            liveness: LivenessProbe::new(library.communicator()?),
+            liveness: LivenessProbe::new(MpiTransport::new(library.communicator()?)),
             stall_detectors: [(); 2].map(|()| StallDetector::new(limits, now)),
             probes: [0; 2],
             failed: None,
@@ -196,7 +196,7 @@ impl CommService {
         }
     }
 
-    /// Polls everything once without blocking. Returns true if any operation made progress.
+    /// Polls everything once without blocking. Returns true if any operation made progress or any message was handled.
     fn progress(&mut self) -> bool {
         match self.poll() {
             Ok(has_progressed) => has_progressed,
@@ -231,22 +231,23 @@ impl CommService {
         for (detector, _) in self.stall_detectors.iter_mut().zip(has_progressed).filter(|(_, progressed)| *progressed) {
             detector.progressed(now);
         }
-        self.handle_probes()?;
+        let has_handled = self.handle_probes()?;
         self.check_stalls(now)?;
-        Ok(has_progressed.contains(&true))
+        Ok(has_handled || has_progressed.contains(&true))
     }
 
-    /// Replies to probes and records replies.
-    fn handle_probes(&mut self) -> Result<()> {
+    /// Replies to probes and records replies. Returns true if there were any.
+    fn handle_probes(&mut self) -> Result<bool> {
         let started: StartedCounts = [self.operations_started, self.pipeline.started()];
-        while let Some(reply) = self.liveness.progress(started)? {
+        let handled = self.liveness.progress(started)?;
+        for reply in &handled.replies {
             for kind in 0..2 {
                 if reply.probe == self.probes[kind] {
                     self.stall_detectors[kind].replied(reply.rank, reply.started[kind]);
                 }
             }
         }
-        Ok(())
+        Ok(!handled.is_empty())
     }
 
     /// If an operation in flight is stalled, probes the other ranks or fails the operation.

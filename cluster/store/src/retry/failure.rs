@@ -40,14 +40,14 @@ pub(super) struct Failure {
     class: ErrorClass,
     pub retry: Retry,
     pub cause: Cause,
-    /// True if the attempt made no progress for too long.
-    pub is_timeout: bool,
+    /// True if fewer concurrent requests would help: the attempt made no progress for too long, or the store throttles.
+    pub is_overload: bool,
 }
 
 impl Failure {
     /// Failure of an attempt that was ended because it made no progress.
     pub(super) fn timeout(cause: std::fmt::Arguments<'_>) -> Self {
-        Self { class: ErrorClass::Other, retry: Retry::UntilTimeout, cause: Cause::new(cause), is_timeout: true }
+        Self { class: ErrorClass::Other, retry: Retry::UntilTimeout, cause: Cause::new(cause), is_overload: true }
     }
 
     pub(super) fn local(error: &object_store::Error) -> Self {
@@ -55,11 +55,11 @@ impl Failure {
             object_store::Error::NotFound { .. } => ErrorClass::NotFound,
             error => io_kind(error).map_or(ErrorClass::Other, class_of),
         };
-        Self { class, retry: Retry::Never, cause: Cause::new(chain_without_repeats(error)), is_timeout: false }
+        Self { class, retry: Retry::Never, cause: Cause::new(chain_without_repeats(error)), is_overload: false }
     }
 
     pub(super) fn local_io(error: &std::io::Error) -> Self {
-        Self { class: class_of(error.kind()), retry: Retry::Never, cause: Cause::new(error), is_timeout: false }
+        Self { class: class_of(error.kind()), retry: Retry::Never, cause: Cause::new(error), is_overload: false }
     }
 
     pub(super) fn remote(error: &object_store::Error) -> Self {
@@ -72,8 +72,9 @@ impl Failure {
             E::Generic { .. } => from_text(&text),
             _ => (ErrorClass::Other, Retry::Never),
         };
-        let is_timeout = text.contains(TIMEOUT_CODE);
-        Self { class, retry, cause: Cause::new(text), is_timeout }
+        let is_throttled = matches!(status(&text), Some(429 | 503)) || text.contains(THROTTLING_CODE);
+        let is_overload = is_throttled || text.contains(TIMEOUT_CODE);
+        Self { class, retry, cause: Cause::new(text), is_overload }
     }
 
     pub(super) fn into_error(self, request: &StoreRequest, attempts: u32, elapsed: Duration) -> Error {
@@ -91,8 +92,12 @@ impl Failure {
     }
 }
 
-/// Classifies an error by its message. object_store keeps the HTTP status in a private type, but the message contains
-/// it.
+/// Returns the HTTP status of a response. object_store keeps it in a private type, but the message contains it.
+fn status(text: &str) -> Option<u16> {
+    text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3)?.parse().ok())
+}
+
+/// Classifies an error by its message.
 fn from_text(text: &str) -> (ErrorClass, Retry) {
     if DENIED_CODES.iter().any(|code| text.contains(code)) {
         return (ErrorClass::Denied, Retry::Never);
@@ -103,7 +108,7 @@ fn from_text(text: &str) -> (ErrorClass, Retry) {
     if METADATA_SERVICES.iter().any(|host| text.contains(host)) {
         return (ErrorClass::Denied, Retry::Limited);
     }
-    let status = text.split_once("status code: ").and_then(|(_, rest)| rest.get(..3)?.parse::<u16>().ok());
+    let status = status(text);
     if status == Some(501) {
         return (ErrorClass::Unsupported, Retry::Never);
     }
@@ -121,6 +126,9 @@ const DENIED_CODES: [&str; 4] = ["ExpiredToken", "InvalidAccessKeyId", "TokenRef
 
 /// Error code of a store whose client sent too slowly. S3 returns it with status 400.
 const TIMEOUT_CODE: &str = "<Code>RequestTimeout</Code>";
+
+/// Error code of a store that throttles a single key of a request that deletes several objects.
+const THROTTLING_CODE: &str = "code: SlowDown";
 
 /// Hosts of the instance metadata services. object_store queries them if it finds no other credential. On machines
 /// outside the cloud these hosts do not answer.
@@ -184,6 +192,12 @@ mod tests {
         assert!(!transient("Received redirect without LOCATION"));
         let expired = generic("Server returned non-2xx status code: 400 Bad StoreRequest: <Code>ExpiredToken</Code>");
         assert_eq!(Failure::remote(&expired).class, ErrorClass::Denied);
+        let overload = |text: &str| Failure::remote(&generic(text)).is_overload;
+        for answer in ["429 Too Many Requests", "503 Slow Down", "503 Service Unavailable: <Code>ServerBusy</Code>"] {
+            assert!(overload(&format!("Server returned non-2xx status code: {answer}")), "{answer}");
+        }
+        assert!(overload("DeleteObjects request failed for key x: reduce your rate (code: SlowDown)"));
+        assert!(!overload("Server returned non-2xx status code: 500 Internal Server Error: "));
         let nobody = Failure::remote(&generic("error sending request for http://169.254.169.254/latest/api/token"));
         assert!(nobody.class == ErrorClass::Denied && !nobody.retry.allows(3));
     }

@@ -23,6 +23,7 @@ use super::files;
 use crate::cli::{self, MachineName};
 use crate::console;
 use crate::failure::{Failure, Outcome};
+use crate::run::open_datasets::OpenDatasets;
 use crate::run::{data_warnings, run_plan, teacher};
 
 /// Vocabulary size that is assumed if there is no dataset. It is the vocabulary size of bert-base-uncased.
@@ -199,9 +200,9 @@ fn lengths(config: &RunConfig, given: &[u16]) -> Result<Vec<usize>, PlanError> {
 /// Reads the datasets' manifests. A dataset that does not exist or cannot be reached is replaced by an assumption: full
 /// samples of `lengths` tokens, by stage.
 fn samples(config: &RunConfig, lengths: &[usize]) -> Result<(Vec<StageSamples>, Vec<String>), Failure> {
-    let (mut data, mut assumptions) = (Vec::new(), Vec::new());
+    let (mut data, mut assumptions, datasets) = (Vec::new(), Vec::new(), OpenDatasets::default());
     for (index, (stage, &length)) in config.stage.iter().zip(lengths).enumerate() {
-        match run_plan::samples(stage) {
+        match run_plan::samples(stage, &datasets) {
             Ok(samples) => data.push(samples),
             Err(DatasetError::NoManifest { url } | DatasetError::Store { url, .. }) => {
                 let url = lambert_store::shown(&url);
