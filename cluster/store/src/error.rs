@@ -268,7 +268,7 @@ impl std::error::Error for Cause {}
 const SECRET_NAMES: [&str; 8] =
     ["SECRET", "TOKEN", "PASSWORD", "ACCESS_KEY", "ACCOUNT_KEY", "STORAGE_KEY", "MASTER_KEY", "SAS"];
 /// Minimum length of a secret, bytes. Shorter values are taken for ordinary words.
-const SHORTEST_SECRET: usize = 8;
+const MIN_SECRET_BYTES: usize = 8;
 
 /// Names and values of settings that were read from files.
 static SECRETS_OF_FILES: RwLock<Vec<(String, String)>> = RwLock::new(Vec::new());
@@ -284,7 +284,7 @@ pub(crate) fn redact_setting(name: &str, value: &str) {
 
 fn redact_secrets(mut message: String, variables: impl Iterator<Item = (String, String)>) -> String {
     for (name, value) in variables {
-        let secret = SECRET_NAMES.iter().any(|part| name.contains(part)) && value.len() >= SHORTEST_SECRET;
+        let secret = SECRET_NAMES.iter().any(|part| name.contains(part)) && value.len() >= MIN_SECRET_BYTES;
         if secret && message.contains(&value) {
             message = message.replace(&value, &format!("[{name}]"));
         }

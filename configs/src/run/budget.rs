@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub enum TokenBudget {
     /// Fixed number of tokens.
     Tokens(usize),
-    /// On a GPU, the largest number that fits into free GPU memory, at most [`TokenBudget::LARGEST_AUTO`]. If the results
+    /// On a GPU, the largest number that fits into free GPU memory, at most [`TokenBudget::MAX_AUTO`]. If the results
     /// depend on it, later attempts with the same number of GPUs use the number of the first. On a CPU,
     /// [`TokenBudget::AUTO_ON_CPU`].
     #[default]
@@ -23,7 +23,7 @@ impl TokenBudget {
     pub const AUTO_ON_CPU: usize = 4096;
     /// Largest number of tokens that `"auto"` chooses on a GPU. With half as many, a GPU that trains BERT-large is idle for
     /// 1.2 % of the time (docs/experiments/gpu-speed.md).
-    pub const LARGEST_AUTO: usize = 65_536;
+    pub const MAX_AUTO: usize = 65_536;
 
     /// Returns the fixed number of tokens, or the number that `"auto"` means on a CPU.
     pub fn on_cpu(self) -> usize {

@@ -8,7 +8,7 @@ use lambert_store::checkpoint::Manifest as Checkpoint;
 use lambert_store::{RetryPolicy, Store};
 
 /// Maximum size of a manifest that is read, bytes.
-const LONGEST: u64 = 256 << 20;
+const MAX_MANIFEST_BYTES: u64 = 256 << 20;
 /// Time limit for a store that does not answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -49,7 +49,7 @@ pub fn of_checkpoint(config: &RunConfig, checkpoint: &Checkpoint) -> Vec<Trainin
 fn read(url: &str) -> Option<(String, Manifest)> {
     let store = Store::open(url).ok()?;
     let policy = RetryPolicy { total_timeout: TIMEOUT, request_timeout: TIMEOUT, ..RetryPolicy::default() };
-    let bytes = store.with_retry_policy(policy).get_at_most(MANIFEST, LONGEST).ok()?;
+    let bytes = store.with_retry_policy(policy).get_at_most(MANIFEST, MAX_MANIFEST_BYTES).ok()?;
     Some((sha256_hex(&bytes), Manifest::from_json(&bytes).ok()?))
 }
 

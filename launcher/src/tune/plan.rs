@@ -30,7 +30,7 @@ const COMMON: &str = "tune.toml";
 /// Configuration of the best run.
 pub const BEST: &str = "best.toml";
 /// Maximum size of a configuration, bytes.
-const LONGEST: u64 = 1 << 20;
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
 /// Sections that affect results although they do not change the trained model.
 const RESULT_SECTIONS: [&str; 2] = ["evaluation", "guard"];
 
@@ -222,7 +222,7 @@ fn has_runs(store: &Store) -> Result<bool, Failure> {
 
 /// Reads the common configuration of existing runs, if any.
 fn common(store: &Store) -> Result<Option<RunConfig>, Failure> {
-    match store.get_at_most(COMMON, LONGEST) {
+    match store.get_at_most(COMMON, MAX_CONFIG_BYTES) {
         Ok(bytes) => {
             let unreadable = |source| Failure::failed(PlanError::Unreadable { url: store.url().to_owned(), source });
             Layers::from_sets(&[]).parse(&String::from_utf8_lossy(&bytes), COMMON).map(Some).map_err(unreadable)
