@@ -375,6 +375,6 @@ impl Checked for PrepConfig {
         if samples.passes == 0 {
             issue("samples.passes", "must be at least 1");
         }
-        self.slurm.task_issues().iter().for_each(|(key, message)| issue(key, message));
+        issues.extend(self.slurm.task_issues());
     }
 }

@@ -193,7 +193,7 @@ fn compute_kind(config: &RunConfig, gpu: Option<&Gpu>) -> Result<Kind, Error> {
              set device.kind = \"cpu\""
         ))),
         Some(_) => match config.unpadded_gpu_issues().first() {
-            Some(issue) => Err(Error::Usage(format!("device.unpadded: {issue}"))),
+            Some(issue) => Err(Error::Usage(format!("device.unpadded = \"always\": {issue}"))),
             None => Ok(model::compute_dtype(&config.model)),
         },
     }

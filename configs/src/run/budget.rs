@@ -81,7 +81,7 @@ impl<'de> Deserialize<'de> for TokenBudget {
             }
 
             fn visit_i64<E: Error>(self, tokens: i64) -> Result<TokenBudget, E> {
-                let below = |_| E::custom(format!("is {tokens}; must be above 0"));
+                let below = |_| E::custom(format!("must be above 0, not {tokens}"));
                 self.visit_u64(u64::try_from(tokens).map_err(below)?)
             }
 
@@ -131,8 +131,8 @@ mod tests {
                 "\"much\"",
                 "stage.0.micro_batch_tokens: invalid value: string \"much\", expected a number of tokens, or \"auto\"",
             ),
-            ("-3", "stage.0.micro_batch_tokens: is -3; must be above 0"),
-            ("0", "stage.0.micro_batch_tokens: is 0; must be above 0"),
+            ("-3", "stage.0.micro_batch_tokens: must be above 0, not -3"),
+            ("0", "stage.0.micro_batch_tokens = 0: must be above 0"),
             (
                 "1.5",
                 "stage.0.micro_batch_tokens: invalid type: floating point `1.5`, expected a number of tokens, or \"auto\"",

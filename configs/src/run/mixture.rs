@@ -37,7 +37,7 @@ impl Stage {
     /// Checks that the stage has either a dataset or a valid mixture.
     pub(super) fn check_data(&self, index: usize, issues: &mut Vec<ConfigIssue>) {
         let key = |name: &str| format!("stage.{index}.{name}");
-        let missing = "missing: expected the dataset's directory or URL";
+        let missing = "missing: expected the dataset's folder or URL";
         if self.mixture.is_empty() {
             if self.data.is_empty() {
                 issues.push(ConfigIssue::new(key("data"), missing));
@@ -69,7 +69,7 @@ impl Stage {
                     issues.push(ConfigIssue::new(key("weight"), "conflicts with mixture_temperature"));
                 }
                 Some(weight) if !(weight > 0.0 && weight.is_finite()) => {
-                    issues.push(ConfigIssue::new(key("weight"), format!("is {weight}; must be above 0")));
+                    issues.push(ConfigIssue::of_value(key("weight"), weight, "must be above 0"));
                 }
                 _ => {}
             }

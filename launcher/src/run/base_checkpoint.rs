@@ -61,8 +61,8 @@ pub fn check(config: &RunConfig, import: Option<BaseModelInfo>) -> Result<(), Fa
 /// Rejects a model without segments that no class of transformers would load. Runs of earlier versions may have one.
 fn check_segments(model: &Model, issues: &mut Vec<ConfigIssue>) {
     if model.family.has_segments() && model.segments == 0 {
-        let message = format!("is 0; must be above 0: a model of family {} has segment embeddings", model.family);
-        issues.push(ConfigIssue::new("model.segments", message));
+        let message = format!("must be above 0, because a model of family {} has segment embeddings", model.family);
+        issues.push(ConfigIssue::of_value("model.segments", 0, message));
     }
 }
 

@@ -323,8 +323,8 @@ pub fn check(
         issues.push(ConfigIssue::new("objective.teacher.cosine_weight", message));
     }
     if config.device.unpadded == Unpadded::Always && info.model.position_buckets > 0 {
-        let message = format!("is \"always\", but {from} has relative positions, which need padded samples");
-        issues.push(ConfigIssue::new("device.unpadded", message));
+        let message = format!("{from} has relative positions, which need padded samples");
+        issues.push(ConfigIssue::of_value("device.unpadded", "\"always\"", message));
     }
     let stages = config.stage.iter().enumerate().flat_map(|(index, stage)| stage.datasets(index));
     let mut vocabulary = None;
