@@ -168,7 +168,7 @@ fn prepare(scratch: &[PathBuf]) -> Result<(), Error> {
         && !scratch.is_empty()
         && let Err(error) = cleanup::remove_after_launcher(scratch)
     {
-        tracing::warn!("cannot start the removal of the directories of the launcher on this host: {error}");
+        tracing::warn!("cannot start the cleanup of the launcher's directories on this host: {error}");
     }
     Ok(())
 }

@@ -204,7 +204,7 @@ fn a_model_that_no_class_of_transformers_supports_is_not_exported() {
     let refused = run(&["export", &url, "--output", &dir.path("exported")]);
     assert_eq!(refused.code, 2, "{}", refused.err);
     assert!(
-        refused.err.contains("has model.norm_kind = \"rms\", which no class of transformers supports"),
+        refused.err.contains("has model.norm_kind = \"rms\", which no transformers class supports"),
         "{}",
         refused.err
     );

@@ -156,7 +156,8 @@ fn a_missing_cuda_build_is_reported() {
     if Path::new("/proc/driver/nvidia/version").exists() {
         assert!(checked.code == 2 && checked.err.contains(problem), "{}", checked.err);
     } else {
-        let warning = format!("warning: {problem}; this machine has no driver of NVIDIA, so a start here would fail");
+        let warning =
+            format!("warning: {problem}; this machine has no NVIDIA driver, so a run started here would fail");
         assert!(checked.code == 0 && checked.out.contains(&warning), "{} {}", checked.out, checked.err);
     }
     let automatic = check(&dir, &["--set", "device.kind=auto"]);

@@ -287,7 +287,7 @@ fn options(cluster: &Cluster) -> mpi::MpiOptions {
 /// NCCL options.
 fn nccl_options(cluster: &Cluster) -> nccl::NcclOptions {
     let (stall_timeout, join) = (stall(cluster), cluster.limits.join_seconds);
-    // The coordinator ends ranks that have not joined after `join_seconds`. The error of NCCL says more, so it comes earlier.
+    // The coordinator ends ranks that have not joined after `join_seconds`. The NCCL error says more, so it comes earlier.
     let connect_timeout = limit(join / 2.0).max(stall_timeout);
     nccl::NcclOptions { connect_timeout, stall_timeout, wire: wire(cluster), ..nccl::NcclOptions::default() }
 }

@@ -161,9 +161,9 @@ pub enum Error {
         /// Attempt number in its name.
         attempt: u32,
     },
-    /// The directory of the store was moved or removed.
+    /// The folder of the store was moved or removed.
     #[error(
-        "{operation} {url}: directory {folder} no longer exists (moved, removed or not mounted) and is \
+        "{operation} {url}: folder {folder} no longer exists (moved, removed or not mounted) and is \
          not recreated"
     )]
     FolderGone {
@@ -171,7 +171,7 @@ pub enum Error {
         operation: &'static str,
         /// URL of the object.
         url: String,
-        /// The missing directory.
+        /// The missing folder.
         folder: String,
     },
     /// The lease object is missing or was replaced. This attempt may no longer write to the run.

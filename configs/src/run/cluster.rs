@@ -45,7 +45,7 @@ pub struct Cluster {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(!skip_serializing_if)]
     pub environment: Vec<String>,
-    /// Log directory on each host for the output of its workers, as an absolute path. `none`: no files.
+    /// Log folder on each host for the output of its workers, as an absolute path. `none`: no files.
     ///
     /// Empty: `/tmp/lambert-logs-UID`.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -86,7 +86,7 @@ impl Default for Cluster {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DatasetCache {
-    /// Directory on a local disk of each host. Empty: `/var/tmp/lambert-UID`.
+    /// Folder on a local disk of each host. Empty: `/var/tmp/lambert-UID`.
     pub folder: String,
     /// Capacity, GB.
     ///

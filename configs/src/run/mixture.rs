@@ -17,7 +17,7 @@ const MAX_DATASETS: usize = 1000;
 pub struct MixtureDataset {
     /// Name in records; required. Letters, digits, `_` and `-`.
     pub name: String,
-    /// Dataset, as directory or URL; required.
+    /// Dataset, as folder or URL; required.
     pub data: String,
     /// Weight of the dataset. Its share of the samples is the weight divided by the sum of all weights. Absent: 1.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -30,7 +30,7 @@ pub enum Decay {
 pub struct Stage {
     /// Name in output and records; required.
     pub name: String,
-    /// Dataset, as directory or URL; required without `mixture`.
+    /// Dataset, as folder or URL; required without `mixture`.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub data: String,
     /// Datasets of a mixture, in place of `data`.

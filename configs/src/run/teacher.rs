@@ -7,7 +7,7 @@ use super::check::{not_negative, positive};
 use super::{Model, RunConfig};
 use crate::load::{ConfigError, ConfigIssue};
 
-/// Start of a value of `from` that names a folder of Hugging Face Transformers.
+/// Start of a value of `from` that names a Hugging Face Transformers folder.
 const FOLDER: &str = "hf:";
 
 /// Knowledge distillation: the model also learns the predictions and the hidden states of a trained model.
@@ -62,7 +62,7 @@ impl Default for Teacher {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TeacherInfo {
-    /// URL of the checkpoint. `None`: a folder of Hugging Face Transformers.
+    /// URL of the checkpoint. `None`: a Hugging Face Transformers folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<String>,
     /// SHA-256 of its weights file.
@@ -107,7 +107,7 @@ impl Teacher {
         self.from.strip_prefix(FOLDER)
     }
 
-    /// Value of `from` for a folder of Hugging Face Transformers.
+    /// Value of `from` for a Hugging Face Transformers folder.
     pub fn of_folder(folder: &str) -> String {
         format!("{FOLDER}{folder}")
     }

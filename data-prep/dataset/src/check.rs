@@ -39,7 +39,7 @@ pub fn first_problem(manifest: &Manifest, samples: &Samples, repetition: &[i16])
     }
     let size = manifest.vocabulary.size;
     if let Some(id) = samples.input_ids.iter().max().filter(|&&id| id as usize >= size) {
-        return Some(format!("token id {id} in a vocabulary of {size}"));
+        return Some(format!("token ID {id} in a vocabulary of {size}"));
     }
     let pair = manifest.samples.pair;
     let possible = |label: u8| if pair == Pair::None { label == NO_PAIR } else { label <= 1 };

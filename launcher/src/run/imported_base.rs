@@ -1,4 +1,4 @@
-//! `run.from = "hf:FOLDER"`: a run starts from a folder of Hugging Face Transformers. The start imports the model to
+//! `run.from = "hf:FOLDER"`: a run starts from a Hugging Face Transformers folder. The start imports the model to
 //! `imported` in the store of the run, and the stored configuration names its checkpoint.
 
 use std::path::Path;

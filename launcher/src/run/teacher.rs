@@ -68,7 +68,7 @@ pub struct NewTeacher {
 
 /// Source of the weights of a teacher.
 enum Source {
-    /// A folder of Hugging Face Transformers.
+    /// A Hugging Face Transformers folder.
     Folder(Box<Import>),
     /// A checkpoint of a run.
     Checkpoint {

@@ -1,6 +1,6 @@
 //! Models of SentencePiece (`spiece.model`, `spm.model`) as a tokenizer.json.
 //!
-//! The result has the rules that the converters of Hugging Face Transformers add for a family. At the end of a text it
+//! The result has the rules that the Hugging Face Transformers converters add for a family. At the end of a text it
 //! removes spaces as SentencePiece does.
 
 use std::collections::{HashMap, HashSet};
