@@ -95,7 +95,7 @@ pub enum Error {
         /// True if a majority shows that this rank is wrong.
         blamed: bool,
     },
-    /// The training state has values that are not finite. No attempt could load a checkpoint with these values.
+    /// The training state has non-finite values. No attempt could load a checkpoint with these values.
     #[error(
         "{what}, after step {step}: no checkpoint was saved; if this step fails again, lower the learning rate or \
          optimizer.clip_norm"

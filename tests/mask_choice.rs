@@ -123,7 +123,7 @@ fn a_run_keeps_its_phrases() {
     dir.file("phrases.txt", "other words\n");
     let resumed = Running::start(&config, &stopped).end();
     assert_eq!(resumed.code, Some(0), "{}", resumed.log);
-    assert!(resumed.log.contains("phrases.txt has changed; the run keeps its phrases"), "{}", resumed.log);
+    assert!(resumed.log.contains("phrases.txt has changed; the run keeps its stored phrases"), "{}", resumed.log);
     assert_same_bits(&calm, &stopped);
     // A copy of the run has the list, too.
     let copy = dir.path("copy");

@@ -191,7 +191,7 @@ fn slow_commands_show_bytes_and_time_left_on_a_terminal_only() {
 }
 
 #[test]
-fn colours_follow_no_color() {
+fn colors_follow_no_color() {
     if !has_terminals() {
         return;
     }

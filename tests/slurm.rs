@@ -128,7 +128,7 @@ fn impossible_jobs_are_rejected(dir: &TestDir, sandbox: &Sandbox) {
     let (sum, run) = ("slurm.", sandbox.path("runs/refused"));
     for (set, message) in [
         ("partition=\"nowhere\"", "partition: unknown partition \"nowhere\"; expected one of batch, urgent"),
-        ("colour=\"red\"", "colour: "),
+        ("color=\"red\"", "color: "),
         ("account=\"nobody\"", "account: no access to \"nobody\"; expected one of lab"),
         ("qos=\"best\"", "qos: no access to \"best\"; expected one of normal, patient"),
         ("time=\"2:00:00\"", "time: is 2:00:00; partition batch allows at most 3600 s"),

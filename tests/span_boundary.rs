@@ -219,6 +219,6 @@ fn wrong_values_are_refused_by_name() {
         ("model.family=modernbert", ": must be 0: a model of family modernbert has no span boundary head"),
         ("model.family=deberta-v2", ": must be 0: a model of family deberta-v2 has no span boundary head"),
     ] {
-        assert_refused(&dir, &config, &[(set, &format!("{key}: {message}"))]);
+        assert_refused(&dir, &config, &[(set, &format!("{key}{message}"))]);
     }
 }

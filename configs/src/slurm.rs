@@ -146,7 +146,7 @@ impl Slurm {
             wrong("slurm.nodes", self.nodes as u64, message);
         }
         if let (Some(limit), Some(time)) = (self.time_seconds(), &self.time)
-            && limit <= self.lead_seconds
+            && limit <= lead
         {
             wrong("slurm.lead_seconds", lead, format!("must be less than the time limit {time:?}"));
         }
@@ -303,7 +303,7 @@ mod tests {
     fn issues(change: impl FnOnce(&mut Slurm)) -> String {
         let mut slurm = Slurm::default();
         change(&mut slurm);
-        slurm.issues(4).into_iter().map(|(key, message)| format!("{key}: {message}\n")).collect()
+        slurm.issues(4).into_iter().map(|issue| format!("{issue}\n")).collect()
     }
 
     #[test]

@@ -145,7 +145,7 @@ pub struct Limits {
     /// Set this timeout to more than the duration of a save. Once all work is done and saved, workers have at most 30 s
     /// to exit.
     pub stop_seconds: f64,
-    /// Maximum time without an answer from the coordinator. After that, the workers exit with code 69.
+    /// Maximum time without a reply from the coordinator. After that, the workers exit with code 69.
     pub coordinator_seconds: f64,
 }
 

@@ -39,7 +39,7 @@ pub fn shows_bars() -> bool {
     !is_quiet() && !bars().is_hidden()
 }
 
-/// True if text on stderr is coloured. Colours need a terminal. The variables `NO_COLOR`, `CLICOLOR`, `CLICOLOR_FORCE` and
+/// True if text on stderr is colored. Colors need a terminal. The variables `NO_COLOR`, `CLICOLOR`, `CLICOLOR_FORCE` and
 /// `TERM` have the same effect as for help texts, which clap writes with the same library.
 pub fn has_colors() -> bool {
     AutoStream::choice(&io::stderr()) != ColorChoice::Never

@@ -162,7 +162,7 @@ pub struct DataReport {
 /// Format of a report of a dataset.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum DataReportFormat {
-    /// One file with all pictures.
+    /// One file with all charts.
     #[default]
     Html,
     /// The numbers.

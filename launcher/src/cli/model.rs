@@ -171,7 +171,7 @@ pub struct Embed {
     /// Parquet file with the texts and their embeddings
     #[arg(long, value_name = "FILE", value_parser = local_path())]
     pub output: PathBuf,
-    /// Vector of a text: mean over its tokens, or the hidden state of [CLS]
+    /// Pooling: mean over the tokens, or the hidden state of [CLS]
     #[arg(long, default_value = "mean", value_parser = ["mean", "cls"])]
     pub pooling: String,
     /// Hidden states: last, last-four (concatenated), or the number of a layer (0: embeddings)

@@ -32,7 +32,7 @@ pub struct Report {
 /// Format of a report.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum ReportFormat {
-    /// One file with all pictures.
+    /// One file with all charts.
     #[default]
     Html,
     /// Tables only.

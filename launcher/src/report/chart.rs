@@ -131,7 +131,7 @@ pub fn small(runs: &[&Curves], metric: PlottedMetric, name: &str) -> Result<Stri
     svg(SMALL, |svg| draw_small(runs, metric, name, svg))
 }
 
-/// Draws a picture of `size` pixels.
+/// Draws a chart of `size` pixels.
 ///
 /// # Errors
 /// A failure of the drawing library.

@@ -15,7 +15,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Dataset from which a checkpoint has read samples.
 #[derive(Debug)]
 pub struct TrainingData {
-    /// SHA-256 of the manifest of the dataset. The manifest has the checksums of all files.
+    /// SHA-256 of the manifest of the dataset. The manifest contains the checksums of all files.
     pub sha256: String,
     /// Samples that the run has taken from the dataset over all epochs, with skipped samples.
     pub samples_read: u64,

@@ -25,7 +25,9 @@ enum ImportedBaseError {
     Late { url: String, folder: String },
     #[error("{url} was written concurrently by another start of this run; start the run again")]
     Concurrent { url: String },
-    #[error("{url} is not from an import; the model of run.from would replace it: use another --run, or move it away")]
+    #[error(
+        "the model of run.from would replace {url}, which is not from an import; use another --run, or move it away"
+    )]
     OtherObject { url: String },
 }
 

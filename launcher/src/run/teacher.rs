@@ -38,7 +38,9 @@ enum TeacherError {
     TwoNetworks { url: String },
     #[error("{KEY}")]
     Checkpoint { source: Error },
-    #[error("{KEY}: {url} is not part of a teacher, which would replace it: use another --run, or move it away")]
+    #[error(
+        "{KEY}: the copy of the teacher would replace {url}, which is not part of a teacher; use another --run, or move it away"
+    )]
     OtherObject { url: String },
     #[error("{KEY}: {url} is this run's own copy of its teacher; expected the run of the teacher, or hf:FOLDER")]
     OwnCopy { url: String },

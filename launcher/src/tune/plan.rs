@@ -70,7 +70,7 @@ pub enum PlanError {
     #[error("--config {}: `lambert tune` overwrites this file in --runs; use a copy outside", .0.display())]
     Own(PathBuf),
     /// The folder of the runs is a run itself.
-    #[error("--runs {url} is a run ({object} exists), which would then have runs inside; use another --runs")]
+    #[error("--runs {url} is itself a run ({object} exists), and runs cannot be nested; use another --runs")]
     Run {
         /// URL of the runs.
         url: String,
@@ -283,7 +283,7 @@ mod tests {
             store.put(object, "".into()).unwrap();
             let failure = reject_run(&store).unwrap_err();
             assert_eq!(failure.code, lambert_config::exit::USAGE);
-            assert!(failure.to_string().contains(&format!("is a run ({object} exists)")), "{failure}");
+            assert!(failure.to_string().contains(&format!("is itself a run ({object} exists)")), "{failure}");
         }
     }
 

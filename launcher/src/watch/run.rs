@@ -198,7 +198,7 @@ impl WatchedRun {
         if let Some(record) = &status.latest.record {
             let position = AttemptStep { attempt, step: record.step };
             let last = self.live.last().map(|(position, _)| *position).or(recorded);
-            // At the start of an attempt the status has the last record of the one before.
+            // At the start of an attempt, the status contains the last record of the previous one.
             let is_of_attempt = status.state == RunState::Training && record.step == status.progress.step;
             if is_of_attempt && Some(position) > last {
                 self.live.push((position, Point::from(record)));

@@ -141,7 +141,10 @@ impl PieceList {
                 NORMAL => {}
                 UNKNOWN => unknown = Some(index),
                 CONTROL | USER_DEFINED => list.added.push((text.clone(), kind == CONTROL)),
-                _ => return Err(format!("piece {text:?} has the type {kind}; expected no bytes and no unused pieces")),
+                _ => {
+                    let why = "byte and unused pieces are not supported";
+                    return Err(format!("piece {text:?} has the type {kind}; {why}"));
+                }
             }
             list.pieces.push((text, score));
         }

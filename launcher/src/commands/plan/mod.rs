@@ -1,6 +1,6 @@
 //! `lambert plan`: estimates time and memory of a run before it is started.
 //!
-//! - [`machine`]: compute rate of the machine; [`output`]: the plan as text; [`plot`]: time and efficiency as a picture
+//! - [`machine`]: compute rate of the machine; [`output`]: the plan as text; [`plot`]: time and efficiency as a chart
 
 mod machine;
 mod output;
